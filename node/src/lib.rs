@@ -1,0 +1,3 @@
+//! A Raft key-value node that speaks etcd's v3 API.
+
+pub mod machine;

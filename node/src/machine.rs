@@ -1,0 +1,64 @@
+//! The seam between the driver and the replicated state.
+//!
+//! The driver knows entries as an index, a term and bytes; the state machine knows what the bytes
+//! mean. Whatever the state machine holds (data, applied index, members) changes in one storage
+//! transaction per batch, so that no crash can leave one without the other.
+
+use std::io::{Read, Write};
+
+use bytes::Bytes;
+
+/// A place in the replicated log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Position {
+    /// Raft index; 0 is "before the first entry".
+    pub index: u64,
+    /// Raft term of the entry at `index`.
+    pub term: u64,
+}
+
+/// One committed entry. Empty `data` is a new leader's no-op.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Committed {
+    /// Where it stands.
+    pub position: Position,
+    /// The proposer's bytes, opaque to the driver.
+    pub data: Bytes,
+}
+
+/// Chosen by the proposer, carried in the entry's bytes, unique for the life of the cluster:
+/// how an outcome finds the request that waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// The replicated state, as the driver sees it.
+///
+/// Every error is fatal: the process stops, and the restart recovers from log and checkpoint.
+pub trait StateMachine: Send + 'static {
+    /// What one applied request answers.
+    type Outcome: Send + 'static;
+    /// Why the state can't go on.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// The last entry applied.
+    fn applied(&self) -> Position;
+
+    /// The last entry whose effects survive a crash; the log keeps everything after it.
+    fn durable(&self) -> Position;
+
+    /// Applies `entries` in order, in one transaction, not yet durable. Entries at or below
+    /// `applied()` are skipped. Returns an outcome for each entry that carries a request.
+    fn apply(
+        &mut self,
+        entries: &[Committed],
+    ) -> Result<Vec<(RequestId, Self::Outcome)>, Self::Error>;
+
+    /// Makes everything applied durable; returns the new `durable()`.
+    fn checkpoint(&mut self) -> Result<Position, Self::Error>;
+
+    /// Writes the whole state at `applied()`, for a member that is too far behind the log.
+    fn write_snapshot(&self, out: &mut dyn Write) -> Result<Position, Self::Error>;
+
+    /// Replaces the whole state, durably, by what `write_snapshot` wrote.
+    fn install_snapshot(&mut self, input: &mut dyn Read) -> Result<Position, Self::Error>;
+}
