@@ -1,0 +1,50 @@
+# What a person types. Everything that a machine needs is installed by `scripts/setup`.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+CARGO ?= cargo
+export CARGO_TERM_COLOR ?= auto
+
+.PHONY: help setup build release demo test verify audit sim explore bench clean
+
+help: ## show this list
+	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install what is missing (Debian packages; needs root for that)
+	@scripts/setup
+
+build: setup ## build everything, development profile
+	$(CARGO) build --workspace --locked
+
+release: setup ## build the three programs in release mode
+	$(CARGO) build --release --workspace --bins --locked
+
+demo: release ## three hosts with unknown addresses become one secure cluster (KEEP=1 leaves it running)
+	@target/release/demo $(if $(KEEP),--keep)
+
+test: setup ## every test: unit, store, simulation, exploration, end to end
+	@scripts/test
+
+verify: setup ## what a reviewer runs: format, lints, docs, each crate on its own, then the tests
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	for crate in discovery-types discovery-formation muster-discovery muster-agent node-proto node-consensus muster-node; do \
+	  $(CARGO) check -p $$crate --locked || exit 1; done
+	@scripts/test
+
+audit: ## advisories, licences, bans (cargo-deny; needs network)
+	@command -v cargo-deny >/dev/null || { echo "cargo-deny is missing: cargo install --locked cargo-deny"; exit 1; }
+	cargo deny --workspace check
+
+sim: setup ## seeded simulation of the node: make sim N=100000, or SEED=… to replay one history
+	$(CARGO) run --release -q -p muster-tests --bin sim --locked -- $(if $(SEED),--seed $(SEED),--histories $(or $(N),20000))
+
+explore: setup ## exhaustive exploration of the bootstrap protocol, full bounds
+	$(CARGO) run --release -q -p muster-tests --bin explore --locked -- --full
+
+bench: release ## muster-node beside stock etcd, same client, same run
+	@target/release/bench $(ARGS)
+
+clean: ## remove what the build and the demo left behind
+	$(CARGO) clean
+	rm -rf .demo
