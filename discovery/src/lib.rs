@@ -1,1 +1,12 @@
+//! The private discovery service: an authenticated HTTPS API over Postgres.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`server`] | start and stop: arguments, listener, drain |
+//! | [`keydir`], [`kek`], [`ca`] | the service's own keys, and the CA keys that it keeps for clusters |
+//! | [`managed_postgres`] | a Postgres that lives and dies with the service |
+//!
+//! Deciding is left to `discovery-formation`, verifying to `discovery-types`: what stands here
+//! reads, locks, writes, and says why.
 
+pub mod server;

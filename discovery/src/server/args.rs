@@ -1,0 +1,157 @@
+//! What can be typed after `muster-discovery init` and `muster-discovery serve`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Makes the key directory of a new discovery service.
+#[derive(Clone, Debug, clap::Args)]
+pub struct InitArgs {
+    /// Public key of the first owner, as `muster-discovery key new` prints it
+    #[arg(long, value_name = "PUBLIC_KEY")]
+    pub owner: String,
+    /// Directory to make; must not exist or be empty
+    #[arg(long, value_name = "KEYDIR")]
+    pub dir: PathBuf,
+    /// URL under which admins and agents reach the service; may be repeated
+    #[arg(long = "url", value_name = "URL", required = true)]
+    pub urls: Vec<String>,
+    /// Trust domain of the members' SPIFFE names
+    #[arg(long, value_name = "NAME", default_value = "muster")]
+    pub trust_domain: String,
+}
+
+/// Runs the service.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ServeArgs {
+    /// Key directory made by `init`
+    #[arg(long, value_name = "DIR")]
+    pub keys: PathBuf,
+    /// Address to listen on; may be repeated
+    #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:8443")]
+    pub listen: Vec<SocketAddr>,
+    /// Directory of this process's ledger of commits: outside Postgres, not in the key directory,
+    /// one per process, and worth a backup of its own
+    #[arg(long, value_name = "DIR")]
+    pub ledger: PathBuf,
+    #[command(flatten)]
+    pub database: DatabaseArgs,
+    #[command(flatten)]
+    pub times: TimeArgs,
+    #[command(flatten)]
+    pub limits: LimitArgs,
+}
+
+/// Which Postgres.
+#[derive(Clone, Debug, clap::Args)]
+#[group(skip)]
+pub struct DatabaseArgs {
+    /// Run a Postgres of our own in this directory
+    #[arg(long, value_name = "DIR", conflicts_with = "database_url")]
+    pub managed_postgres: Option<PathBuf>,
+    /// Use this Postgres (13 or newer). A password belongs in the environment variable, not on
+    /// the command line
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "MUSTER_DATABASE_URL",
+        hide_env_values = true,
+        required_unless_present = "managed_postgres"
+    )]
+    pub database_url: Option<String>,
+    /// Where `initdb` and `postgres` are, if not in PATH or /usr/lib/postgresql/*/bin
+    #[arg(long, value_name = "DIR")]
+    pub postgres_bin: Option<PathBuf>,
+    /// User that the managed Postgres runs as when we are root
+    #[arg(long, value_name = "USER", default_value = "postgres")]
+    pub postgres_user: String,
+    /// Connections to Postgres
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(2..=500))]
+    pub pool_size: u32,
+}
+
+/// The protocol's times.
+#[derive(Clone, Debug, clap::Args)]
+#[group(skip)]
+pub struct TimeArgs {
+    /// How long a seat is held without a sign of life
+    #[arg(long, value_name = "TIME", default_value = "90s", value_parser = parse_duration)]
+    pub lease: Duration,
+    /// How long a proposal may take before it is given up
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    pub prepare: Duration,
+    /// How often clusters that nobody polls are looked after
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    pub sweep: Duration,
+    /// How long a long poll is parked at most
+    #[arg(long, value_name = "TIME", default_value = "45s", value_parser = parse_duration)]
+    pub poll: Duration,
+    /// The longest deadline that a cluster's statement may set
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_duration)]
+    pub deadline: Duration,
+    /// How long a draft waits for its statement
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
+    pub draft: Duration,
+    /// How long running requests get after SIGTERM
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub drain: Duration,
+}
+
+/// Bounds.
+#[derive(Clone, Debug, clap::Args)]
+#[group(skip)]
+pub struct LimitArgs {
+    /// Open connections
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub max_connections: usize,
+    /// Long polls parked at a time; further ones get 503 and Retry-After
+    #[arg(long, value_name = "N", default_value_t = 8_000)]
+    pub max_parked_polls: usize,
+    /// Requests per second and address
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    pub rate: u32,
+    /// Requests that an address may make at once before `--rate` holds it back
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub burst: u32,
+}
+
+/// `90s`, `500ms`, `10m`, `24h`; a bare number is seconds.
+///
+/// Errors with the sentence that the command line shows.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| format!("`{text}` is not a time, such as 90s"))?;
+    let milliseconds = match unit {
+        "ms" => Some(number),
+        "" | "s" => number.checked_mul(1_000),
+        "m" => number.checked_mul(60_000),
+        "h" => number.checked_mul(3_600_000),
+        "d" => number.checked_mul(86_400_000),
+        _ => return Err(format!("`{unit}` is not a unit of time: use ms, s, m, h or d")),
+    };
+    match milliseconds {
+        Some(0) => Err("a time must be longer than nothing".into()),
+        Some(value) => Ok(Duration::from_millis(value)),
+        None => Err(format!("`{text}` is too long a time")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_take_their_unit() {
+        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("90"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("24h"), Ok(Duration::from_secs(86_400)));
+    }
+
+    #[test]
+    fn times_that_are_none_are_refused() {
+        for text in ["", "s", "-1s", "1.5s", "0s", "3 weeks", "99999999999999999999h"] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+    }
+}
