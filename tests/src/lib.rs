@@ -1,1 +1,5 @@
+//! What runs the three programs as their users do: the harness, the demo, the end-to-end tests,
+//! the exploration of the bootstrap protocol, the simulation of the node and the benchmarks.
 
+pub mod demo;
+pub mod harness;

@@ -1,0 +1,246 @@
+//! The story of the main job, told by running it. Each claim that it prints was checked just
+//! before; the first that does not hold ends the demo with an error.
+
+pub mod story;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+
+use crate::harness::process::exists;
+use crate::harness::world::WorldOptions;
+use crate::harness::{Agent, Etcdctl, Host, Network, World, until};
+use story::Story;
+
+/// How many hosts the demo has.
+const HOSTS: u8 = 3;
+/// The longest that any one step may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Command line of the demo.
+#[derive(Debug, Parser)]
+#[command(about = "Three hosts with unknown addresses become one secure cluster.")]
+pub struct Options {
+    /// Leave everything running and print the commands to play with.
+    #[arg(long)]
+    pub keep: bool,
+    /// Hosts on 127.x.y.z even where network namespaces could be made.
+    #[arg(long)]
+    pub loopback: bool,
+}
+
+/// Tells the whole story.
+///
+/// # Errors
+/// The first thing that did not work or was not true.
+pub fn run(options: &Options) -> Result<()> {
+    let mut story = Story::default();
+    let network = if options.loopback { Network::loopback(HOSTS) } else { Network::best(HOSTS)? };
+    let mut world = discovery(&mut story, network)?;
+    let bundle = order(&mut story, &world)?;
+    let mut agents = form(&mut story, &world, &bundle)?;
+    let etcdctl = world.etcdctl("demo", &hosts(&world))?;
+    use_it(&mut story, &world, &etcdctl)?;
+    lose_the_leader(&mut story, &world, &agents, &etcdctl)?;
+    if options.keep {
+        return keep(&mut story, world, agents, &etcdctl);
+    }
+    lose_discovery(&mut story, &mut world, &etcdctl)?;
+    shut_down(&mut story, &mut agents)?;
+    story.end("All of it was checked.");
+    Ok(())
+}
+
+fn hosts(world: &World) -> Vec<&Host> {
+    world.network.hosts.iter().collect()
+}
+
+fn discovery(story: &mut Story, network: Network) -> Result<World> {
+    story.chapter("A private discovery service");
+    if network.hub.is_loopback() {
+        story.say("No network namespaces here: each host is an address of its own on loopback.");
+    } else {
+        story.say("Each host is a network namespace with an address of its own.");
+    }
+    let world =
+        World::start(network, WorldOptions { serve_args: Vec::new(), ..Default::default() })?;
+    story.command("muster-discovery key new --out owner.pem          # on the admin's machine");
+    story.command("muster-discovery init --owner PUBLIC_KEY --dir keys --url URL");
+    story.command("muster-discovery serve --keys keys --managed-postgres pg --ledger ledger");
+    story.checked(&format!("discovery and its own Postgres serve on {}", world.url()));
+    Ok(world)
+}
+
+fn order(story: &mut Story, world: &World) -> Result<std::path::PathBuf> {
+    story.chapter("An admin says what shall be");
+    world.create_cluster("demo", 3, &[])?;
+    story.command("muster-discovery cluster create demo --size 3 --allow-shared-host");
+    let bundle = world.create_token("demo")?;
+    story.command("muster-discovery token create --cluster demo --out demo.bundle");
+    let text = fs_err::read_to_string(&bundle)?;
+    let secret = text.rfind("mst_").context("a bundle ends in its token")?;
+    story.say(&format!("{}mst_… (the secret stays in this file)", &text[..secret]));
+    Ok(bundle)
+}
+
+fn form(story: &mut Story, world: &World, bundle: &std::path::Path) -> Result<Vec<Agent>> {
+    story.chapter("Three hosts that know nothing but the bundle");
+    let mut agents = Vec::new();
+    let mut third_started = Instant::now();
+    for index in 0..usize::from(HOSTS) {
+        let mut agent = world.agent(index, bundle);
+        third_started = Instant::now();
+        agent.start()?;
+        story.command(&format!(
+            "muster-agent run --data-dir {} --bundle-file demo.bundle     # on {} at {}",
+            agent.host.name, agent.host.name, agent.host.address
+        ));
+        if index + 1 < usize::from(HOSTS) {
+            agent.wait_for_output("waiting", LIMIT)?;
+            let output = agent.output();
+            let last = output.lines().rfind(|l| l.contains("waiting")).unwrap_or_default();
+            story.say(&format!("{}: {last}", agent.host.name));
+        }
+        agents.push(agent);
+    }
+    let etcdctl = world.etcdctl("demo", &hosts(world))?;
+    until("the cluster to take a write", LIMIT, || {
+        etcdctl.output(&["put", "first", "write"]).ok().filter(|o| o.status.success())
+    })?;
+    let took = third_started.elapsed().as_millis();
+    let shown = world.wait_cluster_state("demo", "formed", LIMIT)?;
+    story.checked(&format!("first write {took} ms after the third agent was started"));
+    for phase in shown["timeline"].as_array().into_iter().flatten() {
+        let text = |field: &str| phase[field].as_str().unwrap_or_default().to_owned();
+        story.say(&format!("{:>8} ms  {}", phase["since_full_ms"], text("event")));
+    }
+    Ok(agents)
+}
+
+fn use_it(story: &mut Story, world: &World, etcdctl: &Etcdctl) -> Result<()> {
+    story.chapter("Stock etcdctl, with a client certificate that nobody had to copy");
+    story.command("muster-discovery cluster credentials demo --out demo-credentials");
+    story.command("etcdctl member list");
+    let members = etcdctl.run(&["member", "list", "-w", "table"])?;
+    story.say(&members);
+    let list = etcdctl.json(&["member", "list"])?;
+    ensure!(list["members"].as_array().is_some_and(|m| m.len() == 3), "not three members: {list}");
+    story.command("etcdctl put greeting hello; etcdctl get greeting");
+    etcdctl.run(&["put", "greeting", "hello"])?;
+    let got = etcdctl.run(&["get", "greeting", "--print-value-only"])?;
+    ensure!(got.trim() == "hello", "read {got:?} after writing hello");
+    story.checked("three members, and a value read back");
+    let mut bare = etcdctl.command(&["get", "greeting", "--command-timeout", "2s"]);
+    bare.env_remove("ETCDCTL_CERT").env_remove("ETCDCTL_KEY");
+    ensure!(!bare.output()?.status.success(), "a client without a certificate was let in");
+    story.checked("a client without a certificate is refused");
+    ensure!(
+        fs_err::read_dir(world.path("demo-credentials"))?.count() >= 3,
+        "the credentials are incomplete"
+    );
+    Ok(())
+}
+
+fn lose_the_leader(
+    story: &mut Story,
+    world: &World,
+    agents: &[Agent],
+    etcdctl: &Etcdctl,
+) -> Result<()> {
+    story.chapter("The leader is killed");
+    let all = hosts(world);
+    let leader = until("a leader", LIMIT, || etcdctl.leader(&all))?;
+    let old = agents[leader].node_pid().context("the leader's node runs")?;
+    agents[leader].kill_node()?;
+    let killed = Instant::now();
+    story.command(&format!("kill -9 {old}     # the node on {}", agents[leader].host.name));
+    let others: Vec<&Host> =
+        all.iter().enumerate().filter(|(i, _)| *i != leader).map(|(_, h)| *h).collect();
+    let survivors = world.etcdctl("demo", &others)?;
+    until("a write after the leader's death", LIMIT, || {
+        let args =
+            ["put", "after", "the leader", "--command-timeout=400ms", "--dial-timeout=300ms"];
+        survivors.output(&args).ok().filter(|o| o.status.success())
+    })?;
+    story.checked(&format!("a write succeeded again after {} ms", killed.elapsed().as_millis()));
+    let new = agents[leader].wait_new_node(old, LIMIT)?;
+    let back = etcdctl.only(&all[leader].clone());
+    until("the killed node to catch up", LIMIT, || {
+        let read = back.run(&["get", "after", "--consistency=s", "--print-value-only"]).ok()?;
+        (read.trim() == "the leader").then_some(())
+    })?;
+    story.checked(&format!("its agent started it again (process {new}), and it has caught up"));
+    Ok(())
+}
+
+fn lose_discovery(story: &mut Story, world: &mut World, etcdctl: &Etcdctl) -> Result<()> {
+    story.chapter("Discovery and Postgres are gone");
+    let postgres = postmaster_pid(world)?;
+    let discovery = world.discovery.as_ref().context("discovery runs")?.id();
+    world.kill_discovery();
+    until("Postgres to end with discovery", LIMIT, || (!exists(postgres)).then_some(()))?;
+    story.command(&format!(
+        "kill -9 {discovery}     # discovery; its Postgres ({postgres}) ends with it"
+    ));
+    let before = etcdctl.json(&["put", "without", "discovery"])?;
+    let got = etcdctl.run(&["get", "without", "--print-value-only"])?;
+    ensure!(got.trim() == "discovery", "read {got:?} while discovery was away");
+    ensure!(before["header"]["revision"].as_i64().is_some_and(|r| r > 0), "no revision: {before}");
+    story.checked("the cluster still writes and reads: discovery is not on its life line");
+    Ok(())
+}
+
+fn shut_down(story: &mut Story, agents: &mut [Agent]) -> Result<()> {
+    story.chapter("A clean end");
+    for agent in agents.iter_mut() {
+        let node = agent.node_pid().context("the node runs")?;
+        let code = agent.terminate(LIMIT)?;
+        ensure!(code == 0, "the agent on {} ended with {code}", agent.host.name);
+        ensure!(!exists(node), "the node on {} outlived its agent", agent.host.name);
+    }
+    story.checked("three agents ended with 0, each after its node");
+    Ok(())
+}
+
+fn keep(story: &mut Story, world: World, agents: Vec<Agent>, etcdctl: &Etcdctl) -> Result<()> {
+    story.chapter("Left running (KEEP=1)");
+    let credentials = etcdctl.credentials().display().to_string();
+    let hub = world.network.hub.command("env");
+    let prefix = if world.network.hub.is_loopback() {
+        String::new()
+    } else {
+        let words: Vec<_> = hub.get_args().map(|a| a.to_string_lossy().into_owned()).collect();
+        format!("ip {} ", words[..words.len().saturating_sub(1)].join(" "))
+    };
+    story.say(&format!(
+        "export ETCDCTL_API=3 ETCDCTL_CACERT={credentials}/ca.crt ETCDCTL_CERT={credentials}/client.crt \\\n  \
+         ETCDCTL_KEY={credentials}/client.key ETCDCTL_ENDPOINTS={}",
+        etcdctl.endpoints().join(",")
+    ));
+    story.command(&format!("{prefix}etcdctl endpoint status --cluster -w table"));
+    let mut pids = vec![world.discovery.as_ref().context("discovery runs")?.id()];
+    for agent in agents {
+        story.command(&format!("muster-agent status --data-dir {}", agent.data_dir.display()));
+        pids.extend(agent.process_id());
+        agent.keep();
+    }
+    let (folder, namespaces) = world.keep();
+    let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+    story.say("To end it (agents end their nodes, discovery ends its Postgres):");
+    story.command(&format!("kill {}", pids.join(" ")));
+    for namespace in namespaces {
+        story.command(&format!("ip netns del {namespace}"));
+    }
+    story.command(&format!("rm -r {}", folder.display()));
+    Ok(())
+}
+
+fn postmaster_pid(world: &World) -> Result<u32> {
+    let find = |dir: std::path::PathBuf| -> Option<u32> {
+        fs_err::read_to_string(dir.join("postmaster.pid")).ok()?.lines().next()?.trim().parse().ok()
+    };
+    find(world.postgres_dir().join("data"))
+        .or_else(|| find(world.postgres_dir()))
+        .context("the managed Postgres has a postmaster.pid")
+}

@@ -1,0 +1,86 @@
+//! Stock `etcdctl`, with a client certificate that discovery issued.
+
+use std::path::PathBuf;
+use std::process::Output;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::network::Host;
+
+/// Stock `etcdctl` for one cluster.
+#[derive(Clone, Debug)]
+pub struct Etcdctl {
+    host: Host,
+    credentials: PathBuf,
+    endpoints: Vec<String>,
+}
+
+impl Etcdctl {
+    /// `credentials` holds `client.crt`, `client.key` and `ca.crt`.
+    pub fn new(host: Host, credentials: PathBuf, endpoints: Vec<String>) -> Self {
+        Self { host, credentials, endpoints }
+    }
+
+    /// The same tool for one endpoint only.
+    pub fn only(&self, host: &Host) -> Self {
+        Self { endpoints: vec![format!("https://{}:2379", host.address)], ..self.clone() }
+    }
+
+    /// Where the client's certificate, key and CA are.
+    pub fn credentials(&self) -> &PathBuf {
+        &self.credentials
+    }
+
+    /// The endpoints it speaks to.
+    pub fn endpoints(&self) -> &[String] {
+        &self.endpoints
+    }
+
+    /// A command line with certificates and endpoints filled in.
+    pub fn command(&self, args: &[&str]) -> std::process::Command {
+        let mut command = self.host.command("etcdctl");
+        command
+            .env("ETCDCTL_API", "3")
+            .env("ETCDCTL_CACERT", self.credentials.join("ca.crt"))
+            .env("ETCDCTL_CERT", self.credentials.join("client.crt"))
+            .env("ETCDCTL_KEY", self.credentials.join("client.key"))
+            .env("ETCDCTL_ENDPOINTS", self.endpoints.join(","))
+            .args(args);
+        command
+    }
+
+    /// Runs it, whatever its exit code.
+    pub fn output(&self, args: &[&str]) -> Result<Output> {
+        self.command(args).output().with_context(|| format!("running etcdctl {}", args.join(" ")))
+    }
+
+    /// Runs it; fails when it does.
+    pub fn run(&self, args: &[&str]) -> Result<String> {
+        let output = self.output(args)?;
+        ensure!(
+            output.status.success(),
+            "etcdctl {} ended with {}: {}",
+            args.join(" "),
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Runs it with `-w json`, parsed.
+    pub fn json(&self, args: &[&str]) -> Result<Value> {
+        let text = self.run(&[args, &["-w", "json"]].concat())?;
+        serde_json::from_str(&text).with_context(|| format!("not JSON: {text}"))
+    }
+
+    /// The index in `hosts` of the host whose node leads.
+    pub fn leader(&self, hosts: &[&Host]) -> Option<usize> {
+        hosts.iter().position(|host| {
+            self.only(host).json(&["endpoint", "status"]).is_ok_and(|status| {
+                let status = &status[0]["Status"];
+                status["leader"].is_u64() && status["leader"] == status["header"]["member_id"]
+            })
+        })
+    }
+}

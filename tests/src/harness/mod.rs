@@ -1,0 +1,20 @@
+//! Runs the built programs as a user would: real processes, real TLS, real Postgres, real disks.
+//!
+//! A [`world::World`] is one discovery service with its admin, on a [`network::Network`] of hosts
+//! that are network namespaces where the machine allows it and loopback addresses elsewhere.
+//! Everything a world starts is killed by its process id when the world is dropped.
+
+pub mod agents;
+pub mod etcdctl;
+pub mod network;
+pub mod process;
+pub mod programs;
+pub mod wait;
+pub mod world;
+
+pub use agents::Agent;
+pub use etcdctl::Etcdctl;
+pub use network::{Host, Network};
+pub use process::Process;
+pub use wait::until;
+pub use world::World;

@@ -1,0 +1,161 @@
+//! Hosts with addresses of their own: network namespaces where we may make them, else loopback.
+//!
+//! A namespace network is one hub namespace with a bridge (discovery and the admin live there) and
+//! one namespace per host, joined to the bridge by a veth pair. Nothing touches the machine's own
+//! network, and all of it goes away with the hub.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::Command;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use anyhow::{Context, Result, ensure};
+
+/// One host: what runs "on it" is started through [`Host::command`].
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// What the host calls itself.
+    pub name: String,
+    /// Its only address.
+    pub address: IpAddr,
+    namespace: Option<String>,
+}
+
+impl Host {
+    /// A command that will run on this host.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        match &self.namespace {
+            None => Command::new(program),
+            Some(namespace) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", namespace]).arg(program);
+                command
+            }
+        }
+    }
+
+    /// Whether the host is only an address on the loopback interface.
+    pub fn is_loopback(&self) -> bool {
+        self.namespace.is_none()
+    }
+}
+
+/// A set of hosts and the hub that they all reach.
+#[derive(Debug)]
+pub struct Network {
+    /// Where discovery, Postgres and the admin are.
+    pub hub: Host,
+    /// The machines whose addresses nobody knows beforehand.
+    pub hosts: Vec<Host>,
+    namespaces: Vec<String>,
+}
+
+/// Networks made by this process so far: each has addresses of its own, since tests run side by side.
+static MADE: AtomicU8 = AtomicU8::new(0);
+
+impl Network {
+    /// Hosts on 127.x.y.z: works everywhere on Linux, for anybody.
+    pub fn loopback(hosts: u8) -> Self {
+        let pid = std::process::id();
+        let (a, b) = ((pid % 250 + 2) as u8, MADE.fetch_add(1, Ordering::Relaxed));
+        let host = |name: String, last: u8| Host {
+            name,
+            address: IpAddr::V4(Ipv4Addr::new(127, a, b, last)),
+            namespace: None,
+        };
+        Self {
+            hub: host("hub".to_owned(), 1),
+            hosts: (1..=hosts).map(|i| host(format!("host-{i}"), 10 + i)).collect(),
+            namespaces: Vec::new(),
+        }
+    }
+
+    /// Whether this process may make network namespaces.
+    pub fn may_make_namespaces() -> bool {
+        let name = format!("muster-try-{}", std::process::id());
+        let made = run("ip", &["netns", "add", &name]).is_ok();
+        if made {
+            let _ = run("ip", &["netns", "del", &name]);
+        }
+        made
+    }
+
+    /// Hosts in network namespaces of their own; needs root.
+    pub fn namespaces(hosts: u8) -> Result<Self> {
+        let tag = format!("mu{}x{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let hub_name = format!("{tag}-hub");
+        let address = |last: u8| IpAddr::V4(Ipv4Addr::new(10, 77, 0, last));
+        let hub =
+            Host { name: "hub".to_owned(), address: address(1), namespace: Some(hub_name.clone()) };
+        let mut network = Self { hub, hosts: Vec::new(), namespaces: vec![hub_name.clone()] };
+        run("ip", &["netns", "add", &hub_name])?;
+        run_in(&hub_name, &["link", "set", "lo", "up"])?;
+        run_in(&hub_name, &["link", "add", "br0", "type", "bridge"])?;
+        run_in(&hub_name, &["addr", "add", "10.77.0.1/24", "dev", "br0"])?;
+        run_in(&hub_name, &["link", "set", "br0", "up"])?;
+        for i in 1..=hosts {
+            let name = format!("{tag}-{i}");
+            run("ip", &["netns", "add", &name])?;
+            network.namespaces.push(name.clone());
+            let port = format!("p{i}");
+            let peer = ["peer", "name", "eth0", "netns", &name];
+            run_in(&hub_name, &[&["link", "add", &port, "type", "veth"][..], &peer].concat())?;
+            run_in(&hub_name, &["link", "set", &port, "master", "br0", "up"])?;
+            run_in(&name, &["link", "set", "lo", "up"])?;
+            let last = 10 + i;
+            run_in(&name, &["addr", "add", &format!("{}/24", address(last)), "dev", "eth0"])?;
+            run_in(&name, &["link", "set", "eth0", "up"])?;
+            network.hosts.push(Host {
+                name: format!("host-{i}"),
+                address: address(last),
+                namespace: Some(name),
+            });
+        }
+        Ok(network)
+    }
+
+    /// Namespaces where this process may make them, else loopback.
+    pub fn best(hosts: u8) -> Result<Self> {
+        if Self::may_make_namespaces() {
+            Self::namespaces(hosts)
+        } else {
+            Ok(Self::loopback(hosts))
+        }
+    }
+
+    /// Takes a host off the network, or puts it back; only in namespaces.
+    pub fn set_link(&self, host: usize, up: bool) -> Result<()> {
+        let hub = self.hub.namespace.as_deref().context("loopback hosts can't be cut off")?;
+        run_in(hub, &["link", "set", &format!("p{}", host + 1), if up { "up" } else { "down" }])
+    }
+
+    /// Forgets the namespaces, so that they outlive this process.
+    pub fn keep(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.namespaces)
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for namespace in self.namespaces.iter().rev() {
+            let _ = run("ip", &["netns", "del", namespace]);
+        }
+    }
+}
+
+fn run_in(namespace: &str, args: &[&str]) -> Result<()> {
+    run("ip", &[&["-n", namespace], args].concat())
+}
+
+fn run(program: &str, args: &[&str]) -> Result<()> {
+    let output = Command::new(program)
+        .args(args)
+        .output()
+        .with_context(|| format!("running {program} {}", args.join(" ")))?;
+    ensure!(
+        output.status.success(),
+        "{program} {} failed: {}",
+        args.join(" "),
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(())
+}

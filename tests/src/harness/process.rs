@@ -1,0 +1,127 @@
+//! One child process: started with its output in a file, ended by its process id.
+
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+use super::wait::until;
+
+/// A running child. Killed when dropped.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    name: String,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `command` in a process group of its own, its output appended to `log`.
+    pub fn spawn(name: &str, mut command: Command, log: &Path) -> Result<Self> {
+        let out = fs_err::OpenOptions::new().create(true).append(true).open(log)?.into_file();
+        let err = out.try_clone().context("duplicating the log's descriptor")?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(err)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("starting {name}: {command:?}"))?;
+        Ok(Self { child, name: name.to_owned(), log: log.to_path_buf() })
+    }
+
+    /// The process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything it has printed so far.
+    pub fn output(&self) -> String {
+        fs_err::read(&self.log)
+            .map(|b| String::from_utf8_lossy(&b).into_owned())
+            .unwrap_or_default()
+    }
+
+    /// Where its output goes.
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// `kill -9`, and reaps it.
+    pub fn kill(&mut self) {
+        signal(self.child.id(), Signal::KILL);
+        // A child that is gone already is what we want.
+        let _ = self.child.wait();
+    }
+
+    /// Sends SIGTERM and waits for it to end.
+    pub fn terminate(&mut self, limit: Duration) -> Result<ExitStatus> {
+        signal(self.child.id(), Signal::TERM);
+        self.wait(limit)
+    }
+
+    /// Waits for it to end.
+    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let name = self.name.clone();
+        until(&format!("{name} to end"), limit, || self.child.try_wait().ok().flatten())
+            .with_context(|| format!("its output:\n{}", tail(&self.output(), 30)))
+    }
+
+    /// Waits for it to end and gives its exit code; a signal counts as 128 and its number.
+    pub fn exit_code(&mut self, limit: Duration) -> Result<i32> {
+        let status = self.wait(limit)?;
+        Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()))
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Waits until its output contains `text`; fails early when it ends first.
+    pub fn wait_for_output(&mut self, text: &str, limit: Duration) -> Result<()> {
+        let name = self.name.clone();
+        let ended = until(&format!("{name} to print {text:?}"), limit, || {
+            if self.output().contains(text) {
+                return Some(false);
+            }
+            (!self.is_running()).then(|| !self.output().contains(text))
+        });
+        match ended {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(anyhow::anyhow!("{name} ended before it printed {text:?}")),
+            Err(error) => Err(error),
+        }
+        .with_context(|| format!("its output:\n{}", tail(&self.output(), 30)))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Sends `signal` to a process; one that is gone already is no error.
+pub fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// Whether a process with this id exists (and is not a zombie that its parent has yet to reap).
+pub fn exists(pid: u32) -> bool {
+    let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
+    test_kill_process(raw).is_ok()
+        && fs_err::read_to_string(format!("/proc/{pid}/stat"))
+            .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or("").trim().starts_with('Z'))
+}
+
+/// The last `lines` lines of a text.
+pub fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}

@@ -1,0 +1,292 @@
+//! One discovery service, its Postgres, its admin, and the hosts around it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::agents::{Agent, AgentOptions};
+use super::etcdctl::Etcdctl;
+use super::network::{Host, Network};
+use super::process::Process;
+use super::programs::program;
+use super::wait::until;
+
+/// The port discovery listens on.
+const DISCOVERY_PORT: u16 = 8443;
+/// The longest that a start of Postgres and discovery may take on a loaded machine.
+pub const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// How a world is set up; the times are the service's own options, shortened where a test waits
+/// for them to pass.
+#[derive(Clone, Debug)]
+pub struct WorldOptions {
+    /// Extra arguments of `muster-discovery serve`.
+    pub serve_args: Vec<String>,
+    /// Extra environment of `muster-discovery serve`.
+    pub serve_env: Vec<(String, String)>,
+}
+
+impl Default for WorldOptions {
+    fn default() -> Self {
+        let args = ["--lease", "6s", "--prepare", "6s", "--sweep", "1s", "--poll", "2s"];
+        Self { serve_args: args.map(str::to_owned).to_vec(), serve_env: Vec::new() }
+    }
+}
+
+/// A discovery service with its admin and hosts. Everything ends when it is dropped.
+#[derive(Debug)]
+pub struct World {
+    /// The hosts and the hub.
+    pub network: Network,
+    /// The running service; `None` while a test has stopped it.
+    pub discovery: Option<Process>,
+    /// How it was started.
+    pub options: WorldOptions,
+    folder: tempfile::TempDir,
+}
+
+impl World {
+    /// Keys, Postgres, discovery, an admin with a context: ready for `cluster create`.
+    pub fn start(network: Network, options: WorldOptions) -> Result<Self> {
+        let mut world = Self::prepare(network, options)?;
+        world.start_discovery()?;
+        Ok(world)
+    }
+
+    /// As [`World::start`], with discovery not yet running.
+    pub fn prepare(network: Network, options: WorldOptions) -> Result<Self> {
+        // Not below the test's own folder: an unprivileged Postgres must reach its socket, whose
+        // whole path may have 107 bytes.
+        let folder = tempfile::Builder::new().prefix("muster-").tempdir_in("/tmp")?;
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs_err::set_permissions(folder.path(), mode)?;
+        let world = Self { network, discovery: None, options, folder };
+        fs_err::create_dir(world.admin_home())?;
+        let key = world.admin_key();
+        world.admin_command(&["key", "new", "--out", path_text(&key)?])?;
+        let public = fs_err::read_to_string(key.with_extension("pub"))?;
+        let url = world.url();
+        let keys = world.keys_dir();
+        let context = world.admin_command(&[
+            "init",
+            "--owner",
+            public.trim(),
+            "--dir",
+            path_text(&keys)?,
+            "--url",
+            &url,
+        ])?;
+        let file = world.path("context");
+        fs_err::write(&file, context)?;
+        world.admin_command(&["context", "add", path_text(&file)?])?;
+        Ok(world)
+    }
+
+    /// Starts (or starts again) Postgres and discovery.
+    pub fn start_discovery(&mut self) -> Result<()> {
+        let name = "discovery";
+        let mut process = self.spawn_discovery(name, DISCOVERY_PORT, None)?;
+        process.wait_for_output("listening", START_LIMIT)?;
+        self.discovery = Some(process);
+        self.wait_ready()
+    }
+
+    /// One discovery process; `database_url` is for a second one on the same Postgres.
+    pub fn spawn_discovery(
+        &self,
+        name: &str,
+        port: u16,
+        database_url: Option<&str>,
+    ) -> Result<Process> {
+        let mut command = self.network.hub.command(program("muster-discovery")?);
+        command
+            .args(["serve", "--keys", path_text(&self.keys_dir())?])
+            .args(["--listen", &format!("{}:{port}", self.network.hub.address)])
+            .args(["--ledger", path_text(&self.path(&format!("{name}-ledger")))?])
+            .args(&self.options.serve_args)
+            .envs(self.options.serve_env.iter().cloned());
+        match database_url {
+            Some(url) => command.args(["--database-url", url]),
+            None => command.args(["--managed-postgres", path_text(&self.postgres_dir())?]),
+        };
+        Process::spawn(name, command, &self.path(&format!("{name}.log")))
+    }
+
+    /// `kill -9` of discovery; its Postgres goes with it.
+    pub fn kill_discovery(&mut self) {
+        self.discovery = None;
+    }
+
+    /// Waits until the service answers an authenticated admin.
+    pub fn wait_ready(&self) -> Result<()> {
+        until("discovery to answer", START_LIMIT, || {
+            self.admin_output(&["cluster", "list", "--json"])
+                .ok()
+                .filter(|out| out.status.success())
+        })?;
+        Ok(())
+    }
+
+    /// Creates a cluster; returns what the tool printed with `--json`.
+    pub fn create_cluster(&self, name: &str, size: usize, extra: &[&str]) -> Result<Value> {
+        let size = size.to_string();
+        let mut args = vec!["cluster", "create", name, "--size", &size, "--allow-shared-host"];
+        if self.network.hub.is_loopback() {
+            args.push("--allow-loopback");
+        }
+        args.extend_from_slice(extra);
+        self.admin_json(&args)
+    }
+
+    /// Makes a token; returns the file with the join bundle.
+    pub fn create_token(&self, cluster: &str) -> Result<PathBuf> {
+        let file = self.path(&format!("{cluster}.bundle"));
+        if file.exists() {
+            fs_err::remove_file(&file)?;
+        }
+        self.admin_command(&["token", "create", "--cluster", cluster, "--out", path_text(&file)?])?;
+        Ok(file)
+    }
+
+    /// One `muster-discovery` command of the admin; fails when the command does.
+    pub fn admin_command(&self, args: &[&str]) -> Result<String> {
+        let output = self.admin_output(args)?;
+        ensure!(
+            output.status.success(),
+            "muster-discovery {} ended with {}: {}",
+            args.join(" "),
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// The same with `--json`, parsed.
+    pub fn admin_json(&self, args: &[&str]) -> Result<Value> {
+        let text = self.admin_command(&[args, &["--json"]].concat())?;
+        serde_json::from_str(&text).with_context(|| format!("not JSON: {text}"))
+    }
+
+    /// The same, whatever its exit code.
+    pub fn admin_output(&self, args: &[&str]) -> Result<Output> {
+        let mut command = self.network.hub.command(program("muster-discovery")?);
+        command
+            .args(args)
+            .env("MUSTER_ADMIN_HOME", self.admin_home())
+            .env("MUSTER_ADMIN_KEY", self.admin_key());
+        command.output().with_context(|| format!("running muster-discovery {}", args.join(" ")))
+    }
+
+    /// An agent on host `index`, not yet started.
+    pub fn agent(&self, index: usize, bundle: &Path) -> Agent {
+        self.agent_with(index, bundle, AgentOptions::default())
+    }
+
+    /// An agent with options of its own.
+    pub fn agent_with(&self, index: usize, bundle: &Path, options: AgentOptions) -> Agent {
+        let host = self.network.hosts[index].clone();
+        let data_dir = self.path(&host.name);
+        let log = self.path(&format!("{}.log", host.name));
+        Agent::new(host, data_dir, bundle.to_path_buf(), log, options)
+    }
+
+    /// Starts an agent on each of the first `count` hosts.
+    pub fn start_agents(&self, count: usize, bundle: &Path) -> Result<Vec<Agent>> {
+        (0..count)
+            .map(|i| {
+                let mut agent = self.agent(i, bundle);
+                agent.start()?;
+                Ok(agent)
+            })
+            .collect()
+    }
+
+    /// Waits until the service calls the cluster `state`.
+    pub fn wait_cluster_state(&self, name: &str, state: &str, limit: Duration) -> Result<Value> {
+        until(&format!("cluster {name} to be {state}"), limit, || {
+            let shown = self.admin_json(&["cluster", "show", name]).ok()?;
+            (shown["state"] == state).then_some(shown)
+        })
+        .with_context(|| {
+            self.admin_command(&["cluster", "explain", name]).unwrap_or_else(|e| e.to_string())
+        })
+    }
+
+    /// A stock `etcdctl` with a client certificate that the service issued for `cluster`.
+    pub fn etcdctl(&self, cluster: &str, hosts: &[&Host]) -> Result<Etcdctl> {
+        let folder = self.path(&format!("{cluster}-credentials"));
+        if !folder.exists() {
+            let out = path_text(&folder)?.to_owned();
+            self.admin_command(&["cluster", "credentials", cluster, "--out", &out])?;
+        }
+        let endpoints = hosts.iter().map(|h| format!("https://{}:2379", h.address)).collect();
+        Ok(Etcdctl::new(self.network.hub.clone(), folder, endpoints))
+    }
+
+    /// A path in the world's folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The service's address as agents and admins see it.
+    pub fn url(&self) -> String {
+        format!("https://{}:{DISCOVERY_PORT}", self.network.hub.address)
+    }
+
+    /// Where the managed Postgres lives.
+    pub fn postgres_dir(&self) -> PathBuf {
+        self.path("pg")
+    }
+
+    /// Where the service's keys are.
+    pub fn keys_dir(&self) -> PathBuf {
+        self.path("keys")
+    }
+
+    /// Where the admin's tool keeps its context.
+    pub fn admin_home(&self) -> PathBuf {
+        self.path("admin")
+    }
+
+    /// The owner's private key.
+    pub fn admin_key(&self) -> PathBuf {
+        self.admin_home().join("owner.pem")
+    }
+
+    /// A `psql` that speaks to the managed Postgres, as its own user.
+    pub fn psql(&self, sql: &str) -> Result<String> {
+        let mut command = Command::new("psql");
+        command
+            .args(["-X", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", sql])
+            .arg(self.database_url()?);
+        let output = command.output().context("running psql")?;
+        ensure!(output.status.success(), "psql: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    /// How to reach the managed Postgres: discovery writes it down beside the data.
+    pub fn database_url(&self) -> Result<String> {
+        Ok(fs_err::read_to_string(self.postgres_dir().join("url"))?.trim().to_owned())
+    }
+
+    /// Leaves everything running and keeps the folder; returns it and the namespaces.
+    pub fn keep(mut self) -> (PathBuf, Vec<String>) {
+        if let Some(process) = self.discovery.take() {
+            std::mem::forget(process);
+        }
+        let namespaces = self.network.keep();
+        let folder = std::mem::replace(
+            &mut self.folder,
+            tempfile::Builder::new().prefix("muster-gone-").tempdir().expect("a temporary folder"),
+        );
+        (folder.keep(), namespaces)
+    }
+}
+
+/// A path as UTF-8 text; ours always are.
+pub fn path_text(path: &Path) -> Result<&str> {
+    path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
+}
