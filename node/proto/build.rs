@@ -1,0 +1,21 @@
+//! Compiles the .proto texts with a pure-Rust compiler, so that nobody has to install `protoc`.
+
+use std::path::PathBuf;
+
+use prost::Message as _;
+
+type BoxError = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), BoxError> {
+    println!("cargo:rerun-if-changed=proto");
+    let files = ["rpc.proto", "lock.proto", "election.proto", "command.proto"];
+    let descriptors = protox::compile(files, ["proto/etcd", "proto/muster"])?;
+    let out = PathBuf::from(std::env::var("OUT_DIR")?);
+    // For gRPC reflection and for tests of the numbers.
+    std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
+    tonic_prost_build::configure()
+        .bytes(".")
+        .generate_default_stubs(true)
+        .compile_fds(descriptors)?;
+    Ok(())
+}

@@ -1,0 +1,111 @@
+//! What a log entry's bytes mean: one version byte, then a [`Command`].
+//!
+//! A member that meets a version or an operation that it does not know must stop: the others may
+//! have applied it, and to skip it would make its state another one than theirs.
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use prost::Message as _;
+
+pub use crate::musterpb::{Command, PublishMember, command::Operation};
+
+/// The version that this build writes, and the only one that it reads.
+pub const VERSION: u8 = 1;
+
+/// Why an entry can't be applied. Each means: stop, and run a newer build.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DecodeError {
+    /// The first byte, or its absence (`None`), is not [`VERSION`].
+    Version(Option<u8>),
+    /// The bytes are no [`Command`].
+    Malformed(String),
+    /// A command whose operation this build does not know.
+    UnknownOperation {
+        /// The request that carries it.
+        request_id: u64,
+    },
+}
+
+impl std::fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Version(Some(version)) => {
+                write!(f, "log entry has command version {version}, this build knows {VERSION}")
+            }
+            Self::Version(None) => write!(f, "log entry has no command version"),
+            Self::Malformed(what) => write!(f, "log entry is no command: {what}"),
+            Self::UnknownOperation { request_id } => {
+                write!(
+                    f,
+                    "request {request_id:016x} has an operation that this build does not know"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for DecodeError {}
+
+/// The bytes to propose.
+pub fn encode(request_id: u64, operation: Operation) -> Bytes {
+    let command = Command { request_id, operation: Some(operation) };
+    let mut out = BytesMut::with_capacity(1 + command.encoded_len());
+    out.put_u8(VERSION);
+    // A BytesMut grows, so that encoding into it can't fail.
+    command.encode_raw(&mut out);
+    out.freeze()
+}
+
+/// Reads what [`encode`] wrote. Keys and values share `data`'s memory.
+pub fn decode(mut data: Bytes) -> Result<(u64, Operation), DecodeError> {
+    match data.first() {
+        Some(&VERSION) => {}
+        other => return Err(DecodeError::Version(other.copied())),
+    }
+    let body = data.split_off(1);
+    let command = Command::decode(body).map_err(|e| DecodeError::Malformed(e.to_string()))?;
+    let request_id = command.request_id;
+    match command.operation {
+        Some(operation) => Ok((request_id, operation)),
+        None => Err(DecodeError::UnknownOperation { request_id }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::etcdserverpb::PutRequest;
+
+    fn put() -> Operation {
+        Operation::Put(PutRequest {
+            key: Bytes::from_static(b"k"),
+            value: Bytes::from_static(b"v"),
+            ..Default::default()
+        })
+    }
+
+    #[test]
+    fn a_command_survives_the_round_trip() {
+        assert_eq!(decode(encode(7, put())), Ok((7, put())));
+    }
+
+    #[test]
+    fn another_version_is_refused() {
+        let mut data = BytesMut::from(&encode(7, put())[..]);
+        data[0] = 2;
+        assert_eq!(decode(data.freeze()), Err(DecodeError::Version(Some(2))));
+        assert_eq!(decode(Bytes::new()), Err(DecodeError::Version(None)));
+    }
+
+    #[test]
+    fn an_unknown_operation_is_refused_not_skipped() {
+        // Field 1 = 7, field 100 = empty message.
+        let data = Bytes::from_static(&[VERSION, 0x08, 7, 0xa2, 0x06, 0]);
+        assert_eq!(decode(data), Err(DecodeError::UnknownOperation { request_id: 7 }));
+    }
+
+    #[test]
+    fn a_torn_command_is_refused() {
+        let data = encode(7, put());
+        assert!(matches!(decode(data.slice(..data.len() - 1)), Err(DecodeError::Malformed(_))));
+    }
+}
