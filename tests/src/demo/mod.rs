@@ -176,7 +176,7 @@ fn lose_the_leader(
 
 fn lose_discovery(story: &mut Story, world: &mut World, etcdctl: &Etcdctl) -> Result<()> {
     story.chapter("Discovery and Postgres are gone");
-    let postgres = postmaster_pid(world)?;
+    let postgres = world.postmaster_pid()?;
     let discovery = world.discovery.as_ref().context("discovery runs")?.id();
     world.kill_discovery();
     until("Postgres to end with discovery", LIMIT, || (!exists(postgres)).then_some(()))?;
@@ -234,13 +234,4 @@ fn keep(story: &mut Story, world: World, agents: Vec<Agent>, etcdctl: &Etcdctl) 
     }
     story.command(&format!("rm -r {}", folder.display()));
     Ok(())
-}
-
-fn postmaster_pid(world: &World) -> Result<u32> {
-    let find = |dir: std::path::PathBuf| -> Option<u32> {
-        fs_err::read_to_string(dir.join("postmaster.pid")).ok()?.lines().next()?.trim().parse().ok()
-    };
-    find(world.postgres_dir().join("data"))
-        .or_else(|| find(world.postgres_dir()))
-        .context("the managed Postgres has a postmaster.pid")
 }

@@ -14,8 +14,6 @@ use super::process::Process;
 use super::programs::program;
 use super::wait::until;
 
-/// The port discovery listens on.
-const DISCOVERY_PORT: u16 = 8443;
 /// The longest that a start of Postgres and discovery may take on a loaded machine.
 pub const START_LIMIT: Duration = Duration::from_secs(60);
 
@@ -27,12 +25,18 @@ pub struct WorldOptions {
     pub serve_args: Vec<String>,
     /// Extra environment of `muster-discovery serve`.
     pub serve_env: Vec<(String, String)>,
+    /// The ports that the service's URLs name; the first is where [`World::start`] serves.
+    pub ports: Vec<u16>,
 }
 
 impl Default for WorldOptions {
     fn default() -> Self {
         let args = ["--lease", "6s", "--prepare", "6s", "--sweep", "1s", "--poll", "2s"];
-        Self { serve_args: args.map(str::to_owned).to_vec(), serve_env: Vec::new() }
+        Self {
+            serve_args: args.map(str::to_owned).to_vec(),
+            serve_env: Vec::new(),
+            ports: vec![8443],
+        }
     }
 }
 
@@ -68,17 +72,12 @@ impl World {
         let key = world.admin_key();
         world.admin_command(&["key", "new", "--out", path_text(&key)?])?;
         let public = fs_err::read_to_string(key.with_extension("pub"))?;
-        let url = world.url();
         let keys = world.keys_dir();
-        let context = world.admin_command(&[
-            "init",
-            "--owner",
-            public.trim(),
-            "--dir",
-            path_text(&keys)?,
-            "--url",
-            &url,
-        ])?;
+        let urls: Vec<String> =
+            world.options.ports.iter().map(|port| world.url_of(*port)).collect();
+        let mut init = vec!["init", "--owner", public.trim(), "--dir", path_text(&keys)?];
+        init.extend(urls.iter().flat_map(|url| ["--url", url]));
+        let context = world.admin_command(&init)?;
         let file = world.path("context");
         fs_err::write(&file, context)?;
         world.admin_command(&["context", "add", path_text(&file)?])?;
@@ -88,7 +87,7 @@ impl World {
     /// Starts (or starts again) Postgres and discovery.
     pub fn start_discovery(&mut self) -> Result<()> {
         let name = "discovery";
-        let mut process = self.spawn_discovery(name, DISCOVERY_PORT, None)?;
+        let mut process = self.spawn_discovery(name, self.options.ports[0], None)?;
         process.wait_for_output("listening", START_LIMIT)?;
         self.discovery = Some(process);
         self.wait_ready()
@@ -118,6 +117,14 @@ impl World {
     /// `kill -9` of discovery; its Postgres goes with it.
     pub fn kill_discovery(&mut self) {
         self.discovery = None;
+    }
+
+    /// SIGTERM to discovery, and waits for it and its Postgres to end in order.
+    pub fn stop_discovery(&mut self) -> Result<()> {
+        let mut process = self.discovery.take().context("discovery is not running")?;
+        let status = process.terminate(START_LIMIT)?;
+        ensure!(status.success(), "discovery ended with {status}: {}", process.output());
+        Ok(())
     }
 
     /// Waits until the service answers an authenticated admin.
@@ -233,7 +240,22 @@ impl World {
 
     /// The service's address as agents and admins see it.
     pub fn url(&self) -> String {
-        format!("https://{}:{DISCOVERY_PORT}", self.network.hub.address)
+        self.url_of(self.options.ports[0])
+    }
+
+    fn url_of(&self, port: u16) -> String {
+        format!("https://{}:{port}", self.network.hub.address)
+    }
+
+    /// The process id of the managed Postgres.
+    pub fn postmaster_pid(&self) -> Result<u32> {
+        let find = |dir: PathBuf| -> Option<u32> {
+            let text = fs_err::read_to_string(dir.join("postmaster.pid")).ok()?;
+            text.lines().next()?.trim().parse().ok()
+        };
+        find(self.postgres_dir().join("data"))
+            .or_else(|| find(self.postgres_dir()))
+            .context("the managed Postgres has no postmaster.pid")
     }
 
     /// Where the managed Postgres lives.
@@ -270,6 +292,16 @@ impl World {
     /// How to reach the managed Postgres: discovery writes it down beside the data.
     pub fn database_url(&self) -> Result<String> {
         Ok(fs_err::read_to_string(self.postgres_dir().join("url"))?.trim().to_owned())
+    }
+
+    /// Copies the owner's row of the admins' table with another key in it, as an attacker with the
+    /// database's password would.
+    pub fn plant_admin(&self, public_key: &str) -> Result<()> {
+        self.psql(&format!(
+            "INSERT INTO admins SELECT (jsonb_populate_record(a, jsonb_build_object('key', '{public_key}'))).* \
+             FROM admins a LIMIT 1"
+        ))?;
+        Ok(())
     }
 
     /// Leaves everything running and keeps the folder; returns it and the namespaces.

@@ -1,0 +1,109 @@
+//! A small etcd client for load: tonic over our own TLS connector, one channel per endpoint.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use hyper_util::rt::TokioIo;
+use node_proto::etcdserverpb::kv_client::KvClient;
+use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
+use node_proto::etcdserverpb::{
+    HashKvRequest, HashKvResponse, PutRequest, RangeRequest, RangeResponse, StatusRequest,
+    StatusResponse,
+};
+use rustls::ClientConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tonic::transport::{Channel, Endpoint};
+
+/// The longest that one connection attempt may take.
+const CONNECT_LIMIT: Duration = Duration::from_millis(500);
+
+/// How to speak TLS to the nodes: `ca.crt`, `client.crt` and `client.key` in one folder.
+pub fn tls_from(folder: &Path) -> Result<Arc<ClientConfig>> {
+    let mut roots = rustls::RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(folder.join("ca.crt"))? {
+        roots.add(certificate?)?;
+    }
+    let chain =
+        CertificateDer::pem_file_iter(folder.join("client.crt"))?.collect::<Result<Vec<_>, _>>()?;
+    let key = PrivateKeyDer::from_pem_file(folder.join("client.key"))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, key)?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// A channel to one node; it connects when first used and again whenever it has to.
+pub fn channel(address: SocketAddr, tls: Option<Arc<ClientConfig>>) -> Result<Channel> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))?
+        .connect_timeout(CONNECT_LIMIT)
+        .tcp_nodelay(true);
+    let Some(tls) = tls else { return Ok(endpoint.connect_lazy()) };
+    let name = ServerName::IpAddress(address.ip().into());
+    let connector = TlsConnector::from(tls);
+    Ok(endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
+        let (connector, name) = (connector.clone(), name.clone());
+        async move {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            let stream = connector.connect(name, stream).await?;
+            Ok::<_, std::io::Error>(TokioIo::new(stream))
+        }
+    })))
+}
+
+/// One node as a load generator sees it.
+#[derive(Clone, Debug)]
+pub struct Client {
+    kv: KvClient<Channel>,
+    maintenance: MaintenanceClient<Channel>,
+}
+
+impl Client {
+    /// A client of one node.
+    pub fn new(address: SocketAddr, tls: Option<Arc<ClientConfig>>) -> Result<Self> {
+        let channel = channel(address, tls)?;
+        Ok(Self {
+            kv: KvClient::new(channel.clone()),
+            maintenance: MaintenanceClient::new(channel),
+        })
+    }
+
+    /// Writes one key; the revision at which it stands.
+    pub async fn put(&mut self, key: &[u8], value: &[u8], limit: Duration) -> Result<i64> {
+        let request = PutRequest {
+            key: key.to_vec().into(),
+            value: value.to_vec().into(),
+            ..PutRequest::default()
+        };
+        let answer = tokio::time::timeout(limit, self.kv.put(request)).await.context("put")??;
+        Ok(answer.into_inner().header.context("an answer has a header")?.revision)
+    }
+
+    /// Reads a range.
+    pub async fn range(&mut self, request: RangeRequest, limit: Duration) -> Result<RangeResponse> {
+        let answer =
+            tokio::time::timeout(limit, self.kv.range(request)).await.context("range")??;
+        Ok(answer.into_inner())
+    }
+
+    /// The node's own view.
+    pub async fn status(&mut self, limit: Duration) -> Result<StatusResponse> {
+        let call = self.maintenance.status(StatusRequest {});
+        Ok(tokio::time::timeout(limit, call).await.context("status")??.into_inner())
+    }
+
+    /// The hash of everything up to `revision`; 0 is the latest.
+    pub async fn hash_kv(&mut self, revision: i64, limit: Duration) -> Result<HashKvResponse> {
+        let call = self.maintenance.hash_kv(HashKvRequest { revision });
+        Ok(tokio::time::timeout(limit, call).await.context("hash_kv")??.into_inner())
+    }
+}
