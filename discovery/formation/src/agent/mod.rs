@@ -1,0 +1,14 @@
+//! The agent's machine: from key to running node.
+
+mod directory;
+mod event;
+mod journal;
+mod sign;
+mod start;
+mod step;
+
+pub use directory::{Directory, LOST_AND_FOUND, Listing, MARKER, MEMBER, TOMBSTONE, classify};
+pub use event::{Action, Event, From, Objection, Offer, Output, ProbeAnswer, Shown, Target};
+pub use journal::{Bound, Journal, Member, Start};
+pub use start::{Decision, at_start};
+pub use step::{Agent, PATIENCE, SKEW_ALLOWED};

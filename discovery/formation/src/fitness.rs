@@ -1,0 +1,143 @@
+//! Whether a record may stand in a list at all, and whether two may stand in it together. Service
+//! (at redeem) and agents (S1, S2, before they sign) ask the same questions here.
+
+use std::net::IpAddr;
+
+use crate::values::{Permissions, Record};
+
+/// Why a record can't stand in any list of this cluster.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    /// No peer or no client URL.
+    #[error("advertises no {0} URL")]
+    NoUrl(&'static str),
+    /// Not `https://host:port`.
+    #[error("{0} is not of the form https://host:port")]
+    Malformed(String),
+    /// 0.0.0.0 or [::].
+    #[error("{0} is the unspecified address: nobody can reach it")]
+    Unspecified(String),
+    /// Loopback, not allowed by the statement.
+    #[error("{0} is a loopback address, and the cluster was not created with --allow-loopback")]
+    Loopback(String),
+    /// A port below 1024, not allowed by the statement.
+    #[error("{0} has a port below 1024")]
+    LowPort(String),
+}
+
+impl Unfit {
+    /// A stable name for programs.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Unfit::NoUrl(_) => "no_url",
+            Unfit::Malformed(_) => "malformed_url",
+            Unfit::Unspecified(_) => "unspecified_address",
+            Unfit::Loopback(_) => "loopback_address",
+            Unfit::LowPort(_) => "low_port",
+        }
+    }
+}
+
+/// What two records have in common that they may not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Clash {
+    /// The same agent key.
+    #[error("one key")]
+    Key,
+    /// The same incarnation or node key.
+    #[error("one incarnation or node key")]
+    Incarnation,
+    /// The same member name.
+    #[error("the name {0}")]
+    Name(String),
+    /// The same URL, peer or client.
+    #[error("the URL {0}")]
+    Url(String),
+    /// The same machine, not allowed by the statement.
+    #[error("one machine, and the cluster was not created with --allow-shared-host")]
+    Machine,
+}
+
+impl Clash {
+    /// A stable name for programs.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Clash::Key => "duplicate_key",
+            Clash::Incarnation => "duplicate_incarnation",
+            Clash::Name(_) => "duplicate_name",
+            Clash::Url(_) => "duplicate_url",
+            Clash::Machine => "shared_machine",
+        }
+    }
+}
+
+/// The first reason why `record` can't stand in a list, if there is one.
+///
+/// # Errors
+/// That reason.
+pub fn fit(record: &Record, permissions: Permissions) -> Result<(), Unfit> {
+    for (what, urls) in [("peer", &record.peer_urls), ("client", &record.client_urls)] {
+        if urls.is_empty() {
+            return Err(Unfit::NoUrl(what));
+        }
+        urls.iter().try_for_each(|url| url_fits(url, permissions))?;
+    }
+    Ok(())
+}
+
+fn url_fits(url: &str, permissions: Permissions) -> Result<(), Unfit> {
+    let malformed = || Unfit::Malformed(url.to_owned());
+    let (host, port) = url
+        .strip_prefix("https://")
+        .and_then(|rest| rest.rsplit_once(':'))
+        .ok_or_else(malformed)?;
+    let port: u16 = port.parse().map_err(|_| malformed())?;
+    if host.is_empty() || host.contains(['/', '@', '?', '#']) || port == 0 {
+        return Err(malformed());
+    }
+    let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+    // An IPv4 address inside an IPv6 one reaches the same place.
+    let address = bare.parse::<IpAddr>().ok().map(|address| address.to_canonical());
+    if address.is_some_and(|address| address.is_unspecified()) {
+        return Err(Unfit::Unspecified(url.to_owned()));
+    }
+    let loopback = address.is_some_and(|address| address.is_loopback())
+        || host == "localhost"
+        || host.ends_with(".localhost");
+    if loopback && !permissions.allow_loopback {
+        return Err(Unfit::Loopback(url.to_owned()));
+    }
+    if port < 1024 && !permissions.allow_low_ports {
+        return Err(Unfit::LowPort(url.to_owned()));
+    }
+    Ok(())
+}
+
+/// What keeps `one` and `other` from standing in one list.
+///
+/// # Errors
+/// The first thing that they have in common.
+pub fn together(one: &Record, other: &Record, permissions: Permissions) -> Result<(), Clash> {
+    if one.key == other.key {
+        return Err(Clash::Key);
+    }
+    if one.incarnation == other.incarnation || one.node_key == other.node_key {
+        return Err(Clash::Incarnation);
+    }
+    if one.name == other.name {
+        return Err(Clash::Name(one.name.clone()));
+    }
+    // A peer URL that is another's client URL can't be listened on by both either.
+    let mut urls = one.peer_urls.iter().chain(&one.client_urls);
+    if let Some(url) =
+        urls.find(|url| other.peer_urls.contains(url) || other.client_urls.contains(url))
+    {
+        return Err(Clash::Url(url.clone()));
+    }
+    if !permissions.allow_shared_host && one.machine.is_shared_with(&other.machine) {
+        return Err(Clash::Machine);
+    }
+    Ok(())
+}

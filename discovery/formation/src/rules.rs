@@ -1,0 +1,129 @@
+//! The rules that each stop a known way to end with two clusters, or with none.
+//!
+//! Both machines ask [`Rules`] before they apply a rule, so that the exhaustive exploration can
+//! switch one off and show that the disaster which it stops is then found again. A rule that nobody
+//! can switch off can't be shown to matter.
+//!
+//! **In the product every rule is always on, by construction.** The field of [`Rules`] is private,
+//! and the only value that this crate hands out is [`Rules::ALL`]. `Rules::without` exists under
+//! `cfg(rules_off)` alone, and that is not a Cargo feature, which a workspace build would unify into
+//! the programs: the package `formation-explored` compiles these same source files a second time,
+//! as a crate of its own, with that `cfg` set by its build script. The programs link
+//! `discovery-formation`, which never has it.
+
+/// One rule. Each says what goes wrong without it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Rule {
+    /// Time is judged before the event: leases lapse first. Without it a last ack commits a list
+    /// whose other members died long ago.
+    LapseFirst,
+    /// A freeze takes an epoch above everything that its agents have signed or released. Without
+    /// it a restored database proposes epochs that nobody may sign.
+    FreezeAboveFloor,
+    /// One session for each key: a boot counter not above the last, from another nonce, is a
+    /// second holder of the key. Without it two copies of a host share one seat.
+    OneSession,
+    /// A use of a token is a held seat. Without it (a use is a key) a re-imaged host finds the
+    /// token full.
+    UseIsASeat,
+    /// Whoever is counted twice goes behind the live standbys. Without it an unreachable host
+    /// keeps its seat while a good one waits.
+    CountedGoBehind,
+    /// An ack for the committed proposal is answered with the document, however often it comes.
+    /// Without it a lost answer strands the member.
+    AckAgain,
+    /// An owner-signed retire ends a committed cluster. Without it one whose members died at the
+    /// wrong moment has no way out.
+    RetireIsAnExit,
+    /// Abandon is refused from the commit on. Without it nodes start after it.
+    AbandonBeforeCommit,
+    /// A key has at most one seat, also when it redeems again.
+    OneSeatPerKey,
+    /// S5: one list for each epoch, and none at or below a released one.
+    OneListPerEpoch,
+    /// S6: no second list before enough members of each earlier one have released it. Without it
+    /// one host is the majority's last vote in two lists.
+    ReleasesFirst,
+    /// A document is held only if its epoch is above everything that was released. Without it a
+    /// promise to others is broken.
+    HoldAboveReleased,
+    /// Whoever holds a document releases nothing.
+    HeldReleasesNothing,
+    /// One document for each incarnation: a second one is reported, never held.
+    OneDocument,
+    /// The marker and `launching` are durable before the node is executed. Without it a disk that
+    /// is lost right after looks like one that was never used.
+    LaunchingBeforeExec,
+    /// `ran` is journalled once the node's log is seen, not before. Without it a kill before the
+    /// exec looks like lost data.
+    RanAfterLog,
+    /// A directory with nothing but `lost+found` is blank.
+    LostAndFoundIsBlank,
+    /// A journal found on another machine is put aside. Without it a clone starts as its original.
+    SameMachine,
+}
+
+impl Rule {
+    /// Every rule, in the order of declaration.
+    pub const EACH: [Rule; 18] = [
+        Rule::LapseFirst,
+        Rule::FreezeAboveFloor,
+        Rule::OneSession,
+        Rule::UseIsASeat,
+        Rule::CountedGoBehind,
+        Rule::AckAgain,
+        Rule::RetireIsAnExit,
+        Rule::AbandonBeforeCommit,
+        Rule::OneSeatPerKey,
+        Rule::OneListPerEpoch,
+        Rule::ReleasesFirst,
+        Rule::HoldAboveReleased,
+        Rule::HeldReleasesNothing,
+        Rule::OneDocument,
+        Rule::LaunchingBeforeExec,
+        Rule::RanAfterLog,
+        Rule::LostAndFoundIsBlank,
+        Rule::SameMachine,
+    ];
+}
+
+/// Which rules are on. Outside the exploration that is [`Rules::ALL`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rules {
+    off: u32,
+}
+
+impl Rules {
+    /// Every rule on: the only value that the programs can have.
+    pub const ALL: Rules = Rules { off: 0 };
+
+    /// Whether `rule` is on.
+    #[inline]
+    #[must_use]
+    pub fn on(&self, rule: Rule) -> bool {
+        self.off & (1 << rule as u8) == 0
+    }
+
+    /// These rules with `rule` switched off.
+    #[cfg(any(test, rules_off))]
+    #[must_use]
+    pub fn without(self, rule: Rule) -> Rules {
+        Rules { off: self.off | (1 << rule as u8) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn switching_one_rule_off_leaves_the_others_on() {
+        for off in Rule::EACH {
+            let rules = Rules::ALL.without(off);
+            for rule in Rule::EACH {
+                assert_eq!(rules.on(rule), rule != off, "{off:?} off, asked for {rule:?}");
+            }
+        }
+    }
+}

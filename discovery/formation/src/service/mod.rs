@@ -1,0 +1,22 @@
+//! The service's machine: one cluster, one event, one transaction.
+
+mod cluster;
+mod event;
+mod explain;
+mod outcome;
+mod refusal;
+mod seats;
+mod settings;
+mod step;
+mod time;
+
+pub use cluster::{
+    Agent, Cluster, EndCause, Ended, Frozen, LastError, Phase, Place, Probe, Row, Split,
+};
+pub use event::{Event, Grant, Poll, Redeem};
+pub use explain::{Line, explain};
+pub use outcome::{Alarm, Answer, Change, Outcome, Reopen, Standing};
+pub use refusal::Refusal;
+pub use settings::Settings;
+pub use step::{Context, step, view};
+pub use time::next_deadline;

@@ -1,0 +1,46 @@
+//! The service's times and limits, each an option so that tests are quick.
+
+use crate::values::Millis;
+
+/// Times and limits of formation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How long a seat or a place in the queue is held without a word from its agent.
+    pub lease: Millis,
+    /// How long a frozen list waits for its acks.
+    pub prepare: Millis,
+    /// How often clusters that nobody polls are looked at. The caller's, not the machine's.
+    pub sweep: Millis,
+    /// The first hold-back, doubled with each further count.
+    pub hold_back: Millis,
+    /// The longest hold-back.
+    pub hold_back_cap: Millis,
+    /// Keys that one grant admits, per seat of the cluster.
+    pub keys_per_seat: u32,
+}
+
+impl Settings {
+    /// As documented: 90 s, 60 s, 30 s, 2 s doubling to 60 s, three keys for each seat.
+    pub const DEFAULT: Settings = Settings {
+        lease: Millis(90_000),
+        prepare: Millis(60_000),
+        sweep: Millis(30_000),
+        hold_back: Millis(2_000),
+        hold_back_cap: Millis(60_000),
+        keys_per_seat: 3,
+    };
+
+    /// How long whoever has now been counted `counts` times (1 or more) is held back:
+    /// 2^counts seconds by default.
+    #[must_use]
+    pub fn held_back(&self, counts: u32) -> Millis {
+        let doubled = self.hold_back.0.saturating_mul(1 << counts.saturating_sub(1).min(16));
+        Millis(doubled.min(self.hold_back_cap.0))
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings::DEFAULT
+    }
+}

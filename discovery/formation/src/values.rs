@@ -1,0 +1,289 @@
+//! The values that both machines speak in: verified, normalised, plain.
+//!
+//! Whoever calls has checked signatures, parsed addresses and computed hashes; nothing here does.
+//! Texts that were signed (`Arc<str>`) are carried as received and never looked into.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// A point in time on the service's database clock: microseconds since the Unix epoch.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Micros(pub u64);
+
+/// A length of time in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Millis(pub u64);
+
+impl Micros {
+    /// This point, `length` later; never wraps.
+    #[must_use]
+    pub fn after(self, length: Millis) -> Micros {
+        Micros(self.0.saturating_add(length.0.saturating_mul(1_000)))
+    }
+
+    /// How long from here to `later`; zero if that has passed.
+    #[must_use]
+    pub fn until(self, later: Micros) -> Millis {
+        Millis(later.0.saturating_sub(self.0).div_ceil(1_000))
+    }
+}
+
+impl fmt::Debug for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}us", self.0)
+    }
+}
+
+impl fmt::Display for Millis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 >= 10_000 {
+            write!(f, "{} s", self.0.div_ceil(1_000))
+        } else if self.0 >= 1_000 {
+            write!(f, "{}.{} s", self.0 / 1_000, self.0 % 1_000 / 100)
+        } else {
+            write!(f, "{} ms", self.0)
+        }
+    }
+}
+
+/// The first four bytes in hex: enough to tell keys and hashes apart in a sentence.
+fn short(bytes: &[u8; 32], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    bytes.iter().take(4).try_for_each(|byte| write!(f, "{byte:02x}"))
+}
+
+/// An agent's Ed25519 public key. It names the agent everywhere.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeyId(pub [u8; 32]);
+
+impl fmt::Debug for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        short(&self.0, f)
+    }
+}
+
+impl fmt::Display for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        short(&self.0, f)
+    }
+}
+
+/// A SHA-256 that the caller has computed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Hash(pub [u8; 32]);
+
+impl fmt::Debug for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        short(&self.0, f)
+    }
+}
+
+impl fmt::Display for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        short(&self.0, f)
+    }
+}
+
+/// A cluster's UUID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClusterId(pub u128);
+
+/// One life of one member: random, never used twice.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Incarnation(pub u128);
+
+impl fmt::Debug for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Display for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// A grant's id.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GrantId(pub Arc<str>);
+
+/// One try at a list, counted from 1; 0 is "none yet".
+pub type Epoch = u64;
+
+/// A place in the list, counted from 1.
+pub type Seat = u8;
+
+/// What is known of the machine under an agent: fact → value, for instance `dmi-uuid`,
+/// `machine-id`. Every fact is optional, so neither question below is the other's opposite.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Machine(pub BTreeMap<String, String>);
+
+impl Machine {
+    /// The facts that both have and on which they disagree: one is enough for another machine.
+    #[must_use]
+    pub fn differs_from(&self, other: &Machine) -> bool {
+        self.0.iter().any(|(fact, value)| other.0.get(fact).is_some_and(|theirs| theirs != value))
+    }
+
+    /// They share a fact and disagree on none: one machine, as far as anybody can tell.
+    #[must_use]
+    pub fn is_shared_with(&self, other: &Machine) -> bool {
+        self.0.keys().any(|fact| other.0.contains_key(fact)) && !self.differs_from(other)
+    }
+}
+
+/// What one agent says of itself, signed by its key; its token's key signed the hash. Verified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The agent's key.
+    pub key: KeyId,
+    /// SHA-256 of `jws`: two records are the same if these are.
+    pub hash: Hash,
+    /// SHA-256 of `token_jws`.
+    pub token_hash: Hash,
+    /// SHA-256 of the node's public key (SPKI DER).
+    pub node_key: Hash,
+    /// Where the agent runs.
+    pub machine: Machine,
+    /// The node's incarnation.
+    pub incarnation: Incarnation,
+    /// The member's name.
+    pub name: String,
+    /// Peer URLs, normalised: `https://host:port`, lower case, port always given, no path.
+    pub peer_urls: Vec<String>,
+    /// Client URLs, normalised.
+    pub client_urls: Vec<String>,
+    /// The cluster that it asks for.
+    pub cluster: ClusterId,
+    /// The grant that it redeems.
+    pub grant: GrantId,
+    /// The record as received: a compact JWS by `key`.
+    pub jws: Arc<str>,
+    /// The token key's signature over the record's hash, as received.
+    pub token_jws: Arc<str>,
+}
+
+/// What a cluster's creator allowed beyond the defaults.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Permissions {
+    /// Loopback addresses may be advertised.
+    pub allow_loopback: bool,
+    /// Two members may share a machine.
+    pub allow_shared_host: bool,
+    /// The size may be even.
+    pub allow_even: bool,
+    /// Ports below 1024 may be advertised.
+    pub allow_low_ports: bool,
+}
+
+/// The newest verified statement of a cluster: what its owner signed that it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Statement {
+    /// SHA-256 of the statement's JWS.
+    pub hash: Hash,
+    /// 1 for the first; each next one adds 1.
+    pub sequence: u64,
+    /// Which cluster.
+    pub cluster: ClusterId,
+    /// How many members: 1 to 9. Never changes.
+    pub size: u8,
+    /// What it allows.
+    pub permissions: Permissions,
+}
+
+/// More than half of `size`.
+#[must_use]
+pub fn quorum(size: usize) -> usize {
+    size / 2 + 1
+}
+
+/// A list to be signed: (L, e).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proposal {
+    /// Which cluster.
+    pub cluster: ClusterId,
+    /// The newest statement's hash when the list was frozen.
+    pub statement: Hash,
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// The records, seat 1 first.
+    pub records: Vec<Arc<Record>>,
+}
+
+impl Proposal {
+    /// `key`'s seat in the list.
+    #[must_use]
+    pub fn seat_of(&self, key: KeyId) -> Option<Seat> {
+        (1..).zip(&self.records).find(|(_, record)| record.key == key).map(|(seat, _)| seat)
+    }
+
+    /// `key`'s record in the list.
+    #[must_use]
+    pub fn record_of(&self, key: KeyId) -> Option<&Arc<Record>> {
+        self.records.iter().find(|record| record.key == key)
+    }
+}
+
+/// A whole commit document, verified by statement chain, records and acks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Document {
+    /// What everybody signed.
+    pub proposal: Proposal,
+    /// The proposal's hash.
+    pub h: Hash,
+    /// The document as received.
+    pub text: Arc<str>,
+}
+
+/// One run of one agent: what tells two holders of one key apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Session {
+    /// How often this agent has started; durable before it is shown.
+    pub boot: u64,
+    /// Random, chosen at the start, never written down.
+    pub nonce: u128,
+}
+
+/// A signed promise: never a member of a list of an epoch ≤ `epoch`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Release {
+    /// Up to and with this epoch.
+    pub epoch: Epoch,
+    /// The promise as received, for the others to verify.
+    pub jws: Arc<str>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(facts: &[(&str, &str)]) -> Machine {
+        Machine(facts.iter().map(|&(fact, value)| (fact.into(), value.into())).collect())
+    }
+
+    #[test]
+    fn another_machine_is_one_where_a_fact_in_both_differs() {
+        let here = machine(&[("dmi", "1"), ("id", "a")]);
+        assert!(here.differs_from(&machine(&[("dmi", "2"), ("id", "a")])));
+        assert!(!here.differs_from(&machine(&[("dmi", "1")])));
+        assert!(
+            !here.differs_from(&machine(&[("other", "2")])),
+            "nothing in common proves nothing"
+        );
+    }
+
+    #[test]
+    fn a_shared_machine_needs_a_fact_in_common_and_no_difference() {
+        let here = machine(&[("dmi", "1"), ("id", "a")]);
+        assert!(here.is_shared_with(&machine(&[("dmi", "1")])));
+        assert!(!here.is_shared_with(&machine(&[("dmi", "1"), ("id", "b")])));
+        assert!(!here.is_shared_with(&machine(&[("other", "1")])));
+    }
+
+    #[test]
+    fn quorum_is_more_than_half() {
+        let of: Vec<usize> = (1..=9).map(quorum).collect();
+        assert_eq!(of, [1, 2, 2, 3, 3, 4, 4, 5, 5]);
+    }
+}
