@@ -1,3 +1,5 @@
 //! A Raft key-value node that speaks etcd's v3 API.
 
+pub mod disk;
+pub mod driver;
 pub mod machine;

@@ -8,14 +8,7 @@ use std::io::{Read, Write};
 
 use bytes::Bytes;
 
-/// A place in the replicated log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Position {
-    /// Raft index; 0 is "before the first entry".
-    pub index: u64,
-    /// Raft term of the entry at `index`.
-    pub term: u64,
-}
+pub use node_consensus::Position;
 
 /// One committed entry. Empty `data` is a new leader's no-op.
 #[derive(Clone, Debug, PartialEq, Eq)]

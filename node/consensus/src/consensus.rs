@@ -1,0 +1,512 @@
+//! The instance: inputs, and the guards around each of them.
+
+use bytes::Bytes;
+use raft::{RawNode, StateRole};
+use slog::{Discard, Logger, o};
+use thiserror::Error;
+
+use crate::config::validate;
+use crate::convert::{
+    entry_out, hard_state_out, members_out, message_in, message_out, peer_state_out, role_out,
+};
+use crate::storage::LogView;
+use crate::{
+    Config, ConfigError, Entry, Guards, HardState, Initial, Message, MessageKind, PeerStatus,
+    Persist, Position, ReadContext, ReadState, Ready, Role, Status,
+};
+
+/// The library draws its own election time-outs below this. It is so large that a draw never
+/// equals one of ours, so that each draw is noticed and replaced: that is what makes a run a
+/// function of its seed.
+const LIBRARY_MAX_ELECTION_TICKS: usize = 1 << 40;
+
+/// How often a proposal may be passed on before it is dropped.
+const MAX_PROPOSAL_HOPS: u64 = 3;
+
+/// Why proposals were not taken. None of them had or will have any effect.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum ProposeError {
+    /// Nobody to send them to.
+    #[error("no leader is known")]
+    NoLeader,
+    /// The leader is handing over; try again when that has ended.
+    #[error("leadership is being transferred")]
+    Transferring,
+    /// The bound on uncommitted bytes is reached.
+    #[error("too many uncommitted proposals")]
+    Full,
+}
+
+/// Why a message was not taken. It had no effect.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum StepError {
+    /// For somebody else.
+    #[error("a message for {to:016x}")]
+    NotForUs {
+        /// For whom.
+        to: u64,
+    },
+    /// From somebody who isn't a member.
+    #[error("a message from {from:016x}, who is not a member")]
+    NotAMember {
+        /// From whom.
+        from: u64,
+    },
+    /// It can't be true: the sender lost data, we did, or somebody lies.
+    #[error("{kind:?} from {from:016x} can't be: {what}")]
+    Impossible {
+        /// From whom.
+        from: u64,
+        /// What kind.
+        kind: MessageKind,
+        /// What is wrong.
+        what: &'static str,
+    },
+}
+
+/// One member's consensus.
+pub struct Consensus {
+    raw: RawNode<LogView>,
+    member: u64,
+    boot: u64,
+    guards: Guards,
+    max_message_bytes: u64,
+    seed: u64,
+    draws: u64,
+    election_ticks: usize,
+    timeout: usize,
+    reads: u64,
+    forwards: u64,
+    /// Proposals on their way to the leader.
+    forwarding: Vec<Message>,
+    persisted_hard_state: HardState,
+}
+
+impl Consensus {
+    /// Starts as a follower with what the log and the store hold.
+    pub fn new(config: &Config, initial: &Initial) -> Result<Self, ConfigError> {
+        validate(config, initial)?;
+        let library = raft::Config {
+            id: config.member,
+            election_tick: config.election_ticks,
+            heartbeat_tick: config.heartbeat_ticks,
+            applied: initial.applied.index,
+            max_size_per_msg: config.max_message_bytes,
+            max_inflight_msgs: config.max_inflight_messages,
+            check_quorum: true,
+            pre_vote: true,
+            min_election_tick: config.election_ticks,
+            max_election_tick: LIBRARY_MAX_ELECTION_TICKS,
+            read_only_option: raft::ReadOnlyOption::Safe,
+            max_uncommitted_size: config.max_uncommitted_bytes,
+            max_committed_size_per_ready: config.max_committed_bytes,
+            ..raft::Config::default()
+        };
+        let view = LogView::new(initial, config.cache_bytes);
+        let logger = Logger::root(Discard, o!());
+        let raw = RawNode::new(&library, view, &logger)
+            .map_err(|error| ConfigError::Library(error.to_string()))?;
+        let persisted_hard_state = hard_state_out(&raw.raft.hard_state());
+        let mut consensus = Self {
+            raw,
+            member: config.member,
+            boot: config.boot,
+            guards: config.guards,
+            max_message_bytes: config.max_message_bytes,
+            seed: config.seed,
+            draws: 0,
+            election_ticks: config.election_ticks,
+            timeout: 0,
+            reads: 0,
+            forwards: 0,
+            forwarding: Vec::new(),
+            persisted_hard_state,
+        };
+        consensus.fix_timeout();
+        Ok(consensus)
+    }
+
+    /// One tick of the clock.
+    pub fn tick(&mut self) {
+        self.raw.tick();
+        self.after_input();
+    }
+
+    /// One message from a peer. [`Self::take_proposals`] is for those that carry proposals.
+    pub fn step(&mut self, message: Message) -> Result<(), StepError> {
+        let message = self.check(message)?;
+        let Some(message) = message else { return Ok(()) };
+        // What the library still refuses (a response of an unknown peer, a message out of place)
+        // has no effect, and none is needed.
+        let _ = self.raw.step(message_in(message));
+        self.after_input();
+        Ok(())
+    }
+
+    /// Appends `proposals` in one go if this member leads, else sends them on to the leader.
+    /// `hops` is 0 for one's own, else what [`Message::log_term`] said.
+    pub fn propose_many(&mut self, proposals: Vec<Bytes>, hops: u64) -> Result<(), ProposeError> {
+        if proposals.is_empty() {
+            return Ok(());
+        }
+        if self.raw.raft.state != StateRole::Leader {
+            return self.forward(proposals, hops);
+        }
+        if self.raw.raft.lead_transferee.is_some() {
+            return Err(ProposeError::Transferring);
+        }
+        let mut message = raft::eraftpb::Message { from: self.member, ..Default::default() };
+        message.set_msg_type(raft::eraftpb::MessageType::MsgPropose);
+        let entry = |data| raft::eraftpb::Entry { data, ..Default::default() };
+        let entries: Vec<_> = proposals.into_iter().map(entry).collect();
+        message.set_entries(entries.into());
+        let stepped = self.raw.step(message);
+        self.after_input();
+        stepped.map_err(|_| ProposeError::Full)
+    }
+
+    fn forward(&mut self, proposals: Vec<Bytes>, hops: u64) -> Result<(), ProposeError> {
+        let leader = self.raw.raft.leader_id;
+        if leader == 0 || leader == self.member || hops >= MAX_PROPOSAL_HOPS {
+            return Err(ProposeError::NoLeader);
+        }
+        let mut bytes = 0;
+        let mut entries = Vec::new();
+        for data in proposals {
+            let full = !entries.is_empty() && bytes + data.len() as u64 > self.max_message_bytes;
+            if full || entries.len() == crate::MAX_ENTRIES_PER_MESSAGE {
+                self.push_forward(leader, std::mem::take(&mut entries), hops);
+                bytes = 0;
+            }
+            bytes += data.len() as u64;
+            entries.push(Entry { data, ..Entry::default() });
+        }
+        self.push_forward(leader, entries, hops);
+        Ok(())
+    }
+
+    fn push_forward(&mut self, leader: u64, entries: Vec<Entry>, hops: u64) {
+        self.forwards += 1;
+        self.forwarding.push(Message {
+            index: self.forwards,
+            commit: self.boot,
+            log_term: hops + 1,
+            entries,
+            ..Message::new(MessageKind::Propose, self.member, leader)
+        });
+    }
+
+    /// Asks for a read index. The answer comes as a [`ReadState`] with this context, or never: ask
+    /// again after a while, under the new context that this gives.
+    ///
+    /// Safe ReadIndex (Raft dissertation 6.4): a leader answers only after a quorum has confirmed
+    /// it in a round that began after the question, and only once it has committed an entry in its
+    /// own term.
+    pub fn read_index(&mut self) -> ReadContext {
+        if self.guards.unique_read_context() || self.reads == 0 {
+            self.reads += 1;
+        }
+        let context = ReadContext { member: self.member, boot: self.boot, sequence: self.reads };
+        self.raw.read_index(context.to_bytes());
+        self.after_input();
+        context
+    }
+
+    /// Campaigns now, if this member may and there is no leader.
+    pub fn campaign(&mut self) {
+        if self.raw.raft.promotable() && self.raw.raft.leader_id == 0 {
+            // The library refuses while a configuration change waits; there is none.
+            let _ = self.raw.campaign();
+            self.after_input();
+        }
+    }
+
+    /// A leader starts handing over to `to`; false if this member doesn't lead, or `to` can't.
+    pub fn transfer_leader(&mut self, to: u64) -> bool {
+        let members = self.raw.store().members();
+        if self.raw.raft.state != StateRole::Leader
+            || to == self.member
+            || !members.voters.contains(&to)
+        {
+            return false;
+        }
+        self.raw.transfer_leader(to);
+        self.after_input();
+        true
+    }
+
+    /// The transport lost something on the way to `peer`, or has no connection.
+    pub fn report_unreachable(&mut self, peer: u64) {
+        self.raw.report_unreachable(peer);
+        self.after_input();
+    }
+
+    /// A snapshot's way to `peer` has ended.
+    pub fn report_snapshot(&mut self, peer: u64, arrived: bool) {
+        let status =
+            if arrived { raft::SnapshotStatus::Finish } else { raft::SnapshotStatus::Failure };
+        self.raw.report_snapshot(peer, status);
+        self.after_input();
+    }
+
+    /// A snapshot is there to be sent (or, with `None`, no longer is).
+    pub fn snapshot_built(&mut self, at: Option<Position>) {
+        self.raw.mut_store().set_snapshot(at);
+    }
+
+    /// The answer to a [`Fetch`](crate::Fetch); empty if the log no longer has the entries.
+    pub fn fetched(&mut self, id: u64, entries: &[Entry]) {
+        let Some(context) = self.raw.mut_store().fetched(id, entries) else { return };
+        if !entries.is_empty() {
+            self.raw.on_entries_fetched(context);
+        }
+        self.raw.mut_store().forget_fetched();
+        self.after_input();
+    }
+
+    /// Everything up to and including the ready of this number is durable.
+    pub fn persisted(&mut self, number: u64) {
+        self.raw.on_persist_ready(number);
+        self.after_input();
+    }
+
+    /// Everything committed up to `index` is applied.
+    pub fn applied(&mut self, index: u64) {
+        if index > self.raw.raft.raft_log.applied {
+            self.raw.advance_apply_to(index);
+        }
+        let applied = self.raw.raft.raft_log.applied;
+        self.raw.mut_store().evict(applied);
+    }
+
+    /// The log drops entries up to `index`, all of them applied; returns the log's new base.
+    pub fn compact(&mut self, index: u64) -> Position {
+        let index = index.min(self.raw.raft.raft_log.applied);
+        if let Some(term) = self.raw.store().term_at(index) {
+            self.raw.mut_store().compact(Position { index, term });
+        }
+        self.raw.store().base()
+    }
+
+    /// The term of entry `index`, durable or not.
+    pub fn term_at(&self, index: u64) -> Option<u64> {
+        self.raw.raft.raft_log.term(index).ok().filter(|term| *term > 0 || index == 0)
+    }
+
+    /// Whether there is anything to do.
+    pub fn has_ready(&self) -> bool {
+        self.raw.has_ready() || !self.forwarding.is_empty() || self.raw.store().has_questions()
+    }
+
+    /// What to do now.
+    pub fn ready(&mut self) -> Ready {
+        let mut theirs = self.raw.ready();
+        let mut ready = Ready { number: theirs.number(), ..Ready::default() };
+        let hard_state = theirs.hs().map(hard_state_out);
+        let may_go: Vec<_> = theirs.take_messages().into_iter().filter_map(message_out).collect();
+        ready.after_persist =
+            theirs.take_persisted_messages().into_iter().filter_map(message_out).collect();
+        let known = &mut self.persisted_hard_state;
+        let new_vote =
+            hard_state.is_some_and(|state| (state.term, state.vote) != (known.term, known.vote));
+        if new_vote {
+            ready.after_persist.extend(may_go);
+        } else {
+            ready.messages = may_go;
+        }
+        if let Some(state) = hard_state {
+            *known = state;
+        }
+        ready.messages.append(&mut self.forwarding);
+
+        let entries = theirs.entries();
+        let metadata = theirs.snapshot().get_metadata();
+        if metadata.index > 0 {
+            let at = Position { index: metadata.index, term: metadata.term };
+            let members = members_out(metadata.get_conf_state());
+            ready.persist.snapshot = Some(at);
+            self.raw.mut_store().restore(at, members);
+        }
+        self.raw.mut_store().append(entries);
+        ready.persist.entries = theirs.take_entries().into_iter().map(entry_out).collect();
+        ready.persist.hard_state = hard_state;
+        ready.persist.urgent =
+            new_vote || ready.persist.snapshot.is_some() || !ready.persist.entries.is_empty();
+        ready.committed = theirs.take_committed_entries().into_iter().map(entry_out).collect();
+        ready.reads = theirs
+            .take_read_states()
+            .into_iter()
+            .filter_map(|state| {
+                let context = ReadContext::from_bytes(&state.request_ctx)?;
+                Some(ReadState { context, index: state.index })
+            })
+            .collect();
+        self.raw.advance_append_async(theirs);
+        ready.fetches = self.raw.mut_store().take_fetches();
+        ready.snapshot_wanted = self.raw.mut_store().take_snapshot_wanted();
+        ready
+    }
+
+    /// A moment's view.
+    pub fn status(&self) -> Status {
+        let raft = &self.raw.raft;
+        let mut peers = Vec::new();
+        if raft.state == StateRole::Leader {
+            for (id, progress) in raft.prs().iter().filter(|(id, _)| **id != self.member) {
+                peers.push(PeerStatus {
+                    member: *id,
+                    matched: progress.matched,
+                    next: progress.next_idx,
+                    active: progress.recent_active,
+                    state: peer_state_out(progress.state),
+                });
+            }
+            peers.sort_unstable_by_key(|peer| peer.member);
+        }
+        Status {
+            term: raft.term,
+            vote: raft.vote,
+            leader: raft.leader_id,
+            role: role_out(raft.state),
+            commit: raft.raft_log.committed,
+            applied: raft.raft_log.applied,
+            first: raft.raft_log.first_index(),
+            last: raft.raft_log.last_index(),
+            persisted: raft.raft_log.persisted,
+            peers,
+        }
+    }
+
+    /// Role, leader and term, without the rest of [`Self::status`].
+    pub fn leadership(&self) -> (Role, u64, u64) {
+        let raft = &self.raw.raft;
+        (role_out(raft.state), raft.leader_id, raft.term)
+    }
+
+    /// Whether a transfer of leadership is under way.
+    pub fn is_transferring(&self) -> bool {
+        self.raw.raft.lead_transferee.is_some()
+    }
+
+    fn after_input(&mut self) {
+        self.fix_timeout();
+        if self.raw.raft.state == StateRole::Leader {
+            // 0.7.0 can leave `next` at or below `matched` after a late rejection, and would send
+            // again what the peer has.
+            for (_, progress) in self.raw.raft.mut_prs().iter_mut() {
+                progress.next_idx = progress.next_idx.max(progress.matched + 1);
+            }
+        }
+    }
+
+    /// Replaces the library's draw, if it has drawn, by one that the seed determines.
+    fn fix_timeout(&mut self) {
+        if self.raw.raft.randomized_election_timeout() == self.timeout {
+            return;
+        }
+        self.draws += 1;
+        let drawn = mix(self.seed ^ mix(self.draws));
+        let spread = self.election_ticks as u64;
+        self.timeout = self.election_ticks
+            + usize::try_from(drawn % spread).expect("less than election_ticks, a usize");
+        self.raw.raft.set_randomized_election_timeout(self.timeout);
+    }
+
+    /// Refuses what can't be, mends what the library would mishandle, drops what is stale.
+    fn check(&mut self, mut message: Message) -> Result<Option<Message>, StepError> {
+        if message.to != self.member {
+            return Err(StepError::NotForUs { to: message.to });
+        }
+        if self.raw.raft.prs().get(message.from).is_none() {
+            return Err(StepError::NotAMember { from: message.from });
+        }
+        if message.term != 0 && message.term < self.raw.raft.term {
+            // The library answers or ignores it by its term alone.
+            return Ok(Some(message));
+        }
+        let impossible =
+            |what| Err(StepError::Impossible { from: message.from, kind: message.kind, what });
+        let log = &self.raw.raft.raft_log;
+        match message.kind {
+            MessageKind::Unknown | MessageKind::Propose => {
+                return impossible("proposals are proposed, not stepped");
+            }
+            MessageKind::Heartbeat if message.commit > log.last_index() => {
+                return impossible("it commits entries that are not in this member's log");
+            }
+            MessageKind::Append if self.contradicts(&message) => {
+                return impossible("it contradicts committed entries");
+            }
+            MessageKind::Append
+            | MessageKind::Heartbeat
+            | MessageKind::Snapshot
+            | MessageKind::TimeoutNow
+                if message.term == self.raw.raft.term
+                    && self.raw.raft.state == StateRole::Leader =>
+            {
+                return impossible("two leaders of one term");
+            }
+            MessageKind::AppendResponse
+                if self.raw.raft.state == StateRole::Leader
+                    && message.term == self.raw.raft.term =>
+            {
+                if !message.reject && message.index > log.last_index() {
+                    return impossible("it acknowledges entries that were never sent");
+                }
+                return Ok(self.mend_rejection(&mut message).then_some(message));
+            }
+            _ => {}
+        }
+        Ok(Some(message))
+    }
+
+    /// Whether an append that fits the log would change something committed.
+    fn contradicts(&self, message: &Message) -> bool {
+        let log = &self.raw.raft.raft_log;
+        message
+            .entries
+            .iter()
+            .take_while(|entry| entry.index <= log.committed)
+            .any(|entry| log.term(entry.index).is_ok_and(|term| term != 0 && term != entry.term))
+            && log.match_term(message.index, message.log_term)
+    }
+
+    /// A rejection at or below what the peer is known to have is late; one that hints below it is
+    /// raised to it. Returns whether the message still says anything.
+    fn mend_rejection(&mut self, message: &mut Message) -> bool {
+        if !message.reject || message.request_snapshot != 0 {
+            return true;
+        }
+        let Some(progress) = self.raw.raft.mut_prs().get_mut(message.from) else { return false };
+        if message.index <= progress.matched && progress.matched > 0 {
+            progress.recent_active = true;
+            return false;
+        }
+        if message.reject_hint < progress.matched {
+            message.reject_hint = progress.matched;
+            message.log_term = 0;
+        }
+        true
+    }
+}
+
+/// SplitMix64's output function.
+fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+impl std::fmt::Debug for Consensus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Consensus").field("member", &self.member).finish_non_exhaustive()
+    }
+}
+
+impl Persist {
+    /// Nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.hard_state.is_none() && self.entries.is_empty() && self.snapshot.is_none()
+    }
+}

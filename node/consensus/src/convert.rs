@@ -1,0 +1,170 @@
+//! Values across the wall, field by field. Nothing here encodes or decodes bytes.
+
+use raft::eraftpb;
+
+use crate::{Entry, HardState, Members, Message, MessageKind, PeerState, Position, Role};
+
+pub(crate) fn entry_out(entry: eraftpb::Entry) -> Entry {
+    assert_eq!(
+        entry.entry_type,
+        eraftpb::EntryType::EntryNormal,
+        "configuration changes are never proposed, and never decoded from a peer or the disk"
+    );
+    Entry { index: entry.index, term: entry.term, data: entry.data }
+}
+
+pub(crate) fn entry_in(entry: &Entry) -> eraftpb::Entry {
+    eraftpb::Entry {
+        index: entry.index,
+        term: entry.term,
+        data: entry.data.clone(),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn hard_state_out(state: &eraftpb::HardState) -> HardState {
+    HardState { term: state.term, vote: state.vote, commit: state.commit }
+}
+
+pub(crate) fn hard_state_in(state: &HardState) -> eraftpb::HardState {
+    eraftpb::HardState {
+        term: state.term,
+        vote: state.vote,
+        commit: state.commit,
+        ..Default::default()
+    }
+}
+
+pub(crate) fn members_out(state: &eraftpb::ConfState) -> Members {
+    Members { voters: state.voters.clone(), learners: state.learners.clone() }
+}
+
+pub(crate) fn members_in(members: &Members) -> eraftpb::ConfState {
+    eraftpb::ConfState {
+        voters: members.voters.clone(),
+        learners: members.learners.clone(),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn snapshot_in(at: Position, members: &Members) -> eraftpb::Snapshot {
+    let mut snapshot = eraftpb::Snapshot::default();
+    let metadata = snapshot.mut_metadata();
+    metadata.index = at.index;
+    metadata.term = at.term;
+    metadata.set_conf_state(members_in(members));
+    snapshot
+}
+
+pub(crate) fn role_out(role: raft::StateRole) -> Role {
+    match role {
+        raft::StateRole::Follower => Role::Follower,
+        raft::StateRole::PreCandidate => Role::PreCandidate,
+        raft::StateRole::Candidate => Role::Candidate,
+        raft::StateRole::Leader => Role::Leader,
+    }
+}
+
+pub(crate) fn peer_state_out(state: raft::ProgressState) -> PeerState {
+    match state {
+        raft::ProgressState::Probe => PeerState::Probe,
+        raft::ProgressState::Replicate => PeerState::Replicate,
+        raft::ProgressState::Snapshot => PeerState::Snapshot,
+    }
+}
+
+/// None for kinds that never leave the process.
+fn kind_out(kind: eraftpb::MessageType) -> Option<MessageKind> {
+    use eraftpb::MessageType as Theirs;
+    Some(match kind {
+        Theirs::MsgPropose => MessageKind::Propose,
+        Theirs::MsgAppend => MessageKind::Append,
+        Theirs::MsgAppendResponse => MessageKind::AppendResponse,
+        Theirs::MsgRequestVote => MessageKind::RequestVote,
+        Theirs::MsgRequestVoteResponse => MessageKind::RequestVoteResponse,
+        Theirs::MsgSnapshot => MessageKind::Snapshot,
+        Theirs::MsgHeartbeat => MessageKind::Heartbeat,
+        Theirs::MsgHeartbeatResponse => MessageKind::HeartbeatResponse,
+        Theirs::MsgTimeoutNow => MessageKind::TimeoutNow,
+        Theirs::MsgReadIndex => MessageKind::ReadIndex,
+        Theirs::MsgReadIndexResp => MessageKind::ReadIndexResponse,
+        Theirs::MsgRequestPreVote => MessageKind::RequestPreVote,
+        Theirs::MsgRequestPreVoteResponse => MessageKind::RequestPreVoteResponse,
+        Theirs::MsgHup
+        | Theirs::MsgBeat
+        | Theirs::MsgUnreachable
+        | Theirs::MsgSnapStatus
+        | Theirs::MsgCheckQuorum
+        | Theirs::MsgTransferLeader => return None,
+    })
+}
+
+fn kind_in(kind: MessageKind) -> eraftpb::MessageType {
+    use eraftpb::MessageType as Theirs;
+    match kind {
+        MessageKind::Unknown => unreachable!("decoding refuses unknown kinds"),
+        MessageKind::Propose => Theirs::MsgPropose,
+        MessageKind::Append => Theirs::MsgAppend,
+        MessageKind::AppendResponse => Theirs::MsgAppendResponse,
+        MessageKind::RequestVote => Theirs::MsgRequestVote,
+        MessageKind::RequestVoteResponse => Theirs::MsgRequestVoteResponse,
+        MessageKind::Snapshot => Theirs::MsgSnapshot,
+        MessageKind::Heartbeat => Theirs::MsgHeartbeat,
+        MessageKind::HeartbeatResponse => Theirs::MsgHeartbeatResponse,
+        MessageKind::TimeoutNow => Theirs::MsgTimeoutNow,
+        MessageKind::ReadIndex => Theirs::MsgReadIndex,
+        MessageKind::ReadIndexResponse => Theirs::MsgReadIndexResp,
+        MessageKind::RequestPreVote => Theirs::MsgRequestPreVote,
+        MessageKind::RequestPreVoteResponse => Theirs::MsgRequestPreVoteResponse,
+    }
+}
+
+pub(crate) fn message_out(mut message: eraftpb::Message) -> Option<Message> {
+    let kind = kind_out(message.get_msg_type())?;
+    let entries = message.take_entries().into_iter().map(entry_out).collect();
+    let metadata = message.get_snapshot().get_metadata();
+    let snapshot = (kind == MessageKind::Snapshot)
+        .then(|| Position { index: metadata.index, term: metadata.term });
+    let members = snapshot.map(|_| members_out(metadata.get_conf_state()));
+    Some(Message {
+        kind,
+        from: message.from,
+        to: message.to,
+        term: message.term,
+        log_term: message.log_term,
+        index: message.index,
+        commit: message.commit,
+        commit_term: message.commit_term,
+        reject: message.reject,
+        reject_hint: message.reject_hint,
+        request_snapshot: message.request_snapshot,
+        context: message.take_context(),
+        entries,
+        snapshot,
+        members,
+    })
+}
+
+pub(crate) fn message_in(message: Message) -> eraftpb::Message {
+    let mut theirs = eraftpb::Message {
+        from: message.from,
+        to: message.to,
+        term: message.term,
+        log_term: message.log_term,
+        index: message.index,
+        commit: message.commit,
+        commit_term: message.commit_term,
+        reject: message.reject,
+        reject_hint: message.reject_hint,
+        request_snapshot: message.request_snapshot,
+        context: message.context,
+        ..Default::default()
+    };
+    theirs.set_msg_type(kind_in(message.kind));
+    let entries: Vec<_> = message.entries.iter().map(entry_in).collect();
+    theirs.set_entries(entries.into());
+    if let (Some(at), Some(members)) = (message.snapshot, &message.members) {
+        theirs.set_snapshot(snapshot_in(at, members));
+    }
+    theirs
+}

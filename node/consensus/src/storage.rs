@@ -1,0 +1,268 @@
+//! The library's view of the log: terms of everything, entries of the recent past.
+//!
+//! Entries not yet applied are always here; older ones as far as a bound in bytes allows. A slow
+//! peer that needs still older ones makes a [`Fetch`]: the library asks again when they are there.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
+use raft::eraftpb::{Entry as RaftEntry, Snapshot};
+use raft::{GetEntriesContext, RaftState, Storage, StorageError};
+
+use crate::convert::{entry_in, hard_state_in, members_in, snapshot_in};
+use crate::{Entry, Fetch, Initial, Members, Position, Terms};
+
+/// More slow peers than this wait for their turn.
+const MAX_FETCHES: usize = 8;
+
+/// One read of the disk feeds this many messages.
+const MESSAGES_PER_FETCH: u64 = 4;
+
+pub(crate) struct LogView {
+    initial: RaftState,
+    members: Members,
+    base: Position,
+    terms: Terms,
+    cache: VecDeque<RaftEntry>,
+    cache_bytes: usize,
+    cache_limit: usize,
+    /// Asked by the library through `&self`.
+    asked: RefCell<Asked>,
+}
+
+#[derive(Default)]
+struct Asked {
+    fetches: Vec<(Fetch, GetEntriesContext)>,
+    /// The first of `fetches` that the caller hasn't been told of.
+    told: usize,
+    next_fetch: u64,
+    fetched: Vec<RaftEntry>,
+    snapshot: Option<Position>,
+    snapshot_wanted: Option<u64>,
+}
+
+fn cost(entry: &RaftEntry) -> usize {
+    entry.data.len() + size_of::<RaftEntry>()
+}
+
+impl LogView {
+    pub(crate) fn new(initial: &Initial, cache_limit: usize) -> Self {
+        let mut hard_state = initial.hard_state;
+        hard_state.commit = hard_state.commit.max(initial.applied.index);
+        hard_state.commit =
+            hard_state.commit.min(initial.terms.last().unwrap_or(initial.base).index);
+        let cache: VecDeque<_> = initial.entries.iter().map(entry_in).collect();
+        Self {
+            initial: RaftState::new(hard_state_in(&hard_state), members_in(&initial.members)),
+            members: initial.members.clone(),
+            base: initial.base,
+            terms: initial.terms.clone(),
+            cache_bytes: cache.iter().map(cost).sum(),
+            cache,
+            cache_limit,
+            asked: RefCell::default(),
+        }
+    }
+
+    pub(crate) fn base(&self) -> Position {
+        self.base
+    }
+
+    pub(crate) fn last(&self) -> Position {
+        self.terms.last().unwrap_or(self.base)
+    }
+
+    pub(crate) fn term_at(&self, index: u64) -> Option<u64> {
+        if index == self.base.index { Some(self.base.term) } else { self.terms.get(index) }
+    }
+
+    pub(crate) fn members(&self) -> &Members {
+        &self.members
+    }
+
+    pub(crate) fn append(&mut self, entries: &[RaftEntry]) {
+        let Some(first) = entries.first() else { return };
+        assert!(first.index > self.base.index, "a compacted entry can't change");
+        while self.cache.back().is_some_and(|entry| entry.index >= first.index) {
+            self.cache_bytes -= self.cache.pop_back().as_ref().map_or(0, cost);
+        }
+        if self.cache.back().is_some_and(|entry| entry.index + 1 != first.index) {
+            self.cache.clear();
+            self.cache_bytes = 0;
+        }
+        for entry in entries {
+            self.terms.push(entry.index, entry.term);
+            self.cache_bytes += cost(entry);
+            self.cache.push_back(entry.clone());
+        }
+    }
+
+    /// Forgets entries up to `applied`, oldest first, until the rest fits the bound.
+    pub(crate) fn evict(&mut self, applied: u64) {
+        while self.cache_bytes > self.cache_limit
+            && self.cache.front().is_some_and(|entry| entry.index <= applied)
+        {
+            self.cache_bytes -= self.cache.pop_front().as_ref().map_or(0, cost);
+        }
+    }
+
+    /// The log no longer has entries up to `through`.
+    pub(crate) fn compact(&mut self, through: Position) {
+        if through.index <= self.base.index {
+            return;
+        }
+        self.terms.compact(through.index);
+        while self.cache.front().is_some_and(|entry| entry.index <= through.index) {
+            self.cache_bytes -= self.cache.pop_front().as_ref().map_or(0, cost);
+        }
+        self.base = through;
+    }
+
+    /// A snapshot replaces everything.
+    pub(crate) fn restore(&mut self, at: Position, members: Members) {
+        self.base = at;
+        self.terms = Terms::default();
+        self.cache.clear();
+        self.cache_bytes = 0;
+        self.members = members;
+        let asked = self.asked.get_mut();
+        asked.fetches.clear();
+        asked.told = 0;
+        asked.fetched.clear();
+    }
+
+    /// New questions since the last call.
+    pub(crate) fn take_fetches(&mut self) -> Vec<Fetch> {
+        let asked = self.asked.get_mut();
+        let new = asked.fetches[asked.told..].iter().map(|(fetch, _)| *fetch).collect();
+        asked.told = asked.fetches.len();
+        new
+    }
+
+    pub(crate) fn has_questions(&self) -> bool {
+        let asked = self.asked.borrow();
+        asked.told < asked.fetches.len() || asked.snapshot_wanted.is_some()
+    }
+
+    /// The answer to a fetch; returns what the library needs to ask again.
+    pub(crate) fn fetched(&mut self, id: u64, entries: &[Entry]) -> Option<GetEntriesContext> {
+        let asked = self.asked.get_mut();
+        let at = asked.fetches.iter().position(|(fetch, _)| fetch.id == id)?;
+        let (_, context) = asked.fetches.remove(at);
+        asked.told -= 1;
+        asked.fetched = entries.iter().map(entry_in).collect();
+        Some(context)
+    }
+
+    pub(crate) fn forget_fetched(&mut self) {
+        self.asked.get_mut().fetched.clear();
+    }
+
+    pub(crate) fn take_snapshot_wanted(&mut self) -> Option<u64> {
+        self.asked.get_mut().snapshot_wanted.take()
+    }
+
+    pub(crate) fn set_snapshot(&mut self, at: Option<Position>) {
+        self.asked.get_mut().snapshot = at;
+    }
+
+    fn cached(&self, low: u64, high: u64, max_bytes: u64) -> Option<Vec<RaftEntry>> {
+        let first = self.cache.front()?.index;
+        let skip = usize::try_from(low.checked_sub(first)?).ok()?;
+        Some(limited(self.cache.iter().skip(skip), high, max_bytes))
+    }
+
+    /// What was fetched, if `low` is in it and it still is what the log holds.
+    fn stashed(&self, low: u64, high: u64, max_bytes: u64) -> Option<Vec<RaftEntry>> {
+        let asked = self.asked.borrow();
+        let first = asked.fetched.first()?;
+        let current = |entry: &RaftEntry| self.terms.get(entry.index) == Some(entry.term);
+        let skip = usize::try_from(low.checked_sub(first.index)?).ok()?;
+        if skip >= asked.fetched.len() || !asked.fetched.iter().all(current) {
+            return None;
+        }
+        Some(limited(asked.fetched.iter().skip(skip), high, max_bytes))
+    }
+}
+
+fn limited<'a>(
+    entries: impl Iterator<Item = &'a RaftEntry>,
+    high: u64,
+    max_bytes: u64,
+) -> Vec<RaftEntry> {
+    let mut bytes = 0;
+    let mut taken = Vec::new();
+    for entry in entries.take_while(|entry| entry.index < high) {
+        bytes += cost(entry) as u64;
+        if !taken.is_empty() && bytes > max_bytes {
+            break;
+        }
+        taken.push(entry.clone());
+    }
+    taken
+}
+
+impl Storage for LogView {
+    fn initial_state(&self) -> raft::Result<RaftState> {
+        Ok(self.initial.clone())
+    }
+
+    fn entries(
+        &self,
+        low: u64,
+        high: u64,
+        max_size: impl Into<Option<u64>>,
+        context: GetEntriesContext,
+    ) -> raft::Result<Vec<RaftEntry>> {
+        let max_bytes = max_size.into().unwrap_or(u64::MAX);
+        if low <= self.base.index {
+            return Err(StorageError::Compacted.into());
+        }
+        if let Some(entries) = self.cached(low, high, max_bytes) {
+            return Ok(entries);
+        }
+        if !context.can_async() {
+            return Err(StorageError::Unavailable.into());
+        }
+        if let Some(entries) = self.stashed(low, high, max_bytes) {
+            return Ok(entries);
+        }
+        let mut asked = self.asked.borrow_mut();
+        let waiting = asked.fetches.iter().any(|(fetch, _)| fetch.low == low);
+        if !waiting && asked.fetches.len() < MAX_FETCHES {
+            asked.next_fetch += 1;
+            let max_bytes = max_bytes.saturating_mul(MESSAGES_PER_FETCH);
+            let fetch = Fetch { id: asked.next_fetch, low, high, max_bytes };
+            asked.fetches.push((fetch, context));
+        }
+        Err(StorageError::LogTemporarilyUnavailable.into())
+    }
+
+    fn term(&self, index: u64) -> raft::Result<u64> {
+        if index < self.base.index {
+            return Err(StorageError::Compacted.into());
+        }
+        self.term_at(index).ok_or_else(|| StorageError::Unavailable.into())
+    }
+
+    fn first_index(&self) -> raft::Result<u64> {
+        Ok(self.base.index + 1)
+    }
+
+    fn last_index(&self) -> raft::Result<u64> {
+        Ok(self.last().index)
+    }
+
+    fn snapshot(&self, request_index: u64, to: u64) -> raft::Result<Snapshot> {
+        let mut asked = self.asked.borrow_mut();
+        match asked.snapshot {
+            Some(at) if at.index >= request_index && at.index >= self.base.index => {
+                Ok(snapshot_in(at, &self.members))
+            }
+            _ => {
+                asked.snapshot_wanted = Some(to);
+                Err(StorageError::SnapshotTemporarilyUnavailable.into())
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The term of every entry in the log, as runs: a few bytes per election, whatever the log's size.
+
+use crate::Position;
+
+/// Terms of a contiguous range of entries.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// (first index, term), ascending in both.
+    runs: Vec<(u64, u64)>,
+    /// Last index covered; meaningless while `runs` is empty.
+    last: u64,
+}
+
+impl Terms {
+    /// Appends entry `index`; whatever stood at or after it is gone.
+    pub fn push(&mut self, index: u64, term: u64) {
+        self.truncate(index);
+        if self.runs.last().is_none_or(|run| run.1 != term) {
+            self.runs.push((index, term));
+        }
+        self.last = index;
+    }
+
+    /// Drops everything at `from` and after it.
+    pub fn truncate(&mut self, from: u64) {
+        while self.runs.last().is_some_and(|run| run.0 >= from) {
+            self.runs.pop();
+        }
+        if !self.runs.is_empty() && self.last >= from {
+            self.last = from - 1;
+        }
+    }
+
+    /// Drops everything up to `through`.
+    pub fn compact(&mut self, through: u64) {
+        if self.runs.is_empty() {
+            return;
+        }
+        if through >= self.last {
+            self.runs.clear();
+            return;
+        }
+        let keep = self.runs.partition_point(|run| run.0 <= through + 1).saturating_sub(1);
+        self.runs.drain(..keep);
+        if let Some(first) = self.runs.first_mut()
+            && first.0 <= through
+        {
+            first.0 = through + 1;
+        }
+    }
+
+    /// The term of entry `index`, if it is covered.
+    pub fn get(&self, index: u64) -> Option<u64> {
+        if self.runs.is_empty() || index > self.last {
+            return None;
+        }
+        let after = self.runs.partition_point(|run| run.0 <= index);
+        (after > 0).then(|| self.runs[after - 1].1)
+    }
+
+    /// The last entry covered.
+    pub fn last(&self) -> Option<Position> {
+        self.runs.last().map(|run| Position { index: self.last, term: run.1 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn terms(list: &[(u64, u64)]) -> Terms {
+        let mut terms = Terms::default();
+        for (index, term) in list {
+            terms.push(*index, *term);
+        }
+        terms
+    }
+
+    #[test]
+    fn finds_the_term_of_each_entry() {
+        let terms = terms(&[(5, 1), (6, 1), (7, 3), (8, 3)]);
+        let found: Vec<_> = (4..=9).map(|index| terms.get(index)).collect();
+        assert_eq!(found, [None, Some(1), Some(1), Some(3), Some(3), None]);
+    }
+
+    #[test]
+    fn a_later_leader_replaces_the_tail() {
+        let mut terms = terms(&[(5, 1), (6, 1), (7, 3), (8, 3)]);
+        terms.push(6, 4);
+        assert_eq!((terms.get(5), terms.get(6), terms.get(7)), (Some(1), Some(4), None));
+        assert_eq!(terms.last(), Some(Position { index: 6, term: 4 }));
+    }
+
+    #[test]
+    fn compaction_keeps_what_comes_after() {
+        let mut terms = terms(&[(5, 1), (6, 1), (7, 3), (8, 3)]);
+        terms.compact(7);
+        assert_eq!((terms.get(7), terms.get(8)), (None, Some(3)));
+        terms.compact(8);
+        assert_eq!(terms.last(), None);
+    }
+}

@@ -1,0 +1,144 @@
+//! Files on the host.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::{Advice, FlockOperation, fadvise, fdatasync, flock};
+
+use super::{DirLock, Disk, DiskFile, Held, Open};
+
+/// The host's file system.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RealDisk;
+
+#[derive(Debug)]
+struct RealFile(File);
+
+#[derive(Debug)]
+struct Flock(#[expect(dead_code, reason = "dropping it releases the lock")] File);
+
+impl Held for Flock {}
+
+impl Disk for RealDisk {
+    fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).mode(0o600);
+        match how {
+            Open::Existing => {}
+            Open::New => {
+                options.create_new(true);
+            }
+            Open::ExistingOrNew => {
+                options.create(true).truncate(false);
+            }
+        }
+        Ok(Box::new(RealFile(options.open(path)?)))
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        path.try_exists()
+    }
+
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        match DirBuilder::new().mode(0o700).create(path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+            other => other,
+        }
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in path.read_dir()? {
+            // A name that isn't UTF-8 is none of ours.
+            names.extend(entry?.file_name().into_string());
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        std::fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_file(path)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+
+    fn lock_dir(&self, path: &Path) -> io::Result<DirLock> {
+        let directory = File::open(path)?;
+        flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(DirLock::new(Flock(directory)))
+    }
+}
+
+impl DiskFile for RealFile {
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.0.read_at(out, offset) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(data, offset)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(fdatasync(&self.0)?)
+    }
+
+    fn reread(&self) -> io::Result<()> {
+        self.0.sync_all()?;
+        match fadvise(&self.0, 0, None, Advice::DontNeed) {
+            // Some file systems have no cache to drop.
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) | Ok(()) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_held_by_one_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = RealDisk.lock_dir(dir.path()).unwrap();
+        let refused = RealDisk.lock_dir(dir.path()).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::WouldBlock);
+        drop(held);
+        RealDisk.lock_dir(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_file_reads_back_what_was_written_and_ends_where_it_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let file = RealDisk.open(&path, Open::New).unwrap();
+        file.write_at(3, b"abc").unwrap();
+        file.sync_data().unwrap();
+        file.reread().unwrap();
+        let mut out = [9; 8];
+        assert_eq!(file.read_at(2, &mut out).unwrap(), 4);
+        assert_eq!(&out[..4], b"\0abc");
+        assert_eq!(RealDisk.open(&path, Open::New).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(RealDisk.list(dir.path()).unwrap(), ["f"]);
+    }
+}

@@ -1,0 +1,252 @@
+//! What the rest of the node holds: proposals, read barriers, the status.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use bytes::Bytes;
+use node_consensus::{PeerStatus, Position, Role};
+use tokio::sync::{oneshot, watch};
+
+use super::mailbox::{Inlet, Mailbox, Notice, Proposal, ReadToken, Refused};
+use super::{MAX_PROPOSAL_BYTES, Metrics, Options, ProposeError, ReadError, TransferError};
+use crate::machine::RequestId;
+
+/// A moment's view of this member, as the core last published it.
+#[derive(Clone, Debug)]
+pub struct NodeStatus {
+    /// This member.
+    pub member: u64,
+    /// The leader it knows; 0 is none.
+    pub leader: u64,
+    /// Its term.
+    pub term: u64,
+    /// Its part.
+    pub role: Role,
+    /// Highest committed index it knows.
+    pub commit: u64,
+    /// The last entry applied.
+    pub applied: Position,
+    /// The last entry that the store holds durably.
+    pub durable: Position,
+    /// First index in the log.
+    pub first: u64,
+    /// Last index in the log.
+    pub last: u64,
+    /// Streams that stand, and this member itself, reach a quorum; since when.
+    pub quorum_connected: Option<Instant>,
+    /// When this member last knew that it had lost a leader.
+    pub leader_lost: Option<Instant>,
+    /// Leaders only: the other members.
+    pub peers: Vec<PeerStatus>,
+}
+
+/// Who waits for outcomes: the fronts put themselves in, apply and core take them out.
+#[derive(Debug)]
+pub(super) struct Waiters<O> {
+    proposals: Mutex<HashMap<RequestId, oneshot::Sender<Result<O, ProposeError>>>>,
+    reads: Mutex<HashMap<ReadToken, oneshot::Sender<Result<Position, ReadError>>>>,
+}
+
+impl<O> Default for Waiters<O> {
+    fn default() -> Self {
+        Self { proposals: Mutex::default(), reads: Mutex::default() }
+    }
+}
+
+impl<O> Waiters<O> {
+    pub fn answer(&self, outcomes: impl IntoIterator<Item = (RequestId, Result<O, ProposeError>)>) {
+        let mut waiting = self.proposals.lock().unwrap_or_else(PoisonError::into_inner);
+        for (id, outcome) in outcomes {
+            if let Some(sender) = waiting.remove(&id) {
+                // Who gave up meanwhile needs no answer.
+                let _ = sender.send(outcome);
+            }
+        }
+    }
+
+    pub fn answer_reads(
+        &self,
+        answers: impl IntoIterator<Item = (ReadToken, Result<Position, ReadError>)>,
+    ) {
+        let mut waiting = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
+        for (token, answer) in answers {
+            if let Some(sender) = waiting.remove(&token) {
+                let _ = sender.send(answer);
+            }
+        }
+    }
+
+    /// Nobody gets an answer any more.
+    pub fn stop(&self) {
+        self.proposals.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.reads.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// Takes a waiter out again when its request ends, however it ends.
+struct Waiting<'a, O> {
+    waiters: &'a Waiters<O>,
+    id: RequestId,
+}
+
+impl<O> Drop for Waiting<'_, O> {
+    fn drop(&mut self) {
+        let proposals = &self.waiters.proposals;
+        proposals.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+    }
+}
+
+struct WaitingRead<'a, O> {
+    waiters: &'a Waiters<O>,
+    token: ReadToken,
+}
+
+impl<O> Drop for WaitingRead<'_, O> {
+    fn drop(&mut self) {
+        let reads = &self.waiters.reads;
+        reads.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.token);
+    }
+}
+
+/// The node's way to its consensus. Cheap to clone.
+#[derive(Debug)]
+pub struct Handle<O> {
+    pub(super) mailbox: Arc<Mailbox>,
+    pub(super) waiters: Arc<Waiters<O>>,
+    pub(super) status: watch::Receiver<Arc<NodeStatus>>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) options: Arc<Options>,
+    pub(super) next_read: Arc<AtomicU64>,
+}
+
+impl<O> Clone for Handle<O> {
+    fn clone(&self) -> Self {
+        Self {
+            mailbox: Arc::clone(&self.mailbox),
+            waiters: Arc::clone(&self.waiters),
+            status: self.status.clone(),
+            metrics: Arc::clone(&self.metrics),
+            options: Arc::clone(&self.options),
+            next_read: Arc::clone(&self.next_read),
+        }
+    }
+}
+
+impl<O: Send + 'static> Handle<O> {
+    /// Proposes `payload`, which the state machine will recognise as `id`, and waits until it is
+    /// applied here. While no leader is known it waits for one. Dropping the future gives up
+    /// waiting, not the proposal.
+    pub async fn propose(&self, payload: Bytes, id: RequestId) -> Result<O, ProposeError> {
+        if payload.len() > MAX_PROPOSAL_BYTES {
+            return Err(ProposeError::TooLarge);
+        }
+        let started = Instant::now();
+        let (sender, receiver) = oneshot::channel();
+        let previous = self
+            .waiters
+            .proposals
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(id, sender);
+        assert!(previous.is_none(), "a request id is used once");
+        let _waiting = Waiting { waiters: &self.waiters, id };
+        self.mailbox.propose(Proposal { id, data: payload }).map_err(|refused| match refused {
+            Refused::Full => ProposeError::TooManyRequests,
+            Refused::Stopped => ProposeError::Stopped,
+        })?;
+        match tokio::time::timeout(self.options.request_timeout, receiver).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) => Err(ProposeError::Stopped),
+            Err(_) => Err(self.why_late(started)),
+        }
+    }
+
+    /// As etcd tells time-outs apart (server/etcdserver/errors, `parseProposeCtxErr`).
+    fn why_late(&self, started: Instant) -> ProposeError {
+        let status = self.status.borrow();
+        let after = |at: Instant| at >= started;
+        if status.leader == 0 && !status.leader_lost.is_some_and(after) {
+            ProposeError::NoLeader
+        } else if status.leader_lost.is_some_and(after) {
+            ProposeError::TimeoutLeaderFailed
+        } else if status.quorum_connected.is_none_or(after) {
+            ProposeError::TimeoutConnectionLost
+        } else {
+            ProposeError::Timeout
+        }
+    }
+
+    /// Returns when everything that was acknowledged anywhere before the call is applied here: a
+    /// local read after it is linearizable. One ReadIndex round serves all who wait.
+    pub async fn read_barrier(&self) -> Result<Position, ReadError> {
+        let token = self.next_read.fetch_add(1, Ordering::Relaxed);
+        let (sender, receiver) = oneshot::channel();
+        self.waiters.reads.lock().unwrap_or_else(PoisonError::into_inner).insert(token, sender);
+        let _waiting = WaitingRead { waiters: &self.waiters, token };
+        self.mailbox.read(token).map_err(|refused| match refused {
+            Refused::Full => ReadError::TooManyRequests,
+            Refused::Stopped => ReadError::Stopped,
+        })?;
+        match tokio::time::timeout(self.options.request_timeout, receiver).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(ReadError::Stopped),
+            Err(_) if self.status.borrow().leader == 0 => Err(ReadError::NoLeader),
+            Err(_) => Err(ReadError::Timeout),
+        }
+    }
+
+    /// The status, and a way to wait for its changes.
+    pub fn status(&self) -> watch::Receiver<Arc<NodeStatus>> {
+        self.status.clone()
+    }
+
+    /// Counters.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Campaigns now, if no leader is known.
+    pub fn campaign(&self) {
+        self.mailbox.notice(Notice::Campaign);
+    }
+
+    /// Hands leadership to `to` and waits until it leads. Only on the leader.
+    pub async fn transfer_leader(&self, to: u64) -> Result<(), TransferError> {
+        let mut status = self.status.clone();
+        {
+            let now = status.borrow();
+            if now.leader != now.member {
+                return Err(TransferError::NotLeader);
+            }
+            if to == now.member || !self.options.voters.contains(&to) {
+                return Err(TransferError::BadTransferee);
+            }
+        }
+        self.mailbox.notice(Notice::Transfer(Some(to)));
+        let done = status.wait_for(|now| now.leader == to);
+        match tokio::time::timeout(self.options.transfer_timeout(), done).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) => Err(TransferError::Stopped),
+            Err(_) => Err(TransferError::Timeout),
+        }
+    }
+
+    /// Before a clean stop: if this member leads, somebody else does by the time this returns, or
+    /// nobody could be found within an election time-out.
+    pub async fn hand_over(&self) {
+        let mut status = self.status.clone();
+        let alone = self.options.voters.len() == 1;
+        let leads = {
+            let now = status.borrow();
+            now.leader == now.member
+        };
+        if alone || !leads {
+            return;
+        }
+        self.mailbox.notice(Notice::Transfer(None));
+        let done = status.wait_for(|now| now.leader != now.member && now.leader != 0);
+        let _ = tokio::time::timeout(self.options.transfer_timeout(), done).await;
+    }
+}

@@ -1,0 +1,44 @@
+//! Counters of the driver, written by its threads and read by `/metrics`.
+
+use std::sync::atomic::AtomicU64;
+
+/// All only ever rise.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    /// Proposals taken from the mailbox.
+    pub proposals: AtomicU64,
+    /// Proposals refused because the leader's bound on uncommitted bytes was reached.
+    pub proposals_refused: AtomicU64,
+    /// ReadIndex rounds asked for.
+    pub read_rounds: AtomicU64,
+    /// Reads answered.
+    pub reads: AtomicU64,
+    /// Messages taken from peers.
+    pub messages_received: AtomicU64,
+    /// Messages from peers that were refused as impossible.
+    pub messages_refused: AtomicU64,
+    /// Messages handed to the transport.
+    pub messages_sent: AtomicU64,
+    /// Messages that the transport had no room or connection for.
+    pub messages_dropped: AtomicU64,
+    /// Times this member saw a leader come up.
+    pub leader_changes: AtomicU64,
+    /// Groups written to the log, each with one sync.
+    pub log_groups: AtomicU64,
+    /// Entries written to the log.
+    pub log_entries: AtomicU64,
+    /// Bytes written to the log, padding included.
+    pub log_bytes: AtomicU64,
+    /// Microseconds spent in the log's writes and syncs.
+    pub log_micros: AtomicU64,
+    /// Entries applied.
+    pub applied: AtomicU64,
+    /// Microseconds spent applying.
+    pub apply_micros: AtomicU64,
+    /// Checkpoints of the store.
+    pub checkpoints: AtomicU64,
+    /// Snapshots sent.
+    pub snapshots_sent: AtomicU64,
+    /// Snapshots installed.
+    pub snapshots_installed: AtomicU64,
+}
