@@ -9,4 +9,7 @@
 //! Deciding is left to `discovery-formation`, verifying to `discovery-types`: what stands here
 //! reads, locks, writes, and says why.
 
+pub mod ca;
+pub mod kek;
+pub mod managed_postgres;
 pub mod server;

@@ -1,0 +1,283 @@
+//! The two certificate authorities of a cluster, and the leaves they sign.
+//!
+//! Everything here is ECDSA P-256: BoringSSL and grpcio refuse Ed25519 in a TLS server's or CA's
+//! certificate. Validity is reckoned from the time that the caller passes (Postgres' clock), and
+//! begins one hour back, for hosts whose clocks are behind.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
+    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber,
+};
+use ring::rand::{SecureRandom, SystemRandom};
+use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivatePkcs8KeyDer};
+use uuid::Uuid;
+use zeroize::Zeroizing;
+
+use crate::kek::Purpose;
+
+const HOUR: u64 = 3_600;
+const DAY: u64 = 24 * HOUR;
+/// CAs outlive every leaf that anyone will want to renew under them.
+const CA_LIFE: Duration = Duration::from_secs(20 * 365 * DAY);
+/// Members' certificates.
+pub const MEMBER_LIFE: Duration = Duration::from_secs(365 * DAY);
+/// Certificates for `etcdctl` and applications.
+pub const CREDENTIAL_LIFE: Duration = Duration::from_secs(7 * DAY);
+
+/// Why nothing was issued.
+#[derive(Debug, thiserror::Error)]
+pub enum CaError {
+    /// Not PKCS#10, its own signature doesn't verify, or it asks for what can't be read.
+    #[error("the certificate request can't be read, or isn't signed by its own key")]
+    Request(#[source] rcgen::Error),
+    /// The key in the request isn't ECDSA P-256.
+    #[error("the certificate request's key must be ECDSA P-256")]
+    KeyType,
+    /// The stored CA doesn't load.
+    #[error("the cluster's CA can't be loaded")]
+    Authority(#[source] rcgen::Error),
+    /// A name or address that can't stand in a certificate.
+    #[error("`{0}` can't stand in a certificate")]
+    Name(String),
+    /// The library or the system's randomness failed.
+    #[error("signing failed")]
+    Signing(#[source] rcgen::Error),
+}
+
+/// A CA as it is made: certificate for everyone, key for the KEK.
+pub struct NewCa {
+    /// DER of the self-signed certificate.
+    pub certificate: Vec<u8>,
+    /// PKCS#8 DER of its key.
+    pub key: Zeroizing<Vec<u8>>,
+}
+
+/// Makes one of a cluster's CAs. `now` is seconds since 1970.
+pub fn make_ca(cluster: Uuid, name: &str, purpose: Purpose, now: u64) -> Result<NewCa, CaError> {
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(CaError::Signing)?;
+    let label = match purpose {
+        Purpose::PeerCa => "peers",
+        Purpose::ClientCa => "clients",
+    };
+    let mut params = CertificateParams::default();
+    params.distinguished_name = common_name(&format!("muster {label} {name}"));
+    params.distinguished_name.push(DnType::OrganizationalUnitName, cluster.to_string());
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    set_validity(&mut params, now, CA_LIFE);
+    params.serial_number = Some(serial()?);
+    let certificate = params.self_signed(&key).map_err(CaError::Signing)?;
+    Ok(NewCa { certificate: certificate.der().to_vec(), key: Zeroizing::new(key.serialize_der()) })
+}
+
+/// A CA, loaded to sign.
+pub struct Ca {
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// What a member's leaf says.
+#[derive(Clone, Debug)]
+pub struct MemberLeaf<'a> {
+    /// Of the SPIFFE name.
+    pub trust_domain: &'a str,
+    /// The cluster.
+    pub cluster: Uuid,
+    /// 1 to `size`.
+    pub seat: u16,
+    /// Hosts of the committed URLs, without ports: IP addresses or DNS names.
+    pub hosts: &'a [String],
+}
+
+impl Ca {
+    /// Loads a CA from its certificate and its unwrapped key.
+    pub fn load(certificate: &[u8], key: &[u8]) -> Result<Self, CaError> {
+        let pkcs8 = PrivatePkcs8KeyDer::from(key);
+        let key = KeyPair::from_pkcs8_der_and_sign_algo(&pkcs8, &PKCS_ECDSA_P256_SHA256)
+            .map_err(CaError::Authority)?;
+        let issuer = Issuer::from_ca_cert_der(&CertificateDer::from(certificate), key)
+            .map_err(CaError::Authority)?;
+        Ok(Ca { issuer })
+    }
+
+    /// DER of a leaf for the key in `csr` (PKCS#10 DER), of which only the key is used.
+    pub fn issue_member(
+        &self,
+        csr: &[u8],
+        leaf: &MemberLeaf<'_>,
+        now: u64,
+    ) -> Result<Vec<u8>, CaError> {
+        let mut params = leaf_params(&format!("muster:{}", leaf.seat), now, MEMBER_LIFE)?;
+        let MemberLeaf { trust_domain, cluster, seat, .. } = leaf;
+        let spiffe = format!("spiffe://{trust_domain}/cluster/{cluster}/member/{seat}");
+        let uri = spiffe.clone().try_into().map_err(|_| CaError::Name(spiffe))?;
+        params.subject_alt_names.push(SanType::URI(uri));
+        for host in leaf.hosts {
+            params.subject_alt_names.push(host_name(host)?);
+        }
+        params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+        self.sign(csr, &params)
+    }
+
+    /// DER of a client certificate for `etcdctl` or an application.
+    pub fn issue_credential(&self, csr: &[u8], name: &str, now: u64) -> Result<Vec<u8>, CaError> {
+        self.sign(csr, &leaf_params(name, now, CREDENTIAL_LIFE)?)
+    }
+
+    fn sign(&self, csr: &[u8], params: &CertificateParams) -> Result<Vec<u8>, CaError> {
+        let request =
+            CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(csr))
+                .map_err(CaError::Request)?;
+        if *request.public_key.algorithm() != PKCS_ECDSA_P256_SHA256 {
+            return Err(CaError::KeyType);
+        }
+        let leaf = params.signed_by(&request.public_key, &self.issuer).map_err(CaError::Signing)?;
+        Ok(leaf.der().to_vec())
+    }
+}
+
+/// SubjectPublicKeyInfo (DER) of the key in a certificate request whose own signature verifies.
+pub fn csr_public_key(csr: &[u8]) -> Result<Vec<u8>, CaError> {
+    let request =
+        CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(csr))
+            .map_err(CaError::Request)?;
+    if *request.public_key.algorithm() != PKCS_ECDSA_P256_SHA256 {
+        return Err(CaError::KeyType);
+    }
+    Ok(request.public_key.subject_public_key_info())
+}
+
+fn leaf_params(name: &str, now: u64, life: Duration) -> Result<CertificateParams, CaError> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = common_name(name);
+    params.is_ca = IsCa::ExplicitNoCa;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    params.use_authority_key_identifier_extension = true;
+    params.serial_number = Some(serial()?);
+    set_validity(&mut params, now, life);
+    Ok(params)
+}
+
+fn host_name(host: &str) -> Result<SanType, CaError> {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    if let Ok(address) = bare.parse::<IpAddr>() {
+        return Ok(SanType::IpAddress(address));
+    }
+    let name = host.to_owned().try_into().map_err(|_| CaError::Name(host.to_owned()))?;
+    Ok(SanType::DnsName(name))
+}
+
+fn common_name(name: &str) -> DistinguishedName {
+    let mut distinguished = DistinguishedName::new();
+    distinguished.push(DnType::CommonName, name);
+    distinguished
+}
+
+fn set_validity(params: &mut CertificateParams, now: u64, life: Duration) {
+    let epoch = rcgen::date_time_ymd(1970, 1, 1);
+    params.not_before = epoch + Duration::from_secs(now.saturating_sub(HOUR));
+    params.not_after = epoch + (Duration::from_secs(now) + life);
+}
+
+/// 127 random bits, positive as RFC 5280 wants it.
+fn serial() -> Result<SerialNumber, CaError> {
+    let mut bytes = [0_u8; 16];
+    SystemRandom::new()
+        .fill(&mut bytes)
+        .map_err(|_| CaError::Signing(rcgen::Error::RingUnspecified))?;
+    bytes[0] = (bytes[0] & 0x7f) | 0x40;
+    Ok(SerialNumber::from_slice(&bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use x509_parser::prelude::*;
+
+    use super::*;
+
+    const NOW: u64 = 1_800_000_000;
+
+    fn request(key: &KeyPair) -> Vec<u8> {
+        let params = CertificateParams::new(vec!["evil.example".to_owned()]).unwrap();
+        params.serialize_request(key).unwrap().der().to_vec()
+    }
+
+    fn p256() -> KeyPair {
+        KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap()
+    }
+
+    fn ca(purpose: Purpose) -> (NewCa, Ca) {
+        let made = make_ca(Uuid::now_v7(), "demo", purpose, NOW).unwrap();
+        let loaded = Ca::load(&made.certificate, &made.key).unwrap();
+        (made, loaded)
+    }
+
+    #[test]
+    fn a_members_leaf_says_who_it_is_and_where_and_verifies_under_its_own_ca_only() {
+        let (made, peer_ca) = ca(Purpose::PeerCa);
+        let (other, _) = ca(Purpose::ClientCa);
+        let cluster = Uuid::now_v7();
+        let hosts = ["10.0.0.7".to_owned(), "[fd00::7]".to_owned(), "a.example".to_owned()];
+        let leaf = MemberLeaf { trust_domain: "muster", cluster, seat: 3, hosts: &hosts };
+        let der = peer_ca.issue_member(&request(&p256()), &leaf, NOW).unwrap();
+        let (_, certificate) = X509Certificate::from_der(&der).unwrap();
+
+        assert_eq!(certificate.subject().to_string(), "CN=muster:3");
+        assert_eq!(certificate.validity().not_before.timestamp(), (NOW - HOUR) as i64);
+        assert_eq!(certificate.validity().not_after.timestamp(), (NOW + 365 * DAY) as i64);
+        let names = certificate.subject_alternative_name().unwrap().unwrap();
+        let names: Vec<String> = names.value.general_names.iter().map(|n| n.to_string()).collect();
+        insta::assert_json_snapshot!(
+            names.iter().map(|n| n.replace(&cluster.to_string(), "CLUSTER")).collect::<Vec<_>>()
+        );
+        let usage = certificate.extended_key_usage().unwrap().unwrap().value;
+        assert!(usage.server_auth && usage.client_auth);
+
+        let (_, authority) = X509Certificate::from_der(&made.certificate).unwrap();
+        assert!(certificate.verify_signature(Some(authority.public_key())).is_ok());
+        let (_, stranger) = X509Certificate::from_der(&other.certificate).unwrap();
+        assert!(certificate.verify_signature(Some(stranger.public_key())).is_err());
+    }
+
+    #[test]
+    fn a_credential_is_for_clients_alone_and_lasts_a_week() {
+        let (_, client_ca) = ca(Purpose::ClientCa);
+        let der = client_ca.issue_credential(&request(&p256()), "alice", NOW).unwrap();
+        let (_, certificate) = X509Certificate::from_der(&der).unwrap();
+        assert_eq!(certificate.subject().to_string(), "CN=alice");
+        assert_eq!(certificate.validity().not_after.timestamp(), (NOW + 7 * DAY) as i64);
+        let usage = certificate.extended_key_usage().unwrap().unwrap().value;
+        assert!(usage.client_auth && !usage.server_auth);
+        assert!(certificate.subject_alternative_name().unwrap().is_none());
+    }
+
+    #[test]
+    fn two_leaves_for_one_key_have_different_serials() {
+        let (_, authority) = ca(Purpose::ClientCa);
+        let csr = request(&p256());
+        let serials: Vec<String> = (0..2)
+            .map(|_| {
+                let der = authority.issue_credential(&csr, "a", NOW).unwrap();
+                X509Certificate::from_der(&der).unwrap().1.raw_serial_as_string()
+            })
+            .collect();
+        assert_ne!(serials[0], serials[1]);
+    }
+
+    #[test]
+    fn other_keys_and_mangled_requests_are_refused() {
+        let (_, authority) = ca(Purpose::ClientCa);
+        let ed25519 = request(&KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap());
+        let refused = authority.issue_credential(&ed25519, "a", NOW);
+        assert!(matches!(refused, Err(CaError::KeyType)));
+        let mut mangled = request(&p256());
+        let middle = mangled.len() / 2;
+        mangled[middle] ^= 1;
+        let refused = authority.issue_credential(&mangled, "a", NOW);
+        assert!(matches!(refused, Err(CaError::Request(_))), "{refused:?}");
+    }
+}

@@ -1,0 +1,179 @@
+//! The key-encryption key: what stands between a stolen database and the clusters' CA keys.
+//!
+//! AES-256-GCM. A wrapped key is `1 | key version (u32, big endian) | nonce (12) | ciphertext and
+//! tag`; the associated data binds it to its cluster and purpose, so that a row moved to another
+//! cluster doesn't open. Nonces are random: safe for 2³² wraps under one key (NIST SP 800-38D).
+
+use std::collections::BTreeMap;
+
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::rand::{SecureRandom, SystemRandom};
+use uuid::Uuid;
+use zeroize::Zeroizing;
+
+const FORMAT: u8 = 1;
+const HEADER: usize = 1 + 4;
+/// Bytes of a key-encryption key.
+pub const KEK_LEN: usize = 32;
+
+/// What a wrapped key is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Signs the certificates that members show each other.
+    PeerCa,
+    /// Signs members' and clients' certificates on the client port.
+    ClientCa,
+}
+
+impl Purpose {
+    fn label(self) -> &'static [u8] {
+        match self {
+            Purpose::PeerCa => b"peer-ca",
+            Purpose::ClientCa => b"client-ca",
+        }
+    }
+}
+
+/// Why a wrapped key doesn't open.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum KekError {
+    /// The key directory lacks that version: an older copy, or another service's.
+    #[error("the key directory has no key-encryption key of version {0}")]
+    UnknownVersion(u32),
+    /// Truncated, of another format, changed, or moved from another cluster.
+    #[error("the wrapped key is damaged, or belongs to another cluster or purpose")]
+    Damaged,
+    /// The system gave no randomness.
+    #[error("the system's random source failed")]
+    Random,
+}
+
+/// All versions at hand; the highest one wraps.
+pub struct Kek {
+    keys: BTreeMap<u32, LessSafeKey>,
+}
+
+impl std::fmt::Debug for Kek {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kek").field("versions", &self.keys.keys().collect::<Vec<_>>()).finish()
+    }
+}
+
+impl Kek {
+    /// `keys` by version; `None` if there is none.
+    pub fn new(keys: impl IntoIterator<Item = (u32, Zeroizing<[u8; KEK_LEN]>)>) -> Option<Self> {
+        let keys: BTreeMap<_, _> = keys
+            .into_iter()
+            .map(|(version, bytes)| {
+                let key = UnboundKey::new(&AES_256_GCM, &bytes[..]).expect("32 bytes fit AES-256");
+                (version, LessSafeKey::new(key))
+            })
+            .collect();
+        (!keys.is_empty()).then_some(Kek { keys })
+    }
+
+    /// Wraps `secret` under the newest version.
+    pub fn wrap(
+        &self,
+        cluster: Uuid,
+        purpose: Purpose,
+        secret: &[u8],
+    ) -> Result<Vec<u8>, KekError> {
+        let (version, key) = self.keys.last_key_value().expect("a Kek holds at least one key");
+        let mut nonce = [0_u8; NONCE_LEN];
+        SystemRandom::new().fill(&mut nonce).map_err(|_| KekError::Random)?;
+        let mut sealed = Zeroizing::new(secret.to_vec());
+        let tag = key
+            .seal_in_place_separate_tag(
+                Nonce::assume_unique_for_key(nonce),
+                associated_data(*version, cluster, purpose),
+                &mut sealed,
+            )
+            .map_err(|_| KekError::Damaged)?;
+        let mut wrapped = vec![FORMAT];
+        wrapped.extend_from_slice(&version.to_be_bytes());
+        wrapped.extend_from_slice(&nonce);
+        wrapped.extend_from_slice(&sealed);
+        wrapped.extend_from_slice(tag.as_ref());
+        Ok(wrapped)
+    }
+
+    /// Opens what `wrap` made for the same cluster and purpose.
+    pub fn unwrap(
+        &self,
+        cluster: Uuid,
+        purpose: Purpose,
+        wrapped: &[u8],
+    ) -> Result<Zeroizing<Vec<u8>>, KekError> {
+        let (header, rest) = wrapped.split_at_checked(HEADER).ok_or(KekError::Damaged)?;
+        let (nonce, sealed) = rest.split_at_checked(NONCE_LEN).ok_or(KekError::Damaged)?;
+        if header[0] != FORMAT {
+            return Err(KekError::Damaged);
+        }
+        let version = u32::from_be_bytes([header[1], header[2], header[3], header[4]]);
+        let key = self.keys.get(&version).ok_or(KekError::UnknownVersion(version))?;
+        let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| KekError::Damaged)?;
+        let mut buffer = Zeroizing::new(sealed.to_vec());
+        let length = key
+            .open_in_place(nonce, associated_data(version, cluster, purpose), &mut buffer)
+            .map_err(|_| KekError::Damaged)?
+            .len();
+        buffer.truncate(length);
+        Ok(buffer)
+    }
+}
+
+fn associated_data(version: u32, cluster: Uuid, purpose: Purpose) -> Aad<Vec<u8>> {
+    let mut data = b"muster-kek-1\0".to_vec();
+    data.extend_from_slice(&version.to_be_bytes());
+    data.extend_from_slice(cluster.as_bytes());
+    data.extend_from_slice(purpose.label());
+    Aad::from(data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kek(versions: &[u32]) -> Kek {
+        Kek::new(versions.iter().map(|v| (*v, Zeroizing::new([*v as u8; KEK_LEN])))).unwrap()
+    }
+
+    #[test]
+    fn what_was_wrapped_opens_again() {
+        let id = Uuid::now_v7();
+        let wrapped = kek(&[1]).wrap(id, Purpose::PeerCa, b"secret").unwrap();
+        assert_eq!(&kek(&[1]).unwrap(id, Purpose::PeerCa, &wrapped).unwrap()[..], b"secret");
+    }
+
+    #[test]
+    fn a_key_moved_to_another_cluster_or_purpose_does_not_open() {
+        let (id, other) = (Uuid::now_v7(), Uuid::now_v7());
+        let wrapped = kek(&[1]).wrap(id, Purpose::PeerCa, b"secret").unwrap();
+        assert_eq!(kek(&[1]).unwrap(other, Purpose::PeerCa, &wrapped), Err(KekError::Damaged));
+        assert_eq!(kek(&[1]).unwrap(id, Purpose::ClientCa, &wrapped), Err(KekError::Damaged));
+    }
+
+    #[test]
+    fn every_changed_or_missing_byte_is_noticed() {
+        let id = Uuid::now_v7();
+        let wrapped = kek(&[1]).wrap(id, Purpose::PeerCa, b"secret").unwrap();
+        for at in 0..wrapped.len() {
+            let mut changed = wrapped.clone();
+            changed[at] ^= 1;
+            assert!(kek(&[1]).unwrap(id, Purpose::PeerCa, &changed).is_err(), "byte {at}");
+            assert!(kek(&[1]).unwrap(id, Purpose::PeerCa, &wrapped[..at]).is_err(), "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn the_newest_version_wraps_and_older_ones_still_open() {
+        let id = Uuid::now_v7();
+        let old = kek(&[1]).wrap(id, Purpose::PeerCa, b"secret").unwrap();
+        let both = kek(&[1, 2]);
+        assert!(both.unwrap(id, Purpose::PeerCa, &old).is_ok());
+        let new = both.wrap(id, Purpose::PeerCa, b"secret").unwrap();
+        let refused = kek(&[1]).unwrap(id, Purpose::PeerCa, &new);
+        assert_eq!(refused, Err(KekError::UnknownVersion(2)));
+    }
+}

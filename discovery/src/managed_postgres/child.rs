@@ -1,0 +1,189 @@
+//! The thread that owns the server: starts it, restarts it with a growing pause, stops it.
+
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+use tokio::sync::watch;
+
+use super::account::Account;
+use super::install::{Installation, SAID_MAX, ending};
+use super::{ManagedPostgresError, PORT, START_TIMEOUT, Settings, State, prepare, run_dir, stale};
+
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// After this long, the next death starts with the shortest pause again.
+const STEADY: Duration = Duration::from_secs(60);
+/// How long a fast shutdown may take before an immediate one.
+const STOP_PATIENCE: Duration = Duration::from_secs(20);
+/// Above this, the log is put aside when the server starts; one old one is kept.
+const LOG_MAX: u64 = 16 * 1024 * 1024;
+
+/// Why one run of the server ended.
+enum Ended {
+    Stopped,
+    Died(ManagedPostgresError),
+}
+
+/// Runs until it is told to stop, or until `stop`'s sender is gone.
+pub(super) fn supervise(settings: &Settings, state: &watch::Sender<State>, stop: &Receiver<()>) {
+    let end = |error: Option<ManagedPostgresError>| {
+        let _ = state.send(State::Ended(error.map(Arc::new)));
+    };
+    let (installation, account, _lock) = match prepare(settings) {
+        Ok(prepared) => prepared,
+        Err(error) => return end(Some(error)),
+    };
+    let mut pause = FIRST_PAUSE;
+    let mut was_ready = false;
+    loop {
+        let started = Instant::now();
+        let ended = run_once(settings, &installation, &account, state, stop, &mut was_ready);
+        let error = match ended {
+            Ended::Stopped => return end(None),
+            Ended::Died(error) if !was_ready => return end(Some(error)),
+            Ended::Died(error) => error,
+        };
+        if started.elapsed() > STEADY {
+            pause = FIRST_PAUSE;
+        }
+        let pause_ms = pause.as_millis();
+        tracing::error!(%error, pause_ms, "Postgres died; starting it again");
+        let _ = state.send(State::Restarting);
+        match stop.recv_timeout(pause) {
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => return end(None),
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        if let Err(error) = stale::clear(&settings.dir.join("data")) {
+            tracing::error!(%error, "can't clear what the dead Postgres left");
+        }
+    }
+}
+
+fn run_once(
+    settings: &Settings,
+    installation: &Installation,
+    account: &Account,
+    state: &watch::Sender<State>,
+    stop: &Receiver<()>,
+    was_ready: &mut bool,
+) -> Ended {
+    let mut child = match spawn(&settings.dir, installation, account) {
+        Ok(child) => child,
+        Err(error) => return Ended::Died(error),
+    };
+    let pid = child.id();
+    let pid_file = settings.dir.join("data/postmaster.pid");
+    let started = Instant::now();
+    let mut ready = false;
+    loop {
+        match stop.recv_timeout(LOOK_EVERY) {
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => {
+                stop_child(&mut child);
+                return Ended::Stopped;
+            }
+        }
+        match child.try_wait() {
+            Ok(None) => {}
+            Ok(Some(status)) => return Ended::Died(died(&settings.dir, status.to_string())),
+            Err(error) => {
+                return Ended::Died(ManagedPostgresError::io("can't wait for Postgres")(error));
+            }
+        }
+        if !ready && is_ready(&pid_file, pid) {
+            (ready, *was_ready) = (true, true);
+            tracing::info!(pid, dir = %settings.dir.display(), "Postgres is ready");
+            let _ = state.send(State::Ready { pid });
+        }
+        if !ready && started.elapsed() > START_TIMEOUT {
+            stop_child(&mut child);
+            return Ended::Died(ManagedPostgresError::NotReady { said: log_ending(&settings.dir) });
+        }
+    }
+}
+
+fn spawn(
+    dir: &Path,
+    installation: &Installation,
+    account: &Account,
+) -> Result<Child, ManagedPostgresError> {
+    let log_path = dir.join("postgres.log");
+    if std::fs::metadata(&log_path).is_ok_and(|metadata| metadata.len() > LOG_MAX) {
+        fs_err::rename(&log_path, dir.join("postgres.log.1"))
+            .map_err(ManagedPostgresError::io("can't put the log aside"))?;
+    }
+    let log = fs_err::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&log_path)
+        .map_err(ManagedPostgresError::io("can't open the log"))?
+        .into_file();
+    let copy = log.try_clone().map_err(ManagedPostgresError::io("can't open the log"))?;
+    let mut command = account.command(&installation.postgres(), dir, true);
+    command.arg("-D").arg(dir.join("data"));
+    let sockets = run_dir(dir).display().to_string();
+    for (name, value) in [
+        ("listen_addresses", ""),
+        ("port", &PORT.to_string()),
+        ("unix_socket_directories", &sockets),
+        ("unix_socket_permissions", "0700"),
+        ("fsync", "on"),
+        ("synchronous_commit", "on"),
+        ("full_page_writes", "on"),
+        ("data_sync_retry", "off"),
+        ("max_connections", "200"),
+        ("logging_collector", "off"),
+        ("log_destination", "stderr"),
+        ("log_line_prefix", "%m [%p] "),
+    ] {
+        command.arg("-c").arg(format!("{name}={value}"));
+    }
+    // A group of its own, so that an interrupt typed at a terminal reaches us alone: we stop it.
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    command.stdin(Stdio::null()).stdout(log).stderr(copy);
+    command.spawn().map_err(ManagedPostgresError::io("can't run setpriv (util-linux)"))
+}
+
+/// Postgres writes its state into the eighth line (`LOCK_FILE_LINE_PM_STATUS` in its pidfile.h).
+fn is_ready(pid_file: &Path, pid: u32) -> bool {
+    let Ok(text) = std::fs::read_to_string(pid_file) else { return false };
+    let lines: Vec<&str> = text.lines().collect();
+    lines.first().and_then(|line| line.trim().parse().ok()) == Some(pid)
+        && lines.get(7).is_some_and(|line| line.trim() == "ready")
+}
+
+fn stop_child(child: &mut Child) {
+    for signal in [Signal::INT, Signal::QUIT, Signal::KILL] {
+        let _ = rustix::process::kill_process(Pid::from_child(child), signal);
+        let deadline = Instant::now() + STOP_PATIENCE;
+        while Instant::now() < deadline {
+            match child.try_wait() {
+                Ok(None) => std::thread::sleep(LOOK_EVERY),
+                Ok(Some(_)) | Err(_) => return,
+            }
+        }
+    }
+}
+
+fn died(dir: &Path, status: String) -> ManagedPostgresError {
+    ManagedPostgresError::Program { program: "postgres".into(), status, said: log_ending(dir) }
+}
+
+fn log_ending(dir: &Path) -> String {
+    use std::io::{Read, Seek, SeekFrom};
+    let read = || -> std::io::Result<String> {
+        let mut file = std::fs::File::open(dir.join("postgres.log"))?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(SAID_MAX as u64)))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    read().map(|text| ending(&text).to_owned()).unwrap_or_default()
+}

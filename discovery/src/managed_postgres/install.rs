@@ -1,0 +1,132 @@
+//! Finding the binaries, and making a database with them.
+
+use std::path::{Path, PathBuf};
+
+use super::account::Account;
+use super::{ManagedPostgresError, SUPERUSER};
+
+const PACKAGED: &str = "/usr/lib/postgresql";
+/// How much of a failed program's output an error shows.
+pub(super) const SAID_MAX: usize = 600;
+
+/// A directory with `initdb` and `postgres`.
+#[derive(Clone, Debug)]
+pub(super) struct Installation {
+    binaries: PathBuf,
+}
+
+impl Installation {
+    /// In this order: `named`; the version that `data` was made by; PATH; the newest packaged one.
+    pub(super) fn find(named: Option<&Path>, data: &Path) -> Result<Self, ManagedPostgresError> {
+        let wanted = std::fs::read_to_string(data.join("PG_VERSION")).ok();
+        let wanted = wanted.as_deref().map(str::trim);
+        let mut candidates: Vec<PathBuf> = Vec::new();
+        match named {
+            Some(named) => candidates.push(named.to_owned()),
+            None => {
+                let path = std::env::var_os("PATH").unwrap_or_default();
+                candidates.extend(std::env::split_paths(&path));
+                candidates.extend(packaged(Path::new(PACKAGED)));
+            }
+        }
+        let complete =
+            |dir: &&PathBuf| dir.join("initdb").is_file() && dir.join("postgres").is_file();
+        let installed: Vec<&PathBuf> = candidates.iter().filter(complete).collect();
+        let Some(first) = installed.first() else {
+            let searched = match named {
+                Some(named) => named.display().to_string(),
+                None => format!("PATH or {PACKAGED}/*/bin"),
+            };
+            return Err(ManagedPostgresError::NotInstalled { searched });
+        };
+        let Some(wanted) = wanted else {
+            return Ok(Installation { binaries: (*first).clone() });
+        };
+        let mut found = Vec::new();
+        for dir in installed {
+            match major_version(&dir.join("postgres")) {
+                Some(version) if version == wanted => {
+                    return Ok(Installation { binaries: dir.clone() });
+                }
+                version => found.push(version.unwrap_or_else(|| "an unknown version".into())),
+            }
+        }
+        Err(ManagedPostgresError::Version {
+            dir: data.to_owned(),
+            wanted: wanted.to_owned(),
+            found: found.join(", "),
+        })
+    }
+
+    pub(super) fn postgres(&self) -> PathBuf {
+        self.binaries.join("postgres")
+    }
+
+    /// Makes `dir/data` unless it is there: under another name first, so that a crash on the way
+    /// leaves nothing that looks like a database.
+    pub(super) fn initialise(
+        &self,
+        dir: &Path,
+        account: &Account,
+    ) -> Result<(), ManagedPostgresError> {
+        let (data, unfinished) = (dir.join("data"), dir.join("data.new"));
+        if data.exists() {
+            return Ok(());
+        }
+        if unfinished.exists() {
+            fs_err::remove_dir_all(&unfinished)
+                .map_err(ManagedPostgresError::io("can't remove an unfinished database"))?;
+        }
+        let output = account
+            .command(&self.binaries.join("initdb"), dir, true)
+            .arg("-D")
+            .arg(&unfinished)
+            .args(["-U", SUPERUSER, "-E", "UTF8", "--locale=C", "--data-checksums"])
+            .args(["--auth-local=trust", "--auth-host=reject"])
+            .output()
+            .map_err(ManagedPostgresError::io("can't run setpriv (util-linux) and initdb"))?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            return Err(ManagedPostgresError::Program {
+                program: "initdb".into(),
+                status: output.status.to_string(),
+                said: ending(&said).to_owned(),
+            });
+        }
+        fs_err::rename(&unfinished, &data)
+            .and_then(|()| fs_err::File::open(dir)?.sync_all())
+            .map_err(ManagedPostgresError::io("can't finish the database"))
+    }
+}
+
+/// The end of a program's output, at most [`SAID_MAX`] bytes.
+pub(super) fn ending(text: &str) -> &str {
+    let text = text.trim_end();
+    let mut from = text.len().saturating_sub(SAID_MAX);
+    while !text.is_char_boundary(from) {
+        from += 1;
+    }
+    &text[from..]
+}
+
+/// `root/*/bin`, the newest version first.
+fn packaged(root: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(root) else { return Vec::new() };
+    let mut versions: Vec<(u32, PathBuf)> = entries
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            let version = entry.file_name().to_str()?.parse().ok()?;
+            Some((version, entry.path().join("bin")))
+        })
+        .collect();
+    versions.sort_by_key(|(version, _)| std::cmp::Reverse(*version));
+    versions.into_iter().map(|(_, path)| path).collect()
+}
+
+/// "postgres (PostgreSQL) 15.18 (Debian …)" → "15".
+fn major_version(postgres: &Path) -> Option<String> {
+    let output = std::process::Command::new(postgres).arg("--version").output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let version = text.split_whitespace().nth(2)?;
+    Some(version.split('.').next()?.to_owned())
+}

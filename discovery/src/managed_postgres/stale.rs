@@ -1,0 +1,73 @@
+//! What a killed service may have left behind.
+//!
+//! Usually nothing: the kernel tells Postgres when we die. But a machine that lost power leaves a
+//! `postmaster.pid` whose number may since belong to somebody else, and Postgres then refuses to
+//! start. The file goes only if no process at all works in the data directory.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+use super::ManagedPostgresError;
+
+/// How long a left-over server gets to shut down before it is told to drop everything.
+const PATIENCE: Duration = Duration::from_secs(20);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Stops a server that runs in `data`, and removes a lock file that nobody holds.
+pub(super) fn clear(data: &Path) -> Result<(), ManagedPostgresError> {
+    let lock = data.join("postmaster.pid");
+    let Ok(text) = std::fs::read_to_string(&lock) else { return Ok(()) };
+    let Ok(data) = data.canonicalize() else { return Ok(()) };
+    let postmaster = text.lines().next().and_then(|line| line.trim().parse::<i32>().ok());
+    if let Some(pid) = postmaster.and_then(Pid::from_raw)
+        && works_in(pid.as_raw_nonzero().get(), &data)
+    {
+        tracing::warn!(
+            pid = pid.as_raw_nonzero().get(),
+            "stopping a Postgres left by a dead service"
+        );
+        stop(pid, &data);
+    }
+    // Backends notice that their postmaster is gone, each at its own next wait.
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline && any_works_in(&data) {
+        std::thread::sleep(LOOK_EVERY);
+    }
+    if any_works_in(&data) {
+        // Postgres itself now decides, by its shared memory, and says why it doesn't start.
+        return Ok(());
+    }
+    match std::fs::remove_file(&lock) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(ManagedPostgresError::io("can't remove a stale postmaster.pid")(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn stop(pid: Pid, data: &Path) {
+    for (signal, patience) in [(Signal::INT, PATIENCE), (Signal::QUIT, PATIENCE)] {
+        let _ = rustix::process::kill_process(pid, signal);
+        let deadline = Instant::now() + patience;
+        while Instant::now() < deadline {
+            if !works_in(pid.as_raw_nonzero().get(), data) {
+                return;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+}
+
+/// Postgres' processes have the data directory as their working directory, and nobody else has.
+fn works_in(pid: i32, data: &Path) -> bool {
+    std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == data)
+}
+
+fn any_works_in(data: &Path) -> bool {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return true };
+    entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok())
+        .any(|pid| works_in(pid, data))
+}

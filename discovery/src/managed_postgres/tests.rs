@@ -1,0 +1,114 @@
+use std::time::Duration;
+
+use sqlx::{ConnectOptions, Connection};
+
+use super::*;
+
+fn settings(dir: &Path) -> Settings {
+    Settings { dir: dir.to_owned(), binaries: None, user: "postgres".into() }
+}
+
+/// A folder that an unprivileged user may pass.
+fn folder() -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    tempfile::Builder::new()
+        .permissions(std::fs::Permissions::from_mode(0o755))
+        .tempdir_in("/tmp")
+        .unwrap()
+}
+
+async fn number(postgres: &ManagedPostgres) -> Result<i32, sqlx::Error> {
+    let mut connection = postgres.connect_options("postgres").connect().await?;
+    let answer = sqlx::query_scalar("SELECT count(*)::int FROM t").fetch_one(&mut connection).await;
+    connection.close().await?;
+    answer
+}
+
+#[tokio::test]
+async fn it_starts_survives_a_kill_and_keeps_its_data_over_a_restart() {
+    let folder = folder();
+    let dir = folder.path().join("pg");
+    let postgres = ManagedPostgres::start(settings(&dir)).await.unwrap();
+    let mut connection = postgres.connect_options("postgres").connect().await.unwrap();
+    let checksums: String =
+        sqlx::query_scalar("SHOW data_checksums").fetch_one(&mut connection).await.unwrap();
+    assert_eq!(checksums, "on");
+    let addresses: String =
+        sqlx::query_scalar("SHOW listen_addresses").fetch_one(&mut connection).await.unwrap();
+    assert_eq!(addresses, "");
+    sqlx::raw_sql("CREATE TABLE t (x int); INSERT INTO t VALUES (1), (2)")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+
+    let pid = postgres.pid().unwrap();
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(pid as i32).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
+    let mut state = postgres.state.clone();
+    state
+        .wait_for(|state| matches!(state, State::Ready { pid: new } if *new != pid))
+        .await
+        .unwrap();
+    assert_eq!(number(&postgres).await.unwrap(), 2);
+
+    postgres.stop().await;
+    assert!(!dir.join("data/postmaster.pid").exists(), "it was stopped in order");
+    // As a machine that lost power leaves it, with a number that somebody else has now.
+    std::fs::write(dir.join("data/postmaster.pid"), "1\n/nowhere\n0\n5432\n\n\n\n").unwrap();
+    let postgres = ManagedPostgres::start(settings(&dir)).await.unwrap();
+    assert_eq!(number(&postgres).await.unwrap(), 2);
+
+    let second = ManagedPostgres::start(settings(&dir)).await.unwrap_err();
+    assert!(matches!(*second, ManagedPostgresError::InUse { .. }), "{second}");
+    postgres.stop().await;
+}
+
+#[tokio::test]
+async fn a_path_that_no_socket_can_have_is_refused_before_anything_is_made() {
+    let folder = folder();
+    let dir = folder.path().join("x".repeat(100));
+    let error = ManagedPostgres::start(settings(&dir)).await.unwrap_err();
+    assert!(matches!(*error, ManagedPostgresError::PathTooLong { .. }), "{error}");
+    assert!(!dir.exists());
+}
+
+#[tokio::test]
+async fn missing_binaries_are_named_with_what_to_install() {
+    let folder = folder();
+    let mut settings = settings(&folder.path().join("pg"));
+    settings.binaries = Some(folder.path().join("nothing-here"));
+    let error = ManagedPostgres::start(settings).await.unwrap_err();
+    assert!(error.to_string().contains("apt-get install postgresql"), "{error}");
+}
+
+#[tokio::test]
+async fn a_database_of_another_major_version_is_not_touched() {
+    let folder = folder();
+    let data = folder.path().join("pg/data");
+    std::fs::create_dir_all(&data).unwrap();
+    std::fs::write(data.join("PG_VERSION"), "9\n").unwrap();
+    let error = ManagedPostgres::start(settings(&folder.path().join("pg"))).await.unwrap_err();
+    assert!(matches!(*error, ManagedPostgresError::Version { .. }), "{error}");
+}
+
+#[test]
+fn dropping_the_handle_stops_the_server() {
+    let folder = folder();
+    let dir = folder.path().join("pg");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let mut postgres = runtime.block_on(ManagedPostgres::start(settings(&dir))).unwrap();
+    let thread = postgres.thread.take().unwrap();
+    drop(postgres);
+    let waiting = std::thread::spawn(move || thread.join().unwrap());
+    for _ in 0..1_200 {
+        if waiting.is_finished() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(25));
+    }
+    assert!(waiting.is_finished(), "the server is still supervised");
+    assert!(!dir.join("data/postmaster.pid").exists());
+}
