@@ -11,5 +11,6 @@
 
 pub mod ca;
 pub mod kek;
+pub mod ledger;
 pub mod managed_postgres;
 pub mod server;

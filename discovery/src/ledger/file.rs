@@ -1,0 +1,172 @@
+//! The file behind the ledger.
+
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use uuid::Uuid;
+
+use super::Line;
+
+const NAME: &str = "ledger.jsonl";
+const VERSION: u32 = 1;
+/// Hex digits of a line's checksum.
+const SUM_LEN: usize = 16;
+
+/// Why the ledger can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerError {
+    /// A file or folder.
+    #[error("{what}")]
+    Io {
+        /// What didn't work.
+        what: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Another process has it.
+    #[error("the ledger {path} is in use: each discovery process needs a --ledger of its own")]
+    InUse {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Not a torn end: somebody or something changed the file.
+    #[error(
+        "the ledger {path} is damaged at byte {offset}. It is evidence of what clusters were let \
+         out: restore it from a backup. If it is lost for good, start with an empty --ledger and \
+         read what `muster-discovery process list` and `db accept` say"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Start of the damaged line.
+        offset: u64,
+    },
+    /// A cluster has another commit here already: two clusters of one identity, almost.
+    #[error("the ledger holds another commit of cluster {cluster_id}")]
+    Contradiction {
+        /// The cluster.
+        cluster_id: Uuid,
+    },
+    /// An earlier write failed, and the process is about to stop.
+    #[error("the ledger's disk has failed")]
+    Failed,
+}
+
+fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> LedgerError {
+    let what = what.into();
+    move |source| LedgerError::Io { what, source }
+}
+
+/// Open, locked, positioned at its end.
+pub(super) struct LedgerFile {
+    file: std::fs::File,
+}
+
+/// Opens or makes the ledger: the file, our process id, and all lines after the header.
+pub(super) fn open(dir: &Path) -> Result<(LedgerFile, Uuid, Vec<Line>), LedgerError> {
+    match std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir) {
+        Ok(()) => {}
+        Err(error) => return Err(io(format!("can't make {}", dir.display()))(error)),
+    }
+    let path = dir.join(NAME);
+    let shown = path.display().to_string();
+    let mut file = std::fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .mode(0o600)
+        .open(&path)
+        .map_err(io(format!("can't open {shown}")))?;
+    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Err(LedgerError::InUse { path }),
+        Err(error) => return Err(io(format!("can't lock {shown}"))(error.into())),
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(io(format!("can't read {shown}")))?;
+    let (mut lines, whole) = parse(&bytes)
+        .map_err(|offset| LedgerError::Damaged { path: path.clone(), offset })?;
+    if whole < bytes.len() as u64 {
+        tracing::warn!(offset = whole, "cutting a torn last line off the ledger");
+        file.set_len(whole).map_err(io(format!("can't cut {shown}")))?;
+        file.sync_all().map_err(io(format!("can't sync {shown}")))?;
+    }
+    file.seek(SeekFrom::Start(whole)).map_err(io(format!("can't read {shown}")))?;
+    let mut ledger = LedgerFile { file };
+    if lines.is_empty() {
+        let process = Uuid::now_v7();
+        let header = Line::Header { version: VERSION, process };
+        ledger.append(&[&header])?;
+        sync_dir(dir)?;
+        return Ok((ledger, process, Vec::new()));
+    }
+    match lines.remove(0) {
+        Line::Header { version: VERSION, process } => Ok((ledger, process, lines)),
+        Line::Header { .. } | Line::Commit(_) | Line::Seen(_) => {
+            Err(LedgerError::Damaged { path, offset: 0 })
+        }
+    }
+}
+
+fn sync_dir(dir: &Path) -> Result<(), LedgerError> {
+    let parents = [Some(dir), dir.parent()].into_iter().flatten();
+    for dir in parents.filter(|dir| !dir.as_os_str().is_empty()) {
+        let open = std::fs::File::open(dir);
+        open.and_then(|open| open.sync_all())
+            .map_err(io(format!("can't sync {}", dir.display())))?;
+    }
+    Ok(())
+}
+
+impl LedgerFile {
+    /// Writes and syncs; the lines are durable when this returns.
+    pub(super) fn append(&mut self, lines: &[&Line]) -> Result<(), LedgerError> {
+        let mut bytes = Vec::new();
+        for line in lines {
+            let json = serde_json::to_string(line).map_err(|error| io("can't encode")(error.into()))?;
+            bytes.extend_from_slice(checksum(json.as_bytes()).as_bytes());
+            bytes.push(b' ');
+            bytes.extend_from_slice(json.as_bytes());
+            bytes.push(b'\n');
+        }
+        self.file.write_all(&bytes).map_err(io("can't write to the ledger"))?;
+        self.file.sync_data().map_err(io("can't sync the ledger"))
+    }
+}
+
+fn checksum(bytes: &[u8]) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+    data_encoding::HEXLOWER.encode(&digest.as_ref()[..SUM_LEN / 2])
+}
+
+/// All lines, and where the last whole one ends; or the offset of a damaged one.
+fn parse(bytes: &[u8]) -> Result<(Vec<Line>, u64), u64> {
+    let mut lines = Vec::new();
+    let mut offset = 0;
+    while offset < bytes.len() {
+        let rest = &bytes[offset..];
+        let end = rest.iter().position(|byte| *byte == b'\n');
+        let length = end.map_or(rest.len(), |end| end + 1);
+        let last = offset + length == bytes.len();
+        match end.and_then(|end| parse_line(&rest[..end])) {
+            Some(line) => lines.push(line),
+            // Unsynced bytes can be missing or zero: only the very end may be like that.
+            None if last && end.is_none() => return Ok((lines, offset as u64)),
+            None => return Err(offset as u64),
+        }
+        offset += length;
+    }
+    Ok((lines, offset as u64))
+}
+
+fn parse_line(line: &[u8]) -> Option<Line> {
+    let (sum, rest) = line.split_at_checked(SUM_LEN)?;
+    let json = rest.strip_prefix(b" ")?;
+    if checksum(json).as_bytes() != sum {
+        return None;
+    }
+    serde_json::from_slice(json).ok()
+}
