@@ -11,6 +11,8 @@
 
 pub mod ca;
 pub mod kek;
+pub mod keydir;
 pub mod ledger;
+pub mod limits;
 pub mod managed_postgres;
 pub mod server;

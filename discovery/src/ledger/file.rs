@@ -87,8 +87,8 @@ pub(super) fn open(dir: &Path) -> Result<(LedgerFile, Uuid, Vec<Line>), LedgerEr
     }
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(io(format!("can't read {shown}")))?;
-    let (mut lines, whole) = parse(&bytes)
-        .map_err(|offset| LedgerError::Damaged { path: path.clone(), offset })?;
+    let (mut lines, whole) =
+        parse(&bytes).map_err(|offset| LedgerError::Damaged { path: path.clone(), offset })?;
     if whole < bytes.len() as u64 {
         tracing::warn!(offset = whole, "cutting a torn last line off the ledger");
         file.set_len(whole).map_err(io(format!("can't cut {shown}")))?;
@@ -126,7 +126,8 @@ impl LedgerFile {
     pub(super) fn append(&mut self, lines: &[&Line]) -> Result<(), LedgerError> {
         let mut bytes = Vec::new();
         for line in lines {
-            let json = serde_json::to_string(line).map_err(|error| io("can't encode")(error.into()))?;
+            let json =
+                serde_json::to_string(line).map_err(|error| io("can't encode")(error.into()))?;
             bytes.extend_from_slice(checksum(json.as_bytes()).as_bytes());
             bytes.push(b' ');
             bytes.extend_from_slice(json.as_bytes());

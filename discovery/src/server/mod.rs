@@ -1,8 +1,11 @@
 //! Start and stop.
 
 mod args;
+#[allow(dead_code, reason = "used by serve, next")]
+mod tls;
 
-pub use args::{InitArgs, ServeArgs, parse_duration};
+pub use args::{DatabaseArgs, InitArgs, LimitArgs, ServeArgs, TimeArgs, parse_duration};
+pub use tls::{ClientCertificate, Peer};
 
 /// Why `init` or `serve` ended.
 #[derive(Debug, thiserror::Error)]

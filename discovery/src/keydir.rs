@@ -1,0 +1,373 @@
+//! The key directory: what makes a discovery service this one and no other.
+//!
+//! Made once by `init`, read at each start, never written by the service, shared by replicas, and
+//! never in Postgres:
+//!
+//! | file | holds |
+//! |---|---|
+//! | `service.json` | URLs, trust domain |
+//! | `owner.pub` | public key of the first owner: root of the admin chain |
+//! | `tls.key`, `tls.crt` | the listener's key (P-256; agents pin its SPKI) and self-signed certificate |
+//! | `signing-N.key` | Ed25519 keys of tokens and documents; the highest N signs |
+//! | `kek-N.key` | key-encryption keys; the highest N wraps |
+//!
+//! Keys are readable by their owner alone, or the service refuses to start.
+
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use data_encoding::{BASE64, HEXLOWER};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256};
+use ring::rand::{SecureRandom, SystemRandom};
+use ring::signature::Ed25519KeyPair;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
+
+use crate::kek::{KEK_LEN, Kek};
+
+const SETTINGS: &str = "service.json";
+const OWNER: &str = "owner.pub";
+const TLS_KEY: &str = "tls.key";
+const TLS_CERTIFICATE: &str = "tls.crt";
+const VERSION: u32 = 1;
+/// Agents pin the key and look at no dates; this only has to outlive the service.
+const TLS_LIFE: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// Why a key directory can't be made or read.
+#[derive(Debug, thiserror::Error)]
+pub enum KeydirError {
+    /// `init` never writes over anything.
+    #[error("{0} isn't empty: `init` makes a new key directory and never writes over an old one")]
+    NotEmpty(PathBuf),
+    /// A file or folder.
+    #[error("{what}")]
+    Io {
+        /// What didn't work.
+        what: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Others could read a key.
+    #[error(
+        "{path} may be read by others (mode {mode:03o}): chmod 600 it, and think about who has read it"
+    )]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// A file isn't what its name says.
+    #[error("{path} is damaged: {why}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// In which way.
+        why: String,
+    },
+    /// The library or the system's randomness failed.
+    #[error("can't make keys: {0}")]
+    Generate(String),
+}
+
+/// What `init` was told, checked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServiceSettings {
+    version: u32,
+    /// Where admins and agents reach the service.
+    pub urls: Vec<String>,
+    /// Of the members' SPIFFE names.
+    pub trust_domain: String,
+}
+
+impl ServiceSettings {
+    /// Settings of this version.
+    pub fn new(urls: Vec<String>, trust_domain: String) -> Self {
+        ServiceSettings { version: VERSION, urls, trust_domain }
+    }
+}
+
+/// One version of the service's signing key.
+pub struct SigningKey {
+    /// Its number in the directory.
+    pub version: u32,
+    /// The first 16 hex digits of the SHA-256 of its public key: `kid` in headers and JWKS.
+    pub kid: String,
+    /// The pair.
+    pub pair: Ed25519KeyPair,
+}
+
+impl std::fmt::Debug for SigningKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SigningKey").field("kid", &self.kid).finish_non_exhaustive()
+    }
+}
+
+/// A key directory, read.
+#[derive(Debug)]
+pub struct Keydir {
+    /// What `init` was told.
+    pub settings: ServiceSettings,
+    /// The first owner's public key, as text.
+    pub owner: String,
+    /// The listener's certificate.
+    pub tls_certificate: CertificateDer<'static>,
+    /// The listener's key.
+    pub tls_key: PrivateKeyDer<'static>,
+    /// Signing keys, the newest first.
+    pub signing: Vec<SigningKey>,
+    /// What opens clusters' CA keys.
+    pub kek: Kek,
+}
+
+impl Keydir {
+    /// Makes a key directory: everything is fsynced, and `service.json`, without which nothing
+    /// loads, comes last.
+    pub fn create(dir: &Path, settings: &ServiceSettings, owner: &str) -> Result<(), KeydirError> {
+        make_empty_dir(dir)?;
+        let generate = |error: rcgen::Error| KeydirError::Generate(error.to_string());
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(generate)?;
+        let certificate = tls_certificate(&key, &settings.urls).map_err(generate)?;
+        let random = SystemRandom::new();
+        let unspecified = |_| KeydirError::Generate("the system's random source failed".into());
+        let signing = Ed25519KeyPair::generate_pkcs8(&random).map_err(unspecified)?;
+        let mut kek = Zeroizing::new([0_u8; KEK_LEN]);
+        random.fill(&mut kek[..]).map_err(unspecified)?;
+
+        let key_pem = Zeroizing::new(key.serialize_pem());
+        write_new(&dir.join(TLS_KEY), key_pem.as_bytes(), 0o600)?;
+        write_new(&dir.join(TLS_CERTIFICATE), certificate.pem().as_bytes(), 0o644)?;
+        let signing = Zeroizing::new(BASE64.encode(signing.as_ref()));
+        write_new(&dir.join("signing-1.key"), signing.as_bytes(), 0o600)?;
+        let kek = Zeroizing::new(BASE64.encode(&kek[..]));
+        write_new(&dir.join("kek-1.key"), kek.as_bytes(), 0o600)?;
+        write_new(&dir.join(OWNER), format!("{owner}\n").as_bytes(), 0o644)?;
+        sync_dir(dir)?;
+        let json = serde_json::to_vec_pretty(settings)
+            .map_err(|error| KeydirError::Generate(error.to_string()))?;
+        write_new(&dir.join(SETTINGS), &json, 0o644)?;
+        sync_dir(dir)
+    }
+
+    /// Reads a key directory.
+    pub fn load(dir: &Path) -> Result<Self, KeydirError> {
+        let settings_path = dir.join(SETTINGS);
+        let settings: ServiceSettings = serde_json::from_slice(&read(&settings_path)?)
+            .map_err(|error| damaged(&settings_path, &error))?;
+        if settings.version != VERSION {
+            return Err(damaged(&settings_path, &format!("version {}", settings.version)));
+        }
+        let owner_path = dir.join(OWNER);
+        let owner = String::from_utf8(read(&owner_path)?)
+            .map_err(|error| damaged(&owner_path, &error))?
+            .trim()
+            .to_owned();
+        let (certificate_path, key_path) = (dir.join(TLS_CERTIFICATE), dir.join(TLS_KEY));
+        let tls_certificate = CertificateDer::from_pem_slice(&read(&certificate_path)?)
+            .map_err(|error| damaged(&certificate_path, &error))?;
+        let tls_key = PrivateKeyDer::from_pem_slice(&read_secret(&key_path)?)
+            .map_err(|error| damaged(&key_path, &error))?;
+
+        let mut signing = Vec::new();
+        for (version, path) in versions(dir, "signing-")? {
+            signing.push(signing_key(version, &path)?);
+        }
+        signing.sort_by_key(|key| std::cmp::Reverse(key.version));
+        if signing.is_empty() {
+            return Err(damaged(dir, &"there is no signing-N.key"));
+        }
+        let mut keks = Vec::new();
+        for (version, path) in versions(dir, "kek-")? {
+            let bytes = decode(&path)?;
+            let bytes: [u8; KEK_LEN] =
+                bytes[..].try_into().map_err(|error| damaged(&path, &error))?;
+            keks.push((version, Zeroizing::new(bytes)));
+        }
+        let kek = Kek::new(keks).ok_or_else(|| damaged(dir, &"there is no kek-N.key"))?;
+        Ok(Keydir { settings, owner, tls_certificate, tls_key, signing, kek })
+    }
+
+    /// The key that signs today.
+    pub fn signer(&self) -> &SigningKey {
+        &self.signing[0]
+    }
+}
+
+fn damaged(path: &Path, why: &impl ToString) -> KeydirError {
+    KeydirError::Damaged { path: path.to_owned(), why: why.to_string() }
+}
+
+fn io(what: &str, path: &Path) -> impl FnOnce(std::io::Error) -> KeydirError {
+    let what = format!("can't {what} {}", path.display());
+    move |source| KeydirError::Io { what, source }
+}
+
+fn make_empty_dir(dir: &Path) -> Result<(), KeydirError> {
+    match std::fs::DirBuilder::new().mode(0o700).create(dir) {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            let mut entries = std::fs::read_dir(dir).map_err(io("read", dir))?;
+            if entries.next().is_some() {
+                return Err(KeydirError::NotEmpty(dir.to_owned()));
+            }
+            let closed = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+            std::fs::set_permissions(dir, closed).map_err(io("close", dir))?;
+        }
+        Err(error) => return Err(io("make", dir)(error)),
+    }
+    match dir.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => sync_dir(parent),
+        _ => sync_dir(Path::new(".")),
+    }
+}
+
+fn sync_dir(dir: &Path) -> Result<(), KeydirError> {
+    std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(io("sync", dir))
+}
+
+fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<(), KeydirError> {
+    let write = || -> std::io::Result<()> {
+        let mut file =
+            std::fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(io("write", path))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, KeydirError> {
+    std::fs::read(path).map_err(io("read", path))
+}
+
+fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, KeydirError> {
+    let mode = std::fs::metadata(path).map_err(io("read", path))?.mode() & 0o777;
+    if mode & 0o077 != 0 {
+        return Err(KeydirError::Open { path: path.to_owned(), mode });
+    }
+    read(path).map(Zeroizing::new)
+}
+
+fn decode(path: &Path) -> Result<Zeroizing<Vec<u8>>, KeydirError> {
+    let text = read_secret(path)?;
+    let bytes = BASE64.decode(text.trim_ascii()).map_err(|error| damaged(path, &error))?;
+    Ok(Zeroizing::new(bytes))
+}
+
+/// `prefix N .key` → N and the path.
+fn versions(dir: &Path, prefix: &str) -> Result<Vec<(u32, PathBuf)>, KeydirError> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(io("read", dir))? {
+        let entry = entry.map_err(io("read", dir))?;
+        let name = entry.file_name();
+        let version = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(prefix)?.strip_suffix(".key")?.parse().ok());
+        if let Some(version) = version {
+            found.push((version, entry.path()));
+        }
+    }
+    Ok(found)
+}
+
+fn signing_key(version: u32, path: &Path) -> Result<SigningKey, KeydirError> {
+    let pair = Ed25519KeyPair::from_pkcs8(&decode(path)?).map_err(|error| damaged(path, &error))?;
+    let public = ring::signature::KeyPair::public_key(&pair);
+    let digest = ring::digest::digest(&ring::digest::SHA256, public.as_ref());
+    let kid = HEXLOWER.encode(&digest.as_ref()[..8]);
+    Ok(SigningKey { version, kid, pair })
+}
+
+/// Self-signed, with the hosts of the URLs as names for those who look at names.
+fn tls_certificate(key: &KeyPair, urls: &[String]) -> Result<rcgen::Certificate, rcgen::Error> {
+    let hosts: Vec<String> = urls.iter().filter_map(|url| host(url)).collect();
+    let mut params = CertificateParams::new(hosts)?;
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, "muster-discovery");
+    params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+    params.not_after = params.not_before + TLS_LIFE;
+    params.self_signed(key)
+}
+
+fn host(url: &str) -> Option<String> {
+    let authority = url.strip_prefix("https://")?.split('/').next()?;
+    let host = match authority.strip_prefix('[') {
+        Some(rest) => rest.split(']').next()?,
+        None => authority.split(':').next()?,
+    };
+    (!host.is_empty()).then(|| host.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn settings() -> ServiceSettings {
+        let urls = vec!["https://[::1]:8443".into(), "https://muster.example:8443/".into()];
+        ServiceSettings::new(urls, "muster".into())
+    }
+
+    fn made() -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("keys");
+        Keydir::create(&dir, &settings(), "owner-key").unwrap();
+        (folder, dir)
+    }
+
+    #[test]
+    fn what_was_made_loads_and_is_closed_to_others() {
+        let (_folder, dir) = made();
+        let loaded = Keydir::load(&dir).unwrap();
+        assert_eq!((loaded.settings, loaded.owner.as_str()), (settings(), "owner-key"));
+        assert_eq!(std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
+        for secret in ["tls.key", "signing-1.key", "kek-1.key"] {
+            let mode = std::fs::metadata(dir.join(secret)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{secret}");
+        }
+    }
+
+    #[test]
+    fn a_directory_with_anything_in_it_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("x"), "").unwrap();
+        let refused = Keydir::create(folder.path(), &settings(), "owner-key");
+        assert!(matches!(refused, Err(KeydirError::NotEmpty(_))), "{refused:?}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_key_that_others_may_read_stops_the_start() {
+        let (_folder, dir) = made();
+        let key = dir.join("kek-1.key");
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o640)).unwrap();
+        let refused = Keydir::load(&dir);
+        assert!(matches!(refused, Err(KeydirError::Open { mode: 0o640, .. })), "{refused:?}");
+    }
+
+    #[test]
+    fn the_newest_signing_key_signs_and_older_ones_stay_known() {
+        let (_folder, dir) = made();
+        let (_other, other) = made();
+        std::fs::copy(other.join("signing-1.key"), dir.join("signing-2.key")).unwrap();
+        let loaded = Keydir::load(&dir).unwrap();
+        assert_eq!(loaded.signer().version, 2);
+        assert_eq!(loaded.signing.len(), 2);
+        assert_ne!(loaded.signing[0].kid, loaded.signing[1].kid);
+    }
+
+    #[test]
+    fn a_half_made_directory_does_not_load() {
+        for missing in ["service.json", "owner.pub", "tls.key", "signing-1.key", "kek-1.key"] {
+            let (_folder, dir) = made();
+            std::fs::remove_file(dir.join(missing)).unwrap();
+            assert!(Keydir::load(&dir).is_err(), "{missing}");
+        }
+    }
+}

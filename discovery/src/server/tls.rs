@@ -1,0 +1,131 @@
+//! The listener's TLS: 1.3 only; client certificates are asked for, not required, and looked at
+//! for their key alone.
+//!
+//! A client's certificate is self-signed, so there is no chain to check. That the client holds the
+//! key is proven by the handshake's signature; what the key may do is `auth`'s business.
+
+use std::any::Any;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use actix_tls::accept::rustls_0_23::TlsStream;
+use actix_web::dev::Extensions;
+use actix_web::rt::net::TcpStream;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::{CryptoProvider, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
+
+use crate::keydir::Keydir;
+
+/// DER of an Ed25519 SubjectPublicKeyInfo before its 32 key bytes (RFC 8410, section 4).
+const ED25519_SPKI: [u8; 12] =
+    [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0];
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// The socket's address.
+    pub address: SocketAddr,
+    /// The client's certificate, if it showed one.
+    pub certificate: Option<ClientCertificate>,
+}
+
+/// What is kept of a client's certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientCertificate {
+    /// SHA-256 of the DER: `x5t#S256` of RFC 8705.
+    pub thumbprint: [u8; 32],
+    /// The key, if it is Ed25519.
+    pub ed25519: Option<[u8; 32]>,
+}
+
+impl ClientCertificate {
+    fn read(certificate: &CertificateDer<'_>) -> Option<Self> {
+        let digest = ring::digest::digest(&ring::digest::SHA256, certificate);
+        let thumbprint = digest.as_ref().try_into().expect("SHA-256 has 32 bytes");
+        let parsed = ParsedCertificate::try_from(certificate).ok()?;
+        let spki = parsed.subject_public_key_info();
+        let ed25519 = spki.strip_prefix(&ED25519_SPKI[..]).and_then(|key| key.try_into().ok());
+        Some(ClientCertificate { thumbprint, ed25519 })
+    }
+}
+
+/// actix-web's `on_connect`: puts a [`Peer`] where requests find it.
+pub fn remember_peer(connection: &dyn Any, extensions: &mut Extensions) {
+    let Some(stream) = connection.downcast_ref::<TlsStream<TcpStream>>() else { return };
+    let (socket, session) = stream.get_ref();
+    let Ok(address) = socket.peer_addr() else { return };
+    let certificate = session
+        .peer_certificates()
+        .and_then(|chain| chain.first())
+        .and_then(ClientCertificate::read);
+    extensions.insert(Peer { address, certificate });
+}
+
+/// The listener's configuration.
+pub fn server_config(keys: &Keydir) -> Result<rustls::ServerConfig, Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = Arc::new(AnyKey { provider: provider.clone() });
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(vec![keys.tls_certificate.clone()], keys.tls_key.clone_key())?;
+    // A resumed session would have to bring its certificate along; a new handshake is cheap.
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+    Ok(config)
+}
+
+/// Takes any certificate whose key signed this handshake.
+#[derive(Debug)]
+struct AnyKey {
+    provider: Arc<CryptoProvider>,
+}
+
+impl ClientCertVerifier for AnyKey {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        match ParsedCertificate::try_from(end_entity) {
+            Ok(_) => Ok(ClientCertVerified::assertion()),
+            Err(_) => Err(Error::InvalidCertificate(CertificateError::BadEncoding)),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General("TLS 1.2 is not spoken here".into()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
