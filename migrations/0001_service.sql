@@ -81,6 +81,10 @@ $$;
 CREATE FUNCTION chain_event() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE last events;
 BEGIN
+    -- A cluster's stream is written under its row's lock; the service's own has no row.
+    IF NEW.stream = '00000000-0000-0000-0000-000000000000' THEN
+        PERFORM pg_advisory_xact_lock(x'6d75737465720002'::bigint);
+    END IF;
     SELECT * INTO last FROM events WHERE stream = NEW.stream ORDER BY number DESC LIMIT 1;
     NEW.number := coalesce(last.number, 0) + 1;
     NEW.previous := coalesce(last.hash, decode(repeat('00', 32), 'hex'));

@@ -222,6 +222,8 @@ CREATE TRIGGER commits_stay BEFORE TRUNCATE ON commits
 CREATE FUNCTION check_commit() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE c clusters; signed integer;
 BEGIN
+    -- Against whoever finds out, at this moment, that the database is another one.
+    PERFORM pg_advisory_xact_lock_shared(x'6d75737465720001'::bigint);
     SELECT * INTO c FROM clusters WHERE id = NEW.cluster_id;
     IF c.frozen_h IS DISTINCT FROM NEW.h OR c.frozen_epoch IS DISTINCT FROM NEW.epoch THEN
         RAISE EXCEPTION 'the commit isn''t of the frozen list'

@@ -1,8 +1,7 @@
 //! Start and stop.
 
 mod args;
-#[allow(dead_code, reason = "used by serve, next")]
-mod tls;
+pub(crate) mod tls;
 
 pub use args::{DatabaseArgs, InitArgs, LimitArgs, ServeArgs, TimeArgs, parse_duration};
 pub use tls::{ClientCertificate, Peer};

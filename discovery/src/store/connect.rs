@@ -1,0 +1,82 @@
+//! Connecting: look, migrate, then a pool whose every new connection is compared with the ledger
+//! before its first use.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::migrate::Migrator;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{ConnectOptions, Connection};
+use tokio::sync::{Notify, watch};
+
+use super::{DatabaseWatch, Store, StoreError, check, generation};
+use crate::ledger::Ledger;
+
+static MIGRATOR: Migrator = sqlx::migrate!("../migrations");
+
+/// Each session's own settings. `synchronous_commit` is set whatever the server's default is.
+const SESSION: &str = "SET statement_timeout = '2s'; SET lock_timeout = '2s'; \
+     SET idle_in_transaction_session_timeout = '10s'; SET synchronous_commit = on; \
+     SET application_name = 'muster-discovery'";
+/// A connection is given up after this long, so that a failed-over address is looked up again.
+const CONNECTION_LIFE: Duration = Duration::from_secs(30 * 60);
+
+/// The pool's bounds.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolSettings {
+    /// Connections.
+    pub size: u32,
+    /// How long a request waits for one.
+    pub wait: Duration,
+}
+
+/// Why the service can't work with this database.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// It doesn't answer, or refuses us.
+    #[error("can't use the database")]
+    Store(#[from] StoreError),
+    /// It answers, and isn't fit.
+    #[error("this Postgres can't keep promises: {}", .0.join("; "))]
+    Unfit(Vec<String>),
+    /// The schema is newer than this program, or a migration fails.
+    #[error("can't bring the schema up to date")]
+    Migrate(#[source] sqlx::migrate::MigrateError),
+}
+
+/// Looks at the server, brings the schema up to date, opens the pool, and compares with `ledger`.
+pub async fn connect(
+    options: PgConnectOptions,
+    settings: PoolSettings,
+    ledger: Ledger,
+) -> Result<Store, ConnectError> {
+    let mut connection = options.connect().await.map_err(StoreError::from)?;
+    let findings = check::check(&mut connection).await?;
+    for warning in &findings.warnings {
+        tracing::warn!("about this Postgres: {warning}");
+    }
+    if !findings.refusals.is_empty() {
+        return Err(ConnectError::Unfit(findings.refusals));
+    }
+    MIGRATOR.run(&mut connection).await.map_err(ConnectError::Migrate)?;
+    connection.close().await.map_err(StoreError::from)?;
+
+    let watch =
+        Arc::new(DatabaseWatch { generation: watch::channel(None).0, changed: Notify::new() });
+    let (compared_ledger, compared_watch) = (ledger.clone(), watch.clone());
+    let pool = PgPoolOptions::new()
+        .max_connections(settings.size)
+        .acquire_timeout(settings.wait)
+        .max_lifetime(CONNECTION_LIFE)
+        .after_connect(move |connection, _| {
+            let (ledger, watch) = (compared_ledger.clone(), compared_watch.clone());
+            Box::pin(async move {
+                sqlx::raw_sql(SESSION).execute(&mut *connection).await?;
+                generation::compare(connection, &ledger, &watch).await
+            })
+        })
+        .connect_lazy_with(options);
+    let store = Store { pool, ledger, watch };
+    store.now().await?;
+    Ok(store)
+}

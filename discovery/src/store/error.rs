@@ -1,0 +1,67 @@
+//! What can go wrong in the database, by what the caller does about it.
+
+/// Postgres error classes and codes (its appendix A) that mean "not now".
+const TRANSIENT: [&str; 7] = [
+    "08",    // connection exceptions
+    "40",    // transaction rollback: deadlock, serialisation
+    "53",    // insufficient resources: disk full, too many connections
+    "57",    // operator intervention: shutdown, statement timeout
+    "58",    // system errors
+    "55P03", // lock not available
+    "25P03", // idle in transaction for too long
+];
+const UNIQUE_VIOLATION: &str = "23505";
+
+/// A failed store call.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Postgres is away, slow or full: 503, and try again.
+    #[error("the database doesn't answer")]
+    Unavailable(#[source] sqlx::Error),
+    /// A unique constraint: somebody else has it.
+    #[error("`{constraint}` holds such a row already")]
+    Taken {
+        /// The constraint's name.
+        constraint: String,
+    },
+    /// A row that can't be right: changed by hand, or by a broken disk.
+    #[error("the database holds what can't be: {what}")]
+    Damaged {
+        /// Which row, and in which way.
+        what: String,
+    },
+    /// A constraint stopped a wrong decision, or the schema isn't ours. A bug either way.
+    #[error("the database refused")]
+    Refused(#[source] sqlx::Error),
+}
+
+impl StoreError {
+    /// A row that doesn't parse or verify.
+    pub fn damaged(what: impl Into<String>) -> Self {
+        StoreError::Damaged { what: what.into() }
+    }
+}
+
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> Self {
+        let Some(database) = error.as_database_error() else {
+            return match error {
+                sqlx::Error::ColumnDecode { .. }
+                | sqlx::Error::Decode(_)
+                | sqlx::Error::ColumnNotFound(_)
+                | sqlx::Error::TypeNotFound { .. }
+                | sqlx::Error::RowNotFound => StoreError::Refused(error),
+                _ => StoreError::Unavailable(error),
+            };
+        };
+        let code = database.code().unwrap_or_default();
+        if code == UNIQUE_VIOLATION {
+            let constraint = database.constraint().unwrap_or("a constraint").to_owned();
+            return StoreError::Taken { constraint };
+        }
+        match TRANSIENT.iter().any(|prefix| code.starts_with(prefix)) {
+            true => StoreError::Unavailable(error),
+            false => StoreError::Refused(error),
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Postgres: the only place that knows SQL.
+//!
+//! Every transaction on a cluster locks the cluster's row, then reads the clock, then does one
+//! thing; read committed suffices with the lock, and a replica is never read.
+
+pub mod check;
+mod connect;
+mod error;
+pub mod generation;
+
+use std::sync::Arc;
+
+use sqlx::PgPool;
+use tokio::sync::{Notify, watch};
+
+use crate::ledger::Ledger;
+
+pub use connect::{PoolSettings, connect};
+pub use error::StoreError;
+pub use generation::Generation;
+
+/// Microseconds since 1970 by Postgres' clock.
+pub type Micros = i64;
+
+/// A handle to the database; clones share the pool.
+#[derive(Clone, Debug)]
+pub struct Store {
+    pool: PgPool,
+    ledger: Ledger,
+    watch: Arc<DatabaseWatch>,
+}
+
+/// What is known of the database, for those who must not ask it: `/readyz`, `explain`, metrics.
+#[derive(Debug)]
+pub struct DatabaseWatch {
+    /// The generation as last read; `None` before the first connection.
+    pub generation: watch::Sender<Option<Generation>>,
+    /// Wakes whoever puts the ledger back.
+    pub changed: Notify,
+}
+
+impl Store {
+    /// The pool.
+    pub(crate) fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+
+    /// This process's ledger.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// What is known of the database.
+    pub fn watch(&self) -> &DatabaseWatch {
+        &self.watch
+    }
+
+    /// Asks Postgres for the time.
+    pub async fn now(&self) -> Result<Micros, StoreError> {
+        Ok(sqlx::query_scalar("SELECT now_us()").fetch_one(&self.pool).await?)
+    }
+}
