@@ -2,4 +2,5 @@
 
 pub mod disk;
 pub mod driver;
+pub mod log;
 pub mod machine;

@@ -69,6 +69,9 @@ pub trait DiskFile: Debug + Send + Sync + 'static {
     /// Cuts the file, or extends it by zeros.
     fn set_len(&self, len: u64) -> io::Result<()>;
 
+    /// Makes sure that writes below `len` won't lack space, and extends the file by zeros to it.
+    fn allocate(&self, len: u64) -> io::Result<()>;
+
     /// Its length.
     fn len(&self) -> io::Result<u64>;
 

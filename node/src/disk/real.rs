@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::{Advice, FlockOperation, fadvise, fdatasync, flock};
+use rustix::fs::{Advice, FallocateFlags, FlockOperation, fadvise, fallocate, fdatasync, flock};
 
 use super::{DirLock, Disk, DiskFile, Held, Open};
 
@@ -93,6 +93,16 @@ impl DiskFile for RealFile {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.0.set_len(len)
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        match fallocate(&self.0, FallocateFlags::empty(), 0, len) {
+            // Where a file system can't promise space, a full disk shows at a write instead.
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+                self.0.set_len(len.max(self.len()?))
+            }
+            other => Ok(other?),
+        }
     }
 
     fn len(&self) -> io::Result<u64> {
