@@ -38,8 +38,6 @@ pub enum Rule {
     RetireIsAnExit,
     /// Abandon is refused from the commit on. Without it nodes start after it.
     AbandonBeforeCommit,
-    /// A key has at most one seat, also when it redeems again.
-    OneSeatPerKey,
     /// S5: one list for each epoch, and none at or below a released one.
     OneListPerEpoch,
     /// S6: no second list before enough members of each earlier one have released it. Without it
@@ -48,6 +46,9 @@ pub enum Rule {
     /// A document is held only if its epoch is above everything that was released. Without it a
     /// promise to others is broken.
     HoldAboveReleased,
+    /// A document is held only by whose journal knows that it was signed. Without it a directory
+    /// restored from an old copy holds what it may have released since.
+    HoldWhatWasSigned,
     /// Whoever holds a document releases nothing.
     HeldReleasesNothing,
     /// One document for each incarnation: a second one is reported, never held.
@@ -75,10 +76,10 @@ impl Rule {
         Rule::AckAgain,
         Rule::RetireIsAnExit,
         Rule::AbandonBeforeCommit,
-        Rule::OneSeatPerKey,
         Rule::OneListPerEpoch,
         Rule::ReleasesFirst,
         Rule::HoldAboveReleased,
+        Rule::HoldWhatWasSigned,
         Rule::HeldReleasesNothing,
         Rule::OneDocument,
         Rule::LaunchingBeforeExec,

@@ -35,8 +35,8 @@ pub enum Event {
     MarkerWritten,
     /// `member/wal` exists in the node's directory.
     LogSeen,
-    /// The service refused, by `code`.
-    Refused { code: String },
+    /// The service refused: its stable code, and whether the same request may succeed later.
+    Refused { code: String, retryable: bool },
     /// A tombstone lies in the node's directory.
     TombstoneSeen,
 }

@@ -1,1 +1,139 @@
-//! S1 to S7.
+//! S1 to S7: when an agent may sign a proposal.
+//!
+//! Most are judged once, when the proposal comes, and a failure is a nack. Two may become true
+//! while the agent waits: the matrix (S3), whose red fields are reported as they are, and the
+//! releases of earlier lists (S6), which others are about to sign.
+
+use std::collections::BTreeMap;
+
+use crate::agent::directory::Directory;
+use crate::agent::event::{Objection, Offer};
+use crate::agent::journal::{Bound, Journal};
+use crate::agent::step::SKEW_ALLOWED;
+use crate::fitness;
+use crate::rules::{Rule, Rules};
+use crate::values::{Epoch, KeyId, Record, Seat};
+
+/// S1, S2, S4, S5 and S7, in this order.
+pub(super) fn judge(rules: &Rules, journal: &Journal, offer: &Offer) -> Result<(), Objection> {
+    s1_records(journal, offer)?;
+    s2_no_duplicates(offer)?;
+    s4_skew(offer)?;
+    s5_epoch(rules, journal, offer)?;
+    s7_nothing_begun(rules, journal, offer)
+}
+
+/// Every record is valid under statement and grant, and my own is the one that I sent.
+fn s1_records(journal: &Journal, offer: &Offer) -> Result<(), Objection> {
+    if let Some((&seat, why)) = offer.invalid.iter().next() {
+        return Err(Objection::InvalidRecord { seat, why: why.clone() });
+    }
+    let mine = journal.record.as_ref().ok_or(Objection::NotMyRecord)?;
+    let proposal = &offer.proposal;
+    if proposal.statement != offer.statement
+        || proposal.cluster != mine.cluster
+        || proposal.records.len() != usize::from(offer.size)
+    {
+        return Err(Objection::ForeignList);
+    }
+    // `hash` is over the bytes as received: equal hashes are equal bytes.
+    let listed = proposal.record_of(journal.key).ok_or(Objection::NotMyRecord)?;
+    if listed.hash != mine.hash || listed.token_hash != mine.token_hash {
+        return Err(Objection::NotMyRecord);
+    }
+    Ok(())
+}
+
+/// No name, URL, key, incarnation or machine twice, and no address that can't be reached.
+fn s2_no_duplicates(offer: &Offer) -> Result<(), Objection> {
+    let seats: Vec<(Seat, &Record)> =
+        (1..).zip(offer.proposal.records.iter().map(AsRef::as_ref)).collect();
+    for (place, &(seat, record)) in seats.iter().enumerate() {
+        fitness::fit(record, offer.permissions).map_err(|why| Objection::Unfit { seat, why })?;
+        for &(other, second) in &seats[place + 1..] {
+            fitness::together(record, second, offer.permissions)
+                .map_err(|clash| Objection::Duplicate { one: seat, other, clash })?;
+        }
+    }
+    Ok(())
+}
+
+fn s4_skew(offer: &Offer) -> Result<(), Objection> {
+    if offer.skew > SKEW_ALLOWED {
+        return Err(Objection::Skew { skew: offer.skew, allowed: SKEW_ALLOWED });
+    }
+    Ok(())
+}
+
+/// Above each epoch that was signed or released, or the very list that was signed, unreleased.
+fn s5_epoch(rules: &Rules, journal: &Journal, offer: &Offer) -> Result<(), Objection> {
+    let epoch = offer.proposal.epoch;
+    if is_signed(journal, offer) || !rules.on(Rule::OneListPerEpoch) {
+        return Ok(());
+    }
+    let highest = journal.highest_epoch();
+    if epoch > highest { Ok(()) } else { Err(Objection::OldEpoch { epoch, highest }) }
+}
+
+/// This very list was signed before and not released since.
+pub(super) fn is_signed(journal: &Journal, offer: &Offer) -> bool {
+    let epoch = offer.proposal.epoch;
+    journal.bound.get(&epoch).is_some_and(|bound| bound.h == offer.h) && epoch > journal.released
+}
+
+/// S6: enough members of each earlier signed list have released it that no quorum of it can ever
+/// hold its document. A node that answers there is no release.
+pub(super) fn s6_releases(
+    rules: &Rules,
+    journal: &Journal,
+    offer: &Offer,
+    releases: &BTreeMap<KeyId, Epoch>,
+) -> Result<(), Objection> {
+    if !rules.on(Rule::ReleasesFirst) {
+        return Ok(());
+    }
+    for (&epoch, bound) in &journal.bound {
+        if bound.h == offer.h {
+            continue;
+        }
+        let missing = unreleased(journal, epoch, bound, releases);
+        let (need, have) = (bound.releases_needed(), bound.members.len() - missing.len());
+        if have < need {
+            let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+            let missing = missing.join(", ");
+            return Err(Objection::Unreleased { epoch, have, need, missing });
+        }
+    }
+    Ok(())
+}
+
+/// The members of a signed list whose release of it isn't here.
+fn unreleased(
+    journal: &Journal,
+    epoch: Epoch,
+    bound: &Bound,
+    releases: &BTreeMap<KeyId, Epoch>,
+) -> Vec<KeyId> {
+    let released = |key: KeyId| {
+        let known = if key == journal.key {
+            journal.released
+        } else {
+            releases.get(&key).copied().unwrap_or(0)
+        };
+        known >= epoch
+    };
+    bound.members.iter().map(|member| member.key).filter(|&key| !released(key)).collect()
+}
+
+fn s7_nothing_begun(rules: &Rules, journal: &Journal, offer: &Offer) -> Result<(), Objection> {
+    if let Some(held) = &journal.held {
+        return Err(Objection::Holding { epoch: held.proposal.epoch });
+    }
+    if rules.on(Rule::SameMachine) && journal.machine.differs_from(&offer.machine) {
+        return Err(Objection::OtherMachine);
+    }
+    match &offer.directory {
+        Directory::Blank => Ok(()),
+        other => Err(Objection::NotBlank { what: other.to_string() }),
+    }
+}

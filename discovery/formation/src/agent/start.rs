@@ -2,8 +2,8 @@
 
 use crate::agent::directory::Directory;
 use crate::agent::event::From;
-use crate::agent::journal::Journal;
-use crate::rules::Rules;
+use crate::agent::journal::{Journal, Start};
+use crate::rules::{Rule, Rules};
 use crate::values::Machine;
 
 /// What to do at a start.
@@ -11,7 +11,8 @@ use crate::values::Machine;
 pub enum Decision {
     /// No journal: make key, incarnation and journal, and begin.
     BeginNew,
-    /// The journal was made on another machine: move key and journal aside, then begin as new.
+    /// The journal was made on another machine: move key and journal aside, then decide again
+    /// without them.
     SetAsideAndBeginNew,
     /// Persist [`Journal::rebooted`], then go on where the journal stands (redeem, or wait).
     GoOn,
@@ -28,7 +29,7 @@ pub enum Decision {
     Removed,
 }
 
-/// The restart table.
+/// The restart table. A directory with its own log never asks discovery.
 #[must_use]
 pub fn at_start(
     rules: &Rules,
@@ -36,6 +37,83 @@ pub fn at_start(
     machine: &Machine,
     directory: &Directory,
 ) -> Decision {
-    let _ = (rules, journal, machine, directory);
-    todo!()
+    if *directory == Directory::Tombstone || journal.is_some_and(|journal| journal.tombstone) {
+        return Decision::Removed;
+    }
+    let Some(journal) = journal else {
+        return match directory {
+            Directory::Blank => Decision::BeginNew,
+            other => refuse(other),
+        };
+    };
+    if rules.on(Rule::SameMachine) && journal.machine.differs_from(machine) {
+        return match directory {
+            Directory::Log(_) => Decision::Refuse {
+                why: format!(
+                    "key and journal were made on another machine, and the node's directory holds \
+                     {directory}: this is a copy, or a disk that was moved"
+                ),
+            },
+            _ => Decision::SetAsideAndBeginNew,
+        };
+    }
+    match journal.start {
+        Start::NotYet => before_launch(rules, journal, directory),
+        Start::Launching => match own(journal, directory) {
+            Own::Marker => Decision::Start(From::List),
+            Own::Log => Decision::Start(From::Log),
+            Own::Nothing => {
+                lost("the node was launched, and its directory has no marker", directory)
+            }
+            Own::AnothersIncarnation => refuse(directory),
+        },
+        Start::Ran => match own(journal, directory) {
+            Own::Log => Decision::Start(From::Log),
+            Own::Marker | Own::Nothing => {
+                lost("the node has run, and its log is not there", directory)
+            }
+            Own::AnothersIncarnation => refuse(directory),
+        },
+    }
+}
+
+fn before_launch(rules: &Rules, journal: &Journal, directory: &Directory) -> Decision {
+    let held = journal.held.is_some();
+    match (directory, own(journal, directory)) {
+        (Directory::Blank, _) if held => Decision::GoOnToLaunch,
+        (Directory::Blank, _) => Decision::GoOn,
+        (_, Own::Marker) if held => Decision::GoOnToLaunch,
+        // Without the rule nothing is written before the exec, and a log is the only trace of it.
+        (Directory::Log(_), _) if held && !rules.on(Rule::LaunchingBeforeExec) => {
+            Decision::Start(From::Log)
+        }
+        (other, _) => refuse(other),
+    }
+}
+
+/// What of this incarnation lies in the directory.
+enum Own {
+    Marker,
+    Log,
+    Nothing,
+    AnothersIncarnation,
+}
+
+fn own(journal: &Journal, directory: &Directory) -> Own {
+    match directory {
+        Directory::Marked(whose) if *whose == journal.incarnation => Own::Marker,
+        Directory::Log(Some(whose)) if *whose == journal.incarnation => Own::Log,
+        Directory::Marked(_) | Directory::Log(Some(_)) => Own::AnothersIncarnation,
+        Directory::Blank | Directory::Log(None) | Directory::Foreign(_) | Directory::Tombstone => {
+            Own::Nothing
+        }
+    }
+}
+
+fn refuse(directory: &Directory) -> Decision {
+    Decision::Refuse { why: format!("the node's directory holds {directory}") }
+}
+
+fn lost(what: &str, directory: &Directory) -> Decision {
+    Decision::ReplacementWanted { why: format!("{what}: it is {directory}") }
 }

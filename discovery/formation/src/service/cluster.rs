@@ -103,6 +103,8 @@ pub struct Cluster {
 pub struct Agent {
     /// Its newest record.
     pub record: Arc<Record>,
+    /// How many seats the grant of its record may hold at once.
+    pub uses: u32,
     /// Seat, queue or neither.
     pub place: Place,
     /// Its lease; judged only while the cluster is open or preparing and `place` isn't `Absent`.

@@ -1,10 +1,12 @@
-//! Every wait explains itself.
+//! Every wait explains itself: what is missing, who holds it, the last error, when it is judged
+//! again, and what to do.
 
-use crate::service::cluster::Cluster;
+use crate::service::cluster::{Cluster, EndCause, Frozen, Phase, Place, Probe};
 use crate::service::settings::Settings;
+use crate::service::time::next_deadline;
 use crate::values::{KeyId, Micros};
 
-/// One thing that the cluster waits for.
+/// One thing that the cluster waits for, or why it never will go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
     /// A stable name for programs.
@@ -21,9 +23,230 @@ pub struct Line {
     pub way_out: String,
 }
 
-/// What `cluster` waits for, most important first; empty if for nothing.
+/// What `cluster` waits for, most important first; empty once it is formed.
 #[must_use]
 pub fn explain(cluster: &Cluster, settings: &Settings, now: Micros) -> Vec<Line> {
-    let _ = (cluster, settings, now);
-    todo!()
+    let mut lines = Vec::new();
+    let writer = Writer { cluster, next: next_deadline(cluster, settings, now), now };
+    lines.extend(writer.split());
+    lines.extend(writer.unsettled());
+    match cluster.phase {
+        Phase::Open => {
+            lines.extend(writer.free_seats());
+            lines.extend(writer.held_back());
+        }
+        Phase::Preparing => {
+            if let Some(frozen) = &cluster.frozen {
+                lines.extend(writer.unreached(frozen));
+                lines.extend(writer.acks_missing(frozen, settings));
+            }
+        }
+        Phase::Committed => lines.extend(writer.reports_missing()),
+        Phase::Formed => {}
+        Phase::Expired | Phase::Abandoned | Phase::Retired => lines.push(writer.ended()),
+    }
+    lines
+}
+
+struct Writer<'a> {
+    cluster: &'a Cluster,
+    next: Option<Micros>,
+    now: Micros,
+}
+
+impl Writer<'_> {
+    fn name(&self, key: KeyId) -> String {
+        match self.cluster.agents.get(&key) {
+            Some(agent) => format!("{} ({key})", agent.record.name),
+            None => key.to_string(),
+        }
+    }
+
+    fn names(&self, keys: &[KeyId]) -> String {
+        keys.iter().map(|&key| self.name(key)).collect::<Vec<_>>().join(", ")
+    }
+
+    fn last_error(&self) -> Option<String> {
+        self.cluster.last_error.as_ref().map(|error| match error.key {
+            Some(key) => format!("{}: {}", self.name(key), error.text),
+            None => error.text.clone(),
+        })
+    }
+
+    fn line(&self, code: &'static str, who: Vec<KeyId>, what: String, way_out: &str) -> Line {
+        Line {
+            code,
+            who,
+            what,
+            last_error: self.last_error(),
+            next: self.next,
+            way_out: way_out.to_owned(),
+        }
+    }
+
+    fn split(&self) -> Option<Line> {
+        let split = self.cluster.split.as_ref()?;
+        Some(self.line(
+            "split",
+            Vec::new(),
+            format!(
+                "a second valid document was shown: {} of epoch {}; nothing is done here any more",
+                split.other, split.epoch
+            ),
+            "find out on the hosts which list runs, stop the other one's nodes, then have an owner \
+             run `muster-discovery cluster retire`",
+        ))
+    }
+
+    fn unsettled(&self) -> Option<Line> {
+        let waits = matches!(self.cluster.phase, Phase::Open | Phase::Preparing);
+        (self.cluster.unsettled && waits).then(|| {
+            self.line(
+                "database_changed",
+                Vec::new(),
+                "this database is not the one that was used before (restored or replaced): nothing \
+                 is frozen or committed until every known discovery process has compared its ledger"
+                    .to_owned(),
+                "start every discovery process that is listed (`muster-discovery process list`), \
+                 `process forget` those that are gone, or have an owner run `muster-discovery db \
+                 accept`, which abandons every cluster that isn't committed",
+            )
+        })
+    }
+
+    fn free_seats(&self) -> Option<Line> {
+        let size = usize::from(self.cluster.statement.size);
+        let taken = self.cluster.seats().len();
+        if taken == size {
+            return None;
+        }
+        let gone: Vec<KeyId> = self
+            .cluster
+            .agents
+            .iter()
+            .filter(|(_, agent)| agent.place == Place::Absent)
+            .map(|(&key, _)| key)
+            .collect();
+        let waiting: Vec<KeyId> = self.cluster.standbys().into_values().collect();
+        let mut what = format!("{taken} of {size} seats are taken");
+        if !gone.is_empty() {
+            what += &format!("; not heard of any more: {}", self.names(&gone));
+        }
+        if !waiting.is_empty() {
+            what += &format!(
+                "; waiting, but with an address, name, machine or token that a seated one uses: {}",
+                self.names(&waiting)
+            );
+        }
+        Some(self.line(
+            "seats_free",
+            gone,
+            what,
+            "start `muster-agent run` with the bundle on more hosts, or on these again; give up with \
+             `muster-discovery cluster abandon`",
+        ))
+    }
+
+    fn held_back(&self) -> Option<Line> {
+        let held: Vec<KeyId> = self
+            .cluster
+            .seats()
+            .into_values()
+            .filter(|key| self.cluster.agents[key].held_until > self.now)
+            .collect();
+        let until = held.iter().map(|key| self.cluster.agents[key].held_until).max()?;
+        let mut line = self.line(
+            "held_back",
+            held.clone(),
+            format!("held back after a failed try: {}", self.names(&held)),
+            "mend what the last error says, or start one more host: a standby takes the seat of \
+             whoever fails twice",
+        );
+        line.next = Some(until);
+        Some(line)
+    }
+
+    fn unreached(&self, frozen: &Frozen) -> Option<Line> {
+        let mut who = Vec::new();
+        let mut sentences = Vec::new();
+        for (&prober, row) in &frozen.probes {
+            for (&peer, probe) in row {
+                if let Probe::Failed(why) = probe {
+                    who.push(peer);
+                    sentences.push(format!(
+                        "{} can't reach {}: {why}",
+                        self.name(prober),
+                        self.name(peer)
+                    ));
+                }
+            }
+        }
+        who.sort_unstable();
+        who.dedup();
+        let last_error = sentences.last().cloned();
+        (!who.is_empty()).then(|| {
+            let mut line = self.line(
+                "unreachable",
+                who,
+                sentences.join("; "),
+                "open the peer port between these hosts, or restart the agent with the address \
+                 under which the others reach it",
+            );
+            line.last_error = last_error;
+            line
+        })
+    }
+
+    fn acks_missing(&self, frozen: &Frozen, settings: &Settings) -> Option<Line> {
+        let members = frozen.proposal.records.iter().map(|record| record.key);
+        let missing: Vec<KeyId> = members.filter(|key| !frozen.acks.contains_key(key)).collect();
+        let of = frozen.proposal.records.len();
+        (!missing.is_empty()).then(|| {
+            let mut line = self.line(
+                "acks_missing",
+                missing.clone(),
+                format!(
+                    "epoch {}: {} of {of} have signed; missing: {}",
+                    frozen.proposal.epoch,
+                    frozen.acks.len(),
+                    self.names(&missing)
+                ),
+                "look at `muster-agent status` on these hosts; the list is tried anew when its time \
+                 is over",
+            );
+            line.next = Some(frozen.at.after(settings.prepare));
+            line
+        })
+    }
+
+    fn reports_missing(&self) -> Option<Line> {
+        let frozen = self.cluster.frozen.as_ref()?;
+        let members = frozen.proposal.records.iter().map(|record| record.key);
+        let missing: Vec<KeyId> =
+            members.filter(|key| !self.cluster.reports.contains_key(key)).collect();
+        Some(self.line(
+            "nodes_not_reported",
+            missing.clone(),
+            format!(
+                "the list is decided; a majority has not yet reported its Raft cluster; missing: {}",
+                self.names(&missing)
+            ),
+            "start the agents on these hosts; if a majority of them is lost for good, have an owner \
+             run `muster-discovery cluster retire` and create a new cluster",
+        ))
+    }
+
+    fn ended(&self) -> Line {
+        let ended = self.cluster.ended.as_ref();
+        let by = ended.map(|ended| ended.by.clone()).unwrap_or_default();
+        let way_out = match ended.map(|ended| ended.cause) {
+            Some(EndCause::DatabaseAccepted) => {
+                "create a new cluster; if a host holds this one's document, starting its agent \
+                 brings the cluster back"
+            }
+            _ => "create a new cluster with `muster-discovery cluster create`",
+        };
+        let what = format!("the cluster is {}: {by}", self.cluster.phase.as_str());
+        self.line(self.cluster.phase.as_str(), Vec::new(), what, way_out)
+    }
 }

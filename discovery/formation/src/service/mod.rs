@@ -1,5 +1,6 @@
 //! The service's machine: one cluster, one event, one transaction.
 
+mod adopt;
 mod cluster;
 mod event;
 mod explain;

@@ -58,6 +58,9 @@ pub enum Refusal {
     /// Reports are for members of a decided list.
     #[error("the cluster is {}, not committed", phase.as_str())]
     NotCommitted { phase: Phase },
+    /// A cluster that isn't committed is abandoned, not retired.
+    #[error("the cluster is {}, not committed: there is nothing to retire", phase.as_str())]
+    NothingToRetire { phase: Phase },
     /// A committed cluster can't be given up.
     #[error("the cluster is {}: its members may be running", phase.as_str())]
     AlreadyCommitted { phase: Phase },
@@ -94,6 +97,7 @@ impl Refusal {
             Refusal::Unfit(unfit) => unfit.code(),
             Refusal::Duplicate { clash, .. } => clash.code(),
             Refusal::NotCommitted { .. } => "not_committed",
+            Refusal::NothingToRetire { .. } => "nothing_to_retire",
             Refusal::AlreadyCommitted { .. } => "already_committed",
             Refusal::StatementOutOfOrder { .. } => "statement_out_of_order",
             Refusal::StatementFixed => "statement_fixed",
@@ -120,6 +124,7 @@ impl Refusal {
             | Refusal::RecordChanged { .. }
             | Refusal::Duplicate { .. }
             | Refusal::NotCommitted { .. }
+            | Refusal::NothingToRetire { .. }
             | Refusal::AlreadyCommitted { .. }
             | Refusal::StatementOutOfOrder { .. }
             | Refusal::StatementFixed => 409,
@@ -147,6 +152,7 @@ impl Refusal {
             | Refusal::TooManyKeys { .. }
             | Refusal::GrantUsed
             | Refusal::Unfit(_)
+            | Refusal::NothingToRetire { .. }
             | Refusal::AlreadyCommitted { .. }
             | Refusal::StatementOutOfOrder { .. }
             | Refusal::StatementFixed
@@ -195,6 +201,9 @@ impl Refusal {
                 "change it on one of the two, or stop the other one: its place is free {lease} later"
             ),
             Refusal::NotCommitted { .. } => "poll until the cluster is committed".into(),
+            Refusal::NothingToRetire { .. } => {
+                "have an operator run `muster-discovery cluster abandon`".into()
+            }
             Refusal::AlreadyCommitted { .. } => {
                 "have an owner run `muster-discovery cluster retire`".into()
             }

@@ -1,1 +1,126 @@
-//! Who sits.
+//! Who sits, who waits, who is held back, and when the list is frozen.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::fitness;
+use crate::rules::Rule;
+use crate::service::cluster::{Frozen, Phase, Place};
+use crate::service::outcome::Change;
+use crate::service::step::Turn;
+use crate::values::{KeyId, Proposal, Seat};
+
+impl Turn<'_> {
+    /// What follows from the seats, after time and event: only an open cluster's ever change.
+    pub(super) fn settle(&mut self) {
+        if self.cluster.phase != Phase::Open || self.cluster.split.is_some() {
+            return;
+        }
+        self.put_behind_standbys();
+        self.fill_seats();
+        self.freeze();
+    }
+
+    /// Counts `key` and holds it back, 2^k s for the kth time.
+    pub(super) fn count(&mut self, key: KeyId) {
+        let (now, settings) = (self.now, self.context.settings);
+        let agent = self.agent_mut(key);
+        agent.counts = agent.counts.saturating_add(1);
+        agent.held_until = now.after(settings.held_back(agent.counts));
+        let counts = agent.counts;
+        self.record_change(Change::Counted { key, counts });
+    }
+
+    /// Whoever is held back and was counted twice gives its seat to the first standby that isn't.
+    fn put_behind_standbys(&mut self) {
+        if !self.context.rules.on(Rule::CountedGoBehind) {
+            return;
+        }
+        for (seat, key) in self.cluster.seats() {
+            let agent = &self.cluster.agents[&key];
+            if agent.counts < 2 || agent.held_until <= self.now {
+                continue;
+            }
+            let Some(next) = self.first_standby(Some(key)) else { continue };
+            let order = self.cluster.next_place;
+            self.cluster.next_place += 1;
+            self.agent_mut(key).place = Place::Standby(order);
+            self.record_change(Change::Queued { key });
+            self.seat(next, seat);
+        }
+    }
+
+    fn fill_seats(&mut self) {
+        for seat in 1..=self.cluster.statement.size {
+            if self.cluster.seats().contains_key(&seat) {
+                continue;
+            }
+            match self.first_standby(None) {
+                Some(key) => self.seat(key, seat),
+                None => break,
+            }
+        }
+    }
+
+    fn seat(&mut self, key: KeyId, seat: Seat) {
+        self.agent_mut(key).place = Place::Seat(seat);
+        self.record_change(Change::Seated { key, seat });
+    }
+
+    /// The longest-waiting standby that could sit with those who sit. In the place of `leaving`
+    /// only one that isn't held back itself: nothing would be won.
+    fn first_standby(&self, leaving: Option<KeyId>) -> Option<KeyId> {
+        let cluster = &*self.cluster;
+        let mut seated: Vec<KeyId> = cluster.seats().into_values().collect();
+        seated.retain(|&key| Some(key) != leaving);
+        let permissions = cluster.statement.permissions;
+        let suits = |key: &KeyId| {
+            let agent = &cluster.agents[key];
+            let grant = &agent.record.grant;
+            let taken =
+                seated.iter().filter(|key| cluster.agents[key].record.grant == *grant).count();
+            let in_use = self.context.rules.on(Rule::UseIsASeat) && taken >= agent.uses as usize;
+            let held = leaving.is_some() && agent.held_until > self.now;
+            let clashes = seated.iter().any(|other| {
+                fitness::together(&agent.record, &cluster.agents[other].record, permissions)
+                    .is_err()
+            });
+            !in_use && !held && !clashes
+        };
+        cluster.standbys().into_values().find(suits)
+    }
+
+    /// All seats live and none held back: the list is frozen, above every epoch that was signed.
+    fn freeze(&mut self) {
+        let seats = self.cluster.seats();
+        let held = |key: &KeyId| self.cluster.agents[key].held_until > self.now;
+        if self.cluster.unsettled
+            || seats.len() != usize::from(self.cluster.statement.size)
+            || seats.values().any(held)
+        {
+            return;
+        }
+        let mut epoch = self.cluster.epoch;
+        if self.context.rules.on(Rule::FreezeAboveFloor) {
+            epoch = epoch.max(self.cluster.floor.saturating_add(1));
+        }
+        let records = seats.values().map(|key| Arc::clone(&self.cluster.agents[key].record));
+        let proposal = Proposal {
+            cluster: self.cluster.id,
+            statement: self.cluster.statement.hash,
+            epoch,
+            records: records.collect(),
+        };
+        let h = (self.context.hash)(&proposal);
+        self.cluster.phase = Phase::Preparing;
+        self.cluster.epoch = epoch;
+        self.cluster.frozen = Some(Frozen {
+            proposal,
+            h,
+            at: self.now,
+            acks: BTreeMap::new(),
+            probes: BTreeMap::new(),
+        });
+        self.record_change(Change::Frozen { epoch, h });
+    }
+}
