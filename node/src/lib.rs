@@ -1,11 +1,10 @@
 //! A Raft key-value node that speaks etcd's v3 API.
 
-pub mod config;
+pub mod apply;
 pub mod disk;
 pub mod driver;
-pub mod identity;
+mod http;
 pub mod log;
 pub mod machine;
-pub mod server;
-pub mod tls;
-pub mod transport;
+pub mod mvcc;
+pub mod rpc;

@@ -7,7 +7,6 @@
 
 mod backend;
 mod real;
-pub mod simulated;
 
 use std::fmt::Debug;
 use std::io;

@@ -1,0 +1,174 @@
+//! The node's state machine.
+
+use std::io::{Read, Write};
+
+use node_proto::command::{self, Operation, PublishMember};
+use node_proto::etcdserverpb::alarm_request::AlarmAction;
+use node_proto::etcdserverpb::{
+    AlarmMember, AlarmRequest, AlarmResponse, AlarmType, CompactionResponse,
+};
+use redb::StorageBackend;
+
+use super::outcome::{ApplyError, Failure, Outcome, Response};
+use super::txn::{apply_delete, apply_put, apply_txn, check_put, has_puts, header};
+use crate::machine::{Committed, Position, RequestId, StateMachine};
+use crate::mvcc::watch::{Publisher, WatchHub};
+use crate::mvcc::{Batch, Options, Store, StoreError, Writer};
+
+/// Applies the log to the store and tells the watchers.
+pub struct Machine {
+    writer: Writer,
+    events: Publisher,
+}
+
+impl Machine {
+    /// Opens the store on `backend`. Watchers hear through the hub that [`Self::hub`] hands out.
+    pub fn open(backend: impl StorageBackend, options: Options) -> Result<Self, StoreError> {
+        let writer = Writer::open(backend, options)?;
+        let events = Publisher::new(writer.store());
+        Ok(Self { writer, events })
+    }
+
+    /// For those who read.
+    #[must_use]
+    pub fn store(&self) -> Store {
+        self.writer.store()
+    }
+
+    /// For those who watch.
+    #[must_use]
+    pub fn hub(&self) -> WatchHub {
+        self.events.hub()
+    }
+}
+
+impl StateMachine for Machine {
+    type Outcome = Outcome;
+    type Error = StoreError;
+
+    fn applied(&self) -> Position {
+        self.writer.applied()
+    }
+
+    fn durable(&self) -> Position {
+        self.writer.durable()
+    }
+
+    fn apply(&mut self, entries: &[Committed]) -> Result<Vec<(RequestId, Outcome)>, StoreError> {
+        let applied = self.writer.applied().index;
+        let new = entries.partition_point(|entry| entry.position.index <= applied);
+        let entries = &entries[new..];
+        let Some(last) = entries.last() else { return Ok(Vec::new()) };
+        let (outcomes, events) = self.writer.batch(last.position, |batch| {
+            let mut outcomes = Vec::with_capacity(entries.len());
+            for entry in entries {
+                outcomes.extend(apply_entry(batch, entry)?);
+            }
+            Ok(outcomes)
+        })?;
+        self.events.publish(events);
+        Ok(outcomes)
+    }
+
+    fn checkpoint(&mut self) -> Result<Position, StoreError> {
+        self.writer.checkpoint()
+    }
+
+    fn write_snapshot(&self, out: &mut dyn Write) -> Result<Position, StoreError> {
+        self.writer.write_snapshot(out)
+    }
+
+    fn install_snapshot(&mut self, input: &mut dyn Read) -> Result<Position, StoreError> {
+        let position = self.writer.install_snapshot(input)?;
+        self.events.jump(self.writer.store().view().revision());
+        Ok(position)
+    }
+}
+
+fn apply_entry(
+    batch: &mut Batch<'_>,
+    entry: &Committed,
+) -> Result<Option<(RequestId, Outcome)>, StoreError> {
+    if entry.data.is_empty() {
+        return Ok(None);
+    }
+    let (id, operation) = command::decode(entry.data.clone())
+        .map_err(|source| StoreError::Command { index: entry.position.index, source })?;
+    let outcome = match apply_operation(batch, operation) {
+        Ok(response) => Ok(response),
+        Err(Failure::Refused(why)) => Err(why),
+        Err(Failure::Fatal(error)) => return Err(error),
+    };
+    batch.end_request();
+    Ok(Some((RequestId(id), outcome)))
+}
+
+fn apply_operation(batch: &mut Batch<'_>, operation: Operation) -> Result<Response, Failure> {
+    if let Some(why) = forbidden(batch.alarms(), &operation) {
+        return Err(why.into());
+    }
+    match operation {
+        Operation::Put(put) => {
+            check_put(batch, &put)?;
+            apply_put(batch, &put).map(Response::Put)
+        }
+        Operation::DeleteRange(delete) => apply_delete(batch, &delete).map(Response::DeleteRange),
+        Operation::Txn(txn) => apply_txn(batch, &txn).map(Response::Txn),
+        Operation::Compact(compact) => {
+            batch.compact(compact.revision)?;
+            Ok(Response::Compact(CompactionResponse { header: header(batch.revision()) }))
+        }
+        Operation::Alarm(alarm) => Ok(Response::Alarm(apply_alarm(batch, &alarm))),
+        Operation::PublishMember(member) => publish(batch, member),
+    }
+}
+
+/// What a raised alarm forbids.
+fn forbidden(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyError> {
+    if alarms.is_empty() {
+        return None;
+    }
+    let raised = |alarm: AlarmType| alarms.iter().any(|a| a.alarm() == alarm);
+    let grows = match operation {
+        Operation::Put(_) => true,
+        Operation::Txn(txn) => has_puts(txn),
+        _ => false,
+    };
+    let writes = !matches!(operation, Operation::Alarm(_) | Operation::PublishMember(_));
+    if writes && raised(AlarmType::Corrupt) {
+        Some(ApplyError::Corrupt)
+    } else if grows && raised(AlarmType::Nospace) {
+        Some(ApplyError::NoSpace)
+    } else {
+        None
+    }
+}
+
+fn apply_alarm(batch: &mut Batch<'_>, request: &AlarmRequest) -> AlarmResponse {
+    let alarm = AlarmMember { member_id: request.member_id, alarm: request.alarm };
+    let all = |a: &AlarmMember| request.alarm() == AlarmType::None || a.alarm == request.alarm;
+    let alarms = match request.action() {
+        AlarmAction::Get => batch.alarms().iter().filter(|a| all(a)).copied().collect(),
+        AlarmAction::Activate => {
+            batch.raise_alarm(alarm);
+            vec![alarm]
+        }
+        AlarmAction::Deactivate => {
+            if batch.lower_alarm(&alarm) {
+                vec![alarm]
+            } else {
+                Vec::new()
+            }
+        }
+    };
+    AlarmResponse { header: header(batch.revision()), alarms }
+}
+
+fn publish(batch: &mut Batch<'_>, published: PublishMember) -> Result<Response, Failure> {
+    let found = batch.members().iter().find(|member| member.id == published.member_id);
+    let mut member = found.ok_or(ApplyError::MemberNotFound)?.clone();
+    member.name = published.name;
+    member.client_ur_ls = published.client_urls;
+    batch.put_member(member);
+    Ok(Response::Published)
+}

@@ -1,0 +1,19 @@
+//! From committed log entries to changes of the store: deterministic, and its only writer.
+//!
+//! [`Machine`] is the node's [`StateMachine`]. A batch of entries becomes one transaction and one
+//! publication of events. What a request may be refused for here is decided by the store alone, so
+//! that every member refuses it alike; what can be checked without the store (`rpc` does) never
+//! reaches the log.
+
+mod check;
+mod machine;
+mod outcome;
+mod txn;
+
+pub use check::{CheckError, check_delete, check_put, check_range, check_txn};
+pub use machine::Machine;
+pub use outcome::{ApplyError, Outcome, Response};
+pub use txn::{is_read_only, is_serializable, read_only_txn};
+
+#[cfg(test)]
+mod tests;

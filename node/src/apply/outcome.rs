@@ -1,0 +1,83 @@
+//! What an applied request answers.
+
+use node_proto::etcdserverpb::{
+    AlarmResponse, CompactionResponse, DeleteRangeResponse, PutResponse, TxnResponse,
+};
+
+use crate::mvcc::{ReadError, StoreError};
+
+/// The answer, or why the request changed nothing.
+pub type Outcome = Result<Response, ApplyError>;
+
+/// Headers have the revision only; who answers fills in the rest.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Response {
+    /// Of a put.
+    Put(PutResponse),
+    /// Of a delete.
+    DeleteRange(DeleteRangeResponse),
+    /// Of a transaction.
+    Txn(TxnResponse),
+    /// Of a compaction; the old revisions may still be in the file.
+    Compact(CompactionResponse),
+    /// Of a change of alarms.
+    Alarm(AlarmResponse),
+    /// A member's name and URLs are published.
+    Published,
+}
+
+/// Why a committed request changed nothing; the same on every member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ApplyError {
+    /// `ignore_value` or `ignore_lease` on a key that isn't there.
+    #[error("key not found")]
+    KeyNotFound,
+    /// The put's lease isn't there.
+    #[error("requested lease not found")]
+    LeaseNotFound,
+    /// A revision before the last compaction.
+    #[error("required revision has been compacted")]
+    Compacted,
+    /// A revision that has not been reached.
+    #[error("required revision is a future revision")]
+    FutureRevision,
+    /// The NOSPACE alarm is raised.
+    #[error("database space exceeded")]
+    NoSpace,
+    /// The CORRUPT alarm is raised.
+    #[error("corrupt cluster")]
+    Corrupt,
+    /// A member that is not in the cluster.
+    #[error("member not found")]
+    MemberNotFound,
+}
+
+/// Refused, or broken for good.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Refused(ApplyError),
+    Fatal(StoreError),
+}
+
+impl From<ApplyError> for Failure {
+    fn from(error: ApplyError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Fatal(error)
+    }
+}
+
+impl From<ReadError> for Failure {
+    fn from(error: ReadError) -> Self {
+        match error {
+            // The batch is its own view: nothing can overtake it.
+            ReadError::Compacted | ReadError::Superseded => Self::Refused(ApplyError::Compacted),
+            ReadError::Future => Self::Refused(ApplyError::FutureRevision),
+            ReadError::Store(error) => Self::Fatal(error),
+        }
+    }
+}

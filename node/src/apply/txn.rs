@@ -1,0 +1,295 @@
+//! Transactions: first every comparison, nested ones included, then the operations of the path
+//! that they chose (server/etcdserver/txn in etcd).
+
+use bytes::Bytes;
+use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+use node_proto::etcdserverpb::request_op::Request;
+use node_proto::etcdserverpb::response_op;
+use node_proto::etcdserverpb::{
+    Compare, DeleteRangeRequest, DeleteRangeResponse, PutRequest, PutResponse, RangeRequest,
+    RangeResponse, RequestOp, ResponseHeader, ResponseOp, TxnRequest, TxnResponse,
+};
+use node_proto::mvccpb::KeyValue;
+
+use super::outcome::{ApplyError, Failure};
+use crate::mvcc::{Batch, KeyRange, ReadError, Store, View};
+
+pub(super) fn header(revision: i64) -> Option<ResponseHeader> {
+    Some(ResponseHeader { revision, ..ResponseHeader::default() })
+}
+
+/// Whether no branch writes.
+#[must_use]
+pub fn is_read_only(request: &TxnRequest) -> bool {
+    operations(request).all(|operation| match &operation.request {
+        Some(Request::RequestPut(_) | Request::RequestDeleteRange(_)) => false,
+        Some(Request::RequestTxn(nested)) => is_read_only(nested),
+        _ => true,
+    })
+}
+
+/// Whether every range of a read-only transaction is content with this member's state.
+#[must_use]
+pub fn is_serializable(request: &TxnRequest) -> bool {
+    operations(request).all(|operation| match &operation.request {
+        Some(Request::RequestRange(range)) => range.serializable,
+        Some(Request::RequestTxn(nested)) => is_serializable(nested),
+        _ => true,
+    })
+}
+
+/// Whether the transaction can put something, which the NOSPACE alarm forbids.
+pub(super) fn has_puts(request: &TxnRequest) -> bool {
+    operations(request).any(|operation| match &operation.request {
+        Some(Request::RequestPut(_)) => true,
+        Some(Request::RequestTxn(nested)) => has_puts(nested),
+        _ => false,
+    })
+}
+
+fn operations(request: &TxnRequest) -> impl Iterator<Item = &RequestOp> {
+    request.success.iter().chain(&request.failure)
+}
+
+/// Something to evaluate comparisons and ranges on.
+trait Reads {
+    fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ReadError>;
+}
+
+impl Reads for Batch<'_> {
+    fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
+        self.range(request)
+    }
+}
+
+impl Reads for (&Store, &View) {
+    fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
+        self.0.range(self.1, request)
+    }
+}
+
+/// The branches that a transaction takes: its own, then those of the nested transactions on the
+/// way, in order.
+fn choose(reads: &impl Reads, request: &TxnRequest, path: &mut Vec<bool>) -> Result<(), ReadError> {
+    let mut holds = true;
+    for compare in &request.compare {
+        if !compare_holds(reads, compare)? {
+            holds = false;
+            break;
+        }
+    }
+    path.push(holds);
+    for operation in branch(request, holds) {
+        if let Some(Request::RequestTxn(nested)) = &operation.request {
+            choose(reads, nested, path)?;
+        }
+    }
+    Ok(())
+}
+
+fn branch(request: &TxnRequest, success: bool) -> &[RequestOp] {
+    if success { &request.success } else { &request.failure }
+}
+
+fn compare_holds(reads: &impl Reads, compare: &Compare) -> Result<bool, ReadError> {
+    let range = RangeRequest {
+        key: compare.key.clone(),
+        range_end: compare.range_end.clone(),
+        ..RangeRequest::default()
+    };
+    let kvs = reads.range(&range)?.kvs;
+    if kvs.is_empty() {
+        // A missing key has no value to compare with, not even an empty one.
+        let by_value = compare.target() == CompareTarget::Value;
+        return Ok(!by_value && compare_one(compare, &KeyValue::default()));
+    }
+    Ok(kvs.iter().all(|kv| compare_one(compare, kv)))
+}
+
+fn compare_one(compare: &Compare, kv: &KeyValue) -> bool {
+    // A value of another kind than the target counts as that kind's zero.
+    let number = match (compare.target(), &compare.target_union) {
+        (CompareTarget::Version, Some(TargetUnion::Version(n)))
+        | (CompareTarget::Create, Some(TargetUnion::CreateRevision(n)))
+        | (CompareTarget::Mod, Some(TargetUnion::ModRevision(n)))
+        | (CompareTarget::Lease, Some(TargetUnion::Lease(n))) => *n,
+        _ => 0,
+    };
+    let order = match compare.target() {
+        CompareTarget::Version => kv.version.cmp(&number),
+        CompareTarget::Create => kv.create_revision.cmp(&number),
+        CompareTarget::Mod => kv.mod_revision.cmp(&number),
+        CompareTarget::Lease => kv.lease.cmp(&number),
+        CompareTarget::Value => match &compare.target_union {
+            Some(TargetUnion::Value(value)) => kv.value.cmp(value),
+            _ => kv.value.cmp(&Bytes::new()),
+        },
+    };
+    match CompareResult::try_from(compare.result) {
+        Ok(CompareResult::Equal) => order.is_eq(),
+        Ok(CompareResult::NotEqual) => order.is_ne(),
+        Ok(CompareResult::Greater) => order.is_gt(),
+        Ok(CompareResult::Less) => order.is_lt(),
+        Err(_) => true,
+    }
+}
+
+/// The operations of one level, with the branches below it.
+struct Path<'p>(std::slice::Iter<'p, bool>);
+
+impl Path<'_> {
+    fn next(&mut self) -> bool {
+        *self.0.next().expect("the path has a branch for each transaction on it")
+    }
+}
+
+/// Answers a transaction that [`is_read_only`] on a view.
+pub fn read_only_txn(
+    store: &Store,
+    view: &View,
+    request: &TxnRequest,
+) -> Result<TxnResponse, ReadError> {
+    let reads = (store, view);
+    let mut path = Vec::new();
+    choose(&reads, request, &mut path)?;
+    let mut response = read_branch(&reads, request, &mut Path(path.iter()))?;
+    response.header = header(view.revision());
+    Ok(response)
+}
+
+fn read_branch(
+    reads: &(&Store, &View),
+    request: &TxnRequest,
+    path: &mut Path<'_>,
+) -> Result<TxnResponse, ReadError> {
+    let succeeded = path.next();
+    let mut responses = Vec::with_capacity(branch(request, succeeded).len());
+    for operation in branch(request, succeeded) {
+        responses.push(ResponseOp {
+            response: match &operation.request {
+                Some(Request::RequestRange(range)) => {
+                    Some(response_op::Response::ResponseRange(reads.range(range)?))
+                }
+                Some(Request::RequestTxn(nested)) => {
+                    Some(response_op::Response::ResponseTxn(read_branch(reads, nested, path)?))
+                }
+                _ => None,
+            },
+        });
+    }
+    Ok(TxnResponse { header: header(0), succeeded, responses })
+}
+
+/// Applies a transaction; a refusal changes nothing.
+pub(super) fn apply_txn(
+    batch: &mut Batch<'_>,
+    request: &TxnRequest,
+) -> Result<TxnResponse, Failure> {
+    let mut path = Vec::new();
+    choose(batch, request, &mut path)?;
+    check_path(batch, request, &mut Path(path.iter()))?;
+    let mut response = apply_branch(batch, request, &mut Path(path.iter()))?;
+    response.header = header(batch.revision());
+    Ok(response)
+}
+
+/// Everything that could be refused on the way, before the first change is made.
+fn check_path(
+    batch: &Batch<'_>,
+    request: &TxnRequest,
+    path: &mut Path<'_>,
+) -> Result<(), ApplyError> {
+    let succeeded = path.next();
+    for operation in branch(request, succeeded) {
+        match &operation.request {
+            Some(Request::RequestPut(put)) => check_put(batch, put)?,
+            Some(Request::RequestRange(range)) => {
+                if range.revision > batch.revision() {
+                    return Err(ApplyError::FutureRevision);
+                }
+                if range.revision > 0 && range.revision < batch.compacted() {
+                    return Err(ApplyError::Compacted);
+                }
+            }
+            Some(Request::RequestTxn(nested)) => check_path(batch, nested, path)?,
+            Some(Request::RequestDeleteRange(_)) | None => {}
+        }
+    }
+    Ok(())
+}
+
+fn apply_branch(
+    batch: &mut Batch<'_>,
+    request: &TxnRequest,
+    path: &mut Path<'_>,
+) -> Result<TxnResponse, Failure> {
+    use response_op::Response;
+    let succeeded = path.next();
+    let mut responses = Vec::with_capacity(branch(request, succeeded).len());
+    for operation in branch(request, succeeded) {
+        let response = match &operation.request {
+            Some(Request::RequestRange(range)) => {
+                Some(Response::ResponseRange(batch.range(range)?))
+            }
+            Some(Request::RequestPut(put)) => Some(Response::ResponsePut(apply_put(batch, put)?)),
+            Some(Request::RequestDeleteRange(delete)) => {
+                Some(Response::ResponseDeleteRange(apply_delete(batch, delete)?))
+            }
+            Some(Request::RequestTxn(nested)) => {
+                Some(Response::ResponseTxn(apply_branch(batch, nested, path)?))
+            }
+            None => None,
+        };
+        responses.push(ResponseOp { response });
+    }
+    // A nested transaction's header says nothing, as in etcd.
+    Ok(TxnResponse { header: header(0), succeeded, responses })
+}
+
+/// What a put may be refused for. Leases are not granted yet, so that any lease is unknown.
+pub(super) fn check_put(batch: &Batch<'_>, put: &PutRequest) -> Result<(), ApplyError> {
+    if (put.ignore_value || put.ignore_lease) && !batch.has(&put.key) {
+        return Err(ApplyError::KeyNotFound);
+    }
+    if put.lease != 0 {
+        return Err(ApplyError::LeaseNotFound);
+    }
+    Ok(())
+}
+
+/// Writes a put that [`check_put`] has let pass.
+pub(super) fn apply_put(batch: &mut Batch<'_>, put: &PutRequest) -> Result<PutResponse, Failure> {
+    let (mut value, mut lease) = (put.value.clone(), put.lease);
+    let mut previous = None;
+    if put.prev_kv || put.ignore_value || put.ignore_lease {
+        previous = batch.get(&put.key)?;
+    }
+    if let Some(kv) = &previous {
+        if put.ignore_value {
+            value = kv.value.clone();
+        }
+        if put.ignore_lease {
+            lease = kv.lease;
+        }
+    }
+    let revision = batch.put(put.key.clone(), value, lease)?;
+    Ok(PutResponse { header: header(revision), prev_kv: previous.filter(|_| put.prev_kv) })
+}
+
+pub(super) fn apply_delete(
+    batch: &mut Batch<'_>,
+    delete: &DeleteRangeRequest,
+) -> Result<DeleteRangeResponse, Failure> {
+    let mut prev_kvs = Vec::new();
+    if delete.prev_kv {
+        let all = RangeRequest {
+            key: delete.key.clone(),
+            range_end: delete.range_end.clone(),
+            ..RangeRequest::default()
+        };
+        prev_kvs = batch.range(&all)?.kvs;
+    }
+    let range = KeyRange::new(delete.key.clone(), delete.range_end.clone());
+    let deleted = batch.delete(&range)?;
+    Ok(DeleteRangeResponse { header: header(batch.revision()), deleted, prev_kvs })
+}

@@ -1,0 +1,205 @@
+//! Health: the old single path, and the checks that orchestrators ask for one by one
+//! (server/etcdserver/api/etcdhttp/health.go in etcd).
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use axum::extract::{Path, RawQuery, State};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use node_proto::etcdserverpb::{AlarmType, RangeRequest};
+
+use crate::rpc::{Context, Error};
+
+const TEXT: [(axum::http::HeaderName, &str); 2] = [
+    (CONTENT_TYPE, "text/plain; charset=utf-8"),
+    (axum::http::header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+];
+
+/// A query's values by name: `exclude` may come more than once.
+struct Query(HashMap<String, Vec<String>>);
+
+impl Query {
+    fn parse(raw: Option<&str>) -> Self {
+        let mut values: HashMap<String, Vec<String>> = HashMap::new();
+        for pair in raw.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            values.entry(name.to_owned()).or_default().push(value.to_owned());
+        }
+        Self(values)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    fn is_true(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|values| values.first().is_some_and(|value| value == "true"))
+    }
+
+    fn all(&self, name: &str) -> &[String] {
+        self.0.get(name).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Reads a key that need not be there: shows that reads work.
+async fn read(context: &Context, serializable: bool) -> Result<(), Error> {
+    context.barrier(serializable).await?;
+    let request =
+        RangeRequest { key: bytes::Bytes::from_static(b"a"), limit: 1, ..RangeRequest::default() };
+    context.read(|store, view| store.range(view, &request)).await?;
+    Ok(())
+}
+
+pub(super) async fn health(
+    State(context): State<Arc<Context>>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let query = Query::parse(query.as_deref());
+    let answer = |reason: &str| {
+        let code = if reason.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        let health = reason.is_empty();
+        let reason = serde_json::Value::from(reason);
+        let body = format!(r#"{{"health":"{health}","reason":{reason}}}"#);
+        (code, [(CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response()
+    };
+    let excluded = query.all("exclude");
+    for alarm in context.store.view().alarms() {
+        let name = alarm.alarm().as_str_name();
+        if excluded.iter().any(|excluded| excluded == name) {
+            continue;
+        }
+        match alarm.alarm() {
+            AlarmType::Nospace => return answer("ALARM NOSPACE"),
+            AlarmType::Corrupt => return answer("ALARM CORRUPT"),
+            AlarmType::None => return answer("ALARM UNKNOWN"),
+        }
+    }
+    let serializable = query.is_true("serializable");
+    if !serializable && !context.has_leader() {
+        return answer("RAFT NO LEADER");
+    }
+    match read(&context, serializable).await {
+        Ok(()) => answer(""),
+        Err(error) => answer(&format!("RANGE ERROR:{}", error.text())),
+    }
+}
+
+/// One thing that can be asked for by name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Check {
+    DataCorruption,
+    SerializableRead,
+    LinearizableRead,
+    NonLearner,
+}
+
+const LIVE: &[Check] = &[Check::SerializableRead];
+const READY: &[Check] =
+    &[Check::DataCorruption, Check::SerializableRead, Check::LinearizableRead, Check::NonLearner];
+
+impl Check {
+    fn name(self) -> &'static str {
+        match self {
+            Self::DataCorruption => "data_corruption",
+            Self::SerializableRead => "serializable_read",
+            Self::LinearizableRead => "linearizable_read",
+            Self::NonLearner => "non_learner",
+        }
+    }
+
+    async fn run(self, context: &Context) -> Result<(), String> {
+        match self {
+            Self::DataCorruption => {
+                let view = context.store.view();
+                let corrupt = view.alarms().iter().any(|a| a.alarm() == AlarmType::Corrupt);
+                if corrupt { Err("alarm activated: CORRUPT".to_owned()) } else { Ok(()) }
+            }
+            Self::SerializableRead => {
+                read(context, true).await.map_err(|error| error.text().to_owned())
+            }
+            Self::LinearizableRead => {
+                read(context, false).await.map_err(|error| error.text().to_owned())
+            }
+            Self::NonLearner => {
+                let me = context.identity.member_id;
+                let view = context.store.view();
+                let learner = view.members().iter().any(|m| m.id == me && m.is_learner);
+                if learner { Err("not supported for learner".to_owned()) } else { Ok(()) }
+            }
+        }
+    }
+}
+
+/// Runs `checks` and answers as etcd does: a line for each if asked to, or if one fails.
+async fn answer(path: &str, context: &Context, checks: &[Check], query: &Query) -> Response {
+    let excluded = query.all("exclude");
+    let (mut lines, mut failed) = (String::new(), false);
+    for check in checks {
+        let name = check.name();
+        if excluded.iter().any(|excluded| excluded == name) {
+            let _ = writeln!(lines, "[+]{name} excluded: ok");
+            continue;
+        }
+        match check.run(context).await {
+            Ok(()) => {
+                let _ = writeln!(lines, "[+]{name} ok");
+            }
+            Err(why) => {
+                failed = true;
+                let _ = writeln!(lines, "[-]{name} failed: {why}");
+            }
+        }
+    }
+    let unknown = excluded.iter().filter(|e| !checks.iter().any(|check| check.name() == *e));
+    for name in unknown {
+        let _ = writeln!(lines, "[+]{name} excluded: ok");
+    }
+    if failed {
+        lines.push_str(path);
+        lines.push_str(" check failed\n");
+        return (StatusCode::SERVICE_UNAVAILABLE, TEXT, lines).into_response();
+    }
+    lines.push_str("ok\n");
+    let body = if query.has("verbose") { lines } else { "ok\n".to_owned() };
+    (StatusCode::OK, TEXT, body).into_response()
+}
+
+async fn single(context: &Context, checks: &[Check], name: &str, query: &Query) -> Response {
+    match checks.iter().find(|check| check.name() == name) {
+        Some(check) => answer(name, context, &[*check], query).await,
+        None => (StatusCode::NOT_FOUND, TEXT, "404 page not found\n").into_response(),
+    }
+}
+
+pub(super) async fn livez(
+    State(context): State<Arc<Context>>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    answer("/livez", &context, LIVE, &Query::parse(query.as_deref())).await
+}
+
+pub(super) async fn livez_check(
+    State(context): State<Arc<Context>>,
+    Path(check): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    single(&context, LIVE, &check, &Query::parse(query.as_deref())).await
+}
+
+pub(super) async fn readyz(
+    State(context): State<Arc<Context>>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    answer("/readyz", &context, READY, &Query::parse(query.as_deref())).await
+}
+
+pub(super) async fn readyz_check(
+    State(context): State<Arc<Context>>,
+    Path(check): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    single(&context, READY, &check, &Query::parse(query.as_deref())).await
+}

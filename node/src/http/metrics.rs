@@ -1,0 +1,274 @@
+//! `/metrics`: gathered when asked for, under etcd's names where they mean the same.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::rpc::{Context, Method};
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+pub(super) async fn metrics(State(context): State<Arc<Context>>) -> Response {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Scrape(context)));
+    let mut body = String::new();
+    match encode(&mut body, &registry) {
+        Ok(()) => ([(CONTENT_TYPE, OPEN_METRICS)], body).into_response(),
+        Err(_) => axum::http::StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+struct Scrape(Arc<Context>);
+
+impl std::fmt::Debug for Scrape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Scrape")
+    }
+}
+
+struct Out<'a>(DescriptorEncoder<'a>);
+
+impl Out<'_> {
+    fn gauge(&mut self, name: &str, help: &str, value: i64) -> std::fmt::Result {
+        let gauge = ConstGauge::new(value);
+        gauge.encode(self.0.encode_descriptor(name, help, None, gauge.metric_type())?)
+    }
+
+    fn seconds(&mut self, name: &str, help: &str, micros: u64) -> std::fmt::Result {
+        let counter = ConstCounter::new(std::time::Duration::from_micros(micros).as_secs_f64());
+        counter.encode(self.0.encode_descriptor(name, help, None, counter.metric_type())?)
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) -> std::fmt::Result {
+        let counter = ConstCounter::new(value);
+        counter.encode(self.0.encode_descriptor(name, help, None, counter.metric_type())?)
+    }
+}
+
+/// The metric types have gauges of `i64` only.
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+impl Collector for Scrape {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> std::fmt::Result {
+        let mut out = Out(encoder);
+        self.consensus(&mut out)?;
+        self.log(&mut out)?;
+        self.store(&mut out)?;
+        self.calls(&mut out)?;
+        process(&mut out)
+    }
+}
+
+impl Scrape {
+    fn consensus(&self, out: &mut Out<'_>) -> std::fmt::Result {
+        let status = self.0.status.borrow().clone();
+        let driver = self.0.handle.metrics();
+        let leads = status.leader == self.0.identity.member_id;
+        out.gauge(
+            "etcd_server_has_leader",
+            "Whether or not a leader exists. 1 is existence, 0 is not",
+            i64::from(status.leader != 0),
+        )?;
+        out.gauge(
+            "etcd_server_is_leader",
+            "Whether or not this member is a leader. 1 if is, 0 otherwise",
+            i64::from(leads),
+        )?;
+        out.counter(
+            "etcd_server_leader_changes_seen",
+            "The number of leader changes seen",
+            load(&driver.leader_changes),
+        )?;
+        out.counter(
+            "etcd_server_proposals_committed",
+            "The total number of consensus proposals committed",
+            status.commit,
+        )?;
+        out.counter(
+            "etcd_server_proposals_applied",
+            "The total number of consensus proposals applied",
+            status.applied.index,
+        )?;
+        out.gauge(
+            "etcd_server_proposals_pending",
+            "The current number of pending proposals to commit",
+            self.0.metrics.pending.load(Ordering::Relaxed),
+        )?;
+        out.counter(
+            "etcd_server_proposals_failed",
+            "The total number of failed proposals seen",
+            load(&driver.proposals_refused),
+        )?;
+        out.counter(
+            "etcd_server_read_indexes",
+            "Rounds of ReadIndex asked for",
+            load(&driver.read_rounds),
+        )
+    }
+
+    fn log(&self, out: &mut Out<'_>) -> std::fmt::Result {
+        let driver = self.0.handle.metrics();
+        out.counter(
+            "muster_log_groups",
+            "Groups written to the log, each with one sync",
+            load(&driver.log_groups),
+        )?;
+        out.counter("muster_log_entries", "Entries written to the log", load(&driver.log_entries))?;
+        out.counter(
+            "etcd_disk_wal_write_bytes",
+            "Bytes written to the log",
+            load(&driver.log_bytes),
+        )?;
+        out.seconds(
+            "muster_log_seconds",
+            "Time spent in the log's writes and syncs",
+            load(&driver.log_micros),
+        )?;
+        out.seconds(
+            "muster_apply_seconds",
+            "Time spent applying entries",
+            load(&driver.apply_micros),
+        )?;
+        out.counter("muster_checkpoints", "Checkpoints of the store", load(&driver.checkpoints))
+    }
+
+    fn store(&self, out: &mut Out<'_>) -> std::fmt::Result {
+        let store = &self.0.store;
+        let view = store.view();
+        let metrics = &self.0.metrics;
+        out.gauge(
+            "etcd_mvcc_db_total_size_in_bytes",
+            "Total size of the underlying database physically allocated in bytes",
+            signed(store.file_bytes()),
+        )?;
+        out.gauge(
+            "etcd_mvcc_db_total_size_in_use_in_bytes",
+            "Total size of the underlying database logically in use in bytes",
+            signed(store.record_bytes()),
+        )?;
+        out.gauge(
+            "etcd_debugging_mvcc_keys_total",
+            "Total number of keys",
+            i64::try_from(store.indexed_keys()).unwrap_or(i64::MAX),
+        )?;
+        out.gauge(
+            "etcd_debugging_mvcc_current_revision",
+            "The current revision of store",
+            view.revision(),
+        )?;
+        out.gauge(
+            "etcd_debugging_mvcc_compact_revision",
+            "The revision of the last compaction in store",
+            view.compacted(),
+        )?;
+        out.gauge(
+            "etcd_debugging_mvcc_watch_stream_total",
+            "Total number of watch streams",
+            metrics.watch_streams.load(Ordering::Relaxed),
+        )?;
+        out.gauge(
+            "etcd_debugging_mvcc_watcher_total",
+            "Total number of watchers",
+            metrics.watchers.load(Ordering::Relaxed),
+        )?;
+        out.counter(
+            "etcd_debugging_mvcc_events",
+            "Total number of events sent by this member",
+            load(&metrics.events),
+        )
+    }
+
+    fn calls(&self, out: &mut Out<'_>) -> std::fmt::Result {
+        let name = "grpc_server_started";
+        let help = "Total number of RPCs started on the server";
+        let mut family = out.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for method in Method::ALL {
+            let started = load(&self.0.metrics.calls(*method).started);
+            let counter = ConstCounter::new(started);
+            counter.encode(family.encode_family(&labels(*method))?)?;
+        }
+        let name = "grpc_server_handled";
+        let help = "Total number of RPCs completed on the server, regardless of success or failure";
+        let mut family = out.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for method in Method::ALL {
+            for (code, handled) in (0..).zip(&self.0.metrics.calls(*method).handled) {
+                let handled = load(handled);
+                if handled > 0 {
+                    let code = code_name(tonic::Code::from_i32(code));
+                    let mut all = labels(*method).to_vec();
+                    all.insert(0, ("grpc_code", code));
+                    ConstCounter::new(handled).encode(family.encode_family(&all)?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn load(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+fn labels(method: Method) -> [(&'static str, &'static str); 3] {
+    let (service, method, kind) = method.labels();
+    [("grpc_method", method), ("grpc_service", service), ("grpc_type", kind)]
+}
+
+/// The names that Go's gRPC gives to codes.
+fn code_name(code: tonic::Code) -> &'static str {
+    use tonic::Code;
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "Canceled",
+        Code::Unknown => "Unknown",
+        Code::InvalidArgument => "InvalidArgument",
+        Code::DeadlineExceeded => "DeadlineExceeded",
+        Code::NotFound => "NotFound",
+        Code::AlreadyExists => "AlreadyExists",
+        Code::PermissionDenied => "PermissionDenied",
+        Code::ResourceExhausted => "ResourceExhausted",
+        Code::FailedPrecondition => "FailedPrecondition",
+        Code::Aborted => "Aborted",
+        Code::OutOfRange => "OutOfRange",
+        Code::Unimplemented => "Unimplemented",
+        Code::Internal => "Internal",
+        Code::Unavailable => "Unavailable",
+        Code::DataLoss => "DataLoss",
+        Code::Unauthenticated => "Unauthenticated",
+    }
+}
+
+/// The unit of CPU time in `/proc`, the same on every Linux that programs can see.
+const MICROS_PER_TICK: u64 = 10_000;
+
+/// What the kernel says of this process (proc(5)).
+fn process(out: &mut Out<'_>) -> std::fmt::Result {
+    let status = fs_err::read_to_string("/proc/self/status").unwrap_or_default();
+    let bytes = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<i64>().ok());
+        kib.unwrap_or(0) * 1024
+    };
+    let virtual_bytes = bytes("VmSize:");
+    out.gauge("process_virtual_memory_bytes", "Virtual memory size in bytes", virtual_bytes)?;
+    let resident = bytes("VmRSS:");
+    out.gauge("process_resident_memory_bytes", "Resident memory size in bytes", resident)?;
+    let stat = fs_err::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name in brackets may have spaces; user and system time are fields 14 and 15.
+    let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split(' ');
+    let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+    let help = "Total user and system CPU time spent in seconds";
+    out.seconds("process_cpu_seconds", help, ticks * MICROS_PER_TICK)
+}

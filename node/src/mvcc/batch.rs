@@ -1,0 +1,257 @@
+//! Changing the store, within one batch of log entries.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::{Bytes, BytesMut};
+use node_proto::etcdserverpb::{AlarmMember, Member, RangeRequest, RangeResponse};
+use node_proto::mvccpb::KeyValue;
+use prost::Message as _;
+use redb::{Table, WriteTransaction};
+
+use super::error::{ReadError, StoreError};
+use super::event::{Event, EventBatch, EventKind, deleted, key_of, tombstone};
+use super::index::{Newest, Walk};
+use super::range::{Source, read};
+use super::revision::{KeyRange, Revision};
+use super::store::{Shared, weight};
+use super::tables::{Cluster, Progress, RECORDS};
+
+/// What a finished batch hands back to the writer.
+pub(crate) struct Done {
+    pub(crate) progress: Progress,
+    /// If it changed.
+    pub(crate) cluster: Option<Cluster>,
+    pub(crate) events: EventBatch,
+}
+
+/// An event whose bytes lie in the batch's buffer, which grows until the batch is done.
+struct Pending {
+    end: usize,
+    kind: EventKind,
+    revision: Revision,
+    is_create: bool,
+}
+
+/// One transaction's worth of changes. Each write request is a group of changes that share a main
+/// revision: change, then [`Batch::end_request`].
+pub struct Batch<'txn> {
+    records: Table<'txn, u128, &'static [u8]>,
+    shared: &'txn Shared,
+    progress: Progress,
+    cluster: Arc<Cluster>,
+    cluster_changed: bool,
+    /// Changes so far of the present request.
+    changes: u32,
+    /// The encoded `KeyValue`s of all events, one after the other.
+    buffer: BytesMut,
+    events: Vec<Pending>,
+    scratch: Vec<u8>,
+    record_bytes: i64,
+}
+
+impl<'txn> Batch<'txn> {
+    pub(crate) fn new(
+        txn: &'txn WriteTransaction,
+        shared: &'txn Shared,
+        progress: Progress,
+        cluster: Arc<Cluster>,
+    ) -> Result<Self, StoreError> {
+        Ok(Self {
+            records: txn.open_table(RECORDS)?,
+            shared,
+            progress,
+            cluster,
+            cluster_changed: false,
+            changes: 0,
+            buffer: BytesMut::new(),
+            events: Vec::new(),
+            scratch: Vec::new(),
+            record_bytes: 0,
+        })
+    }
+
+    pub(crate) fn finish(self) -> Done {
+        assert_eq!(self.changes, 0, "a write request was begun and not ended");
+        self.shared.record_bytes.fetch_add(self.record_bytes, Ordering::Relaxed);
+        let buffer = self.buffer.freeze();
+        let mut start = 0;
+        let events = self.events.iter().map(|pending| {
+            let kv = buffer.slice(start..pending.end);
+            start = pending.end;
+            Event {
+                key: key_of(&kv),
+                kind: pending.kind,
+                revision: pending.revision,
+                is_create: pending.is_create,
+                kv,
+            }
+        });
+        Done {
+            progress: self.progress,
+            cluster: self.cluster_changed.then(|| Cluster::clone(&self.cluster)),
+            events: EventBatch { events: events.collect(), revision: self.progress.revision },
+        }
+    }
+
+    /// The newest revision, the present request's changes included.
+    #[must_use]
+    pub fn revision(&self) -> i64 {
+        self.progress.revision + i64::from(self.changes > 0)
+    }
+
+    /// Reads below it are refused.
+    #[must_use]
+    pub fn compacted(&self) -> i64 {
+        self.progress.compacted
+    }
+
+    fn source(&self) -> Source<'_, Table<'txn, u128, &'static [u8]>> {
+        Source {
+            index: &self.shared.index,
+            records: &self.records,
+            revision: self.revision(),
+            compacted: self.progress.compacted,
+        }
+    }
+
+    /// Reads a range; sees the present request's changes.
+    pub fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
+        self.source().range(request)
+    }
+
+    /// The newest value of `key`.
+    pub fn get(&self, key: &[u8]) -> Result<Option<KeyValue>, StoreError> {
+        self.source().newest(key)
+    }
+
+    /// Whether `key` is there.
+    #[must_use]
+    pub fn has(&self, key: &[u8]) -> bool {
+        self.newest(key).is_some()
+    }
+
+    fn newest(&self, key: &[u8]) -> Option<Newest> {
+        read(&self.shared.index).newest(key)
+    }
+
+    fn next_change(&mut self) -> Revision {
+        let at = Revision { main: self.progress.revision + 1, sub: self.changes };
+        self.changes += 1;
+        at
+    }
+
+    /// Writes `key`. Returns the revision of the request.
+    pub fn put(&mut self, key: Bytes, value: Bytes, lease: i64) -> Result<i64, StoreError> {
+        let at = self.next_change();
+        let (create_revision, version) =
+            self.shared.index.write().expect("the writer is the only one to write").put(&key, at);
+        let kv = KeyValue { key, create_revision, mod_revision: at.main, version, value, lease };
+        let start = self.buffer.len();
+        kv.encode_raw(&mut self.buffer);
+        let record = &self.buffer[start..];
+        self.records.insert(at.to_row(), record)?;
+        self.record_bytes += weight(record.len());
+        self.events.push(Pending {
+            end: self.buffer.len(),
+            kind: EventKind::Put,
+            revision: at,
+            is_create: version == 1,
+        });
+        Ok(at.main)
+    }
+
+    /// Deletes every key of `range`, in key order; returns how many there were.
+    pub fn delete(&mut self, range: &KeyRange) -> Result<i64, StoreError> {
+        let mut keys: Vec<Bytes> = Vec::new();
+        let now = self.revision();
+        let walk = read(&self.shared.index).walk(range, None, now, usize::MAX, |key, _| {
+            keys.push(Bytes::copy_from_slice(key));
+        });
+        debug_assert!(matches!(walk, Walk::Done), "an unbounded walk ends");
+        let deleted = i64::try_from(keys.len()).unwrap_or(i64::MAX);
+        for key in keys {
+            self.delete_one(key)?;
+        }
+        Ok(deleted)
+    }
+
+    fn delete_one(&mut self, key: Bytes) -> Result<(), StoreError> {
+        let at = self.next_change();
+        self.shared.index.write().expect("the writer is the only one to write").delete(&key, at);
+        self.scratch.clear();
+        tombstone(key.clone()).encode_raw(&mut self.scratch);
+        self.records.insert(at.to_row(), &self.scratch[..])?;
+        self.record_bytes += weight(self.scratch.len());
+        deleted(key, at).encode_raw(&mut self.buffer);
+        self.events.push(Pending {
+            end: self.buffer.len(),
+            kind: EventKind::Delete,
+            revision: at,
+            is_create: false,
+        });
+        Ok(())
+    }
+
+    /// Ends a write request: its changes, if there were any, are one revision.
+    pub fn end_request(&mut self) {
+        self.progress.revision = self.revision();
+        self.changes = 0;
+    }
+
+    /// From here on nothing before `revision` can be read. What that makes unreachable is taken
+    /// away later.
+    pub fn compact(&mut self, revision: i64) -> Result<(), ReadError> {
+        if revision <= self.progress.compacted {
+            return Err(ReadError::Compacted);
+        }
+        if revision > self.progress.revision {
+            return Err(ReadError::Future);
+        }
+        self.progress.compacted = revision;
+        let mut index = self.shared.index.write().expect("the writer is the only one to write");
+        index.set_compacted(revision);
+        Ok(())
+    }
+
+    /// The cluster's members, by id.
+    #[must_use]
+    pub fn members(&self) -> &[Member] {
+        &self.cluster.members
+    }
+
+    /// Adds `member`, or replaces the one with its id.
+    pub fn put_member(&mut self, member: Member) {
+        let members = &mut self.cluster_mut().members;
+        match members.binary_search_by_key(&member.id, |m| m.id) {
+            Ok(at) => members[at] = member,
+            Err(at) => members.insert(at, member),
+        }
+    }
+
+    /// The alarms that are raised, by member.
+    #[must_use]
+    pub fn alarms(&self) -> &[AlarmMember] {
+        &self.cluster.alarms
+    }
+
+    /// Raises an alarm; one that is raised stays so.
+    pub fn raise_alarm(&mut self, alarm: AlarmMember) {
+        let key = |a: &AlarmMember| (a.member_id, a.alarm);
+        if let Err(at) = self.cluster.alarms.binary_search_by_key(&key(&alarm), key) {
+            self.cluster_mut().alarms.insert(at, alarm);
+        }
+    }
+
+    /// Lowers an alarm; `false` if it was not raised.
+    pub fn lower_alarm(&mut self, alarm: &AlarmMember) -> bool {
+        let Some(at) = self.cluster.alarms.iter().position(|a| a == alarm) else { return false };
+        self.cluster_mut().alarms.remove(at);
+        true
+    }
+
+    fn cluster_mut(&mut self) -> &mut Cluster {
+        self.cluster_changed = true;
+        Arc::make_mut(&mut self.cluster)
+    }
+}

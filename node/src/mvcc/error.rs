@@ -1,0 +1,78 @@
+//! What can go wrong, by what the caller does about it.
+
+use node_proto::command::DecodeError;
+
+/// A read that can't be answered.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The revision lies before the last compaction: ask for a newer one.
+    #[error("revision has been compacted")]
+    Compacted,
+    /// The revision has not been reached.
+    #[error("revision has not been reached")]
+    Future,
+    /// The view fell behind a compaction while it was read: take the newest view and read again.
+    #[error("view is older than the last compaction")]
+    Superseded,
+    /// The store failed.
+    #[error("store failed")]
+    Store(#[from] StoreError),
+}
+
+/// The store can't go on. The process stops; a restart recovers from log and checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The file, or the disk under it, failed.
+    #[error("store file failed")]
+    Storage(#[source] Box<redb::Error>),
+    /// The file says something that this code never writes.
+    #[error("store file is corrupt: {0}")]
+    Corrupt(String),
+    /// The file was written by a build whose format this one does not know.
+    #[error("store file has format {found}, this build knows {known}")]
+    Format {
+        /// In the file.
+        found: u32,
+        /// In this build.
+        known: u32,
+    },
+    /// A log entry that this build can't apply.
+    #[error("log entry {index} can't be applied")]
+    Command {
+        /// Raft index of the entry.
+        index: u64,
+        /// What is wrong with it.
+        #[source]
+        source: DecodeError,
+    },
+    /// A snapshot stream could not be read or written.
+    #[error("snapshot stream failed")]
+    Stream(#[source] std::io::Error),
+    /// A snapshot stream is damaged or not one.
+    #[error("snapshot is corrupt: {0}")]
+    Snapshot(String),
+}
+
+macro_rules! from_redb {
+    ($($error:ty),*) => {$(
+        impl From<$error> for StoreError {
+            fn from(error: $error) -> Self {
+                Self::Storage(Box::new(error.into()))
+            }
+        }
+        impl From<$error> for ReadError {
+            fn from(error: $error) -> Self {
+                Self::Store(error.into())
+            }
+        }
+    )*};
+}
+
+from_redb!(
+    redb::StorageError,
+    redb::TransactionError,
+    redb::TableError,
+    redb::CommitError,
+    redb::DatabaseError,
+    redb::SetDurabilityError
+);

@@ -1,0 +1,124 @@
+//! Changes as watchers see them: encoded once, shared by all.
+
+use bytes::{Buf as _, Bytes};
+use node_proto::mvccpb::KeyValue;
+use prost::Message as _;
+
+use super::error::StoreError;
+use super::revision::Revision;
+
+/// What happened to a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// It was written.
+    Put,
+    /// It was deleted.
+    Delete,
+}
+
+/// One change of one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The key that changed.
+    pub key: Bytes,
+    /// How.
+    pub kind: EventKind,
+    /// When.
+    pub revision: Revision,
+    /// The first put of a life: there is no previous value.
+    pub is_create: bool,
+    /// The encoded `mvccpb.KeyValue` of the event.
+    pub kv: Bytes,
+}
+
+impl Event {
+    /// The event that a stored record stands for.
+    pub(crate) fn of_record(revision: Revision, record: &[u8]) -> Result<Self, StoreError> {
+        let kv = decode(record)?;
+        let dead = is_tombstone(&kv);
+        Ok(Self {
+            key: kv.key.clone(),
+            kind: if dead { EventKind::Delete } else { EventKind::Put },
+            revision,
+            is_create: !dead && kv.version == 1,
+            kv: if dead {
+                deleted(kv.key, revision).encode_to_vec().into()
+            } else {
+                Bytes::copy_from_slice(record)
+            },
+        })
+    }
+}
+
+/// The changes of one applied batch, in order.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct EventBatch {
+    /// The store's revision after the batch.
+    pub revision: i64,
+    /// By revision; those of one revision in the order of its operations.
+    pub events: Vec<Event>,
+}
+
+impl EventBatch {
+    /// What the batch holds in memory, roughly.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        self.events.iter().map(|event| event.kv.len() + size_of::<Event>()).sum()
+    }
+}
+
+/// A stored record: the encoded `KeyValue`, as etcd stores it. A tombstone has a key and nothing
+/// else.
+pub(crate) fn decode(record: &[u8]) -> Result<KeyValue, StoreError> {
+    KeyValue::decode(Bytes::copy_from_slice(record))
+        .map_err(|error| StoreError::Corrupt(format!("a record is no KeyValue: {error}")))
+}
+
+pub(crate) fn is_tombstone(kv: &KeyValue) -> bool {
+    kv.create_revision == 0
+}
+
+/// The record that ends a key's life.
+pub(crate) fn tombstone(key: Bytes) -> KeyValue {
+    KeyValue { key, ..KeyValue::default() }
+}
+
+/// What a watcher is shown of a delete.
+pub(crate) fn deleted(key: Bytes, revision: Revision) -> KeyValue {
+    KeyValue { key, mod_revision: revision.main, ..KeyValue::default() }
+}
+
+/// The key within an encoded `KeyValue`, which begins with it: shares its memory.
+pub(crate) fn key_of(kv: &Bytes) -> Bytes {
+    let mut rest = kv.clone();
+    rest.advance(1);
+    let Ok(length) = prost::decode_length_delimiter(&mut rest) else { return Bytes::new() };
+    rest.truncate(length);
+    rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_is_found_in_an_encoded_record() {
+        for length in [1, 127, 128, 5_000] {
+            let key = Bytes::from(vec![b'k'; length]);
+            let record: Bytes = KeyValue { key: key.clone(), version: 3, ..Default::default() }
+                .encode_to_vec()
+                .into();
+            assert_eq!(key_of(&record), key);
+        }
+    }
+
+    #[test]
+    fn a_tombstone_becomes_a_delete_with_its_revision() -> Result<(), StoreError> {
+        let at = Revision { main: 9, sub: 1 };
+        let record = tombstone(Bytes::from_static(b"k")).encode_to_vec();
+        let event = Event::of_record(at, &record)?;
+        assert_eq!(event.kind, EventKind::Delete);
+        assert_eq!(decode(&event.kv)?.mod_revision, 9);
+        Ok(())
+    }
+}

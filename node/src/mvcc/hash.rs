@@ -1,0 +1,72 @@
+//! A checksum of the key space that members compare to find a copy that went wrong.
+//!
+//! The meaning, and the bytes that are hashed, are etcd's (server/storage/mvcc/hash.go): CRC-32C
+//! over the bucket's name, then for each record up to the revision its key and value as etcd
+//! stores them; of what a compaction has passed, only what is still in force counts, whether or
+//! not the rest is already gone from the file.
+
+use super::error::ReadError;
+use super::event::{decode, is_tombstone};
+use super::range::read;
+use super::revision::Revision;
+use super::store::{Store, View};
+
+/// The answer to `HashKV`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyValueHash {
+    /// CRC-32C.
+    pub hash: u32,
+    /// The compaction that it takes into account; -1: none.
+    pub compact_revision: i64,
+    /// The revision up to which records count.
+    pub revision: i64,
+}
+
+/// etcd hashes the name of its bucket first.
+const BUCKET: &[u8] = b"key";
+
+impl Store {
+    /// Hashes the key space of `view` as of `revision` (0: the view's own). Reads every record:
+    /// call it where it may block.
+    pub fn hash_kv(&self, view: &View, revision: i64) -> Result<KeyValueHash, ReadError> {
+        let compacted = view.compacted();
+        if revision > 0 && revision < compacted {
+            return Err(ReadError::Compacted);
+        }
+        if revision > view.revision() {
+            return Err(ReadError::Future);
+        }
+        let upto = if revision <= 0 { view.revision() } else { revision };
+        let end = Revision { main: upto + 1, sub: 0 }.to_row();
+        let mut hash = crc32c::crc32c(BUCKET);
+        for row in view.records.range(..end).map_err(ReadError::from)? {
+            let (at, record) = row.map_err(ReadError::from)?;
+            let at = Revision::from_row(at.value());
+            let record = record.value();
+            let kv = decode(record)?;
+            let dead = is_tombstone(&kv);
+            if at.main <= compacted {
+                let index = read(&self.shared.index);
+                if index.compacted() > upto {
+                    return Err(ReadError::Superseded);
+                }
+                if index.get(&kv.key, upto) != Some(at) {
+                    continue;
+                }
+            }
+            hash = crc32c::crc32c_append(hash, &etcd_row(at, dead)[..17 + usize::from(dead)]);
+            hash = crc32c::crc32c_append(hash, record);
+        }
+        Ok(KeyValueHash { hash, compact_revision: compacted, revision: upto })
+    }
+}
+
+/// The key under which etcd stores a revision: main, `_`, sub, and a mark for a tombstone.
+fn etcd_row(at: Revision, dead: bool) -> [u8; 18] {
+    let mut row = [0; 18];
+    row[..8].copy_from_slice(&at.main.to_be_bytes());
+    row[8] = b'_';
+    row[9..17].copy_from_slice(&i64::from(at.sub).to_be_bytes());
+    row[17] = if dead { b't' } else { 0 };
+    row
+}

@@ -1,0 +1,342 @@
+//! The key index, in RAM: for each key, the revisions at which it changed.
+//!
+//! It decides the node's memory per key, so that a key which was written once costs one map entry
+//! and nothing else; only a key with a history has a list. Lives (etcd's "generations") are not
+//! stored as such: a tombstone in the list ends one, and `created` and `version` are kept for the
+//! newest alone, since every record carries its own.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use super::revision::{KeyRange, Revision};
+
+/// One change of one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    main: i64,
+    sub: u32,
+    /// A tombstone: the key was deleted here.
+    dead: bool,
+}
+
+impl Stamp {
+    fn revision(self) -> Revision {
+        Revision { main: self.main, sub: self.sub }
+    }
+
+    fn live(self) -> Option<Revision> {
+        (!self.dead).then(|| self.revision())
+    }
+}
+
+/// The changes before the newest, oldest first.
+#[derive(Debug, PartialEq, Eq)]
+struct Older(Vec<Stamp>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct History {
+    newest: Stamp,
+    /// Of the newest life, if it lasts.
+    created: i64,
+    version: i64,
+    older: Option<Box<Older>>,
+}
+
+impl History {
+    fn older(&self) -> &[Stamp] {
+        self.older.as_ref().map_or(&[], |older| &older.0)
+    }
+
+    /// The change in force at `revision`.
+    fn at(&self, revision: i64) -> Option<Stamp> {
+        if self.newest.main <= revision {
+            return Some(self.newest);
+        }
+        let older = self.older();
+        let after = older.partition_point(|stamp| stamp.main <= revision);
+        after.checked_sub(1).map(|last| older[last])
+    }
+
+    fn push(&mut self, stamp: Stamp) {
+        let last = std::mem::replace(&mut self.newest, stamp);
+        self.older.get_or_insert_with(|| Box::new(Older(Vec::with_capacity(1)))).0.push(last);
+    }
+
+    /// Forgets what no read at `revision` or later can see. `false`: nothing is left of the key.
+    ///
+    /// The change in force at `revision` stays, but for a tombstone from before it: one exactly at
+    /// `revision` stays too, so that a watch from there still sees the delete (etcd #19179).
+    fn compact(&mut self, revision: i64, dropped: &mut Vec<Revision>) -> bool {
+        let stays = |stamp: Stamp| !stamp.dead || stamp.main == revision;
+        if self.newest.main <= revision {
+            dropped.extend(self.older().iter().map(|stamp| stamp.revision()));
+            self.older = None;
+            if !stays(self.newest) {
+                dropped.push(self.newest.revision());
+                return false;
+            }
+            return true;
+        }
+        let Some(older) = &mut self.older else { return true };
+        let in_force = older.0.partition_point(|stamp| stamp.main <= revision);
+        let Some(last) = in_force.checked_sub(1) else { return true };
+        let cut = if stays(older.0[last]) { last } else { in_force };
+        dropped.extend(older.0.drain(..cut).map(Stamp::revision));
+        if older.0.is_empty() {
+            self.older = None;
+        } else {
+            older.0.shrink_to_fit();
+        }
+        true
+    }
+}
+
+/// What a write needs to know of the key that it changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Newest {
+    pub(crate) modified: Revision,
+    pub(crate) created: i64,
+    pub(crate) version: i64,
+}
+
+/// Where a walk over a range stopped.
+pub(crate) enum Walk {
+    Done,
+    /// Go on after this key.
+    Paused(Box<[u8]>),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    keys: BTreeMap<Box<[u8]>, History>,
+    /// Reads below it may miss revisions that have been dropped.
+    compacted: i64,
+}
+
+impl Index {
+    pub(crate) fn new(compacted: i64) -> Self {
+        Self { keys: BTreeMap::new(), compacted }
+    }
+
+    /// Reads at a revision below this one can't be answered any more.
+    pub(crate) fn compacted(&self) -> i64 {
+        self.compacted
+    }
+
+    pub(crate) fn set_compacted(&mut self, revision: i64) {
+        self.compacted = revision;
+    }
+
+    /// Keys with any history, deleted ones included.
+    pub(crate) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// The revision of `key`'s value at `revision`, if the key was there.
+    pub(crate) fn get(&self, key: &[u8], revision: i64) -> Option<Revision> {
+        self.keys.get(key)?.at(revision)?.live()
+    }
+
+    /// The newest state of `key`, if it is there.
+    pub(crate) fn newest(&self, key: &[u8]) -> Option<Newest> {
+        let history = self.keys.get(key)?;
+        let modified = history.newest.live()?;
+        Some(Newest { modified, created: history.created, version: history.version })
+    }
+
+    /// Calls `found` for each key of `range` that was there at `revision`, in key order, looking at
+    /// no more than `at_most` keys.
+    pub(crate) fn walk(
+        &self,
+        range: &KeyRange,
+        after: Option<&[u8]>,
+        revision: i64,
+        at_most: usize,
+        mut found: impl FnMut(&[u8], Revision),
+    ) -> Walk {
+        if let KeyRange::One(key) = range {
+            if let Some(at) = self.get(key, revision) {
+                found(key, at);
+            }
+            return Walk::Done;
+        }
+        let Some(bounds) = range.bounds(after) else { return Walk::Done };
+        let mut looked = 0;
+        for (key, history) in self.keys.range::<[u8], _>(bounds) {
+            if let Some(at) = history.at(revision).and_then(Stamp::live) {
+                found(key, at);
+            }
+            looked += 1;
+            if looked == at_most {
+                return Walk::Paused(key.clone());
+            }
+        }
+        Walk::Done
+    }
+
+    /// Whether `range` holds more than `count` keys, deleted ones included.
+    pub(crate) fn is_wider_than(&self, range: &KeyRange, count: usize) -> bool {
+        let Some(bounds) = range.bounds(None) else { return false };
+        self.keys.range::<[u8], _>(bounds).nth(count).is_some()
+    }
+
+    /// Every change of `range`'s keys at a revision in `from..=to`, in no particular order.
+    pub(crate) fn changes(&self, range: &KeyRange, from: i64, to: i64) -> Vec<Revision> {
+        let mut found = Vec::new();
+        let mut collect = |history: &History| {
+            let older = history.older();
+            let first = older.partition_point(|stamp| stamp.main < from);
+            let all = older[first..].iter().chain([&history.newest]);
+            found.extend(
+                all.filter(|s| s.main >= from && s.main <= to).map(|stamp| stamp.revision()),
+            );
+        };
+        if let KeyRange::One(key) = range {
+            self.keys.get(&key[..]).into_iter().for_each(&mut collect);
+        } else if let Some(bounds) = range.bounds(None) {
+            self.keys.range::<[u8], _>(bounds).for_each(|(_, history)| collect(history));
+        }
+        found
+    }
+
+    /// Records a put; returns the key's `create_revision` and `version` after it.
+    pub(crate) fn put(&mut self, key: &[u8], at: Revision) -> (i64, i64) {
+        let stamp = Stamp { main: at.main, sub: at.sub, dead: false };
+        // A lookup first: an update, the common case, then allocates no key.
+        if let Some(history) = self.keys.get_mut(key) {
+            if history.newest.dead {
+                history.created = at.main;
+                history.version = 0;
+            }
+            history.version += 1;
+            history.push(stamp);
+            return (history.created, history.version);
+        }
+        let history = History { newest: stamp, created: at.main, version: 1, older: None };
+        self.keys.insert(key.into(), history);
+        (at.main, 1)
+    }
+
+    /// Records a delete of a key that is there.
+    pub(crate) fn delete(&mut self, key: &[u8], at: Revision) {
+        if let Some(history) = self.keys.get_mut(key) {
+            history.push(Stamp { main: at.main, sub: at.sub, dead: true });
+        }
+    }
+
+    /// Puts back one record when the store is opened; records come oldest first.
+    pub(crate) fn restore(&mut self, key: &[u8], at: Revision, created: i64, version: i64) {
+        let stamp = Stamp { main: at.main, sub: at.sub, dead: created == 0 };
+        match self.keys.entry(key.into()) {
+            Entry::Occupied(mut entry) => {
+                let history = entry.get_mut();
+                history.push(stamp);
+                history.created = created;
+                history.version = version;
+            }
+            Entry::Vacant(entry) => {
+                entry.insert(History { newest: stamp, created, version, older: None });
+            }
+        }
+    }
+
+    /// Compacts up to `at_most` keys after `after`; the revisions that nothing needs any more go
+    /// to `dropped`.
+    pub(crate) fn compact(
+        &mut self,
+        after: Option<&[u8]>,
+        revision: i64,
+        at_most: usize,
+        dropped: &mut Vec<Revision>,
+    ) -> Walk {
+        use std::ops::Bound;
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut gone: Vec<Box<[u8]>> = Vec::new();
+        let mut paused = None;
+        for (looked, (key, history)) in
+            self.keys.range_mut::<[u8], _>((from, Bound::Unbounded)).enumerate()
+        {
+            if !history.compact(revision, dropped) {
+                gone.push(key.clone());
+            }
+            if looked + 1 == at_most {
+                paused = Some(key.clone());
+                break;
+            }
+        }
+        for key in gone {
+            self.keys.remove(&key);
+        }
+        paused.map_or(Walk::Done, Walk::Paused)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(main: i64) -> Revision {
+        Revision { main, sub: 0 }
+    }
+
+    fn compact(index: &mut Index, revision: i64) -> Vec<i64> {
+        let mut dropped = Vec::new();
+        assert!(matches!(index.compact(None, revision, 100, &mut dropped), Walk::Done));
+        dropped.iter().map(|r| r.main).collect()
+    }
+
+    /// put@2 put@3 delete@4 put@6
+    fn two_lives() -> Index {
+        let mut index = Index::new(-1);
+        assert_eq!(index.put(b"k", at(2)), (2, 1));
+        assert_eq!(index.put(b"k", at(3)), (2, 2));
+        index.delete(b"k", at(4));
+        assert_eq!(index.put(b"k", at(6)), (6, 1));
+        index
+    }
+
+    #[test]
+    fn a_read_sees_the_change_in_force() {
+        let index = two_lives();
+        let seen: Vec<_> = (1..8).map(|r| index.get(b"k", r).map(|r| r.main)).collect();
+        assert_eq!(seen, [None, Some(2), Some(3), None, None, Some(6), Some(6)]);
+    }
+
+    #[test]
+    fn compaction_keeps_what_is_in_force_at_its_revision() {
+        let mut index = two_lives();
+        assert_eq!(compact(&mut index, 3), [2]);
+        assert_eq!(index.get(b"k", 3), Some(at(3)));
+    }
+
+    #[test]
+    fn a_tombstone_stays_at_its_own_revision_and_goes_after_it() {
+        let mut index = two_lives();
+        assert_eq!(compact(&mut index, 4), [2, 3]);
+        assert_eq!(compact(&mut index, 5), [4]);
+        assert_eq!(compact(&mut index, 9), [0; 0]);
+        assert_eq!(index.get(b"k", 9), Some(at(6)));
+    }
+
+    #[test]
+    fn a_key_that_ended_leaves_nothing_behind() {
+        let mut index = Index::new(-1);
+        index.put(b"k", at(2));
+        index.delete(b"k", at(3));
+        assert_eq!(compact(&mut index, 4), [2, 3]);
+        assert_eq!(index.len(), 0);
+    }
+
+    #[test]
+    fn changes_lists_tombstones_too() {
+        let index = two_lives();
+        let range = KeyRange::new(bytes::Bytes::from_static(b"a"), bytes::Bytes::from_static(b"z"));
+        let mains: Vec<_> = index.changes(&range, 3, 5).iter().map(|r| r.main).collect();
+        assert_eq!(mains, [3, 4]);
+    }
+
+    #[test]
+    fn an_entry_stays_small() {
+        assert!(size_of::<History>() <= 40);
+    }
+}

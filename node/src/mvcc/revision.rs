@@ -1,0 +1,120 @@
+//! Revisions and key ranges: the two axes of every read.
+
+use std::ops::Bound;
+
+use bytes::Bytes;
+
+/// A point in the store's history: `main` counts write requests, `sub` the changes within one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision {
+    /// The write request; the first one is 2, as in etcd.
+    pub main: i64,
+    /// The change within it, from 0.
+    pub sub: u32,
+}
+
+impl Revision {
+    /// The key under which the record table keeps this revision; sorts as the revision does.
+    pub(crate) fn to_row(self) -> u128 {
+        (u128::from(self.main.cast_unsigned()) << 64) | u128::from(self.sub)
+    }
+
+    /// The inverse of [`Self::to_row`].
+    pub(crate) fn from_row(row: u128) -> Self {
+        let low =
+            |bits: u128| u64::try_from(bits & u128::from(u64::MAX)).expect("masked to 64 bits");
+        Self {
+            main: low(row >> 64).cast_signed(),
+            sub: u32::try_from(low(row) & u64::from(u32::MAX)).expect("masked to 32 bits"),
+        }
+    }
+}
+
+/// The keys that a request means by `key` and `range_end`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum KeyRange {
+    /// No `range_end`: this key alone.
+    One(Bytes),
+    /// From the first, inclusive, to the second, exclusive; empty if they are not in order.
+    Between(Bytes, Bytes),
+    /// `range_end` is `"\0"`: this key and everything after it.
+    From(Bytes),
+}
+
+impl KeyRange {
+    /// Reads `key` and `range_end` as etcd does.
+    #[must_use]
+    pub fn new(key: Bytes, range_end: Bytes) -> Self {
+        match &range_end[..] {
+            [] => Self::One(key),
+            [0] => Self::From(key),
+            _ => Self::Between(key, range_end),
+        }
+    }
+
+    /// Whether `key` lies in the range.
+    #[must_use]
+    pub fn contains(&self, key: &[u8]) -> bool {
+        match self {
+            Self::One(one) => key == one,
+            Self::Between(start, end) => key >= start && key < end,
+            Self::From(start) => key >= start,
+        }
+    }
+
+    /// No key can lie in the range.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        matches!(self, Self::Between(start, end) if start >= end)
+    }
+
+    /// The range's first possible key.
+    #[must_use]
+    pub fn start(&self) -> &Bytes {
+        match self {
+            Self::One(start) | Self::Between(start, _) | Self::From(start) => start,
+        }
+    }
+
+    /// Bounds for an ordered map, beginning after `after` if given. `None`: nothing is left.
+    pub(crate) fn bounds<'a>(
+        &'a self,
+        after: Option<&'a [u8]>,
+    ) -> Option<(Bound<&'a [u8]>, Bound<&'a [u8]>)> {
+        let from = after.map_or(Bound::Included(&self.start()[..]), Bound::Excluded);
+        let begin = after.unwrap_or(self.start());
+        match self {
+            Self::One(_) => None,
+            Self::Between(_, end) => {
+                (begin < &end[..]).then_some((from, Bound::Excluded(&end[..])))
+            }
+            Self::From(_) => Some((from, Bound::Unbounded)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_sort_as_revisions_do_and_come_back() {
+        let revisions = [(1, 0), (1, 7), (2, 0), (i64::MAX, u32::MAX)]
+            .map(|(main, sub)| Revision { main, sub });
+        let rows = revisions.map(Revision::to_row);
+        assert!(rows.is_sorted());
+        assert_eq!(rows.map(Revision::from_row), revisions);
+    }
+
+    #[test]
+    fn a_zero_byte_as_range_end_means_everything_after() {
+        let range = KeyRange::new(Bytes::from_static(b"b"), Bytes::from_static(b"\0"));
+        assert!(range.contains(b"b") && range.contains(b"zzz") && !range.contains(b"a"));
+    }
+
+    #[test]
+    fn a_range_out_of_order_is_empty() {
+        let range = KeyRange::new(Bytes::from_static(b"b"), Bytes::from_static(b"a"));
+        assert!(range.is_empty() && range.bounds(None).is_none());
+    }
+}

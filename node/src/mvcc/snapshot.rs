@@ -1,0 +1,224 @@
+//! The whole store as a stream, for a member that is too far behind the log.
+//!
+//! A magic and a version, then frames: kind, length, CRC-32C, payload. Each checksum goes on from
+//! the one before, so that a frame can't be lost, doubled or moved; the last frame says how many
+//! records there were. Reader and writer hold one frame at a time.
+
+use std::io::{Read, Write};
+
+use node_proto::etcdserverpb::{AlarmMember, Member};
+use prost::Message;
+use redb::{Durability, ReadableTable as _};
+
+use super::error::StoreError;
+use super::store::{View, Writer};
+use super::tables::{
+    Cluster, META, Progress, RECORDS, write_cluster, write_compacted, write_progress,
+};
+use crate::machine::Position;
+
+const MAGIC: [u8; 8] = *b"MUSTERKV";
+const VERSION: u32 = 1;
+/// A frame of records is sent once it has so many bytes.
+const FRAME_BYTES: usize = 256 * 1024;
+/// No frame is larger: one record of the largest request, and room.
+const MAX_FRAME_BYTES: usize = 64 * 1024 * 1024;
+
+/// What a frame holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Progress = 1,
+    Member = 2,
+    Alarm = 3,
+    /// Row (16 bytes), length (4), record; repeated.
+    Records = 4,
+    /// The number of records (8).
+    End = 5,
+}
+
+impl Kind {
+    fn of(byte: u8) -> Option<Self> {
+        [Self::Progress, Self::Member, Self::Alarm, Self::Records, Self::End]
+            .into_iter()
+            .find(|kind| *kind as u8 == byte)
+    }
+}
+
+fn corrupt(what: impl Into<String>) -> StoreError {
+    StoreError::Snapshot(what.into())
+}
+
+struct FrameWriter<'a> {
+    out: &'a mut dyn Write,
+    checksum: u32,
+}
+
+impl FrameWriter<'_> {
+    fn frame(&mut self, kind: Kind, payload: &[u8]) -> Result<(), StoreError> {
+        let length = u32::try_from(payload.len()).map_err(|_| corrupt("a frame is too long"))?;
+        let mut head = [0; 9];
+        head[0] = kind as u8;
+        head[1..5].copy_from_slice(&length.to_le_bytes());
+        self.checksum = crc32c::crc32c_append(self.checksum, &head[..5]);
+        self.checksum = crc32c::crc32c_append(self.checksum, payload);
+        head[5..].copy_from_slice(&self.checksum.to_le_bytes());
+        self.out.write_all(&head).map_err(StoreError::Stream)?;
+        self.out.write_all(payload).map_err(StoreError::Stream)
+    }
+}
+
+struct FrameReader<'a> {
+    input: &'a mut dyn Read,
+    checksum: u32,
+    payload: Vec<u8>,
+}
+
+impl FrameReader<'_> {
+    fn exact(&mut self, out: &mut [u8]) -> Result<(), StoreError> {
+        self.input.read_exact(out).map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => corrupt("it ends too early"),
+            _ => StoreError::Stream(error),
+        })
+    }
+
+    /// The next frame's kind; its payload is in `payload`.
+    fn frame(&mut self) -> Result<Kind, StoreError> {
+        let mut head = [0; 5];
+        self.exact(&mut head)?;
+        let mut expected = [0; 4];
+        self.exact(&mut expected)?;
+        let length = u32::from_le_bytes([head[1], head[2], head[3], head[4]]);
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        if length > MAX_FRAME_BYTES {
+            return Err(corrupt(format!("a frame claims {length} bytes")));
+        }
+        let mut payload = std::mem::take(&mut self.payload);
+        payload.resize(length, 0);
+        self.exact(&mut payload)?;
+        self.payload = payload;
+        self.checksum = crc32c::crc32c_append(self.checksum, &head);
+        self.checksum = crc32c::crc32c_append(self.checksum, &self.payload);
+        if self.checksum != u32::from_le_bytes(expected) {
+            return Err(corrupt("a checksum does not match"));
+        }
+        Kind::of(head[0]).ok_or_else(|| corrupt(format!("unknown frame kind {}", head[0])))
+    }
+
+    fn message<M: Message + Default>(&self) -> Result<M, StoreError> {
+        M::decode(&self.payload[..]).map_err(|error| corrupt(error.to_string()))
+    }
+}
+
+impl Writer {
+    /// Writes the store as of [`Writer::applied`]. Needs memory for one frame.
+    pub fn write_snapshot(&self, out: &mut dyn Write) -> Result<Position, StoreError> {
+        let view = self.shared.view();
+        out.write_all(&MAGIC).map_err(StoreError::Stream)?;
+        out.write_all(&VERSION.to_le_bytes()).map_err(StoreError::Stream)?;
+        let mut frames = FrameWriter { out, checksum: 0 };
+        frames.frame(Kind::Progress, &view.progress.encode())?;
+        for member in view.members() {
+            frames.frame(Kind::Member, &member.encode_to_vec())?;
+        }
+        for alarm in view.alarms() {
+            frames.frame(Kind::Alarm, &alarm.encode_to_vec())?;
+        }
+        write_records(&view, &mut frames)?;
+        frames.out.flush().map_err(StoreError::Stream)?;
+        Ok(view.applied())
+    }
+
+    /// Replaces the whole store, durably and at once, by what [`Self::write_snapshot`] wrote. A
+    /// damaged stream changes nothing.
+    pub fn install_snapshot(&mut self, input: &mut dyn Read) -> Result<Position, StoreError> {
+        let shared = self.shared.clone();
+        let mut frames = FrameReader { input, checksum: 0, payload: Vec::new() };
+        let mut head = [0; 12];
+        frames.exact(&mut head)?;
+        if head[..8] != MAGIC {
+            return Err(corrupt("it does not begin as one"));
+        }
+        if head[8..] != VERSION.to_le_bytes() {
+            return Err(corrupt("it has another version"));
+        }
+        if frames.frame()? != Kind::Progress {
+            return Err(corrupt("it does not say how far it goes"));
+        }
+        let progress = Progress::decode(&frames.payload)?;
+        let mut cluster = Cluster::default();
+
+        let mut txn = shared.db.begin_write()?;
+        txn.set_durability(Durability::Immediate)?;
+        txn.set_quick_repair(true);
+        txn.delete_table(RECORDS)?;
+        read_frames(&txn, &mut frames, &mut cluster)?;
+        write_cluster(&txn, &cluster)?;
+        {
+            let mut meta = txn.open_table(META)?;
+            write_progress(&mut meta, progress)?;
+            write_compacted(&mut meta, Progress::START.compacted)?;
+        }
+        txn.commit()?;
+        self.replace(progress, cluster)?;
+        Ok(progress.applied)
+    }
+}
+
+fn write_records(view: &View, frames: &mut FrameWriter<'_>) -> Result<(), StoreError> {
+    let mut payload = Vec::with_capacity(FRAME_BYTES);
+    let mut count: u64 = 0;
+    for row in view.records.iter()? {
+        let (at, record) = row?;
+        let record = record.value();
+        let length = u32::try_from(record.len()).map_err(|_| corrupt("a record is too long"))?;
+        payload.extend_from_slice(&at.value().to_le_bytes());
+        payload.extend_from_slice(&length.to_le_bytes());
+        payload.extend_from_slice(record);
+        count += 1;
+        if payload.len() >= FRAME_BYTES {
+            frames.frame(Kind::Records, &payload)?;
+            payload.clear();
+        }
+    }
+    if !payload.is_empty() {
+        frames.frame(Kind::Records, &payload)?;
+    }
+    frames.frame(Kind::End, &count.to_le_bytes())
+}
+
+fn read_frames(
+    txn: &redb::WriteTransaction,
+    frames: &mut FrameReader<'_>,
+    cluster: &mut Cluster,
+) -> Result<(), StoreError> {
+    let mut records = txn.open_table(RECORDS)?;
+    let mut count: u64 = 0;
+    loop {
+        match frames.frame()? {
+            Kind::Member => cluster.members.push(frames.message::<Member>()?),
+            Kind::Alarm => cluster.alarms.push(frames.message::<AlarmMember>()?),
+            Kind::Records => {
+                let mut rest = &frames.payload[..];
+                while !rest.is_empty() {
+                    let (row, record, after) =
+                        split_record(rest).ok_or_else(|| corrupt("a record is cut off"))?;
+                    records.insert(row, record)?;
+                    count += 1;
+                    rest = after;
+                }
+            }
+            Kind::End if frames.payload == count.to_le_bytes() => return Ok(()),
+            Kind::End => return Err(corrupt("the number of records does not match")),
+            Kind::Progress => return Err(corrupt("it says twice how far it goes")),
+        }
+    }
+}
+
+/// The first record of a frame, and what follows it.
+fn split_record(frame: &[u8]) -> Option<(u128, &[u8], &[u8])> {
+    let (row, rest) = frame.split_first_chunk::<16>()?;
+    let (length, rest) = rest.split_first_chunk::<4>()?;
+    let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+    let (record, rest) = rest.split_at_checked(length)?;
+    Some((u128::from_le_bytes(*row), record, rest))
+}

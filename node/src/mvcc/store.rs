@@ -1,0 +1,423 @@
+//! Opening the store, publishing views of it, and the handles to read and write it.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+
+use node_proto::etcdserverpb::{AlarmMember, Member, RangeRequest, RangeResponse};
+use redb::{
+    Database, Durability, ReadOnlyTable, ReadableDatabase as _, ReadableTable as _, StorageBackend,
+};
+use tokio::sync::watch;
+
+use super::batch::Batch;
+use super::compaction::Cursor;
+use super::error::{ReadError, StoreError};
+use super::event::{EventBatch, decode};
+use super::index::Index;
+use super::range::{Gather, Source, Step};
+use super::revision::Revision;
+use super::tables::{
+    self, ALARMS, Cluster, FORMAT, MEMBERS, META, Progress, RECORDS, read_cluster, read_compacted,
+    read_format, read_progress, write_cluster, write_format, write_progress,
+};
+use crate::machine::Position;
+
+/// Who takes away what a compaction has made unreachable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compaction {
+    /// [`Store::compact_step`], called by a task of its own: writes go on meanwhile.
+    Background,
+    /// The batch that holds the compaction: for a simulation, which has one thread.
+    Inline,
+}
+
+/// How to open a store.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bytes of file pages that may be kept in RAM.
+    pub cache_bytes: usize,
+    /// Who compacts.
+    pub compaction: Compaction,
+    /// The members that a new store begins with; ignored when the store exists. The same on every
+    /// member of the cluster.
+    pub members: Vec<Member>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            cache_bytes: 64 * 1024 * 1024,
+            compaction: Compaction::Background,
+            members: Vec::new(),
+        }
+    }
+}
+
+type Records = ReadOnlyTable<u128, &'static [u8]>;
+
+/// The store as one applied batch left it. Cheap to hold for a request, not for long: its pages of
+/// the file can't be used again meanwhile.
+pub struct View {
+    pub(crate) records: Records,
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) progress: Progress,
+}
+
+impl View {
+    /// The newest revision.
+    #[must_use]
+    pub fn revision(&self) -> i64 {
+        self.progress.revision
+    }
+
+    /// Reads below this revision are refused; -1 before the first compaction.
+    #[must_use]
+    pub fn compacted(&self) -> i64 {
+        self.progress.compacted
+    }
+
+    /// The last log entry in it.
+    #[must_use]
+    pub fn applied(&self) -> Position {
+        self.progress.applied
+    }
+
+    /// The cluster's members, by id.
+    #[must_use]
+    pub fn members(&self) -> &[Member] {
+        &self.cluster.members
+    }
+
+    /// The alarms that are raised, by member.
+    #[must_use]
+    pub fn alarms(&self) -> &[AlarmMember] {
+        &self.cluster.alarms
+    }
+}
+
+pub(crate) struct Shared {
+    pub(crate) db: Database,
+    pub(crate) index: RwLock<Index>,
+    view: RwLock<Arc<View>>,
+    /// Finished compactions, for those who wait for a physical one.
+    pub(crate) compacted: watch::Sender<i64>,
+    pub(crate) cursor: Mutex<Option<Cursor>>,
+    file_bytes: Arc<AtomicU64>,
+    /// Bytes of all records.
+    pub(crate) record_bytes: AtomicI64,
+}
+
+impl Shared {
+    pub(crate) fn view(&self) -> Arc<View> {
+        self.view.read().expect("nothing panics while it holds this lock").clone()
+    }
+
+    pub(crate) fn lock_cursor(&self) -> MutexGuard<'_, Option<Cursor>> {
+        self.cursor.lock().expect("a compaction that panicked has stopped the process")
+    }
+
+    pub(crate) fn source<'a>(&'a self, view: &'a View) -> Source<'a, Records> {
+        Source {
+            index: &self.index,
+            records: &view.records,
+            revision: view.progress.revision,
+            compacted: view.progress.compacted,
+        }
+    }
+}
+
+/// Reads the store; any number of them.
+#[derive(Clone)]
+pub struct Store {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Store {
+    /// The newest view.
+    #[must_use]
+    pub fn view(&self) -> Arc<View> {
+        self.shared.view()
+    }
+
+    /// Begins to read a range; `step` until done. [`ReadError::Superseded`]: take a new view.
+    pub fn gather(&self, view: &View, request: &RangeRequest) -> Result<Gather, ReadError> {
+        Gather::new(request, view.revision(), view.compacted())
+    }
+
+    /// Goes on with a range that [`Self::gather`] began on the same `view`.
+    pub fn step(&self, view: &View, gather: &mut Gather) -> Result<Step, ReadError> {
+        gather.step(&self.shared.source(view))
+    }
+
+    /// Reads a whole range in one go: for short ones, and where nothing else has to run.
+    pub fn range(&self, view: &View, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
+        self.shared.source(view).range(request)
+    }
+
+    /// Bytes of the file.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        self.shared.file_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of all records in it: keys, values and what belongs to them.
+    #[must_use]
+    pub fn record_bytes(&self) -> u64 {
+        self.shared.record_bytes.load(Ordering::Relaxed).try_into().unwrap_or(0)
+    }
+
+    /// Keys in the index, deleted ones that no compaction has reached included.
+    #[must_use]
+    pub fn indexed_keys(&self) -> usize {
+        super::range::read(&self.shared.index).len()
+    }
+
+    /// The last compaction whose old revisions are gone; changes as compactions finish.
+    #[must_use]
+    pub fn finished_compactions(&self) -> watch::Receiver<i64> {
+        self.shared.compacted.subscribe()
+    }
+}
+
+/// Writes the store; there is one, and it belongs to whoever applies the log.
+pub struct Writer {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) progress: Progress,
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) compaction: Compaction,
+    durable: Position,
+}
+
+impl Writer {
+    /// Opens the store on `backend`, or makes a new one there.
+    ///
+    /// The index is built from the records: about a second per million of them.
+    pub fn open(backend: impl StorageBackend, options: Options) -> Result<Self, StoreError> {
+        let file_bytes = Arc::new(AtomicU64::new(0));
+        let db = Database::builder()
+            .set_cache_size(options.cache_bytes)
+            .create_with_backend(Measured::new(backend, file_bytes.clone())?)?;
+        prepare(&db, options.members)?;
+        let txn = db.begin_read()?;
+        let meta = txn.open_table(META)?;
+        let progress = read_progress(&meta)?;
+        let finished = read_compacted(&meta)?;
+        let cluster = Arc::new(read_cluster(&txn)?);
+        let records = txn.open_table(RECORDS)?;
+        let (index, record_bytes) = build_index(&records, progress)?;
+        let view = View { records, cluster: cluster.clone(), progress };
+        let unfinished = progress.compacted > finished;
+        let shared = Shared {
+            db,
+            index: RwLock::new(index),
+            view: RwLock::new(Arc::new(view)),
+            compacted: watch::Sender::new(finished),
+            cursor: Mutex::new(unfinished.then(|| Cursor::new(progress.compacted))),
+            file_bytes,
+            record_bytes: AtomicI64::new(record_bytes),
+        };
+        let shared = Arc::new(shared);
+        let writer = Self {
+            shared,
+            progress,
+            cluster,
+            compaction: options.compaction,
+            durable: progress.applied,
+        };
+        if writer.compaction == Compaction::Inline {
+            writer.store().compact_all()?;
+        }
+        Ok(writer)
+    }
+
+    /// A handle for readers.
+    #[must_use]
+    pub fn store(&self) -> Store {
+        Store { shared: self.shared.clone() }
+    }
+
+    /// The last entry applied.
+    #[must_use]
+    pub fn applied(&self) -> Position {
+        self.progress.applied
+    }
+
+    /// The last entry whose effects survive a crash.
+    #[must_use]
+    pub fn durable(&self) -> Position {
+        self.durable
+    }
+
+    /// Runs `work` in one transaction that ends at the log position `applied`, publishes the
+    /// result and returns it with the events that it caused. Not durable until
+    /// [`Self::checkpoint`].
+    ///
+    /// After an error the writer must not be used again: its index may be ahead of the file.
+    pub fn batch<R>(
+        &mut self,
+        applied: Position,
+        work: impl FnOnce(&mut Batch<'_>) -> Result<R, StoreError>,
+    ) -> Result<(R, EventBatch), StoreError> {
+        let shared = self.shared.clone();
+        let mut txn = shared.db.begin_write()?;
+        txn.set_durability(Durability::None)?;
+        let (result, done) = {
+            let mut batch = Batch::new(&txn, &shared, self.progress, self.cluster.clone())?;
+            let result = work(&mut batch)?;
+            (result, batch.finish())
+        };
+        let compacts = done.progress.compacted > self.progress.compacted;
+        self.progress = Progress { applied, ..done.progress };
+        write_progress(&mut txn.open_table(META)?, self.progress)?;
+        if let Some(cluster) = done.cluster {
+            write_cluster(&txn, &cluster)?;
+            self.cluster = Arc::new(cluster);
+        }
+        txn.commit()?;
+        if compacts {
+            *shared.lock_cursor() = Some(Cursor::new(self.progress.compacted));
+            if self.compaction == Compaction::Inline {
+                self.store().compact_all()?;
+            }
+        }
+        self.publish()?;
+        Ok((result, done.events))
+    }
+
+    /// Makes everything applied durable.
+    pub fn checkpoint(&mut self) -> Result<Position, StoreError> {
+        if self.durable != self.progress.applied {
+            let mut txn = self.shared.db.begin_write()?;
+            txn.set_durability(Durability::Immediate)?;
+            // Else the next start after a crash would read the whole file.
+            txn.set_quick_repair(true);
+            txn.commit()?;
+            self.durable = self.progress.applied;
+        }
+        Ok(self.durable)
+    }
+
+    /// Takes over what a snapshot brought; the file has it already.
+    pub(crate) fn replace(
+        &mut self,
+        progress: Progress,
+        cluster: Cluster,
+    ) -> Result<(), StoreError> {
+        self.progress = progress;
+        self.durable = progress.applied;
+        self.cluster = Arc::new(cluster);
+        let txn = self.shared.db.begin_read()?;
+        let records = txn.open_table(RECORDS)?;
+        let (index, record_bytes) = build_index(&records, progress)?;
+        *self.shared.index.write().expect("the writer is the only one to write") = index;
+        self.shared.record_bytes.store(record_bytes, Ordering::Relaxed);
+        // What the sender's compaction had not reached yet came along.
+        *self.shared.lock_cursor() = Some(Cursor::new(progress.compacted));
+        if self.compaction == Compaction::Inline {
+            self.store().compact_all()?;
+        }
+        self.publish()
+    }
+
+    fn publish(&self) -> Result<(), StoreError> {
+        let records = self.shared.db.begin_read()?.open_table(RECORDS)?;
+        let view = View { records, cluster: self.cluster.clone(), progress: self.progress };
+        let last = {
+            let mut slot = self.shared.view.write().expect("nothing panics under this lock");
+            std::mem::replace(&mut *slot, Arc::new(view))
+        };
+        // Outside the lock: to end a read transaction takes a lock of its own.
+        drop(last);
+        Ok(())
+    }
+}
+
+/// Makes the tables of a new file; checks the format of an old one.
+fn prepare(db: &Database, members: Vec<Member>) -> Result<(), StoreError> {
+    let mut txn = db.begin_write()?;
+    txn.set_quick_repair(true);
+    let format = read_format(&txn.open_table(META)?)?;
+    match format {
+        Some(FORMAT) => {
+            txn.abort()?;
+            return Ok(());
+        }
+        Some(found) => return Err(StoreError::Format { found, known: FORMAT }),
+        None => {}
+    }
+    txn.open_table(RECORDS)?;
+    txn.open_table(MEMBERS)?;
+    txn.open_table(ALARMS)?;
+    {
+        let mut meta = txn.open_table(META)?;
+        write_format(&mut meta)?;
+        write_progress(&mut meta, Progress::START)?;
+        tables::write_compacted(&mut meta, Progress::START.compacted)?;
+    }
+    let mut cluster = Cluster { members, alarms: Vec::new() };
+    cluster.members.sort_by_key(|member| member.id);
+    write_cluster(&txn, &cluster)?;
+    txn.commit()?;
+    Ok(())
+}
+
+fn build_index(records: &Records, progress: Progress) -> Result<(Index, i64), StoreError> {
+    let mut index = Index::new(progress.compacted);
+    let mut bytes = 0;
+    for row in records.iter()? {
+        let (at, record) = row?;
+        let record = record.value();
+        let kv = decode(record)?;
+        index.restore(&kv.key, Revision::from_row(at.value()), kv.create_revision, kv.version);
+        bytes += weight(record.len());
+    }
+    Ok((index, bytes))
+}
+
+/// What a record of `length` bytes adds to the store.
+pub(crate) fn weight(length: usize) -> i64 {
+    i64::try_from(length + size_of::<u128>()).unwrap_or(i64::MAX)
+}
+
+/// The backend, with its length at hand for those who may not touch the disk.
+#[derive(Debug)]
+struct Measured<B> {
+    inner: B,
+    length: Arc<AtomicU64>,
+}
+
+impl<B: StorageBackend> Measured<B> {
+    fn new(inner: B, length: Arc<AtomicU64>) -> Result<Self, StoreError> {
+        let now = inner.len().map_err(redb::StorageError::from)?;
+        length.store(now, Ordering::Relaxed);
+        Ok(Self { inner, length })
+    }
+}
+
+impl<B: StorageBackend> StorageBackend for Measured<B> {
+    fn len(&self) -> std::io::Result<u64> {
+        self.inner.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        self.inner.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> std::io::Result<()> {
+        self.inner.set_len(len)?;
+        self.length.store(len, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn sync_data(&self) -> std::io::Result<()> {
+        self.inner.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        self.inner.write(offset, data)
+    }
+
+    fn close(&self) -> std::io::Result<()> {
+        self.inner.close()
+    }
+}

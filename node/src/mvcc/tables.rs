@@ -1,0 +1,180 @@
+//! What lies in the store file.
+
+use node_proto::etcdserverpb::{AlarmMember, Member};
+use prost::Message as _;
+use redb::{ReadableTable, Table, TableDefinition};
+
+use super::error::StoreError;
+use crate::machine::Position;
+
+/// The file's format; another one is refused.
+pub(crate) const FORMAT: u32 = 1;
+
+/// Revision → encoded `KeyValue`.
+pub(crate) const RECORDS: TableDefinition<'static, u128, &'static [u8]> =
+    TableDefinition::new("records");
+/// Fixed rows: see the names below.
+pub(crate) const META: TableDefinition<'static, &'static str, &'static [u8]> =
+    TableDefinition::new("meta");
+/// Member id → encoded `Member`.
+pub(crate) const MEMBERS: TableDefinition<'static, u64, &'static [u8]> =
+    TableDefinition::new("members");
+/// (member id, alarm type) → nothing.
+pub(crate) const ALARMS: TableDefinition<'static, (u64, i32), ()> = TableDefinition::new("alarms");
+
+/// [`Progress`], rewritten by each batch.
+const PROGRESS: &str = "progress";
+/// The last compaction whose old revisions are gone.
+const COMPACTED: &str = "compacted";
+/// [`FORMAT`] of the build that made the file.
+const VERSION: &str = "format";
+
+/// How far the file is: one row, so that it can't disagree with itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Progress {
+    pub(crate) applied: Position,
+    /// The newest revision; 1 in an empty store, as in etcd.
+    pub(crate) revision: i64,
+    /// Reads below it are refused; -1 before the first compaction.
+    pub(crate) compacted: i64,
+}
+
+impl Progress {
+    pub(crate) const START: Self =
+        Self { applied: Position { index: 0, term: 0 }, revision: 1, compacted: -1 };
+
+    pub(crate) fn encode(self) -> [u8; 32] {
+        let mut row = [0; 32];
+        row[..8].copy_from_slice(&self.applied.index.to_le_bytes());
+        row[8..16].copy_from_slice(&self.applied.term.to_le_bytes());
+        row[16..24].copy_from_slice(&self.revision.to_le_bytes());
+        row[24..].copy_from_slice(&self.compacted.to_le_bytes());
+        row
+    }
+
+    pub(crate) fn decode(row: &[u8]) -> Result<Self, StoreError> {
+        let corrupt = || StoreError::Corrupt("progress row has a wrong length".to_owned());
+        let (words, rest) = row.as_chunks::<8>();
+        let [index, term, revision, compacted] = words else { return Err(corrupt()) };
+        if !rest.is_empty() {
+            return Err(corrupt());
+        }
+        Ok(Self {
+            applied: Position {
+                index: u64::from_le_bytes(*index),
+                term: u64::from_le_bytes(*term),
+            },
+            revision: i64::from_le_bytes(*revision),
+            compacted: i64::from_le_bytes(*compacted),
+        })
+    }
+}
+
+/// The replicated state that is small enough to be kept in RAM as a whole.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Cluster {
+    /// By id.
+    pub(crate) members: Vec<Member>,
+    /// By member, then type.
+    pub(crate) alarms: Vec<AlarmMember>,
+}
+
+type MetaTable<'txn> = Table<'txn, &'static str, &'static [u8]>;
+
+pub(crate) fn write_format(meta: &mut MetaTable<'_>) -> Result<(), StoreError> {
+    meta.insert(VERSION, &FORMAT.to_le_bytes()[..])?;
+    Ok(())
+}
+
+/// The file's format; `None` in a new file.
+pub(crate) fn read_format(
+    meta: &impl ReadableTable<&'static str, &'static [u8]>,
+) -> Result<Option<u32>, StoreError> {
+    let Some(row) = meta.get(VERSION)? else { return Ok(None) };
+    let bytes = row.value().try_into();
+    let bytes = bytes.map_err(|_| StoreError::Corrupt("format row is not 4 bytes".to_owned()))?;
+    Ok(Some(u32::from_le_bytes(bytes)))
+}
+
+pub(crate) fn write_progress(
+    meta: &mut MetaTable<'_>,
+    progress: Progress,
+) -> Result<(), StoreError> {
+    meta.insert(PROGRESS, &progress.encode()[..])?;
+    Ok(())
+}
+
+pub(crate) fn read_progress(
+    meta: &impl ReadableTable<&'static str, &'static [u8]>,
+) -> Result<Progress, StoreError> {
+    match meta.get(PROGRESS)? {
+        Some(row) => Progress::decode(row.value()),
+        None => Err(StoreError::Corrupt("progress row is missing".to_owned())),
+    }
+}
+
+pub(crate) fn write_compacted(meta: &mut MetaTable<'_>, revision: i64) -> Result<(), StoreError> {
+    meta.insert(COMPACTED, &revision.to_le_bytes()[..])?;
+    Ok(())
+}
+
+pub(crate) fn read_compacted(
+    meta: &impl ReadableTable<&'static str, &'static [u8]>,
+) -> Result<i64, StoreError> {
+    let Some(row) = meta.get(COMPACTED)? else { return Ok(Progress::START.compacted) };
+    let bytes = row.value().try_into();
+    let bytes =
+        bytes.map_err(|_| StoreError::Corrupt("compacted row is not 8 bytes".to_owned()))?;
+    Ok(i64::from_le_bytes(bytes))
+}
+
+/// Rewrites members and alarms: they are few and change rarely.
+pub(crate) fn write_cluster(
+    txn: &redb::WriteTransaction,
+    cluster: &Cluster,
+) -> Result<(), StoreError> {
+    let mut members = txn.open_table(MEMBERS)?;
+    members.retain(|_, _| false)?;
+    for member in &cluster.members {
+        members.insert(member.id, &member.encode_to_vec()[..])?;
+    }
+    let mut alarms = txn.open_table(ALARMS)?;
+    alarms.retain(|_, ()| false)?;
+    for alarm in &cluster.alarms {
+        alarms.insert((alarm.member_id, alarm.alarm), ())?;
+    }
+    Ok(())
+}
+
+pub(crate) fn read_cluster(txn: &redb::ReadTransaction) -> Result<Cluster, StoreError> {
+    let mut cluster = Cluster::default();
+    for row in txn.open_table(MEMBERS)?.iter()? {
+        let member = Member::decode(row?.1.value())
+            .map_err(|error| StoreError::Corrupt(format!("a member's row: {error}")))?;
+        cluster.members.push(member);
+    }
+    for row in txn.open_table(ALARMS)?.iter()? {
+        let (member_id, alarm) = row?.0.value();
+        cluster.alarms.push(AlarmMember { member_id, alarm });
+    }
+    Ok(cluster)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_survives_the_round_trip() -> Result<(), StoreError> {
+        let progress =
+            Progress { applied: Position { index: 7, term: 3 }, revision: 11, compacted: -1 };
+        assert_eq!(Progress::decode(&progress.encode())?, progress);
+        Ok(())
+    }
+
+    #[test]
+    fn a_progress_row_of_another_length_is_corrupt() {
+        assert!(Progress::decode(&[0; 31]).is_err());
+        assert!(Progress::decode(&[0; 33]).is_err());
+    }
+}

@@ -1,0 +1,99 @@
+//! Reading past events from the store, a bounded piece at a time.
+
+use std::sync::Arc;
+
+use super::WatchSpec;
+use super::matcher::GroupKey;
+use super::picked::Picked;
+use crate::mvcc::error::StoreError;
+use crate::mvcc::event::{Event, EventBatch};
+use crate::mvcc::range::{missing, read};
+use crate::mvcc::revision::Revision;
+use crate::mvcc::store::{Store, View};
+
+/// A range of at most so many keys is looked up in the index; a wider one is read by revision.
+const NARROW_KEYS: usize = 512;
+/// Revisions per piece, in a narrow range: the index is cheap to ask.
+const NARROW_REVISIONS: i64 = 64 * 1024;
+/// Records read per piece. A revision is never cut.
+const RECORDS_PER_PIECE: usize = 1_000;
+
+/// What came of a piece.
+pub(super) enum Piece {
+    /// Told everything before `next`.
+    Read { events: Option<Arc<Picked>>, next: i64 },
+    /// The store has nothing from `next` on.
+    UpToDate,
+    /// The next revision is gone.
+    Compacted { compacted: i64 },
+}
+
+/// Reads what `spec` wants from `next` on.
+pub(super) fn read_piece(store: &Store, spec: &WatchSpec, next: i64) -> Result<Piece, StoreError> {
+    let view = store.view();
+    let newest = view.revision();
+    // Where the index is ahead of the view, what it still has is in the view as well.
+    let (compacted, narrow) = {
+        let index = read(&store.shared.index);
+        let compacted = index.compacted();
+        let narrow = next >= compacted && !index.is_wider_than(&spec.range, NARROW_KEYS);
+        let upto = newest.min(next.saturating_add(NARROW_REVISIONS));
+        (compacted, narrow.then(|| (index.changes(&spec.range, next, upto), upto)))
+    };
+    if next < compacted {
+        return Ok(Piece::Compacted { compacted });
+    }
+    if next > newest {
+        return Ok(Piece::UpToDate);
+    }
+    let (events, told) = match narrow {
+        Some((changes, upto)) => read_changes(&view, changes, upto)?,
+        None => read_all(&view, next)?,
+    };
+    let group = GroupKey::of(spec);
+    let batch = Arc::new(EventBatch { revision: told, events });
+    let picks = group.picks((0..).zip(&batch.events));
+    let events = (!picks.is_empty()).then(|| Arc::new(Picked::new(batch, picks)));
+    Ok(Piece::Read { events, next: told + 1 })
+}
+
+/// The events of `changes`, and the revision up to which they are complete.
+fn read_changes(
+    view: &View,
+    mut changes: Vec<Revision>,
+    upto: i64,
+) -> Result<(Vec<Event>, i64), StoreError> {
+    changes.sort_unstable();
+    let mut told = upto;
+    if let Some(last) = changes.get(RECORDS_PER_PIECE) {
+        told = last.main - 1;
+        // One revision may have more than a piece.
+        if changes[0].main > told {
+            told = changes[0].main;
+        }
+    }
+    let mut events = Vec::new();
+    for at in changes.into_iter().take_while(|at| at.main <= told) {
+        let record = view.records.get(at.to_row())?.ok_or_else(|| missing(at))?;
+        events.push(Event::of_record(at, record.value())?);
+    }
+    Ok((events, told))
+}
+
+/// All events from `next` on, and the revision up to which they are complete.
+fn read_all(view: &View, next: i64) -> Result<(Vec<Event>, i64), StoreError> {
+    let mut events: Vec<Event> = Vec::new();
+    for row in view.records.range(Revision { main: next, sub: 0 }.to_row()..)? {
+        let (at, record) = row?;
+        let at = Revision::from_row(at.value());
+        if events.len() >= RECORDS_PER_PIECE
+            && let Some(last) = events.last()
+            && last.revision.main < at.main
+        {
+            let told = last.revision.main;
+            return Ok((events, told));
+        }
+        events.push(Event::of_record(at, record.value())?);
+    }
+    Ok((events, view.revision()))
+}

@@ -1,0 +1,78 @@
+//! From apply to the hub: bounded, and never in apply's way.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tokio::sync::Notify;
+
+use crate::mvcc::event::EventBatch;
+
+/// Events that wait for the hub; beyond it they are forgotten, and watchers read the store.
+const MAX_FEED_BYTES: usize = 16 * 1024 * 1024;
+
+/// What the hub finds.
+#[derive(Debug, Default)]
+pub(super) struct Arrived {
+    /// Batches before these, up to this revision, were lost.
+    pub(super) lost: Option<i64>,
+    pub(super) batches: VecDeque<Arc<EventBatch>>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// Nobody listens yet: nothing is kept.
+    is_open: bool,
+    bytes: usize,
+    arrived: Arrived,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Feed {
+    queue: Mutex<Queue>,
+    pub(super) arrival: Notify,
+}
+
+impl Feed {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().expect("nothing panics under this lock")
+    }
+
+    /// From here on events are kept.
+    pub(super) fn open(&self) {
+        self.lock().is_open = true;
+    }
+
+    pub(super) fn push(&self, batch: EventBatch) {
+        let mut queue = self.lock();
+        if !queue.is_open {
+            return;
+        }
+        let bytes = batch.weight();
+        if queue.bytes + bytes > MAX_FEED_BYTES {
+            queue.arrived = Arrived { lost: Some(batch.revision), batches: VecDeque::new() };
+            queue.bytes = 0;
+        } else {
+            queue.bytes += bytes;
+            queue.arrived.batches.push_back(Arc::new(batch));
+        }
+        drop(queue);
+        self.arrival.notify_one();
+    }
+
+    pub(super) fn lose(&self, revision: i64) {
+        let mut queue = self.lock();
+        if !queue.is_open {
+            return;
+        }
+        queue.arrived = Arrived { lost: Some(revision), batches: VecDeque::new() };
+        queue.bytes = 0;
+        drop(queue);
+        self.arrival.notify_one();
+    }
+
+    pub(super) fn take(&self) -> Arrived {
+        let mut queue = self.lock();
+        queue.bytes = 0;
+        std::mem::take(&mut queue.arrived)
+    }
+}

@@ -1,0 +1,252 @@
+//! Which watchers an event concerns.
+//!
+//! Nearly all watches are of one key or of a prefix, so that both are looked up by hash: the event's
+//! key itself, and its beginning at each length that some prefix has. Other ranges are tried one
+//! after the other. Watchers of the same keys with the same filters form a group, which is matched
+//! once.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+
+use bytes::Bytes;
+
+use super::WatchSpec;
+use crate::mvcc::event::{Event, EventKind};
+use crate::mvcc::revision::KeyRange;
+
+/// A watcher, unique for the life of the process.
+pub(super) type Token = u64;
+
+/// What all watchers of a group have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct GroupKey {
+    range: KeyRange,
+    no_put: bool,
+    no_delete: bool,
+}
+
+impl GroupKey {
+    pub(super) fn of(spec: &WatchSpec) -> Self {
+        Self { range: spec.range.clone(), no_put: spec.no_put, no_delete: spec.no_delete }
+    }
+
+    fn passes(&self, kind: EventKind) -> bool {
+        match kind {
+            EventKind::Put => !self.no_put,
+            EventKind::Delete => !self.no_delete,
+        }
+    }
+
+    /// Which of `events` a watcher of this group is told.
+    pub(super) fn picks<'a>(&self, events: impl Iterator<Item = (u32, &'a Event)>) -> Vec<u32> {
+        events
+            .filter(|(_, event)| self.passes(event.kind) && self.range.contains(&event.key))
+            .map(|(at, _)| at)
+            .collect()
+    }
+}
+
+type GroupId = usize;
+
+#[derive(Debug)]
+struct Group {
+    key: GroupKey,
+    watchers: Vec<Token>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Matcher {
+    groups: Vec<Option<Group>>,
+    free: Vec<GroupId>,
+    by_key: HashMap<GroupKey, GroupId>,
+    ones: HashMap<Bytes, Vec<GroupId>>,
+    /// By length, then by prefix.
+    prefixes: BTreeMap<usize, HashMap<Bytes, Vec<GroupId>>>,
+    others: Vec<GroupId>,
+}
+
+/// The prefix that a range means, if it means one: its end is its start with the last byte that is
+/// not 0xff raised by one.
+fn prefix(range: &KeyRange) -> Option<&Bytes> {
+    let KeyRange::Between(start, end) = range else { return None };
+    let kept = start.iter().rposition(|byte| *byte != 0xff)?;
+    let (last, head) = end.split_last()?;
+    let matches = head == &start[..kept] && *last == start[kept] + 1;
+    matches.then_some(start)
+}
+
+fn forget<K: Hash + Eq>(map: &mut HashMap<K, Vec<GroupId>>, key: &K, id: GroupId) {
+    if let Some(ids) = map.get_mut(key) {
+        ids.retain(|other| *other != id);
+        if ids.is_empty() {
+            map.remove(key);
+        }
+    }
+}
+
+impl Matcher {
+    pub(super) fn add(&mut self, key: GroupKey, watcher: Token) {
+        let id = match self.by_key.get(&key) {
+            Some(id) => *id,
+            None => self.new_group(key),
+        };
+        if let Some(group) = &mut self.groups[id] {
+            group.watchers.push(watcher);
+        }
+    }
+
+    fn new_group(&mut self, key: GroupKey) -> GroupId {
+        let group = Some(Group { key: key.clone(), watchers: Vec::new() });
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.groups[id] = group;
+                id
+            }
+            None => {
+                self.groups.push(group);
+                self.groups.len() - 1
+            }
+        };
+        match &key.range {
+            KeyRange::One(one) => self.ones.entry(one.clone()).or_default().push(id),
+            range => match prefix(range) {
+                Some(prefix) => {
+                    let of_length = self.prefixes.entry(prefix.len()).or_default();
+                    of_length.entry(prefix.clone()).or_default().push(id);
+                }
+                None => self.others.push(id),
+            },
+        }
+        self.by_key.insert(key, id);
+        id
+    }
+
+    pub(super) fn remove(&mut self, key: &GroupKey, watcher: Token) {
+        let Some(id) = self.by_key.get(key).copied() else { return };
+        let Some(group) = &mut self.groups[id] else { return };
+        group.watchers.retain(|other| *other != watcher);
+        if !group.watchers.is_empty() {
+            return;
+        }
+        self.groups[id] = None;
+        self.free.push(id);
+        self.by_key.remove(key);
+        match &key.range {
+            KeyRange::One(one) => forget(&mut self.ones, one, id),
+            range => match prefix(range) {
+                Some(prefix) => {
+                    if let Some(of_length) = self.prefixes.get_mut(&prefix.len()) {
+                        forget(of_length, prefix, id);
+                        if of_length.is_empty() {
+                            self.prefixes.remove(&prefix.len());
+                        }
+                    }
+                }
+                None => self.others.retain(|other| *other != id),
+            },
+        }
+    }
+
+    /// Nobody is left.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// For each group that any of `events` concerns: its watchers, and which events.
+    pub(super) fn pick(&self, events: &[Event]) -> Vec<(&[Token], Vec<u32>)> {
+        let mut picked: BTreeMap<GroupId, Vec<u32>> = BTreeMap::new();
+        for (at, event) in (0..).zip(events) {
+            let mut offer = |id: &GroupId| {
+                if let Some(group) = &self.groups[*id]
+                    && group.key.passes(event.kind)
+                {
+                    picked.entry(*id).or_default().push(at);
+                }
+            };
+            self.ones.get(&event.key).into_iter().flatten().for_each(&mut offer);
+            for (length, of_length) in &self.prefixes {
+                let Some(start) = event.key.get(..*length) else { break };
+                of_length.get(start).into_iter().flatten().for_each(&mut offer);
+            }
+            let concerned = |id: &&GroupId| {
+                self.groups[**id].as_ref().is_some_and(|g| g.key.range.contains(&event.key))
+            };
+            self.others.iter().filter(concerned).for_each(&mut offer);
+        }
+        let with_watchers = |(id, picks): (GroupId, Vec<u32>)| {
+            self.groups[id].as_ref().map(|group| (&group.watchers[..], picks))
+        };
+        picked.into_iter().filter_map(with_watchers).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mvcc::revision::Revision;
+
+    fn group(key: &'static [u8], end: &'static [u8]) -> GroupKey {
+        let range = KeyRange::new(Bytes::from_static(key), Bytes::from_static(end));
+        GroupKey { range, no_put: false, no_delete: false }
+    }
+
+    fn put(key: &'static [u8]) -> Event {
+        Event {
+            key: Bytes::from_static(key),
+            kind: EventKind::Put,
+            revision: Revision { main: 2, sub: 0 },
+            is_create: true,
+            kv: Bytes::new(),
+        }
+    }
+
+    fn told(matcher: &Matcher, key: &'static [u8]) -> Vec<Token> {
+        let events = [put(key)];
+        let mut told: Vec<_> =
+            matcher.pick(&events).into_iter().flat_map(|(w, _)| w.to_vec()).collect();
+        told.sort_unstable();
+        told
+    }
+
+    #[test]
+    fn a_key_a_prefix_and_any_range_are_all_found() {
+        let mut matcher = Matcher::default();
+        matcher.add(group(b"/a/b", b""), 1);
+        matcher.add(group(b"/a/", b"/a0"), 2);
+        matcher.add(group(b"/", b"/x"), 3);
+        matcher.add(group(b"/a/c", b"\0"), 4);
+        matcher.add(group(b"/a", b"/b"), 5);
+        assert_eq!(told(&matcher, b"/a/b"), [1, 2, 3, 5]);
+        assert_eq!(told(&matcher, b"/a/d"), [2, 3, 4, 5]);
+        assert_eq!(told(&matcher, b"/z"), [4]);
+        assert_eq!(told(&matcher, b"/"), [3]);
+    }
+
+    #[test]
+    fn a_prefix_that_ends_in_0xff_is_one() {
+        let range = KeyRange::new(Bytes::from_static(b"a\xff"), Bytes::from_static(b"b"));
+        assert_eq!(prefix(&range), Some(&Bytes::from_static(b"a\xff")));
+        assert_eq!(prefix(&group(b"a", b"c").range), None);
+    }
+
+    #[test]
+    fn who_is_removed_is_told_nothing() {
+        let mut matcher = Matcher::default();
+        for (key, end) in [(&b"k"[..], &b""[..]), (b"k", b"l"), (b"k", b"z")] {
+            matcher.add(group(key, end), 1);
+            matcher.add(group(key, end), 2);
+            matcher.remove(&group(key, end), 1);
+            assert_eq!(told(&matcher, b"k"), [2]);
+            matcher.remove(&group(key, end), 2);
+            assert_eq!(told(&matcher, b"k"), [0; 0]);
+        }
+        assert!(matcher.prefixes.is_empty() && matcher.ones.is_empty());
+    }
+
+    #[test]
+    fn a_filter_leaves_its_kind_out() {
+        let mut matcher = Matcher::default();
+        matcher.add(GroupKey { no_put: true, ..group(b"k", b"") }, 1);
+        assert_eq!(told(&matcher, b"k"), [0; 0]);
+    }
+}

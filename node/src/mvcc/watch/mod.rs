@@ -1,0 +1,123 @@
+//! Watches: who wants to hear of which keys, from which revision on.
+//!
+//! ```text
+//! apply ── Publisher ─► feed ─► hub (one task): matches, hands out ─► queue ─► Subscriber (one per
+//!                                ▲  keeps the last batches in a ring            client stream)
+//!                                └────── attach, detach, progress ◄─────────────┘
+//! ```
+//!
+//! A watcher is either *attached*, and the hub gives it each event as it happens, or it *catches
+//! up*: its subscriber reads the store by revision until it is near enough to be attached. Nobody
+//! waits for a slow client: a subscriber whose queue is full has its watcher detached, and catches
+//! up when its client reads again; a hub that falls behind loses its feed, and every watcher
+//! catches up. Each queue is bounded, so memory is.
+//!
+//! What each watcher is told is exactly once, in order, and whole revisions only. A progress
+//! notice passes through the same queue as the events, so that it can't overtake one.
+
+mod catch_up;
+mod feed;
+mod hub;
+mod matcher;
+mod picked;
+mod subscriber;
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+use super::event::EventBatch;
+use super::revision::KeyRange;
+use super::store::Store;
+use feed::Feed;
+use hub::{Command, Hub};
+pub use picked::Picked;
+pub use subscriber::{Notice, Subscriber};
+
+/// Attaches, detaches and progress requests that wait for the hub; more make their streams wait.
+const MAX_QUEUED_COMMANDS: usize = 1_024;
+
+/// What to watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchSpec {
+    /// The keys.
+    pub range: KeyRange,
+    /// The first revision of interest.
+    pub start_revision: i64,
+    /// Leave out puts.
+    pub no_put: bool,
+    /// Leave out deletes.
+    pub no_delete: bool,
+    /// Tell the revision now and then, when there are no events.
+    pub progress_notify: bool,
+}
+
+/// The applier's end: tells what has happened. Never waits.
+pub struct Publisher {
+    feed: Arc<Feed>,
+    store: Store,
+    commands: mpsc::Sender<Command>,
+    unstarted: Arc<std::sync::Mutex<Option<mpsc::Receiver<Command>>>>,
+}
+
+impl Publisher {
+    pub(crate) fn new(store: Store) -> Self {
+        let (commands, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
+        Self {
+            feed: Arc::new(Feed::default()),
+            store,
+            commands,
+            unstarted: Arc::new(std::sync::Mutex::new(Some(receiver))),
+        }
+    }
+
+    /// Tells the events of one applied batch, after the store shows them.
+    pub(crate) fn publish(&self, batch: EventBatch) {
+        if !batch.events.is_empty() {
+            self.feed.push(batch);
+        }
+    }
+
+    /// The store was replaced by one at `revision`: the events up to there can't be told one by one.
+    pub(crate) fn jump(&self, revision: i64) {
+        self.feed.lose(revision);
+    }
+
+    pub(crate) fn hub(&self) -> WatchHub {
+        WatchHub {
+            feed: self.feed.clone(),
+            store: self.store.clone(),
+            commands: self.commands.clone(),
+            unstarted: self.unstarted.clone(),
+        }
+    }
+}
+
+/// The streams' end: where to subscribe.
+#[derive(Clone)]
+pub struct WatchHub {
+    feed: Arc<Feed>,
+    store: Store,
+    commands: mpsc::Sender<Command>,
+    unstarted: Arc<std::sync::Mutex<Option<mpsc::Receiver<Command>>>>,
+}
+
+impl WatchHub {
+    /// Runs the hub for as long as the future is polled: once per hub, as a task of its own.
+    /// Watches stand still until it runs.
+    pub async fn run(self) {
+        let receiver = self.unstarted.lock().expect("nothing panics under this lock").take();
+        if let Some(commands) = receiver {
+            Hub::new(self.feed, &self.store, commands).run().await;
+        }
+    }
+
+    /// A subscriber without watches.
+    #[must_use]
+    pub fn subscribe(&self) -> Subscriber {
+        Subscriber::new(self.store.clone(), self.commands.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,344 @@
+//! One client stream's watches.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::mpsc;
+
+use super::WatchSpec;
+use super::catch_up::{Piece, read_piece};
+use super::hub::{Command, Delivery, Lag, Link, Missed, Shared};
+use super::matcher::Token;
+use super::picked::Picked;
+use crate::mvcc::error::StoreError;
+use crate::mvcc::store::Store;
+
+/// Deliveries that wait for a client to read; a watcher that finds the queue full catches up from
+/// the store later. etcd's number.
+const MAX_QUEUED_DELIVERIES: usize = 128;
+
+static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
+
+/// What a stream has to tell its client.
+#[derive(Debug)]
+pub enum Notice {
+    /// Events, in order.
+    Events {
+        /// The watch.
+        watch_id: i64,
+        /// What happened.
+        picked: Arc<Picked>,
+    },
+    /// The watch has ended: its next revision is no longer there.
+    Compacted {
+        /// The watch.
+        watch_id: i64,
+        /// The first revision that could be watched from.
+        compact_revision: i64,
+    },
+    /// Everything up to `revision` has been told to all of the stream's watches.
+    Progress {
+        /// How far.
+        revision: i64,
+    },
+    /// The same for one watch that asked for it and has been quiet.
+    WatchProgress {
+        /// The watch.
+        watch_id: i64,
+        /// How far.
+        revision: i64,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Told everything before `next`; reads the store from there.
+    CatchesUp {
+        next: i64,
+    },
+    Attached,
+    /// Catches up from `next`, once so many deliveries have been taken.
+    Lags {
+        next: i64,
+        after: u64,
+    },
+}
+
+#[derive(Debug)]
+struct Watch {
+    watch_id: i64,
+    spec: WatchSpec,
+    state: State,
+    /// Told something since the last periodic progress.
+    is_busy: bool,
+}
+
+/// A progress answer that is under way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Asked {
+    /// The client asked.
+    by_client: bool,
+    /// The timer did.
+    by_timer: bool,
+    /// Answers to other rounds don't count; 0: to be asked again.
+    round: u64,
+}
+
+/// One client stream's watches, and its end of the hub's queue.
+pub struct Subscriber {
+    store: Store,
+    commands: mpsc::Sender<Command>,
+    queue: mpsc::Receiver<Delivery>,
+    link: Link,
+    watches: BTreeMap<Token, Watch>,
+    by_id: BTreeMap<i64, Token>,
+    /// Those that catch up, in turn.
+    behind: VecDeque<Token>,
+    /// Those that have been detached and whose last deliveries are still in the queue.
+    lagging: Vec<Token>,
+    taken: u64,
+    asked: Asked,
+    last_round: u64,
+    ready: VecDeque<Notice>,
+}
+
+impl Subscriber {
+    pub(super) fn new(store: Store, commands: mpsc::Sender<Command>) -> Self {
+        let (sender, queue) = mpsc::channel(MAX_QUEUED_DELIVERIES);
+        Self {
+            store,
+            commands,
+            queue,
+            link: Link { queue: sender, shared: Arc::new(Shared::default()) },
+            watches: BTreeMap::new(),
+            by_id: BTreeMap::new(),
+            behind: VecDeque::new(),
+            lagging: Vec::new(),
+            taken: 0,
+            asked: Asked::default(),
+            last_round: 0,
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// Whether the stream has a watch of this id.
+    #[must_use]
+    pub fn has(&self, watch_id: i64) -> bool {
+        self.by_id.contains_key(&watch_id)
+    }
+
+    /// Adds a watch whose id is not in use on this stream.
+    pub fn add(&mut self, watch_id: i64, spec: WatchSpec) {
+        let token = NEXT_TOKEN.fetch_add(1, Ordering::Relaxed);
+        let state = State::CatchesUp { next: spec.start_revision };
+        self.watches.insert(token, Watch { watch_id, spec, state, is_busy: false });
+        self.by_id.insert(watch_id, token);
+        self.behind.push_back(token);
+    }
+
+    /// Ends a watch; `false` if there is none of this id.
+    pub async fn remove(&mut self, watch_id: i64) -> bool {
+        let Some(token) = self.by_id.remove(&watch_id) else { return false };
+        self.watches.remove(&token);
+        // A hub that is gone tells nobody anything.
+        let _ = self.commands.send(Command::Detach { token }).await;
+        true
+    }
+
+    /// Asks for [`Notice::Progress`], once everything before it has been told.
+    pub async fn request_progress(&mut self) {
+        self.asked.by_client = true;
+        self.ask().await;
+    }
+
+    /// Asks for a [`Notice::WatchProgress`] for each watch that wants it and has been quiet since
+    /// the last time.
+    pub async fn request_periodic_progress(&mut self) {
+        if self.watches.values().any(|watch| watch.spec.progress_notify) {
+            self.asked.by_timer = true;
+            self.ask().await;
+        }
+    }
+
+    async fn ask(&mut self) {
+        // A place first: dropped before it is there, nothing has been asked.
+        let Ok(permit) = self.commands.reserve().await else { return };
+        self.last_round += 1;
+        self.asked.round = self.last_round;
+        permit.send(Command::Progress { link: self.link.clone(), round: self.last_round });
+    }
+
+    /// The next thing to tell. Safe to drop before it is ready: nothing is lost.
+    pub async fn next(&mut self) -> Result<Notice, StoreError> {
+        loop {
+            self.take_missed();
+            if let Some(notice) = self.ready.pop_front() {
+                return Ok(notice);
+            }
+            if let Ok(delivery) = self.queue.try_recv() {
+                self.take(delivery);
+                continue;
+            }
+            if let Some(token) = self.behind.front().copied() {
+                self.catch_up(token).await?;
+                // Others on this thread are not kept waiting by a long way back.
+                tokio::task::yield_now().await;
+                continue;
+            }
+            if self.asked_again() {
+                self.ask().await;
+            }
+            tokio::select! {
+                delivery = self.queue.recv() => {
+                    // The subscriber holds a sender itself: the queue does not end.
+                    if let Some(delivery) = delivery {
+                        self.take(delivery);
+                    }
+                }
+                () = self.link.shared.wake.notified() => {}
+            }
+        }
+    }
+
+    /// A progress answer was put off until everybody had caught up.
+    fn asked_again(&mut self) -> bool {
+        let again = self.asked.round == 0 && (self.asked.by_client || self.asked.by_timer);
+        again && self.watches.values().all(|watch| watch.state == State::Attached)
+    }
+
+    fn take(&mut self, delivery: Delivery) {
+        self.taken += 1;
+        match delivery {
+            Delivery::Events { token, picked } => {
+                if let Some(watch) = self.watches.get_mut(&token) {
+                    watch.is_busy = true;
+                    let watch_id = watch.watch_id;
+                    self.ready.push_back(Notice::Events { watch_id, picked });
+                }
+            }
+            Delivery::Progress { revision, round } if round == self.asked.round => {
+                // What the hub has detached before it answered is known only now.
+                self.take_missed();
+                self.tell_progress(revision);
+            }
+            Delivery::Progress { .. } => {}
+        }
+        self.wake_lagging();
+    }
+
+    fn tell_progress(&mut self, revision: i64) {
+        if self.asked.by_timer {
+            self.asked.by_timer = false;
+            for watch in self.watches.values_mut() {
+                let quiet = !std::mem::take(&mut watch.is_busy);
+                let reached = watch.spec.start_revision <= revision;
+                if watch.spec.progress_notify && quiet && reached && watch.state == State::Attached
+                {
+                    let watch_id = watch.watch_id;
+                    self.ready.push_back(Notice::WatchProgress { watch_id, revision });
+                }
+            }
+        }
+        if self.asked.by_client {
+            if self.watches.values().any(|watch| watch.state != State::Attached) {
+                // Asked again once all have caught up.
+                self.asked.round = 0;
+                return;
+            }
+            self.asked.by_client = false;
+            // A watch of the future has been told nothing yet (etcd #20221).
+            if self.watches.values().all(|watch| watch.spec.start_revision <= revision + 1) {
+                self.ready.push_back(Notice::Progress { revision });
+            }
+        }
+    }
+
+    fn take_missed(&mut self) {
+        let missed = {
+            let mut missed =
+                self.link.shared.missed.lock().expect("nothing panics under this lock");
+            std::mem::take::<Missed>(&mut missed)
+        };
+        for Lag { token, next, after } in missed.lagging {
+            if let Some(watch) = self.watches.get_mut(&token) {
+                watch.state = State::Lags { next, after };
+                self.lagging.push(token);
+            }
+        }
+        if missed.progress {
+            self.asked.round = 0;
+        }
+        self.wake_lagging();
+    }
+
+    /// Whose last delivery has been taken may begin to catch up.
+    fn wake_lagging(&mut self) {
+        let (watches, taken, behind) = (&mut self.watches, self.taken, &mut self.behind);
+        self.lagging.retain(|token| {
+            let Some(watch) = watches.get_mut(token) else { return false };
+            let State::Lags { next, after } = watch.state else { return false };
+            if after > taken {
+                return true;
+            }
+            watch.state = State::CatchesUp { next };
+            behind.push_back(*token);
+            false
+        });
+    }
+
+    /// Takes the watcher at the head of the line one piece further. Nothing changes until its last
+    /// await is over.
+    async fn catch_up(&mut self, token: Token) -> Result<(), StoreError> {
+        let Some(watch) = self.watches.get_mut(&token) else {
+            self.behind.pop_front();
+            return Ok(());
+        };
+        let State::CatchesUp { next } = watch.state else {
+            self.behind.pop_front();
+            return Ok(());
+        };
+        match read_piece(&self.store, &watch.spec, next)? {
+            Piece::Read { events, next } => {
+                self.behind.rotate_left(1);
+                watch.state = State::CatchesUp { next };
+                if let Some(picked) = events {
+                    watch.is_busy = true;
+                    let watch_id = watch.watch_id;
+                    self.ready.push_back(Notice::Events { watch_id, picked });
+                }
+            }
+            Piece::UpToDate => {
+                let Ok(permit) = self.commands.reserve().await else {
+                    // The hub is gone; this stream is about to be.
+                    self.behind.pop_front();
+                    return Ok(());
+                };
+                self.behind.pop_front();
+                watch.state = State::Attached;
+                let (spec, link) = (watch.spec.clone(), self.link.clone());
+                permit.send(Command::Attach { token, spec, next, link });
+            }
+            Piece::Compacted { compacted } => {
+                self.behind.pop_front();
+                let watch_id = watch.watch_id;
+                self.watches.remove(&token);
+                self.by_id.remove(&watch_id);
+                self.ready.push_back(Notice::Compacted { watch_id, compact_revision: compacted });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        // The queue closes with the subscriber, so that the hub finds out at the next event; a
+        // watch that sees none is taken out here, as far as there is room.
+        for (token, watch) in &self.watches {
+            if watch.state == State::Attached {
+                let _ = self.commands.try_send(Command::Detach { token: *token });
+            }
+        }
+    }
+}

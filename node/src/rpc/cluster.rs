@@ -1,0 +1,38 @@
+//! Cluster: the member list. Changing it comes with reconfiguration.
+
+use std::sync::Arc;
+
+use node_proto::etcdserverpb::cluster_server;
+use node_proto::etcdserverpb::{MemberListRequest, MemberListResponse};
+use tonic::{Request, Status};
+
+use super::context::Context;
+use super::error::Error;
+use super::metrics::Method;
+
+pub(super) struct Cluster(pub(super) Arc<Context>);
+
+impl Cluster {
+    async fn list(&self, request: MemberListRequest) -> Result<MemberListResponse, Error> {
+        self.0.barrier(!request.linearizable).await?;
+        let members = self.0.store.view().members().to_vec();
+        // The Cluster service's headers have no revision, as in etcd.
+        Ok(MemberListResponse { header: Some(self.0.header(0)), members })
+    }
+}
+
+#[tonic::async_trait]
+impl cluster_server::Cluster for Cluster {
+    async fn member_list(
+        &self,
+        request: Request<MemberListRequest>,
+    ) -> Result<tonic::Response<MemberListResponse>, Status> {
+        let call = self.0.metrics.start(Method::MemberList);
+        let result = match self.0.check_leader(request.metadata()) {
+            Ok(()) => self.list(request.into_inner()).await.map_err(Status::from),
+            Err(status) => Err(status),
+        };
+        call.end(result.as_ref().err());
+        result.map(tonic::Response::new)
+    }
+}

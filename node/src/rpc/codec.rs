@@ -1,0 +1,83 @@
+//! Watch responses on the wire: events were encoded once, when they happened, and are copied into
+//! as many responses as there are watchers.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::BufMut as _;
+use node_proto::etcdserverpb::{WatchRequest, WatchResponse};
+use prost::Message as _;
+use tonic::Status;
+use tonic::codec::{BufferSettings, Codec, EncodeBuf, Encoder};
+use tonic_prost::ProstDecoder;
+
+use crate::mvcc::Store;
+use crate::mvcc::watch::Picked;
+
+/// One watch response.
+pub(super) struct Frame {
+    /// Everything but the events.
+    pub(super) head: WatchResponse,
+    pub(super) events: Option<FrameEvents>,
+}
+
+/// Some of a delivery's events.
+#[derive(Clone)]
+pub(super) struct FrameEvents {
+    pub(super) picked: Arc<Picked>,
+    pub(super) part: Range<usize>,
+    /// Where to find the previous values, if they are wanted.
+    pub(super) previous: Option<Store>,
+}
+
+impl FrameEvents {
+    pub(super) fn pieces(&self) -> &[bytes::Bytes] {
+        let all = match &self.previous {
+            Some(store) => self.picked.encoded_with_previous(store),
+            None => self.picked.encoded(),
+        };
+        &all[self.part.clone()]
+    }
+}
+
+impl From<WatchResponse> for Frame {
+    fn from(head: WatchResponse) -> Self {
+        Self { head, events: None }
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+pub(super) struct WatchCodec;
+
+impl Codec for WatchCodec {
+    type Encode = Frame;
+    type Decode = WatchRequest;
+    type Encoder = FrameEncoder;
+    type Decoder = ProstDecoder<WatchRequest>;
+
+    fn encoder(&mut self) -> FrameEncoder {
+        FrameEncoder
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        ProstDecoder::new(BufferSettings::default())
+    }
+}
+
+pub(super) struct FrameEncoder;
+
+impl Encoder for FrameEncoder {
+    type Item = Frame;
+    type Error = Status;
+
+    fn encode(&mut self, frame: Frame, out: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        frame.head.encode_raw(out);
+        if let Some(events) = &frame.events {
+            for piece in events.pieces() {
+                out.reserve(piece.len());
+                out.put_slice(piece);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,99 @@
+//! What every method needs.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use node_proto::command::{self, Operation};
+use node_proto::etcdserverpb::ResponseHeader;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+use tonic::metadata::MetadataMap;
+
+use super::error::Error;
+use super::{Identity, Limits, Metrics, RequestIds};
+use crate::apply::{Outcome, Response};
+use crate::driver::{Handle, NodeStatus};
+use crate::mvcc::watch::WatchHub;
+use crate::mvcc::{ReadError, Store, View};
+
+/// Handles, identity and limits.
+pub(crate) struct Context {
+    pub(crate) handle: Handle<Outcome>,
+    pub(crate) status: watch::Receiver<Arc<NodeStatus>>,
+    pub(crate) store: Store,
+    pub(crate) hub: WatchHub,
+    pub(crate) identity: Identity,
+    pub(crate) request_ids: RequestIds,
+    pub(crate) limits: Limits,
+    pub(crate) metrics: Metrics,
+    pub(crate) stop: CancellationToken,
+}
+
+/// The request asks to be refused while there is no leader.
+pub(crate) fn requires_leader(metadata: &MetadataMap) -> bool {
+    metadata.get("hasleader").is_some_and(|value| value == "true")
+}
+
+impl Context {
+    /// This member's part of a response header.
+    pub(crate) fn header(&self, revision: i64) -> ResponseHeader {
+        ResponseHeader {
+            cluster_id: self.identity.cluster_id,
+            member_id: self.identity.member_id,
+            revision,
+            raft_term: self.status.borrow().term,
+        }
+    }
+
+    /// Fills in a header that has, perhaps, a revision.
+    pub(crate) fn fill(&self, header: &mut Option<ResponseHeader>) {
+        let revision = header.as_ref().map_or(0, |header| header.revision);
+        *header = Some(self.header(revision));
+    }
+
+    pub(crate) fn has_leader(&self) -> bool {
+        self.status.borrow().leader != 0
+    }
+
+    /// Refuses a request that [`requires_leader`] while there is none.
+    pub(crate) fn check_leader(&self, metadata: &MetadataMap) -> Result<(), Status> {
+        if requires_leader(metadata) && !self.has_leader() {
+            return Err(Error::NoLeader.into());
+        }
+        Ok(())
+    }
+
+    /// Puts `operation` through consensus and waits for what it came to.
+    pub(crate) async fn propose(&self, operation: Operation) -> Result<Response, Error> {
+        let id = self.request_ids.next();
+        let payload: Bytes = command::encode(id.0, operation);
+        if payload.len() > self.limits.max_request_bytes {
+            return Err(Error::RequestTooLarge);
+        }
+        let outcome = self.handle.propose(payload, id).await?;
+        Ok(outcome?)
+    }
+
+    /// Waits until this member's store shows everything acknowledged before the call, unless the
+    /// request is content with what it shows.
+    pub(crate) async fn barrier(&self, serializable: bool) -> Result<(), Error> {
+        if !serializable {
+            self.handle.read_barrier().await?;
+        }
+        Ok(())
+    }
+
+    /// Reads from the newest view; again from a newer one if a compaction overtakes it.
+    pub(crate) async fn read<T>(
+        &self,
+        read: impl Fn(&Store, &View) -> Result<T, ReadError>,
+    ) -> Result<T, Error> {
+        loop {
+            match read(&self.store, &self.store.view()) {
+                Err(ReadError::Superseded) => tokio::task::yield_now().await,
+                result => return Ok(result?),
+            }
+        }
+    }
+}

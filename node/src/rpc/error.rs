@@ -1,0 +1,193 @@
+//! The table of codes and texts.
+//!
+//! etcd's clients tell errors apart by their text, so that each must be etcd's to the byte
+//! (api/v3rpc/rpctypes in etcd). Codes are those of etcd 3.6.
+
+use tonic::{Code, Status};
+
+use crate::apply::{ApplyError, CheckError};
+use crate::driver::{ProposeError, ReadError as BarrierError, TransferError};
+use crate::mvcc::{ReadError, StoreError};
+
+macro_rules! table {
+    ($($(#[$doc:meta])* $name:ident: $code:ident $text:literal,)*) => {
+        /// An error that a client is told.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Error {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Error {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// The gRPC code.
+            #[must_use]
+            pub fn code(self) -> Code {
+                match self { $(Self::$name => Code::$code,)* }
+            }
+
+            /// The text, as clients compare it.
+            #[must_use]
+            pub fn text(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+        }
+    };
+}
+
+table! {
+    /// A request without a key.
+    EmptyKey: InvalidArgument "etcdserver: key is not provided",
+    /// `ignore_value` or `ignore_lease` on a missing key, or an operation that is none.
+    KeyNotFound: InvalidArgument "etcdserver: key not found",
+    /// `ignore_value` with a value.
+    ValueProvided: InvalidArgument "etcdserver: value is provided",
+    /// `ignore_lease` with a lease.
+    LeaseProvided: InvalidArgument "etcdserver: lease is provided",
+    /// More than `--max-txn-ops`.
+    TooManyOps: InvalidArgument "etcdserver: too many operations in txn request",
+    /// A key changed twice in one transaction.
+    DuplicateKey: InvalidArgument "etcdserver: duplicate key given in txn request",
+    /// An unknown order or target.
+    InvalidSortOption: InvalidArgument "etcdserver: invalid sort option",
+    /// Before the last compaction.
+    Compacted: OutOfRange "etcdserver: mvcc: required revision has been compacted",
+    /// After the newest revision.
+    FutureRevision: OutOfRange "etcdserver: mvcc: required revision is a future revision",
+    /// The NOSPACE alarm is raised.
+    NoSpace: ResourceExhausted "etcdserver: mvcc: database space exceeded",
+    /// No such lease.
+    LeaseNotFound: NotFound "etcdserver: requested lease not found",
+    /// No such member.
+    MemberNotFound: NotFound "etcdserver: member not found",
+    /// More than `--max-request-bytes`.
+    RequestTooLarge: InvalidArgument "etcdserver: request is too large",
+    /// A queue is full.
+    TooManyRequests: ResourceExhausted "etcdserver: too many requests",
+    /// Nobody leads.
+    NoLeader: Unavailable "etcdserver: no leader",
+    /// Only the leader can answer.
+    NotLeader: FailedPrecondition "etcdserver: not leader",
+    /// Can't lead.
+    BadLeaderTransferee: FailedPrecondition "etcdserver: bad leader transferee",
+    /// Going down.
+    Stopped: Unavailable "etcdserver: server stopped",
+    /// Too late.
+    Timeout: Unavailable "etcdserver: request timed out",
+    /// Too late, and a leader was lost.
+    TimeoutLeaderFailed: Unavailable
+        "etcdserver: request timed out, possibly due to previous leader failure",
+    /// Too late, and no quorum was connected.
+    TimeoutConnectionLost: Unavailable
+        "etcdserver: request timed out, possibly due to connection lost",
+    /// The CORRUPT alarm is raised.
+    Corrupt: DataLoss "etcdserver: corrupt cluster",
+    /// A learner serves few things.
+    NotSupportedForLearner: FailedPrecondition "etcdserver: rpc not supported for learner",
+    /// An action that is none.
+    UnknownMethod: Unknown "etcdserver: unknown method",
+    /// The store failed: this process is about to stop.
+    StoreFailed: Internal "etcdserver: store failed",
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        Self::new(error.code(), error.text())
+    }
+}
+
+impl From<CheckError> for Error {
+    fn from(error: CheckError) -> Self {
+        match error {
+            CheckError::EmptyKey => Self::EmptyKey,
+            CheckError::ValueProvided => Self::ValueProvided,
+            CheckError::LeaseProvided => Self::LeaseProvided,
+            CheckError::TooManyOps => Self::TooManyOps,
+            CheckError::DuplicateKey => Self::DuplicateKey,
+            CheckError::EmptyOperation => Self::KeyNotFound,
+            CheckError::InvalidSortOption => Self::InvalidSortOption,
+        }
+    }
+}
+
+impl From<ApplyError> for Error {
+    fn from(error: ApplyError) -> Self {
+        match error {
+            ApplyError::KeyNotFound => Self::KeyNotFound,
+            ApplyError::LeaseNotFound => Self::LeaseNotFound,
+            ApplyError::Compacted => Self::Compacted,
+            ApplyError::FutureRevision => Self::FutureRevision,
+            ApplyError::NoSpace => Self::NoSpace,
+            ApplyError::Corrupt => Self::Corrupt,
+            ApplyError::MemberNotFound => Self::MemberNotFound,
+        }
+    }
+}
+
+impl From<ProposeError> for Error {
+    fn from(error: ProposeError) -> Self {
+        match error {
+            ProposeError::TooManyRequests => Self::TooManyRequests,
+            ProposeError::TooLarge => Self::RequestTooLarge,
+            ProposeError::NoLeader => Self::NoLeader,
+            ProposeError::Timeout => Self::Timeout,
+            ProposeError::TimeoutLeaderFailed => Self::TimeoutLeaderFailed,
+            ProposeError::TimeoutConnectionLost => Self::TimeoutConnectionLost,
+            ProposeError::Stopped => Self::Stopped,
+        }
+    }
+}
+
+impl From<BarrierError> for Error {
+    fn from(error: BarrierError) -> Self {
+        match error {
+            BarrierError::TooManyRequests => Self::TooManyRequests,
+            BarrierError::NoLeader => Self::NoLeader,
+            BarrierError::Timeout => Self::Timeout,
+            BarrierError::Stopped => Self::Stopped,
+        }
+    }
+}
+
+impl From<TransferError> for Error {
+    fn from(error: TransferError) -> Self {
+        match error {
+            TransferError::NotLeader => Self::NotLeader,
+            TransferError::BadTransferee => Self::BadLeaderTransferee,
+            TransferError::Timeout => Self::Timeout,
+            TransferError::Stopped => Self::Stopped,
+        }
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        tracing::error!(error = &error as &dyn std::error::Error, "a read of the store failed");
+        Self::StoreFailed
+    }
+}
+
+impl From<ReadError> for Error {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Compacted | ReadError::Superseded => Self::Compacted,
+            ReadError::Future => Self::FutureRevision,
+            ReadError::Store(error) => error.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_and_texts_are_etcds() {
+        let table: String = Error::ALL
+            .iter()
+            .map(|error| format!("{:?} | {}\n", error.code(), error.text()))
+            .collect();
+        insta::assert_snapshot!(table);
+    }
+}

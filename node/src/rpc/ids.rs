@@ -1,0 +1,53 @@
+//! Request ids: how an applied entry finds the request that waits for it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ring::digest::{SHA256, digest};
+
+use crate::machine::RequestId;
+
+/// Hands out ids that no request of the cluster has had, on any member, before or after a restart.
+///
+/// A run of a member (its id and boot counter) begins at a place of its own among 2^64, found by a
+/// hash, and counts from there: two runs' ids could only meet if their places lay closer than the
+/// number of requests that one of them makes.
+#[derive(Debug)]
+pub struct RequestIds(AtomicU64);
+
+impl RequestIds {
+    /// `boot` must be another one at each start of this member.
+    #[must_use]
+    pub fn new(member_id: u64, boot: u64) -> Self {
+        let mut seed = [0; 16];
+        seed[..8].copy_from_slice(&member_id.to_be_bytes());
+        seed[8..].copy_from_slice(&boot.to_be_bytes());
+        let hash = digest(&SHA256, &seed);
+        let first = hash.as_ref().first_chunk().expect("SHA-256 has 32 bytes");
+        Self(AtomicU64::new(u64::from_be_bytes(*first)))
+    }
+
+    /// The next one.
+    pub fn next(&self) -> RequestId {
+        RequestId(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_runs_begin_near_each_other() {
+        let mut starts: Vec<u64> = (1..=3)
+            .flat_map(|member| (1..=100).map(move |boot| RequestIds::new(member, boot).next().0))
+            .collect();
+        starts.sort_unstable();
+        assert!(starts.windows(2).all(|pair| pair[1] - pair[0] > 1 << 32));
+    }
+
+    #[test]
+    fn ids_are_not_repeated() {
+        let ids = RequestIds::new(1, 1);
+        assert_ne!(ids.next(), ids.next());
+    }
+}

@@ -1,0 +1,113 @@
+//! Counters of calls, by method and code.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use tonic::{Code, Status};
+
+macro_rules! methods {
+    ($($name:ident = $service:literal, $method:literal, $kind:literal;)*) => {
+        /// The methods that are counted.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Method {
+            $(#[doc = concat!("`", $service, "/", $method, "`")] $name,)*
+        }
+
+        impl Method {
+            /// All of them, in the order of the counters.
+            pub const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// As metrics name it: service, method, type.
+            #[must_use]
+            pub fn labels(self) -> (&'static str, &'static str, &'static str) {
+                match self { $(Self::$name => ($service, $method, $kind),)* }
+            }
+        }
+    };
+}
+
+methods! {
+    Range = "etcdserverpb.KV", "Range", "unary";
+    Put = "etcdserverpb.KV", "Put", "unary";
+    DeleteRange = "etcdserverpb.KV", "DeleteRange", "unary";
+    Txn = "etcdserverpb.KV", "Txn", "unary";
+    Compact = "etcdserverpb.KV", "Compact", "unary";
+    Watch = "etcdserverpb.Watch", "Watch", "bidi_stream";
+    MemberList = "etcdserverpb.Cluster", "MemberList", "unary";
+    Status = "etcdserverpb.Maintenance", "Status", "unary";
+    Alarm = "etcdserverpb.Maintenance", "Alarm", "unary";
+    HashKv = "etcdserverpb.Maintenance", "HashKV", "unary";
+    MoveLeader = "etcdserverpb.Maintenance", "MoveLeader", "unary";
+}
+
+/// gRPC has 17 codes, from 0.
+const CODES: usize = 17;
+
+/// One method's counters.
+#[derive(Debug, Default)]
+pub struct Calls {
+    /// Begun.
+    pub started: AtomicU64,
+    /// Ended, by code.
+    pub handled: [AtomicU64; CODES],
+}
+
+/// The API's counters.
+#[derive(Debug)]
+pub struct Metrics {
+    calls: Vec<Calls>,
+    /// Writes that wait for their outcome.
+    pub pending: AtomicI64,
+    /// Open watch streams.
+    pub watch_streams: AtomicI64,
+    /// Open watches.
+    pub watchers: AtomicI64,
+    /// Events told.
+    pub events: AtomicU64,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            calls: Method::ALL.iter().map(|_| Calls::default()).collect(),
+            pending: AtomicI64::new(0),
+            watch_streams: AtomicI64::new(0),
+            watchers: AtomicI64::new(0),
+            events: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Metrics {
+    /// The counters of `method`.
+    #[must_use]
+    pub fn calls(&self, method: Method) -> &Calls {
+        &self.calls[method as usize]
+    }
+
+    /// Counts a call from its start to its end.
+    pub fn start(&self, method: Method) -> Call<'_> {
+        let calls = self.calls(method);
+        calls.started.fetch_add(1, Ordering::Relaxed);
+        Call { calls, code: Code::Cancelled }
+    }
+}
+
+/// A call that is under way; one that is dropped unended was cancelled by its client.
+#[derive(Debug)]
+pub struct Call<'a> {
+    calls: &'a Calls,
+    code: Code,
+}
+
+impl Call<'_> {
+    /// Ends the call: with `error`, or well.
+    pub fn end(mut self, error: Option<&Status>) {
+        self.code = error.map_or(Code::Ok, Status::code);
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.calls.handled[self.code as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,181 @@
+//! etcd's v3 API over gRPC, and the HTTP paths beside it on the same port.
+//!
+//! A method validates its request, calls a handle, and converts the answer: consensus for what
+//! changes anything, a read barrier and the store for linearizable reads, the store alone for
+//! serializable ones. What this node does not serve yet answers gRPC `Unimplemented`.
+
+mod cluster;
+mod codec;
+mod context;
+mod error;
+mod ids;
+mod kv;
+mod limit;
+mod maintenance;
+mod metrics;
+mod unimplemented;
+mod watch;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use node_proto::etcdserverpb as pb;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::service::Routes;
+
+pub(crate) use context::Context;
+pub use error::Error;
+pub use ids::RequestIds;
+pub use metrics::{Method, Metrics};
+
+use crate::apply::Outcome;
+use crate::driver::Handle;
+use crate::mvcc::watch::WatchHub;
+use crate::mvcc::{CompactionProgress, Store};
+
+/// What gRPC adds to a request of the largest size.
+const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
+
+/// Who answers.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The cluster.
+    pub cluster_id: u64,
+    /// This member.
+    pub member_id: u64,
+    /// The etcd release that this node claims to be, as `3.6.0`.
+    pub version: &'static str,
+}
+
+/// What requests may ask for.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// `--max-request-bytes`.
+    pub max_request_bytes: usize,
+    /// `--max-txn-ops`.
+    pub max_txn_ops: usize,
+    /// `--election-timeout`: a stream that asked for a leader ends after three without one.
+    pub election_timeout: Duration,
+    /// `--watch-progress-notify-interval`.
+    pub watch_progress_interval: Duration,
+    /// `--compaction-sleep-interval`: between two pieces of a compaction.
+    pub compaction_pause: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_request_bytes: 1536 * 1024,
+            max_txn_ops: 128,
+            election_timeout: Duration::from_secs(1),
+            watch_progress_interval: Duration::from_secs(600),
+            compaction_pause: Duration::from_millis(10),
+        }
+    }
+}
+
+/// Everything that the API is made of.
+pub struct Services {
+    /// Consensus.
+    pub handle: Handle<Outcome>,
+    /// Reads.
+    pub store: Store,
+    /// Watches.
+    pub hub: WatchHub,
+    /// Who answers.
+    pub identity: Identity,
+    /// Names for requests.
+    pub request_ids: RequestIds,
+    /// What requests may ask for.
+    pub limits: Limits,
+}
+
+/// The client port: gRPC services and HTTP paths in one router, told apart by path. Starts the
+/// tasks that they need on `tasks`; these end when `stop` is cancelled, and so do open watches.
+///
+/// Call it within a tokio runtime, once.
+pub fn router(services: Services, tasks: &TaskTracker, stop: &CancellationToken) -> axum::Router {
+    let Services { handle, store, hub, identity, request_ids, limits } = services;
+    let (health, health_service) = tonic_health::server::health_reporter();
+    let context = Arc::new(Context {
+        status: handle.status(),
+        handle,
+        store,
+        hub,
+        identity,
+        request_ids,
+        limits,
+        metrics: Metrics::default(),
+        stop: stop.clone(),
+    });
+    spawn_tasks(&context, health, tasks);
+
+    let max = context.limits.max_request_bytes + GRPC_OVERHEAD_BYTES;
+    let kv = pb::kv_server::KvServer::new(kv::Kv(context.clone()));
+    let cluster = pb::cluster_server::ClusterServer::new(cluster::Cluster(context.clone()));
+    let maintenance =
+        pb::maintenance_server::MaintenanceServer::new(maintenance::Maintenance(context.clone()));
+    let routes = Routes::new(kv.max_decoding_message_size(max))
+        .add_service(watch::WatchService::new(context.clone(), max))
+        .add_service(cluster.max_decoding_message_size(max))
+        .add_service(maintenance.max_decoding_message_size(max))
+        .add_service(pb::lease_server::LeaseServer::new(unimplemented::Lease))
+        .add_service(pb::auth_server::AuthServer::new(unimplemented::Auth))
+        .add_service(unimplemented::lock())
+        .add_service(unimplemented::election())
+        .add_service(health_service);
+    // Not merged by fallback: a path that is neither answers as an HTTP server does.
+    let grpc = routes.prepare().into_axum_router().reset_fallback();
+    limit::layer(grpc, max).merge(crate::http::router(context))
+}
+
+fn spawn_tasks(
+    context: &Arc<Context>,
+    health: tonic_health::server::HealthReporter,
+    tasks: &TaskTracker,
+) {
+    let until_stop = |task: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
+        let stop = context.stop.clone();
+        tasks.spawn(async move {
+            tokio::select! {
+                () = task => {}
+                () = stop.cancelled() => {}
+            }
+        });
+    };
+    until_stop(Box::pin(context.hub.clone().run()));
+    until_stop(Box::pin(compact(context.store.clone(), context.limits.compaction_pause)));
+    until_stop(Box::pin(tell_health(context.clone(), health)));
+}
+
+/// gRPC health is SERVING from when this member first knows a leader: what etcd's supervisors and
+/// load balancers wait for.
+async fn tell_health(context: Arc<Context>, health: tonic_health::server::HealthReporter) {
+    use tonic_health::ServingStatus;
+    health.set_service_status("", ServingStatus::NotServing).await;
+    let mut status = context.status.clone();
+    if status.wait_for(|status| status.leader != 0).await.is_ok() {
+        health.set_service_status("", ServingStatus::Serving).await;
+    }
+}
+
+/// How long a finished compaction is not noticed, at most.
+const COMPACTION_POLL: Duration = Duration::from_millis(100);
+
+/// Takes away what compactions leave, piece by piece, so that writes go on meanwhile.
+async fn compact(store: Store, pause: Duration) {
+    loop {
+        let piece = store.clone();
+        match tokio::task::spawn_blocking(move || piece.compact_step()).await {
+            Ok(Ok(CompactionProgress::More)) => tokio::time::sleep(pause).await,
+            Ok(Ok(CompactionProgress::Idle)) => store.compaction_wanted(COMPACTION_POLL).await,
+            Ok(Err(error)) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(error, "compaction failed; it goes on at the next start");
+                return;
+            }
+            Err(_) => return,
+        }
+    }
+}

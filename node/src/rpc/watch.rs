@@ -1,0 +1,395 @@
+//! Watch: many watches on one stream.
+//!
+//! The service is written by hand, and not generated, for its codec alone. A stream is no task of
+//! its own: it works when the connection asks it for the next response, so that a client that does
+//! not read costs nothing.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+
+use bytes::Bytes;
+use futures_util::stream::{self, BoxStream, StreamExt as _};
+use node_proto::etcdserverpb::watch_create_request::FilterType;
+use node_proto::etcdserverpb::watch_request::RequestUnion;
+use node_proto::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse};
+use prost::Message as _;
+use tonic::codegen::{BoxFuture, Service};
+use tonic::server::{Grpc, NamedService, StreamingService};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::codec::{Frame, FrameEvents, WatchCodec};
+use super::context::{Context, requires_leader};
+use super::error::Error;
+use super::metrics::Method;
+use crate::mvcc::KeyRange;
+use crate::mvcc::watch::{Notice, Picked, Subscriber, WatchSpec};
+
+/// The id in a response that is about no watch.
+const NO_WATCH: i64 = -1;
+/// A stream that asked for a leader waits so many election time-outs for one.
+const LEADERLESS_ELECTIONS: u32 = 3;
+
+const DUPLICATE_ID: &str = "mvcc: duplicate watch ID provided on the WatchStream";
+const EMPTY_RANGE: &str = "mvcc: watcher range is empty";
+const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted";
+
+#[derive(Clone)]
+pub(super) struct WatchService {
+    context: Arc<Context>,
+    max_request: usize,
+}
+
+impl WatchService {
+    pub(super) fn new(context: Arc<Context>, max_request: usize) -> Self {
+        Self { context, max_request }
+    }
+}
+
+impl NamedService for WatchService {
+    const NAME: &'static str = "etcdserverpb.Watch";
+}
+
+impl Service<http::Request<tonic::body::Body>> for WatchService {
+    type Response = http::Response<tonic::body::Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
+        if request.uri().path() != "/etcdserverpb.Watch/Watch" {
+            return Box::pin(async { Ok(Status::unimplemented("").into_http()) });
+        }
+        let this = self.clone();
+        Box::pin(async move {
+            let mut grpc =
+                Grpc::new(WatchCodec).apply_max_message_size_config(Some(this.max_request), None);
+            Ok(grpc.streaming(this, request).await)
+        })
+    }
+}
+
+type Frames = BoxStream<'static, Result<Frame, Status>>;
+
+impl StreamingService<WatchRequest> for WatchService {
+    type Response = Frame;
+    type ResponseStream = Frames;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Frames>, Status>> + Send>>;
+
+    fn call(&mut self, request: Request<Streaming<WatchRequest>>) -> Self::Future {
+        let context = self.context.clone();
+        let max_response = self.max_request;
+        Box::pin(async move {
+            context.check_leader(request.metadata())?;
+            let needs_leader = requires_leader(request.metadata());
+            let stream =
+                WatchStream::new(context, request.into_inner(), needs_leader, max_response);
+            let frames = stream::unfold(Some(stream), async |state| {
+                let mut stream = state?;
+                match stream.next().await {
+                    Ok(frame) => Some((Ok(frame), Some(stream))),
+                    Err(End::Client) => None,
+                    Err(End::Refused(error)) => {
+                        stream.end = tonic::Code::Unavailable;
+                        Some((Err(error.into()), None))
+                    }
+                }
+            });
+            Ok(Response::new(frames.boxed()))
+        })
+    }
+}
+
+/// Why a stream is over.
+enum End {
+    /// The client left, or broke the protocol: there is nobody to tell.
+    Client,
+    Refused(Error),
+}
+
+impl From<Error> for End {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// How a watch wants its events.
+#[derive(Clone, Copy)]
+struct Shape {
+    previous: bool,
+    fragment: bool,
+}
+
+struct WatchStream {
+    context: Arc<Context>,
+    /// `None` once the client has said that it asks for no more.
+    requests: Option<Streaming<WatchRequest>>,
+    subscriber: Subscriber,
+    shapes: BTreeMap<i64, Shape>,
+    next_id: i64,
+    needs_leader: bool,
+    max_response: usize,
+    ready: VecDeque<Frame>,
+    timer: tokio::time::Interval,
+    end: tonic::Code,
+}
+
+impl WatchStream {
+    fn new(
+        context: Arc<Context>,
+        requests: Streaming<WatchRequest>,
+        needs_leader: bool,
+        max_response: usize,
+    ) -> Self {
+        let every = context.limits.watch_progress_interval;
+        let mut timer = tokio::time::interval_at(tokio::time::Instant::now() + every, every);
+        timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let metrics = &context.metrics;
+        metrics.calls(Method::Watch).started.fetch_add(1, Ordering::Relaxed);
+        metrics.watch_streams.fetch_add(1, Ordering::Relaxed);
+        Self {
+            subscriber: context.hub.subscribe(),
+            context,
+            requests: Some(requests),
+            shapes: BTreeMap::new(),
+            next_id: 0,
+            needs_leader,
+            max_response,
+            ready: VecDeque::new(),
+            timer,
+            end: tonic::Code::Cancelled,
+        }
+    }
+
+    /// The next response.
+    async fn next(&mut self) -> Result<Frame, End> {
+        loop {
+            if let Some(frame) = self.ready.pop_front() {
+                return Ok(frame);
+            }
+            let context = self.context.clone();
+            tokio::select! {
+                request = next_request(&mut self.requests) => match request {
+                    Ok(Some(request)) => self.obey(request).await,
+                    Ok(None) => self.requests = None,
+                    Err(_) => return Err(End::Client),
+                },
+                notice = self.subscriber.next() => {
+                    self.tell(notice.map_err(Error::from)?);
+                }
+                _ = self.timer.tick() => self.subscriber.request_periodic_progress().await,
+                () = leader_is_lost(&context), if self.needs_leader => {
+                    return Err(Error::NoLeader.into());
+                }
+                () = context.stop.cancelled() => return Err(Error::Stopped.into()),
+            }
+        }
+    }
+
+    fn push(&mut self, head: WatchResponse) {
+        self.ready.push_back(head.into());
+    }
+
+    fn revision(&self) -> i64 {
+        self.context.store.view().revision()
+    }
+
+    fn head(&self, watch_id: i64, revision: i64) -> WatchResponse {
+        WatchResponse {
+            header: Some(self.context.header(revision)),
+            watch_id,
+            ..WatchResponse::default()
+        }
+    }
+
+    async fn obey(&mut self, request: WatchRequest) {
+        match request.request_union {
+            Some(RequestUnion::CreateRequest(create)) => self.create(create),
+            Some(RequestUnion::CancelRequest(cancel)) => {
+                if self.subscriber.remove(cancel.watch_id).await {
+                    self.forget(cancel.watch_id);
+                    let head = self.head(cancel.watch_id, self.revision());
+                    self.push(WatchResponse { canceled: true, ..head });
+                }
+            }
+            Some(RequestUnion::ProgressRequest(_)) => self.subscriber.request_progress().await,
+            None => {}
+        }
+    }
+
+    fn forget(&mut self, watch_id: i64) {
+        if self.shapes.remove(&watch_id).is_some() {
+            self.context.metrics.watchers.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn create(&mut self, mut request: WatchCreateRequest) {
+        let revision = self.revision();
+        if request.key.is_empty() {
+            // The smallest key there is.
+            request.key = Bytes::from_static(b"\0");
+        }
+        let range = KeyRange::new(request.key.clone(), request.range_end.clone());
+        let refused = if range.is_empty() {
+            Some(EMPTY_RANGE)
+        } else if request.start_revision < 0 {
+            Some(COMPACTED)
+        } else if request.watch_id != 0 && self.subscriber.has(request.watch_id) {
+            Some(DUPLICATE_ID)
+        } else {
+            None
+        };
+        if let Some(why) = refused {
+            let head = self.head(NO_WATCH, revision);
+            let cancel_reason = why.to_owned();
+            self.push(WatchResponse { created: true, canceled: true, cancel_reason, ..head });
+            return;
+        }
+        let watch_id = self.choose_id(request.watch_id);
+        let shape = Shape { previous: request.prev_kv, fragment: request.fragment };
+        self.shapes.insert(watch_id, shape);
+        self.context.metrics.watchers.fetch_add(1, Ordering::Relaxed);
+        let filtered = |filter: FilterType| request.filters().any(|f| f == filter);
+        let spec = WatchSpec {
+            range,
+            start_revision: if request.start_revision == 0 {
+                revision + 1
+            } else {
+                request.start_revision
+            },
+            no_put: filtered(FilterType::Noput),
+            no_delete: filtered(FilterType::Nodelete),
+            progress_notify: request.progress_notify,
+        };
+        self.push(WatchResponse { created: true, ..self.head(watch_id, revision) });
+        self.subscriber.add(watch_id, spec);
+    }
+
+    /// The client's id, or the next one that is free.
+    fn choose_id(&mut self, wanted: i64) -> i64 {
+        if wanted != 0 {
+            return wanted;
+        }
+        while self.subscriber.has(self.next_id) {
+            self.next_id += 1;
+        }
+        self.next_id += 1;
+        self.next_id - 1
+    }
+
+    fn tell(&mut self, notice: Notice) {
+        match notice {
+            Notice::Events { watch_id, picked } => self.tell_events(watch_id, &picked),
+            Notice::Compacted { watch_id, compact_revision } => {
+                self.forget(watch_id);
+                let head = self.head(watch_id, 0);
+                self.push(WatchResponse { canceled: true, compact_revision, ..head });
+            }
+            Notice::Progress { revision } => self.push(self.head(NO_WATCH, revision)),
+            Notice::WatchProgress { watch_id, revision } => {
+                self.push(self.head(watch_id, revision));
+            }
+        }
+    }
+
+    fn tell_events(&mut self, watch_id: i64, picked: &Arc<Picked>) {
+        let Some(shape) = self.shapes.get(&watch_id).copied() else { return };
+        let head = self.head(watch_id, picked.revision());
+        let events = FrameEvents {
+            picked: picked.clone(),
+            part: 0..picked.len(),
+            previous: shape.previous.then(|| self.context.store.clone()),
+        };
+        self.context.metrics.events.fetch_add(picked.len() as u64, Ordering::Relaxed);
+        if shape.fragment {
+            let sizes: Vec<usize> = events.pieces().iter().map(Bytes::len).collect();
+            let parts = fragments(head.encoded_len(), &sizes, self.max_response);
+            let last = parts.len().saturating_sub(1);
+            for (at, part) in parts.into_iter().enumerate() {
+                let head = WatchResponse { fragment: at != last, ..head.clone() };
+                let events = FrameEvents { part, ..events.clone() };
+                self.ready.push_back(Frame { head, events: Some(events) });
+            }
+        } else {
+            self.ready.push_back(Frame { head, events: Some(events) });
+        }
+    }
+}
+
+impl Drop for WatchStream {
+    fn drop(&mut self) {
+        let metrics = &self.context.metrics;
+        metrics.calls(Method::Watch).handled[self.end as usize].fetch_add(1, Ordering::Relaxed);
+        metrics.watch_streams.fetch_sub(1, Ordering::Relaxed);
+        let open = i64::try_from(self.shapes.len()).unwrap_or(i64::MAX);
+        metrics.watchers.fetch_sub(open, Ordering::Relaxed);
+    }
+}
+
+/// How to cut a response of too many bytes: each part below `max`, or of a single event.
+fn fragments(head: usize, sizes: &[usize], max: usize) -> Vec<std::ops::Range<usize>> {
+    let mut parts = Vec::new();
+    let (mut start, mut bytes) = (0, head);
+    for (at, size) in sizes.iter().enumerate() {
+        if at > start && bytes + size >= max {
+            parts.push(start..at);
+            start = at;
+            bytes = head;
+        }
+        bytes += size;
+    }
+    parts.push(start..sizes.len());
+    parts
+}
+
+async fn next_request(
+    requests: &mut Option<Streaming<WatchRequest>>,
+) -> Result<Option<WatchRequest>, Status> {
+    match requests {
+        Some(requests) => requests.message().await,
+        // Half closed: the watches go on.
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns once there has been no leader for three election time-outs.
+async fn leader_is_lost(context: &Context) {
+    let mut status = context.status.clone();
+    let patience = context.limits.election_timeout * LEADERLESS_ELECTIONS;
+    loop {
+        if status.wait_for(|status| status.leader == 0).await.is_err() {
+            return;
+        }
+        let back = status.wait_for(|status| status.leader != 0);
+        match tokio::time::timeout(patience, back).await {
+            Ok(Ok(_)) => {}
+            _ => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fragments;
+
+    #[test]
+    fn a_small_response_is_one_part() {
+        assert_eq!(fragments(10, &[20, 20], 100), [0..2]);
+    }
+
+    #[test]
+    fn each_part_stays_below_the_limit() {
+        assert_eq!(fragments(10, &[40, 40, 40, 40], 100), [0..2, 2..4]);
+    }
+
+    #[test]
+    fn an_event_that_is_too_large_goes_alone() {
+        assert_eq!(fragments(10, &[500, 20, 500], 100), [0..1, 1..2, 2..3]);
+    }
+}
