@@ -1,1 +1,80 @@
+//! The host's side of Muster: meets its peers through discovery, then runs the node.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `cli`, `settings` | what was typed, and what it resolves to |
+//! | `commands/` | one file per verb |
+//! | `state/` | what is on disk: the journal, locks, the node's directory |
+//! | `host/`, `machine` | the machine behind one small trait |
+//! | `bootstrap/` | drives the pure machine of `discovery-formation`: signatures, polls, probes |
+//! | `probe/` | the listener and the prober between agents |
+//! | `supervisor/`, `launcher`, `tail` | the node's process, how it is started, its log |
+//! | `health`, `status`, `metrics` | what can be asked |
 
+pub mod cli;
+pub mod commands;
+pub mod crash;
+pub mod exit;
+pub mod health;
+pub mod host;
+pub mod keys;
+pub mod launcher;
+pub mod logging;
+pub mod machine;
+pub mod metrics;
+pub mod printer;
+pub mod probe;
+pub mod retry;
+pub mod state;
+pub mod status;
+pub mod supervisor;
+pub mod tail;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Command};
+use crate::exit::End;
+use crate::printer::Printer;
+
+/// The program: parses, runs one verb, and says how it ended.
+pub fn main() -> ExitCode {
+    let command = Cli::parse().command;
+    if let Command::LaunchNode(arguments) = &command {
+        let (code, reason) = launcher::launch(arguments);
+        // The agent logs what this prints; there is no logger here.
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{reason}\n").as_bytes());
+        return ExitCode::from(code);
+    }
+    // A core dump would hold keys.
+    let no_core = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, no_core);
+    match dispatch(command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(end) => {
+            let text = format!("muster-agent: {end}\n");
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+            ExitCode::from(&end)
+        }
+    }
+}
+
+fn dispatch(command: Command) -> Result<(), End> {
+    let mut out = std::io::stdout();
+    let mut printer = Printer::new(&mut out);
+    match command {
+        Command::Run(_typed) => Err(End::Failed("not built yet".to_owned())),
+        Command::Status(typed) => on_runtime(commands::status::run(&typed, &mut printer)),
+        Command::Reset(typed) => commands::reset::run(&typed, &mut printer),
+        Command::LaunchNode(arguments) => Err(End::Failed(launcher::launch(&arguments).1)),
+    }
+}
+
+fn on_runtime<T>(work: impl Future<Output = Result<T, End>>) -> Result<T, End> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| End::Failed(format!("can't start: {error}")))?
+        .block_on(work)
+}

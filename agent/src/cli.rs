@@ -1,0 +1,221 @@
+//! What can be typed.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Where state lies unless told otherwise.
+pub const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
+
+/// The host's side of Muster.
+#[derive(Debug, Parser)]
+#[command(
+    name = "muster-agent",
+    version,
+    about = "Meets its peers through the discovery service, then runs and looks after this host's Raft node.",
+    long_about = "One muster-agent runs on each host. Give it the join bundle that an admin made \
+        (muster-discovery token create): it works out this host's address, meets the other hosts \
+        through the discovery service, checks everything that they signed, and starts the node \
+        once all of them agree on one list. From then on the node needs neither discovery nor \
+        agent to serve; the agent keeps it running.",
+    after_long_help = "FIRST START\n  \
+        muster-agent run --data-dir /var/lib/muster --bundle-file /root/bundle\n  \
+        ssh admin@… muster-discovery token create --cluster demo | muster-agent run --bundle-file -\n\n\
+        EVERY LATER START (no bundle, no discovery)\n  \
+        muster-agent run\n\n\
+        EXIT CODES\n  \
+        0  done    1  failed, may be started again    2  wrong usage\n  \
+        3  do not start me again: a person has to decide (RestartPreventExitStatus=3)\n\n\
+        UNDER SYSTEMD\n  \
+        KillMode=mixed stops the agent first, and it stops the node; KillMode=process lets the \
+        node live through a restart of the agent, which adopts it again."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Join or form the cluster, then run the node and keep it running.
+    Run(Box<Run>),
+    /// Say what the agent and the node are doing, and why they wait.
+    Status(Status),
+    /// Put the old state aside, so that this host can join again as a new member.
+    Reset(Reset),
+    /// Become the node (used by `run`).
+    #[command(hide = true)]
+    LaunchNode(LaunchNode),
+}
+
+/// Where state lies.
+#[derive(Args, Clone, Debug)]
+pub struct DataDir {
+    /// The folder with the agent's and the node's state; made (0700) if it is missing.
+    #[arg(long, value_name = "DIR", env = "MUSTER_DATA_DIR", default_value = DEFAULT_DATA_DIR)]
+    pub data_dir: PathBuf,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// `run`, as typed.
+#[derive(Args, Debug)]
+pub struct Run {
+    /// Where state lies.
+    #[command(flatten)]
+    pub data_dir: DataDir,
+
+    /// The join bundle, one line, in a file (keep it 0600) or on standard input (-). A bundle is a
+    /// secret, so it is never an argument. Needed until this host has redeemed it; a host that
+    /// already holds a seat or runs its node doesn't read it.
+    #[arg(long, value_name = "FILE")]
+    pub bundle_file: Option<PathBuf>,
+
+    /// This member's name: a-z, 0-9 and - (default: the host's name and 4 digits of its key).
+    #[arg(long)]
+    pub name: Option<String>,
+
+    /// The host name or address that the others reach this host at (default: the address that
+    /// packets to the discovery service leave from).
+    #[arg(long, value_name = "HOST", conflicts_with_all = ["peer_url", "client_url"])]
+    pub advertise_address: Option<String>,
+
+    /// The port for the other members.
+    #[arg(long, value_name = "PORT", default_value_t = 2380)]
+    pub peer_port: u16,
+
+    /// The port for clients.
+    #[arg(long, value_name = "PORT", default_value_t = 2379)]
+    pub client_port: u16,
+
+    /// The whole URL that the other members reach this one at, if address and port don't say it.
+    #[arg(long, value_name = "URL")]
+    pub peer_url: Option<String>,
+
+    /// The whole URL that clients reach this member at.
+    #[arg(long, value_name = "URL")]
+    pub client_url: Option<String>,
+
+    /// The address to listen on (default: the advertised one if it is this host's, else all).
+    #[arg(long, value_name = "IP")]
+    pub listen_address: Option<IpAddr>,
+
+    /// A file that says which machine this is, instead of the system's own ids: for containers and
+    /// namespaces that share them. Its content must stay with the machine, not with its disk.
+    #[arg(long, value_name = "FILE")]
+    pub machine_id_file: Option<PathBuf>,
+
+    /// The node's program (default: muster-node beside this program, else in PATH). Stock etcd
+    /// will do.
+    #[arg(long, value_name = "PATH")]
+    pub node_binary: Option<PathBuf>,
+
+    /// Serve /metrics (Prometheus) and /livez on this loopback address.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub metrics_listen: Option<SocketAddr>,
+
+    /// How log lines on standard error look.
+    #[arg(long, value_enum, default_value_t)]
+    pub log_format: LogFormat,
+
+    /// More flags for the node, after --. Those that identity depends on are refused.
+    #[arg(last = true, value_name = "NODE FLAGS")]
+    pub node_flags: Vec<String>,
+}
+
+/// `status`, as typed.
+#[derive(Args, Debug)]
+pub struct Status {
+    /// Where state lies.
+    #[command(flatten)]
+    pub data_dir: DataDir,
+    /// For programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `reset`, as typed.
+#[derive(Args, Debug)]
+#[command(long_about = "Moves the agent's and the node's state into quarantine-<time> under the \
+    data directory; nothing is deleted. Afterwards this host is a new one: it gets a new key and \
+    needs a new token. Refused while an agent or a node runs. A member of a running cluster has \
+    to be removed there first: the cluster goes on counting it until then.")]
+pub struct Reset {
+    /// Where state lies.
+    #[command(flatten)]
+    pub data_dir: DataDir,
+    /// Yes, this host gives up its place.
+    #[arg(long)]
+    pub yes: bool,
+    /// For programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `launch-node`, as the agent types it.
+#[derive(Args, Debug)]
+pub struct LaunchNode {
+    /// Where to say which process this is.
+    #[arg(long)]
+    pub pid_file: PathBuf,
+    /// Held for as long as the node lives.
+    #[arg(long)]
+    pub lock_file: PathBuf,
+    /// Where the node's output goes.
+    #[arg(long)]
+    pub log_file: PathBuf,
+    /// The node's program.
+    pub program: PathBuf,
+    /// Its arguments.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub arguments: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_flags_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_nodes_own_flags_pass_through_the_launcher_untouched() {
+        let cli = Cli::try_parse_from([
+            "muster-agent",
+            "launch-node",
+            "--pid-file=p",
+            "--lock-file=l",
+            "--log-file=o",
+            "--",
+            "/usr/bin/etcd",
+            "--name",
+            "a",
+            "--version",
+        ])
+        .unwrap();
+        let Command::LaunchNode(launch) = cli.command else { panic!("not launch-node") };
+        assert_eq!(launch.program, PathBuf::from("/usr/bin/etcd"));
+        assert_eq!(launch.arguments, ["--name", "a", "--version"]);
+    }
+
+    #[test]
+    fn a_bundle_is_no_argument() {
+        let typed = ["muster-agent", "run", "muster1 urls=https://x mst_boot_x"];
+        assert!(Cli::try_parse_from(typed).is_err());
+    }
+}

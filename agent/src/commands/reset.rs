@@ -1,0 +1,116 @@
+//! `reset`: the old state is put aside, so that this host can join again as a new member.
+
+use serde::Serialize;
+
+use crate::cli::Reset;
+use crate::exit::{End, chain};
+use crate::printer::Printer;
+use crate::state::archive::put_aside;
+use crate::state::lock::{self, LockError};
+use crate::state::{Layout, StateError};
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Done<'a> {
+    quarantine: Option<&'a std::path::Path>,
+}
+
+/// Runs it.
+pub fn run(typed: &Reset, printer: &mut Printer<'_>) -> Result<(), End> {
+    let layout = Layout::new(&typed.data_dir.data_dir)
+        .map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
+    if !layout.root().is_dir() {
+        return Err(End::Failed(format!("{}: no such folder", layout.root().display())));
+    }
+    let _lock = lock::acquire(&layout.agent_lock(), "muster-agent reset").map_err(|error| {
+        let hint = match &error {
+            LockError::Held { .. } => "; stop that agent first",
+            LockError::State(_) => "",
+        };
+        End::Failed(chain(&error) + hint)
+    })?;
+    if let Some(holder) = lock::holder(&layout.node_lock()).map_err(failed)? {
+        return Err(End::Failed(format!(
+            "a node still runs on this state ({} is held by {holder}): start the agent and stop it \
+             with SIGTERM, which stops the node, or stop the process that {} names",
+            layout.node_lock().display(),
+            layout.pid_file().display()
+        )));
+    }
+    if !typed.yes {
+        return Err(End::Usage(format!(
+            "this puts the agent's and the node's state in {} aside, and this host becomes a new \
+             one: it needs a new token, and a running cluster goes on counting the old member until \
+             it is removed there. Nothing was changed; say --yes to do it",
+            layout.root().display()
+        )));
+    }
+    let reason = "put aside by muster-agent reset";
+    let to = put_aside(&layout, &["agent", "node"], reason, jiff::Timestamp::now());
+    let to = to.map_err(failed)?;
+    let text = if typed.json {
+        serde_json::to_string(&Done { quarantine: to.as_deref() })
+            .map_err(|error| End::Failed(error.to_string()))?
+    } else {
+        to.as_ref().map_or_else(
+            || "There was no state: this host is a new one already.".to_owned(),
+            |to| {
+                format!("The old state lies in {}. This host is a new one now.", to.display())
+            },
+        )
+    };
+    printer.line(&text).map_err(|error| End::Failed(error.to_string()))
+}
+
+fn failed(error: StateError) -> End {
+    End::Failed(chain(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::DataDir;
+
+    fn reset(dir: &std::path::Path, yes: bool) -> (Result<(), End>, String) {
+        let typed = Reset { data_dir: DataDir { data_dir: dir.to_owned() }, yes, json: true };
+        let mut out = Vec::new();
+        let result = run(&typed, &mut Printer::new(&mut out));
+        (result, String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn without_yes_nothing_is_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        assert_eq!(reset(dir.path(), false).0.unwrap_err().code(), 2);
+        assert!(layout.agent().is_dir());
+    }
+
+    #[test]
+    fn with_yes_both_folders_move() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        std::fs::create_dir_all(layout.node().join("member/wal")).unwrap();
+        let (result, out) = reset(dir.path(), true);
+        result.unwrap();
+        assert!(out.contains("quarantine-"), "{out}");
+        assert!(!layout.agent().exists() && !layout.node().exists());
+    }
+
+    #[test]
+    fn a_running_agent_or_node_is_not_reset_under() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        let node = lock::acquire(&layout.node_lock(), "a node").unwrap();
+        assert_eq!(reset(dir.path(), true).0.unwrap_err().code(), 1);
+        drop(node);
+        let agent = lock::acquire(&layout.agent_lock(), "an agent").unwrap();
+        assert_eq!(reset(dir.path(), true).0.unwrap_err().code(), 1);
+        drop(agent);
+        assert!(layout.agent().is_dir());
+        assert!(reset(dir.path(), true).0.is_ok());
+    }
+}

@@ -1,0 +1,240 @@
+//! `status`: what the agent and the node are doing, from the files, the locks, and the node itself.
+
+use serde::Serialize;
+
+use crate::cli;
+use crate::exit::{End, chain};
+use crate::health::{Door, Health};
+use crate::printer::Printer;
+use crate::state::node_dir;
+use crate::state::{Layout, StateError, durable, lock};
+use crate::status::Status;
+use crate::supervisor::process::Identity;
+
+/// What `--json` prints: the agent's own words, and what was found out just now.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Whether an agent holds the data directory.
+    pub agent_running: bool,
+    /// The node's pid, if one runs.
+    pub node_pid: Option<i32>,
+    /// Whether the node says that it is ready; absent if it could not be asked.
+    pub node_health: Option<Health>,
+    /// Why it could not be asked.
+    pub node_health_error: Option<String>,
+    /// The tombstone, if the cluster has removed this member.
+    pub removed: Option<String>,
+    /// What the agent wrote last.
+    #[serde(flatten)]
+    pub status: Option<Status>,
+}
+
+/// Runs it.
+pub async fn run(typed: &cli::Status, printer: &mut Printer<'_>) -> Result<(), End> {
+    let layout = Layout::new(&typed.data_dir.data_dir)
+        .map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
+    if !layout.root().is_dir() {
+        return Err(End::Failed(format!(
+            "{}: no such folder; say where the state lies with --data-dir",
+            layout.root().display()
+        )));
+    }
+    let report = look(&layout).await.map_err(|error| End::Failed(chain(&error)))?;
+    let text = if typed.json {
+        serde_json::to_string_pretty(&report).map_err(|error| End::Failed(error.to_string()))?
+    } else {
+        for_people(&report)
+    };
+    printer.line(&text).map_err(|error| End::Failed(error.to_string()))
+}
+
+async fn look(layout: &Layout) -> Result<Report, StateError> {
+    let status: Option<Status> = durable::read(&layout.status())?
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let tombstone = node_dir::tombstone(&layout.node())?;
+    let node_pid = running_node(layout)?;
+    let door = status.as_ref().and_then(|status| door(layout, status));
+    let (node_health, node_health_error) = match (node_pid, door) {
+        (Some(_), Some(Ok(door))) => match door.ask().await {
+            Ok(health) => (Some(health), None),
+            Err(error) => (None, Some(chain(&error))),
+        },
+        (Some(_), Some(Err(error))) => (None, Some(error)),
+        (Some(_), None) | (None, _) => (None, None),
+    };
+    Ok(Report {
+        agent_running: lock::holder(&layout.agent_lock())?.is_some(),
+        node_pid,
+        node_health,
+        node_health_error,
+        removed: tombstone.map(|tombstone| tombstone.sentence()),
+        status,
+    })
+}
+
+fn running_node(layout: &Layout) -> Result<Option<i32>, StateError> {
+    if lock::holder(&layout.node_lock())?.is_none() {
+        return Ok(None);
+    }
+    let text = durable::read(&layout.pid_file())?.unwrap_or_default();
+    let identity = Identity::from_text(&String::from_utf8_lossy(&text));
+    Ok(identity.filter(|node| matches!(node.open(), Ok(Some(_)))).map(|node| node.pid))
+}
+
+fn door(layout: &Layout, status: &Status) -> Option<Result<Door, String>> {
+    let listen = status.client_listen.as_deref()?.parse().ok()?;
+    let url = status.client_url.as_deref()?.strip_prefix("https://")?;
+    let (host, _) = url.rsplit_once(':')?;
+    Some(Door::new(&layout.tls(), listen, host).map_err(|error| chain(&error)))
+}
+
+fn for_people(report: &Report) -> String {
+    let mut lines = Vec::new();
+    let mut line = |label: &str, value: Option<String>| {
+        if let Some(value) = value {
+            lines.push(format!("{label:<10} {value}"));
+        }
+    };
+    let status = report.status.as_ref();
+    line("agent", Some(agent_line(report)));
+    line("doing", status.map(|s| phrase(s.phase.as_str(), s.reason.as_deref())));
+    line("removed", report.removed.clone());
+    line("cluster", status.and_then(cluster_line));
+    line("member", status.and_then(member_line));
+    line("node", Some(node_line(report)));
+    line("health", health_line(report));
+    for explain in status.map(|s| s.explain.as_slice()).unwrap_or_default() {
+        line("missing", Some(explain.clone()));
+    }
+    line("error", status.and_then(|s| {
+        s.last_error.as_ref().map(|error| format!("{} ({})", error.text, error.at))
+    }));
+    line("retry", status.and_then(|s| s.next_retry_at.map(|at| at.to_string())));
+    lines.join("\n")
+}
+
+fn phrase(what: &str, why: Option<&str>) -> String {
+    let what = what.replace('_', " ");
+    why.map_or_else(|| what.clone(), |why| format!("{what}: {why}"))
+}
+
+fn agent_line(report: &Report) -> String {
+    match (&report.status, report.agent_running) {
+        (Some(status), true) => {
+            format!("running, pid {}, version {}", status.agent_pid, status.agent_version)
+        }
+        (None, true) => "running".to_owned(),
+        (Some(Status { updated_at: Some(at), .. }), false) => {
+            format!("not running; what follows was last written at {at}")
+        }
+        (_, false) => "not running".to_owned(),
+    }
+}
+
+fn cluster_line(status: &Status) -> Option<String> {
+    let id = status.cluster_id.as_deref()?;
+    let mut text = match &status.cluster_name {
+        Some(name) => format!("{name} ({id})"),
+        None => id.to_owned(),
+    };
+    if let Some(phase) = &status.cluster_phase {
+        text += &format!(", {phase}");
+    }
+    if let Some(epoch) = status.epoch {
+        text += &format!(", epoch {epoch}");
+    }
+    Some(text)
+}
+
+fn member_line(status: &Status) -> Option<String> {
+    let name = status.name.as_deref()?;
+    let seat = status.seat.map_or_else(|| "no seat".to_owned(), |seat| format!("seat {seat}"));
+    let url = |url: &Option<String>| url.clone().unwrap_or_else(|| "?".to_owned());
+    Some(format!(
+        "{name}, {seat}, peers {}, clients {}",
+        url(&status.peer_url),
+        url(&status.client_url)
+    ))
+}
+
+fn node_line(report: &Report) -> String {
+    let node = report.status.as_ref().and_then(|status| status.node.as_ref());
+    let program = node.map_or("", |node| node.program.as_str());
+    let mut text = match report.node_pid {
+        Some(pid) => format!("running, pid {pid}  {program}"),
+        None => format!("not running  {program}"),
+    };
+    if let Some(death) = node.and_then(|node| node.last_death.as_deref()) {
+        text += &format!(" (last death: {death})");
+    }
+    text.trim_end().to_owned()
+}
+
+fn health_line(report: &Report) -> Option<String> {
+    let said = report.node_health.as_ref().map(|health| {
+        let word = if health.ready { "ready" } else { "not ready" };
+        format!("{word}: {}", health.says.replace('\n', "; "))
+    });
+    said.or_else(|| report.node_health_error.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::{Board, NodeStatus, Phase};
+
+    async fn status(dir: &std::path::Path) -> String {
+        let layout = Layout::new(dir).unwrap();
+        for_people(&look(&layout).await.unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_fresh_folder_has_a_status_too() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(status(dir.path()).await, "agent      not running\nnode       not running");
+    }
+
+    #[tokio::test]
+    async fn a_dead_agents_last_words_are_shown_as_such() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        let board = Board::default();
+        board.phase(Phase::Waiting, "for seat 3".to_owned());
+        board.update(|status| {
+            status.cluster_id = Some("c1".to_owned());
+            status.explain = vec!["seat 3 is free".to_owned()];
+            status.node = Some(NodeStatus::default());
+        });
+        let written = Status { updated_at: Some(jiff::Timestamp::UNIX_EPOCH), ..board.read() };
+        std::fs::write(layout.status(), serde_json::to_vec(&written).unwrap()).unwrap();
+        insta::assert_snapshot!(status(dir.path()).await, @r"
+        agent      not running; what follows was last written at 1970-01-01T00:00:00Z
+        doing      waiting: for seat 3
+        cluster    c1
+        node       not running
+        missing    seat 3 is free
+        ");
+    }
+
+    #[tokio::test]
+    async fn a_running_agent_is_told_by_its_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        let _lock = lock::acquire(&layout.agent_lock(), "an agent").unwrap();
+        assert!(status(dir.path()).await.starts_with("agent      running"));
+    }
+
+    #[tokio::test]
+    async fn a_removed_member_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        std::fs::create_dir_all(layout.node()).unwrap();
+        std::fs::write(
+            layout.node().join(discovery_formation::agent::TOMBSTONE),
+            r#"{"version":1,"at":"2026-01-02T03:04:05Z","by":"ada"}"#,
+        )
+        .unwrap();
+        assert!(status(dir.path()).await.contains("removed from the cluster at 2026-01-02"));
+    }
+}

@@ -1,0 +1,178 @@
+//! Asks the node whether it is ready, over mutual TLS with the leaf that the cluster gave it.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// The longest that one question may take.
+const DEADLINE: Duration = Duration::from_secs(3);
+/// The longest answer that is read.
+const ANSWER_LIMIT: u64 = 64 * 1024;
+
+/// Why the node could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum HealthError {
+    /// The certificates in the agent's folder.
+    #[error("can't use the certificates in the agent's tls folder")]
+    Certificates(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The node doesn't listen, or doesn't speak TLS with this cluster's certificates.
+    #[error("the node doesn't answer")]
+    Connection(#[source] io::Error),
+    /// It took too long.
+    #[error("the node didn't answer within {} s", DEADLINE.as_secs())]
+    TimedOut,
+    /// It said something else than HTTP.
+    #[error("the node's answer is not HTTP")]
+    Malformed,
+}
+
+/// What the node says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Health {
+    /// Whether it serves linearizable requests.
+    pub ready: bool,
+    /// Its own words.
+    pub says: String,
+}
+
+/// Where and as whom to ask.
+#[derive(Clone, Debug)]
+pub struct Door {
+    /// Where the node listens for clients, as an address that this host can connect to.
+    pub address: SocketAddr,
+    /// The name or address that stands in its certificate.
+    pub server_name: String,
+    config: Arc<ClientConfig>,
+}
+
+impl Door {
+    /// The node whose client listener is `listen` and whose advertised host is `host`, with the
+    /// files of `tls`.
+    pub fn new(tls: &Path, listen: SocketAddr, host: &str) -> Result<Self, HealthError> {
+        let unspecified = listen.ip().is_unspecified();
+        let address = match listen.ip() {
+            IpAddr::V4(_) if unspecified => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(_) if unspecified => Ipv6Addr::LOCALHOST.into(),
+            address => address,
+        };
+        let server_name = host.trim_matches(['[', ']']).to_owned();
+        let config = Arc::new(client_config(tls)?);
+        Ok(Self { address: (address, listen.port()).into(), server_name, config })
+    }
+
+    /// The TLS configuration: the client CA as the root, the member's client leaf as identity.
+    pub fn tls(&self) -> &ClientConfig {
+        &self.config
+    }
+
+    /// Asks `/readyz`; a node that doesn't know it (stock etcd before 3.5.11) is asked `/health`.
+    pub async fn ask(&self) -> Result<Health, HealthError> {
+        let question = async {
+            match self.get("/readyz").await? {
+                (404, _) => Ok(judge(self.get("/health").await?)),
+                answer => Ok(judge(answer)),
+            }
+        };
+        tokio::time::timeout(DEADLINE, question).await.unwrap_or(Err(HealthError::TimedOut))
+    }
+
+    async fn get(&self, path: &str) -> Result<(u16, String), HealthError> {
+        let name = ServerName::try_from(self.server_name.clone())
+            .map_err(|error| HealthError::Certificates(error.into()))?;
+        let mut config = (*self.config).clone();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let answer = async {
+            let stream = TcpStream::connect(self.address).await?;
+            let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+            let host = &self.server_name;
+            let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await?;
+            let mut answer = Vec::new();
+            match stream.take(ANSWER_LIMIT).read_to_end(&mut answer).await {
+                // Not every server says goodbye in TLS after a whole answer.
+                Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => return Err(error),
+                _ => Ok(answer),
+            }
+        };
+        let answer: Result<_, io::Error> = answer.await;
+        parse(&answer.map_err(HealthError::Connection)?).ok_or(HealthError::Malformed)
+    }
+}
+
+/// Status code and body of an HTTP/1.1 answer, chunked or not.
+fn parse(answer: &[u8]) -> Option<(u16, String)> {
+    let text = String::from_utf8_lossy(answer);
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    let code = head.strip_prefix("HTTP/1.")?.split(' ').nth(1)?.parse().ok()?;
+    let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
+    let body = if chunked { first_chunk(body)? } else { body };
+    Some((code, body.trim().to_owned()))
+}
+
+/// Health answers are short: one chunk holds all of it.
+fn first_chunk(body: &str) -> Option<&str> {
+    let (length, rest) = body.split_once("\r\n")?;
+    rest.get(..usize::from_str_radix(length.trim(), 16).ok()?)
+}
+
+fn judge((code, body): (u16, String)) -> Health {
+    /// More of the node's words than this belongs in its log.
+    const WORDS: usize = 300;
+    let says = body.chars().take(WORDS).collect();
+    // Old versions of etcd answer 200 with {"health":"false"} while they have no leader.
+    Health { ready: code == 200 && !body.contains(r#""health":"false""#), says }
+}
+
+fn client_config(tls: &Path) -> Result<ClientConfig, HealthError> {
+    fn failed(error: impl std::error::Error + Send + Sync + 'static) -> HealthError {
+        HealthError::Certificates(Box::new(error))
+    }
+    let certificates = |name: &str| {
+        CertificateDer::pem_file_iter(tls.join(name))
+            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+            .map_err(failed)
+    };
+    let mut roots = RootCertStore::empty();
+    for root in certificates("client-ca.crt")? {
+        roots.add(root).map_err(failed)?;
+    }
+    let key = PrivateKeyDer::from_pem_file(tls.join("node.key")).map_err(failed)?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(failed)?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(certificates("client.crt")?, key)
+        .map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_and_chunked_answers_are_read() {
+        let plain = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+        assert_eq!(parse(plain), Some((200, "ok".to_owned())));
+        let chunked = b"HTTP/1.1 503 X\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nno!\r\n0\r\n\r\n";
+        assert_eq!(parse(chunked), Some((503, "no!".to_owned())));
+        assert_eq!(parse(b"SSH-2.0-OpenSSH"), None);
+    }
+
+    #[test]
+    fn a_node_without_a_leader_is_not_ready() {
+        assert!(judge((200, r#"{"health":"true"}"#.to_owned())).ready);
+        assert!(!judge((200, r#"{"health":"false"}"#.to_owned())).ready);
+        assert!(!judge((503, "no leader".to_owned())).ready);
+    }
+}

@@ -1,0 +1,54 @@
+//! A machine for tests: says what it is told to say.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use super::Host;
+use discovery_formation::Machine;
+
+/// A machine that exists on paper.
+#[derive(Clone, Debug)]
+pub struct FakeHost {
+    /// What `facts` answers.
+    pub facts: Machine,
+    /// What `route_to` answers, and the only one of `addresses`.
+    pub address: IpAddr,
+    /// What can't be bound.
+    pub taken: Vec<SocketAddr>,
+}
+
+impl Default for FakeHost {
+    fn default() -> Self {
+        Self {
+            facts: crate::machine::from_texts(None, Some("paper")),
+            address: IpAddr::from([10, 0, 0, 7]),
+            taken: Vec::new(),
+        }
+    }
+}
+
+impl Host for FakeHost {
+    fn facts(&self) -> io::Result<Machine> {
+        Ok(self.facts.clone())
+    }
+
+    fn name(&self) -> String {
+        "Paper_Host.example".to_owned()
+    }
+
+    fn route_to(&self, _peer: SocketAddr) -> io::Result<IpAddr> {
+        Ok(self.address)
+    }
+
+    fn addresses(&self) -> Vec<IpAddr> {
+        vec![self.address]
+    }
+
+    fn test_bind(&self, at: SocketAddr) -> io::Result<()> {
+        if self.taken.contains(&at) { Err(io::ErrorKind::AddrInUse.into()) } else { Ok(()) }
+    }
+
+    fn now(&self) -> jiff::Timestamp {
+        jiff::Timestamp::UNIX_EPOCH
+    }
+}

@@ -1,0 +1,94 @@
+//! The hidden subcommand between agent and node.
+//!
+//! The node must outlive its agent: it gets a session of its own, writes to a file and not to a
+//! pipe, and is found again by the next agent. All of that has to be arranged in the new process,
+//! before it becomes the node; so the agent starts itself once more as this launcher, which
+//! arranges it and then executes the node in its own place, with the same pid.
+//!
+//! The node's lock is the truth about whether a node runs: the launcher takes it and the node
+//! inherits the open file, so it is given back at the node's death and at no other time, whatever
+//! happens to agents in between. The pid file only says whom to signal.
+
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+
+use crate::cli::LaunchNode;
+use crate::crash;
+use crate::exit::End;
+use crate::state::{StateError, durable};
+use crate::supervisor::process::Identity;
+
+/// The launcher's exit code when another node already holds the lock (EX_TEMPFAIL).
+pub const ALREADY_RUNNING: u8 = 75;
+/// The launcher's exit code when the node's program can't be executed (as shells do it).
+pub const CANNOT_EXECUTE: u8 = 126;
+
+/// Becomes the node. Returns only on failure: the exit code and the reason.
+pub fn launch(arguments: &LaunchNode) -> (u8, String) {
+    match prepare(arguments) {
+        Ok(Some(mut node)) => {
+            crash::at(crash::Step::Launcher);
+            let error = node.exec();
+            (CANNOT_EXECUTE, format!("can't execute {}: {error}", arguments.program.display()))
+        }
+        Ok(None) => (ALREADY_RUNNING, "a node already runs here".to_owned()),
+        Err(end) => (end.code(), end.to_string()),
+    }
+}
+
+fn prepare(arguments: &LaunchNode) -> Result<Option<Command>, End> {
+    // It fails only for a process that already leads its group, and then the session is its own.
+    let _ = rustix::process::setsid();
+    if !take_inherited_lock(&arguments.lock_file).map_err(failed)? {
+        return Ok(None);
+    }
+    let log = open_log(&arguments.log_file).map_err(failed)?;
+    let identity = Identity::of_self(&arguments.program)
+        .map_err(|error| End::Failed(format!("can't read /proc/self/stat: {error}")))?;
+    durable::write(&arguments.pid_file, identity.to_text().as_bytes()).map_err(failed)?;
+    let mut node = Command::new(&arguments.program);
+    let errors = log.try_clone().map_err(|error| End::Failed(error.to_string()))?;
+    node.args(&arguments.arguments).stdin(Stdio::null()).stdout(log).stderr(errors);
+    Ok(Some(node))
+}
+
+fn failed(error: StateError) -> End {
+    End::Failed(crate::exit::chain(&error))
+}
+
+/// Locks `path` through a file that executing another program doesn't close. False if it is taken.
+fn take_inherited_lock(path: &Path) -> Result<bool, StateError> {
+    let flags = OFlags::RDWR | OFlags::CREATE;
+    let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)
+        .map_err(|error| StateError::io("open", path)(error.into()))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {
+            // Kept open on purpose, for the life of this process and of the program it becomes.
+            std::mem::forget(file);
+            Ok(true)
+        }
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(StateError::io("lock", path)(error.into())),
+    }
+}
+
+/// Opens the node's log for appending. A log of an earlier run that has grown is put beside it
+/// first; nobody writes to it now.
+fn open_log(path: &Path) -> Result<File, StateError> {
+    let grown = std::fs::metadata(path).is_ok_and(|log| log.len() > crate::tail::KEEP_BYTES);
+    if grown {
+        let before = path.with_extension("log.1");
+        std::fs::rename(path, &before).map_err(StateError::io("move", path))?;
+    }
+    std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(StateError::io("open", path))
+}

@@ -1,0 +1,109 @@
+//! What makes this machine this machine.
+//!
+//! A journal that is found on another machine is a copy, and a copy must not act as its original.
+//! Another machine is one where a fact that both sides know differs; a fact that only one side
+//! knows says nothing. Facts are kept hashed: systemd asks that a machine id never leaves its host
+//! (machine-id(5)), and the hash goes to every peer.
+
+use std::path::Path;
+
+use discovery_formation::Machine;
+use ring::digest::{SHA256, digest};
+
+/// Values that many machines share because their maker forgot to set them.
+const PLACEHOLDERS: &[&str] = &[
+    "00000000-0000-0000-0000-000000000000",
+    "ffffffff-ffff-ffff-ffff-ffffffffffff",
+    "03000200-0400-0500-0006-000700080009",
+    "12345678-1234-5678-90ab-cddeefaabbcc",
+    "not settable",
+    "not specified",
+    "not present",
+    "uninitialized",
+    "",
+];
+
+/// From the texts of the system's files, absent where there is none.
+pub fn from_texts(dmi_uuid: Option<&str>, machine_id: Option<&str>) -> Machine {
+    let known = [("dmi-uuid", dmi_uuid), ("machine-id", machine_id)];
+    let fact = |(fact, text): (&str, Option<&str>)| Some((fact.to_owned(), hashed(fact, text?)?));
+    Machine(known.into_iter().filter_map(fact).collect())
+}
+
+fn hashed(kind: &str, text: &str) -> Option<String> {
+    let text = text.trim().to_ascii_lowercase();
+    if PLACEHOLDERS.contains(&text.as_str()) {
+        return None;
+    }
+    let hash = digest(&SHA256, format!("muster-machine-1\0{kind}\0{text}").as_bytes());
+    Some(data_encoding::HEXLOWER.encode(hash.as_ref()))
+}
+
+/// Reads this machine's facts. `machine_id_file` takes the place of all of the system's own, for
+/// hosts that share a kernel (containers, namespaces) and would otherwise look like one machine.
+///
+/// # Errors
+/// Only for a `machine_id_file` that can't be read or holds nothing; a system file that is missing
+/// is a fact that isn't known.
+pub fn read(machine_id_file: Option<&Path>) -> std::io::Result<Machine> {
+    if let Some(path) = machine_id_file {
+        let text = std::fs::read_to_string(path)?;
+        let facts = from_texts(None, Some(&text));
+        if facts.0.is_empty() {
+            return Err(std::io::Error::other("it holds no machine id"));
+        }
+        return Ok(facts);
+    }
+    let dmi_uuid = std::fs::read_to_string("/sys/class/dmi/id/product_uuid").ok();
+    let machine_id = std::fs::read_to_string("/etc/machine-id").ok();
+    Ok(from_texts(dmi_uuid.as_deref(), machine_id.as_deref()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fact_that_both_know_and_that_differs_makes_another_machine() {
+        let here = from_texts(Some("11111111-0000-0000-0000-000000000001"), Some("a"));
+        let copy = from_texts(Some("11111111-0000-0000-0000-000000000002"), Some("a"));
+        assert!(here.differs_from(&copy));
+        let reinstalled = from_texts(Some("11111111-0000-0000-0000-000000000001"), Some("b"));
+        assert!(here.differs_from(&reinstalled));
+    }
+
+    #[test]
+    fn a_fact_that_only_one_knows_says_nothing() {
+        let as_root = from_texts(Some("11111111-0000-0000-0000-000000000001"), Some("a"));
+        let as_user = from_texts(None, Some("a"));
+        assert!(!as_root.differs_from(&as_user));
+        assert!(!as_user.differs_from(&Machine::default()));
+    }
+
+    #[test]
+    fn makers_placeholders_are_no_facts() {
+        let facts = from_texts(
+            Some("03000200-0400-0500-0006-000700080009\n"),
+            Some("uninitialized\n"),
+        );
+        assert_eq!(facts, Machine::default());
+    }
+
+    #[test]
+    fn the_fact_itself_does_not_leave_the_host() {
+        let facts = from_texts(None, Some("0123456789abcdef0123456789abcdef"));
+        let text = format!("{facts:?}");
+        assert!(!text.contains("0123456789abcdef0123456789abcdef"), "{text}");
+    }
+
+    #[test]
+    fn a_machine_id_file_takes_the_place_of_every_system_fact() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("id");
+        std::fs::write(&file, "host-a\n").unwrap();
+        let facts = read(Some(&file)).unwrap();
+        assert_eq!(facts, from_texts(None, Some("host-a")));
+        std::fs::write(&file, "\n").unwrap();
+        assert!(read(Some(&file)).is_err());
+    }
+}

@@ -1,0 +1,174 @@
+//! `/metrics` for Prometheus and `/livez`, on an optional loopback listener.
+//!
+//! One request per connection, bounded in size and time; everything else is 404.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::status::{Phase, Status};
+
+/// Requests served at one time; one more is closed.
+const CONNECTIONS: usize = 8;
+/// The longest request head that is read.
+const HEAD_LIMIT: usize = 8 * 1024;
+/// The longest that a request may take.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PhaseLabel {
+    phase: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct VersionLabel {
+    version: &'static str,
+}
+
+/// The metrics' text for `status`.
+pub fn render(status: &Status) -> String {
+    let mut registry = Registry::with_prefix("muster_agent");
+    let build = Family::<VersionLabel, Gauge>::default();
+    build.get_or_create(&VersionLabel { version: env!("CARGO_PKG_VERSION") }).set(1);
+    registry.register("build_info", "The agent's version", build);
+    let phases = Family::<PhaseLabel, Gauge>::default();
+    for phase in Phase::EACH {
+        let label = PhaseLabel { phase: phase.as_str() };
+        phases.get_or_create(&label).set(i64::from(phase == status.phase));
+    }
+    registry.register("phase", "What the agent is at: 1 for one of them", phases);
+    let node = status.node.clone().unwrap_or_default();
+    let mut gauge = |name, help, value: i64| {
+        let gauge: Gauge = Gauge::default();
+        gauge.set(value);
+        registry.register(name, help, gauge);
+    };
+    gauge("node_up", "Whether the node's process runs", i64::from(node.pid.is_some()));
+    let starts = i64::try_from(node.starts).unwrap_or(i64::MAX);
+    gauge("node_starts", "Starts and adoptions of the node by this agent", starts);
+    gauge("seat", "This host's seat, 0 for none", i64::from(status.seat.unwrap_or(0)));
+    let failed_at = status.last_error.as_ref().map_or(0.0, |error| seconds(error.at));
+    let last_error: Gauge<f64, AtomicU64> = Gauge::default();
+    last_error.set(failed_at);
+    let help = "When something last went wrong, Unix time, 0 for never";
+    registry.register("last_error_timestamp_seconds", help, last_error);
+    let mut text = String::new();
+    encode(&mut text, &registry).expect("a string takes everything");
+    text
+}
+
+fn seconds(at: jiff::Timestamp) -> f64 {
+    at.as_duration().as_secs_f64()
+}
+
+/// Binds the listener.
+pub async fn bind(at: SocketAddr) -> io::Result<TcpListener> {
+    TcpListener::bind(at).await
+}
+
+/// Serves until cancelled.
+pub async fn serve(listener: TcpListener, status: watch::Receiver<Status>, stop: CancellationToken) {
+    let free = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let stream = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(_) => {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            },
+            () = stop.cancelled() => return,
+        };
+        let Ok(permit) = Arc::clone(&free).try_acquire_owned() else { continue };
+        let status = status.clone();
+        tokio::spawn(async move {
+            // A client that breaks off or is too slow is its own business.
+            let _ = tokio::time::timeout(DEADLINE, answer(stream, &status)).await;
+            drop(permit);
+        });
+    }
+}
+
+async fn answer(mut stream: TcpStream, status: &watch::Receiver<Status>) -> io::Result<()> {
+    let mut head = Vec::new();
+    let mut chunk = [0; 1024];
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        let got = stream.read(&mut chunk).await?;
+        if got == 0 || head.len() > HEAD_LIMIT {
+            return Ok(());
+        }
+        head.extend_from_slice(&chunk[..got]);
+    }
+    let request = String::from_utf8_lossy(&head);
+    let mut words = request.split_whitespace();
+    let (code, kind, body) = match (words.next(), words.next()) {
+        (Some("GET"), Some("/metrics")) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            ("200 OK", kind, render(&status.borrow()))
+        }
+        (Some("GET"), Some("/livez")) => ("200 OK", "text/plain", "ok\n".to_owned()),
+        _ => ("404 Not Found", "text/plain", "/metrics or /livez\n".to_owned()),
+    };
+    let length = body.len();
+    let text = format!(
+        "HTTP/1.1 {code}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n\r\n{body}"
+    );
+    stream.write_all(text.as_bytes()).await?;
+    stream.shutdown().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::{Board, NodeStatus};
+
+    #[test]
+    fn exactly_one_phase_is_set_and_the_node_is_counted() {
+        let board = Board::default();
+        board.phase(Phase::Running, None);
+        board.update(|status| {
+            status.node = Some(NodeStatus { pid: Some(7), starts: 3, ..NodeStatus::default() });
+        });
+        let text = render(&board.read());
+        assert!(text.contains("muster_agent_phase{phase=\"running\"} 1"), "{text}");
+        assert_eq!(text.lines().filter(|l| l.contains("phase=") && l.ends_with(" 1")).count(), 1);
+        assert!(text.contains("muster_agent_node_up 1"), "{text}");
+        assert!(text.contains("muster_agent_node_starts 3"), "{text}");
+    }
+
+    async fn get(at: SocketAddr, path: &str) -> String {
+        let mut stream = TcpStream::connect(at).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn the_listener_serves_metrics_and_nothing_else() {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let (board, stop) = (Board::default(), CancellationToken::new());
+        let serving = tokio::spawn(serve(listener, board.watch(), stop.clone()));
+        assert!(get(at, "/metrics").await.starts_with("HTTP/1.1 200"));
+        assert!(get(at, "/livez").await.ends_with("ok\n"));
+        assert!(get(at, "/etc/passwd").await.starts_with("HTTP/1.1 404"));
+        stop.cancel();
+        serving.await.unwrap();
+    }
+}

@@ -1,0 +1,20 @@
+//! Data goes to standard output through here; everything else goes to standard error.
+
+use std::io::{self, Write};
+
+/// Where a command's result goes.
+pub struct Printer<'a> {
+    out: &'a mut dyn Write,
+}
+
+impl<'a> Printer<'a> {
+    /// Prints to `out`.
+    pub fn new(out: &'a mut dyn Write) -> Self {
+        Self { out }
+    }
+
+    /// One line for people, or the one JSON document of a `--json`.
+    pub fn line(&mut self, text: &str) -> io::Result<()> {
+        writeln!(self.out, "{text}")
+    }
+}

@@ -1,0 +1,213 @@
+//! Asks one peer, once.
+
+use std::io;
+
+use rustls::pki_types::ServerName;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::tls::IdentityError;
+use super::{ANSWER_LIMIT, Answer, PROBE_DEADLINE, ProbeIdentity, PublicKey};
+
+/// Why a peer did not answer, in words for the matrix.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// No connection: nothing there, no route, a firewall.
+    #[error("can't connect to {at}")]
+    Connect {
+        /// Host and port.
+        at: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Something answers there, but not the agent with that key.
+    #[error("{at} is not the agent that signed for it")]
+    Handshake {
+        /// Host and port.
+        at: String,
+        /// What the handshake said.
+        #[source]
+        source: io::Error,
+    },
+    /// It is that agent, and it does not know us (yet): it may not have the proposal.
+    #[error("{at} doesn't answer this host yet")]
+    Silent {
+        /// Host and port.
+        at: String,
+    },
+    /// It said something else than an answer.
+    #[error("{at} gave no valid answer")]
+    Malformed {
+        /// Host and port.
+        at: String,
+    },
+    /// Too slow.
+    #[error("{at} did not answer within {} s", PROBE_DEADLINE.as_secs())]
+    TimedOut {
+        /// Host and port.
+        at: String,
+    },
+    /// Our own key.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+}
+
+/// Asks the agent that holds `expected` at `at` (`host:port`) for its answer.
+pub async fn probe(
+    identity: &ProbeIdentity,
+    expected: PublicKey,
+    at: &str,
+) -> Result<Answer, ProbeError> {
+    let connector = TlsConnector::from(identity.client_config(expected)?);
+    tokio::time::timeout(PROBE_DEADLINE, ask(connector, expected, at))
+        .await
+        .unwrap_or_else(|_| Err(ProbeError::TimedOut { at: at.to_owned() }))
+}
+
+async fn ask(
+    connector: TlsConnector,
+    expected: PublicKey,
+    at: &str,
+) -> Result<Answer, ProbeError> {
+    let named = || at.to_owned();
+    let stream = TcpStream::connect(at)
+        .await
+        .map_err(|source| ProbeError::Connect { at: named(), source })?;
+    // Keys are compared, names are not: this one is never looked at.
+    let name = ServerName::try_from("muster-agent").expect("it is a valid DNS name");
+    let mut stream = connector
+        .connect(name, stream)
+        .await
+        .map_err(|source| ProbeError::Handshake { at: named(), source })?;
+    let mut line = Vec::new();
+    // A peer that turns a stranger away closes, politely or not.
+    let read = (&mut stream).take(ANSWER_LIMIT as u64 + 1).read_to_end(&mut line).await;
+    if line.is_empty() {
+        return Err(ProbeError::Silent { at: named() });
+    }
+    let complete = read.is_ok() && line.len() <= ANSWER_LIMIT && line.ends_with(b"\n");
+    let answer: Option<Answer> = serde_json::from_slice(&line).ok().filter(|_| complete);
+    answer
+        .filter(|answer| answer.key == data_encoding::HEXLOWER.encode(&expected))
+        .ok_or_else(|| ProbeError::Malformed { at: named() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::keys;
+    use crate::probe::server::{Policy, ProbeListener};
+
+    struct Peer {
+        identity: ProbeIdentity,
+        listener: ProbeListener,
+        policy: watch::Sender<Policy>,
+    }
+
+    fn identity() -> ProbeIdentity {
+        ProbeIdentity::new(&keys::generate_agent_key().unwrap()).unwrap()
+    }
+
+    async fn peer() -> Peer {
+        let identity = identity();
+        let answer = Answer {
+            key: data_encoding::HEXLOWER.encode(&identity.public()),
+            incarnation: "00112233445566778899aabbccddeeff".to_owned(),
+            released: None,
+        };
+        let (policy, changes) =
+            watch::channel(Policy { answer: Some(answer), ..Policy::default() });
+        let any = "127.0.0.1:0".parse().unwrap();
+        let listener = ProbeListener::open(any, &identity, changes).await.unwrap();
+        Peer { identity, listener, policy }
+    }
+
+    fn admit(peer: &Peer, asker: &ProbeIdentity) {
+        peer.policy.send_modify(|policy| {
+            policy.askers.insert(asker.public());
+        });
+    }
+
+    #[tokio::test]
+    async fn an_asker_in_the_list_gets_the_answer() {
+        let (peer, asker) = (peer().await, identity());
+        admit(&peer, &asker);
+        let at = peer.listener.address().to_string();
+        let answer = probe(&asker, peer.identity.public(), &at).await.unwrap();
+        assert_eq!(answer.incarnation, "00112233445566778899aabbccddeeff");
+    }
+
+    #[tokio::test]
+    async fn a_stranger_gets_nothing_but_a_close() {
+        let (peer, stranger) = (peer().await, identity());
+        let at = peer.listener.address().to_string();
+        let error = probe(&stranger, peer.identity.public(), &at).await.unwrap_err();
+        assert!(matches!(error, ProbeError::Silent { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn another_key_at_the_address_is_not_the_peer() {
+        let (peer, asker, other) = (peer().await, identity(), identity());
+        admit(&peer, &asker);
+        let at = peer.listener.address().to_string();
+        let error = probe(&asker, other.public(), &at).await.unwrap_err();
+        assert!(matches!(error, ProbeError::Handshake { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_closed_listener_has_given_its_address_back() {
+        let (peer, asker) = (peer().await, identity());
+        let at = peer.listener.address();
+        peer.listener.close().await;
+        drop(std::net::TcpListener::bind(at).unwrap());
+        let error = probe(&asker, peer.identity.public(), &at.to_string()).await.unwrap_err();
+        assert!(matches!(error, ProbeError::Connect { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_asker_without_a_certificate_gets_nothing() {
+        let peer = peer().await;
+        let pinned = identity().client_config(peer.identity.public()).unwrap();
+        let mut bare = (*pinned).clone();
+        bare.client_auth_cert_resolver = Arc::new(NoCertificate);
+        let connector = TlsConnector::from(Arc::new(bare));
+        let at = peer.listener.address().to_string();
+        assert!(ask(connector, peer.identity.public(), &at).await.is_err());
+    }
+
+    #[derive(Debug)]
+    struct NoCertificate;
+
+    impl rustls::client::ResolvesClientCert for NoCertificate {
+        fn resolve(
+            &self,
+            _hints: &[&[u8]],
+            _schemes: &[rustls::SignatureScheme],
+        ) -> Option<Arc<rustls::sign::CertifiedKey>> {
+            None
+        }
+
+        fn has_certs(&self) -> bool {
+            false
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_too_long_is_not_sent() {
+        let (peer, asker) = (peer().await, identity());
+        admit(&peer, &asker);
+        peer.policy.send_modify(|policy| {
+            if let Some(answer) = &mut policy.answer {
+                answer.released = Some("x".repeat(ANSWER_LIMIT));
+            }
+        });
+        let at = peer.listener.address().to_string();
+        assert!(probe(&asker, peer.identity.public(), &at).await.is_err());
+    }
+}

@@ -1,0 +1,159 @@
+//! Answers probes on the node's peer address until the node takes it over.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::tls::{IdentityError, key_of};
+use super::{ANSWER_LIMIT, Answer, PROBE_DEADLINE, ProbeIdentity, PublicKey};
+
+/// Probes answered at one time; one more is closed at once, and its asker tries again.
+const CONNECTIONS: usize = 64;
+/// Pause after a failed accept (out of file descriptors), so that it doesn't spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What the listener may say, and to whom. Changes as the agent's journal does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// Who gets an answer: the keys in the proposal and in every list that this agent signed.
+    pub askers: BTreeSet<PublicKey>,
+    /// The answer; nothing before there is one.
+    pub answer: Option<Answer>,
+}
+
+/// Why there is no listener.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// The address can't be listened on.
+    #[error("can't listen on {at}")]
+    Bind {
+        /// The node's peer address.
+        at: SocketAddr,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The agent's key.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+}
+
+/// A listener at work. Dropping it without `close` leaves its port open until the tasks notice.
+#[derive(Debug)]
+pub struct ProbeListener {
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    address: SocketAddr,
+}
+
+impl ProbeListener {
+    /// Listens on `at`.
+    pub async fn open(
+        at: SocketAddr,
+        identity: &ProbeIdentity,
+        policy: watch::Receiver<Policy>,
+    ) -> Result<Self, ListenError> {
+        let bind = |source| ListenError::Bind { at, source };
+        let listener = TcpListener::bind(at).await.map_err(bind)?;
+        let address = listener.local_addr().map_err(bind)?;
+        let acceptor = TlsAcceptor::from(identity.server_config()?);
+        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        tasks.spawn(accept(listener, acceptor, policy, stop.clone(), tasks.clone()));
+        Ok(Self { stop, tasks, address })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Gives the address back; once it returns, the node can listen there.
+    pub async fn close(self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+impl Drop for ProbeListener {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+    policy: watch::Receiver<Policy>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+) {
+    let free = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.cancelled() => return,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::debug!(%error, "can't accept a probe");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let Ok(permit) = Arc::clone(&free).try_acquire_owned() else { continue };
+        let (acceptor, policy, stop) = (acceptor.clone(), policy.clone(), stop.clone());
+        tasks.spawn(async move {
+            let answered = tokio::time::timeout(PROBE_DEADLINE, answer(stream, &acceptor, &policy));
+            tokio::select! {
+                result = answered => match result {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::debug!(%peer, %error, "a probe failed"),
+                    Err(_) => tracing::debug!(%peer, "a probe took too long"),
+                },
+                () = stop.cancelled() => {}
+            }
+            drop(permit);
+        });
+    }
+}
+
+async fn answer(
+    stream: TcpStream,
+    acceptor: &TlsAcceptor,
+    policy: &watch::Receiver<Policy>,
+) -> io::Result<()> {
+    let mut stream = acceptor.accept(stream).await?;
+    let (_, session) = stream.get_ref();
+    let alpn = session.alpn_protocol() == Some(super::ALPN);
+    let asker = session.peer_certificates().and_then(|chain| chain.first());
+    let asker = asker.and_then(|certificate| key_of(certificate).ok());
+    let line = {
+        let policy = policy.borrow();
+        let known = alpn && asker.is_some_and(|key| policy.askers.contains(&key));
+        policy.answer.as_ref().filter(|_| known).map(to_line).transpose()?
+    };
+    if let Some(line) = line {
+        stream.write_all(&line).await?;
+    }
+    stream.shutdown().await
+}
+
+fn to_line(answer: &Answer) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(answer).map_err(io::Error::other)?;
+    line.push(b'\n');
+    if line.len() > ANSWER_LIMIT {
+        return Err(io::Error::other("the answer is longer than a probe may be"));
+    }
+    Ok(line)
+}

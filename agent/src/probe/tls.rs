@@ -1,0 +1,199 @@
+//! TLS between two agents: each proves its Ed25519 key, and nothing else counts.
+
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ServerConfig,
+    SignatureScheme,
+};
+
+use super::ALPN;
+
+/// An agent's Ed25519 public key.
+pub type PublicKey = [u8; 32];
+
+/// What stands before the key in the SubjectPublicKeyInfo of each Ed25519 key (RFC 8410).
+const ED25519_SPKI_PREFIX: [u8; 12] =
+    [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
+
+/// Why an agent's key can't be wrapped for TLS.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// It isn't an Ed25519 key in PKCS#8, or the generator failed.
+    #[error("can't make a certificate for the agent's key")]
+    Certificate(#[from] rcgen::Error),
+    /// The TLS library refused it.
+    #[error("can't use the agent's key for TLS")]
+    Tls(#[from] Error),
+}
+
+/// This agent's key in its wrapping.
+#[derive(Debug)]
+pub struct ProbeIdentity {
+    certificate: CertificateDer<'static>,
+    key: PrivateKeyDer<'static>,
+    public: PublicKey,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ProbeIdentity {
+    /// Wraps the agent's key.
+    pub fn new(pkcs8_pem: &str) -> Result<Self, IdentityError> {
+        let pair = rcgen::KeyPair::from_pkcs8_pem_and_sign_algo(pkcs8_pem, &rcgen::PKCS_ED25519)?;
+        let mut parameters = rcgen::CertificateParams::default();
+        parameters.distinguished_name = rcgen::DistinguishedName::new();
+        parameters.distinguished_name.push(rcgen::DnType::CommonName, "muster-agent");
+        let certificate = parameters.self_signed(&pair)?.der().clone();
+        let key = PrivateKeyDer::Pkcs8(pair.serialize_der().into());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let public = key_of(&certificate)?;
+        Ok(Self { certificate, key, public, provider })
+    }
+
+    /// The key that peers see.
+    pub fn public(&self) -> PublicKey {
+        self.public
+    }
+
+    /// For the listener: asks for a client certificate and requires one; whose it is, the listener
+    /// decides after the handshake.
+    pub fn server_config(&self) -> Result<Arc<ServerConfig>, IdentityError> {
+        let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_client_cert_verifier(Arc::new(AnyAgent { provider: Arc::clone(&self.provider) }))
+            .with_single_cert(vec![self.certificate.clone()], self.key.clone_key())?;
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        // Each probe proves its key anew.
+        config.send_tls13_tickets = 0;
+        Ok(Arc::new(config))
+    }
+
+    /// For asking the one agent that holds `expected`.
+    pub fn client_config(&self, expected: PublicKey) -> Result<Arc<ClientConfig>, IdentityError> {
+        let verifier = ThatAgent { expected, provider: Arc::clone(&self.provider) };
+        let mut config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_client_auth_cert(vec![self.certificate.clone()], self.key.clone_key())?;
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        config.resumption = rustls::client::Resumption::disabled();
+        Ok(Arc::new(config))
+    }
+}
+
+/// The Ed25519 key in a certificate.
+pub fn key_of(certificate: &CertificateDer<'_>) -> Result<PublicKey, Error> {
+    let spki = ParsedCertificate::try_from(certificate)?.subject_public_key_info();
+    spki.strip_prefix(&ED25519_SPKI_PREFIX)
+        .and_then(|key| PublicKey::try_from(key).ok())
+        .ok_or(Error::InvalidCertificate(CertificateError::BadEncoding))
+}
+
+fn verify_signature(
+    provider: &CryptoProvider,
+    message: &[u8],
+    certificate: &CertificateDer<'_>,
+    signature: &DigitallySignedStruct,
+) -> Result<HandshakeSignatureValid, Error> {
+    let algorithms = &provider.signature_verification_algorithms;
+    verify_tls13_signature(message, certificate, signature, algorithms)
+}
+
+fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
+    Err(Error::General("probes speak TLS 1.3 only".to_owned()))
+}
+
+/// Takes the certificate of one key.
+#[derive(Debug)]
+struct ThatAgent {
+    expected: PublicKey,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for ThatAgent {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        if key_of(end_entity)? == self.expected {
+            Ok(ServerCertVerified::assertion())
+        } else {
+            Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        no_tls12()
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_signature(&self.provider, message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+}
+
+/// Takes the certificate of any Ed25519 key whose holder signs the handshake.
+#[derive(Debug)]
+struct AnyAgent {
+    provider: Arc<CryptoProvider>,
+}
+
+impl ClientCertVerifier for AnyAgent {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        key_of(end_entity).map(|_| ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        no_tls12()
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_signature(&self.provider, message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+}

@@ -1,0 +1,75 @@
+//! The one retry policy towards the discovery service: exponential, jittered, capped.
+
+use std::time::Duration;
+
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+
+/// The first pause after a failure.
+const FIRST: Duration = Duration::from_millis(100);
+/// The longest pause before jitter, which adds at most as much again.
+const CAP: Duration = Duration::from_secs(30);
+
+/// Pauses between attempts; a success starts it anew.
+#[derive(Debug)]
+pub struct Retry {
+    pauses: ExponentialBackoff,
+    attempts: u32,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { pauses: pauses(), attempts: 0 }
+    }
+}
+
+impl Retry {
+    /// How long to wait before the next attempt.
+    pub fn next_pause(&mut self) -> Duration {
+        self.attempts = self.attempts.saturating_add(1);
+        self.pauses.next().unwrap_or(CAP)
+    }
+
+    /// Failures in a row.
+    pub fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    /// An attempt succeeded.
+    pub fn succeeded(&mut self) {
+        *self = Self::default();
+    }
+}
+
+fn pauses() -> ExponentialBackoff {
+    ExponentialBuilder::default()
+        .with_min_delay(FIRST)
+        .with_max_delay(CAP)
+        .with_jitter()
+        .without_max_times()
+        .build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_at_most_twice_the_cap_and_never_end() {
+        let mut retry = Retry::default();
+        let pauses: Vec<_> = (0..200).map(|_| retry.next_pause()).collect();
+        assert!(pauses[0] >= FIRST && pauses[0] <= 2 * FIRST);
+        assert!(pauses.iter().all(|pause| *pause <= 2 * CAP));
+        assert!(pauses[199] >= CAP);
+        assert_eq!(retry.attempts(), 200);
+    }
+
+    #[test]
+    fn a_success_starts_from_the_first_pause_again() {
+        let mut retry = Retry::default();
+        for _ in 0..20 {
+            retry.next_pause();
+        }
+        retry.succeeded();
+        assert!(retry.next_pause() <= 2 * FIRST);
+    }
+}

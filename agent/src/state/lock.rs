@@ -1,0 +1,114 @@
+//! One agent per data directory: an advisory lock that dies with its holder.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::StateError;
+
+/// Why a lock was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another process holds it.
+    #[error("{} is held by {holder}", path.display())]
+    Held {
+        /// The lock file.
+        path: PathBuf,
+        /// What the holder wrote about itself.
+        holder: String,
+    },
+    /// The file can't be used.
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+/// A held lock; dropping it, or dying, gives it back.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+/// Takes the lock at `path` for this process, without waiting, and writes `holder` into the file
+/// for whoever finds it taken.
+pub fn acquire(path: &Path, holder: &str) -> Result<Lock, LockError> {
+    let mut file = open(path)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            return Err(LockError::Held { path: path.to_owned(), holder: read_holder(&mut file) });
+        }
+        Err(error) => return Err(StateError::io("lock", path)(error.into()).into()),
+    }
+    let written = file
+        .set_len(0)
+        .and_then(|()| file.rewind())
+        .and_then(|()| file.write_all(holder.as_bytes()));
+    if let Err(error) = written {
+        // The name of the holder is a courtesy: a full disk must not keep a node from starting.
+        tracing::warn!(%error, "can't write who holds {}", path.display());
+    }
+    Ok(Lock { _file: file })
+}
+
+/// Who holds the lock at `path` just now; nobody, if it is free or was never taken.
+pub fn holder(path: &Path) -> Result<Option<String>, StateError> {
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(StateError::io("read", path)(error)),
+    };
+    match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(None),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(Some(read_holder(&mut file))),
+        Err(error) => Err(StateError::io("lock", path)(error.into())),
+    }
+}
+
+fn open(path: &Path) -> Result<File, StateError> {
+    std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+        .map_err(StateError::io("open", path))
+}
+
+fn read_holder(file: &mut File) -> String {
+    /// More than any holder writes.
+    const LIMIT: u64 = 256;
+    let mut text = String::new();
+    let read = file.rewind().and_then(|()| Read::by_ref(file).take(LIMIT).read_to_string(&mut text));
+    match read {
+        Ok(_) if !text.trim().is_empty() => text.trim().to_owned(),
+        _ => "another process".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_holder_is_refused_and_told_who_holds_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.lock");
+        let first = acquire(&path, "muster-agent, pid 42").unwrap();
+        let error = acquire(&path, "me too").unwrap_err();
+        assert!(error.to_string().contains("pid 42"), "{error}");
+        assert_eq!(holder(&path).unwrap().as_deref(), Some("muster-agent, pid 42"));
+        drop(first);
+        assert_eq!(holder(&path).unwrap(), None);
+        acquire(&path, "me too").unwrap();
+    }
+
+    #[test]
+    fn a_lock_that_was_never_taken_has_no_holder() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(holder(&dir.path().join("none.lock")).unwrap(), None);
+    }
+}

@@ -1,0 +1,149 @@
+//! What is on disk: where it lies, how it is written, who may write it.
+//!
+//! Everything of the agent's lies in `<data-dir>/agent/` (0700), everything of the node's in
+//! `<data-dir>/node/`. One agent at a time holds the lock on the data directory.
+
+pub mod archive;
+pub mod durable;
+pub mod journal;
+pub mod lock;
+pub mod node_dir;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why the state can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The disk refused; a restart may find it healthy.
+    #[error("can't {what} {}", path.display())]
+    Io {
+        /// What was tried: "read", "write", ….
+        what: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The file is there and isn't what this program wrote. Never overwritten: a person looks.
+    #[error("{} is damaged ({what}); it was left as it is", path.display())]
+    Damaged {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A newer version of this program wrote it.
+    #[error(
+        "{} has version {found}, this program knows {known}: use the newer muster-agent",
+        path.display()
+    )]
+    Newer {
+        /// Which file.
+        path: PathBuf,
+        /// The version in it.
+        found: u64,
+        /// The newest one this program reads.
+        known: u64,
+    },
+}
+
+impl StateError {
+    pub(crate) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what, path: path.to_owned(), source }
+    }
+
+    /// Whether a restart could help; otherwise a person has to look.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Io { .. } => true,
+            Self::Damaged { .. } | Self::Newer { .. } => false,
+        }
+    }
+}
+
+/// Where everything lies under one data directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    /// The layout under `root`, the agent's `--data-dir`. Absolute, because the node gets paths.
+    pub fn new(root: &Path) -> io::Result<Self> {
+        Ok(Self { root: std::path::absolute(root)? })
+    }
+
+    /// The data directory itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The agent's own folder.
+    pub fn agent(&self) -> PathBuf {
+        self.root.join("agent")
+    }
+
+    /// The node's `--data-dir`.
+    pub fn node(&self) -> PathBuf {
+        self.root.join("node")
+    }
+
+    /// Locked for as long as an agent runs.
+    pub fn agent_lock(&self) -> PathBuf {
+        self.root.join("agent.lock")
+    }
+
+    /// Locked for as long as a launcher or a node runs: the node inherits the open file.
+    pub fn node_lock(&self) -> PathBuf {
+        self.root.join("node.lock")
+    }
+
+    /// The journal.
+    pub fn journal(&self) -> PathBuf {
+        self.agent().join("journal.json")
+    }
+
+    /// The agent's Ed25519 key, PKCS#8 PEM.
+    pub fn agent_key(&self) -> PathBuf {
+        self.agent().join("agent.key")
+    }
+
+    /// What the agent is doing, for `status`.
+    pub fn status(&self) -> PathBuf {
+        self.agent().join("status.json")
+    }
+
+    /// Who runs as the node.
+    pub fn pid_file(&self) -> PathBuf {
+        self.agent().join("node.pid")
+    }
+
+    /// The node's standard output and error.
+    pub fn node_log(&self) -> PathBuf {
+        self.agent().join("node.log")
+    }
+
+    /// How far the node's log was passed on.
+    pub fn tail_position(&self) -> PathBuf {
+        self.agent().join("node.log.position")
+    }
+
+    /// The list for the node's `--muster-document`.
+    pub fn member_document(&self) -> PathBuf {
+        self.agent().join("members.json")
+    }
+
+    /// Certificates and the node's key.
+    pub fn tls(&self) -> PathBuf {
+        self.agent().join("tls")
+    }
+
+    /// Makes the folders, 0700, durably.
+    pub fn create(&self) -> Result<(), StateError> {
+        durable::create_dir(&self.root)?;
+        durable::create_dir(&self.agent())?;
+        durable::create_dir(&self.tls())
+    }
+}

@@ -1,0 +1,193 @@
+//! What the node's directory says: blank, ours, with a log, or somebody else's.
+
+use std::path::{Path, PathBuf};
+
+use discovery_formation::agent::{self, Directory, Listing, MARKER, TOMBSTONE};
+use discovery_formation::{Incarnation, Rules};
+use serde::Deserialize;
+
+use super::{StateError, durable};
+
+/// Looks at the node's directory. A marker's unfinished copy, which a crash may leave behind, is
+/// not shown.
+pub fn look(node: &Path) -> Result<Listing, StateError> {
+    let mut found = Listing::default();
+    let entries = match std::fs::read_dir(node) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(found),
+        Err(error) => return Err(StateError::io("read", node)(error)),
+    };
+    let unfinished = format!("{MARKER}.tmp");
+    for entry in entries {
+        let name = entry.map_err(StateError::io("read", node))?.file_name();
+        let name = name.to_string_lossy().into_owned();
+        if name != unfinished {
+            found.entries.push(name);
+        }
+    }
+    found.entries.sort();
+    found.log = has_log(node);
+    let marker = durable::read(&node.join(MARKER))?;
+    found.marker = marker.and_then(|bytes| parse_marker(&String::from_utf8_lossy(&bytes)));
+    Ok(found)
+}
+
+/// Looks at the node's directory and says what kind it is.
+pub fn classify(node: &Path) -> Result<Directory, StateError> {
+    Ok(agent::classify(&Rules::ALL, &look(node)?))
+}
+
+/// Whether the node's own log is there under its final name.
+pub fn has_log(node: &Path) -> bool {
+    node.join("member/wal").is_dir()
+}
+
+fn parse_marker(text: &str) -> Option<Incarnation> {
+    let text = text.trim();
+    let valid = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    u128::from_str_radix(text, 16).ok().filter(|_| valid).map(Incarnation)
+}
+
+/// Makes the directory, and the marker in it, durable.
+pub fn write_marker(node: &Path, incarnation: Incarnation) -> Result<(), StateError> {
+    durable::create_dir(node)?;
+    durable::write(&node.join(MARKER), format!("{incarnation}\n").as_bytes())
+}
+
+/// What a node wrote when its cluster had removed it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Tombstone {
+    /// Of this layout: 1.
+    pub version: u32,
+    /// Which incarnation was removed.
+    #[serde(default)]
+    pub incarnation: String,
+    /// Hex.
+    #[serde(default)]
+    pub member_id: String,
+    /// Hex.
+    #[serde(default)]
+    pub cluster_id: String,
+    /// When, RFC 3339.
+    #[serde(default)]
+    pub at: String,
+    /// By whom, as far as the node knows.
+    #[serde(default)]
+    pub by: String,
+}
+
+impl Tombstone {
+    /// One sentence for people.
+    pub fn sentence(&self) -> String {
+        let part = |before: &str, value: &str| {
+            if value.is_empty() { String::new() } else { format!("{before}{value}") }
+        };
+        format!(
+            "this member{} has been permanently removed from the cluster{}{}{}",
+            part(" ", &self.member_id),
+            part(" ", &self.cluster_id),
+            part(" at ", &self.at),
+            part(" by ", &self.by),
+        )
+    }
+}
+
+/// The tombstone in the node's directory, if there is one. One that can't be read still counts as
+/// a tombstone: a damaged one must not bring a removed member back.
+pub fn tombstone(node: &Path) -> Result<Option<Tombstone>, StateError> {
+    let path: PathBuf = node.join(TOMBSTONE);
+    let Some(bytes) = durable::read(&path)? else { return Ok(None) };
+    let parsed = serde_json::from_slice(&bytes).unwrap_or_else(|_| Tombstone {
+        version: 0,
+        incarnation: String::new(),
+        member_id: String::new(),
+        cluster_id: String::new(),
+        at: String::new(),
+        by: String::new(),
+    });
+    Ok(Some(parsed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INCARNATION: Incarnation = Incarnation(0x0011_2233_4455_6677_8899_aabb_ccdd_eeff);
+
+    #[test]
+    fn absent_empty_and_lost_and_found_are_blank() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = dir.path().join("node");
+        assert_eq!(classify(&node).unwrap(), Directory::Blank);
+        std::fs::create_dir(&node).unwrap();
+        assert_eq!(classify(&node).unwrap(), Directory::Blank);
+        std::fs::create_dir(node.join("lost+found")).unwrap();
+        assert_eq!(classify(&node).unwrap(), Directory::Blank);
+    }
+
+    #[test]
+    fn a_strange_file_makes_it_foreign() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("PG_VERSION"), "15").unwrap();
+        assert_eq!(classify(dir.path()).unwrap(), Directory::Foreign("PG_VERSION".to_owned()));
+    }
+
+    #[test]
+    fn a_marker_is_read_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = dir.path().join("node");
+        write_marker(&node, INCARNATION).unwrap();
+        assert_eq!(classify(&node).unwrap(), Directory::Marked(INCARNATION));
+        assert_eq!(
+            std::fs::read_to_string(node.join(MARKER)).unwrap(),
+            "00112233445566778899aabbccddeeff\n"
+        );
+    }
+
+    #[test]
+    fn a_crash_while_the_marker_was_written_leaves_a_blank_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("muster-incarnation.tmp"), "0011").unwrap();
+        assert_eq!(classify(dir.path()).unwrap(), Directory::Blank);
+    }
+
+    #[test]
+    fn a_damaged_marker_is_not_a_missing_one() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(MARKER), "what?").unwrap();
+        assert_eq!(classify(dir.path()).unwrap(), Directory::Foreign(MARKER.to_owned()));
+    }
+
+    #[test]
+    fn the_log_is_seen_once_its_folder_has_its_final_name() {
+        let dir = tempfile::tempdir().unwrap();
+        write_marker(dir.path(), INCARNATION).unwrap();
+        std::fs::create_dir_all(dir.path().join("member/wal.tmp")).unwrap();
+        assert_eq!(classify(dir.path()).unwrap(), Directory::Marked(INCARNATION));
+        std::fs::create_dir_all(dir.path().join("member/wal")).unwrap();
+        assert_eq!(classify(dir.path()).unwrap(), Directory::Log(Some(INCARNATION)));
+    }
+
+    #[test]
+    fn a_damaged_tombstone_is_still_a_tombstone() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(tombstone(dir.path()).unwrap(), None);
+        std::fs::write(dir.path().join(TOMBSTONE), "{").unwrap();
+        assert!(tombstone(dir.path()).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_tombstone_says_when_and_by_whom() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(
+            dir.path().join(TOMBSTONE),
+            r#"{"version":1,"incarnation":"00","member_id":"a1","cluster_id":"c2","at":"2026-01-02T03:04:05Z","by":"ada"}"#,
+        )
+        .unwrap();
+        let sentence = tombstone(dir.path()).unwrap().unwrap().sentence();
+        assert_eq!(
+            sentence,
+            "this member a1 has been permanently removed from the cluster c2 at 2026-01-02T03:04:05Z by ada"
+        );
+    }
+}

@@ -1,0 +1,181 @@
+//! Keeps the node running: finds the one that an earlier agent left, starts one where there is
+//! none, starts it again with growing pauses, gives up with a reason, stops it when asked to.
+
+pub mod policy;
+pub mod process;
+pub mod running;
+
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+use self::policy::{Policy, Verdict, jitter};
+pub use self::running::{NodeEnd, Program, Running, StartError};
+use crate::exit::{End, chain};
+use crate::launcher::CANNOT_EXECUTE;
+use crate::state::node_dir::{self, Tombstone};
+use crate::state::{Layout, StateError};
+use crate::tail;
+
+/// How long a node may take to stop after SIGTERM before the agent stops waiting for it.
+pub const STOP_DEADLINE: Duration = Duration::from_secs(30);
+/// Lines of the node's log that go with the report of a death.
+const LAST_LINES: usize = 5;
+/// The node's exit code for "do not restart me".
+const NODE_DO_NOT_RESTART: i32 = 3;
+
+/// How supervision ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The agent was told to stop, and the node has stopped.
+    Stopped,
+    /// The cluster has removed this member for good.
+    Removed(Tombstone),
+    /// A reason to end the agent.
+    Ended(End),
+}
+
+/// Hears what happens to the node, for status and journal.
+pub trait Observer {
+    /// It runs.
+    fn running(&mut self, node: &Running);
+    /// It died and will be started again after `pause`.
+    fn died(&mut self, reason: &str, pause: Duration);
+    /// The agent waits for it to stop.
+    fn stopping(&mut self);
+}
+
+/// Supervises the node under `layout`.
+pub struct Supervisor<'a> {
+    /// Where everything lies.
+    pub layout: &'a Layout,
+    /// The agent's own program with the hidden subcommand.
+    pub launcher: Program,
+    /// The node and its arguments.
+    pub node: Program,
+    /// When to give up on a node that doesn't stop.
+    pub stop_deadline: Duration,
+}
+
+impl Supervisor<'_> {
+    /// Runs until `stop`, a removal, or a reason to give up.
+    pub async fn run(&self, stop: &CancellationToken, observer: &mut impl Observer) -> Outcome {
+        let mut policy = Policy::default();
+        loop {
+            if let Some(outcome) = self.removed() {
+                return outcome;
+            }
+            let began = Instant::now();
+            let died = match self.start_and_wait(stop, observer).await {
+                Ok(Life::Died(end)) => end,
+                Ok(Life::Stopped) => return self.removed().unwrap_or(Outcome::Stopped),
+                Err(end) => return Outcome::Ended(end),
+            };
+            if let Some(outcome) = self.removed() {
+                return outcome;
+            }
+            let pause = match self.judge(&died, policy.died(began.elapsed(), jitter())) {
+                Ok(pause) => pause,
+                Err(end) => return Outcome::Ended(end),
+            };
+            observer.died(&died.to_string(), pause);
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = stop.cancelled() => return Outcome::Stopped,
+            }
+        }
+    }
+
+    fn removed(&self) -> Option<Outcome> {
+        match node_dir::tombstone(&self.layout.node()) {
+            Ok(tombstone) => tombstone.map(Outcome::Removed),
+            Err(error) => Some(Outcome::Ended(failed(&error))),
+        }
+    }
+
+    async fn start_and_wait(
+        &self,
+        stop: &CancellationToken,
+        observer: &mut impl Observer,
+    ) -> Result<Life, End> {
+        let adopted = Running::adopt(self.layout).await.map_err(|error| start_failed(&error))?;
+        let mut node = match adopted {
+            Some(node) => node,
+            None => {
+                let started = Running::start(self.layout, &self.launcher, &self.node).await;
+                match started.map_err(|error| start_failed(&error))? {
+                    Ok(node) => node,
+                    Err(end) => return Ok(Life::Died(end)),
+                }
+            }
+        };
+        observer.running(&node);
+        tokio::select! {
+            ended = node.ended() => ended.map(Life::Died).map_err(|error| {
+                End::Failed(format!("can't wait for the node: {error}"))
+            }),
+            () = stop.cancelled() => {
+                observer.stopping();
+                self.stop(node).await
+            }
+        }
+    }
+
+    async fn stop(&self, mut node: Running) -> Result<Life, End> {
+        let pid = node.identity.pid;
+        let failed = |error| End::Failed(format!("can't stop the node, pid {pid}: {error}"));
+        node.terminate().map_err(failed)?;
+        match tokio::time::timeout(self.stop_deadline, node.ended()).await {
+            Ok(ended) => {
+                let end = ended.map_err(failed)?;
+                tracing::info!(pid, "the node has stopped ({end})");
+                Ok(Life::Stopped)
+            }
+            Err(_) => Err(End::Failed(format!(
+                "the node, pid {pid}, has not stopped within {} s of SIGTERM; it is left running, \
+                 and the next agent adopts it (kill -9 {pid} ends it; its log survives that)",
+                self.stop_deadline.as_secs()
+            ))),
+        }
+    }
+
+    /// What a death means: the pause before the next start, or the end.
+    fn judge(&self, died: &NodeEnd, verdict: Verdict) -> Result<Duration, End> {
+        let last = tail::last_lines(&self.layout.node_log(), LAST_LINES).join("\n  ");
+        let with_log = |text: String| {
+            if last.is_empty() { text } else { format!("{text}\nits last lines:\n  {last}") }
+        };
+        match (died, verdict) {
+            (NodeEnd::Exited(NODE_DO_NOT_RESTART), _) => Err(End::DoNotRestart(with_log(
+                "the node asks not to be started again (exit code 3)".to_owned(),
+            ))),
+            (NodeEnd::CannotExecute, _) => Err(End::Failed(format!(
+                "{} can't be executed (exit code {CANNOT_EXECUTE}); see --node-binary",
+                self.node.path.display()
+            ))),
+            (_, Verdict::GiveUp { quick_deaths }) => Err(End::Failed(with_log(format!(
+                "the node died {quick_deaths} times in a row within {} s of its start, last with \
+                 {died}",
+                policy::QUICK.as_secs()
+            )))),
+            (_, Verdict::Restart { after }) => Ok(after),
+        }
+    }
+}
+
+enum Life {
+    Died(NodeEnd),
+    Stopped,
+}
+
+fn failed(error: &StateError) -> End {
+    if error.is_retryable() {
+        End::Failed(chain(error))
+    } else {
+        End::DoNotRestart(chain(error))
+    }
+}
+
+fn start_failed(error: &StartError) -> End {
+    End::Failed(chain(error))
+}

@@ -1,0 +1,105 @@
+//! When to start a node again and when to give up; pure.
+
+use std::time::Duration;
+
+/// A node that lived for less than this died quickly.
+pub const QUICK: Duration = Duration::from_secs(10);
+/// So many quick deaths in a row end the supervision.
+pub const QUICK_DEATHS: u32 = 8;
+/// The pause after a death that was not quick, and after the first quick one.
+pub const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// The longest pause, before jitter.
+pub const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// What to do about a death.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Start it again after this pause.
+    Restart {
+        /// How long to wait first.
+        after: Duration,
+    },
+    /// Stop trying; so many quick deaths in a row.
+    GiveUp {
+        /// How many.
+        quick_deaths: u32,
+    },
+}
+
+/// Counts deaths.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    quick_deaths: u32,
+}
+
+impl Policy {
+    /// A node died after `lived`. `jitter` in 0..=1 spreads hosts that fail together.
+    pub fn died(&mut self, lived: Duration, jitter: f64) -> Verdict {
+        if lived >= QUICK {
+            self.quick_deaths = 0;
+        } else {
+            self.quick_deaths += 1;
+        }
+        if self.quick_deaths >= QUICK_DEATHS {
+            return Verdict::GiveUp { quick_deaths: self.quick_deaths };
+        }
+        let doublings = self.quick_deaths.saturating_sub(1);
+        let pause = FIRST_PAUSE.saturating_mul(1 << doublings.min(16)).min(LONGEST_PAUSE);
+        Verdict::Restart { after: pause.mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0) }
+    }
+}
+
+/// A number in 0..=1 from the system's generator; the middle, should that ever fail.
+pub fn jitter() -> f64 {
+    use ring::rand::{SecureRandom, SystemRandom};
+    let mut bytes = [0; 4];
+    match SystemRandom::new().fill(&mut bytes) {
+        Ok(()) => f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX),
+        Err(_) => 0.5,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_and_the_last_quick_death_ends_it() {
+        let mut policy = Policy::default();
+        let mut pauses = Vec::new();
+        let end = loop {
+            match policy.died(Duration::from_secs(1), 1.0) {
+                Verdict::Restart { after } => pauses.push(after.as_millis()),
+                end @ Verdict::GiveUp { .. } => break end,
+            }
+        };
+        assert_eq!(pauses, [200, 400, 800, 1600, 3200, 6400, 12800]);
+        assert_eq!(end, Verdict::GiveUp { quick_deaths: QUICK_DEATHS });
+    }
+
+    #[test]
+    fn a_node_that_lived_long_is_started_again_for_ever() {
+        let mut policy = Policy::default();
+        for _ in 0..1_000 {
+            let verdict = policy.died(QUICK, 1.0);
+            assert_eq!(verdict, Verdict::Restart { after: FIRST_PAUSE });
+        }
+    }
+
+    #[test]
+    fn a_long_life_forgives_the_quick_deaths_before_it() {
+        let mut policy = Policy::default();
+        for _ in 1..QUICK_DEATHS {
+            policy.died(Duration::ZERO, 0.0);
+        }
+        policy.died(QUICK, 0.0);
+        assert!(matches!(policy.died(Duration::ZERO, 0.0), Verdict::Restart { .. }));
+    }
+
+    #[test]
+    fn jitter_spreads_a_pause_over_its_upper_half() {
+        let low = Policy::default().died(Duration::ZERO, 0.0);
+        assert_eq!(low, Verdict::Restart { after: FIRST_PAUSE / 2 });
+        assert!((0.0..=1.0).contains(&jitter()));
+    }
+}

@@ -1,0 +1,176 @@
+//! A node that runs: a child of this agent, or one that an earlier agent left behind.
+
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tokio::process::{Child, Command};
+
+use super::process::{Identity, OpenProcess};
+use crate::launcher::{ALREADY_RUNNING, CANNOT_EXECUTE};
+use crate::state::{Layout, StateError, durable, lock};
+
+/// How long a launcher may take from its lock to its pid file before the agent calls it stuck.
+const LAUNCHER_DEADLINE: Duration = Duration::from_secs(10);
+/// How often the pid file is looked at meanwhile.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// What to start.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The node's program, absolute.
+    pub path: PathBuf,
+    /// All of its arguments.
+    pub arguments: Vec<String>,
+}
+
+/// Why no node could be started or found.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The disk, or a file on it.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The system refused a process.
+    #[error("can't start the node's launcher")]
+    Launcher(#[source] io::Error),
+    /// The lock is held, but by whom can't be told.
+    #[error(
+        "{} is locked, but no process that the pid file names runs; find out who holds it \
+         (fuser {})",
+        .0.display(),
+        .0.display()
+    )]
+    Unknown(PathBuf),
+}
+
+/// How a node ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeEnd {
+    /// With an exit code.
+    Exited(i32),
+    /// By a signal.
+    Killed(i32),
+    /// It was another agent's child: nobody can say how.
+    Unseen,
+    /// Its program could not be executed.
+    CannotExecute,
+}
+
+impl std::fmt::Display for NodeEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exit code {code}"),
+            Self::Killed(signal) => write!(f, "signal {signal}"),
+            Self::Unseen => f.write_str("exit code unknown: an earlier agent had started it"),
+            Self::CannotExecute => f.write_str("its program can't be executed"),
+        }
+    }
+}
+
+/// A node that runs.
+#[derive(Debug)]
+pub struct Running {
+    /// Which process it is.
+    pub identity: Identity,
+    process: OpenProcess,
+    child: Option<Child>,
+}
+
+impl Running {
+    /// The node that runs under `layout`, if one does.
+    pub async fn adopt(layout: &Layout) -> Result<Option<Self>, StartError> {
+        let deadline = tokio::time::Instant::now() + LAUNCHER_DEADLINE;
+        loop {
+            if lock::holder(&layout.node_lock())?.is_none() {
+                return Ok(None);
+            }
+            if let Some((identity, process)) = open_named(layout)? {
+                return Ok(Some(Self { identity, process, child: None }));
+            }
+            // Between lock and pid file, or between the node's end and the lock's.
+            if tokio::time::Instant::now() > deadline {
+                return Err(StartError::Unknown(layout.node_lock()));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Starts the node, unless one runs already: then that one is adopted. `Err(NodeEnd)` inside
+    /// if it died before it could be seen.
+    pub async fn start(
+        layout: &Layout,
+        launcher: &Program,
+        node: &Program,
+    ) -> Result<Result<Self, NodeEnd>, StartError> {
+        let mut child = Command::new(&launcher.path)
+            .args(&launcher.arguments)
+            .arg("--pid-file")
+            .arg(layout.pid_file())
+            .arg("--lock-file")
+            .arg(layout.node_lock())
+            .arg("--log-file")
+            .arg(layout.node_log())
+            .arg("--")
+            .arg(&node.path)
+            .args(&node.arguments)
+            .stdin(Stdio::null())
+            .kill_on_drop(false)
+            .spawn()
+            .map_err(StartError::Launcher)?;
+        loop {
+            if let Some(status) = child.try_wait().map_err(StartError::Launcher)? {
+                if status.code() == Some(i32::from(ALREADY_RUNNING))
+                    && let Some(running) = Self::adopt(layout).await?
+                {
+                    return Ok(Ok(running));
+                }
+                return Ok(Err(end_of(status)));
+            }
+            if let Some((identity, process)) = open_named(layout)?
+                && child.id().and_then(|pid| i32::try_from(pid).ok()) == Some(identity.pid)
+            {
+                return Ok(Ok(Self { identity, process, child: Some(child) }));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Whether an earlier agent had started it.
+    pub fn is_adopted(&self) -> bool {
+        self.child.is_none()
+    }
+
+    /// Waits for its end. Safe to drop and call again.
+    pub async fn ended(&mut self) -> io::Result<NodeEnd> {
+        match &mut self.child {
+            Some(child) => Ok(end_of(child.wait().await?)),
+            None => self.process.ended().await.map(|()| NodeEnd::Unseen),
+        }
+    }
+
+    /// Asks it to stop.
+    pub fn terminate(&self) -> io::Result<()> {
+        self.process.signal(Signal::TERM)
+    }
+}
+
+fn open_named(layout: &Layout) -> Result<Option<(Identity, OpenProcess)>, StateError> {
+    let Some(bytes) = durable::read(&layout.pid_file())? else { return Ok(None) };
+    let Some(identity) = Identity::from_text(&String::from_utf8_lossy(&bytes)) else {
+        return Ok(None);
+    };
+    let opened = identity.open().map_err(StateError::io("open the process of", &layout.pid_file()));
+    Ok(opened?.map(|process| (identity, process)))
+}
+
+fn end_of(status: ExitStatus) -> NodeEnd {
+    match (status.code(), status.signal()) {
+        (Some(code), _) if code == i32::from(CANNOT_EXECUTE) => NodeEnd::CannotExecute,
+        (Some(code), _) => NodeEnd::Exited(code),
+        (None, Some(signal)) => NodeEnd::Killed(signal),
+        (None, None) => NodeEnd::Unseen,
+    }
+}

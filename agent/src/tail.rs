@@ -1,0 +1,315 @@
+//! Passes the node's log on, and keeps its file from growing without bound.
+//!
+//! The node holds its log open for appending for as long as it lives, and stock etcd can't be told
+//! to open it again. Renaming the file would therefore let it grow for ever under its new name;
+//! copying and then truncating it loses every line that is written between the two. So what was
+//! passed on is given back to the file system *inside* the file: a hole is punched from the start.
+//! The length goes on growing, the space on disk doesn't, and no line can be lost, since nothing
+//! that was not yet read is ever touched. On file systems that can't punch holes the file is
+//! truncated instead, which may lose lines of that instant, and the log says so once.
+//!
+//! At each start of a node the launcher puts a log that has grown beside the new one: nobody
+//! writes to it then.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FallocateFlags, fallocate};
+use tokio_util::sync::CancellationToken;
+
+use crate::state::durable;
+
+/// What is kept of the node's log: this much at least, and at most twice as much.
+pub const KEEP_BYTES: u64 = 16 * 1024 * 1024;
+/// A longer line is passed on in pieces.
+const LINE_LIMIT: usize = 16 * 1024;
+/// How often the file is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Bytes read at once.
+const CHUNK: usize = 64 * 1024;
+/// The granularity that every common file system can punch.
+const BLOCK: u64 = 4096;
+
+/// Follows one log file across restarts of its writer.
+#[derive(Debug)]
+pub struct Tail {
+    path: PathBuf,
+    position_file: PathBuf,
+    open: Option<Open>,
+    partial: Vec<u8>,
+    warned: bool,
+    keep: u64,
+}
+
+#[derive(Debug)]
+struct Open {
+    file: File,
+    inode: u64,
+    /// Everything before it was read.
+    read: u64,
+    /// Everything before it was given back.
+    punched: u64,
+}
+
+impl Tail {
+    /// Follows `path` from where `position_file` says that an earlier agent stopped, if it spoke
+    /// of the same file; else from its start.
+    pub fn new(path: PathBuf, position_file: PathBuf) -> Self {
+        Self { path, position_file, open: None, partial: Vec::new(), warned: false, keep: KEEP_BYTES }
+    }
+
+    /// Passes lines to `sink` until cancelled, then what is left.
+    pub async fn follow(mut self, stop: CancellationToken, sink: fn(&str)) {
+        loop {
+            let stopped = stop.is_cancelled();
+            let mut passed = self;
+            // File reads block; the log's disk may be slow while everything else has to go on.
+            let joined = tokio::task::spawn_blocking(move || {
+                let result = passed.pass_on(sink);
+                (passed, result)
+            })
+            .await;
+            let Ok((this, result)) = joined else { return };
+            self = this;
+            if let Err(error) = result
+                && !self.warned
+            {
+                self.warned = true;
+                tracing::warn!(%error, "can't follow the node's log {}", self.path.display());
+            }
+            if stopped {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = stop.cancelled() => {}
+            }
+        }
+    }
+
+    /// Passes on whatever stands in the file now.
+    fn pass_on(&mut self, mut sink: impl FnMut(&str)) -> io::Result<()> {
+        let before = self.open.as_ref().map_or(0, |open| open.read);
+        self.reopen_if_replaced(&mut sink)?;
+        let Some(open) = &mut self.open else { return Ok(()) };
+        read_lines(open, &mut self.partial, &mut sink)?;
+        give_back(open, self.keep, &mut self.warned)?;
+        if open.read != before {
+            let text = format!("{} {}\n", open.inode, open.read - self.partial.len() as u64);
+            // Where an agent stopped is a courtesy to the next one: a lost one repeats lines.
+            let _ = durable::write_volatile(&self.position_file, text.as_bytes());
+        }
+        Ok(())
+    }
+
+    fn reopen_if_replaced(&mut self, sink: &mut impl FnMut(&str)) -> io::Result<()> {
+        let inode = match std::fs::metadata(&self.path) {
+            Ok(metadata) => metadata.ino(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if let Some(open) = &mut self.open {
+            if open.inode == inode {
+                return Ok(());
+            }
+            read_lines(open, &mut self.partial, sink)?;
+            self.partial.clear();
+        }
+        // Writable, because holes are punched through it.
+        let mut file = std::fs::OpenOptions::new().read(true).write(true).open(&self.path)?;
+        let metadata = file.metadata()?;
+        let read = self.remembered(metadata.ino()).filter(|read| *read <= metadata.len());
+        let read = file.seek(SeekFrom::Start(read.unwrap_or(0)))?;
+        self.open = Some(Open { file, inode: metadata.ino(), read, punched: 0 });
+        Ok(())
+    }
+
+    fn remembered(&self, inode: u64) -> Option<u64> {
+        let text = std::fs::read_to_string(&self.position_file).ok()?;
+        let mut words = text.split_whitespace();
+        let same_file = words.next()?.parse::<u64>().ok()? == inode;
+        let read = words.next()?.parse().ok()?;
+        same_file.then_some(read)
+    }
+}
+
+fn read_lines(open: &mut Open, partial: &mut Vec<u8>, sink: &mut impl FnMut(&str)) -> io::Result<()> {
+    if open.file.metadata()?.len() < open.read {
+        // Somebody truncated it: what is there now is new.
+        open.read = open.file.seek(SeekFrom::Start(0))?;
+        open.punched = 0;
+        partial.clear();
+    }
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        let got = open.file.read(&mut chunk)?;
+        if got == 0 {
+            return Ok(());
+        }
+        open.read += got as u64;
+        for &byte in &chunk[..got] {
+            if byte == b'\n' || partial.len() == LINE_LIMIT {
+                pass_line(partial, sink);
+            }
+            if byte != b'\n' {
+                partial.push(byte);
+            }
+        }
+    }
+}
+
+fn pass_line(line: &mut Vec<u8>, sink: &mut impl FnMut(&str)) {
+    let text = String::from_utf8_lossy(line);
+    // A hole reads as zero bytes; after a restart of the agent the first line may begin with some.
+    let text = text.trim_matches(['\0', '\r']);
+    if !text.trim().is_empty() {
+        sink(text);
+    }
+    line.clear();
+}
+
+fn give_back(open: &mut Open, keep: u64, warned: &mut bool) -> io::Result<()> {
+    if open.read - open.punched < 2 * keep {
+        return Ok(());
+    }
+    let end = (open.read - keep) / BLOCK * BLOCK;
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match fallocate(&open.file, hole, 0, end) {
+        Ok(()) => open.punched = end,
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+            if !*warned {
+                *warned = true;
+                tracing::warn!(
+                    "this file system can't punch holes: the node's log is truncated when it has \
+                     grown, and lines written in that instant are lost"
+                );
+            }
+            open.file.set_len(0)?;
+            open.read = open.file.seek(SeekFrom::Start(0))?;
+            open.punched = 0;
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}
+
+/// The last lines of a node's log, for a message about why it died.
+pub fn last_lines(path: &Path, count: usize) -> Vec<String> {
+    let read = (|| {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(CHUNK as u64)))?;
+        let mut bytes = Vec::new();
+        file.take(CHUNK as u64).read_to_end(&mut bytes)?;
+        io::Result::Ok(bytes)
+    })();
+    let bytes = read.unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(count)..].iter().map(|line| (*line).to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn tail(dir: &Path) -> Tail {
+        Tail::new(dir.join("node.log"), dir.join("node.log.position"))
+    }
+
+    fn lines(tail: &mut Tail) -> Vec<String> {
+        let mut lines = Vec::new();
+        tail.pass_on(|line| lines.push(line.to_owned())).unwrap();
+        lines
+    }
+
+    fn append(dir: &Path, text: &str) {
+        let mut file =
+            std::fs::OpenOptions::new().append(true).create(true).open(dir.join("node.log")).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+    }
+
+    #[test]
+    fn lines_are_passed_on_once_and_only_when_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut tail = tail(dir.path());
+        assert!(lines(&mut tail).is_empty());
+        append(dir.path(), "one\ntw");
+        assert_eq!(lines(&mut tail), ["one"]);
+        append(dir.path(), "o\n");
+        assert_eq!(lines(&mut tail), ["two"]);
+        assert!(lines(&mut tail).is_empty());
+    }
+
+    #[test]
+    fn the_next_agent_goes_on_where_the_last_one_stopped() {
+        let dir = tempfile::tempdir().unwrap();
+        append(dir.path(), "one\nhal");
+        assert_eq!(lines(&mut tail(dir.path())), ["one"]);
+        append(dir.path(), "f\n");
+        assert_eq!(lines(&mut tail(dir.path())), ["half"]);
+    }
+
+    #[test]
+    fn a_new_file_under_the_same_name_is_followed_after_the_rest_of_the_old_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut tail = tail(dir.path());
+        append(dir.path(), "one\n");
+        assert_eq!(lines(&mut tail), ["one"]);
+        append(dir.path(), "two\n");
+        std::fs::rename(dir.path().join("node.log"), dir.path().join("node.log.1")).unwrap();
+        append(dir.path(), "three\n");
+        assert_eq!(lines(&mut tail), ["two", "three"]);
+    }
+
+    #[test]
+    fn a_grown_file_gives_its_space_back_and_loses_no_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut tail = Tail { keep: 64 * 1024, ..tail(dir.path()) };
+        let mut seen = 0;
+        for round in 0..40 {
+            append(dir.path(), &"x".repeat(99).add_line().repeat(200));
+            append(dir.path(), &format!("round {round}\n"));
+            let passed = lines(&mut tail);
+            assert_eq!(passed.last().unwrap(), &format!("round {round}"));
+            seen += passed.len();
+        }
+        assert_eq!(seen, 40 * 201);
+        let on_disk = std::fs::metadata(dir.path().join("node.log")).unwrap().blocks() * 512;
+        assert!(on_disk < 4 * 64 * 1024, "{on_disk} bytes on disk");
+    }
+
+    #[test]
+    fn a_line_without_end_is_passed_on_in_pieces() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut tail = tail(dir.path());
+        append(dir.path(), &"y".repeat(3 * LINE_LIMIT));
+        let passed = lines(&mut tail);
+        assert_eq!(passed.len(), 2);
+        assert!(passed.iter().all(|line| line.len() == LINE_LIMIT));
+    }
+
+    #[test]
+    fn the_last_lines_explain_a_death() {
+        let dir = tempfile::tempdir().unwrap();
+        append(dir.path(), "one\ntwo\n\nthree\n");
+        assert_eq!(last_lines(&dir.path().join("node.log"), 2), ["two", "three"]);
+        assert!(last_lines(&dir.path().join("absent"), 2).is_empty());
+    }
+
+    trait AddLine {
+        fn add_line(self) -> String;
+    }
+
+    impl AddLine for String {
+        fn add_line(mut self) -> String {
+            self.push('\n');
+            self
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The supervisor over real processes: the built agent as the launcher, small programs as nodes.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use muster_agent::exit::End;
+use muster_agent::state::Layout;
+use muster_agent::supervisor::policy::QUICK_DEATHS;
+use muster_agent::supervisor::{NodeEnd, Observer, Outcome, Program, Running, Supervisor};
+use tokio_util::sync::CancellationToken;
+
+/// Far more than any step here takes; only a failing test waits for it.
+const LIMIT: Duration = Duration::from_secs(60);
+
+struct World {
+    _dir: tempfile::TempDir,
+    layout: Layout,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        std::fs::create_dir(layout.node()).unwrap();
+        Self { _dir: dir, layout }
+    }
+
+    fn supervisor(&self, script: &str) -> Supervisor<'_> {
+        Supervisor {
+            layout: &self.layout,
+            launcher: launcher(),
+            node: shell(script),
+            stop_deadline: LIMIT,
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.layout.node_log()).unwrap_or_default()
+    }
+
+    async fn wait_for_log(&self, text: &str) {
+        let began = Instant::now();
+        while !self.log().contains(text) {
+            assert!(began.elapsed() < LIMIT, "no {text:?} in {:?}", self.log());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // A failed test must leave no node behind.
+        let text = std::fs::read_to_string(self.layout.pid_file()).unwrap_or_default();
+        let node = muster_agent::supervisor::process::Identity::from_text(&text);
+        if let Some(Ok(Some(process))) = node.map(|node| node.open()) {
+            let _ = process.signal(rustix::process::Signal::KILL);
+        }
+    }
+}
+
+fn launcher() -> Program {
+    Program {
+        path: PathBuf::from(env!("CARGO_BIN_EXE_muster-agent")),
+        arguments: vec!["launch-node".to_owned()],
+    }
+}
+
+fn shell(script: &str) -> Program {
+    let arguments = vec!["-c".to_owned(), script.to_owned()];
+    Program { path: PathBuf::from("/bin/bash"), arguments }
+}
+
+async fn start(world: &World, script: &str) -> Running {
+    Running::start(&world.layout, &launcher(), &shell(script)).await.unwrap().unwrap()
+}
+
+#[derive(Default)]
+struct Seen {
+    pids: Vec<i32>,
+    adopted: usize,
+    deaths: Vec<String>,
+    on_running: Option<Box<dyn FnMut()>>,
+}
+
+impl Observer for Seen {
+    fn running(&mut self, node: &Running) {
+        self.pids.push(node.identity.pid);
+        self.adopted += usize::from(node.is_adopted());
+        if let Some(act) = &mut self.on_running {
+            act();
+        }
+    }
+
+    fn died(&mut self, reason: &str, _pause: Duration) {
+        self.deaths.push(reason.to_owned());
+    }
+
+    fn stopping(&mut self) {}
+}
+
+fn parent_of(pid: i32) -> i32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let (_, rest) = stat.rsplit_once(')').unwrap();
+    rest.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_node_has_a_session_of_its_own_and_writes_to_its_log() {
+    let world = World::new();
+    let node = start(&world, "echo out; echo err >&2; exec sleep 600").await;
+    world.wait_for_log("err").await;
+    assert!(world.log().contains("out"));
+    let pid = rustix::process::Pid::from_raw(node.identity.pid).unwrap();
+    assert_eq!(rustix::process::getsid(Some(pid)).unwrap(), pid);
+    assert_eq!(parent_of(node.identity.pid), i32::try_from(std::process::id()).unwrap());
+}
+
+#[tokio::test]
+async fn a_node_that_an_earlier_agent_left_is_adopted_and_not_started_twice() {
+    let world = World::new();
+    let first = start(&world, "echo began; exec sleep 600").await;
+    world.wait_for_log("began").await;
+    let pid = first.identity.pid;
+    // What is left of an agent that was killed: the node, its lock and its pid file.
+    drop(first);
+    let adopted = Running::adopt(&world.layout).await.unwrap().unwrap();
+    assert!(adopted.is_adopted());
+    assert_eq!(adopted.identity.pid, pid);
+    let again = start(&world, "echo second; exec sleep 600").await;
+    assert_eq!(again.identity.pid, pid, "a second node was started");
+    assert!(!world.log().contains("second"));
+}
+
+#[tokio::test]
+async fn the_end_of_an_adopted_node_is_seen() {
+    let world = World::new();
+    let first = start(&world, "exec sleep 600").await;
+    let mut adopted = Running::adopt(&world.layout).await.unwrap().unwrap();
+    adopted.terminate().unwrap();
+    let end = tokio::time::timeout(LIMIT, adopted.ended()).await.unwrap().unwrap();
+    assert_eq!(end, NodeEnd::Unseen);
+    drop(first);
+}
+
+#[tokio::test]
+async fn a_killed_node_is_started_again() {
+    let world = World::new();
+    let stop = CancellationToken::new();
+    let supervisor = world.supervisor("echo began; exec sleep 600");
+    let (layout, stopping) = (world.layout.clone(), stop.clone());
+    let mut starts = 0;
+    let mut seen = Seen {
+        on_running: Some(Box::new(move || {
+            starts += 1;
+            if starts == 2 {
+                stopping.cancel();
+                return;
+            }
+            let text = std::fs::read_to_string(layout.pid_file()).unwrap();
+            let node = muster_agent::supervisor::process::Identity::from_text(&text).unwrap();
+            let process = node.open().unwrap().unwrap();
+            process.signal(rustix::process::Signal::KILL).unwrap();
+        })),
+        ..Seen::default()
+    };
+    let outcome = tokio::time::timeout(LIMIT, supervisor.run(&stop, &mut seen)).await.unwrap();
+    assert!(matches!(outcome, Outcome::Stopped), "{outcome:?}");
+    assert_eq!(seen.deaths, ["signal 9"]);
+    assert_ne!(seen.pids[0], seen.pids[1]);
+}
+
+#[tokio::test]
+async fn a_node_that_dies_at_once_is_given_up_with_its_last_words() {
+    let world = World::new();
+    let supervisor = world.supervisor("echo the disk is on fire; exit 1");
+    let mut seen = Seen::default();
+    let outcome = supervisor.run(&CancellationToken::new(), &mut seen).await;
+    let Outcome::Ended(end) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(end.code(), 1);
+    assert!(end.to_string().contains("the disk is on fire"), "{end}");
+    assert_eq!(world.log().lines().count(), usize::try_from(QUICK_DEATHS).unwrap());
+}
+
+#[tokio::test]
+async fn exit_code_3_is_never_started_again() {
+    let world = World::new();
+    let supervisor = world.supervisor("echo once; exit 3");
+    let outcome = supervisor.run(&CancellationToken::new(), &mut Seen::default()).await;
+    assert!(matches!(outcome, Outcome::Ended(End::DoNotRestart(_))), "{outcome:?}");
+    assert_eq!(world.log(), "once\n");
+}
+
+#[tokio::test]
+async fn a_tombstone_ends_it_whatever_the_exit_code() {
+    let world = World::new();
+    let path = world.layout.node().join("muster-tombstone.json");
+    let supervisor = world.supervisor(&format!(
+        "echo '{{\"version\":1,\"by\":\"ada\"}}' > {}; exit 0",
+        path.display()
+    ));
+    let outcome = supervisor.run(&CancellationToken::new(), &mut Seen::default()).await;
+    let Outcome::Removed(tombstone) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(tombstone.by, "ada");
+    // And from then on nothing is even started.
+    let mut seen = Seen::default();
+    let outcome = supervisor.run(&CancellationToken::new(), &mut seen).await;
+    assert!(matches!(outcome, Outcome::Removed(_)) && seen.pids.is_empty());
+}
+
+#[tokio::test]
+async fn stopping_passes_sigterm_on_and_waits() {
+    let world = World::new();
+    let supervisor = world.supervisor(
+        "trap 'echo goodbye; exit 0' TERM; echo began; while :; do sleep 0.05; done",
+    );
+    let stop = CancellationToken::new();
+    let stopper = async {
+        world.wait_for_log("began").await;
+        stop.cancel();
+    };
+    let mut seen = Seen::default();
+    let (outcome, ()) = tokio::join!(supervisor.run(&stop, &mut seen), stopper);
+    assert!(matches!(outcome, Outcome::Stopped), "{outcome:?}");
+    assert!(world.log().contains("goodbye"));
+    assert!(Running::adopt(&world.layout).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_node_that_does_not_stop_is_left_running_and_named() {
+    let world = World::new();
+    let mut supervisor =
+        world.supervisor("trap '' TERM; echo began; while :; do sleep 0.05; done");
+    supervisor.stop_deadline = Duration::from_millis(300);
+    let stop = CancellationToken::new();
+    let stopper = async {
+        world.wait_for_log("began").await;
+        stop.cancel();
+    };
+    let mut seen = Seen::default();
+    let (outcome, ()) = tokio::join!(supervisor.run(&stop, &mut seen), stopper);
+    let Outcome::Ended(end) = outcome else { panic!("{outcome:?}") };
+    assert!(end.to_string().contains(&seen.pids[0].to_string()), "{end}");
+    assert!(Running::adopt(&world.layout).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_program_that_can_not_be_executed_is_named() {
+    let world = World::new();
+    let mut supervisor = world.supervisor("");
+    supervisor.node.path = PathBuf::from("/etc/hostname");
+    let outcome = supervisor.run(&CancellationToken::new(), &mut Seen::default()).await;
+    let Outcome::Ended(end) = outcome else { panic!("{outcome:?}") };
+    assert!(end.to_string().contains("/etc/hostname"), "{end}");
+    assert!(Path::new("/etc/hostname").exists());
+}
