@@ -95,7 +95,8 @@ impl Door {
             let stream = TcpStream::connect(self.address).await?;
             let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
             let host = &self.server_name;
-            let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+            let request =
+                format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
             stream.write_all(request.as_bytes()).await?;
             let mut answer = Vec::new();
             match stream.take(ANSWER_LIMIT).read_to_end(&mut answer).await {

@@ -1,48 +1,53 @@
-//! The host's two keys: the agent's (Ed25519) and the node's (ECDSA P-256).
+//! The node's key (ECDSA P-256) and its signing request.
 //!
-//! Both are made here, fsynced before anything depends on them, and never leave the host.
+//! The key is made here, lies where the node reads it, is fsynced before the record names it, and
+//! never leaves the host. The agent's own key (Ed25519) is the journal's business.
 
-use std::path::Path;
-
+use discovery_types::csr::{Csr, NodeKey};
 use zeroize::Zeroizing;
 
-use crate::state::{StateError, durable};
+use crate::state::{Layout, StateError, durable};
 
-/// Why a key could not be made or read.
-#[derive(Debug, thiserror::Error)]
-pub enum KeyError {
-    /// The disk, or a damaged file.
-    #[error(transparent)]
-    State(#[from] StateError),
-    /// The system's generator or the key's encoding.
-    #[error("can't make a key")]
-    Generate(#[from] rcgen::Error),
+/// The node's signing request, over the key on disk; a new key is made if there is none.
+pub fn node_request(layout: &Layout) -> Result<Csr, StateError> {
+    let path = layout.node_key();
+    if let Some(bytes) = durable::read(&path)? {
+        let bytes = Zeroizing::new(bytes);
+        let damaged = || StateError::Damaged {
+            path: path.clone(),
+            what: "it holds no P-256 key in PEM".to_owned(),
+        };
+        let text = std::str::from_utf8(&bytes).map_err(|_| damaged())?;
+        let pair =
+            rcgen::KeyPair::from_pkcs8_pem_and_sign_algo(text, &rcgen::PKCS_ECDSA_P256_SHA256);
+        return Ok(Csr::new(&pair.map_err(|_| damaged())?));
+    }
+    let key = NodeKey::generate();
+    durable::write(&path, key.key_pem.as_bytes())?;
+    Ok(key.csr)
 }
 
-/// A new Ed25519 key for the agent, PKCS#8 PEM.
-pub fn generate_agent_key() -> Result<Zeroizing<String>, KeyError> {
-    Ok(Zeroizing::new(rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519)?.serialize_pem()))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// A new P-256 key for the node, PKCS#8 PEM.
-pub fn generate_node_key() -> Result<Zeroizing<String>, KeyError> {
-    let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)?;
-    Ok(Zeroizing::new(pair.serialize_pem()))
-}
+    #[test]
+    fn the_key_stays_the_same_over_restarts() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        let first = node_request(&layout).unwrap().verify().unwrap();
+        let second = node_request(&layout).unwrap().verify().unwrap();
+        assert_eq!(first.node_key, second.node_key);
+    }
 
-/// A certificate request for the node's key. Only its public key counts: the service sets names.
-pub fn certificate_request(node_key_pem: &str) -> Result<Vec<u8>, KeyError> {
-    let pair = rcgen::KeyPair::from_pem(node_key_pem)?;
-    let mut parameters = rcgen::CertificateParams::default();
-    parameters.distinguished_name = rcgen::DistinguishedName::new();
-    parameters.distinguished_name.push(rcgen::DnType::CommonName, "muster-node");
-    Ok(parameters.serialize_request(&pair)?.der().to_vec())
-}
-
-/// A PEM file of this agent's; nothing if there is none.
-pub fn read(path: &Path) -> Result<Option<Zeroizing<String>>, StateError> {
-    let Some(bytes) = durable::read(path)? else { return Ok(None) };
-    let damaged =
-        |_| StateError::Damaged { path: path.to_owned(), what: "it is no PEM text".to_owned() };
-    String::from_utf8(bytes).map(|text| Some(Zeroizing::new(text))).map_err(damaged)
+    #[test]
+    fn a_damaged_key_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        std::fs::write(layout.node_key(), "junk").unwrap();
+        assert!(matches!(node_request(&layout), Err(StateError::Damaged { .. })));
+        assert_eq!(std::fs::read(layout.node_key()).unwrap(), b"junk");
+    }
 }

@@ -13,6 +13,7 @@
 
 pub mod cli;
 pub mod commands;
+pub mod convert;
 pub mod crash;
 pub mod exit;
 pub mod health;
@@ -25,6 +26,7 @@ pub mod metrics;
 pub mod printer;
 pub mod probe;
 pub mod retry;
+pub mod settings;
 pub mod state;
 pub mod status;
 pub mod supervisor;

@@ -9,8 +9,8 @@ const DEFAULT_FILTER: &str = "info";
 
 /// Starts logging for the whole process. `MUSTER_LOG` takes a filter as in `info,muster_agent=debug`.
 pub fn start(format: LogFormat) {
-    let filter = EnvFilter::try_from_env("MUSTER_LOG")
-        .unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
+    let filter =
+        EnvFilter::try_from_env("MUSTER_LOG").unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = match format {
         LogFormat::Text => {

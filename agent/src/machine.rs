@@ -10,6 +10,8 @@ use std::path::Path;
 use discovery_formation::Machine;
 use ring::digest::{SHA256, digest};
 
+use crate::convert::{DMI_UUID, MACHINE_ID};
+
 /// Values that many machines share because their maker forgot to set them.
 const PLACEHOLDERS: &[&str] = &[
     "00000000-0000-0000-0000-000000000000",
@@ -25,7 +27,7 @@ const PLACEHOLDERS: &[&str] = &[
 
 /// From the texts of the system's files, absent where there is none.
 pub fn from_texts(dmi_uuid: Option<&str>, machine_id: Option<&str>) -> Machine {
-    let known = [("dmi-uuid", dmi_uuid), ("machine-id", machine_id)];
+    let known = [(DMI_UUID, dmi_uuid), (MACHINE_ID, machine_id)];
     let fact = |(fact, text): (&str, Option<&str>)| Some((fact.to_owned(), hashed(fact, text?)?));
     Machine(known.into_iter().filter_map(fact).collect())
 }
@@ -82,10 +84,8 @@ mod tests {
 
     #[test]
     fn makers_placeholders_are_no_facts() {
-        let facts = from_texts(
-            Some("03000200-0400-0500-0006-000700080009\n"),
-            Some("uninitialized\n"),
-        );
+        let facts =
+            from_texts(Some("03000200-0400-0500-0006-000700080009\n"), Some("uninitialized\n"));
         assert_eq!(facts, Machine::default());
     }
 

@@ -79,7 +79,11 @@ pub async fn bind(at: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Serves until cancelled.
-pub async fn serve(listener: TcpListener, status: watch::Receiver<Status>, stop: CancellationToken) {
+pub async fn serve(
+    listener: TcpListener,
+    status: watch::Receiver<Status>,
+    stop: CancellationToken,
+) {
     let free = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let stream = tokio::select! {

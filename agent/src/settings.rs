@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use discovery_types::name::Name;
 use discovery_types::url::{Host as UrlHost, NodeUrl};
+use serde::{Deserialize, Serialize};
 
 use crate::cli;
 use crate::exit::End;
@@ -65,6 +66,15 @@ pub struct Addressing {
     pub listen: Option<IpAddr>,
 }
 
+/// Where the node listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listen {
+    /// For the other members.
+    pub peer: SocketAddr,
+    /// For clients.
+    pub client: SocketAddr,
+}
+
 /// How this host is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addresses {
@@ -72,10 +82,8 @@ pub struct Addresses {
     pub peer_url: NodeUrl,
     /// For clients.
     pub client_url: NodeUrl,
-    /// Where the node listens for the other members.
-    pub peer_listen: SocketAddr,
-    /// Where the node listens for clients.
-    pub client_listen: SocketAddr,
+    /// Where the node listens.
+    pub listen: Listen,
 }
 
 /// `run`, resolved.
@@ -226,12 +234,11 @@ impl Addressing {
         };
         let peer_url = chosen(&self.peer_url, self.peer_port)?;
         let client_url = chosen(&self.client_url, self.client_port)?;
-        Ok(Addresses {
-            peer_listen: (self.listen_on(&peer_url, own), self.peer_port).into(),
-            client_listen: (self.listen_on(&client_url, own), self.client_port).into(),
-            peer_url,
-            client_url,
-        })
+        let listen = Listen {
+            peer: (self.listen_on(&peer_url, own), self.peer_port).into(),
+            client: (self.listen_on(&client_url, own), self.client_port).into(),
+        };
+        Ok(Addresses { peer_url, client_url, listen })
     }
 
     /// The advertised address if it is this host's own (nothing else needs to be open); all of
@@ -287,22 +294,21 @@ mod tests {
         let found = addresses(&[], "10.0.0.7", &["10.0.0.7", "127.0.0.1"]);
         assert_eq!(found.peer_url.to_string(), "https://10.0.0.7:2380");
         assert_eq!(found.client_url.to_string(), "https://10.0.0.7:2379");
-        assert_eq!(found.peer_listen.to_string(), "10.0.0.7:2380");
-        assert_eq!(found.client_listen.to_string(), "10.0.0.7:2379");
+        assert_eq!(found.listen.peer.to_string(), "10.0.0.7:2380");
+        assert_eq!(found.listen.client.to_string(), "10.0.0.7:2379");
     }
 
     #[test]
     fn an_advertised_address_that_is_not_own_is_listened_for_everywhere() {
-        let found =
-            addresses(&["--advertise-address", "192.0.2.1"], "10.0.0.7", &["10.0.0.7"]);
+        let found = addresses(&["--advertise-address", "192.0.2.1"], "10.0.0.7", &["10.0.0.7"]);
         assert_eq!(found.peer_url.to_string(), "https://192.0.2.1:2380");
-        assert_eq!(found.peer_listen.to_string(), "0.0.0.0:2380");
+        assert_eq!(found.listen.peer.to_string(), "0.0.0.0:2380");
     }
 
     #[test]
     fn any_loopback_address_is_own() {
         let found = addresses(&["--advertise-address", "127.0.0.12"], "127.0.0.1", &["127.0.0.1"]);
-        assert_eq!(found.peer_listen.to_string(), "127.0.0.12:2380");
+        assert_eq!(found.listen.peer.to_string(), "127.0.0.12:2380");
     }
 
     #[test]
@@ -313,7 +319,7 @@ mod tests {
             &["10.0.0.7"],
         );
         assert_eq!(found.peer_url.to_string(), "https://db-1.example.org:3380");
-        assert_eq!(found.peer_listen.to_string(), "0.0.0.0:3380");
+        assert_eq!(found.listen.peer.to_string(), "0.0.0.0:3380");
     }
 
     #[test]
@@ -324,7 +330,7 @@ mod tests {
             &["10.0.0.7"],
         );
         assert_eq!(found.peer_url.to_string(), "https://198.51.100.4:7000");
-        assert_eq!(found.peer_listen.to_string(), "10.0.0.7:2380");
+        assert_eq!(found.listen.peer.to_string(), "10.0.0.7:2380");
         assert_eq!(found.client_url.to_string(), "https://10.0.0.7:2379");
     }
 
@@ -353,14 +359,10 @@ mod tests {
     #[test]
     fn a_missing_node_program_is_told_before_anything_else() {
         let nothing = cli::Run { node_binary: None, ..typed(&[]) };
-        let end =
-            Settings::resolve(nothing, Path::new("/nowhere/muster-agent"), None).unwrap_err();
+        let end = Settings::resolve(nothing, Path::new("/nowhere/muster-agent"), None).unwrap_err();
         assert!(end.to_string().contains("--node-binary"), "{end}");
         let wrong = cli::Run { node_binary: Some("/no/such/node".into()), ..typed(&[]) };
-        assert_eq!(
-            Settings::resolve(wrong, Path::new("/nowhere"), None).unwrap_err().code(),
-            2
-        );
+        assert_eq!(Settings::resolve(wrong, Path::new("/nowhere"), None).unwrap_err().code(), 2);
     }
 
     #[test]

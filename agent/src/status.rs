@@ -208,7 +208,11 @@ impl Board {
 }
 
 /// Writes the status to `path` at each change until cancelled, and once more then.
-pub async fn keep_file(mut status: watch::Receiver<Status>, path: PathBuf, stop: CancellationToken) {
+pub async fn keep_file(
+    mut status: watch::Receiver<Status>,
+    path: PathBuf,
+    stop: CancellationToken,
+) {
     let mut failing = false;
     loop {
         let stopped = stop.is_cancelled();

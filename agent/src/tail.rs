@@ -58,7 +58,14 @@ impl Tail {
     /// Follows `path` from where `position_file` says that an earlier agent stopped, if it spoke
     /// of the same file; else from its start.
     pub fn new(path: PathBuf, position_file: PathBuf) -> Self {
-        Self { path, position_file, open: None, partial: Vec::new(), warned: false, keep: KEEP_BYTES }
+        Self {
+            path,
+            position_file,
+            open: None,
+            partial: Vec::new(),
+            warned: false,
+            keep: KEEP_BYTES,
+        }
     }
 
     /// Passes lines to `sink` until cancelled, then what is left.
@@ -136,7 +143,11 @@ impl Tail {
     }
 }
 
-fn read_lines(open: &mut Open, partial: &mut Vec<u8>, sink: &mut impl FnMut(&str)) -> io::Result<()> {
+fn read_lines(
+    open: &mut Open,
+    partial: &mut Vec<u8>,
+    sink: &mut impl FnMut(&str),
+) -> io::Result<()> {
     if open.file.metadata()?.len() < open.read {
         // Somebody truncated it: what is there now is new.
         open.read = open.file.seek(SeekFrom::Start(0))?;
@@ -229,8 +240,11 @@ mod tests {
     }
 
     fn append(dir: &Path, text: &str) {
-        let mut file =
-            std::fs::OpenOptions::new().append(true).create(true).open(dir.join("node.log")).unwrap();
+        let mut file = std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(dir.join("node.log"))
+            .unwrap();
         file.write_all(text.as_bytes()).unwrap();
     }
 

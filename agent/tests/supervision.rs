@@ -211,9 +211,8 @@ async fn a_tombstone_ends_it_whatever_the_exit_code() {
 #[tokio::test]
 async fn stopping_passes_sigterm_on_and_waits() {
     let world = World::new();
-    let supervisor = world.supervisor(
-        "trap 'echo goodbye; exit 0' TERM; echo began; while :; do sleep 0.05; done",
-    );
+    let supervisor = world
+        .supervisor("trap 'echo goodbye; exit 0' TERM; echo began; while :; do sleep 0.05; done");
     let stop = CancellationToken::new();
     let stopper = async {
         world.wait_for_log("began").await;
@@ -229,8 +228,7 @@ async fn stopping_passes_sigterm_on_and_waits() {
 #[tokio::test]
 async fn a_node_that_does_not_stop_is_left_running_and_named() {
     let world = World::new();
-    let mut supervisor =
-        world.supervisor("trap '' TERM; echo began; while :; do sleep 0.05; done");
+    let mut supervisor = world.supervisor("trap '' TERM; echo began; while :; do sleep 0.05; done");
     supervisor.stop_deadline = Duration::from_millis(300);
     let stop = CancellationToken::new();
     let stopper = async {

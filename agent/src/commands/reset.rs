@@ -54,9 +54,7 @@ pub fn run(typed: &Reset, printer: &mut Printer<'_>) -> Result<(), End> {
     } else {
         to.as_ref().map_or_else(
             || "There was no state: this host is a new one already.".to_owned(),
-            |to| {
-                format!("The old state lies in {}. This host is a new one now.", to.display())
-            },
+            |to| format!("The old state lies in {}. This host is a new one now.", to.display()),
         )
     };
     printer.line(&text).map_err(|error| End::Failed(error.to_string()))

@@ -49,8 +49,8 @@ pub async fn run(typed: &cli::Status, printer: &mut Printer<'_>) -> Result<(), E
 }
 
 async fn look(layout: &Layout) -> Result<Report, StateError> {
-    let status: Option<Status> = durable::read(&layout.status())?
-        .and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let status: Option<Status> =
+        durable::read(&layout.status())?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let tombstone = node_dir::tombstone(&layout.node())?;
     let node_pid = running_node(layout)?;
     let door = status.as_ref().and_then(|status| door(layout, status));
@@ -106,9 +106,12 @@ fn for_people(report: &Report) -> String {
     for explain in status.map(|s| s.explain.as_slice()).unwrap_or_default() {
         line("missing", Some(explain.clone()));
     }
-    line("error", status.and_then(|s| {
-        s.last_error.as_ref().map(|error| format!("{} ({})", error.text, error.at))
-    }));
+    line(
+        "error",
+        status.and_then(|s| {
+            s.last_error.as_ref().map(|error| format!("{} ({})", error.text, error.at))
+        }),
+    );
     line("retry", status.and_then(|s| s.next_retry_at.map(|at| at.to_string())));
     lines.join("\n")
 }

@@ -2,13 +2,14 @@
 
 use std::io;
 
+use discovery_types::key::PublicKey;
 use rustls::pki_types::ServerName;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::tls::IdentityError;
-use super::{ANSWER_LIMIT, Answer, PROBE_DEADLINE, ProbeIdentity, PublicKey};
+use super::{ANSWER_LIMIT, Answer, PROBE_DEADLINE, ProbeIdentity};
 
 /// Why a peer did not answer, in words for the matrix.
 #[derive(Debug, thiserror::Error)]
@@ -66,11 +67,7 @@ pub async fn probe(
         .unwrap_or_else(|_| Err(ProbeError::TimedOut { at: at.to_owned() }))
 }
 
-async fn ask(
-    connector: TlsConnector,
-    expected: PublicKey,
-    at: &str,
-) -> Result<Answer, ProbeError> {
+async fn ask(connector: TlsConnector, expected: PublicKey, at: &str) -> Result<Answer, ProbeError> {
     let named = || at.to_owned();
     let stream = TcpStream::connect(at)
         .await
@@ -90,7 +87,7 @@ async fn ask(
     let complete = read.is_ok() && line.len() <= ANSWER_LIMIT && line.ends_with(b"\n");
     let answer: Option<Answer> = serde_json::from_slice(&line).ok().filter(|_| complete);
     answer
-        .filter(|answer| answer.key == data_encoding::HEXLOWER.encode(&expected))
+        .filter(|answer| answer.key == expected)
         .ok_or_else(|| ProbeError::Malformed { at: named() })
 }
 
@@ -98,10 +95,12 @@ async fn ask(
 mod tests {
     use std::sync::Arc;
 
+    use discovery_types::digest::Incarnation;
+    use discovery_types::jws::{Jws, Typ};
+    use discovery_types::key::SigningKey;
     use tokio::sync::watch;
 
     use super::*;
-    use crate::keys;
     use crate::probe::server::{Policy, ProbeListener};
 
     struct Peer {
@@ -111,16 +110,13 @@ mod tests {
     }
 
     fn identity() -> ProbeIdentity {
-        ProbeIdentity::new(&keys::generate_agent_key().unwrap()).unwrap()
+        ProbeIdentity::new(&SigningKey::generate())
     }
 
     async fn peer() -> Peer {
         let identity = identity();
-        let answer = Answer {
-            key: data_encoding::HEXLOWER.encode(&identity.public()),
-            incarnation: "00112233445566778899aabbccddeeff".to_owned(),
-            released: None,
-        };
+        let answer =
+            Answer { key: identity.public(), incarnation: Incarnation([7; 16]), released: None };
         let (policy, changes) =
             watch::channel(Policy { answer: Some(answer), ..Policy::default() });
         let any = "127.0.0.1:0".parse().unwrap();
@@ -140,7 +136,7 @@ mod tests {
         admit(&peer, &asker);
         let at = peer.listener.address().to_string();
         let answer = probe(&asker, peer.identity.public(), &at).await.unwrap();
-        assert_eq!(answer.incarnation, "00112233445566778899aabbccddeeff");
+        assert_eq!(answer.incarnation, Incarnation([7; 16]));
     }
 
     #[tokio::test]
@@ -204,7 +200,8 @@ mod tests {
         admit(&peer, &asker);
         peer.policy.send_modify(|policy| {
             if let Some(answer) = &mut policy.answer {
-                answer.released = Some("x".repeat(ANSWER_LIMIT));
+                let long = "x".repeat(ANSWER_LIMIT);
+                answer.released = Some(Jws::sign(Typ::Document, &SigningKey::generate(), &long));
             }
         });
         let at = peer.listener.address().to_string();

@@ -14,9 +14,12 @@ pub mod tls;
 
 use std::time::Duration;
 
+use discovery_types::digest::Incarnation;
+use discovery_types::jws::Jws;
+use discovery_types::key::PublicKey;
 use serde::{Deserialize, Serialize};
 
-pub use self::tls::{ProbeIdentity, PublicKey};
+pub use self::tls::ProbeIdentity;
 
 /// The protocol's name in the TLS handshake.
 pub const ALPN: &[u8] = b"muster-probe/1";
@@ -28,11 +31,11 @@ pub const PROBE_DEADLINE: Duration = Duration::from_secs(3);
 /// What a probed agent says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// Its public key, lower-case hex: what the handshake has proved, said again.
-    pub key: String,
-    /// Its node's incarnation, 32 lower-case hex digits.
-    pub incarnation: String,
+    /// Its public key: what the handshake has proved, said again.
+    pub key: PublicKey,
+    /// Its node's incarnation.
+    pub incarnation: Incarnation,
     /// Its highest signed release, a compact JWS, if it has released anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub released: Option<String>,
+    pub released: Option<Jws>,
 }

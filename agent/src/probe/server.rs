@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use discovery_types::key::PublicKey;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -14,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::tls::{IdentityError, key_of};
-use super::{ANSWER_LIMIT, Answer, PROBE_DEADLINE, ProbeIdentity, PublicKey};
+use super::{ANSWER_LIMIT, Answer, PROBE_DEADLINE, ProbeIdentity};
 
 /// Probes answered at one time; one more is closed at once, and its asker tries again.
 const CONNECTIONS: usize = 64;

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use discovery_types::key::{PublicKey, SigningKey};
+use discovery_types::tls::{TlsIdentity, client_key};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::server::ParsedCertificate;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ServerConfig,
@@ -14,19 +15,9 @@ use rustls::{
 
 use super::ALPN;
 
-/// An agent's Ed25519 public key.
-pub type PublicKey = [u8; 32];
-
-/// What stands before the key in the SubjectPublicKeyInfo of each Ed25519 key (RFC 8410).
-const ED25519_SPKI_PREFIX: [u8; 12] =
-    [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
-
 /// Why an agent's key can't be wrapped for TLS.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// It isn't an Ed25519 key in PKCS#8, or the generator failed.
-    #[error("can't make a certificate for the agent's key")]
-    Certificate(#[from] rcgen::Error),
     /// The TLS library refused it.
     #[error("can't use the agent's key for TLS")]
     Tls(#[from] Error),
@@ -43,16 +34,11 @@ pub struct ProbeIdentity {
 
 impl ProbeIdentity {
     /// Wraps the agent's key.
-    pub fn new(pkcs8_pem: &str) -> Result<Self, IdentityError> {
-        let pair = rcgen::KeyPair::from_pkcs8_pem_and_sign_algo(pkcs8_pem, &rcgen::PKCS_ED25519)?;
-        let mut parameters = rcgen::CertificateParams::default();
-        parameters.distinguished_name = rcgen::DistinguishedName::new();
-        parameters.distinguished_name.push(rcgen::DnType::CommonName, "muster-agent");
-        let certificate = parameters.self_signed(&pair)?.der().clone();
-        let key = PrivateKeyDer::Pkcs8(pair.serialize_der().into());
+    pub fn new(key: &SigningKey) -> Self {
+        let TlsIdentity { mut chain, key: private } = key.tls_identity();
+        let certificate = chain.swap_remove(0);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let public = key_of(&certificate)?;
-        Ok(Self { certificate, key, public, provider })
+        Self { certificate, key: private, public: *key.public(), provider }
     }
 
     /// The key that peers see.
@@ -89,10 +75,7 @@ impl ProbeIdentity {
 
 /// The Ed25519 key in a certificate.
 pub fn key_of(certificate: &CertificateDer<'_>) -> Result<PublicKey, Error> {
-    let spki = ParsedCertificate::try_from(certificate)?.subject_public_key_info();
-    spki.strip_prefix(&ED25519_SPKI_PREFIX)
-        .and_then(|key| PublicKey::try_from(key).ok())
-        .ok_or(Error::InvalidCertificate(CertificateError::BadEncoding))
+    client_key(certificate).map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))
 }
 
 fn verify_signature(

@@ -1,1 +1,342 @@
-//! placeholder
+//! The journal: what this agent must never forget, in one file that is replaced whole.
+//!
+//! The protocol's machine says what has to be durable and when; this module keeps it together with
+//! what can be verified again from it: signed texts are stored as they were received, and reading
+//! the journal verifies them again. The private keys lie beside it, so that a journal can be shown
+//! to somebody who helps.
+
+use std::collections::BTreeMap;
+
+use discovery_formation as formation;
+use discovery_formation::agent::{Bound, Journal, Member, Start};
+use discovery_types::digest::{Digest, Incarnation};
+use discovery_types::document::VerifiedDocument;
+use discovery_types::jws::Jws;
+use discovery_types::key::{PublicKey, SigningKey};
+use discovery_types::leaves::Leaves;
+use discovery_types::record::SignedRecord;
+use discovery_types::statement::StatementChain;
+use discovery_types::url::ServiceUrl;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+use zeroize::Zeroizing;
+
+use super::{Layout, StateError, durable};
+use crate::convert;
+use crate::settings::Listen;
+
+/// The layout of the file.
+const VERSION: u64 = 1;
+
+/// Which cluster this agent joins, and where: the bundle without its secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Join {
+    /// Where the service is.
+    pub urls: Vec<ServiceUrl>,
+    /// SHA-256 of its TLS key.
+    pub pins: Vec<Digest>,
+    /// The cluster.
+    pub cluster: Uuid,
+    /// The statement that trust starts at.
+    pub statement: Digest,
+}
+
+/// What goes with the machine's journal: received texts, and choices of the first start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keepsakes {
+    /// Which cluster this agent joins.
+    pub join: Option<Join>,
+    /// Where the node listens.
+    pub listen: Option<Listen>,
+    /// The longest statement chain that was verified.
+    pub statements: Vec<Jws>,
+    /// The member's certificates.
+    pub leaves: Option<Leaves>,
+    /// Whether the node's Raft cluster id was reported, and discovery said that it knows it.
+    #[serde(default)]
+    pub reported: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    version: u64,
+    key: PublicKey,
+    incarnation: Incarnation,
+    machine: BTreeMap<String, String>,
+    boot: u64,
+    record: Option<SignedRecord>,
+    bound: Vec<BoundFile>,
+    released: u64,
+    document: Option<Jws>,
+    start: StartFile,
+    tombstone: bool,
+    #[serde(flatten)]
+    keepsakes: Keepsakes,
+}
+
+#[derive(Serialize, Deserialize)]
+struct BoundFile {
+    epoch: u64,
+    h: Digest,
+    members: Vec<MemberFile>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct MemberFile {
+    key: PublicKey,
+    incarnation: Incarnation,
+    peer_urls: Vec<String>,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum StartFile {
+    NotYet,
+    Launching,
+    Ran,
+}
+
+/// A journal as it was read: all of its signatures hold.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The machine's part.
+    pub journal: Journal,
+    /// The rest.
+    pub keepsakes: Keepsakes,
+    /// The held document, verified.
+    pub document: Option<VerifiedDocument>,
+}
+
+/// Makes an agent's private key durable before anything names it, and a first journal after that.
+/// A key that a crash left alone was never shown to anybody and is replaced.
+pub fn begin(
+    layout: &Layout,
+    machine: formation::Machine,
+) -> Result<(SigningKey, Journal, Keepsakes), StateError> {
+    let key = SigningKey::generate();
+    durable::write(&layout.agent_key(), key.to_pem().as_bytes())?;
+    let incarnation = convert::incarnation(&Incarnation::random());
+    let journal = Journal::new(convert::key(key.public()), incarnation, machine);
+    let keepsakes = Keepsakes::default();
+    write(layout, &journal, &keepsakes)?;
+    Ok((key, journal, keepsakes))
+}
+
+/// Makes the journal durable.
+pub fn write(layout: &Layout, journal: &Journal, keepsakes: &Keepsakes) -> Result<(), StateError> {
+    let file = File {
+        version: VERSION,
+        key: convert::public_key(journal.key),
+        incarnation: convert::wire_incarnation(journal.incarnation),
+        machine: journal.machine.0.clone(),
+        boot: journal.boot,
+        record: journal.record.as_deref().map(signed_record),
+        bound: journal.bound.iter().map(|(epoch, bound)| bound_file(*epoch, bound)).collect(),
+        released: journal.released,
+        document: journal.held.as_deref().map(|document| received(&document.text)),
+        start: match journal.start {
+            Start::NotYet => StartFile::NotYet,
+            Start::Launching => StartFile::Launching,
+            Start::Ran => StartFile::Ran,
+        },
+        tombstone: journal.tombstone,
+        keepsakes: keepsakes.clone(),
+    };
+    let text = serde_json::to_vec_pretty(&file).expect("plain structs always serialise");
+    durable::write(&layout.journal(), &text)
+}
+
+fn received(text: &str) -> Jws {
+    text.parse().expect("it was read from such a text")
+}
+
+/// The two signed texts of a record.
+pub fn signed_record(record: &formation::Record) -> SignedRecord {
+    SignedRecord { record: received(&record.jws), endorsement: received(&record.token_jws) }
+}
+
+fn bound_file(epoch: u64, bound: &Bound) -> BoundFile {
+    let member = |member: &Member| MemberFile {
+        key: convert::public_key(member.key),
+        incarnation: convert::wire_incarnation(member.incarnation),
+        peer_urls: member.peer_urls.clone(),
+    };
+    let members = bound.members.iter().map(member).collect();
+    BoundFile { epoch, h: convert::digest(bound.h), members }
+}
+
+/// Reads the journal and verifies it again; nothing if there is none.
+///
+/// # Errors
+/// A journal that is damaged, or whose private key isn't there, is never treated as missing: that
+/// would make a second member of this host.
+pub fn read(layout: &Layout) -> Result<Option<(SigningKey, Loaded)>, StateError> {
+    let path = layout.journal();
+    let Some(bytes) = durable::read(&path)? else { return Ok(None) };
+    let damaged = |what: String| StateError::Damaged { path: path.clone(), what };
+    let json: serde_json::Value =
+        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    let found = json["version"].as_u64().unwrap_or(0);
+    if found > VERSION {
+        return Err(StateError::Newer { path, found, known: VERSION });
+    }
+    let file: File = serde_json::from_value(json).map_err(|error| damaged(error.to_string()))?;
+    let key = read_key(layout, &file.key)?;
+    let document = read_document(&file).map_err(damaged)?;
+    let record = match &file.record {
+        Some(signed) => Some(
+            convert::own_record(signed, &file.key)
+                .map_err(|error| damaged(crate::exit::chain(&error)))?,
+        ),
+        None => None,
+    };
+    let journal = Journal {
+        key: convert::key(&file.key),
+        incarnation: convert::incarnation(&file.incarnation),
+        machine: formation::Machine(file.machine),
+        boot: file.boot,
+        record,
+        bound: file.bound.into_iter().map(bound_of).collect(),
+        released: file.released,
+        held: document.as_ref().map(convert::document),
+        start: match file.start {
+            StartFile::NotYet => Start::NotYet,
+            StartFile::Launching => Start::Launching,
+            StartFile::Ran => Start::Ran,
+        },
+        tombstone: file.tombstone,
+    };
+    Ok(Some((key, Loaded { journal, keepsakes: file.keepsakes, document })))
+}
+
+fn read_key(layout: &Layout, public: &PublicKey) -> Result<SigningKey, StateError> {
+    let path = layout.agent_key();
+    let damaged =
+        |what: &str| StateError::Damaged { path: layout.agent_key(), what: what.to_owned() };
+    let bytes = durable::read(&path)?.ok_or_else(|| damaged("it is missing"))?;
+    let bytes = Zeroizing::new(bytes);
+    let text = std::str::from_utf8(&bytes).map_err(|_| damaged("it is no PEM text"))?;
+    let key = SigningKey::from_pem(text).map_err(|_| damaged("it holds no Ed25519 key"))?;
+    if key.public() == public { Ok(key) } else { Err(damaged("it is not the journal's key")) }
+}
+
+fn read_document(file: &File) -> Result<Option<VerifiedDocument>, String> {
+    let Some(jws) = &file.document else { return Ok(None) };
+    let join = file.keepsakes.join.as_ref().ok_or("it holds a document and no cluster")?;
+    let chain = StatementChain::verify_from_pin(&file.keepsakes.statements, &join.statement)
+        .map_err(|error| error.to_string())?;
+    VerifiedDocument::verify(jws, &chain).map(Some).map_err(|error| error.to_string())
+}
+
+fn bound_of(file: BoundFile) -> (u64, Bound) {
+    let member = |member: MemberFile| Member {
+        key: convert::key(&member.key),
+        incarnation: convert::incarnation(&member.incarnation),
+        peer_urls: member.peer_urls,
+    };
+    let members = file.members.into_iter().map(member).collect();
+    (file.epoch, Bound { h: convert::hash(&file.h), members })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn world() -> (tempfile::TempDir, Layout) {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        (dir, layout)
+    }
+
+    fn machine() -> formation::Machine {
+        crate::machine::from_texts(None, Some("here"))
+    }
+
+    #[test]
+    fn a_journal_is_read_back_as_it_was_written() {
+        let (_dir, layout) = world();
+        let (key, mut journal, mut keepsakes) = begin(&layout, machine()).unwrap();
+        let member = Member {
+            key: journal.key,
+            incarnation: journal.incarnation,
+            peer_urls: vec!["https://10.0.0.7:2380".to_owned()],
+        };
+        let h = formation::Hash([7; 32]);
+        journal.bound.insert(3, Bound { h, members: vec![member] });
+        journal.released = 2;
+        journal.boot = 9;
+        journal.start = Start::Launching;
+        keepsakes.reported = true;
+        write(&layout, &journal, &keepsakes).unwrap();
+        let (same_key, loaded) = read(&layout).unwrap().unwrap();
+        assert_eq!(loaded.journal, journal);
+        assert_eq!(loaded.keepsakes, keepsakes);
+        assert_eq!(same_key.public(), key.public());
+    }
+
+    #[test]
+    fn no_journal_is_no_error() {
+        let (_dir, layout) = world();
+        assert!(read(&layout).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_key_without_a_journal_was_never_shown_and_is_replaced() {
+        let (_dir, layout) = world();
+        let (first, ..) = begin(&layout, machine()).unwrap();
+        std::fs::remove_file(layout.journal()).unwrap();
+        assert!(read(&layout).unwrap().is_none());
+        let (second, ..) = begin(&layout, machine()).unwrap();
+        assert_ne!(first.public(), second.public());
+        assert!(read(&layout).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_journal_without_its_key_is_damaged_and_not_new() {
+        let (_dir, layout) = world();
+        begin(&layout, machine()).unwrap();
+        std::fs::remove_file(layout.agent_key()).unwrap();
+        assert!(matches!(read(&layout), Err(StateError::Damaged { .. })));
+    }
+
+    #[test]
+    fn another_key_beside_the_journal_is_refused() {
+        let (_dir, layout) = world();
+        begin(&layout, machine()).unwrap();
+        let other = SigningKey::generate();
+        std::fs::write(layout.agent_key(), other.to_pem().as_bytes()).unwrap();
+        assert!(matches!(read(&layout), Err(StateError::Damaged { .. })));
+    }
+
+    #[test]
+    fn every_cut_of_the_file_is_refused_and_none_is_taken_for_a_new_agent() {
+        let (_dir, layout) = world();
+        begin(&layout, machine()).unwrap();
+        let whole = std::fs::read(layout.journal()).unwrap();
+        for length in 0..whole.len() {
+            std::fs::write(layout.journal(), &whole[..length]).unwrap();
+            assert!(matches!(read(&layout), Err(StateError::Damaged { .. })), "cut at {length}");
+        }
+    }
+
+    #[test]
+    fn a_newer_layout_is_left_alone() {
+        let (_dir, layout) = world();
+        begin(&layout, machine()).unwrap();
+        let text = std::fs::read_to_string(layout.journal()).unwrap();
+        let newer = text.replacen("\"version\": 1", "\"version\": 2", 1);
+        std::fs::write(layout.journal(), newer).unwrap();
+        assert!(matches!(read(&layout), Err(StateError::Newer { found: 2, .. })));
+    }
+
+    #[test]
+    fn the_journal_holds_no_private_key() {
+        let (_dir, layout) = world();
+        let (key, ..) = begin(&layout, machine()).unwrap();
+        let text = std::fs::read_to_string(layout.journal()).unwrap();
+        let pem = key.to_pem();
+        let secret = pem.lines().nth(1).unwrap();
+        assert!(!text.contains(&secret[secret.len() - 40..]));
+    }
+}

@@ -82,7 +82,8 @@ fn read_holder(file: &mut File) -> String {
     /// More than any holder writes.
     const LIMIT: u64 = 256;
     let mut text = String::new();
-    let read = file.rewind().and_then(|()| Read::by_ref(file).take(LIMIT).read_to_string(&mut text));
+    let read =
+        file.rewind().and_then(|()| Read::by_ref(file).take(LIMIT).read_to_string(&mut text));
     match read {
         Ok(_) if !text.trim().is_empty() => text.trim().to_owned(),
         _ => "another process".to_owned(),

@@ -140,6 +140,11 @@ impl Layout {
         self.agent().join("tls")
     }
 
+    /// The node's P-256 key.
+    pub fn node_key(&self) -> PathBuf {
+        self.tls().join("node.key")
+    }
+
     /// Makes the folders, 0700, durably.
     pub fn create(&self) -> Result<(), StateError> {
         durable::create_dir(&self.root)?;

@@ -169,11 +169,7 @@ enum Life {
 }
 
 fn failed(error: &StateError) -> End {
-    if error.is_retryable() {
-        End::Failed(chain(error))
-    } else {
-        End::DoNotRestart(chain(error))
-    }
+    if error.is_retryable() { End::Failed(chain(error)) } else { End::DoNotRestart(chain(error)) }
 }
 
 fn start_failed(error: &StartError) -> End {
