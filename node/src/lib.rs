@@ -1,10 +1,15 @@
 //! A Raft key-value node that speaks etcd's v3 API.
 
 pub mod apply;
+pub mod config;
 pub mod disk;
 pub mod driver;
 mod http;
+pub mod identity;
 pub mod log;
 pub mod machine;
 pub mod mvcc;
 pub mod rpc;
+pub mod server;
+pub mod tls;
+pub mod transport;

@@ -1,1 +1,57 @@
+//! What crosses the wire between the discovery service, agents and admins: keys, signed
+//! statements, grants, records, acks and documents; tokens and join bundles; the API's bodies and
+//! problem documents; and the HTTPS client that speaks only to a pinned key.
+//!
+//! Everything signed is a compact JWS ([`jws::Jws`]) with a `typ` of its own. It is kept and
+//! compared as the bytes that were received, never serialised anew, and its identity is the
+//! SHA-256 of those bytes. What has passed a check has another type than what has not: a
+//! [`record::Record`] is a claim, a [`record::VerifiedRecord`] is a fact.
+//!
+//! | trust begins at | goes by | ends at |
+//! |---|---|---|
+//! | owner keys of an admin's [`context::Context`] | [`statement::StatementChain`] | whom a statement names |
+//! | the statement hash in a [`bundle::Bundle`] | [`statement::StatementChain`] | the same, for an agent |
+//! | a statement | [`grant::VerifiedGrant`] → [`record::VerifiedRecord`] | one seat's keys and addresses |
+//! | records | [`proposal::VerifiedProposal`] → [`document::VerifiedDocument`] | the committed list |
+//!
+//! Nothing here decides what a protocol step does (that is `discovery-formation`), nothing reads a
+//! clock but the client, and no expiry is judged here: times are compared by whoever owns the clock
+//! that the protocol names.
 
+pub mod access;
+pub mod admin;
+pub mod api;
+pub mod bundle;
+pub mod client;
+pub mod context;
+pub mod csr;
+pub mod digest;
+pub mod document;
+pub mod grant;
+pub mod jws;
+pub mod key;
+pub mod leaves;
+pub mod machine;
+pub mod name;
+pub mod problem;
+pub mod proposal;
+pub mod record;
+pub mod redeem;
+pub mod retire;
+pub mod role;
+pub mod statement;
+mod text;
+pub mod tls;
+pub mod token;
+pub mod url;
+
+#[cfg(test)]
+mod fixtures;
+
+/// Smallest and largest cluster that a statement may ask for.
+pub const SIZES: std::ops::RangeInclusive<u8> = 1..=9;
+
+/// Majority of `size` voters.
+pub fn quorum(size: u8) -> u8 {
+    size / 2 + 1
+}

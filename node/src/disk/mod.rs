@@ -7,6 +7,7 @@
 
 mod backend;
 mod real;
+pub mod simulated;
 
 use std::fmt::Debug;
 use std::io;

@@ -1,0 +1,260 @@
+//! Who the admins are: a chain of owner-signed changes that starts at one owner key.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::digest::Digest;
+use crate::jws::{Jws, JwsError, Typ};
+use crate::key::{KeyId, PublicKey, SigningKey};
+use crate::name::Name;
+use crate::role::Role;
+
+/// Most admins at a time.
+pub const MAX_ADMINS: usize = 32;
+/// Longest chain that is verified.
+pub const MAX_CHANGES: usize = 4096;
+/// What the first owner is called until an owner names it otherwise.
+pub const FIRST_OWNER: &str = "owner";
+
+/// One admin.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Admin {
+    /// The admin's key.
+    pub key: PublicKey,
+    /// What people call the admin; unique among them.
+    pub name: Name,
+    /// At least one, none twice.
+    pub roles: Vec<Role>,
+}
+
+impl Admin {
+    /// Whether it is an owner.
+    pub fn is_owner(&self) -> bool {
+        self.roles.contains(&Role::Owner)
+    }
+}
+
+/// Payload of one element of the chain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdminChange {
+    /// 1.
+    pub version: u32,
+    /// 1 for the first element, then one more each.
+    pub seq: u64,
+    /// Hash of the element before; for the first one, [`AdminChain::root_hash`].
+    pub previous: Digest,
+    /// What changes.
+    pub change: Change,
+}
+
+/// What an element changes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Change {
+    /// A new admin, or new roles or a new name for a key that is one already.
+    Add(Admin),
+    /// A key that is no admin any more.
+    Revoke(PublicKey),
+}
+
+/// Why a chain, or an element for its end, is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AdminError {
+    /// An element's signature, kind or form.
+    #[error("element {seq} of the admin chain: {source}")]
+    Jws {
+        /// Which one.
+        seq: u64,
+        /// Why.
+        source: JwsError,
+    },
+    /// An element doesn't follow the one before it: another was added in the meantime.
+    #[error("element {seq} of the admin chain doesn't follow the one before it")]
+    Broken {
+        /// Which one.
+        seq: u64,
+    },
+    /// The last owner can't be revoked or demoted: nobody could ever change anything again.
+    #[error("the last owner can't be revoked or given other roles: add another owner first")]
+    LastOwner,
+    /// Not an admin.
+    #[error("key {0} is no admin's")]
+    NotAnAdmin(KeyId),
+    /// No role, a role twice, or a name that another admin has.
+    #[error("an admin needs a name of its own and at least one role, none twice")]
+    BadAdmin,
+    /// More than [`MAX_ADMINS`] or [`MAX_CHANGES`].
+    #[error("at most {MAX_ADMINS} admins and {MAX_CHANGES} changes")]
+    TooMany,
+}
+
+/// A verified chain, and who the admins are at its end.
+#[derive(Clone, Debug)]
+pub struct AdminChain {
+    admins: Vec<Admin>,
+    head: Digest,
+    seq: u64,
+}
+
+impl AdminChain {
+    /// Verifies a whole chain from its root owner.
+    pub fn verify(root: &PublicKey, elements: &[Jws]) -> Result<Self, AdminError> {
+        let mut chain = Self::root(root);
+        for element in elements {
+            chain.append(element)?;
+        }
+        Ok(chain)
+    }
+
+    /// The chain before its first element: one owner.
+    pub fn root(root: &PublicKey) -> Self {
+        let name = FIRST_OWNER.parse().expect("the constant is a name");
+        let admins = vec![Admin { key: *root, name, roles: vec![Role::Owner] }];
+        Self { admins, head: Self::root_hash(root), seq: 0 }
+    }
+
+    /// What the first element names as the one before it.
+    pub fn root_hash(root: &PublicKey) -> Digest {
+        Digest::of_parts(&[b"muster-admin-root-1", root.as_bytes()])
+    }
+
+    /// Verifies one more element and applies it. The chain is unchanged where this fails.
+    pub fn append(&mut self, element: &Jws) -> Result<AdminChange, AdminError> {
+        let seq = self.seq + 1;
+        let owners = self.admins.iter().filter(|a| a.is_owner()).map(|a| &a.key);
+        let change: AdminChange = element
+            .verify_any(Typ::Admin, owners)
+            .map_err(|source| AdminError::Jws { seq, source })?;
+        if change.version != 1 || change.seq != seq || change.previous != self.head {
+            return Err(AdminError::Broken { seq });
+        }
+        if self.seq as usize >= MAX_CHANGES {
+            return Err(AdminError::TooMany);
+        }
+        let mut next = self.admins.clone();
+        match &change.change {
+            Change::Add(admin) => {
+                next.retain(|other| other.key != admin.key);
+                let mut roles = admin.roles.clone();
+                roles.sort();
+                roles.dedup();
+                let named = next.iter().any(|other| other.name == admin.name);
+                if roles.is_empty() || roles.len() != admin.roles.len() || named {
+                    return Err(AdminError::BadAdmin);
+                }
+                next.push(admin.clone());
+            }
+            Change::Revoke(key) => {
+                let before = next.len();
+                next.retain(|other| other.key != *key);
+                if next.len() == before {
+                    return Err(AdminError::NotAnAdmin(key.key_id()));
+                }
+            }
+        }
+        if !next.iter().any(Admin::is_owner) {
+            return Err(AdminError::LastOwner);
+        }
+        if next.len() > MAX_ADMINS {
+            return Err(AdminError::TooMany);
+        }
+        self.admins = next;
+        self.seq = seq;
+        self.head = element.hash();
+        Ok(change)
+    }
+
+    /// Signs the element that would come next.
+    pub fn sign_next(&self, owner: &SigningKey, change: Change) -> Jws {
+        let change = AdminChange { version: 1, seq: self.seq + 1, previous: self.head, change };
+        Jws::sign(Typ::Admin, owner, &change)
+    }
+
+    /// The admins now.
+    pub fn admins(&self) -> &[Admin] {
+        &self.admins
+    }
+
+    /// The admin with this key.
+    pub fn find(&self, kid: &KeyId) -> Option<&Admin> {
+        self.admins.iter().find(|admin| admin.key.key_id() == *kid)
+    }
+
+    /// Hash of the last element.
+    pub fn head(&self) -> Digest {
+        self.head
+    }
+
+    /// Number of elements.
+    pub fn seq(&self) -> u64 {
+        self.seq
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn admin(key: &SigningKey, name: &str, roles: &[Role]) -> Admin {
+        Admin { key: *key.public(), name: name.parse().unwrap(), roles: roles.to_vec() }
+    }
+
+    #[test]
+    fn owners_add_and_revoke() {
+        let (first, second) = (SigningKey::generate(), SigningKey::generate());
+        let mut chain = AdminChain::root(first.public());
+        let add = chain.sign_next(&first, Change::Add(admin(&second, "ada", &[Role::Owner])));
+        chain.append(&add).unwrap();
+        let revoke = chain.sign_next(&second, Change::Revoke(*first.public()));
+        chain.append(&revoke).unwrap();
+        let again = AdminChain::verify(first.public(), &[add, revoke]).unwrap();
+        assert_eq!(again.admins(), [admin(&second, "ada", &[Role::Owner])]);
+        assert_eq!(again.head(), chain.head());
+    }
+
+    #[test]
+    fn an_element_by_anybody_but_an_owner_is_refused() {
+        let (owner, issuer) = (SigningKey::generate(), SigningKey::generate());
+        let mut chain = AdminChain::root(owner.public());
+        let add = chain.sign_next(&owner, Change::Add(admin(&issuer, "ian", &[Role::Issuer])));
+        chain.append(&add).unwrap();
+        let planted = chain.sign_next(&issuer, Change::Add(admin(&issuer, "ian", &[Role::Owner])));
+        assert!(matches!(
+            chain.append(&planted),
+            Err(AdminError::Jws { seq: 2, source: JwsError::UnknownKey(_) })
+        ));
+        assert_eq!(chain.seq(), 1);
+    }
+
+    #[test]
+    fn an_element_out_of_order_is_refused() {
+        let (owner, other) = (SigningKey::generate(), SigningKey::generate());
+        let mut chain = AdminChain::root(owner.public());
+        let stale = chain.sign_next(&owner, Change::Add(admin(&other, "old", &[Role::Auditor])));
+        let add = chain.sign_next(&owner, Change::Add(admin(&other, "new", &[Role::Auditor])));
+        chain.append(&add).unwrap();
+        assert_eq!(chain.append(&stale), Err(AdminError::Broken { seq: 2 }));
+        assert_eq!(chain.append(&add), Err(AdminError::Broken { seq: 2 }));
+    }
+
+    #[test]
+    fn the_last_owner_stays() {
+        let owner = SigningKey::generate();
+        let mut chain = AdminChain::root(owner.public());
+        let revoke = chain.sign_next(&owner, Change::Revoke(*owner.public()));
+        assert_eq!(chain.append(&revoke), Err(AdminError::LastOwner));
+        let demote = chain.sign_next(&owner, Change::Add(admin(&owner, "me", &[Role::Auditor])));
+        assert_eq!(chain.append(&demote), Err(AdminError::LastOwner));
+        assert_eq!(chain.admins().len(), 1);
+    }
+
+    #[test]
+    fn a_chain_of_another_root_is_refused() {
+        let (owner, other) = (SigningKey::generate(), SigningKey::generate());
+        let add = AdminChain::root(owner.public())
+            .sign_next(&owner, Change::Add(admin(&other, "ada", &[Role::Owner])));
+        assert!(AdminChain::verify(other.public(), &[add]).is_err());
+    }
+}

@@ -1,0 +1,267 @@
+//! Clusters, as admins see them.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::formation::ProbeResult;
+use crate::csr::Csr;
+use crate::digest::{Digest, Incarnation};
+use crate::grant::GrantId;
+use crate::jws::Jws;
+use crate::key::KeyId;
+use crate::leaves::Leaves;
+use crate::name::Name;
+use crate::url::NodeUrl;
+
+/// State of a cluster in discovery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ClusterState {
+    /// Has CAs, waits for its statement.
+    Draft,
+    /// Takes agents.
+    Open,
+    /// Has a frozen list, collects acks.
+    Preparing,
+    /// Its list is decided for ever.
+    Committed,
+    /// A majority reported the running cluster.
+    Formed,
+    /// Given up by an admin.
+    Abandoned,
+    /// Its deadline passed.
+    Expired,
+    /// Ended by an owner.
+    Retired,
+}
+
+impl ClusterState {
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ClusterState::Draft => "draft",
+            ClusterState::Open => "open",
+            ClusterState::Preparing => "preparing",
+            ClusterState::Committed => "committed",
+            ClusterState::Formed => "formed",
+            ClusterState::Abandoned => "abandoned",
+            ClusterState::Expired => "expired",
+            ClusterState::Retired => "retired",
+        }
+    }
+}
+
+impl std::fmt::Display for ClusterState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// `POST /v1/drafts`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DraftRequest {
+    /// Name of the cluster; no other live one may have it.
+    pub name: Name,
+    /// How many members.
+    pub size: u8,
+}
+
+/// A draft: what the statement is signed over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DraftResponse {
+    /// Its id.
+    pub cluster: Uuid,
+    /// CA of the members' peer certificates, PEM.
+    pub peer_ca: String,
+    /// CA of client certificates, PEM.
+    pub client_ca: String,
+    /// When the draft dies unless a statement comes, in milliseconds since 1970.
+    pub expires_at_ms: i64,
+    /// Longest deadline that this service takes, in seconds.
+    pub max_deadline_seconds: u64,
+}
+
+/// One cluster in a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ClusterSummary {
+    /// Its id.
+    pub cluster: Uuid,
+    /// Its name.
+    pub name: Name,
+    /// How many members it forms of.
+    pub size: u8,
+    /// Its state.
+    pub state: ClusterState,
+    /// Its epoch.
+    pub epoch: u64,
+    /// Seats that are taken.
+    pub seated: u8,
+    /// Agents that wait.
+    pub standbys: u32,
+    /// When it was made, in milliseconds since 1970.
+    pub created_at_ms: i64,
+    /// When it expires unless it commits, in milliseconds since 1970; none once committed.
+    pub deadline_at_ms: Option<i64>,
+}
+
+/// `GET /v1/clusters`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ClusterList {
+    /// Newest first; with `?name=` only those with that name.
+    pub clusters: Vec<ClusterSummary>,
+}
+
+/// An agent of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SeatView {
+    /// Seat, from 1; none for a standby.
+    pub seat: Option<u8>,
+    /// The member's name.
+    pub name: Name,
+    /// The agent's key.
+    pub agent: KeyId,
+    /// This life of the member.
+    pub incarnation: Incarnation,
+    /// Peer URLs.
+    pub peer_urls: Vec<NodeUrl>,
+    /// Client URLs.
+    pub client_urls: Vec<NodeUrl>,
+    /// The grant that it came with.
+    pub grant: GrantId,
+    /// Address that it last came from.
+    pub source: Option<String>,
+    /// When its lease lapses, in milliseconds since 1970; none once committed.
+    pub lease_until_ms: Option<i64>,
+    /// Whether it signed the current proposal.
+    pub acked: bool,
+    /// Its row of the matrix in this epoch.
+    pub probes: Vec<ProbeResult>,
+    /// Why it refused last.
+    pub last_nack: Option<String>,
+}
+
+/// A point in a cluster's life.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Moment {
+    /// What happened: `open`, `full`, `preparing`, `committed`, `formed`, ….
+    pub event: String,
+    /// When, in milliseconds since 1970.
+    pub at_ms: i64,
+    /// Milliseconds since the last missing agent came (negative before); none until then.
+    pub since_full_ms: Option<i64>,
+}
+
+/// One thing that a cluster waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Explanation {
+    /// Stable name of the reason, such as `seats_missing`.
+    pub code: String,
+    /// What is missing, in a sentence.
+    pub missing: String,
+    /// Who holds it: names of members, or `admin`, `service`.
+    pub held_by: Vec<String>,
+    /// The last error about it.
+    pub last_error: Option<String>,
+    /// When it is tried again, in milliseconds since 1970.
+    pub next_retry_ms: Option<i64>,
+    /// Command that would help.
+    pub command: Option<String>,
+}
+
+impl std::fmt::Display for Explanation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.missing)?;
+        if !self.held_by.is_empty() {
+            write!(f, " (held by {})", self.held_by.join(", "))?;
+        }
+        if let Some(error) = &self.last_error {
+            write!(f, "; last error: {error}")?;
+        }
+        if let Some(command) = &self.command {
+            write!(f, "; run: {command}")?;
+        }
+        Ok(())
+    }
+}
+
+/// `GET /v1/clusters/{id}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ClusterView {
+    /// The same as in the list.
+    #[serde(flatten)]
+    pub summary: ClusterSummary,
+    /// Hash of the newest statement; none for a draft.
+    pub statement: Option<Digest>,
+    /// Agents: seats in order, then standbys, longest waiting first.
+    pub seats: Vec<SeatView>,
+    /// The cluster's life so far.
+    pub timeline: Vec<Moment>,
+    /// What it waits for.
+    pub explain: Vec<Explanation>,
+    /// `h`, once committed.
+    pub document: Option<Digest>,
+    /// The Raft cluster id that a majority reported, 16 hexadecimal digits.
+    pub raft_cluster_id: Option<String>,
+    /// Alarms, such as two documents.
+    pub alarms: Vec<String>,
+}
+
+/// `GET /v1/clusters/{id}/statements`: the whole chain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StatementList {
+    /// In order.
+    pub statements: Vec<Jws>,
+}
+
+/// `GET /v1/clusters/{id}/explain`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ExplainResponse {
+    /// Its state.
+    pub state: ClusterState,
+    /// Its epoch.
+    pub epoch: u64,
+    /// What it waits for; empty if for nothing.
+    pub explain: Vec<Explanation>,
+}
+
+/// A committed list, with what is needed to verify it; to a member, with its certificates.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CommitDocument {
+    /// The signed document.
+    pub document: Jws,
+    /// The statement chain, in order.
+    pub statements: Vec<Jws>,
+    /// The member's certificates; none for an admin.
+    pub leaves: Option<Leaves>,
+}
+
+/// `POST /v1/clusters/{id}/abandon`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AbandonRequest {
+    /// Why, for those who are turned away.
+    pub reason: String,
+}
+
+/// `POST /v1/clusters/{id}/credentials`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CredentialsRequest {
+    /// The client's key.
+    pub csr: Csr,
+}
+
+/// A client certificate for `etcdctl` and applications.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CredentialsResponse {
+    /// The certificate, a PEM chain, leaf first.
+    pub certificate: String,
+    /// CA of the members' server certificates on the client port, PEM.
+    pub client_ca: String,
+    /// When it ends, in milliseconds since 1970.
+    pub expires_at_ms: i64,
+    /// Client URLs of the cluster; empty before the commit.
+    pub endpoints: Vec<NodeUrl>,
+}

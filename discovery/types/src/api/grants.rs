@@ -1,0 +1,44 @@
+//! Grants, as admins see them.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::grant::Grant;
+use crate::jws::Jws;
+use crate::key::KeyId;
+
+/// Whether a token is worth anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum GrantState {
+    /// It can be redeemed.
+    Valid,
+    /// Its time is over.
+    Expired,
+    /// Somebody revoked it.
+    Revoked,
+    /// Its cluster takes no more members by it.
+    Closed,
+}
+
+/// One grant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GrantView {
+    /// What the issuer signed.
+    pub grant: Grant,
+    /// The signed form.
+    pub jws: Jws,
+    /// Who signed it.
+    pub issuer: KeyId,
+    /// Whether it is worth anything, by the service's clock.
+    pub state: GrantState,
+    /// How many different keys have used it.
+    pub keys: u32,
+}
+
+/// `GET /v1/clusters/{id}/grants`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GrantList {
+    /// Newest first.
+    pub grants: Vec<GrantView>,
+}

@@ -1,0 +1,75 @@
+//! Bodies of the service's API: one module per group of routes.
+//!
+//! | route | request | response |
+//! |---|---|---|
+//! | `POST /v1/drafts` | [`DraftRequest`] | [`DraftResponse`] |
+//! | `PUT /v1/clusters/{id}/statement` | [`SignedBody`] | [`ClusterSummary`] |
+//! | `GET /v1/clusters[?name=]` | – | [`ClusterList`] |
+//! | `GET /v1/clusters/{id}` | – | [`ClusterView`] |
+//! | `GET /v1/clusters/{id}/statements` | – | [`StatementList`] |
+//! | `GET /v1/clusters/{id}/explain` | – | [`ExplainResponse`] |
+//! | `GET /v1/clusters/{id}/document` | – | [`CommitDocument`] |
+//! | `POST /v1/clusters/{id}/abandon` | [`AbandonRequest`] | [`ClusterSummary`] |
+//! | `POST /v1/clusters/{id}/retire` | [`SignedBody`] | [`ClusterSummary`] |
+//! | `POST /v1/clusters/{id}/credentials` | [`CredentialsRequest`] | [`CredentialsResponse`] |
+//! | `PUT /v1/grants` | [`SignedBody`] | [`GrantView`] |
+//! | `GET /v1/clusters/{id}/grants` | – | [`GrantList`] |
+//! | `GET /v1/grants/{id}` | – | [`GrantView`] |
+//! | `POST /v1/grants/{id}/revoke` | – | [`GrantView`] |
+//! | `GET /v1/admins` | – | [`AdminList`] |
+//! | `PUT /v1/admins` | [`SignedBody`] | [`AdminList`] |
+//! | `POST /v1/token` | [`TokenRequest`] (a form) | [`TokenResponse`] |
+//! | `POST /v1/db/accept` | [`AcceptRequest`] | [`AcceptResponse`] |
+//! | `GET /v1/context` | – | [`ContextResponse`] |
+//! | `GET /v1/jwks` | – | [`Jwks`] |
+//! | `POST /v1/redeem` | [`SignedBody`] | [`RedeemResponse`] |
+//! | `POST /v1/clusters/{id}/poll` | [`PollRequest`] | [`PollResponse`] |
+//! | `GET /v1/clusters/{id}/poll?after=` | – | [`PollResponse`] |
+//! | `POST /v1/clusters/{id}/ack` | [`SignedBody`] | [`PollResponse`] |
+//! | `POST /v1/clusters/{id}/nack` | [`NackRequest`] | [`PollResponse`] |
+//! | `POST /v1/clusters/{id}/probes` | [`ProbesRequest`] | [`PollResponse`] |
+//! | `POST /v1/clusters/{id}/release` | [`SignedBody`] | [`PollResponse`] |
+//! | `POST /v1/clusters/{id}/report` | [`ReportRequest`] | [`ReportResponse`] |
+//! | `POST /v1/clusters/{id}/adopt` | [`AdoptRequest`] | [`ClusterSummary`] |
+//!
+//! Requests deny unknown members; responses may grow, so they don't.
+
+mod access;
+mod clusters;
+mod formation;
+mod grants;
+
+pub use access::{
+    AcceptRequest, AcceptResponse, AdminList, ContextResponse, Jwk, Jwks, TokenRequest,
+    TokenResponse,
+};
+pub use clusters::{
+    AbandonRequest, ClusterList, ClusterState, ClusterSummary, ClusterView, CommitDocument,
+    CredentialsRequest, CredentialsResponse, DraftRequest, DraftResponse, ExplainResponse,
+    Explanation, Moment, SeatView, StatementList,
+};
+pub use formation::{
+    AdoptRequest, MatrixRow, NackReason, NackRequest, PollRequest, PollResponse, ProbeResult,
+    ProbesRequest, RedeemResponse, ReportRequest, ReportResponse, Session, Standing,
+};
+pub use grants::{GrantList, GrantState, GrantView};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::jws::Jws;
+
+/// Longest request body, but for [`MAX_ADOPT_BODY`].
+pub const MAX_BODY: usize = 64 * 1024;
+/// Longest body of `adopt`: a document and its statement chain.
+pub const MAX_ADOPT_BODY: usize = 512 * 1024;
+/// Longest response body that a client reads.
+pub const MAX_RESPONSE: usize = 4 * 1024 * 1024;
+
+/// A request that is one signed message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SignedBody {
+    /// The compact JWS.
+    pub jws: Jws,
+}

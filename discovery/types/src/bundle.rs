@@ -1,0 +1,216 @@
+//! The join bundle: the one line that a host needs, and the admin's context, its sibling.
+//!
+//! `muster1 urls=https://a:8443,https://b:8443 pins=<hex> cluster=<id> statement=<hex> mst_…`
+
+use std::str::FromStr;
+
+use secrecy::{ExposeSecret, SecretString};
+use uuid::Uuid;
+use zeroize::Zeroizing;
+
+use crate::digest::Digest;
+use crate::token::{TOKEN_PREFIX, Token, TokenError};
+use crate::url::{ServiceUrl, UrlError};
+
+/// First word of a bundle.
+pub const BUNDLE_WORD: &str = "muster1";
+/// Longest line that is looked at.
+pub const MAX_LINE: usize = 4096;
+/// Most URLs of a service.
+pub const MAX_URLS: usize = 8;
+/// Most pins: two while the service's key is being changed.
+pub const MAX_PINS: usize = 2;
+
+/// Why a text is no bundle. Shows nothing of the token.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LineError {
+    /// Nothing there.
+    #[error("empty: expected one line that begins with `{0}`")]
+    Empty(&'static str),
+    /// Longer than any such line.
+    #[error("longer than {MAX_LINE} characters: expected one line that begins with `{0}`")]
+    TooLong(&'static str),
+    /// More than one line.
+    #[error("expected one line that begins with `{0}`, found several")]
+    Lines(&'static str),
+    /// Another first word.
+    #[error("expected one line that begins with `{expected}`{hint}")]
+    FirstWord {
+        /// What it should be.
+        expected: &'static str,
+        /// What this seems to be instead; empty if there is no guess.
+        hint: &'static str,
+    },
+    /// A part is missing.
+    #[error("`{0}=` is missing: was all of the line copied?")]
+    Missing(&'static str),
+    /// A part stands there twice.
+    #[error("`{0}=` stands there twice")]
+    Twice(&'static str),
+    /// A part that doesn't belong there.
+    #[error("word {0} of the line is not one that belongs there")]
+    Unexpected(usize),
+    /// A part's value can't be read.
+    #[error("`{0}=` can't be read: {1}")]
+    Value(&'static str, String),
+    /// No token at the end.
+    #[error("the token (mst_…) is missing at the end: was all of the line copied?")]
+    NoToken,
+    /// The token can't be read.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+}
+
+/// What a host needs to become a member.
+#[derive(Debug)]
+pub struct Bundle {
+    /// Where the service is, in order of preference.
+    pub urls: Vec<ServiceUrl>,
+    /// SHA-256 of the service's TLS key (SPKI): one, or two while it is being changed.
+    pub pins: Vec<Digest>,
+    /// The cluster.
+    pub cluster: Uuid,
+    /// Hash of a statement of the cluster: where trust begins.
+    pub statement: Digest,
+    /// The token.
+    pub token: Token,
+}
+
+impl Bundle {
+    /// The line, without a newline. Holds the token's secret.
+    pub fn expose(&self) -> SecretString {
+        let token = self.token.expose();
+        SecretString::from(format!(
+            "{BUNDLE_WORD} urls={} pins={} cluster={} statement={} {}",
+            join(&self.urls),
+            join(&self.pins),
+            self.cluster,
+            self.statement,
+            token.expose_secret(),
+        ))
+    }
+}
+
+impl FromStr for Bundle {
+    type Err = LineError;
+
+    fn from_str(text: &str) -> Result<Self, LineError> {
+        let mut line = Line::read(text, BUNDLE_WORD)?;
+        let bundle = Self {
+            urls: line.urls()?,
+            pins: line.pins()?,
+            cluster: line.value("cluster", |text| {
+                Uuid::try_parse(text).map_err(|_| "expected a UUID".to_owned())
+            })?,
+            statement: line.value("statement", |text| {
+                text.parse().map_err(|error: crate::digest::NotHex| error.to_string())
+            })?,
+            token: line.token()?,
+        };
+        line.finish()?;
+        Ok(bundle)
+    }
+}
+
+/// A line of `key=value` words, each taken once.
+pub(crate) struct Line<'t> {
+    words: Vec<Option<&'t str>>,
+}
+
+impl<'t> Line<'t> {
+    pub(crate) fn read(text: &'t str, first: &'static str) -> Result<Self, LineError> {
+        let text = text.trim();
+        if text.is_empty() {
+            return Err(LineError::Empty(first));
+        }
+        let mut words: Vec<_> = text.split_ascii_whitespace().take(16).map(Some).collect();
+        if words[0] != Some(first) {
+            let hint = match words[0].unwrap_or_default() {
+                word if word.starts_with(TOKEN_PREFIX) => {
+                    ": this is a token alone, the whole bundle is needed"
+                }
+                BUNDLE_WORD => ": this is a join bundle, for a host and not for an admin",
+                crate::context::CONTEXT_WORD => {
+                    ": this is an admin's context, a host needs a join bundle"
+                }
+                word if word.starts_with("muster") => ": it is of another version of Muster",
+                word if word.starts_with("-----BEGIN") => ": this is a PEM file",
+                _ => "",
+            };
+            return Err(LineError::FirstWord { expected: first, hint });
+        }
+        if text.len() > MAX_LINE {
+            return Err(LineError::TooLong(first));
+        }
+        if text.contains(['\n', '\r']) {
+            return Err(LineError::Lines(first));
+        }
+        words[0] = None;
+        Ok(Self { words })
+    }
+
+    pub(crate) fn value<T>(
+        &mut self,
+        key: &'static str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Result<T, LineError> {
+        let mut found = None;
+        for word in &mut self.words {
+            let value = word.and_then(|w| w.strip_prefix(key)?.strip_prefix('='));
+            if let Some(value) = value {
+                if found.replace(value).is_some() {
+                    return Err(LineError::Twice(key));
+                }
+                *word = None;
+            }
+        }
+        let value = found.ok_or(LineError::Missing(key))?;
+        parse(value).map_err(|reason| LineError::Value(key, reason))
+    }
+
+    pub(crate) fn urls(&mut self) -> Result<Vec<ServiceUrl>, LineError> {
+        self.value("urls", |text| {
+            list(text, MAX_URLS, |url| url.parse().map_err(|error: UrlError| error.to_string()))
+        })
+    }
+
+    pub(crate) fn pins(&mut self) -> Result<Vec<Digest>, LineError> {
+        self.value("pins", |text| {
+            let pin = |pin: &str| pin.parse().map_err(|e: crate::digest::NotHex| e.to_string());
+            list(text, MAX_PINS, pin)
+        })
+    }
+
+    fn token(&mut self) -> Result<Token, LineError> {
+        let word = self.words.iter_mut().find(|w| w.is_some_and(|w| w.starts_with(TOKEN_PREFIX)));
+        let token =
+            Zeroizing::new(word.and_then(Option::take).ok_or(LineError::NoToken)?.to_owned());
+        Ok(token.parse()?)
+    }
+
+    pub(crate) fn finish(self) -> Result<(), LineError> {
+        match self.words.iter().position(Option::is_some) {
+            Some(position) => Err(LineError::Unexpected(position + 1)),
+            None => Ok(()),
+        }
+    }
+}
+
+pub(crate) fn list<T>(
+    text: &str,
+    most: usize,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<Vec<T>, String> {
+    let items = text.split(',').map(parse).collect::<Result<Vec<_>, _>>()?;
+    if items.len() > most {
+        return Err(format!("at most {most}"));
+    }
+    Ok(items)
+}
+
+pub(crate) fn join<T: std::fmt::Display>(items: &[T]) -> String {
+    items.iter().map(T::to_string).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,125 @@
+//! What admins ask.
+
+use reqwest::Method;
+use uuid::Uuid;
+
+use super::{Client, ClientError};
+use crate::api::{
+    AbandonRequest, AcceptRequest, AcceptResponse, AdminList, ClusterList, ClusterSummary,
+    ClusterView, CommitDocument, CredentialsRequest, CredentialsResponse, DraftRequest,
+    DraftResponse, ExplainResponse, GrantList, GrantView, SignedBody, StatementList,
+};
+use crate::csr::Csr;
+use crate::grant::GrantId;
+use crate::jws::Jws;
+use crate::name::Name;
+
+impl Client {
+    /// Makes a draft of a cluster.
+    pub async fn create_draft(&self, draft: &DraftRequest) -> Result<DraftResponse, ClientError> {
+        self.send(Method::POST, "/v1/drafts".into(), draft).await
+    }
+
+    /// Puts a cluster's first or next statement.
+    pub async fn put_statement(
+        &self,
+        cluster: Uuid,
+        statement: &Jws,
+    ) -> Result<ClusterSummary, ClientError> {
+        let body = SignedBody { jws: statement.clone() };
+        self.send(Method::PUT, format!("/v1/clusters/{cluster}/statement"), &body).await
+    }
+
+    /// Lists clusters, or those with this name.
+    pub async fn list_clusters(&self, name: Option<&Name>) -> Result<ClusterList, ClientError> {
+        let query = name.map(|name| format!("?name={name}")).unwrap_or_default();
+        self.get(format!("/v1/clusters{query}")).await
+    }
+
+    /// Shows a cluster.
+    pub async fn show_cluster(&self, cluster: Uuid) -> Result<ClusterView, ClientError> {
+        self.get(format!("/v1/clusters/{cluster}")).await
+    }
+
+    /// A cluster's statement chain, unverified.
+    pub async fn statements(&self, cluster: Uuid) -> Result<StatementList, ClientError> {
+        self.get(format!("/v1/clusters/{cluster}/statements")).await
+    }
+
+    /// What a cluster waits for.
+    pub async fn explain(&self, cluster: Uuid) -> Result<ExplainResponse, ClientError> {
+        self.get(format!("/v1/clusters/{cluster}/explain")).await
+    }
+
+    /// A cluster's commit document, unverified.
+    pub async fn document(&self, cluster: Uuid) -> Result<CommitDocument, ClientError> {
+        self.get(format!("/v1/clusters/{cluster}/document")).await
+    }
+
+    /// Gives up a cluster that has not committed.
+    pub async fn abandon(
+        &self,
+        cluster: Uuid,
+        reason: &str,
+    ) -> Result<ClusterSummary, ClientError> {
+        let body = AbandonRequest { reason: reason.to_owned() };
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/abandon"), &body).await
+    }
+
+    /// Ends a committed cluster, by an owner's word.
+    pub async fn retire(&self, cluster: Uuid, retire: &Jws) -> Result<ClusterSummary, ClientError> {
+        let body = SignedBody { jws: retire.clone() };
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/retire"), &body).await
+    }
+
+    /// A client certificate over the key of `csr`.
+    pub async fn credentials(
+        &self,
+        cluster: Uuid,
+        csr: &Csr,
+    ) -> Result<CredentialsResponse, ClientError> {
+        let body = CredentialsRequest { csr: csr.clone() };
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/credentials"), &body).await
+    }
+
+    /// Stores a grant.
+    pub async fn put_grant(&self, grant: &Jws) -> Result<GrantView, ClientError> {
+        self.send(Method::PUT, "/v1/grants".into(), &SignedBody { jws: grant.clone() }).await
+    }
+
+    /// A cluster's grants.
+    pub async fn list_grants(&self, cluster: Uuid) -> Result<GrantList, ClientError> {
+        self.get(format!("/v1/clusters/{cluster}/grants")).await
+    }
+
+    /// One grant.
+    pub async fn show_grant(&self, grant: GrantId) -> Result<GrantView, ClientError> {
+        self.get(format!("/v1/grants/{grant}")).await
+    }
+
+    /// Revokes a grant.
+    pub async fn revoke_grant(&self, grant: GrantId) -> Result<GrantView, ClientError> {
+        self.send(Method::POST, format!("/v1/grants/{grant}/revoke"), &Empty {}).await
+    }
+
+    /// The admin chain, unverified.
+    pub async fn list_admins(&self) -> Result<AdminList, ClientError> {
+        self.get("/v1/admins".into()).await
+    }
+
+    /// Puts the next element of the admin chain.
+    pub async fn put_admin(&self, element: &Jws) -> Result<AdminList, ClientError> {
+        self.send(Method::PUT, "/v1/admins".into(), &SignedBody { jws: element.clone() }).await
+    }
+
+    /// Accepts a database that was restored or swapped.
+    pub async fn accept_database(
+        &self,
+        request: &AcceptRequest,
+    ) -> Result<AcceptResponse, ClientError> {
+        self.send(Method::POST, "/v1/db/accept".into(), request).await
+    }
+}
+
+#[derive(serde::Serialize)]
+struct Empty {}

@@ -1,0 +1,97 @@
+//! What agents ask.
+
+use std::time::Duration;
+
+use reqwest::Method;
+use uuid::Uuid;
+
+use super::http::{Body, Request};
+use super::{Client, ClientError};
+use crate::api::{
+    AdoptRequest, ClusterSummary, Jwks, NackRequest, PollRequest, PollResponse, ProbesRequest,
+    RedeemResponse, ReportRequest, ReportResponse, SignedBody,
+};
+use crate::jws::Jws;
+
+/// How long a parked poll may stay parked: the service's longest, and time to answer.
+const POLL_LIMIT: Duration = Duration::from_secs(55 + 15);
+/// How long a redeem may take.
+const REDEEM_LIMIT: Duration = Duration::from_secs(20);
+
+impl Client {
+    /// Redeems a token, and keeps the access token that comes back.
+    pub async fn redeem(&self, envelope: &Jws) -> Result<RedeemResponse, ClientError> {
+        let body = SignedBody { jws: envelope.clone() };
+        let json = serde_json::to_vec(&body).expect("bodies are plain structs");
+        let response: RedeemResponse = self
+            .ask(Request {
+                method: Method::POST,
+                path: "/v1/redeem".into(),
+                body: Body::Json(&json),
+                authenticated: false,
+                limit: REDEEM_LIMIT,
+            })
+            .await?;
+        self.remember_token(&response.issuer, &response.token).await;
+        Ok(response)
+    }
+
+    /// Renews the lease, and waits for news after the revision that is already known.
+    pub async fn poll(
+        &self,
+        cluster: Uuid,
+        poll: &PollRequest,
+    ) -> Result<PollResponse, ClientError> {
+        self.send_within(Method::POST, format!("/v1/clusters/{cluster}/poll"), poll, POLL_LIMIT)
+            .await
+    }
+
+    /// Hands in an ack.
+    pub async fn ack(&self, cluster: Uuid, ack: &Jws) -> Result<PollResponse, ClientError> {
+        let body = SignedBody { jws: ack.clone() };
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/ack"), &body).await
+    }
+
+    /// Refuses a proposal.
+    pub async fn nack(
+        &self,
+        cluster: Uuid,
+        nack: &NackRequest,
+    ) -> Result<PollResponse, ClientError> {
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/nack"), nack).await
+    }
+
+    /// Hands in this seat's row of the matrix.
+    pub async fn probes(
+        &self,
+        cluster: Uuid,
+        probes: &ProbesRequest,
+    ) -> Result<PollResponse, ClientError> {
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/probes"), probes).await
+    }
+
+    /// Hands in a release.
+    pub async fn release(&self, cluster: Uuid, release: &Jws) -> Result<PollResponse, ClientError> {
+        let body = SignedBody { jws: release.clone() };
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/release"), &body).await
+    }
+
+    /// Reports what the node says.
+    pub async fn report(
+        &self,
+        cluster: Uuid,
+        report: &ReportRequest,
+    ) -> Result<ReportResponse, ClientError> {
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/report"), report).await
+    }
+
+    /// Shows the service a document that it may have lost.
+    pub async fn adopt(&self, adopt: &AdoptRequest) -> Result<ClusterSummary, ClientError> {
+        self.send(Method::POST, format!("/v1/clusters/{}/adopt", adopt.cluster), adopt).await
+    }
+
+    /// The service's signing keys.
+    pub async fn jwks(&self) -> Result<Jwks, ClientError> {
+        self.get_public("/v1/jwks").await
+    }
+}

@@ -1,0 +1,410 @@
+//! One request: URLs in turn, bounded, authenticated.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use reqwest::Method;
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::Mutex;
+
+use super::error::{ClientError, pin_mismatch};
+use super::pinned::client_tls_config;
+use crate::access::{Assertion, JWT_BEARER};
+use crate::api::{ContextResponse, MAX_RESPONSE, TokenResponse};
+use crate::digest::Digest;
+use crate::jws::Jws;
+use crate::key::SigningKey;
+use crate::problem::{Code, Problem};
+use crate::url::ServiceUrl;
+
+/// How long a connection may take to come up.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// How long a request may take that isn't parked.
+const REQUEST_LIMIT: Duration = Duration::from_secs(20);
+/// A token is renewed this long before it ends.
+const RENEW_BEFORE: Duration = Duration::from_secs(60);
+
+/// Whom to speak to, and as whom.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    /// Where the service is; tried in turn, beginning with the last that answered.
+    pub urls: Vec<ServiceUrl>,
+    /// SHA-256 of the service's TLS key (SPKI).
+    pub pins: Vec<Digest>,
+    /// The admin's or agent's key; without one only public routes answer.
+    pub key: Option<Arc<SigningKey>>,
+}
+
+/// A client of one discovery service. Cheap to share behind an [`Arc`].
+#[derive(Debug)]
+pub struct Client {
+    config: ClientConfig,
+    http: reqwest::Client,
+    preferred: AtomicUsize,
+    /// Service's clock minus ours, in milliseconds, from the last `Date` header.
+    offset_ms: AtomicI64,
+    access: Mutex<Access>,
+}
+
+/// What is known for getting and using access tokens. The lock is held while a token is fetched,
+/// so that a burst of requests fetches one.
+#[derive(Debug, Default)]
+struct Access {
+    issuer: Option<String>,
+    token: Option<(Jws, Instant)>,
+}
+
+/// What to ask.
+pub(super) struct Request<'b> {
+    pub method: Method,
+    pub path: String,
+    pub body: Body<'b>,
+    pub authenticated: bool,
+    pub limit: Duration,
+}
+
+pub(super) enum Body<'b> {
+    None,
+    Json(&'b [u8]),
+    Form(&'b [u8]),
+}
+
+struct Answer {
+    status: u16,
+    json: bool,
+    problem: bool,
+    body: Vec<u8>,
+}
+
+impl Client {
+    /// A client; connects to nothing yet.
+    pub fn new(config: ClientConfig) -> Result<Self, ClientError> {
+        let tls = client_tls_config(&config.pins, config.key.as_deref());
+        let http = reqwest::Client::builder()
+            .tls_backend_preconfigured(tls)
+            .https_only(true)
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(CONNECT_LIMIT)
+            .user_agent(concat!("muster/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(|error| ClientError::Setup(error.into()))?;
+        Ok(Self {
+            config,
+            http,
+            preferred: AtomicUsize::new(0),
+            offset_ms: AtomicI64::new(0),
+            access: Mutex::default(),
+        })
+    }
+
+    /// Whom it speaks to.
+    pub fn config(&self) -> &ClientConfig {
+        &self.config
+    }
+
+    /// The service's time in milliseconds since 1970: our clock, corrected by the last answer's
+    /// `Date` (whole seconds). Our own clock before the first answer.
+    pub fn service_now_ms(&self) -> i64 {
+        own_now_ms() + self.offset_ms.load(Ordering::Relaxed)
+    }
+
+    /// Service's clock minus ours, in milliseconds, as the last answer had it.
+    pub fn clock_offset_ms(&self) -> i64 {
+        self.offset_ms.load(Ordering::Relaxed)
+    }
+
+    /// What anybody may know about the service.
+    pub async fn context(&self) -> Result<ContextResponse, ClientError> {
+        self.get_public("/v1/context").await
+    }
+
+    /// Uses a token that came with another answer (a redeem's).
+    pub async fn remember_token(&self, issuer: &str, token: &TokenResponse) {
+        let mut access = self.access.lock().await;
+        access.issuer = Some(issuer.to_owned());
+        access.token = Some(kept(token));
+    }
+
+    pub(super) async fn get_public<T: DeserializeOwned>(
+        &self,
+        path: &str,
+    ) -> Result<T, ClientError> {
+        self.ask(Request {
+            method: Method::GET,
+            path: path.to_owned(),
+            body: Body::None,
+            authenticated: false,
+            limit: REQUEST_LIMIT,
+        })
+        .await
+    }
+
+    pub(super) async fn get<T: DeserializeOwned>(&self, path: String) -> Result<T, ClientError> {
+        let (method, body) = (Method::GET, Body::None);
+        self.ask(Request { method, path, body, authenticated: true, limit: REQUEST_LIMIT }).await
+    }
+
+    pub(super) async fn send<B: Serialize, T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: String,
+        body: &B,
+    ) -> Result<T, ClientError> {
+        self.send_within(method, path, body, REQUEST_LIMIT).await
+    }
+
+    pub(super) async fn send_within<B: Serialize, T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: String,
+        body: &B,
+        limit: Duration,
+    ) -> Result<T, ClientError> {
+        let json = serde_json::to_vec(body).expect("bodies are plain structs");
+        let body = Body::Json(&json);
+        self.ask(Request { method, path, body, authenticated: true, limit }).await
+    }
+
+    /// Asks, and reads the answer as `T`. A token that the service no longer takes is replaced
+    /// once: its clock, not ours, says when one ends.
+    pub(super) async fn ask<T: DeserializeOwned>(
+        &self,
+        request: Request<'_>,
+    ) -> Result<T, ClientError> {
+        let first = self.ask_once(&request).await;
+        match &first {
+            Err(ClientError::Problem(problem))
+                if problem.code == Code::TokenInvalid && request.authenticated =>
+            {
+                self.access.lock().await.token = None;
+                self.ask_once(&request).await
+            }
+            _ => first,
+        }
+    }
+
+    async fn ask_once<T: DeserializeOwned>(&self, request: &Request<'_>) -> Result<T, ClientError> {
+        let token = match request.authenticated {
+            true => Some(self.access_token().await?),
+            false => None,
+        };
+        let (url, answer) = self.any_url(request, token.as_ref()).await?;
+        read_answer(&url, &answer)
+    }
+
+    /// Tries the URLs in turn, from the one that answered last. Goes on to the next one only where
+    /// the request can't have arrived.
+    async fn any_url(
+        &self,
+        request: &Request<'_>,
+        token: Option<&Jws>,
+    ) -> Result<(String, Answer), ClientError> {
+        let first = self.preferred.load(Ordering::Relaxed);
+        let count = self.config.urls.len();
+        let mut last = None;
+        for i in 0..count {
+            let index = (first + i) % count;
+            let url = self.config.urls[index].to_string();
+            match self.one_url(&url, request, token).await {
+                Ok(answer) => {
+                    self.preferred.store(index, Ordering::Relaxed);
+                    return Ok((url, answer));
+                }
+                Err(error @ (ClientError::Unreachable { .. } | ClientError::Pin { .. })) => {
+                    // A mismatch is what a person must hear about, before any time-out.
+                    if !matches!(last, Some(ClientError::Pin { .. })) {
+                        last = Some(error);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| ClientError::Setup("no URL of the service is known".into())))
+    }
+
+    async fn one_url(
+        &self,
+        url: &str,
+        request: &Request<'_>,
+        token: Option<&Jws>,
+    ) -> Result<Answer, ClientError> {
+        let mut builder = self
+            .http
+            .request(request.method.clone(), format!("{url}{}", request.path))
+            .timeout(request.limit);
+        if let Some(token) = token {
+            let mut value = reqwest::header::HeaderValue::from_str(&format!("Bearer {token}"))
+                .expect("a compact JWS is ASCII");
+            value.set_sensitive(true);
+            builder = builder.header(AUTHORIZATION, value);
+        }
+        builder = match request.body {
+            Body::None => builder,
+            Body::Json(json) => {
+                builder.header(CONTENT_TYPE, "application/json").body(json.to_vec())
+            }
+            Body::Form(form) => builder
+                .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+                .body(form.to_vec()),
+        };
+        let before = own_now_ms();
+        let response = builder.send().await.map_err(|error| failed(url, error))?;
+        self.read_date(response.headers(), before);
+        let status = response.status().as_u16();
+        let kind = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let kind = kind.unwrap_or_default().split(';').next().unwrap_or_default().trim();
+        let (json, problem) = (kind == "application/json", kind == crate::problem::PROBLEM_JSON);
+        let body = bounded(url, status, response).await?;
+        Ok(Answer { status, json, problem, body })
+    }
+
+    fn read_date(&self, headers: &HeaderMap, before: i64) {
+        let date = headers.get(reqwest::header::DATE).and_then(|value| value.to_str().ok());
+        let Some(date) = date.and_then(http_date_seconds) else { return };
+        let own = (before + own_now_ms()) / 2;
+        // A Date is cut to the second, so on average half a second late.
+        let offset = date * 1000 + 500 - own;
+        self.offset_ms.store(if offset.abs() < 1500 { 0 } else { offset }, Ordering::Relaxed);
+    }
+
+    /// A valid access token, fetched if need be.
+    async fn access_token(&self) -> Result<Jws, ClientError> {
+        let key = self.config.key.as_ref().ok_or(ClientError::NoKey)?;
+        let mut access = self.access.lock().await;
+        if let Some((token, until)) = &access.token {
+            if Instant::now() < *until {
+                return Ok(token.clone());
+            }
+        }
+        let issuer = match &access.issuer {
+            Some(issuer) => issuer.clone(),
+            None => {
+                let context = Box::pin(self.fetch_context()).await?;
+                access.issuer.insert(context.issuer).clone()
+            }
+        };
+        let now = u64::try_from(self.service_now_ms() / 1000).unwrap_or_default();
+        let assertion = Assertion::sign(key, &issuer, now);
+        // Neither value has a character that a form would have to escape, but for the colons.
+        let form = format!("grant_type={}&assertion={assertion}", JWT_BEARER.replace(':', "%3A"));
+        let request = Request {
+            method: Method::POST,
+            path: "/v1/token".into(),
+            body: Body::Form(form.as_bytes()),
+            authenticated: false,
+            limit: REQUEST_LIMIT,
+        };
+        let (url, answer) = self.any_url(&request, None).await?;
+        let token: TokenResponse = read_answer(&url, &answer)?;
+        access.token = Some(kept(&token));
+        Ok(token.access_token)
+    }
+
+    async fn fetch_context(&self) -> Result<ContextResponse, ClientError> {
+        let request = Request {
+            method: Method::GET,
+            path: "/v1/context".into(),
+            body: Body::None,
+            authenticated: false,
+            limit: REQUEST_LIMIT,
+        };
+        let (url, answer) = self.any_url(&request, None).await?;
+        read_answer(&url, &answer)
+    }
+}
+
+fn kept(token: &TokenResponse) -> (Jws, Instant) {
+    let life = Duration::from_secs(token.expires_in).saturating_sub(RENEW_BEFORE);
+    (token.access_token.clone(), Instant::now() + life)
+}
+
+fn failed(url: &str, error: reqwest::Error) -> ClientError {
+    let url = url.to_owned();
+    if let Some(mismatch) = pin_mismatch(&error) {
+        return ClientError::Pin { url, mismatch };
+    }
+    let connecting = error.is_connect();
+    // Its own text repeats the URL.
+    let source = Box::new(error.without_url());
+    match connecting {
+        true => ClientError::Unreachable { url, source },
+        false => ClientError::Interrupted { url, source },
+    }
+}
+
+async fn bounded(
+    url: &str,
+    status: u16,
+    mut response: reqwest::Response,
+) -> Result<Vec<u8>, ClientError> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|error| failed(url, error))? {
+        if body.len() + chunk.len() > MAX_RESPONSE {
+            let reason = format!("the answer is longer than {MAX_RESPONSE} bytes");
+            return Err(ClientError::Foreign { url: url.into(), status, reason });
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+fn read_answer<T: DeserializeOwned>(url: &str, answer: &Answer) -> Result<T, ClientError> {
+    let foreign = |reason| ClientError::Foreign { url: url.into(), status: answer.status, reason };
+    if answer.problem {
+        let problem: Problem =
+            serde_json::from_slice(&answer.body).map_err(|error| foreign(error.to_string()))?;
+        return Err(ClientError::Problem(Box::new(problem)));
+    }
+    if !(200..300).contains(&answer.status) || !answer.json {
+        return Err(foreign("expected JSON".into()));
+    }
+    serde_json::from_slice(&answer.body).map_err(|error| foreign(error.to_string()))
+}
+
+fn own_now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Seconds since 1970 of an IMF-fixdate (RFC 9110, section 5.6.7), the one form that is sent.
+fn http_date_seconds(text: &str) -> Option<i64> {
+    const MONTHS: [&str; 12] =
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let mut words = text.strip_suffix(" GMT")?.split(' ').skip(1);
+    let day: i64 = words.next()?.parse().ok()?;
+    let month = words.next()?;
+    let month = 1 + i64::try_from(MONTHS.iter().position(|name| *name == month)?).ok()?;
+    let year: i64 = words.next()?.parse().ok()?;
+    let mut time = words.next()?.split(':').map(|part| part.parse::<i64>().ok());
+    let (hour, minute, second) = (time.next()??, time.next()??, time.next()??);
+    // Days from the civil calendar, counted in years that begin in March.
+    let shifted = if month <= 2 { year - 1 } else { year };
+    let era_year = shifted.rem_euclid(400);
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    let day_of_era = era_year * 365 + era_year / 4 - era_year / 100 + day_of_year;
+    let days = shifted.div_euclid(400) * 146_097 + day_of_era - 719_468;
+    Some(((days * 24 + hour) * 60 + minute) * 60 + second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_read() {
+        for (text, seconds) in [
+            ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", 784_111_777),
+            ("Tue, 29 Feb 2028 23:59:59 GMT", 1_835_481_599),
+        ] {
+            assert_eq!(http_date_seconds(text), Some(seconds));
+        }
+        for junk in ["", "GMT", "Sun, 06 Foo 1994 08:49:37 GMT", "Sun, 06 Nov 1994 08:49 GMT"] {
+            assert_eq!(http_date_seconds(junk), None);
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! The HTTPS client. It speaks to a pinned key and to nothing else, shows a certificate over its
+//! own key, and turns problem documents into typed errors.
+
+mod admins;
+mod agents;
+mod error;
+mod http;
+mod pinned;
+
+pub use error::ClientError;
+pub use http::{Client, ClientConfig};
+pub use pinned::{PinMismatch, client_tls_config};

@@ -1,0 +1,67 @@
+//! What an admin's tool knows about a discovery service: where it is, which key it must show, and
+//! which owners' word counts. One line, without a secret.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::bundle::{Line, LineError, join, list};
+use crate::digest::Digest;
+use crate::key::{KeyError, PublicKey};
+use crate::url::ServiceUrl;
+
+/// First word of a context.
+pub const CONTEXT_WORD: &str = "muster-context1";
+/// Most owner keys in a context.
+pub const MAX_OWNERS: usize = 16;
+
+/// An admin's context.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Context {
+    /// Where the service is, in order of preference.
+    pub urls: Vec<ServiceUrl>,
+    /// SHA-256 of the service's TLS key (SPKI).
+    pub pins: Vec<Digest>,
+    /// Keys of owners: a statement chain must begin with one of them.
+    pub owners: Vec<PublicKey>,
+}
+
+impl fmt::Display for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { urls, pins, owners } = self;
+        let (urls, pins, owners) = (join(urls), join(pins), join(owners));
+        write!(f, "{CONTEXT_WORD} urls={urls} pins={pins} owners={owners}")
+    }
+}
+
+impl FromStr for Context {
+    type Err = LineError;
+
+    fn from_str(text: &str) -> Result<Self, LineError> {
+        let mut line = Line::read(text, CONTEXT_WORD)?;
+        let owner = |text: &str| text.parse().map_err(|error: KeyError| error.to_string());
+        let context = Self {
+            urls: line.urls()?,
+            pins: line.pins()?,
+            owners: line.value("owners", |text| list(text, MAX_OWNERS, owner))?,
+        };
+        line.finish()?;
+        Ok(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::SigningKey;
+
+    #[test]
+    fn a_context_survives_its_line() {
+        let context = Context {
+            urls: vec!["https://10.0.0.1:8443".parse().unwrap()],
+            pins: vec![Digest::of(b"a"), Digest::of(b"b")],
+            owners: vec![*SigningKey::generate().public()],
+        };
+        assert_eq!(context.to_string().parse(), Ok(context.clone()));
+        assert_eq!(format!("  {context}\n").parse(), Ok(context));
+    }
+}

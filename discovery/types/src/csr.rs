@@ -1,0 +1,168 @@
+//! The node's key and its signing request.
+//!
+//! Of a request only the public key is used, and that its owner made it (its self-signature).
+//! Names, addresses and uses in it are ignored: those come from the committed record.
+
+use data_encoding::BASE64URL_NOPAD;
+use rcgen::CertificateSigningRequestParams;
+use rustls::pki_types::CertificateSigningRequestDer;
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::prelude::FromDer;
+use zeroize::Zeroizing;
+
+use crate::digest::Digest;
+use crate::text::wire_text;
+
+/// Longest request in DER.
+pub const MAX_CSR: usize = 1024;
+
+/// Why a signing request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CsrError {
+    /// Not a PKCS#10 request of at most [`MAX_CSR`] bytes, or one with extensions unknown to us.
+    #[error("not a PKCS#10 signing request of at most {MAX_CSR} bytes")]
+    Malformed,
+    /// Certificates of servers are ECDSA P-256: some clients refuse anything else.
+    #[error("the key of a signing request must be ECDSA P-256")]
+    NotP256,
+    /// Not signed by its own key.
+    #[error("the signing request is not signed by its own key")]
+    BadSignature,
+}
+
+/// A PKCS#10 request in DER, as base64url. Not checked before [`Csr::verify`].
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Csr(Vec<u8>);
+
+/// A request that is signed by its own P-256 key.
+#[derive(Debug)]
+pub struct VerifiedCsr {
+    /// The key to certify. Take nothing else from a request.
+    pub public_key: rcgen::PublicKey,
+    /// SHA-256 of its SubjectPublicKeyInfo: the node key as `muster-node` knows it.
+    pub node_key: Digest,
+}
+
+/// A P-256 private key with its request.
+#[derive(Debug)]
+pub struct NodeKey {
+    /// Private key, PEM PKCS#8.
+    pub key_pem: Zeroizing<String>,
+    /// Its request.
+    pub csr: Csr,
+}
+
+impl NodeKey {
+    /// A new random P-256 key.
+    pub fn generate() -> Self {
+        let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)
+            .expect("ring makes P-256 keys");
+        let key_pem = Zeroizing::new(pair.serialize_pem());
+        Self { csr: Csr::new(&pair), key_pem }
+    }
+}
+
+impl Csr {
+    /// A request by `pair`, with no more in it than a request must have.
+    pub fn new(pair: &rcgen::KeyPair) -> Self {
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        let request = params.serialize_request(pair).expect("a P-256 key signs any request");
+        Self(request.der().to_vec())
+    }
+
+    /// From DER, unchecked.
+    pub fn from_der(der: Vec<u8>) -> Self {
+        Self(der)
+    }
+
+    /// The DER bytes.
+    pub fn der(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Checks the self-signature and the kind of key.
+    pub fn verify(&self) -> Result<VerifiedCsr, CsrError> {
+        if self.0.len() > MAX_CSR {
+            return Err(CsrError::Malformed);
+        }
+        let (rest, parsed) =
+            X509CertificationRequest::from_der(&self.0).map_err(|_| CsrError::Malformed)?;
+        if !rest.is_empty() {
+            return Err(CsrError::Malformed);
+        }
+        let node_key = Digest::of(parsed.certification_request_info.subject_pki.raw);
+        let der = CertificateSigningRequestDer::from(self.0.as_slice());
+        let params = CertificateSigningRequestParams::from_der(&der).map_err(|e| match e {
+            rcgen::Error::InvalidCertificationRequestSignature => CsrError::BadSignature,
+            _ => CsrError::Malformed,
+        })?;
+        if params.public_key.algorithm() != &rcgen::PKCS_ECDSA_P256_SHA256 {
+            return Err(CsrError::NotP256);
+        }
+        Ok(VerifiedCsr { public_key: params.public_key, node_key })
+    }
+}
+
+impl std::fmt::Debug for Csr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Csr({})", Digest::of(&self.0))
+    }
+}
+
+impl std::fmt::Display for Csr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&BASE64URL_NOPAD.encode(&self.0))
+    }
+}
+
+impl std::str::FromStr for Csr {
+    type Err = CsrError;
+
+    fn from_str(text: &str) -> Result<Self, CsrError> {
+        BASE64URL_NOPAD.decode(text.as_bytes()).map(Self).map_err(|_| CsrError::Malformed)
+    }
+}
+
+wire_text!(Csr, "^[A-Za-z0-9_-]+$");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_names_its_key() {
+        let node = NodeKey::generate();
+        let pair = rcgen::KeyPair::from_pem(&node.key_pem).unwrap();
+        let verified = node.csr.verify().unwrap();
+        let spki = rcgen::PublicKeyData::subject_public_key_info(&pair);
+        assert_eq!(verified.node_key, Digest::of(&spki));
+    }
+
+    #[test]
+    fn a_request_with_another_key_put_into_it_is_refused() {
+        let (one, two) = (NodeKey::generate(), NodeKey::generate());
+        let key = |node: &NodeKey| {
+            let pair = rcgen::KeyPair::from_pem(&node.key_pem).unwrap();
+            pair.public_key_raw().to_vec()
+        };
+        let (old, new) = (key(&one), key(&two));
+        let mut der = one.csr.der().to_vec();
+        let at = der.windows(old.len()).position(|window| window == old).unwrap();
+        der[at..at + new.len()].copy_from_slice(&new);
+        assert_eq!(Csr::from_der(der).verify().err(), Some(CsrError::BadSignature));
+    }
+
+    #[test]
+    fn an_ed25519_key_is_refused() {
+        let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+        assert_eq!(Csr::new(&pair).verify().err(), Some(CsrError::NotP256));
+    }
+
+    #[test]
+    fn junk_is_refused() {
+        for der in [vec![], vec![0x30, 0x80], vec![0; 4096]] {
+            assert_eq!(Csr::from_der(der).verify().err(), Some(CsrError::Malformed));
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! A small world for tests: an owner, a cluster, a token, agents with records.
+
+use uuid::Uuid;
+
+use crate::admin::Admin;
+use crate::csr::{Csr, NodeKey};
+use crate::digest::Incarnation;
+use crate::document::Document;
+use crate::grant::{Grant, TokenKind, VerifiedGrant};
+use crate::jws::Jws;
+use crate::key::SigningKey;
+use crate::leaves::Leaves;
+use crate::machine::MachineFacts;
+use crate::proposal::{Ack, Proposal};
+use crate::record::{Record, SignedRecord};
+use crate::role::Role;
+use crate::statement::{Permissions, Statement, StatementChain};
+use crate::token::Token;
+
+pub(crate) struct TestCa {
+    pub issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+    pub pem: String,
+}
+
+impl TestCa {
+    pub fn new(name: &str) -> Self {
+        let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Constrained(0));
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { issuer: rcgen::Issuer::new(params, key), pem }
+    }
+
+    pub fn issue(&self, csr: &Csr) -> String {
+        let key = csr.verify().unwrap().public_key;
+        rcgen::CertificateParams::default().signed_by(&key, &self.issuer).unwrap().pem()
+    }
+}
+
+pub(crate) struct World {
+    pub owner: SigningKey,
+    pub issuer: SigningKey,
+    pub service: SigningKey,
+    pub peer_ca: TestCa,
+    pub client_ca: TestCa,
+    pub statement: Statement,
+    pub token: Token,
+    pub grant: Grant,
+    pub agents: Vec<SigningKey>,
+    pub records: Vec<Record>,
+}
+
+impl World {
+    pub fn new(size: u8) -> Self {
+        let (owner, issuer) = (SigningKey::generate(), SigningKey::generate());
+        let (peer_ca, client_ca) = (TestCa::new("peers"), TestCa::new("clients"));
+        let admin = |key: &SigningKey, name: &str, role| Admin {
+            key: *key.public(),
+            name: name.parse().unwrap(),
+            roles: vec![role],
+        };
+        let statement = Statement {
+            version: 1,
+            cluster: Uuid::now_v7(),
+            name: "demo".parse().unwrap(),
+            size,
+            seq: 0,
+            previous: None,
+            peer_ca: peer_ca.pem.clone(),
+            client_ca: client_ca.pem.clone(),
+            admins: vec![admin(&owner, "ada", Role::Owner), admin(&issuer, "ian", Role::Issuer)],
+            permissions: Permissions { even_size: true, ..Default::default() },
+            deadline_seconds: 3600,
+        };
+        let token = Token::generate(TokenKind::Boot);
+        let grant = Grant {
+            version: 1,
+            id: token.id(),
+            kind: TokenKind::Boot,
+            key: *token.public(),
+            cluster: statement.cluster,
+            statement: statement.sign(&owner).hash(),
+            uses: size,
+            issued_at: 1_000,
+            expires_at: 4_600,
+            cidrs: Vec::new(),
+            name: None,
+            zone: None,
+        };
+        let agents: Vec<_> = (0..size).map(|_| SigningKey::generate()).collect();
+        let records = agents.iter().zip(1..).map(|(key, i)| record(&grant, key, i)).collect();
+        let service = SigningKey::generate();
+        Self {
+            owner,
+            issuer,
+            service,
+            peer_ca,
+            client_ca,
+            statement,
+            token,
+            grant,
+            agents,
+            records,
+        }
+    }
+
+    pub fn chain(&self) -> StatementChain {
+        let first = self.statement.sign(&self.owner);
+        StatementChain::verify_from_owners(&[first], &[*self.owner.public()]).unwrap()
+    }
+
+    pub fn verified_grant(&self) -> VerifiedGrant {
+        VerifiedGrant::verify(&self.grant.sign(&self.issuer), &self.chain()).unwrap()
+    }
+
+    pub fn signed(&self, i: usize) -> SignedRecord {
+        self.records[i].sign(&self.agents[i], self.token.key())
+    }
+
+    pub fn proposal(&self, epoch: u64) -> Proposal {
+        Proposal {
+            cluster: self.statement.cluster,
+            statement: self.chain().newest_hash(),
+            epoch,
+            seats: (0..self.records.len()).map(|i| self.signed(i)).collect(),
+            grants: vec![self.grant.sign(&self.issuer)],
+        }
+    }
+
+    pub fn acks(&self, proposal: &Proposal) -> Vec<Jws> {
+        let (cluster, epoch, h) = (proposal.cluster, proposal.epoch, proposal.hash());
+        self.agents.iter().map(|agent| Ack { cluster, epoch, h }.sign(agent)).collect()
+    }
+
+    pub fn document(&self, epoch: u64) -> Document {
+        let proposal = self.proposal(epoch);
+        Document { version: 1, acks: self.acks(&proposal), proposal }
+    }
+
+    pub fn leaves(&self, i: usize) -> Leaves {
+        let csr = &self.records[i].csr;
+        Leaves { peer: self.peer_ca.issue(csr), client: self.client_ca.issue(csr) }
+    }
+}
+
+fn record(grant: &Grant, key: &SigningKey, i: u8) -> Record {
+    Record {
+        version: 1,
+        cluster: grant.cluster,
+        grant: grant.id,
+        agent_key: *key.public(),
+        incarnation: Incarnation::random(),
+        name: format!("db-{i}").parse().unwrap(),
+        peer_urls: vec![format!("https://10.0.0.{i}:2380").parse().unwrap()],
+        client_urls: vec![format!("https://10.0.0.{i}:2379").parse().unwrap()],
+        csr: NodeKey::generate().csr,
+        machine: MachineFacts { dmi_uuid: Some(format!("machine-{i}")), machine_id: None },
+        zone: None,
+    }
+}

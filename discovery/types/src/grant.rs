@@ -1,0 +1,226 @@
+//! The right to redeem: what an issuer signs when making a token.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::digest::{Digest, random};
+use crate::jws::{Jws, JwsError, Typ};
+use crate::key::{PublicKey, SigningKey};
+use crate::name::Name;
+use crate::role::Action;
+use crate::statement::StatementChain;
+use crate::text::wire_text;
+
+/// Longest life of a boot token: 24 hours.
+pub const MAX_BOOT_SECONDS: u64 = 86_400;
+/// Life of a boot token unless said otherwise: one hour.
+pub const BOOT_SECONDS: u64 = 3_600;
+/// Longest life of a join ticket: 15 minutes.
+pub const MAX_JOIN_SECONDS: u64 = 900;
+/// Most CIDR blocks in one grant.
+pub const MAX_CIDRS: usize = 8;
+
+/// What a token is for.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenKind {
+    /// A seat in a cluster that forms.
+    Boot,
+    /// One new member of a cluster that runs.
+    Join,
+}
+
+impl TokenKind {
+    /// Its name, as in the token.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            TokenKind::Boot => "boot",
+            TokenKind::Join => "join",
+        }
+    }
+
+    /// What an issuer of such a token must be allowed.
+    pub fn action(self) -> Action {
+        match self {
+            TokenKind::Boot => Action::PutBootGrant,
+            TokenKind::Join => Action::PutJoinGrant,
+        }
+    }
+
+    /// Longest life in seconds.
+    pub fn max_seconds(self) -> u64 {
+        match self {
+            TokenKind::Boot => MAX_BOOT_SECONDS,
+            TokenKind::Join => MAX_JOIN_SECONDS,
+        }
+    }
+}
+
+impl fmt::Display for TokenKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// Name of a grant and its token: ten random bytes, 16 characters of lower-case base32.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GrantId([u8; 10]);
+
+/// A text that is no grant id.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a token's id has 16 characters of a-z and 2-7")]
+pub struct BadGrantId;
+
+impl GrantId {
+    /// A new random one.
+    pub fn random() -> Self {
+        Self(random())
+    }
+}
+
+impl fmt::Display for GrantId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&crate::token::base32(&self.0))
+    }
+}
+
+impl fmt::Debug for GrantId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl FromStr for GrantId {
+    type Err = BadGrantId;
+
+    fn from_str(text: &str) -> Result<Self, BadGrantId> {
+        crate::token::unbase32(text).and_then(|b| b.try_into().ok()).map(Self).ok_or(BadGrantId)
+    }
+}
+
+wire_text!(GrantId, "^[a-z2-7]{16}$");
+
+/// Payload of a grant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Grant {
+    /// 1.
+    pub version: u32,
+    /// Its name.
+    pub id: GrantId,
+    /// What the token is for.
+    pub kind: TokenKind,
+    /// Public half of the token.
+    pub key: PublicKey,
+    /// The one cluster that it is for.
+    pub cluster: Uuid,
+    /// Hash of the statement that its issuer saw.
+    pub statement: Digest,
+    /// How many seats it is worth.
+    pub uses: u8,
+    /// From when, in seconds since 1970 by the service's clock.
+    pub issued_at: u64,
+    /// Until when, in seconds since 1970 by the service's clock. Judged by the service, at redeem.
+    pub expires_at: u64,
+    /// Source addresses that may redeem; any if empty. Judged by the service, at redeem.
+    #[schema(value_type = Vec<String>)]
+    pub cidrs: Vec<IpNet>,
+    /// The one name that the member may have.
+    pub name: Option<Name>,
+    /// The one zone that the member may be in.
+    pub zone: Option<Name>,
+}
+
+/// Why a grant is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GrantError {
+    /// Signed by a key that the newest statement doesn't allow it, or a bad signature or form.
+    #[error("the grant: {0}")]
+    Jws(#[from] JwsError),
+    /// Of another cluster.
+    #[error("the grant is for another cluster")]
+    OtherCluster,
+    /// Made under a statement that is not in the cluster's chain.
+    #[error("the grant was made under a statement that is not in this cluster's chain")]
+    OtherStatement,
+    /// A grant that no token can have.
+    #[error("the grant: {0}")]
+    Invalid(&'static str),
+}
+
+/// A grant whose issuer was allowed to sign it. Whether it has expired or was revoked is not said
+/// here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerifiedGrant {
+    jws: Jws,
+    grant: Grant,
+}
+
+impl Grant {
+    /// Signs it.
+    pub fn sign(&self, issuer: &SigningKey) -> Jws {
+        Jws::sign(Typ::Grant, issuer, self)
+    }
+
+    fn check(&self, size: u8) -> Result<(), GrantError> {
+        let bad = |what| Err(GrantError::Invalid(what));
+        let life = self.expires_at.checked_sub(self.issued_at);
+        if self.version != 1 {
+            return bad("made by a newer version of Muster");
+        }
+        if !life.is_some_and(|life| (1..=self.kind.max_seconds()).contains(&life)) {
+            return bad("it lives longer than its kind may (24 h to boot, 15 min to join)");
+        }
+        let most = match self.kind {
+            TokenKind::Boot => size,
+            TokenKind::Join => 1,
+        };
+        if !(1..=most).contains(&self.uses) {
+            return bad("its uses are more than the cluster has seats, or none");
+        }
+        if self.cidrs.len() > MAX_CIDRS {
+            return bad("it has more than 8 CIDR blocks");
+        }
+        Ok(())
+    }
+}
+
+impl VerifiedGrant {
+    /// Verifies a grant under a cluster's chain: its issuer's role by the newest statement.
+    pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, GrantError> {
+        let newest = chain.newest();
+        let claimed: Grant = jws.claims_unverified(Typ::Grant)?;
+        let grant: Grant = jws.verify_any(Typ::Grant, newest.keys_for(claimed.kind.action()))?;
+        if grant.cluster != newest.cluster {
+            return Err(GrantError::OtherCluster);
+        }
+        if chain.position(&grant.statement).is_none() {
+            return Err(GrantError::OtherStatement);
+        }
+        grant.check(newest.size)?;
+        Ok(Self { jws: jws.clone(), grant })
+    }
+
+    /// The signed grant.
+    pub fn jws(&self) -> &Jws {
+        &self.jws
+    }
+}
+
+impl std::ops::Deref for VerifiedGrant {
+    type Target = Grant;
+
+    fn deref(&self) -> &Grant {
+        &self.grant
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+//! Compact JWS (RFC 7515), EdDSA (RFC 8037) and nothing else, read strictly.
+//!
+//! The rules follow RFC 8725: one algorithm, an explicit `typ` per kind of message, and nothing in
+//! a header is ever used as a path, a URL or a key. A header has exactly `alg`, `typ` and `kid`:
+//! anything else (`crit`, `jku`, `jwk`, `x5u`, a member twice) refuses the whole. A payload is read
+//! into a struct that denies unknown and duplicate members.
+
+mod typ;
+
+use std::fmt;
+use std::str::FromStr;
+
+use data_encoding::BASE64URL_NOPAD;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+pub use typ::Typ;
+
+use crate::digest::Digest;
+use crate::key::{KeyId, PublicKey, SigningKey};
+use crate::text::wire_text;
+
+/// Nothing longer is even looked at.
+pub const MAX_JWS: usize = 96 * 1024;
+
+/// Why a JWS was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JwsError {
+    /// Longer than its kind may be.
+    #[error("the signed message is longer than {limit} bytes")]
+    TooLong {
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// Not three parts of unpadded base64url.
+    #[error("not a compact JWS: three parts of unpadded base64url, joined by dots")]
+    Malformed,
+    /// The header is not exactly `alg`, `typ`, `kid`.
+    #[error("the header is refused: {0}")]
+    Header(String),
+    /// A signed message of another kind than the one expected here.
+    #[error("expected a {expected}, got a {found}")]
+    WrongTyp {
+        /// What this place takes.
+        expected: Typ,
+        /// What came.
+        found: Typ,
+    },
+    /// Signed by a key that may not sign this.
+    #[error("signed by key {0}, which may not sign this")]
+    UnknownKey(KeyId),
+    /// The signature does not verify.
+    #[error("the signature is not valid")]
+    BadSignature,
+    /// The payload is not what this kind holds.
+    #[error("the payload is refused: {0}")]
+    Payload(String),
+}
+
+/// A syntactically strict compact JWS. **Not verified** until [`Jws::verify`] says so.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Jws {
+    text: String,
+    typ: Typ,
+    kid: KeyId,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    alg: Algorithm,
+    typ: Typ,
+    kid: KeyId,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Algorithm {
+    #[serde(rename = "EdDSA")]
+    EdDsa,
+}
+
+impl Jws {
+    /// Signs `payload`.
+    pub fn sign<T: Serialize>(typ: Typ, key: &SigningKey, payload: &T) -> Self {
+        let header = Header { alg: Algorithm::EdDsa, typ, kid: key.key_id() };
+        let encode = |json: Result<Vec<u8>, serde_json::Error>| {
+            BASE64URL_NOPAD.encode(&json.expect("payloads are plain structs, which always encode"))
+        };
+        let mut text = encode(serde_json::to_vec(&header));
+        text.push('.');
+        text.push_str(&encode(serde_json::to_vec(payload)));
+        let signature = key.sign(text.as_bytes());
+        text.push('.');
+        text.push_str(&BASE64URL_NOPAD.encode(&signature));
+        Self { text, typ, kid: header.kid }
+    }
+
+    /// What kind of message it says it is.
+    pub fn typ(&self) -> Typ {
+        self.typ
+    }
+
+    /// The key that it says signed it: to be looked up in a list of allowed keys.
+    pub fn kid(&self) -> &KeyId {
+        &self.kid
+    }
+
+    /// The received bytes.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// SHA-256 of the received bytes: its identity.
+    pub fn hash(&self) -> Digest {
+        Digest::of(self.text.as_bytes())
+    }
+
+    /// Checks kind, key and signature, then reads the payload.
+    pub fn verify<T: DeserializeOwned>(&self, typ: Typ, key: &PublicKey) -> Result<T, JwsError> {
+        self.expect(typ)?;
+        if self.kid != key.key_id() {
+            return Err(JwsError::UnknownKey(self.kid));
+        }
+        let (signed, signature) = self.text.rsplit_once('.').ok_or(JwsError::Malformed)?;
+        let signature =
+            BASE64URL_NOPAD.decode(signature.as_bytes()).map_err(|_| JwsError::Malformed)?;
+        key.verify(signed.as_bytes(), &signature).map_err(|_| JwsError::BadSignature)?;
+        self.payload()
+    }
+
+    /// As [`Jws::verify`], with the key looked up among `allowed` by the header's `kid`.
+    pub fn verify_any<'k, T: DeserializeOwned>(
+        &self,
+        typ: Typ,
+        allowed: impl IntoIterator<Item = &'k PublicKey>,
+    ) -> Result<T, JwsError> {
+        self.expect(typ)?;
+        let key = allowed
+            .into_iter()
+            .find(|key| key.key_id() == self.kid)
+            .ok_or(JwsError::UnknownKey(self.kid))?;
+        self.verify(typ, key)
+    }
+
+    /// The payload as claimed, for looking up what it must be verified with. **Proves nothing.**
+    pub fn claims_unverified<T: DeserializeOwned>(&self, typ: Typ) -> Result<T, JwsError> {
+        self.expect(typ)?;
+        self.payload()
+    }
+
+    fn expect(&self, typ: Typ) -> Result<(), JwsError> {
+        if self.typ == typ {
+            Ok(())
+        } else {
+            Err(JwsError::WrongTyp { expected: typ, found: self.typ })
+        }
+    }
+
+    fn payload<T: DeserializeOwned>(&self) -> Result<T, JwsError> {
+        let part = self.text.split('.').nth(1).ok_or(JwsError::Malformed)?;
+        let bytes = BASE64URL_NOPAD.decode(part.as_bytes()).map_err(|_| JwsError::Malformed)?;
+        serde_json::from_slice(&bytes).map_err(|error| JwsError::Payload(error.to_string()))
+    }
+}
+
+impl FromStr for Jws {
+    type Err = JwsError;
+
+    fn from_str(text: &str) -> Result<Self, JwsError> {
+        if text.len() > MAX_JWS {
+            return Err(JwsError::TooLong { limit: MAX_JWS });
+        }
+        let mut parts = text.split('.');
+        let (Some(header), Some(payload), Some(signature), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(JwsError::Malformed);
+        };
+        let decode =
+            |part: &str| BASE64URL_NOPAD.decode(part.as_bytes()).map_err(|_| JwsError::Malformed);
+        let header: Header = serde_json::from_slice(&decode(header)?)
+            .map_err(|error| JwsError::Header(error.to_string()))?;
+        if text.len() > header.typ.max_bytes() {
+            return Err(JwsError::TooLong { limit: header.typ.max_bytes() });
+        }
+        if decode(payload)?.is_empty() || decode(signature)?.len() != 64 {
+            return Err(JwsError::Malformed);
+        }
+        Ok(Self { text: text.to_owned(), typ: header.typ, kid: header.kid })
+    }
+}
+
+impl fmt::Display for Jws {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Shows kind and hash: an access token is a JWS too, and must not end in a log.
+impl fmt::Debug for Jws {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Jws({}, {})", self.typ, self.hash())
+    }
+}
+
+wire_text!(Jws, r"^[\w-]+\.[\w-]+\.[\w-]+$");
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,249 @@
+//! Ed25519 keys, and how they are named.
+
+mod file;
+
+use std::fmt;
+use std::str::FromStr;
+
+use data_encoding::BASE64URL_NOPAD;
+use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
+use secrecy::{ExposeSecret, SecretBox};
+
+pub use file::{KeyFileError, write_new, write_private};
+
+use crate::digest::{Digest, random};
+use crate::text::wire_text;
+
+/// What stands before the base64 of a public key, so that nobody takes it for something else.
+const PUBLIC_PREFIX: &str = "ed25519:";
+/// DER before the 32 bytes of an Ed25519 SubjectPublicKeyInfo (RFC 8410, section 4).
+const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 3, 0x21, 0];
+/// DER before the 32 bytes of an Ed25519 private key (RFC 8410, section 7).
+const PKCS8_PREFIX: [u8; 16] =
+    [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
+
+/// A text or a DER value that is no Ed25519 key.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// Not `ed25519:` and 43 characters.
+    #[error("a public key reads `ed25519:` and 43 characters of base64url")]
+    PublicText,
+    /// Another key type than Ed25519, or not a SubjectPublicKeyInfo.
+    #[error("the key is not an Ed25519 key")]
+    NotEd25519,
+    /// Not 43 characters of base64url.
+    #[error("a key id has 43 characters of base64url")]
+    KeyId,
+}
+
+/// A signature that does not verify. Says nothing more: whoever made it learns nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the signature is not valid")]
+pub struct BadSignature;
+
+/// An Ed25519 public key, written `ed25519:` and base64url.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PublicKey([u8; 32]);
+
+/// Name of a key: the RFC 7638 thumbprint (base64url of SHA-256) of its RFC 8037 JWK.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KeyId([u8; 32]);
+
+impl PublicKey {
+    /// From the 32 bytes of RFC 8032.
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// The 32 bytes of RFC 8032.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// From a DER SubjectPublicKeyInfo.
+    pub fn from_spki_der(der: &[u8]) -> Result<Self, KeyError> {
+        let raw = der.strip_prefix(&SPKI_PREFIX).ok_or(KeyError::NotEd25519)?;
+        Ok(Self(raw.try_into().map_err(|_| KeyError::NotEd25519)?))
+    }
+
+    /// The DER SubjectPublicKeyInfo.
+    pub fn spki_der(&self) -> Vec<u8> {
+        [&SPKI_PREFIX[..], &self.0].concat()
+    }
+
+    /// `x` of the RFC 8037 JWK.
+    pub fn jwk_x(&self) -> String {
+        BASE64URL_NOPAD.encode(&self.0)
+    }
+
+    /// The key's name.
+    pub fn key_id(&self) -> KeyId {
+        // RFC 7638: required members only, in lexicographic order, without white space.
+        let jwk = format!(r#"{{"crv":"Ed25519","kty":"OKP","x":"{}"}}"#, self.jwk_x());
+        KeyId(Digest::of(jwk.as_bytes()).0)
+    }
+
+    /// Verifies `signature` over `message`.
+    pub fn verify(&self, message: &[u8], signature: &[u8]) -> Result<(), BadSignature> {
+        UnparsedPublicKey::new(&ED25519, &self.0)
+            .verify(message, signature)
+            .map_err(|_| BadSignature)
+    }
+}
+
+impl fmt::Display for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PUBLIC_PREFIX}{}", self.jwk_x())
+    }
+}
+
+impl FromStr for PublicKey {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<Self, KeyError> {
+        let text = text.strip_prefix(PUBLIC_PREFIX).ok_or(KeyError::PublicText)?;
+        decode32(text).map(Self).ok_or(KeyError::PublicText)
+    }
+}
+
+impl fmt::Display for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&BASE64URL_NOPAD.encode(&self.0))
+    }
+}
+
+impl FromStr for KeyId {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<Self, KeyError> {
+        decode32(text).map(Self).ok_or(KeyError::KeyId)
+    }
+}
+
+wire_text!(PublicKey, "^ed25519:[A-Za-z0-9_-]{43}$");
+wire_text!(KeyId, "^[A-Za-z0-9_-]{43}$");
+
+impl fmt::Debug for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl fmt::Debug for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+fn decode32(text: &str) -> Option<[u8; 32]> {
+    BASE64URL_NOPAD.decode(text.as_bytes()).ok()?.try_into().ok()
+}
+
+/// An Ed25519 private key.
+pub struct SigningKey {
+    pair: Ed25519KeyPair,
+    seed: SecretBox<[u8; 32]>,
+    public: PublicKey,
+}
+
+impl SigningKey {
+    /// A new random key.
+    pub fn generate() -> Self {
+        let mut seed = random();
+        let key = Self::from_seed(&seed);
+        zeroize::Zeroize::zeroize(&mut seed);
+        key
+    }
+
+    /// The key of a 32-byte seed (RFC 8032's private key).
+    pub fn from_seed(seed: &[u8; 32]) -> Self {
+        let pair = Ed25519KeyPair::from_seed_unchecked(seed).expect("a seed has 32 bytes");
+        let mut public = [0; 32];
+        public.copy_from_slice(pair.public_key().as_ref());
+        Self { pair, seed: SecretBox::new(Box::new(*seed)), public: PublicKey(public) }
+    }
+
+    /// From DER PKCS#8, version 1, as `openssl genpkey -algorithm ed25519` writes it.
+    pub fn from_pkcs8_der(der: &[u8]) -> Result<Self, KeyError> {
+        let seed = der.strip_prefix(&PKCS8_PREFIX).ok_or(KeyError::NotEd25519)?;
+        Ok(Self::from_seed(seed.try_into().map_err(|_| KeyError::NotEd25519)?))
+    }
+
+    /// DER PKCS#8, version 1.
+    pub fn pkcs8_der(&self) -> zeroize::Zeroizing<Vec<u8>> {
+        zeroize::Zeroizing::new([&PKCS8_PREFIX[..], self.seed.expose_secret()].concat())
+    }
+
+    /// The seed; for a token, which is this and nothing else.
+    pub fn seed(&self) -> &SecretBox<[u8; 32]> {
+        &self.seed
+    }
+
+    /// Public half.
+    pub fn public(&self) -> &PublicKey {
+        &self.public
+    }
+
+    /// The key's name.
+    pub fn key_id(&self) -> KeyId {
+        self.public.key_id()
+    }
+
+    /// Signs `message`.
+    pub fn sign(&self, message: &[u8]) -> [u8; 64] {
+        let mut signature = [0; 64];
+        signature.copy_from_slice(self.pair.sign(message).as_ref());
+        signature
+    }
+}
+
+impl fmt::Debug for SigningKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SigningKey({})", self.public.key_id())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use data_encoding::HEXLOWER;
+
+    use super::*;
+
+    /// RFC 8037, appendix A.1 and A.3.
+    #[test]
+    fn key_id_is_the_thumbprint_of_rfc_8037() {
+        let seed = HEXLOWER
+            .decode(b"9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
+            .unwrap();
+        let key = SigningKey::from_seed(&seed.try_into().unwrap());
+        assert_eq!(key.public().jwk_x(), "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo");
+        assert_eq!(key.key_id().to_string(), "kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k");
+    }
+
+    #[test]
+    fn keys_survive_text_and_der() {
+        let key = SigningKey::generate();
+        assert_eq!(key.public().to_string().parse(), Ok(*key.public()));
+        assert_eq!(PublicKey::from_spki_der(&key.public().spki_der()), Ok(*key.public()));
+        let again = SigningKey::from_pkcs8_der(&key.pkcs8_der()).unwrap();
+        assert_eq!(again.public(), key.public());
+        assert_eq!(key.key_id().to_string().parse(), Ok(key.key_id()));
+    }
+
+    #[test]
+    fn a_signature_is_of_one_message_and_one_key() {
+        let (key, other) = (SigningKey::generate(), SigningKey::generate());
+        let signature = key.sign(b"message");
+        assert_eq!(key.public().verify(b"message", &signature), Ok(()));
+        assert_eq!(key.public().verify(b"massage", &signature), Err(BadSignature));
+        assert_eq!(other.public().verify(b"message", &signature), Err(BadSignature));
+        assert_eq!(key.public().verify(b"message", &signature[..63]), Err(BadSignature));
+    }
+
+    #[test]
+    fn debug_shows_no_secret() {
+        let key = SigningKey::from_seed(&[7; 32]);
+        let shown = format!("{key:?}");
+        assert_eq!(shown, format!("SigningKey({})", key.key_id()));
+    }
+}

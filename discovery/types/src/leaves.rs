@@ -1,0 +1,87 @@
+//! The two certificates that a member gets with the commit document.
+
+use rustls::pki_types::{CertificateDer, pem::PemObject};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::digest::Digest;
+use crate::statement::{Statement, ca_der};
+
+/// One member's certificates, each a PEM chain, leaf first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Leaves {
+    /// Of the peers' CA.
+    pub peer: String,
+    /// Of the clients' CA.
+    pub client: String,
+}
+
+/// Why a certificate is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LeafError {
+    /// Not PEM certificates.
+    #[error("the {0} certificate is not a PEM chain of X.509 certificates")]
+    Malformed(&'static str),
+    /// Over another key than the one asked for.
+    #[error("the {0} certificate is over another key than this member's")]
+    OtherKey(&'static str),
+    /// Not signed by the statement's CA.
+    #[error("the {0} certificate is not signed by the CA that the statement names")]
+    OtherCa(&'static str),
+}
+
+impl Leaves {
+    /// Verifies that both are over `node_key` and signed by the statement's CAs. Dates are not
+    /// looked at: a host may boot before it knows the time.
+    pub fn verify(&self, node_key: &Digest, statement: &Statement) -> Result<(), LeafError> {
+        verify_leaf("peer", &self.peer, node_key, &statement.peer_ca)?;
+        verify_leaf("client", &self.client, node_key, &statement.client_ca)
+    }
+}
+
+/// Verifies one PEM chain; `what` names it in errors. The first certificate counts.
+pub fn verify_leaf(
+    what: &'static str,
+    pem: &str,
+    key: &Digest,
+    ca_pem: &str,
+) -> Result<(), LeafError> {
+    let leaf =
+        CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|_| LeafError::Malformed(what))?;
+    let (_, parsed) = X509Certificate::from_der(&leaf).map_err(|_| LeafError::Malformed(what))?;
+    if Digest::of(parsed.tbs_certificate.subject_pki.raw) != *key {
+        return Err(LeafError::OtherKey(what));
+    }
+    let ca = ca_der(ca_pem).ok_or(LeafError::OtherCa(what))?;
+    let (_, ca) = X509Certificate::from_der(&ca).map_err(|_| LeafError::OtherCa(what))?;
+    parsed.verify_signature(Some(ca.public_key())).map_err(|_| LeafError::OtherCa(what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{TestCa, World};
+
+    #[test]
+    fn leaves_of_the_right_key_and_cas_are_taken() {
+        let world = World::new(1);
+        let leaves = world.leaves(0);
+        let record = &world.records[0];
+        assert_eq!(leaves.verify(&record.csr.verify().unwrap().node_key, &world.statement), Ok(()));
+    }
+
+    #[test]
+    fn leaves_of_another_ca_or_key_are_refused() {
+        let world = World::new(2);
+        let key = world.records[0].csr.verify().unwrap().node_key;
+        let others = world.leaves(1).verify(&key, &world.statement);
+        assert_eq!(others, Err(LeafError::OtherKey("peer")));
+        let forged = TestCa::new("muster").issue(&world.records[0].csr);
+        let leaves = Leaves { peer: forged, ..world.leaves(0) };
+        assert_eq!(leaves.verify(&key, &world.statement), Err(LeafError::OtherCa("peer")));
+        let swapped = Leaves { peer: world.leaves(0).client, client: world.leaves(0).peer };
+        assert_eq!(swapped.verify(&key, &world.statement), Err(LeafError::OtherCa("peer")));
+    }
+}

@@ -1,0 +1,232 @@
+//! Problem documents (RFC 9457): what went wrong, whether to try again, and what to do.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Media type of a problem document.
+pub const PROBLEM_JSON: &str = "application/problem+json";
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident $text:literal $status:literal $retry:ident $title:literal,)*) => {
+        /// Stable name of a problem; what programs branch on. A code is never given another
+        /// meaning.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+        pub enum Code {
+            $($(#[$doc])* #[serde(rename = $text)] $name,)*
+            /// A code of a newer service.
+            #[serde(other, rename = "unknown")]
+            Unknown,
+        }
+
+        impl Code {
+            /// Every code that a service sends.
+            pub const ALL: &'static [Code] = &[$(Code::$name),*];
+
+            /// Its name on the wire.
+            pub fn as_str(self) -> &'static str {
+                match self { $(Code::$name => $text,)* Code::Unknown => "unknown" }
+            }
+
+            /// HTTP status that it goes with.
+            pub fn status(self) -> u16 {
+                match self { $(Code::$name => $status,)* Code::Unknown => 500 }
+            }
+
+            /// Whether the same request may succeed later without anybody doing anything.
+            pub fn is_retryable(self) -> bool {
+                match self { $(Code::$name => codes!(@ $retry),)* Code::Unknown => false }
+            }
+
+            /// The problem in a few words.
+            pub fn title(self) -> &'static str {
+                match self { $(Code::$name => $title,)* Code::Unknown => "Unknown problem" }
+            }
+        }
+    };
+    (@ again) => { true };
+    (@ never) => { false };
+}
+
+codes! {
+    /// The request's form: JSON, a member, a length.
+    InvalidRequest "invalid_request" 400 never "The request can't be read",
+    /// A statement that isn't valid or doesn't follow.
+    StatementRefused "statement_refused" 400 never "The statement is refused",
+    /// A grant that isn't valid.
+    GrantRefused "grant_refused" 400 never "The grant is refused",
+    /// A record or endorsement that isn't valid.
+    RecordRefused "record_refused" 400 never "The record is refused",
+    /// An ack, nack, release or probe report that isn't valid.
+    VoteRefused "vote_refused" 400 never "The signed message is refused",
+    /// An element of the admin chain that isn't valid.
+    AdminRefused "admin_refused" 400 never "The change of admins is refused",
+    /// A signing request that isn't valid.
+    CsrRefused "csr_refused" 400 never "The signing request is refused",
+    /// A commit document that isn't valid.
+    DocumentRefused "document_refused" 400 never "The commit document is refused",
+
+    /// No access token.
+    TokenMissing "token_missing" 401 never "An access token is needed",
+    /// The access token isn't valid or has expired: get another.
+    TokenInvalid "token_invalid" 401 never "The access token is not valid",
+    /// The assertion isn't valid, is too old, or was used before.
+    AssertionRefused "assertion_refused" 401 never "The assertion is refused",
+    /// The connection has no client certificate, or one with a foreign kind of key.
+    ClientKeyMissing "client_key_missing" 401 never "A client certificate is needed",
+    /// The key is nobody's, or was revoked.
+    UnknownKey "unknown_key" 401 never "The key is not known here",
+
+    /// The role doesn't allow it.
+    Forbidden "forbidden" 403 never "Not allowed",
+    /// The key is not among the admins of the cluster's newest statement.
+    NotInStatement "not_in_statement" 403 never "Not in the cluster's statement",
+    /// The token doesn't exist here, or belongs to another cluster or service.
+    GrantUnknown "grant_unknown" 403 never "The token is not known here",
+    /// The token's time is over.
+    GrantExpired "grant_expired" 403 never "The token has expired",
+    /// The token was revoked.
+    GrantRevoked "grant_revoked" 403 never "The token was revoked",
+    /// The token doesn't allow this address, name or zone.
+    GrantBinding "grant_binding" 403 never "The token is bound to something else",
+    /// More keys than three times the size have used the token.
+    GrantExhausted "grant_exhausted" 403 never "Too many keys have used the token",
+
+    /// No such cluster, grant, admin or route.
+    NotFound "not_found" 404 never "Not found",
+    /// Membership is changed by the cluster's own API.
+    MembershipElsewhere "membership_elsewhere" 405 never "Membership is changed elsewhere",
+    /// Another method is needed.
+    MethodNotAllowed "method_not_allowed" 405 never "Another method is needed",
+    /// The client took too long to send its request.
+    RequestTimeout "request_timeout" 408 again "The request took too long to arrive",
+
+    /// Another cluster has this name.
+    NameTaken "name_taken" 409 never "The name is taken",
+    /// Somebody else changed it in the meantime: read again.
+    Conflict "conflict" 409 never "It was changed in the meantime",
+    /// The key lives elsewhere: its boot counter is not above the last one from another session.
+    KeyElsewhere "key_elsewhere" 409 never "This key is in use elsewhere",
+    /// The join ticket belongs to another key.
+    TicketTaken "ticket_taken" 409 never "The ticket belongs to another key",
+    /// The epoch is not the current one.
+    StaleEpoch "stale_epoch" 409 again "The epoch is not the current one",
+    /// The cluster's state doesn't allow it.
+    WrongState "wrong_state" 409 never "The cluster's state doesn't allow this",
+    /// It has committed: only an owner's retirement ends it.
+    Committed "committed" 409 never "The cluster has committed",
+    /// Two commit documents of one cluster.
+    Split "split" 409 never "Two commit documents of one cluster",
+
+    /// The boot token's time to boot is over: the cluster has its members.
+    BootClosed "boot_closed" 410 never "The cluster has its members",
+    /// Given up by an admin.
+    Abandoned "abandoned" 410 never "The cluster was abandoned",
+    /// Its deadline passed.
+    Expired "expired" 410 never "The cluster didn't form in time",
+    /// Ended by an owner.
+    Retired "retired" 410 never "The cluster was retired",
+    /// A draft whose ten minutes are over.
+    DraftGone "draft_gone" 410 never "The draft is gone",
+
+    /// The body is longer than it may be.
+    TooLarge "too_large" 413 never "The body is too large",
+    /// Another media type is needed.
+    MediaType "media_type" 415 never "Another media type is needed",
+    /// Too many requests from this address.
+    RateLimited "rate_limited" 429 again "Too many requests",
+
+    /// A fault of the service.
+    Internal "internal" 500 again "A fault of the service",
+    /// Postgres can't be reached or didn't answer in time.
+    DatabaseUnavailable "database_unavailable" 503 again "The database doesn't answer",
+    /// Postgres isn't the one that it was: nothing commits until ledgers agree or an owner accepts.
+    DatabaseChanged "database_changed" 503 again "The database is not the one that it was",
+    /// The service is full, or stopping.
+    Overloaded "overloaded" 503 again "The service is busy",
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// A problem document.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// `urn:muster:problem:` and the code.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The problem in a few words; the same for each code.
+    pub title: String,
+    /// HTTP status.
+    pub status: u16,
+    /// What happened here.
+    pub detail: String,
+    /// What programs branch on.
+    pub code: Code,
+    /// Whether the same request may succeed later without anybody doing anything.
+    pub retryable: bool,
+    /// What to do now.
+    pub next: String,
+}
+
+impl Problem {
+    /// A problem; `detail` says what happened, `next` what to do, each in a sentence.
+    pub fn new(code: Code, detail: impl Into<String>, next: impl Into<String>) -> Self {
+        Self {
+            kind: format!("urn:muster:problem:{code}"),
+            title: code.title().into(),
+            status: code.status(),
+            detail: detail.into(),
+            code,
+            retryable: code.is_retryable(),
+            next: next.into(),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.detail)?;
+        if !self.next.is_empty() {
+            write!(f, " {}", self.next)?;
+        }
+        write!(f, " [{}]", self.code)
+    }
+}
+
+impl std::error::Error for Problem {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_keep_their_names_and_statuses() {
+        let table: Vec<_> = Code::ALL
+            .iter()
+            .map(|c| format!("{} {c}{}", c.status(), if c.is_retryable() { " again" } else { "" }))
+            .collect();
+        insta::assert_snapshot!(table.join("\n"));
+    }
+
+    #[test]
+    fn each_code_reads_as_it_is_written() {
+        for code in Code::ALL {
+            let text = serde_json::to_string(code).unwrap();
+            assert_eq!(text, format!("\"{code}\""));
+            assert_eq!(serde_json::from_str::<Code>(&text).unwrap(), *code);
+        }
+    }
+
+    #[test]
+    fn a_code_of_a_newer_service_is_still_a_problem() {
+        let text = r#"{"type":"urn:x","title":"t","status":409,"detail":"d","code":"brand_new",
+            "retryable":true,"next":"n","instance":"/v1/x"}"#;
+        let problem: Problem = serde_json::from_str(text).unwrap();
+        assert_eq!((problem.code, problem.retryable), (Code::Unknown, true));
+    }
+}

@@ -1,0 +1,271 @@
+//! A frozen list of seats, its hash, and what agents sign about it.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::digest::Digest;
+use crate::grant::{GrantError, VerifiedGrant};
+use crate::jws::{Jws, JwsError, Typ};
+use crate::key::{PublicKey, SigningKey};
+use crate::record::{RecordError, SignedRecord, VerifiedRecord};
+use crate::statement::StatementChain;
+
+/// A proposal: the newest statement, an epoch, and one record per seat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Proposal {
+    /// The cluster.
+    pub cluster: Uuid,
+    /// Hash of the statement that it stands under.
+    pub statement: Digest,
+    /// Its epoch, from 1.
+    pub epoch: u64,
+    /// The seats, in order; seat 1 first.
+    pub seats: Vec<SignedRecord>,
+    /// The grants that the records name, each once.
+    pub grants: Vec<Jws>,
+}
+
+/// Why a proposal is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProposalError {
+    /// Of another cluster.
+    #[error("the proposal is of another cluster")]
+    OtherCluster,
+    /// Under a statement that isn't in the chain.
+    #[error("the proposal stands under a statement that is not in the chain")]
+    OtherStatement,
+    /// More or fewer seats than the cluster's size, or epoch 0.
+    #[error("the proposal has {found} seats at epoch {epoch}, the cluster has {size}")]
+    Seats {
+        /// How many.
+        found: usize,
+        /// How many there should be.
+        size: u8,
+        /// Its epoch.
+        epoch: u64,
+    },
+    /// A grant, which is needed by a record, is missing, or one is too many.
+    #[error("the grants are not those that the records name")]
+    Grants,
+    /// A grant is refused.
+    #[error(transparent)]
+    Grant(#[from] GrantError),
+    /// A record is refused.
+    #[error("seat {seat}: {source}")]
+    Record {
+        /// Which one.
+        seat: u8,
+        /// Why.
+        source: RecordError,
+    },
+    /// One key or incarnation has two seats.
+    #[error("seats {0} and {1} have one key or incarnation between them")]
+    SameKey(u8, u8),
+}
+
+/// What two records must not share, beside their keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Shared {
+    /// The name.
+    Name,
+    /// An address, as peer or as client URL.
+    Url,
+    /// The machine.
+    Machine,
+}
+
+/// A proposal whose every record is valid under the statement that it names.
+#[derive(Clone, Debug)]
+pub struct VerifiedProposal {
+    proposal: Proposal,
+    hash: Digest,
+    records: Vec<VerifiedRecord>,
+    shared_host: bool,
+}
+
+impl Proposal {
+    /// `h`: SHA-256 of "muster-proposal-1", the statement's hash, the epoch (u64, big endian),
+    /// then the hashes of the record's and the endorsement's JWS, seat by seat.
+    pub fn hash(&self) -> Digest {
+        let mut input = b"muster-proposal-1".to_vec();
+        input.extend_from_slice(self.statement.as_bytes());
+        input.extend_from_slice(&self.epoch.to_be_bytes());
+        for seat in &self.seats {
+            input.extend_from_slice(seat.record.hash().as_bytes());
+            input.extend_from_slice(seat.endorsement.hash().as_bytes());
+        }
+        Digest::of(&input)
+    }
+}
+
+impl VerifiedProposal {
+    /// Verifies each record and grant under the statement that the proposal names, which must be
+    /// in `chain`. Whether that is the newest one, and whether names, addresses and machines
+    /// differ ([`VerifiedProposal::duplicate`]), is the caller's to ask: an agent answers a
+    /// forgery and a duplicate differently.
+    pub fn verify(proposal: &Proposal, chain: &StatementChain) -> Result<Self, ProposalError> {
+        let chain = chain.up_to(&proposal.statement).ok_or(ProposalError::OtherStatement)?;
+        let statement = chain.newest();
+        if proposal.cluster != statement.cluster {
+            return Err(ProposalError::OtherCluster);
+        }
+        if proposal.seats.len() != usize::from(statement.size) || proposal.epoch == 0 {
+            let (found, epoch) = (proposal.seats.len(), proposal.epoch);
+            return Err(ProposalError::Seats { found, size: statement.size, epoch });
+        }
+        if proposal.grants.len() > proposal.seats.len() {
+            return Err(ProposalError::Grants);
+        }
+        let grants = proposal
+            .grants
+            .iter()
+            .map(|grant| VerifiedGrant::verify(grant, &chain))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut records = Vec::with_capacity(proposal.seats.len());
+        for (seat, signed) in (1..).zip(&proposal.seats) {
+            let record = |source| ProposalError::Record { seat, source };
+            let claimed: crate::record::Record = signed
+                .record
+                .claims_unverified(Typ::Record)
+                .map_err(|error| record(RecordError::Record(error)))?;
+            let grant =
+                grants.iter().find(|g| g.id == claimed.grant).ok_or(ProposalError::Grants)?;
+            let verified = VerifiedRecord::verify(signed, grant, &statement.permissions);
+            records.push(verified.map_err(record)?);
+        }
+        let unused = |grant: &VerifiedGrant| records.iter().all(|r| r.grant != grant.id);
+        let twice = |i: usize| grants[..i].iter().any(|other| other.id == grants[i].id);
+        if grants.iter().any(unused) || (1..grants.len()).any(twice) {
+            return Err(ProposalError::Grants);
+        }
+        one_key_one_seat(&records)?;
+        Ok(Self {
+            proposal: proposal.clone(),
+            hash: proposal.hash(),
+            records,
+            shared_host: statement.permissions.shared_host,
+        })
+    }
+
+    /// `h`.
+    pub fn hash(&self) -> Digest {
+        self.hash
+    }
+
+    /// The records, seat 1 first.
+    pub fn records(&self) -> &[VerifiedRecord] {
+        &self.records
+    }
+
+    /// The proposal as received.
+    pub fn proposal(&self) -> &Proposal {
+        &self.proposal
+    }
+
+    /// Seat (from 1) of the agent with this key.
+    pub fn seat_of(&self, key: &PublicKey) -> Option<u8> {
+        (1..).zip(&self.records).find(|(_, r)| r.agent_key == *key).map(|(seat, _)| seat)
+    }
+
+    /// The first two seats that share a name, an address or, unless the statement allows it, a
+    /// machine.
+    pub fn duplicate(&self) -> Option<(u8, u8, Shared)> {
+        for (second, b) in (1..).zip(&self.records) {
+            for (first, a) in (1..second).zip(&self.records) {
+                if let Some(shared) = shared(a, b, self.shared_host) {
+                    return Some((first, second, shared));
+                }
+            }
+        }
+        None
+    }
+}
+
+/// What two records share that they must not.
+pub fn shared(
+    a: &crate::record::Record,
+    b: &crate::record::Record,
+    shared_host_allowed: bool,
+) -> Option<Shared> {
+    let urls = |record: &crate::record::Record| {
+        record.peer_urls.iter().chain(&record.client_urls).cloned().collect::<Vec<_>>()
+    };
+    let b_urls = urls(b);
+    if a.name == b.name {
+        Some(Shared::Name)
+    } else if urls(a).iter().any(|url| b_urls.contains(url)) {
+        Some(Shared::Url)
+    } else if !shared_host_allowed
+        && a.machine.compare(&b.machine) == crate::machine::Sameness::Same
+    {
+        Some(Shared::Machine)
+    } else {
+        None
+    }
+}
+
+fn one_key_one_seat(records: &[VerifiedRecord]) -> Result<(), ProposalError> {
+    for (second, b) in (1..).zip(records) {
+        for (first, a) in (1..second).zip(records) {
+            let same = a.agent_key == b.agent_key
+                || a.node_key() == b.node_key()
+                || a.incarnation == b.incarnation;
+            if same {
+                return Err(ProposalError::SameKey(first, second));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Payload of an ack: consent to one proposal; a JWS by the agent's key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Ack {
+    /// The cluster.
+    pub cluster: Uuid,
+    /// The proposal's epoch.
+    pub epoch: u64,
+    /// The proposal's hash.
+    pub h: Digest,
+}
+
+/// Payload of a release: "never from an epoch ≤ this one"; a JWS by the agent's key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Release {
+    /// The cluster.
+    pub cluster: Uuid,
+    /// The epoch up to which the agent takes no part any more.
+    pub epoch: u64,
+}
+
+impl Ack {
+    /// Signs it. **Only after** the bound that it implies is durable.
+    pub fn sign(&self, agent: &SigningKey) -> Jws {
+        Jws::sign(Typ::Ack, agent, self)
+    }
+
+    /// Verifies one by `agent`.
+    pub fn verify(jws: &Jws, agent: &PublicKey) -> Result<Self, JwsError> {
+        jws.verify(Typ::Ack, agent)
+    }
+}
+
+impl Release {
+    /// Signs it. **Only after** the release is durable.
+    pub fn sign(&self, agent: &SigningKey) -> Jws {
+        Jws::sign(Typ::Release, agent, self)
+    }
+
+    /// Verifies one by `agent`.
+    pub fn verify(jws: &Jws, agent: &PublicKey) -> Result<Self, JwsError> {
+        jws.verify(Typ::Release, agent)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,288 @@
+//! What a cluster is, signed by an owner, and the chain of such statements.
+//!
+//! A chain is a list in order, each statement naming the hash of the one before it and signed by
+//! an owner whom that one names. Trust enters it at one point: for an admin at the owner keys of
+//! the context, which must have signed the first; for an agent at the hash in its bundle, which
+//! one of them must have.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::SIZES;
+use crate::admin::{Admin, MAX_ADMINS};
+use crate::digest::Digest;
+use crate::jws::{Jws, JwsError, Typ};
+use crate::key::{KeyId, PublicKey, SigningKey};
+use crate::name::Name;
+use crate::role::{Action, roles_allow};
+
+/// Longest chain that is verified.
+pub const MAX_CHAIN: usize = 64;
+/// Longest deadline: 30 days.
+pub const MAX_DEADLINE_SECONDS: u64 = 30 * 86_400;
+
+/// What the statement allows beyond the careful defaults.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Permissions {
+    /// Seats may have loopback addresses.
+    pub loopback: bool,
+    /// Two seats may be on one machine.
+    pub shared_host: bool,
+    /// The size may be even.
+    pub even_size: bool,
+    /// Seats may have ports below 1024.
+    pub low_ports: bool,
+}
+
+/// Payload of a statement.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Statement {
+    /// 1.
+    pub version: u32,
+    /// The cluster's id in discovery (UUIDv7). The same in every statement of a chain.
+    pub cluster: Uuid,
+    /// Its name. The same in every statement of a chain.
+    pub name: Name,
+    /// How many members it is formed of. The same in every statement of a chain.
+    pub size: u8,
+    /// Position in the chain, from 0.
+    pub seq: u64,
+    /// Hash of the statement before; none for the first.
+    pub previous: Option<Digest>,
+    /// CA of the members' peer certificates, PEM. The same in every statement of a chain.
+    pub peer_ca: String,
+    /// CA of client certificates, PEM. The same in every statement of a chain.
+    pub client_ca: String,
+    /// Who may do what for this cluster.
+    pub admins: Vec<Admin>,
+    /// What is allowed beyond the defaults.
+    pub permissions: Permissions,
+    /// How long the cluster may take to form, counted by the service from its opening, in seconds.
+    pub deadline_seconds: u64,
+}
+
+/// Why a statement or a chain is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StatementError {
+    /// No statement at all, or more than [`MAX_CHAIN`].
+    #[error("a chain has 1 to {MAX_CHAIN} statements")]
+    Length,
+    /// A signature, kind or form.
+    #[error("statement {seq}: {source}")]
+    Jws {
+        /// Position in the chain.
+        seq: u64,
+        /// Why.
+        source: JwsError,
+    },
+    /// A statement doesn't follow the one before it, or changes what is fixed.
+    #[error("statement {seq} doesn't follow the one before it: {what}")]
+    Broken {
+        /// Position in the chain.
+        seq: u64,
+        /// What differs.
+        what: &'static str,
+    },
+    /// A statement that no cluster can have.
+    #[error("statement {seq}: {what}")]
+    Invalid {
+        /// Position in the chain.
+        seq: u64,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The first statement is by none of the pinned owners.
+    #[error(
+        "the chain begins with key {0}, which is no owner key of your context: \
+         either the service is not the one that you trust, or the context is out of date"
+    )]
+    ForeignRoot(KeyId),
+    /// The pinned statement isn't in the chain.
+    #[error("the chain doesn't contain the statement that the join bundle pins")]
+    NotPinned,
+}
+
+impl Statement {
+    /// Checks everything but signatures and the chain.
+    pub fn check(&self) -> Result<(), StatementError> {
+        let bad = |what| Err(StatementError::Invalid { seq: self.seq, what });
+        if self.version != 1 {
+            return bad("made by a newer version of Muster");
+        }
+        if self.cluster.get_version_num() != 7 {
+            return bad("the cluster's id is not a UUIDv7");
+        }
+        if !SIZES.contains(&self.size) {
+            return bad("the size must be from 1 to 9");
+        }
+        if self.size.is_multiple_of(2) && !self.permissions.even_size {
+            return bad("an even size tolerates no more failures than one less: use an odd one, \
+                        or --allow-even");
+        }
+        if !(1..=MAX_DEADLINE_SECONDS).contains(&self.deadline_seconds) {
+            return bad("the deadline must be from 1 second to 30 days");
+        }
+        if ca_der(&self.peer_ca).is_none() || ca_der(&self.client_ca).is_none() {
+            return bad("a CA is not one PEM certificate of a CA");
+        }
+        if self.peer_ca == self.client_ca {
+            return bad(
+                "peers and clients need two CAs: with one, any client could pass for a peer",
+            );
+        }
+        if self.admins.len() > MAX_ADMINS || !self.admins.iter().any(Admin::is_owner) {
+            return bad("there must be at least one owner, and at most 32 admins");
+        }
+        for (i, admin) in self.admins.iter().enumerate() {
+            let twice = |other: &Admin| other.key == admin.key || other.name == admin.name;
+            if self.admins[..i].iter().any(twice) || admin.roles.is_empty() {
+                return bad("each admin needs a key and a name of its own, and a role");
+            }
+        }
+        Ok(())
+    }
+
+    /// The admin with this key.
+    pub fn admin(&self, kid: &KeyId) -> Option<&Admin> {
+        self.admins.iter().find(|admin| admin.key.key_id() == *kid)
+    }
+
+    /// Keys that may sign what needs `action`.
+    pub fn keys_for(&self, action: Action) -> impl Iterator<Item = &PublicKey> {
+        let may = move |admin: &&Admin| roles_allow(&admin.roles, action);
+        self.admins.iter().filter(may).map(|admin| &admin.key)
+    }
+
+    /// Signs it.
+    pub fn sign(&self, owner: &SigningKey) -> Jws {
+        Jws::sign(Typ::Statement, owner, self)
+    }
+}
+
+/// DER of the one CA certificate in a PEM text.
+pub fn ca_der(pem: &str) -> Option<Vec<u8>> {
+    use rustls::pki_types::{CertificateDer, pem::PemObject};
+    let mut found = CertificateDer::pem_slice_iter(pem.as_bytes());
+    let (Some(Ok(certificate)), None) = (found.next(), found.next()) else { return None };
+    let (rest, parsed) = X509Certificate::from_der(&certificate).ok()?;
+    (rest.is_empty() && parsed.is_ca()).then(|| certificate.to_vec())
+}
+
+/// A verified chain, with its statements in order.
+#[derive(Clone, Debug)]
+pub struct StatementChain {
+    links: Vec<(Jws, Digest, Statement)>,
+}
+
+impl StatementChain {
+    /// Verifies a chain that one of `owners` began: what an admin's tool does.
+    pub fn verify_from_owners(chain: &[Jws], owners: &[PublicKey]) -> Result<Self, StatementError> {
+        let verified = Self::verify_links(chain)?;
+        let first = verified.links[0].0.kid();
+        if !owners.iter().any(|owner| owner.key_id() == *first) {
+            return Err(StatementError::ForeignRoot(*first));
+        }
+        Ok(verified)
+    }
+
+    /// Verifies a chain that contains the statement with the hash `pinned`: what an agent does.
+    /// What stands before that statement is bound by its hash, what follows by signatures.
+    pub fn verify_from_pin(chain: &[Jws], pinned: &Digest) -> Result<Self, StatementError> {
+        let verified = Self::verify_links(chain)?;
+        match verified.position(pinned) {
+            Some(_) => Ok(verified),
+            None => Err(StatementError::NotPinned),
+        }
+    }
+
+    /// Verifies the links alone. **Only for the service**, which then compares the first signer
+    /// with its own admin chain; for anybody else the result is worth nothing.
+    pub fn verify_links(chain: &[Jws]) -> Result<Self, StatementError> {
+        let (Some(first), true) = (chain.first(), chain.len() <= MAX_CHAIN) else {
+            return Err(StatementError::Length);
+        };
+        let mut links: Self = Self { links: vec![first_link(first)?] };
+        for next in &chain[1..] {
+            links.append(next)?;
+        }
+        Ok(links)
+    }
+
+    /// Verifies the next statement and appends it. The chain is unchanged where this fails.
+    pub fn append(&mut self, next: &Jws) -> Result<&Statement, StatementError> {
+        if self.links.len() >= MAX_CHAIN {
+            return Err(StatementError::Length);
+        }
+        let (_, last_hash, last) = &self.links[self.links.len() - 1];
+        let seq = last.seq + 1;
+        let statement: Statement = next
+            .verify_any(Typ::Statement, last.keys_for(Action::PutStatement))
+            .map_err(|source| StatementError::Jws { seq, source })?;
+        let fixed = [
+            (statement.seq == seq, "its number"),
+            (statement.previous == Some(*last_hash), "the hash of the one before"),
+            (statement.cluster == last.cluster, "the cluster's id"),
+            (statement.name == last.name, "the cluster's name"),
+            (statement.size == last.size, "the cluster's size"),
+            (statement.peer_ca == last.peer_ca, "the peers' CA"),
+            (statement.client_ca == last.client_ca, "the clients' CA"),
+        ];
+        if let Some((_, what)) = fixed.into_iter().find(|(same, _)| !same) {
+            return Err(StatementError::Broken { seq, what });
+        }
+        statement.check()?;
+        self.links.push((next.clone(), next.hash(), statement));
+        Ok(self.newest())
+    }
+
+    /// The newest statement: who may do what is judged by it.
+    pub fn newest(&self) -> &Statement {
+        &self.links[self.links.len() - 1].2
+    }
+
+    /// Hash of the newest statement.
+    pub fn newest_hash(&self) -> Digest {
+        self.links[self.links.len() - 1].1
+    }
+
+    /// Where in the chain the statement with this hash stands.
+    pub fn position(&self, hash: &Digest) -> Option<usize> {
+        self.links.iter().position(|(_, own, _)| own == hash)
+    }
+
+    /// The chain up to and including the statement with this hash.
+    pub fn up_to(&self, hash: &Digest) -> Option<Self> {
+        let end = self.position(hash)?;
+        Some(Self { links: self.links[..=end].to_vec() })
+    }
+
+    /// The signed statements, in order.
+    pub fn jws(&self) -> Vec<Jws> {
+        self.links.iter().map(|(jws, ..)| jws.clone()).collect()
+    }
+
+    /// Key that signed the first statement.
+    pub fn root(&self) -> &KeyId {
+        self.links[0].0.kid()
+    }
+}
+
+fn first_link(first: &Jws) -> Result<(Jws, Digest, Statement), StatementError> {
+    let jws = |source| StatementError::Jws { seq: 0, source };
+    let claimed: Statement = first.claims_unverified(Typ::Statement).map_err(jws)?;
+    // The first statement vouches for its own signer; who that is, the caller compares.
+    let statement: Statement =
+        first.verify_any(Typ::Statement, claimed.keys_for(Action::PutStatement)).map_err(jws)?;
+    if statement.seq != 0 || statement.previous.is_some() {
+        return Err(StatementError::Broken { seq: 0, what: "it is not the first one" });
+    }
+    statement.check()?;
+    Ok((first.clone(), first.hash(), statement))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+//! Tokens: `mst_<boot|join>_<id>_<seed>_<crc>`, lower-case base32.
+//!
+//! The seed is an Ed25519 private key. It goes from the issuer's machine to the host and nowhere
+//! else; the service knows the public half. The prefix lets secret scanners find one, and the CRC
+//! refuses a bad paste without asking anybody.
+
+use std::fmt;
+use std::str::FromStr;
+
+use data_encoding::BASE32_NOPAD;
+use secrecy::{ExposeSecret, SecretString};
+use zeroize::Zeroizing;
+
+use crate::grant::{GrantId, TokenKind};
+use crate::key::{PublicKey, SigningKey};
+
+/// How every token begins.
+pub const TOKEN_PREFIX: &str = "mst_";
+/// Length of every token in characters.
+pub const TOKEN_LENGTH: usize = 4 + 4 + 1 + 16 + 1 + 52 + 1 + 7;
+
+/// Why a text is no token. None of these shows any of the text: it may be most of a secret.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    /// Doesn't begin with `mst_`.
+    #[error("a token begins with mst_")]
+    Prefix,
+    /// Begins as a token, but is longer or shorter.
+    #[error("a token has {TOKEN_LENGTH} characters, this has {0}: was all of it copied?")]
+    Length(usize),
+    /// The parts aren't what they should be.
+    #[error("the token is mangled: it reads mst_boot_… or mst_join_…, in a-z and 2-7")]
+    Form,
+    /// The checksum differs.
+    #[error("the token's checksum is wrong: a character was changed on the way, copy it again")]
+    Checksum,
+}
+
+/// A token: the right to one grant's seats. Shows its secret only by [`Token::expose`].
+pub struct Token {
+    kind: TokenKind,
+    id: GrantId,
+    key: SigningKey,
+}
+
+impl Token {
+    /// A new random token.
+    pub fn generate(kind: TokenKind) -> Self {
+        Self { kind, id: GrantId::random(), key: SigningKey::generate() }
+    }
+
+    /// What it is for.
+    pub fn kind(&self) -> TokenKind {
+        self.kind
+    }
+
+    /// The grant's id.
+    pub fn id(&self) -> GrantId {
+        self.id
+    }
+
+    /// The key that it is.
+    pub fn key(&self) -> &SigningKey {
+        &self.key
+    }
+
+    /// Its public half, as the grant names it.
+    pub fn public(&self) -> &PublicKey {
+        self.key.public()
+    }
+
+    /// The whole text. For the file or terminal of whoever made it, and nothing else.
+    pub fn expose(&self) -> SecretString {
+        let seed = Zeroizing::new(base32(self.key.seed().expose_secret()));
+        let body = Zeroizing::new(format!("{TOKEN_PREFIX}{}_{}_{}", self.kind, self.id, *seed));
+        SecretString::from(format!("{}_{}", *body, checksum(&body)))
+    }
+}
+
+impl FromStr for Token {
+    type Err = TokenError;
+
+    fn from_str(text: &str) -> Result<Self, TokenError> {
+        let rest = text.strip_prefix(TOKEN_PREFIX).ok_or(TokenError::Prefix)?;
+        if text.len() != TOKEN_LENGTH {
+            return Err(TokenError::Length(text.chars().count()));
+        }
+        let mut parts = rest.split('_');
+        let (Some(kind), Some(id), Some(seed), Some(crc), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(TokenError::Form);
+        };
+        let kind = match kind {
+            "boot" => TokenKind::Boot,
+            "join" => TokenKind::Join,
+            _ => return Err(TokenError::Form),
+        };
+        let body = text.strip_suffix(crc).and_then(|b| b.strip_suffix('_'));
+        if body.map(checksum).as_deref() != Some(crc) {
+            return Err(TokenError::Checksum);
+        }
+        let id = id.parse().map_err(|_| TokenError::Form)?;
+        let seed = Zeroizing::new(unbase32(seed).ok_or(TokenError::Form)?);
+        let seed: &[u8; 32] = seed.as_slice().try_into().map_err(|_| TokenError::Form)?;
+        Ok(Self { kind, id, key: SigningKey::from_seed(seed) })
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Token({}, {}, …)", self.kind, self.id)
+    }
+}
+
+fn checksum(body: &str) -> String {
+    base32(&crc32c::crc32c(body.as_bytes()).to_be_bytes())
+}
+
+pub(crate) fn base32(bytes: &[u8]) -> String {
+    let mut text = BASE32_NOPAD.encode(bytes);
+    text.make_ascii_lowercase();
+    text
+}
+
+pub(crate) fn unbase32(text: &str) -> Option<Vec<u8>> {
+    if text.bytes().any(|b| b.is_ascii_uppercase()) {
+        return None;
+    }
+    let upper = Zeroizing::new(text.to_ascii_uppercase());
+    BASE32_NOPAD.decode(upper.as_bytes()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn exposed(token: &Token) -> String {
+        token.expose().expose_secret().to_owned()
+    }
+
+    #[test]
+    fn a_token_survives_its_text() {
+        for kind in [TokenKind::Boot, TokenKind::Join] {
+            let token = Token::generate(kind);
+            let again: Token = exposed(&token).parse().unwrap();
+            assert_eq!((again.kind(), again.id()), (kind, token.id()));
+            assert_eq!(again.public(), token.public());
+            assert_eq!(exposed(&token).len(), TOKEN_LENGTH);
+        }
+    }
+
+    #[test]
+    fn debug_shows_no_secret() {
+        let token = Token::generate(TokenKind::Boot);
+        let text = exposed(&token);
+        let seed = text.split('_').nth(3).unwrap();
+        assert!(!format!("{token:?}").contains(seed));
+    }
+
+    #[test]
+    fn junk_is_refused_without_being_shown() {
+        for (text, error) in [
+            ("", TokenError::Prefix),
+            ("x".repeat(4096).as_str(), TokenError::Prefix),
+            ("mst_boot_abc", TokenError::Length(12)),
+            (&format!("mst_{}", "x".repeat(TOKEN_LENGTH - 4)), TokenError::Form),
+            (&format!("mst_root_{}", "x".repeat(TOKEN_LENGTH - 9)), TokenError::Form),
+        ] {
+            assert_eq!(text.parse::<Token>().err(), Some(error));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_one_changed_character_is_noticed(position in 0..TOKEN_LENGTH, to in "[a-z2-7]") {
+            let text = exposed(&Token::generate(TokenKind::Boot));
+            let mut changed = text.clone();
+            changed.replace_range(position..=position, &to);
+            prop_assume!(changed != text);
+            prop_assert!(changed.parse::<Token>().is_err());
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in "(mst_)?(boot_|join_)?\\PC{0,120}") {
+            prop_assert!(text.parse::<Token>().is_err());
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! The one table of flags: name, kind, default, group, help, and whether it does anything.
+
+/// How a value is checked when it is typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Anything; what it means is checked later.
+    Text,
+    /// As Go's `strconv.ParseBool`; the value may be left out.
+    Bool,
+    /// A whole number.
+    Int,
+    /// A whole number, not negative.
+    Uint,
+    /// As `Uint`, of 32 bits.
+    Uint32,
+    /// A Go duration.
+    Duration,
+    /// One of these.
+    OneOf(&'static [&'static str]),
+}
+
+/// Whether a flag does anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// It does, or is refused where it would have to.
+    Used,
+    /// It is accepted for the sake of scripts; why it changes nothing.
+    Ignored(&'static str),
+}
+
+/// One flag.
+#[derive(Debug)]
+pub(super) struct Flag {
+    /// Without dashes.
+    pub name: &'static str,
+    pub kind: Kind,
+    pub default: &'static str,
+    /// Stands for the value in the help; empty for booleans.
+    pub value: &'static str,
+    pub help: &'static str,
+    pub group: &'static str,
+    pub used: Use,
+}
+
+const fn flag(
+    group: &'static str,
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    value: &'static str,
+    help: &'static str,
+) -> Flag {
+    Flag { name, kind, default, value, help, group, used: Use::Used }
+}
+
+impl Flag {
+    const fn ignored(mut self, because: &'static str) -> Self {
+        self.used = Use::Ignored(because);
+        self
+    }
+}
+
+/// The flag called `name`, also by the `experimental-` name that it once had.
+pub(super) fn find(name: &str) -> Option<&'static Flag> {
+    let exact = |name: &str| FLAGS.iter().find(|flag| flag.name == name);
+    exact(name).or_else(|| name.strip_prefix("experimental-").and_then(exact))
+}
+
+use Kind::{Bool, Duration, Int, OneOf, Text, Uint, Uint32};
+
+const MEMBER: &str = "Member";
+const CLUSTERING: &str = "Clustering";
+const SECURITY: &str = "Security";
+const AUTH: &str = "Auth";
+const PROFILING_AND_MONITORING: &str = "Profiling and monitoring";
+const LOGGING: &str = "Logging";
+const FEATURES_AND_FINE_TUNING: &str = "Features and fine tuning";
+
+/// Every flag, in the order of the help.
+#[rustfmt::skip]
+pub(super) static FLAGS: &[Flag] = &[
+    flag(MEMBER, "name", Text, "default", "NAME", "Human-readable name for this member."),
+    flag(MEMBER, "data-dir", Text, "", "DIR", "Path to the data directory. Default: NAME.etcd"),
+    flag(MEMBER, "wal-dir", Text, "", "DIR", "Path to a separate directory for the log.")
+        .ignored("the log lies in the data directory"),
+    flag(MEMBER, "snapshot-count", Uint, "10000", "N", "Applied entries between two checkpoints of the store.")
+        .ignored("the store decides by itself when to write a checkpoint"),
+    flag(MEMBER, "heartbeat-interval", Uint, "100", "MS", "Time between heartbeats, in milliseconds."),
+    flag(MEMBER, "election-timeout", Uint, "1000", "MS", "Time without a leader before an election, in milliseconds; at least five heartbeats."),
+    flag(MEMBER, "initial-election-tick-advance", Bool, "true", "", "Speed up the first election after a start.")
+        .ignored("the first start elects as soon as a quorum is connected"),
+    flag(MEMBER, "listen-peer-urls", Text, "http://localhost:2380", "URLS", "Where to listen for peers."),
+    flag(MEMBER, "listen-client-urls", Text, "http://localhost:2379", "URLS", "Where to listen for clients: gRPC and JSON."),
+    flag(MEMBER, "listen-client-http-urls", Text, "", "URLS", "Where to listen for JSON and status apart from gRPC."),
+    flag(MEMBER, "max-snapshots", Uint, "5", "N", "Snapshot files to keep.")
+        .ignored("there is at most one snapshot file, and only while it is being sent"),
+    flag(MEMBER, "max-wals", Uint, "5", "N", "Log files to keep.")
+        .ignored("the log keeps what followers may need, and no more"),
+    flag(MEMBER, "memory-mlock", Bool, "false", "", "Lock memory.")
+        .ignored("memory is not locked"),
+    flag(MEMBER, "quota-backend-bytes", Int, "0", "BYTES", "Raise an alarm when the store is larger; 0: 2 GiB, negative: no limit."),
+    flag(MEMBER, "backend-bbolt-freelist-type", Text, "map", "TYPE", "Freelist of bbolt.")
+        .ignored("the store is not bbolt"),
+    flag(MEMBER, "backend-batch-interval", Duration, "0s", "TIME", "Time between two commits of bbolt.")
+        .ignored("the store is not bbolt"),
+    flag(MEMBER, "backend-batch-limit", Int, "0", "N", "Operations per commit of bbolt.")
+        .ignored("the store is not bbolt"),
+    flag(MEMBER, "max-txn-ops", Uint32, "128", "N", "Operations that one transaction may hold."),
+    flag(MEMBER, "max-request-bytes", Uint32, "1572864", "BYTES", "Size that one request may have."),
+    flag(MEMBER, "max-concurrent-streams", Uint32, "4294967295", "N", "Streams that one client connection may have open."),
+    flag(MEMBER, "grpc-keepalive-min-time", Duration, "5s", "TIME", "Shortest time between two pings of a client.")
+        .ignored("clients' pings are always answered"),
+    flag(MEMBER, "grpc-keepalive-interval", Duration, "2h0m0s", "TIME", "Time between two pings to a client; 0: none."),
+    flag(MEMBER, "grpc-keepalive-timeout", Duration, "20s", "TIME", "Time that a client has to answer a ping; 0: for ever."),
+    flag(MEMBER, "socket-reuse-port", Bool, "false", "", "Set SO_REUSEPORT.")
+        .ignored("sockets are bound exclusively"),
+    flag(MEMBER, "socket-reuse-address", Bool, "false", "", "Set SO_REUSEADDR.")
+        .ignored("it is always set"),
+    flag(MEMBER, "enable-grpc-gateway", Bool, "true", "", "Serve the JSON gateway.")
+        .ignored("it is always served"),
+    flag(MEMBER, "raft-read-timeout", Duration, "5s", "TIME", "Read time-out of peer streams.")
+        .ignored("silent peer streams are closed after 5 s"),
+    flag(MEMBER, "raft-write-timeout", Duration, "5s", "TIME", "Write time-out of peer streams.")
+        .ignored("silent peer streams are closed after 5 s"),
+    flag(CLUSTERING, "initial-advertise-peer-urls", Text, "http://localhost:2380", "URLS", "This member's peer URLs, as the others reach them."),
+    flag(CLUSTERING, "initial-cluster", Text, "", "NAME=URL,...", "The first members: name and peer URL of each. Default: this member alone."),
+    flag(CLUSTERING, "initial-cluster-state", OneOf(&["new", "existing"]), "new", "STATE", "\"new\" to begin a cluster, \"existing\" to join one that has added this member."),
+    flag(CLUSTERING, "initial-cluster-token", Text, "etcd-cluster", "TOKEN", "Makes ids of this cluster different from all others'."),
+    flag(CLUSTERING, "advertise-client-urls", Text, "http://localhost:2379", "URLS", "This member's client URLs, as clients reach them."),
+    flag(CLUSTERING, "muster-document", Text, "", "FILE", "Binds each first member to its incarnation and key (JSON; written by muster-agent)."),
+    flag(CLUSTERING, "strict-reconfig-check", Bool, "true", "", "Refuse membership changes that would endanger quorum."),
+    flag(CLUSTERING, "pre-vote", Bool, "true", "", "Ask before disturbing a cluster with an election.")
+        .ignored("pre-vote is always on"),
+    flag(CLUSTERING, "auto-compaction-mode", OneOf(&["periodic", "revision"]), "periodic", "MODE", "How --auto-compaction-retention is read."),
+    flag(CLUSTERING, "auto-compaction-retention", Text, "0", "N", "How much history to keep; 0: all."),
+    flag(CLUSTERING, "max-learners", Uint, "1", "N", "Learners that may be in the cluster at once."),
+    flag(CLUSTERING, "discovery", Text, "", "URL", "Discovery service, protocol v2."),
+    flag(CLUSTERING, "discovery-fallback", OneOf(&["exit", "proxy"]), "exit", "WHAT", "What to do if discovery fails.")
+        .ignored("without discovery there is nothing to fall back from"),
+    flag(CLUSTERING, "discovery-proxy", Text, "", "URL", "Proxy towards the discovery service.")
+        .ignored("discovery is muster-agent's part"),
+    flag(CLUSTERING, "discovery-srv", Text, "", "DOMAIN", "Domain whose SRV records name the members."),
+    flag(CLUSTERING, "discovery-srv-name", Text, "", "SUFFIX", "Suffix of those records.")
+        .ignored("SRV records are not read"),
+    flag(CLUSTERING, "discovery-token", Text, "", "TOKEN", "Discovery service, protocol v3."),
+    flag(CLUSTERING, "discovery-endpoints", Text, "", "URLS", "Discovery service, protocol v3."),
+    flag(CLUSTERING, "discovery-dial-timeout", Duration, "2s", "VALUE", "Setting of the discovery client.")
+        .ignored("discovery is muster-agent's part"),
+    flag(CLUSTERING, "discovery-request-timeout", Duration, "5s", "VALUE", "Setting of the discovery client.")
+        .ignored("discovery is muster-agent's part"),
+    flag(CLUSTERING, "discovery-keepalive-time", Duration, "2s", "VALUE", "Setting of the discovery client.")
+        .ignored("discovery is muster-agent's part"),
+    flag(CLUSTERING, "discovery-keepalive-timeout", Duration, "6s", "VALUE", "Setting of the discovery client.")
+        .ignored("discovery is muster-agent's part"),
+    flag(CLUSTERING, "discovery-insecure-transport", Bool, "true", "", "Setting of the discovery client.")
+        .ignored("discovery is muster-agent's part"),
+    flag(CLUSTERING, "discovery-insecure-skip-tls-verify", Bool, "false", "", "Setting of the discovery client.")
+        .ignored("discovery is muster-agent's part"),
+    flag(CLUSTERING, "discovery-cert", Text, "", "VALUE", "Setting of the discovery client.")
+        .ignored("discovery is muster-agent's part"),
+    flag(CLUSTERING, "discovery-key", Text, "", "VALUE", "Setting of the discovery client.")
+        .ignored("discovery is muster-agent's part"),
+    flag(CLUSTERING, "discovery-cacert", Text, "", "VALUE", "Setting of the discovery client.")
+        .ignored("discovery is muster-agent's part"),
+    flag(CLUSTERING, "discovery-user", Text, "", "VALUE", "Setting of the discovery client.")
+        .ignored("discovery is muster-agent's part"),
+    flag(CLUSTERING, "discovery-password", Text, "", "VALUE", "Setting of the discovery client.")
+        .ignored("discovery is muster-agent's part"),
+    flag(CLUSTERING, "v2-deprecation", Text, "write-only", "PHASE", "Phase of the end of the v2 API.")
+        .ignored("there is no v2 API"),
+    flag(SECURITY, "cert-file", Text, "", "FILE", "Certificate of the client listener, PEM."),
+    flag(SECURITY, "key-file", Text, "", "FILE", "Its key, PEM."),
+    flag(SECURITY, "client-cert-auth", Bool, "false", "", "Require a certificate of the trusted CA from clients."),
+    flag(SECURITY, "trusted-ca-file", Text, "", "FILE", "CA of clients' certificates, PEM."),
+    flag(SECURITY, "client-crl-file", Text, "", "FILE", "Clients' certificates that no longer count, PEM."),
+    flag(SECURITY, "client-cert-allowed-hostname", Text, "", "NAMES", "Names that clients' certificates may have."),
+    flag(SECURITY, "auto-tls", Bool, "false", "", "Serve clients on a self-signed certificate."),
+    flag(SECURITY, "peer-cert-file", Text, "", "FILE", "Certificate towards peers, PEM."),
+    flag(SECURITY, "peer-key-file", Text, "", "FILE", "Its key, PEM."),
+    flag(SECURITY, "peer-client-cert-auth", Bool, "false", "", "Require a certificate of the trusted peer CA from peers."),
+    flag(SECURITY, "peer-trusted-ca-file", Text, "", "FILE", "CA of peers' certificates, PEM."),
+    flag(SECURITY, "peer-crl-file", Text, "", "FILE", "Peers' certificates that no longer count, PEM."),
+    flag(SECURITY, "peer-cert-allowed-cn", Text, "", "NAMES", "Common names that peers' certificates may have."),
+    flag(SECURITY, "peer-cert-allowed-hostname", Text, "", "NAMES", "Names that peers' certificates may have."),
+    flag(SECURITY, "peer-auto-tls", Bool, "false", "", "Talk to peers on self-signed certificates."),
+    flag(SECURITY, "peer-skip-client-san-verification", Bool, "false", "", "Skip the check of a peer's address against its certificate.")
+        .ignored("a peer's address is never taken as its identity"),
+    flag(SECURITY, "self-signed-cert-validity", Uint, "1", "YEARS", "Validity of self-signed certificates.")
+        .ignored("no certificates are made here"),
+    flag(SECURITY, "cipher-suites", Text, "", "NAMES", "TLS 1.2 cipher suites to offer, by Go's names."),
+    flag(SECURITY, "tls-min-version", OneOf(&["TLS1.2", "TLS1.3"]), "TLS1.2", "VERSION", "Lowest TLS version."),
+    flag(SECURITY, "tls-max-version", OneOf(&["", "TLS1.2", "TLS1.3"]), "", "VERSION", "Highest TLS version. Default: the highest known."),
+    flag(SECURITY, "cors", Text, "*", "ORIGINS", "Origins that browsers may call from.")
+        .ignored("every origin is answered"),
+    flag(SECURITY, "host-whitelist", Text, "*", "HOSTS", "Host names that insecure clients may ask for.")
+        .ignored("every host name is answered"),
+    flag(AUTH, "auth-token", Text, "simple", "SPEC", "Kind of auth tokens."),
+    flag(AUTH, "bcrypt-cost", Uint, "10", "N", "Cost of password hashes."),
+    flag(AUTH, "auth-token-ttl", Uint, "300", "SECONDS", "Life of an auth token."),
+    flag(PROFILING_AND_MONITORING, "enable-pprof", Bool, "false", "", "Serve Go profiles.")
+        .ignored("this is not a Go program"),
+    flag(PROFILING_AND_MONITORING, "metrics", OneOf(&["basic", "extensive"]), "basic", "LEVEL", "How much /metrics shows.")
+        .ignored("all metrics are always shown"),
+    flag(PROFILING_AND_MONITORING, "listen-metrics-urls", Text, "", "URLS", "Where to serve /metrics and health besides the client URLs."),
+    flag(PROFILING_AND_MONITORING, "enable-distributed-tracing", Bool, "false", "", "Export traces.")
+        .ignored("traces are not exported"),
+    flag(PROFILING_AND_MONITORING, "distributed-tracing-address", Text, "localhost:4317", "VALUE", "Setting of traces.")
+        .ignored("traces are not exported"),
+    flag(PROFILING_AND_MONITORING, "distributed-tracing-service-name", Text, "etcd", "VALUE", "Setting of traces.")
+        .ignored("traces are not exported"),
+    flag(PROFILING_AND_MONITORING, "distributed-tracing-instance-id", Text, "", "VALUE", "Setting of traces.")
+        .ignored("traces are not exported"),
+    flag(PROFILING_AND_MONITORING, "distributed-tracing-sampling-rate", Int, "0", "VALUE", "Setting of traces.")
+        .ignored("traces are not exported"),
+    flag(LOGGING, "logger", OneOf(&["zap"]), "zap", "NAME", "The logger.")
+        .ignored("there is one logger"),
+    flag(LOGGING, "log-outputs", Text, "default", "OUTPUTS", "stderr, stdout or files, separated by commas; default: stderr."),
+    flag(LOGGING, "log-level", OneOf(&["debug", "info", "warn", "error", "panic", "fatal"]), "info", "LEVEL", "The least that is logged."),
+    flag(LOGGING, "log-format", OneOf(&["json", "console"]), "json", "FORMAT", "json: one object per line; console: for people."),
+    flag(LOGGING, "enable-log-rotation", Bool, "false", "", "Rotate log files.")
+        .ignored("a log rotator does that"),
+    flag(LOGGING, "log-rotation-config-json", Text, "", "JSON", "How to rotate log files.")
+        .ignored("a log rotator does that"),
+    flag(LOGGING, "warning-apply-duration", Duration, "100ms", "TIME", "Warn when applying a request takes longer.")
+        .ignored("see the metrics of the apply thread"),
+    flag(LOGGING, "warning-unary-request-duration", Duration, "300ms", "TIME", "Warn when a request takes longer."),
+    flag(FEATURES_AND_FINE_TUNING, "feature-gates", Text, "", "NAME=BOOL,...", "Features to turn on or off.")
+        .ignored("features have no gates here"),
+    flag(FEATURES_AND_FINE_TUNING, "initial-corrupt-check", Bool, "false", "", "Compare with the peers before serving."),
+    flag(FEATURES_AND_FINE_TUNING, "corrupt-check-time", Duration, "0s", "TIME", "Time between two comparisons with the peers."),
+    flag(FEATURES_AND_FINE_TUNING, "compact-hash-check-enabled", Bool, "false", "", "Compare hashes of compactions."),
+    flag(FEATURES_AND_FINE_TUNING, "compact-hash-check-time", Duration, "1m0s", "TIME", "Time between two comparisons of compactions."),
+    flag(FEATURES_AND_FINE_TUNING, "compaction-batch-limit", Uint32, "1000", "N", "Revisions removed at once by a compaction."),
+    flag(FEATURES_AND_FINE_TUNING, "compaction-sleep-interval", Duration, "10ms", "TIME", "Pause of a compaction between two batches."),
+    flag(FEATURES_AND_FINE_TUNING, "watch-progress-notify-interval", Duration, "10m0s", "TIME", "Time between two progress notices to a silent watch."),
+    flag(FEATURES_AND_FINE_TUNING, "snapshot-catchup-entries", Uint, "5000", "N", "Entries that the log keeps for slow followers."),
+    flag(FEATURES_AND_FINE_TUNING, "bootstrap-defrag-threshold-megabytes", Uint, "0", "MB", "Defragment at the start if that frees so much.")
+        .ignored("the store reuses its space"),
+    flag(FEATURES_AND_FINE_TUNING, "enable-lease-checkpoint", Bool, "false", "", "Checkpoint leases."),
+    flag(FEATURES_AND_FINE_TUNING, "enable-lease-checkpoint-persist", Bool, "false", "", "Keep checkpoints of leases."),
+    flag(FEATURES_AND_FINE_TUNING, "txn-mode-write-with-shared-buffer", Bool, "true", "", "Let transactions share a buffer.")
+        .ignored("the store is not bbolt"),
+    flag(FEATURES_AND_FINE_TUNING, "stop-grpc-service-on-defrag", Bool, "false", "", "Report not serving during defragmentation.")
+        .ignored("defragmentation does not block"),
+    flag(FEATURES_AND_FINE_TUNING, "downgrade-check-time", Duration, "5s", "TIME", "Time between two looks at the downgrade status.")
+        .ignored("there are no downgrades yet"),
+    flag(FEATURES_AND_FINE_TUNING, "memory-mlock-limit", Uint, "0", "BYTES", "Limit of locked memory.")
+        .ignored("memory is not locked"),
+    flag(FEATURES_AND_FINE_TUNING, "set-member-localaddr", Bool, "false", "", "Dial peers from the advertised address.")
+        .ignored("the route decides"),
+    flag(FEATURES_AND_FINE_TUNING, "unsafe-no-fsync", Bool, "false", "", "Lose acknowledged writes with the power.")
+        .ignored("every acknowledged write is synced"),
+    flag(FEATURES_AND_FINE_TUNING, "force-new-cluster", Bool, "false", "", "Make a cluster of one out of this member's data."),
+    flag(FEATURES_AND_FINE_TUNING, "config-file", Text, "", "FILE", "Read the configuration from a file."),
+    flag(FEATURES_AND_FINE_TUNING, "enable-v2", Bool, "false", "", "Serve the v2 API.")
+        .ignored("there is no v2 API"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flag_stands_once_and_explains_itself() {
+        for (n, flag) in FLAGS.iter().enumerate() {
+            assert!(FLAGS[..n].iter().all(|other| other.name != flag.name), "{}", flag.name);
+            assert!(!flag.help.is_empty(), "{}", flag.name);
+            assert_eq!(flag.value.is_empty(), flag.kind == Bool, "{}", flag.name);
+        }
+    }
+
+    #[test]
+    fn the_flags_that_scripts_use_daily_are_there() {
+        for name in [
+            "snapshot-count",
+            "snapshot-catchup-entries",
+            "experimental-snapshot-catchup-entries",
+            "compaction-batch-limit",
+            "experimental-compaction-batch-limit",
+            "compaction-sleep-interval",
+            "compact-hash-check-time",
+            "corrupt-check-time",
+            "experimental-corrupt-check-time",
+            "experimental-initial-corrupt-check",
+            "strict-reconfig-check",
+            "auto-tls",
+            "peer-auto-tls",
+            "client-crl-file",
+            "cipher-suites",
+            "max-concurrent-streams",
+            "listen-client-http-urls",
+            "listen-metrics-urls",
+            "metrics",
+            "warning-unary-request-duration",
+            "experimental-warning-unary-request-duration",
+            "auth-token-ttl",
+            "bcrypt-cost",
+            "unsafe-no-fsync",
+            "experimental-watch-progress-notify-interval",
+            "logger",
+            "experimental-enable-lease-checkpoint",
+            "experimental-max-learners",
+        ] {
+            assert!(find(name).is_some(), "{name}");
+        }
+    }
+}

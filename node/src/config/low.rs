@@ -1,0 +1,313 @@
+//! What was typed: by Go's rules for flags.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Remark, duration,
+    flags::{FLAGS, Flag, Kind, Use, find},
+    validate::ConfigError,
+};
+
+/// A command line that can't be understood: exit code 2.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UsageError {
+    /// No flag has this name.
+    #[error("flag provided but not defined: -{name}{}", nearest.map(|n| format!(" (did you mean --{n}?)")).unwrap_or_default())]
+    Unknown {
+        /// As typed, without dashes.
+        name: String,
+        /// A flag that looks like it.
+        nearest: Option<&'static str>,
+    },
+    /// A flag that needs a value came last.
+    #[error("flag needs an argument: -{0}")]
+    NoValue(String),
+    /// A value of the wrong kind.
+    #[error("invalid value {value:?} for flag -{flag}: {problem}")]
+    Value {
+        /// The flag.
+        flag: String,
+        /// What was typed.
+        value: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Dashes without a name.
+    #[error("bad flag syntax: {0}")]
+    Syntax(String),
+    /// Something that isn't a flag.
+    #[error("'{0}' is not a valid flag")]
+    NotAFlag(String),
+}
+
+/// Values by flag name, as typed, each checked to be of its flag's kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LowArgs {
+    /// `--help` or `-h`
+    pub help: bool,
+    /// `--version`
+    pub version: bool,
+    values: BTreeMap<&'static str, String>,
+}
+
+impl LowArgs {
+    /// Reads a command line, without the program's name.
+    ///
+    /// # Errors
+    /// At the first thing that can't be understood.
+    pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, UsageError> {
+        let mut low = Self::default();
+        let mut args = args.into_iter();
+        while let Some(arg) = args.next() {
+            let Some(body) = arg.strip_prefix("--").or_else(|| arg.strip_prefix('-')) else {
+                return Err(UsageError::NotAFlag(arg));
+            };
+            if arg == "-" {
+                return Err(UsageError::NotAFlag(arg));
+            }
+            if arg == "--" {
+                return args.next().map_or(Ok(low), |rest| Err(UsageError::NotAFlag(rest)));
+            }
+            let (name, value) = match body.split_once('=') {
+                Some((name, value)) => (name, Some(value.to_owned())),
+                None => (body, None),
+            };
+            if name.is_empty() || name.starts_with('-') {
+                return Err(UsageError::Syntax(arg));
+            }
+            match name {
+                "help" | "h" => low.help = true,
+                "version" => low.version = value.is_none_or(|v| parse_bool(&v) != Some(false)),
+                _ => {
+                    let flag = find(name).ok_or_else(|| unknown(name))?;
+                    let value = match value {
+                        Some(value) => value,
+                        None if flag.kind == Kind::Bool => "true".to_owned(),
+                        None => args.next().ok_or_else(|| UsageError::NoValue(name.to_owned()))?,
+                    };
+                    low.set(flag, name, value)?;
+                }
+            }
+        }
+        Ok(low)
+    }
+
+    /// Takes from the environment what the command line left open.
+    ///
+    /// # Errors
+    /// If a variable's value is of the wrong kind.
+    pub fn add_environment(
+        &mut self,
+        environment: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Vec<Remark>, ConfigError> {
+        let mut remarks = Vec::new();
+        let typed: Vec<&'static str> = self.values.keys().copied().collect();
+        // In order of their names, so that two spellings of one flag settle the same way each time.
+        let environment: BTreeMap<String, String> = environment.into_iter().collect();
+        for (variable, value) in environment {
+            let Some(name) = variable.strip_prefix("ETCD_") else {
+                continue;
+            };
+            let name = name.to_ascii_lowercase().replace('_', "-");
+            match find(&name) {
+                None => remarks.push(Remark::UnknownVariable { variable }),
+                Some(_) if value.is_empty() => {}
+                Some(flag) if typed.contains(&flag.name) => {
+                    remarks.push(Remark::Shadowed { variable });
+                }
+                Some(flag) => self
+                    .set(flag, &name, value)
+                    .map_err(|source| ConfigError::Variable { variable, source })?,
+            }
+        }
+        for flag in FLAGS {
+            if let (Use::Ignored(because), true) = (flag.used, self.values.contains_key(flag.name))
+            {
+                remarks.push(Remark::Ignored { flag: flag.name, because });
+            }
+        }
+        Ok(remarks)
+    }
+
+    /// What was given for `name`, or else its default.
+    ///
+    /// # Panics
+    /// If there is no such flag.
+    #[must_use]
+    pub fn value(&self, name: &str) -> &str {
+        self.given(name)
+            .unwrap_or_else(|| find(name).expect("only flags of the table are asked for").default)
+    }
+
+    /// What was given for `name`.
+    #[must_use]
+    pub fn given(&self, name: &str) -> Option<&str> {
+        self.values.get(name).map(String::as_str)
+    }
+
+    fn set(&mut self, flag: &'static Flag, typed: &str, value: String) -> Result<(), UsageError> {
+        if let Some(problem) = problem(flag.kind, &value) {
+            return Err(UsageError::Value { flag: typed.to_owned(), value, problem });
+        }
+        self.values.insert(flag.name, value);
+        Ok(())
+    }
+}
+
+fn problem(kind: Kind, value: &str) -> Option<String> {
+    let fits = match kind {
+        Kind::Text => true,
+        Kind::Bool => parse_bool(value).is_some(),
+        Kind::Int => value.parse::<i64>().is_ok(),
+        Kind::Uint => value.parse::<u64>().is_ok(),
+        Kind::Uint32 => value.parse::<u32>().is_ok(),
+        Kind::Duration => duration::parse(value).is_some(),
+        Kind::OneOf(values) => {
+            if !values.contains(&value) {
+                return Some(format!("it must be one of {}", values.join(", ")));
+            }
+            true
+        }
+    };
+    (!fits).then(|| "parse error".to_owned())
+}
+
+/// As Go's `strconv.ParseBool`.
+pub(super) fn parse_bool(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+fn unknown(name: &str) -> UsageError {
+    let nearest = FLAGS
+        .iter()
+        .map(|flag| (distance(name, flag.name), flag.name))
+        .min()
+        .filter(|(distance, known)| *distance <= 1 + known.len() / 5)
+        .map(|(_, known)| known);
+    UsageError::Unknown { name: name.to_owned(), nearest }
+}
+
+/// How many characters must be put in, left out or replaced to get from one to the other.
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<u8> = to.bytes().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (i, a) in from.bytes().take(80).enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, b) in to.iter().enumerate() {
+            let replaced = diagonal + usize::from(a != *b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(args: &[&str]) -> Result<LowArgs, String> {
+        LowArgs::parse(args.iter().map(ToString::to_string)).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn one_dash_or_two_and_a_space_or_an_equals_sign_are_the_same() {
+        for args in [&["--name", "a"][..], &["--name=a"], &["-name", "a"], &["-name=a"]] {
+            assert_eq!(parse(args).unwrap().value("name"), "a");
+        }
+    }
+
+    #[test]
+    fn of_a_flag_given_twice_the_last_one_counts() {
+        assert_eq!(parse(&["--name=a", "--name", "b"]).unwrap().value("name"), "b");
+    }
+
+    #[test]
+    fn a_bare_boolean_is_true_and_takes_no_value() {
+        assert_eq!(parse(&["--pre-vote", "--name=a"]).unwrap().value("pre-vote"), "true");
+        assert_eq!(parse(&["--pre-vote=false"]).unwrap().value("pre-vote"), "false");
+        assert_eq!(parse(&["--pre-vote", "false"]).unwrap_err(), "'false' is not a valid flag");
+    }
+
+    #[test]
+    fn both_spellings_of_a_flag_that_was_experimental_are_one_flag() {
+        let low = parse(&["--experimental-watch-progress-notify-interval=5s"]).unwrap();
+        assert_eq!(low.value("watch-progress-notify-interval"), "5s");
+        let low = parse(&["--experimental-max-learners=3", "--max-learners=2"]).unwrap();
+        assert_eq!(low.value("max-learners"), "2");
+    }
+
+    #[test]
+    fn an_unknown_flag_names_the_nearest_one() {
+        assert_eq!(
+            parse(&["--data-dri=x"]).unwrap_err(),
+            "flag provided but not defined: -data-dri (did you mean --data-dir?)"
+        );
+        assert_eq!(
+            parse(&["--quite-another-thing"]).unwrap_err(),
+            "flag provided but not defined: -quite-another-thing"
+        );
+    }
+
+    #[test]
+    fn values_are_checked_against_the_kind() {
+        for (args, error) in [
+            (&["--name"][..], "flag needs an argument: -name"),
+            (&["--pre-vote=maybe"], "invalid value \"maybe\" for flag -pre-vote: parse error"),
+            (
+                &["--election-timeout=1s"],
+                "invalid value \"1s\" for flag -election-timeout: parse error",
+            ),
+            (
+                &["--initial-cluster-state=foo"],
+                "invalid value \"foo\" for flag -initial-cluster-state: it must be one of new, existing",
+            ),
+            (&["---name=a"], "bad flag syntax: ---name=a"),
+            (&["name"], "'name' is not a valid flag"),
+        ] {
+            assert_eq!(parse(args).unwrap_err(), error);
+        }
+    }
+
+    #[test]
+    fn the_command_line_beats_the_environment_and_says_so() {
+        let mut low = parse(&["--name=flag"]).unwrap();
+        let environment = [
+            ("ETCD_NAME", "variable"),
+            ("ETCD_DATA_DIR", "/d"),
+            ("ETCD_LOG_LEVEL", ""),
+            ("ETCD_NO_SUCH", "1"),
+            ("HOME", "/root"),
+        ];
+        let remarks =
+            low.add_environment(environment.map(|(k, v)| (k.to_owned(), v.to_owned()))).unwrap();
+        assert_eq!((low.value("name"), low.value("data-dir")), ("flag", "/d"));
+        assert_eq!(low.value("log-level"), "info");
+        let variable = |name: &str| name.to_owned();
+        assert!(remarks.contains(&Remark::Shadowed { variable: variable("ETCD_NAME") }));
+        assert!(remarks.contains(&Remark::UnknownVariable { variable: variable("ETCD_NO_SUCH") }));
+        assert_eq!(remarks.len(), 2);
+    }
+
+    #[test]
+    fn a_variable_of_the_wrong_kind_is_named() {
+        let mut low = LowArgs::default();
+        let error =
+            low.add_environment([("ETCD_PRE_VOTE".to_owned(), "maybe".to_owned())]).unwrap_err();
+        assert!(
+            matches!(error, ConfigError::Variable { variable, .. } if variable == "ETCD_PRE_VOTE")
+        );
+    }
+
+    #[test]
+    fn a_flag_that_changes_nothing_is_remarked_on() {
+        let mut low = parse(&["--max-wals=3"]).unwrap();
+        let remarks = low.add_environment([]).unwrap();
+        assert!(matches!(remarks[..], [Remark::Ignored { flag: "max-wals", .. }]));
+    }
+}

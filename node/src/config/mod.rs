@@ -1,0 +1,222 @@
+//! What the node is told: etcd's flags and `ETCD_*` variables, by etcd's rules.
+//!
+//! First what was typed (`LowArgs`: strings by flag, each with where it came from), then what it
+//! resolves to (`Config`: types, defaults filled in, relations checked). The command line beats the
+//! environment; of a flag given twice the last one counts. `flags::FLAGS` is the one table of all
+//! flags; a flag that is accepted for the sake of scripts but changes nothing is marked there, and the
+//! node says so in its log when it is given.
+//!
+//! Sources: etcd `server/etcdmain/config.go`, `server/embed/config.go`, `pkg/flags`.
+
+mod duration;
+mod flags;
+mod help;
+mod low;
+mod resolve;
+mod urls;
+mod validate;
+
+use std::{path::PathBuf, time::Duration};
+
+pub use self::{
+    help::{help, version},
+    low::{LowArgs, UsageError},
+    urls::{ListenUrl, PeerUrl, UrlError},
+    validate::ConfigError,
+};
+use crate::{
+    identity::{DocumentError, MemberDocument},
+    tls::{TlsFiles, TlsPolicy},
+};
+
+/// The etcd release whose behaviour and flags this node claims.
+pub const ETCD_VERSION: &str = "3.6.0";
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub enum Command {
+    /// Print the help and end.
+    Help,
+    /// Print the version and end.
+    Version,
+    /// Run the node.
+    Run(Box<Config>, Vec<Remark>),
+}
+
+/// Something about the flags that the log should say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remark {
+    /// The flag was given, is accepted, and changes nothing here.
+    Ignored {
+        /// Its name, without dashes.
+        flag: &'static str,
+        /// Why not.
+        because: &'static str,
+    },
+    /// Both were given: the flag counts.
+    Shadowed {
+        /// The variable.
+        variable: String,
+    },
+    /// A variable with etcd's prefix that no flag belongs to.
+    UnknownVariable {
+        /// The variable.
+        variable: String,
+    },
+    /// The name was left at its default.
+    DefaultName,
+}
+
+/// Why there is nothing to run.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// The command line can't be understood: exit code 2.
+    #[error(transparent)]
+    Usage(#[from] UsageError),
+    /// It can be understood, but not followed: exit code 1.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
+
+/// Reads a command line (without the program's name) and an environment.
+///
+/// # Errors
+/// `Usage` if it can't be understood, `Config` if it can't be followed.
+pub fn parse(
+    args: impl IntoIterator<Item = String>,
+    environment: impl IntoIterator<Item = (String, String)>,
+) -> Result<Command, CommandError> {
+    let mut low = LowArgs::parse(args)?;
+    if low.help {
+        return Ok(Command::Help);
+    }
+    if low.version {
+        return Ok(Command::Version);
+    }
+    let mut remarks = low.add_environment(environment)?;
+    let config = resolve::resolve(&low, &mut remarks)?;
+    validate::validate(&config, &low)?;
+    Ok(Command::Run(Box::new(config), remarks))
+}
+
+/// Whether this member begins a cluster or joins one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClusterState {
+    /// It is among the first members.
+    New,
+    /// The cluster has added it already.
+    Existing,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// One JSON object per line.
+    Json,
+    /// For people.
+    Console,
+}
+
+/// Where log lines go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LogOutput {
+    /// Standard error, also etcd's `default`.
+    Stderr,
+    /// Standard output.
+    Stdout,
+    /// A file, appended to.
+    File(PathBuf),
+}
+
+/// What the node runs by. Durations are what their names say; sizes are bytes.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// `--name`
+    pub name: String,
+    /// `--data-dir`
+    pub data_dir: PathBuf,
+    /// `--listen-peer-urls`
+    pub listen_peer_urls: Vec<ListenUrl>,
+    /// `--listen-client-urls`
+    pub listen_client_urls: Vec<ListenUrl>,
+    /// `--listen-client-http-urls`: JSON and status apart from gRPC; empty: together
+    pub listen_client_http_urls: Vec<ListenUrl>,
+    /// `--listen-metrics-urls`: `/metrics` and health, besides the client URLs
+    pub listen_metrics_urls: Vec<ListenUrl>,
+    /// `--initial-advertise-peer-urls`
+    pub advertise_peer_urls: Vec<PeerUrl>,
+    /// `--advertise-client-urls`
+    pub advertise_client_urls: Vec<PeerUrl>,
+    /// `--initial-cluster`, in the order given: name and peer URLs
+    pub initial_cluster: Vec<(String, Vec<PeerUrl>)>,
+    /// `--initial-cluster-state`
+    pub initial_cluster_state: ClusterState,
+    /// `--initial-cluster-token`
+    pub initial_cluster_token: String,
+    /// `--muster-document`, read
+    pub document: Option<MemberDocument>,
+    /// `--heartbeat-interval`
+    pub heartbeat: Duration,
+    /// `--election-timeout`
+    pub election: Duration,
+    /// `--pre-vote`
+    pub pre_vote: bool,
+    /// `--initial-election-tick-advance`
+    pub election_tick_advance: bool,
+    /// `--snapshot-count`
+    pub snapshot_count: u64,
+    /// `--snapshot-catchup-entries`
+    pub snapshot_catchup_entries: u64,
+    /// `--quota-backend-bytes`; 0: etcd's default of 2 GiB; negative: none
+    pub quota_backend_bytes: i64,
+    /// `--max-txn-ops`
+    pub max_txn_ops: u32,
+    /// `--max-request-bytes`
+    pub max_request_bytes: u32,
+    /// `--max-concurrent-streams`
+    pub max_concurrent_streams: u32,
+    /// `--grpc-keepalive-interval`
+    pub keepalive_interval: Duration,
+    /// `--grpc-keepalive-timeout`
+    pub keepalive_timeout: Duration,
+    /// `--watch-progress-notify-interval`
+    pub watch_progress_interval: Duration,
+    /// `--compaction-batch-limit`
+    pub compaction_batch_limit: u32,
+    /// `--compaction-sleep-interval`
+    pub compaction_sleep: Duration,
+    /// `--warning-unary-request-duration`
+    pub warning_unary: Duration,
+    /// TLS of the client listener, if its URLs are https
+    pub client_tls: Option<TlsFiles>,
+    /// TLS between peers, if their URLs are https
+    pub peer_tls: Option<TlsFiles>,
+    /// `--tls-min-version`, `--tls-max-version`, `--cipher-suites`
+    pub tls_policy: TlsPolicy,
+    /// `--log-level`
+    pub log_level: tracing::Level,
+    /// `--log-format`
+    pub log_format: LogFormat,
+    /// `--log-outputs`
+    pub log_outputs: Vec<LogOutput>,
+}
+
+impl Config {
+    /// The peer URLs that this member advertises, as text.
+    #[must_use]
+    pub fn advertised_peers(&self) -> Vec<String> {
+        self.advertise_peer_urls.iter().map(ToString::to_string).collect()
+    }
+
+    /// The client URLs that this member advertises, as text.
+    #[must_use]
+    pub fn advertised_clients(&self) -> Vec<String> {
+        self.advertise_client_urls.iter().map(ToString::to_string).collect()
+    }
+}
+
+impl From<DocumentError> for ConfigError {
+    fn from(source: DocumentError) -> Self {
+        Self::Document(source)
+    }
+}

@@ -1,0 +1,192 @@
+//! From what was typed to what it means.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{
+    ClusterState, Config, ConfigError, ListenUrl, LogFormat, LogOutput, LowArgs, PeerUrl, Remark,
+    UrlError, duration, low::parse_bool,
+};
+use crate::{
+    identity::MemberDocument,
+    tls::{TlsFiles, TlsPolicy, TlsVersion, cipher_suite},
+};
+
+pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config, ConfigError> {
+    let name = low.value("name").to_owned();
+    if name == "default" {
+        remarks.push(Remark::DefaultName);
+    }
+    let listen = |flag| urls(low, flag, ListenUrl::parse_list);
+    let reach = |flag| urls(low, flag, PeerUrl::parse_list);
+    let advertise_peer_urls = reach("initial-advertise-peer-urls")?;
+    let initial_cluster = initial_cluster(low, &name, &advertise_peer_urls)?;
+    let data_dir = match low.value("data-dir") {
+        "" => PathBuf::from(format!("{name}.etcd")),
+        dir => PathBuf::from(dir),
+    };
+    let document = match low.value("muster-document") {
+        "" => None,
+        path => Some(MemberDocument::read(path.as_ref())?),
+    };
+    Ok(Config {
+        data_dir,
+        listen_peer_urls: listen("listen-peer-urls")?,
+        listen_client_urls: listen("listen-client-urls")?,
+        listen_client_http_urls: listen("listen-client-http-urls")?,
+        listen_metrics_urls: listen("listen-metrics-urls")?,
+        advertise_peer_urls,
+        advertise_client_urls: reach("advertise-client-urls")?,
+        initial_cluster,
+        initial_cluster_state: match low.value("initial-cluster-state") {
+            "existing" => ClusterState::Existing,
+            _ => ClusterState::New,
+        },
+        initial_cluster_token: low.value("initial-cluster-token").to_owned(),
+        document,
+        heartbeat: Duration::from_millis(uint(low, "heartbeat-interval")),
+        election: Duration::from_millis(uint(low, "election-timeout")),
+        pre_vote: boolean(low, "pre-vote"),
+        election_tick_advance: boolean(low, "initial-election-tick-advance"),
+        snapshot_count: uint(low, "snapshot-count"),
+        snapshot_catchup_entries: uint(low, "snapshot-catchup-entries"),
+        quota_backend_bytes: low
+            .value("quota-backend-bytes")
+            .parse()
+            .expect("its kind was checked"),
+        max_txn_ops: uint32(low, "max-txn-ops"),
+        max_request_bytes: uint32(low, "max-request-bytes"),
+        max_concurrent_streams: uint32(low, "max-concurrent-streams"),
+        keepalive_interval: time(low, "grpc-keepalive-interval"),
+        keepalive_timeout: time(low, "grpc-keepalive-timeout"),
+        watch_progress_interval: time(low, "watch-progress-notify-interval"),
+        compaction_batch_limit: uint32(low, "compaction-batch-limit"),
+        compaction_sleep: time(low, "compaction-sleep-interval"),
+        warning_unary: time(low, "warning-unary-request-duration"),
+        client_tls: tls_files(low, ""),
+        peer_tls: tls_files(low, "peer-"),
+        tls_policy: tls_policy(low)?,
+        log_level: log_level(low.value("log-level")),
+        log_format: match low.value("log-format") {
+            "console" => LogFormat::Console,
+            _ => LogFormat::Json,
+        },
+        log_outputs: log_outputs(low.value("log-outputs")),
+        name,
+    })
+}
+
+fn urls<T>(
+    low: &LowArgs,
+    flag: &'static str,
+    parse: impl Fn(&str) -> Result<Vec<T>, UrlError>,
+) -> Result<Vec<T>, ConfigError> {
+    match low.value(flag) {
+        "" => Ok(Vec::new()),
+        text => parse(text).map_err(|source| ConfigError::Url { flag, source }),
+    }
+}
+
+/// `name=url,name=url,…`, the URLs of one name gathered, in the order in which names first appear.
+fn initial_cluster(
+    low: &LowArgs,
+    name: &str,
+    advertised: &[PeerUrl],
+) -> Result<Vec<(String, Vec<PeerUrl>)>, ConfigError> {
+    let text = low.value("initial-cluster");
+    if text.is_empty() {
+        return Ok(vec![(name.to_owned(), advertised.to_vec())]);
+    }
+    let mut members: Vec<(String, Vec<PeerUrl>)> = Vec::new();
+    for part in text.split(',') {
+        let part = part.trim();
+        // As etcd's parser: a part without "=" is a name without a URL.
+        let (name, url) = part.split_once('=').unwrap_or((part, ""));
+        if url.is_empty() {
+            return Err(ConfigError::EmptyUrl(name.to_owned()));
+        }
+        let url = PeerUrl::parse(url)
+            .map_err(|source| ConfigError::Url { flag: "initial-cluster", source })?;
+        match members.iter_mut().find(|(known, _)| known == name) {
+            Some((_, urls)) => urls.push(url),
+            None => members.push((name.to_owned(), vec![url])),
+        }
+    }
+    Ok(members)
+}
+
+fn boolean(low: &LowArgs, flag: &str) -> bool {
+    parse_bool(low.value(flag)).expect("its kind was checked")
+}
+
+fn uint(low: &LowArgs, flag: &str) -> u64 {
+    low.value(flag).parse().expect("its kind was checked")
+}
+
+fn uint32(low: &LowArgs, flag: &str) -> u32 {
+    low.value(flag).parse().expect("its kind was checked")
+}
+
+fn time(low: &LowArgs, flag: &str) -> Duration {
+    duration::parse(low.value(flag)).expect("its kind was checked")
+}
+
+fn list(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|s| !s.is_empty()).map(str::to_owned).collect()
+}
+
+fn tls_files(low: &LowArgs, prefix: &str) -> Option<TlsFiles> {
+    let value = |name: &str| low.value(&format!("{prefix}{name}"));
+    let path = |name| Some(value(name)).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let (cert, key) = (path("cert-file")?, path("key-file")?);
+    let client = prefix.is_empty();
+    Some(TlsFiles {
+        cert,
+        key,
+        trusted_ca: path("trusted-ca-file"),
+        crl: path(if client { "client-crl-file" } else { "crl-file" }),
+        allowed_cn: if client { Vec::new() } else { list(value("cert-allowed-cn")) },
+        allowed_hostname: list(value(if client {
+            "client-cert-allowed-hostname"
+        } else {
+            "cert-allowed-hostname"
+        })),
+    })
+}
+
+fn tls_policy(low: &LowArgs) -> Result<TlsPolicy, ConfigError> {
+    let version = |text| match text {
+        "TLS1.2" => TlsVersion::V12,
+        _ => TlsVersion::V13,
+    };
+    let names = list(low.value("cipher-suites"));
+    let cipher_suites = names
+        .iter()
+        .map(|name| cipher_suite(name).ok_or_else(|| ConfigError::CipherSuite(name.clone())))
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(TlsPolicy {
+        min: version(low.value("tls-min-version")),
+        max: version(low.value("tls-max-version")),
+        cipher_suites,
+    })
+}
+
+fn log_level(text: &str) -> tracing::Level {
+    match text {
+        "debug" => tracing::Level::DEBUG,
+        "info" => tracing::Level::INFO,
+        "warn" => tracing::Level::WARN,
+        _ => tracing::Level::ERROR,
+    }
+}
+
+fn log_outputs(text: &str) -> Vec<LogOutput> {
+    list(text)
+        .into_iter()
+        .map(|output| match output.as_str() {
+            "default" | "stderr" => LogOutput::Stderr,
+            "stdout" => LogOutput::Stdout,
+            _ => LogOutput::File(PathBuf::from(output)),
+        })
+        .collect()
+}

@@ -1,0 +1,228 @@
+//! URLs as etcd takes them: a scheme, a host and a port, nothing else (etcd `pkg/types.NewURLs`).
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr, ToSocketAddrs},
+};
+
+/// Why a URL can't be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    /// It isn't http or https.
+    #[error("URL scheme must be http, https, unix, or unixs: {0}")]
+    Scheme(String),
+    /// Sockets of the file system.
+    #[error("unix sockets are not supported: {0}")]
+    Unix(String),
+    /// The port is missing.
+    #[error("URL address does not have the form \"host:port\": {0}")]
+    HostPort(String),
+    /// There is something behind the port.
+    #[error("URL must not contain a path: {0}")]
+    Path(String),
+    /// A name where an address must be.
+    #[error("expected IP in URL for binding ({0})")]
+    NotAnAddress(String),
+}
+
+/// Where a member or a client's server is reached. Compares and prints as it was written.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerUrl {
+    text: String,
+    host: String,
+    port: u16,
+    https: bool,
+}
+
+impl PeerUrl {
+    /// Reads one URL.
+    ///
+    /// # Errors
+    /// If it isn't scheme, host and port.
+    pub fn parse(text: &str) -> Result<Self, UrlError> {
+        let text = text.trim();
+        let (scheme, rest) =
+            text.split_once("://").ok_or_else(|| UrlError::Scheme(text.to_owned()))?;
+        let https = match scheme {
+            "http" => false,
+            "https" => true,
+            "unix" | "unixs" => return Err(UrlError::Unix(text.to_owned())),
+            _ => return Err(UrlError::Scheme(text.to_owned())),
+        };
+        if rest.contains(['/', '?', '#']) {
+            return Err(UrlError::Path(text.to_owned()));
+        }
+        let bad = || UrlError::HostPort(text.to_owned());
+        let (host, port) = rest.rsplit_once(':').ok_or_else(bad)?;
+        let port = if port.bytes().all(|b| b.is_ascii_digit()) {
+            port.parse().map_err(|_| bad())?
+        } else {
+            return Err(bad());
+        };
+        let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+        let host = match bare {
+            Some(v6) if v6.parse::<std::net::Ipv6Addr>().is_ok() => v6,
+            None if !host.is_empty() && !host.contains(['[', ']', ':', '@', ' ']) => host,
+            _ => return Err(bad()),
+        };
+        Ok(Self { text: text.to_owned(), host: host.to_owned(), port, https })
+    }
+
+    /// Reads a list separated by commas.
+    ///
+    /// # Errors
+    /// At the first that isn't one.
+    pub fn parse_list(text: &str) -> Result<Vec<Self>, UrlError> {
+        text.split(',').map(Self::parse).collect()
+    }
+
+    /// The host: a name, or an address without brackets.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Whether it is https.
+    #[must_use]
+    pub fn is_https(&self) -> bool {
+        self.https
+    }
+
+    /// Whether another URL reaches the same place: scheme and port equal, and the hosts equal, or
+    /// resolving to a common address (etcd `netutil.urlsEqual`). May ask the resolver.
+    #[must_use]
+    pub fn reaches_same(&self, other: &Self) -> bool {
+        if self.https != other.https || self.port != other.port {
+            return false;
+        }
+        self.host.eq_ignore_ascii_case(&other.host) || {
+            let addresses = |url: &Self| {
+                (url.host.as_str(), url.port)
+                    .to_socket_addrs()
+                    .map(Vec::from_iter)
+                    .unwrap_or_default()
+            };
+            let theirs = addresses(other);
+            addresses(self).iter().any(|address| theirs.contains(address))
+        }
+    }
+}
+
+impl fmt::Display for PeerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Where to listen: an address, or `localhost`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenUrl {
+    url: PeerUrl,
+    address: SocketAddr,
+}
+
+impl ListenUrl {
+    /// Reads one URL.
+    ///
+    /// # Errors
+    /// If it isn't a URL, or its host is a name.
+    pub fn parse(text: &str) -> Result<Self, UrlError> {
+        let url = PeerUrl::parse(text)?;
+        let ip = if url.host == "localhost" {
+            IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)
+        } else {
+            url.host.parse().map_err(|_| UrlError::NotAnAddress(url.to_string()))?
+        };
+        let address = SocketAddr::new(ip, url.port);
+        Ok(Self { url, address })
+    }
+
+    /// Reads a list separated by commas.
+    ///
+    /// # Errors
+    /// At the first that isn't one.
+    pub fn parse_list(text: &str) -> Result<Vec<Self>, UrlError> {
+        text.split(',').map(Self::parse).collect()
+    }
+
+    /// The address to bind.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Whether it is https.
+    #[must_use]
+    pub fn is_https(&self) -> bool {
+        self.url.https
+    }
+}
+
+impl fmt::Display for ListenUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.url.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scheme_host_and_port_are_taken_apart() {
+        let url = PeerUrl::parse("https://[::1]:2380").unwrap();
+        assert_eq!((url.host(), url.port(), url.is_https()), ("::1", 2380, true));
+        let url = PeerUrl::parse(" http://node-1.example:80").unwrap();
+        assert_eq!((url.host(), url.port(), url.is_https()), ("node-1.example", 80, false));
+        assert_eq!(url.to_string(), "http://node-1.example:80");
+    }
+
+    #[test]
+    fn what_etcd_refuses_is_refused() {
+        for bad in [
+            "",
+            "foo",
+            "localhost:2380",
+            "ftp://h:1",
+            "http://h",
+            "http://h:",
+            "http://h:1/",
+            "http://h:1/path",
+            "http://h:x",
+            "http://h:70000",
+            "http://:1",
+            "http://[::1:2",
+            "http://::1:2",
+            "http://u@h:1",
+            "http://h:+1",
+        ] {
+            assert!(PeerUrl::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn one_listens_on_addresses_and_on_localhost_only() {
+        assert_eq!(
+            ListenUrl::parse("http://localhost:2379").unwrap().address().to_string(),
+            "127.0.0.1:2379"
+        );
+        assert_eq!(
+            ListenUrl::parse("http://example.com:2379").unwrap_err().to_string(),
+            "expected IP in URL for binding (http://example.com:2379)"
+        );
+    }
+
+    #[test]
+    fn a_name_and_its_address_reach_the_same() {
+        let url = |text| PeerUrl::parse(text).unwrap();
+        assert!(url("http://localhost:1").reaches_same(&url("http://127.0.0.1:1")));
+        assert!(!url("http://localhost:1").reaches_same(&url("http://127.0.0.1:2")));
+        assert!(!url("http://localhost:1").reaches_same(&url("https://localhost:1")));
+    }
+}

@@ -1,0 +1,270 @@
+//! Relations between settings, with etcd's texts (etcd `embed.Config.Validate`,
+//! `etcdserver/api/membership`, `etcdserver/config`).
+
+use std::time::Duration;
+
+use super::{Config, LowArgs, PeerUrl, UrlError, UsageError, low::parse_bool};
+use crate::{
+    identity::{DocumentError, InitialCluster, MemberDocument},
+    tls::TlsVersion,
+};
+
+const MAX_ELECTION: Duration = Duration::from_millis(50_000);
+
+/// Settings that can be understood, but not followed: exit code 1.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A variable's value is of the wrong kind.
+    #[error("invalid value in {variable}")]
+    Variable {
+        /// Which.
+        variable: String,
+        /// What is wrong with it.
+        #[source]
+        source: UsageError,
+    },
+    /// A flag's URLs can't be used.
+    #[error("--{flag}: {source}")]
+    Url {
+        /// Which flag.
+        flag: &'static str,
+        /// Why not.
+        source: UrlError,
+    },
+    /// A member of the initial cluster has no URL.
+    #[error("empty URL given for \"{0}\"")]
+    EmptyUrl(String),
+    /// A cipher suite isn't known, or not safe.
+    #[error("unexpected TLS cipher suite \"{0}\"")]
+    CipherSuite(String),
+    /// The member document can't be used.
+    #[error("--muster-document")]
+    Document(#[source] DocumentError),
+    /// Two settings contradict each other, or one is out of bounds.
+    #[error("{0}")]
+    Relation(String),
+}
+
+/// Checks what the types can't say.
+pub(super) fn validate(config: &Config, low: &LowArgs) -> Result<(), ConfigError> {
+    let checks: [&dyn Fn() -> Result<(), String>; 7] = [
+        &|| unsupported(low),
+        &|| advertised(config, low),
+        &|| times(config),
+        &|| limits(config),
+        &|| tls(config, low),
+        &|| members(config),
+        &|| document(config),
+    ];
+    checks.iter().try_for_each(|check| check()).map_err(ConfigError::Relation)
+}
+
+/// What changes behaviour too much to be ignored, and isn't there.
+fn unsupported(low: &LowArgs) -> Result<(), String> {
+    let set =
+        |flag: &str| low.given(flag).is_some_and(|v| !v.is_empty() && parse_bool(v) != Some(false));
+    let discovery = ["discovery", "discovery-token", "discovery-endpoints", "discovery-srv"];
+    if let Some(flag) = discovery.into_iter().find(|flag| set(flag)) {
+        return Err(format!(
+            "--{flag} is not supported: muster-agent meets the other members, and starts this program with --initial-cluster"
+        ));
+    }
+    for (flag, instead) in [
+        ("auto-tls", "give --cert-file and --key-file"),
+        ("peer-auto-tls", "give --peer-cert-file, --peer-key-file and --peer-trusted-ca-file"),
+        ("force-new-cluster", "it can lose acknowledged writes"),
+        ("config-file", "give flags or ETCD_ variables"),
+    ] {
+        if set(flag) {
+            return Err(format!("--{flag} is not supported: {instead}"));
+        }
+    }
+    Ok(())
+}
+
+fn advertised(config: &Config, low: &LowArgs) -> Result<(), String> {
+    if low.given("listen-client-urls").is_some() && low.given("advertise-client-urls").is_none() {
+        return Err(
+            "--advertise-client-urls is required when --listen-client-urls is set explicitly"
+                .to_owned(),
+        );
+    }
+    for (flag, none) in [
+        ("listen-peer-urls", config.listen_peer_urls.is_empty()),
+        ("listen-client-urls", config.listen_client_urls.is_empty()),
+        ("initial-advertise-peer-urls", config.advertise_peer_urls.is_empty()),
+        ("advertise-client-urls", config.advertise_client_urls.is_empty()),
+    ] {
+        if none {
+            return Err(format!("--{flag} must not be empty"));
+        }
+    }
+    Ok(())
+}
+
+fn times(config: &Config) -> Result<(), String> {
+    let (heartbeat, election) = (config.heartbeat.as_millis(), config.election.as_millis());
+    if heartbeat == 0 {
+        return Err("--heartbeat-interval must be >0 (set to 0ms)".to_owned());
+    }
+    if election == 0 {
+        return Err("--election-timeout must be >0 (set to 0ms)".to_owned());
+    }
+    if 5 * heartbeat > election {
+        return Err(format!(
+            "--election-timeout[{election}ms] should be at least as 5 times as --heartbeat-interval[{heartbeat}ms]"
+        ));
+    }
+    if config.election > MAX_ELECTION {
+        return Err(format!(
+            "--election-timeout[{election}ms] is too long, and should be set less than {}ms",
+            MAX_ELECTION.as_millis()
+        ));
+    }
+    Ok(())
+}
+
+fn limits(config: &Config) -> Result<(), String> {
+    let most = crate::driver::MAX_PROPOSAL_BYTES;
+    if config.max_request_bytes as usize > most {
+        return Err(format!(
+            "--max-request-bytes[{}] is more than one entry of the log may hold ({most})",
+            config.max_request_bytes
+        ));
+    }
+    if config.max_concurrent_streams == 0 {
+        return Err("--max-concurrent-streams must be >0".to_owned());
+    }
+    Ok(())
+}
+
+fn tls(config: &Config, low: &LowArgs) -> Result<(), String> {
+    for prefix in ["", "peer-"] {
+        let given = |name: &str| !low.value(&format!("{prefix}{name}")).is_empty();
+        if given("cert-file") != given("key-file") {
+            return Err(format!(
+                "--{prefix}cert-file and --{prefix}key-file must be given together"
+            ));
+        }
+        let wants = low.value(&format!("{prefix}client-cert-auth"));
+        if parse_bool(wants) == Some(true) && !given("trusted-ca-file") {
+            return Err(format!("--{prefix}client-cert-auth needs --{prefix}trusted-ca-file"));
+        }
+    }
+    let listens = |urls: &[super::ListenUrl]| urls.iter().any(super::ListenUrl::is_https);
+    if listens(&config.listen_client_urls) && config.client_tls.is_none() {
+        return Err("TLS key/cert (--cert-file, --key-file) must be provided for client urls with HTTPS scheme".to_owned());
+    }
+    let peers = config.initial_cluster.iter().flat_map(|(_, urls)| urls).any(PeerUrl::is_https);
+    if (listens(&config.listen_peer_urls) || peers) && config.peer_tls.is_none() {
+        return Err("TLS key/cert (--peer-cert-file, --peer-key-file) must be provided for peer urls with HTTPS scheme".to_owned());
+    }
+    if config.peer_tls.as_ref().is_some_and(|files| files.trusted_ca.is_none()) {
+        return Err("--peer-cert-file needs --peer-trusted-ca-file".to_owned());
+    }
+    if config.tls_policy.min > config.tls_policy.max {
+        return Err("min version (TLS1.3) is greater than max version (TLS1.2)".to_owned());
+    }
+    if config.tls_policy.min == TlsVersion::V13 && !config.tls_policy.cipher_suites.is_empty() {
+        return Err("cipher suites cannot be configured when only TLS1.3 is enabled".to_owned());
+    }
+    Ok(())
+}
+
+fn members(config: &Config) -> Result<(), String> {
+    let Some((_, own)) = config.initial_cluster.iter().find(|(name, _)| *name == config.name)
+    else {
+        return Err(format!(
+            "couldn't find local name \"{}\" in the initial cluster configuration",
+            config.name
+        ));
+    };
+    let all: Vec<&PeerUrl> = config.initial_cluster.iter().flat_map(|(_, urls)| urls).collect();
+    let shown = || {
+        let mut parts: Vec<String> = config
+            .initial_cluster
+            .iter()
+            .flat_map(|(name, urls)| urls.iter().map(move |url| format!("{name}={url}")))
+            .collect();
+        parts.sort_unstable();
+        parts.join(",")
+    };
+    let duplicate = all.iter().enumerate().any(|(n, url)| all[..n].contains(url));
+    if duplicate {
+        return Err(format!("initial cluster {} has duplicate url", shown()));
+    }
+    let missing = |of: &[PeerUrl], from: &[PeerUrl]| {
+        of.iter().find(|url| !from.iter().any(|other| url.reaches_same(other))).cloned()
+    };
+    let list =
+        |urls: &[PeerUrl]| urls.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    let advertised = &config.advertise_peer_urls;
+    if let Some(url) = missing(own, advertised) {
+        return Err(format!(
+            "--initial-cluster has {}={url} but missing from --initial-advertise-peer-urls={}",
+            config.name,
+            list(advertised)
+        ));
+    }
+    if let Some(url) = missing(advertised, own) {
+        return Err(format!(
+            "--initial-advertise-peer-urls has {url} but missing from --initial-cluster={}",
+            shown()
+        ));
+    }
+    Ok(())
+}
+
+/// The document must speak of the same cluster as the command line.
+fn document(config: &Config) -> Result<(), String> {
+    let Some(document) = &config.document else {
+        return Ok(());
+    };
+    let own = document.members.get(document.seat as usize - 1).map(|member| member.name.as_str());
+    if own != Some(config.name.as_str()) {
+        return Err(format!(
+            "--muster-document is for member \"{}\", not for \"{}\"",
+            own.unwrap_or_default(),
+            config.name
+        ));
+    }
+    if document.document != config.initial_cluster_token {
+        return Err("--muster-document and --initial-cluster-token differ".to_owned());
+    }
+    if !same_members(config, document) {
+        return Err("--muster-document and --initial-cluster do not name the same members, in the same order, with the same URLs".to_owned());
+    }
+    if config.peer_tls.is_none() {
+        return Err("--muster-document binds members to keys, and so needs peer TLS".to_owned());
+    }
+    Ok(())
+}
+
+fn same_members(config: &Config, document: &MemberDocument) -> bool {
+    let sorted = |mut urls: Vec<String>| {
+        urls.sort_unstable();
+        urls
+    };
+    config.initial_cluster.len() == document.members.len()
+        && config.initial_cluster.iter().zip(&document.members).all(|((name, urls), record)| {
+            *name == record.name
+                && sorted(urls.iter().map(ToString::to_string).collect())
+                    == sorted(record.peer_urls.clone())
+        })
+}
+
+impl Config {
+    /// The first configuration, with ids and bindings.
+    #[must_use]
+    pub fn initial(&self) -> InitialCluster {
+        let members: Vec<(String, Vec<String>)> = self
+            .initial_cluster
+            .iter()
+            .map(|(name, urls)| (name.clone(), urls.iter().map(ToString::to_string).collect()))
+            .collect();
+        InitialCluster::new(&members, &self.initial_cluster_token, self.document.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests;

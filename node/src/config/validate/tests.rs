@@ -1,0 +1,193 @@
+use super::super::{Command, CommandError, parse};
+use crate::config::Config;
+
+fn config(args: &[&str]) -> Result<Config, String> {
+    match parse(args.iter().map(ToString::to_string), []) {
+        Ok(Command::Run(config, _)) => Ok(*config),
+        Ok(other) => panic!("it asks for {other:?}"),
+        Err(CommandError::Config(error)) => Err(error.to_string()),
+        Err(CommandError::Usage(error)) => panic!("{error}"),
+    }
+}
+
+const THREE: &str = "a=http://h1:2380,b=http://h2:2380,c=http://h3:2380";
+
+#[test]
+fn without_any_flag_it_is_etcds_single_node() {
+    let config = config(&[]).unwrap();
+    assert_eq!(config.name, "default");
+    assert_eq!(config.data_dir.to_str(), Some("default.etcd"));
+    assert_eq!(config.listen_client_urls[0].address().to_string(), "127.0.0.1:2379");
+    // etcd's well-known ids of a node that was started so.
+    let initial = config.initial();
+    assert_eq!(initial.members[0].id.to_string(), "8e9e05c52164694d");
+    assert_eq!(initial.id.to_string(), "cdf818194e3a8c32");
+}
+
+#[test]
+fn a_name_alone_renames_the_default_cluster() {
+    let config = config(&["--name=x"]).unwrap();
+    assert_eq!(config.initial_cluster[0].0, "x");
+    assert_eq!(config.data_dir.to_str(), Some("x.etcd"));
+}
+
+#[test]
+fn members_keep_the_order_of_the_initial_cluster() {
+    let config = config(&[
+        "--name=b",
+        "--initial-cluster",
+        "c=http://h3:1,b=http://h2:1,a=http://h1:1,b=http://h2:2",
+        "--initial-advertise-peer-urls=http://h2:2,http://h2:1",
+    ])
+    .unwrap();
+    let names: Vec<&str> = config.initial_cluster.iter().map(|(n, _)| n.as_str()).collect();
+    assert_eq!(names, ["c", "b", "a"]);
+    assert_eq!(config.initial_cluster[1].1.len(), 2);
+}
+
+#[test]
+fn contradictions_are_refused_with_etcds_texts() {
+    let b = "--initial-advertise-peer-urls=http://h2:2380";
+    for (args, error) in [
+        (
+            vec!["--listen-client-urls=http://127.0.0.1:1"],
+            "--advertise-client-urls is required when --listen-client-urls is set explicitly",
+        ),
+        (
+            vec!["--election-timeout=400"],
+            "--election-timeout[400ms] should be at least as 5 times as --heartbeat-interval[100ms]",
+        ),
+        (
+            vec!["--election-timeout=50001"],
+            "--election-timeout[50001ms] is too long, and should be set less than 50000ms",
+        ),
+        (vec!["--heartbeat-interval=0"], "--heartbeat-interval must be >0 (set to 0ms)"),
+        (
+            vec!["--name=d", "--initial-cluster", THREE],
+            "couldn't find local name \"d\" in the initial cluster configuration",
+        ),
+        (
+            vec!["--name=a", "--initial-cluster", "a=http://h1:1,b=http://h1:1"],
+            "initial cluster a=http://h1:1,b=http://h1:1 has duplicate url",
+        ),
+        (
+            vec!["--name=a", "--initial-cluster", THREE, b],
+            "--initial-cluster has a=http://h1:2380 but missing from --initial-advertise-peer-urls=http://h2:2380",
+        ),
+        (
+            vec![
+                "--name=b",
+                "--initial-cluster",
+                THREE,
+                "--initial-advertise-peer-urls=http://h2:2380,http://h2:9",
+            ],
+            "--initial-advertise-peer-urls has http://h2:9 but missing from --initial-cluster=a=http://h1:2380,b=http://h2:2380,c=http://h3:2380",
+        ),
+        (vec!["--initial-cluster", "default"], "empty URL given for \"default\""),
+        (
+            vec!["--listen-peer-urls=http://example.com:1"],
+            "--listen-peer-urls: expected IP in URL for binding (http://example.com:1)",
+        ),
+        (
+            vec!["--initial-advertise-peer-urls=garbage"],
+            "--initial-advertise-peer-urls: URL scheme must be http, https, unix, or unixs: garbage",
+        ),
+        (vec!["--cert-file=x"], "--cert-file and --key-file must be given together"),
+        (vec!["--peer-client-cert-auth"], "--peer-client-cert-auth needs --peer-trusted-ca-file"),
+        (
+            vec!["--tls-min-version=TLS1.3", "--tls-max-version=TLS1.2"],
+            "min version (TLS1.3) is greater than max version (TLS1.2)",
+        ),
+        (vec!["--cipher-suites=RC4"], "unexpected TLS cipher suite \"RC4\""),
+    ] {
+        assert_eq!(config(&args).unwrap_err(), error);
+    }
+}
+
+#[test]
+fn what_would_have_to_work_but_does_not_is_refused_rather_than_ignored() {
+    for args in [
+        ["--discovery=https://d/t"],
+        ["--discovery-token=t"],
+        ["--auto-tls"],
+        ["--peer-auto-tls"],
+        ["--force-new-cluster"],
+        ["--config-file=/etc/etcd.yaml"],
+    ] {
+        assert!(config(&args).unwrap_err().contains("is not supported"), "{args:?}");
+    }
+    assert!(config(&["--auto-tls=false", "--force-new-cluster=false"]).is_ok());
+}
+
+#[test]
+fn https_without_a_certificate_is_refused() {
+    for args in [
+        &["--listen-client-urls=https://127.0.0.1:1", "--advertise-client-urls=https://h:1"][..],
+        &["--listen-peer-urls=https://127.0.0.1:1"],
+        &["--initial-advertise-peer-urls=https://h:1"],
+    ] {
+        assert!(config(args).unwrap_err().contains("HTTPS scheme"), "{args:?}");
+    }
+}
+
+mod with_a_document {
+    use super::*;
+
+    fn start(change: impl Fn(&mut serde_json::Value), args: &[&str]) -> Result<Config, String> {
+        let mut document = serde_json::json!({
+            "version": 1, "document": "ab".repeat(32), "cluster_name": "demo", "self": {"seat": 2},
+            "members": [
+                {"seat": 1, "name": "a", "peer_urls": ["https://h1:2380"], "client_urls": [],
+                 "incarnation": "11".repeat(16), "node_key": "aa".repeat(32)},
+                {"seat": 2, "name": "b", "peer_urls": ["https://h2:2380"], "client_urls": [],
+                 "incarnation": "22".repeat(16), "node_key": "bb".repeat(32)},
+            ],
+        });
+        change(&mut document);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), document.to_string()).unwrap();
+        let path = format!("--muster-document={}", file.path().display());
+        let token = format!("--initial-cluster-token={}", "ab".repeat(32));
+        let mut all = vec![
+            path.as_str(),
+            token.as_str(),
+            "--name=b",
+            "--initial-cluster=a=https://h1:2380,b=https://h2:2380",
+            "--initial-advertise-peer-urls=https://h2:2380",
+            "--peer-cert-file=c",
+            "--peer-key-file=k",
+            "--peer-trusted-ca-file=ca",
+        ];
+        all.extend(args);
+        config(&all)
+    }
+
+    #[test]
+    fn bindings_reach_the_first_configuration() {
+        let initial = start(|_| {}, &[]).unwrap().initial();
+        let own = initial.member("b").unwrap();
+        assert_eq!(own.incarnation.unwrap().to_string(), "22".repeat(16));
+        assert_eq!(own.node_key.unwrap().to_string(), "bb".repeat(32));
+    }
+
+    #[test]
+    fn one_for_another_member_or_cluster_is_refused() {
+        for (pointer, value) in [
+            ("/self/seat", serde_json::json!(1)),
+            ("/document", serde_json::json!("cd".repeat(32))),
+            ("/members/0/name", serde_json::json!("z")),
+            ("/members/0/peer_urls", serde_json::json!(["https://h9:2380"])),
+        ] {
+            let change = |document: &mut serde_json::Value| {
+                *document.pointer_mut(pointer).unwrap() = value.clone();
+            };
+            assert!(start(change, &[]).unwrap_err().contains("--muster-document"), "{pointer}");
+        }
+    }
+
+    #[test]
+    fn another_order_of_seats_is_refused() {
+        let turned = ["--initial-cluster=b=https://h2:2380,a=https://h1:2380"];
+        assert!(start(|_| {}, &turned).unwrap_err().contains("same order"));
+    }
+}

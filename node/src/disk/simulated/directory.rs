@@ -1,0 +1,73 @@
+//! A directory: names as a process sees them, names on the medium, and the changes between.
+
+use std::collections::BTreeMap;
+
+use super::rng::Rng;
+
+#[derive(Clone, Debug)]
+pub(super) enum Change {
+    Link { name: String, inode: u64 },
+    Unlink { name: String },
+    Rename { from: String, to: String },
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Directory {
+    seen: BTreeMap<String, u64>,
+    durable: BTreeMap<String, u64>,
+    changes: Vec<Change>,
+}
+
+fn apply(names: &mut BTreeMap<String, u64>, change: &Change) {
+    match change {
+        Change::Link { name, inode } => {
+            names.insert(name.clone(), *inode);
+        }
+        Change::Unlink { name } => {
+            names.remove(name);
+        }
+        Change::Rename { from, to } => {
+            if let Some(inode) = names.remove(from) {
+                names.insert(to.clone(), inode);
+            }
+        }
+    }
+}
+
+impl Directory {
+    pub fn get(&self, name: &str) -> Option<u64> {
+        self.seen.get(name).copied()
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        self.seen.keys().cloned().collect()
+    }
+
+    /// Everything that a crash may leave a name for.
+    pub fn all_inodes(&self) -> impl Iterator<Item = u64> {
+        let linked = self.changes.iter().filter_map(|change| match change {
+            Change::Link { inode, .. } => Some(*inode),
+            Change::Unlink { .. } | Change::Rename { .. } => None,
+        });
+        self.seen.values().chain(self.durable.values()).copied().chain(linked)
+    }
+
+    pub fn change(&mut self, change: Change) {
+        apply(&mut self.seen, &change);
+        self.changes.push(change);
+    }
+
+    pub fn sync(&mut self) {
+        self.durable = self.seen.clone();
+        self.changes.clear();
+    }
+
+    /// Some of the changes survive: those before a moment of the seed's choice.
+    pub fn crash(&mut self, rng: &mut Rng) {
+        let survive = rng.below(self.changes.len() + 1);
+        for change in self.changes.drain(..).take(survive) {
+            apply(&mut self.durable, &change);
+        }
+        self.seen = self.durable.clone();
+    }
+}

@@ -1,0 +1,150 @@
+//! Errors on order, the power switch, and the count of what was asked.
+
+use std::io;
+
+/// What a fault can hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Opening or creating a file, creating a directory.
+    Open,
+    /// Reading, asking for the length.
+    Read,
+    /// Writing.
+    Write,
+    /// Cutting, extending, allocating.
+    Resize,
+    /// Syncing a file.
+    Sync,
+    /// Syncing a directory.
+    SyncDir,
+    /// Renaming.
+    Rename,
+    /// Removing.
+    Remove,
+    /// Listing, looking, locking.
+    List,
+}
+
+/// What the caller is told. A write that fails has written some part; a sync that fails has made
+/// some sectors durable, and the others never will be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// EIO.
+    Io,
+    /// ENOSPC.
+    NoSpace,
+}
+
+/// An error on order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Which operations it counts.
+    pub operation: Operation,
+    /// How many of them succeed first.
+    pub after: u64,
+    /// How many then fail; `u64::MAX` is "all from then on".
+    pub times: u64,
+    /// How.
+    pub failure: Failure,
+}
+
+/// What was asked of a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// All operations.
+    pub operations: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Syncs of files.
+    pub syncs: u64,
+    /// Syncs of directories.
+    pub directory_syncs: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Faults {
+    orders: Vec<Fault>,
+    /// Operations left; none: no end in sight.
+    power: Option<u64>,
+    /// The operation that the power failed in is the one being done.
+    now: bool,
+    pub counts: Counts,
+}
+
+pub(super) fn power_is_off() -> io::Error {
+    io::Error::other("the simulated power is off")
+}
+
+impl Faults {
+    pub fn inject(&mut self, fault: Fault) {
+        self.orders.push(fault);
+    }
+
+    pub fn power_off_after(&mut self, operations: u64) {
+        self.power = Some(operations);
+    }
+
+    pub fn power_on(&mut self) {
+        self.power = None;
+        self.now = false;
+        self.orders.clear();
+    }
+
+    pub fn is_off(&self) -> bool {
+        self.power == Some(0)
+    }
+
+    pub fn went_off_now(&self) -> bool {
+        self.now
+    }
+
+    /// Counts one operation, and fails it if that was ordered.
+    pub fn meet(&mut self, operation: Operation) -> io::Result<()> {
+        self.now = false;
+        match &mut self.power {
+            Some(0) => return Err(power_is_off()),
+            Some(left) => {
+                *left -= 1;
+                self.now = *left == 0;
+            }
+            None => {}
+        }
+        self.count(operation);
+        if self.now {
+            return Err(power_is_off());
+        }
+        let mut failure = None;
+        for order in self.orders.iter_mut().filter(|order| order.operation == operation) {
+            if order.after > 0 {
+                order.after -= 1;
+            } else if order.times > 0 && failure.is_none() {
+                order.times -= 1;
+                failure = Some(order.failure);
+            }
+        }
+        match failure {
+            None => Ok(()),
+            Some(Failure::Io) => {
+                Err(io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error()))
+            }
+            Some(Failure::NoSpace) => {
+                Err(io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error()))
+            }
+        }
+    }
+
+    fn count(&mut self, operation: Operation) {
+        self.counts.operations += 1;
+        match operation {
+            Operation::Write => self.counts.writes += 1,
+            Operation::Sync => self.counts.syncs += 1,
+            Operation::SyncDir => self.counts.directory_syncs += 1,
+            Operation::Open
+            | Operation::Read
+            | Operation::Resize
+            | Operation::Rename
+            | Operation::Remove
+            | Operation::List => {}
+        }
+    }
+}

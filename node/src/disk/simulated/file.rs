@@ -1,0 +1,175 @@
+//! A file: bytes as a process sees them, and what the medium may hold instead.
+
+use std::collections::BTreeMap;
+
+use super::rng::Rng;
+
+/// What a disk writes whole or not at all.
+pub(super) const SECTOR: usize = 512;
+
+/// Contents kept per sector between two syncs, the durable one included; the ones in between
+/// beyond that are forgotten.
+const VERSIONS: usize = 4;
+
+type Sector = [u8; SECTOR];
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct File {
+    /// A multiple of a sector; zeros from `len` on.
+    bytes: Vec<u8>,
+    len: usize,
+    durable_len: usize,
+    /// Sectors changed since the last sync: their earlier contents, the durable one first.
+    dirty: BTreeMap<usize, Vec<Sector>>,
+    /// Sectors that a failed sync has left clean in the cache: what the medium holds instead.
+    lost: BTreeMap<usize, Sector>,
+}
+
+/// How a crash treats one file.
+#[derive(Clone, Copy)]
+enum Loss {
+    Nothing,
+    Everything,
+    Mixed,
+}
+
+fn position(at: u64) -> usize {
+    usize::try_from(at).expect("simulated files fit into memory")
+}
+
+impl File {
+    pub fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> usize {
+        let from = position(offset).min(self.len);
+        let to = (from + out.len()).min(self.len);
+        out[..to - from].copy_from_slice(&self.bytes[from..to]);
+        to - from
+    }
+
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
+        if data.is_empty() {
+            return;
+        }
+        let from = position(offset);
+        let to = from + data.len();
+        if to > self.len {
+            self.grow(to);
+        }
+        self.touch(from, to);
+        self.bytes[from..to].copy_from_slice(data);
+    }
+
+    pub fn resize(&mut self, len: u64) {
+        let len = position(len);
+        if len > self.len {
+            self.grow(len);
+        } else {
+            self.touch(len, self.bytes.len());
+            self.bytes[len..].fill(0);
+            self.len = len;
+        }
+    }
+
+    fn grow(&mut self, len: usize) {
+        let padded = len.next_multiple_of(SECTOR);
+        if padded > self.bytes.len() {
+            self.bytes.resize(padded, 0);
+        }
+        self.len = len;
+    }
+
+    /// Remembers what the sectors of a range held.
+    fn touch(&mut self, from: usize, to: usize) {
+        for sector in from / SECTOR..to.div_ceil(SECTOR) {
+            let now = self.sector(sector);
+            let older = self.dirty.entry(sector).or_default();
+            if older.is_empty() {
+                older.push(self.lost.remove(&sector).unwrap_or(now));
+            } else {
+                if older.len() == VERSIONS {
+                    older.remove(1);
+                }
+                older.push(now);
+            }
+        }
+    }
+
+    fn sector(&self, number: usize) -> Sector {
+        let at = number * SECTOR;
+        self.bytes[at..at + SECTOR].try_into().expect("of a sector's length")
+    }
+
+    fn restore(&mut self, number: usize, content: &Sector) {
+        let at = number * SECTOR;
+        if let Some(place) = self.bytes.get_mut(at..at + SECTOR) {
+            place.copy_from_slice(content);
+        }
+    }
+
+    pub fn sync(&mut self) {
+        self.dirty.clear();
+        self.durable_len = self.len;
+    }
+
+    /// Some sectors arrive, the others are forgotten by the kernel.
+    pub fn fail_sync(&mut self, rng: &mut Rng) {
+        for (sector, older) in std::mem::take(&mut self.dirty) {
+            if rng.coin() {
+                self.lost.insert(sector, older[0]);
+            }
+        }
+    }
+
+    /// The cache goes; what is read from now on is what the medium holds.
+    pub fn drop_cache(&mut self) {
+        for (sector, content) in std::mem::take(&mut self.lost) {
+            self.restore(sector, &content);
+        }
+    }
+
+    pub fn crash(&mut self, rng: &mut Rng) {
+        let loss = match rng.below(4) {
+            0 => Loss::Nothing,
+            1 => Loss::Everything,
+            _ => Loss::Mixed,
+        };
+        let len = self.surviving_len(loss, rng);
+        let cut = self.len;
+        for (sector, older) in std::mem::take(&mut self.dirty) {
+            // A file that keeps the length it had before it was cut keeps what was cut off.
+            let uncut = len > cut && (sector + 1) * SECTOR > cut;
+            let keep = match loss {
+                Loss::Nothing => true,
+                Loss::Everything => false,
+                Loss::Mixed => rng.coin(),
+            };
+            if uncut || !keep {
+                let pick = match loss {
+                    Loss::Mixed if !uncut => rng.below(older.len()),
+                    _ => 0,
+                };
+                self.restore(sector, &older[pick]);
+            }
+        }
+        self.drop_cache();
+        self.bytes.resize(len.next_multiple_of(SECTOR), 0);
+        self.bytes[len..].fill(0);
+        self.len = len;
+        self.durable_len = len;
+    }
+
+    fn surviving_len(&self, loss: Loss, rng: &mut Rng) -> usize {
+        match loss {
+            Loss::Nothing => self.len,
+            Loss::Everything => self.durable_len,
+            Loss::Mixed if self.len > self.durable_len => {
+                self.durable_len + rng.below(self.len - self.durable_len + 1)
+            }
+            Loss::Mixed if rng.coin() => self.len,
+            Loss::Mixed => self.durable_len,
+        }
+    }
+}

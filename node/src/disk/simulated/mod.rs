@@ -1,0 +1,391 @@
+//! A disk that loses what a real one may lose, the same way each time for the same seed.
+//!
+//! It keeps, beside what a process sees, what is known to be durable: per file, the older contents
+//! of each 512-byte sector written since the last sync; per directory, the operations since the
+//! last [`Disk::sync_dir`]. [`SimulatedDisk::crash`] then decides per sector which content survives
+//! (so that a write may arrive in part, or out of order), and per directory how many of its
+//! operations, in their order. It is meaner than a journaling file system: syncing a new file
+//! doesn't make its name durable, and directories don't wait for each other.
+//!
+//! A sync that was made to fail leaves pages that look written and clean but aren't on the medium:
+//! a second sync succeeds and changes nothing. Only [`DiskFile::reread`] shows the truth.
+
+mod directory;
+mod faults;
+mod file;
+mod rng;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Component, Path};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use directory::{Change, Directory};
+pub use faults::{Counts, Failure, Fault, Operation};
+use faults::{Faults, power_is_off};
+use file::File;
+use rng::Rng;
+
+use super::{DirLock, Disk, DiskFile, Held, Open, SharedDisk};
+
+const ROOT: u64 = 0;
+
+/// The disk of one simulated machine. Clones are the same disk.
+#[derive(Clone, Debug)]
+pub struct SimulatedDisk {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Clone, Debug)]
+struct State {
+    rng: Rng,
+    inodes: BTreeMap<u64, Inode>,
+    next_inode: u64,
+    /// What was opened or locked in an earlier boot is dead.
+    boot: u64,
+    locked: BTreeSet<u64>,
+    faults: Faults,
+}
+
+#[derive(Clone, Debug)]
+enum Inode {
+    File(File),
+    Directory(Directory),
+}
+
+impl SimulatedDisk {
+    /// An empty disk.
+    pub fn new(seed: u64) -> Self {
+        let state = State {
+            rng: Rng::new(seed),
+            inodes: BTreeMap::from([(ROOT, Inode::Directory(Directory::default()))]),
+            next_inode: ROOT + 1,
+            boot: 0,
+            locked: BTreeSet::new(),
+            faults: Faults::default(),
+        };
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// The disk as log and store take it.
+    pub fn shared(&self) -> SharedDisk {
+        Arc::new(self.clone())
+    }
+
+    /// The power fails and comes back: unsynced sectors and directory operations are lost or not,
+    /// as the seed will have it. Open files and locks are dead.
+    pub fn crash(&self) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        for inode in state.inodes.values_mut() {
+            match inode {
+                Inode::File(file) => file.crash(&mut state.rng),
+                Inode::Directory(directory) => directory.crash(&mut state.rng),
+            }
+        }
+        state.restart();
+    }
+
+    /// The process dies, the machine lives: nothing that was written is lost, and nothing became
+    /// durable by it. Open files and locks are dead.
+    pub fn kill(&self) {
+        self.lock().restart();
+    }
+
+    /// The next operations of one kind fail as `fault` says.
+    pub fn inject(&self, fault: Fault) {
+        self.lock().faults.inject(fault);
+    }
+
+    /// After this many more operations everything fails until [`crash`](Self::crash). The last
+    /// one's effect is as uncertain as that of any unsynced operation.
+    pub fn power_off_after(&self, operations: u64) {
+        self.lock().faults.power_off_after(operations);
+    }
+
+    /// Whether the power is off.
+    pub fn is_off(&self) -> bool {
+        self.lock().faults.is_off()
+    }
+
+    /// What has been asked of the disk so far.
+    pub fn counts(&self) -> Counts {
+        self.lock().faults.counts
+    }
+
+    /// A copy of the machine's disk at this moment, as an image taken by a hypervisor holds it;
+    /// its own crashes go by `seed`.
+    pub fn duplicate(&self, seed: u64) -> Self {
+        let mut state = self.lock().clone();
+        state.rng = Rng::new(seed);
+        state.restart();
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn restart(&mut self) {
+        self.boot += 1;
+        self.locked.clear();
+        self.faults.power_on();
+        self.collect();
+    }
+
+    /// Forgets what no directory names, durably or not.
+    fn collect(&mut self) {
+        let mut live = BTreeSet::new();
+        let mut next = vec![ROOT];
+        while let Some(number) = next.pop() {
+            if live.insert(number)
+                && let Some(Inode::Directory(directory)) = self.inodes.get(&number)
+            {
+                next.extend(directory.all_inodes());
+            }
+        }
+        self.inodes.retain(|number, _| live.contains(number));
+    }
+
+    fn find(&self, path: &Path) -> io::Result<u64> {
+        let mut at = ROOT;
+        for component in path.components() {
+            let name = match component {
+                Component::RootDir | Component::CurDir => continue,
+                Component::Normal(name) => name.to_str().ok_or(io::ErrorKind::InvalidFilename)?,
+                Component::Prefix(_) | Component::ParentDir => {
+                    return Err(io::ErrorKind::InvalidInput.into());
+                }
+            };
+            at = self.directory(at)?.get(name).ok_or(io::ErrorKind::NotFound)?;
+        }
+        Ok(at)
+    }
+
+    fn directory(&self, number: u64) -> io::Result<&Directory> {
+        match self.inodes.get(&number) {
+            Some(Inode::Directory(directory)) => Ok(directory),
+            Some(Inode::File(_)) => Err(io::ErrorKind::NotADirectory.into()),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn directory_mut(&mut self, number: u64) -> io::Result<&mut Directory> {
+        match self.inodes.get_mut(&number) {
+            Some(Inode::Directory(directory)) => Ok(directory),
+            Some(Inode::File(_)) => Err(io::ErrorKind::NotADirectory.into()),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// The directory that `path` stands in, and its name there.
+    fn place(&self, path: &Path) -> io::Result<(u64, String)> {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let name = name.ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
+        let directory = self.find(path.parent().unwrap_or(Path::new("")))?;
+        self.directory(directory)?;
+        Ok((directory, name))
+    }
+
+    fn make(&mut self, directory: u64, name: String, inode: Inode) -> io::Result<u64> {
+        let number = self.next_inode;
+        self.next_inode += 1;
+        self.inodes.insert(number, inode);
+        self.directory_mut(directory)?.change(Change::Link { name, inode: number });
+        Ok(number)
+    }
+}
+
+impl Disk for SimulatedDisk {
+    fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>> {
+        let mut state = self.lock();
+        state.faults.meet(Operation::Open)?;
+        let inode = match (state.find(path), how) {
+            (Ok(_), Open::New) => return Err(io::ErrorKind::AlreadyExists.into()),
+            (Ok(number), Open::Existing | Open::ExistingOrNew) => match state.inodes.get(&number) {
+                Some(Inode::File(_)) => number,
+                _ => return Err(io::ErrorKind::IsADirectory.into()),
+            },
+            (Err(error), Open::New | Open::ExistingOrNew)
+                if error.kind() == io::ErrorKind::NotFound =>
+            {
+                let (directory, name) = state.place(path)?;
+                state.make(directory, name, Inode::File(File::default()))?
+            }
+            (Err(error), _) => return Err(error),
+        };
+        let boot = state.boot;
+        Ok(Box::new(Handle { disk: self.clone(), inode, boot }))
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        let mut state = self.lock();
+        state.faults.meet(Operation::List)?;
+        match state.find(path) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.lock();
+        state.faults.meet(Operation::Open)?;
+        if let Ok(found) = state.find(path) {
+            return state.directory(found).map(|_| ());
+        }
+        let (directory, name) = state.place(path)?;
+        state.make(directory, name, Inode::Directory(Directory::default()))?;
+        Ok(())
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        let mut state = self.lock();
+        state.faults.meet(Operation::List)?;
+        let number = state.find(path)?;
+        Ok(state.directory(number)?.names())
+    }
+
+    /// Within one directory only: what a crash in the middle leaves is not defined otherwise.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.lock();
+        state.faults.meet(Operation::Rename)?;
+        let (from_directory, from) = state.place(from)?;
+        let (directory, to) = state.place(to)?;
+        if from_directory != directory {
+            return Err(io::ErrorKind::CrossesDevices.into());
+        }
+        let directory = state.directory_mut(directory)?;
+        directory.get(&from).ok_or(io::ErrorKind::NotFound)?;
+        directory.change(Change::Rename { from, to });
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.lock();
+        state.faults.meet(Operation::Remove)?;
+        let found = state.find(path)?;
+        if state.directory(found).is_ok() {
+            return Err(io::ErrorKind::IsADirectory.into());
+        }
+        let (directory, name) = state.place(path)?;
+        state.directory_mut(directory)?.change(Change::Unlink { name });
+        Ok(())
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.lock();
+        state.faults.meet(Operation::SyncDir)?;
+        let number = state.find(path)?;
+        state.directory_mut(number)?.sync();
+        Ok(())
+    }
+
+    fn lock_dir(&self, path: &Path) -> io::Result<DirLock> {
+        let mut state = self.lock();
+        state.faults.meet(Operation::List)?;
+        let inode = state.find(path)?;
+        state.directory(inode)?;
+        if !state.locked.insert(inode) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(DirLock::new(Lock { disk: self.clone(), inode, boot: state.boot }))
+    }
+}
+
+#[derive(Debug)]
+struct Lock {
+    disk: SimulatedDisk,
+    inode: u64,
+    boot: u64,
+}
+
+impl Held for Lock {}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let mut state = self.disk.lock();
+        if state.boot == self.boot {
+            state.locked.remove(&self.inode);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Handle {
+    disk: SimulatedDisk,
+    inode: u64,
+    boot: u64,
+}
+
+impl Handle {
+    fn with<T>(
+        &self,
+        operation: Operation,
+        act: impl FnOnce(&mut File, &mut Rng, io::Result<()>) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let mut state = self.disk.lock();
+        if state.boot != self.boot {
+            return Err(power_is_off());
+        }
+        let met = state.faults.meet(operation);
+        let State { inodes, rng, faults, .. } = &mut *state;
+        if met.is_err() && faults.is_off() && !faults.went_off_now() {
+            return Err(power_is_off());
+        }
+        match inodes.get_mut(&self.inode) {
+            Some(Inode::File(file)) => act(file, rng, met),
+            _ => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
+impl DiskFile for Handle {
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<usize> {
+        self.with(Operation::Read, |file, _, met| met.map(|()| file.read(offset, out)))
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.with(Operation::Write, |file, rng, met| {
+            // What fails has written a part of it.
+            let part = if met.is_ok() { data.len() } else { rng.below(data.len() + 1) };
+            file.write(offset, &data[..part]);
+            met
+        })
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.with(Operation::Resize, |file, _, met| met.map(|()| file.resize(len)))
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        self.with(Operation::Resize, |file, _, met| met.map(|()| file.resize(len.max(file.len()))))
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.with(Operation::Read, |file, _, met| met.map(|()| file.len()))
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.with(Operation::Sync, |file, rng, met| match met {
+            Ok(()) => {
+                file.sync();
+                Ok(())
+            }
+            Err(error) => {
+                file.fail_sync(rng);
+                Err(error)
+            }
+        })
+    }
+
+    fn reread(&self) -> io::Result<()> {
+        self.sync_data()?;
+        self.with(Operation::Read, |file, _, met| met.map(|()| file.drop_cache()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,104 @@
+//! The first configuration, as `--initial-cluster` names it and the member document binds it.
+
+use super::{ClusterId, Incarnation, MemberDocument, MemberId, NodeKey};
+
+/// One member of the first configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InitialMember {
+    /// Its id, by the bootstrap formula.
+    pub id: MemberId,
+    /// Its name.
+    pub name: String,
+    /// Where its peers reach it, sorted.
+    pub peer_urls: Vec<String>,
+    /// Where clients reach it; empty until it publishes them, unless the document says.
+    pub client_urls: Vec<String>,
+    /// Its incarnation, if the member document binds one.
+    pub incarnation: Option<Incarnation>,
+    /// Its key, if the member document binds one.
+    pub node_key: Option<NodeKey>,
+}
+
+/// The first configuration of a cluster, in seat order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InitialCluster {
+    /// The cluster's id, by the bootstrap formula.
+    pub id: ClusterId,
+    /// Its members, in the order of `--initial-cluster`: the first is seat 1.
+    pub members: Vec<InitialMember>,
+}
+
+impl InitialCluster {
+    /// Computes ids over `members` (name and peer URLs, in seat order) and `token`; takes what the
+    /// document binds, matching by name. The two have been checked to agree.
+    #[must_use]
+    pub fn new(
+        members: &[(String, Vec<String>)],
+        token: &str,
+        document: Option<&MemberDocument>,
+    ) -> Self {
+        let members: Vec<InitialMember> = members
+            .iter()
+            .map(|(name, urls)| {
+                let record = document.and_then(|document| document.member(name));
+                let mut peer_urls = urls.clone();
+                peer_urls.sort_unstable();
+                InitialMember {
+                    id: MemberId::at_bootstrap(&peer_urls, token),
+                    name: name.clone(),
+                    peer_urls,
+                    client_urls: record.map_or_else(Vec::new, |r| r.client_urls.clone()),
+                    incarnation: record.map(|r| r.incarnation),
+                    node_key: record.map(|r| r.node_key),
+                }
+            })
+            .collect();
+        let ids: Vec<MemberId> = members.iter().map(|member| member.id).collect();
+        Self { id: ClusterId::of(&ids), members }
+    }
+
+    /// The member called `name`.
+    #[must_use]
+    pub fn member(&self, name: &str) -> Option<&InitialMember> {
+        self.members.iter().find(|member| member.name == name)
+    }
+
+    /// Two members with one id, if there are any: they were given the same URLs.
+    #[must_use]
+    pub fn identical_ids(&self) -> Option<(&InitialMember, &InitialMember)> {
+        self.members.iter().enumerate().find_map(|(n, member)| {
+            self.members[..n]
+                .iter()
+                .find(|earlier| earlier.id == member.id)
+                .map(|earlier| (earlier, member))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(name: &str, url: &str) -> (String, Vec<String>) {
+        (name.to_owned(), vec![url.to_owned()])
+    }
+
+    #[test]
+    fn seat_order_is_kept_and_ids_do_not_depend_on_it() {
+        let one =
+            InitialCluster::new(&[member("b", "http://b:1"), member("a", "http://a:1")], "t", None);
+        let two =
+            InitialCluster::new(&[member("a", "http://a:1"), member("b", "http://b:1")], "t", None);
+        assert_eq!(one.members[0].name, "b");
+        assert_eq!(one.id, two.id);
+        assert_eq!(one.member("a"), two.member("a"));
+    }
+
+    #[test]
+    fn members_with_the_same_urls_are_found() {
+        let twins =
+            InitialCluster::new(&[member("a", "http://x:1"), member("b", "http://x:1")], "t", None);
+        let (first, second) = twins.identical_ids().expect("they share a URL");
+        assert_eq!((first.name.as_str(), second.name.as_str()), ("a", "b"));
+    }
+}

@@ -1,0 +1,194 @@
+//! Who this member is: ids, incarnation, node key, and the directory that proves it.
+//!
+//! A member is three things that must agree. Its *member id* is what Raft and clients call it; its
+//! *incarnation* is a random number that lives exactly as long as its data directory; its *node key*
+//! is the key of its TLS certificate. A wiped disk or a cloned machine keeps names and addresses,
+//! but not all three, and so is never mistaken for the old voter.
+
+mod data_dir;
+mod document;
+mod initial;
+
+use std::{fmt, str::FromStr};
+
+use data_encoding::HEXLOWER;
+use ring::{
+    digest,
+    rand::{SecureRandom, SystemRandom},
+};
+
+pub use self::{
+    data_dir::{DataDir, DataDirError, Tombstone},
+    document::{DocumentError, MemberDocument, MemberRecord},
+    initial::{InitialCluster, InitialMember},
+};
+
+/// A member's id: what Raft, clients and operators call it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberId(pub u64);
+
+/// A cluster's id: fixed when it is formed, different for every cluster ever formed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClusterId(pub u64);
+
+impl fmt::Display for MemberId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
+
+impl fmt::Display for ClusterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
+
+impl MemberId {
+    /// The id of a member of the first configuration: the first eight bytes of SHA-1 over its peer
+    /// URLs, sorted, and the cluster token (etcd `membership.NewMember`).
+    #[must_use]
+    pub fn at_bootstrap(peer_urls: &[String], cluster_token: &str) -> Self {
+        let mut urls: Vec<&str> = peer_urls.iter().map(String::as_str).collect();
+        urls.sort_unstable();
+        Self(first_eight_of_sha1(
+            urls.iter().map(|url| url.as_bytes()).chain([cluster_token.as_bytes()]),
+        ))
+    }
+}
+
+impl ClusterId {
+    /// The id of a cluster that begins with `members`: the first eight bytes of SHA-1 over their
+    /// ids, ascending, big endian (etcd `RaftCluster.genID`).
+    #[must_use]
+    pub fn of(members: &[MemberId]) -> Self {
+        let mut ids: Vec<u64> = members.iter().map(|id| id.0).collect();
+        ids.sort_unstable();
+        let bytes: Vec<[u8; 8]> = ids.iter().map(|id| id.to_be_bytes()).collect();
+        Self(first_eight_of_sha1(bytes.iter().map(<[u8; 8]>::as_slice)))
+    }
+}
+
+/// SHA-1 is what the id formula is made of; nothing here relies on it being hard to collide.
+fn first_eight_of_sha1<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
+    let mut context = digest::Context::new(&digest::SHA1_FOR_LEGACY_USE_ONLY);
+    for part in parts {
+        context.update(part);
+    }
+    let digest = context.finish();
+    let mut first = [0; 8];
+    first.copy_from_slice(&digest.as_ref()[..8]);
+    u64::from_be_bytes(first)
+}
+
+/// The random number that a data directory is born with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Incarnation(pub [u8; 16]);
+
+impl Incarnation {
+    /// A new one, from the system's random source.
+    ///
+    /// # Panics
+    /// If the operating system has no randomness, in which case no key could be trusted either.
+    #[must_use]
+    pub fn random() -> Self {
+        let mut bytes = [0; 16];
+        SystemRandom::new().fill(&mut bytes).expect("the operating system gives random bytes");
+        Self(bytes)
+    }
+}
+
+impl fmt::Display for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&HEXLOWER.encode(&self.0))
+    }
+}
+
+impl FromStr for Incarnation {
+    type Err = NotHex;
+
+    fn from_str(text: &str) -> Result<Self, NotHex> {
+        decode_hex(text).map(Self)
+    }
+}
+
+/// SHA-256 of the SPKI DER of a member's key: what its record binds it to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NodeKey(pub [u8; 32]);
+
+impl NodeKey {
+    /// The hash of a public key's SubjectPublicKeyInfo, DER.
+    #[must_use]
+    pub fn of_spki(spki: &[u8]) -> Self {
+        let digest = digest::digest(&digest::SHA256, spki);
+        let mut bytes = [0; 32];
+        bytes.copy_from_slice(digest.as_ref());
+        Self(bytes)
+    }
+}
+
+impl fmt::Display for NodeKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&HEXLOWER.encode(&self.0))
+    }
+}
+
+impl FromStr for NodeKey {
+    type Err = NotHex;
+
+    fn from_str(text: &str) -> Result<Self, NotHex> {
+        decode_hex(text).map(Self)
+    }
+}
+
+/// Text that should have been a fixed number of lower-case hex digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected {expected} lower-case hex digits")]
+pub struct NotHex {
+    /// How many.
+    pub expected: usize,
+}
+
+fn decode_hex<const N: usize>(text: &str) -> Result<[u8; N], NotHex> {
+    HEXLOWER
+        .decode(text.as_bytes())
+        .ok()
+        .and_then(|bytes| bytes.try_into().ok())
+        .ok_or(NotHex { expected: 2 * N })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_follow_etcds_formula() {
+        let member = MemberId::at_bootstrap(&["http://127.0.0.1:23201".to_owned()], "etcd-cluster");
+        assert_eq!(member.to_string(), "c8d9246ced7969c0");
+        assert_eq!(ClusterId::of(&[member]).to_string(), "29f4f851847d2427");
+    }
+
+    #[test]
+    fn the_order_of_urls_and_members_does_not_change_ids() {
+        let urls = ["http://b:1".to_owned(), "http://a:1".to_owned()];
+        let turned = [urls[1].clone(), urls[0].clone()];
+        let token = "t";
+        assert_eq!(MemberId::at_bootstrap(&urls, token), MemberId::at_bootstrap(&turned, token));
+        let (a, b) = (MemberId(7), MemberId(9));
+        assert_eq!(ClusterId::of(&[a, b]), ClusterId::of(&[b, a]));
+    }
+
+    #[test]
+    fn another_token_is_another_member() {
+        let urls = ["http://a:1".to_owned()];
+        assert_ne!(MemberId::at_bootstrap(&urls, "one"), MemberId::at_bootstrap(&urls, "two"));
+    }
+
+    #[test]
+    fn an_incarnation_is_32_lower_case_hex_digits() {
+        let incarnation = Incarnation::random();
+        assert_eq!(incarnation.to_string().parse(), Ok(incarnation));
+        for wrong in ["", "00", &"A".repeat(32), &"0".repeat(34), &"g".repeat(32)] {
+            assert_eq!(wrong.parse::<Incarnation>(), Err(NotHex { expected: 32 }));
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Certificates, keys, CAs and revocation lists in PEM files that may be replaced while in use.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, RwLock},
+    time::{Duration, Instant, SystemTime},
+};
+
+use rustls::{
+    RootCertStore, SignatureScheme,
+    client::ResolvesClientCert,
+    pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, pem, pem::PemObject},
+    server::{ClientHello, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+
+/// Handshakes within this time of the last look don't look again.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Why TLS can't be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A PEM file can't be read or holds something else.
+    #[error("cannot read {what} from {}", path.display())]
+    File {
+        /// What was looked for.
+        what: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: pem::Error,
+    },
+    /// A file holds no certificate at all.
+    #[error("there is no {what} in {}", path.display())]
+    Empty {
+        /// What was looked for.
+        what: &'static str,
+        /// Where.
+        path: PathBuf,
+    },
+    /// Certificate and key don't belong together, or are of a kind that can't be used.
+    #[error("the certificate {} and its key cannot be used", path.display())]
+    Unusable {
+        /// The certificate.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: rustls::Error,
+    },
+    /// Peers can't be told from strangers.
+    #[error("peer TLS needs --peer-trusted-ca-file")]
+    NoPeerCa,
+    /// No protocol version or cipher suite is left.
+    #[error("the TLS versions and cipher suites leave nothing to offer")]
+    Policy(#[source] rustls::Error),
+}
+
+/// Something read from files, re-read when they change.
+pub(super) struct Reloading<T> {
+    paths: Vec<PathBuf>,
+    load: Box<dyn Fn() -> Result<T, TlsError> + Send + Sync>,
+    current: RwLock<Arc<T>>,
+    looked: Mutex<Looked>,
+}
+
+struct Looked {
+    at: Instant,
+    stamps: Vec<Option<(SystemTime, u64)>>,
+}
+
+impl<T> fmt::Debug for Reloading<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reloading").field("paths", &self.paths).finish_non_exhaustive()
+    }
+}
+
+impl<T> Reloading<T> {
+    fn new(
+        paths: Vec<PathBuf>,
+        load: impl Fn() -> Result<T, TlsError> + Send + Sync + 'static,
+    ) -> Result<Self, TlsError> {
+        let stamps = stamps(&paths);
+        let current = RwLock::new(Arc::new(load()?));
+        let looked = Mutex::new(Looked { at: Instant::now(), stamps });
+        Ok(Self { paths, load: Box::new(load), current, looked })
+    }
+
+    /// What the files say now.
+    pub(super) fn get(&self) -> Arc<T> {
+        if let Ok(mut looked) = self.looked.try_lock()
+            && looked.at.elapsed() >= LOOK_EVERY
+        {
+            looked.at = Instant::now();
+            let stamps = stamps(&self.paths);
+            if stamps != looked.stamps {
+                looked.stamps = stamps;
+                self.reload();
+            }
+        }
+        Arc::clone(&self.current.read().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+
+    /// Reads the files now; what can't be read changes nothing.
+    pub(super) fn reload(&self) {
+        match (self.load)() {
+            Ok(new) => {
+                *self.current.write().unwrap_or_else(std::sync::PoisonError::into_inner) =
+                    Arc::new(new);
+                tracing::info!(files = ?self.paths, "re-read TLS files");
+            }
+            Err(error) => tracing::warn!(
+                files = ?self.paths,
+                error = %crate::server::chain(&error),
+                "TLS files cannot be read; those read before stay in force"
+            ),
+        }
+    }
+}
+
+fn stamps(paths: &[PathBuf]) -> Vec<Option<(SystemTime, u64)>> {
+    paths
+        .iter()
+        .map(|path| {
+            let metadata = std::fs::metadata(path).ok()?;
+            Some((metadata.modified().ok()?, metadata.len()))
+        })
+        .collect()
+}
+
+/// A certificate chain and its key, checked to belong together.
+pub(super) fn load_key(cert: &Path, key: &Path) -> Result<Reloading<CertifiedKey>, TlsError> {
+    let (cert, key) = (cert.to_owned(), key.to_owned());
+    Reloading::new(vec![cert.clone(), key.clone()], move || {
+        let chain = certificates(&cert, "a certificate")?;
+        let private = PrivateKeyDer::from_pem_file(&key).map_err(|source| TlsError::File {
+            what: "a private key",
+            path: key.clone(),
+            source,
+        })?;
+        CertifiedKey::from_der(chain, private, &rustls::crypto::ring::default_provider())
+            .map_err(|source| TlsError::Unusable { path: cert.clone(), source })
+    })
+}
+
+/// A CA bundle.
+pub(super) fn load_roots(path: &Path) -> Result<Reloading<RootCertStore>, TlsError> {
+    let path = path.to_owned();
+    Reloading::new(vec![path.clone()], move || {
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(&path, "a CA certificate")? {
+            roots
+                .add(certificate)
+                .map_err(|source| TlsError::Unusable { path: path.clone(), source })?;
+        }
+        Ok(roots)
+    })
+}
+
+/// A list of revoked certificates.
+pub(super) type Crl = Vec<CertificateRevocationListDer<'static>>;
+
+pub(super) fn load_crl(path: &Path) -> Result<Reloading<Crl>, TlsError> {
+    let path = path.to_owned();
+    Reloading::new(vec![path.clone()], move || {
+        CertificateRevocationListDer::pem_file_iter(&path)
+            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+            .map_err(|source| TlsError::File {
+                what: "a revocation list",
+                path: path.clone(),
+                source,
+            })
+    })
+}
+
+fn certificates(path: &Path, what: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let found = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|source| TlsError::File { what, path: path.to_owned(), source })?;
+    if found.is_empty() {
+        return Err(TlsError::Empty { what, path: path.to_owned() });
+    }
+    Ok(found)
+}
+
+impl ResolvesServerCert for Reloading<CertifiedKey> {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.get())
+    }
+}
+
+impl ResolvesClientCert for Reloading<CertifiedKey> {
+    fn resolve(&self, _: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        let key = self.get();
+        key.key.choose_scheme(schemes).is_some().then_some(key)
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}

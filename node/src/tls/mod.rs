@@ -1,0 +1,231 @@
+//! TLS on both listeners and towards peers: files that may change, and who is believed.
+//!
+//! *Clients*: a server certificate; with `--trusted-ca-file`, every client must show a certificate of
+//! that CA, as in etcd. *Peers*: mutual TLS under the peer CA. Where the cluster's configuration binds
+//! a member to a key, that key decides: a certificate of the right CA with another key is refused,
+//! and a certificate of the right key that has expired is an alarm, not a refusal, so that no cluster
+//! dies because nobody renewed.
+//!
+//! Files are looked at again at each handshake and re-read when they changed; what can't be read
+//! leaves what was read before in force, and says so.
+
+mod files;
+mod policy;
+mod verify;
+
+use std::{
+    collections::HashSet,
+    path::PathBuf,
+    sync::{
+        Arc, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig,
+    client::danger::ServerCertVerifier,
+    pki_types::CertificateDer,
+    server::{ParsedCertificate, danger::ClientCertVerifier},
+    sign::CertifiedKey,
+};
+
+pub use self::{
+    files::TlsError,
+    policy::{CIPHER_SUITES, TlsPolicy, TlsVersion, cipher_suite},
+};
+use self::{
+    files::{Reloading, load_crl, load_key, load_roots},
+    verify::{ClientNames, InboundPeer, NamedClients, OutboundPeer},
+};
+use crate::identity::NodeKey;
+
+/// What one listener was given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Its certificate chain, PEM, leaf first.
+    pub cert: PathBuf,
+    /// The leaf's private key, PEM.
+    pub key: PathBuf,
+    /// The CA that those who connect must have a certificate of; none: they need none.
+    pub trusted_ca: Option<PathBuf>,
+    /// Certificates of that CA that no longer count, PEM.
+    pub crl: Option<PathBuf>,
+    /// If not empty, the common name must be one of these.
+    pub allowed_cn: Vec<String>,
+    /// If not empty, a subject alternative name must be one of these.
+    pub allowed_hostname: Vec<String>,
+}
+
+/// TLS of a listener for clients.
+#[derive(Debug)]
+pub struct ClientListenerTls {
+    key: Arc<Reloading<CertifiedKey>>,
+    roots: Option<Arc<Reloading<RootCertStore>>>,
+    config: Arc<ServerConfig>,
+}
+
+impl ClientListenerTls {
+    /// Reads the files and settles what is offered.
+    ///
+    /// # Errors
+    /// If a file can't be read or used.
+    pub fn new(files: &TlsFiles, policy: &TlsPolicy, alpn: &[&[u8]]) -> Result<Self, TlsError> {
+        let key = Arc::new(load_key(&files.cert, &files.key)?);
+        let roots = files.trusted_ca.as_deref().map(load_roots).transpose()?.map(Arc::new);
+        let builder = ServerConfig::builder_with_provider(policy.provider())
+            .with_protocol_versions(&policy.versions())
+            .map_err(TlsError::Policy)?;
+        let mut config = match &roots {
+            None => builder.with_no_client_auth(),
+            Some(roots) => {
+                let crl = files.crl.as_deref().map(load_crl).transpose()?.map(Arc::new);
+                builder.with_client_cert_verifier(Arc::new(NamedClients::new(
+                    Arc::clone(roots),
+                    crl,
+                    ClientNames::of(files),
+                    policy.provider(),
+                )) as Arc<dyn ClientCertVerifier>)
+            }
+        }
+        .with_cert_resolver(Arc::clone(&key) as _);
+        config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+        Ok(Self { key, roots, config: Arc::new(config) })
+    }
+
+    /// What an acceptor needs.
+    #[must_use]
+    pub fn server_config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.config)
+    }
+
+    /// Re-reads every file now, changed or not.
+    pub fn reload(&self) {
+        self.key.reload();
+        if let Some(roots) = &self.roots {
+            roots.reload();
+        }
+    }
+}
+
+/// Keys for which an expired certificate is still taken, and how often that happened.
+#[derive(Debug, Default)]
+pub(crate) struct BoundKeys {
+    keys: RwLock<HashSet<NodeKey>>,
+    expired: AtomicU64,
+}
+
+impl BoundKeys {
+    pub(crate) fn contains(&self, key: NodeKey) -> bool {
+        self.keys.read().unwrap_or_else(std::sync::PoisonError::into_inner).contains(&key)
+    }
+
+    pub(crate) fn count_expired(&self) {
+        self.expired.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// TLS between members, in both directions.
+#[derive(Debug)]
+pub struct PeerTls {
+    key: Arc<Reloading<CertifiedKey>>,
+    roots: Arc<Reloading<RootCertStore>>,
+    crl: Option<Arc<Reloading<files::Crl>>>,
+    bound: Arc<BoundKeys>,
+    policy: TlsPolicy,
+    server: Arc<ServerConfig>,
+}
+
+impl PeerTls {
+    /// Reads the files. A peer CA is required: nothing else would tell a member from a stranger.
+    ///
+    /// # Errors
+    /// If a file is missing or can't be used.
+    pub fn new(files: &TlsFiles, policy: &TlsPolicy) -> Result<Self, TlsError> {
+        let key = Arc::new(load_key(&files.cert, &files.key)?);
+        let ca = files.trusted_ca.as_deref().ok_or(TlsError::NoPeerCa)?;
+        let roots = Arc::new(load_roots(ca)?);
+        let crl = files.crl.as_deref().map(load_crl).transpose()?.map(Arc::new);
+        let bound = Arc::new(BoundKeys::default());
+        let verifier = InboundPeer::new(
+            NamedClients::new(
+                Arc::clone(&roots),
+                crl.clone(),
+                ClientNames::of(files),
+                policy.provider(),
+            ),
+            Arc::clone(&bound),
+        );
+        let mut server = ServerConfig::builder_with_provider(policy.provider())
+            .with_protocol_versions(&policy.versions())
+            .map_err(TlsError::Policy)?
+            .with_client_cert_verifier(Arc::new(verifier) as Arc<dyn ClientCertVerifier>)
+            .with_cert_resolver(Arc::clone(&key) as _);
+        server.alpn_protocols = vec![crate::transport::ALPN.to_vec()];
+        // A resumed session would skip the verifier, and so a key that was unbound since.
+        server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+        server.send_tls13_tickets = 0;
+        let server = Arc::new(server);
+        Ok(Self { key, roots, crl, bound, policy: policy.clone(), server })
+    }
+
+    /// What an acceptor of peers needs.
+    #[must_use]
+    pub fn server_config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.server)
+    }
+
+    /// What dialling a peer needs: with `bound`, its key must be that one and names don't matter;
+    /// without, its certificate must be the CA's and name the dialled host.
+    ///
+    /// # Errors
+    /// If the policy leaves nothing to offer.
+    pub fn client_config(&self, bound: Option<NodeKey>) -> Result<Arc<ClientConfig>, TlsError> {
+        let verifier = OutboundPeer::new(
+            Arc::clone(&self.roots),
+            self.crl.clone(),
+            bound,
+            Arc::clone(&self.bound),
+            self.policy.provider(),
+        );
+        let mut config = ClientConfig::builder_with_provider(self.policy.provider())
+            .with_protocol_versions(&self.policy.versions())
+            .map_err(TlsError::Policy)?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier) as Arc<dyn ServerCertVerifier>)
+            .with_client_cert_resolver(Arc::clone(&self.key) as _);
+        config.alpn_protocols = vec![crate::transport::ALPN.to_vec()];
+        config.resumption = rustls::client::Resumption::disabled();
+        Ok(Arc::new(config))
+    }
+
+    /// Sets the keys that the cluster's configuration binds its members to.
+    pub fn bind(&self, keys: HashSet<NodeKey>) {
+        *self.bound.keys.write().unwrap_or_else(std::sync::PoisonError::into_inner) = keys;
+    }
+
+    /// How many handshakes were accepted on a bound key although its certificate has expired.
+    #[must_use]
+    pub fn expired_accepted(&self) -> u64 {
+        self.bound.expired.load(Ordering::Relaxed)
+    }
+
+    /// Re-reads every file now, changed or not.
+    pub fn reload(&self) {
+        self.key.reload();
+        self.roots.reload();
+        if let Some(crl) = &self.crl {
+            crl.reload();
+        }
+    }
+}
+
+/// The key that a certificate certifies; `None` if it can't be parsed.
+#[must_use]
+pub fn node_key_of(certificate: &CertificateDer<'_>) -> Option<NodeKey> {
+    let parsed = ParsedCertificate::try_from(certificate).ok()?;
+    Some(NodeKey::of_spki(&parsed.subject_public_key_info()))
+}
+
+#[cfg(test)]
+mod tests;

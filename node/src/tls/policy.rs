@@ -1,0 +1,117 @@
+//! Which TLS versions and cipher suites are offered.
+
+use std::sync::Arc;
+
+use rustls::{
+    CipherSuite, SupportedProtocolVersion,
+    crypto::{CryptoProvider, ring},
+    version::{TLS12, TLS13},
+};
+
+/// A TLS version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TlsVersion {
+    /// 1.2
+    V12,
+    /// 1.3
+    V13,
+}
+
+/// What a listener or a dialler may offer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsPolicy {
+    /// The lowest version.
+    pub min: TlsVersion,
+    /// The highest version.
+    pub max: TlsVersion,
+    /// TLS 1.2 cipher suites, if not the default ones.
+    pub cipher_suites: Vec<CipherSuite>,
+}
+
+impl Default for TlsPolicy {
+    fn default() -> Self {
+        Self { min: TlsVersion::V12, max: TlsVersion::V13, cipher_suites: Vec::new() }
+    }
+}
+
+/// The names that `--cipher-suites` takes (those of Go's crypto/tls), and what they are.
+pub const CIPHER_SUITES: [(&str, CipherSuite); 9] = [
+    ("TLS_AES_128_GCM_SHA256", CipherSuite::TLS13_AES_128_GCM_SHA256),
+    ("TLS_AES_256_GCM_SHA384", CipherSuite::TLS13_AES_256_GCM_SHA384),
+    ("TLS_CHACHA20_POLY1305_SHA256", CipherSuite::TLS13_CHACHA20_POLY1305_SHA256),
+    (
+        "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+        CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+    ),
+    (
+        "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+        CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+    ),
+    (
+        "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
+        CipherSuite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+    ),
+    ("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256),
+    ("TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384", CipherSuite::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384),
+    (
+        "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+        CipherSuite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+    ),
+];
+
+/// The suite called `name`, if it is one that is safe to offer. The short names of Go's two
+/// ChaCha20 suites are taken as well.
+#[must_use]
+pub fn cipher_suite(name: &str) -> Option<CipherSuite> {
+    CIPHER_SUITES
+        .iter()
+        .find(|(known, _)| {
+            *known == name
+                || known.strip_suffix("_SHA256") == Some(name) && name.ends_with("POLY1305")
+        })
+        .map(|(_, suite)| *suite)
+}
+
+impl TlsPolicy {
+    pub(super) fn provider(&self) -> Arc<CryptoProvider> {
+        let mut provider = ring::default_provider();
+        if !self.cipher_suites.is_empty() {
+            // As in Go, the suites of TLS 1.3 are not configurable.
+            provider.cipher_suites.retain(|suite| {
+                suite.version().version == rustls::ProtocolVersion::TLSv1_3
+                    || self.cipher_suites.contains(&suite.suite())
+            });
+        }
+        Arc::new(provider)
+    }
+
+    pub(super) fn versions(&self) -> Vec<&'static SupportedProtocolVersion> {
+        [(TlsVersion::V13, &TLS13), (TlsVersion::V12, &TLS12)]
+            .into_iter()
+            .filter(|(version, _)| (self.min..=self.max).contains(version))
+            .map(|(_, supported)| supported)
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_outside_the_bounds_are_not_offered() {
+        let count = |min, max| TlsPolicy { min, max, cipher_suites: Vec::new() }.versions().len();
+        assert_eq!(count(TlsVersion::V12, TlsVersion::V13), 2);
+        assert_eq!(count(TlsVersion::V13, TlsVersion::V13), 1);
+        assert_eq!(count(TlsVersion::V12, TlsVersion::V12), 1);
+    }
+
+    #[test]
+    fn named_suites_restrict_tls_1_2_only() {
+        let one = cipher_suite("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256").expect("it is known");
+        let policy = TlsPolicy { cipher_suites: vec![one], ..TlsPolicy::default() };
+        assert_eq!(policy.provider().cipher_suites.len(), 1 + 3);
+        assert_eq!(cipher_suite("TLS_RSA_WITH_RC4_128_SHA"), None);
+        assert!(cipher_suite("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305").is_some());
+    }
+}

@@ -1,0 +1,296 @@
+//! Real handshakes over memory, with certificates made on the spot.
+
+use std::{path::Path, sync::Arc};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose,
+    RevokedCertParams, SerialNumber, date_time_ymd,
+};
+use rustls::{ClientConnection, ServerConnection, pki_types::ServerName};
+
+use super::*;
+
+struct Ca {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+impl Ca {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { issuer: Issuer::new(params, key), pem }
+    }
+
+    fn leaf(&self, name: &str, expired: bool) -> Leaf {
+        self.leaf_of(name, expired, KeyPair::generate().unwrap())
+    }
+
+    fn leaf_of(&self, name: &str, expired: bool, key: KeyPair) -> Leaf {
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.serial_number = Some(SerialNumber::from(name.len() as u64));
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        if expired {
+            params.not_before = date_time_ymd(2020, 1, 1);
+            params.not_after = date_time_ymd(2021, 1, 1);
+        }
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        Leaf {
+            node_key: node_key_of(certificate.der()).unwrap(),
+            pem: certificate.pem(),
+            key: key.serialize_pem(),
+        }
+    }
+
+    fn crl(&self, serial: u64) -> String {
+        CertificateRevocationListParams {
+            this_update: date_time_ymd(2024, 1, 1),
+            next_update: date_time_ymd(2060, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: vec![RevokedCertParams {
+                serial_number: SerialNumber::from(serial),
+                revocation_time: date_time_ymd(2024, 1, 1),
+                reason_code: None,
+                invalidity_date: None,
+            }],
+            key_identifier_method: KeyIdMethod::Sha256,
+        }
+        .signed_by(&self.issuer)
+        .unwrap()
+        .pem()
+        .unwrap()
+    }
+}
+
+struct Leaf {
+    pem: String,
+    key: String,
+    node_key: NodeKey,
+}
+
+fn files(dir: &Path, name: &str, leaf: &Leaf, ca: &Ca) -> TlsFiles {
+    let write = |suffix: &str, text: &str| {
+        let path = dir.join(format!("{name}.{suffix}"));
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    TlsFiles {
+        cert: write("crt", &leaf.pem),
+        key: write("key", &leaf.key),
+        trusted_ca: Some(write("ca", &ca.pem)),
+        ..TlsFiles::default()
+    }
+}
+
+fn peer(dir: &Path, name: &str, leaf: &Leaf, ca: &Ca) -> PeerTls {
+    PeerTls::new(&files(dir, name, leaf, ca), &TlsPolicy::default()).unwrap()
+}
+
+/// Shakes hands in memory; the error of whichever side refuses first.
+fn handshake(
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+    name: &str,
+) -> Result<(Option<NodeKey>, Option<NodeKey>), rustls::Error> {
+    let name = ServerName::try_from(name.to_owned()).unwrap();
+    let mut client = ClientConnection::new(client, name).unwrap();
+    let mut server = ServerConnection::new(server).unwrap();
+    for _ in 0..10 {
+        let mut wire = Vec::new();
+        while client.wants_write() {
+            client.write_tls(&mut wire).unwrap();
+        }
+        server.read_tls(&mut wire.as_slice()).unwrap();
+        server.process_new_packets()?;
+        let mut wire = Vec::new();
+        while server.wants_write() {
+            server.write_tls(&mut wire).unwrap();
+        }
+        client.read_tls(&mut wire.as_slice()).unwrap();
+        client.process_new_packets()?;
+    }
+    assert!(!client.is_handshaking() && !server.is_handshaking());
+    let key = |certs: Option<&[CertificateDer<'static>]>| certs.and_then(|c| node_key_of(&c[0]));
+    Ok((key(client.peer_certificates()), key(server.peer_certificates())))
+}
+
+#[test]
+fn two_members_of_one_ca_learn_each_others_keys() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
+    let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &ca));
+    let keys = handshake(tls_a.client_config(None).unwrap(), tls_b.server_config(), "b.test");
+    assert_eq!(keys, Ok((Some(b.node_key), Some(a.node_key))));
+}
+
+#[test]
+fn without_a_binding_the_name_must_fit() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
+    let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &ca));
+    let client = tls_a.client_config(None).unwrap();
+    assert!(handshake(client, tls_b.server_config(), "other.test").is_err());
+}
+
+#[test]
+fn with_a_binding_the_key_decides_and_the_name_does_not_matter() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
+    let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &ca));
+    let right = tls_a.client_config(Some(b.node_key)).unwrap();
+    assert!(handshake(right, tls_b.server_config(), "other.test").is_ok());
+    let wrong = tls_a.client_config(Some(a.node_key)).unwrap();
+    assert!(handshake(wrong, tls_b.server_config(), "b.test").is_err());
+}
+
+#[test]
+fn a_bound_key_under_another_ca_is_refused() {
+    let (dir, ca, other) = (tempfile::tempdir().unwrap(), Ca::new(), Ca::new());
+    let (a, b) = (ca.leaf("a.test", false), other.leaf("b.test", false));
+    let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &other));
+    let client = tls_a.client_config(Some(b.node_key)).unwrap();
+    assert!(handshake(client, tls_b.server_config(), "b.test").is_err());
+    let client = tls_b.client_config(Some(a.node_key)).unwrap();
+    assert!(handshake(client, tls_a.server_config(), "a.test").is_err());
+}
+
+#[test]
+fn an_expired_certificate_of_a_bound_key_is_an_alarm_in_both_directions() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (a, old) = (ca.leaf("a.test", false), ca.leaf("old.test", true));
+    let (tls_a, tls_old) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "o", &old, &ca));
+    tls_a.bind(HashSet::from([old.node_key]));
+    let client = tls_a.client_config(Some(old.node_key)).unwrap();
+    assert!(handshake(client, tls_old.server_config(), "old.test").is_ok());
+    assert_eq!(tls_a.expired_accepted(), 1);
+    let client = tls_old.client_config(None).unwrap();
+    assert!(handshake(client, tls_a.server_config(), "a.test").is_ok());
+    assert_eq!(tls_a.expired_accepted(), 2);
+}
+
+#[test]
+fn an_expired_certificate_of_no_bound_key_is_refused_in_both_directions() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (a, old) = (ca.leaf("a.test", false), ca.leaf("old.test", true));
+    let (tls_a, tls_old) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "o", &old, &ca));
+    let client = tls_a.client_config(None).unwrap();
+    assert!(handshake(client, tls_old.server_config(), "old.test").is_err());
+    let client = tls_old.client_config(None).unwrap();
+    assert!(handshake(client, tls_a.server_config(), "a.test").is_err());
+    assert_eq!(tls_a.expired_accepted(), 0);
+}
+
+#[test]
+fn an_expired_certificate_of_a_bound_key_must_still_be_the_cas() {
+    let (dir, ca, other) = (tempfile::tempdir().unwrap(), Ca::new(), Ca::new());
+    let (a, old) = (ca.leaf("a.test", false), other.leaf("old.test", true));
+    let (tls_a, tls_old) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "o", &old, &other));
+    tls_a.bind(HashSet::from([old.node_key]));
+    let client = tls_a.client_config(Some(old.node_key)).unwrap();
+    assert!(handshake(client, tls_old.server_config(), "old.test").is_err());
+    assert_eq!(tls_a.expired_accepted(), 0);
+}
+
+#[test]
+fn a_revoked_peer_is_refused() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (a, b) = (ca.leaf("a.test", false), ca.leaf("revoked.test", false));
+    let crl = dir.path().join("crl");
+    std::fs::write(&crl, ca.crl("revoked.test".len() as u64)).unwrap();
+    let with_crl = TlsFiles { crl: Some(crl), ..files(dir.path(), "a", &a, &ca) };
+    let tls_a = PeerTls::new(&with_crl, &TlsPolicy::default()).unwrap();
+    let tls_b = peer(dir.path(), "b", &b, &ca);
+    let client = tls_b.client_config(None).unwrap();
+    assert!(handshake(client, tls_a.server_config(), "a.test").is_err());
+    let client = tls_a.client_config(None).unwrap();
+    assert!(handshake(client, tls_b.server_config(), "revoked.test").is_err());
+}
+
+#[test]
+fn clients_need_an_allowed_name_where_names_are_given() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
+    let tls_b = peer(dir.path(), "b", &b, &ca);
+    for (common, host, accepted) in [
+        (vec!["b.test"], vec![], true),
+        (vec!["c.test"], vec![], false),
+        (vec![], vec!["b.test"], true),
+        (vec![], vec!["c.test"], false),
+    ] {
+        let named = TlsFiles {
+            allowed_cn: common.iter().map(ToString::to_string).collect(),
+            allowed_hostname: host.iter().map(ToString::to_string).collect(),
+            ..files(dir.path(), "a", &a, &ca)
+        };
+        let tls_a = PeerTls::new(&named, &TlsPolicy::default()).unwrap();
+        let client = tls_b.client_config(None).unwrap();
+        assert_eq!(handshake(client, tls_a.server_config(), "a.test").is_ok(), accepted);
+    }
+}
+
+#[test]
+fn a_client_without_a_certificate_is_refused_once_there_is_a_trusted_ca() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let server = ca.leaf("s.test", false);
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(rustls::pki_types::pem::PemObject::from_pem_slice(ca.pem.as_bytes()).unwrap())
+        .unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let client = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let client = Arc::new(client);
+    let mutual = files(dir.path(), "s", &server, &ca);
+    let open = TlsFiles { trusted_ca: None, ..mutual.clone() };
+    for (files, accepted) in [(mutual, false), (open, true)] {
+        let tls = ClientListenerTls::new(&files, &TlsPolicy::default(), &[]).unwrap();
+        let result = handshake(Arc::clone(&client), tls.server_config(), "s.test");
+        assert_eq!(result.is_ok(), accepted);
+    }
+}
+
+#[test]
+fn a_replaced_certificate_is_served_without_a_restart() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (a, b, next) =
+        (ca.leaf("a.test", false), ca.leaf("b.test", false), ca.leaf("b.test", false));
+    let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &ca));
+    files(dir.path(), "b", &next, &ca);
+    tls_b.reload();
+    let keys = handshake(tls_a.client_config(None).unwrap(), tls_b.server_config(), "b.test");
+    assert_eq!(keys.unwrap().0, Some(next.node_key));
+}
+
+#[test]
+fn files_that_cannot_be_read_any_more_leave_the_old_ones_in_force() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
+    let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &ca));
+    for name in ["b.crt", "b.key", "b.ca"] {
+        std::fs::write(dir.path().join(name), "junk").unwrap();
+    }
+    tls_b.reload();
+    assert!(handshake(tls_a.client_config(None).unwrap(), tls_b.server_config(), "b.test").is_ok());
+}
+
+#[test]
+fn a_certificate_without_its_key_is_refused_at_the_start() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
+    let mixed = Leaf { key: b.key, ..a };
+    let files = files(dir.path(), "x", &mixed, &ca);
+    let error = PeerTls::new(&files, &TlsPolicy::default()).unwrap_err();
+    assert!(matches!(error, TlsError::Unusable { .. }), "{error}");
+    let empty = TlsFiles { trusted_ca: None, ..files };
+    assert!(matches!(PeerTls::new(&empty, &TlsPolicy::default()), Err(_)));
+}

@@ -1,0 +1,339 @@
+//! Whose certificate is believed.
+
+use std::{sync::Arc, time::Duration};
+
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
+    SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature},
+    pki_types::{CertificateDer, ServerName, UnixTime},
+    server::{
+        ParsedCertificate, WebPkiClientVerifier,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
+};
+use x509_parser::{certificate::X509Certificate, prelude::FromDer};
+
+use super::{
+    BoundKeys, TlsFiles,
+    files::{Crl, Reloading},
+    node_key_of,
+};
+use crate::identity::NodeKey;
+
+/// Names that a client's certificate must have, beyond being the CA's.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ClientNames {
+    common: Vec<String>,
+    hosts: Vec<String>,
+}
+
+impl ClientNames {
+    pub(super) fn of(files: &TlsFiles) -> Self {
+        Self { common: files.allowed_cn.clone(), hosts: files.allowed_hostname.clone() }
+    }
+
+    fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
+        let refused =
+            || Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure);
+        if !self.common.is_empty() {
+            let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| refused())?;
+            let known = parsed
+                .subject()
+                .iter_common_name()
+                .filter_map(|name| name.as_str().ok())
+                .any(|name| self.common.iter().any(|allowed| allowed == name));
+            if !known {
+                return Err(refused());
+            }
+        }
+        if !self.hosts.is_empty() {
+            let parsed = ParsedCertificate::try_from(certificate)?;
+            let known = self.hosts.iter().any(|host| {
+                ServerName::try_from(host.as_str())
+                    .is_ok_and(|name| rustls::client::verify_server_name(&parsed, &name).is_ok())
+            });
+            if !known {
+                return Err(refused());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Clients with a certificate of the CA, not revoked, and with an allowed name.
+#[derive(Debug)]
+pub(super) struct NamedClients {
+    roots: Arc<Reloading<RootCertStore>>,
+    crl: Option<Arc<Reloading<Crl>>>,
+    names: ClientNames,
+    provider: Arc<CryptoProvider>,
+}
+
+impl NamedClients {
+    pub(super) fn new(
+        roots: Arc<Reloading<RootCertStore>>,
+        crl: Option<Arc<Reloading<Crl>>>,
+        names: ClientNames,
+        provider: Arc<CryptoProvider>,
+    ) -> Self {
+        Self { roots, crl, names, provider }
+    }
+
+    /// The verifier over what the files say now.
+    fn inner(&self) -> Result<Arc<dyn ClientCertVerifier>, Error> {
+        let mut builder = WebPkiClientVerifier::builder_with_provider(
+            self.roots.get(),
+            Arc::clone(&self.provider),
+        );
+        if let Some(crl) = &self.crl {
+            builder = builder
+                .with_crls(crl.get().iter().cloned())
+                .only_check_end_entity_revocation()
+                .allow_unknown_revocation_status();
+        }
+        builder.build().map_err(|e| Error::General(e.to_string()))
+    }
+}
+
+impl ClientCertVerifier for NamedClients {
+    // The CA's names are not sent: a client has one certificate for us, or none.
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self.inner()?.verify_client_cert(end_entity, intermediates, now)?;
+        self.names.check(end_entity)?;
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, cert, dss, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Peers that dial us: as clients of the peer CA, but expiry doesn't matter for a bound key. Which
+/// member may use which key is checked with the hello, which says who it claims to be.
+#[derive(Debug)]
+pub(super) struct InboundPeer {
+    inner: NamedClients,
+    bound: Arc<BoundKeys>,
+}
+
+impl InboundPeer {
+    pub(super) fn new(inner: NamedClients, bound: Arc<BoundKeys>) -> Self {
+        Self { inner, bound }
+    }
+}
+
+impl ClientCertVerifier for InboundPeer {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verify = |now| self.inner.verify_client_cert(end_entity, intermediates, now);
+        match verify(now) {
+            Err(error) if is_about_time(&error) && is_bound(&self.bound, end_entity) => {
+                in_its_own_time(end_entity, error, verify)?;
+                alarm(&self.bound, end_entity);
+                Ok(ClientCertVerified::assertion())
+            }
+            result => result,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.inner.supported_verify_schemes()
+    }
+}
+
+/// A peer that we dial.
+#[derive(Debug)]
+pub(super) struct OutboundPeer {
+    roots: Arc<Reloading<RootCertStore>>,
+    crl: Option<Arc<Reloading<Crl>>>,
+    expected: Option<NodeKey>,
+    bound: Arc<BoundKeys>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl OutboundPeer {
+    pub(super) fn new(
+        roots: Arc<Reloading<RootCertStore>>,
+        crl: Option<Arc<Reloading<Crl>>>,
+        expected: Option<NodeKey>,
+        bound: Arc<BoundKeys>,
+        provider: Arc<CryptoProvider>,
+    ) -> Self {
+        Self { roots, crl, expected, bound, provider }
+    }
+
+    fn inner(&self) -> Result<Arc<WebPkiServerVerifier>, Error> {
+        let mut builder = WebPkiServerVerifier::builder_with_provider(
+            self.roots.get(),
+            Arc::clone(&self.provider),
+        );
+        if let Some(crl) = &self.crl {
+            builder = builder
+                .with_crls(crl.get().iter().cloned())
+                .only_check_end_entity_revocation()
+                .allow_unknown_revocation_status();
+        }
+        builder.build().map_err(|e| Error::General(e.to_string()))
+    }
+}
+
+impl ServerCertVerifier for OutboundPeer {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let inner = self.inner()?;
+        let Some(expected) = self.expected else {
+            return inner.verify_server_cert(end_entity, intermediates, server_name, ocsp, now);
+        };
+        if node_key_of(end_entity) != Some(expected) {
+            return Err(CertificateError::ApplicationVerificationFailure.into());
+        }
+        // The name is checked last, so an error about the name means that all else is right; and
+        // addresses may change, the bound key does not.
+        let verify =
+            |now| match inner.verify_server_cert(end_entity, intermediates, server_name, ocsp, now)
+            {
+                Err(Error::InvalidCertificate(
+                    CertificateError::NotValidForName
+                    | CertificateError::NotValidForNameContext { .. },
+                )) => Ok(ServerCertVerified::assertion()),
+                result => result,
+            };
+        match verify(now) {
+            Err(error) if is_about_time(&error) => {
+                in_its_own_time(end_entity, error, verify)?;
+                alarm(&self.bound, end_entity);
+                Ok(ServerCertVerified::assertion())
+            }
+            result => result,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, cert, dss, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+fn is_about_time(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::InvalidCertificate(
+            CertificateError::Expired
+                | CertificateError::ExpiredContext { .. }
+                | CertificateError::NotValidYet
+                | CertificateError::NotValidYetContext { .. }
+        )
+    )
+}
+
+fn is_bound(bound: &BoundKeys, certificate: &CertificateDer<'_>) -> bool {
+    node_key_of(certificate).is_some_and(|key| bound.contains(key))
+}
+
+/// Verifies again as of the last moment at which the certificate itself was valid: everything but
+/// today's date must be right. A CA that had expired even then is still only a matter of time.
+fn in_its_own_time<T>(
+    certificate: &CertificateDer<'_>,
+    error: Error,
+    verify: impl Fn(UnixTime) -> Result<T, Error>,
+) -> Result<(), Error> {
+    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| error.clone())?;
+    let end = u64::try_from(parsed.validity().not_after.timestamp()).map_err(|_| error)?;
+    match verify(UnixTime::since_unix_epoch(Duration::from_secs(end))) {
+        Err(error) if !is_about_time(&error) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn alarm(bound: &BoundKeys, certificate: &CertificateDer<'_>) {
+    bound.count_expired();
+    tracing::error!(
+        node_key = node_key_of(certificate).map(tracing::field::display),
+        "a peer's certificate is outside its validity; its key is bound to the member, so the peer is accepted: renew it"
+    );
+}

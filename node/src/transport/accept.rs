@@ -1,0 +1,166 @@
+//! Listening, handshakes, and reading what peers send.
+
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    time::{sleep, timeout},
+};
+
+use super::{
+    Refusal,
+    frame::{FrameReader, Kind, put},
+    hello::{self, Hello, Purpose},
+    peer::PeerHandle,
+    service::Shared,
+    snapshot, stream,
+    stream::{Duplex, PeerStream},
+};
+
+/// After an accept failed (most often: too many open files).
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// Accepts on `listener` until the transport stops.
+pub(super) async fn run(shared: Arc<Shared>, listener: std::net::TcpListener, tls: bool) {
+    let listener = match TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::error!(%error, "cannot listen for peers");
+            return;
+        }
+    };
+    let handshakes = Arc::new(Semaphore::new(shared.limits.handshakes));
+    loop {
+        let accepted = tokio::select! {
+            () = shared.stopping.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((tcp, remote)) => match Arc::clone(&handshakes).try_acquire_owned() {
+                Ok(permit) => {
+                    let task = serve(Arc::clone(&shared), tcp, tls, remote.to_string(), permit);
+                    shared.tasks.spawn(task);
+                }
+                Err(_) => {
+                    shared.counters.handshakes_over_limit.fetch_add(1, Relaxed);
+                }
+            },
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a peer's connection");
+                sleep(ACCEPT_AGAIN).await;
+            }
+        }
+    }
+}
+
+async fn serve(
+    shared: Arc<Shared>,
+    tcp: TcpStream,
+    tls: bool,
+    remote: String,
+    permit: tokio::sync::OwnedSemaphorePermit,
+) {
+    let admitted = tokio::select! {
+        () = shared.stopping.cancelled() => return,
+        result = timeout(shared.limits.handshake_timeout, admit(&shared, tcp, tls, &remote)) => result,
+    };
+    drop(permit);
+    let (stream, peer, purpose) = match admitted {
+        Ok(Ok(Some(admitted))) => admitted,
+        Ok(Ok(None)) => return,
+        Ok(Err(error)) => return shared.handshake_failed(&error, &remote),
+        Err(_) => return shared.handshake_failed(&"no hello in time", &remote),
+    };
+    peer.wake.notify_one();
+    let ended = match purpose {
+        Purpose::Messages => {
+            let replaced = peer.replace_inbound();
+            tokio::select! {
+                () = replaced.cancelled() => Ok(()),
+                ended = read_messages(&shared, &peer, stream.io) => ended,
+            }
+        }
+        Purpose::Snapshot => tokio::select! {
+            () = peer.gone.cancelled() => Ok(()),
+            ended = snapshot::receive(&shared, &peer, stream.io) => ended,
+        },
+    };
+    if let Err(error) = ended {
+        tracing::warn!(peer.member.id = %peer.record.id, remote, %error, "a peer's stream broke");
+    }
+}
+
+/// TLS, then the hello. `None`: refused, answered and counted.
+async fn admit(
+    shared: &Shared,
+    tcp: TcpStream,
+    tls: bool,
+    remote: &str,
+) -> io::Result<Option<(PeerStream, Arc<PeerHandle>, Purpose)>> {
+    let tls = if tls { shared.tls.as_ref() } else { None };
+    let mut stream = stream::accept(tcp, tls).await?;
+    let mut bytes = [0; hello::LEN];
+    stream.io.read_exact(&mut bytes).await?;
+    let theirs = Hello::decode(&bytes).map_err(|refusal| {
+        shared.counters.refuse(refusal);
+        io::Error::new(io::ErrorKind::InvalidData, refusal)
+    })?;
+    let admitted = if theirs.answer.is_some() {
+        Err(Refusal::Protocol)
+    } else {
+        shared.admit(&theirs, stream.key).await
+    };
+    let mut ours = Hello::new(&shared.local, shared.run, theirs.from, theirs.purpose);
+    ours.answer = admitted.as_ref().err().copied();
+    stream.io.write_all(&ours.encode()).await?;
+    stream.io.flush().await?;
+    match admitted {
+        Ok(peer) => Ok(Some((stream, peer, theirs.purpose))),
+        Err(refusal) => {
+            shared.refuse(refusal, &theirs, remote);
+            let _ = stream.io.shutdown().await;
+            Ok(None)
+        }
+    }
+}
+
+async fn read_messages(shared: &Shared, peer: &PeerHandle, io: Box<dyn Duplex>) -> io::Result<()> {
+    let (reader, mut writer) = tokio::io::split(io);
+    let mut frames = FrameReader::new(reader, shared.limits.frame_bytes);
+    loop {
+        let next = timeout(shared.limits.dead_after, frames.next()).await;
+        match next.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? {
+            None => return Ok(()),
+            Some((Kind::Ping, _)) => {
+                timeout(shared.limits.dead_after, write_frame(&mut writer, Kind::Pong, &[]))
+                    .await
+                    .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+            }
+            Some((Kind::Message, message)) => {
+                shared.counters.received_messages.fetch_add(1, Relaxed);
+                shared.counters.received_bytes.fetch_add(message.len() as u64, Relaxed);
+                if !shared.events.message(peer.record.id, message) {
+                    shared.counters.dropped_inbound.fetch_add(1, Relaxed);
+                }
+            }
+            Some(_) => return Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+}
+
+pub(super) async fn write_frame<W: AsyncWrite + Unpin>(
+    writer: &mut W,
+    kind: Kind,
+    payload: &[u8],
+) -> io::Result<()> {
+    let mut buffer = bytes::BytesMut::new();
+    put(&mut buffer, kind, payload);
+    writer.write_all(&buffer).await?;
+    writer.flush().await
+}

@@ -1,0 +1,240 @@
+//! The task that keeps one peer connected and sends to it.
+
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use backon::{BackoffBuilder, ExponentialBuilder};
+use bytes::{Bytes, BytesMut};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    sync::mpsc,
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
+
+use super::{
+    Refusal,
+    frame::{self, FrameReader, Kind},
+    hello::{self, Hello, Purpose},
+    peer::PeerHandle,
+    service::Shared,
+    stream::{self, PeerStream},
+};
+use crate::config::PeerUrl;
+
+/// Messages taken from the queue for one write.
+const BATCH_MESSAGES: usize = 256;
+/// A batch is written once it is this long.
+const BATCH_BYTES: usize = 256 * 1024;
+/// What is queued at the stop may take this long to leave.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+/// Why a peer could not be dialled.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DialError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("no answer in time")]
+    Timeout,
+    #[error("the peer refused this member: {0}")]
+    RefusedBy(Refusal),
+    #[error("refused the peer: {0}")]
+    Refused(Refusal),
+}
+
+/// Dials `peer` for as long as it is one; sends what comes out of `queue`.
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    peer: Arc<PeerHandle>,
+    mut queue: mpsc::Receiver<Bytes>,
+) {
+    let policy = ExponentialBuilder::default()
+        .with_min_delay(shared.limits.redial.0)
+        .with_max_delay(shared.limits.redial.1)
+        .with_jitter()
+        .without_max_times();
+    let mut delays = policy.build();
+    let mut last_error = String::new();
+    for attempt in 0.. {
+        let Some(url) = peer.record.urls.get(attempt % peer.record.urls.len().max(1)) else {
+            return;
+        };
+        let dialled = tokio::select! {
+            () = peer.gone.cancelled() => return,
+            dialled = connect(&shared, &peer, url, Purpose::Messages) => dialled,
+        };
+        match dialled {
+            Ok(stream) => {
+                delays = policy.build();
+                last_error.clear();
+                let end = serve(&shared, &peer, stream, &mut queue).await;
+                if peer.gone.is_cancelled() {
+                    return;
+                }
+                tracing::warn!(peer.member.id = %peer.record.id, url = %url, error = %end, "lost the stream to a peer");
+            }
+            Err(error) => {
+                let text = error.to_string();
+                if text != last_error {
+                    tracing::warn!(peer.member.id = %peer.record.id, url = %url, error = %text, "cannot reach a peer yet");
+                    last_error = text;
+                }
+                if let DialError::RefusedBy(Refusal::Removed) = error {
+                    shared.events.removed(peer.record.id);
+                }
+            }
+        }
+        let delay = delays.next().unwrap_or(shared.limits.redial.1);
+        tokio::select! {
+            () = peer.gone.cancelled() => return,
+            () = peer.wake.notified() => {}
+            () = sleep(delay) => {}
+        }
+    }
+}
+
+/// Connects, and exchanges hellos, within the handshake's time.
+pub(super) async fn connect(
+    shared: &Shared,
+    peer: &PeerHandle,
+    url: &PeerUrl,
+    purpose: Purpose,
+) -> Result<PeerStream, DialError> {
+    let handshake = async {
+        let mut stream = stream::dial(url, shared.tls.as_ref(), peer.record.node_key).await?;
+        let ours = Hello::new(&shared.local, shared.run, peer.record.id, purpose);
+        stream.io.write_all(&ours.encode()).await?;
+        stream.io.flush().await?;
+        let mut bytes = [0; hello::LEN];
+        stream.io.read_exact(&mut bytes).await?;
+        let theirs = Hello::decode(&bytes).map_err(DialError::Refused)?;
+        if theirs.from != peer.record.id && theirs.answer.is_none() {
+            return Err(refused(shared, Refusal::Sender, &theirs, url));
+        }
+        // A refusal counts only from the member that was dialled, proven as in any other hello.
+        match (shared.admit(&theirs, stream.key).await, theirs.answer) {
+            (Ok(_), None) => Ok(stream),
+            (_, Some(answer @ (Refusal::Cluster | Refusal::Receiver))) => {
+                Err(DialError::RefusedBy(answer))
+            }
+            (Ok(_), Some(answer)) => Err(DialError::RefusedBy(answer)),
+            (Err(refusal), _) => Err(refused(shared, refusal, &theirs, url)),
+        }
+    };
+    timeout(shared.limits.handshake_timeout, handshake).await.unwrap_or(Err(DialError::Timeout))
+}
+
+fn refused(shared: &Shared, refusal: Refusal, theirs: &Hello, url: &PeerUrl) -> DialError {
+    shared.refuse(refusal, theirs, &url.to_string());
+    DialError::Refused(refusal)
+}
+
+/// Sends until the stream breaks or the peer is gone; returns why it ended.
+async fn serve(
+    shared: &Shared,
+    peer: &PeerHandle,
+    stream: PeerStream,
+    queue: &mut mpsc::Receiver<Bytes>,
+) -> io::Error {
+    let id = peer.record.id;
+    let (reader, mut writer) = tokio::io::split(stream.io);
+    peer.set_connected(Some(Instant::now()));
+    tracing::info!(peer.member.id = %id, "established a stream to a peer");
+    shared.events.reachable(id, true);
+    let end = tokio::select! {
+        biased;
+        () = peer.gone.cancelled() => None,
+        end = write(shared, peer, &mut writer, queue) => Some(end),
+        end = read_pongs(shared, reader) => Some(end),
+    };
+    peer.set_connected(None);
+    if end.is_none() {
+        let _ = timeout(FAREWELL, farewell(peer, &mut writer, queue)).await;
+    }
+    // What waited for this stream is out of date by the time there is another.
+    while let Ok(message) = queue.try_recv() {
+        peer.taken(&message);
+        shared.counters.dropped_away.fetch_add(1, Relaxed);
+    }
+    shared.events.reachable(id, false);
+    end.unwrap_or_else(|| io::ErrorKind::Interrupted.into())
+}
+
+async fn write<W: AsyncWrite + Unpin>(
+    shared: &Shared,
+    peer: &PeerHandle,
+    writer: &mut W,
+    queue: &mut mpsc::Receiver<Bytes>,
+) -> io::Error {
+    let mut ping = interval(shared.limits.ping_interval);
+    ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut batch = Vec::with_capacity(BATCH_MESSAGES);
+    let mut buffer = BytesMut::with_capacity(BATCH_BYTES);
+    loop {
+        let received = tokio::select! {
+            received = queue.recv_many(&mut batch, BATCH_MESSAGES) => received,
+            _ = ping.tick() => {
+                frame::put(&mut buffer, Kind::Ping, &[]);
+                0
+            }
+        };
+        for message in batch.drain(..) {
+            peer.taken(&message);
+            frame::put(&mut buffer, Kind::Message, &message);
+            if buffer.len() >= BATCH_BYTES
+                && let Err(error) = flush(shared, writer, &mut buffer).await
+            {
+                return error;
+            }
+        }
+        shared.counters.sent_messages.fetch_add(received as u64, Relaxed);
+        if let Err(error) = flush(shared, writer, &mut buffer).await {
+            return error;
+        }
+    }
+}
+
+async fn flush<W: AsyncWrite + Unpin>(
+    shared: &Shared,
+    writer: &mut W,
+    buffer: &mut BytesMut,
+) -> io::Result<()> {
+    writer.write_all(buffer).await?;
+    writer.flush().await?;
+    shared.counters.sent_bytes.fetch_add(buffer.len() as u64, Relaxed);
+    buffer.clear();
+    if buffer.capacity() > 4 * BATCH_BYTES {
+        *buffer = BytesMut::with_capacity(BATCH_BYTES);
+    }
+    Ok(())
+}
+
+async fn farewell<W: AsyncWrite + Unpin>(
+    peer: &PeerHandle,
+    writer: &mut W,
+    queue: &mut mpsc::Receiver<Bytes>,
+) -> io::Result<()> {
+    let mut buffer = BytesMut::new();
+    while let Ok(message) = queue.try_recv() {
+        peer.taken(&message);
+        frame::put(&mut buffer, Kind::Message, &message);
+    }
+    writer.write_all(&buffer).await?;
+    writer.shutdown().await
+}
+
+/// The peer sends nothing on this stream but pongs; a silence means that it is dead.
+async fn read_pongs<R: AsyncRead + Unpin>(shared: &Shared, reader: R) -> io::Error {
+    let mut frames = FrameReader::new(reader, 0);
+    loop {
+        match timeout(shared.limits.dead_after, frames.next()).await {
+            Ok(Ok(Some((Kind::Pong, _)))) => {}
+            Ok(Ok(Some(_))) => return io::ErrorKind::InvalidData.into(),
+            Ok(Ok(None)) => return io::ErrorKind::ConnectionReset.into(),
+            Ok(Err(error)) => return error,
+            Err(_) => return io::ErrorKind::TimedOut.into(),
+        }
+    }
+}

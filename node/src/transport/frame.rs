@@ -1,0 +1,187 @@
+//! Frames: a length (u32, big endian, of what follows), a kind, a payload.
+
+use std::io;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+/// Length and kind.
+pub(super) const HEADER_BYTES: usize = 5;
+/// How far the buffer may grow ahead of what has arrived: a claimed length alone costs nothing.
+const GROW_BYTES: usize = 64 * 1024;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// "Are you there?"
+    Ping = 0,
+    /// "I am."
+    Pong = 1,
+    /// One consensus message.
+    Message = 2,
+    /// What a snapshot is, before its chunks.
+    SnapshotHeader = 3,
+    /// A piece of it.
+    SnapshotChunk = 4,
+    /// Its length (u64) and CRC-32C (u32).
+    SnapshotEnd = 5,
+    /// "I have installed it" (one byte 1) or "I could not" (0).
+    SnapshotAnswer = 6,
+}
+
+impl Kind {
+    fn from_wire(byte: u8) -> Option<Self> {
+        [
+            Self::Ping,
+            Self::Pong,
+            Self::Message,
+            Self::SnapshotHeader,
+            Self::SnapshotChunk,
+            Self::SnapshotEnd,
+            Self::SnapshotAnswer,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u8 == byte)
+    }
+}
+
+/// Appends one frame to `out`. The payload is known to fit: `send` checks it.
+pub(super) fn put(out: &mut BytesMut, kind: Kind, payload: &[u8]) {
+    let len = u32::try_from(payload.len() + 1).expect("frames are bounded far below 4 GiB");
+    out.reserve(HEADER_BYTES + payload.len());
+    out.put_u32(len);
+    out.put_u8(kind as u8);
+    out.put_slice(payload);
+}
+
+/// Reads frames of at most `max` payload bytes.
+pub(super) struct FrameReader<R> {
+    inner: R,
+    buffer: BytesMut,
+    max: usize,
+}
+
+impl<R: AsyncRead + Unpin> FrameReader<R> {
+    pub(super) fn new(inner: R, max: usize) -> Self {
+        Self { inner, buffer: BytesMut::new(), max }
+    }
+
+    /// The next frame; `None` when the stream ended between frames. Cancel-safe: what has arrived
+    /// stays in the buffer.
+    pub(super) async fn next(&mut self) -> io::Result<Option<(Kind, Bytes)>> {
+        loop {
+            let missing = match self.parse()? {
+                Parsed::Frame(kind, payload) => return Ok(Some((kind, payload))),
+                Parsed::Missing(bytes) => bytes,
+            };
+            self.buffer.reserve(missing.clamp(HEADER_BYTES, GROW_BYTES).max(8 * 1024));
+            if self.inner.read_buf(&mut self.buffer).await? == 0 {
+                return if self.buffer.is_empty() {
+                    Ok(None)
+                } else {
+                    Err(io::ErrorKind::UnexpectedEof.into())
+                };
+            }
+        }
+    }
+
+    fn parse(&mut self) -> io::Result<Parsed> {
+        let Some(header) = self.buffer.get(..HEADER_BYTES) else {
+            return Ok(Parsed::Missing(HEADER_BYTES - self.buffer.len()));
+        };
+        let len = u32::from_be_bytes([header[0], header[1], header[2], header[3]]) as usize;
+        let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+        if len == 0 || len - 1 > self.max {
+            return Err(wrong("a frame's length is out of bounds"));
+        }
+        let kind = Kind::from_wire(header[4]).ok_or_else(|| wrong("a frame of unknown kind"))?;
+        let whole = HEADER_BYTES + len - 1;
+        if self.buffer.len() < whole {
+            return Ok(Parsed::Missing(whole - self.buffer.len()));
+        }
+        self.buffer.advance(HEADER_BYTES);
+        Ok(Parsed::Frame(kind, self.buffer.split_to(len - 1).freeze()))
+    }
+}
+
+enum Parsed {
+    Frame(Kind, Bytes),
+    Missing(usize),
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
+    }
+
+    async fn read_all(bytes: &[u8], max: usize) -> (Vec<(Kind, Bytes)>, io::Result<()>) {
+        let mut reader = FrameReader::new(bytes, max);
+        let mut frames = Vec::new();
+        loop {
+            match reader.next().await {
+                Ok(Some(frame)) => frames.push(frame),
+                Ok(None) => return (frames, Ok(())),
+                Err(e) => return (frames, Err(e)),
+            }
+        }
+    }
+
+    #[test]
+    fn frames_come_out_as_they_went_in() {
+        let mut bytes = BytesMut::new();
+        put(&mut bytes, Kind::Ping, b"");
+        put(&mut bytes, Kind::Message, &[7; 100_000]);
+        put(&mut bytes, Kind::Pong, b"x");
+        let (frames, end) = run(read_all(&bytes, 1 << 20));
+        assert!(end.is_ok());
+        assert_eq!(frames[0], (Kind::Ping, Bytes::new()));
+        assert_eq!(frames[1].1.len(), 100_000);
+        assert_eq!(frames[2], (Kind::Pong, Bytes::from_static(b"x")));
+    }
+
+    #[test]
+    fn a_frame_longer_than_allowed_is_refused_before_its_payload() {
+        let mut bytes = BytesMut::new();
+        bytes.put_u32(1 << 30);
+        bytes.put_u8(2);
+        let (frames, end) = run(read_all(&bytes, 1 << 20));
+        assert!(frames.is_empty());
+        assert_eq!(end.unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_claimed_length_alone_allocates_next_to_nothing() {
+        let mut bytes = BytesMut::new();
+        bytes.put_u32(1 << 29);
+        bytes.put_u8(2);
+        run(async {
+            let mut reader = FrameReader::new(&bytes[..], 1 << 30);
+            let end = reader.next().await;
+            assert_eq!(end.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+            assert!(reader.buffer.capacity() <= 4 * GROW_BYTES);
+        });
+    }
+
+    #[test]
+    fn a_stream_that_breaks_off_inside_a_frame_is_an_error() {
+        let mut bytes = BytesMut::new();
+        put(&mut bytes, Kind::Message, b"hello");
+        let (_, end) = run(read_all(&bytes[..7], 1024));
+        assert_eq!(end.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    proptest! {
+        #[test]
+        fn junk_never_panics_nor_yields_more_than_it_holds(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
+            let (frames, _) = run(read_all(&bytes, 64));
+            let total: usize = frames.iter().map(|(_, payload)| payload.len() + HEADER_BYTES).sum();
+            prop_assert!(total <= bytes.len());
+        }
+    }
+}

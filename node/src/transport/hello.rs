@@ -1,0 +1,297 @@
+//! The hello: 72 bytes in each direction, before anything else.
+//!
+//! ```text
+//! 0  magic "MUSTERP1"   8
+//! 8  version            2   big endian, as all numbers
+//! 10 purpose            1   0 messages, 1 snapshot
+//! 11 answer             1   0 from the dialler and for "accepted"; else why not
+//! 12 zero               4
+//! 16 cluster            8
+//! 24 from               8
+//! 32 to                 8
+//! 40 incarnation       16
+//! 56 boot counter       8
+//! 64 run                8   random per process: tells a clone from a reconnect
+//! ```
+
+use super::{Local, Peer};
+use crate::identity::{ClusterId, Incarnation, MemberId, NodeKey};
+
+/// The length of a hello.
+pub(super) const LEN: usize = 72;
+const MAGIC: &[u8; 8] = b"MUSTERP1";
+const VERSION: u16 = 1;
+
+/// What a stream is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Messages,
+    Snapshot,
+}
+
+/// Why a stream was refused. The numbers are the wire's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+#[repr(u8)]
+pub enum Refusal {
+    /// It doesn't speak this protocol at all.
+    #[error("it does not speak the peer protocol")]
+    Protocol = 1,
+    /// It speaks another version of it.
+    #[error("it speaks another version of the peer protocol")]
+    Version = 2,
+    /// It belongs to another cluster.
+    #[error("cluster ID mismatch")]
+    Cluster = 3,
+    /// It takes this member for another one.
+    #[error("it looks for another member at this address")]
+    Receiver = 4,
+    /// No member has its id.
+    #[error("its member id is not in the cluster")]
+    Sender = 5,
+    /// It was a member once.
+    #[error("the member has been permanently removed from the cluster")]
+    Removed = 6,
+    /// It has another data directory than the member it calls itself.
+    #[error("its incarnation is not that of the member: its disk was wiped or replaced")]
+    Incarnation = 7,
+    /// Its data directory is an older copy, or runs twice.
+    #[error("its boot counter went back, or runs twice: its data directory is a copy")]
+    Boot = 8,
+    /// Its certificate's key isn't the one bound in the member's record.
+    #[error("its key is not the one bound to the member")]
+    Key = 9,
+}
+
+impl Refusal {
+    /// Every reason, for metrics.
+    pub const ALL: [Self; 9] = [
+        Self::Protocol,
+        Self::Version,
+        Self::Cluster,
+        Self::Receiver,
+        Self::Sender,
+        Self::Removed,
+        Self::Incarnation,
+        Self::Boot,
+        Self::Key,
+    ];
+
+    /// A label for metrics.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Protocol => "protocol",
+            Self::Version => "version",
+            Self::Cluster => "cluster_id",
+            Self::Receiver => "receiver",
+            Self::Sender => "unknown_member",
+            Self::Removed => "removed",
+            Self::Incarnation => "incarnation",
+            Self::Boot => "boot_counter",
+            Self::Key => "node_key",
+        }
+    }
+
+    fn from_wire(byte: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|refusal| *refusal as u8 == byte)
+    }
+}
+
+/// What one side says of itself and of whom it means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub purpose: Purpose,
+    /// `None`: accepted, or the dialler's.
+    pub answer: Option<Refusal>,
+    pub cluster: ClusterId,
+    pub from: MemberId,
+    pub to: MemberId,
+    pub incarnation: Incarnation,
+    pub boot: u64,
+    pub run: u64,
+}
+
+impl Hello {
+    pub(super) fn new(local: &Local, run: u64, to: MemberId, purpose: Purpose) -> Self {
+        Self {
+            purpose,
+            answer: None,
+            cluster: local.cluster,
+            from: local.member,
+            to,
+            incarnation: local.incarnation,
+            boot: local.boot,
+            run,
+        }
+    }
+
+    pub(super) fn encode(&self) -> [u8; LEN] {
+        let mut out = [0; LEN];
+        out[..8].copy_from_slice(MAGIC);
+        out[8..10].copy_from_slice(&VERSION.to_be_bytes());
+        out[10] = match self.purpose {
+            Purpose::Messages => 0,
+            Purpose::Snapshot => 1,
+        };
+        out[11] = self.answer.map_or(0, |refusal| refusal as u8);
+        out[16..24].copy_from_slice(&self.cluster.0.to_be_bytes());
+        out[24..32].copy_from_slice(&self.from.0.to_be_bytes());
+        out[32..40].copy_from_slice(&self.to.0.to_be_bytes());
+        out[40..56].copy_from_slice(&self.incarnation.0);
+        out[56..64].copy_from_slice(&self.boot.to_be_bytes());
+        out[64..72].copy_from_slice(&self.run.to_be_bytes());
+        out
+    }
+
+    pub(super) fn decode(bytes: &[u8; LEN]) -> Result<Self, Refusal> {
+        if &bytes[..8] != MAGIC {
+            return Err(Refusal::Protocol);
+        }
+        if bytes[8..10] != VERSION.to_be_bytes() {
+            return Err(Refusal::Version);
+        }
+        let purpose = match bytes[10] {
+            0 => Purpose::Messages,
+            1 => Purpose::Snapshot,
+            _ => return Err(Refusal::Protocol),
+        };
+        let answer = match bytes[11] {
+            0 => None,
+            byte => Some(Refusal::from_wire(byte).ok_or(Refusal::Protocol)?),
+        };
+        if bytes[12..16] != [0; 4] {
+            return Err(Refusal::Protocol);
+        }
+        let number = |at: usize| {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_be_bytes(eight)
+        };
+        let mut incarnation = [0; 16];
+        incarnation.copy_from_slice(&bytes[40..56]);
+        Ok(Self {
+            purpose,
+            answer,
+            cluster: ClusterId(number(16)),
+            from: MemberId(number(24)),
+            to: MemberId(number(32)),
+            incarnation: Incarnation(incarnation),
+            boot: number(56),
+            run: number(64),
+        })
+    }
+
+    /// Whether this hello, received by `local`, fits what the cluster knows of its sender; `record`
+    /// is `Err(true)` for a removed member and `Err(false)` for one that never was. The boot counter
+    /// is checked apart, because it must be made durable.
+    pub(super) fn check(
+        &self,
+        local: &Local,
+        record: Result<&Peer, bool>,
+        key: Option<NodeKey>,
+    ) -> Result<(), Refusal> {
+        if self.cluster != local.cluster {
+            return Err(Refusal::Cluster);
+        }
+        if self.to != local.member {
+            return Err(Refusal::Receiver);
+        }
+        let peer =
+            record.map_err(|removed| if removed { Refusal::Removed } else { Refusal::Sender })?;
+        if self.from != peer.id {
+            return Err(Refusal::Sender);
+        }
+        if peer.node_key.is_some() && peer.node_key != key {
+            return Err(Refusal::Key);
+        }
+        if peer.incarnation.is_some_and(|bound| bound != self.incarnation) {
+            return Err(Refusal::Incarnation);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn local() -> Local {
+        Local {
+            cluster: ClusterId(1),
+            member: MemberId(2),
+            incarnation: Incarnation([2; 16]),
+            boot: 1,
+        }
+    }
+
+    fn peer() -> Peer {
+        Peer {
+            id: MemberId(3),
+            urls: Vec::new(),
+            incarnation: Some(Incarnation([3; 16])),
+            node_key: Some(NodeKey([9; 32])),
+        }
+    }
+
+    fn hello() -> Hello {
+        Hello {
+            purpose: Purpose::Messages,
+            answer: None,
+            cluster: ClusterId(1),
+            from: MemberId(3),
+            to: MemberId(2),
+            incarnation: Incarnation([3; 16]),
+            boot: 4,
+            run: 5,
+        }
+    }
+
+    #[test]
+    fn what_fits_is_accepted() {
+        let key = Some(NodeKey([9; 32]));
+        assert_eq!(hello().check(&local(), Ok(&peer()), key), Ok(()));
+    }
+
+    #[test]
+    fn each_thing_that_does_not_fit_is_refused_with_its_reason() {
+        let key = Some(NodeKey([9; 32]));
+        let cases = [
+            (Hello { cluster: ClusterId(8), ..hello() }, key, Refusal::Cluster),
+            (Hello { to: MemberId(8), ..hello() }, key, Refusal::Receiver),
+            (Hello { from: MemberId(8), ..hello() }, key, Refusal::Sender),
+            (Hello { incarnation: Incarnation([8; 16]), ..hello() }, key, Refusal::Incarnation),
+            (hello(), Some(NodeKey([8; 32])), Refusal::Key),
+            (hello(), None, Refusal::Key),
+        ];
+        for (hello, key, refusal) in cases {
+            assert_eq!(hello.check(&local(), Ok(&peer()), key), Err(refusal));
+        }
+        assert_eq!(hello().check(&local(), Err(true), key), Err(Refusal::Removed));
+        assert_eq!(hello().check(&local(), Err(false), key), Err(Refusal::Sender));
+    }
+
+    #[test]
+    fn a_removed_member_of_another_cluster_learns_only_that_it_is_another_cluster() {
+        let foreign = Hello { cluster: ClusterId(8), ..hello() };
+        assert_eq!(foreign.check(&local(), Err(true), None), Err(Refusal::Cluster));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_decoded_encodes_to_the_same_bytes(mut bytes in proptest::array::uniform32(any::<u8>()), tail in proptest::collection::vec(any::<u8>(), LEN - 32), good in any::<bool>()) {
+            if good {
+                bytes[..12].copy_from_slice(b"MUSTERP1\0\x01\x01\x03");
+                bytes[12..16].fill(0);
+            }
+            let mut all = [0; LEN];
+            all[..32].copy_from_slice(&bytes);
+            all[32..].copy_from_slice(&tail);
+            match Hello::decode(&all) {
+                Ok(hello) => prop_assert_eq!(hello.encode(), all),
+                Err(_) => prop_assert!(!good),
+            }
+        }
+    }
+}

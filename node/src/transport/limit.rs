@@ -1,0 +1,47 @@
+//! A log line at most so often: what repeats is counted instead.
+
+use std::{
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+const EVERY: Duration = Duration::from_secs(5);
+
+/// Lets one line pass per `EVERY` for each of `N` reasons.
+pub(super) struct LogLimit<const N: usize> {
+    slots: Mutex<[(Option<Instant>, u64); N]>,
+}
+
+impl<const N: usize> LogLimit<N> {
+    pub(super) fn new() -> Self {
+        Self { slots: Mutex::new([(None, 0); N]) }
+    }
+
+    /// `Some(n)` if a line for `reason` may be written at `now`; `n` were left out before it.
+    pub(super) fn pass(&self, reason: usize, now: Instant) -> Option<u64> {
+        let mut slots = self.slots.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (last, suppressed) = &mut slots[reason];
+        if last.is_some_and(|last| now.saturating_duration_since(last) < EVERY) {
+            *suppressed += 1;
+            return None;
+        }
+        *last = Some(now);
+        Some(std::mem::take(suppressed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeats_are_counted_and_told_with_the_next_line() {
+        let limit = LogLimit::<2>::new();
+        let start = Instant::now();
+        assert_eq!(limit.pass(0, start), Some(0));
+        assert_eq!(limit.pass(0, start), None);
+        assert_eq!(limit.pass(0, start + EVERY / 2), None);
+        assert_eq!(limit.pass(1, start), Some(0), "another reason has its own line");
+        assert_eq!(limit.pass(0, start + EVERY), Some(2));
+    }
+}

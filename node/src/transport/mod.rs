@@ -1,0 +1,285 @@
+//! Peer streams: how members of one cluster talk, and how nobody else does.
+//!
+//! Each member dials each other one and sends on the stream that it dialled; what it receives comes
+//! on streams that others dialled. A stream begins with TLS (where the URLs say https), then a
+//! fixed-size hello in each direction that proves cluster, sender, receiver, incarnation and boot
+//! counter; only then is the first frame read. A hello that doesn't fit is answered with the reason
+//! and a close.
+//!
+//! What a caller must know:
+//! 1. `Transport::send` never blocks and never keeps more than a peer's bounds: a message to a peer
+//!    that is slow or away is dropped and counted. Raft sends again.
+//! 2. Messages to one peer arrive in order or not at all, within one connection.
+//! 3. A snapshot has a stream of its own, so that it never delays a heartbeat.
+//! 4. Everything runs on one thread of its own; `PeerEvents` are called there and must not block,
+//!    except `snapshot`, which has a thread to itself.
+//!
+//! What it does not do: order messages across reconnects, retry, or know what a message means.
+
+mod accept;
+mod dial;
+mod frame;
+mod hello;
+mod limit;
+mod marks;
+mod metrics;
+mod peer;
+mod service;
+mod snapshot;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, io,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+
+use crate::{
+    config::PeerUrl,
+    identity::{ClusterId, Incarnation, MemberId, NodeKey},
+    tls::PeerTls,
+};
+
+pub use self::{
+    hello::Refusal,
+    metrics::{Counters, CountersSnapshot},
+    snapshot::{SnapshotReader, SnapshotWriter},
+};
+
+/// ALPN of peer streams.
+pub const ALPN: &[u8] = b"muster-peer/1";
+
+/// This member, as its hello states it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Local {
+    /// The cluster it belongs to.
+    pub cluster: ClusterId,
+    /// Its id.
+    pub member: MemberId,
+    /// The incarnation of its data directory.
+    pub incarnation: Incarnation,
+    /// How often that directory has been started.
+    pub boot: u64,
+}
+
+/// Another member, as the cluster's configuration records it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its id.
+    pub id: MemberId,
+    /// Where it is reached; tried in turn.
+    pub urls: Vec<PeerUrl>,
+    /// The only incarnation that may act as it; else the first one seen is remembered.
+    pub incarnation: Option<Incarnation>,
+    /// The only key that may speak for it; else the peer CA decides.
+    pub node_key: Option<NodeKey>,
+}
+
+/// Who is in the cluster: replaces what was known before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Membership {
+    /// Everybody else.
+    pub peers: Vec<Peer>,
+    /// Who was a member once and never will be again.
+    pub removed: BTreeSet<MemberId>,
+}
+
+/// Where received things go.
+pub trait PeerEvents: Send + Sync + 'static {
+    /// A message from `from`, its bytes not yet decoded. Returns false if it had to be dropped.
+    /// Must not block.
+    fn message(&self, from: MemberId, message: Bytes) -> bool;
+
+    /// A snapshot from `from`: reads `body` to its end and installs it. May block.
+    ///
+    /// # Errors
+    /// If `body` breaks off or is refused; the sender then learns that it failed.
+    fn snapshot(&self, from: MemberId, header: Bytes, body: SnapshotReader) -> io::Result<()>;
+
+    /// `peer` can be sent to, or no longer. Must not block.
+    fn reachable(&self, peer: MemberId, reachable: bool);
+
+    /// `by`, a peer that proved who it is, says that this member was removed. Must not block.
+    fn removed(&self, by: MemberId);
+}
+
+/// What the transport needs to start.
+pub struct Options {
+    /// Who this is.
+    pub local: Local,
+    /// Where it listens; all of them are bound before `start` returns.
+    pub listen: Vec<Listen>,
+    /// How it proves itself where URLs say https.
+    pub tls: Option<Arc<PeerTls>>,
+    /// Where the highest boot counters seen are kept.
+    pub marks: PathBuf,
+    /// Times and bounds.
+    pub limits: Limits,
+}
+
+/// One address to listen on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// The address.
+    pub address: SocketAddr,
+    /// Whether streams there are TLS.
+    pub tls: bool,
+}
+
+/// Times and bounds of peer streams.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Messages that may wait for one peer; more are dropped.
+    pub queue_messages: usize,
+    /// Bytes that may wait for one peer; more are dropped.
+    pub queue_bytes: usize,
+    /// The longest frame that is read or written.
+    pub frame_bytes: usize,
+    /// Inbound connections that may be in TLS or hello at once; more are closed at once.
+    pub handshakes: usize,
+    /// How long TLS and hello may take together.
+    pub handshake_timeout: Duration,
+    /// How often a stream is asked whether it lives.
+    pub ping_interval: Duration,
+    /// How long it may stay silent before it counts as dead.
+    pub dead_after: Duration,
+    /// Bounds of the jittered wait before a peer is dialled again.
+    pub redial: (Duration, Duration),
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            queue_messages: 4096,
+            queue_bytes: 64 << 20,
+            frame_bytes: 32 << 20,
+            handshakes: 64,
+            handshake_timeout: Duration::from_secs(5),
+            ping_interval: Duration::from_secs(1),
+            dead_after: Duration::from_secs(5),
+            redial: (Duration::from_millis(25), Duration::from_secs(1)),
+        }
+    }
+}
+
+/// Why a message was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// No member has this id.
+    #[error("no such peer")]
+    Unknown,
+    /// It isn't connected now.
+    #[error("the peer is not connected")]
+    Away,
+    /// It is slower than what is sent to it.
+    #[error("the queue to the peer is full")]
+    Full,
+    /// It could never be sent.
+    #[error("the message is longer than a frame may be")]
+    TooLong,
+}
+
+/// Why the transport can't start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An address can't be listened on.
+    #[error("cannot listen for peers on {address}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The remembered boot counters can't be read.
+    #[error("cannot read the peers' boot counters in {}", path.display())]
+    Marks {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: io::Error,
+    },
+    /// The runtime or its thread can't be made.
+    #[error("cannot start the transport's thread")]
+    Thread(#[source] io::Error),
+    /// A URL says https, but there is no certificate.
+    #[error("{0} is https, but no peer certificate is configured")]
+    NoTls(String),
+}
+
+/// A handle on the running transport; clones are the same one.
+#[derive(Clone)]
+pub struct Transport {
+    shared: Arc<service::Shared>,
+}
+
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transport").field("local", &self.shared.local).finish_non_exhaustive()
+    }
+}
+
+impl Transport {
+    /// Binds every address and starts the thread. Dials nobody until `set_membership`.
+    ///
+    /// # Errors
+    /// If an address can't be bound or the remembered marks can't be read.
+    pub fn start(options: Options, events: Arc<dyn PeerEvents>) -> Result<Self, StartError> {
+        service::start(options, events).map(|shared| Self { shared })
+    }
+
+    /// Tells who is in the cluster now. New peers are dialled; streams of peers that are gone, or
+    /// whose record changed, are closed.
+    pub fn set_membership(&self, membership: Membership) {
+        self.shared.set_membership(membership);
+    }
+
+    /// Queues `message` for `to`. Never blocks.
+    ///
+    /// # Errors
+    /// If it was dropped, and why.
+    pub fn send(&self, to: MemberId, message: Bytes) -> Result<(), SendError> {
+        self.shared.send(to, message)
+    }
+
+    /// Opens a stream for one snapshot to `to`. What is written is sent as it comes; `finish` waits
+    /// until the peer has installed it. Blocks, so not on an async thread.
+    ///
+    /// # Errors
+    /// If there is no such peer.
+    pub fn open_snapshot(&self, to: MemberId, header: Bytes) -> Result<SnapshotWriter, SendError> {
+        self.shared.open_snapshot(to, header)
+    }
+
+    /// Since when each peer has been connected; those that aren't are absent.
+    #[must_use]
+    pub fn connected(&self) -> BTreeMap<MemberId, Instant> {
+        self.shared.connected()
+    }
+
+    /// What has happened so far.
+    #[must_use]
+    pub fn counters(&self) -> CountersSnapshot {
+        self.shared.counters.snapshot()
+    }
+
+    /// The addresses that are listened on, ports resolved.
+    #[must_use]
+    pub fn local_addresses(&self) -> &[SocketAddr] {
+        &self.shared.addresses
+    }
+
+    /// Closes every stream and ends the thread; waits for it at most `deadline`. What is queued is
+    /// sent first if the peers take it in time.
+    pub fn stop(&self, deadline: Duration) {
+        self.shared.stop(deadline);
+    }
+}

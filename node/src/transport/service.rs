@@ -1,0 +1,269 @@
+//! The transport's thread, and what its tasks share.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError, RwLock, atomic::Ordering::Relaxed, mpsc as std_mpsc},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use ring::rand::{SecureRandom, SystemRandom};
+use tokio::runtime;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    Counters, Limits, Local, Membership, Options, PeerEvents, Refusal, SendError, SnapshotWriter,
+    StartError, accept, dial,
+    hello::Hello,
+    limit::LogLimit,
+    marks::{MarkError, Marks},
+    peer::PeerHandle,
+    snapshot, stream,
+};
+use crate::{
+    identity::{MemberId, NodeKey},
+    tls::PeerTls,
+};
+
+pub(super) struct Shared {
+    pub local: Local,
+    /// Random for this process.
+    pub run: u64,
+    pub limits: Limits,
+    pub tls: Option<Arc<PeerTls>>,
+    pub counters: Arc<Counters>,
+    pub events: Arc<dyn PeerEvents>,
+    pub addresses: Vec<SocketAddr>,
+    pub tasks: TaskTracker,
+    pub stopping: CancellationToken,
+    members: RwLock<Members>,
+    marks: Arc<Marks>,
+    refusals: LogLimit<{ Refusal::ALL.len() + 1 }>,
+    runtime: runtime::Handle,
+    thread: Mutex<Option<std_mpsc::Receiver<()>>>,
+}
+
+#[derive(Default)]
+struct Members {
+    peers: BTreeMap<MemberId, Arc<PeerHandle>>,
+    removed: BTreeSet<MemberId>,
+}
+
+pub(super) fn start(
+    options: Options,
+    events: Arc<dyn PeerEvents>,
+) -> Result<Arc<Shared>, StartError> {
+    let marks = Marks::open(&options.marks)
+        .map_err(|source| StartError::Marks { path: options.marks.clone(), source })?;
+    let mut listeners = Vec::new();
+    for listen in &options.listen {
+        if listen.tls && options.tls.is_none() {
+            return Err(StartError::NoTls(listen.address.to_string()));
+        }
+        let failed = |source| StartError::Listen { address: listen.address, source };
+        let listener = stream::listen(listen.address).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        listeners.push((listener, address, listen.tls));
+    }
+    let stopping = CancellationToken::new();
+    let tasks = TaskTracker::new();
+    let (runtime, thread) = spawn_thread(stopping.clone(), tasks.clone())?;
+    let shared = Arc::new(Shared {
+        local: options.local,
+        run: random(),
+        limits: options.limits,
+        tls: options.tls,
+        counters: Arc::new(Counters::default()),
+        events,
+        addresses: listeners.iter().map(|(_, address, _)| *address).collect(),
+        tasks,
+        stopping,
+        members: RwLock::default(),
+        marks: Arc::new(marks),
+        refusals: LogLimit::new(),
+        runtime,
+        thread: Mutex::new(Some(thread)),
+    });
+    for (listener, address, tls) in listeners {
+        let task = accept::run(Arc::clone(&shared), listener, tls);
+        shared.tasks.spawn_on(task, &shared.runtime);
+        tracing::info!(%address, tls, "listening for peers");
+    }
+    Ok(shared)
+}
+
+/// A thread that runs a current-thread runtime until `stopping`, then drains `tasks`. The receiver
+/// is told when it has ended.
+fn spawn_thread(
+    stopping: CancellationToken,
+    tasks: TaskTracker,
+) -> Result<(runtime::Handle, std_mpsc::Receiver<()>), StartError> {
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_name("peer-blocking")
+        .build()
+        .map_err(StartError::Thread)?;
+    let handle = runtime.handle().clone();
+    let (ended, thread) = std_mpsc::sync_channel(1);
+    std::thread::Builder::new()
+        .name("peers".to_owned())
+        .spawn(move || {
+            runtime.block_on(async {
+                stopping.cancelled().await;
+                tasks.close();
+                tasks.wait().await;
+            });
+            // A snapshot that is being installed is not waited for: its thread ends by itself.
+            runtime.shutdown_background();
+            let _ = ended.send(());
+        })
+        .map_err(StartError::Thread)?;
+    Ok((handle, thread))
+}
+
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    SystemRandom::new().fill(&mut bytes).expect("the operating system gives random bytes");
+    u64::from_le_bytes(bytes)
+}
+
+impl Shared {
+    pub(super) fn set_membership(self: &Arc<Self>, membership: Membership) {
+        if let Some(tls) = &self.tls {
+            let keys: HashSet<NodeKey> =
+                membership.peers.iter().filter_map(|peer| peer.node_key).collect();
+            tls.bind(keys);
+        }
+        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
+        let mut before = std::mem::take(&mut members.peers);
+        members.removed = membership.removed;
+        for record in membership.peers {
+            let id = record.id;
+            let kept = before.remove(&id).filter(|handle| {
+                let same = handle.record == record;
+                if !same {
+                    handle.gone.cancel();
+                }
+                same
+            });
+            let handle = kept.unwrap_or_else(|| self.begin(record));
+            members.peers.insert(id, handle);
+        }
+        for handle in before.values() {
+            handle.gone.cancel();
+        }
+    }
+
+    fn begin(self: &Arc<Self>, record: super::Peer) -> Arc<PeerHandle> {
+        let (handle, queue) = PeerHandle::new(record, &self.limits, self.stopping.child_token());
+        let handle = Arc::new(handle);
+        let task = dial::run(Arc::clone(self), Arc::clone(&handle), queue);
+        self.tasks.spawn_on(task, &self.runtime);
+        handle
+    }
+
+    fn peer(&self, id: MemberId) -> Option<Arc<PeerHandle>> {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        members.peers.get(&id).cloned()
+    }
+
+    pub(super) fn send(&self, to: MemberId, message: Bytes) -> Result<(), SendError> {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        let result = members.peers.get(&to).ok_or(SendError::Unknown)?.push(message);
+        match result {
+            Err(SendError::Away) => self.counters.dropped_away.fetch_add(1, Relaxed),
+            Err(_) => self.counters.dropped_full.fetch_add(1, Relaxed),
+            Ok(()) => 0,
+        };
+        result
+    }
+
+    pub(super) fn open_snapshot(
+        self: &Arc<Self>,
+        to: MemberId,
+        header: Bytes,
+    ) -> Result<SnapshotWriter, SendError> {
+        let peer = self.peer(to).ok_or(SendError::Unknown)?;
+        let permit =
+            Arc::clone(&peer.snapshot_out).try_acquire_owned().map_err(|_| SendError::Full)?;
+        let (writer, task) = snapshot::send(Arc::clone(self), peer, header, permit);
+        self.tasks.spawn_on(task, &self.runtime);
+        Ok(writer)
+    }
+
+    pub(super) fn connected(&self) -> BTreeMap<MemberId, Instant> {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        members.peers.iter().filter_map(|(id, peer)| Some((*id, peer.connected_since()?))).collect()
+    }
+
+    pub(super) fn stop(&self, deadline: Duration) {
+        self.stopping.cancel();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(ended) = thread
+            && ended.recv_timeout(deadline).is_err()
+        {
+            tracing::warn!("peer streams did not close in time");
+        }
+    }
+
+    /// Checks a received hello against what the cluster knows, and remembers it durably. The
+    /// sender may act once this is `Ok`.
+    pub(super) async fn admit(
+        &self,
+        hello: &Hello,
+        key: Option<NodeKey>,
+    ) -> Result<Arc<PeerHandle>, Refusal> {
+        let peer = {
+            let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+            let peer = members.peers.get(&hello.from).cloned();
+            let record = peer
+                .as_ref()
+                .map(|peer| &peer.record)
+                .ok_or_else(|| members.removed.contains(&hello.from));
+            hello.check(&self.local, record, key)?;
+            peer.ok_or(Refusal::Sender)?
+        };
+        let marks = Arc::clone(&self.marks);
+        let Hello { from, incarnation, boot, run, .. } = *hello;
+        let taken =
+            tokio::task::spawn_blocking(move || marks.take(from, incarnation, boot, run)).await;
+        match taken {
+            Ok(Ok(())) => Ok(peer),
+            Ok(Err(MarkError::Refused(refusal))) => Err(refusal),
+            Ok(Err(MarkError::Io(error))) => {
+                tracing::error!(%error, "cannot remember a peer's boot counter; it is refused");
+                Err(Refusal::Boot)
+            }
+            Err(error) => {
+                tracing::error!(%error, "remembering a peer's boot counter was cut short");
+                Err(Refusal::Boot)
+            }
+        }
+    }
+
+    /// Counts a refusal and, now and then, logs it.
+    pub(super) fn refuse(&self, refusal: Refusal, hello: &Hello, remote: &str) {
+        self.counters.refuse(refusal);
+        if let Some(suppressed) = self.refusals.pass(refusal as usize, Instant::now()) {
+            tracing::warn!(
+                reason = %refusal,
+                remote,
+                peer.member.id = %hello.from,
+                peer.cluster.id = %hello.cluster,
+                cluster.id = %self.local.cluster,
+                member.id = %self.local.member,
+                suppressed,
+                "refused a peer stream"
+            );
+        }
+    }
+
+    /// Now and then, logs an inbound handshake that failed before it said who it is.
+    pub(super) fn handshake_failed(&self, error: &dyn std::fmt::Display, remote: &str) {
+        self.counters.handshakes_failed.fetch_add(1, Relaxed);
+        if let Some(suppressed) = self.refusals.pass(0, Instant::now()) {
+            tracing::warn!(%error, remote, suppressed, "rejected connection on peer endpoint");
+        }
+    }
+}

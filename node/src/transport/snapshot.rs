@@ -1,0 +1,262 @@
+//! Snapshots: one stream each, in chunks, with back-pressure from disk to disk.
+//!
+//! `SnapshotHeader`, then `SnapshotChunk`s, then `SnapshotEnd` (length and CRC-32C of all chunks);
+//! the receiver answers once it has installed it. While that takes long it sends pings, so that
+//! silence still means death.
+
+use std::{
+    io::{self, Read, Write},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use tokio::{
+    io::AsyncWriteExt,
+    sync::{OwnedSemaphorePermit, mpsc, oneshot},
+    time::{interval, timeout},
+};
+
+use super::{
+    SendError,
+    accept::write_frame,
+    dial,
+    frame::{FrameReader, Kind},
+    hello::Purpose,
+    peer::PeerHandle,
+    service::Shared,
+    stream::Duplex,
+};
+
+/// Payload bytes of one chunk.
+const CHUNK_BYTES: usize = 256 * 1024;
+/// Chunks between disk and network; the disk waits when they are full.
+const CHUNKS_IN_FLIGHT: usize = 4;
+/// A receiver may take this long for one chunk: its disk may be slow.
+const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
+/// A frame on a snapshot stream: a chunk, or a header of at most as much.
+const FRAME_BYTES: usize = 1 << 20;
+
+enum Piece {
+    Chunk(Bytes),
+    End { len: u64, crc: u32 },
+}
+
+/// The sending end of one snapshot. Dropping it without `finish` breaks it off.
+pub struct SnapshotWriter {
+    pieces: mpsc::Sender<Piece>,
+    answer: oneshot::Receiver<io::Result<()>>,
+    buffer: BytesMut,
+    len: u64,
+    crc: u32,
+}
+
+impl SnapshotWriter {
+    /// Sends what is left and waits until the peer has installed the whole.
+    ///
+    /// # Errors
+    /// If the stream broke, or the peer could not install it.
+    pub fn finish(mut self) -> io::Result<()> {
+        self.flush()?;
+        let end = Piece::End { len: self.len, crc: self.crc };
+        if self.pieces.blocking_send(end).is_err() {
+            return Err(self.failure());
+        }
+        self.answer.blocking_recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
+    }
+
+    fn failure(&mut self) -> io::Error {
+        match self.answer.try_recv() {
+            Ok(Err(error)) => error,
+            _ => io::ErrorKind::BrokenPipe.into(),
+        }
+    }
+}
+
+impl Write for SnapshotWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = bytes.len().min(CHUNK_BYTES - self.buffer.len());
+        self.buffer.put_slice(&bytes[..taken]);
+        if self.buffer.len() == CHUNK_BYTES {
+            self.flush()?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let chunk = self.buffer.split().freeze();
+        self.len += chunk.len() as u64;
+        self.crc = crc32c::crc32c_append(self.crc, &chunk);
+        match self.pieces.blocking_send(Piece::Chunk(chunk)) {
+            Ok(()) => Ok(()),
+            Err(_) => Err(self.failure()),
+        }
+    }
+}
+
+/// The receiving end of one snapshot. Ends only if everything arrived whole.
+pub struct SnapshotReader {
+    pieces: mpsc::Receiver<Piece>,
+    current: Bytes,
+    len: u64,
+    crc: u32,
+    ended: bool,
+}
+
+impl Read for SnapshotReader {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        while self.current.is_empty() {
+            if self.ended || out.is_empty() {
+                return Ok(0);
+            }
+            match self.pieces.blocking_recv() {
+                None => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Some(Piece::Chunk(chunk)) => {
+                    self.len += chunk.len() as u64;
+                    self.crc = crc32c::crc32c_append(self.crc, &chunk);
+                    self.current = chunk;
+                }
+                Some(Piece::End { len, crc }) if (len, crc) == (self.len, self.crc) => {
+                    self.ended = true;
+                }
+                Some(Piece::End { .. }) => {
+                    let what = "the snapshot's length or checksum is wrong";
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+                }
+            }
+        }
+        let taken = out.len().min(self.current.len());
+        self.current.copy_to_slice(&mut out[..taken]);
+        Ok(taken)
+    }
+}
+
+/// The writer for the caller, and the task that sends what is written.
+pub(super) fn send(
+    shared: Arc<Shared>,
+    peer: Arc<PeerHandle>,
+    header: Bytes,
+    permit: OwnedSemaphorePermit,
+) -> (SnapshotWriter, impl Future<Output = ()> + Send + 'static) {
+    let (sender, mut pieces) = mpsc::channel(CHUNKS_IN_FLIGHT);
+    let (answered, answer) = oneshot::channel();
+    let task = async move {
+        let _permit = permit;
+        let result = tokio::select! {
+            () = peer.gone.cancelled() => Err(io::ErrorKind::ConnectionAborted.into()),
+            result = stream_out(&shared, &peer, &header, &mut pieces) => result,
+        };
+        let _ = answered.send(result);
+        // Only now does a blocked writer see that it is over, and finds the answer.
+        drop(pieces);
+    };
+    let writer = SnapshotWriter {
+        pieces: sender,
+        answer,
+        buffer: BytesMut::with_capacity(CHUNK_BYTES),
+        len: 0,
+        crc: 0,
+    };
+    (writer, task)
+}
+
+async fn stream_out(
+    shared: &Shared,
+    peer: &PeerHandle,
+    header: &[u8],
+    pieces: &mut mpsc::Receiver<Piece>,
+) -> io::Result<()> {
+    let mut stream = Err(io::ErrorKind::NotConnected.into());
+    for url in &peer.record.urls {
+        stream =
+            dial::connect(shared, peer, url, Purpose::Snapshot).await.map_err(io::Error::other);
+        if stream.is_ok() {
+            break;
+        }
+    }
+    let (reader, mut writer) = tokio::io::split(stream?.io);
+    let mut frames = FrameReader::new(reader, FRAME_BYTES);
+    in_time(write_frame(&mut writer, Kind::SnapshotHeader, header)).await?;
+    loop {
+        match pieces.recv().await {
+            None => return Err(io::ErrorKind::ConnectionAborted.into()),
+            Some(Piece::Chunk(chunk)) => {
+                in_time(write_frame(&mut writer, Kind::SnapshotChunk, &chunk)).await?;
+            }
+            Some(Piece::End { len, crc }) => {
+                let mut end = BytesMut::new();
+                end.put_u64(len);
+                end.put_u32(crc);
+                in_time(write_frame(&mut writer, Kind::SnapshotEnd, &end)).await?;
+                break;
+            }
+        }
+    }
+    loop {
+        match in_time(frames.next()).await? {
+            Some((Kind::Ping, _)) => {}
+            Some((Kind::SnapshotAnswer, answer)) if answer.as_ref() == [1] => return Ok(()),
+            Some((Kind::SnapshotAnswer, _)) => {
+                return Err(io::Error::other("the peer could not install the snapshot"));
+            }
+            Some(_) => return Err(io::ErrorKind::InvalidData.into()),
+            None => return Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+/// Receives one snapshot from `peer` and hands it over.
+pub(super) async fn receive(
+    shared: &Arc<Shared>,
+    peer: &PeerHandle,
+    io: Box<dyn Duplex>,
+) -> io::Result<()> {
+    let Ok(_permit) = Arc::clone(&peer.snapshot_in).try_acquire_owned() else {
+        return Err(io::Error::other(SendError::Full));
+    };
+    let (reader, mut writer) = tokio::io::split(io);
+    let mut frames = FrameReader::new(reader, FRAME_BYTES);
+    let header = match in_time(frames.next()).await? {
+        Some((Kind::SnapshotHeader, header)) => header,
+        _ => return Err(io::ErrorKind::InvalidData.into()),
+    };
+    let (sender, pieces) = mpsc::channel(CHUNKS_IN_FLIGHT);
+    let body = SnapshotReader { pieces, current: Bytes::new(), len: 0, crc: 0, ended: false };
+    let (events, from) = (Arc::clone(&shared.events), peer.record.id);
+    let mut install = tokio::task::spawn_blocking(move || events.snapshot(from, header, body));
+    let mut tick = interval(shared.limits.ping_interval);
+    let pump = async {
+        loop {
+            let piece = match in_time(frames.next()).await? {
+                Some((Kind::SnapshotChunk, chunk)) => Piece::Chunk(chunk),
+                Some((Kind::SnapshotEnd, mut end)) if end.len() == 12 => {
+                    Piece::End { len: end.get_u64(), crc: end.get_u32() }
+                }
+                _ => return Err(io::Error::from(io::ErrorKind::InvalidData)),
+            };
+            let last = matches!(piece, Piece::End { .. });
+            // Whoever installs may have given up; its answer says why.
+            if sender.send(piece).await.is_err() || last {
+                return Ok(());
+            }
+        }
+    };
+    pump.await?;
+    let installed = loop {
+        tokio::select! {
+            installed = &mut install => break installed.map_err(io::Error::other)?,
+            _ = tick.tick() => in_time(write_frame(&mut writer, Kind::Ping, &[])).await?,
+        }
+    };
+    let answer = [u8::from(installed.is_ok())];
+    in_time(write_frame(&mut writer, Kind::SnapshotAnswer, &answer)).await?;
+    in_time(writer.shutdown()).await?;
+    installed
+}
+
+async fn in_time<T>(future: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    timeout(CHUNK_TIMEOUT, future).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}

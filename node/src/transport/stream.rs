@@ -1,0 +1,82 @@
+//! One byte stream to a peer, TLS or not.
+
+use std::{io, net::SocketAddr, sync::Arc};
+
+use rustls::pki_types::ServerName;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use super::ALPN;
+use crate::{
+    config::PeerUrl,
+    identity::NodeKey,
+    tls::{PeerTls, node_key_of},
+};
+
+/// What both kinds of stream can do.
+pub(super) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// A connected stream and the key that its other end proved.
+pub(super) struct PeerStream {
+    pub io: Box<dyn Duplex>,
+    pub key: Option<NodeKey>,
+}
+
+/// Connects to `url`; with a bound key, only to its holder.
+pub(super) async fn dial(
+    url: &PeerUrl,
+    tls: Option<&Arc<PeerTls>>,
+    bound: Option<NodeKey>,
+) -> io::Result<PeerStream> {
+    let tcp = TcpStream::connect((url.host(), url.port())).await?;
+    tcp.set_nodelay(true)?;
+    if !url.is_https() {
+        return Ok(PeerStream { io: Box::new(tcp), key: None });
+    }
+    let tls = tls.ok_or_else(|| invalid("https, but no peer certificate is configured"))?;
+    let config = tls.client_config(bound).map_err(io::Error::other)?;
+    let name = ServerName::try_from(url.host().to_owned()).map_err(io::Error::other)?;
+    let stream = TlsConnector::from(config).connect(name, tcp).await?;
+    let (_, session) = stream.get_ref();
+    check_alpn(session.alpn_protocol())?;
+    let key = session.peer_certificates().and_then(<[_]>::first).and_then(node_key_of);
+    Ok(PeerStream { io: Box::new(stream), key })
+}
+
+/// Takes an accepted connection through TLS, if the listener has it.
+pub(super) async fn accept(tcp: TcpStream, tls: Option<&Arc<PeerTls>>) -> io::Result<PeerStream> {
+    tcp.set_nodelay(true)?;
+    let Some(tls) = tls else {
+        return Ok(PeerStream { io: Box::new(tcp), key: None });
+    };
+    let stream = TlsAcceptor::from(tls.server_config()).accept(tcp).await?;
+    let (_, session) = stream.get_ref();
+    check_alpn(session.alpn_protocol())?;
+    let key = session.peer_certificates().and_then(<[_]>::first).and_then(node_key_of);
+    Ok(PeerStream { io: Box::new(stream), key })
+}
+
+fn check_alpn(negotiated: Option<&[u8]>) -> io::Result<()> {
+    if negotiated == Some(ALPN) {
+        Ok(())
+    } else {
+        Err(invalid("the other end does not speak muster-peer/1"))
+    }
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+/// Binds `address`, reusable at once after a restart.
+pub(super) fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    // std sets SO_REUSEADDR on Unix.
+    let listener = std::net::TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}

@@ -1,0 +1,396 @@
+//! Transports on loopback, talking to each other and to strangers.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    sync::Mutex,
+    time::Instant,
+};
+
+use super::{
+    hello::{Hello, LEN, Purpose},
+    *,
+};
+
+const CLUSTER: ClusterId = ClusterId(0xc1);
+/// Long enough for a loaded machine; nothing waits this long when all is well.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[derive(Default)]
+struct Seen {
+    messages: Mutex<Vec<(MemberId, Bytes)>>,
+    snapshots: Mutex<Vec<(MemberId, Bytes, Vec<u8>)>>,
+    removed: Mutex<Vec<MemberId>>,
+    refuse_snapshots: bool,
+}
+
+impl PeerEvents for Seen {
+    fn message(&self, from: MemberId, message: Bytes) -> bool {
+        self.messages.lock().unwrap().push((from, message));
+        true
+    }
+
+    fn snapshot(&self, from: MemberId, header: Bytes, mut body: SnapshotReader) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        body.read_to_end(&mut bytes)?;
+        self.snapshots.lock().unwrap().push((from, header, bytes));
+        if self.refuse_snapshots { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+    }
+
+    fn reachable(&self, _: MemberId, _: bool) {}
+
+    fn removed(&self, by: MemberId) {
+        self.removed.lock().unwrap().push(by);
+    }
+}
+
+struct Node {
+    transport: Transport,
+    seen: Arc<Seen>,
+    local: Local,
+    _dir: tempfile::TempDir,
+}
+
+impl Node {
+    fn start(member: u64) -> Self {
+        Self::start_as(local(member), Seen::default(), Limits::default())
+    }
+
+    fn start_as(local: Local, seen: Seen, limits: Limits) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options {
+            local,
+            listen: vec![Listen { address: "127.0.0.1:0".parse().unwrap(), tls: false }],
+            tls: None,
+            marks: dir.path().join("marks"),
+            limits,
+        };
+        let seen = Arc::new(seen);
+        let transport = Transport::start(options, Arc::clone(&seen) as _).unwrap();
+        Self { transport, seen, local, _dir: dir }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.transport.local_addresses()[0]
+    }
+
+    fn as_peer(&self) -> Peer {
+        peer_at(self.local.member, self.address())
+    }
+
+    fn knows(&self, others: &[&Node]) {
+        let peers = others.iter().map(|node| node.as_peer()).collect();
+        self.transport.set_membership(Membership { peers, ..Membership::default() });
+    }
+
+    fn refused(&self, label: &str) -> u64 {
+        let counters = self.transport.counters();
+        counters.refused.into_iter().find(|(known, _)| *known == label).unwrap().1
+    }
+
+    fn messages(&self) -> Vec<(MemberId, Bytes)> {
+        self.seen.messages.lock().unwrap().clone()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.transport.stop(PATIENCE);
+    }
+}
+
+fn local(member: u64) -> Local {
+    let incarnation = Incarnation([u8::try_from(member).unwrap(); 16]);
+    Local { cluster: CLUSTER, member: MemberId(member), incarnation, boot: 1 }
+}
+
+fn peer_at(id: MemberId, address: SocketAddr) -> Peer {
+    let urls = vec![PeerUrl::parse(&format!("http://{address}")).unwrap()];
+    Peer { id, urls, incarnation: None, node_key: None }
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < PATIENCE, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn pair() -> (Node, Node) {
+    let (a, b) = (Node::start(1), Node::start(2));
+    a.knows(&[&b]);
+    b.knows(&[&a]);
+    connect(&a, &b);
+    (a, b)
+}
+
+fn connect(a: &Node, b: &Node) {
+    eventually("both are connected", || {
+        a.transport.connected().contains_key(&b.local.member)
+            && b.transport.connected().contains_key(&a.local.member)
+    });
+}
+
+/// Says `bytes` to `node` and returns what it answers before it closes.
+fn say(node: &Node, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(node.address()).unwrap();
+    let _ = stream.write_all(bytes);
+    let _ = stream.shutdown(std::net::Shutdown::Write);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    answer
+}
+
+fn hello_to(node: &Node, from: Local, run: u64) -> Hello {
+    Hello::new(&from, run, node.local.member, Purpose::Messages)
+}
+
+fn answer(bytes: &[u8]) -> Option<Refusal> {
+    let hello: [u8; LEN] = bytes.try_into().expect("exactly one hello comes back");
+    Hello::decode(&hello).unwrap().answer
+}
+
+#[test]
+fn messages_arrive_in_order_in_both_directions() {
+    let (a, b) = pair();
+    for n in 0..1000u32 {
+        a.transport.send(MemberId(2), Bytes::copy_from_slice(&n.to_be_bytes())).unwrap();
+    }
+    b.transport.send(MemberId(1), Bytes::from_static(b"back")).unwrap();
+    eventually("all have arrived", || b.messages().len() == 1000 && a.messages().len() == 1);
+    for (n, (from, message)) in (0u32..).zip(b.messages()) {
+        assert_eq!((from, &message[..]), (MemberId(1), &n.to_be_bytes()[..]));
+    }
+}
+
+#[test]
+fn a_peer_that_comes_later_is_reached() {
+    let (a, b) = (Node::start(1), Node::start(2));
+    a.knows(&[&b]);
+    eventually("b refuses whom it does not know yet", || b.refused("unknown_member") > 0);
+    b.knows(&[&a]);
+    connect(&a, &b);
+}
+
+#[test]
+fn messages_to_nobody_and_to_the_absent_are_told_apart() {
+    let a = Node::start(1);
+    let nowhere = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
+    a.transport.set_membership(Membership { peers: vec![nowhere], ..Membership::default() });
+    assert_eq!(a.transport.send(MemberId(2), Bytes::new()), Err(SendError::Away));
+    assert_eq!(a.transport.send(MemberId(3), Bytes::new()), Err(SendError::Unknown));
+    assert_eq!(a.transport.counters().dropped_away, 1);
+}
+
+#[test]
+fn what_does_not_fit_a_frame_is_refused_at_once() {
+    let limits = Limits { frame_bytes: 100, ..Limits::default() };
+    let a = Node::start_as(local(1), Seen::default(), limits);
+    let nowhere = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
+    a.transport.set_membership(Membership { peers: vec![nowhere], ..Membership::default() });
+    let long = Bytes::from(vec![0; 101]);
+    assert_eq!(a.transport.send(MemberId(2), long), Err(SendError::TooLong));
+}
+
+#[test]
+fn two_clusters_at_each_others_addresses_refuse_each_other() {
+    let a = Node::start(1);
+    let other = Local { cluster: ClusterId(0xc2), ..local(2) };
+    let b = Node::start_as(other, Seen::default(), Limits::default());
+    a.knows(&[&b]);
+    b.knows(&[&a]);
+    eventually("both have refused", || a.refused("cluster_id") > 1 && b.refused("cluster_id") > 1);
+    assert!(a.transport.connected().is_empty() && b.transport.connected().is_empty());
+    assert_eq!(a.transport.send(MemberId(2), Bytes::new()), Err(SendError::Away));
+}
+
+#[test]
+fn each_wrong_claim_is_answered_with_its_reason_and_nothing_after_it_is_read() {
+    let a = Node::start(1);
+    let mut bound = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
+    bound.incarnation = Some(Incarnation([2; 16]));
+    let removed = BTreeSet::from([MemberId(3)]);
+    a.transport.set_membership(Membership { peers: vec![bound], removed });
+    let right = hello_to(&a, local(2), 1);
+    for (hello, refusal) in [
+        (Hello { cluster: ClusterId(9), ..right }, Refusal::Cluster),
+        (Hello { to: MemberId(9), ..right }, Refusal::Receiver),
+        (Hello { from: MemberId(9), ..right }, Refusal::Sender),
+        (Hello { from: MemberId(1), ..right }, Refusal::Sender),
+        (Hello { from: MemberId(3), ..right }, Refusal::Removed),
+        (Hello { incarnation: Incarnation([9; 16]), ..right }, Refusal::Incarnation),
+        (Hello { answer: Some(Refusal::Key), ..right }, Refusal::Protocol),
+    ] {
+        let before = a.refused(refusal.label());
+        let mut bytes = bytes::BytesMut::from(&hello.encode()[..]);
+        frame::put(&mut bytes, frame::Kind::Message, b"must not be read");
+        assert_eq!(answer(&say(&a, &bytes)), Some(refusal));
+        assert_eq!(a.refused(refusal.label()), before + 1);
+    }
+    let mut bytes = bytes::BytesMut::from(&right.encode()[..]);
+    frame::put(&mut bytes, frame::Kind::Message, b"may be read");
+    assert_eq!(answer(&say(&a, &bytes)), None);
+    eventually("the right one is read", || a.messages().len() == 1);
+    assert_eq!(&a.messages()[0].1[..], b"may be read");
+}
+
+#[test]
+fn a_boot_counter_that_went_back_or_runs_twice_is_refused() {
+    let a = Node::start(1);
+    let nowhere = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
+    a.transport.set_membership(Membership { peers: vec![nowhere], ..Membership::default() });
+    let at = |boot, run| {
+        let hello = hello_to(&a, Local { boot, ..local(2) }, run);
+        answer(&say(&a, &hello.encode()))
+    };
+    assert_eq!(at(5, 1), None);
+    assert_eq!(at(5, 1), None, "the same process again");
+    assert_eq!(at(5, 2), Some(Refusal::Boot), "another process with the same counter");
+    assert_eq!(at(4, 1), Some(Refusal::Boot));
+    assert_eq!(at(6, 2), None);
+}
+
+#[test]
+fn a_removed_member_is_told_so_by_a_peer() {
+    let (a, b) = pair();
+    let removed = BTreeSet::from([MemberId(2)]);
+    a.transport.set_membership(Membership { peers: Vec::new(), removed });
+    eventually("b hears it", || b.seen.removed.lock().unwrap().contains(&MemberId(1)));
+}
+
+#[test]
+fn a_stranger_that_answers_removed_is_not_believed() {
+    let a = Node::start(1);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let impostor = peer_at(MemberId(2), listener.local_addr().unwrap());
+    a.transport.set_membership(Membership { peers: vec![impostor], ..Membership::default() });
+    // It answers in the name of a member of another cluster.
+    let foreign = Local { cluster: ClusterId(9), ..local(2) };
+    let lie = Hello { answer: Some(Refusal::Removed), ..hello_to(&a, foreign, 1) };
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.read_exact(&mut [0; LEN]).unwrap();
+    stream.write_all(&lie.encode()).unwrap();
+    eventually("it is refused", || a.refused("cluster_id") == 1);
+    assert!(a.seen.removed.lock().unwrap().is_empty());
+}
+
+#[test]
+fn junk_on_the_port_changes_nothing() {
+    let (a, b) = pair();
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    for round in 0..200usize {
+        let mut junk = vec![0; (round * 37) % 300];
+        for byte in &mut junk {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            *byte = (seed >> 33) as u8;
+        }
+        let good = hello_to(&a, local(2), 1).encode();
+        match round % 3 {
+            0 => {}
+            1 => junk.splice(..0, good[..LEN / 2].iter().copied()).for_each(drop),
+            _ => junk.splice(..0, *b"MUSTERP1\0\x01").for_each(drop),
+        }
+        say(&a, &junk);
+    }
+    a.transport.send(MemberId(2), Bytes::from_static(b"still here")).unwrap();
+    eventually("it still works", || b.messages().len() == 1);
+    assert!(a.messages().is_empty());
+}
+
+#[test]
+fn a_peer_that_reads_nothing_costs_its_bounds_and_no_more() {
+    let limits = Limits { queue_bytes: 1 << 20, dead_after: PATIENCE, ..Limits::default() };
+    let a = Node::start_as(local(1), Seen::default(), limits);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let slow = peer_at(MemberId(2), listener.local_addr().unwrap());
+    a.transport.set_membership(Membership { peers: vec![slow], ..Membership::default() });
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.read_exact(&mut [0; LEN]).unwrap();
+    stream.write_all(&hello_to(&a, local(2), 1).encode()).unwrap();
+    eventually("it is connected", || !a.transport.connected().is_empty());
+    let message = Bytes::from(vec![7; 64 * 1024]);
+    // The socket's buffers take a few MiB; then the queue fills, and the rest is dropped at once.
+    let sent = (0..4096).filter(|_| a.transport.send(MemberId(2), message.clone()).is_ok()).count();
+    assert!(sent < 2048, "{sent} of 64 KiB were taken");
+    assert!(a.transport.counters().dropped_full > 0);
+}
+
+#[test]
+fn connections_that_never_say_hello_are_bounded_and_closed() {
+    let limits = Limits {
+        handshakes: 4,
+        handshake_timeout: Duration::from_millis(300),
+        ..Limits::default()
+    };
+    let a = Node::start_as(local(1), Seen::default(), limits);
+    let idle: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(a.address()).unwrap()).collect();
+    eventually("those above the limit are closed at once", || {
+        a.transport.counters().handshakes_over_limit >= 16
+    });
+    eventually("the others after their time", || a.transport.counters().handshakes_failed >= 4);
+    for mut stream in idle {
+        assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)));
+    }
+}
+
+#[test]
+fn a_snapshot_arrives_whole_beside_the_messages() {
+    let (a, b) = pair();
+    let body: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
+    let mut writer = a.transport.open_snapshot(MemberId(2), Bytes::from_static(b"head")).unwrap();
+    assert!(a.transport.open_snapshot(MemberId(2), Bytes::new()).is_err(), "one at a time");
+    writer.write_all(&body[..1_500_000]).unwrap();
+    a.transport.send(MemberId(2), Bytes::from_static(b"meanwhile")).unwrap();
+    eventually("a message passes it", || b.messages().len() == 1);
+    writer.write_all(&body[1_500_000..]).unwrap();
+    writer.finish().unwrap();
+    let seen = b.seen.snapshots.lock().unwrap();
+    assert_eq!((&seen[0].1[..], seen[0].2.len()), (&b"head"[..], body.len()));
+    assert!(seen[0].2 == body);
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_installed_is_reported() {
+    let a = Node::start(1);
+    let full = Seen { refuse_snapshots: true, ..Seen::default() };
+    let b = Node::start_as(local(2), full, Limits::default());
+    a.knows(&[&b]);
+    b.knows(&[&a]);
+    connect(&a, &b);
+    let mut writer = a.transport.open_snapshot(MemberId(2), Bytes::new()).unwrap();
+    writer.write_all(b"body").unwrap();
+    assert!(writer.finish().is_err());
+}
+
+#[test]
+fn a_snapshot_broken_off_is_not_taken_for_a_whole_one() {
+    let (a, b) = pair();
+    let mut writer = a.transport.open_snapshot(MemberId(2), Bytes::new()).unwrap();
+    writer.write_all(&vec![1; 600_000]).unwrap();
+    drop(writer);
+    eventually("the next one is possible", || {
+        a.transport.open_snapshot(MemberId(2), Bytes::new()).is_ok_and(|w| w.finish().is_ok())
+    });
+    assert!(b.seen.snapshots.lock().unwrap().iter().all(|(_, _, body)| body.is_empty()));
+}
+
+#[test]
+fn a_peer_that_restarts_is_reached_again() {
+    let (a, b) = pair();
+    let address = b.address();
+    drop(b);
+    eventually("its absence is seen", || a.transport.connected().is_empty());
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options {
+        local: Local { boot: 2, ..local(2) },
+        listen: vec![Listen { address, tls: false }],
+        tls: None,
+        marks: dir.path().join("marks"),
+        limits: Limits::default(),
+    };
+    let again = Transport::start(options, Arc::new(Seen::default())).unwrap();
+    again.set_membership(Membership { peers: vec![a.as_peer()], ..Membership::default() });
+    eventually("it is reached", || !a.transport.connected().is_empty());
+    again.stop(PATIENCE);
+}
