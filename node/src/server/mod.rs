@@ -1,6 +1,12 @@
 //! From a configuration to a running node, and back down in order.
 
+pub mod clients;
+pub mod logging;
+mod peers;
+
 use std::fmt::Write as _;
+
+pub use peers::{Inbound, Outbound};
 
 /// An error and its causes, on one line.
 #[must_use]

@@ -38,6 +38,8 @@ use self::{
     files::{Reloading, load_crl, load_key, load_roots},
     verify::{ClientNames, InboundPeer, NamedClients, OutboundPeer},
 };
+use x509_parser::{certificate::X509Certificate, prelude::FromDer};
+
 use crate::identity::NodeKey;
 
 /// What one listener was given.
@@ -225,6 +227,14 @@ impl PeerTls {
 pub fn node_key_of(certificate: &CertificateDer<'_>) -> Option<NodeKey> {
     let parsed = ParsedCertificate::try_from(certificate).ok()?;
     Some(NodeKey::of_spki(&parsed.subject_public_key_info()))
+}
+
+/// The common name in a certificate's subject: whom etcd takes a client for.
+#[must_use]
+pub fn common_name_of(certificate: &CertificateDer<'_>) -> Option<String> {
+    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    let name = parsed.subject().iter_common_name().next()?.as_str().ok()?;
+    Some(name.to_owned())
 }
 
 #[cfg(test)]

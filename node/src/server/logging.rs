@@ -1,0 +1,329 @@
+//! Log lines as etcd's tools know them, written without ever holding anybody up.
+//!
+//! A line is formatted where it is logged and handed to a thread of its own through a bounded
+//! queue. If the reader of the log is stuck, lines are dropped and counted, and the count is told
+//! with the next line that passes: the data path never waits for a log (etcd #22214).
+
+use std::{
+    fmt::{self, Write as _},
+    io::{self, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use tracing::{
+    Event, Level, Metadata, Subscriber,
+    field::{Field, Visit},
+    level_filters::LevelFilter,
+};
+use tracing_subscriber::{
+    Layer,
+    layer::{Context, SubscriberExt},
+    util::SubscriberInitExt,
+};
+
+use crate::config::{LogFormat, LogOutput};
+
+/// Lines that may wait for the writer; more are dropped and counted.
+const QUEUE_LINES: usize = 8192;
+/// How long the end of the process waits for the last lines.
+const FLUSH: Duration = Duration::from_secs(1);
+
+/// Keeps the log going; dropping it writes what is left.
+pub struct Logging {
+    lines: Option<mpsc::SyncSender<Line>>,
+    ended: mpsc::Receiver<()>,
+    dropped: Arc<AtomicU64>,
+}
+
+enum Line {
+    Text(String),
+    End,
+}
+
+impl Logging {
+    /// Opens the outputs and becomes the process's log.
+    ///
+    /// # Errors
+    /// If a file can't be opened.
+    pub fn start(level: Level, format: LogFormat, outputs: &[LogOutput]) -> io::Result<Self> {
+        let mut writers: Vec<Box<dyn Write + Send>> = Vec::new();
+        for output in outputs {
+            writers.push(match output {
+                LogOutput::Stderr => Box::new(io::stderr()),
+                LogOutput::Stdout => Box::new(io::stdout()),
+                LogOutput::File(path) => {
+                    Box::new(fs_err::OpenOptions::new().create(true).append(true).open(path)?)
+                }
+            });
+        }
+        let (logging, layer) = start(level, format, writers)?;
+        // A second start in one process (tests) keeps the first log.
+        let _ = tracing_subscriber::registry().with(layer).try_init();
+        Ok(logging)
+    }
+
+    /// Lines dropped so far because their reader was too slow.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Logging {
+    fn drop(&mut self) {
+        if let Some(lines) = self.lines.take() {
+            // If the queue is full its reader is stuck, and there is nothing to wait for.
+            if lines.try_send(Line::End).is_ok() {
+                let _ = self.ended.recv_timeout(FLUSH);
+            }
+        }
+    }
+}
+
+fn start(
+    level: Level,
+    format: LogFormat,
+    mut writers: Vec<Box<dyn Write + Send>>,
+) -> io::Result<(Logging, Lines)> {
+    let (lines, queue) = mpsc::sync_channel::<Line>(QUEUE_LINES);
+    let (end, ended) = mpsc::sync_channel(1);
+    let dropped = Arc::new(AtomicU64::new(0));
+    std::thread::Builder::new().name("log".to_owned()).spawn(move || {
+        while let Ok(Line::Text(line)) = queue.recv() {
+            for writer in &mut writers {
+                // There is nowhere left to say that it failed.
+                let _ = writer.write_all(line.as_bytes()).and_then(|()| writer.flush());
+            }
+        }
+        let _ = end.send(());
+    })?;
+    let layer = Lines {
+        level,
+        format,
+        lines: lines.clone(),
+        dropped: Arc::clone(&dropped),
+        told: AtomicU64::new(0),
+    };
+    Ok((Logging { lines: Some(lines), ended, dropped }, layer))
+}
+
+/// The layer that makes lines of events.
+struct Lines {
+    level: Level,
+    format: LogFormat,
+    lines: mpsc::SyncSender<Line>,
+    dropped: Arc<AtomicU64>,
+    /// How many of the dropped lines have been told of.
+    told: AtomicU64,
+}
+
+impl<S: Subscriber> Layer<S> for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
+        let ours = ["muster", "node_consensus"].iter().any(|p| metadata.target().starts_with(p));
+        let least = if ours { self.level } else { self.level.min(Level::WARN) };
+        *metadata.level() <= least
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::from_level(self.level))
+    }
+
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let dropped = self.dropped.load(Ordering::Relaxed);
+        let untold = dropped - self.told.load(Ordering::Relaxed);
+        if untold > 0 {
+            fields.push("log.lines.dropped", &serde_json::Value::from(untold));
+        }
+        let line = line(self.format, event.metadata(), &fields);
+        if self.lines.try_send(Line::Text(line)).is_ok() {
+            if untold > 0 {
+                self.told.store(dropped, Ordering::Relaxed);
+            }
+        } else {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn line(format: LogFormat, metadata: &Metadata<'_>, fields: &Fields) -> String {
+    let level = match *metadata.level() {
+        Level::ERROR => "error",
+        Level::WARN => "warn",
+        Level::INFO => "info",
+        Level::DEBUG | Level::TRACE => "debug",
+    };
+    let now = jiff::Timestamp::now();
+    let file = metadata.file().unwrap_or_default();
+    let file = file.rsplit_once("src/").map_or(file, |(_, short)| short);
+    let caller = format!("{file}:{}", metadata.line().unwrap_or_default());
+    let mut out = String::with_capacity(160 + fields.json.len());
+    let _ = match format {
+        LogFormat::Json => write!(
+            out,
+            "{{\"level\":\"{level}\",\"ts\":\"{now:.6}\",\"caller\":{},\"msg\":{}{}}}",
+            json(&caller),
+            json(&fields.message),
+            fields.json
+        ),
+        LogFormat::Console => {
+            let rest = fields.json.trim_start_matches(',');
+            let message = fields.message.replace(['\n', '\r'], " ");
+            let separator = if rest.is_empty() { "" } else { "\t" };
+            write!(out, "{now:.3}\t{level}\t{caller}\t{message}{separator}{rest}")
+        }
+    };
+    out.push('\n');
+    out
+}
+
+fn json(text: &str) -> serde_json::Value {
+    serde_json::Value::from(text)
+}
+
+/// What an event carries: its message, and the rest as JSON members, each with a comma before it.
+#[derive(Default)]
+struct Fields {
+    message: String,
+    json: String,
+}
+
+impl Fields {
+    fn push(&mut self, name: &str, value: &serde_json::Value) {
+        let _ = write!(self.json, ",{}:{value}", json(name));
+    }
+}
+
+impl Visit for Fields {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "message" {
+            self.message.push_str(value);
+        } else {
+            self.push(field.name(), &json(value));
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "message" {
+            let _ = write!(self.message, "{value:?}");
+        } else {
+            self.push(field.name(), &json(&format!("{value:?}")));
+        }
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.push(field.name(), &value.into());
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.push(field.name(), &value.into());
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.push(field.name(), &value.into());
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.push(field.name(), &value.into());
+    }
+
+    fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
+        self.push(field.name(), &json(&super::chain(value)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Condvar, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Memory(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Memory {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(format: LogFormat, events: impl FnOnce()) -> String {
+        let memory = Memory::default();
+        let (logging, layer) = start(Level::INFO, format, vec![Box::new(memory.clone())]).unwrap();
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), events);
+        drop(logging);
+        let bytes = memory.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn a_line_is_one_json_object_whatever_is_in_it() {
+        let text = logged(LogFormat::Json, || {
+            tracing::warn!(name = "a\"b\n{", index = 7_u64, ok = true, "it\nhappened");
+            tracing::debug!("not at this level");
+        });
+        assert_eq!(text.lines().count(), 1);
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["level"], "warn");
+        assert_eq!(value["msg"], "it\nhappened");
+        assert_eq!(value["name"], "a\"b\n{");
+        assert_eq!((&value["index"], &value["ok"]), (&7.into(), &true.into()));
+        assert!(value["ts"].as_str().unwrap().ends_with('Z'));
+    }
+
+    #[test]
+    fn lines_for_people_are_one_line_each() {
+        let text = logged(LogFormat::Console, || tracing::info!(index = 7_u64, "two\nlines"));
+        assert_eq!(text.lines().count(), 1);
+        assert!(text.contains("\tinfo\t") && text.contains("\ttwo lines\t\"index\":7"), "{text}");
+    }
+
+    /// A reader that is stuck until it is let go.
+    struct Stuck(Arc<(Mutex<bool>, Condvar)>, Memory);
+
+    impl Write for Stuck {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let (free, changed) = &*self.0;
+            let _free = changed.wait_while(free.lock().unwrap(), |free| !*free).unwrap();
+            self.1.write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_stuck_reader_costs_lines_not_time_and_the_next_line_says_how_many() {
+        let gate = Arc::new((Mutex::new(false), Condvar::new()));
+        let memory = Memory::default();
+        let writer = Box::new(Stuck(Arc::clone(&gate), memory.clone()));
+        let (logging, layer) = start(Level::INFO, LogFormat::Json, vec![writer]).unwrap();
+        let subscriber = tracing_subscriber::registry().with(layer);
+        tracing::subscriber::with_default(subscriber, || {
+            for n in 0..QUEUE_LINES + 100 {
+                tracing::info!(n, "line");
+            }
+            assert!(logging.dropped() >= 99, "{}", logging.dropped());
+            *gate.0.lock().unwrap() = true;
+            gate.1.notify_all();
+            while !memory.0.lock().unwrap().ends_with(b"\n") {
+                std::thread::yield_now();
+            }
+            while !String::from_utf8_lossy(&memory.0.lock().unwrap()).contains("lines.dropped") {
+                tracing::info!("after");
+            }
+        });
+    }
+}
