@@ -2,6 +2,7 @@
 //!
 //! | module | owns |
 //! |---|---|
+//! | [`cli`] | what can be typed: the program's whole command tree, and the admin's commands |
 //! | [`server`] | start and stop: arguments, listener, drain |
 //! | [`keydir`], [`kek`], [`ca`] | the service's own keys, and the CA keys that it keeps for clusters |
 //! | [`managed_postgres`] | a Postgres that lives and dies with the service |
@@ -10,6 +11,7 @@
 //! reads, locks, writes, and says why.
 
 pub mod ca;
+pub mod cli;
 pub mod kek;
 pub mod keydir;
 pub mod ledger;

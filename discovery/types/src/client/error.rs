@@ -94,10 +94,9 @@ pub(super) fn pin_mismatch(error: &(dyn Error + 'static)) -> Option<PinMismatch>
             error.downcast_ref::<std::io::Error>()?.get_ref()?.downcast_ref::<rustls::Error>()
         });
         if let Some(rustls::Error::InvalidCertificate(rustls::CertificateError::Other(other))) = tls
+            && let Some(mismatch) = other.0.downcast_ref::<PinMismatch>()
         {
-            if let Some(mismatch) = other.0.downcast_ref::<PinMismatch>() {
-                return Some(mismatch.clone());
-            }
+            return Some(mismatch.clone());
         }
         next = error.source();
     }

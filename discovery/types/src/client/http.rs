@@ -275,10 +275,10 @@ impl Client {
     async fn access_token(&self) -> Result<Jws, ClientError> {
         let key = self.config.key.as_ref().ok_or(ClientError::NoKey)?;
         let mut access = self.access.lock().await;
-        if let Some((token, until)) = &access.token {
-            if Instant::now() < *until {
-                return Ok(token.clone());
-            }
+        if let Some((token, until)) = &access.token
+            && Instant::now() < *until
+        {
+            return Ok(token.clone());
         }
         let issuer = match &access.issuer {
             Some(issuer) => issuer.clone(),

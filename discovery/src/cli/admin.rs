@@ -1,0 +1,142 @@
+//! `admin`: a chain of owner-signed changes.
+
+use clap::Subcommand;
+use discovery_types::admin::{Admin, AdminChain, Change};
+use discovery_types::api::AdminList;
+use discovery_types::key::PublicKey;
+use discovery_types::name::Name;
+use discovery_types::role::{Action, Role};
+use serde_json::json;
+
+use super::printer::Printer;
+use super::session::Session;
+use super::{CliError, RemoteArgs};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct AdminArgs {
+    #[command(flatten)]
+    pub(super) remote: RemoteArgs,
+    #[command(subcommand)]
+    command: AdminCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum AdminCommand {
+    /// Make somebody an admin, or change an admin's name or roles; prints a context for them
+    #[command(after_help = "\
+Example:
+  muster-discovery admin add ada ed25519:… --role issuer,operator
+
+Roles: owner (everything), issuer (tokens), operator (abandon, join tickets, client certificates),
+auditor (reads). The new admin makes a key with `key new` and sends you the public one. Clusters that
+exist already don't know the new admin until an owner runs `cluster restate NAME`.")]
+    Add {
+        /// What to call the admin
+        name: Name,
+        /// The admin's public key, or the .pub file that holds it
+        #[arg(value_name = "PUBLIC_KEY|FILE")]
+        public_key: String,
+        /// Roles, separated by commas
+        #[arg(long, value_name = "ROLE", value_delimiter = ',', required = true)]
+        role: Vec<Role>,
+    },
+    /// List the admins
+    List,
+    /// Make somebody no admin any more
+    Revoke {
+        /// Name or key id of the admin
+        #[arg(value_name = "NAME|KEY_ID", allow_hyphen_values = true)]
+        admin: String,
+    },
+}
+
+pub(super) async fn run(args: AdminArgs, printer: &mut Printer) -> Result<(), CliError> {
+    let mut session = Session::open(&args.remote)?;
+    let (list, mut chain) = session.admins().await?;
+    match args.command {
+        AdminCommand::List => show(printer, &list, &chain),
+        AdminCommand::Add { name, public_key, mut role } => {
+            role.sort();
+            role.dedup();
+            let key = read_public_key(&public_key)?;
+            let admin = Admin { key, name, roles: role };
+            change(&session, &mut chain, Change::Add(admin.clone())).await?;
+            if admin.is_owner() && !session.context.owners.contains(&key) {
+                session.context.owners.push(key);
+                session.home.put(&session.name, &session.context)?;
+            }
+            let line = session.context.to_string();
+            printer.value(&json!({ "admin": admin, "context": line }), |out| out.line(&line))?;
+            printer.note(&format!(
+                "{} is an admin now. Hand on the line above: muster-discovery context add '<the \
+                 line>'.\nClusters that exist already learn of it by: muster-discovery cluster \
+                 restate NAME",
+                admin.name
+            ));
+            Ok(())
+        }
+        AdminCommand::Revoke { admin } => {
+            let found = find(&chain, &admin)?;
+            let last = chain.admins().iter().filter(|admin| admin.is_owner()).count() <= 2;
+            change(&session, &mut chain, Change::Revoke(found.key)).await?;
+            let text = format!("{} is no admin any more", found.name);
+            printer.value(&json!({ "revoked": found }), |out| out.line(&text))?;
+            if found.is_owner() && last {
+                printer.warn(
+                    "there is only one owner left: if that key is lost, nobody can \
+                              create or retire a cluster, or name an admin",
+                );
+            }
+            printer.note(
+                "Clusters that exist already still name this admin in their statements. For each: \
+                 muster-discovery cluster restate NAME",
+            );
+            Ok(())
+        }
+    }
+}
+
+/// Signs a change, checks that the chain takes it, and puts it.
+async fn change(session: &Session, chain: &mut AdminChain, change: Change) -> Result<(), CliError> {
+    session.needs(chain, Action::ChangeAdmins)?;
+    let element = chain.sign_next(&session.key, change);
+    chain.append(&element).map_err(CliError::Admins)?;
+    let list = session.client.put_admin(&element).await?;
+    let after = AdminChain::verify(&list.root_owner, &list.chain).map_err(CliError::Admins)?;
+    if after.head() != chain.head() {
+        return Err(CliError::Answer("its admin chain doesn't end in the change".into()));
+    }
+    Ok(())
+}
+
+fn find(chain: &AdminChain, text: &str) -> Result<Admin, CliError> {
+    let named =
+        |admin: &&Admin| admin.name.as_str() == text || admin.key.key_id().to_string() == text;
+    let found = chain.admins().iter().find(named).cloned();
+    found.ok_or_else(|| CliError::NoAdmin(text.to_owned()))
+}
+
+fn read_public_key(text: &str) -> Result<PublicKey, CliError> {
+    if text.starts_with("ed25519:") {
+        return text.parse().map_err(|error| CliError::Usage(format!("PUBLIC_KEY: {error}")));
+    }
+    let content = fs_err::read_to_string(text)
+        .map_err(|source| CliError::io("reading the public key", source))?;
+    content.trim().parse().map_err(|error| CliError::Usage(format!("{text}: {error}")))
+}
+
+fn show(printer: &mut Printer, list: &AdminList, chain: &AdminChain) -> Result<(), CliError> {
+    // What the chain says, not what the service says that it says.
+    let verified = AdminList { admins: chain.admins().to_vec(), ..list.clone() };
+    printer.value(&verified, |out| {
+        let rows = verified.admins.iter().map(|admin| {
+            let roles: Vec<_> = admin.roles.iter().map(|role| role.as_str()).collect();
+            [admin.name.to_string(), roles.join(","), admin.key.key_id().to_string()]
+        });
+        out.table(["NAME", "ROLES", "KEY ID"], rows);
+    })?;
+    if list.admins != verified.admins {
+        printer.warn("the service names other admins than its chain: its database was changed");
+    }
+    Ok(())
+}

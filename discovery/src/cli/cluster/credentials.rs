@@ -1,0 +1,128 @@
+//! `cluster credentials`: a client certificate over a key that is made here.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use discovery_types::csr::Csr;
+use discovery_types::key::write_private;
+use discovery_types::leaves::verify_leaf;
+use serde_json::json;
+use zeroize::Zeroizing;
+
+use crate::cli::CliError;
+use crate::cli::printer::{Printer, time};
+use crate::cli::session::Session;
+
+struct Files {
+    certificate: PathBuf,
+    key: PathBuf,
+    ca: PathBuf,
+}
+
+pub(super) async fn credentials(
+    session: &Session,
+    cluster: &str,
+    out: &Path,
+    renew: bool,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    let files = Files {
+        certificate: out.join("client.crt"),
+        key: out.join("client.key"),
+        ca: out.join("ca.crt"),
+    };
+    let pair = key_pair(&files, renew)?;
+    let cluster = session.cluster(cluster).await?;
+    let chain = session.chain(cluster.cluster).await?;
+    let csr = Csr::new(&pair);
+    let answer = session.client.credentials(cluster.cluster, &csr).await?;
+    let statement = chain.newest();
+    let ours = csr.verify().map_err(|error| CliError::Answer(error.to_string()))?.node_key;
+    verify_leaf("client", &answer.certificate, &ours, &statement.client_ca)
+        .map_err(|error| CliError::Answer(error.to_string()))?;
+
+    fs_err::create_dir_all(out.parent().unwrap_or(Path::new(".")))
+        .and_then(|()| match out.is_dir() {
+            true => Ok(()),
+            false => std::fs::DirBuilder::new().mode(0o700).create(out),
+        })
+        .map_err(|source| CliError::file("making", out, source))?;
+    // A renewed certificate is over the same key, so each file fits the others at any moment.
+    if !files.key.exists() {
+        let pem = Zeroizing::new(pair.serialize_pem());
+        write_private(&files.key, pem.as_bytes())?;
+    }
+    write_private(&files.ca, statement.client_ca.as_bytes())?;
+    write_private(&files.certificate, answer.certificate.as_bytes())?;
+
+    let endpoints = answer.endpoints.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    let full = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    let environment = [
+        ("ETCDCTL_API", "3".to_owned()),
+        ("ETCDCTL_CACERT", full(&files.ca).display().to_string()),
+        ("ETCDCTL_CERT", full(&files.certificate).display().to_string()),
+        ("ETCDCTL_KEY", full(&files.key).display().to_string()),
+        ("ETCDCTL_ENDPOINTS", endpoints.clone()),
+    ];
+    let value = json!({
+        "certificate": files.certificate,
+        "key": files.key,
+        "ca": files.ca,
+        "expires_at_ms": answer.expires_at_ms,
+        "endpoints": answer.endpoints,
+        "environment": environment.iter().cloned().collect::<BTreeMap<_, _>>(),
+    });
+    printer.value(&value, |out| {
+        for (name, value) in &environment {
+            out.line(&format!("export {name}={}", quoted(value)));
+        }
+    })?;
+    printer.note(&format!("valid until {}", time(answer.expires_at_ms)));
+    if answer.endpoints.is_empty() {
+        printer.warn("the cluster has not committed yet, so it has no endpoints: set them later");
+    }
+    Ok(())
+}
+
+/// The key that is there, where that is asked for; a new one otherwise.
+fn key_pair(files: &Files, renew: bool) -> Result<rcgen::KeyPair, CliError> {
+    match (files.key.exists(), renew) {
+        (true, false) => Err(CliError::Usage(format!(
+            "{} exists already: use another folder, or --renew to replace the certificate",
+            files.key.display()
+        ))),
+        (true, true) => {
+            let pem = fs_err::read_to_string(&files.key)
+                .map(Zeroizing::new)
+                .map_err(|source| CliError::file("reading", &files.key, source))?;
+            rcgen::KeyPair::from_pem(&pem)
+                .map_err(|_| CliError::Usage(format!("{} is no private key", files.key.display())))
+        }
+        (false, _) => Ok(rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)
+            .expect("ring makes P-256 keys")),
+    }
+}
+
+/// For a POSIX shell.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/.,:_-[]".contains(c);
+    if !text.is_empty() && text.chars().all(plain) && !text.contains('[') {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_survives_a_shell() {
+        assert_eq!(quoted("/home/ada/demo/ca.crt"), "/home/ada/demo/ca.crt");
+        assert_eq!(quoted("/tmp/a b"), "'/tmp/a b'");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!(quoted(""), "''");
+        assert_eq!(quoted("https://[::1]:2379"), "'https://[::1]:2379'");
+    }
+}

@@ -1,0 +1,186 @@
+//! `cluster`: what shall be, what is, and what it waits for.
+
+mod create;
+mod credentials;
+mod show;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Subcommand;
+use discovery_types::name::Name;
+use discovery_types::retire::Retire;
+use discovery_types::role::Action;
+use discovery_types::statement::Permissions;
+
+use super::printer::Printer;
+use super::session::Session;
+use super::{CliError, RemoteArgs};
+use crate::server::parse_duration;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct ClusterArgs {
+    #[command(flatten)]
+    pub(super) remote: RemoteArgs,
+    #[command(subcommand)]
+    command: ClusterCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ClusterCommand {
+    /// Say that a cluster shall be: signs its statement on this machine
+    #[command(after_help = "\
+Examples:
+  muster-discovery cluster create demo --size 3
+  muster-discovery cluster create try --size 1 --allow-loopback
+
+Then make a bundle for its hosts: muster-discovery token create --cluster demo --out demo.bundle")]
+    Create(CreateArgs),
+    /// Sign a cluster's next statement: with the admins of now, or with more allowed
+    #[command(after_help = "\
+Example:
+  muster-discovery cluster restate demo
+
+Needed after `admin add` and `admin revoke`, so that the cluster knows. Id, name, size and CAs stay;
+what was allowed stays allowed.")]
+    Restate(RestateArgs),
+    /// List clusters
+    List {
+        /// Also those that were abandoned, expired or retired
+        #[arg(long)]
+        all: bool,
+    },
+    /// Show a cluster: seats, probes, timeline
+    Show {
+        /// Name or id
+        cluster: String,
+    },
+    /// Say what a cluster waits for, and what to do about it
+    Explain {
+        /// Name or id
+        cluster: String,
+    },
+    /// Give up a cluster that has not committed
+    Abandon {
+        /// Name or id
+        cluster: String,
+        /// Why, for the hosts that are turned away
+        #[arg(long, value_name = "TEXT", default_value = "abandoned by an admin")]
+        reason: String,
+    },
+    /// End a cluster that has committed: discovery forgets it, its nodes are not touched
+    #[command(after_help = "\
+Example:
+  muster-discovery cluster retire demo --reason 'moved to eu-2'
+
+Discovery turns the cluster's agents away from now on, and its name is free again. Nodes that run go
+on running: stop them yourself.")]
+    Retire {
+        /// Name or id
+        cluster: String,
+        /// Why, for those who come later
+        #[arg(long, value_name = "TEXT", default_value = "retired by an owner")]
+        reason: String,
+    },
+    /// Get a client certificate for etcdctl and applications
+    #[command(after_help = "\
+Examples:
+  muster-discovery cluster credentials demo --out demo-credentials
+  eval \"$(muster-discovery cluster credentials demo --out demo-credentials --renew)\"
+  etcdctl member list
+
+DIR gets client.crt, client.key and ca.crt (mode 0600). The key is made here. The certificate lasts a
+week; --renew replaces it.")]
+    Credentials {
+        /// Name or id
+        cluster: String,
+        /// Folder for the files
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+        /// Replace a certificate that is there already; its key stays
+        #[arg(long)]
+        renew: bool,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct CreateArgs {
+    /// Its name: letters, digits and hyphens
+    name: Name,
+    /// How many members it is formed of
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
+    size: u8,
+    #[command(flatten)]
+    allow: AllowArgs,
+    /// How long it may take to form
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_duration)]
+    deadline: Duration,
+}
+
+#[derive(Debug, clap::Args)]
+struct RestateArgs {
+    /// Name or id
+    cluster: String,
+    #[command(flatten)]
+    allow: AllowArgs,
+    /// How long it may take to form, from its opening on [default: as it was]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    deadline: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, clap::Args)]
+#[group(skip)]
+struct AllowArgs {
+    /// Let members have loopback addresses (for trying things out on one machine)
+    #[arg(long)]
+    allow_loopback: bool,
+    /// Let two members be on one machine (which then fails as one)
+    #[arg(long)]
+    allow_shared_host: bool,
+    /// Let the size be even (which tolerates no more failures than one less)
+    #[arg(long)]
+    allow_even: bool,
+    /// Let members have ports below 1024
+    #[arg(long)]
+    allow_low_ports: bool,
+}
+
+impl AllowArgs {
+    /// What is allowed already, and this.
+    fn over(self, base: Permissions) -> Permissions {
+        Permissions {
+            loopback: base.loopback || self.allow_loopback,
+            shared_host: base.shared_host || self.allow_shared_host,
+            even_size: base.even_size || self.allow_even,
+            low_ports: base.low_ports || self.allow_low_ports,
+        }
+    }
+}
+
+pub(super) async fn run(args: ClusterArgs, printer: &mut Printer) -> Result<(), CliError> {
+    let session = Session::open(&args.remote)?;
+    match args.command {
+        ClusterCommand::Create(args) => create::create(&session, &args, printer).await,
+        ClusterCommand::Restate(args) => create::restate(&session, &args, printer).await,
+        ClusterCommand::List { all } => show::list(&session, all, printer).await,
+        ClusterCommand::Show { cluster } => show::show(&session, &cluster, printer).await,
+        ClusterCommand::Explain { cluster } => show::explain(&session, &cluster, printer).await,
+        ClusterCommand::Abandon { cluster, reason } => {
+            let cluster = session.cluster(&cluster).await?;
+            let after = session.client.abandon(cluster.cluster, &reason).await?;
+            show::summary(printer, &after)
+        }
+        ClusterCommand::Retire { cluster, reason } => {
+            let cluster = session.cluster(&cluster).await?;
+            let chain = session.chain(cluster.cluster).await?;
+            session.needs_in_statement(&chain, Action::RetireCluster)?;
+            let statement = chain.newest_hash();
+            let retire = Retire { cluster: cluster.cluster, statement, reason };
+            let after = session.client.retire(cluster.cluster, &retire.sign(&session.key)).await?;
+            show::summary(printer, &after)
+        }
+        ClusterCommand::Credentials { cluster, out, renew } => {
+            credentials::credentials(&session, &cluster, &out, renew, printer).await
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! `cluster list`, `show` and `explain`.
+
+use discovery_types::api::{ClusterSummary, ClusterView, Explanation, SeatView};
+
+use crate::cli::CliError;
+use crate::cli::printer::{Printer, Text, or_dash, time};
+use crate::cli::session::{Session, is_live};
+
+pub(super) async fn list(
+    session: &Session,
+    all: bool,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    let mut list = session.client.list_clusters(None).await?;
+    list.clusters.retain(|cluster| all || is_live(cluster.state));
+    printer.value(&list, |out| table(out, &list.clusters))
+}
+
+pub(super) fn summary(printer: &mut Printer, cluster: &ClusterSummary) -> Result<(), CliError> {
+    printer.value(cluster, |out| table(out, std::slice::from_ref(cluster)))
+}
+
+fn table(out: &mut Text<'_>, clusters: &[ClusterSummary]) {
+    let header = ["NAME", "STATE", "SEATS", "STANDBY", "EPOCH", "CREATED", "ID"];
+    let rows = clusters.iter().map(|cluster| {
+        [
+            cluster.name.to_string(),
+            cluster.state.to_string(),
+            format!("{}/{}", cluster.seated, cluster.size),
+            cluster.standbys.to_string(),
+            cluster.epoch.to_string(),
+            time(cluster.created_at_ms),
+            cluster.cluster.to_string(),
+        ]
+    });
+    out.table(header, rows);
+}
+
+pub(super) async fn show(
+    session: &Session,
+    cluster: &str,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    let id = session.cluster(cluster).await?.cluster;
+    let view = session.client.show_cluster(id).await?;
+    printer.value(&view, |out| {
+        head(out, &view);
+        out.line("");
+        out.table(
+            ["SEAT", "NAME", "PEER URLS", "CLIENT URLS", "ACKED", "REACHES", "LEASE UNTIL"],
+            view.seats.iter().map(seat),
+        );
+        if !view.timeline.is_empty() {
+            out.line("");
+            let rows = view.timeline.iter().map(|moment| {
+                let since = moment.since_full_ms.map(|ms| format!("{ms} ms"));
+                [moment.event.clone(), time(moment.at_ms), or_dash(since)]
+            });
+            out.table(["EVENT", "AT", "SINCE FULL"], rows);
+        }
+        waits(out, &view.explain);
+    })?;
+    for alarm in &view.alarms {
+        printer.warn(alarm);
+    }
+    Ok(())
+}
+
+fn head(out: &mut Text<'_>, view: &ClusterView) {
+    let summary = &view.summary;
+    let state = format!("{} (epoch {})", summary.state, summary.epoch);
+    let mut fields = vec![
+        ("name", summary.name.to_string()),
+        ("id", summary.cluster.to_string()),
+        ("state", state),
+        ("seats", format!("{} of {}", summary.seated, summary.size)),
+        ("created", time(summary.created_at_ms)),
+    ];
+    if let Some(deadline) = summary.deadline_at_ms {
+        fields.push(("expires", time(deadline)));
+    }
+    fields.push(("statement", or_dash(view.statement)));
+    fields.push(("document", or_dash(view.document)));
+    fields.push(("raft cluster", or_dash(view.raft_cluster_id.as_ref())));
+    out.fields(&fields);
+}
+
+fn seat(seat: &SeatView) -> [String; 7] {
+    let urls = |urls: &[discovery_types::url::NodeUrl]| {
+        urls.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+    };
+    let reached = seat.probes.iter().filter(|probe| probe.reached).count();
+    [
+        seat.seat.map_or_else(|| "standby".to_owned(), |seat| seat.to_string()),
+        seat.name.to_string(),
+        urls(&seat.peer_urls),
+        urls(&seat.client_urls),
+        if seat.acked { "yes" } else { "-" }.into(),
+        if seat.probes.is_empty() {
+            "-".into()
+        } else {
+            format!("{reached}/{}", seat.probes.len())
+        },
+        or_dash(seat.lease_until_ms.map(time)),
+    ]
+}
+
+pub(super) async fn explain(
+    session: &Session,
+    cluster: &str,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    let id = session.cluster(cluster).await?.cluster;
+    let answer = session.client.explain(id).await?;
+    printer.value(&answer, |out| {
+        out.line(&format!("{} (epoch {})", answer.state, answer.epoch));
+        if answer.explain.is_empty() {
+            out.line("waits for nothing");
+        }
+        waits(out, &answer.explain);
+    })
+}
+
+fn waits(out: &mut Text<'_>, explain: &[Explanation]) {
+    for reason in explain {
+        out.line("");
+        let mut fields = vec![("waits for", reason.missing.clone())];
+        if !reason.held_by.is_empty() {
+            fields.push(("held by", reason.held_by.join(", ")));
+        }
+        if let Some(error) = &reason.last_error {
+            fields.push(("last error", error.clone()));
+        }
+        if let Some(retry) = reason.next_retry_ms {
+            fields.push(("next try", time(retry)));
+        }
+        if let Some(command) = &reason.command {
+            fields.push(("run", command.clone()));
+        }
+        out.fields(&fields);
+    }
+}

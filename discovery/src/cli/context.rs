@@ -1,0 +1,163 @@
+//! `context`: what this tool knows about discovery services.
+
+use std::io::Read;
+use std::path::Path;
+
+use clap::Subcommand;
+use discovery_types::bundle::MAX_LINE;
+use discovery_types::context::{CONTEXT_WORD, Context};
+use discovery_types::name::Name;
+use serde_json::json;
+
+use super::home::{DEFAULT_CONTEXT, Home};
+use super::printer::Printer;
+use super::session::{Session, block_on};
+use super::{CliError, CommonArgs, RemoteArgs};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct ContextArgs {
+    #[command(flatten)]
+    pub(super) common: CommonArgs,
+    #[command(subcommand)]
+    command: ContextCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ContextCommand {
+    /// Keep a context
+    #[command(after_help = "\
+Examples:
+  muster-discovery context add 'muster-context1 urls=… pins=… owners=…'
+  muster-discovery context add context.txt --name production
+  ssh disco cat context.txt | muster-discovery context add -
+
+The line holds no secret, but take it only from somebody whom you trust: it says whose word counts.")]
+    Add {
+        /// The line itself, a file that holds it, or - for stdin
+        #[arg(value_name = "LINE|FILE|-")]
+        source: String,
+        /// What to call it
+        #[arg(long, value_name = "NAME", default_value = DEFAULT_CONTEXT)]
+        name: Name,
+    },
+    /// List the contexts
+    List,
+    /// Print a context's line, to hand it on
+    Show {
+        /// Which one [default: the current one]
+        name: Option<String>,
+    },
+    /// Make a context the current one
+    Use {
+        /// Which one
+        name: Name,
+    },
+    /// Forget a context
+    Remove {
+        /// Which one
+        name: Name,
+    },
+    /// Learn of owners that were added since, by the service's owner-signed admin chain
+    Refresh {
+        /// Which one [default: the current one]
+        name: Option<String>,
+        /// Your private key, as `key new` made it [default: HOME/admin.pem]
+        #[arg(long, value_name = "FILE", env = "MUSTER_ADMIN_KEY")]
+        key: Option<std::path::PathBuf>,
+    },
+}
+
+pub(super) fn run(args: ContextArgs, printer: &mut Printer) -> Result<(), CliError> {
+    let home = Home::new(args.common.home.as_deref())?;
+    match args.command {
+        ContextCommand::Add { source, name } => {
+            let context = read(&source)?;
+            home.put(&name, &context)?;
+            show(printer, &name, &context, "kept")
+        }
+        ContextCommand::List => list(&home, printer),
+        ContextCommand::Show { name } => {
+            let (name, context) = home.get(name.as_deref())?;
+            printer.value(&to_json(&name, &context), |out| out.line(&context.to_string()))
+        }
+        ContextCommand::Use { name } => {
+            home.set_current(&name)?;
+            let (name, context) = home.get(Some(name.as_str()))?;
+            show(printer, &name, &context, "is current")
+        }
+        ContextCommand::Remove { name } => {
+            home.remove(&name)?;
+            let text = format!("context {name} removed");
+            printer.value(&json!({ "removed": name }), |out| out.line(&text))
+        }
+        ContextCommand::Refresh { name, key } => {
+            let remote = RemoteArgs { common: args.common, context: name, key };
+            block_on(refresh(&remote, printer))
+        }
+    }
+}
+
+/// The owners at the end of the admin chain, whose every step an owner signed. Nobody is dropped
+/// from the context: the chain of an older cluster may begin with an owner who left.
+async fn refresh(args: &RemoteArgs, printer: &mut Printer) -> Result<(), CliError> {
+    let mut session = Session::open(args)?;
+    let (_, chain) = session.admins().await?;
+    let owners = chain.admins().iter().filter(|admin| admin.is_owner());
+    let known = session.context.owners.clone();
+    let new: Vec<_> = owners.map(|admin| admin.key).filter(|key| !known.contains(key)).collect();
+    session.context.owners.extend(&new);
+    session.home.put(&session.name, &session.context)?;
+    let done = format!("has {} new owner(s)", new.len());
+    show(printer, &session.name, &session.context, &done)
+}
+
+fn read(source: &str) -> Result<Context, CliError> {
+    let (place, text) = if source == "-" {
+        ("stdin".to_owned(), bounded(std::io::stdin().lock(), "stdin")?)
+    } else if source.trim_start().starts_with(CONTEXT_WORD) {
+        ("the line".to_owned(), source.to_owned())
+    } else {
+        let file = fs_err::File::open(Path::new(source))
+            .map_err(|error| CliError::io("reading the context", error))?;
+        (source.to_owned(), bounded(file, source)?)
+    };
+    text.parse().map_err(|source| CliError::Context { place, source })
+}
+
+fn bounded(from: impl Read, name: &str) -> Result<String, CliError> {
+    let mut bytes = Vec::new();
+    from.take(2 * MAX_LINE as u64)
+        .read_to_end(&mut bytes)
+        .map_err(|source| CliError::io(format!("reading {name}"), source))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn list(home: &Home, printer: &mut Printer) -> Result<(), CliError> {
+    let contexts = home.list()?;
+    let current = home.current();
+    let value: Vec<_> = contexts.iter().map(|(name, context)| to_json(name, context)).collect();
+    let value = json!({ "contexts": value, "current": current });
+    printer.value(&value, |out| {
+        let rows = contexts.iter().map(|(name, context)| {
+            let mark = if current.as_ref() == Some(name) { "*" } else { "" };
+            let urls = context.urls.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+            [name.to_string(), mark.into(), urls, context.owners.len().to_string()]
+        });
+        out.table(["NAME", "CURRENT", "URLS", "OWNERS"], rows);
+    })
+}
+
+fn show(printer: &mut Printer, name: &Name, context: &Context, done: &str) -> Result<(), CliError> {
+    let text = format!("context {name} {done}: {}", context.urls[0]);
+    printer.value(&to_json(name, context), |out| out.line(&text))
+}
+
+fn to_json(name: &Name, context: &Context) -> serde_json::Value {
+    json!({
+        "name": name,
+        "urls": context.urls,
+        "pins": context.pins,
+        "owners": context.owners,
+        "line": context.to_string(),
+    })
+}

@@ -1,0 +1,57 @@
+//! `db`: what only an owner may say about the service's database.
+
+use clap::Subcommand;
+use discovery_types::api::AcceptRequest;
+
+use super::printer::Printer;
+use super::session::Session;
+use super::{CliError, RemoteArgs};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct DbArgs {
+    #[command(flatten)]
+    pub(super) remote: RemoteArgs,
+    #[command(subcommand)]
+    command: DbCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum DbCommand {
+    /// Accept that the database is not the one that it was
+    #[command(after_help = "\
+Example:
+  muster-discovery db accept --yes
+
+Only for when the database was restored from a backup or replaced, and ledgers of earlier processes
+are lost. It abandons every cluster that has not committed and revokes every token: whatever the lost
+part of the database said about them can't be known. Committed and running clusters are not touched.")]
+    Accept {
+        /// Only if the database has this system identifier (see `cluster explain`)
+        #[arg(long, value_name = "ID")]
+        system_identifier: Option<String>,
+        /// Do it
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+pub(super) async fn run(args: DbArgs, printer: &mut Printer) -> Result<(), CliError> {
+    let DbCommand::Accept { system_identifier, yes } = args.command;
+    if !yes {
+        return Err(CliError::Usage(
+            "this abandons every cluster that has not committed and revokes every token: \
+             say --yes to do it"
+                .into(),
+        ));
+    }
+    let session = Session::open(&args.remote)?;
+    let done = session.client.accept_database(&AcceptRequest { system_identifier }).await?;
+    printer.value(&done, |out| {
+        out.fields(&[
+            ("database", format!("{} (timeline {})", done.system_identifier, done.timeline)),
+            ("abandoned clusters", done.abandoned.len().to_string()),
+            ("revoked tokens", done.revoked_tokens.to_string()),
+            ("commits put back", done.restored_commits.to_string()),
+        ]);
+    })
+}

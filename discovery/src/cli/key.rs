@@ -1,0 +1,59 @@
+//! `key`: an admin's own key, made on the admin's own machine.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use discovery_types::key::{SigningKey, write_private};
+
+use super::printer::Printer;
+use super::{CliError, CommonArgs};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct KeyArgs {
+    #[command(flatten)]
+    pub(super) common: CommonArgs,
+    #[command(subcommand)]
+    command: KeyCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum KeyCommand {
+    /// Make a private key; prints the public one
+    #[command(after_help = "\
+Example:
+  muster-discovery key new --out owner.pem
+
+The private key goes to FILE (mode 0600) and never leaves this machine. The public key is printed,
+and written beside it as FILE with the extension .pub: that is what `init --owner` and `admin add`
+take. An existing FILE is never overwritten.")]
+    New {
+        /// Where to put the private key
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+    },
+    /// Print the public key of a private one
+    Show {
+        /// The private key
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+}
+
+pub(super) fn run(args: KeyArgs, printer: &mut Printer) -> Result<(), CliError> {
+    let (key, file) = match args.command {
+        KeyCommand::New { out } => {
+            let key = SigningKey::generate();
+            key.save(&out)?;
+            write_private(&out.with_extension("pub"), format!("{}\n", key.public()).as_bytes())?;
+            (key, out)
+        }
+        KeyCommand::Show { file } => (SigningKey::load(&file)?, file),
+    };
+    let public = key.public().to_string();
+    let value = serde_json::json!({
+        "public_key": public,
+        "key_id": key.key_id(),
+        "file": file,
+    });
+    printer.value(&value, |out| out.line(&public))
+}

@@ -1,0 +1,45 @@
+//! Where the service's log goes.
+
+use std::io::IsTerminal;
+
+use clap::ValueEnum;
+use tracing_subscriber::EnvFilter;
+
+use super::CliError;
+
+/// How `serve` logs.
+#[derive(Clone, Debug, clap::Args)]
+#[group(skip)]
+pub(super) struct LogArgs {
+    /// What to log: a level, or directives as in `info,muster_discovery=debug`
+    #[arg(long, value_name = "FILTER", env = "MUSTER_LOG", default_value = "info")]
+    log: String,
+    /// Form of a log line
+    #[arg(long, value_name = "FORM", env = "MUSTER_LOG_FORMAT", default_value = "text")]
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+impl LogArgs {
+    /// Sets up logging to stderr. Once per process.
+    pub(super) fn install(&self) -> Result<(), CliError> {
+        let filter = EnvFilter::try_new(&self.log)
+            .map_err(|error| CliError::Usage(format!("--log: {error}")))?;
+        let builder = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal());
+        let installed = match self.log_format {
+            LogFormat::Text => builder.try_init(),
+            LogFormat::Json => builder.json().try_init(),
+        };
+        installed.map_err(|error| CliError::Usage(format!("logging: {error}")))
+    }
+}

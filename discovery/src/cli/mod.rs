@@ -1,0 +1,172 @@
+//! The command line: the whole tree, and the admin's commands behind it.
+//!
+//! Admin commands sign on this machine and send what is signed; the key never leaves. What is
+//! asked for goes to stdout (a table, or JSON with `--json`), everything else to stderr. Exit
+//! codes: 0 done, 1 failed, 2 usage.
+
+mod admin;
+mod cluster;
+mod context;
+mod db;
+mod error;
+mod home;
+mod key;
+mod log;
+mod printer;
+mod session;
+mod token;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+pub use error::CliError;
+
+use crate::server::{InitArgs, ServeArgs};
+use log::LogArgs;
+use printer::Printer;
+
+const EXAMPLES: &str = "\
+First steps, on the admin's machine unless said otherwise:
+  muster-discovery key new --out owner.pem
+  muster-discovery init --owner ed25519:… --dir keys --url https://disco.example.org:8443    (server)
+  muster-discovery serve --keys keys --ledger ledger --managed-postgres pg                   (server)
+  muster-discovery context add 'muster-context1 …'
+  export MUSTER_ADMIN_KEY=owner.pem
+  muster-discovery cluster create demo --size 3
+  muster-discovery token create --cluster demo --out demo.bundle
+  muster-discovery cluster explain demo
+
+Exit codes: 0 done, 1 failed, 2 usage.";
+
+/// The private discovery service, and the admin's tool for it.
+#[derive(Debug, Parser)]
+#[command(name = "muster-discovery", version, after_help = EXAMPLES, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the service
+    Serve {
+        #[command(flatten)]
+        args: Box<ServeArgs>,
+        #[command(flatten)]
+        log: LogArgs,
+    },
+    /// Make the service's key directory; prints the admin's context
+    Init {
+        #[command(flatten)]
+        args: InitArgs,
+        /// Print JSON instead of one line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make an admin's key
+    Key(key::KeyArgs),
+    /// Keep what is known about discovery services: URLs, pins, owners
+    Context(context::ContextArgs),
+    /// Create clusters, see what they wait for, end them
+    Cluster(cluster::ClusterArgs),
+    /// Make, see and revoke join bundles
+    Token(token::TokenArgs),
+    /// Say who the admins are
+    Admin(admin::AdminArgs),
+    /// Accept a database that was restored or swapped
+    Db(db::DbArgs),
+}
+
+/// What every admin command can be told.
+#[derive(Clone, Debug, clap::Args)]
+#[group(skip)]
+struct CommonArgs {
+    /// Print JSON on stdout instead of a table
+    #[arg(long, global = true)]
+    json: bool,
+    /// Where this tool keeps its contexts [default: ~/.config/muster]
+    #[arg(long, global = true, value_name = "DIR", env = "MUSTER_ADMIN_HOME")]
+    home: Option<PathBuf>,
+}
+
+/// What every command can be told that speaks to the service.
+#[derive(Clone, Debug, clap::Args)]
+#[group(skip)]
+struct RemoteArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// Which context to use [default: the current one]
+    #[arg(long, global = true, value_name = "NAME", env = "MUSTER_CONTEXT")]
+    context: Option<String>,
+    /// Your private key, as `key new` made it [default: HOME/admin.pem]
+    #[arg(long, global = true, value_name = "FILE", env = "MUSTER_ADMIN_KEY")]
+    key: Option<PathBuf>,
+}
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    match Cli::try_parse() {
+        Ok(cli) => run(cli),
+        Err(error) => {
+            let code = if error.use_stderr() { 2 } else { 0 };
+            // Nothing can be done about a closed terminal.
+            let _ = error.print();
+            ExitCode::from(code)
+        }
+    }
+}
+
+fn run(cli: Cli) -> ExitCode {
+    let json = match &cli.command {
+        Command::Serve { .. } => false,
+        Command::Init { json, .. } => *json,
+        Command::Key(args) => args.common.json,
+        Command::Context(args) => args.common.json,
+        Command::Cluster(args) => args.remote.common.json,
+        Command::Token(args) => args.remote.common.json,
+        Command::Admin(args) => args.remote.common.json,
+        Command::Db(args) => args.remote.common.json,
+    };
+    let mut printer = Printer::stdio(json);
+    let result = match cli.command {
+        Command::Serve { args, log } => serve(*args, &log),
+        Command::Init { args, .. } => init(&args, &mut printer),
+        Command::Key(args) => key::run(args, &mut printer),
+        Command::Context(args) => context::run(args, &mut printer),
+        Command::Cluster(args) => session::block_on(cluster::run(args, &mut printer)),
+        Command::Token(args) => session::block_on(token::run(args, &mut printer)),
+        Command::Admin(args) => session::block_on(admin::run(args, &mut printer)),
+        Command::Db(args) => session::block_on(db::run(args, &mut printer)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            printer.error(&error);
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn serve(args: ServeArgs, log: &LogArgs) -> Result<(), CliError> {
+    log.install()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| CliError::io("starting the runtime", source))?;
+    Ok(runtime.block_on(crate::server::serve(args))?)
+}
+
+fn init(args: &InitArgs, printer: &mut Printer) -> Result<(), CliError> {
+    let line = crate::server::init(args)?;
+    printer.value(&serde_json::json!({ "context": line }), |out| out.line(&line))?;
+    printer.note(
+        "Keep this line: it is how admins find this service and know it. It holds no secret.\n\
+         On each admin's machine: muster-discovery context add '<the line>'",
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

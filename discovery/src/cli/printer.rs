@@ -1,0 +1,150 @@
+//! What a command says, and where: data on stdout, everything else on stderr.
+
+use std::error::Error;
+use std::io::Write;
+
+use comfy_table::{ContentArrangement, Table, presets};
+use serde::Serialize;
+
+use super::CliError;
+
+/// Both streams of a command.
+pub(super) struct Printer {
+    json: bool,
+    out: Box<dyn Write>,
+    err: Box<dyn Write>,
+}
+
+/// The human side of an answer.
+pub(super) struct Text<'p> {
+    out: &'p mut dyn Write,
+    failed: Option<std::io::Error>,
+}
+
+impl Printer {
+    pub(super) fn stdio(json: bool) -> Self {
+        Self::new(json, Box::new(std::io::stdout()), Box::new(std::io::stderr()))
+    }
+
+    pub(super) fn new(json: bool, out: Box<dyn Write>, err: Box<dyn Write>) -> Self {
+        Self { json, out, err }
+    }
+
+    /// The answer: as JSON, or as `text` writes it.
+    pub(super) fn value<T: Serialize>(
+        &mut self,
+        value: &T,
+        text: impl FnOnce(&mut Text<'_>),
+    ) -> Result<(), CliError> {
+        let written = if self.json {
+            let json = serde_json::to_string_pretty(value).expect("answers are plain structs");
+            writeln!(self.out, "{json}")
+        } else {
+            let mut target = Text { out: &mut *self.out, failed: None };
+            text(&mut target);
+            target.failed.map_or(Ok(()), Err)
+        };
+        let flushed = written.and_then(|()| self.out.flush());
+        match flushed {
+            // Whoever reads us has had enough (`| head`).
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+            other => other.map_err(|source| CliError::io("writing the answer", source)),
+        }
+    }
+
+    /// Something to know, beside the answer.
+    pub(super) fn note(&mut self, text: &str) {
+        self.say(&printable(text));
+    }
+
+    /// Something to worry about.
+    pub(super) fn warn(&mut self, text: &str) {
+        self.say(&format!("warning: {}", printable(text)));
+    }
+
+    /// Why it failed, with its causes, and what to do next.
+    pub(super) fn error(&mut self, error: &CliError) {
+        let mut message = error.to_string();
+        let mut cause = error.source();
+        while let Some(source) = cause {
+            let text = source.to_string();
+            // A transparent wrapper says the same again.
+            if !message.ends_with(&text) {
+                message = format!("{message}: {text}");
+            }
+            cause = source.source();
+        }
+        if self.json {
+            let value = serde_json::json!({
+                "error": message,
+                "code": error.code().map(|code| code.as_str()),
+                "next": error.next(),
+                "exit_code": error.exit_code(),
+            });
+            self.say(&value.to_string());
+            return;
+        }
+        self.say(&format!("error: {}", printable(&message)));
+        if let Some(next) = error.next() {
+            self.say(&format!("next: {next}"));
+        }
+    }
+
+    fn say(&mut self, text: &str) {
+        // Nothing can be said about a stderr that can't be written to.
+        let _ = writeln!(self.err, "{text}");
+    }
+}
+
+impl Text<'_> {
+    /// One line, or several.
+    pub(super) fn line(&mut self, text: &str) {
+        if let Err(error) = writeln!(self.out, "{}", printable(text)) {
+            self.failed.get_or_insert(error);
+        }
+    }
+
+    /// A table without rules; columns as wide as what stands in them, so that `awk` can read it.
+    pub(super) fn table<const N: usize>(
+        &mut self,
+        header: [&str; N],
+        rows: impl IntoIterator<Item = [String; N]>,
+    ) {
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        table.set_content_arrangement(ContentArrangement::Disabled);
+        table.set_header(header);
+        for row in rows {
+            table.add_row(row.map(|cell| printable(&cell).replace('\n', " ")));
+        }
+        for line in table.to_string().lines() {
+            self.line(line.trim());
+        }
+    }
+
+    /// Names and values, one per line.
+    pub(super) fn fields(&mut self, fields: &[(&str, String)]) {
+        let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+        for (name, value) in fields {
+            self.line(&format!("{name:width$}  {value}"));
+        }
+    }
+}
+
+/// Text from elsewhere, without what would steer a terminal.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+}
+
+/// Milliseconds since 1970 as people write it.
+pub(super) fn time(ms: i64) -> String {
+    match jiff::Timestamp::from_second(ms.div_euclid(1000)) {
+        Ok(time) => time.to_string(),
+        Err(_) => format!("{ms} ms"),
+    }
+}
+
+/// `-` for what isn't there.
+pub(super) fn or_dash(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}

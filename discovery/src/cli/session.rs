@@ -1,0 +1,127 @@
+//! A context, a key and a connection: what a command needs to speak to the service.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use discovery_types::admin::AdminChain;
+use discovery_types::api::{AdminList, ClusterState, ClusterSummary};
+use discovery_types::client::{Client, ClientConfig};
+use discovery_types::context::Context;
+use discovery_types::key::SigningKey;
+use discovery_types::name::Name;
+use discovery_types::role::{Action, roles_allow};
+use discovery_types::statement::StatementChain;
+use uuid::Uuid;
+
+use super::home::Home;
+use super::{CliError, RemoteArgs};
+
+/// An admin who is about to ask for something.
+pub(super) struct Session {
+    pub home: Home,
+    pub name: Name,
+    pub context: Context,
+    pub key: Arc<SigningKey>,
+    pub client: Client,
+}
+
+impl Session {
+    /// Reads context and key; connects to nothing yet.
+    pub(super) fn open(args: &RemoteArgs) -> Result<Self, CliError> {
+        let home = Home::new(args.common.home.as_deref())?;
+        let (name, context) = home.get(args.context.as_deref())?;
+        let file = args.key.clone().unwrap_or_else(|| home.default_key());
+        if !file.exists() {
+            return Err(CliError::NoKey(file));
+        }
+        let key = Arc::new(SigningKey::load(&file)?);
+        let client = Client::new(ClientConfig {
+            urls: context.urls.clone(),
+            pins: context.pins.clone(),
+            key: Some(key.clone()),
+        })?;
+        Ok(Self { home, name, context, key, client })
+    }
+
+    /// The cluster with this id, or the live one with this name, or the newest of that name.
+    pub(super) async fn cluster(&self, text: &str) -> Result<ClusterSummary, CliError> {
+        let missing = || CliError::NoCluster(text.to_owned());
+        if let Ok(id) = Uuid::try_parse(text) {
+            return Ok(self.client.show_cluster(id).await?.summary);
+        }
+        let name: Name = text.parse().map_err(|_| missing())?;
+        let found = self.client.list_clusters(Some(&name)).await?.clusters;
+        let live = found.iter().position(|cluster| is_live(cluster.state));
+        found.into_iter().nth(live.unwrap_or(0)).filter(|c| c.name == name).ok_or_else(missing)
+    }
+
+    /// A cluster's statement chain, verified from the owners of the context.
+    pub(super) async fn chain(&self, cluster: Uuid) -> Result<StatementChain, CliError> {
+        let list = self.client.statements(cluster).await?;
+        let chain = StatementChain::verify_from_owners(&list.statements, &self.context.owners)
+            .map_err(CliError::Statements)?;
+        if chain.newest().cluster != cluster {
+            return Err(CliError::Answer("the statements are of another cluster".into()));
+        }
+        Ok(chain)
+    }
+
+    /// The admin chain, verified from an owner of the context.
+    pub(super) async fn admins(&self) -> Result<(AdminList, AdminChain), CliError> {
+        let list = self.client.list_admins().await?;
+        if !self.context.owners.contains(&list.root_owner) {
+            return Err(CliError::ForeignAdmins);
+        }
+        let chain = AdminChain::verify(&list.root_owner, &list.chain).map_err(CliError::Admins)?;
+        Ok((list, chain))
+    }
+
+    /// Says before anything is sent that the key's role doesn't do.
+    pub(super) fn needs(&self, chain: &AdminChain, action: Action) -> Result<(), CliError> {
+        let admin = chain.find(&self.key.key_id());
+        if admin.is_some_and(|admin| roles_allow(&admin.roles, action)) {
+            return Ok(());
+        }
+        Err(self.refused(action, ""))
+    }
+
+    /// The same for a cluster, whose newest statement is what counts.
+    pub(super) fn needs_in_statement(
+        &self,
+        chain: &StatementChain,
+        action: Action,
+    ) -> Result<(), CliError> {
+        let admin = chain.newest().admin(&self.key.key_id());
+        if admin.is_some_and(|admin| roles_allow(&admin.roles, action)) {
+            return Ok(());
+        }
+        Err(self.refused(action, " in the cluster's newest statement"))
+    }
+
+    fn refused(&self, action: Action, where_: &'static str) -> CliError {
+        CliError::Role { key: self.key.key_id().to_string(), needs: action.needs(), where_ }
+    }
+}
+
+/// Whether a cluster is still of use.
+pub(super) fn is_live(state: ClusterState) -> bool {
+    match state {
+        ClusterState::Draft
+        | ClusterState::Open
+        | ClusterState::Preparing
+        | ClusterState::Committed
+        | ClusterState::Formed => true,
+        ClusterState::Abandoned | ClusterState::Expired | ClusterState::Retired => false,
+    }
+}
+
+/// Runs a command that speaks to the service.
+pub(super) fn block_on<T>(
+    command: impl Future<Output = Result<T, CliError>>,
+) -> Result<T, CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| CliError::io("starting the runtime", source))?;
+    runtime.block_on(command)
+}

@@ -1,0 +1,248 @@
+//! `token`: made here, and never sent to anyone but the host.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Subcommand;
+use discovery_types::api::{GrantState, GrantView};
+use discovery_types::bundle::Bundle;
+use discovery_types::grant::{Grant, GrantId, MAX_CIDRS, TokenKind};
+use discovery_types::key::write_new;
+use discovery_types::name::Name;
+use discovery_types::statement::StatementChain;
+use discovery_types::token::Token;
+use ipnet::IpNet;
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::json;
+
+use super::printer::{Printer, or_dash, time};
+use super::session::Session;
+use super::{CliError, RemoteArgs};
+use crate::server::parse_duration;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct TokenArgs {
+    #[command(flatten)]
+    pub(super) remote: RemoteArgs,
+    #[command(subcommand)]
+    command: TokenCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum TokenCommand {
+    /// Make a token and print the join bundle that a host needs
+    #[command(after_help = "\
+Examples:
+  muster-discovery token create --cluster demo --out demo.bundle
+  muster-discovery token create --cluster demo --ttl 10m --cidr 10.1.0.0/16 > demo.bundle
+
+The token's secret is made on this machine; the service gets only its public half. Until the cluster
+commits, whoever has the bundle can take a seat: hand it over as you would a password, and revoke it
+with `token revoke` if it went astray.")]
+    Create(CreateArgs),
+    /// List a cluster's tokens
+    List {
+        /// Name or id of the cluster
+        #[arg(long, value_name = "CLUSTER")]
+        cluster: String,
+    },
+    /// Show a token's grant
+    Show {
+        /// The token's id, as `token list` prints it
+        id: GrantId,
+    },
+    /// Let nobody new in by a token; seats that are taken stay
+    Revoke {
+        /// The token's id, as `token list` prints it
+        id: GrantId,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct CreateArgs {
+    /// Name or id of the cluster
+    #[arg(long, value_name = "CLUSTER")]
+    cluster: String,
+    /// How long it can be redeemed (at most 24h)
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
+    ttl: Duration,
+    /// Addresses that may redeem it; may be repeated
+    #[arg(long, value_name = "CIDR")]
+    cidr: Vec<IpNet>,
+    /// The one name that the member may have
+    #[arg(long, value_name = "NAME")]
+    name: Option<Name>,
+    /// The one zone that the member may be in
+    #[arg(long, value_name = "ZONE")]
+    zone: Option<Name>,
+    /// How many seats it is worth [default: the cluster's size, or 1 with --name]
+    #[arg(long, value_name = "N")]
+    uses: Option<u8>,
+    /// Write the bundle to a new file (mode 0600) instead of stdout
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+pub(super) async fn run(args: TokenArgs, printer: &mut Printer) -> Result<(), CliError> {
+    let session = Session::open(&args.remote)?;
+    match args.command {
+        TokenCommand::Create(create) => self::create(&session, create, printer).await,
+        TokenCommand::List { cluster } => {
+            let cluster = session.cluster(&cluster).await?;
+            let list = session.client.list_grants(cluster.cluster).await?;
+            printer.value(&list, |out| {
+                let header = ["ID", "KIND", "STATE", "KEYS", "USES", "EXPIRES", "ISSUER"];
+                out.table(header, list.grants.iter().map(row));
+            })
+        }
+        TokenCommand::Show { id } => {
+            let view = session.client.show_grant(id).await?;
+            show(printer, &view)
+        }
+        TokenCommand::Revoke { id } => {
+            let view = session.client.revoke_grant(id).await?;
+            show(printer, &view)
+        }
+    }
+}
+
+async fn create(
+    session: &Session,
+    args: CreateArgs,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    if let Some(out) = &args.out {
+        // Now, not after the grant is stored.
+        if out.exists() {
+            return Err(discovery_types::key::KeyFileError::Exists(out.clone()).into());
+        }
+    }
+    let cluster = session.cluster(&args.cluster).await?;
+    let chain = session.chain(cluster.cluster).await?;
+    session.needs_in_statement(&chain, TokenKind::Boot.action())?;
+    let now = session.client.context().await?.now_ms.div_euclid(1000);
+    let token = Token::generate(TokenKind::Boot);
+    let grant = grant(&chain, &token, &args, u64::try_from(now).unwrap_or_default())?;
+    let view = session.client.put_grant(&grant.sign(&session.key)).await?;
+    if view.grant != grant {
+        return Err(CliError::Answer("it stored another grant than the one sent".into()));
+    }
+    let bundle = Bundle {
+        urls: session.context.urls.clone(),
+        pins: session.context.pins.clone(),
+        cluster: cluster.cluster,
+        statement: chain.newest_hash(),
+        token,
+    };
+    hand_out(&bundle.expose(), &view, args.out.as_deref(), printer)
+}
+
+fn hand_out(
+    bundle: &SecretString,
+    view: &GrantView,
+    out: Option<&Path>,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    let mut value = json!({
+        "id": view.grant.id,
+        "cluster": view.grant.cluster,
+        "uses": view.grant.uses,
+        "expires_at": view.grant.expires_at,
+    });
+    let expires = time(view.grant.expires_at as i64 * 1000);
+    let about = format!("token {}: {} use(s), until {expires}", view.grant.id, view.grant.uses);
+    match out {
+        Some(file) => {
+            write_new(file, format!("{}\n", bundle.expose_secret()).as_bytes())?;
+            value["file"] = json!(file);
+            printer.note(&about);
+            printer.value(&value, |out| out.line(&file.display().to_string()))
+        }
+        None => {
+            value["bundle"] = json!(bundle.expose_secret());
+            printer.value(&value, |out| out.line(bundle.expose_secret()))?;
+            printer.note(&about);
+            Ok(())
+        }
+    }
+}
+
+/// The grant for a token, with everything checked that can be checked without the service.
+fn grant(
+    chain: &StatementChain,
+    token: &Token,
+    args: &CreateArgs,
+    now: u64,
+) -> Result<Grant, CliError> {
+    let size = chain.newest().size;
+    let uses = args.uses.unwrap_or(if args.name.is_some() { 1 } else { size });
+    if !(1..=size).contains(&uses) {
+        return Err(CliError::Usage(format!(
+            "--uses must be from 1 to the cluster's size, {size}"
+        )));
+    }
+    let ttl = args.ttl.as_secs();
+    if !(1..=TokenKind::Boot.max_seconds()).contains(&ttl) {
+        return Err(CliError::Usage("--ttl must be from 1s to 24h".into()));
+    }
+    if args.cidr.len() > MAX_CIDRS {
+        return Err(CliError::Usage(format!("--cidr can be given {MAX_CIDRS} times at most")));
+    }
+    Ok(Grant {
+        version: 1,
+        id: token.id(),
+        kind: token.kind(),
+        key: *token.public(),
+        cluster: chain.newest().cluster,
+        statement: chain.newest_hash(),
+        uses,
+        issued_at: now,
+        expires_at: now + ttl,
+        cidrs: args.cidr.clone(),
+        name: args.name.clone(),
+        zone: args.zone.clone(),
+    })
+}
+
+fn row(view: &GrantView) -> [String; 7] {
+    let grant = &view.grant;
+    [
+        grant.id.to_string(),
+        grant.kind.to_string(),
+        state(view.state).into(),
+        view.keys.to_string(),
+        grant.uses.to_string(),
+        time(grant.expires_at as i64 * 1000),
+        view.issuer.to_string(),
+    ]
+}
+
+fn show(printer: &mut Printer, view: &GrantView) -> Result<(), CliError> {
+    let grant = &view.grant;
+    printer.value(view, |out| {
+        let cidrs = grant.cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        out.fields(&[
+            ("id", grant.id.to_string()),
+            ("kind", grant.kind.to_string()),
+            ("state", state(view.state).into()),
+            ("cluster", grant.cluster.to_string()),
+            ("uses", grant.uses.to_string()),
+            ("keys seen", view.keys.to_string()),
+            ("issued", time(grant.issued_at as i64 * 1000)),
+            ("expires", time(grant.expires_at as i64 * 1000)),
+            ("issuer", view.issuer.to_string()),
+            ("addresses", if cidrs.is_empty() { "any".into() } else { cidrs }),
+            ("name", or_dash(grant.name.as_ref())),
+            ("zone", or_dash(grant.zone.as_ref())),
+        ]);
+    })
+}
+
+fn state(state: GrantState) -> &'static str {
+    match state {
+        GrantState::Valid => "valid",
+        GrantState::Expired => "expired",
+        GrantState::Revoked => "revoked",
+        GrantState::Closed => "closed",
+    }
+}
