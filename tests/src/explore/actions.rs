@@ -1,0 +1,395 @@
+//! What can happen next in a world.
+
+use std::fmt;
+
+use formation_explored::agent::{Decision, Start, at_start};
+use formation_explored::service::{Phase, Place};
+use formation_explored::{Epoch, Hash, KeyId, Proposal};
+
+use crate::explore::config::Config;
+use crate::explore::host_side::directory_of;
+use crate::explore::identity::{hash_of, list, machine, name, record};
+use crate::explore::world::{Mode, NOW, PROCESSES, World};
+
+/// One atomic step of somebody.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// A host's agent starts, makes its key and record, and redeems.
+    Join(usize),
+    /// An agent polls, or redeems if the database doesn't know it.
+    Speak(usize),
+    /// A message of an agent that is no more arrives.
+    SpeakLate(KeyId),
+    /// An agent sees that the service is at this epoch.
+    SeeEpoch(usize, Epoch),
+    /// An agent looks at a list: probes, and signs, refuses, or sends its row of the matrix.
+    Consider(usize, Hash),
+    /// The same, and it has waited long enough to say which releases are missing.
+    LosePatience(usize, Hash),
+    /// An ack arrives.
+    DeliverAck(KeyId, Hash),
+    /// A release arrives.
+    DeliverRelease(KeyId),
+    /// An agent gets a document.
+    SeeDocument(usize, Hash),
+    /// An agent takes its next step towards its node.
+    Act(usize),
+    /// A node makes its log.
+    MakeLog(usize),
+    /// An agent sees its node's log.
+    SeeLog(usize),
+    /// A member reports its Raft cluster.
+    Report(usize),
+    /// An agent shows the service the document that it holds.
+    ShowDocument(usize),
+    /// A process writes the document to its ledger and lets it out.
+    Publish(usize),
+    /// A process connects to a restored database, compares, and puts back what is missing.
+    Connect(usize),
+    /// A lease has lapsed.
+    Lapse(KeyId),
+    /// The frozen list's time is over.
+    TimeOut,
+    /// A hold-back is over.
+    HoldOver(KeyId),
+    /// An operator gives the cluster up.
+    Abandon,
+    /// The deadline passes.
+    Expire,
+    /// An owner accepts the changed database.
+    Accept,
+    /// Somebody takes a backup.
+    Backup,
+    /// Somebody restores it.
+    Restore,
+    /// An agent is killed and starts again.
+    Kill(usize),
+    /// A host dies for good.
+    Die(usize),
+    /// A node's directory is lost; its host starts again.
+    LoseDirectory(usize),
+    /// A host is made anew.
+    Remake(usize),
+    /// A host's disk is copied to another machine, which starts.
+    Clone(usize, usize),
+    /// A process crashes.
+    Crash(usize),
+    /// Without row lock: a process reads the row.
+    Read(usize),
+    /// Without row lock: it writes what this makes of what it read.
+    Write(usize, Box<Action>),
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let host = |host: &usize| char::from(b'A' + u8::try_from(*host).unwrap_or(25));
+        match self {
+            Action::Join(at) => write!(f, "{} starts, makes its key and redeems", host(at)),
+            Action::Speak(at) => write!(f, "{} polls", host(at)),
+            Action::SpeakLate(key) => write!(f, "a late message of {} arrives", name(*key)),
+            Action::SeeEpoch(at, epoch) => write!(f, "{} sees epoch {epoch}", host(at)),
+            Action::Consider(at, h) => write!(f, "{} looks at {}", host(at), list(*h)),
+            Action::LosePatience(at, h) => {
+                write!(f, "{} has waited for the releases that {} needs", host(at), list(*h))
+            }
+            Action::DeliverAck(key, h) => write!(f, "{}'s ack of {} arrives", name(*key), list(*h)),
+            Action::DeliverRelease(key) => write!(f, "{}'s release arrives", name(*key)),
+            Action::SeeDocument(at, h) => write!(f, "{} gets the document {}", host(at), list(*h)),
+            Action::Act(at) => write!(f, "{} goes on towards its node", host(at)),
+            Action::MakeLog(at) => write!(f, "{}'s node makes its log", host(at)),
+            Action::SeeLog(at) => write!(f, "{} sees its node's log", host(at)),
+            Action::Report(at) => write!(f, "{} reports its Raft cluster", host(at)),
+            Action::ShowDocument(at) => write!(f, "{} shows its document", host(at)),
+            Action::Publish(at) => write!(f, "process {at} lets the document out"),
+            Action::Connect(at) => write!(f, "process {at} connects to the restored database"),
+            Action::Lapse(key) => write!(f, "{}'s lease lapses", name(*key)),
+            Action::TimeOut => write!(f, "the frozen list times out"),
+            Action::HoldOver(key) => write!(f, "{} is not held back any more", name(*key)),
+            Action::Abandon => write!(f, "an operator abandons the cluster"),
+            Action::Expire => write!(f, "the deadline passes"),
+            Action::Accept => write!(f, "an owner accepts the database"),
+            Action::Backup => write!(f, "a backup is taken"),
+            Action::Restore => write!(f, "the backup is restored"),
+            Action::Kill(at) => write!(f, "{}'s agent is killed and starts again", host(at)),
+            Action::Die(at) => write!(f, "{} dies for good", host(at)),
+            Action::LoseDirectory(at) => {
+                write!(f, "{}'s node directory is lost; the host restarts", host(at))
+            }
+            Action::Remake(at) => write!(f, "{} is made anew: nothing on it survives", host(at)),
+            Action::Clone(from, to) => {
+                write!(f, "{}'s disk is copied to {}, which starts", host(from), host(to))
+            }
+            Action::Crash(at) => write!(f, "process {at} crashes"),
+            Action::Read(at) => write!(f, "process {at} reads the row, without a lock"),
+            Action::Write(at, action) => write!(f, "process {at} writes what it made of: {action}"),
+        }
+    }
+}
+
+/// Everything that may happen next; some of it changes nothing.
+#[must_use]
+pub fn enumerate(world: &World, config: &Config) -> Vec<Action> {
+    let mut actions = Vec::with_capacity(32);
+    for host in 0..config.hosts {
+        // Of hosts that nobody has heard of, one stands for all that are like it.
+        let like = |other: usize| {
+            world.hosts[other] == world.hosts[host] && world.hosts[host].journal.is_none()
+        };
+        if world.hosts[host].alive && !(0..host).any(like) {
+            of_host(world, config, host, &mut actions);
+        }
+    }
+    if config.liar {
+        return actions;
+    }
+    let ready = world.processes.iter().any(|process| process.connected);
+    if ready {
+        of_service(world, config, &mut actions);
+    }
+    of_database(world, config, &mut actions);
+    if !config.environment.row_lock {
+        of_unlocked(world, config, &mut actions);
+    }
+    actions
+}
+
+fn of_host(world: &World, config: &Config, at: usize, actions: &mut Vec<Action>) {
+    let host = &world.hosts[at];
+    let left = &world.left;
+    if left.deaths > 0 {
+        actions.push(Action::Die(at));
+    }
+    if left.remakes > 0 && usize::from(host.life) + 1 < crate::explore::identity::LIVES {
+        actions.push(Action::Remake(at));
+    }
+    let Some(journal) = &host.journal else {
+        if host.mode == Mode::Runs && !is_over(world, config) {
+            let decision = at_start(&config.rules, None, &machine(at), &directory_of(config, host));
+            if decision == Decision::BeginNew {
+                actions.push(Action::Join(at));
+            }
+        }
+        return;
+    };
+    if left.kills > 0 && !matches!(host.mode, Mode::Stopped(_)) {
+        actions.push(Action::Kill(at));
+    }
+    if left.lost_directories > 0 {
+        actions.push(Action::LoseDirectory(at));
+    }
+    if left.clones > 0 {
+        let fresh =
+            |&to: &usize| to != at && world.hosts[to].alive && world.hosts[to].journal.is_none();
+        actions.extend((0..config.hosts).filter(fresh).map(|to| Action::Clone(at, to)));
+    }
+    match host.mode {
+        Mode::Looks | Mode::Marks | Mode::Launches => actions.push(Action::Act(at)),
+        Mode::Runs => {}
+        Mode::WantsReplacement | Mode::Refuses | Mode::Stopped(_) => return,
+    }
+    if host.node.is_some() {
+        if !host.directory.log {
+            actions.push(Action::MakeLog(at));
+        } else if journal.start != Start::Ran && host.mode == Mode::Runs {
+            actions.push(Action::SeeLog(at));
+        } else if config.reports {
+            actions.push(Action::Report(at));
+        }
+    }
+    if journal.start == Start::NotYet && host.mode == Mode::Runs {
+        forming(world, config, at, actions);
+    }
+    if journal.held.is_some() && !config.liar {
+        actions.push(Action::ShowDocument(at));
+    }
+}
+
+fn forming(world: &World, config: &Config, at: usize, actions: &mut Vec<Action>) {
+    let host = &world.hosts[at];
+    let Some(journal) = &host.journal else { return };
+    if config.liar {
+        let lists = every_list(world, config);
+        let mine =
+            |h: &&Hash| crate::explore::identity::members_of(**h).any(|key| key == journal.key);
+        for &h in lists.iter().filter(mine) {
+            actions.push(Action::Consider(at, h));
+            let acked = |key| world.said.acks.contains(&(key, h));
+            if crate::explore::identity::members_of(h).all(acked) {
+                actions.push(Action::SeeDocument(at, h));
+            }
+        }
+        actions.extend((journal.released + 2..=config.epochs + 1).map(|e| Action::SeeEpoch(at, e)));
+        return;
+    }
+    let over = is_over(world, config);
+    if !over {
+        actions.push(Action::Speak(at));
+    }
+    actions.extend((journal.released + 2..=world.said.epoch).map(|e| Action::SeeEpoch(at, e)));
+    for &h in &world.said.proposals {
+        if over {
+            break;
+        }
+        if crate::explore::identity::members_of(h).any(|key| key == journal.key) {
+            actions.push(Action::Consider(at, h));
+            actions.push(Action::LosePatience(at, h));
+        }
+    }
+    for &h in &world.said.documents {
+        if crate::explore::identity::members_of(h).any(|key| key == journal.key) {
+            actions.push(Action::SeeDocument(at, h));
+        }
+    }
+}
+
+/// The service's part is done for good: it takes no ack any more, and no restore will make it.
+/// Whoever joins, polls or signs now changes nothing that a property looks at.
+fn is_over(world: &World, config: &Config) -> bool {
+    let forming = matches!(world.database.cluster.phase, Phase::Open | Phase::Preparing);
+    let may_return = world.left.restores > 0
+        || world.processes.iter().any(|process| !process.connected || process.read.is_some())
+        || world.database.cluster.unsettled
+        || !config.rules.on(formation_explored::Rule::AbandonBeforeCommit);
+    !config.liar && !forming && !may_return
+}
+
+/// Every list of joined hosts, in the order of their letters, at every epoch: what a lying service
+/// can show.
+fn every_list(world: &World, config: &Config) -> Vec<Hash> {
+    let joined: Vec<KeyId> = world
+        .hosts
+        .iter()
+        .filter_map(|host| host.journal.as_ref().map(|journal| journal.key))
+        .collect();
+    let mut lists = Vec::new();
+    for chosen in 0_u32..1 << joined.len() {
+        if chosen.count_ones() != u32::from(config.seats) {
+            continue;
+        }
+        let members = (0..joined.len()).filter(|place| chosen >> place & 1 == 1);
+        let records: Vec<_> = members.map(|place| record(joined[place])).collect();
+        for epoch in 1..=config.epochs {
+            let statement = crate::explore::identity::statement(config.seats).hash;
+            let cluster = crate::explore::identity::CLUSTER;
+            lists.push(hash_of(&Proposal { cluster, statement, epoch, records: records.clone() }));
+        }
+    }
+    lists
+}
+
+fn of_service(world: &World, config: &Config, actions: &mut Vec<Action>) {
+    let cluster = &world.database.cluster;
+    if is_over(world, config) {
+        return;
+    }
+    if config.late {
+        let past = world.said.past.iter().map(|journal| journal.key);
+        let dead = world.hosts.iter().filter(|host| !host.alive);
+        let dead = dead.filter_map(|host| host.journal.as_ref().map(|journal| journal.key));
+        let unplaced =
+            |key: &KeyId| cluster.agents.get(key).is_none_or(|agent| agent.place == Place::Absent);
+        actions.extend(past.chain(dead).filter(unplaced).map(Action::SpeakLate));
+    }
+    for &(key, h) in &world.said.acks {
+        if cluster.phase == Phase::Preparing && cluster.frozen.as_ref().is_some_and(|f| f.h == h) {
+            actions.push(Action::DeliverAck(key, h));
+        }
+    }
+    for (&key, &epoch) in &world.said.releases {
+        let known = cluster.agents.get(&key);
+        let new = |agent: &formation_explored::service::Agent| {
+            agent.release.as_ref().is_none_or(|release| release.epoch < epoch)
+        };
+        if known.is_some_and(new) && matches!(cluster.phase, Phase::Open | Phase::Preparing) {
+            actions.push(Action::DeliverRelease(key));
+        }
+    }
+    let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
+    if forming {
+        for (&key, agent) in &cluster.agents {
+            let may_lapse = world.left.pauses > 0 || world.is_past(key);
+            if agent.place != Place::Absent && agent.lease_until > NOW && may_lapse {
+                actions.push(Action::Lapse(key));
+            }
+            if agent.held_until > NOW {
+                actions.push(Action::HoldOver(key));
+            }
+        }
+        if cluster.phase == Phase::Preparing && world.left.timeouts > 0 {
+            actions.push(Action::TimeOut);
+        }
+        if world.left.ends > 0 {
+            actions.extend([Action::Abandon, Action::Expire]);
+        }
+        if cluster.unsettled && world.left.accepts > 0 {
+            actions.push(Action::Accept);
+        }
+    } else if !config.rules.on(formation_explored::Rule::AbandonBeforeCommit) && world.left.ends > 0
+    {
+        actions.push(Action::Abandon);
+    }
+}
+
+fn of_database(world: &World, config: &Config, actions: &mut Vec<Action>) {
+    let cluster = &world.database.cluster;
+    let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed);
+    for at in 0..PROCESSES {
+        let process = &world.processes[at];
+        // Two processes in the same state are one.
+        if at > 0 && *process == world.processes[0] {
+            continue;
+        }
+        if !process.connected {
+            actions.push(Action::Connect(at));
+            continue;
+        }
+        let inside = |h: &Hash| process.ledger.contains(h) || !config.environment.ledger;
+        let out = |h: &Hash| world.said.documents.contains(h) && inside(h);
+        let decided_h = cluster.frozen.as_ref().map(|frozen| frozen.h);
+        if decided && decided_h.is_some_and(|h| !out(&h)) {
+            actions.push(Action::Publish(at));
+        }
+        if world.left.crashes > 0 {
+            actions.push(Action::Crash(at));
+        }
+    }
+    let phase = match cluster.phase {
+        Phase::Open => Some(0),
+        Phase::Preparing => Some(1),
+        Phase::Committed => Some(2),
+        _ => None,
+    };
+    if world.left.restores > 0 {
+        if world.backup.is_none() {
+            if phase.is_some_and(|phase: usize| config.backup_in[phase]) {
+                actions.push(Action::Backup);
+            }
+        } else {
+            actions.push(Action::Restore);
+        }
+    }
+}
+
+/// Without row lock every transaction of the service may have read the row long ago.
+fn of_unlocked(world: &World, config: &Config, actions: &mut Vec<Action>) {
+    for at in 0..PROCESSES {
+        match &world.processes[at].read {
+            None => {
+                if world.left.overlaps > 0 {
+                    actions.push(Action::Read(at));
+                }
+            }
+            Some(read) => {
+                let mut then = world.clone();
+                then.database = std::sync::Arc::clone(read);
+                let mut inner = Vec::new();
+                of_service(&then, config, &mut inner);
+                for host in 0..config.hosts {
+                    let speaks = world.hosts[host].alive && world.hosts[host].journal.is_some();
+                    inner.extend(speaks.then_some(Action::Speak(host)));
+                }
+                actions.extend(inner.into_iter().map(|action| Action::Write(at, Box::new(action))));
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! One action, applied.
+
+use std::sync::Arc;
+
+use formation_explored::agent::{Journal, Start};
+use formation_explored::service::{Event, Refusal};
+
+use crate::explore::actions::Action;
+use crate::explore::config::Config;
+use crate::explore::host_side as hosts;
+use crate::explore::properties::Violation;
+use crate::explore::service_side as service;
+use crate::explore::world::{Mode, World};
+
+/// What the world becomes; the same world again if the action changes nothing.
+///
+/// # Errors
+/// The property that does not hold any more.
+pub fn apply(world: &World, config: &Config, action: &Action) -> Result<World, Violation> {
+    let mut next = world.clone();
+    apply_to(&mut next, config, action)?;
+    if next.is_hurried(config) {
+        hurry(&mut next, config)?;
+    }
+    Ok(next)
+}
+
+/// With nothing left that could strike between an agent's steps towards its node, they are one:
+/// nobody else sees them.
+fn hurry(world: &mut World, config: &Config) -> Result<(), Violation> {
+    for at in 0..config.hosts {
+        while world.hosts[at].alive {
+            let host = &world.hosts[at];
+            match host.mode {
+                Mode::Looks | Mode::Marks | Mode::Launches => hosts::act(world, config, at)?,
+                Mode::Runs if host.node.is_some() && !host.directory.log => {
+                    hosts::make_log(world, config, at)?;
+                }
+                Mode::Runs if host.node.is_some() && !has_ran(world, at) => {
+                    hosts::see_log(world, config, at)?;
+                }
+                _ => break,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn has_ran(world: &World, at: usize) -> bool {
+    journal_of(world, at).is_none_or(|journal| journal.start == Start::Ran)
+}
+
+fn apply_to(world: &mut World, config: &Config, action: &Action) -> Result<(), Violation> {
+    match action {
+        Action::Join(at) => {
+            hosts::join(world, config, *at)?;
+            if !config.liar && world.processes.iter().any(|process| process.connected) {
+                speak(world, config, *at)?;
+            }
+        }
+        Action::Speak(at) => speak(world, config, *at)?,
+        Action::SpeakLate(key) => {
+            let past = world.said.past.iter().find(|journal| journal.key == *key).cloned();
+            let dead = || world.hosts.iter().filter_map(|host| host.journal.as_ref());
+            let journal = past.or_else(|| dead().find(|journal| journal.key == *key).cloned());
+            if let Some(journal) = journal {
+                let _ = service::speak(world, config, &journal)?;
+            }
+        }
+        Action::SeeEpoch(at, epoch) => hosts::see_epoch(world, config, *at, *epoch)?,
+        Action::Consider(at, h) => hosts::consider(world, config, *at, *h, false)?,
+        Action::LosePatience(at, h) => hosts::consider(world, config, *at, *h, true)?,
+        Action::DeliverAck(key, h) => {
+            let _ = service::deliver_ack(world, config, *key, *h)?;
+        }
+        Action::DeliverRelease(key) => service::deliver_release(world, config, *key)?,
+        Action::SeeDocument(at, h) => hosts::see_document(world, config, *at, *h)?,
+        Action::Act(at) => hosts::act(world, config, *at)?,
+        Action::MakeLog(at) => hosts::make_log(world, config, *at)?,
+        Action::SeeLog(at) => hosts::see_log(world, config, *at)?,
+        Action::Report(at) => {
+            if let Some(key) = journal_of(world, *at).map(|journal| journal.key) {
+                // The Raft cluster id is derived from the list.
+                let raft_cluster = world.hosts[*at].node.map_or(0, fold);
+                let _ = service::serve(world, config, Event::Report { key, raft_cluster })?;
+            }
+        }
+        Action::ShowDocument(at) => {
+            let held = journal_of(world, *at).and_then(|journal| journal.held.clone());
+            if let Some(held) = held {
+                let _ = service::serve(world, config, Event::Adopt((*held).clone()))?;
+            }
+        }
+        Action::Publish(at) => service::publish(world, config, *at)?,
+        Action::Connect(at) => service::connect(world, config, *at)?,
+        Action::Write(at, inner) => {
+            let Some(read) = world.processes[*at].read.take() else { return Ok(()) };
+            world.database = read;
+            apply_to(world, config, inner)?;
+        }
+        other => fault(world, config, other)?,
+    }
+    Ok(())
+}
+
+/// Time, people, and what breaks: all of it within the bounds.
+fn fault(world: &mut World, config: &Config, action: &Action) -> Result<(), Violation> {
+    match action {
+        Action::Lapse(key) => {
+            if !world.is_past(*key) {
+                spend(&mut world.left.pauses);
+            }
+            service::lapse(world, config, *key)?;
+        }
+        Action::TimeOut => {
+            spend(&mut world.left.timeouts);
+            service::time_out(world, config)?;
+        }
+        Action::HoldOver(key) => service::hold_over(world, config, *key)?,
+        Action::Abandon => {
+            world.left.ends -= 1;
+            let by = String::new();
+            let outcome = service::serve(world, config, Event::Abandon { by })?;
+            if outcome.answer.is_ok() {
+                Arc::make_mut(&mut world.said).abandoned = true;
+            }
+        }
+        Action::Expire => {
+            world.left.ends -= 1;
+            service::expire(world, config)?;
+        }
+        Action::Accept => {
+            world.left.accepts -= 1;
+            let event = Event::DatabaseAccepted { by: String::new() };
+            let _ = service::serve(world, config, event)?;
+        }
+        Action::Backup => world.backup = Some(Arc::clone(&world.database)),
+        Action::Restore => {
+            world.left.restores -= 1;
+            service::restore(world, config);
+        }
+        Action::Kill(at) => {
+            world.left.kills -= 1;
+            hosts::kill(world, config, *at)?;
+        }
+        Action::Die(at) => {
+            world.left.deaths -= 1;
+            let host = Arc::make_mut(&mut world.hosts[*at]);
+            host.alive = false;
+            host.node = None;
+        }
+        Action::LoseDirectory(at) => {
+            world.left.lost_directories -= 1;
+            hosts::lose_directory(world, config, *at)?;
+        }
+        Action::Remake(at) => {
+            world.left.remakes -= 1;
+            hosts::remake(world, *at);
+        }
+        Action::Clone(from, to) => {
+            world.left.clones -= 1;
+            hosts::clone_disk(world, config, *from, *to)?;
+        }
+        Action::Crash(at) => {
+            world.left.crashes -= 1;
+            service::crash(world, config, *at);
+        }
+        Action::Read(at) => {
+            world.left.overlaps -= 1;
+            world.processes[*at].read = Some(Arc::clone(&world.database));
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// An unlimited fault stays unlimited.
+fn spend(left: &mut u8) {
+    if *left != u8::MAX {
+        *left = left.saturating_sub(1);
+    }
+}
+
+fn journal_of(world: &World, at: usize) -> Option<&Journal> {
+    world.hosts[at].journal.as_ref()
+}
+
+/// A host's agent speaks; that its key is elsewhere is the one refusal that stops it here. Whoever
+/// isn't needed any more may as well never hear of it.
+fn speak(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+    let Some(journal) = journal_of(world, at).cloned() else { return Ok(()) };
+    let outcome = service::speak(world, config, &journal)?;
+    if let Err(refusal @ Refusal::KeyElsewhere { .. }) = &outcome.answer {
+        hosts::see_refusal(world, config, at, refusal)?;
+    }
+    Ok(())
+}
+
+fn fold(h: formation_explored::Hash) -> u64 {
+    h.0.iter().fold(0, |sum, &byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte)))
+}

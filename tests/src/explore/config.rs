@@ -1,0 +1,137 @@
+//! What is explored: bounds, faults and switches.
+
+use formation_explored::Rules;
+
+/// How far an exploration goes, and what may go wrong in it.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// A name for reports.
+    pub name: &'static str,
+    /// The cluster's size: 1 to 3.
+    pub seats: u8,
+    /// How many hosts there are.
+    pub hosts: usize,
+    /// States beyond this epoch are counted and not followed.
+    pub epochs: u64,
+    /// Which rules the machines follow.
+    pub rules: Rules,
+    /// What the environment guarantees.
+    pub environment: Environment,
+    /// How often each fault may happen.
+    pub faults: Faults,
+    /// Hosts that nobody can reach, as a bit mask.
+    pub unreachable: u8,
+    /// Two documents are wrong even if their lists share no host, as only the ledger can prevent.
+    pub expects_ledger: bool,
+    /// There is no honest service: any list of known records may be shown at any time.
+    pub liar: bool,
+    /// Messages of dead and re-made hosts may still arrive.
+    pub late: bool,
+    /// A lease may have lapsed before anybody looks, so that an event comes first.
+    pub quiet_lapses: bool,
+    /// Node directories are fresh file systems, with `lost+found` in them.
+    pub lost_and_found: bool,
+    /// Backups are taken in these phases only: open, preparing, committed.
+    pub backup_in: [bool; 3],
+    /// Members report their Raft cluster, one by one. It decides nothing, so that large
+    /// explorations do without.
+    pub reports: bool,
+    /// From one in this many states the fault-free road is walked; 0 for none.
+    pub roads: u64,
+}
+
+/// What holds outside the two machines. Each can be switched off to show that it is needed.
+#[derive(Clone, Copy, Debug)]
+pub struct Environment {
+    /// A transaction locks the cluster's row first.
+    pub row_lock: bool,
+    /// Processes keep a ledger and compare it with a changed database.
+    pub ledger: bool,
+    /// The ledger is synced before a document leaves.
+    pub ledger_sync: bool,
+    /// The agent's journal is synced before anything is shown.
+    pub journal_sync: bool,
+}
+
+impl Environment {
+    /// As the programs have it.
+    pub const SOUND: Environment =
+        Environment { row_lock: true, ledger: true, ledger_sync: true, journal_sync: true };
+}
+
+/// How often each thing may happen on one path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Faults {
+    /// The database is put back to its backup (there is one backup, taken at any time).
+    pub restores: u8,
+    /// A node's directory is lost, with a restart of its host.
+    pub lost_directories: u8,
+    /// A host is made anew: nothing on it survives.
+    pub remakes: u8,
+    /// A host dies for good.
+    pub deaths: u8,
+    /// An agent is killed at any point and restarts; without synced journals, with power cut.
+    pub kills: u8,
+    /// A host's disk is copied to a fresh host.
+    pub clones: u8,
+    /// A lease lapses though its agent lives (a pause); a dead agent's lapses for nothing.
+    pub pauses: u8,
+    /// The time of a frozen list is over.
+    pub timeouts: u8,
+    /// An operator gives the cluster up, or its deadline passes.
+    pub ends: u8,
+    /// An owner accepts a changed database before the ledgers agree.
+    pub accepts: u8,
+    /// Without row lock: a transaction reads, and writes later.
+    pub overlaps: u8,
+    /// A process crashes; without a synced ledger its last entry is lost.
+    pub crashes: u8,
+}
+
+impl Config {
+    /// A small sound configuration: `seats` seats, `hosts` hosts, no faults yet.
+    #[must_use]
+    pub fn sound(name: &'static str, seats: u8, hosts: usize) -> Config {
+        Config {
+            name,
+            seats,
+            hosts,
+            epochs: 3,
+            rules: Rules::ALL,
+            environment: Environment::SOUND,
+            faults: Faults::default(),
+            unreachable: 0,
+            expects_ledger: true,
+            liar: false,
+            late: false,
+            quiet_lapses: false,
+            lost_and_found: false,
+            backup_in: [true; 3],
+            reports: false,
+            roads: 1,
+        }
+    }
+
+    /// The full bounds: 3 seats, 5 hosts, 3 epochs, 2 processes, 1 restore, 1 wipe of either kind,
+    /// 1 death, late messages, pauses at any point.
+    #[must_use]
+    pub fn full() -> Config {
+        Config {
+            faults: Faults {
+                restores: 1,
+                lost_directories: 1,
+                remakes: 1,
+                deaths: 1,
+                kills: 1,
+                pauses: u8::MAX,
+                timeouts: u8::MAX,
+                ends: 1,
+                accepts: 1,
+                ..Faults::default()
+            },
+            late: true,
+            roads: 4096,
+            ..Config::sound("full", 3, 5)
+        }
+    }
+}

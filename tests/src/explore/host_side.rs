@@ -1,0 +1,368 @@
+//! What happens on hosts: agents, their disks, their nodes.
+
+use std::sync::Arc;
+
+use formation_explored::agent::{
+    self, Action as Todo, Agent, Decision, Directory, Event, From, Journal, Listing, Offer, Output,
+    ProbeAnswer, Shown, Target, at_start,
+};
+use formation_explored::service::{Event as ServiceEvent, Phase, Probe, Row};
+use formation_explored::{Document, Epoch, Hash, KeyId, Millis, Permissions};
+
+use crate::explore::config::Config;
+use crate::explore::identity::{
+    LIVES, host_of, incarnation, machine, proposal_of, record, statement,
+};
+use crate::explore::properties::{self, Property, Violation};
+use crate::explore::service_side::serve;
+use crate::explore::world::{Host, Mode, World};
+
+/// What lies in `host`'s node directory, by the production code's own classes.
+#[must_use]
+pub fn directory_of(config: &Config, host: &Host) -> Directory {
+    agent::classify(&config.rules, &host.directory)
+}
+
+fn agent_at(world: &World, at: usize) -> Agent {
+    let journal = world.hosts[at].journal.clone().expect("the action is for a host with a journal");
+    let nonce = u128::from(journal.boot) << 32 | at as u128;
+    Agent::new(journal, nonce)
+}
+
+/// Persists what the output says, then does the rest in its order.
+fn perform(
+    world: &mut World,
+    config: &Config,
+    at: usize,
+    output: Output,
+) -> Result<Option<Vec<Target>>, Violation> {
+    if let Some(journal) = output.durable {
+        let host = Arc::make_mut(&mut world.hosts[at]);
+        let before = host.journal.replace(*journal);
+        if !config.environment.journal_sync {
+            host.unsynced = Some(before.map(Box::new));
+        }
+    }
+    let key = world.hosts[at].journal.as_ref().map_or_else(|| world.key(at), |journal| journal.key);
+    let mut targets = None;
+    for todo in output.then {
+        match todo {
+            Todo::SignAck { h, .. } => {
+                Arc::make_mut(&mut world.said).acks.insert((key, h));
+            }
+            Todo::SignRelease { epoch } => {
+                let said = Arc::make_mut(&mut world.said);
+                let known = said.releases.entry(key).or_insert(epoch);
+                *known = epoch.max(*known);
+            }
+            Todo::Nack { epoch, reason } => {
+                if !config.liar {
+                    let reason = reason.to_string();
+                    let _ = serve(world, config, ServiceEvent::Nack { key, epoch, reason })?;
+                }
+            }
+            Todo::SendRow { epoch, row } => {
+                if !config.liar {
+                    let _ = serve(world, config, ServiceEvent::Probes { key, epoch, row })?;
+                }
+            }
+            Todo::Probe { targets: whom, .. } => targets = Some(whom),
+            Todo::LookAtDirectory => set_mode(world, at, Mode::Looks),
+            Todo::WriteMarker { .. } => set_mode(world, at, Mode::Marks),
+            Todo::Launch(_) => set_mode(world, at, Mode::Launches),
+            Todo::ReplacementWanted { .. } => set_mode(world, at, Mode::WantsReplacement),
+            Todo::Stop { exit, .. } => set_mode(world, at, Mode::Stopped(exit)),
+            // The world has an action of its own for each of these.
+            Todo::Redeem | Todo::ShowDocument { .. } | Todo::Report => {}
+        }
+    }
+    Ok(targets)
+}
+
+fn set_mode(world: &mut World, at: usize, mode: Mode) {
+    if world.hosts[at].mode != mode {
+        Arc::make_mut(&mut world.hosts[at]).mode = mode;
+    }
+}
+
+/// The agent's first start: key, record, and the session that it will redeem with.
+pub fn join(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+    let key = world.key(at);
+    let host = Arc::make_mut(&mut world.hosts[at]);
+    host.journal = Some(Journal::new(key, incarnation(key), machine(at)));
+    let mut agent = agent_at(world, at);
+    let output = agent.step(&config.rules, Event::RecordReady(record(key)));
+    perform(world, config, at, output)?;
+    Ok(())
+}
+
+/// The service's answer, or an older one, shows `epoch`.
+pub fn see_epoch(
+    world: &mut World,
+    config: &Config,
+    at: usize,
+    epoch: Epoch,
+) -> Result<(), Violation> {
+    let shown = Shown { phase: Phase::Open, epoch, show_document: false };
+    let output = agent_at(world, at).step(&config.rules, Event::Shown(shown));
+    perform(world, config, at, output)?;
+    Ok(())
+}
+
+/// The service refuses what the agent asked.
+pub fn see_refusal(
+    world: &mut World,
+    config: &Config,
+    at: usize,
+    refusal: &formation_explored::service::Refusal,
+) -> Result<(), Violation> {
+    let event =
+        Event::Refused { code: refusal.code().to_owned(), retryable: refusal.is_retryable() };
+    let output = agent_at(world, at).step(&config.rules, event);
+    perform(world, config, at, output)?;
+    Ok(())
+}
+
+/// The agent gets the proposal, probes, and does what follows.
+pub fn consider(
+    world: &mut World,
+    config: &Config,
+    at: usize,
+    h: Hash,
+    impatient: bool,
+) -> Result<(), Violation> {
+    let mut agent = agent_at(world, at);
+    let own = agent.journal.key;
+    let offer = Offer {
+        proposal: proposal_of(h),
+        h,
+        permissions: Permissions { allow_even: true, ..Permissions::default() },
+        statement: statement(config.seats).hash,
+        size: config.seats,
+        invalid: std::collections::BTreeMap::new(),
+        skew: Millis(0),
+        directory: directory_of(config, &world.hosts[at]),
+        machine: machine(at),
+        releases: world.said.releases.clone(),
+    };
+    let epoch = offer.proposal.epoch;
+    let output = agent.step(&config.rules, Event::Offered(Box::new(offer)));
+    let targets = perform(world, config, at, output)?;
+    for target in targets.unwrap_or_default() {
+        let result = probe(world, config, own, &target);
+        let event = Event::Probed { epoch, peer: target.key, result };
+        let output = agent.step(&config.rules, event);
+        perform(world, config, at, output)?;
+    }
+    if impatient {
+        let output = agent.step(&config.rules, Event::Impatient { epoch });
+        perform(world, config, at, output)?;
+    }
+    Ok(())
+}
+
+/// What `from` hears when it probes `target`: the answer that the target's own code gives. A peer in
+/// the same list is taken to have seen it: the prober retries until then.
+fn probe(
+    world: &World,
+    config: &Config,
+    from: KeyId,
+    target: &Target,
+) -> Result<ProbeAnswer, String> {
+    let closed = || "connection closed".to_owned();
+    let at = host_of(target.key);
+    let host = &world.hosts[at];
+    if !host.reachable {
+        return Err("unreachable".to_owned());
+    }
+    let listening = matches!(host.mode, Mode::Runs | Mode::Looks | Mode::Marks);
+    if !host.alive || !listening || host.journal.is_none() {
+        return Err(closed());
+    }
+    let peer = agent_at(world, at);
+    // Where its steps are one, it may have been asked before the launch.
+    if !peer.listens() && !world.is_hurried(config) {
+        return Err(closed());
+    }
+    if target.in_proposal {
+        let journal = &peer.journal;
+        return Ok(ProbeAnswer {
+            key: journal.key,
+            incarnation: journal.incarnation,
+            released: journal.released,
+        });
+    }
+    peer.answer_probe(from).ok_or_else(closed)
+}
+
+/// The agent gets a document.
+pub fn see_document(
+    world: &mut World,
+    config: &Config,
+    at: usize,
+    h: Hash,
+) -> Result<(), Violation> {
+    let output = agent_at(world, at).step(
+        &config.rules,
+        Event::DocumentShown { document: Arc::new(document_of(h)), machine: machine(at) },
+    );
+    perform(world, config, at, output)?;
+    Ok(())
+}
+
+/// The whole document of the list that `h` stands for.
+#[must_use]
+pub fn document_of(h: Hash) -> Document {
+    Document { proposal: proposal_of(h), h, text: Arc::from("") }
+}
+
+/// The agent does what it was about to do.
+pub fn act(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+    match world.hosts[at].mode {
+        Mode::Looks => {
+            set_mode(world, at, Mode::Runs);
+            let directory = directory_of(config, &world.hosts[at]);
+            let output = agent_at(world, at).step(&config.rules, Event::Looked(directory));
+            perform(world, config, at, output)?;
+        }
+        Mode::Marks => {
+            let host = Arc::make_mut(&mut world.hosts[at]);
+            host.mode = Mode::Runs;
+            let whose = host.journal.as_ref().map(|journal| journal.incarnation);
+            host.directory.marker = whose;
+            host.directory.entries.push(agent::MARKER.to_owned());
+            let output = agent_at(world, at).step(&config.rules, Event::MarkerWritten);
+            perform(world, config, at, output)?;
+        }
+        Mode::Launches => {
+            set_mode(world, at, Mode::Runs);
+            execute(world, config, at)?;
+        }
+        Mode::Runs | Mode::WantsReplacement | Mode::Refuses | Mode::Stopped(_) => {}
+    }
+    Ok(())
+}
+
+fn execute(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+    let journal = world.hosts[at].journal.as_ref();
+    let held = journal.and_then(|journal| journal.held.as_ref()).map(|held| held.h);
+    let Some(h) = held else { return Ok(()) };
+    if world.hosts[at].node.is_none() {
+        properties::node_executed(world, config, h)?;
+        Arc::make_mut(&mut world.hosts[at]).node = Some(h);
+    }
+    Ok(())
+}
+
+/// The node makes its log from nothing.
+pub fn make_log(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+    let host = &world.hosts[at];
+    let (Some(h), Some(journal)) = (host.node, &host.journal) else { return Ok(()) };
+    let (key, whose) = (journal.key, journal.incarnation);
+    properties::log_made(world, host, key)?;
+    let host = Arc::make_mut(&mut world.hosts[at]);
+    host.directory.log = true;
+    host.directory.entries.push(agent::MEMBER.to_owned());
+    Arc::make_mut(&mut world.said).started.insert(whose, h);
+    properties::no_two_majorities(world, config)
+}
+
+/// The agent sees the log.
+pub fn see_log(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+    let output = agent_at(world, at).step(&config.rules, Event::LogSeen);
+    perform(world, config, at, output)?;
+    Ok(())
+}
+
+/// The agent starts again: journal and directory decide.
+pub fn restart(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+    let directory = directory_of(config, &world.hosts[at]);
+    let machine = machine(at);
+    let lost = world.hosts[at].data_lost;
+    let mut decision =
+        at_start(&config.rules, world.hosts[at].journal.as_ref(), &machine, &directory);
+    let host = Arc::make_mut(&mut world.hosts[at]);
+    if decision == Decision::SetAsideAndBeginNew {
+        host.journal = None;
+        decision = at_start(&config.rules, None, &machine, &directory);
+    }
+    if let Some(journal) = host.journal.take() {
+        let counts = matches!(decision, Decision::GoOn | Decision::GoOnToLaunch);
+        host.journal = Some(if counts { journal.rebooted() } else { journal });
+    }
+    host.mode = match decision {
+        Decision::BeginNew | Decision::SetAsideAndBeginNew | Decision::GoOn => Mode::Runs,
+        Decision::GoOnToLaunch => Mode::Looks,
+        // A node that outlived its agent is adopted.
+        Decision::Start(From::List | From::Log) => {
+            if host.node.is_some() {
+                Mode::Runs
+            } else {
+                Mode::Launches
+            }
+        }
+        Decision::ReplacementWanted { ref why } => {
+            if !lost {
+                let what = format!("a replacement is asked for, and nothing was lost: {why}");
+                return Err(Violation::of(Property::AWayOut, what));
+            }
+            Mode::WantsReplacement
+        }
+        Decision::Refuse { .. } => Mode::Refuses,
+        Decision::Removed => Mode::Stopped(3),
+    };
+    Ok(())
+}
+
+/// The agent is killed; without synced journals the power is cut as well.
+pub fn kill(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+    if let Some(before) = world.hosts[at].unsynced.clone() {
+        let host = Arc::make_mut(&mut world.hosts[at]);
+        host.unsynced = None;
+        host.journal = before.map(|journal| *journal);
+        host.node = None;
+    }
+    restart(world, config, at)
+}
+
+/// The node's file system is lost and made anew; the host starts again.
+pub fn lose_directory(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+    let host = Arc::make_mut(&mut world.hosts[at]);
+    host.data_lost |= host.directory.log || host.directory.marker.is_some();
+    host.node = None;
+    host.directory = Listing { entries: vec!["lost+found".to_owned()], ..Listing::default() };
+    if host.journal.is_some() && !matches!(host.mode, Mode::Stopped(_)) {
+        restart(world, config, at)?;
+    }
+    Ok(())
+}
+
+/// Nothing on the host survives; what it has sent does.
+pub fn remake(world: &mut World, at: usize) {
+    let past = world.hosts[at].journal.clone();
+    let host = Arc::make_mut(&mut world.hosts[at]);
+    host.life = (host.life + 1).min(u8::try_from(LIVES - 1).unwrap_or(u8::MAX));
+    host.journal = None;
+    host.unsynced = None;
+    host.directory = Listing::default();
+    host.mode = Mode::Runs;
+    host.node = None;
+    host.data_lost = false;
+    if let Some(journal) = past {
+        Arc::make_mut(&mut world.said).past.push(journal);
+    }
+}
+
+/// A copy of `from`'s disk starts on `to`.
+pub fn clone_disk(
+    world: &mut World,
+    config: &Config,
+    from: usize,
+    to: usize,
+) -> Result<(), Violation> {
+    let original = Arc::clone(&world.hosts[from]);
+    let host = Arc::make_mut(&mut world.hosts[to]);
+    host.journal.clone_from(&original.journal);
+    host.directory.clone_from(&original.directory);
+    restart(world, config, to)
+}

@@ -1,0 +1,151 @@
+//! Keys, records and hashes as small numbers in the places of large ones.
+//!
+//! Hosts are symmetric, so everything that names one must be relabelled when two states are
+//! compared. That is why a hash is no hash here but the thing itself, packed into its 32 bytes.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
+
+use formation_explored::{
+    ClusterId, Epoch, GrantId, Hash, Incarnation, KeyId, Machine, Permissions, Proposal, Record,
+    Statement,
+};
+
+/// The most hosts that a configuration can have.
+pub const HOSTS: usize = 6;
+/// The most keys that one host can have, one after the other.
+pub const LIVES: usize = 3;
+
+/// The only cluster.
+pub const CLUSTER: ClusterId = ClusterId(7);
+
+/// A host's key in one of its lives.
+#[must_use]
+pub fn key(host: usize, life: u8) -> KeyId {
+    let mut bytes = [0; 32];
+    bytes[0] = u8::try_from(host).expect("fewer than 256 hosts");
+    bytes[1] = life;
+    KeyId(bytes)
+}
+
+/// Whose key it is.
+#[must_use]
+pub fn host_of(key: KeyId) -> usize {
+    usize::from(key.0[0])
+}
+
+/// In which of its host's lives.
+#[must_use]
+pub fn life_of(key: KeyId) -> u8 {
+    key.0[1]
+}
+
+/// The incarnation that belongs to a key.
+#[must_use]
+pub fn incarnation(key: KeyId) -> Incarnation {
+    Incarnation(u128::from(key.0[0]) << 8 | u128::from(key.0[1]))
+}
+
+/// A host as a letter, its later lives with a number: `A`, `A2`.
+#[must_use]
+pub fn name(key: KeyId) -> String {
+    let letter = char::from(b'A' + key.0[0]);
+    if key.0[1] == 0 { letter.to_string() } else { format!("{letter}{}", key.0[1] + 1) }
+}
+
+/// What a machine is known by.
+#[must_use]
+pub fn machine(host: usize) -> Machine {
+    Machine(BTreeMap::from([("id".to_owned(), host.to_string())]))
+}
+
+static RECORDS: LazyLock<Vec<Arc<Record>>> = LazyLock::new(|| {
+    let each = |host| (0..LIVES).map(move |life| record_anew(host, life));
+    (0..HOSTS).flat_map(each).collect()
+});
+
+fn record_anew(host: usize, life: usize) -> Arc<Record> {
+    let key = key(host, u8::try_from(life).expect("a few lives"));
+    Arc::new(Record {
+        key,
+        hash: Hash(key.0),
+        token_hash: Hash(key.0),
+        node_key: Hash(key.0),
+        machine: machine(host),
+        incarnation: incarnation(key),
+        // A host that was made anew has the same name and addresses as before.
+        name: format!("host-{host}"),
+        peer_urls: vec![format!("https://10.0.0.{}:2380", host + 1)],
+        client_urls: vec![format!("https://10.0.0.{}:2379", host + 1)],
+        cluster: CLUSTER,
+        grant: grant(),
+        jws: Arc::from(""),
+        token_jws: Arc::from(""),
+    })
+}
+
+/// The record of a key.
+#[must_use]
+pub fn record(key: KeyId) -> Arc<Record> {
+    Arc::clone(&RECORDS[host_of(key) * LIVES + usize::from(life_of(key))])
+}
+
+static GRANT: LazyLock<GrantId> = LazyLock::new(|| GrantId(Arc::from("boot")));
+
+/// The only grant.
+#[must_use]
+pub fn grant() -> GrantId {
+    GRANT.clone()
+}
+
+/// The only statement.
+#[must_use]
+pub fn statement(size: u8) -> Statement {
+    Statement {
+        hash: Hash([1; 32]),
+        sequence: 1,
+        cluster: CLUSTER,
+        size,
+        permissions: Permissions { allow_even: true, ..Permissions::default() },
+    }
+}
+
+/// The proposal itself, packed: epoch, length, then host and life of each seat.
+#[must_use]
+pub fn hash_of(proposal: &Proposal) -> Hash {
+    let mut bytes = [0; 32];
+    bytes[0] = u8::try_from(proposal.epoch.min(255)).expect("at most 255");
+    bytes[1] = u8::try_from(proposal.records.len()).expect("at most 9 records");
+    for (place, record) in proposal.records.iter().enumerate() {
+        bytes[2 + 2 * place] = record.key.0[0];
+        bytes[3 + 2 * place] = record.key.0[1];
+    }
+    Hash(bytes)
+}
+
+/// The members of the proposal that `h` stands for.
+pub fn members_of(h: Hash) -> impl Iterator<Item = KeyId> {
+    (0..usize::from(h.0[1]))
+        .map(move |place| key(usize::from(h.0[2 + 2 * place]), h.0[3 + 2 * place]))
+}
+
+/// The epoch of the proposal that `h` stands for.
+#[must_use]
+pub fn epoch_of(h: Hash) -> Epoch {
+    Epoch::from(h.0[0])
+}
+
+/// The proposal that `h` stands for.
+#[must_use]
+pub fn proposal_of(h: Hash) -> Proposal {
+    let records: Vec<Arc<Record>> = members_of(h).map(record).collect();
+    let size = u8::try_from(records.len()).expect("at most 9 records");
+    Proposal { cluster: CLUSTER, statement: statement(size).hash, epoch: epoch_of(h), records }
+}
+
+/// A list as a person writes it: `{A,B,C} e1`.
+#[must_use]
+pub fn list(h: Hash) -> String {
+    let names: Vec<String> = members_of(h).map(name).collect();
+    format!("{{{}}} e{}", names.join(","), epoch_of(h))
+}

@@ -1,0 +1,25 @@
+//! The bootstrap protocol, explored: the production code of both machines, every interleaving
+//! within bounds, seven properties after every step.
+
+mod actions;
+mod apply;
+mod config;
+mod fingerprint;
+mod host_side;
+mod identity;
+mod properties;
+mod random;
+mod road;
+mod search;
+mod service_side;
+mod visited;
+mod world;
+
+pub use actions::{Action, enumerate};
+pub use apply::apply;
+pub use config::{Config, Environment, Faults};
+pub use identity::{HOSTS, key};
+pub use properties::{Property, Violation};
+pub use random::{Walks, walk_at_random};
+pub use search::{Found, Limits, Progress, Report, explore};
+pub use world::World;

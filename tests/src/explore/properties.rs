@@ -1,0 +1,197 @@
+//! What must hold in every state, and on every road out of it.
+
+use std::fmt;
+
+use formation_explored::service::{Change, Cluster, Outcome, Place};
+use formation_explored::{Hash, KeyId, quorum};
+
+use crate::explore::config::Config;
+use crate::explore::identity::{incarnation, list, members_of, name};
+use crate::explore::world::{Host, NOW, World};
+
+/// The seven properties.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Property {
+    /// 1. One document per cluster (with ledger).
+    OneDocument,
+    /// 2. No node runs another list than the one committed.
+    CommittedListOnly,
+    /// 3. Two lists never both get a majority.
+    NoTwoMajorities,
+    /// 4. One start from empty per identity; none after data was lost.
+    OneStartFromEmpty,
+    /// 5. At most `size` seats; one key, one seat.
+    SeatsBounded,
+    /// 6. Nothing starts after abandon.
+    NothingAfterAbandon,
+    /// 7. A fault-free road leads to formed, or `explain` has a reason and a way out.
+    AWayOut,
+}
+
+impl Property {
+    /// All of them, in order.
+    pub const EACH: [Property; 7] = [
+        Property::OneDocument,
+        Property::CommittedListOnly,
+        Property::NoTwoMajorities,
+        Property::OneStartFromEmpty,
+        Property::SeatsBounded,
+        Property::NothingAfterAbandon,
+        Property::AWayOut,
+    ];
+}
+
+impl fmt::Display for Property {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Property::OneDocument => "1: one document per cluster",
+            Property::CommittedListOnly => "2: no node runs another list than the one committed",
+            Property::NoTwoMajorities => "3: two lists never both get a majority",
+            Property::OneStartFromEmpty => {
+                "4: one start from empty per identity; none after data was lost"
+            }
+            Property::SeatsBounded => "5: at most `size` seats; one key, one seat",
+            Property::NothingAfterAbandon => "6: nothing starts after abandon",
+            Property::AWayOut => "7: a fault-free road leads to formed, or there is a way out",
+        })
+    }
+}
+
+/// A property that does not hold, and what was seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which.
+    pub property: Property,
+    /// What was seen.
+    pub what: String,
+}
+
+impl Violation {
+    /// `property` is violated by `what`.
+    #[must_use]
+    pub fn of(property: Property, what: impl Into<String>) -> Violation {
+        Violation { property, what: what.into() }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "property {}: {}", self.property, self.what)
+    }
+}
+
+/// Property 5, and two parts of 7 that one transaction shows: a commit without its dead, and a
+/// freeze that everybody may sign.
+pub fn after_transaction(
+    before: &Cluster,
+    after: &Cluster,
+    outcome: &Outcome,
+) -> Result<(), Violation> {
+    let in_seats = after.agents.values().filter(|agent| matches!(agent.place, Place::Seat(_)));
+    let seats = after.seats();
+    let size = after.statement.size;
+    if in_seats.count() != seats.len() || seats.keys().any(|&seat| seat == 0 || seat > size) {
+        return Err(Violation::of(Property::SeatsBounded, "more holders than seats"));
+    }
+    if let Some(frozen) = &after.frozen {
+        let mut keys: Vec<KeyId> =
+            frozen.proposal.records.iter().map(|record| record.key).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        if keys.len() != usize::from(size) {
+            return Err(Violation::of(Property::SeatsBounded, "a frozen list of another size"));
+        }
+    }
+    let decided = outcome.changes.iter().any(|change| matches!(change, Change::Committed { .. }));
+    if let (true, Some(frozen)) = (decided, &after.frozen) {
+        let gone = frozen.proposal.records.iter().find(|record| {
+            before.agents.get(&record.key).is_none_or(|agent| agent.lease_until <= NOW)
+        });
+        if let Some(record) = gone {
+            let what = format!("{} was committed though its lease had lapsed", name(record.key));
+            return Err(Violation::of(Property::AWayOut, what));
+        }
+    }
+    for change in &outcome.changes {
+        if let Change::Frozen { epoch, .. } = change {
+            let signed = seats.values().find(|key| after.agents[*key].highest_epoch >= *epoch);
+            if let Some(key) = signed {
+                let what = format!(
+                    "epoch {epoch} was frozen with {}, which has signed or released epoch {}",
+                    name(*key),
+                    after.agents[key].highest_epoch
+                );
+                return Err(Violation::of(Property::AWayOut, what));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Property 1: what leaves a process.
+pub fn document_leaves(world: &World, config: &Config, h: Hash) -> Result<(), Violation> {
+    if config.expects_ledger
+        && let Some(other) = world.said.documents.iter().find(|&&other| other != h)
+    {
+        let what = format!("{} and {} have both left the service", list(*other), list(h));
+        return Err(Violation::of(Property::OneDocument, what));
+    }
+    if world.said.abandoned && config.expects_ledger {
+        let what = format!("{} left the service after the cluster was abandoned", list(h));
+        return Err(Violation::of(Property::NothingAfterAbandon, what));
+    }
+    Ok(())
+}
+
+/// Properties 2 and 6: a node is executed with the list `h`.
+pub fn node_executed(world: &World, config: &Config, h: Hash) -> Result<(), Violation> {
+    if !config.liar && !world.said.committed.contains(&h) {
+        let what = format!("a node runs {}, which nobody committed", list(h));
+        return Err(Violation::of(Property::CommittedListOnly, what));
+    }
+    if config.expects_ledger
+        && let Some(other) = world.said.started.values().find(|&&other| other != h)
+    {
+        let what = format!("nodes run {} and {}", list(*other), list(h));
+        return Err(Violation::of(Property::CommittedListOnly, what));
+    }
+    if world.said.abandoned && config.expects_ledger {
+        let what = format!("a node starts with {} after the cluster was abandoned", list(h));
+        return Err(Violation::of(Property::NothingAfterAbandon, what));
+    }
+    Ok(())
+}
+
+/// Property 4: `host`'s node makes a log from nothing, as the identity of `journal_key`.
+pub fn log_made(world: &World, host: &Host, key: KeyId) -> Result<(), Violation> {
+    if world.said.started.contains_key(&incarnation(key)) {
+        let what = format!("the identity {} starts from empty a second time", name(key));
+        return Err(Violation::of(Property::OneStartFromEmpty, what));
+    }
+    if host.data_lost {
+        let what = format!("the identity {} starts from empty after its data was lost", name(key));
+        return Err(Violation::of(Property::OneStartFromEmpty, what));
+    }
+    Ok(())
+}
+
+/// Property 3, once the starts are noted.
+pub fn no_two_majorities(world: &World, config: &Config) -> Result<(), Violation> {
+    let lists: std::collections::BTreeSet<Hash> = world.said.started.values().copied().collect();
+    let majority = |h: Hash| {
+        let members = members_of(h);
+        let started = members.filter(|&key| world.said.started.get(&incarnation(key)) == Some(&h));
+        started.count() >= quorum(usize::from(config.seats))
+    };
+    let with_majority: Vec<Hash> = lists.into_iter().filter(|&h| majority(h)).collect();
+    for (place, &one) in with_majority.iter().enumerate() {
+        for &other in &with_majority[place + 1..] {
+            let shared = members_of(one).any(|key| members_of(other).any(|second| second == key));
+            if shared || config.expects_ledger {
+                let what = format!("{} and {} both have a majority", list(one), list(other));
+                return Err(Violation::of(Property::NoTwoMajorities, what));
+            }
+        }
+    }
+    Ok(())
+}

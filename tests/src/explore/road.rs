@@ -1,0 +1,265 @@
+//! Property 7: from any state, with no further fault, the cluster forms; or `explain` says why not
+//! and what to do, and doing that works.
+
+use formation_explored::agent::{Decision, Journal, Start, at_start};
+use formation_explored::service::{Event, Phase, Place, Settings, explain};
+use formation_explored::{Epoch, Hash, KeyId, quorum};
+
+use crate::explore::actions::Action;
+use crate::explore::apply::apply;
+use crate::explore::config::Config;
+use crate::explore::host_side::{directory_of, see_refusal};
+use crate::explore::identity::{machine, members_of, name};
+use crate::explore::properties::{Property, Violation};
+use crate::explore::service_side::{deliver_ack, serve, speak};
+use crate::explore::world::{Host, Mode, NOW, PROCESSES, World};
+
+/// A road that takes more rounds than this goes nowhere.
+const ROUNDS: usize = 80;
+
+/// Walks the road from `world`.
+///
+/// # Errors
+/// The part of property 7 that doesn't hold.
+pub fn walk(world: &World, config: &Config) -> Result<(), Violation> {
+    let mut at = world.clone();
+    // On the road everything in flight has arrived, been lost, or ended.
+    for process in &mut at.processes {
+        process.read = None;
+    }
+    for _ in 0..ROUNDS {
+        let mut next = round(&at, config)?;
+        if next.database.cluster.phase == Phase::Formed {
+            return Ok(());
+        }
+        if next == at {
+            next = pass_time(&at, config)?;
+            if next == at {
+                break;
+            }
+        }
+        at = next;
+    }
+    arrived(&at, config)
+}
+
+/// Everybody who can does what is next for them, once.
+fn round(from: &World, config: &Config) -> Result<World, Violation> {
+    let mut world = from.clone();
+    for process in 0..PROCESSES {
+        if !world.processes[process].connected {
+            world = apply(&world, config, &Action::Connect(process))?;
+        }
+    }
+    for host in 0..config.hosts {
+        if world.hosts[host].alive {
+            world = one_host(world, config, host)?;
+        }
+    }
+    let said = std::sync::Arc::clone(&world.said);
+    for &key in said.releases.keys() {
+        world = apply(&world, config, &Action::DeliverRelease(key))?;
+    }
+    for &(key, h) in &said.acks {
+        let decided = decided(&world) == Some(h);
+        let outcome = deliver_ack(&mut world, config, key, h)?;
+        let document = outcome.answer.ok().and_then(|answer| answer.document);
+        if decided && document != Some(h) {
+            let what = format!("{} asks again with its ack, and gets no document", name(key));
+            return Err(Violation::of(Property::AWayOut, what));
+        }
+    }
+    Ok(world)
+}
+
+fn decided(world: &World) -> Option<Hash> {
+    let cluster = &world.database.cluster;
+    let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed);
+    cluster.frozen.as_ref().filter(|_| decided).map(|frozen| frozen.h)
+}
+
+fn one_host(mut world: World, config: &Config, at: usize) -> Result<World, Violation> {
+    let host = &world.hosts[at];
+    let Some(journal) = &host.journal else {
+        let directory = directory_of(config, host);
+        let begins = at_start(&config.rules, None, &machine(at), &directory) == Decision::BeginNew;
+        let joins = host.mode == Mode::Runs && begins;
+        return if joins { apply(&world, config, &Action::Join(at)) } else { Ok(world) };
+    };
+    let start = journal.start;
+    match host.mode {
+        Mode::Looks | Mode::Marks | Mode::Launches => {
+            return apply(&world, config, &Action::Act(at));
+        }
+        Mode::Runs => {}
+        Mode::WantsReplacement | Mode::Refuses | Mode::Stopped(_) => return Ok(world),
+    }
+    if host.node.is_some() {
+        if !host.directory.log {
+            world = apply(&world, config, &Action::MakeLog(at))?;
+        } else if start != Start::Ran {
+            world = apply(&world, config, &Action::SeeLog(at))?;
+        }
+        world = apply(&world, config, &Action::ShowDocument(at))?;
+        return apply(&world, config, &Action::Report(at));
+    }
+    if start == Start::NotYet { talk(world, config, at) } else { Ok(world) }
+}
+
+/// One poll, and what its answer leads to.
+fn talk(mut world: World, config: &Config, at: usize) -> Result<World, Violation> {
+    let Some(journal) = world.hosts[at].journal.clone() else { return Ok(world) };
+    if journal.held.is_some() {
+        world = apply(&world, config, &Action::ShowDocument(at))?;
+    }
+    let answer = match speak(&mut world, config, &journal)?.answer {
+        Ok(answer) => answer,
+        Err(refusal) => {
+            see_refusal(&mut world, config, at, &refusal)?;
+            return Ok(world);
+        }
+    };
+    if matches!(answer.phase, Phase::Open | Phase::Preparing) {
+        world = apply(&world, config, &Action::SeeEpoch(at, answer.epoch))?;
+    }
+    if let Some(h) = answer.proposal {
+        world = apply(&world, config, &Action::Consider(at, h))?;
+    }
+    if let Some(h) = answer.document {
+        world = apply(&world, config, &Action::Publish(0))?;
+        world = apply(&world, config, &Action::SeeDocument(at, h))?;
+    }
+    Ok(world)
+}
+
+/// Nothing happens any more until time passes: the next deadline does.
+fn pass_time(from: &World, config: &Config) -> Result<World, Violation> {
+    let cluster = &from.database.cluster;
+    for (&key, agent) in &cluster.agents {
+        if agent.held_until > NOW {
+            return apply(from, config, &Action::HoldOver(key));
+        }
+    }
+    for (&key, agent) in &cluster.agents {
+        let silent = from.is_past(key) || !speaks(from, key);
+        if agent.place != Place::Absent && agent.lease_until > NOW && silent {
+            return apply(from, config, &Action::Lapse(key));
+        }
+    }
+    let Some(frozen) = &cluster.frozen else { return Ok(from.clone()) };
+    let mut next = from.clone();
+    for host in 0..config.hosts {
+        let runs = next.hosts[host].alive && next.hosts[host].mode == Mode::Runs;
+        let listed = next.hosts[host]
+            .journal
+            .as_ref()
+            .is_some_and(|journal| members_of(frozen.h).any(|key| key == journal.key));
+        if runs && listed {
+            next = apply(&next, config, &Action::LosePatience(host, frozen.h))?;
+            if next != *from {
+                return Ok(next);
+            }
+        }
+    }
+    if cluster.phase == Phase::Preparing {
+        return apply(from, config, &Action::TimeOut);
+    }
+    Ok(next)
+}
+
+fn speaks(world: &World, key: KeyId) -> bool {
+    world.hosts.iter().any(|host| {
+        host.alive
+            && host.mode == Mode::Runs
+            && host.journal.as_ref().is_some_and(|journal| journal.key == key)
+    })
+}
+
+/// The road has ended before the cluster formed: there must be a reason and a way out, and no set
+/// of hosts that could have made it.
+fn arrived(world: &World, config: &Config) -> Result<(), Violation> {
+    let cluster = &world.database.cluster;
+    let lines = explain(cluster, &Settings::DEFAULT, NOW);
+    let said: Vec<String> =
+        lines.iter().map(|line| format!("{}; way out: {}", line.what, line.way_out)).collect();
+    let stuck = |what: &str| {
+        let what = format!(
+            "{what}; the cluster is {} at epoch {}, and explain says: {}",
+            cluster.phase.as_str(),
+            cluster.epoch,
+            said.join(" | ")
+        );
+        Err(Violation::of(Property::AWayOut, what))
+    };
+    if cluster.split.is_none() {
+        if matches!(cluster.phase, Phase::Open | Phase::Preparing) {
+            let usable = (0..config.hosts).filter(|&at| is_usable(world, at)).count();
+            if usable >= usize::from(config.seats) {
+                return stuck(&format!("{usable} hosts could form the cluster, and don't"));
+            }
+        }
+        if let (Phase::Committed, Some(h)) = (cluster.phase, decided(world)) {
+            let able = members_of(h).filter(|&key| can_run(world, key, h)).count();
+            if able >= quorum(usize::from(config.seats)) {
+                return stuck(&format!("{able} members could run the decided list, and don't"));
+            }
+        }
+    }
+    if lines.is_empty() || lines.iter().any(|line| line.way_out.is_empty()) {
+        return stuck("explain has no reason or no way out");
+    }
+    let by = String::new();
+    let mut then = world.clone();
+    let exit = match cluster.phase {
+        Phase::Open | Phase::Preparing if cluster.split.is_none() => Event::Abandon { by },
+        Phase::Committed | Phase::Formed => Event::Retire { by },
+        _ => return Ok(()),
+    };
+    match serve(&mut then, config, exit)?.answer {
+        Ok(_) => Ok(()),
+        Err(refusal) => stuck(&format!("the way out is refused ({refusal})")),
+    }
+}
+
+/// A host that a new list could have in it. Judged by what is on it, not by the production code's
+/// view of that.
+fn is_usable(world: &World, at: usize) -> bool {
+    let host = &world.hosts[at];
+    let blank = host.directory.marker.is_none()
+        && !host.directory.log
+        && host.directory.entries.iter().all(|entry| entry == "lost+found");
+    let ended = matches!(host.mode, Mode::Stopped(_) | Mode::WantsReplacement);
+    let may_sign = host.journal.as_ref().is_none_or(|journal| may_sign_again(world, journal));
+    host.alive && host.reachable && blank && !ended && may_sign
+}
+
+/// It holds nothing, and each list that it signed can still be released by enough of its members.
+fn may_sign_again(world: &World, journal: &Journal) -> bool {
+    let released = |key: KeyId, epoch: Epoch| {
+        world.said.releases.get(&key).is_some_and(|&released| released >= epoch)
+    };
+    let can_release =
+        |key: KeyId| world.live_journal(key).is_some_and(|journal| journal.held.is_none());
+    let can_end = |(&epoch, bound): (&Epoch, &formation_explored::agent::Bound)| {
+        let members = bound.members.iter().map(|member| member.key);
+        members.filter(|&key| released(key, epoch) || can_release(key)).count()
+            >= bound.releases_needed()
+    };
+    journal.held.is_none() && journal.bound.iter().all(can_end)
+}
+
+/// A member of the decided list whose node runs or may still be started.
+fn can_run(world: &World, key: KeyId, h: Hash) -> bool {
+    let has_key = |host: &&std::sync::Arc<Host>| {
+        host.alive && host.journal.as_ref().is_some_and(|journal| journal.key == key)
+    };
+    let Some(host) = world.hosts.iter().find(has_key) else { return false };
+    let Some(journal) = &host.journal else { return false };
+    let ended = matches!(host.mode, Mode::Stopped(_) | Mode::WantsReplacement | Mode::Refuses);
+    let epoch = crate::explore::identity::epoch_of(h);
+    let may_hold = match &journal.held {
+        Some(held) => held.h == h,
+        None => epoch > journal.released && journal.bound.contains_key(&epoch),
+    };
+    !ended && may_hold
+}

@@ -1,0 +1,230 @@
+//! One state of everything: database, processes, hosts, and every message that was ever sent.
+//!
+//! **Time** is nothing but a set of deadlines, each of which may have passed: the clock stands
+//! still, and an action makes one lease, list or hold-back be over. That allows every real order of
+//! events and more, so whatever holds here holds for every clock.
+//!
+//! **Messages** are a growing set: acks and releases may arrive late, twice or never. What the
+//! service has ever shown (epochs, lists, documents) may reach an agent at any later time, in any
+//! order, which covers every late or lost answer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use formation_explored::agent::{Journal, Listing};
+use formation_explored::service::{Cluster, Phase};
+use formation_explored::{Epoch, Hash, Incarnation, KeyId, Micros, Millis};
+
+use crate::explore::config::{Config, Faults};
+use crate::explore::identity::{HOSTS, host_of, key, statement};
+
+/// The time that it always is.
+pub const NOW: Micros = Micros(1_000_000_000_000);
+/// A deadline that has passed.
+pub const PASSED: Micros = Micros(0);
+/// How many discovery processes share the database.
+pub const PROCESSES: usize = 2;
+
+/// Everything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct World {
+    /// The database.
+    pub database: Arc<Database>,
+    /// A backup of it, once taken.
+    pub backup: Option<Arc<Database>>,
+    /// The discovery processes.
+    pub processes: [Process; PROCESSES],
+    /// The hosts; those beyond the configuration's number never do anything.
+    pub hosts: [Arc<Host>; HOSTS],
+    /// What has been said.
+    pub said: Arc<Said>,
+    /// What may still go wrong.
+    pub left: Faults,
+}
+
+/// What a database holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Database {
+    /// The row, in the normal form of [`normalise`].
+    pub cluster: Cluster,
+    /// Which processes have put back what their ledgers know, since this database was restored.
+    pub compared: [bool; PROCESSES],
+}
+
+/// A discovery process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// Documents in its ledger.
+    pub ledger: BTreeSet<Hash>,
+    /// It has looked at the present database.
+    pub connected: bool,
+    /// Without row lock: what a transaction under way has read.
+    pub read: Option<Arc<Database>>,
+}
+
+/// A host and its disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Not dead for good.
+    pub alive: bool,
+    /// Others' probes reach it.
+    pub reachable: bool,
+    /// Which key it has now, counted from 0.
+    pub life: u8,
+    /// The agent's journal.
+    pub journal: Option<Journal>,
+    /// The journal before the last change: what a power cut leaves if nothing is synced.
+    pub unsynced: Option<Option<Box<Journal>>>,
+    /// The node's directory.
+    pub directory: Listing,
+    /// What its agent does.
+    pub mode: Mode,
+    /// The node, if it runs: the list that it was started with.
+    pub node: Option<Hash>,
+    /// A directory with marker or log in it was lost in this life.
+    pub data_lost: bool,
+}
+
+/// What an agent does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Mode {
+    /// Forming, or watching its node.
+    Runs,
+    /// About to look at the node's directory.
+    Looks,
+    /// About to write the marker.
+    Marks,
+    /// About to execute the node.
+    Launches,
+    /// Asks for a replacement.
+    WantsReplacement,
+    /// Has refused to touch the directory.
+    Refuses,
+    /// Has ended with this exit code.
+    Stopped(u8),
+}
+
+/// Everything that was said, by anybody to anybody. It only grows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// Lists that the service has frozen.
+    pub proposals: BTreeSet<Hash>,
+    /// The highest epoch that it has shown while forming.
+    pub epoch: Epoch,
+    /// Signed acks.
+    pub acks: BTreeSet<(KeyId, Hash)>,
+    /// Signed releases: the highest of each key says it all.
+    pub releases: BTreeMap<KeyId, Epoch>,
+    /// Lists that some database has committed.
+    pub committed: BTreeSet<Hash>,
+    /// Documents that left a process.
+    pub documents: BTreeSet<Hash>,
+    /// Nodes that made a log from nothing: incarnation → the list.
+    pub started: BTreeMap<Incarnation, Hash>,
+    /// Agents of the past: those of hosts that were made anew, as they last spoke.
+    pub past: Vec<Journal>,
+    /// An operator has given up the cluster in the present database.
+    pub abandoned: bool,
+}
+
+impl World {
+    /// Before anything has happened.
+    #[must_use]
+    pub fn new(config: &Config) -> World {
+        let cluster = Cluster::opened(statement(config.seats), NOW.after(Millis(1_000_000)));
+        let connected = Process { connected: true, ..Process::default() };
+        let host = |host: usize| {
+            let entries =
+                if config.lost_and_found { vec!["lost+found".to_owned()] } else { vec![] };
+            Arc::new(Host {
+                alive: host < config.hosts,
+                reachable: config.unreachable >> host & 1 == 0,
+                life: 0,
+                journal: None,
+                unsynced: None,
+                directory: Listing { entries, ..Listing::default() },
+                mode: Mode::Runs,
+                node: None,
+                data_lost: false,
+            })
+        };
+        World {
+            database: Arc::new(Database { cluster, compared: [true; PROCESSES] }),
+            backup: None,
+            processes: [connected.clone(), connected],
+            hosts: std::array::from_fn(host),
+            said: Arc::new(Said { epoch: 1, ..Said::default() }),
+            left: config.faults,
+        }
+    }
+
+    /// The key that `host` has now.
+    #[must_use]
+    pub fn key(&self, host: usize) -> KeyId {
+        key(host, self.hosts[host].life)
+    }
+
+    /// The journal of `key`, if it is still on a host that lives.
+    #[must_use]
+    pub fn live_journal(&self, key: KeyId) -> Option<&Journal> {
+        let host = self.hosts.iter().find(|host| {
+            host.alive && host.journal.as_ref().is_some_and(|journal| journal.key == key)
+        })?;
+        host.journal.as_ref()
+    }
+
+    /// Whether no fault is left that could strike a host between two of its agent's steps: kills,
+    /// lost directories, copies.
+    #[must_use]
+    pub fn is_hurried(&self, config: &Config) -> bool {
+        let left = &self.left;
+        left.kills == 0
+            && left.lost_directories == 0
+            && left.clones == 0
+            && left.ends == 0
+            && config.environment.journal_sync
+    }
+
+    /// Whether the key's own host has ceased to be it.
+    #[must_use]
+    pub fn is_past(&self, key: KeyId) -> bool {
+        let host = &self.hosts[host_of(key)];
+        !host.alive || host.journal.as_ref().is_none_or(|journal| journal.key != key)
+    }
+}
+
+/// Forgets what no rule looks at, so that states that differ in nothing else are one: revision, last
+/// error, how far off a deadline is.
+pub fn normalise(cluster: &mut Cluster) {
+    use formation_explored::service::Place;
+    cluster.rev = 1;
+    cluster.last_error = None;
+    if let Some(ended) = &mut cluster.ended {
+        ended.by = String::new();
+    }
+    let order: Vec<KeyId> = cluster.standbys().into_values().collect();
+    for (place, key) in (1..).zip(&order) {
+        if let Some(agent) = cluster.agents.get_mut(key) {
+            agent.place = Place::Standby(place);
+        }
+    }
+    cluster.next_place = order.len() as u64 + 1;
+    let soon = NOW.after(Millis(1_000));
+    let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
+    for agent in cluster.agents.values_mut() {
+        agent.lease_until = if agent.lease_until > NOW && agent.place != Place::Absent && forming {
+            soon
+        } else {
+            PASSED
+        };
+        agent.held_until = if agent.held_until > NOW && forming { soon } else { PASSED };
+        // One count and two differ; more don't.
+        agent.counts = agent.counts.min(2);
+    }
+    if let Some(frozen) = &mut cluster.frozen {
+        frozen.at = NOW;
+        if !forming {
+            frozen.probes.clear();
+        }
+    }
+}
