@@ -45,6 +45,8 @@ pub enum Notice {
     Applied(Position),
     /// The store is durable up to here.
     Checkpointed(Position),
+    /// The log begins after this position now.
+    Compacted(Position),
     /// The store holds the snapshot.
     Installed(Position),
     /// A snapshot file is there to be sent, or couldn't be made.

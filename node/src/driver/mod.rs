@@ -3,25 +3,43 @@
 //! [`Handle`] is what the API side holds; [`PeerSender`] and [`PeerInbox`] are the seam to the
 //! transport. Threads, as in ARCHITECTURE.md: **core** owns consensus, timers and barriers; **wal**
 //! turns everything queued into one write and one sync; **apply** is the only writer of the state
-//! machine and answers who waits.
+//! machine and answers who waits. [`Driver`], [`Applier`] and [`run_group`] are what they run, and
+//! what the simulation runs in one thread.
 
+mod apply;
+mod core;
 mod error;
 mod handle;
 mod mailbox;
 mod metrics;
 mod peers;
+mod proposals;
+mod reads;
+mod run;
+mod start;
+mod wal;
+
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use apply::{Applied, Applier, CheckpointPolicy};
+pub use core::{Driver, DriverOptions, Effects, MAX_BACKLOG_BYTES};
 pub use error::{ProposeError, ReadError, TransferError};
 pub use handle::{Handle, NodeStatus};
 pub use mailbox::{
     MAX_QUEUED_MESSAGE_BYTES, MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS, MAX_QUEUED_READS,
+    Notice, Proposal, ReadToken,
 };
 pub use metrics::Metrics;
 pub use node_consensus::{Message, PeerState, PeerStatus, Position, Role};
 pub use peers::{InboxFull, IncomingSnapshot, OutgoingSnapshot, PeerInbox, PeerSender, SendError};
+pub use proposals::Refusal;
+pub use run::{Parts, Running, start};
+pub use start::{StartError, recover};
+pub use wal::{LogJob, run_group};
 
 /// The largest proposal; etcd's default request limit is 1.5 MiB, its hard one above that is ours.
 pub const MAX_PROPOSAL_BYTES: usize = 10 * 1024 * 1024;

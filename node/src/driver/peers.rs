@@ -35,7 +35,8 @@ pub enum SendError {
 pub struct OutgoingSnapshot {
     /// Goes before the body; `message.to` is the receiver.
     pub message: Message,
-    /// The body, open at its beginning. It has no name any more: closing it frees the space.
+    /// The body, open at its beginning. The driver removes the file when it has built a newer one;
+    /// an open one stays readable.
     pub body: File,
     /// Its length in bytes.
     pub bytes: u64,

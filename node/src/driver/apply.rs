@@ -1,0 +1,88 @@
+//! The state machine's side: apply, checkpoint, snapshots. No thread of its own.
+
+use std::io::{Read, Write};
+
+use node_consensus::Position;
+
+use crate::machine::{Committed, RequestId, StateMachine};
+
+/// When the store is made durable, so that the log can drop what came before.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckpointPolicy {
+    /// After this many bytes of entries,
+    pub bytes: usize,
+    /// or this many entries.
+    pub entries: u64,
+}
+
+impl Default for CheckpointPolicy {
+    fn default() -> Self {
+        Self { bytes: 16 * 1024 * 1024, entries: 10_000 }
+    }
+}
+
+/// The only writer of the state machine.
+#[derive(Debug)]
+pub struct Applier<M> {
+    machine: M,
+    policy: CheckpointPolicy,
+    bytes: usize,
+}
+
+/// What applying gave.
+#[derive(Debug)]
+pub struct Applied<O> {
+    /// Where the machine stands now.
+    pub at: Position,
+    /// For who waits.
+    pub outcomes: Vec<(RequestId, O)>,
+}
+
+impl<M: StateMachine> Applier<M> {
+    /// Takes the machine over.
+    pub fn new(machine: M, policy: CheckpointPolicy) -> Self {
+        Self { machine, policy, bytes: 0 }
+    }
+
+    /// Applies committed entries, in order.
+    pub fn apply(&mut self, entries: &[Committed]) -> Result<Applied<M::Outcome>, M::Error> {
+        self.bytes += entries.iter().map(|entry| entry.data.len()).sum::<usize>();
+        let outcomes = self.machine.apply(entries)?;
+        let at = self.machine.applied();
+        if let Some(last) = entries.last() {
+            assert!(at.index >= last.position.index, "the state machine has skipped entries");
+        }
+        Ok(Applied { at, outcomes })
+    }
+
+    /// Makes the store durable if enough has been applied since the last time.
+    pub fn checkpoint_if_due(&mut self) -> Result<Option<Position>, M::Error> {
+        let behind = self.machine.applied().index.saturating_sub(self.machine.durable().index);
+        if behind == 0 || (self.bytes < self.policy.bytes && behind < self.policy.entries) {
+            return Ok(None);
+        }
+        self.checkpoint().map(Some)
+    }
+
+    /// Makes the store durable.
+    pub fn checkpoint(&mut self) -> Result<Position, M::Error> {
+        self.bytes = 0;
+        self.machine.checkpoint()
+    }
+
+    /// Writes the whole state.
+    pub fn write_snapshot(&self, out: &mut dyn Write) -> Result<Position, M::Error> {
+        self.machine.write_snapshot(out)
+    }
+
+    /// Replaces the whole state.
+    pub fn install_snapshot(&mut self, input: &mut dyn Read) -> Result<Position, M::Error> {
+        self.bytes = 0;
+        self.machine.install_snapshot(input)
+    }
+
+    /// The machine, to read from.
+    pub fn machine(&self) -> &M {
+        &self.machine
+    }
+}

@@ -1,0 +1,551 @@
+//! The synchronous driver: events in, effects out. No clock, no thread, no I/O.
+//!
+//! Persist, then send, is written here and nowhere else: what [`Ready::after_persist`] holds waits
+//! in [`Driver::waiting`] until the log has said that its batch is durable.
+//!
+//! A snapshot that arrives takes three steps, each durable before the next: the log notes that one
+//! is being installed, the store replaces its content, the log begins anew after it. Batches that
+//! consensus produces meanwhile wait. So a store that is ahead of its log after a crash is either
+//! that snapshot, or a log that lost data.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::mem;
+use std::path::PathBuf;
+
+use node_consensus::{
+    Config, ConfigError, Consensus, Entry, Fetch, Guards, HardState, Initial, Message, MessageKind,
+    Position, Ready, Role, Status, StepError,
+};
+
+use super::Notice;
+use super::mailbox::{Proposal, ReadToken};
+use super::peers::IncomingSnapshot;
+use super::proposals::{Proposals, Refusal};
+use super::reads::Reads;
+use crate::log::Batch;
+use crate::machine::{Committed, RequestId};
+
+/// Bytes of entries in the log but not yet applied, after which a leader refuses proposals and a
+/// follower drops appends (the leader sends them again).
+pub const MAX_BACKLOG_BYTES: usize = 128 * 1024 * 1024;
+
+/// What the driver is told beside consensus' own configuration.
+#[derive(Clone, Copy, Debug)]
+pub struct DriverOptions {
+    /// Campaign as soon as a quorum is connected, if nobody has led yet.
+    pub campaign_when_connected: bool,
+    /// Entries kept behind the store's durable position.
+    pub catch_up_entries: u64,
+    /// Ticks after which a proposal that found no leader is forgotten.
+    pub proposal_ticks: u64,
+    /// Ticks after which an unanswered read is asked again.
+    pub read_retry_ticks: u64,
+}
+
+/// What to do. The order of the fields is no order of execution: nothing in here depends on
+/// anything else in here.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// To the peers.
+    pub send: Vec<Message>,
+    /// `Snapshot` messages: to the peers, each with the body that was built last.
+    pub send_snapshots: Vec<Message>,
+    /// Into the log, in order; [`Notice::Persisted`] tells the last number that is durable.
+    pub persist: Vec<(u64, Batch)>,
+    /// To the state machine, in order.
+    pub apply: Vec<Committed>,
+    /// To be installed as the whole state, durably, then [`Notice::Installed`].
+    pub install: Option<(Position, PathBuf)>,
+    /// Snapshot bodies that nobody needs.
+    pub discard: Vec<PathBuf>,
+    /// A snapshot is wanted; answered by [`Notice::Built`].
+    pub build_snapshot: bool,
+    /// To be read from the log; answered by [`Notice::Fetched`].
+    pub fetches: Vec<Fetch>,
+    /// The log may drop entries up to here; answered by [`Notice::Compacted`].
+    pub compact: Option<u64>,
+    /// Proposals that will never have an effect.
+    pub refused: Vec<(RequestId, Refusal)>,
+    /// Reads that may go ahead, at this position or later.
+    pub reads: Vec<(ReadToken, Position)>,
+    /// Reads that were too many.
+    pub refused_reads: Vec<ReadToken>,
+    /// Messages that were refused.
+    pub bad_messages: Vec<StepError>,
+}
+
+/// A batch on its way to the disk.
+#[derive(Debug)]
+struct Waiting {
+    batch: u64,
+    /// The ready that is durable with it.
+    ready: u64,
+    after: Vec<Message>,
+    since: u64,
+}
+
+/// A snapshot on its way into the store.
+#[derive(Debug)]
+struct Install {
+    at: Position,
+    body: Option<PathBuf>,
+    /// The log knows when this batch is durable.
+    intent: u64,
+    /// What follows once the store has it.
+    held: Vec<(Batch, u64, Vec<Message>)>,
+}
+
+/// One member. The production threads and the simulation both run this.
+#[derive(Debug)]
+pub struct Driver {
+    consensus: Consensus,
+    options: DriverOptions,
+    guards: Guards,
+    member: u64,
+    voters: Vec<u64>,
+    election_ticks: u64,
+    proposals: Proposals,
+    reads: Reads,
+    next_batch: u64,
+    waiting: VecDeque<Waiting>,
+    lazy_hard_state: Option<HardState>,
+    persisted_commit: u64,
+    install: Option<Install>,
+    /// The batch that makes an installed snapshot part of the log, and its position.
+    joining: Option<(u64, Position)>,
+    incoming: Option<PathBuf>,
+    building: bool,
+    backlog: VecDeque<(u64, usize)>,
+    backlog_bytes: usize,
+    applied: Position,
+    durable: Position,
+    connected: BTreeSet<u64>,
+    now: u64,
+    effects: Effects,
+}
+
+impl Driver {
+    /// Starts from what log and store hold.
+    pub fn new(
+        config: &Config,
+        options: DriverOptions,
+        initial: &Initial,
+    ) -> Result<Self, ConfigError> {
+        let mut driver = Self {
+            consensus: Consensus::new(config, initial)?,
+            options,
+            guards: config.guards,
+            member: config.member,
+            voters: initial.members.voters.clone(),
+            election_ticks: config.election_ticks as u64,
+            proposals: Proposals::default(),
+            reads: Reads::new(options.read_retry_ticks),
+            next_batch: 1,
+            waiting: VecDeque::new(),
+            lazy_hard_state: None,
+            persisted_commit: initial.hard_state.commit,
+            install: None,
+            joining: None,
+            incoming: None,
+            building: false,
+            backlog: VecDeque::new(),
+            backlog_bytes: 0,
+            applied: initial.applied,
+            durable: initial.applied,
+            connected: BTreeSet::new(),
+            now: 0,
+            effects: Effects::default(),
+        };
+        driver.note_backlog(&initial.entries);
+        if driver.voters == [config.member] {
+            driver.consensus.campaign();
+        }
+        Ok(driver)
+    }
+
+    /// One tick of the clock.
+    pub fn tick(&mut self) {
+        self.now += 1;
+        self.consensus.tick();
+        self.proposals.expire(self.now.saturating_sub(self.options.proposal_ticks));
+        self.leave_a_stuck_disk();
+    }
+
+    /// Proposals of this member's own clients.
+    pub fn propose(&mut self, proposals: impl IntoIterator<Item = Proposal>) {
+        let overloaded = self.backlog_bytes > MAX_BACKLOG_BYTES;
+        for proposal in proposals {
+            let id = proposal.id;
+            if overloaded || !self.proposals.push_own(proposal, self.now) {
+                self.effects.refused.push((id, Refusal::TooMany));
+            }
+        }
+    }
+
+    /// Reads that wait for a barrier.
+    pub fn read(&mut self, tokens: impl IntoIterator<Item = ReadToken>) {
+        for token in tokens {
+            if !self.reads.push(token) {
+                self.effects.refused_reads.push(token);
+            }
+        }
+    }
+
+    /// A message from a peer.
+    pub fn message(&mut self, message: Message) {
+        match message.kind {
+            MessageKind::Propose => {
+                if message.to == self.member && self.voters.contains(&message.from) {
+                    self.proposals.push_forwarded(message, self.now);
+                }
+            }
+            MessageKind::Append
+                if !message.entries.is_empty() && self.backlog_bytes > MAX_BACKLOG_BYTES => {}
+            // Without its body it is nothing.
+            MessageKind::Snapshot => {}
+            _ => self.step(message),
+        }
+    }
+
+    fn step(&mut self, message: Message) {
+        if let Err(error) = self.consensus.step(message) {
+            self.effects.bad_messages.push(error);
+        }
+    }
+
+    /// What another thread has done, or the transport has seen.
+    pub fn notice(&mut self, notice: Notice) {
+        match notice {
+            Notice::Persisted(batch) => self.persisted(batch),
+            Notice::Applied(at) => self.applied(at),
+            Notice::Checkpointed(at) => {
+                self.durable = at;
+                let through = at.index.saturating_sub(self.options.catch_up_entries);
+                self.effects.compact = Some(through).filter(|through| *through > 0);
+            }
+            Notice::Compacted(base) => {
+                self.consensus.compact(base.index);
+            }
+            Notice::Installed(at) => self.installed(at),
+            Notice::Built(at) => {
+                self.building = false;
+                self.consensus.snapshot_built(at);
+            }
+            Notice::Fetched { id, entries } => self.consensus.fetched(id, &entries),
+            Notice::Snapshot(snapshot) => self.snapshot(snapshot),
+            Notice::SnapshotSent { peer, arrived } => self.consensus.report_snapshot(peer, arrived),
+            Notice::Unreachable(peer) => self.consensus.report_unreachable(peer),
+            Notice::Connected(peer) => {
+                self.connected.insert(peer);
+                self.campaign_if_connected();
+            }
+            Notice::Disconnected(peer) => {
+                self.connected.remove(&peer);
+            }
+            Notice::Campaign => self.consensus.campaign(),
+            Notice::Transfer(to) => {
+                if let Some(to) = to.or_else(|| self.successor()) {
+                    self.consensus.transfer_leader(to);
+                }
+            }
+        }
+    }
+
+    /// Everything that follows from the inputs so far.
+    pub fn advance(&mut self) -> Effects {
+        self.hand_on_proposals();
+        self.reads.ask(&mut self.consensus, self.now);
+        self.drain();
+        let mut effects = mem::take(&mut self.effects);
+        self.reads.release(self.applied, &mut effects.reads);
+        effects
+    }
+
+    /// A moment's view of consensus.
+    pub fn status(&self) -> Status {
+        self.consensus.status()
+    }
+
+    /// Role, leader and term.
+    pub fn leadership(&self) -> (Role, u64, u64) {
+        self.consensus.leadership()
+    }
+
+    /// The last entry applied, and the last one that the store holds durably.
+    pub fn positions(&self) -> (Position, Position) {
+        (self.applied, self.durable)
+    }
+
+    /// The term of an entry that is in the log.
+    pub fn term_at(&self, index: u64) -> Option<u64> {
+        self.consensus.term_at(index)
+    }
+
+    /// ReadIndex rounds asked for so far.
+    pub fn read_rounds(&self) -> u64 {
+        self.reads.asked
+    }
+
+    /// Whether the connected peers and this member are a quorum.
+    pub fn is_quorum_connected(&self) -> bool {
+        let reached = |id: &&u64| **id == self.member || self.connected.contains(id);
+        self.voters.iter().filter(reached).count() > self.voters.len() / 2
+    }
+
+    fn hand_on_proposals(&mut self) {
+        loop {
+            let (role, leader, _) = self.consensus.leadership();
+            if leader == 0 || (role == Role::Leader && self.consensus.is_transferring()) {
+                return;
+            }
+            let Some(group) = self.proposals.take(role == Role::Leader) else { return };
+            if self.consensus.propose_many(group.data, group.hops).is_err() {
+                let refused = group.own.into_iter().map(|id| (id, Refusal::TooMany));
+                self.effects.refused.extend(refused);
+            }
+            if role == Role::Leader {
+                // One proposal per round: what is left over comes with the next.
+                return;
+            }
+        }
+    }
+
+    /// Whether proposals are left that the next round can take at once.
+    pub fn has_more(&self) -> bool {
+        let (role, leader, _) = self.consensus.leadership();
+        role == Role::Leader
+            && leader != 0
+            && !self.consensus.is_transferring()
+            && !self.proposals.is_empty()
+    }
+
+    fn drain(&mut self) {
+        while self.consensus.has_ready() {
+            let ready = self.consensus.ready();
+            self.handle(ready);
+        }
+    }
+
+    fn handle(&mut self, mut ready: Ready) {
+        self.effects.fetches.append(&mut ready.fetches);
+        if ready.snapshot_wanted.is_some() && !self.building {
+            self.building = true;
+            self.effects.build_snapshot = true;
+        }
+        for message in mem::take(&mut ready.messages) {
+            self.send(message);
+        }
+        self.reads.confirmed(&ready.reads);
+        let committed = mem::take(&mut ready.committed);
+        self.effects.apply.extend(committed.into_iter().map(|entry| Committed {
+            position: Position { index: entry.index, term: entry.term },
+            data: entry.data,
+        }));
+        self.note_backlog(&ready.persist.entries);
+        self.persist(ready);
+    }
+
+    fn send(&mut self, message: Message) {
+        if message.kind == MessageKind::Snapshot {
+            self.effects.send_snapshots.push(message);
+        } else {
+            self.effects.send.push(message);
+        }
+    }
+
+    fn persist(&mut self, ready: Ready) {
+        let Ready { number, persist, mut after_persist, .. } = ready;
+        after_persist.retain(|message| {
+            let early = match message.kind {
+                MessageKind::RequestVote | MessageKind::RequestVoteResponse => {
+                    !self.guards.persist_before_vote()
+                }
+                MessageKind::AppendResponse => !self.guards.persist_before_ack(),
+                _ => false,
+            };
+            if early {
+                self.effects.send.push(message.clone());
+            }
+            !early
+        });
+        if let Some(state) = persist.hard_state {
+            self.lazy_hard_state = Some(state);
+        }
+        if let Some(at) = persist.snapshot {
+            self.begin_install(at, number, after_persist, persist.entries);
+            return;
+        }
+        if !persist.urgent {
+            self.nothing_to_write(number, after_persist);
+            return;
+        }
+        let batch = Batch {
+            hard_state: self.lazy_hard_state.take(),
+            entries: persist.entries,
+            ..Batch::default()
+        };
+        self.queue(batch, number, after_persist);
+        if !self.guards.persist_before_self_ack() && self.consensus.leadership().0 == Role::Leader {
+            self.consensus.persisted(number);
+        }
+    }
+
+    /// Durable as soon as everything before it is.
+    fn nothing_to_write(&mut self, number: u64, after: Vec<Message>) {
+        if let Some(install) = &mut self.install {
+            install.held.push((Batch::default(), number, after));
+        } else if let Some(last) = self.waiting.back_mut() {
+            last.ready = number;
+            last.after.extend(after);
+        } else {
+            for message in after {
+                self.send(message);
+            }
+            self.consensus.persisted(number);
+        }
+    }
+
+    fn queue(&mut self, batch: Batch, ready: u64, after: Vec<Message>) {
+        if let Some(install) = &mut self.install {
+            install.held.push((batch, ready, after));
+            return;
+        }
+        if let Some(state) = batch.hard_state {
+            self.persisted_commit = state.commit;
+        }
+        let number = self.next_batch;
+        self.next_batch += 1;
+        self.waiting.push_back(Waiting { batch: number, ready, after, since: self.now });
+        self.effects.persist.push((number, batch));
+    }
+
+    fn persisted(&mut self, batch: u64) {
+        while self.waiting.front().is_some_and(|waiting| waiting.batch <= batch) {
+            let Some(waiting) = self.waiting.pop_front() else { return };
+            for message in waiting.after {
+                self.send(message);
+            }
+            if waiting.ready > 0 {
+                self.consensus.persisted(waiting.ready);
+            }
+        }
+        if let Some((number, at)) = self.joining
+            && number <= batch
+        {
+            self.joining = None;
+            self.consensus.applied(at.index);
+        }
+        if let Some(install) = &mut self.install
+            && install.intent <= batch
+            && let Some(body) = install.body.take()
+        {
+            self.effects.install = Some((install.at, body));
+        }
+    }
+
+    fn applied(&mut self, at: Position) {
+        self.applied = at;
+        while self.backlog.front().is_some_and(|(index, _)| *index <= at.index) {
+            self.backlog_bytes -= self.backlog.pop_front().map_or(0, |(_, bytes)| bytes);
+        }
+        self.consensus.applied(at.index);
+    }
+
+    fn note_backlog(&mut self, entries: &[Entry]) {
+        let Some(first) = entries.first() else { return };
+        while self.backlog.back().is_some_and(|(index, _)| *index >= first.index) {
+            self.backlog_bytes -= self.backlog.pop_back().map_or(0, |(_, bytes)| bytes);
+        }
+        for entry in entries {
+            self.backlog.push_back((entry.index, entry.data.len()));
+            self.backlog_bytes += entry.data.len();
+        }
+    }
+
+    /// A snapshot and its body have arrived.
+    fn snapshot(&mut self, snapshot: IncomingSnapshot) {
+        if self.install.is_some() {
+            self.effects.discard.push(snapshot.body);
+            return;
+        }
+        self.drain();
+        self.incoming = Some(snapshot.body);
+        self.step(snapshot.message);
+        self.drain();
+        // Consensus didn't want it.
+        self.effects.discard.extend(self.incoming.take());
+    }
+
+    fn begin_install(
+        &mut self,
+        at: Position,
+        ready: u64,
+        after: Vec<Message>,
+        entries: Vec<Entry>,
+    ) {
+        let body = self.incoming.take().expect("consensus only sees snapshots that have a body");
+        let hard_state = self.lazy_hard_state.take();
+        // Until the store holds the snapshot the old log counts, and with it the old commit index.
+        let old = hard_state.map(|state| HardState { commit: self.persisted_commit, ..state });
+        let intent = self.next_batch;
+        self.queue(
+            Batch { hard_state: old, installing: Some(at), ..Batch::default() },
+            0,
+            Vec::new(),
+        );
+        let batch = Batch { hard_state, snapshot: Some(at), entries, ..Batch::default() };
+        self.install =
+            Some(Install { at, body: Some(body), intent, held: vec![(batch, ready, after)] });
+    }
+
+    fn installed(&mut self, at: Position) {
+        let install = self.install.take().expect("the store installs what it was given");
+        assert_eq!(install.at, at, "the store holds another snapshot than it was given");
+        self.durable = at;
+        self.backlog.clear();
+        self.backlog_bytes = 0;
+        self.applied = at;
+        self.joining = Some((self.next_batch, at));
+        for (batch, ready, after) in install.held {
+            if batch == Batch::default() {
+                self.nothing_to_write(ready, after);
+            } else {
+                self.note_backlog(&batch.entries);
+                self.queue(batch, ready, after);
+            }
+        }
+    }
+
+    fn campaign_if_connected(&mut self) {
+        let (role, leader, term) = self.consensus.leadership();
+        if self.options.campaign_when_connected
+            && term <= 1
+            && leader == 0
+            && role == Role::Follower
+            && self.is_quorum_connected()
+        {
+            self.consensus.campaign();
+        }
+    }
+
+    /// Who should lead when this member shouldn't.
+    fn successor(&self) -> Option<u64> {
+        let peers = self.consensus.status().peers;
+        peers.iter().filter(|peer| peer.active).max_by_key(|peer| peer.matched).map(|p| p.member)
+    }
+
+    /// A leader whose disk has not answered for two election time-outs hands over.
+    fn leave_a_stuck_disk(&mut self) {
+        let stuck = self
+            .waiting
+            .front()
+            .is_some_and(|oldest| self.now - oldest.since > 2 * self.election_ticks);
+        if stuck
+            && self.consensus.leadership().0 == Role::Leader
+            && !self.consensus.is_transferring()
+            && let Some(to) = self.successor()
+        {
+            self.consensus.transfer_leader(to);
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! From log and store to what consensus starts with.
+
+use node_consensus::{ConfigError, Initial, Members, Position};
+use thiserror::Error;
+
+use crate::log::{Fit, Log, LogError};
+
+/// Why a member can't start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The log can't be used, or doesn't fit the store.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// What was found contradicts itself.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A thread can't be made.
+    #[error("can't start a thread")]
+    Thread(#[source] std::io::Error),
+    /// The directory for snapshots can't be used.
+    #[error("can't use the directory for snapshots")]
+    Snapshots(#[source] std::io::Error),
+}
+
+/// Compares log and store, finishes a snapshot's installation that a crash cut short, and reads
+/// the entries that the store has yet to apply.
+pub fn recover(log: &mut Log, applied: Position, voters: &[u64]) -> Result<Initial, StartError> {
+    if log.check_store(applied)? == Fit::Installed {
+        log.finish_install(applied)?;
+    }
+    let entries = log.read(applied.index + 1, log.last().index + 1, u64::MAX)?;
+    Ok(Initial {
+        hard_state: log.hard_state_with(applied),
+        base: log.base(),
+        terms: log.terms().clone(),
+        entries,
+        applied,
+        members: Members { voters: voters.to_vec(), learners: Vec::new() },
+    })
+}

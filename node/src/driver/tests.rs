@@ -1,0 +1,285 @@
+//! The threads, over real files, with a state machine small enough to see through. What may go
+//! wrong in time is the simulation's matter.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use bytes::{Bytes, BytesMut};
+
+use super::*;
+use crate::disk::{RealDisk, SharedDisk};
+use crate::log::{Identity, Log, LogOptions};
+use crate::machine::{Committed, RequestId, StateMachine};
+
+/// Remembers the requests it has applied, in order; its file is its durability.
+struct List {
+    applied: Position,
+    durable: Position,
+    requests: Vec<u64>,
+    file: PathBuf,
+}
+
+impl List {
+    fn open(dir: &Path) -> Self {
+        let file = dir.join("list");
+        let mut list = Self {
+            applied: Position::default(),
+            durable: Position::default(),
+            requests: Vec::new(),
+            file,
+        };
+        if let Ok(bytes) = std::fs::read(&list.file) {
+            list.load(&bytes);
+        }
+        list
+    }
+
+    fn save(&self) -> Vec<u8> {
+        let mut numbers = vec![self.applied.index, self.applied.term];
+        numbers.extend(&self.requests);
+        numbers.iter().flat_map(|number| number.to_be_bytes()).collect()
+    }
+
+    fn load(&mut self, bytes: &[u8]) {
+        let mut numbers: Vec<u64> =
+            bytes.chunks(8).map(|chunk| u64::from_be_bytes(chunk.try_into().unwrap())).collect();
+        self.requests = numbers.split_off(2);
+        self.applied = Position { index: numbers[0], term: numbers[1] };
+        self.durable = self.applied;
+    }
+}
+
+impl StateMachine for List {
+    type Outcome = u64;
+    type Error = std::io::Error;
+
+    fn applied(&self) -> Position {
+        self.applied
+    }
+
+    fn durable(&self) -> Position {
+        self.durable
+    }
+
+    fn apply(&mut self, entries: &[Committed]) -> std::io::Result<Vec<(RequestId, u64)>> {
+        let mut outcomes = Vec::new();
+        for entry in entries {
+            assert_eq!(entry.position.index, self.applied.index + 1);
+            self.applied = entry.position;
+            if entry.data.is_empty() {
+                continue;
+            }
+            let id = u64::from_be_bytes(entry.data[..8].try_into().unwrap());
+            self.requests.push(id);
+            outcomes.push((RequestId(id), entry.position.index));
+        }
+        Ok(outcomes)
+    }
+
+    fn checkpoint(&mut self) -> std::io::Result<Position> {
+        std::fs::write(&self.file, self.save())?;
+        self.durable = self.applied;
+        Ok(self.durable)
+    }
+
+    fn write_snapshot(&self, out: &mut dyn Write) -> std::io::Result<Position> {
+        out.write_all(&self.save())?;
+        Ok(self.applied)
+    }
+
+    fn install_snapshot(&mut self, input: &mut dyn Read) -> std::io::Result<Position> {
+        let mut bytes = Vec::new();
+        input.read_to_end(&mut bytes)?;
+        self.load(&bytes);
+        self.checkpoint()
+    }
+}
+
+/// Peers in one process. Messages pass through their bytes.
+#[derive(Clone, Default)]
+struct Net(Arc<Mutex<BTreeMap<u64, (PeerInbox, PathBuf)>>>);
+
+impl PeerSender for Net {
+    fn try_send(&self, message: Message) -> Result<(), SendError> {
+        let mut bytes = BytesMut::new();
+        message.encode(&mut bytes);
+        let message = Message::decode(bytes.freeze()).expect("what is sent can be read");
+        let peers = self.0.lock().unwrap();
+        let (inbox, _) = peers.get(&message.to).ok_or(SendError::NotConnected)?;
+        inbox.deliver(message.from, message).map_err(|_| SendError::Full)
+    }
+
+    fn send_snapshot(&self, mut snapshot: OutgoingSnapshot) {
+        let peers = self.0.lock().unwrap();
+        let (from, to) = (snapshot.message.from, snapshot.message.to);
+        let Some((inbox, dir)) = peers.get(&to) else { return };
+        let body = dir.join("incoming");
+        std::io::copy(&mut snapshot.body, &mut std::fs::File::create(&body).unwrap()).unwrap();
+        inbox.deliver_snapshot(from, IncomingSnapshot { message: snapshot.message, body });
+        peers[&from].0.snapshot_sent(to, true);
+    }
+}
+
+struct Node {
+    handle: Handle<u64>,
+    running: Running,
+}
+
+struct Cluster {
+    dir: tempfile::TempDir,
+    net: Net,
+    voters: Vec<u64>,
+}
+
+impl Cluster {
+    fn new(size: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Self { dir, net: Net::default(), voters: (1..=size).collect() }
+    }
+
+    fn start(&self, member: u64) -> Node {
+        let dir = self.dir.path().join(member.to_string());
+        std::fs::create_dir_all(&dir).unwrap();
+        let disk: SharedDisk = Arc::new(RealDisk);
+        let small = LogOptions {
+            segment_bytes: 64 * 1024,
+            fill_bytes: 64 * 1024,
+            max_record_bytes: 32 * 1024,
+            ..LogOptions::default()
+        };
+        if !Log::exists(&disk, &dir).unwrap() {
+            let identity =
+                Identity { cluster: 9, member, incarnation: 5, voters: self.voters.clone() };
+            Log::create(&disk, &dir, &identity, &small).unwrap();
+        }
+        let (log, recovered) = Log::open(&disk, &dir, &small).unwrap();
+        let mut options = Options::new(member, self.voters.clone(), dir.join("snapshots"));
+        options.tick = Duration::from_millis(10);
+        options.request_timeout = Duration::from_secs(30);
+        options.campaign_when_connected = member == 1;
+        options.catch_up_entries = 1;
+        let parts = Parts {
+            options,
+            machine: List::open(&dir),
+            log,
+            recovered,
+            sender: Arc::new(self.net.clone()),
+            seed: member,
+        };
+        let (handle, inbox, running) = start(parts).unwrap();
+        let mut peers = self.net.0.lock().unwrap();
+        for (id, (peer, _)) in peers.iter() {
+            peer.connected(member);
+            inbox.connected(*id);
+        }
+        peers.insert(member, (inbox, dir.join("snapshots")));
+        Node { handle, running }
+    }
+
+    fn stop(&self, member: u64, node: Node) {
+        self.net.0.lock().unwrap().remove(&member);
+        node.running.stop();
+    }
+}
+
+fn payload(id: u64, bytes: usize) -> Bytes {
+    let mut data = id.to_be_bytes().to_vec();
+    data.resize(8 + bytes, 7);
+    Bytes::from(data)
+}
+
+async fn put(node: &Node, id: u64) -> Result<u64, ProposeError> {
+    node.handle.propose(payload(id, 100), RequestId(id)).await
+}
+
+#[tokio::test]
+async fn a_single_voter_answers_and_remembers() {
+    let cluster = Cluster::new(1);
+    let node = cluster.start(1);
+    let first = put(&node, 1).await.unwrap();
+    assert!(node.handle.read_barrier().await.unwrap().index >= first);
+    cluster.stop(1, node);
+    let node = cluster.start(1);
+    assert_eq!(put(&node, 2).await.unwrap(), first + 2);
+    cluster.stop(1, node);
+    assert_eq!(List::open(&cluster.dir.path().join("1")).requests, [1, 2]);
+}
+
+#[tokio::test]
+async fn any_member_takes_proposals_and_answers_reads() {
+    let cluster = Cluster::new(3);
+    let nodes: Vec<_> = (1..=3).map(|member| cluster.start(member)).collect();
+    for (id, node) in (1..=3).zip(&nodes) {
+        let at = put(node, id).await.unwrap();
+        for other in &nodes {
+            assert!(other.handle.read_barrier().await.unwrap().index >= at);
+        }
+    }
+    for (member, node) in (1..=3).zip(nodes) {
+        cluster.stop(member, node);
+    }
+    for member in ["1", "2", "3"] {
+        assert!(!List::open(&cluster.dir.path().join(member)).requests.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn leadership_is_handed_over_on_request() {
+    let cluster = Cluster::new(3);
+    let nodes: Vec<_> = (1..=3).map(|member| cluster.start(member)).collect();
+    put(&nodes[0], 1).await.unwrap();
+    let leader = nodes[0].handle.status().borrow().leader;
+    let to = leader % 3 + 1;
+    let follower = &nodes[usize::try_from(to - 1).unwrap()];
+    assert_eq!(follower.handle.transfer_leader(leader).await, Err(TransferError::NotLeader));
+    let old = &nodes[usize::try_from(leader - 1).unwrap()];
+    old.handle.transfer_leader(to).await.unwrap();
+    assert_eq!(old.handle.status().borrow().leader, to);
+    put(old, 2).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_member_that_missed_more_than_the_log_holds_gets_a_snapshot() {
+    let cluster = Cluster::new(3);
+    let mut nodes: BTreeMap<_, _> = (1..=3).map(|member| (member, cluster.start(member))).collect();
+    put(&nodes[&1], 1).await.unwrap();
+    let leader = nodes[&1].handle.status().borrow().leader;
+    let lagging = leader % 3 + 1;
+    cluster.stop(lagging, nodes.remove(&lagging).unwrap());
+    let mut id = 1;
+    let mut status = nodes[&leader].handle.status();
+    // Large enough that the store is checkpointed and the log's first segments go.
+    while status.borrow_and_update().first < 10 {
+        for _ in 0..100 {
+            id += 1;
+            let payload = payload(id, 20_000);
+            nodes[&leader].handle.propose(payload, RequestId(id)).await.unwrap();
+        }
+    }
+    nodes.insert(lagging, cluster.start(lagging));
+    // An outcome that arrives within a snapshot is told to nobody: wait until it is installed.
+    nodes[&lagging].handle.read_barrier().await.unwrap();
+    id += 1;
+    put(&nodes[&lagging], id).await.unwrap();
+    let metrics = nodes[&lagging].handle.metrics();
+    assert_eq!(metrics.snapshots_installed.load(std::sync::atomic::Ordering::Relaxed), 1);
+    cluster.stop(lagging, nodes.remove(&lagging).unwrap());
+    let expected: Vec<u64> = (1..=id).collect();
+    assert_eq!(List::open(&cluster.dir.path().join(lagging.to_string())).requests, expected);
+}
+
+#[tokio::test]
+async fn without_a_quorum_a_request_times_out_and_says_why() {
+    let cluster = Cluster::new(3);
+    let node = cluster.start(1);
+    let mut short = node.handle.clone();
+    let mut options = (*short.options).clone();
+    options.request_timeout = Duration::from_millis(50);
+    short.options = Arc::new(options);
+    assert_eq!(short.propose(payload(1, 1), RequestId(1)).await, Err(ProposeError::NoLeader));
+    assert_eq!(short.read_barrier().await, Err(ReadError::NoLeader));
+    cluster.stop(1, node);
+    assert_eq!(short.propose(payload(2, 1), RequestId(2)).await, Err(ProposeError::Stopped));
+}
