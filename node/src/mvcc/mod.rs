@@ -38,4 +38,4 @@ pub use revision::{KeyRange, Revision};
 pub use store::{Compaction, Options, Store, View, Writer};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

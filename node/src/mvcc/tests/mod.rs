@@ -1,0 +1,75 @@
+//! The store against a plain model, over a disk that loses and tears what was not synced.
+
+mod model;
+mod snapshot;
+mod store;
+
+use std::path::Path;
+
+use bytes::Bytes;
+use node_proto::etcdserverpb::{RangeRequest, RangeResponse};
+
+use super::*;
+use crate::disk::simulated::SimulatedDisk;
+use crate::disk::{Backend, Disk as _, Open};
+use crate::machine::Position;
+
+const DIR: &str = "/store";
+
+/// A directory for a store, there after any crash.
+pub(crate) fn disk(seed: u64) -> SimulatedDisk {
+    let disk = SimulatedDisk::new(seed);
+    disk.create_dir(Path::new(DIR)).unwrap();
+    disk.sync_dir(Path::new("/")).unwrap();
+    disk.open(&Path::new(DIR).join("db"), Open::New).unwrap().sync_data().unwrap();
+    disk.sync_dir(Path::new(DIR)).unwrap();
+    disk
+}
+
+pub(crate) fn backend(disk: &SimulatedDisk) -> Backend {
+    Backend::new(disk.open(&Path::new(DIR).join("db"), Open::Existing).unwrap())
+}
+
+fn open(disk: &SimulatedDisk, compaction: Compaction) -> Writer {
+    let options = Options { compaction, cache_bytes: 1 << 20, ..Options::default() };
+    Writer::open(backend(disk), options).unwrap()
+}
+
+fn bytes(text: &str) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
+
+/// Applies `work` as one write request at log index `index`.
+fn write(writer: &mut Writer, index: u64, work: impl FnOnce(&mut Batch<'_>)) -> EventBatch {
+    let position = Position { index, term: 1 };
+    let ((), events) = writer
+        .batch(position, |batch| {
+            work(batch);
+            batch.end_request();
+            Ok(())
+        })
+        .unwrap();
+    events
+}
+
+fn put(writer: &mut Writer, index: u64, key: &str, value: &str) {
+    write(writer, index, |batch| {
+        batch.put(bytes(key), bytes(value), 0).unwrap();
+    });
+}
+
+fn everything() -> RangeRequest {
+    RangeRequest { key: bytes("\0"), range_end: bytes("\0"), ..RangeRequest::default() }
+}
+
+fn range(store: &Store, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
+    store.range(&store.view(), request)
+}
+
+/// `key=value@version` of each key at `revision`.
+fn show(store: &Store, revision: i64) -> Vec<String> {
+    let request = RangeRequest { revision, ..everything() };
+    let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).unwrap();
+    let kvs = range(store, &request).unwrap().kvs;
+    kvs.iter().map(|kv| format!("{}={}@{}", text(&kv.key), text(&kv.value), kv.version)).collect()
+}

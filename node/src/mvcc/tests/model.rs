@@ -1,0 +1,245 @@
+//! Random histories: writes, deletes, compactions, checkpoints, kills, power cuts, snapshots. After
+//! each step the store must answer at every readable revision as a plain map per revision does, and
+//! a second copy that compacts at another pace must have equal checksums.
+
+use std::collections::BTreeMap;
+
+use node_proto::mvccpb::KeyValue;
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Clone, Debug)]
+enum Change {
+    Put(u8, u8),
+    Delete(u8, u8),
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write(Vec<Change>),
+    /// At this part (of 255) of the readable revisions.
+    Compact(u8),
+    Checkpoint,
+    /// The process dies.
+    Kill,
+    /// The machine does.
+    Crash,
+    /// The state moves to another machine.
+    Snapshot,
+    /// A piece of the other copy's compaction.
+    Step,
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        3 => (0..12_u8, any::<u8>()).prop_map(|(key, value)| Change::Put(key, value)),
+        1 => (0..12_u8, 0..4_u8).prop_map(|(from, width)| Change::Delete(from, from + width)),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        12 => prop::collection::vec(change(), 1..5).prop_map(Op::Write),
+        2 => any::<u8>().prop_map(Op::Compact),
+        2 => Just(Op::Checkpoint),
+        1 => Just(Op::Kill),
+        1 => Just(Op::Crash),
+        1 => Just(Op::Snapshot),
+        2 => Just(Op::Step),
+    ]
+}
+
+fn key(number: u8) -> Bytes {
+    bytes(&format!("k{number:02}"))
+}
+
+type Map = BTreeMap<Bytes, KeyValue>;
+
+/// What the store should hold: the whole map at each revision.
+struct Model {
+    at: BTreeMap<i64, Map>,
+    compacted: i64,
+}
+
+impl Model {
+    fn revision(&self) -> i64 {
+        *self.at.last_key_value().unwrap().0
+    }
+
+    fn write(&mut self, changes: &[Change]) {
+        let revision = self.revision() + 1;
+        let mut map = self.at[&(revision - 1)].clone();
+        let mut changed = false;
+        for change in changes {
+            match change {
+                Change::Put(number, value) => {
+                    changed = true;
+                    let last = map.get(&key(*number));
+                    let kv = KeyValue {
+                        key: key(*number),
+                        value: bytes(&value.to_string()),
+                        create_revision: last.map_or(revision, |kv| kv.create_revision),
+                        mod_revision: revision,
+                        version: last.map_or(0, |kv| kv.version) + 1,
+                        lease: 0,
+                    };
+                    map.insert(kv.key.clone(), kv);
+                }
+                Change::Delete(from, to) => {
+                    let before = map.len();
+                    map.retain(|k, _| *k < key(*from) || *k >= key(*to));
+                    changed |= map.len() != before;
+                }
+            }
+        }
+        if changed {
+            self.at.insert(revision, map);
+        }
+    }
+}
+
+/// One entry of the log.
+#[derive(Clone, Debug)]
+enum Entry {
+    Write(Vec<Change>),
+    Compact(i64),
+}
+
+fn apply(writer: &mut Writer, index: u64, entry: &Entry) {
+    write(writer, index, |batch| match entry {
+        Entry::Write(changes) => {
+            for change in changes {
+                match change {
+                    Change::Put(number, value) => {
+                        batch.put(key(*number), bytes(&value.to_string()), 0).unwrap();
+                    }
+                    Change::Delete(from, to) => {
+                        batch.delete(&KeyRange::Between(key(*from), key(*to))).unwrap();
+                    }
+                }
+            }
+        }
+        Entry::Compact(revision) => batch.compact(*revision).unwrap(),
+    });
+}
+
+fn replay(writer: &mut Writer, log: &[Entry]) {
+    for (index, entry) in (1..).zip(log) {
+        if index > writer.applied().index {
+            apply(writer, index, entry);
+        }
+    }
+}
+
+fn compare(writer: &Writer, model: &Model) {
+    let store = writer.store();
+    assert_eq!(store.view().revision(), model.revision());
+    for (revision, map) in &model.at {
+        let request = RangeRequest { revision: *revision, ..everything() };
+        let answer = range(&store, &request);
+        if *revision < model.compacted {
+            assert!(matches!(answer, Err(ReadError::Compacted)), "{revision} is compacted");
+            continue;
+        }
+        let answer = answer.unwrap();
+        let expected: Vec<KeyValue> = map.values().cloned().collect();
+        assert_eq!(answer.kvs, expected, "at revision {revision}");
+        assert_eq!(answer.count, i64::try_from(map.len()).unwrap());
+        let limited = RangeRequest { limit: 3, ..request };
+        let part = range(&store, &limited).unwrap();
+        assert_eq!(part.kvs, expected[..expected.len().min(3)]);
+        assert_eq!((part.more, part.count), (expected.len() > 3, answer.count));
+    }
+    let beyond = RangeRequest { revision: model.revision() + 1, ..everything() };
+    assert!(matches!(range(&store, &beyond), Err(ReadError::Future)));
+}
+
+fn compare_hashes(a: &Writer, b: &Writer, model: &Model) {
+    let (a, b) = (a.store(), b.store());
+    for revision in model.at.keys().filter(|revision| **revision >= model.compacted.max(1)) {
+        let hash = |store: &Store| store.hash_kv(&store.view(), *revision).unwrap();
+        assert_eq!(hash(&a), hash(&b), "checksum at {revision}");
+    }
+}
+
+fn run(ops: Vec<Op>, seed: u64) {
+    let mut disk_a = disk(seed);
+    let mut a = open(&disk_a, Compaction::Inline);
+    let mut b = open(&disk(seed + 1), Compaction::Background);
+    let mut model = Model { at: BTreeMap::from([(1, Map::new())]), compacted: -1 };
+    let mut log: Vec<Entry> = Vec::new();
+    for op in ops {
+        let mut push = |entry: Entry, a: &mut Writer, b: &mut Writer| {
+            log.push(entry.clone());
+            let index = log.len() as u64;
+            apply(a, index, &entry);
+            apply(b, index, &entry);
+        };
+        match op {
+            Op::Write(changes) => {
+                model.write(&changes);
+                push(Entry::Write(changes), &mut a, &mut b);
+            }
+            Op::Compact(part) => {
+                let from = model.compacted.max(0) + 1;
+                let span = model.revision() - from;
+                if span >= 0 {
+                    model.compacted = from + span * i64::from(part) / 255;
+                    push(Entry::Compact(model.compacted), &mut a, &mut b);
+                }
+            }
+            Op::Checkpoint => {
+                assert_eq!(a.checkpoint().unwrap(), a.applied());
+            }
+            Op::Kill | Op::Crash => {
+                let durable = a.durable();
+                if matches!(op, Op::Crash) {
+                    // While the database is open: nothing may be tidied up on the way down.
+                    disk_a.crash();
+                } else {
+                    disk_a.kill();
+                }
+                drop(a);
+                a = open(&disk_a, Compaction::Inline);
+                assert!(a.applied() >= durable, "a checkpoint was lost");
+                assert_eq!(a.applied(), a.durable());
+                replay(&mut a, &log);
+            }
+            Op::Snapshot => {
+                let mut stream = Vec::new();
+                let at = a.write_snapshot(&mut stream).unwrap();
+                let other = disk(seed + 2);
+                let mut moved = open(&other, Compaction::Inline);
+                assert_eq!(moved.install_snapshot(&mut &stream[..]).unwrap(), at);
+                assert_eq!(moved.durable(), at);
+                (a, disk_a) = (moved, other);
+            }
+            Op::Step => {
+                b.store().compact_step().unwrap();
+            }
+        }
+        compare(&a, &model);
+        compare_hashes(&a, &b, &model);
+    }
+    compare(&b, &model);
+    b.store().compact_all().unwrap();
+    compare(&b, &model);
+    compare_hashes(&a, &b, &model);
+    let counts = (a.store().stored_revisions().unwrap(), b.store());
+    // The last view of `b` is older than its last piece.
+    put(&mut b, log.len() as u64 + 1, "zz", "");
+    assert_eq!(counts.0 + 1, counts.1.stored_revisions().unwrap(), "both copies keep as much");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_store_answers_as_the_model_does(
+        ops in prop::collection::vec(op(), 1..40),
+        seed in any::<u32>(),
+    ) {
+        run(ops, u64::from(seed));
+    }
+}

@@ -1,0 +1,70 @@
+//! The snapshot stream: whole or nothing.
+
+use node_proto::etcdserverpb::{AlarmMember, Member};
+
+use super::*;
+
+fn filled() -> Writer {
+    let options = Options {
+        members: vec![Member { id: 7, name: "seven".to_owned(), ..Member::default() }],
+        ..Options::default()
+    };
+    let mut writer = Writer::open(backend(&disk(1)), options).unwrap();
+    for index in 1..=30 {
+        put(&mut writer, index, &format!("k{}", index % 7), &"x".repeat(20_000));
+    }
+    write(&mut writer, 31, |batch| {
+        batch.raise_alarm(AlarmMember { member_id: 7, alarm: 1 });
+        batch.compact(5).unwrap();
+    });
+    writer
+}
+
+fn stream(writer: &Writer) -> Vec<u8> {
+    let mut stream = Vec::new();
+    writer.write_snapshot(&mut stream).unwrap();
+    stream
+}
+
+#[test]
+fn everything_replicated_comes_across_and_survives_a_power_cut() {
+    let writer = filled();
+    let target = disk(2);
+    let mut other = open(&target, Compaction::Background);
+    put(&mut other, 1, "old", "gone");
+    other.install_snapshot(&mut &stream(&writer)[..]).unwrap();
+    target.crash();
+    drop(other);
+    let other = open(&target, Compaction::Background);
+    let (a, b) = (writer.store().view(), other.store().view());
+    assert_eq!(a.applied(), b.applied());
+    assert_eq!((a.revision(), a.compacted()), (b.revision(), b.compacted()));
+    assert_eq!((a.members(), a.alarms()), (b.members(), b.alarms()));
+    assert_eq!(show(&writer.store(), 0), show(&other.store(), 0));
+    assert_eq!(show(&writer.store(), 10), show(&other.store(), 10));
+}
+
+#[test]
+fn a_stream_that_is_cut_off_changes_nothing() {
+    let stream = stream(&filled());
+    for length in [0, 5, 12, 30, 300_000, stream.len() - 1] {
+        let mut other = open(&disk(2), Compaction::Background);
+        put(&mut other, 1, "k", "mine");
+        let refused = other.install_snapshot(&mut &stream[..length]).err();
+        assert!(matches!(refused, Some(StoreError::Snapshot(_))), "{length}: {refused:?}");
+        assert_eq!(show(&other.store(), 0), ["k=mine@1"]);
+        put(&mut other, 2, "k", "still");
+    }
+}
+
+#[test]
+fn one_flipped_bit_anywhere_is_found() {
+    let stream = stream(&filled());
+    for at in (0..stream.len()).step_by(9_973) {
+        let mut bad = stream.clone();
+        bad[at] ^= 1;
+        let mut other = open(&disk(2), Compaction::Background);
+        assert!(other.install_snapshot(&mut &bad[..]).is_err(), "byte {at}");
+        assert_eq!(other.applied().index, 0);
+    }
+}

@@ -1,0 +1,211 @@
+//! Behaviours of the store, one by one.
+
+use super::*;
+use crate::disk::simulated::SimulatedDisk;
+
+fn fresh() -> (SimulatedDisk, Writer) {
+    let disk = disk(1);
+    let writer = open(&disk, Compaction::Background);
+    (disk, writer)
+}
+
+#[test]
+fn an_empty_store_is_at_revision_one_and_was_never_compacted() {
+    let (_, writer) = fresh();
+    let view = writer.store().view();
+    assert_eq!((view.revision(), view.compacted(), view.applied().index), (1, -1, 0));
+}
+
+#[test]
+fn a_delete_of_nothing_makes_no_revision() {
+    let (_, mut writer) = fresh();
+    let events = write(&mut writer, 1, |batch| {
+        assert_eq!(batch.delete(&KeyRange::One(bytes("k"))).unwrap(), 0);
+    });
+    assert!(events.events.is_empty());
+    assert_eq!(writer.store().view().revision(), 1);
+    assert_eq!(writer.applied().index, 1);
+}
+
+#[test]
+fn a_view_stays_as_it_is_while_the_store_goes_on() {
+    let (_, mut writer) = fresh();
+    put(&mut writer, 1, "k", "1");
+    let store = writer.store();
+    let view = store.view();
+    put(&mut writer, 2, "k", "2");
+    put(&mut writer, 3, "l", "3");
+    let seen = store.range(&view, &everything()).unwrap();
+    assert_eq!(seen.kvs.len(), 1);
+    assert_eq!(seen.kvs[0].value, bytes("1"));
+    assert_eq!(show(&store, 0), ["k=2@2", "l=3@1"]);
+}
+
+#[test]
+fn a_view_that_a_compaction_overtook_is_refused_not_answered_wrongly() {
+    let (_, mut writer) = fresh();
+    put(&mut writer, 1, "k", "1");
+    let store = writer.store();
+    let view = store.view();
+    put(&mut writer, 2, "k", "2");
+    write(&mut writer, 3, |batch| batch.compact(3).unwrap());
+    store.compact_all().unwrap();
+    let answer = store.range(&view, &everything());
+    assert!(matches!(answer, Err(ReadError::Superseded)), "{answer:?}");
+    let asked = RangeRequest { revision: 2, ..everything() };
+    let answer = store.range(&view, &asked);
+    assert!(matches!(answer, Err(ReadError::Compacted)), "{answer:?}");
+}
+
+#[test]
+fn a_compaction_frees_the_records_that_nothing_can_reach() {
+    let (_, mut writer) = fresh();
+    for index in 1..=50 {
+        put(&mut writer, index, "k", "v");
+    }
+    let before = writer.store().record_bytes();
+    write(&mut writer, 51, |batch| batch.compact(51).unwrap());
+    writer.store().compact_all().unwrap();
+    put(&mut writer, 52, "l", "v");
+    assert_eq!(writer.store().stored_revisions().unwrap(), 2);
+    assert!(writer.store().record_bytes() < before / 10);
+}
+
+#[test]
+fn a_compaction_that_a_restart_interrupts_is_finished_after_it() {
+    let (disk, mut writer) = fresh();
+    for index in 1..=20 {
+        put(&mut writer, index, "k", "v");
+    }
+    write(&mut writer, 21, |batch| batch.compact(15).unwrap());
+    writer.checkpoint().unwrap();
+    disk.crash();
+    drop(writer);
+    let mut writer = open(&disk, Compaction::Background);
+    let store = writer.store();
+    assert_eq!(*store.finished_compactions().borrow(), -1);
+    store.compact_all().unwrap();
+    assert_eq!(*store.finished_compactions().borrow(), 15);
+    put(&mut writer, 22, "l", "v");
+    assert_eq!(store.stored_revisions().unwrap(), 8);
+}
+
+#[test]
+fn compacting_twice_or_ahead_is_refused() {
+    let (_, mut writer) = fresh();
+    put(&mut writer, 1, "k", "1");
+    put(&mut writer, 2, "k", "2");
+    write(&mut writer, 3, |batch| {
+        assert!(matches!(batch.compact(4), Err(ReadError::Future)));
+        batch.compact(2).unwrap();
+        assert!(matches!(batch.compact(2), Err(ReadError::Compacted)));
+    });
+}
+
+#[test]
+fn without_a_checkpoint_a_power_cut_takes_the_store_back_as_a_whole() {
+    for seed in 0..50 {
+        let disk = disk(seed);
+        let mut writer = open(&disk, Compaction::Background);
+        put(&mut writer, 1, "k", "1");
+        writer.checkpoint().unwrap();
+        for index in 2..10 {
+            put(&mut writer, index, "k", &index.to_string());
+        }
+        disk.crash();
+        drop(writer);
+        let writer = open(&disk, Compaction::Background);
+        // Entry by entry, records and position agree.
+        let version = writer.applied().index;
+        assert_eq!(show(&writer.store(), 0), [format!("k={version}@{version}")]);
+        assert_eq!(writer.store().view().revision(), 1 + i64::try_from(version).unwrap());
+    }
+}
+
+#[test]
+fn a_wide_range_is_read_in_steps_with_the_same_answer() {
+    let (_, mut writer) = fresh();
+    write(&mut writer, 1, |batch| {
+        for number in 0..1_000 {
+            batch.put(bytes(&format!("{number:04}")), bytes("v"), 0).unwrap();
+        }
+    });
+    let store = writer.store();
+    let view = store.view();
+    let request = RangeRequest { limit: 700, ..everything() };
+    let mut gather = store.gather(&view, &request).unwrap();
+    let mut steps = 1;
+    let response = loop {
+        match store.step(&view, &mut gather).unwrap() {
+            Step::Again => steps += 1,
+            Step::Done(response) => break response,
+        }
+    };
+    assert!(steps > 1);
+    assert_eq!((response.kvs.len(), response.count, response.more), (700, 1_000, true));
+    assert!(response.kvs.is_sorted_by_key(|kv| kv.key.clone()));
+}
+
+#[test]
+fn a_file_of_another_format_is_refused() {
+    let (disk, writer) = fresh();
+    drop(writer);
+    let db = redb::Database::builder().create_with_backend(backend(&disk)).unwrap();
+    let txn = db.begin_write().unwrap();
+    txn.open_table(tables::META).unwrap().insert("format", &7_u32.to_le_bytes()[..]).unwrap();
+    txn.commit().unwrap();
+    drop(db);
+    let refused = Writer::open(backend(&disk), Options::default()).err().unwrap();
+    assert!(matches!(refused, StoreError::Format { found: 7, known: 1 }), "{refused}");
+}
+
+#[test]
+fn the_members_a_store_begins_with_stay_over_a_restart() {
+    use node_proto::etcdserverpb::Member;
+    let disk = disk(1);
+    let member = |id| Member { id, name: format!("m{id}"), ..Member::default() };
+    let options = Options { members: vec![member(9), member(3)], ..Options::default() };
+    drop(Writer::open(backend(&disk), options).unwrap());
+    let writer = open(&disk, Compaction::Background);
+    let ids: Vec<_> = writer.store().view().members().iter().map(|m| m.id).collect();
+    assert_eq!(ids, [3, 9]);
+}
+
+#[test]
+fn a_failed_disk_is_an_error_not_a_wrong_answer() {
+    let (disk, mut writer) = fresh();
+    put(&mut writer, 1, "k", "1");
+    disk.power_off_after(0);
+    assert!(writer.checkpoint().is_err());
+}
+
+/// The bytes that are hashed are etcd's: the figures are what `etcdctl endpoint hashkv` printed for
+/// etcd 3.4.23 after the same requests.
+#[test]
+fn checksums_are_etcds() {
+    let (_, mut writer) = fresh();
+    let store = writer.store();
+    let hash = |revision| store.hash_kv(&store.view(), revision).unwrap().hash;
+    assert_eq!(hash(0), 1_084_519_789);
+    put(&mut writer, 1, "k1", "v1");
+    put(&mut writer, 2, "k2", "v2");
+    put(&mut writer, 3, "k1", "v1b");
+    assert_eq!(hash(0), 2_700_853_424);
+    write(&mut writer, 4, |batch| {
+        batch.delete(&KeyRange::One(bytes("k2"))).unwrap();
+    });
+    assert_eq!(hash(0), 4_055_734_131);
+    assert_eq!(hash(3), 1_282_520_646);
+    write(&mut writer, 5, |batch| {
+        batch.put(bytes("k3"), bytes("v3"), 0).unwrap();
+        batch.put(bytes("k4"), bytes("v4"), 0).unwrap();
+    });
+    assert_eq!(hash(0), 2_051_207_081);
+    write(&mut writer, 6, |batch| batch.compact(4).unwrap());
+    for _ in 0..2 {
+        // The same before the old revisions are gone and after.
+        assert_eq!(hash(0), 3_077_559_169);
+        assert_eq!(hash(5), 2_732_621_360);
+        store.compact_all().unwrap();
+    }
+}
