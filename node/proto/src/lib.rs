@@ -11,37 +11,73 @@ macro_rules! generated {
 }
 
 /// Keys, values and events.
-#[allow(clippy::all, missing_docs, reason = "generated")]
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::too_many_lines,
+    missing_docs,
+    reason = "generated"
+)]
 pub mod mvccpb {
     generated!("mvccpb");
 }
 
 /// Users, roles, permissions.
-#[allow(clippy::all, missing_docs, reason = "generated")]
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::too_many_lines,
+    missing_docs,
+    reason = "generated"
+)]
 pub mod authpb {
     generated!("authpb");
 }
 
 /// The services KV, Watch, Lease, Cluster, Maintenance and Auth.
-#[allow(clippy::all, clippy::too_many_lines, missing_docs, reason = "generated")]
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::too_many_lines,
+    missing_docs,
+    reason = "generated"
+)]
 pub mod etcdserverpb {
     generated!("etcdserverpb");
 }
 
 /// The Lock service.
-#[allow(clippy::all, missing_docs, reason = "generated")]
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::too_many_lines,
+    missing_docs,
+    reason = "generated"
+)]
 pub mod v3lockpb {
     generated!("v3lockpb");
 }
 
 /// The Election service.
-#[allow(clippy::all, missing_docs, reason = "generated")]
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::too_many_lines,
+    missing_docs,
+    reason = "generated"
+)]
 pub mod v3electionpb {
     generated!("v3electionpb");
 }
 
 /// This project's own: what log entries hold.
-#[allow(clippy::all, missing_docs, reason = "generated")]
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::too_many_lines,
+    missing_docs,
+    reason = "generated"
+)]
 pub mod musterpb {
     generated!("musterpb");
 }

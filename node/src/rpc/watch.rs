@@ -211,15 +211,18 @@ impl WatchStream {
     async fn obey(&mut self, request: WatchRequest) {
         match request.request_union {
             Some(RequestUnion::CreateRequest(create)) => self.create(create),
-            Some(RequestUnion::CancelRequest(cancel)) => {
-                if self.subscriber.remove(cancel.watch_id).await {
-                    self.forget(cancel.watch_id);
-                    let head = self.head(cancel.watch_id, self.revision());
-                    self.push(WatchResponse { canceled: true, ..head });
-                }
-            }
+            Some(RequestUnion::CancelRequest(cancel)) => self.cancel(cancel.watch_id).await,
             Some(RequestUnion::ProgressRequest(_)) => self.subscriber.request_progress().await,
             None => {}
+        }
+    }
+
+    /// Ends a watch and says so; one that isn't there is passed over in silence.
+    async fn cancel(&mut self, watch_id: i64) {
+        if self.subscriber.remove(watch_id).await {
+            self.forget(watch_id);
+            let head = self.head(watch_id, self.revision());
+            self.push(WatchResponse { canceled: true, ..head });
         }
     }
 
@@ -380,7 +383,7 @@ mod tests {
 
     #[test]
     fn a_small_response_is_one_part() {
-        assert_eq!(fragments(10, &[20, 20], 100), [0..2]);
+        assert_eq!(fragments(10, &[20, 20], 100), vec![0..2; 1]);
     }
 
     #[test]
