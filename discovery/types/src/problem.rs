@@ -110,8 +110,8 @@ codes! {
     KeyElsewhere "key_elsewhere" 409 never "This key is in use elsewhere",
     /// The join ticket belongs to another key.
     TicketTaken "ticket_taken" 409 never "The ticket belongs to another key",
-    /// The epoch is not the current one.
-    StaleEpoch "stale_epoch" 409 again "The epoch is not the current one",
+    /// The epoch is not the current one: poll, and act on what is now.
+    StaleEpoch "stale_epoch" 409 never "The epoch is not the current one",
     /// The cluster's state doesn't allow it.
     WrongState "wrong_state" 409 never "The cluster's state doesn't allow this",
     /// It has committed: only an owner's retirement ends it.

@@ -234,12 +234,13 @@ mod tests {
         let column = |allow: bool| if allow { "yes" } else { " - " };
         let own = uuid::Uuid::from_u128(1);
         let agent = Principal::Agent { cluster: own };
-        let mut table = String::from("action            owner issuer operator auditor agent\n");
+        let mut table = format!("{:16} own iss ope aud agent\n", "");
         for action in Action::ALL {
             let cells: Vec<_> =
                 Role::ALL.iter().map(|role| column(roles_allow(&[*role], action))).collect();
             let agent = column(allowed(&agent, action, Some(own)));
-            let row = format!("{action:?}: {} {agent}\n", cells.join(" "));
+            let name = format!("{action:?}");
+            let row = format!("{name:16} {} {agent}\n", cells.join(" "));
             table.push_str(&row);
         }
         insta::assert_snapshot!(table);

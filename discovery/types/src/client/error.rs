@@ -86,19 +86,16 @@ impl ClientError {
     }
 }
 
-/// The mismatch, if that is what lies at the bottom of a failed connection.
+/// The mismatch, if that is what lies at the bottom of a failed connection. An I/O error counts
+/// what it wraps as itself, not as its source, so each is looked into.
 pub(super) fn pin_mismatch(error: &(dyn Error + 'static)) -> Option<PinMismatch> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        let tls = error.downcast_ref::<rustls::Error>().or_else(|| {
-            error.downcast_ref::<std::io::Error>()?.get_ref()?.downcast_ref::<rustls::Error>()
-        });
-        if let Some(rustls::Error::InvalidCertificate(rustls::CertificateError::Other(other))) = tls
-            && let Some(mismatch) = other.0.downcast_ref::<PinMismatch>()
-        {
-            return Some(mismatch.clone());
-        }
-        next = error.source();
+    if let Some(rustls::Error::InvalidCertificate(rustls::CertificateError::Other(other))) =
+        error.downcast_ref()
+    {
+        return other.0.downcast_ref::<PinMismatch>().cloned();
     }
-    None
+    if let Some(inner) = error.downcast_ref::<std::io::Error>().and_then(|io| io.get_ref()) {
+        return pin_mismatch(inner);
+    }
+    pin_mismatch(error.source()?)
 }

@@ -10,3 +10,6 @@ mod pinned;
 pub use error::ClientError;
 pub use http::{Client, ClientConfig};
 pub use pinned::{PinMismatch, client_tls_config};
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,70 @@
+use super::*;
+use crate::fixtures::World;
+use crate::role::Role;
 
+fn verify(world: &World, grant: &Grant, by: &SigningKey) -> Result<VerifiedGrant, GrantError> {
+    VerifiedGrant::verify(&grant.sign(by), &world.chain())
+}
+
+#[test]
+fn issuers_and_owners_may_grant() {
+    let world = World::new(3);
+    assert!(verify(&world, &world.grant, &world.issuer).is_ok());
+    assert!(verify(&world, &world.grant, &world.owner).is_ok());
+}
+
+#[test]
+fn nobody_else_may() {
+    let mut world = World::new(3);
+    let stranger = SigningKey::generate();
+    let unknown = |key: &SigningKey| GrantError::Jws(JwsError::UnknownKey(key.key_id()));
+    assert_eq!(verify(&world, &world.grant, &stranger).err(), Some(unknown(&stranger)));
+    world.statement.admins[1].roles = vec![Role::Operator, Role::Auditor];
+    world.grant.statement = world.chain().newest_hash();
+    assert_eq!(verify(&world, &world.grant, &world.issuer).err(), Some(unknown(&world.issuer)));
+}
+
+#[test]
+fn an_issuer_who_left_the_newest_statement_grants_nothing_any_more() {
+    let world = World::new(3);
+    let mut chain = world.chain();
+    let grant = world.grant.sign(&world.issuer);
+    assert!(VerifiedGrant::verify(&grant, &chain).is_ok());
+    let mut next = world.statement.clone();
+    next.admins.pop();
+    (next.seq, next.previous) = (1, Some(chain.newest_hash()));
+    chain.append(&next.sign(&world.owner)).unwrap();
+    assert!(matches!(VerifiedGrant::verify(&grant, &chain), Err(GrantError::Jws(_))));
+}
+
+#[test]
+fn join_tickets_are_for_operators() {
+    let mut world = World::new(3);
+    world.grant.kind = TokenKind::Join;
+    (world.grant.uses, world.grant.expires_at) = (1, world.grant.issued_at + 900);
+    assert!(matches!(verify(&world, &world.grant, &world.issuer), Err(GrantError::Jws(_))));
+    assert!(verify(&world, &world.grant, &world.owner).is_ok());
+}
+
+#[test]
+fn a_grant_of_another_cluster_or_statement_is_refused() {
+    let world = World::new(3);
+    let grant = Grant { cluster: Uuid::now_v7(), ..world.grant.clone() };
+    assert_eq!(verify(&world, &grant, &world.issuer), Err(GrantError::OtherCluster));
+    let grant = Grant { statement: Digest::of(b"other"), ..world.grant.clone() };
+    assert_eq!(verify(&world, &grant, &world.issuer), Err(GrantError::OtherStatement));
+}
+
+#[test]
+fn lives_and_uses_are_bounded() {
+    let world = World::new(3);
+    let from = world.grant.issued_at;
+    for (uses, life) in [(0, 60), (4, 60), (3, 0), (3, MAX_BOOT_SECONDS + 1)] {
+        let grant = Grant { uses, expires_at: from + life, ..world.grant.clone() };
+        let refused = verify(&world, &grant, &world.issuer);
+        assert!(matches!(refused, Err(GrantError::Invalid(_))), "{uses} {life}");
+    }
+    let backwards = Grant { issued_at: 10, expires_at: 5, ..world.grant.clone() };
+    let refused = verify(&world, &backwards, &world.issuer);
+    assert!(matches!(refused, Err(GrantError::Invalid(_))));
+}

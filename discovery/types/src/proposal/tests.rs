@@ -1,1 +1,125 @@
+use super::*;
+use crate::fixtures::World;
+use crate::machine::MachineFacts;
 
+fn verify(world: &World, proposal: &Proposal) -> Result<VerifiedProposal, ProposalError> {
+    VerifiedProposal::verify(proposal, &world.chain())
+}
+
+#[test]
+fn a_proposal_of_valid_records_is_taken() {
+    let world = World::new(3);
+    let verified = verify(&world, &world.proposal(1)).unwrap();
+    assert_eq!(verified.seat_of(world.agents[2].public()), Some(3));
+    assert_eq!(verified.seat_of(world.owner.public()), None);
+    assert_eq!(verified.duplicate(), None);
+}
+
+/// The hash's input, byte by byte as the protocol has it.
+#[test]
+fn the_hash_covers_statement_epoch_and_both_signatures_of_each_seat() {
+    let world = World::new(2);
+    let proposal = world.proposal(258);
+    let mut input = b"muster-proposal-1".to_vec();
+    input.extend(world.statement.sign(&world.owner).hash().0);
+    input.extend([0, 0, 0, 0, 0, 0, 1, 2]);
+    for seat in &proposal.seats {
+        input.extend(Digest::of(seat.record.as_str().as_bytes()).0);
+        input.extend(Digest::of(seat.endorsement.as_str().as_bytes()).0);
+    }
+    assert_eq!(proposal.hash(), Digest::of(&input));
+}
+
+#[test]
+fn order_and_epoch_change_the_hash() {
+    let world = World::new(3);
+    let proposal = world.proposal(1);
+    let mut swapped = proposal.clone();
+    swapped.seats.swap(0, 1);
+    let later = Proposal { epoch: 2, ..proposal.clone() };
+    assert_ne!(proposal.hash(), swapped.hash());
+    assert_ne!(proposal.hash(), later.hash());
+}
+
+#[test]
+fn a_record_of_a_foreign_token_names_its_seat() {
+    let world = World::new(3);
+    let mut proposal = world.proposal(1);
+    proposal.seats[1] = world.records[1].sign(&world.agents[1], &SigningKey::generate());
+    let refused = verify(&world, &proposal);
+    assert!(matches!(refused, Err(ProposalError::Record { seat: 2, .. })), "{refused:?}");
+}
+
+#[test]
+fn a_key_has_one_seat() {
+    let world = World::new(3);
+    let mut proposal = world.proposal(1);
+    proposal.seats[2] = proposal.seats[0].clone();
+    assert_eq!(verify(&world, &proposal).err(), Some(ProposalError::SameKey(1, 3)));
+}
+
+#[test]
+fn the_seats_are_as_many_as_the_size() {
+    let world = World::new(3);
+    let mut proposal = world.proposal(1);
+    proposal.seats.pop();
+    let refused = ProposalError::Seats { found: 2, size: 3, epoch: 1 };
+    assert_eq!(verify(&world, &proposal).err(), Some(refused));
+    let refused = verify(&world, &world.proposal(0)).err();
+    assert_eq!(refused, Some(ProposalError::Seats { found: 3, size: 3, epoch: 0 }));
+}
+
+#[test]
+fn the_grants_are_those_that_the_records_name() {
+    let world = World::new(3);
+    let missing = Proposal { grants: vec![], ..world.proposal(1) };
+    assert_eq!(verify(&world, &missing).err(), Some(ProposalError::Grants));
+    let mut twice = world.proposal(1);
+    twice.grants.push(twice.grants[0].clone());
+    assert_eq!(verify(&world, &twice).err(), Some(ProposalError::Grants));
+    let mut foreign = world.proposal(1);
+    foreign.grants = vec![world.grant.sign(&SigningKey::generate())];
+    assert!(matches!(verify(&world, &foreign), Err(ProposalError::Grant(_))));
+}
+
+#[test]
+fn a_proposal_of_another_cluster_or_statement_is_refused() {
+    let world = World::new(3);
+    let other = Proposal { cluster: Uuid::now_v7(), ..world.proposal(1) };
+    assert_eq!(verify(&world, &other).err(), Some(ProposalError::OtherCluster));
+    let other = Proposal { statement: Digest::of(b"x"), ..world.proposal(1) };
+    assert_eq!(verify(&world, &other).err(), Some(ProposalError::OtherStatement));
+}
+
+#[test]
+fn names_addresses_and_machines_that_are_shared_are_found() {
+    let shared = |change: &dyn Fn(&mut World)| {
+        let mut world = World::new(3);
+        change(&mut world);
+        verify(&world, &world.proposal(1)).unwrap().duplicate()
+    };
+    let name = shared(&|w| w.records[2].name = w.records[0].name.clone());
+    assert_eq!(name, Some((1, 3, Shared::Name)));
+    let url = shared(&|w| w.records[2].client_urls = w.records[1].peer_urls.clone());
+    assert_eq!(url, Some((2, 3, Shared::Url)));
+    let machine = shared(&|w| w.records[1].machine = w.records[0].machine.clone());
+    assert_eq!(machine, Some((1, 2, Shared::Machine)));
+    let unknown = shared(&|w| w.records[1].machine = MachineFacts::default());
+    assert_eq!(unknown, None);
+    let allowed = shared(&|w| {
+        w.statement.permissions.shared_host = true;
+        w.grant.statement = w.chain().newest_hash();
+        w.records[1].machine = w.records[0].machine.clone();
+    });
+    assert_eq!(allowed, None);
+}
+
+#[test]
+fn an_ack_is_no_release() {
+    let agent = SigningKey::generate();
+    let cluster = Uuid::now_v7();
+    let release = Release { cluster, epoch: 4 }.sign(&agent);
+    assert!(matches!(Ack::verify(&release, agent.public()), Err(JwsError::WrongTyp { .. })));
+    let verified = Release::verify(&release, agent.public());
+    assert_eq!(verified, Ok(Release { cluster, epoch: 4 }));
+}

@@ -1,1 +1,141 @@
+use super::*;
+use crate::fixtures::{TestCa, World};
+use crate::role::Role;
 
+fn next(last: &Statement, hash: Digest) -> Statement {
+    Statement { seq: last.seq + 1, previous: Some(hash), ..last.clone() }
+}
+
+#[test]
+fn a_chain_goes_on_by_the_owners_of_the_last_one() {
+    let world = World::new(3);
+    let heir = SigningKey::generate();
+    let first = world.statement.sign(&world.owner);
+    let mut second = next(&world.statement, first.hash());
+    second.admins[0].key = *heir.public();
+    let second_jws = second.sign(&world.owner);
+    let third = next(&second, second_jws.hash());
+    let good = [first.clone(), second_jws.clone(), third.sign(&heir)];
+    let chain = StatementChain::verify_from_owners(&good, &[*world.owner.public()]).unwrap();
+    assert_eq!((chain.newest().seq, chain.newest_hash()), (2, good[2].hash()));
+
+    let stale = [first, second_jws, third.sign(&world.owner)];
+    let refused = StatementChain::verify_from_owners(&stale, &[*world.owner.public()]);
+    let unknown = JwsError::UnknownKey(world.owner.key_id());
+    assert_eq!(refused.err(), Some(StatementError::Jws { seq: 2, source: unknown }));
+}
+
+#[test]
+fn a_chain_of_another_owner_is_foreign() {
+    let world = World::new(3);
+    let other = SigningKey::generate();
+    let chain = world.chain().jws();
+    let refused = StatementChain::verify_from_owners(&chain, &[*other.public()]);
+    assert_eq!(refused.err(), Some(StatementError::ForeignRoot(world.owner.key_id())));
+}
+
+#[test]
+fn a_statement_signed_by_a_lesser_admin_is_refused() {
+    let world = World::new(3);
+    let chain = [world.statement.sign(&world.issuer)];
+    let refused = StatementChain::verify_from_owners(&chain, &[*world.issuer.public()]);
+    assert!(matches!(refused, Err(StatementError::Jws { seq: 0, .. })), "{refused:?}");
+}
+
+#[test]
+fn an_agent_takes_the_chain_that_holds_its_pin_and_no_other() {
+    let world = World::new(3);
+    let chain = world.chain();
+    let pin = chain.newest_hash();
+    let mut longer = chain.clone();
+    longer.append(&next(&world.statement, pin).sign(&world.owner)).unwrap();
+    assert!(StatementChain::verify_from_pin(&chain.jws(), &pin).is_ok());
+    assert!(StatementChain::verify_from_pin(&longer.jws(), &pin).is_ok());
+    let foreign = World::new(3).chain().jws();
+    let refused = StatementChain::verify_from_pin(&foreign, &pin);
+    assert_eq!(refused.err(), Some(StatementError::NotPinned));
+    let cut = StatementChain::verify_from_pin(&longer.jws()[1..], &pin);
+    assert!(matches!(cut, Err(StatementError::Broken { seq: 0, .. })), "{cut:?}");
+}
+
+#[test]
+fn what_is_fixed_stays() {
+    let world = World::new(3);
+    let chain = world.chain();
+    let good = next(&world.statement, chain.newest_hash());
+    let other_ca = TestCa::new("other").pem;
+    let changes: [(&str, Box<dyn Fn(&mut Statement)>); 7] = [
+        ("its number", Box::new(|s| s.seq = 5)),
+        ("the hash of the one before", Box::new(|s| s.previous = Some(Digest::of(b"x")))),
+        ("the cluster's id", Box::new(|s| s.cluster = Uuid::now_v7())),
+        ("the cluster's name", Box::new(|s| s.name = "other".parse().unwrap())),
+        ("the cluster's size", Box::new(|s| s.size = 5)),
+        ("the peers' CA", Box::new(|s| s.peer_ca.clone_from(&other_ca))),
+        ("the clients' CA", Box::new(|s| s.client_ca.clone_from(&other_ca))),
+    ];
+    for (what, change) in changes {
+        let mut bad = good.clone();
+        change(&mut bad);
+        let mut chain = chain.clone();
+        let refused = chain.append(&bad.sign(&world.owner)).err();
+        assert_eq!(refused, Some(StatementError::Broken { seq: 1, what }));
+        assert_eq!(chain.newest().seq, 0);
+    }
+}
+
+#[test]
+fn statements_that_no_cluster_can_have_are_refused() {
+    let world = World::new(3);
+    let changes: [(&str, Box<dyn Fn(&mut Statement)>); 10] = [
+        ("version", Box::new(|s| s.version = 2)),
+        ("uuid", Box::new(|s| s.cluster = Uuid::nil())),
+        ("size 0", Box::new(|s| s.size = 0)),
+        ("size 10", Box::new(|s| s.size = 10)),
+        ("even", Box::new(|s| (s.size, s.permissions.even_size) = (4, false))),
+        ("deadline", Box::new(|s| s.deadline_seconds = 0)),
+        ("one ca", Box::new(|s| s.peer_ca = s.client_ca.clone())),
+        ("no ca", Box::new(|s| s.peer_ca = "junk".into())),
+        ("two admins of one name", Box::new(|s| s.admins[1].name = s.admins[0].name.clone())),
+        ("no role", Box::new(|s| s.admins[1].roles.clear())),
+    ];
+    for (what, change) in changes {
+        let mut bad = world.statement.clone();
+        change(&mut bad);
+        assert!(matches!(bad.check(), Err(StatementError::Invalid { .. })), "{what}");
+    }
+    let mut headless = world.statement.clone();
+    headless.admins[0].roles = vec![Role::Auditor];
+    assert!(headless.check().is_err());
+}
+
+#[test]
+fn a_leaf_certificate_is_no_ca() {
+    let world = World::new(1);
+    assert_eq!(ca_der(&world.leaves(0).peer), None);
+    assert_eq!(ca_der(&format!("{0}{0}", world.statement.peer_ca)), None);
+    assert!(ca_der(&world.statement.peer_ca).is_some());
+}
+
+#[test]
+fn the_length_of_a_chain_is_bounded() {
+    let world = World::new(1);
+    let first = world.statement.sign(&world.owner);
+    assert_eq!(StatementChain::verify_links(&[]).err(), Some(StatementError::Length));
+    let many = vec![first; MAX_CHAIN + 1];
+    assert_eq!(StatementChain::verify_links(&many).err(), Some(StatementError::Length));
+}
+
+#[test]
+fn the_largest_statement_fits_its_bound() {
+    let mut world = World::new(9);
+    let name = |i: usize| format!("{i:0>63}").parse().unwrap();
+    let admin = |i| Admin {
+        key: *SigningKey::generate().public(),
+        name: name(i),
+        roles: Role::ALL.to_vec(),
+    };
+    world.statement.admins.truncate(1);
+    world.statement.admins.extend((1..MAX_ADMINS).map(admin));
+    let jws = world.statement.sign(&world.owner);
+    assert!(jws.as_str().parse::<Jws>().is_ok(), "{} bytes", jws.as_str().len());
+}

@@ -1,0 +1,305 @@
+//! The client against a real TLS server that answers from a script.
+
+use std::sync::Arc;
+
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{DigitallySignedStruct, DistinguishedName, SignatureScheme};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
+
+use super::*;
+use crate::digest::Digest;
+use crate::key::SigningKey;
+use crate::problem::Code;
+use crate::tls::client_key;
+use crate::url::ServiceUrl;
+
+/// One request as the server saw it.
+#[derive(Debug)]
+struct Seen {
+    head: String,
+    body: String,
+    client: Option<crate::key::PublicKey>,
+}
+
+struct Server {
+    url: ServiceUrl,
+    pin: Digest,
+    seen: mpsc::Receiver<Seen>,
+}
+
+#[derive(Debug)]
+struct AnyClient;
+
+impl ClientCertVerifier for AnyClient {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        self.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        let provider = rustls::crypto::ring::default_provider();
+        let algorithms = &provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+}
+
+/// Serves `answers`, one per connection, over a certificate that expired in 1999.
+async fn serve(
+    versions: &[&'static rustls::SupportedProtocolVersion],
+    answers: Vec<String>,
+) -> Server {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.not_after = rcgen::date_time_ymd(1999, 1, 1);
+    let certificate = params.self_signed(&key).unwrap();
+    let pin = crate::tls::spki_hash(certificate.der()).unwrap();
+    let private = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(versions)
+        .unwrap()
+        .with_client_cert_verifier(Arc::new(AnyClient))
+        .with_single_cert(vec![certificate.der().clone()], private)
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let (sender, seen) = mpsc::channel(16);
+    tokio::spawn(async move {
+        for answer in answers {
+            let (socket, _) = listener.accept().await.unwrap();
+            let Ok(mut stream) = acceptor.accept(socket).await else { continue };
+            let certificates = stream.get_ref().1.peer_certificates();
+            let client = certificates.and_then(|chain| client_key(&chain[0]).ok());
+            let (head, body) = read_request(&mut stream).await;
+            sender.send(Seen { head, body, client }).await.unwrap();
+            // A client that has had enough hangs up in the middle of a long answer.
+            let _ = stream.write_all(answer.as_bytes()).await;
+            let _ = stream.shutdown().await;
+        }
+    });
+    Server { url, pin, seen }
+}
+
+async fn read_request(stream: &mut (impl AsyncReadExt + Unpin)) -> (String, String) {
+    let mut bytes = Vec::new();
+    loop {
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        if let Some((head, body)) = text.split_once("\r\n\r\n") {
+            let length = head
+                .lines()
+                .find_map(|l| l.to_ascii_lowercase().strip_prefix("content-length: ")?.parse().ok())
+                .unwrap_or(0usize);
+            if body.len() >= length {
+                return (head.to_owned(), body.to_owned());
+            }
+        }
+        let mut chunk = [0; 4096];
+        match stream.read(&mut chunk).await.unwrap() {
+            0 => return (text, String::new()),
+            n => bytes.extend_from_slice(&chunk[..n]),
+        }
+    }
+}
+
+fn answer(status: &str, kind: &str, body: &str) -> String {
+    format!(
+        "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\
+         date: Sun, 06 Nov 2033 08:49:37 GMT\r\nconnection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+fn ok(body: &serde_json::Value) -> String {
+    answer("200 OK", "application/json", &body.to_string())
+}
+
+fn context_answer() -> String {
+    ok(&json!({
+        "issuer": "urn:muster:discovery:test", "urls": ["https://a:1"], "pins": [],
+        "root_owner": SigningKey::from_seed(&[1; 32]).public(),
+        "admin_head": Digest::of(b"x"), "now_ms": 1, "version": "0",
+    }))
+}
+
+fn token_answer() -> String {
+    let token = crate::jws::Jws::sign(
+        crate::jws::Typ::Access,
+        &SigningKey::from_seed(&[2; 32]),
+        &json!({ "any": "thing" }),
+    );
+    ok(&json!({ "access_token": token, "token_type": "Bearer", "expires_in": 600 }))
+}
+
+fn client(urls: Vec<ServiceUrl>, pin: Digest, key: Option<&Arc<SigningKey>>) -> Client {
+    Client::new(ClientConfig { urls, pins: vec![pin], key: key.cloned() }).unwrap()
+}
+
+const TLS13: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS13];
+
+#[tokio::test]
+async fn a_pinned_server_is_spoken_to_whatever_its_dates_and_sees_our_key() {
+    let mut server = serve(TLS13, vec![context_answer()]).await;
+    let key = Arc::new(SigningKey::generate());
+    let client = client(vec![server.url.clone()], server.pin, Some(&key));
+    assert_eq!(client.context().await.unwrap().issuer, "urn:muster:discovery:test");
+    assert_eq!(server.seen.recv().await.unwrap().client, Some(*key.public()));
+}
+
+#[tokio::test]
+async fn another_key_is_refused_before_anything_is_sent() {
+    let mut server = serve(TLS13, vec![context_answer()]).await;
+    let client = client(vec![server.url.clone()], Digest::of(b"another key"), None);
+    match client.context().await {
+        Err(error @ ClientError::Pin { .. }) => {
+            assert!(!error.is_retryable());
+            assert!(error.to_string().contains(&server.pin.to_string()), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(server.seen.recv().await.is_none(), "a request was sent to a server not pinned");
+}
+
+#[tokio::test]
+async fn an_older_tls_is_refused() {
+    let server = serve(&[&rustls::version::TLS12], vec![context_answer()]).await;
+    let client = client(vec![server.url.clone()], server.pin, None);
+    assert!(matches!(client.context().await, Err(ClientError::Unreachable { .. })));
+}
+
+#[tokio::test]
+async fn the_next_url_is_tried_where_one_is_down() {
+    let server = serve(TLS13, vec![context_answer()]).await;
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let down = format!("https://{closed}").parse().unwrap();
+    let client = client(vec![down, server.url.clone()], server.pin, None);
+    assert!(client.context().await.is_ok());
+}
+
+#[tokio::test]
+async fn a_request_fetches_one_token_and_then_uses_it() {
+    let list = ok(&json!({ "clusters": [] }));
+    let answers = vec![context_answer(), token_answer(), list.clone(), list];
+    let mut server = serve(TLS13, answers).await;
+    let key = Arc::new(SigningKey::generate());
+    let client = client(vec![server.url.clone()], server.pin, Some(&key));
+    client.list_clusters(None).await.unwrap();
+    client.list_clusters(Some(&"demo".parse().unwrap())).await.unwrap();
+
+    let mut requests = Vec::new();
+    for _ in 0..4 {
+        requests.push(server.seen.recv().await.unwrap());
+    }
+    let lines: Vec<_> = requests.iter().map(|r| r.head.lines().next().unwrap()).collect();
+    assert_eq!(
+        lines,
+        [
+            "GET /v1/context HTTP/1.1",
+            "POST /v1/token HTTP/1.1",
+            "GET /v1/clusters HTTP/1.1",
+            "GET /v1/clusters?name=demo HTTP/1.1",
+        ]
+    );
+    let form = &requests[1].body;
+    let (grant, assertion) = form.split_once("&assertion=").unwrap();
+    assert_eq!(grant, "grant_type=urn%3Aietf%3Aparams%3Aoauth%3Agrant-type%3Ajwt-bearer");
+    // Timed by the server's Date, which the first answer brought, and not by our clock.
+    let server_time = 2_014_879_777;
+    let verified = crate::access::Assertion::verify(
+        &assertion.parse().unwrap(),
+        key.public(),
+        "urn:muster:discovery:test",
+        server_time,
+    );
+    assert!(verified.is_ok(), "{verified:?}");
+    for request in &requests[2..] {
+        assert!(request.head.to_ascii_lowercase().contains("authorization: bearer "));
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_is_no_longer_taken_is_replaced_once() {
+    let problem = serde_json::to_string(&crate::problem::Problem::new(
+        Code::TokenInvalid,
+        "It has expired.",
+        "Get another.",
+    ))
+    .unwrap();
+    let refused = answer("401 Unauthorized", "application/problem+json", &problem);
+    let answers = vec![context_answer(), token_answer(), refused.clone(), token_answer(), refused];
+    let mut server = serve(TLS13, answers).await;
+    let key = Arc::new(SigningKey::generate());
+    let client = client(vec![server.url.clone()], server.pin, Some(&key));
+    let error = client.list_clusters(None).await.unwrap_err();
+    assert_eq!(error.code(), Some(Code::TokenInvalid));
+    assert_eq!(error.to_string(), "It has expired. Get another. [token_invalid]");
+    let mut count = 0;
+    while server.seen.recv().await.is_some() {
+        count += 1;
+    }
+    assert_eq!(count, 5);
+}
+
+#[tokio::test]
+async fn answers_that_are_not_ours_are_errors() {
+    let long = format!("{{\"x\":\"{}\"}}", "x".repeat(crate::api::MAX_RESPONSE));
+    let answers = vec![
+        answer("200 OK", "text/html", "<html>"),
+        answer("502 Bad Gateway", "text/html", "<html>"),
+        answer("302 Found", "application/json", "{}"),
+        answer("200 OK", "application/json", "{}"),
+        answer("200 OK", "application/json", &long),
+    ];
+    let server = serve(TLS13, answers).await;
+    let client = client(vec![server.url.clone()], server.pin, None);
+    let mut retryable = Vec::new();
+    for _ in 0..5 {
+        match client.context().await {
+            Err(error @ ClientError::Foreign { .. }) => retryable.push(error.is_retryable()),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(retryable, [false, true, false, false, false]);
+}
+
+#[tokio::test]
+async fn without_a_key_nothing_that_needs_one_is_sent() {
+    let server = serve(TLS13, vec![]).await;
+    let client = client(vec![server.url.clone()], server.pin, None);
+    assert!(matches!(client.list_clusters(None).await, Err(ClientError::NoKey)));
+}
