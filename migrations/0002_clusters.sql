@@ -86,7 +86,7 @@ CREATE TABLE authorities (
 -- What owners signed that the cluster is, in a chain.
 CREATE TABLE statements (
     cluster_id uuid   NOT NULL REFERENCES clusters (id),
-    sequence   bigint NOT NULL CHECK (sequence > 0),
+    sequence   bigint NOT NULL CHECK (sequence >= 0),
     hash       bytea  NOT NULL UNIQUE CHECK (octet_length(hash) = 32),
     jws        text   NOT NULL,
     stored_us  bigint NOT NULL,
@@ -118,7 +118,7 @@ CREATE TABLE agents (
     cluster_id     uuid     NOT NULL,
     size           smallint NOT NULL,
     key            bytea    NOT NULL CHECK (octet_length(key) = 32),
-    grant_id       text     NOT NULL,
+    grant_id       text     NOT NULL REFERENCES grants (id),
     record         text     NOT NULL,
     token_record   text     NOT NULL,
     seat           smallint CHECK (seat BETWEEN 1 AND size),
@@ -144,6 +144,7 @@ CREATE TABLE agents (
     CONSTRAINT agents_one_for_a_place UNIQUE (cluster_id, standby) DEFERRABLE INITIALLY DEFERRED
 );
 CREATE INDEX agents_by_grant ON agents (grant_id);
+CREATE INDEX agents_by_key ON agents (key, redeemed_us);
 
 -- The frozen list: while it is being signed, and from the commit on for ever.
 CREATE TABLE frozen_seats (
@@ -155,6 +156,7 @@ CREATE TABLE frozen_seats (
     name         text     NOT NULL,
     incarnation  bytea    NOT NULL CHECK (octet_length(incarnation) = 16),
     node_key     bytea    NOT NULL CHECK (octet_length(node_key) = 32),
+    grant_id     text     NOT NULL REFERENCES grants (id),
     record       text     NOT NULL,
     token_record text     NOT NULL,
     PRIMARY KEY (cluster_id, seat),

@@ -18,10 +18,12 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use data_encoding::{BASE64, HEXLOWER};
+use data_encoding::BASE64;
+use discovery_types::digest::Digest;
+use discovery_types::key::PublicKey;
+use discovery_types::url::ServiceUrl;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256};
 use ring::rand::{SecureRandom, SystemRandom};
-use ring::signature::Ed25519KeyPair;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::{Deserialize, Serialize};
@@ -81,32 +83,25 @@ pub enum KeydirError {
 pub struct ServiceSettings {
     version: u32,
     /// Where admins and agents reach the service.
-    pub urls: Vec<String>,
+    pub urls: Vec<ServiceUrl>,
     /// Of the members' SPIFFE names.
     pub trust_domain: String,
 }
 
 impl ServiceSettings {
     /// Settings of this version.
-    pub fn new(urls: Vec<String>, trust_domain: String) -> Self {
+    pub fn new(urls: Vec<ServiceUrl>, trust_domain: String) -> Self {
         ServiceSettings { version: VERSION, urls, trust_domain }
     }
 }
 
 /// One version of the service's signing key.
+#[derive(Debug)]
 pub struct SigningKey {
     /// Its number in the directory.
     pub version: u32,
-    /// The first 16 hex digits of the SHA-256 of its public key: `kid` in headers and JWKS.
-    pub kid: String,
-    /// The pair.
-    pub pair: Ed25519KeyPair,
-}
-
-impl std::fmt::Debug for SigningKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SigningKey").field("kid", &self.kid).finish_non_exhaustive()
-    }
+    /// The key.
+    pub key: discovery_types::key::SigningKey,
 }
 
 /// A key directory, read.
@@ -114,8 +109,8 @@ impl std::fmt::Debug for SigningKey {
 pub struct Keydir {
     /// What `init` was told.
     pub settings: ServiceSettings,
-    /// The first owner's public key, as text.
-    pub owner: String,
+    /// The first owner's public key: where the admin chain starts.
+    pub owner: PublicKey,
     /// The listener's certificate.
     pub tls_certificate: CertificateDer<'static>,
     /// The listener's key.
@@ -129,21 +124,25 @@ pub struct Keydir {
 impl Keydir {
     /// Makes a key directory: everything is fsynced, and `service.json`, without which nothing
     /// loads, comes last.
-    pub fn create(dir: &Path, settings: &ServiceSettings, owner: &str) -> Result<(), KeydirError> {
+    pub fn create(
+        dir: &Path,
+        settings: &ServiceSettings,
+        owner: &PublicKey,
+    ) -> Result<(), KeydirError> {
         make_empty_dir(dir)?;
         let generate = |error: rcgen::Error| KeydirError::Generate(error.to_string());
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(generate)?;
         let certificate = tls_certificate(&key, &settings.urls).map_err(generate)?;
         let random = SystemRandom::new();
         let unspecified = |_| KeydirError::Generate("the system's random source failed".into());
-        let signing = Ed25519KeyPair::generate_pkcs8(&random).map_err(unspecified)?;
+        let signing = discovery_types::key::SigningKey::generate().pkcs8_der();
         let mut kek = Zeroizing::new([0_u8; KEK_LEN]);
         random.fill(&mut kek[..]).map_err(unspecified)?;
 
         let key_pem = Zeroizing::new(key.serialize_pem());
         write_new(&dir.join(TLS_KEY), key_pem.as_bytes(), 0o600)?;
         write_new(&dir.join(TLS_CERTIFICATE), certificate.pem().as_bytes(), 0o644)?;
-        let signing = Zeroizing::new(BASE64.encode(signing.as_ref()));
+        let signing = Zeroizing::new(BASE64.encode(&signing));
         write_new(&dir.join("signing-1.key"), signing.as_bytes(), 0o600)?;
         let kek = Zeroizing::new(BASE64.encode(&kek[..]));
         write_new(&dir.join("kek-1.key"), kek.as_bytes(), 0o600)?;
@@ -167,9 +166,12 @@ impl Keydir {
         let owner = String::from_utf8(read(&owner_path)?)
             .map_err(|error| damaged(&owner_path, &error))?
             .trim()
-            .to_owned();
+            .parse()
+            .map_err(|error| damaged(&owner_path, &error))?;
         let (certificate_path, key_path) = (dir.join(TLS_CERTIFICATE), dir.join(TLS_KEY));
         let tls_certificate = CertificateDer::from_pem_slice(&read(&certificate_path)?)
+            .map_err(|error| damaged(&certificate_path, &error))?;
+        discovery_types::tls::spki_hash(&tls_certificate)
             .map_err(|error| damaged(&certificate_path, &error))?;
         let tls_key = PrivateKeyDer::from_pem_slice(&read_secret(&key_path)?)
             .map_err(|error| damaged(&key_path, &error))?;
@@ -191,6 +193,12 @@ impl Keydir {
         }
         let kek = Kek::new(keks).ok_or_else(|| damaged(dir, &"there is no kek-N.key"))?;
         Ok(Keydir { settings, owner, tls_certificate, tls_key, signing, kek })
+    }
+
+    /// SHA-256 of the listener's SPKI: what clients pin.
+    pub fn pin(&self) -> Digest {
+        discovery_types::tls::spki_hash(&self.tls_certificate)
+            .expect("the certificate was read when the directory was loaded")
     }
 
     /// The key that signs today.
@@ -276,16 +284,14 @@ fn versions(dir: &Path, prefix: &str) -> Result<Vec<(u32, PathBuf)>, KeydirError
 }
 
 fn signing_key(version: u32, path: &Path) -> Result<SigningKey, KeydirError> {
-    let pair = Ed25519KeyPair::from_pkcs8(&decode(path)?).map_err(|error| damaged(path, &error))?;
-    let public = ring::signature::KeyPair::public_key(&pair);
-    let digest = ring::digest::digest(&ring::digest::SHA256, public.as_ref());
-    let kid = HEXLOWER.encode(&digest.as_ref()[..8]);
-    Ok(SigningKey { version, kid, pair })
+    let key = discovery_types::key::SigningKey::from_pkcs8_der(&decode(path)?)
+        .map_err(|error| damaged(path, &error))?;
+    Ok(SigningKey { version, key })
 }
 
 /// Self-signed, with the hosts of the URLs as names for those who look at names.
-fn tls_certificate(key: &KeyPair, urls: &[String]) -> Result<rcgen::Certificate, rcgen::Error> {
-    let hosts: Vec<String> = urls.iter().filter_map(|url| host(url)).collect();
+fn tls_certificate(key: &KeyPair, urls: &[ServiceUrl]) -> Result<rcgen::Certificate, rcgen::Error> {
+    let hosts: Vec<String> = urls.iter().filter_map(|url| host(&url.to_string())).collect();
     let mut params = CertificateParams::new(hosts)?;
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, "muster-discovery");
@@ -310,14 +316,19 @@ mod tests {
     use super::*;
 
     fn settings() -> ServiceSettings {
-        let urls = vec!["https://[::1]:8443".into(), "https://muster.example:8443/".into()];
+        let urls = ["https://[::1]:8443", "https://muster.example:8443"];
+        let urls = urls.iter().map(|url| url.parse().unwrap()).collect();
         ServiceSettings::new(urls, "muster".into())
+    }
+
+    fn owner() -> PublicKey {
+        *discovery_types::key::SigningKey::from_seed(&[7; 32]).public()
     }
 
     fn made() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().join("keys");
-        Keydir::create(&dir, &settings(), "owner-key").unwrap();
+        Keydir::create(&dir, &settings(), &owner()).unwrap();
         (folder, dir)
     }
 
@@ -325,7 +336,7 @@ mod tests {
     fn what_was_made_loads_and_is_closed_to_others() {
         let (_folder, dir) = made();
         let loaded = Keydir::load(&dir).unwrap();
-        assert_eq!((loaded.settings, loaded.owner.as_str()), (settings(), "owner-key"));
+        assert_eq!((loaded.settings, loaded.owner), (settings(), owner()));
         assert_eq!(std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
         for secret in ["tls.key", "signing-1.key", "kek-1.key"] {
             let mode = std::fs::metadata(dir.join(secret)).unwrap().permissions().mode();
@@ -337,7 +348,7 @@ mod tests {
     fn a_directory_with_anything_in_it_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("x"), "").unwrap();
-        let refused = Keydir::create(folder.path(), &settings(), "owner-key");
+        let refused = Keydir::create(folder.path(), &settings(), &owner());
         assert!(matches!(refused, Err(KeydirError::NotEmpty(_))), "{refused:?}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -359,7 +370,7 @@ mod tests {
         let loaded = Keydir::load(&dir).unwrap();
         assert_eq!(loaded.signer().version, 2);
         assert_eq!(loaded.signing.len(), 2);
-        assert_ne!(loaded.signing[0].kid, loaded.signing[1].kid);
+        assert_ne!(loaded.signing[0].key.key_id(), loaded.signing[1].key.key_id());
     }
 
     #[test]

@@ -10,12 +10,27 @@
 //! Deciding is left to `discovery-formation`, verifying to `discovery-types`: what stands here
 //! reads, locks, writes, and says why.
 
+pub mod app;
+pub mod auth;
+mod background;
 pub mod ca;
 pub mod cli;
+pub mod clock;
+mod crash;
+pub mod domain;
+pub mod error;
+pub mod forming;
+mod handlers;
 pub mod kek;
 pub mod keydir;
 pub mod ledger;
 pub mod limits;
 pub mod managed_postgres;
+pub mod metrics;
+pub mod notify;
+pub mod routes;
 pub mod server;
 pub mod store;
+
+#[cfg(test)]
+mod tests;

@@ -1,9 +1,18 @@
 //! Start and stop.
 
 mod args;
+mod run;
 pub(crate) mod tls;
 
+use discovery_types::context::Context;
+use discovery_types::key::PublicKey;
+use discovery_types::name::Name;
+use discovery_types::url::ServiceUrl;
+
+use crate::keydir::{Keydir, KeydirError, ServiceSettings};
+
 pub use args::{DatabaseArgs, InitArgs, LimitArgs, ServeArgs, TimeArgs, parse_duration};
+pub use run::{Running, serve, start};
 pub use tls::{ClientCertificate, Peer};
 
 /// Why `init` or `serve` ended.
@@ -31,18 +40,35 @@ impl ServerError {
             ServerError::Failed { .. } => 1,
         }
     }
+
+    pub(crate) fn failed(
+        message: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        ServerError::Failed { message: message.into(), source: Some(source.into()) }
+    }
 }
 
 /// Makes the service's key directory and returns what the operator must be shown: the context
 /// line, ready to be printed on stdout.
 pub fn init(args: &InitArgs) -> Result<String, ServerError> {
-    let _ = args;
-    Err(ServerError::Usage("init isn't wired up yet".into()))
-}
-
-/// Serves until SIGTERM or SIGINT, then drains. Needs a tokio runtime around it, and a tracing
-/// subscriber set up by the caller.
-pub async fn serve(args: ServeArgs) -> Result<(), ServerError> {
-    let _ = args;
-    Err(ServerError::Usage("serve isn't wired up yet".into()))
+    let usage = |error: &dyn std::fmt::Display| ServerError::Usage(error.to_string());
+    let owner: PublicKey =
+        args.owner.parse().map_err(|error| usage(&format!("--owner: {error}")))?;
+    let urls = args
+        .urls
+        .iter()
+        .map(|url| url.parse().map_err(|error| usage(&format!("--url {url}: {error}"))))
+        .collect::<Result<Vec<ServiceUrl>, _>>()?;
+    for label in args.trust_domain.split('.') {
+        label.parse::<Name>().map_err(|error| usage(&format!("--trust-domain: {error}")))?;
+    }
+    let settings = ServiceSettings::new(urls.clone(), args.trust_domain.clone());
+    let made = Keydir::create(&args.dir, &settings, &owner).and_then(|()| Keydir::load(&args.dir));
+    let keys = made.map_err(|error| match error {
+        KeydirError::NotEmpty(_) => usage(&error),
+        other => ServerError::failed("can't make the key directory", other),
+    })?;
+    let context = Context { urls, pins: vec![keys.pin()], owners: vec![owner] };
+    Ok(context.to_string())
 }

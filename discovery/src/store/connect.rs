@@ -76,7 +76,7 @@ pub async fn connect(
             })
         })
         .connect_lazy_with(options);
-    let store = Store { pool, ledger, watch };
+    let store = Store { pool, ledger, watch, caches: Arc::default() };
     store.now().await?;
     Ok(store)
 }

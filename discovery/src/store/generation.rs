@@ -73,11 +73,14 @@ pub struct Process {
     pub forgotten_us: Option<Micros>,
 }
 
-#[derive(Debug, sqlx::FromRow)]
-struct Server {
+/// Which server this is.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct Server {
     in_recovery: bool,
-    system_identifier: String,
-    timeline: i64,
+    /// `pg_control_system().system_identifier`.
+    pub system_identifier: String,
+    /// Of its write-ahead log.
+    pub timeline: i64,
     wal: i64,
 }
 
@@ -95,7 +98,7 @@ pub(super) async fn compare(
     ledger: &Ledger,
     watch: &DatabaseWatch,
 ) -> Result<(), sqlx::Error> {
-    let server = server(connection).await?;
+    let server = server_of(connection).await?;
     if server.in_recovery {
         return Err(sqlx::Error::Configuration("this server is a replica now".into()));
     }
@@ -109,7 +112,7 @@ pub(super) async fn compare(
             .bind(LOCK)
             .execute(&mut *transaction)
             .await?;
-        record(&mut transaction, &server, ledger, watch).await?;
+        record(&mut transaction, &server, ledger).await?;
     }
     let generation = read(&mut transaction).await?;
     let processes = known_processes(&mut transaction).await?;
@@ -149,7 +152,7 @@ fn publish(watch: &DatabaseWatch, generation: Generation) {
     }
 }
 
-async fn server(connection: &mut PgConnection) -> Result<Server, sqlx::Error> {
+async fn server_of(connection: &mut PgConnection) -> Result<Server, sqlx::Error> {
     // The flushed position never goes back after a crash; the inserted one may. On a replica
     // neither can be asked for.
     sqlx::query_as(
@@ -246,7 +249,6 @@ async fn record(
     connection: &mut PgConnection,
     server: &Server,
     ledger: &Ledger,
-    _watch: &DatabaseWatch,
 ) -> Result<(), sqlx::Error> {
     let row = row(connection).await?;
     let found = difference(connection, server, row.as_ref(), ledger).await?;
@@ -407,23 +409,52 @@ impl Store {
 
     /// An owner takes the database as it is: every token is revoked; the clusters that aren't
     /// committed must have been abandoned before.
-    pub async fn accept_generation(&self, by: &str) -> Result<Generation, StoreError> {
+    /// Returns how many tokens that were.
+    pub async fn accept_generation(&self, by: &str) -> Result<u64, StoreError> {
         let mut transaction = self.pool.begin().await?;
         lock_alone(&mut transaction).await?;
         let generation = read(&mut transaction).await?;
-        sqlx::query(
+        let revoked = sqlx::query(
             "UPDATE grants SET revoked_us = now_us(), revoked_by = $1 WHERE revoked_us IS NULL",
         )
         .bind(by)
         .execute(&mut *transaction)
-        .await?;
+        .await?
+        .rows_affected();
         sqlx::query("UPDATE generation SET settled = true, accepted_us = now_us()")
             .execute(&mut *transaction)
             .await?;
         let text = format!("{by} accepted the database as it is");
         note_event(&mut transaction, "database_accepted", generation.number, &text).await?;
         transaction.commit().await?;
-        self.look_at_generation().await
+        self.look_at_generation().await?;
+        Ok(revoked)
+    }
+
+    /// Which server this is.
+    pub async fn server(&self) -> Result<Server, StoreError> {
+        let mut connection = self.pool.acquire().await?;
+        Ok(server_of(&mut connection).await?)
+    }
+
+    /// Remembers how far the write-ahead log has come, and that this process lives.
+    pub async fn note_position(&self) -> Result<(), StoreError> {
+        let mut connection = self.pool.acquire().await?;
+        let server = server_of(&mut connection).await?;
+        is_known(&mut connection, self.ledger.process()).await?;
+        if let Some(seen) = self.ledger.seen() {
+            let processes = known_processes(&mut connection).await?;
+            let number = read(&mut connection).await?.number;
+            let seen = Seen {
+                wal: seen.wal.max(server.wal.unsigned_abs()),
+                generation: number,
+                processes,
+                ..seen
+            };
+            let failed = |error| sqlx::Error::Io(std::io::Error::other(error));
+            self.ledger.note(seen, false).await.map_err(failed)?;
+        }
+        Ok(())
     }
 }
 

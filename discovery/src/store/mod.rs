@@ -3,14 +3,19 @@
 //! Every transaction on a cluster locks the cluster's row, then reads the clock, then does one
 //! thing; read committed suffices with the lock, and a replica is never read.
 
+pub mod admins;
 pub mod check;
+pub mod cluster;
+pub mod clusters;
 mod connect;
 mod error;
 pub mod generation;
+pub mod grants;
 
 use std::sync::Arc;
 
-use sqlx::PgPool;
+use sqlx::pool::PoolConnection;
+use sqlx::{PgPool, Postgres};
 use tokio::sync::{Notify, watch};
 
 use crate::ledger::Ledger;
@@ -28,6 +33,7 @@ pub struct Store {
     pool: PgPool,
     ledger: Ledger,
     watch: Arc<DatabaseWatch>,
+    caches: Arc<cluster::Caches>,
 }
 
 /// What is known of the database, for those who must not ask it: `/readyz`, `explain`, metrics.
@@ -43,6 +49,11 @@ impl Store {
     /// The pool.
     pub(crate) fn pool(&self) -> &PgPool {
         &self.pool
+    }
+
+    /// A connection.
+    pub(crate) async fn acquire(&self) -> Result<PoolConnection<Postgres>, StoreError> {
+        Ok(self.pool.acquire().await?)
     }
 
     /// This process's ledger.

@@ -20,6 +20,8 @@
 //! | `PUT /v1/admins` | [`SignedBody`] | [`AdminList`] |
 //! | `POST /v1/token` | [`TokenRequest`] (a form) | [`TokenResponse`] |
 //! | `POST /v1/db/accept` | [`AcceptRequest`] | [`AcceptResponse`] |
+//! | `GET /v1/processes` | – | [`ProcessList`] |
+//! | `POST /v1/processes/{id}/forget` | – | [`ProcessList`] |
 //! | `GET /v1/context` | – | [`ContextResponse`] |
 //! | `GET /v1/jwks` | – | [`Jwks`] |
 //! | `POST /v1/redeem` | [`SignedBody`] | [`RedeemResponse`] |
@@ -38,6 +40,7 @@ mod access;
 mod clusters;
 mod formation;
 mod grants;
+mod processes;
 
 pub use access::{
     AcceptRequest, AcceptResponse, AdminList, ContextResponse, Jwk, Jwks, TokenRequest,
@@ -53,6 +56,7 @@ pub use formation::{
     ProbesRequest, RedeemResponse, ReportRequest, ReportResponse, Session, Standing,
 };
 pub use grants::{GrantList, GrantState, GrantView};
+pub use processes::{ProcessList, ProcessView};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

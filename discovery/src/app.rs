@@ -1,0 +1,54 @@
+//! What every request has at hand.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use discovery_types::access::{AccessToken, Confirmation, MAX_ACCESS_SECONDS, Subject};
+use discovery_types::api::TokenResponse;
+use discovery_types::digest::Nonce;
+use discovery_types::key::PublicKey;
+use tokio_util::sync::CancellationToken;
+
+use crate::forming::Forming;
+use crate::limits::{AddressLimit, Places};
+
+/// Shared by all workers.
+#[derive(Clone)]
+pub struct App {
+    /// The protocol's shell.
+    pub forming: Forming,
+    /// The service's name in tokens.
+    pub issuer: Arc<str>,
+    /// Requests per address.
+    pub addresses: Arc<AddressLimit>,
+    /// Places for parked polls.
+    pub parked: Places,
+    /// How long a poll is parked.
+    pub poll: Duration,
+    /// How long a draft lives.
+    pub draft_life: Duration,
+    /// Cancelled when the process drains: parked polls end.
+    pub draining: CancellationToken,
+}
+
+impl App {
+    /// An access token for `key`, from now on.
+    pub fn token(&self, key: &PublicKey, subject: Subject) -> TokenResponse {
+        let iat = self.forming.clock.seconds();
+        let token = AccessToken {
+            iss: self.issuer.to_string(),
+            aud: self.issuer.to_string(),
+            sub: key.key_id(),
+            subject,
+            iat,
+            exp: iat + MAX_ACCESS_SECONDS,
+            jti: Nonce::random(),
+            cnf: Confirmation { jkt: key.key_id() },
+        };
+        TokenResponse {
+            access_token: token.sign(&self.forming.keys.signer().key),
+            token_type: "Bearer".into(),
+            expires_in: MAX_ACCESS_SECONDS,
+        }
+    }
+}

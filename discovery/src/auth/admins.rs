@@ -1,0 +1,141 @@
+//! Who the admins are: the chain of owner-signed elements that starts at the key directory's owner.
+//!
+//! Rows that don't follow from that key, in their order, are ignored, and somebody is told: they
+//! were written into the database by hand, or are what is left of a chain with a row taken out.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use discovery_types::admin::{AdminChain, Change};
+use discovery_types::jws::Jws;
+use discovery_types::key::{KeyId, PublicKey};
+
+use crate::error::ApiError;
+use crate::forming::Forming;
+
+/// The admins as of one reading.
+#[derive(Debug)]
+pub struct Admins {
+    /// The verified chain.
+    pub chain: AdminChain,
+    /// Its elements.
+    pub elements: Vec<Jws>,
+    /// Every key that was ever an owner's: who may have begun a cluster's statements.
+    pub ever_owners: BTreeSet<KeyId>,
+    /// Rows that don't belong to the chain.
+    pub ignored: usize,
+    fingerprint: Vec<u8>,
+}
+
+/// Reads the chain once, and again when a row has changed.
+#[derive(Debug)]
+pub struct AdminDirectory {
+    root: PublicKey,
+    known: RwLock<Option<Arc<Admins>>>,
+}
+
+impl AdminDirectory {
+    /// `root` is the owner key of the key directory.
+    pub fn new(root: PublicKey) -> Self {
+        AdminDirectory { root, known: RwLock::new(None) }
+    }
+
+    /// The owner key that the chain starts at.
+    pub fn root(&self) -> &PublicKey {
+        &self.root
+    }
+
+    /// The admins now.
+    pub async fn current(&self, forming: &Forming) -> Result<Arc<Admins>, ApiError> {
+        let (fingerprint, now) = forming.store.admin_fingerprint().await?;
+        forming.clock.set(now);
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(known) = known.filter(|known| known.fingerprint == fingerprint) {
+            return Ok(known);
+        }
+        let rows = forming.store.admin_elements().await?;
+        let admins = Arc::new(read(&self.root, &rows, fingerprint));
+        if admins.ignored > 0 {
+            forming.metrics.alarm("admin_rows_ignored");
+            tracing::error!(
+                ignored = admins.ignored,
+                "rows in admin_elements don't follow from the owner key of the key directory: \
+                 somebody has written into the database; they are ignored"
+            );
+        }
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) = Some(admins.clone());
+        Ok(admins)
+    }
+}
+
+fn read(root: &PublicKey, rows: &[String], fingerprint: Vec<u8>) -> Admins {
+    let mut admins = Admins {
+        chain: AdminChain::root(root),
+        elements: Vec::new(),
+        ever_owners: BTreeSet::from([root.key_id()]),
+        ignored: 0,
+        fingerprint,
+    };
+    for row in rows {
+        let element = row.parse::<Jws>().ok();
+        let applied = element.and_then(|element| {
+            let change = admins.chain.append(&element).ok()?;
+            Some((element, change))
+        });
+        let Some((element, change)) = applied else {
+            admins.ignored += 1;
+            continue;
+        };
+        if let Change::Add(admin) = &change.change
+            && admin.is_owner()
+        {
+            admins.ever_owners.insert(admin.key.key_id());
+        }
+        admins.elements.push(element);
+    }
+    admins
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::admin::Admin;
+    use discovery_types::key::SigningKey;
+    use discovery_types::role::Role;
+
+    use super::*;
+
+    fn admin(name: &str, role: Role) -> (SigningKey, Admin) {
+        let key = SigningKey::generate();
+        let admin = Admin { key: *key.public(), name: name.parse().unwrap(), roles: vec![role] };
+        (key, admin)
+    }
+
+    #[test]
+    fn rows_that_no_owner_signed_are_ignored_and_those_after_them_are_not() {
+        let root = SigningKey::generate();
+        let (thief, planted) = admin("thief", Role::Owner);
+        let (_, issuer) = admin("issuer", Role::Issuer);
+        let chain = AdminChain::root(root.public());
+        let planted = chain.sign_next(&thief, Change::Add(planted));
+        let good = chain.sign_next(&root, Change::Add(issuer));
+        let rows = [planted.as_str(), "not even a JWS", good.as_str()].map(str::to_owned);
+        let admins = read(root.public(), &rows, Vec::new());
+        assert_eq!(admins.ignored, 2);
+        assert!(admins.chain.find(&thief.key_id()).is_none());
+        assert_eq!(admins.chain.admins().len(), 2);
+    }
+
+    #[test]
+    fn whoever_was_an_owner_once_is_remembered_as_one() {
+        let root = SigningKey::generate();
+        let (second_key, second) = admin("second", Role::Owner);
+        let mut chain = AdminChain::root(root.public());
+        let add = chain.sign_next(&root, Change::Add(second));
+        chain.append(&add).unwrap();
+        let revoke = chain.sign_next(&root, Change::Revoke(*second_key.public()));
+        let rows = [add.as_str().to_owned(), revoke.as_str().to_owned()];
+        let admins = read(root.public(), &rows, Vec::new());
+        assert!(admins.ever_owners.contains(&second_key.key_id()));
+        assert!(admins.chain.find(&second_key.key_id()).is_none());
+    }
+}

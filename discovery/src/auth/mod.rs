@@ -1,0 +1,94 @@
+//! Who asks, and whether they may: the one place that says so.
+//!
+//! Every request with a token passes [`authorise`]: TLS key → access token bound to it → admin (by
+//! the owner-signed chain, looked up now) or agent (of one cluster) → the table of actions in
+//! `discovery_types::role`.
+
+mod admins;
+
+use actix_web::HttpRequest;
+use actix_web::http::header;
+use discovery_types::access::{AccessToken, Subject};
+use discovery_types::jws::Jws;
+use discovery_types::key::PublicKey;
+use discovery_types::problem::Code;
+use discovery_types::role::{Action, Principal, allowed};
+use uuid::Uuid;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::server::Peer;
+
+pub use admins::{AdminDirectory, Admins};
+
+/// Somebody who may do what they ask for.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// The key of the connection, and of the token.
+    pub key: PublicKey,
+    /// What it is.
+    pub principal: Principal,
+    /// An admin's name, an agent's key id.
+    pub name: String,
+}
+
+/// The other end of the connection.
+pub fn peer(request: &HttpRequest) -> Result<&Peer, ApiError> {
+    let missing = "The connection is not one of ours.";
+    request
+        .conn_data::<Peer>()
+        .ok_or_else(|| ApiError::new(Code::Internal, missing, "Connect to the service itself."))
+}
+
+/// The key that the connection's client certificate proves.
+pub fn tls_key(request: &HttpRequest) -> Result<PublicKey, ApiError> {
+    let certificate = peer(request)?.certificate.as_ref();
+    let key = certificate.and_then(|certificate| certificate.ed25519);
+    key.map(PublicKey::from_bytes).ok_or_else(|| {
+        let next = "Connect with a self-signed client certificate of your Ed25519 key.";
+        ApiError::new(Code::ClientKeyMissing, "The connection has no Ed25519 client key.", next)
+    })
+}
+
+/// The caller, if it may do `action` on `cluster`.
+pub async fn authorise(
+    request: &HttpRequest,
+    app: &App,
+    action: Action,
+    cluster: Option<Uuid>,
+) -> Result<Caller, ApiError> {
+    let key = tls_key(request)?;
+    let token = bearer(request)?;
+    let signing = app.forming.keys.signing.iter().map(|signing| signing.key.public());
+    let now = app.forming.clock.seconds();
+    let token = AccessToken::verify(&token, signing, &app.issuer, &key, now)?;
+    let (principal, name) = match token.subject {
+        Subject::Agent(own) => (Principal::Agent { cluster: own }, key.key_id().to_string()),
+        Subject::Admin => {
+            let admins = app.forming.admins.current(&app.forming).await?;
+            let admin = admins.chain.find(&key.key_id()).ok_or_else(|| {
+                let next = "Ask an owner to add the key with `muster-discovery admin add`.";
+                ApiError::new(Code::UnknownKey, "The key is no admin's any more.", next)
+            })?;
+            (Principal::Admin { roles: admin.roles.clone() }, admin.name.to_string())
+        }
+    };
+    if !allowed(&principal, action, cluster) {
+        return Err(ApiError::new(
+            Code::Forbidden,
+            format!("This needs {}.", action.needs()),
+            "Ask somebody who has that role, or an owner for the role.",
+        ));
+    }
+    Ok(Caller { key, principal, name })
+}
+
+fn bearer(request: &HttpRequest) -> Result<Jws, ApiError> {
+    let next = "Ask for a token at /v1/token.";
+    let missing = || ApiError::new(Code::TokenMissing, "There is no access token.", next);
+    let header = request.headers().get(header::AUTHORIZATION).ok_or_else(missing)?;
+    let text = header.to_str().ok().and_then(|text| text.strip_prefix("Bearer "));
+    let text = text.ok_or_else(missing)?;
+    text.parse()
+        .map_err(|_| ApiError::new(Code::TokenInvalid, "The access token can't be read.", next))
+}

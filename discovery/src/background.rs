@@ -1,0 +1,89 @@
+//! What a process does on its own: listens for other processes' hints, sweeps, puts its ledger
+//! back. Each task starts over after an error, with a growing pause.
+
+use std::time::Duration;
+
+use sqlx::postgres::PgListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::app::App;
+use crate::store::cluster::CHANNEL;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Starts all of it on `tracker`; it ends with `stop`.
+pub fn start(app: &App, sweep: Duration, tracker: &TaskTracker, stop: &CancellationToken) {
+    tracker.spawn(until(stop.clone(), listen(app.clone())));
+    tracker.spawn(until(stop.clone(), sweep_often(app.clone(), sweep)));
+    tracker.spawn(until(stop.clone(), put_back_when_changed(app.clone())));
+}
+
+async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
+    let _ = stop.run_until_cancelled(task).await;
+}
+
+/// Other processes' changes, as hints. After a lost connection anything may have been missed.
+async fn listen(app: App) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        if let Err(error) = listen_once(&app, &mut pause).await {
+            tracing::debug!(%error, "can't listen to the database");
+        }
+        app.forming.wakes.wake_all();
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+async fn listen_once(app: &App, pause: &mut Duration) -> Result<(), sqlx::Error> {
+    let mut listener = PgListener::connect_with(app.forming.store.pool()).await?;
+    listener.listen(CHANNEL).await?;
+    *pause = FIRST_PAUSE;
+    app.forming.wakes.wake_all();
+    loop {
+        match listener.try_recv().await? {
+            Some(hint) => match hint.payload().parse() {
+                Ok(cluster) => app.forming.wakes.wake(cluster),
+                Err(_) => tracing::debug!("a hint that names no cluster"),
+            },
+            // Reconnected.
+            None => app.forming.wakes.wake_all(),
+        }
+    }
+}
+
+async fn sweep_often(app: App, every: Duration) {
+    loop {
+        match app.forming.sweep().await {
+            Ok(()) => {
+                app.forming.metrics.database_up.set(1);
+            }
+            Err(error) => {
+                app.forming.metrics.database_up.set(0);
+                tracing::warn!(%error, "can't look after the clusters");
+            }
+        }
+        app.addresses.forget_quiet();
+        tokio::time::sleep(every).await;
+    }
+}
+
+/// The ledger goes back as soon as the database is found to have changed.
+async fn put_back_when_changed(app: App) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match app.forming.put_ledger_back().await {
+            Ok(_) => {
+                pause = FIRST_PAUSE;
+                app.forming.store.watch().changed.notified().await;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "can't put the ledger back yet");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The one place that turns errors into answers: problem documents of RFC 9457.
+
+use actix_web::http::StatusCode;
+use actix_web::http::header::{self, HeaderValue};
+use actix_web::{HttpResponse, ResponseError};
+use discovery_formation::Millis;
+use discovery_formation::service::{Phase, Refusal};
+use discovery_types::access::AccessError;
+use discovery_types::admin::AdminError;
+use discovery_types::document::DocumentError;
+use discovery_types::grant::GrantError;
+use discovery_types::problem::{Code, PROBLEM_JSON, Problem};
+use discovery_types::record::RecordError;
+use discovery_types::redeem::RedeemError;
+use discovery_types::retire::RetireError;
+use discovery_types::statement::StatementError;
+
+use crate::ca::CaError;
+use crate::ledger::LedgerError;
+use crate::store::StoreError;
+
+/// Seconds after which a shed or unlucky request may come again.
+const RETRY_AFTER_SECONDS: u64 = 2;
+
+/// A request that isn't done, with what to say about it.
+#[derive(Debug)]
+pub struct ApiError {
+    problem: Problem,
+    retry_after_seconds: Option<u64>,
+}
+
+impl ApiError {
+    /// A problem; `detail` says what happened, `next` what to do.
+    pub fn new(code: Code, detail: impl Into<String>, next: impl Into<String>) -> Self {
+        let retry_after_seconds = matches!(code.status(), 429 | 503).then_some(RETRY_AFTER_SECONDS);
+        ApiError { problem: Problem::new(code, detail, next), retry_after_seconds }
+    }
+
+    /// Nothing of that name.
+    pub fn not_found(what: &str) -> Self {
+        let next = "Check the id, and that it is this service's.";
+        ApiError::new(Code::NotFound, format!("There is no {what} here."), next)
+    }
+
+    /// Says when to come again.
+    #[must_use]
+    pub fn retry_after(mut self, seconds: u64) -> Self {
+        self.retry_after_seconds = Some(seconds);
+        self
+    }
+
+    /// What it says.
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// The state machine's no.
+    pub fn refused(refusal: &Refusal, lease: Millis) -> Self {
+        let mut error =
+            ApiError::new(code_of(refusal), sentence(refusal), sentence(refusal.way_out(lease)));
+        error.problem.retryable = refusal.is_retryable();
+        error
+    }
+}
+
+fn code_of(refusal: &Refusal) -> Code {
+    match refusal {
+        Refusal::BootClosed { .. } => Code::BootClosed,
+        Refusal::Ended { phase, .. } => match phase {
+            Phase::Expired => Code::Expired,
+            Phase::Retired => Code::Retired,
+            Phase::Open
+            | Phase::Preparing
+            | Phase::Committed
+            | Phase::Formed
+            | Phase::Abandoned => Code::Abandoned,
+        },
+        Refusal::StaleEpoch { .. } | Refusal::OtherProposal { .. } | Refusal::NotSeated { .. } => {
+            Code::StaleEpoch
+        }
+        Refusal::KeyElsewhere { .. } => Code::KeyElsewhere,
+        Refusal::Split { .. } => Code::Split,
+        Refusal::UnknownKey { .. } => Code::UnknownKey,
+        Refusal::RecordChanged { .. }
+        | Refusal::Duplicate { .. }
+        | Refusal::StatementOutOfOrder { .. } => Code::Conflict,
+        Refusal::ForeignRecord | Refusal::Unfit(_) => Code::RecordRefused,
+        Refusal::GrantExpired { .. } => Code::GrantExpired,
+        Refusal::GrantRevoked => Code::GrantRevoked,
+        Refusal::TooManyKeys { .. } | Refusal::GrantUsed => Code::GrantExhausted,
+        Refusal::NotCommitted { .. } | Refusal::NothingToRetire { .. } => Code::WrongState,
+        Refusal::AlreadyCommitted { .. } => Code::Committed,
+        Refusal::StatementFixed => Code::StatementRefused,
+        Refusal::ForeignDocument => Code::DocumentRefused,
+    }
+}
+
+/// "the token expired" → "The token expired."
+fn sentence(text: impl ToString) -> String {
+    let text = text.to_string();
+    let mut letters = text.chars();
+    let Some(first) = letters.next() else { return text };
+    let end = if text.ends_with(['.', '!', '?']) { "" } else { "." };
+    format!("{}{}{end}", first.to_uppercase(), letters.as_str())
+}
+
+impl std::fmt::Display for ApiError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.problem.fmt(f)
+    }
+}
+
+impl std::error::Error for ApiError {}
+
+impl ResponseError for ApiError {
+    fn status_code(&self) -> StatusCode {
+        StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        let mut response = HttpResponse::build(self.status_code());
+        if let Some(seconds) = self.retry_after_seconds {
+            response.insert_header((header::RETRY_AFTER, HeaderValue::from(seconds)));
+        }
+        if self.problem.status == 401 {
+            response.insert_header((header::WWW_AUTHENTICATE, "Bearer"));
+        }
+        let body = serde_json::to_vec(&self.problem).unwrap_or_default();
+        response.content_type(PROBLEM_JSON).body(body)
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Unavailable(source) => {
+                tracing::warn!(error = %source, "the database doesn't answer");
+                let next = "Wait, and try again.";
+                ApiError::new(Code::DatabaseUnavailable, "The database doesn't answer.", next)
+            }
+            StoreError::Taken { constraint } => {
+                tracing::debug!(constraint, "somebody else was first");
+                let next = "Read it again, and decide anew.";
+                ApiError::new(Code::Conflict, "Somebody else has changed it.", next)
+            }
+            StoreError::Damaged { what } => {
+                tracing::error!(what, "a row can't be right");
+                let next = "Look who changed the database by hand; `muster-discovery cluster \
+                            abandon` gives an uncommitted cluster up.";
+                let mut error = ApiError::new(
+                    Code::Internal,
+                    format!("The database holds what can't be: {what}."),
+                    next,
+                );
+                error.problem.retryable = false;
+                error
+            }
+            StoreError::Refused(source) => {
+                tracing::error!(error = ?source, "the database refused");
+                let next = "Look into the service's log.";
+                ApiError::new(Code::Internal, "The database refused.", next)
+            }
+        }
+    }
+}
+
+impl From<LedgerError> for ApiError {
+    fn from(error: LedgerError) -> Self {
+        match error {
+            LedgerError::Contradiction { cluster_id } => ApiError::new(
+                Code::Split,
+                format!("This process has let out another commit of cluster {cluster_id}."),
+                "Run no second cluster: look which list's members hold data.",
+            ),
+            LedgerError::Io { .. }
+            | LedgerError::InUse { .. }
+            | LedgerError::Damaged { .. }
+            | LedgerError::Failed => {
+                tracing::error!(%error, "the ledger");
+                ApiError::new(Code::Overloaded, "The service is stopping.", "Wait, and try again.")
+            }
+        }
+    }
+}
+
+macro_rules! refused_as {
+    ($($error:ty => $code:ident, $next:literal;)*) => {
+        $(impl From<$error> for ApiError {
+            fn from(error: $error) -> Self {
+                ApiError::new(Code::$code, sentence(error), $next)
+            }
+        })*
+    };
+}
+
+refused_as! {
+    StatementError => StatementRefused, "Sign a statement that follows the newest one.";
+    RecordError => RecordRefused, "Correct the agent's settings and start it again.";
+    RedeemError => RecordRefused, "Check which service the bundle is for.";
+    DocumentError => DocumentRefused, "Show the document as it was received.";
+    AdminError => AdminRefused, "Fetch the newest chain and sign anew.";
+    CaError => CsrRefused, "Send a PKCS#10 request of an ECDSA P-256 key.";
+    RetireError => StatementRefused, "Fetch the newest statement and sign anew.";
+    AccessError => TokenInvalid, "Ask for another token at /v1/token.";
+}
+
+impl From<GrantError> for ApiError {
+    fn from(error: GrantError) -> Self {
+        let next = "Mint another one with `muster-discovery token create`.";
+        ApiError::new(Code::GrantRefused, sentence(error), next)
+    }
+}

@@ -1,0 +1,179 @@
+//! The decision: the document is signed and the members' certificates issued in the transaction
+//! that commits; and how it gets out.
+
+use data_encoding::{BASE64, HEXLOWER};
+use discovery_formation as formation;
+use discovery_formation::service::Cluster;
+use discovery_types::document::Document;
+use discovery_types::jws::{Jws, Typ};
+use discovery_types::problem::Code;
+use discovery_types::record::Record;
+use discovery_types::statement::StatementChain;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::{Delivery, Forming};
+use crate::ca::{Ca, MemberLeaf};
+use crate::domain::wire_proposal;
+use crate::error::ApiError;
+use crate::kek::Purpose;
+use crate::ledger;
+use crate::store::StoreError;
+use crate::store::cluster::{
+    Authorities, AuthorityRow, ClusterTransaction, NewCommit, authorities, stored_commit,
+};
+
+impl Forming {
+    /// Signs the document (or takes the one that was shown) and issues the leaves.
+    pub(super) async fn decide(
+        &self,
+        transaction: &mut ClusterTransaction,
+        h: formation::Hash,
+        shown: Option<Jws>,
+    ) -> Result<NewCommit, ApiError> {
+        let id = transaction.id();
+        let frozen = transaction.cluster.frozen.clone();
+        let frozen = frozen.ok_or_else(|| StoreError::damaged("a decision without a list"))?;
+        let adopted = shown.is_some();
+        let document = match shown {
+            Some(document) => document,
+            None => {
+                let grants = transaction.grants_of(&frozen.proposal).await?;
+                let damaged = |_| StoreError::damaged(format!("a record of cluster {id}"));
+                let proposal = wire_proposal(&frozen.proposal, grants).map_err(damaged)?;
+                assert_eq!(proposal.hash().0, h.0, "the wire's hash and the machine's are one");
+                let ack = |record: &std::sync::Arc<formation::Record>| -> Result<Jws, StoreError> {
+                    let ack = frozen.acks.get(&record.key);
+                    let missing = || StoreError::damaged(format!("an ack of cluster {id}"));
+                    ack.and_then(|ack| ack.parse().ok()).ok_or_else(missing)
+                };
+                let acks = frozen.proposal.records.iter().map(ack).collect::<Result<_, _>>()?;
+                Document { version: 1, proposal, acks }.sign(&self.keys.signer().key)
+            }
+        };
+        let authorities = transaction.authorities().await?;
+        let leaves = self.leaves(id, &frozen.proposal, &authorities, transaction.now)?;
+        Ok(NewCommit { epoch: frozen.proposal.epoch, h, document, adopted, leaves })
+    }
+
+    fn leaves(
+        &self,
+        id: Uuid,
+        list: &formation::Proposal,
+        authorities: &Authorities,
+        now: formation::Micros,
+    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>, ApiError> {
+        let peer_ca = self.open_ca(id, Purpose::PeerCa, &authorities.peer)?;
+        let client_ca = self.open_ca(id, Purpose::ClientCa, &authorities.client)?;
+        let seconds = now.0 / 1_000_000;
+        let mut leaves = Vec::with_capacity(list.records.len());
+        for (seat, record) in (1_u16..).zip(&list.records) {
+            let claims = claims(record)?;
+            let peer_hosts = hosts(&record.peer_urls);
+            let mut client_hosts = peer_hosts.clone();
+            client_hosts.extend(hosts(&record.client_urls));
+            client_hosts.sort();
+            client_hosts.dedup();
+            let leaf = |hosts| MemberLeaf {
+                trust_domain: &self.keys.settings.trust_domain,
+                cluster: id,
+                seat,
+                hosts,
+            };
+            let peer = peer_ca.issue_member(claims.csr.der(), &leaf(&peer_hosts), seconds)?;
+            let client = client_ca.issue_member(claims.csr.der(), &leaf(&client_hosts), seconds)?;
+            leaves.push((peer, client));
+        }
+        Ok(leaves)
+    }
+
+    /// A CA, ready to sign.
+    pub fn open_ca(
+        &self,
+        cluster: Uuid,
+        purpose: Purpose,
+        row: &AuthorityRow,
+    ) -> Result<Ca, ApiError> {
+        let closed = |detail: String| {
+            let next = "Start the service with the key directory that made the cluster.";
+            ApiError::new(Code::Internal, detail, next)
+        };
+        let wrapped = row.wrapped_key.as_deref();
+        let wrapped =
+            wrapped.ok_or_else(|| closed("The cluster's CA is the operator's own.".into()))?;
+        let key =
+            self.keys.kek.unwrap(cluster, purpose, wrapped).map_err(|error| {
+                closed(format!("The cluster's CA key can't be opened: {error}."))
+            })?;
+        Ca::load(&row.certificate, &key)
+            .map_err(|error| closed(format!("The cluster's CA can't be loaded: {error}.")))
+    }
+
+    /// The decided document with the asker's leaves, and the ledger's entry if it lacks one.
+    pub(super) async fn delivery_of(
+        &self,
+        connection: &mut PgConnection,
+        cluster: &Cluster,
+        chain: &StatementChain,
+        asker: Option<formation::KeyId>,
+    ) -> Result<(Option<Delivery>, Option<ledger::Commit>), ApiError> {
+        let id = Uuid::from_u128(cluster.id.0);
+        let frozen = cluster.frozen.as_ref();
+        let seat = frozen.zip(asker).and_then(|(frozen, key)| frozen.proposal.seat_of(key));
+        let Some(stored) = stored_commit(connection, id, seat).await? else {
+            return Ok((None, None));
+        };
+        let entry = match self.store.ledger().committed(id) {
+            Some(known) if known.h == HEXLOWER.encode(&stored.h) => None,
+            _ => {
+                let authorities = authorities(connection, id).await?;
+                Some(ledger::Commit {
+                    cluster_id: id,
+                    h: HEXLOWER.encode(&stored.h),
+                    document: stored.document.as_str().to_owned(),
+                    statements: chain.jws().iter().map(|jws| jws.as_str().to_owned()).collect(),
+                    peer_ca: authority(&authorities.peer),
+                    client_ca: authority(&authorities.client),
+                })
+            }
+        };
+        let delivery = Delivery { document: stored.document, leaves: stored.leaves };
+        Ok((Some(delivery), entry))
+    }
+}
+
+fn authority(row: &AuthorityRow) -> ledger::Authority {
+    ledger::Authority {
+        certificate: BASE64.encode(&row.certificate),
+        wrapped_key: row.wrapped_key.as_ref().map(|key| BASE64.encode(key)),
+    }
+}
+
+fn claims(record: &formation::Record) -> Result<Record, StoreError> {
+    let jws: Option<Jws> = record.jws.parse().ok();
+    jws.and_then(|jws| jws.claims_unverified(Typ::Record).ok())
+        .ok_or_else(|| StoreError::damaged("a verified record doesn't parse any more"))
+}
+
+/// Hosts of normalised URLs (`https://host:port`), each once.
+fn hosts(urls: &[String]) -> Vec<String> {
+    let mut hosts: Vec<String> = urls
+        .iter()
+        .filter_map(|url| url.strip_prefix("https://")?.rsplit_once(':'))
+        .map(|(host, _)| host.to_owned())
+        .collect();
+    hosts.sort();
+    hosts.dedup();
+    hosts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_lose_their_ports_and_their_doubles() {
+        let urls = ["https://10.0.0.1:2380", "https://[fd00::1]:2380", "https://10.0.0.1:2381"];
+        assert_eq!(hosts(&urls.map(str::to_owned)), ["10.0.0.1", "[fd00::1]"]);
+    }
+}

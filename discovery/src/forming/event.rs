@@ -1,0 +1,382 @@
+//! What came in, verified under the cluster's lock, as the event that the machine takes.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use discovery_formation as formation;
+use discovery_formation::service::{Cluster, Event, Grant, Poll, Probe, Refusal};
+use discovery_types::api::{ProbeResult, Session};
+use discovery_types::digest::Digest;
+use discovery_types::document::VerifiedDocument;
+use discovery_types::grant::{GrantId, VerifiedGrant};
+use discovery_types::jws::{Jws, Typ};
+use discovery_types::key::PublicKey;
+use discovery_types::problem::Code;
+use discovery_types::proposal::{Ack, Release};
+use discovery_types::record::{Record, VerifiedRecord};
+use discovery_types::redeem::Redeem;
+use discovery_types::retire::Retire;
+use discovery_types::role::{Action, roles_allow};
+use discovery_types::statement::StatementChain;
+
+use super::Forming;
+use crate::domain::{record_of_verified, session, statement_of};
+use crate::error::ApiError;
+use crate::store::cluster::{ClusterTransaction, GrantRow};
+
+/// What somebody sent; envelopes are opened, the rest is verified here.
+#[derive(Debug)]
+pub enum Incoming {
+    /// Time has passed.
+    Tick,
+    /// An opened redeem, from this address.
+    Redeem { redeem: Box<Redeem>, address: IpAddr },
+    /// A poll.
+    Poll { key: PublicKey, session: Session, highest_epoch: u64, holds: Option<Digest> },
+    /// A signed ack.
+    Ack { key: PublicKey, jws: Jws },
+    /// A refusal to sign.
+    Nack { key: PublicKey, session: Session, epoch: u64, h: Digest, reason: String },
+    /// A row of the matrix.
+    Probes { key: PublicKey, session: Session, epoch: u64, h: Digest, results: Vec<ProbeResult> },
+    /// A signed release.
+    Release { key: PublicKey, jws: Jws },
+    /// What a member's node says.
+    Report { key: PublicKey, session: Session, h: Digest, raft_cluster: u64 },
+    /// The next statement, put by this admin.
+    Restate { jws: Jws },
+    /// A revoked grant, by this admin.
+    RevokeGrant { id: GrantId, by: String },
+    /// A commit document that somebody shows.
+    Adopt { document: Jws, statements: Vec<Jws> },
+    /// An operator gives the cluster up.
+    Abandon { by: String },
+    /// An owner's signed end.
+    Retire { jws: Jws },
+    /// An owner accepts the database.
+    DatabaseAccepted { by: String },
+}
+
+/// An event, and what has to be stored with it.
+pub(super) struct Prepared {
+    pub(super) event: Event,
+    /// To be added to the chain, unless refused.
+    pub(super) statement: Option<Jws>,
+    /// The document that is adopted.
+    pub(super) document: Option<Jws>,
+}
+
+impl From<Event> for Prepared {
+    fn from(event: Event) -> Self {
+        Prepared { event, statement: None, document: None }
+    }
+}
+
+impl Incoming {
+    /// The agent who asks.
+    pub(super) fn asker(&self) -> Option<formation::KeyId> {
+        let key = match self {
+            Incoming::Redeem { redeem, .. } => {
+                let claimed: Record = redeem.signed.record.claims_unverified(Typ::Record).ok()?;
+                claimed.agent_key
+            }
+            Incoming::Poll { key, .. }
+            | Incoming::Ack { key, .. }
+            | Incoming::Nack { key, .. }
+            | Incoming::Probes { key, .. }
+            | Incoming::Release { key, .. }
+            | Incoming::Report { key, .. } => *key,
+            Incoming::Tick
+            | Incoming::Restate { .. }
+            | Incoming::RevokeGrant { .. }
+            | Incoming::Adopt { .. }
+            | Incoming::Abandon { .. }
+            | Incoming::Retire { .. }
+            | Incoming::DatabaseAccepted { .. } => return None,
+        };
+        Some(key_id(&key))
+    }
+}
+
+fn key_id(key: &PublicKey) -> formation::KeyId {
+    formation::KeyId(*key.as_bytes())
+}
+
+impl Forming {
+    /// Verifies `incoming` against the locked cluster.
+    pub(super) async fn prepare(
+        &self,
+        transaction: &mut ClusterTransaction,
+        incoming: &Incoming,
+    ) -> Result<Prepared, ApiError> {
+        let chain = transaction.chain.clone();
+        Ok(match incoming {
+            Incoming::Tick => Event::Tick.into(),
+            Incoming::Redeem { redeem, address } => {
+                prepare_redeem(transaction, redeem, *address).await?.into()
+            }
+            Incoming::Poll { key, session, highest_epoch, holds } => Event::Poll(Poll {
+                key: key_id(key),
+                session: self::session(session.boot, &session.nonce),
+                highest_epoch: *highest_epoch,
+                holds: holds.map(|h| formation::Hash(h.0)),
+            })
+            .into(),
+            Incoming::Ack { key, jws } => prepare_ack(transaction, key, jws)?.into(),
+            Incoming::Nack { key, session, epoch, h, reason } => {
+                same_session(&transaction.cluster, key, session)?;
+                same_list(&transaction.cluster, *epoch, h)?;
+                Event::Nack { key: key_id(key), epoch: *epoch, reason: reason.clone() }.into()
+            }
+            Incoming::Probes { key, session, epoch, h, results } => {
+                same_session(&transaction.cluster, key, session)?;
+                same_list(&transaction.cluster, *epoch, h)?;
+                let row = matrix_row(&transaction.cluster, results);
+                Event::Probes { key: key_id(key), epoch: *epoch, row }.into()
+            }
+            Incoming::Release { key, jws } => prepare_release(transaction, key, jws)?.into(),
+            Incoming::Report { key, session, h, raft_cluster } => {
+                same_session(&transaction.cluster, key, session)?;
+                decided_list(&transaction.cluster, h)?;
+                Event::Report { key: key_id(key), raft_cluster: *raft_cluster }.into()
+            }
+            Incoming::Restate { jws } => self.prepare_restate(&chain, jws)?,
+            Incoming::RevokeGrant { id, by } => {
+                transaction.revoke_grant(&id.to_string(), by).await?;
+                Event::GrantRevoked(formation::GrantId(id.to_string().into())).into()
+            }
+            Incoming::Adopt { document, statements } => {
+                prepare_adopt(transaction, document, statements).await?
+            }
+            Incoming::Abandon { by } => Event::Abandon { by: by.clone() }.into(),
+            Incoming::Retire { jws } => {
+                let retire = Retire::verify(jws, &chain)?;
+                let by = chain.newest().admin(jws.kid()).map(|admin| admin.name.to_string());
+                let by = by.unwrap_or_default();
+                Event::Retire { by: format!("{by}: {}", retire.reason) }.into()
+            }
+            Incoming::DatabaseAccepted { by } => Event::DatabaseAccepted { by: by.clone() }.into(),
+        })
+    }
+
+    fn prepare_restate(&self, chain: &StatementChain, jws: &Jws) -> Result<Prepared, ApiError> {
+        if jws.hash() == chain.newest_hash() {
+            return Ok(Event::Restate(statement_of(chain)).into());
+        }
+        let mut longer = chain.clone();
+        longer.append(jws)?;
+        let event = Event::Restate(statement_of(&longer));
+        Ok(Prepared { event, statement: Some(jws.clone()), document: None })
+    }
+}
+
+async fn prepare_redeem(
+    transaction: &mut ClusterTransaction,
+    redeem: &Redeem,
+    address: IpAddr,
+) -> Result<Event, ApiError> {
+    let chain = transaction.chain.clone();
+    let claimed: Record = redeem
+        .signed
+        .record
+        .claims_unverified(Typ::Record)
+        .map_err(discovery_types::record::RecordError::Record)?;
+    let unknown = || {
+        let next = "Check that the bundle is for this service and cluster, or ask for another.";
+        ApiError::new(Code::GrantUnknown, "The token is not known here.", next)
+    };
+    if claimed.cluster != transaction.id() || redeem.cluster != transaction.id() {
+        return Err(unknown());
+    }
+    let row: GrantRow = transaction.grant(&claimed.grant.to_string()).await?.ok_or_else(unknown)?;
+    let jws: Jws = row.jws.parse().map_err(|_| unknown())?;
+    let grant = VerifiedGrant::verify(&jws, &chain)?;
+    if grant.key.as_bytes()[..] != row.token_key {
+        return Err(unknown());
+    }
+    if !grant.cidrs.is_empty() && !grant.cidrs.iter().any(|block| block.contains(&address)) {
+        let next = "Use the token from the network that it is for, or ask for another.";
+        let detail = format!("The token is not for the address {address}.");
+        return Err(ApiError::new(Code::GrantBinding, detail, next));
+    }
+    let record = VerifiedRecord::verify(&redeem.signed, &grant, &chain.newest().permissions)
+        .map_err(|error| {
+            use discovery_types::record::RecordError::{OtherName, OtherZone};
+            let binding = matches!(error, OtherName { .. } | OtherZone(_));
+            let detail = error.to_string();
+            match binding {
+                true => {
+                    let next = "Use the token for the member that it is for.";
+                    ApiError::new(Code::GrantBinding, detail, next)
+                }
+                false => error.into(),
+            }
+        })?;
+    Ok(Event::Redeem(formation::service::Redeem {
+        record: Arc::new(record_of_verified(record.signed(), &record, *record.node_key())),
+        session: session(redeem.boot, &redeem.nonce),
+        highest_epoch: redeem.highest_epoch,
+        holds: None,
+        grant: Grant {
+            id: formation::GrantId(row.id.into()),
+            uses: row.uses.unsigned_abs(),
+            expires: formation::Micros(row.expires_us.unsigned_abs()),
+            revoked: row.revoked_us.is_some(),
+        },
+    }))
+}
+
+fn vote(error: impl ToString) -> ApiError {
+    ApiError::new(Code::VoteRefused, error.to_string(), "Poll for the present proposal.")
+}
+
+fn prepare_ack(
+    transaction: &ClusterTransaction,
+    key: &PublicKey,
+    jws: &Jws,
+) -> Result<Event, ApiError> {
+    let ack = Ack::verify(jws, key).map_err(vote)?;
+    if ack.cluster != transaction.id() {
+        return Err(vote("The ack is of another cluster."));
+    }
+    Ok(Event::Ack {
+        key: key_id(key),
+        epoch: ack.epoch,
+        h: formation::Hash(ack.h.0),
+        jws: jws.as_str().into(),
+    })
+}
+
+fn prepare_release(
+    transaction: &ClusterTransaction,
+    key: &PublicKey,
+    jws: &Jws,
+) -> Result<Event, ApiError> {
+    let release = Release::verify(jws, key).map_err(vote)?;
+    if release.cluster != transaction.id() {
+        return Err(vote("The release is of another cluster."));
+    }
+    let release = formation::Release { epoch: release.epoch, jws: jws.as_str().into() };
+    Ok(Event::Release { key: key_id(key), release })
+}
+
+/// Another session's words are another host's.
+fn same_session(cluster: &Cluster, key: &PublicKey, sent: &Session) -> Result<(), ApiError> {
+    let key = key_id(key);
+    let Some(agent) = cluster.agents.get(&key) else {
+        return Err(Refusal::UnknownKey { key }.into());
+    };
+    match agent.session {
+        Some(last) if last != session(sent.boot, &sent.nonce) => {
+            Err(Refusal::KeyElsewhere { key, last: last.boot, sent: sent.boot }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A word about the present list; another epoch is the machine's to refuse.
+fn same_list(cluster: &Cluster, epoch: u64, h: &Digest) -> Result<(), ApiError> {
+    match &cluster.frozen {
+        Some(frozen) if frozen.proposal.epoch == epoch && frozen.h.0 != h.0 => {
+            let sent = formation::Hash(h.0);
+            Err(Refusal::OtherProposal { sent, h: frozen.h, epoch }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn decided_list(cluster: &Cluster, h: &Digest) -> Result<(), ApiError> {
+    match &cluster.frozen {
+        Some(frozen) if frozen.h.0 != h.0 => {
+            let (sent, epoch) = (formation::Hash(h.0), frozen.proposal.epoch);
+            Err(Refusal::OtherProposal { sent, h: frozen.h, epoch }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn matrix_row(cluster: &Cluster, results: &[ProbeResult]) -> BTreeMap<formation::KeyId, Probe> {
+    let Some(frozen) = &cluster.frozen else { return BTreeMap::new() };
+    let peer = |seat: u8| {
+        let index = usize::from(seat).checked_sub(1)?;
+        Some(frozen.proposal.records.get(index)?.key)
+    };
+    results
+        .iter()
+        .filter_map(|result| {
+            let found = match result.reached {
+                true => Probe::Reached,
+                false => Probe::Failed(result.error.clone().unwrap_or_default()),
+            };
+            Some((peer(result.seat)?, found))
+        })
+        .collect()
+}
+
+/// Chain, records and acks; what of it this database lacks is stored with it.
+async fn prepare_adopt(
+    transaction: &mut ClusterTransaction,
+    document: &Jws,
+    statements: &[Jws],
+) -> Result<Prepared, ApiError> {
+    let chain = transaction.chain.clone();
+    let shown = StatementChain::verify_links(statements)?;
+    // The longer of the two chains, if it goes on from the other one.
+    let (short, long) =
+        if shown.jws().len() > chain.jws().len() { (&*chain, &shown) } else { (&shown, &*chain) };
+    if long.position(&short.newest_hash()).is_none() {
+        let detail = "The document's statements are not this cluster's.";
+        let next = "Look who signed them: two statement chains of one cluster can't both be right.";
+        return Err(ApiError::new(Code::DocumentRefused, detail, next));
+    }
+    let verified = VerifiedDocument::verify(document, long)?;
+    if verified.proposal().proposal().cluster != transaction.id() {
+        return Err(Refusal::ForeignDocument.into());
+    }
+    for statement in long.jws().iter().skip(chain.jws().len()) {
+        transaction.add_statement(statement).await?;
+    }
+    let proposal = verified.proposal().proposal();
+    for grant in &proposal.grants {
+        let grant = VerifiedGrant::verify(grant, long)?;
+        transaction.add_grant(&grant, "a document that was shown").await?;
+    }
+    let records = verified
+        .records()
+        .iter()
+        .map(|record| Arc::new(record_of_verified(record.signed(), record, *record.node_key())))
+        .collect();
+    let list = formation::Proposal {
+        cluster: formation::ClusterId(proposal.cluster.as_u128()),
+        statement: formation::Hash(proposal.statement.0),
+        epoch: proposal.epoch,
+        records,
+    };
+    let event = Event::Adopt(formation::Document {
+        proposal: list,
+        h: formation::Hash(verified.hash().0),
+        text: document.as_str().into(),
+    });
+    Ok(Prepared { event, statement: None, document: Some(document.clone()) })
+}
+
+/// Whether an admin with these roles, by the cluster's newest statement, may do `action` there.
+pub fn statement_allows(
+    chain: &StatementChain,
+    key: &PublicKey,
+    action: Action,
+) -> Result<(), ApiError> {
+    let newest = chain.newest();
+    match newest.admin(&key.key_id()) {
+        Some(admin) if roles_allow(&admin.roles, action) => Ok(()),
+        _ => Err(ApiError::new(
+            Code::NotInStatement,
+            format!(
+                "Statement {} of cluster {} doesn't give your key a role that may do this.",
+                newest.seq, newest.name
+            ),
+            format!("Have an owner run `muster-discovery cluster restate {}`.", newest.name),
+        )),
+    }
+}

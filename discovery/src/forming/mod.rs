@@ -1,0 +1,264 @@
+//! One event on one cluster: the thin shell around the pure state machine.
+//!
+//! lock the row → read the clock → verify what came in → step → save, sign and issue → COMMIT →
+//! fsync the ledger if a document will leave → answer. `discovery_formation` decides; nothing here
+//! does.
+
+mod commit;
+mod event;
+mod recovery;
+pub mod show;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use discovery_formation as formation;
+use discovery_formation::Rules;
+use discovery_formation::service::{
+    Alarm, Answer, Change, Cluster, Context, Event, Outcome, Refusal, Settings, next_deadline, step,
+};
+use discovery_types::jws::Jws;
+use discovery_types::statement::StatementChain;
+use uuid::Uuid;
+
+use crate::clock::Clock;
+use crate::domain::{describe, hash_of};
+use crate::error::ApiError;
+use crate::keydir::Keydir;
+use crate::ledger;
+use crate::metrics::Metrics;
+use crate::notify::Wakes;
+use crate::store::Store;
+use crate::store::cluster::{ClusterTransaction, Trust};
+
+pub use event::{Incoming, statement_allows};
+pub use show::{explanations, poll_response, summary_of};
+
+/// The protocol's shell; clones share everything.
+#[derive(Clone)]
+pub struct Forming {
+    /// Rows.
+    pub store: Store,
+    /// Our keys.
+    pub keys: Arc<Keydir>,
+    /// The protocol's times.
+    pub settings: Settings,
+    /// The longest deadline that a statement may set, in seconds.
+    pub max_deadline_seconds: u64,
+    /// Who waits.
+    pub wakes: Wakes,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// The service's time.
+    pub clock: Arc<Clock>,
+    /// Who the admins are.
+    pub admins: Arc<crate::auth::AdminDirectory>,
+}
+
+/// What became of an event. A refusal is no error: what time did to the cluster stands.
+#[derive(Debug)]
+pub struct Applied {
+    /// The cluster, after it.
+    pub cluster: Cluster,
+    /// Its statements.
+    pub chain: Arc<StatementChain>,
+    /// The database's time.
+    pub now: formation::Micros,
+    /// The answer to whoever asked.
+    pub answer: Answer,
+    /// The decided document, if the asker is listed in it.
+    pub document: Option<Delivery>,
+    /// Grants of the frozen list, if the asker is to sign it.
+    pub grants: Vec<Jws>,
+}
+
+/// A document on its way to a member; the ledger has it.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    /// The document.
+    pub document: Jws,
+    /// DER of the member's two leaves.
+    pub leaves: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Forming {
+    /// Applies one event. Errors with the refusal, as a problem, where the machine says no.
+    pub async fn apply(
+        &self,
+        cluster: Uuid,
+        incoming: Incoming,
+        address: Option<IpAddr>,
+    ) -> Result<Applied, ApiError> {
+        let trust = match incoming {
+            Incoming::Abandon { .. } | Incoming::DatabaseAccepted { .. } => Trust::Claims,
+            _ => Trust::Verify,
+        };
+        let transaction = self.store.begin_cluster(cluster, trust).await?;
+        let mut transaction = transaction.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        self.clock.set(transaction.now.0 as i64);
+        let asker = incoming.asker();
+        let prepared = self.prepare(&mut transaction, &incoming).await?;
+
+        let mut changes = self.catch_up(&mut transaction);
+        let outcome = self.step(&mut transaction, prepared.event);
+        let Outcome { answer, changed, changes: own, committed, alarms } = outcome;
+        let refused = answer.is_err();
+        changes.extend(own);
+        let shown = prepared.document.filter(|_| committed.is_some());
+        let new_commit = match committed {
+            Some(h) => Some(self.decide(&mut transaction, h, shown).await?),
+            None => None,
+        };
+        if !refused && let Some(statement) = &prepared.statement {
+            transaction.add_statement(statement).await?;
+        }
+        if changed || !changes.is_empty() || matches!(incoming, Incoming::Tick) {
+            let next = next_deadline(&transaction.cluster, &self.settings, transaction.now);
+            let address = address.map(|address| address.to_string());
+            transaction.save(&changes, new_commit.as_ref(), next, address.as_deref()).await?;
+        }
+        let (delivery, entry) = match &answer {
+            Ok(answer) => self.delivery(&mut transaction, answer, asker).await?,
+            Err(_) => (None, None),
+        };
+        let grants = match (&answer, &transaction.cluster.frozen) {
+            (Ok(Answer { proposal: Some(_), .. }), Some(frozen)) => {
+                let list = frozen.proposal.clone();
+                transaction.grants_of(&list).await?
+            }
+            _ => Vec::new(),
+        };
+        let (now, chain) = (transaction.now, transaction.chain.clone());
+        crash_points("before", &changes, committed.is_some());
+        let cluster = transaction.commit().await?;
+        crash_points("after", &changes, committed.is_some());
+        self.announce(&cluster, &changes, &alarms);
+        if let Some(entry) = entry {
+            crate::crash::point("before", "ledger");
+            self.store.ledger().ensure(entry).await?;
+            self.metrics.ledger_entries.set(self.store.ledger().len() as i64);
+            crate::crash::point("after", "ledger");
+        }
+        let answer = answer.map_err(|refusal| ApiError::refused(&refusal, self.settings.lease))?;
+        Ok(Applied { cluster, chain, now, answer, document: delivery, grants })
+    }
+
+    /// Reads how a cluster looks to `key`, without a lock; the ledger has what leaves.
+    pub async fn look(
+        &self,
+        cluster: Uuid,
+        key: Option<formation::KeyId>,
+    ) -> Result<Applied, ApiError> {
+        let found = self.store.read_cluster(cluster).await?;
+        let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        let answer = formation::service::view(&cluster, key);
+        let id = Uuid::from_u128(cluster.id.0);
+        let mut connection = self.store.acquire().await?;
+        let (delivery, entry) = match answer.document {
+            Some(_) => self.delivery_of(&mut connection, &cluster, &chain, key).await?,
+            None => (None, None),
+        };
+        let grants = match (&answer.proposal, &cluster.frozen) {
+            (Some(_), Some(frozen)) => {
+                crate::store::cluster::grants_of(&mut connection, id, &frozen.proposal).await?
+            }
+            _ => Vec::new(),
+        };
+        drop(connection);
+        if let Some(entry) = entry {
+            self.store.ledger().ensure(entry).await?;
+        }
+        Ok(Applied { cluster, chain, now, answer, document: delivery, grants })
+    }
+
+    /// A decided cluster's document, with the leaves of `key`, and the statements. Unlike a poll
+    /// it also serves admins, and clusters that have been retired.
+    pub async fn document(
+        &self,
+        cluster: Uuid,
+        key: Option<formation::KeyId>,
+    ) -> Result<(Option<Delivery>, Vec<Jws>), ApiError> {
+        let found = self.store.read_cluster(cluster).await?;
+        let (cluster, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        let mut connection = self.store.acquire().await?;
+        let (delivery, entry) = self.delivery_of(&mut connection, &cluster, &chain, key).await?;
+        drop(connection);
+        if let Some(entry) = entry {
+            self.store.ledger().ensure(entry).await?;
+        }
+        Ok((delivery, chain.jws()))
+    }
+
+    /// Tells the machine, first, what became of the database since it was last asked.
+    fn catch_up(&self, transaction: &mut ClusterTransaction) -> Vec<Change> {
+        let event = match (transaction.settled, transaction.cluster.unsettled) {
+            (false, false) => Event::DatabaseChanged,
+            (true, true) => Event::DatabaseSettled,
+            _ => return Vec::new(),
+        };
+        self.step(transaction, event).changes
+    }
+
+    fn step(&self, transaction: &mut ClusterTransaction, event: Event) -> Outcome {
+        let context = Context { rules: &Rules::ALL, settings: &self.settings, hash: &hash_of };
+        step(&mut transaction.cluster, &context, transaction.now, event)
+    }
+
+    async fn delivery(
+        &self,
+        transaction: &mut ClusterTransaction,
+        answer: &Answer,
+        asker: Option<formation::KeyId>,
+    ) -> Result<(Option<Delivery>, Option<ledger::Commit>), ApiError> {
+        if answer.document.is_none() {
+            return Ok((None, None));
+        }
+        let (cluster, chain) = (transaction.cluster.clone(), transaction.chain.clone());
+        self.delivery_of(transaction.connection(), &cluster, &chain, asker).await
+    }
+
+    /// After COMMIT: wakes, counts, and says aloud what a person should hear.
+    fn announce(&self, cluster: &Cluster, changes: &[Change], alarms: &[Alarm]) {
+        let id = Uuid::from_u128(cluster.id.0);
+        for change in changes {
+            let (kind, body) = describe(change);
+            self.metrics.change(kind);
+            tracing::info!(cluster.id = %id, change = kind, %body, "cluster changed");
+        }
+        if !changes.is_empty() {
+            self.wakes.wake(id);
+        }
+        for alarm in alarms {
+            match alarm {
+                Alarm::KeyElsewhere { key } => {
+                    self.metrics.alarm("key_elsewhere");
+                    tracing::error!(cluster.id = %id, agent = %key,
+                        "two holders of one agent's key: a cloned host, or a stolen key");
+                }
+                Alarm::Split { decided, other } => {
+                    self.metrics.alarm("split");
+                    tracing::error!(cluster.id = %id, %decided, %other,
+                        "two valid commit documents of one cluster; nothing is done for it any more");
+                }
+            }
+        }
+    }
+}
+
+fn crash_points(when: &str, changes: &[Change], committed: bool) {
+    if !cfg!(debug_assertions) {
+        return;
+    }
+    for change in changes {
+        crate::crash::point(when, describe(change).0);
+    }
+    if committed {
+        crate::crash::point(when, "commit");
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        ApiError::refused(&refusal, Settings::DEFAULT.lease)
+    }
+}

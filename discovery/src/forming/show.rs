@@ -1,0 +1,316 @@
+//! The cluster, as it is shown.
+
+use std::sync::Arc;
+
+use data_encoding::BASE64;
+use discovery_formation as formation;
+use discovery_formation::service::{
+    Answer, Cluster, Line, Phase, Place, Probe, Settings, Standing, explain,
+};
+use discovery_types::api::{
+    self, ClusterState, ClusterSummary, CommitDocument, Explanation, PollResponse, ProbeResult,
+};
+use discovery_types::jws::Jws;
+use discovery_types::leaves::Leaves;
+use discovery_types::name::Name;
+
+use super::{Applied, Delivery};
+use crate::domain::wire_proposal;
+use crate::error::ApiError;
+use crate::store::admins::Event;
+use crate::store::clusters::ClusterSummaryRow;
+use crate::store::{Generation, StoreError};
+
+/// Events that a cluster's timeline is made of, the newest ones.
+pub const TIMELINE_EVENTS: i64 = 500;
+/// PEM lines.
+const PEM_WIDTH: usize = 64;
+
+/// Where a cluster stands.
+pub fn state_of(phase: Phase) -> ClusterState {
+    match phase {
+        Phase::Open => ClusterState::Open,
+        Phase::Preparing => ClusterState::Preparing,
+        Phase::Committed => ClusterState::Committed,
+        Phase::Formed => ClusterState::Formed,
+        Phase::Expired => ClusterState::Expired,
+        Phase::Abandoned => ClusterState::Abandoned,
+        Phase::Retired => ClusterState::Retired,
+    }
+}
+
+/// The answer to poll, ack, nack, probes and release.
+pub fn poll_response(
+    applied: &Applied,
+    key: Option<formation::KeyId>,
+    settings: &Settings,
+    generation: Option<&Generation>,
+) -> Result<PollResponse, ApiError> {
+    let Applied { cluster, chain, now, answer, document, grants } = applied;
+    let agent = key.and_then(|key| cluster.agents.get(&key));
+    let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
+    let damaged = |_| StoreError::damaged("a record of the frozen list");
+    let proposal = match (&answer.proposal, &cluster.frozen) {
+        (Some(_), Some(frozen)) => {
+            Some(wire_proposal(&frozen.proposal, grants.clone()).map_err(damaged)?)
+        }
+        _ => None,
+    };
+    let releases = match forming {
+        true => cluster
+            .agents
+            .values()
+            .filter_map(|agent| agent.release.as_ref()?.jws.parse::<Jws>().ok())
+            .collect(),
+        false => Vec::new(),
+    };
+    Ok(PollResponse {
+        rev: answer.rev,
+        now_ms: milliseconds(*now),
+        state: state_of(answer.phase),
+        epoch: answer.epoch,
+        standing: standing(cluster, answer, key),
+        seated: cluster.seats().len() as u8,
+        size: cluster.statement.size,
+        lease_ms: agent.filter(|_| forming).map(|agent| now.until(agent.lease_until).0),
+        statements: chain.jws(),
+        proposal,
+        matrix: matrix(cluster),
+        releases,
+        document: document.as_ref().map(|delivery| commit_document(delivery, &chain.jws())),
+        explain: explanations(cluster, settings, *now, generation),
+    })
+}
+
+/// A document with its chain and the asker's leaves.
+pub fn commit_document(delivery: &Delivery, statements: &[Jws]) -> CommitDocument {
+    let leaves = delivery.leaves.as_ref().map(|(peer, client)| Leaves {
+        peer: pem("CERTIFICATE", peer),
+        client: pem("CERTIFICATE", client),
+    });
+    CommitDocument { document: delivery.document.clone(), statements: statements.to_vec(), leaves }
+}
+
+/// DER → PEM (RFC 7468).
+pub fn pem(label: &str, der: &[u8]) -> String {
+    let mut text = format!("-----BEGIN {label}-----\n");
+    for line in BASE64.encode(der).as_bytes().chunks(PEM_WIDTH) {
+        text.extend(line.iter().map(|byte| char::from(*byte)));
+        text.push('\n');
+    }
+    text.push_str(&format!("-----END {label}-----\n"));
+    text
+}
+
+fn standing(cluster: &Cluster, answer: &Answer, key: Option<formation::KeyId>) -> api::Standing {
+    let decided = matches!(answer.phase, Phase::Committed | Phase::Formed | Phase::Retired);
+    let seat = |key| cluster.frozen.as_ref().and_then(|frozen| frozen.proposal.seat_of(key));
+    if let (true, Some(seat)) = (decided, key.and_then(seat)) {
+        return api::Standing::Member(seat);
+    }
+    match answer.standing {
+        Some(Standing::Seat(seat)) => api::Standing::Seated(seat),
+        Some(Standing::Standby { ahead }) => api::Standing::Standby(ahead as u32),
+        // A lapsed agent that speaks is queued anew with its next poll.
+        Some(Standing::Out) => api::Standing::Standby(cluster.standbys().len() as u32),
+        None => api::Standing::Reader,
+    }
+}
+
+fn milliseconds(at: formation::Micros) -> i64 {
+    (at.0 / 1_000) as i64
+}
+
+/// The matrix of the present list.
+pub fn matrix(cluster: &Cluster) -> Vec<api::MatrixRow> {
+    let Some(frozen) = &cluster.frozen else { return Vec::new() };
+    let row = |(seat, record): (u8, &Arc<formation::Record>)| {
+        let row = frozen.probes.get(&record.key)?;
+        let result = |(peer, probe): (&formation::KeyId, &Probe)| {
+            Some(ProbeResult {
+                seat: frozen.proposal.seat_of(*peer)?,
+                reached: *probe == Probe::Reached,
+                error: match probe {
+                    Probe::Reached => None,
+                    Probe::Failed(why) => Some(why.clone()),
+                },
+                round_trip_us: None,
+            })
+        };
+        let mut results: Vec<_> = row.iter().filter_map(result).collect();
+        results.sort_by_key(|result| result.seat);
+        Some(api::MatrixRow { seat, results })
+    };
+    (1..).zip(&frozen.proposal.records).filter_map(row).collect()
+}
+
+/// Why it waits, the database's own reason first.
+pub fn explanations(
+    cluster: &Cluster,
+    settings: &Settings,
+    now: formation::Micros,
+    generation: Option<&Generation>,
+) -> Vec<Explanation> {
+    let mut lines = Vec::new();
+    if let Some(text) = generation.and_then(Generation::explain) {
+        lines.push(Explanation {
+            code: "database_changed".into(),
+            missing: text,
+            held_by: vec!["service".into()],
+            last_error: None,
+            next_retry_ms: None,
+            command: Some("muster-discovery process list".into()),
+        });
+    }
+    let name = |key: &formation::KeyId| {
+        let agent = cluster.agents.get(key);
+        agent.map_or_else(|| key.to_string(), |agent| agent.record.name.clone())
+    };
+    lines.extend(explain(cluster, settings, now).into_iter().map(|line: Line| Explanation {
+        code: line.code.into(),
+        missing: line.what,
+        held_by: line.who.iter().map(name).collect(),
+        last_error: line.last_error,
+        next_retry_ms: line.next.map(milliseconds),
+        command: Some(line.way_out).filter(|text| !text.is_empty()),
+    }));
+    lines
+}
+
+/// A row of the list.
+pub fn summary_of(row: &ClusterSummaryRow) -> Result<ClusterSummary, StoreError> {
+    let damaged = || StoreError::damaged(format!("the row of cluster {}", row.id));
+    let state = match row.phase.as_str() {
+        "draft" => ClusterState::Draft,
+        phase => state_of(Phase::parse(phase).ok_or_else(damaged)?),
+    };
+    let forming =
+        matches!(state, ClusterState::Draft | ClusterState::Open | ClusterState::Preparing);
+    Ok(ClusterSummary {
+        cluster: row.id,
+        name: row.name.parse::<Name>().map_err(|_| damaged())?,
+        size: row.size as u8,
+        state,
+        epoch: row.epoch.unsigned_abs(),
+        seated: row.seated as u8,
+        standbys: row.standbys as u32,
+        created_at_ms: row.created_us / 1_000,
+        deadline_at_ms: forming.then_some(row.deadline_us / 1_000),
+    })
+}
+
+/// Agents as admins see them: seats in order, then standbys, then those who have lapsed.
+pub fn seats(cluster: &Cluster, addresses: &[(Vec<u8>, Option<String>)]) -> Vec<api::SeatView> {
+    let mut agents: Vec<_> = cluster.agents.iter().collect();
+    agents.sort_by_key(|(_, agent)| match agent.place {
+        Place::Seat(seat) => (0, u64::from(seat)),
+        Place::Standby(order) => (1, order),
+        Place::Absent => (2, agent.lease_until.0),
+    });
+    let matrix = matrix(cluster);
+    agents
+        .into_iter()
+        .filter_map(|(key, agent)| {
+            let seat = match agent.place {
+                Place::Seat(seat) => Some(seat),
+                Place::Standby(_) | Place::Absent => None,
+            };
+            let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
+            let row = |row: &&api::MatrixRow| Some(row.seat) == seat;
+            let error = cluster.last_error.as_ref().filter(|error| error.key == Some(*key));
+            let frozen = cluster.frozen.as_ref();
+            let record: discovery_types::record::Record = agent
+                .record
+                .jws
+                .parse::<Jws>()
+                .ok()?
+                .claims_unverified(discovery_types::jws::Typ::Record)
+                .ok()?;
+            Some(api::SeatView {
+                seat,
+                name: record.name,
+                agent: record.agent_key.key_id(),
+                incarnation: record.incarnation,
+                peer_urls: record.peer_urls,
+                client_urls: record.client_urls,
+                grant: record.grant,
+                source: addresses
+                    .iter()
+                    .find(|(of, _)| of[..] == key.0)
+                    .and_then(|(_, address)| address.clone()),
+                lease_until_ms: forming.then_some(milliseconds(agent.lease_until)),
+                acked: frozen.is_some_and(|frozen| frozen.acks.contains_key(key)),
+                probes: matrix.iter().find(row).map(|row| row.results.clone()).unwrap_or_default(),
+                last_nack: error.map(|error| error.text.clone()),
+            })
+        })
+        .collect()
+}
+
+/// The Raft cluster that a majority reports.
+pub fn raft_cluster(cluster: &Cluster) -> Option<String> {
+    let majority = formation::quorum(usize::from(cluster.statement.size));
+    let reports = &cluster.reports;
+    let agreeing = |id: &u64| reports.values().filter(|other| *other == id).count();
+    reports.values().find(|id| agreeing(id) >= majority).map(|id| format!("{id:016x}"))
+}
+
+/// A cluster's life so far, from its events (newest first): `full` is when the last missing agent
+/// came.
+pub fn timeline(mut events: Vec<Event>) -> Vec<api::Moment> {
+    events.reverse();
+    let mut moments: Vec<(String, i64)> = Vec::new();
+    let (mut seated, mut full) = (None, None);
+    for event in events {
+        let at = event.at_us / 1_000;
+        match event.kind.as_str() {
+            "seated" => seated = Some(at),
+            "frozen" => {
+                if let Some(at) = seated.take() {
+                    full = Some(at);
+                    moments.push(("full".into(), at));
+                }
+                moments.push(("preparing".into(), at));
+            }
+            "open" | "reopened" | "committed" | "adopted" | "formed" | "split" => {
+                moments.push((event.kind, at));
+            }
+            "ended" => {
+                let phase = event.body.get("phase").and_then(|phase| phase.as_str());
+                moments.push((phase.unwrap_or("ended").to_owned(), at));
+            }
+            _ => {}
+        }
+    }
+    let moment = |(event, at_ms): (String, i64)| api::Moment {
+        event,
+        at_ms,
+        since_full_ms: full.map(|full| at_ms - full),
+    };
+    moments.into_iter().map(moment).collect()
+}
+
+/// What a person should look at.
+pub fn alarms(cluster: &Cluster) -> Vec<String> {
+    let split = |split: &formation::service::Split| {
+        format!(
+            "two commit documents of this cluster exist; the other one is {} (epoch {})",
+            split.other, split.epoch
+        )
+    };
+    cluster.split.iter().map(split).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pem_has_lines_of_64_characters() {
+        let text = pem("CERTIFICATE", &[0xff; 60]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "-----BEGIN CERTIFICATE-----");
+        assert_eq!((lines[1].len(), lines[2].len()), (64, 16));
+        assert_eq!(lines[3], "-----END CERTIFICATE-----");
+    }
+}

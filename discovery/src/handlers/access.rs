@@ -1,0 +1,81 @@
+//! Access tokens, and what anybody may know.
+
+use actix_web::HttpRequest;
+use actix_web::web::{Data, Json};
+use discovery_types::access::{Assertion, JWT_BEARER, Subject};
+use discovery_types::api::{ContextResponse, Jwk, Jwks, TokenRequest, TokenResponse};
+use discovery_types::problem::{Code, Problem};
+
+use super::body::FormBody;
+use crate::app::App;
+use crate::auth::tls_key;
+use crate::error::ApiError;
+
+/// Exchanges an assertion for an access token (RFC 7523).
+#[utoipa::path(post, path = "/v1/token", tag = "access",
+    request_body(content = TokenRequest, content_type = "application/x-www-form-urlencoded"),
+    responses((status = 200, body = TokenResponse), (status = "default", body = Problem)))]
+pub async fn token(
+    request: HttpRequest,
+    app: Data<App>,
+    FormBody(body): FormBody<TokenRequest>,
+) -> Result<Json<TokenResponse>, ApiError> {
+    let key = tls_key(&request)?;
+    let refused = |detail: String| {
+        let next = "Sign a new assertion, timed by this service's Date header.";
+        ApiError::new(Code::AssertionRefused, detail, next)
+    };
+    if body.grant_type != JWT_BEARER {
+        return Err(refused(format!("The grant_type must be {JWT_BEARER}.")));
+    }
+    let now = app.forming.clock.seconds();
+    let assertion = Assertion::verify(&body.assertion, &key, &app.issuer, now)
+        .map_err(|error| refused(format!("The assertion: {error}.")))?;
+    let admins = app.forming.admins.current(&app.forming).await?;
+    let subject = if admins.chain.find(&key.key_id()).is_some() {
+        Subject::Admin
+    } else {
+        let cluster = app.forming.store.cluster_of_agent(key.as_bytes()).await?;
+        let next = "An admin's key is added with `muster-discovery admin add`; an agent redeems \
+                    its token first.";
+        let unknown = || ApiError::new(Code::UnknownKey, "The key is not known here.", next);
+        Subject::Agent(cluster.ok_or_else(unknown)?)
+    };
+    let expires_us = i64::try_from(assertion.exp.saturating_mul(1_000_000)).unwrap_or(i64::MAX);
+    let jti = assertion.jti.to_string();
+    if !app.forming.store.use_assertion(key.as_bytes(), &jti, expires_us).await? {
+        app.forming.metrics.alarm("assertion_replayed");
+        return Err(refused("The assertion was used before.".into()));
+    }
+    Ok(Json(app.token(&key, subject)))
+}
+
+/// Where the service is, which keys it shows, and where its admin chain starts.
+#[utoipa::path(get, path = "/v1/context", tag = "access",
+    responses((status = 200, body = ContextResponse), (status = "default", body = Problem)))]
+pub async fn context(app: Data<App>) -> Result<Json<ContextResponse>, ApiError> {
+    let keys = &app.forming.keys;
+    let admins = app.forming.admins.current(&app.forming).await?;
+    Ok(Json(ContextResponse {
+        issuer: app.issuer.to_string(),
+        urls: keys.settings.urls.clone(),
+        pins: vec![keys.pin()],
+        root_owner: keys.owner,
+        admin_head: admins.chain.head(),
+        now_ms: app.forming.clock.micros() / 1_000,
+        version: env!("CARGO_PKG_VERSION").into(),
+    }))
+}
+
+/// The service's signing keys.
+#[utoipa::path(get, path = "/v1/jwks", tag = "access",
+    responses((status = 200, body = Jwks)))]
+pub async fn jwks(app: Data<App>) -> Json<Jwks> {
+    Json(jwks_of(&app))
+}
+
+/// The same, for those who redeem.
+pub fn jwks_of(app: &App) -> Jwks {
+    let keys = app.forming.keys.signing.iter();
+    Jwks { keys: keys.map(|signing| Jwk::new(signing.key.public())).collect() }
+}

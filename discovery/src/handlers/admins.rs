@@ -1,0 +1,50 @@
+//! The admin chain.
+
+use actix_web::HttpRequest;
+use actix_web::web::{Data, Json};
+use discovery_types::api::{AdminList, SignedBody};
+use discovery_types::problem::Problem;
+use discovery_types::role::Action;
+
+use super::body::Body;
+use crate::app::App;
+use crate::auth::{Admins, authorise};
+use crate::error::ApiError;
+
+/// Who the admins are.
+#[utoipa::path(get, path = "/v1/admins", tag = "admins",
+    responses((status = 200, body = AdminList), (status = "default", body = Problem)))]
+pub async fn list(request: HttpRequest, app: Data<App>) -> Result<Json<AdminList>, ApiError> {
+    authorise(&request, &app, Action::ReadAdmins, None).await?;
+    let admins = app.forming.admins.current(&app.forming).await?;
+    Ok(Json(list_of(&app, &admins)))
+}
+
+/// Adds or revokes an admin: the chain's next element, signed by an owner.
+#[utoipa::path(put, path = "/v1/admins", tag = "admins", request_body = SignedBody,
+    responses((status = 200, body = AdminList), (status = "default", body = Problem)))]
+pub async fn put(
+    request: HttpRequest,
+    app: Data<App>,
+    Body(body): Body<SignedBody>,
+) -> Result<Json<AdminList>, ApiError> {
+    let caller = authorise(&request, &app, Action::ChangeAdmins, None).await?;
+    let admins = app.forming.admins.current(&app.forming).await?;
+    // Putting the same element again is the retry of a lost answer.
+    if !admins.elements.contains(&body.jws) {
+        let mut chain = admins.chain.clone();
+        chain.append(&body.jws)?;
+        app.forming.store.put_admin_element(chain.seq(), &body.jws, &caller.name).await?;
+        tracing::info!(by = caller.name, sequence = chain.seq(), "the admins have changed");
+    }
+    let admins = app.forming.admins.current(&app.forming).await?;
+    Ok(Json(list_of(&app, &admins)))
+}
+
+fn list_of(app: &App, admins: &Admins) -> AdminList {
+    AdminList {
+        root_owner: *app.forming.admins.root(),
+        chain: admins.elements.clone(),
+        admins: admins.chain.admins().to_vec(),
+    }
+}

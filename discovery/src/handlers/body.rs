@@ -1,0 +1,101 @@
+//! Request bodies: bounded in size and time, and refused with a problem document.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use actix_web::dev::Payload;
+use actix_web::http::header;
+use actix_web::{FromRequest, HttpRequest, web};
+use discovery_types::api::MAX_BODY;
+use discovery_types::problem::Code;
+use futures_util::StreamExt;
+use serde::de::DeserializeOwned;
+
+use crate::error::ApiError;
+
+/// A body has to be here by then.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A JSON body of at most `LIMIT` bytes.
+pub struct Body<T, const LIMIT: usize = MAX_BODY>(pub T);
+
+impl<T: DeserializeOwned + 'static, const LIMIT: usize> FromRequest for Body<T, LIMIT> {
+    type Error = ApiError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self, ApiError>>>>;
+
+    fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
+        let request = request.clone();
+        let payload = payload.take();
+        Box::pin(async move {
+            expect_type(&request, "application/json")?;
+            let bytes = read(web::Payload::from_request(&request, &mut { payload }).await, LIMIT);
+            let bytes = bytes.await?;
+            serde_json::from_slice(&bytes).map(Body).map_err(|error| unreadable(&error))
+        })
+    }
+}
+
+/// A form of at most [`MAX_BODY`] bytes.
+pub struct FormBody<T>(pub T);
+
+impl<T: DeserializeOwned + 'static> FromRequest for FormBody<T> {
+    type Error = ApiError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self, ApiError>>>>;
+
+    fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
+        let request = request.clone();
+        let payload = payload.take();
+        Box::pin(async move {
+            expect_type(&request, "application/x-www-form-urlencoded")?;
+            let payload = web::Payload::from_request(&request, &mut { payload }).await;
+            let bytes = read(payload, MAX_BODY).await?;
+            let text = std::str::from_utf8(&bytes).map_err(|error| unreadable(&error))?;
+            // The query string's reader is the form's: application/x-www-form-urlencoded.
+            let form = web::Query::<T>::from_query(text).map_err(|error| unreadable(&error))?;
+            Ok(FormBody(form.into_inner()))
+        })
+    }
+}
+
+/// A request that can't be read.
+pub fn unreadable(error: &impl ToString) -> ApiError {
+    let next = "Correct the request; /openapi.json says what is expected.";
+    let detail: String = error.to_string().chars().filter(|c| !c.is_control()).take(300).collect();
+    ApiError::new(Code::InvalidRequest, detail, next)
+}
+
+fn expect_type(request: &HttpRequest, expected: &str) -> Result<(), ApiError> {
+    let found = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let found = found.and_then(|value| value.split(';').next()).unwrap_or_default();
+    if found.trim().eq_ignore_ascii_case(expected) {
+        return Ok(());
+    }
+    let next = format!("Send it as {expected}.");
+    Err(ApiError::new(Code::MediaType, format!("The body must be {expected}."), next))
+}
+
+async fn read(
+    payload: Result<web::Payload, actix_web::Error>,
+    limit: usize,
+) -> Result<Vec<u8>, ApiError> {
+    let mut payload = payload.map_err(|error| unreadable(&error))?;
+    let whole = async {
+        let mut bytes = Vec::new();
+        while let Some(chunk) = payload.next().await {
+            let chunk = chunk.map_err(|error| unreadable(&error))?;
+            if bytes.len() + chunk.len() > limit {
+                let next = "Send less.";
+                let detail = format!("A body may have {limit} bytes here.");
+                return Err(ApiError::new(Code::TooLarge, detail, next));
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok(bytes)
+    };
+    tokio::time::timeout(BODY_TIMEOUT, whole).await.unwrap_or_else(|_| {
+        let seconds = BODY_TIMEOUT.as_secs();
+        let detail = format!("The body wasn't here after {seconds} s.");
+        Err(ApiError::new(Code::RequestTimeout, detail, "Send it again, faster."))
+    })
+}

@@ -1,0 +1,352 @@
+//! Clusters, as admins make and see them.
+
+use actix_web::HttpRequest;
+use actix_web::web::{Data, Json, Path, Query};
+use discovery_formation::service::{Phase, Settings};
+use discovery_types::SIZES;
+use discovery_types::api::{
+    AbandonRequest, ClusterList, ClusterSummary, ClusterView, CommitDocument, CredentialsRequest,
+    CredentialsResponse, DraftRequest, DraftResponse, ExplainResponse, SignedBody, StatementList,
+};
+use discovery_types::digest::Digest;
+use discovery_types::jws::Jws;
+use discovery_types::name::Name;
+use discovery_types::problem::{Code, Problem};
+use discovery_types::role::Action;
+use discovery_types::statement::{Statement, StatementChain, ca_der};
+use serde::Deserialize;
+use utoipa::IntoParams;
+use uuid::Uuid;
+
+use super::agent_key;
+use super::body::Body;
+use crate::app::App;
+use crate::auth::{Caller, authorise};
+use crate::ca::{CREDENTIAL_LIFE, make_ca};
+use crate::error::ApiError;
+use crate::forming::{Incoming, explanations, show, summary_of};
+use crate::kek::Purpose;
+use crate::store::clusters::{Draft, Opened, WrappedCa};
+
+/// Longest reason for giving a cluster up.
+const MAX_REASON: usize = 500;
+
+/// Makes a draft: an id and two CAs, for a statement to be signed over.
+#[utoipa::path(post, path = "/v1/drafts", tag = "clusters", request_body = DraftRequest,
+    responses((status = 200, body = DraftResponse), (status = "default", body = Problem)))]
+pub async fn draft(
+    request: HttpRequest,
+    app: Data<App>,
+    Body(body): Body<DraftRequest>,
+) -> Result<Json<DraftResponse>, ApiError> {
+    let caller = authorise(&request, &app, Action::CreateDraft, None).await?;
+    if !SIZES.contains(&body.size) {
+        let next = "Choose a size from 1 to 9; odd sizes are better.";
+        let detail = format!("A cluster of {} members can't be formed.", body.size);
+        return Err(ApiError::new(Code::InvalidRequest, detail, next));
+    }
+    if app.forming.store.is_name_taken(body.name.as_str()).await? {
+        return Err(name_taken(body.name.as_str()));
+    }
+    let now = app.forming.store.now().await?;
+    let cluster = Uuid::now_v7();
+    let make = |purpose| -> Result<WrappedCa, ApiError> {
+        let seconds = now.unsigned_abs() / 1_000_000;
+        let ca = make_ca(cluster, body.name.as_str(), purpose, seconds)?;
+        let wrapped_key =
+            app.forming.keys.kek.wrap(cluster, purpose, &ca.key).map_err(|error| {
+                ApiError::new(Code::Internal, error.to_string(), "Look into the service's log.")
+            })?;
+        Ok(WrappedCa { ca, wrapped_key })
+    };
+    let (peer, client) = (make(Purpose::PeerCa)?, make(Purpose::ClientCa)?);
+    let (name, by) = (body.name.as_str(), caller.name.as_str());
+    let store = &app.forming.store;
+    let expires =
+        store.add_draft(cluster, name, body.size, by, app.draft_life, [&peer, &client]).await?;
+    Ok(Json(DraftResponse {
+        cluster,
+        peer_ca: show::pem("CERTIFICATE", &peer.ca.certificate),
+        client_ca: show::pem("CERTIFICATE", &client.ca.certificate),
+        expires_at_ms: expires / 1_000,
+        max_deadline_seconds: app.forming.max_deadline_seconds,
+    }))
+}
+
+fn name_taken(name: &str) -> ApiError {
+    let next = "Choose another name, or abandon or retire that cluster first.";
+    ApiError::new(Code::NameTaken, format!("There is a live cluster called {name}."), next)
+}
+
+/// Puts a draft's first statement, which opens the cluster, or a cluster's next one.
+#[utoipa::path(put, path = "/v1/clusters/{id}/statement", tag = "clusters",
+    params(("id" = Uuid, Path,)), request_body = SignedBody,
+    responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]
+pub async fn statement(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    Body(body): Body<SignedBody>,
+) -> Result<Json<ClusterSummary>, ApiError> {
+    let caller = authorise(&request, &app, Action::PutStatement, Some(*path)).await?;
+    match app.forming.store.draft(*path).await? {
+        Some(draft) => open(&app, &caller, *path, &draft, &body.jws).await?,
+        None => {
+            let row = app.forming.store.summary(*path).await?;
+            if row.is_none_or(|row| row.phase == "draft") {
+                let next = "Run `muster-discovery cluster create` again.";
+                return Err(ApiError::new(Code::DraftGone, "The draft is gone.", next));
+            }
+            let incoming = Incoming::Restate { jws: body.jws };
+            app.forming.apply(*path, incoming, None).await?;
+        }
+    }
+    summary(&app, *path).await
+}
+
+async fn open(
+    app: &App,
+    caller: &Caller,
+    id: Uuid,
+    draft: &Draft,
+    jws: &Jws,
+) -> Result<(), ApiError> {
+    let refused = |detail: &str| {
+        let next = "Sign the statement over the draft as it was answered.";
+        ApiError::new(Code::StatementRefused, detail, next)
+    };
+    let chain = StatementChain::verify_links(std::slice::from_ref(jws))?;
+    let statement: &Statement = chain.newest();
+    if *chain.root() != caller.key.key_id() {
+        return Err(refused("The first statement must be signed by the owner who puts it."));
+    }
+    let same = statement.cluster == id
+        && statement.name.as_str() == draft.name
+        && i16::from(statement.size) == draft.size
+        && ca_der(&statement.peer_ca).as_ref() == Some(&draft.authorities.peer.certificate)
+        && ca_der(&statement.client_ca).as_ref() == Some(&draft.authorities.client.certificate);
+    if !same {
+        return Err(refused("Id, name, size or a CA is not the draft's."));
+    }
+    if statement.deadline_seconds > app.forming.max_deadline_seconds {
+        let most = app.forming.max_deadline_seconds;
+        return Err(refused(&format!("The deadline may be at most {most} seconds here.")));
+    }
+    let opened = app
+        .forming
+        .store
+        .open_cluster(
+            crate::domain::statement_of(&chain),
+            jws,
+            statement.deadline_seconds,
+            &app.forming.settings,
+            &caller.name,
+        )
+        .await?;
+    match opened {
+        Opened::Open => Ok(()),
+        Opened::NameTaken => Err(name_taken(&draft.name)),
+        // Put twice at once: the other one has opened it.
+        Opened::NoDraft => {
+            app.forming.apply(id, Incoming::Restate { jws: jws.clone() }, None).await?;
+            Ok(())
+        }
+    }
+}
+
+async fn summary(app: &App, id: Uuid) -> Result<Json<ClusterSummary>, ApiError> {
+    let row = app.forming.store.summary(id).await?;
+    let row = row.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    Ok(Json(summary_of(&row)?))
+}
+
+/// Which clusters to list.
+#[derive(Debug, Deserialize, IntoParams)]
+pub struct ListQuery {
+    /// Only those of this name.
+    pub name: Option<Name>,
+}
+
+/// Lists clusters, newest first.
+#[utoipa::path(get, path = "/v1/clusters", tag = "clusters", params(ListQuery),
+    responses((status = 200, body = ClusterList), (status = "default", body = Problem)))]
+pub async fn list(
+    request: HttpRequest,
+    app: Data<App>,
+    query: Query<ListQuery>,
+) -> Result<Json<ClusterList>, ApiError> {
+    authorise(&request, &app, Action::ListClusters, None).await?;
+    let rows = app.forming.store.clusters(query.name.as_ref().map(Name::as_str)).await?;
+    let clusters = rows.iter().map(summary_of).collect::<Result<_, _>>()?;
+    Ok(Json(ClusterList { clusters }))
+}
+
+/// One cluster, with its seats, its life so far, and what it waits for.
+#[utoipa::path(get, path = "/v1/clusters/{id}", tag = "clusters", params(("id" = Uuid, Path,)),
+    responses((status = 200, body = ClusterView), (status = "default", body = Problem)))]
+pub async fn show_one(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+) -> Result<Json<ClusterView>, ApiError> {
+    authorise(&request, &app, Action::ShowCluster, Some(*path)).await?;
+    let store = &app.forming.store;
+    let row = store.summary(*path).await?.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    let summary = summary_of(&row)?;
+    let Some((cluster, chain, now)) = store.read_cluster(*path).await? else {
+        return Ok(Json(ClusterView {
+            summary,
+            statement: None,
+            seats: Vec::new(),
+            timeline: Vec::new(),
+            explain: Vec::new(),
+            document: None,
+            raft_cluster_id: None,
+            alarms: Vec::new(),
+        }));
+    };
+    let addresses = store.addresses(*path).await?;
+    let events = store.events(*path, show::TIMELINE_EVENTS).await?;
+    let generation = store.watch().generation.borrow().clone();
+    let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);
+    let settings: &Settings = &app.forming.settings;
+    Ok(Json(ClusterView {
+        summary,
+        statement: Some(chain.newest_hash()),
+        seats: show::seats(&cluster, &addresses),
+        timeline: show::timeline(events),
+        explain: explanations(&cluster, settings, now, generation.as_ref()),
+        document: cluster.frozen.as_ref().filter(|_| decided).map(|frozen| Digest(frozen.h.0)),
+        raft_cluster_id: show::raft_cluster(&cluster),
+        alarms: show::alarms(&cluster),
+    }))
+}
+
+/// A cluster's statements, all of them.
+#[utoipa::path(get, path = "/v1/clusters/{id}/statements", tag = "clusters",
+    params(("id" = Uuid, Path,)),
+    responses((status = 200, body = StatementList), (status = "default", body = Problem)))]
+pub async fn statements(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+) -> Result<Json<StatementList>, ApiError> {
+    authorise(&request, &app, Action::ReadStatements, Some(*path)).await?;
+    let found = app.forming.store.read_cluster(*path).await?;
+    let (_, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    Ok(Json(StatementList { statements: chain.jws() }))
+}
+
+/// What a cluster waits for, who holds it, and what to do.
+#[utoipa::path(get, path = "/v1/clusters/{id}/explain", tag = "clusters",
+    params(("id" = Uuid, Path,)),
+    responses((status = 200, body = ExplainResponse), (status = "default", body = Problem)))]
+pub async fn explain(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+) -> Result<Json<ExplainResponse>, ApiError> {
+    authorise(&request, &app, Action::ShowCluster, Some(*path)).await?;
+    let found = app.forming.store.read_cluster(*path).await?;
+    let (cluster, _, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    let generation = app.forming.store.look_at_generation().await?;
+    Ok(Json(ExplainResponse {
+        state: show::state_of(cluster.phase),
+        epoch: cluster.epoch,
+        explain: explanations(&cluster, &app.forming.settings, now, Some(&generation)),
+    }))
+}
+
+/// A committed cluster's document; to a member with its certificates.
+#[utoipa::path(get, path = "/v1/clusters/{id}/document", tag = "clusters",
+    params(("id" = Uuid, Path,)),
+    responses((status = 200, body = CommitDocument), (status = "default", body = Problem)))]
+pub async fn document(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+) -> Result<Json<CommitDocument>, ApiError> {
+    let caller = authorise(&request, &app, Action::ReadDocument, Some(*path)).await?;
+    let (delivery, statements) = app.forming.document(*path, agent_key(&caller)).await?;
+    let delivery = delivery.ok_or_else(|| {
+        let next = "Wait until the cluster is committed.";
+        ApiError::new(Code::WrongState, "There is no document yet.", next)
+    })?;
+    Ok(Json(show::commit_document(&delivery, &statements)))
+}
+
+/// Gives a cluster up that has not committed.
+#[utoipa::path(post, path = "/v1/clusters/{id}/abandon", tag = "clusters",
+    params(("id" = Uuid, Path,)), request_body = AbandonRequest,
+    responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]
+pub async fn abandon(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    Body(body): Body<AbandonRequest>,
+) -> Result<Json<ClusterSummary>, ApiError> {
+    let caller = authorise(&request, &app, Action::AbandonCluster, Some(*path)).await?;
+    if body.reason.len() > MAX_REASON || body.reason.contains(char::is_control) {
+        let next = "Shorten it.";
+        let detail = format!("A reason has at most {MAX_REASON} printable characters.");
+        return Err(ApiError::new(Code::InvalidRequest, detail, next));
+    }
+    let by = match body.reason.is_empty() {
+        true => format!("abandoned by {}", caller.name),
+        false => format!("abandoned by {}: {}", caller.name, body.reason),
+    };
+    app.forming.apply(*path, Incoming::Abandon { by }, None).await?;
+    summary(&app, *path).await
+}
+
+/// Ends a committed cluster, by an owner's signed word.
+#[utoipa::path(post, path = "/v1/clusters/{id}/retire", tag = "clusters",
+    params(("id" = Uuid, Path,)), request_body = SignedBody,
+    responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]
+pub async fn retire(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    Body(body): Body<SignedBody>,
+) -> Result<Json<ClusterSummary>, ApiError> {
+    authorise(&request, &app, Action::RetireCluster, Some(*path)).await?;
+    app.forming.apply(*path, Incoming::Retire { jws: body.jws }, None).await?;
+    summary(&app, *path).await
+}
+
+/// Issues a client certificate for `etcdctl` and applications.
+#[utoipa::path(post, path = "/v1/clusters/{id}/credentials", tag = "clusters",
+    params(("id" = Uuid, Path,)), request_body = CredentialsRequest,
+    responses((status = 200, body = CredentialsResponse), (status = "default", body = Problem)))]
+pub async fn credentials(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    Body(body): Body<CredentialsRequest>,
+) -> Result<Json<CredentialsResponse>, ApiError> {
+    let caller = authorise(&request, &app, Action::IssueCredentials, Some(*path)).await?;
+    body.csr.verify().map_err(|error| {
+        let next = "Send a PKCS#10 request of an ECDSA P-256 key.";
+        ApiError::new(Code::CsrRefused, format!("{error}."), next)
+    })?;
+    let found = app.forming.store.read_cluster(*path).await?;
+    let (cluster, _, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    if cluster.phase.has_ended() {
+        let detail = format!("The cluster is {}.", cluster.phase.as_str());
+        return Err(ApiError::new(Code::WrongState, detail, "Ask for one of a live cluster."));
+    }
+    let authorities = app.forming.store.authorities(*path).await?;
+    let ca = app.forming.open_ca(*path, Purpose::ClientCa, &authorities.client)?;
+    let seconds = now.0 / 1_000_000;
+    let leaf = ca.issue_credential(body.csr.der(), &caller.name, seconds)?;
+    tracing::info!(cluster.id = %path, by = caller.name, "issued a client certificate");
+    let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed);
+    let records = cluster.frozen.iter().filter(|_| decided).flat_map(|f| &f.proposal.records);
+    let endpoints = records.flat_map(|r| &r.client_urls).filter_map(|url| url.parse().ok());
+    Ok(Json(CredentialsResponse {
+        certificate: show::pem("CERTIFICATE", &leaf),
+        client_ca: show::pem("CERTIFICATE", &authorities.client.certificate),
+        expires_at_ms: ((seconds + CREDENTIAL_LIFE.as_secs()) * 1_000) as i64,
+        endpoints: endpoints.collect(),
+    }))
+}

@@ -1,0 +1,315 @@
+//! An agent's part in forming a cluster.
+
+use std::time::Duration;
+
+use actix_web::HttpRequest;
+use actix_web::web::{Data, Json, Path, Query};
+use discovery_formation as formation;
+use discovery_formation::service::next_deadline;
+use discovery_types::access::Subject;
+use discovery_types::api::{
+    AdoptRequest, ClusterSummary, MAX_ADOPT_BODY, NackRequest, PollRequest, PollResponse,
+    ProbesRequest, RedeemResponse, ReportRequest, ReportResponse, Session, SignedBody,
+};
+use discovery_types::document::VerifiedDocument;
+use discovery_types::jws::Typ;
+use discovery_types::problem::{Code, Problem};
+use discovery_types::record::Record;
+use discovery_types::redeem::Redeem;
+use discovery_types::role::{Action, Principal, allowed};
+use discovery_types::statement::StatementChain;
+use serde::Deserialize;
+use tokio::time::Instant;
+use utoipa::IntoParams;
+use uuid::Uuid;
+
+use super::access::jwks_of;
+use super::agent_key;
+use super::body::{Body, unreadable};
+use crate::app::App;
+use crate::auth::{authorise, peer, tls_key};
+use crate::error::ApiError;
+use crate::forming::{Applied, Incoming, poll_response, show, summary_of};
+use crate::notify::Subscription;
+
+/// Longest sentence of an agent that is kept.
+const MAX_SENTENCE: usize = 300;
+/// A cluster's deadline is judged this much after it, so that it has passed.
+const DEADLINE_SLACK: Duration = Duration::from_millis(5);
+
+/// Redeems a token: takes a seat or a place in the queue. Needs no access token: the envelope is
+/// signed by the connection's key, the record by it and by the token.
+#[utoipa::path(post, path = "/v1/redeem", tag = "forming", request_body = SignedBody,
+    responses((status = 200, body = RedeemResponse), (status = "default", body = Problem)))]
+pub async fn redeem(
+    request: HttpRequest,
+    app: Data<App>,
+    Body(body): Body<SignedBody>,
+) -> Result<Json<RedeemResponse>, ApiError> {
+    let key = tls_key(&request)?;
+    let address = peer(&request)?.address.ip().to_canonical();
+    let redeem = Redeem::open(&body.jws, &key, &[app.forming.keys.pin()])?;
+    let cluster = redeem.cluster;
+    let claimed: Record = redeem
+        .signed
+        .record
+        .claims_unverified(Typ::Record)
+        .map_err(discovery_types::record::RecordError::Record)?;
+    let incoming = Incoming::Redeem { redeem: Box::new(redeem), address };
+    let applied = app.forming.apply(cluster, incoming, Some(address)).await;
+    let unknown = || {
+        let next = "Check that the bundle is for this service and cluster, or ask for another.";
+        ApiError::new(Code::GrantUnknown, "The token is not known here.", next)
+    };
+    let applied = applied.map_err(|error| match error.problem().code {
+        Code::NotFound => unknown(),
+        _ => error,
+    })?;
+    let grant = app.forming.store.grant(&claimed.grant.to_string()).await?.ok_or_else(unknown)?;
+    let agent = formation::KeyId(*key.as_bytes());
+    Ok(Json(RedeemResponse {
+        token: app.token(&key, Subject::Agent(cluster)),
+        issuer: app.issuer.to_string(),
+        jwks: jwks_of(&app),
+        grant: grant.grant.jws.parse().map_err(|error| unreadable(&error))?,
+        poll: respond(&app, &applied, Some(agent))?,
+    }))
+}
+
+fn respond(
+    app: &App,
+    applied: &Applied,
+    key: Option<formation::KeyId>,
+) -> Result<PollResponse, ApiError> {
+    let generation = app.forming.store.watch().generation.borrow().clone();
+    poll_response(applied, key, &app.forming.settings, generation.as_ref())
+}
+
+/// Renews the agent's lease, and waits for news.
+#[utoipa::path(post, path = "/v1/clusters/{id}/poll", tag = "forming",
+    params(("id" = Uuid, Path,)), request_body = PollRequest,
+    responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
+pub async fn poll(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    Body(body): Body<PollRequest>,
+) -> Result<Json<PollResponse>, ApiError> {
+    let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
+    let news = app.forming.wakes.subscribe(*path);
+    let incoming = Incoming::Poll {
+        key: caller.key,
+        session: Session { boot: body.boot, nonce: body.nonce },
+        highest_epoch: body.highest_epoch,
+        holds: body.h,
+    };
+    let applied = app.forming.apply(*path, incoming, None).await?;
+    let key = agent_key(&caller);
+    let waited = park(&app, *path, key, body.after, applied, news).await?;
+    Ok(Json(respond(&app, &waited, key)?))
+}
+
+/// What to wait for.
+#[derive(Debug, Deserialize, IntoParams)]
+pub struct WatchQuery {
+    /// The revision that was seen; the answer waits for another one. None answers at once.
+    pub after: Option<u64>,
+}
+
+/// Waits for news of a cluster, and changes nothing.
+#[utoipa::path(get, path = "/v1/clusters/{id}/poll", tag = "forming",
+    params(("id" = Uuid, Path,), WatchQuery),
+    responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
+pub async fn watch(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    query: Query<WatchQuery>,
+) -> Result<Json<PollResponse>, ApiError> {
+    let caller = authorise(&request, &app, Action::ShowCluster, Some(*path)).await?;
+    let key = agent_key(&caller);
+    let news = app.forming.wakes.subscribe(*path);
+    let looked = app.forming.look(*path, key).await?;
+    let waited = park(&app, *path, key, query.after, looked, news).await?;
+    Ok(Json(respond(&app, &waited, key)?))
+}
+
+/// Waits until the revision isn't `after` any more: woken by a hint, by the cluster's next
+/// deadline, by the end of the poll, or by the process's.
+async fn park(
+    app: &App,
+    cluster: Uuid,
+    key: Option<formation::KeyId>,
+    after: Option<u64>,
+    mut seen: Applied,
+    mut news: Subscription,
+) -> Result<Applied, ApiError> {
+    if after != Some(seen.answer.rev) || app.draining.is_cancelled() {
+        return Ok(seen);
+    }
+    let _place = app.parked.take().ok_or_else(|| {
+        let next = "Wait, and poll again; or start another discovery process.";
+        ApiError::new(Code::Overloaded, "All places for parked polls are taken.", next)
+    })?;
+    // Within a lease, so that it is renewed in time.
+    let half_a_lease = Duration::from_millis(app.forming.settings.lease.0 / 2);
+    let end = Instant::now() + app.poll.min(half_a_lease);
+    loop {
+        let due = next_deadline(&seen.cluster, &app.forming.settings, seen.now)
+            .map(|at| Duration::from_millis(seen.now.until(at).0) + DEADLINE_SLACK)
+            .map_or(end, |due| Instant::now() + due);
+        let over = tokio::select! {
+            () = news.changed() => false,
+            () = tokio::time::sleep_until(due.min(end)) => {
+                if due < end {
+                    app.forming.apply(cluster, Incoming::Tick, None).await?;
+                }
+                end <= due
+            }
+            () = app.draining.cancelled() => true,
+        };
+        seen = app.forming.look(cluster, key).await?;
+        if over || after != Some(seen.answer.rev) {
+            return Ok(seen);
+        }
+    }
+}
+
+/// Consents to the present proposal; the last consent commits.
+#[utoipa::path(post, path = "/v1/clusters/{id}/ack", tag = "forming",
+    params(("id" = Uuid, Path,)), request_body = SignedBody,
+    responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
+pub async fn ack(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    Body(body): Body<SignedBody>,
+) -> Result<Json<PollResponse>, ApiError> {
+    let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
+    let incoming = Incoming::Ack { key: caller.key, jws: body.jws };
+    let applied = app.forming.apply(*path, incoming, None).await?;
+    Ok(Json(respond(&app, &applied, agent_key(&caller))?))
+}
+
+/// Refuses the present proposal, for a reason of one's own.
+#[utoipa::path(post, path = "/v1/clusters/{id}/nack", tag = "forming",
+    params(("id" = Uuid, Path,)), request_body = NackRequest,
+    responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
+pub async fn nack(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    Body(body): Body<NackRequest>,
+) -> Result<Json<PollResponse>, ApiError> {
+    let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
+    let code = serde_json::to_value(body.reason).unwrap_or_default();
+    let reason = format!("{}: {}", code.as_str().unwrap_or_default(), sentence(&body.detail));
+    let incoming = Incoming::Nack {
+        key: caller.key,
+        session: body.session,
+        epoch: body.epoch,
+        h: body.h,
+        reason,
+    };
+    let applied = app.forming.apply(*path, incoming, None).await?;
+    Ok(Json(respond(&app, &applied, agent_key(&caller))?))
+}
+
+/// Somebody else's words: printable, and not too many.
+fn sentence(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(MAX_SENTENCE).collect()
+}
+
+/// A row of the probe matrix.
+#[utoipa::path(post, path = "/v1/clusters/{id}/probes", tag = "forming",
+    params(("id" = Uuid, Path,)), request_body = ProbesRequest,
+    responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
+pub async fn probes(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    Body(mut body): Body<ProbesRequest>,
+) -> Result<Json<PollResponse>, ApiError> {
+    let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
+    for result in &mut body.results {
+        result.error = result.error.as_deref().map(sentence);
+    }
+    let incoming = Incoming::Probes {
+        key: caller.key,
+        session: body.session,
+        epoch: body.epoch,
+        h: body.h,
+        results: body.results,
+    };
+    let applied = app.forming.apply(*path, incoming, None).await?;
+    Ok(Json(respond(&app, &applied, agent_key(&caller))?))
+}
+
+/// A signed promise never to take part up to an epoch.
+#[utoipa::path(post, path = "/v1/clusters/{id}/release", tag = "forming",
+    params(("id" = Uuid, Path,)), request_body = SignedBody,
+    responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
+pub async fn release(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    Body(body): Body<SignedBody>,
+) -> Result<Json<PollResponse>, ApiError> {
+    let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
+    let incoming = Incoming::Release { key: caller.key, jws: body.jws };
+    let applied = app.forming.apply(*path, incoming, None).await?;
+    Ok(Json(respond(&app, &applied, agent_key(&caller))?))
+}
+
+/// What a member's own node says.
+#[utoipa::path(post, path = "/v1/clusters/{id}/report", tag = "forming",
+    params(("id" = Uuid, Path,)), request_body = ReportRequest,
+    responses((status = 200, body = ReportResponse), (status = "default", body = Problem)))]
+pub async fn report(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    Body(body): Body<ReportRequest>,
+) -> Result<Json<ReportResponse>, ApiError> {
+    let caller = authorise(&request, &app, Action::Report, Some(*path)).await?;
+    let raft_cluster =
+        u64::from_str_radix(&body.raft_cluster_id, 16).map_err(|error| unreadable(&error))?;
+    let incoming =
+        Incoming::Report { key: caller.key, session: body.session, h: body.h, raft_cluster };
+    let applied = app.forming.apply(*path, incoming, None).await?;
+    Ok(Json(ReportResponse { state: show::state_of(applied.answer.phase) }))
+}
+
+/// Shows a commit document that this service may have lost. Whoever is listed in a valid document
+/// may: a restored database may know neither its key nor its token.
+#[utoipa::path(post, path = "/v1/clusters/{id}/adopt", tag = "forming",
+    params(("id" = Uuid, Path,)), request_body = AdoptRequest,
+    responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]
+pub async fn adopt(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    Body(body): Body<AdoptRequest, MAX_ADOPT_BODY>,
+) -> Result<Json<ClusterSummary>, ApiError> {
+    let key = tls_key(&request)?;
+    let chain = StatementChain::verify_links(&body.statements)?;
+    let admins = app.forming.admins.current(&app.forming).await?;
+    let forbidden = |detail: &str| {
+        let next = "Look who signed the cluster's statements.";
+        ApiError::new(Code::Forbidden, detail, next)
+    };
+    if !admins.ever_owners.contains(chain.root()) {
+        return Err(forbidden("No owner of this service has begun the document's statements."));
+    }
+    let document = VerifiedDocument::verify(&body.document, &chain)?;
+    let seated = document.proposal().seat_of(&key).is_some();
+    let principal = Principal::Agent { cluster: document.proposal().proposal().cluster };
+    if body.cluster != *path || !seated || !allowed(&principal, Action::Adopt, Some(*path)) {
+        return Err(forbidden("The connection's key is not in the document."));
+    }
+    let incoming = Incoming::Adopt { document: body.document, statements: body.statements };
+    app.forming.apply(*path, incoming, None).await?;
+    let row = app.forming.store.summary(*path).await?;
+    let row = row.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    Ok(Json(summary_of(&row)?))
+}

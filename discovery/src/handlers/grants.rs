@@ -1,0 +1,137 @@
+//! Grants: what issuers signed for tokens that this service never sees.
+
+use actix_web::HttpRequest;
+use actix_web::web::{Data, Json, Path};
+use discovery_formation::service::Phase;
+use discovery_types::api::{GrantList, GrantState, GrantView, SignedBody};
+use discovery_types::grant::{Grant, GrantId, TokenKind, VerifiedGrant};
+use discovery_types::jws::{Jws, Typ};
+use discovery_types::problem::{Code, Problem};
+use discovery_types::role::Action;
+use uuid::Uuid;
+
+use super::body::Body;
+use crate::app::App;
+use crate::auth::authorise;
+use crate::error::ApiError;
+use crate::forming::{Incoming, statement_allows};
+use crate::store::StoreError;
+use crate::store::grants::GrantUse;
+
+/// How far ahead an issuer's clock may be, in seconds.
+const ISSUER_SKEW_SECONDS: u64 = 120;
+
+/// Stores a grant.
+#[utoipa::path(put, path = "/v1/grants", tag = "grants", request_body = SignedBody,
+    responses((status = 200, body = GrantView), (status = "default", body = Problem)))]
+pub async fn put(
+    request: HttpRequest,
+    app: Data<App>,
+    Body(body): Body<SignedBody>,
+) -> Result<Json<GrantView>, ApiError> {
+    let refused = |detail: String| {
+        let next = "Mint another one with `muster-discovery token create`.";
+        ApiError::new(Code::GrantRefused, detail, next)
+    };
+    let claimed: Grant = body
+        .jws
+        .claims_unverified(Typ::Grant)
+        .map_err(|error| refused(format!("The grant: {error}.")))?;
+    let action = claimed.kind.action();
+    let caller = authorise(&request, &app, action, Some(claimed.cluster)).await?;
+    if claimed.kind == TokenKind::Join {
+        return Err(refused("Join tickets are not served by this version.".into()));
+    }
+    let found = app.forming.store.read_cluster(claimed.cluster).await?;
+    let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    let signer = chain.newest().admin(body.jws.kid()).map_or(caller.key, |admin| admin.key);
+    statement_allows(&chain, &signer, action)?;
+    let grant = VerifiedGrant::verify(&body.jws, &chain)?;
+    let seconds = now.0 / 1_000_000;
+    if grant.issued_at > seconds + ISSUER_SKEW_SECONDS || grant.expires_at <= seconds {
+        return Err(refused(format!(
+            "The grant runs from {} to {}, and it is {seconds}.",
+            grant.issued_at, grant.expires_at
+        )));
+    }
+    if !matches!(cluster.phase, Phase::Open | Phase::Preparing) {
+        let detail = format!("The cluster is {}.", cluster.phase.as_str());
+        let next = "Create a new cluster, or change the members of the running one.";
+        return Err(ApiError::new(Code::BootClosed, detail, next));
+    }
+    app.forming.store.put_grant(&grant, &caller.name, now).await?;
+    view(&app, grant.id).await
+}
+
+/// A cluster's grants.
+#[utoipa::path(get, path = "/v1/clusters/{id}/grants", tag = "grants",
+    params(("id" = Uuid, Path,)),
+    responses((status = 200, body = GrantList), (status = "default", body = Problem)))]
+pub async fn list(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+) -> Result<Json<GrantList>, ApiError> {
+    authorise(&request, &app, Action::ReadGrants, Some(*path)).await?;
+    let rows = app.forming.store.grants(*path).await?;
+    let now = app.forming.store.now().await?;
+    let grants = rows.iter().map(|row| view_of(row, now)).collect::<Result<_, _>>()?;
+    Ok(Json(GrantList { grants }))
+}
+
+/// One grant.
+#[utoipa::path(get, path = "/v1/grants/{id}", tag = "grants",
+    params(("id" = String, Path,)),
+    responses((status = 200, body = GrantView), (status = "default", body = Problem)))]
+pub async fn show(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<GrantId>,
+) -> Result<Json<GrantView>, ApiError> {
+    authorise(&request, &app, Action::ReadGrants, None).await?;
+    view(&app, *path).await
+}
+
+/// Revokes a grant: it admits no new key, seats stay.
+#[utoipa::path(post, path = "/v1/grants/{id}/revoke", tag = "grants",
+    params(("id" = String, Path,)),
+    responses((status = 200, body = GrantView), (status = "default", body = Problem)))]
+pub async fn revoke(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<GrantId>,
+) -> Result<Json<GrantView>, ApiError> {
+    // Boot tokens are the broader right; a join ticket's kind is looked at below.
+    let caller = authorise(&request, &app, Action::RevokeBootGrant, None).await?;
+    let row = app.forming.store.grant(&path.to_string()).await?;
+    let row = row.ok_or_else(|| ApiError::not_found("such token"))?;
+    if row.grant.kind == TokenKind::Join.as_str() {
+        authorise(&request, &app, Action::RevokeJoinGrant, None).await?;
+    }
+    let incoming = Incoming::RevokeGrant { id: *path, by: caller.name };
+    app.forming.apply(row.grant.cluster_id, incoming, None).await?;
+    view(&app, *path).await
+}
+
+async fn view(app: &App, id: GrantId) -> Result<Json<GrantView>, ApiError> {
+    let row = app.forming.store.grant(&id.to_string()).await?;
+    let row = row.ok_or_else(|| ApiError::not_found("such token"))?;
+    let now = app.forming.store.now().await?;
+    Ok(Json(view_of(&row, now)?))
+}
+
+fn view_of(row: &GrantUse, now: i64) -> Result<GrantView, StoreError> {
+    let damaged = || StoreError::damaged(format!("grant {}", row.grant.id));
+    let jws: Jws = row.grant.jws.parse().map_err(|_| damaged())?;
+    let grant: Grant = jws.claims_unverified(Typ::Grant).map_err(|_| damaged())?;
+    let state = if row.grant.revoked_us.is_some() {
+        GrantState::Revoked
+    } else if !matches!(row.phase.as_str(), "open" | "preparing") {
+        GrantState::Closed
+    } else if row.grant.expires_us <= now {
+        GrantState::Expired
+    } else {
+        GrantState::Valid
+    };
+    Ok(GrantView { issuer: *jws.kid(), grant, jws, state, keys: row.keys as u32 })
+}

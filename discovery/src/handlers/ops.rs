@@ -1,0 +1,81 @@
+//! For those who run the service.
+
+use actix_web::http::header;
+use actix_web::web::Data;
+use actix_web::{HttpResponse, ResponseError};
+use discovery_types::problem::{Code, Problem};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::app::App;
+use crate::error::ApiError;
+
+/// What `/readyz` says.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Readiness {
+    /// `ready`; or `degraded`: answers, but freezes and commits nothing.
+    pub status: &'static str,
+    /// What is wrong and what to do, if anything is.
+    pub detail: Option<String>,
+    /// Which history of the database.
+    pub generation: i64,
+}
+
+/// The process runs.
+#[utoipa::path(get, path = "/livez", tag = "operations", responses((status = 200)))]
+pub async fn livez() -> &'static str {
+    "ok\n"
+}
+
+/// The process can answer: the database does. Changes nothing.
+#[utoipa::path(get, path = "/readyz", tag = "operations",
+    responses((status = 200, body = Readiness), (status = 503, body = Problem)))]
+pub async fn readyz(app: Data<App>) -> Result<HttpResponse, ApiError> {
+    let looked = app.forming.store.look_at_generation().await;
+    app.forming.metrics.database_up.set(i64::from(looked.is_ok()));
+    let generation = looked?;
+    if app.draining.is_cancelled() {
+        let next = "Use another one.";
+        return Err(ApiError::new(Code::Overloaded, "The process is stopping.", next));
+    }
+    let detail = generation.explain();
+    let status = if detail.is_none() { "ready" } else { "degraded" };
+    Ok(HttpResponse::Ok().json(Readiness { status, detail, generation: generation.number }))
+}
+
+/// OpenMetrics.
+#[utoipa::path(get, path = "/metrics", tag = "operations", responses((status = 200)))]
+pub async fn metrics(app: Data<App>) -> HttpResponse {
+    let metrics = &app.forming.metrics;
+    metrics.parked.set(app.parked.taken() as i64);
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    HttpResponse::Ok().insert_header((header::CONTENT_TYPE, kind)).body(metrics.text())
+}
+
+/// This API, as OpenAPI 3.1.
+#[utoipa::path(get, path = "/openapi.json", tag = "operations", responses((status = 200)))]
+pub async fn openapi() -> HttpResponse {
+    HttpResponse::Ok().content_type("application/json").body(crate::routes::openapi_text())
+}
+
+/// Nothing is here.
+pub async fn not_found() -> HttpResponse {
+    ApiError::not_found("such page").error_response()
+}
+
+/// Another method is.
+pub async fn method_not_allowed() -> HttpResponse {
+    let next = "Look into /openapi.json for the methods of this path.";
+    ApiError::new(Code::MethodNotAllowed, "This path takes another method.", next).error_response()
+}
+
+/// Members are changed by the cluster itself.
+pub async fn membership() -> HttpResponse {
+    ApiError::new(
+        Code::MembershipElsewhere,
+        "Discovery changes no membership.",
+        "Use the cluster's own Cluster API: `muster-agent member`, or `etcdctl member`, against a \
+         client URL of the cluster.",
+    )
+    .error_response()
+}

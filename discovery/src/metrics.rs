@@ -1,0 +1,106 @@
+//! What `/metrics` shows, in the OpenMetrics text format. Nothing here names a key, a token or a
+//! cluster.
+
+use prometheus_client::encoding::{EncodeLabelSet, text::encode};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+/// One answered request.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RequestLabels {
+    /// The route's pattern, never the path.
+    pub route: String,
+    /// HTTP status.
+    pub status: u16,
+}
+
+/// A kind of event.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct KindLabels {
+    /// Its name.
+    pub kind: String,
+}
+
+/// All metrics.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// Answered requests.
+    pub requests: Family<RequestLabels, Counter>,
+    /// How long they took, long polls left out.
+    pub duration: Histogram,
+    /// What happened to clusters.
+    pub changes: Family<KindLabels, Counter>,
+    /// What a person should look at; anything above zero is news.
+    pub alarms: Family<KindLabels, Counter>,
+    /// Parked long polls.
+    pub parked: Gauge,
+    /// 1 if lists may be frozen and committed in this database.
+    pub settled: Gauge,
+    /// The database's generation.
+    pub generation: Gauge,
+    /// Commits in this process's ledger.
+    pub ledger_entries: Gauge,
+    /// 1 if the database answered the last time.
+    pub database_up: Gauge,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("muster_discovery");
+        let metrics = Metrics {
+            registry: Registry::default(),
+            requests: Family::default(),
+            // 1 ms to 8 s.
+            duration: Histogram::new(exponential_buckets(0.001, 2.0, 14)),
+            changes: Family::default(),
+            alarms: Family::default(),
+            parked: Gauge::default(),
+            settled: Gauge::default(),
+            generation: Gauge::default(),
+            ledger_entries: Gauge::default(),
+            database_up: Gauge::default(),
+        };
+        let m = &metrics;
+        registry.register("http_requests", "Requests answered", m.requests.clone());
+        registry.register(
+            "http_request_duration_seconds",
+            "Time to answer a request, long polls left out",
+            m.duration.clone(),
+        );
+        registry.register("cluster_changes", "Changes of clusters", m.changes.clone());
+        registry.register("alarms", "Findings that a person should look at", m.alarms.clone());
+        registry.register("parked_polls", "Long polls parked", m.parked.clone());
+        registry.register("database_settled", "1 if lists may be committed", m.settled.clone());
+        registry.register(
+            "database_generation",
+            "Which history of the database",
+            m.generation.clone(),
+        );
+        registry.register("ledger_entries", "Commits in the ledger", m.ledger_entries.clone());
+        registry.register("database_up", "1 if the database answers", m.database_up.clone());
+        Metrics { registry, ..metrics }
+    }
+}
+
+impl Metrics {
+    /// The text of `/metrics`.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        encode(&mut text, &self.registry).expect("a String takes all that is written to it");
+        text
+    }
+
+    /// Counts an alarm.
+    pub fn alarm(&self, kind: &str) {
+        self.alarms.get_or_create(&KindLabels { kind: kind.into() }).inc();
+    }
+
+    /// Counts a change.
+    pub fn change(&self, kind: &str) {
+        self.changes.get_or_create(&KindLabels { kind: kind.into() }).inc();
+    }
+}

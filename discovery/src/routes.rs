@@ -1,0 +1,168 @@
+//! The whole table.
+
+use actix_web::body::MessageBody;
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::header::{CACHE_CONTROL, DATE, HeaderValue};
+use actix_web::middleware::Next;
+use actix_web::web::{self, Data, PathConfig, QueryConfig, ServiceConfig, delete, get, post, put};
+use actix_web::{Error, Resource};
+use discovery_types::problem::Code;
+use utoipa::OpenApi;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::handlers::body::unreadable;
+use crate::handlers::{access, admins, clusters, database, forming, grants, ops};
+use crate::metrics::RequestLabels;
+use crate::server::Peer;
+
+/// Every route.
+pub fn configure(config: &mut ServiceConfig) {
+    config
+        .app_data(PathConfig::default().error_handler(|error, _| unreadable(&error).into()))
+        .app_data(QueryConfig::default().error_handler(|error, _| unreadable(&error).into()))
+        // Access.
+        .service(at("/v1/token").route(post().to(access::token)))
+        .service(at("/v1/context").route(get().to(access::context)))
+        .service(at("/v1/jwks").route(get().to(access::jwks)))
+        .service(at("/v1/admins").route(get().to(admins::list)).route(put().to(admins::put)))
+        // Clusters.
+        .service(at("/v1/drafts").route(post().to(clusters::draft)))
+        .service(at("/v1/clusters").route(get().to(clusters::list)))
+        .service(at("/v1/clusters/{id}").route(get().to(clusters::show_one)))
+        .service(at("/v1/clusters/{id}/statement").route(put().to(clusters::statement)))
+        .service(at("/v1/clusters/{id}/statements").route(get().to(clusters::statements)))
+        .service(at("/v1/clusters/{id}/explain").route(get().to(clusters::explain)))
+        .service(at("/v1/clusters/{id}/document").route(get().to(clusters::document)))
+        .service(at("/v1/clusters/{id}/abandon").route(post().to(clusters::abandon)))
+        .service(at("/v1/clusters/{id}/retire").route(post().to(clusters::retire)))
+        .service(at("/v1/clusters/{id}/credentials").route(post().to(clusters::credentials)))
+        // Tokens.
+        .service(at("/v1/grants").route(put().to(grants::put)))
+        .service(at("/v1/clusters/{id}/grants").route(get().to(grants::list)))
+        .service(at("/v1/grants/{id}").route(get().to(grants::show)))
+        .service(at("/v1/grants/{id}/revoke").route(post().to(grants::revoke)))
+        // Forming.
+        .service(at("/v1/redeem").route(post().to(forming::redeem)))
+        .service(
+            at("/v1/clusters/{id}/poll")
+                .route(post().to(forming::poll))
+                .route(get().to(forming::watch)),
+        )
+        .service(at("/v1/clusters/{id}/ack").route(post().to(forming::ack)))
+        .service(at("/v1/clusters/{id}/nack").route(post().to(forming::nack)))
+        .service(at("/v1/clusters/{id}/probes").route(post().to(forming::probes)))
+        .service(at("/v1/clusters/{id}/release").route(post().to(forming::release)))
+        .service(at("/v1/clusters/{id}/report").route(post().to(forming::report)))
+        .service(at("/v1/clusters/{id}/adopt").route(post().to(forming::adopt)))
+        // Membership: elsewhere.
+        .service(members("/v1/clusters/{id}/members"))
+        .service(members("/v1/clusters/{id}/members/{rest:.*}"))
+        // The database.
+        .service(at("/v1/db/accept").route(post().to(database::accept)))
+        .service(at("/v1/processes").route(get().to(database::list)))
+        .service(at("/v1/processes/{id}/forget").route(post().to(database::forget)))
+        // Operations.
+        .service(at("/livez").route(get().to(ops::livez)))
+        .service(at("/readyz").route(get().to(ops::readyz)))
+        .service(at("/metrics").route(get().to(ops::metrics)))
+        .service(at("/openapi.json").route(get().to(ops::openapi)))
+        .default_service(web::to(ops::not_found));
+}
+
+fn at(path: &str) -> Resource {
+    web::resource(path).default_service(web::to(ops::method_not_allowed))
+}
+
+fn members(path: &str) -> Resource {
+    at(path)
+        .route(post().to(ops::membership))
+        .route(put().to(ops::membership))
+        .route(delete().to(ops::membership))
+}
+
+/// Around every request: the address's bucket before anything else, then the service's time and
+/// what is counted.
+pub async fn surround(
+    request: ServiceRequest,
+    next: Next<impl MessageBody>,
+) -> Result<ServiceResponse<impl MessageBody>, Error> {
+    let app = request.app_data::<Data<App>>().cloned().expect("every App is built with it");
+    let started = std::time::Instant::now();
+    let address = request.conn_data::<Peer>().map(|peer| peer.address.ip());
+    let limited = address.map_or(Ok(()), |address| app.addresses.check(address));
+    if let Err(wait) = limited {
+        app.forming.metrics.alarm("rate_limited");
+        let next = "Wait, and send less often.";
+        let error = ApiError::new(Code::RateLimited, "Too many requests from this address.", next);
+        return Err(error.retry_after(wait.as_secs() + 1).into());
+    }
+    let pattern = request.match_pattern().unwrap_or_else(|| "unmatched".into());
+    let mut response = next.call(request).await?;
+    let headers = response.headers_mut();
+    if let Ok(date) = HeaderValue::from_str(&app.forming.clock.http_date()) {
+        headers.insert(DATE, date);
+    }
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let metrics = &app.forming.metrics;
+    if !pattern.ends_with("/poll") {
+        metrics.duration.observe(started.elapsed().as_secs_f64());
+    }
+    let status = response.status().as_u16();
+    metrics.requests.get_or_create(&RequestLabels { route: pattern, status }).inc();
+    Ok(response)
+}
+
+/// The API's description.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Muster discovery",
+        description = "Where the members of a Raft cluster meet before it exists.",
+        license(name = "Apache-2.0"),
+        contact(name = "The Muster maintainers")
+    ),
+    paths(
+        access::token,
+        access::context,
+        access::jwks,
+        admins::list,
+        admins::put,
+        clusters::draft,
+        clusters::list,
+        clusters::show_one,
+        clusters::statement,
+        clusters::statements,
+        clusters::explain,
+        clusters::document,
+        clusters::abandon,
+        clusters::retire,
+        clusters::credentials,
+        grants::put,
+        grants::list,
+        grants::show,
+        grants::revoke,
+        forming::redeem,
+        forming::poll,
+        forming::watch,
+        forming::ack,
+        forming::nack,
+        forming::probes,
+        forming::release,
+        forming::report,
+        forming::adopt,
+        database::accept,
+        database::list,
+        database::forget,
+        ops::livez,
+        ops::readyz,
+        ops::metrics,
+        ops::openapi
+    )
+)]
+struct Api;
+
+/// The API's description, as it is served.
+pub fn openapi_text() -> String {
+    Api::openapi().to_pretty_json().expect("a description made of plain values encodes")
+}

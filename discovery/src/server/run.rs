@@ -1,0 +1,277 @@
+//! `serve`: everything is read and connected first, then bound, then said, then drained.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_web::dev::ServerHandle;
+use actix_web::web::Data;
+use actix_web::{HttpServer, middleware};
+use discovery_formation::Millis;
+use discovery_formation::service::Settings;
+use discovery_types::access::issuer;
+use rustix::process::{Resource, Rlimit, setrlimit};
+use sqlx::ConnectOptions;
+use sqlx::postgres::PgConnectOptions;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::tls::{remember_peer, server_config};
+use super::{DatabaseArgs, ServeArgs, ServerError, TimeArgs};
+use crate::app::App;
+use crate::auth::AdminDirectory;
+use crate::clock::Clock;
+use crate::forming::Forming;
+use crate::keydir::Keydir;
+use crate::ledger::Ledger;
+use crate::limits::{AddressLimit, Places};
+use crate::managed_postgres::{ManagedPostgres, SUPERUSER, Settings as PostgresSettings};
+use crate::metrics::Metrics;
+use crate::notify::Wakes;
+use crate::store::{PoolSettings, connect};
+use crate::{background, routes};
+
+/// How long a request waits for a connection to Postgres before it is shed.
+const POOL_WAIT: Duration = Duration::from_secs(1);
+/// A request's headers have to be here by then.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+/// A TLS handshake has to be done by then.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Handshakes at a time, for each worker.
+const HANDSHAKES: usize = 256;
+/// The managed server's database.
+const DATABASE: &str = "muster";
+
+/// A service that answers.
+pub struct Running {
+    /// Where it listens.
+    pub addresses: Vec<SocketAddr>,
+    handle: ServerHandle,
+    server: JoinHandle<std::io::Result<()>>,
+    app: App,
+    tracker: TaskTracker,
+    stop_background: CancellationToken,
+    postgres: Option<ManagedPostgres>,
+    drain: Duration,
+}
+
+/// Serves until SIGTERM or SIGINT, then drains. Needs a tokio runtime around it, and a tracing
+/// subscriber set up by the caller.
+pub async fn serve(args: ServeArgs) -> Result<(), ServerError> {
+    let broken = |error| ServerError::failed("can't wait for signals", error);
+    let mut terminate = signal(SignalKind::terminate()).map_err(broken)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(broken)?;
+    let starting = start(args);
+    let mut running = tokio::select! {
+        running = starting => running?,
+        _ = terminate.recv() => return Ok(()),
+        _ = interrupt.recv() => return Ok(()),
+    };
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let mut ledger_failed = running.app.forming.store.ledger().failed();
+    let ended = tokio::select! {
+        _ = terminate.recv() => Ok("SIGTERM"),
+        _ = interrupt.recv() => Ok("SIGINT"),
+        Ok(_) = ledger_failed.wait_for(|failed| *failed) => Err(ServerError::Failed {
+            message: "the ledger's disk has failed: mend it, then start again".into(),
+            source: None,
+        }),
+        ended = &mut running.server => Err(match ended {
+            Ok(Ok(())) => ServerError::Failed { message: "the listener ended".into(), source: None },
+            Ok(Err(error)) => ServerError::failed("the listener failed", error),
+            Err(error) => ServerError::failed("the listener failed", error),
+        }),
+    };
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    if let Ok(signal) = &ended {
+        tracing::info!(signal, "draining");
+    }
+    running.stop().await;
+    ended.map(|_| ())
+}
+
+/// Starts a service; returns when it listens.
+pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
+    // Keys must not end in a core file.
+    if let Err(error) = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }) {
+        tracing::warn!(%error, "can't turn core dumps off");
+    }
+    check(&args)?;
+    let keys = Keydir::load(&args.keys)
+        .map_err(|error| ServerError::failed("can't read the key directory", error))?;
+    let ledger = Ledger::open(&args.ledger)
+        .map_err(|error| ServerError::failed("can't open the ledger", error))?;
+    let (options, postgres) = database(&args.database).await?;
+    let pool = PoolSettings { size: args.database.pool_size, wait: POOL_WAIT };
+    let store = match connect(options, pool, ledger).await {
+        Ok(store) => store,
+        Err(error) => {
+            if let Some(postgres) = postgres {
+                postgres.stop().await;
+            }
+            return Err(ServerError::failed("can't use the database", error));
+        }
+    };
+    let process = store.ledger().process();
+    tracing::info!(%process, ledger = %args.ledger.display(), "this process's ledger");
+    let tls =
+        server_config(&keys).map_err(|error| ServerError::failed("can't set up TLS", error))?;
+    let app = app(&args, keys, store);
+
+    let data = Data::new(app.clone());
+    let mut server = HttpServer::new(move || {
+        actix_web::App::new()
+            .app_data(data.clone())
+            .wrap(middleware::from_fn(routes::surround))
+            .configure(routes::configure)
+    })
+    .on_connect(remember_peer)
+    .max_connections(args.limits.max_connections)
+    .max_connection_rate(HANDSHAKES)
+    .client_request_timeout(HEADER_TIMEOUT)
+    .tls_handshake_timeout(HANDSHAKE_TIMEOUT)
+    .shutdown_timeout(args.times.drain.as_secs().max(1))
+    .disable_signals();
+    for address in &args.listen {
+        server = server
+            .bind_rustls_0_23(address, tls.clone())
+            .map_err(|error| ServerError::failed(format!("can't listen on {address}"), error))?;
+    }
+    let addresses = server.addrs();
+    for address in &addresses {
+        tracing::info!(%address, "listening");
+    }
+    let server = server.run();
+    let handle = server.handle();
+    let (tracker, stop_background) = (TaskTracker::new(), CancellationToken::new());
+    background::start(&app, args.times.sweep, &tracker, &stop_background);
+    let server = tokio::spawn(server);
+    let drain = args.times.drain;
+    Ok(Running { addresses, handle, server, app, tracker, stop_background, postgres, drain })
+}
+
+fn check(args: &ServeArgs) -> Result<(), ServerError> {
+    if args.listen.is_empty() {
+        return Err(ServerError::Usage("--listen: name at least one address".into()));
+    }
+    if args.ledger.starts_with(&args.keys) || args.keys.starts_with(&args.ledger) {
+        let why = "replicas share the key directory, and each has a ledger of its own";
+        return Err(ServerError::Usage(format!("--ledger must lie outside --keys: {why}")));
+    }
+    let TimeArgs { lease, prepare, .. } = args.times;
+    if prepare > lease * 10 {
+        let why = "a list would wait long after its members' leases lapsed";
+        return Err(ServerError::Usage(format!("--prepare is far longer than --lease: {why}")));
+    }
+    Ok(())
+}
+
+async fn database(
+    args: &DatabaseArgs,
+) -> Result<(PgConnectOptions, Option<ManagedPostgres>), ServerError> {
+    if let Some(dir) = &args.managed_postgres {
+        // The server's user works in it, wherever we were started.
+        let dir = std::path::absolute(dir)
+            .map_err(|error| ServerError::failed("--managed-postgres", error))?;
+        let settings = PostgresSettings {
+            dir,
+            binaries: args.postgres_bin.clone(),
+            user: args.postgres_user.clone(),
+        };
+        let postgres = ManagedPostgres::start(settings)
+            .await
+            .map_err(|error| ServerError::failed("can't run Postgres", error))?;
+        let made = make_database(&postgres).await;
+        return match made {
+            Ok(()) => Ok((postgres.connect_options(DATABASE), Some(postgres))),
+            Err(error) => {
+                postgres.stop().await;
+                Err(ServerError::failed("can't make the database", error))
+            }
+        };
+    }
+    let url = args.database_url.as_deref().unwrap_or_default();
+    // The text may hold a password: it stands in no message.
+    let options: PgConnectOptions = url
+        .parse()
+        .map_err(|_| ServerError::Usage("--database-url isn't a postgres:// URL".into()))?;
+    Ok((options, None))
+}
+
+async fn make_database(postgres: &ManagedPostgres) -> Result<(), sqlx::Error> {
+    use sqlx::Connection;
+    let mut connection = postgres.connect_options("postgres").connect().await?;
+    let there: bool =
+        sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM pg_database WHERE datname = $1)")
+            .bind(DATABASE)
+            .fetch_one(&mut connection)
+            .await?;
+    if !there {
+        tracing::info!(database = DATABASE, user = SUPERUSER, "making the database");
+        sqlx::raw_sql("CREATE DATABASE muster").execute(&mut connection).await?;
+    }
+    connection.close().await
+}
+
+fn app(args: &ServeArgs, keys: Keydir, store: crate::store::Store) -> App {
+    let millis = |time: Duration| Millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+    let settings = Settings {
+        lease: millis(args.times.lease),
+        prepare: millis(args.times.prepare),
+        sweep: millis(args.times.sweep),
+        ..Settings::DEFAULT
+    };
+    let name = issuer(&keys.owner);
+    let admins = Arc::new(AdminDirectory::new(keys.owner));
+    let forming = Forming {
+        store,
+        keys: Arc::new(keys),
+        settings,
+        max_deadline_seconds: args.times.deadline.as_secs().max(1),
+        wakes: Wakes::default(),
+        metrics: Arc::new(Metrics::default()),
+        clock: Arc::new(Clock::default()),
+        admins,
+    };
+    App {
+        forming,
+        issuer: name.into(),
+        addresses: Arc::new(AddressLimit::new(args.limits.rate, args.limits.burst)),
+        parked: Places::new(args.limits.max_parked_polls),
+        poll: args.times.poll,
+        draft_life: args.times.draft,
+        draining: CancellationToken::new(),
+    }
+}
+
+impl Running {
+    /// What requests share; for tests that look behind the API.
+    pub fn app(&self) -> &App {
+        &self.app
+    }
+
+    /// Process id of the managed Postgres, while it runs.
+    pub fn postgres_pid(&self) -> Option<u32> {
+        self.postgres.as_ref().and_then(ManagedPostgres::pid)
+    }
+
+    /// Takes no more requests, lets those that run finish within the drain time, stops the rest.
+    pub async fn stop(self) {
+        self.app.draining.cancel();
+        let graceful = tokio::time::timeout(self.drain, self.handle.stop(true));
+        if graceful.await.is_err() {
+            tracing::warn!("some requests didn't finish in time");
+            self.handle.stop(false).await;
+        }
+        self.stop_background.cancel();
+        self.tracker.close();
+        self.tracker.wait().await;
+        // A connection that waits for a dead server isn't waited for.
+        let _ = tokio::time::timeout(POOL_WAIT, self.app.forming.store.pool().close()).await;
+        if let Some(postgres) = self.postgres {
+            postgres.stop().await;
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The admin chain's elements, and assertions that were used.
+
+use discovery_types::jws::Jws;
+use sqlx::types::Json;
+use uuid::Uuid;
+
+use super::{Micros, Store, StoreError};
+use crate::domain::epoch_to_row;
+
+impl Store {
+    /// SHA-256 over all elements: whether they are still those that were read.
+    pub async fn admin_fingerprint(&self) -> Result<(Vec<u8>, Micros), StoreError> {
+        let row = sqlx::query_as(
+            "SELECT sha256(convert_to(coalesce(string_agg(jws, E'\\n' ORDER BY sequence), ''),
+                                      'UTF8')), now_us()
+             FROM admin_elements",
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(row)
+    }
+
+    /// All elements as they stand, in order.
+    pub async fn admin_elements(&self) -> Result<Vec<String>, StoreError> {
+        let rows = sqlx::query_scalar("SELECT jws FROM admin_elements ORDER BY sequence")
+            .fetch_all(&self.pool)
+            .await?;
+        Ok(rows)
+    }
+
+    /// Appends a verified element. `Taken`: somebody else has appended in the meantime.
+    pub async fn put_admin_element(
+        &self,
+        sequence: u64,
+        jws: &Jws,
+        by: &str,
+    ) -> Result<(), StoreError> {
+        let mut transaction = self.pool.begin().await?;
+        let now: i64 = sqlx::query_scalar(
+            "INSERT INTO admin_elements (sequence, hash, jws, stored_us)
+             VALUES ($1, $2, $3, now_us()) RETURNING stored_us",
+        )
+        .bind(epoch_to_row(sequence))
+        .bind(&jws.hash().0[..])
+        .bind(jws.as_str())
+        .fetch_one(&mut *transaction)
+        .await?;
+        let now = discovery_formation::Micros(now.unsigned_abs());
+        let body = serde_json::json!({ "sequence": sequence, "by": by });
+        super::cluster::event(&mut transaction, Uuid::nil(), now, "admins_changed", &body).await?;
+        transaction.commit().await?;
+        Ok(())
+    }
+
+    /// Uses an assertion up. `false`: it was used before.
+    pub async fn use_assertion(
+        &self,
+        key: &[u8; 32],
+        jti: &str,
+        expires_us: Micros,
+    ) -> Result<bool, StoreError> {
+        let inserted = sqlx::query(
+            "INSERT INTO used_assertions (key, jti, expires_us) VALUES ($1, $2, $3)
+             ON CONFLICT DO NOTHING",
+        )
+        .bind(&key[..])
+        .bind(jti)
+        .bind(expires_us)
+        .execute(&self.pool)
+        .await?;
+        Ok(inserted.rows_affected() == 1)
+    }
+
+    /// The cluster that an agent's key belongs to.
+    pub async fn cluster_of_agent(&self, key: &[u8; 32]) -> Result<Option<Uuid>, StoreError> {
+        let row = sqlx::query_scalar(
+            "SELECT cluster_id FROM agents WHERE key = $1 ORDER BY redeemed_us DESC LIMIT 1",
+        )
+        .bind(&key[..])
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(row)
+    }
+
+    /// The service's own events, newest first.
+    pub async fn events(&self, stream: Uuid, limit: i64) -> Result<Vec<Event>, StoreError> {
+        let rows: Vec<(i64, i64, String, String)> = sqlx::query_as(
+            "SELECT number, at_us, kind, body FROM events WHERE stream = $1
+             ORDER BY number DESC LIMIT $2",
+        )
+        .bind(stream)
+        .bind(limit)
+        .fetch_all(&self.pool)
+        .await?;
+        let event = |(number, at_us, kind, body): (i64, i64, String, String)| Event {
+            number,
+            at_us,
+            kind,
+            body: Json(serde_json::from_str(&body).unwrap_or_default()),
+        };
+        Ok(rows.into_iter().map(event).collect())
+    }
+}
+
+/// One link of an event chain.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// Its place.
+    pub number: i64,
+    /// When.
+    pub at_us: Micros,
+    /// What.
+    pub kind: String,
+    /// The rest.
+    pub body: Json<serde_json::Value>,
+}

@@ -1,0 +1,365 @@
+//! One transaction on one cluster: lock its row, read the clock, load it; whoever called decides;
+//! save what differs, COMMIT.
+
+mod load;
+mod records;
+mod save;
+
+use std::sync::Arc;
+
+use discovery_formation as formation;
+use discovery_formation::service::{Change, Cluster};
+use discovery_types::grant::VerifiedGrant;
+use discovery_types::jws::{Jws, Typ};
+use discovery_types::statement::{Statement, StatementChain};
+use sqlx::{PgConnection, Postgres, Transaction};
+use uuid::Uuid;
+
+use super::{Micros, Store, StoreError};
+use crate::domain::{describe, epoch_to_row};
+use crate::kek::Purpose;
+
+pub use load::Trust;
+pub(crate) use records::Caches;
+pub(super) use save::event;
+
+/// Channel on which changed clusters are announced: a hint, never the news itself.
+pub const CHANNEL: &str = "muster_cluster";
+
+/// A cluster under its row's lock.
+pub struct ClusterTransaction {
+    transaction: Transaction<'static, Postgres>,
+    /// As it is now; the caller changes it.
+    pub cluster: Cluster,
+    before: Cluster,
+    /// The database's time, read after the lock was taken.
+    pub now: formation::Micros,
+    /// Its statements, verified.
+    pub chain: Arc<StatementChain>,
+    /// Whether lists may be frozen and committed in this database.
+    pub settled: bool,
+}
+
+/// A grant's row.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct GrantRow {
+    /// Its id.
+    pub id: String,
+    /// The cluster.
+    pub cluster_id: Uuid,
+    /// `boot` or `join`.
+    pub kind: String,
+    /// The signed grant.
+    pub jws: String,
+    /// The token's public key.
+    pub token_key: Vec<u8>,
+    /// Seats that it is worth.
+    pub uses: i32,
+    /// When it stops admitting keys.
+    pub expires_us: Micros,
+    /// Name of the admin who signed it.
+    pub issued_by: String,
+    /// When it was stored.
+    pub stored_us: Micros,
+    /// When it was revoked.
+    pub revoked_us: Option<Micros>,
+    /// By whom.
+    pub revoked_by: Option<String>,
+}
+
+/// A CA's row.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct AuthorityRow {
+    /// DER.
+    pub certificate: Vec<u8>,
+    /// As the KEK wraps it; none for an operator's own CA.
+    pub wrapped_key: Option<Vec<u8>>,
+}
+
+/// Both CAs.
+#[derive(Clone, Debug)]
+pub struct Authorities {
+    /// For peers.
+    pub peer: AuthorityRow,
+    /// For clients.
+    pub client: AuthorityRow,
+}
+
+/// Column value of a purpose.
+pub fn purpose_column(purpose: Purpose) -> &'static str {
+    match purpose {
+        Purpose::PeerCa => "peer",
+        Purpose::ClientCa => "client",
+    }
+}
+
+/// A decided list, to be stored with the cluster.
+#[derive(Clone, Debug)]
+pub struct NewCommit {
+    /// Its epoch.
+    pub epoch: u64,
+    /// Its hash.
+    pub h: formation::Hash,
+    /// The document, signed.
+    pub document: Jws,
+    /// Shown by somebody, instead of decided here.
+    pub adopted: bool,
+    /// Peer and client leaf of each seat, seat 1 first, in DER.
+    pub leaves: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Store {
+    /// Locks and loads a cluster; `None` if there is none, or only a draft of it.
+    pub async fn begin_cluster(
+        &self,
+        id: Uuid,
+        trust: Trust,
+    ) -> Result<Option<ClusterTransaction>, StoreError> {
+        let mut transaction = self.pool.begin().await?;
+        let Some(row) = load::lock(&mut transaction, id).await? else { return Ok(None) };
+        let (now, settled): (i64, bool) =
+            sqlx::query_as("SELECT now_us(), settled FROM generation")
+                .fetch_one(&mut *transaction)
+                .await?;
+        let chain = self.caches.chain(&mut transaction, id).await?;
+        let cluster = load::load(&mut transaction, &self.caches, row, &chain, trust).await?;
+        let now = formation::Micros(now.unsigned_abs());
+        let before = cluster.clone();
+        Ok(Some(ClusterTransaction { transaction, cluster, before, now, chain, settled }))
+    }
+
+    /// Reads a cluster without a lock, for those who only look.
+    pub async fn read_cluster(
+        &self,
+        id: Uuid,
+    ) -> Result<Option<(Cluster, Arc<StatementChain>, formation::Micros)>, StoreError> {
+        // One snapshot for all tables.
+        let mut transaction = self.pool.begin().await?;
+        sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            .execute(&mut *transaction)
+            .await?;
+        let Some(row) = load::read(&mut transaction, id).await? else { return Ok(None) };
+        let now: i64 = sqlx::query_scalar("SELECT now_us()").fetch_one(&mut *transaction).await?;
+        let chain = self.caches.chain(&mut transaction, id).await?;
+        let cluster =
+            load::load(&mut transaction, &self.caches, row, &chain, Trust::Verify).await?;
+        transaction.commit().await?;
+        Ok(Some((cluster, chain, formation::Micros(now.unsigned_abs()))))
+    }
+}
+
+impl ClusterTransaction {
+    /// The cluster's id.
+    pub fn id(&self) -> Uuid {
+        Uuid::from_u128(self.cluster.id.0)
+    }
+
+    /// The connection, for what belongs into this transaction beside the cluster.
+    pub fn connection(&mut self) -> &mut PgConnection {
+        &mut self.transaction
+    }
+
+    /// A grant, if it is this cluster's.
+    pub async fn grant(&mut self, id: &str) -> Result<Option<GrantRow>, StoreError> {
+        let cluster = self.id();
+        let row = sqlx::query_as(
+            "SELECT id, cluster_id, kind, jws, token_key, uses, expires_us, issued_by, stored_us,
+                    revoked_us, revoked_by
+             FROM grants WHERE id = $1 AND cluster_id = $2",
+        )
+        .bind(id)
+        .bind(cluster)
+        .fetch_optional(&mut *self.transaction)
+        .await?;
+        Ok(row)
+    }
+
+    /// The signed grants that the records of `list` name, each once.
+    pub async fn grants_of(&mut self, list: &formation::Proposal) -> Result<Vec<Jws>, StoreError> {
+        let cluster = self.id();
+        grants_of(&mut self.transaction, cluster, list).await
+    }
+
+    /// Both CAs.
+    pub async fn authorities(&mut self) -> Result<Authorities, StoreError> {
+        let id = self.id();
+        authorities(&mut self.transaction, id).await
+    }
+
+    /// Saves what differs from what was loaded, with its events and its commit, and announces it.
+    /// `addresses`: source addresses of keys that redeemed.
+    pub async fn save(
+        &mut self,
+        changes: &[Change],
+        commit: Option<&NewCommit>,
+        next_deadline: Option<formation::Micros>,
+        address: Option<&str>,
+    ) -> Result<(), StoreError> {
+        let (id, now) = (self.id(), self.now);
+        save::save(&mut self.transaction, &self.before, &self.cluster, next_deadline, now, address)
+            .await?;
+        for change in changes {
+            let (kind, body) = describe(change);
+            save::event(&mut self.transaction, id, now, kind, &body).await?;
+        }
+        if let Some(commit) = commit {
+            save::commit(&mut self.transaction, id, now, commit).await?;
+        }
+        if !changes.is_empty() {
+            sqlx::query("SELECT pg_notify($1, $2)")
+                .bind(CHANNEL)
+                .bind(id.to_string())
+                .execute(&mut *self.transaction)
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// COMMIT.
+    pub async fn commit(self) -> Result<Cluster, StoreError> {
+        self.transaction.commit().await?;
+        Ok(self.cluster)
+    }
+}
+
+/// The signed grants that the records of `list` name, each once.
+pub async fn grants_of(
+    connection: &mut PgConnection,
+    cluster: Uuid,
+    list: &formation::Proposal,
+) -> Result<Vec<Jws>, StoreError> {
+    let mut ids: Vec<String> =
+        list.records.iter().map(|record| record.grant.0.to_string()).collect();
+    ids.sort();
+    ids.dedup();
+    let rows: Vec<String> = sqlx::query_scalar(
+        "SELECT jws FROM grants WHERE cluster_id = $1 AND id = ANY($2) ORDER BY id",
+    )
+    .bind(cluster)
+    .bind(&ids)
+    .fetch_all(connection)
+    .await?;
+    if rows.len() != ids.len() {
+        return Err(StoreError::damaged(format!("a grant of cluster {cluster} is missing")));
+    }
+    let damaged = |_| StoreError::damaged(format!("a grant of cluster {cluster}"));
+    rows.iter().map(|jws| jws.parse().map_err(damaged)).collect()
+}
+
+/// Both CAs of a cluster.
+pub async fn authorities(
+    connection: &mut PgConnection,
+    cluster: Uuid,
+) -> Result<Authorities, StoreError> {
+    let mut found = Vec::new();
+    for purpose in [Purpose::PeerCa, Purpose::ClientCa] {
+        let row: Option<AuthorityRow> = sqlx::query_as(
+            "SELECT certificate, wrapped_key FROM authorities
+             WHERE cluster_id = $1 AND purpose = $2",
+        )
+        .bind(cluster)
+        .bind(purpose_column(purpose))
+        .fetch_optional(&mut *connection)
+        .await?;
+        found.push(row.ok_or_else(|| StoreError::damaged(format!("cluster {cluster} has no CA")))?);
+    }
+    let client = found.pop().expect("two were pushed");
+    let peer = found.pop().expect("two were pushed");
+    Ok(Authorities { peer, client })
+}
+
+/// A decision as it stands.
+#[derive(Clone, Debug)]
+pub struct StoredCommit {
+    /// Its hash.
+    pub h: Vec<u8>,
+    /// The document.
+    pub document: Jws,
+    /// Peer and client leaf of the seat that was asked for, in DER.
+    pub leaves: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+/// A cluster's decision, with the leaves of `seat`.
+pub async fn stored_commit(
+    connection: &mut PgConnection,
+    cluster: Uuid,
+    seat: Option<u8>,
+) -> Result<Option<StoredCommit>, StoreError> {
+    let row: Option<(Vec<u8>, String)> =
+        sqlx::query_as("SELECT h, document FROM commits WHERE cluster_id = $1")
+            .bind(cluster)
+            .fetch_optional(&mut *connection)
+            .await?;
+    let Some((h, document)) = row else { return Ok(None) };
+    let damaged = |_| StoreError::damaged(format!("the document of cluster {cluster}"));
+    let document = document.parse().map_err(damaged)?;
+    let leaves: Option<(Vec<u8>, Vec<u8>)> = match seat {
+        None => None,
+        Some(seat) => {
+            sqlx::query_as(
+                "SELECT p.certificate, c.certificate FROM leaves p JOIN leaves c
+                     ON c.cluster_id = p.cluster_id AND c.seat = p.seat AND c.purpose = 'client'
+                 WHERE p.cluster_id = $1 AND p.seat = $2 AND p.purpose = 'peer'",
+            )
+            .bind(cluster)
+            .bind(i16::from(seat))
+            .fetch_optional(connection)
+            .await?
+        }
+    };
+    Ok(Some(StoredCommit { h, document, leaves }))
+}
+
+impl ClusterTransaction {
+    /// Adds the next statement to the chain.
+    pub async fn add_statement(&mut self, jws: &Jws) -> Result<(), StoreError> {
+        let (id, now) = (self.id(), self.now);
+        add_statement(&mut self.transaction, id, now, jws).await
+    }
+
+    /// Stores a grant that a document names, unless it is there.
+    pub async fn add_grant(&mut self, grant: &VerifiedGrant, by: &str) -> Result<(), StoreError> {
+        let now = self.now;
+        super::grants::insert(&mut self.transaction, grant, by, now).await?;
+        Ok(())
+    }
+
+    /// Revokes a grant of this cluster.
+    pub async fn revoke_grant(&mut self, id: &str, by: &str) -> Result<(), StoreError> {
+        let cluster = self.id();
+        sqlx::query(
+            "UPDATE grants SET revoked_us = now_us(), revoked_by = $3
+             WHERE id = $1 AND cluster_id = $2 AND revoked_us IS NULL",
+        )
+        .bind(id)
+        .bind(cluster)
+        .bind(by)
+        .execute(&mut *self.transaction)
+        .await?;
+        Ok(())
+    }
+}
+
+/// One more statement of a cluster.
+pub(in crate::store) async fn add_statement(
+    connection: &mut PgConnection,
+    cluster: Uuid,
+    now: formation::Micros,
+    jws: &Jws,
+) -> Result<(), StoreError> {
+    let claimed: Statement = jws
+        .claims_unverified(Typ::Statement)
+        .map_err(|_| StoreError::damaged("a verified statement doesn't parse"))?;
+    sqlx::query(
+        "INSERT INTO statements (cluster_id, sequence, hash, jws, stored_us)
+         VALUES ($1, $2, $3, $4, $5)",
+    )
+    .bind(cluster)
+    .bind(epoch_to_row(claimed.seq))
+    .bind(&jws.hash().0[..])
+    .bind(jws.as_str())
+    .bind(epoch_to_row(now.0))
+    .execute(connection)
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! Signed texts in rows, read as what they were verified to be, once.
+//!
+//! A row that somebody changed by hand must not become a member: each text's signature is checked
+//! when it is first read, and the result is remembered under the text's hash.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use discovery_formation as formation;
+use discovery_types::digest::Digest;
+use discovery_types::jws::{Jws, Typ};
+use discovery_types::key::PublicKey;
+use discovery_types::record::{Endorsement, Record, SignedRecord};
+use discovery_types::statement::StatementChain;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::super::StoreError;
+use super::load::Trust;
+use crate::domain::record_of_verified;
+
+/// Remembered results of each kind; when full, all are forgotten and verified anew.
+const REMEMBERED: usize = 50_000;
+
+/// What was verified before.
+#[derive(Debug, Default)]
+pub(crate) struct Caches {
+    records: Mutex<BTreeMap<Digest, Arc<formation::Record>>>,
+    chains: Mutex<BTreeMap<Digest, Arc<StatementChain>>>,
+}
+
+impl Caches {
+    /// A cluster's statements.
+    pub(super) async fn chain(
+        &self,
+        connection: &mut PgConnection,
+        cluster: Uuid,
+    ) -> Result<Arc<StatementChain>, StoreError> {
+        let damaged = |what: &str| StoreError::damaged(format!("{what} of cluster {cluster}"));
+        let newest: Option<Vec<u8>> = sqlx::query_scalar(
+            "SELECT hash FROM statements WHERE cluster_id = $1 ORDER BY sequence DESC LIMIT 1",
+        )
+        .bind(cluster)
+        .fetch_optional(&mut *connection)
+        .await?;
+        let newest = newest.and_then(|hash| hash.try_into().ok()).map(Digest);
+        let newest = newest.ok_or_else(|| damaged("the statement chain"))?;
+        if let Some(chain) = remembered(&self.chains, &newest) {
+            return Ok(chain);
+        }
+        let rows: Vec<String> = sqlx::query_scalar(
+            "SELECT jws FROM statements WHERE cluster_id = $1 ORDER BY sequence",
+        )
+        .bind(cluster)
+        .fetch_all(connection)
+        .await?;
+        let jws: Result<Vec<Jws>, _> = rows.iter().map(|row| row.parse::<Jws>()).collect();
+        let jws = jws.map_err(|_| damaged("a statement"))?;
+        let chain = StatementChain::verify_links(&jws).map_err(|_| damaged("a statement"))?;
+        if chain.newest_hash() != newest || chain.newest().cluster != cluster {
+            return Err(damaged("a statement"));
+        }
+        let chain = Arc::new(chain);
+        remember(&self.chains, newest, &chain);
+        Ok(chain)
+    }
+
+    /// A record as a row holds it; `token_key` is that of the grant it names.
+    pub(super) fn record(
+        &self,
+        record: &str,
+        endorsement: &str,
+        token_key: &[u8],
+        trust: Trust,
+    ) -> Result<Arc<formation::Record>, StoreError> {
+        let name = Digest::of_parts(&[record.as_bytes(), b"\n", endorsement.as_bytes(), token_key]);
+        if let Some(record) = remembered(&self.records, &name) {
+            return Ok(record);
+        }
+        let read = match trust {
+            Trust::Verify => verify(record, endorsement, token_key),
+            Trust::Claims => claim(record, endorsement),
+        };
+        let record = Arc::new(read.ok_or_else(|| {
+            StoreError::damaged("a record's signature isn't valid: somebody changed the row")
+        })?);
+        if trust == Trust::Verify {
+            remember(&self.records, name, &record);
+        }
+        Ok(record)
+    }
+}
+
+fn remembered<T>(cache: &Mutex<BTreeMap<Digest, Arc<T>>>, name: &Digest) -> Option<Arc<T>> {
+    cache.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+}
+
+fn remember<T>(cache: &Mutex<BTreeMap<Digest, Arc<T>>>, name: Digest, value: &Arc<T>) {
+    let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+    if cache.len() >= REMEMBERED {
+        cache.clear();
+    }
+    cache.insert(name, value.clone());
+}
+
+fn verify(record: &str, endorsement: &str, token_key: &[u8]) -> Option<formation::Record> {
+    let signed =
+        SignedRecord { record: record.parse().ok()?, endorsement: endorsement.parse().ok()? };
+    let claimed: Record = signed.record.claims_unverified(Typ::Record).ok()?;
+    let record: Record = signed.record.verify(Typ::Record, &claimed.agent_key).ok()?;
+    let token_key = PublicKey::from_bytes(token_key.try_into().ok()?);
+    let endorsement: Endorsement = signed.endorsement.verify(Typ::Endorsement, &token_key).ok()?;
+    let bound = endorsement.record == signed.record.hash()
+        && endorsement.cluster == record.cluster
+        && endorsement.grant == record.grant;
+    let node_key = record.csr.verify().ok()?.node_key;
+    bound.then(|| record_of_verified(&signed, &record, node_key))
+}
+
+/// For giving a damaged cluster up: what the record says, whoever wrote it.
+fn claim(record: &str, endorsement: &str) -> Option<formation::Record> {
+    let signed =
+        SignedRecord { record: record.parse().ok()?, endorsement: endorsement.parse().ok()? };
+    let record: Record = signed.record.claims_unverified(Typ::Record).ok()?;
+    let node_key = Digest::of(record.csr.der());
+    Some(record_of_verified(&signed, &record, node_key))
+}

@@ -1,0 +1,354 @@
+//! Clusters from the outside: drafts, first statements, lists, and what the sweep looks for.
+
+use discovery_formation as formation;
+use discovery_formation::service::{Cluster, Settings, next_deadline};
+use discovery_types::jws::Jws;
+use discovery_types::statement::Statement;
+use uuid::Uuid;
+
+use super::cluster::{Authorities, AuthorityRow, add_statement, authorities, event};
+use super::{Micros, Store, StoreError};
+use crate::ca::NewCa;
+use crate::domain::epoch_to_row;
+use crate::ledger;
+
+/// A cluster in a list.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct ClusterSummaryRow {
+    /// Its id.
+    pub id: Uuid,
+    /// Its name.
+    pub name: String,
+    /// How many members.
+    pub size: i16,
+    /// Where it stands.
+    pub phase: String,
+    /// Its epoch.
+    pub epoch: i64,
+    /// When the draft was made.
+    pub created_us: Micros,
+    /// When it expires.
+    pub deadline_us: Micros,
+    /// Seats that are taken.
+    pub seated: i64,
+    /// Agents that wait.
+    pub standbys: i64,
+}
+
+/// What a draft holds.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    /// Its name.
+    pub name: String,
+    /// Its size.
+    pub size: i16,
+    /// When it dies.
+    pub deadline_us: Micros,
+    /// Its CAs.
+    pub authorities: Authorities,
+}
+
+/// What became of a first statement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opened {
+    /// It is open now.
+    Open,
+    /// There is no draft of that id: it has died, or is open already.
+    NoDraft,
+    /// Another live cluster has the name.
+    NameTaken,
+}
+
+/// A CA with its wrapped key, to be stored.
+pub struct WrappedCa {
+    /// The CA.
+    pub ca: NewCa,
+    /// Its key as the KEK wraps it.
+    pub wrapped_key: Vec<u8>,
+}
+
+/// Rows that the sweep takes at once.
+const SWEEP_BATCH: i64 = 100;
+/// Clusters in one list.
+const LIST_LIMIT: i64 = 1_000;
+
+impl Store {
+    /// Stores a draft; returns when it dies.
+    pub async fn add_draft(
+        &self,
+        id: Uuid,
+        name: &str,
+        size: u8,
+        by: &str,
+        life: std::time::Duration,
+        [peer, client]: [&WrappedCa; 2],
+    ) -> Result<Micros, StoreError> {
+        let mut transaction = self.pool.begin().await?;
+        let deadline: i64 = sqlx::query_scalar(
+            "INSERT INTO clusters (id, name, size, phase, created_us, created_by, deadline_us)
+             VALUES ($1, $2, $3, 'draft', now_us(), $4, now_us() + $5) RETURNING deadline_us",
+        )
+        .bind(id)
+        .bind(name)
+        .bind(i16::from(size))
+        .bind(by)
+        .bind(i64::try_from(life.as_micros()).unwrap_or(i64::MAX / 2))
+        .fetch_one(&mut *transaction)
+        .await?;
+        for (purpose, ca) in [("peer", peer), ("client", client)] {
+            sqlx::query(
+                "INSERT INTO authorities (cluster_id, purpose, certificate, wrapped_key)
+                 VALUES ($1, $2, $3, $4)",
+            )
+            .bind(id)
+            .bind(purpose)
+            .bind(&ca.ca.certificate)
+            .bind(&ca.wrapped_key)
+            .execute(&mut *transaction)
+            .await?;
+        }
+        transaction.commit().await?;
+        Ok(deadline)
+    }
+
+    /// Whether a live cluster has this name.
+    pub async fn is_name_taken(&self, name: &str) -> Result<bool, StoreError> {
+        let taken = sqlx::query_scalar(
+            "SELECT EXISTS (SELECT 1 FROM clusters WHERE name = $1
+                 AND phase IN ('open', 'preparing', 'committed', 'formed'))",
+        )
+        .bind(name)
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(taken)
+    }
+
+    /// A live draft.
+    pub async fn draft(&self, id: Uuid) -> Result<Option<Draft>, StoreError> {
+        let mut connection = self.pool.acquire().await?;
+        let row: Option<(String, i16, i64)> = sqlx::query_as(
+            "SELECT name, size, deadline_us FROM clusters
+             WHERE id = $1 AND phase = 'draft' AND deadline_us > now_us()",
+        )
+        .bind(id)
+        .fetch_optional(&mut *connection)
+        .await?;
+        let Some((name, size, deadline_us)) = row else { return Ok(None) };
+        let authorities = authorities(&mut connection, id).await?;
+        Ok(Some(Draft { name, size, deadline_us, authorities }))
+    }
+
+    /// Turns a draft into an open cluster under its verified first statement.
+    pub async fn open_cluster(
+        &self,
+        statement: formation::Statement,
+        jws: &Jws,
+        deadline_seconds: u64,
+        settings: &Settings,
+        by: &str,
+    ) -> Result<Opened, StoreError> {
+        let id = Uuid::from_u128(statement.cluster.0);
+        let mut transaction = self.pool.begin().await?;
+        let draft: Option<Uuid> = sqlx::query_scalar(
+            "SELECT id FROM clusters WHERE id = $1 AND phase = 'draft' FOR UPDATE",
+        )
+        .bind(id)
+        .fetch_optional(&mut *transaction)
+        .await?;
+        let now: i64 = sqlx::query_scalar("SELECT now_us()").fetch_one(&mut *transaction).await?;
+        if draft.is_none() {
+            return Ok(Opened::NoDraft);
+        }
+        let now = formation::Micros(now.unsigned_abs());
+        let deadline = now.after(formation::Millis(deadline_seconds.saturating_mul(1_000)));
+        let cluster = Cluster::opened(statement, deadline);
+        let next = next_deadline(&cluster, settings, now);
+        let opened = sqlx::query(
+            "UPDATE clusters SET phase = 'open', deadline_us = $2, epoch = $3, rev = $4,
+                 next_place = $5, next_deadline_us = $6 WHERE id = $1",
+        )
+        .bind(id)
+        .bind(epoch_to_row(deadline.0))
+        .bind(epoch_to_row(cluster.epoch))
+        .bind(epoch_to_row(cluster.rev))
+        .bind(epoch_to_row(cluster.next_place))
+        .bind(next.map(|at| epoch_to_row(at.0)))
+        .execute(&mut *transaction)
+        .await
+        .map_err(StoreError::from);
+        match opened {
+            Ok(_) => {}
+            Err(StoreError::Taken { .. }) => return Ok(Opened::NameTaken),
+            Err(error) => return Err(error),
+        }
+        add_statement(&mut transaction, id, now, jws).await?;
+        let body = serde_json::json!({ "by": by });
+        event(&mut transaction, id, now, "open", &body).await?;
+        transaction.commit().await?;
+        Ok(Opened::Open)
+    }
+
+    /// A cluster that a ledger has and this database lacks: its row, CAs and statements, open, to
+    /// be adopted next. A row that is there is left as it is.
+    pub async fn put_cluster_back(
+        &self,
+        statements: &[Jws],
+        first: &Statement,
+        peer: &AuthorityRow,
+        client: &AuthorityRow,
+    ) -> Result<(), StoreError> {
+        let id = first.cluster;
+        let mut transaction = self.pool.begin().await?;
+        let name = first.name.to_string();
+        // A draft of it may have come back with the backup, or nothing at all.
+        sqlx::query(
+            "INSERT INTO clusters (id, name, size, phase, created_us, created_by, deadline_us, rev)
+             VALUES ($1, $2, $3, 'open', now_us(), 'ledger', now_us() + 86400000000, 1)
+             ON CONFLICT (id) DO UPDATE SET phase = 'open', deadline_us = now_us() + 86400000000,
+                 rev = 1 WHERE clusters.phase = 'draft'",
+        )
+        .bind(id)
+        .bind(&name)
+        .bind(i16::from(first.size))
+        .execute(&mut *transaction)
+        .await?;
+        let now: i64 = sqlx::query_scalar("SELECT now_us() FROM clusters WHERE id = $1 FOR UPDATE")
+            .bind(id)
+            .fetch_one(&mut *transaction)
+            .await?;
+        for (purpose, ca) in [("peer", peer), ("client", client)] {
+            sqlx::query(
+                "INSERT INTO authorities (cluster_id, purpose, certificate, wrapped_key)
+                 VALUES ($1, $2, $3, $4) ON CONFLICT (cluster_id, purpose) DO NOTHING",
+            )
+            .bind(id)
+            .bind(purpose)
+            .bind(&ca.certificate)
+            .bind(&ca.wrapped_key)
+            .execute(&mut *transaction)
+            .await?;
+        }
+        let there: i64 =
+            sqlx::query_scalar("SELECT count(*) FROM statements WHERE cluster_id = $1")
+                .bind(id)
+                .fetch_one(&mut *transaction)
+                .await?;
+        let now = formation::Micros(now.unsigned_abs());
+        for jws in statements.iter().skip(there as usize) {
+            add_statement(&mut transaction, id, now, jws).await?;
+        }
+        transaction.commit().await?;
+        Ok(())
+    }
+
+    /// A commit of the ledger that this database has, with the same hash?
+    pub async fn has_commit(&self, commit: &ledger::Commit) -> Result<bool, StoreError> {
+        let h: Option<Vec<u8>> = sqlx::query_scalar("SELECT h FROM commits WHERE cluster_id = $1")
+            .bind(commit.cluster_id)
+            .fetch_optional(&self.pool)
+            .await?;
+        Ok(h.is_some_and(|h| data_encoding::HEXLOWER.encode(&h) == commit.h))
+    }
+
+    /// Clusters, newest first; with a name, only those of that name.
+    pub async fn clusters(&self, name: Option<&str>) -> Result<Vec<ClusterSummaryRow>, StoreError> {
+        let rows = sqlx::query_as(
+            "SELECT c.id, c.name, c.size, c.phase, c.epoch, c.created_us, c.deadline_us,
+                    (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id AND a.seat IS NOT NULL)
+                        AS seated,
+                    (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id
+                        AND a.standby IS NOT NULL) AS standbys
+             FROM clusters c WHERE $1::text IS NULL OR c.name = $1 ORDER BY c.id DESC LIMIT $2",
+        )
+        .bind(name)
+        .bind(LIST_LIMIT)
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows)
+    }
+
+    /// One cluster as in a list; drafts too.
+    pub async fn summary(&self, id: Uuid) -> Result<Option<ClusterSummaryRow>, StoreError> {
+        let row = sqlx::query_as(
+            "SELECT c.id, c.name, c.size, c.phase, c.epoch, c.created_us, c.deadline_us,
+                    (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id AND a.seat IS NOT NULL)
+                        AS seated,
+                    (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id
+                        AND a.standby IS NOT NULL) AS standbys
+             FROM clusters c WHERE c.id = $1",
+        )
+        .bind(id)
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(row)
+    }
+
+    /// Source addresses of a cluster's agents, by key.
+    pub async fn addresses(&self, id: Uuid) -> Result<Vec<(Vec<u8>, Option<String>)>, StoreError> {
+        let rows = sqlx::query_as("SELECT key, address FROM agents WHERE cluster_id = $1")
+            .bind(id)
+            .fetch_all(&self.pool)
+            .await?;
+        Ok(rows)
+    }
+
+    /// A cluster's CAs.
+    pub async fn authorities(&self, id: Uuid) -> Result<Authorities, StoreError> {
+        let mut connection = self.pool.acquire().await?;
+        authorities(&mut connection, id).await
+    }
+
+    /// Clusters for which something has become due.
+    pub async fn due(&self) -> Result<Vec<Uuid>, StoreError> {
+        let rows = sqlx::query_scalar(
+            "SELECT id FROM clusters WHERE next_deadline_us <= now_us()
+             ORDER BY next_deadline_us LIMIT $1",
+        )
+        .bind(SWEEP_BATCH)
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows)
+    }
+
+    /// Clusters that form, or formed while the database wasn't settled: for `db accept`.
+    pub async fn forming(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
+        let rows = sqlx::query_scalar(
+            "SELECT id FROM clusters WHERE phase IN ('open', 'preparing') AND id > $1
+             ORDER BY id LIMIT $2",
+        )
+        .bind(after)
+        .bind(SWEEP_BATCH)
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows)
+    }
+
+    /// Removes drafts that nobody signed, and assertions that have expired anyway.
+    pub async fn clear_out(&self) -> Result<(), StoreError> {
+        let mut transaction = self.pool.begin().await?;
+        let dead: Vec<Uuid> = sqlx::query_scalar(
+            "SELECT id FROM clusters WHERE phase = 'draft' AND deadline_us <= now_us()
+             ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED",
+        )
+        .bind(SWEEP_BATCH)
+        .fetch_all(&mut *transaction)
+        .await?;
+        sqlx::query("DELETE FROM authorities WHERE cluster_id = ANY($1)")
+            .bind(&dead)
+            .execute(&mut *transaction)
+            .await?;
+        sqlx::query("DELETE FROM clusters WHERE id = ANY($1)")
+            .bind(&dead)
+            .execute(&mut *transaction)
+            .await?;
+        // A minute longer than they can be valid, for clocks that are behind.
+        sqlx::query(
+            "DELETE FROM used_assertions WHERE (key, jti) IN (SELECT key, jti FROM used_assertions
+                 WHERE expires_us < now_us() - 60000000 ORDER BY expires_us LIMIT 1000)",
+        )
+        .execute(&mut *transaction)
+        .await?;
+        transaction.commit().await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,101 @@
+//! Grants.
+
+use discovery_formation as formation;
+use discovery_types::grant::VerifiedGrant;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::cluster::GrantRow;
+use super::{Store, StoreError};
+use crate::domain::epoch_to_row;
+
+/// A grant with what became of it.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct GrantUse {
+    /// The grant.
+    #[sqlx(flatten)]
+    pub grant: GrantRow,
+    /// Different keys that have used it.
+    pub keys: i64,
+    /// Where its cluster stands.
+    pub phase: String,
+}
+
+/// Inserts a verified grant. `false`: it was there already.
+pub(super) async fn insert(
+    connection: &mut PgConnection,
+    grant: &VerifiedGrant,
+    by: &str,
+    now: formation::Micros,
+) -> Result<bool, StoreError> {
+    let inserted = sqlx::query(
+        "INSERT INTO grants (id, cluster_id, kind, hash, token_key, jws, uses, expires_us,
+             issued_by, stored_us)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (hash) DO NOTHING",
+    )
+    .bind(grant.id.to_string())
+    .bind(grant.cluster)
+    .bind(grant.kind.as_str())
+    .bind(&grant.jws().hash().0[..])
+    .bind(&grant.key.as_bytes()[..])
+    .bind(grant.jws().as_str())
+    .bind(i32::from(grant.uses))
+    .bind(epoch_to_row(grant.expires_at.saturating_mul(1_000_000)))
+    .bind(by)
+    .bind(epoch_to_row(now.0))
+    .execute(connection)
+    .await?;
+    Ok(inserted.rows_affected() == 1)
+}
+
+impl Store {
+    /// Stores a grant; storing the same one again changes nothing.
+    pub async fn put_grant(
+        &self,
+        grant: &VerifiedGrant,
+        by: &str,
+        now: formation::Micros,
+    ) -> Result<(), StoreError> {
+        let mut transaction = self.pool.begin().await?;
+        if insert(&mut transaction, grant, by, now).await? {
+            let body = serde_json::json!({ "grant": grant.id.to_string(), "by": by });
+            // The event's chain is written under the cluster's lock.
+            sqlx::query("SELECT id FROM clusters WHERE id = $1 FOR UPDATE")
+                .bind(grant.cluster)
+                .execute(&mut *transaction)
+                .await?;
+            super::cluster::event(&mut transaction, grant.cluster, now, "granted", &body).await?;
+        }
+        transaction.commit().await?;
+        Ok(())
+    }
+
+    /// One grant.
+    pub async fn grant(&self, id: &str) -> Result<Option<GrantUse>, StoreError> {
+        let row = sqlx::query_as(
+            "SELECT g.id, g.cluster_id, g.kind, g.jws, g.token_key, g.uses, g.expires_us,
+                    g.issued_by, g.stored_us, g.revoked_us, g.revoked_by, c.phase,
+                    (SELECT count(*) FROM agents a WHERE a.grant_id = g.id) AS keys
+             FROM grants g JOIN clusters c ON c.id = g.cluster_id WHERE g.id = $1",
+        )
+        .bind(id)
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(row)
+    }
+
+    /// A cluster's grants, newest first.
+    pub async fn grants(&self, cluster: Uuid) -> Result<Vec<GrantUse>, StoreError> {
+        let rows = sqlx::query_as(
+            "SELECT g.id, g.cluster_id, g.kind, g.jws, g.token_key, g.uses, g.expires_us,
+                    g.issued_by, g.stored_us, g.revoked_us, g.revoked_by, c.phase,
+                    (SELECT count(*) FROM agents a WHERE a.grant_id = g.id) AS keys
+             FROM grants g JOIN clusters c ON c.id = g.cluster_id
+             WHERE g.cluster_id = $1 ORDER BY g.stored_us DESC, g.id LIMIT 1000",
+        )
+        .bind(cluster)
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows)
+    }
+}

@@ -1,0 +1,172 @@
+//! An agent without a host: the real protocol by the real client, driven step by step.
+
+use std::sync::Arc;
+
+use discovery_types::api::{
+    PollRequest, PollResponse, ProbeResult, ProbesRequest, Session, Standing,
+};
+use discovery_types::client::{Client, ClientError};
+use discovery_types::csr::NodeKey;
+use discovery_types::digest::{Digest, Incarnation, Nonce};
+use discovery_types::document::VerifiedDocument;
+use discovery_types::jws::Jws;
+use discovery_types::key::SigningKey;
+use discovery_types::machine::MachineFacts;
+use discovery_types::proposal::{Ack, VerifiedProposal};
+use discovery_types::record::Record;
+use discovery_types::redeem::Redeem;
+use discovery_types::statement::{Statement, StatementChain};
+use discovery_types::token::Token;
+
+use super::support::World;
+use crate::server::Running;
+
+pub struct Agent {
+    pub key: Arc<SigningKey>,
+    pub client: Client,
+    pub record: Record,
+    pub boot: u64,
+    pub nonce: Nonce,
+    pub highest_epoch: u64,
+    pub holds: Option<Digest>,
+    token: SigningKey,
+    service: Digest,
+}
+
+impl Agent {
+    /// `number` makes its name and its ports.
+    pub fn new(
+        world: &World,
+        service: &Running,
+        statement: &Statement,
+        token: &Token,
+        number: u16,
+    ) -> Self {
+        let key = Arc::new(SigningKey::generate());
+        let url = |port: u16| format!("https://127.0.0.1:{}", port + number).parse().unwrap();
+        let record = Record {
+            version: 1,
+            cluster: statement.cluster,
+            grant: token.id(),
+            agent_key: *key.public(),
+            incarnation: Incarnation::random(),
+            name: format!("node-{number}").parse().unwrap(),
+            peer_urls: vec![url(2_000)],
+            client_urls: vec![url(3_000)],
+            csr: NodeKey::generate().csr,
+            machine: MachineFacts { dmi_uuid: None, machine_id: Some(format!("m{number}")) },
+            zone: None,
+        };
+        let seed = secrecy::ExposeSecret::expose_secret(token.key().seed());
+        Agent {
+            client: world.client(service, Some(&key)),
+            key,
+            record,
+            boot: 1,
+            nonce: Nonce::random(),
+            highest_epoch: 0,
+            holds: None,
+            token: SigningKey::from_seed(seed),
+            service: world.context.pins[0],
+        }
+    }
+
+    /// Speaks to another service from now on.
+    pub fn turn_to(&mut self, world: &World, service: &Running) {
+        self.client = world.client(service, Some(&self.key));
+    }
+
+    pub fn envelope(&self) -> Jws {
+        Redeem {
+            service: self.service,
+            cluster: self.record.cluster,
+            signed: self.record.sign(&self.key, &self.token),
+            boot: self.boot,
+            nonce: self.nonce,
+            highest_epoch: self.highest_epoch,
+        }
+        .sign(&self.key)
+    }
+
+    pub async fn redeem(&self) -> Result<PollResponse, ClientError> {
+        self.client.redeem(&self.envelope()).await.map(|response| response.poll)
+    }
+
+    pub async fn poll(&self, after: Option<u64>) -> Result<PollResponse, ClientError> {
+        let request = PollRequest {
+            after,
+            boot: self.boot,
+            nonce: self.nonce,
+            highest_epoch: self.highest_epoch,
+            h: self.holds,
+        };
+        self.client.poll(self.record.cluster, &request).await
+    }
+
+    pub fn session(&self) -> Session {
+        Session { boot: self.boot, nonce: self.nonce }
+    }
+
+    /// Says that it reached everybody.
+    pub async fn probe(&self, seen: &PollResponse) -> Result<PollResponse, ClientError> {
+        let proposal = seen.proposal.as_ref().unwrap();
+        let Standing::Seated(own) = seen.standing else { panic!("{:?}", seen.standing) };
+        let results = (1..=seen.size)
+            .filter(|seat| *seat != own)
+            .map(|seat| ProbeResult { seat, reached: true, error: None, round_trip_us: Some(1) })
+            .collect();
+        let request = ProbesRequest {
+            session: self.session(),
+            epoch: proposal.epoch,
+            h: proposal.hash(),
+            results,
+        };
+        self.client.probes(self.record.cluster, &request).await
+    }
+
+    /// Signs what it was shown, after verifying it as a real agent does.
+    pub async fn ack(&mut self, seen: &PollResponse) -> Result<PollResponse, ClientError> {
+        let chain = StatementChain::verify_links(&seen.statements).unwrap();
+        let proposal = seen.proposal.as_ref().unwrap();
+        let verified = VerifiedProposal::verify(proposal, &chain).unwrap();
+        self.highest_epoch = proposal.epoch;
+        let ack = Ack { cluster: proposal.cluster, epoch: proposal.epoch, h: verified.hash() };
+        self.client.ack(self.record.cluster, &ack.sign(&self.key)).await
+    }
+
+    /// Polls until `wanted`.
+    pub async fn until(&self, wanted: impl Fn(&PollResponse) -> bool) -> PollResponse {
+        let mut seen = self.poll(None).await.unwrap();
+        while !wanted(&seen) {
+            seen = self.poll(Some(seen.rev)).await.unwrap();
+        }
+        seen
+    }
+
+    /// The document, verified whole.
+    pub fn document(&self, seen: &PollResponse) -> VerifiedDocument {
+        let delivered = seen.document.as_ref().unwrap();
+        let chain = StatementChain::verify_links(&delivered.statements).unwrap();
+        VerifiedDocument::verify(&delivered.document, &chain).unwrap()
+    }
+}
+
+/// Redeems for all, then probes and signs until the cluster is committed. Returns what the last
+/// one was answered.
+pub async fn form(agents: &mut [Agent]) -> PollResponse {
+    for agent in agents.iter() {
+        agent.redeem().await.unwrap();
+    }
+    sign(agents).await
+}
+
+/// Probes and signs for agents who sit.
+pub async fn sign(agents: &mut [Agent]) -> PollResponse {
+    let mut last = None;
+    for agent in agents.iter_mut() {
+        let seen = agent.until(|seen| seen.proposal.is_some()).await;
+        agent.probe(&seen).await.unwrap();
+        last = Some(agent.ack(&seen).await.unwrap());
+    }
+    last.unwrap()
+}

@@ -1,0 +1,169 @@
+//! Clusters form.
+
+use discovery_types::api::{ClusterState, ReportRequest, Standing};
+use discovery_types::problem::Code;
+use discovery_types::statement::StatementChain;
+
+use super::agent::{Agent, form, sign};
+use super::support::{World, committed};
+
+#[tokio::test]
+async fn three_agents_become_one_cluster_with_certificates_of_its_own_cas() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 3).await;
+    let token = world.token(&admin, &statement).await;
+    let mut agents: Vec<Agent> =
+        (1..=3).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    let last = form(&mut agents).await;
+    assert_eq!(last.state, ClusterState::Committed);
+    let jwks = admin.jwks().await.unwrap();
+    let keys: Vec<_> = jwks.keys.iter().map(|key| key.public_key().unwrap()).collect();
+    for agent in &agents {
+        let seen = agent.poll(None).await.unwrap();
+        let document = agent.document(&seen);
+        let seat = document.proposal().seat_of(agent.key.public()).unwrap();
+        assert_eq!(seen.standing, Standing::Member(seat));
+        let delivered = seen.document.unwrap();
+        let chain = StatementChain::verify_links(&delivered.statements).unwrap();
+        discovery_types::document::VerifiedDocument::verify_received(
+            &delivered.document,
+            &chain,
+            &keys,
+        )
+        .unwrap();
+        let node_key = agent.record.csr.verify().unwrap().node_key;
+        delivered.leaves.unwrap().verify(&node_key, chain.newest()).unwrap();
+        assert_eq!(
+            Some(&delivered.document),
+            committed(&world.database, statement.cluster).await.as_ref()
+        );
+    }
+    let ledger = service.app().forming.store.ledger();
+    assert!(ledger.committed(statement.cluster).is_some(), "it left, so the ledger has it");
+
+    for agent in &agents[..2] {
+        let seen = agent.poll(None).await.unwrap();
+        let report = ReportRequest {
+            session: agent.session(),
+            h: agent.document(&seen).hash(),
+            raft_cluster_id: "00000000deadbeef".into(),
+            member_id: "0000000000000001".into(),
+            leader_id: None,
+            raft_term: 2,
+            raft_index: 4,
+        };
+        agent.client.report(statement.cluster, &report).await.unwrap();
+    }
+    let shown = admin.show_cluster(statement.cluster).await.unwrap();
+    assert_eq!(shown.summary.state, ClusterState::Formed);
+    assert_eq!(shown.raft_cluster_id.as_deref(), Some("00000000deadbeef"));
+    let timeline: Vec<&str> = shown.timeline.iter().map(|m| m.event.as_str()).collect();
+    assert_eq!(timeline, ["open", "full", "preparing", "committed", "formed"]);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn the_fourth_agent_waits_and_is_told_when_the_seats_are_gone() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 3).await;
+    let token = world.token(&admin, &statement).await;
+    let mut agents: Vec<Agent> =
+        (1..=4).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    for agent in &agents {
+        agent.redeem().await.unwrap();
+    }
+    let late = agents.pop().unwrap();
+    assert_eq!(late.poll(None).await.unwrap().standing, Standing::Standby(0));
+    sign(&mut agents).await;
+    let refused = late.poll(None).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::BootClosed));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn two_processes_on_one_postgres_serve_one_formation() {
+    let world = World::new().await;
+    let one = world.serve().await;
+    let two = crate::server::start(world.args("ledger-2")).await.unwrap();
+    let admin = world.owner(&one);
+    let statement = world.cluster(&admin, "demo", 3).await;
+    let token = world.token(&admin, &statement).await;
+    let mut agents: Vec<Agent> = (1..=3)
+        .map(|i| Agent::new(&world, if i == 2 { &two } else { &one }, &statement, &token, i))
+        .collect();
+    for agent in &agents[..2] {
+        agent.redeem().await.unwrap();
+    }
+    // Parked at the second process, woken by what happens at the first.
+    let waiting = agents[1].poll(None).await.unwrap().rev;
+    let (woken, _) = tokio::join!(agents[1].poll(Some(waiting)), async {
+        agents[2].redeem().await.unwrap();
+    });
+    assert_ne!(woken.unwrap().rev, waiting);
+    let last = sign(&mut agents).await;
+    assert_eq!(last.state, ClusterState::Committed);
+    let member = agents[1].poll(None).await.unwrap();
+    assert_eq!(agents[1].document(&member).hash(), agents[0].document(&last).hash());
+    assert!(two.app().forming.store.ledger().committed(statement.cluster).is_some());
+    one.stop().await;
+    two.stop().await;
+}
+
+#[tokio::test]
+async fn a_seat_whose_agent_goes_silent_goes_to_the_standby() {
+    let world = World::new().await;
+    let mut args = world.args("ledger");
+    args.times.lease = std::time::Duration::from_secs(3);
+    let service = crate::server::start(args).await.unwrap();
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 2).await;
+    let token = world.token(&admin, &statement).await;
+    let mut agents: Vec<Agent> =
+        (1..=3).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    for agent in &agents {
+        agent.redeem().await.unwrap();
+    }
+    // The first says nothing any more; its list is given up, and the third sits in its place.
+    let (second, third) = {
+        let [_, second, third] = &agents[..] else { unreachable!() };
+        let sits =
+            |seen: &discovery_types::api::PollResponse| seen.proposal.is_some() && seen.epoch > 1;
+        tokio::join!(second.until(sits), third.until(sits))
+    };
+    assert!(matches!(second.standing, Standing::Seated(2)));
+    assert!(matches!(third.standing, Standing::Seated(1)));
+    let last = sign(&mut agents[1..]).await;
+    assert_eq!(last.state, ClusterState::Committed);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn every_answer_can_be_lost_and_asked_for_again() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.draft(&admin, "demo", 1).await;
+    let jws = statement.sign(&world.owner);
+    for _ in 0..2 {
+        admin.put_statement(statement.cluster, &jws).await.unwrap();
+    }
+    let (token, grant) = world.grant(&admin, &statement);
+    let grant = grant.sign(&world.owner);
+    for _ in 0..2 {
+        admin.put_grant(&grant).await.unwrap();
+    }
+    let mut agent = Agent::new(&world, &service, &statement, &token, 1);
+    for _ in 0..2 {
+        agent.redeem().await.unwrap();
+    }
+    let seen = agent.until(|seen| seen.proposal.is_some()).await;
+    let first = agent.ack(&seen).await.unwrap();
+    let again = agent.ack(&seen).await.unwrap();
+    assert_eq!(first.document, again.document);
+    assert!(first.document.is_some());
+    service.stop().await;
+}

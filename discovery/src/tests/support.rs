@@ -1,0 +1,296 @@
+//! One managed Postgres for the test program, a database for each test, services over it.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::Duration;
+
+use discovery_types::admin::Admin;
+use discovery_types::api::DraftRequest;
+use discovery_types::client::{Client, ClientConfig};
+use discovery_types::context::Context;
+use discovery_types::grant::{Grant, TokenKind};
+use discovery_types::jws::Jws;
+use discovery_types::key::SigningKey;
+use discovery_types::role::Role;
+use discovery_types::statement::{Permissions, Statement};
+use discovery_types::token::Token;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{ConnectOptions, PgConnection};
+use uuid::Uuid;
+
+use crate::managed_postgres::{ManagedPostgres, Settings};
+use crate::server::{DatabaseArgs, InitArgs, LimitArgs, Running, ServeArgs, TimeArgs, init, start};
+
+/// Where the shared Postgres listens.
+struct Postgres {
+    socket: PathBuf,
+    _stop: mpsc::Sender<()>,
+}
+
+/// A folder that an unprivileged user may pass, and whose path is short.
+pub fn folder() -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    tempfile::Builder::new()
+        .prefix("mdt")
+        .permissions(std::fs::Permissions::from_mode(0o755))
+        .tempdir_in("/tmp")
+        .unwrap()
+}
+
+fn postgres() -> &'static Postgres {
+    static POSTGRES: OnceLock<Postgres> = OnceLock::new();
+    POSTGRES.get_or_init(|| {
+        forget_dead_ones();
+        let dir = PathBuf::from(format!("/tmp/muster-test-pg-{}", std::process::id()));
+        let socket = dir.join("run");
+        let (ready, is_ready) = mpsc::channel();
+        let (stop, stopped) = mpsc::channel();
+        // It lives as long as the program: the thread ends with it, and Postgres with the thread.
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            let settings = Settings { dir, binaries: None, user: "postgres".into() };
+            let postgres = runtime.block_on(ManagedPostgres::start(settings));
+            ready.send(postgres.as_ref().map(|_| ()).map_err(ToString::to_string)).unwrap();
+            let _ = stopped.recv();
+            drop(postgres);
+        });
+        is_ready.recv().unwrap().unwrap();
+        Postgres { socket, _stop: stop }
+    })
+}
+
+/// Directories of test programs that have ended.
+fn forget_dead_ones() {
+    for entry in std::fs::read_dir("/tmp").unwrap().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix("muster-test-pg-"));
+        if pid.is_some_and(|pid| !PathBuf::from("/proc").join(pid).exists()) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// A new, empty database.
+pub struct Database {
+    /// Its name.
+    pub name: String,
+}
+
+impl Database {
+    pub async fn new() -> Self {
+        Database::from_template("template0").await
+    }
+
+    /// A copy of another one, as a restore from a backup makes it. Nobody may be connected to it.
+    pub async fn from_template(template: &str) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("t{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let mut connection = options("postgres").connect().await.unwrap();
+        let create = format!("CREATE DATABASE {name} TEMPLATE {template} ENCODING 'UTF8'");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&mut connection).await.unwrap();
+        Database { name }
+    }
+
+    /// Takes the place of `self`, under its name, as a restored backup does.
+    pub async fn replace_with(&self, backup: &Database) {
+        let mut connection = options("postgres").connect().await.unwrap();
+        for sql in [
+            format!("DROP DATABASE {} WITH (FORCE)", self.name),
+            format!("CREATE DATABASE {} TEMPLATE {}", self.name, backup.name),
+        ] {
+            sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+        }
+    }
+
+    /// A copy of it as it is now; whoever is connected is thrown out.
+    pub async fn back_up(&self) -> Database {
+        let mut connection = options("postgres").connect().await.unwrap();
+        for _ in 0..100 {
+            sqlx::query(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1",
+            )
+            .bind(&self.name)
+            .execute(&mut connection)
+            .await
+            .unwrap();
+            static NUMBER: AtomicU32 = AtomicU32::new(0);
+            let name = format!("b{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+            let create = format!("CREATE DATABASE {name} TEMPLATE {}", self.name);
+            match sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&mut connection).await {
+                Ok(_) => return Database { name },
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+        panic!("the database is never free");
+    }
+
+    pub async fn connect(&self) -> PgConnection {
+        options(&self.name).connect().await.unwrap()
+    }
+
+    pub fn url(&self) -> String {
+        let socket = postgres().socket.display().to_string().replace('/', "%2F");
+        format!("postgres://muster@{socket}:5432/{}", self.name)
+    }
+}
+
+pub fn options(database: &str) -> PgConnectOptions {
+    PgConnectOptions::new_without_pgpass()
+        .socket(&postgres().socket)
+        .port(5432)
+        .username("muster")
+        .database(database)
+}
+
+/// Times that make tests quick and still leave room on a loaded machine.
+pub fn times() -> TimeArgs {
+    TimeArgs {
+        lease: Duration::from_secs(30),
+        prepare: Duration::from_secs(30),
+        sweep: Duration::from_millis(200),
+        poll: Duration::from_secs(5),
+        deadline: Duration::from_secs(86_400),
+        draft: Duration::from_secs(600),
+        drain: Duration::from_secs(5),
+    }
+}
+
+/// One installation: keys, ledgers and a database. Services come and go.
+pub struct World {
+    pub folder: tempfile::TempDir,
+    pub database: Database,
+    pub owner: Arc<SigningKey>,
+    pub context: Context,
+}
+
+impl World {
+    pub async fn new() -> Self {
+        let folder = folder();
+        let owner = Arc::new(SigningKey::generate());
+        let context = init(&InitArgs {
+            owner: owner.public().to_string(),
+            dir: folder.path().join("keys"),
+            urls: vec!["https://127.0.0.1:1".into()],
+            trust_domain: "muster".into(),
+        })
+        .unwrap();
+        let context = context.parse().unwrap();
+        World { folder, database: Database::new().await, owner, context }
+    }
+
+    pub fn args(&self, ledger: &str) -> ServeArgs {
+        ServeArgs {
+            keys: self.folder.path().join("keys"),
+            listen: vec!["127.0.0.1:0".parse().unwrap()],
+            ledger: self.folder.path().join(ledger),
+            database: DatabaseArgs {
+                managed_postgres: None,
+                database_url: Some(self.database.url()),
+                postgres_bin: None,
+                postgres_user: "postgres".into(),
+                pool_size: 4,
+            },
+            times: times(),
+            limits: LimitArgs {
+                max_connections: 1_000,
+                max_parked_polls: 100,
+                rate: 10_000,
+                burst: 10_000,
+            },
+        }
+    }
+
+    pub async fn serve(&self) -> Running {
+        start(self.args("ledger")).await.unwrap()
+    }
+
+    pub fn client(&self, service: &Running, key: Option<&Arc<SigningKey>>) -> Client {
+        Client::new(ClientConfig {
+            urls: vec![format!("https://{}", service.addresses[0]).parse().unwrap()],
+            pins: self.context.pins.clone(),
+            key: key.cloned(),
+        })
+        .unwrap()
+    }
+
+    pub fn owner(&self, service: &Running) -> Client {
+        self.client(service, Some(&self.owner))
+    }
+
+    /// A statement for a new draft, not put yet.
+    pub async fn draft(&self, admin: &Client, name: &str, size: u8) -> Statement {
+        let name = name.parse().unwrap();
+        let request = DraftRequest { name, size };
+        let draft = admin.create_draft(&request).await.unwrap();
+        Statement {
+            version: 1,
+            cluster: draft.cluster,
+            name: request.name,
+            size,
+            seq: 0,
+            previous: None,
+            peer_ca: draft.peer_ca,
+            client_ca: draft.client_ca,
+            admins: vec![Admin {
+                key: *self.owner.public(),
+                name: "owner".parse().unwrap(),
+                roles: vec![Role::Owner],
+            }],
+            permissions: Permissions {
+                loopback: true,
+                shared_host: true,
+                even_size: true,
+                low_ports: false,
+            },
+            deadline_seconds: 3_600,
+        }
+    }
+
+    /// An open cluster.
+    pub async fn cluster(&self, admin: &Client, name: &str, size: u8) -> Statement {
+        let statement = self.draft(admin, name, size).await;
+        let jws = statement.sign(&self.owner);
+        admin.put_statement(statement.cluster, &jws).await.unwrap();
+        statement
+    }
+
+    /// A grant for a new token, not put yet.
+    pub fn grant(&self, admin: &Client, statement: &Statement) -> (Token, Grant) {
+        let token = Token::generate(TokenKind::Boot);
+        let now = admin.service_now_ms().unsigned_abs() / 1_000;
+        let grant = Grant {
+            version: 1,
+            id: token.id(),
+            kind: TokenKind::Boot,
+            key: *token.public(),
+            cluster: statement.cluster,
+            statement: statement.sign(&self.owner).hash(),
+            uses: statement.size,
+            issued_at: now,
+            expires_at: now + 3_600,
+            cidrs: Vec::new(),
+            name: None,
+            zone: None,
+        };
+        (token, grant)
+    }
+
+    /// A token that can be redeemed.
+    pub async fn token(&self, admin: &Client, statement: &Statement) -> Token {
+        let (token, grant) = self.grant(admin, statement);
+        admin.put_grant(&grant.sign(&self.owner)).await.unwrap();
+        token
+    }
+}
+
+/// The first commit document of a cluster, as the database has it.
+pub async fn committed(database: &Database, cluster: Uuid) -> Option<Jws> {
+    let row: Option<String> =
+        sqlx::query_scalar("SELECT document FROM commits WHERE cluster_id = $1")
+            .bind(cluster)
+            .fetch_optional(&mut database.connect().await)
+            .await
+            .unwrap();
+    row.map(|text| text.parse().unwrap())
+}
