@@ -289,19 +289,10 @@ impl World {
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    /// How to reach the managed Postgres: discovery writes it down beside the data.
+    /// How to reach the managed Postgres: its socket lies beside its data.
     pub fn database_url(&self) -> Result<String> {
-        Ok(fs_err::read_to_string(self.postgres_dir().join("url"))?.trim().to_owned())
-    }
-
-    /// Copies the owner's row of the admins' table with another key in it, as an attacker with the
-    /// database's password would.
-    pub fn plant_admin(&self, public_key: &str) -> Result<()> {
-        self.psql(&format!(
-            "INSERT INTO admins SELECT (jsonb_populate_record(a, jsonb_build_object('key', '{public_key}'))).* \
-             FROM admins a LIMIT 1"
-        ))?;
-        Ok(())
+        let socket = self.postgres_dir().join("run");
+        Ok(format!("postgresql:///muster?host={}&user=muster", path_text(&socket)?))
     }
 
     /// Leaves everything running and keeps the folder; returns it and the namespaces.
