@@ -11,6 +11,7 @@
 //! | `supervisor/`, `launcher`, `tail` | the node's process, how it is started, its log |
 //! | `health`, `status`, `metrics` | what can be asked |
 
+pub mod bootstrap;
 pub mod cli;
 pub mod commands;
 pub mod convert;
@@ -23,12 +24,16 @@ pub mod launcher;
 pub mod logging;
 pub mod machine;
 pub mod metrics;
+pub mod node_command;
 pub mod printer;
 pub mod probe;
+pub mod protocol;
+pub mod report;
 pub mod retry;
 pub mod settings;
 pub mod state;
 pub mod status;
+pub mod supervise;
 pub mod supervisor;
 pub mod tail;
 
@@ -66,7 +71,18 @@ fn dispatch(command: Command) -> Result<(), End> {
     let mut out = std::io::stdout();
     let mut printer = Printer::new(&mut out);
     match command {
-        Command::Run(_typed) => Err(End::Failed("not built yet".to_owned())),
+        Command::Run(typed) => {
+            logging::start(typed.log_format);
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .map_err(|error| End::Failed(format!("can't start: {error}")))?;
+            let result = runtime.block_on(commands::run::run(*typed));
+            // Whatever still blocks (a read of the node's log) must not hold the exit up.
+            runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+            result
+        }
         Command::Status(typed) => on_runtime(commands::status::run(&typed, &mut printer)),
         Command::Reset(typed) => commands::reset::run(&typed, &mut printer),
         Command::LaunchNode(arguments) => Err(End::Failed(launcher::launch(&arguments).1)),

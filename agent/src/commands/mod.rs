@@ -1,4 +1,5 @@
 //! One file per verb.
 
 pub mod reset;
+pub mod run;
 pub mod status;

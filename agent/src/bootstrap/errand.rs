@@ -1,0 +1,134 @@
+//! One message to the service, sent until it arrives or is refused.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use discovery_types::api::{
+    AdoptRequest, NackRequest, PollRequest, PollResponse, ProbesRequest, RedeemResponse,
+};
+use discovery_types::client::{Client, ClientError};
+use discovery_types::jws::Jws;
+use uuid::Uuid;
+
+use crate::exit::chain;
+use crate::retry::Retry;
+
+/// A message.
+#[derive(Clone, Debug)]
+pub enum Errand {
+    /// An ack.
+    Ack(Jws),
+    /// A refusal of a proposal.
+    Nack(NackRequest),
+    /// This host's row of the matrix.
+    Row(ProbesRequest),
+    /// A release.
+    Release(Jws),
+    /// The held document, which the service may have lost.
+    Adopt(Box<AdoptRequest>),
+}
+
+/// Of a kind only the newest is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// [`Errand::Ack`] or [`Errand::Nack`]: the answer to a proposal.
+    Answer,
+    /// [`Errand::Row`].
+    Row,
+    /// [`Errand::Release`].
+    Release,
+    /// [`Errand::Adopt`].
+    Adopt,
+}
+
+/// What came of something that was sent.
+#[derive(Debug)]
+pub enum Done {
+    /// A redeem.
+    Redeemed(Result<Box<RedeemResponse>, ClientError>),
+    /// A poll.
+    Polled(Result<Box<PollResponse>, ClientError>),
+    /// An errand.
+    Carried(Kind, Result<Option<Box<PollResponse>>, ClientError>),
+}
+
+impl Errand {
+    /// Which kind it is.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Ack(_) | Self::Nack(_) => Kind::Answer,
+            Self::Row(_) => Kind::Row,
+            Self::Release(_) => Kind::Release,
+            Self::Adopt(_) => Kind::Adopt,
+        }
+    }
+
+    /// Sends it until it has arrived, or the service has refused it.
+    pub async fn carry_out(self, client: Arc<Client>, cluster: Uuid) -> Done {
+        let kind = self.kind();
+        let mut retry = Retry::default();
+        loop {
+            match self.send(&client, cluster).await {
+                Err(error) if is_worth_repeating(&error) => {
+                    let pause = retry.next_pause();
+                    tracing::debug!(error = chain(&error), ?kind, ?pause, "trying again");
+                    tokio::time::sleep(pause).await;
+                }
+                result => return Done::Carried(kind, result),
+            }
+        }
+    }
+
+    async fn send(
+        &self,
+        client: &Client,
+        cluster: Uuid,
+    ) -> Result<Option<Box<PollResponse>>, ClientError> {
+        let response = match self {
+            Self::Ack(jws) => client.ack(cluster, jws).await,
+            Self::Nack(nack) => client.nack(cluster, nack).await,
+            Self::Row(row) => client.probes(cluster, row).await,
+            Self::Release(jws) => client.release(cluster, jws).await,
+            Self::Adopt(adopt) => return client.adopt(adopt).await.map(|_| None),
+        };
+        response.map(|response| Some(Box::new(response)))
+    }
+}
+
+/// A conflict is answered by the next poll, not by the same message again.
+fn is_worth_repeating(error: &ClientError) -> bool {
+    /// HTTP's "conflict with the current state".
+    const CONFLICT: u16 = 409;
+    match error {
+        ClientError::Problem(problem) => problem.retryable && problem.status != CONFLICT,
+        other => other.is_retryable(),
+    }
+}
+
+/// Redeems, once, after `pause`.
+pub async fn redeem(client: Arc<Client>, envelope: Jws, pause: Duration) -> Done {
+    tokio::time::sleep(pause).await;
+    Done::Redeemed(client.redeem(&envelope).await.map(Box::new))
+}
+
+/// Polls, once, after `pause`.
+pub async fn poll(client: Arc<Client>, cluster: Uuid, poll: PollRequest, pause: Duration) -> Done {
+    tokio::time::sleep(pause).await;
+    Done::Polled(client.poll(cluster, &poll).await.map(Box::new))
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::problem::{Code, Problem};
+
+    use super::*;
+
+    #[test]
+    fn a_stale_epoch_is_left_to_the_next_poll_and_a_full_service_is_not() {
+        let problem = |code| ClientError::Problem(Box::new(Problem::new(code, "", "")));
+        assert!(!is_worth_repeating(&problem(Code::StaleEpoch)));
+        assert!(!is_worth_repeating(&problem(Code::Abandoned)));
+        assert!(is_worth_repeating(&problem(Code::Overloaded)));
+        assert!(is_worth_repeating(&problem(Code::DatabaseChanged)));
+    }
+}

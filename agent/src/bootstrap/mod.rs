@@ -1,0 +1,425 @@
+//! Forming the cluster, from this host's side: everything between a journal and a node that may
+//! start.
+//!
+//! The protocol's machine decides; this module feeds it with verified facts and carries out what it
+//! says. One task owns everything here: answers of the service, findings of probes and deadlines
+//! meet in one `select!`. Sending never blocks it: each message is a task of its own, which the
+//! owner replaces when there is a newer one.
+//!
+//! It does not decide when to sign, release or launch, and it starts no process.
+
+mod act;
+mod errand;
+mod mesh;
+mod progress;
+pub mod record;
+mod shown;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use discovery_formation::agent::{Event, From, PATIENCE};
+use discovery_formation::{Hash, KeyId};
+use discovery_types::api::{NackReason, NackRequest, PollRequest, ProbeResult, Session};
+use discovery_types::client::{Client, ClientConfig, ClientError};
+use discovery_types::digest::Digest;
+use discovery_types::key::PublicKey;
+use discovery_types::record::SignedRecord;
+use discovery_types::redeem::Redeem;
+use discovery_types::statement::StatementChain;
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use self::errand::{Done, Errand, Kind};
+use self::mesh::Mesh;
+use self::progress::Progress;
+use crate::convert;
+use crate::exit::{End, chain};
+use crate::host::Host;
+use crate::probe::ProbeIdentity;
+use crate::probe::server::{Policy, ProbeListener};
+use crate::protocol::Protocol;
+use crate::retry::Retry;
+use crate::settings::Listen;
+use crate::state::journal::Join;
+use crate::status::{Board, Phase};
+
+/// How long a farewell may take when the agent is told to stop.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// How forming ended.
+#[derive(Debug)]
+pub enum Formed {
+    /// The node may start.
+    Launch(From),
+    /// The node's data is lost, or was never this host's to have.
+    ReplacementWanted(String),
+    /// The agent was told to stop.
+    Stopped,
+}
+
+/// What forming needs from outside.
+pub struct Surroundings {
+    /// This machine.
+    pub host: Arc<dyn Host>,
+    /// Where to say what goes on.
+    pub board: Board,
+    /// Ends it.
+    pub stop: CancellationToken,
+}
+
+/// The proposal that is being looked at.
+struct Offered {
+    h: Hash,
+    epoch: u64,
+    /// Seats by key, for the matrix.
+    seats: BTreeMap<KeyId, u8>,
+    results: BTreeMap<KeyId, ProbeResult>,
+    impatient_at: Instant,
+}
+
+/// The one owner of forming.
+pub struct Driver<'a> {
+    protocol: &'a mut Protocol,
+    surroundings: Surroundings,
+    join: Join,
+    listen: Listen,
+    client: Arc<Client>,
+    identity: Arc<ProbeIdentity>,
+    policy: watch::Sender<Policy>,
+    listener: Option<ProbeListener>,
+    chain: Option<StatementChain>,
+    service_keys: Vec<PublicKey>,
+    offered: Option<Offered>,
+    /// The proposal that was refused before the machine saw it.
+    refused_unseen: Option<Digest>,
+    mesh: Mesh,
+    progress: Progress,
+    work: JoinSet<Done>,
+    underway: BTreeMap<Kind, AbortHandle>,
+    contact: Contact,
+    outcome: Option<Formed>,
+}
+
+/// The standing conversation with the service: one redeem, then one parked poll after another.
+#[derive(Default)]
+struct Contact {
+    wanted: bool,
+    redeemed: bool,
+    waiting: bool,
+    revision: Option<u64>,
+    retry: Retry,
+    pause: Duration,
+    /// What was last logged about a failure, so that it is logged once.
+    complained: Option<String>,
+    last_refusal: Option<String>,
+    pin: usize,
+}
+
+impl<'a> Driver<'a> {
+    /// Over a journal whose record is made, or is about to be made by [`Driver::form`].
+    pub fn new(
+        protocol: &'a mut Protocol,
+        join: Join,
+        listen: Listen,
+        surroundings: Surroundings,
+    ) -> Result<Self, End> {
+        let key = Arc::clone(&protocol.key);
+        let config = ClientConfig {
+            urls: join.urls.clone(),
+            pins: join.pins.clone(),
+            key: Some(Arc::clone(&key)),
+        };
+        let client = Client::new(config).map_err(|error| End::Failed(chain(&error)))?;
+        let identity = Arc::new(ProbeIdentity::new(&key));
+        let statements = &protocol.keepsakes.statements;
+        Ok(Self {
+            chain: StatementChain::verify_from_pin(statements, &join.statement).ok(),
+            client: Arc::new(client),
+            mesh: Mesh::new(Arc::clone(&identity)),
+            identity,
+            policy: watch::Sender::new(Policy::default()),
+            listener: None,
+            service_keys: Vec::new(),
+            offered: None,
+            refused_unseen: None,
+            progress: Progress::new(surroundings.board.clone()),
+            work: JoinSet::new(),
+            underway: BTreeMap::new(),
+            contact: Contact::default(),
+            outcome: None,
+            protocol,
+            surroundings,
+            join,
+            listen,
+        })
+    }
+
+    /// Goes on to the launch of a document that is held already; asks nobody.
+    pub async fn launch_held(mut self) -> Result<Formed, End> {
+        let actions = self.look()?;
+        self.act(actions).await?;
+        self.until_outcome().await
+    }
+
+    /// Forms the cluster with `record`.
+    pub async fn form(mut self, record: &SignedRecord) -> Result<Formed, End> {
+        self.listen().await?;
+        let own = *self.protocol.key.public();
+        let record = convert::own_record(record, &own).map_err(|error| {
+            End::Failed(format!("this host's own record is not valid: {}", chain(&error)))
+        })?;
+        let actions = self.protocol.step(Event::RecordReady(record))?;
+        self.act(actions).await?;
+        self.until_outcome().await
+    }
+
+    /// Listens on the node's peer address, and makes sure that its client address is free.
+    async fn listen(&mut self) -> Result<(), End> {
+        self.update_policy();
+        let listener =
+            ProbeListener::open(self.listen.peer, &self.identity, self.policy.subscribe())
+                .await
+                .map_err(|error| self.address_taken(&chain(&error)))?;
+        let at = self.listen.client;
+        self.surroundings
+            .host
+            .test_bind(at)
+            .map_err(|error| self.address_taken(&format!("can't listen on {at}: {error}")))?;
+        self.listener = Some(listener);
+        Ok(())
+    }
+
+    fn address_taken(&self, what: &str) -> End {
+        let own = own_addresses(&*self.surroundings.host);
+        End::Failed(format!(
+            "{what}; the node could not either. This host's addresses: {own}; see \
+             --listen-address, --peer-port and --client-port"
+        ))
+    }
+
+    async fn until_outcome(&mut self) -> Result<Formed, End> {
+        loop {
+            if let Some(outcome) = self.outcome.take() {
+                return Ok(outcome);
+            }
+            self.keep_contact()?;
+            let impatient_at = self.offered.as_ref().map(|offered| offered.impatient_at);
+            tokio::select! {
+                () = self.surroundings.stop.cancelled() => {
+                    self.say_farewell().await;
+                    return Ok(Formed::Stopped);
+                }
+                Some(done) = self.work.join_next() => match done {
+                    Ok(done) => self.done(done).await?,
+                    // Replaced by a newer one.
+                    Err(error) if error.is_cancelled() => {}
+                    Err(error) => return Err(End::Failed(format!("a task failed: {error}"))),
+                },
+                finding = self.mesh.next() => self.found(finding).await?,
+                () = sleep_until(impatient_at) => self.impatient().await?,
+                () = tokio::time::sleep(progress::REPEAT_EVERY) => self.progress.repeat(),
+            }
+        }
+    }
+
+    /// Sees to it that one redeem or one poll is under way.
+    fn keep_contact(&mut self) -> Result<(), End> {
+        if !self.contact.wanted || self.contact.waiting {
+            return Ok(());
+        }
+        self.contact.waiting = true;
+        let client = Arc::clone(&self.client);
+        let pause = std::mem::take(&mut self.contact.pause);
+        if self.contact.redeemed {
+            let session = self.session();
+            let journal = &self.protocol.agent.journal;
+            let poll = PollRequest {
+                after: self.contact.revision,
+                boot: session.boot,
+                nonce: session.nonce,
+                highest_epoch: journal.highest_epoch(),
+                h: journal.held.as_ref().map(|held| convert::digest(held.h)),
+            };
+            self.work.spawn(errand::poll(client, self.join.cluster, poll, pause));
+        } else {
+            let envelope = self.envelope()?.sign(&self.protocol.key);
+            self.work.spawn(errand::redeem(client, envelope, pause));
+        }
+        Ok(())
+    }
+
+    fn envelope(&self) -> Result<Redeem, End> {
+        let journal = &self.protocol.agent.journal;
+        let record = journal.record.as_deref().ok_or_else(|| {
+            End::Failed("there is no record to redeem: this is a fault of muster-agent".to_owned())
+        })?;
+        let session = self.session();
+        let pins = &self.join.pins;
+        Ok(Redeem {
+            service: pins[self.contact.pin % pins.len()],
+            cluster: self.join.cluster,
+            signed: crate::state::journal::signed_record(record),
+            boot: session.boot,
+            nonce: session.nonce,
+            highest_epoch: journal.highest_epoch(),
+        })
+    }
+
+    fn session(&self) -> Session {
+        Session { boot: self.protocol.agent.session.boot, nonce: self.protocol.nonce() }
+    }
+
+    async fn done(&mut self, done: Done) -> Result<(), End> {
+        match done {
+            Done::Redeemed(Ok(response)) => {
+                self.contact.waiting = false;
+                self.contact.redeemed = true;
+                self.reached();
+                self.service_keys =
+                    response.jwks.keys.iter().filter_map(|jwk| jwk.public_key()).collect();
+                self.absorb(response.poll).await
+            }
+            Done::Polled(Ok(response)) => {
+                self.contact.waiting = false;
+                self.reached();
+                self.absorb(*response).await
+            }
+            Done::Redeemed(Err(error)) | Done::Polled(Err(error)) => {
+                self.contact.waiting = false;
+                self.failed(error).await
+            }
+            Done::Carried(kind, result) => self.carried(kind, result).await,
+        }
+    }
+
+    fn reached(&mut self) {
+        if self.contact.complained.take().is_some() {
+            tracing::info!("discovery answers again");
+        }
+        self.contact.retry.succeeded();
+    }
+
+    /// A redeem or poll failed: the machine judges a refusal, everything else is tried again.
+    async fn failed(&mut self, error: ClientError) -> Result<(), End> {
+        let text = chain(&error);
+        match &error {
+            ClientError::Problem(problem) => {
+                self.contact.last_refusal = Some(text.clone());
+                let (code, retryable) = (problem.code.as_str().to_owned(), problem.retryable);
+                // The envelope may have named the other of two pins.
+                self.contact.pin = self.contact.pin.wrapping_add(1);
+                let actions = self.protocol.step(Event::Refused { code, retryable })?;
+                self.act(actions).await?;
+            }
+            ClientError::Pin { .. } | ClientError::NoKey | ClientError::Setup(_) => {
+                return Err(End::Failed(text));
+            }
+            ClientError::Unreachable { .. }
+            | ClientError::Interrupted { .. }
+            | ClientError::Foreign { .. } => {}
+        }
+        let pause = self.contact.retry.next_pause();
+        self.contact.pause = pause;
+        let at = self.surroundings.host.now()
+            + jiff::SignedDuration::try_from(pause).unwrap_or_default();
+        self.surroundings.board.error(text.clone(), Some(at));
+        if self.contact.complained.as_ref() != Some(&text) {
+            tracing::warn!("{text}; trying again");
+            self.contact.complained = Some(text.clone());
+        }
+        let what =
+            format!("waiting for discovery ({} tries): {text}", self.contact.retry.attempts());
+        self.surroundings.board.phase(Phase::Contacting, what);
+        Ok(())
+    }
+
+    async fn carried(
+        &mut self,
+        kind: Kind,
+        result: Result<Option<Box<discovery_types::api::PollResponse>>, ClientError>,
+    ) -> Result<(), End> {
+        /// HTTP's "conflict with the current state".
+        const CONFLICT: u16 = 409;
+        self.underway.remove(&kind);
+        match result {
+            Ok(response) => {
+                if kind == Kind::Answer {
+                    crate::crash::at(crate::crash::Step::AckSent);
+                }
+                match response {
+                    Some(response) => self.absorb(*response).await,
+                    None => Ok(()),
+                }
+            }
+            Err(ClientError::Problem(problem))
+                if problem.status != CONFLICT && kind != Kind::Row =>
+            {
+                self.contact.last_refusal = Some(problem.to_string());
+                let (code, retryable) = (problem.code.as_str().to_owned(), problem.retryable);
+                let actions = self.protocol.step(Event::Refused { code, retryable })?;
+                self.act(actions).await
+            }
+            Err(error) => {
+                // The next poll shows how things stand.
+                tracing::debug!(?kind, error = chain(&error), "not taken");
+                Ok(())
+            }
+        }
+    }
+
+    async fn impatient(&mut self) -> Result<(), End> {
+        let Some(offered) = &mut self.offered else { return Ok(()) };
+        // Once for each proposal: the next time is far away.
+        offered.impatient_at += Duration::from_secs(3600);
+        let epoch = offered.epoch;
+        let actions = self.protocol.step(Event::Impatient { epoch })?;
+        self.act(actions).await
+    }
+
+    /// Tells the service that this host won't sign, so that the others needn't wait for the lease.
+    async fn say_farewell(&mut self) {
+        let Some(offered) = &self.offered else { return };
+        let nack = NackRequest {
+            session: self.session(),
+            epoch: offered.epoch,
+            h: convert::digest(offered.h),
+            reason: NackReason::Stopping,
+            detail: "the agent is stopping".to_owned(),
+        };
+        let sent = Errand::Nack(nack).carry_out(Arc::clone(&self.client), self.join.cluster);
+        // Best effort: the lease ends by itself.
+        let _ = tokio::time::timeout(FAREWELL, sent).await;
+    }
+
+    /// Sends `errand`; an older one of its kind is given up.
+    fn send(&mut self, errand: Errand) {
+        let kind = errand.kind();
+        let work = errand.carry_out(Arc::clone(&self.client), self.join.cluster);
+        let handle = self.work.spawn(work);
+        if let Some(older) = self.underway.insert(kind, handle) {
+            older.abort();
+        }
+    }
+}
+
+/// When a proposal that came now has waited long enough.
+fn patience_from_now() -> Instant {
+    Instant::now() + Duration::from_millis(PATIENCE.0)
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// All addresses of this host, in one line.
+pub fn own_addresses(host: &dyn Host) -> String {
+    let addresses: Vec<String> = host.addresses().iter().map(ToString::to_string).collect();
+    addresses.join(", ")
+}

@@ -1,0 +1,153 @@
+//! What this agent says of itself: the record, built anew or kept from the journal.
+
+use std::net::{IpAddr, SocketAddr};
+
+use discovery_types::bundle::Bundle;
+use discovery_types::grant::TokenKind;
+use discovery_types::jws::Typ;
+use discovery_types::key::PublicKey;
+use discovery_types::name::Name;
+use discovery_types::record::{Record, SignedRecord};
+use discovery_types::url::{Host as UrlHost, ServiceUrl};
+
+use crate::convert;
+use crate::exit::{End, chain};
+use crate::host::Host;
+use crate::keys;
+use crate::protocol::{Protocol, state_end};
+use crate::settings::{Addresses, Settings};
+use crate::state::journal::signed_record;
+
+/// The local address that packets to the service leave from, and this host's other ones.
+pub async fn route(host: &dyn Host, urls: &[ServiceUrl]) -> Result<IpAddr, String> {
+    let mut last = "no URL of the service is known".to_owned();
+    for url in urls {
+        match resolve(url).await {
+            Ok(peer) => match host.route_to(peer) {
+                Ok(address) => return Ok(address),
+                Err(error) => last = format!("no route to {url}: {error}"),
+            },
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+async fn resolve(url: &ServiceUrl) -> Result<SocketAddr, String> {
+    match url.host() {
+        UrlHost::Address(address) => Ok((*address, url.port()).into()),
+        UrlHost::Dns(name) => tokio::net::lookup_host((name.as_str(), url.port()))
+            .await
+            .map_err(|error| format!("can't resolve {name}: {error}"))?
+            .next()
+            .ok_or_else(|| format!("{name} has no address")),
+    }
+}
+
+/// The record for this start: the journal's if it still says the truth (or may not change any
+/// more), else a new one, which takes a bundle. Makes the node's key durable before it is named.
+pub fn for_this_start(
+    protocol: &Protocol,
+    settings: &Settings,
+    host: &dyn Host,
+    addresses: &Addresses,
+    bundle: Option<&Bundle>,
+) -> Result<SignedRecord, End> {
+    let csr = keys::node_request(&protocol.layout).map_err(state_end)?;
+    let own = *protocol.key.public();
+    let journal = &protocol.agent.journal;
+    let name = settings.name.clone().unwrap_or_else(|| default_name(&host.name(), &own));
+    let known = journal.record.as_deref().map(signed_record);
+    let claims: Option<Record> =
+        known.as_ref().and_then(|signed| signed.record.verify(Typ::Record, &own).ok());
+    let Some(bundle) = bundle else {
+        return known.ok_or_else(|| {
+            End::Usage(
+                "this host has not redeemed a join bundle yet: say --bundle-file FILE (or - for \
+                 standard input); an admin makes one with muster-discovery token create"
+                    .to_owned(),
+            )
+        });
+    };
+    if bundle.token.kind() == TokenKind::Join {
+        return Err(End::Usage(
+            "this is a join ticket, for a cluster that runs already; this version of muster-agent \
+             forms new clusters only and needs a boot token"
+                .to_owned(),
+        ));
+    }
+    let node_key = csr.verify().map_err(|error| End::Failed(chain(&error)))?.node_key;
+    let wanted = Record {
+        version: 1,
+        cluster: bundle.cluster,
+        grant: bundle.token.id(),
+        agent_key: own,
+        incarnation: convert::wire_incarnation(journal.incarnation),
+        name,
+        peer_urls: vec![addresses.peer_url.clone()],
+        client_urls: vec![addresses.client_url.clone()],
+        csr,
+        machine: convert::machine_facts(&journal.machine),
+        zone: None,
+    };
+    if let (Some(signed), Some(claims)) = (known, claims) {
+        let same_key =
+            journal.record.as_ref().is_some_and(|r| r.node_key == convert::hash(&node_key));
+        // The request's signature is random, so two over one key differ.
+        if same_key && claims == (Record { csr: claims.csr.clone(), ..wanted.clone() }) {
+            return Ok(signed);
+        }
+        if !journal.may_change_record() {
+            tracing::warn!(
+                "name, address or token differ from what this host has signed in a list that may \
+                 still be committed: it stays with what it signed"
+            );
+            return Ok(signed);
+        }
+    }
+    Ok(wanted.sign(&protocol.key, bundle.token.key()))
+}
+
+/// The host's name and four hex digits of its key: two hosts that were given one name differ.
+pub fn default_name(host_name: &str, key: &PublicKey) -> Name {
+    /// A name has 63 characters; five are the digits'.
+    const LONGEST: usize = 58;
+    let first_label = host_name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    let mapped: String = first_label
+        .chars()
+        .map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' })
+        .take(LONGEST)
+        .collect();
+    let trimmed = mapped.trim_matches('-');
+    let stem = if trimmed.is_empty() { "host" } else { trimmed };
+    let digits = data_encoding::HEXLOWER.encode(&key.as_bytes()[..2]);
+    format!("{stem}-{digits}").parse().expect("letters, digits and inner hyphens make a name")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake::FakeHost;
+
+    #[test]
+    fn any_host_name_makes_a_valid_name_that_the_key_tells_apart() {
+        let key = PublicKey::from_bytes([0xab; 32]);
+        for (host, name) in [
+            ("db-1", "db-1-abab"),
+            ("DB_1.example.org", "db-1-abab"),
+            ("", "host-abab"),
+            ("-_-", "host-abab"),
+        ] {
+            assert_eq!(default_name(host, &key).to_string(), name, "{host:?}");
+        }
+        assert_eq!(default_name(&"x".repeat(200), &key).to_string().len(), 63);
+    }
+
+    #[tokio::test]
+    async fn the_route_is_asked_for_the_services_address() {
+        let host = FakeHost::default();
+        let urls = ["https://192.0.2.1:8443".parse().unwrap()];
+        assert_eq!(route(&host, &urls).await.unwrap(), host.address);
+        assert!(route(&host, &[]).await.is_err());
+    }
+}

@@ -1,0 +1,471 @@
+//! `run`: from whatever is on disk to a node that is looked after.
+
+use std::io::Read;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use discovery_formation::Rules;
+use discovery_formation::agent::{Decision, Directory, Journal, at_start};
+use discovery_types::bundle::Bundle;
+use discovery_types::jws::Typ;
+use discovery_types::key::SigningKey;
+use discovery_types::record::{Record, SignedRecord};
+use tokio_util::sync::CancellationToken;
+use zeroize::Zeroizing;
+
+use crate::bootstrap::{Driver, Formed, Surroundings, own_addresses, record};
+use crate::crash::{self, Step};
+use crate::exit::{End, chain};
+use crate::host::Host;
+use crate::host::local::LocalHost;
+use crate::protocol::{Protocol, state_end};
+use crate::retry::Retry;
+use crate::settings::{Addresses, BundleSource, Settings};
+use crate::state::archive::put_aside;
+use crate::state::journal::{self, Join, Keepsakes, Loaded};
+use crate::state::{lock, node_dir};
+use crate::status::{Board, Phase};
+use crate::{cli, metrics, status, supervise};
+
+/// How often a directory whose data is lost is looked at again: a volume may be mounted late.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
+/// The longest bundle file that is read.
+const BUNDLE_LIMIT: u64 = 16 * 1024;
+
+/// Runs it.
+pub async fn run(typed: cli::Run) -> Result<(), End> {
+    let own_program = std::env::current_exe()
+        .map_err(|error| End::Failed(format!("can't find this program's own file: {error}")))?;
+    let path = std::env::var_os("PATH");
+    let settings = Settings::resolve(typed, &own_program, path.as_deref())?;
+    settings.layout.create().map_err(state_end)?;
+    let holder = format!("muster-agent run, pid {}", std::process::id());
+    let _lock = lock::acquire(&settings.layout.agent_lock(), &holder).map_err(|error| {
+        End::Failed(format!("another agent runs on this data directory: {}", chain(&error)))
+    })?;
+    let (board, stop) = (Board::default(), CancellationToken::new());
+    stop_on_signals(&stop)?;
+    let services = Services::start(&settings, &board).await?;
+    let host: Arc<dyn Host> =
+        Arc::new(LocalHost { machine_id_file: settings.machine_id_file.clone() });
+    let agent = Agent { settings: &settings, host, board: board.clone(), stop, own_program };
+    let result = agent.live().await;
+    let reason = match &result {
+        Ok(()) => "told to stop".to_owned(),
+        Err(end) => end.to_string(),
+    };
+    board.phase(Phase::Ended, reason);
+    services.finish().await;
+    result
+}
+
+/// SIGTERM and SIGINT ask for a clean end.
+fn stop_on_signals(stop: &CancellationToken) -> Result<(), End> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let failed = |error| End::Failed(format!("can't listen for signals: {error}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let stop = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
+            _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
+        }
+        stop.cancel();
+    });
+    Ok(())
+}
+
+/// What runs beside everything else: the status file and the metrics' listener.
+struct Services {
+    stop: CancellationToken,
+    tasks: tokio_util::task::TaskTracker,
+}
+
+impl Services {
+    async fn start(settings: &Settings, board: &Board) -> Result<Self, End> {
+        let (stop, tasks) = (CancellationToken::new(), tokio_util::task::TaskTracker::new());
+        tasks.spawn(status::keep_file(board.watch(), settings.layout.status(), stop.clone()));
+        if let Some(at) = settings.metrics_listen {
+            let listener = metrics::bind(at)
+                .await
+                .map_err(|error| End::Failed(format!("--metrics-listen {at}: {error}")))?;
+            tracing::info!("metrics on http://{at}/metrics");
+            tasks.spawn(metrics::serve(listener, board.watch(), stop.clone()));
+        }
+        Ok(Self { stop, tasks })
+    }
+
+    async fn finish(self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+struct Agent<'a> {
+    settings: &'a Settings,
+    host: Arc<dyn Host>,
+    board: Board,
+    stop: CancellationToken,
+    own_program: std::path::PathBuf,
+}
+
+/// What was found at a start, with its journal.
+struct Found {
+    key: SigningKey,
+    journal: Journal,
+    keepsakes: Keepsakes,
+    document: Option<discovery_types::document::VerifiedDocument>,
+}
+
+impl Agent<'_> {
+    /// Journal and directory decide, nobody is asked.
+    async fn live(&self) -> Result<(), End> {
+        loop {
+            let loaded = journal::read(&self.settings.layout).map_err(state_end)?;
+            let machine = self
+                .host
+                .facts()
+                .map_err(|error| End::Usage(format!("--machine-id-file: {error}")))?;
+            let directory = node_dir::classify(&self.settings.layout.node()).map_err(state_end)?;
+            let journal = loaded.as_ref().map(|(_, loaded)| &loaded.journal);
+            let decision = at_start(&Rules::ALL, journal, &machine, &directory);
+            let copied = journal.is_some_and(|journal| journal.machine.differs_from(&machine));
+            tracing::debug!(?decision, %directory, "decided");
+            match (decision, loaded) {
+                (Decision::BeginNew, _) => return self.begin(machine).await,
+                (Decision::SetAsideAndBeginNew, _) => {
+                    self.set_aside(&directory)?;
+                    return self.begin(machine).await;
+                }
+                (Decision::GoOn, Some(found)) => return self.form(rebooted(found)).await,
+                (Decision::GoOnToLaunch, Some(found)) => {
+                    return self.launch_held(rebooted(found)).await;
+                }
+                (Decision::Start(_), Some(found)) => return self.supervise(rebooted(found)).await,
+                (Decision::ReplacementWanted { why }, _) => {
+                    if self.wait_for_replacement(&why).await {
+                        return Ok(());
+                    }
+                }
+                (Decision::Removed, found) => return Err(self.removed(found)),
+                (Decision::Refuse { why }, _) if copied => return Err(End::DoNotRestart(why)),
+                (Decision::Refuse { why }, _) => return Err(self.refused(&why)),
+                (decision, None) => {
+                    return Err(End::Failed(format!("{decision:?} without a journal")));
+                }
+            }
+        }
+    }
+
+    fn refused(&self, why: &str) -> End {
+        End::Failed(format!(
+            "{}: {why}. Nothing was touched; if a volume is mounted late, start again, and if this \
+             data is not wanted, move it away",
+            self.settings.layout.node().display()
+        ))
+    }
+
+    fn removed(&self, found: Option<(SigningKey, Loaded)>) -> End {
+        let tombstone = node_dir::tombstone(&self.settings.layout.node()).ok().flatten();
+        let sentence = tombstone.map_or_else(
+            || "this member has been permanently removed from the cluster".to_owned(),
+            |tombstone| tombstone.sentence(),
+        );
+        if let Some((_, mut loaded)) = found.filter(|(_, loaded)| !loaded.journal.tombstone) {
+            loaded.journal.tombstone = true;
+            let layout = &self.settings.layout;
+            if let Err(error) = journal::write(layout, &loaded.journal, &loaded.keepsakes) {
+                tracing::warn!(error = chain(&error), "can't journal the removal");
+            }
+        }
+        End::DoNotRestart(format!(
+            "{sentence}. The data is kept for inspection; muster-agent reset puts it aside, so that \
+             this host can join again as a new member"
+        ))
+    }
+
+    /// The journal was made on another machine: this is a clone before its node has run.
+    fn set_aside(&self, directory: &Directory) -> Result<(), End> {
+        let both: &[&str] = match directory {
+            // A marker without a log belongs to the original's incarnation.
+            Directory::Marked(_) => &["agent", "node"],
+            _ => &["agent"],
+        };
+        let reason = "key and journal were made on another machine: put aside, and begun as new";
+        let layout = &self.settings.layout;
+        let to = put_aside(layout, both, reason, self.host.now()).map_err(state_end)?;
+        if let Some(to) = to {
+            tracing::warn!("{reason}; they lie in {}", to.display());
+        }
+        layout.create().map_err(state_end)
+    }
+
+    /// True if the agent was told to stop.
+    async fn wait_for_replacement(&self, why: &str) -> bool {
+        let text = format!(
+            "the node's data is lost: {why}. This member has to be replaced by an operator; the \
+             directory is looked at again every {} s, in case a volume is mounted late",
+            LOOK_AGAIN.as_secs()
+        );
+        tracing::error!("{text}");
+        self.board.phase(Phase::ReplacementWanted, text);
+        tokio::select! {
+            () = tokio::time::sleep(LOOK_AGAIN) => false,
+            () = self.stop.cancelled() => true,
+        }
+    }
+
+    async fn begin(&self, machine: discovery_formation::Machine) -> Result<(), End> {
+        // A bundle that can't be read must not cost a key.
+        let bundle = self.bundle()?;
+        if bundle.is_none() {
+            return Err(End::Usage(
+                "this host has no cluster yet: say --bundle-file FILE (or - for standard input); \
+                 an admin makes a join bundle with muster-discovery token create"
+                    .to_owned(),
+            ));
+        }
+        let (key, journal, keepsakes) =
+            journal::begin(&self.settings.layout, machine).map_err(state_end)?;
+        crash::at(Step::Key);
+        tracing::info!(agent.key = %key.public(), "a new key was made for this host");
+        self.form_with(Found { key, journal, keepsakes, document: None }, bundle).await
+    }
+
+    async fn form(&self, found: Found) -> Result<(), End> {
+        let layout = &self.settings.layout;
+        journal::write(layout, &found.journal, &found.keepsakes).map_err(state_end)?;
+        let bundle = match self.bundle() {
+            Ok(bundle) => bundle,
+            // It was redeemed before; the file may be gone by now.
+            Err(end) if found.journal.record.is_some() => {
+                tracing::warn!("going on without the bundle: {end}");
+                None
+            }
+            Err(end) => return Err(end),
+        };
+        self.form_with(found, bundle).await
+    }
+
+    async fn form_with(&self, found: Found, bundle: Option<Bundle>) -> Result<(), End> {
+        let join = join(&found.keepsakes, bundle.as_ref())?;
+        let Found { key, journal, mut keepsakes, document } = found;
+        keepsakes.join = Some(join.clone());
+        let layout = self.settings.layout.clone();
+        let mut protocol = Protocol::new(layout, key, journal, keepsakes, document);
+        let Some(addresses) = self.addresses(&join).await? else { return Ok(()) };
+        let record = record::for_this_start(
+            &protocol,
+            self.settings,
+            &*self.host,
+            &addresses,
+            bundle.as_ref(),
+        )?;
+        drop(bundle);
+        protocol.keepsakes.listen = Some(addresses.listen);
+        self.show(&protocol, &record, &addresses);
+        let driver = Driver::new(&mut protocol, join, addresses.listen, self.surroundings())?;
+        let formed = driver.form(&record).await?;
+        self.formed(formed, protocol).await
+    }
+
+    async fn launch_held(&self, found: Found) -> Result<(), End> {
+        let layout = &self.settings.layout;
+        journal::write(layout, &found.journal, &found.keepsakes).map_err(state_end)?;
+        let join = join(&found.keepsakes, None)?;
+        let listen = found.keepsakes.listen.ok_or_else(|| {
+            End::DoNotRestart("the journal holds a document and no listen address".to_owned())
+        })?;
+        let Found { key, journal, keepsakes, document } = found;
+        let mut protocol = Protocol::new(layout.clone(), key, journal, keepsakes, document);
+        let driver = Driver::new(&mut protocol, join, listen, self.surroundings())?;
+        let formed = driver.launch_held().await?;
+        self.formed(formed, protocol).await
+    }
+
+    async fn supervise(&self, found: Found) -> Result<(), End> {
+        let Found { key, journal, keepsakes, document } = found;
+        let layout = self.settings.layout.clone();
+        // A node that has data starts whatever the agent's disk says: only reports need the count.
+        if let Err(error) = journal::write(&layout, &journal, &keepsakes) {
+            tracing::warn!(
+                error = chain(&error),
+                "can't journal this start; the node starts anyway"
+            );
+        }
+        let protocol = Protocol::new(layout, key, journal, keepsakes, document);
+        self.look_after(protocol).await
+    }
+
+    async fn formed(&self, formed: Formed, protocol: Protocol) -> Result<(), End> {
+        match formed {
+            Formed::Launch(_) => self.look_after(protocol).await,
+            Formed::Stopped => Ok(()),
+            Formed::ReplacementWanted(why) => {
+                while !self.wait_for_replacement(&why).await {}
+                Ok(())
+            }
+        }
+    }
+
+    async fn look_after(&self, protocol: Protocol) -> Result<(), End> {
+        supervise::run(protocol, self.settings, &self.own_program, &self.board, &self.stop).await
+    }
+
+    fn surroundings(&self) -> Surroundings {
+        Surroundings {
+            host: Arc::clone(&self.host),
+            board: self.board.clone(),
+            stop: self.stop.clone(),
+        }
+    }
+
+    /// This host's addresses, once there is a route to discovery; nothing if told to stop before.
+    async fn addresses(&self, join: &Join) -> Result<Option<Addresses>, End> {
+        let addressing = &self.settings.addressing;
+        let own = self.host.addresses();
+        if addressing.is_complete() {
+            return addressing.addresses(None, &own).map(Some);
+        }
+        let mut retry = Retry::default();
+        loop {
+            let route: Result<IpAddr, String> = record::route(&*self.host, &join.urls).await;
+            match route {
+                Ok(address) => {
+                    let addresses = addressing.addresses(Some(address), &own)?;
+                    tracing::info!(
+                        "this host is reached at {} (its addresses: {}; --advertise-address \
+                         overrides)",
+                        addresses.peer_url,
+                        own_addresses(&*self.host)
+                    );
+                    return Ok(Some(addresses));
+                }
+                Err(error) => {
+                    let pause = retry.next_pause();
+                    let text = format!("waiting for a route to discovery: {error}");
+                    if retry.attempts() == 1 {
+                        tracing::warn!("{text}");
+                    }
+                    self.board.phase(Phase::Contacting, text);
+                    tokio::select! {
+                        () = tokio::time::sleep(pause) => {}
+                        () = self.stop.cancelled() => return Ok(None),
+                    }
+                }
+            }
+        }
+    }
+
+    fn show(&self, protocol: &Protocol, record: &SignedRecord, addresses: &Addresses) {
+        let own = protocol.key.public();
+        let claims: Option<Record> = record.record.verify(Typ::Record, own).ok();
+        let name = claims.map(|claims| claims.name.to_string());
+        self.board.update(|status| {
+            status.cluster_id =
+                protocol.keepsakes.join.as_ref().map(|join| join.cluster.to_string());
+            status.name = name;
+            status.key = Some(own.to_string());
+            status.incarnation = Some(protocol.agent.journal.incarnation.to_string());
+            status.peer_url = Some(addresses.peer_url.to_string());
+            status.client_url = Some(addresses.client_url.to_string());
+            status.client_listen = Some(addresses.listen.client.to_string());
+        });
+    }
+
+    fn bundle(&self) -> Result<Option<Bundle>, End> {
+        let Some(source) = &self.settings.bundle else { return Ok(None) };
+        let mut text = Zeroizing::new(String::new());
+        let (name, read) = match source {
+            BundleSource::Stdin => {
+                let read = std::io::stdin().take(BUNDLE_LIMIT).read_to_string(&mut text);
+                ("standard input".to_owned(), read)
+            }
+            BundleSource::File(path) => {
+                let read = std::fs::File::open(path)
+                    .and_then(|file| file.take(BUNDLE_LIMIT).read_to_string(&mut text));
+                (path.display().to_string(), read)
+            }
+        };
+        let refuse = |what: String| End::Usage(format!("the join bundle in {name}: {what}"));
+        read.map_err(|error| refuse(error.to_string()))?;
+        text.parse().map(Some).map_err(|error| refuse(chain(&error)))
+    }
+}
+
+/// The journal of a new session.
+fn rebooted((key, loaded): (SigningKey, Loaded)) -> Found {
+    let Loaded { journal, keepsakes, document } = loaded;
+    Found { key, journal: journal.rebooted(), keepsakes, document }
+}
+
+/// Which cluster to join: the journal's, with the places and pins of a newer bundle.
+fn join(keepsakes: &Keepsakes, bundle: Option<&Bundle>) -> Result<Join, End> {
+    let known = keepsakes.join.as_ref();
+    let told = bundle.map(|bundle| Join {
+        urls: bundle.urls.clone(),
+        pins: bundle.pins.clone(),
+        cluster: bundle.cluster,
+        statement: bundle.statement,
+    });
+    match (known, told) {
+        (Some(known), Some(told)) if known.cluster != told.cluster => {
+            Err(End::DoNotRestart(format!(
+                "the bundle is for the cluster {}, and this host has begun to join {}: give it \
+                 that one's bundle, or run muster-agent reset to begin as new",
+                told.cluster, known.cluster
+            )))
+        }
+        (_, Some(told)) => Ok(told),
+        (Some(known), None) => Ok(known.clone()),
+        (None, None) => Err(End::Usage(
+            "this host has not redeemed a join bundle yet: say --bundle-file FILE".to_owned(),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::digest::Digest;
+    use discovery_types::grant::TokenKind;
+    use discovery_types::token::Token;
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn bundle(cluster: Uuid, port: u16) -> Bundle {
+        Bundle {
+            urls: vec![format!("https://192.0.2.1:{port}").parse().unwrap()],
+            pins: vec![Digest([1; 32])],
+            cluster,
+            statement: Digest([2; 32]),
+            token: Token::generate(TokenKind::Boot),
+        }
+    }
+
+    #[test]
+    fn a_bundle_of_another_cluster_is_refused_for_good() {
+        let first = join(&Keepsakes::default(), Some(&bundle(Uuid::now_v7(), 1))).unwrap();
+        let keepsakes = Keepsakes { join: Some(first), ..Keepsakes::default() };
+        let end = join(&keepsakes, Some(&bundle(Uuid::now_v7(), 1))).unwrap_err();
+        assert_eq!(end.code(), 3);
+    }
+
+    #[test]
+    fn a_newer_bundle_of_the_same_cluster_says_where_the_service_is() {
+        let cluster = Uuid::now_v7();
+        let first = join(&Keepsakes::default(), Some(&bundle(cluster, 1))).unwrap();
+        let keepsakes = Keepsakes { join: Some(first), ..Keepsakes::default() };
+        let moved = join(&keepsakes, Some(&bundle(cluster, 2))).unwrap();
+        assert_eq!(moved.urls[0].port(), 2);
+        assert_eq!(join(&keepsakes, None).unwrap().urls[0].port(), 1);
+    }
+
+    #[test]
+    fn nobody_joins_nothing() {
+        assert_eq!(join(&Keepsakes::default(), None).unwrap_err().code(), 2);
+    }
+}

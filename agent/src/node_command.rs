@@ -1,0 +1,211 @@
+//! The node's command line and the files that it reads, from the committed document.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use discovery_types::document::VerifiedDocument;
+use discovery_types::key::PublicKey;
+use discovery_types::leaves::Leaves;
+use discovery_types::record::VerifiedRecord;
+use discovery_types::statement::Statement;
+use discovery_types::url::NodeUrl;
+use serde::Serialize;
+
+use crate::exit::End;
+use crate::settings::Listen;
+use crate::state::{Layout, StateError, durable};
+use crate::supervisor::Program;
+
+/// How long a node's program may take to say its version.
+const VERSION_DEADLINE: Duration = Duration::from_secs(10);
+/// The line of `--version` by which our own node is known.
+const OWN_NODE_LINE: &str = "Muster Node:";
+
+/// Everything that a node's start depends on.
+pub struct NodeCommand<'a> {
+    /// Where everything lies.
+    pub layout: &'a Layout,
+    /// The committed list.
+    pub document: &'a VerifiedDocument,
+    /// The newest statement: the CAs stand in it.
+    pub statement: &'a Statement,
+    /// The member's certificates.
+    pub leaves: &'a Leaves,
+    /// This host's agent.
+    pub own: &'a PublicKey,
+    /// Where the node listens.
+    pub listen: Listen,
+}
+
+#[derive(Serialize)]
+struct MemberDocument<'a> {
+    version: u32,
+    document: String,
+    cluster_name: String,
+    #[serde(rename = "self")]
+    own: OwnSeat,
+    members: Vec<DocumentMember<'a>>,
+}
+
+#[derive(Serialize)]
+struct OwnSeat {
+    seat: u8,
+}
+
+#[derive(Serialize)]
+struct DocumentMember<'a> {
+    seat: u8,
+    name: String,
+    peer_urls: &'a [NodeUrl],
+    client_urls: &'a [NodeUrl],
+    incarnation: String,
+    node_key: String,
+}
+
+impl NodeCommand<'_> {
+    /// This host's seat and record.
+    pub fn seat(&self) -> Result<(u8, &VerifiedRecord), End> {
+        let seat = self.document.proposal().seat_of(self.own);
+        let seat = seat.ok_or_else(|| {
+            End::DoNotRestart("the held document has no seat for this host's key".to_owned())
+        })?;
+        Ok((seat, &self.document.records()[usize::from(seat) - 1]))
+    }
+
+    /// Writes certificates and the member list, durably. Doing it again changes nothing.
+    pub fn write_files(&self) -> Result<(), End> {
+        let (seat, _) = self.seat()?;
+        let tls = self.layout.tls();
+        let member_document = MemberDocument {
+            version: 1,
+            document: self.document.hash().to_string(),
+            cluster_name: self.statement.name.to_string(),
+            own: OwnSeat { seat },
+            members: (1..).zip(self.document.records()).map(document_member).collect(),
+        };
+        let json =
+            serde_json::to_vec_pretty(&member_document).expect("plain structs always serialise");
+        let written = [
+            (tls.join("peer.crt"), self.leaves.peer.as_bytes()),
+            (tls.join("client.crt"), self.leaves.client.as_bytes()),
+            (tls.join("peer-ca.crt"), self.statement.peer_ca.as_bytes()),
+            (tls.join("client-ca.crt"), self.statement.client_ca.as_bytes()),
+            (self.layout.member_document(), json.as_slice()),
+        ];
+        for (path, bytes) in written {
+            write_if_changed(&path, bytes).map_err(crate::protocol::state_end)?;
+        }
+        Ok(())
+    }
+
+    /// The node's whole command line. `is_own` is whether it knows `--muster-document`.
+    pub fn program(&self, path: &Path, is_own: bool, more: &[String]) -> Result<Program, End> {
+        let (_, record) = self.seat()?;
+        let tls = self.layout.tls();
+        let text = |path: &Path| path.display().to_string();
+        let file = |name: &str| text(&tls.join(name));
+        let mut arguments = Vec::new();
+        let mut flag = |name: &str, value: String| {
+            arguments.push(format!("--{name}"));
+            arguments.push(value);
+        };
+        flag("name", record.name.to_string());
+        flag("data-dir", text(&self.layout.node()));
+        flag("listen-peer-urls", format!("https://{}", self.listen.peer));
+        flag("listen-client-urls", format!("https://{}", self.listen.client));
+        flag("initial-advertise-peer-urls", list(&record.peer_urls));
+        flag("advertise-client-urls", list(&record.client_urls));
+        flag("initial-cluster", self.initial_cluster());
+        flag("initial-cluster-state", "new".to_owned());
+        flag("initial-cluster-token", self.document.hash().to_string());
+        flag("cert-file", file("client.crt"));
+        flag("key-file", file("node.key"));
+        flag("trusted-ca-file", file("client-ca.crt"));
+        flag("peer-cert-file", file("peer.crt"));
+        flag("peer-key-file", file("node.key"));
+        flag("peer-trusted-ca-file", file("peer-ca.crt"));
+        if is_own {
+            flag("muster-document", text(&self.layout.member_document()));
+        }
+        arguments.push("--client-cert-auth".to_owned());
+        arguments.push("--peer-client-cert-auth".to_owned());
+        arguments.extend(more.iter().cloned());
+        Ok(Program { path: path.to_owned(), arguments })
+    }
+
+    /// `name=url` for each peer URL, in seat order.
+    fn initial_cluster(&self) -> String {
+        let mut pairs = Vec::new();
+        for record in self.document.records() {
+            pairs.extend(record.peer_urls.iter().map(|url| format!("{}={url}", record.name)));
+        }
+        pairs.join(",")
+    }
+}
+
+fn document_member((seat, record): (u8, &VerifiedRecord)) -> DocumentMember<'_> {
+    DocumentMember {
+        seat,
+        name: record.name.to_string(),
+        peer_urls: &record.peer_urls,
+        client_urls: &record.client_urls,
+        incarnation: record.incarnation.to_string(),
+        node_key: record.node_key().to_string(),
+    }
+}
+
+fn list(urls: &[NodeUrl]) -> String {
+    urls.iter().map(NodeUrl::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// A start with everything in place writes nothing, so that a full disk doesn't prevent it.
+fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
+    if durable::read(path)?.as_deref() == Some(bytes) {
+        return Ok(());
+    }
+    durable::write(path, bytes)
+}
+
+/// Whether `program` is our own node, by what it says of itself.
+pub async fn is_own_node(program: &Path) -> Result<bool, End> {
+    let asked = tokio::process::Command::new(program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let failed = |what: String| {
+        End::Failed(format!("{} --version: {what}; see --node-binary", program.display()))
+    };
+    let output = tokio::time::timeout(VERSION_DEADLINE, asked)
+        .await
+        .map_err(|_| failed(format!("no answer within {} s", VERSION_DEADLINE.as_secs())))?
+        .map_err(|error| failed(error.to_string()))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let own = text.lines().any(|line| line.starts_with(OWN_NODE_LINE));
+    let etcd = text.lines().next().is_some_and(|line| line.starts_with("etcd Version:"));
+    if own || etcd { Ok(own) } else { Err(failed("it is neither muster-node nor etcd".to_owned())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    async fn says(text: &str) -> Result<bool, End> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("node");
+        std::fs::write(&path, format!("#!/bin/sh\nprintf '{text}'\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        is_own_node(&path).await
+    }
+
+    #[tokio::test]
+    async fn our_own_node_is_known_by_its_line_and_etcd_by_its_first() {
+        assert!(says("etcd Version: 3.6.5\\nMuster Node: 0.1.0\\n").await.unwrap());
+        assert!(!says("etcd Version: 3.4.23\\nGit SHA: x\\n").await.unwrap());
+        assert!(says("bash 5\\n").await.is_err());
+    }
+}

@@ -1,0 +1,91 @@
+//! The one owner of the protocol's machine and of its journal.
+//!
+//! Persist, then act, is written here and nowhere else: a step's journal is durable before any of
+//! its actions is handed out. If the disk refuses, the process ends and restarts from what is
+//! there.
+
+use std::sync::Arc;
+
+use discovery_formation::Rules;
+use discovery_formation::agent::{Action, Agent, Event, Journal, Start};
+use discovery_types::digest::Nonce;
+use discovery_types::document::VerifiedDocument;
+use discovery_types::key::SigningKey;
+
+use crate::crash::{self, Step};
+use crate::exit::{End, chain};
+use crate::state::journal::{self, Keepsakes};
+use crate::state::{Layout, StateError};
+
+/// The machine with its journal on disk.
+pub struct Protocol {
+    /// Where everything lies.
+    pub layout: Layout,
+    /// The agent's private key.
+    pub key: Arc<SigningKey>,
+    /// The machine.
+    pub agent: Agent,
+    /// What goes with its journal. Changes become durable with the next step that writes.
+    pub keepsakes: Keepsakes,
+    /// The held document, verified.
+    pub document: Option<VerifiedDocument>,
+}
+
+impl Protocol {
+    /// The machine over a journal that is on disk, with its boot counter.
+    pub fn new(
+        layout: Layout,
+        key: SigningKey,
+        journal: Journal,
+        keepsakes: Keepsakes,
+        document: Option<VerifiedDocument>,
+    ) -> Self {
+        let nonce = u128::from_be_bytes(*Nonce::random().as_bytes());
+        let agent = Agent::new(journal, nonce);
+        Self { layout, key: Arc::new(key), agent, keepsakes, document }
+    }
+
+    /// This run's nonce, as it stands on the wire.
+    pub fn nonce(&self) -> Nonce {
+        Nonce(self.agent.session.nonce.to_be_bytes())
+    }
+
+    /// Applies one event: whatever has to be durable is, when this returns.
+    pub fn step(&mut self, event: Event) -> Result<Vec<Action>, End> {
+        let held_before = self.agent.journal.held.is_some();
+        let start_before = self.agent.journal.start;
+        let output = self.agent.step(&Rules::ALL, event);
+        if let Some(journal) = &output.durable {
+            journal::write(&self.layout, journal, &self.keepsakes).map_err(state_end)?;
+            if !held_before && journal.held.is_some() {
+                crash::at(Step::Hold);
+            }
+            if start_before != journal.start {
+                match journal.start {
+                    Start::Launching => crash::at(Step::Launching),
+                    Start::Ran => crash::at(Step::Ran),
+                    Start::NotYet => {}
+                }
+            }
+        }
+        for action in &output.then {
+            match action {
+                Action::Redeem => crash::at(Step::Redeem),
+                Action::SignAck { .. } => crash::at(Step::Ack),
+                Action::SignRelease { .. } => crash::at(Step::Release),
+                _ => {}
+            }
+        }
+        Ok(output.then)
+    }
+
+    /// Makes a change of the keepsakes durable by itself.
+    pub fn keep(&self) -> Result<(), StateError> {
+        journal::write(&self.layout, &self.agent.journal, &self.keepsakes)
+    }
+}
+
+/// How a broken state ends the agent.
+pub fn state_end(error: StateError) -> End {
+    if error.is_retryable() { End::Failed(chain(&error)) } else { End::DoNotRestart(chain(&error)) }
+}

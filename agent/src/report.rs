@@ -1,0 +1,150 @@
+//! Tells discovery which Raft cluster this host's node is in, once it says so itself.
+//!
+//! It decides nothing: discovery shows the cluster as formed when a majority has reported one id.
+//! A node serves whether or not anybody hears of it, so this is tried for as long as the agent
+//! runs, with growing pauses, and nothing waits for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use discovery_types::api::{ReportRequest, Session};
+use discovery_types::client::{Client, ClientError};
+use discovery_types::digest::Digest;
+use hyper_util::rt::TokioIo;
+use node_proto::etcdserverpb::StatusRequest;
+use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tonic::transport::{Endpoint, Uri};
+use uuid::Uuid;
+
+use crate::exit::chain;
+use crate::health::Door;
+use crate::retry::Retry;
+
+/// The longest that one question to the node may take.
+const ASK_DEADLINE: Duration = Duration::from_secs(3);
+/// How often a node that has no leader yet is asked again.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+
+/// What a report is about.
+pub struct Report {
+    /// The service.
+    pub client: Arc<Client>,
+    /// The cluster.
+    pub cluster: Uuid,
+    /// This run of the agent.
+    pub session: Session,
+    /// The held document.
+    pub h: Digest,
+    /// The node.
+    pub door: Door,
+}
+
+/// Why the node's status isn't known.
+#[derive(Debug, thiserror::Error)]
+enum AskError {
+    /// No connection, or no TLS.
+    #[error("the node doesn't answer")]
+    Connection(#[from] tonic::transport::Error),
+    /// gRPC said no.
+    #[error("the node refuses: {0}")]
+    Status(Box<tonic::Status>),
+    /// It took too long.
+    #[error("the node takes too long")]
+    TimedOut,
+}
+
+struct NodeStatus {
+    cluster_id: u64,
+    member_id: u64,
+    leader_id: u64,
+    raft_term: u64,
+    raft_index: u64,
+}
+
+impl Report {
+    /// Reports until discovery has taken it. True if it has; false if it never will.
+    pub async fn deliver(self) -> bool {
+        let mut retry = Retry::default();
+        loop {
+            let status = self.node_with_leader().await;
+            match self.client.report(self.cluster, &self.request(&status)).await {
+                Ok(response) => {
+                    tracing::info!(
+                        cluster.state = response.state.as_str(),
+                        raft_cluster_id = format!("{:016x}", status.cluster_id),
+                        "discovery knows that this member runs"
+                    );
+                    return true;
+                }
+                Err(ClientError::Problem(problem)) if !problem.retryable => {
+                    tracing::warn!("discovery doesn't take this member's report: {problem}");
+                    return false;
+                }
+                Err(error) => {
+                    let pause = retry.next_pause();
+                    tracing::debug!(error = chain(&error), ?pause, "can't report yet");
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        }
+    }
+
+    fn request(&self, status: &NodeStatus) -> ReportRequest {
+        let hex = |id: u64| format!("{id:016x}");
+        ReportRequest {
+            session: self.session,
+            h: self.h,
+            raft_cluster_id: hex(status.cluster_id),
+            member_id: hex(status.member_id),
+            leader_id: Some(hex(status.leader_id)),
+            raft_term: status.raft_term,
+            raft_index: status.raft_index,
+        }
+    }
+
+    async fn node_with_leader(&self) -> NodeStatus {
+        loop {
+            let asked = tokio::time::timeout(ASK_DEADLINE, ask(&self.door)).await;
+            match asked.unwrap_or(Err(AskError::TimedOut)) {
+                Ok(status) if status.leader_id != 0 => return status,
+                Ok(_) => {}
+                Err(error) => tracing::debug!(error = chain(&error), "can't ask the node yet"),
+            }
+            tokio::time::sleep(ASK_EVERY).await;
+        }
+    }
+}
+
+async fn ask(door: &Door) -> Result<NodeStatus, AskError> {
+    // The connector below speaks TLS; the scheme only keeps tonic from doing so as well.
+    let endpoint = Endpoint::from_static("http://node");
+    let (address, name) = (door.address, door.server_name.clone());
+    let mut config = door.tls().clone();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let tls = TlsConnector::from(Arc::new(config));
+    let connector = tower::service_fn(move |_: Uri| {
+        let (tls, name) = (tls.clone(), name.clone());
+        async move {
+            let name = ServerName::try_from(name).map_err(std::io::Error::other)?;
+            let stream = TcpStream::connect(address).await?;
+            Ok::<_, std::io::Error>(TokioIo::new(tls.connect(name, stream).await?))
+        }
+    });
+    let channel = endpoint.connect_with_connector(connector).await?;
+    let response = MaintenanceClient::new(channel)
+        .status(StatusRequest::default())
+        .await
+        .map_err(|status| AskError::Status(Box::new(status)))?
+        .into_inner();
+    let header = response.header.unwrap_or_default();
+    Ok(NodeStatus {
+        cluster_id: header.cluster_id,
+        member_id: header.member_id,
+        leader_id: response.leader,
+        raft_term: response.raft_term,
+        raft_index: response.raft_index,
+    })
+}

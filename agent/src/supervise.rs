@@ -1,0 +1,263 @@
+//! The agent's life once its node may start: supervision, the node's log, the first sight of its
+//! data, and the report to discovery.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use discovery_formation::agent::{Event, Start};
+use discovery_types::api::Session;
+use discovery_types::client::{Client, ClientConfig};
+use discovery_types::document::VerifiedDocument;
+use discovery_types::statement::StatementChain;
+use tokio_util::sync::CancellationToken;
+
+use crate::crash::{self, Step};
+use crate::exit::{End, chain};
+use crate::health::Door;
+use crate::node_command::{NodeCommand, is_own_node};
+use crate::protocol::Protocol;
+use crate::report::Report;
+use crate::settings::{Listen, Settings};
+use crate::state::{Layout, node_dir};
+use crate::status::{Board, NodeStatus, Phase};
+use crate::supervisor::{Observer, Outcome, Program, Running, STOP_DEADLINE, Supervisor};
+use crate::tail::Tail;
+
+/// How often the node's directory is looked at for its log, at its first start.
+const LOOK_FOR_LOG: Duration = Duration::from_millis(20);
+
+/// Runs and looks after the node of a held document until told to stop, or for good.
+pub async fn run(
+    mut protocol: Protocol,
+    settings: &Settings,
+    own_program: &Path,
+    board: &Board,
+    stop: &CancellationToken,
+) -> Result<(), End> {
+    let plan = Plan::of(&protocol, settings).await?;
+    plan.show(board);
+    let layout = &settings.layout;
+    let launcher =
+        Program { path: own_program.to_owned(), arguments: vec!["launch-node".to_owned()] };
+    let supervisor =
+        Supervisor { layout, launcher, node: plan.program.clone(), stop_deadline: STOP_DEADLINE };
+    let tail_stop = CancellationToken::new();
+    let tail = Tail::new(layout.node_log(), layout.tail_position());
+    let tail = tokio::spawn(tail.follow(tail_stop.clone(), pass_on));
+    let mut observer = Shown { board: board.clone(), program: plan.program.path.clone() };
+    let outcome = {
+        let supervision = supervisor.run(stop, &mut observer);
+        attend(supervision, &mut protocol, &plan, layout).await
+    };
+    tail_stop.cancel();
+    // It passes on what is left and ends.
+    let _ = tail.await;
+    conclude(outcome?, &mut protocol)
+}
+
+/// The node's own log lines go into the agent's log, marked as the node's.
+fn pass_on(line: &str) {
+    tracing::info!(target: "node", "node: {line}");
+}
+
+/// Everything that a start of the node depends on.
+struct Plan {
+    document: VerifiedDocument,
+    program: Program,
+    listen: Listen,
+    client_host: String,
+    seat: u8,
+    name: String,
+    cluster_name: String,
+    peer_url: String,
+    client_url: String,
+}
+
+impl Plan {
+    async fn of(protocol: &Protocol, settings: &Settings) -> Result<Self, End> {
+        let missing = |what: &str| {
+            End::DoNotRestart(format!(
+                "the journal holds no {what}: the node can't be started from it"
+            ))
+        };
+        let keepsakes = &protocol.keepsakes;
+        let document = protocol.document.clone().ok_or_else(|| missing("document"))?;
+        let leaves = keepsakes.leaves.as_ref().ok_or_else(|| missing("certificates"))?;
+        let join = keepsakes.join.as_ref().ok_or_else(|| missing("cluster"))?;
+        let mut listen = keepsakes.listen.ok_or_else(|| missing("listen address"))?;
+        if let Some(address) = settings.addressing.listen {
+            listen.peer.set_ip(address);
+            listen.client.set_ip(address);
+        }
+        let chain_of = StatementChain::verify_from_pin(&keepsakes.statements, &join.statement)
+            .map_err(|error| End::DoNotRestart(chain(&error)))?;
+        let command = NodeCommand {
+            layout: &settings.layout,
+            document: &document,
+            statement: chain_of.newest(),
+            leaves,
+            own: protocol.key.public(),
+            listen,
+        };
+        command.write_files()?;
+        let is_own = is_own_node(&settings.node_binary).await?;
+        let program = command.program(&settings.node_binary, is_own, &settings.node_flags)?;
+        let (seat, record) = command.seat()?;
+        let client_url = record.client_urls.first().ok_or_else(|| missing("client URL"))?;
+        Ok(Self {
+            program,
+            listen,
+            client_host: client_url.host().to_string(),
+            seat,
+            name: record.name.to_string(),
+            cluster_name: chain_of.newest().name.to_string(),
+            peer_url: record.peer_urls.first().map(ToString::to_string).unwrap_or_default(),
+            client_url: client_url.to_string(),
+            document,
+        })
+    }
+
+    fn show(&self, board: &Board) {
+        board.phase(Phase::Launching, None);
+        board.update(|status| {
+            status.explain.clear();
+            status.cluster_id = Some(self.document.proposal().proposal().cluster.to_string());
+            status.cluster_name = Some(self.cluster_name.clone());
+            status.epoch = Some(self.document.epoch());
+            status.document = Some(self.document.hash().to_string());
+            status.seat = Some(self.seat);
+            status.name = Some(self.name.clone());
+            status.peer_url = Some(self.peer_url.clone());
+            status.client_url = Some(self.client_url.clone());
+            status.client_listen = Some(self.listen.client.to_string());
+        });
+    }
+
+    /// A report to discovery; nothing if it can't be made (which costs nothing but the report).
+    fn report(&self, protocol: &Protocol, layout: &Layout) -> Option<Report> {
+        let join = protocol.keepsakes.join.as_ref()?;
+        let config = ClientConfig {
+            urls: join.urls.clone(),
+            pins: join.pins.clone(),
+            key: Some(Arc::clone(&protocol.key)),
+        };
+        let client = Client::new(config).inspect_err(|error| tracing::warn!("{}", chain(error)));
+        let door = Door::new(&layout.tls(), self.listen.client, &self.client_host)
+            .inspect_err(|error| tracing::warn!("{}", chain(error)));
+        Some(Report {
+            client: Arc::new(client.ok()?),
+            cluster: join.cluster,
+            session: Session { boot: protocol.agent.session.boot, nonce: protocol.nonce() },
+            h: self.document.hash(),
+            door: door.ok()?,
+        })
+    }
+}
+
+/// Supervises, and meanwhile journals the first sight of the node's log and reports it.
+async fn attend(
+    supervision: impl Future<Output = Outcome>,
+    protocol: &mut Protocol,
+    plan: &Plan,
+    layout: &Layout,
+) -> Result<Outcome, End> {
+    let mut ran = protocol.agent.journal.start == Start::Ran;
+    let mut report = Box::pin(deliver(plan.report(protocol, layout)));
+    let mut reporting = !protocol.keepsakes.reported;
+    let mut supervision = std::pin::pin!(supervision);
+    loop {
+        tokio::select! {
+            outcome = &mut supervision => return Ok(outcome),
+            () = tokio::time::sleep(LOOK_FOR_LOG), if !ran => {
+                if node_dir::has_log(&layout.node()) {
+                    crash::at(Step::Exec);
+                    protocol.step(Event::LogSeen)?;
+                    ran = true;
+                    tracing::info!("the node has its own log: from now on it starts from that");
+                }
+            }
+            taken = &mut report, if ran && reporting => {
+                reporting = false;
+                if taken {
+                    protocol.keepsakes.reported = true;
+                    if let Err(error) = protocol.keep() {
+                        let error = chain(&error);
+                        tracing::warn!(error, "can't journal the report: it will be made again");
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn deliver(report: Option<Report>) -> bool {
+    match report {
+        Some(report) => report.deliver().await,
+        None => false,
+    }
+}
+
+fn conclude(outcome: Outcome, protocol: &mut Protocol) -> Result<(), End> {
+    match outcome {
+        Outcome::Stopped => Ok(()),
+        Outcome::Ended(end) => Err(end),
+        Outcome::Removed(tombstone) => {
+            // The node's own tombstone already keeps it from starting; the journal's is the second.
+            if let Err(end) = protocol.step(Event::TombstoneSeen) {
+                tracing::warn!("can't journal the removal: {end}");
+            }
+            Err(End::DoNotRestart(format!(
+                "{}. The data is kept for inspection; muster-agent reset puts it aside, so that \
+                 this host can join again as a new member",
+                tombstone.sentence()
+            )))
+        }
+    }
+}
+
+/// Shows the node's process in the status.
+struct Shown {
+    board: Board,
+    program: std::path::PathBuf,
+}
+
+impl Observer for Shown {
+    fn running(&mut self, node: &Running) {
+        let pid = node.identity.pid;
+        if node.is_adopted() {
+            tracing::info!(pid, "the node runs already: adopted");
+        } else {
+            tracing::info!(pid, "the node was started");
+        }
+        self.board.phase(Phase::Running, None);
+        self.board.update(|status| {
+            let before = status.node.take().unwrap_or_default();
+            status.node = Some(NodeStatus {
+                program: self.program.display().to_string(),
+                pid: Some(pid),
+                adopted: node.is_adopted(),
+                starts: before.starts + 1,
+                last_death: before.last_death,
+            });
+            status.next_retry_at = None;
+        });
+    }
+
+    fn died(&mut self, reason: &str, pause: Duration) {
+        tracing::warn!("the node died ({reason}); it is started again in {} ms", pause.as_millis());
+        let at = jiff::Timestamp::now() + jiff::SignedDuration::try_from(pause).unwrap_or_default();
+        self.board.error(format!("the node died: {reason}"), Some(at));
+        self.board.phase(Phase::Restarting, format!("the node died: {reason}"));
+        self.board.update(|status| {
+            if let Some(node) = &mut status.node {
+                node.pid = None;
+                node.last_death = Some(reason.to_owned());
+            }
+        });
+    }
+
+    fn stopping(&mut self) {
+        self.board.phase(Phase::Stopping, "waiting for the node to stop".to_owned());
+    }
+}
