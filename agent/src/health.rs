@@ -101,7 +101,7 @@ impl Door {
             let mut answer = Vec::new();
             match stream.take(ANSWER_LIMIT).read_to_end(&mut answer).await {
                 // Not every server says goodbye in TLS after a whole answer.
-                Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => return Err(error),
+                Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(error),
                 _ => Ok(answer),
             }
         };

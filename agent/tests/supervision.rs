@@ -1,5 +1,7 @@
 //! The supervisor over real processes: the built agent as the launcher, small programs as nodes.
 
+#![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
