@@ -1,0 +1,58 @@
+//! A stock etcd to compare with, built from its own module through the Go proxy.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use tokio::process::Command;
+
+const VERSION: &str = "v3.7.3";
+const MODULE: &str = "go.etcd.io/etcd/server/v3";
+/// The Debian package's.
+const INSTALLED: &str = "/usr/bin/etcd";
+/// It took a minute or two on two cores.
+const BUILD_TIME: Duration = Duration::from_secs(900);
+
+/// The path of a stock etcd: built once under `work`, else the installed one.
+pub(super) async fn etcd(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
+    let dir = work.join("stock-etcd").join(VERSION);
+    let binary = dir.join("etcd");
+    if binary.exists() {
+        return Ok(binary);
+    }
+    say(&format!("building stock etcd {VERSION} with go, once"));
+    match build(&dir).await {
+        Ok(()) => Ok(binary),
+        Err(error) if Path::new(INSTALLED).exists() => {
+            say(&format!(
+                "NOTE: stock etcd {VERSION} could not be built ({error:#}); comparing with {INSTALLED}, which is older"
+            ));
+            Ok(PathBuf::from(INSTALLED))
+        }
+        Err(error) => Err(error.context("there is no etcd to compare with")),
+    }
+}
+
+async fn build(dir: &Path) -> Result<()> {
+    fs_err::create_dir_all(dir)?;
+    fs_err::write(
+        dir.join("go.mod"),
+        format!("module stock-etcd\n\nrequire {MODULE} {VERSION}\n"),
+    )?;
+    // Into place only when whole: a build that was cut off must not be taken for a good one.
+    let part = dir.join("etcd.part");
+    let mut go = Command::new("go");
+    go.current_dir(dir)
+        .args(["build", "-mod=mod", "-trimpath", "-ldflags=-s -w", "-o"])
+        .arg(&part)
+        .arg(MODULE)
+        .env("CGO_ENABLED", "0")
+        .kill_on_drop(true);
+    let output = tokio::time::timeout(BUILD_TIME, go.output()).await??;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        bail!("go build: {}", text.lines().last().unwrap_or("it failed"));
+    }
+    fs_err::rename(part, dir.join("etcd"))?;
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! `make bench`: muster-node beside stock etcd.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use muster_tests::bench::{Mode, Plan, run};
+
+/// Three muster-node members beside three stock etcd members: same client, same load, in turns.
+#[derive(Debug, Parser)]
+#[command(name = "bench")]
+struct Args {
+    /// Numbers of clients, each with one put in flight.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 64, 256])]
+    clients: Vec<usize>,
+    /// Rounds of each load; figures are their medians.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Seconds that one load lasts.
+    #[arg(long, default_value_t = 4.0)]
+    seconds: f64,
+    /// Puts that one load makes at most.
+    #[arg(long, default_value_t = 200_000)]
+    puts: u64,
+    /// Bytes of each value.
+    #[arg(long, default_value_t = 256)]
+    value_bytes: usize,
+    /// How often the leader is killed to see how long nobody can write; 0: never.
+    #[arg(long, default_value_t = 20)]
+    outages: usize,
+    /// Only "plain" or only "mtls".
+    #[arg(long, value_parser = ["plain", "mtls"])]
+    mode: Option<String>,
+    /// Only this program.
+    #[arg(long, value_parser = ["muster-node", "etcd"])]
+    only: Option<String>,
+    /// The muster-node to measure [default: the one beside this program].
+    #[arg(long)]
+    muster: Option<PathBuf>,
+    /// The etcd to compare with [default: a stock one, built once with go].
+    #[arg(long)]
+    etcd: Option<PathBuf>,
+    /// Spread the clients over all members instead of putting all at the leader.
+    #[arg(long)]
+    spread: bool,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match bench(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn bench(args: &Args) -> Result<()> {
+    let own = std::env::current_exe()?;
+    let folder = own.parent().context("this program lies in a folder")?;
+    let work = folder.parent().context("the folder lies in target")?;
+    let plan = Plan {
+        muster: args.muster.clone().unwrap_or_else(|| folder.join("muster-node")),
+        etcd: args.etcd.clone(),
+        work: work.to_owned(),
+        only: args.only.clone(),
+        clients: args.clients.clone(),
+        rounds: args.rounds.max(1),
+        time: Duration::from_secs_f64(args.seconds),
+        puts: args.puts,
+        value_bytes: args.value_bytes,
+        modes: match args.mode.as_deref() {
+            Some("plain") => vec![Mode::Plain],
+            Some(_) => vec![Mode::MutualTls],
+            None => vec![Mode::Plain, Mode::MutualTls],
+        },
+        outages: args.outages,
+        spread: args.spread,
+    };
+    let say = |text: &str| {
+        let _ = writeln!(std::io::stderr(), "{text}");
+    };
+    let runtime = tokio::runtime::Runtime::new()?;
+    let report = runtime.block_on(async {
+        tokio::select! {
+            report = run(&plan, &say) => report,
+            _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+        }
+    })?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &report)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", report.table())?;
+    }
+    Ok(())
+}
