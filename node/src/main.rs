@@ -1,1 +1,71 @@
-fn main() {}
+//! `muster-node`: reads its command line, runs a node, and ends with a code that says why.
+
+use std::{io::Write as _, process::ExitCode};
+
+use muster_node::{
+    config::{self, Command, CommandError, Config, Remark},
+    server::{self, logging::Logging},
+};
+
+const FAILED: u8 = 1;
+const USAGE: u8 = 2;
+const DO_NOT_RESTART: u8 = 3;
+
+fn main() -> ExitCode {
+    let args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
+    // Variables that aren't text can't be ours.
+    let environment = std::env::vars_os()
+        .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+    match config::parse(args, environment) {
+        Ok(Command::Help) => print(&config::help()),
+        Ok(Command::Version) => print(&config::version()),
+        Ok(Command::Run(config, remarks)) => run(&config, &remarks),
+        Err(error @ CommandError::Usage(_)) => {
+            complain(&format!("{error}\nmuster-node --help shows the flags."));
+            ExitCode::from(USAGE)
+        }
+        Err(CommandError::Config(error)) => {
+            complain(&format!("failed to verify flags: {}", server::chain(&error)));
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn run(config: &Config, remarks: &[Remark]) -> ExitCode {
+    let _logging = match Logging::start(config.log_level, config.log_format, &config.log_outputs) {
+        Ok(logging) => logging,
+        Err(error) => {
+            complain(&format!("cannot open the log output: {error}"));
+            return ExitCode::from(FAILED);
+        }
+    };
+    server::log_remarks(remarks);
+    server::limit_process();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let result = match &runtime {
+        Ok(runtime) => runtime.block_on(server::run(config)),
+        Err(error) => {
+            tracing::error!(%error, "cannot start the runtime");
+            return ExitCode::from(FAILED);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(error = server::chain(&error), "server error");
+            ExitCode::from(if error.is_final() { DO_NOT_RESTART } else { FAILED })
+        }
+    }
+}
+
+fn print(text: &str) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::from(FAILED),
+    }
+}
+
+fn complain(text: &str) {
+    // There is nowhere left to say that it failed.
+    let _ = writeln!(std::io::stderr(), "muster-node: {text}");
+}

@@ -30,6 +30,8 @@ use crate::config::{LogFormat, LogOutput};
 
 /// Lines that may wait for the writer; more are dropped and counted.
 const QUEUE_LINES: usize = 8192;
+/// How long an error waits to be written: the process may abort right after it.
+const URGENT: Duration = Duration::from_millis(100);
 /// How long the end of the process waits for the last lines.
 const FLUSH: Duration = Duration::from_secs(1);
 
@@ -42,6 +44,8 @@ pub struct Logging {
 
 enum Line {
     Text(String),
+    /// An error: who logged it waits a moment, as the process may be about to abort.
+    Urgent(String, mpsc::SyncSender<()>),
     End,
 }
 
@@ -94,10 +98,18 @@ fn start(
     let (end, ended) = mpsc::sync_channel(1);
     let dropped = Arc::new(AtomicU64::new(0));
     std::thread::Builder::new().name("log".to_owned()).spawn(move || {
-        while let Ok(Line::Text(line)) = queue.recv() {
+        loop {
+            let (line, written) = match queue.recv() {
+                Ok(Line::Text(line)) => (line, None),
+                Ok(Line::Urgent(line, written)) => (line, Some(written)),
+                Ok(Line::End) | Err(_) => break,
+            };
             for writer in &mut writers {
                 // There is nowhere left to say that it failed.
                 let _ = writer.write_all(line.as_bytes()).and_then(|()| writer.flush());
+            }
+            if let Some(written) = written {
+                let _ = written.try_send(());
             }
         }
         let _ = end.send(());
@@ -142,7 +154,16 @@ impl<S: Subscriber> Layer<S> for Lines {
             fields.push("log.lines.dropped", &serde_json::Value::from(untold));
         }
         let line = line(self.format, event.metadata(), &fields);
-        if self.lines.try_send(Line::Text(line)).is_ok() {
+        let (line, written) = if *event.metadata().level() == Level::ERROR {
+            let (sender, written) = mpsc::sync_channel(1);
+            (Line::Urgent(line, sender), Some(written))
+        } else {
+            (Line::Text(line), None)
+        };
+        if self.lines.try_send(line).is_ok() {
+            if let Some(written) = written {
+                let _ = written.recv_timeout(URGENT);
+            }
             if untold > 0 {
                 self.told.store(dropped, Ordering::Relaxed);
             }
@@ -287,6 +308,17 @@ mod tests {
         let text = logged(LogFormat::Console, || tracing::info!(index = 7_u64, "two\nlines"));
         assert_eq!(text.lines().count(), 1);
         assert!(text.contains("\tinfo\t") && text.contains("\ttwo lines\t\"index\":7"), "{text}");
+    }
+
+    #[test]
+    fn an_error_is_written_before_the_next_statement() {
+        let memory = Memory::default();
+        let (_logging, layer) =
+            start(Level::INFO, LogFormat::Json, vec![Box::new(memory.clone())]).unwrap();
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+            tracing::error!("the last words");
+            assert!(String::from_utf8_lossy(&memory.0.lock().unwrap()).contains("last words"));
+        });
     }
 
     /// A reader that is stuck until it is let go.

@@ -1,12 +1,29 @@
 //! From a configuration to a running node, and back down in order.
 
 pub mod clients;
+mod disk;
+mod error;
 pub mod logging;
+mod node;
 mod peers;
 
 use std::fmt::Write as _;
 
-pub use peers::{Inbound, Outbound};
+use axum::{
+    Router,
+    extract::Request,
+    http::StatusCode,
+    middleware::{Next, from_fn},
+    response::{IntoResponse, Response},
+};
+use tokio::signal::unix::{SignalKind, signal};
+
+pub use self::{
+    error::ServerError,
+    node::Node,
+    peers::{Inbound, Outbound},
+};
+use crate::config::{Config, Remark};
 
 /// An error and its causes, on one line.
 #[must_use]
@@ -14,8 +31,153 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        let _ = write!(text, ": {cause}");
+        let cause_text = cause.to_string();
+        // Some errors repeat their source in their own text.
+        if !text.ends_with(&cause_text) {
+            let _ = write!(text, ": {cause_text}");
+        }
         source = cause.source();
     }
     text
+}
+
+/// Runs a node until it is told to stop, or has to.
+///
+/// # Errors
+/// If it can't start, or was removed from its cluster.
+pub async fn run(config: &Config) -> Result<(), ServerError> {
+    let system = |source| ServerError::System { action: "listen for signals", source };
+    let mut terminate = signal(SignalKind::terminate()).map_err(system)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(system)?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(system)?;
+    let node = Node::start(config)?;
+    let mut ready = false;
+    let end = loop {
+        tokio::select! {
+            () = node.published(), if !ready => {
+                ready = true;
+                say_ready(config, &node);
+            }
+            removed = node.removed() => break Err(removed),
+            _ = terminate.recv() => break Ok("terminated"),
+            _ = interrupt.recv() => break Ok("interrupt"),
+            _ = hangup.recv() => node.reload(),
+        }
+    };
+    match end {
+        Ok(received) => {
+            tracing::info!(signal = received, "received signal; shutting down");
+            let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+            node.stop().await;
+            Ok(())
+        }
+        Err(error) => {
+            tracing::warn!("data-dir used by this member must be removed");
+            // Nobody follows a member that was removed: there is nothing to hand over.
+            Err(error)
+        }
+    }
+}
+
+fn say_ready(config: &Config, node: &Node) {
+    let clients: Vec<String> = config.listen_client_urls.iter().map(ToString::to_string).collect();
+    tracing::info!(
+        cluster.id = %node.local().cluster,
+        member.id = %node.local().member,
+        name = config.name,
+        client_urls = clients.join(","),
+        "ready to serve client requests"
+    );
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        tracing::warn!(%error, "cannot tell the init system that this member is ready");
+    }
+}
+
+/// Says in the log what the flags deserve to have said.
+pub fn log_remarks(remarks: &[Remark]) {
+    for remark in remarks {
+        match remark {
+            Remark::Ignored { flag, because } => {
+                tracing::warn!(flag = format!("--{flag}"), because, "this flag has no effect here");
+            }
+            Remark::Shadowed { variable } => tracing::info!(
+                variable,
+                "this environment variable is shadowed by its command-line flag"
+            ),
+            Remark::UnknownVariable { variable } => {
+                tracing::warn!(variable, "unrecognized environment variable");
+            }
+            Remark::DefaultName => tracing::warn!(
+                "'default' is used as the member's name: give --name, lest two members share it"
+            ),
+        }
+    }
+}
+
+/// No core dumps, which would hold keys and data; and as many open files as are allowed.
+pub fn limit_process() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    if let Err(error) = setrlimit(Resource::Core, none) {
+        tracing::warn!(%error, "cannot turn core dumps off");
+    }
+    let files = getrlimit(Resource::Nofile);
+    let all = Rlimit { current: files.maximum, maximum: files.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, all) {
+        tracing::warn!(%error, "cannot raise the number of open files");
+    }
+}
+
+/// What `--listen-metrics-urls` serves: health and metrics, and no data.
+fn health_only(router: Router) -> Router {
+    async fn check(request: Request, next: Next) -> Response {
+        let path = request.uri().path();
+        let under = |base: &str| {
+            path.strip_prefix(base).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        if ["/metrics", "/health", "/livez", "/readyz"].into_iter().any(under) {
+            next.run(request).await
+        } else {
+            StatusCode::NOT_FOUND.into_response()
+        }
+    }
+    router.layer(from_fn(check))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] std::io::Error);
+
+    #[test]
+    fn an_error_is_told_with_its_causes() {
+        let error = Outer(std::io::Error::other("inner"));
+        assert_eq!(chain(&error), "outer: inner");
+    }
+
+    #[tokio::test]
+    async fn the_metrics_address_serves_no_data() {
+        use tower::ServiceExt as _;
+        let answer = || async { "here" };
+        let router = Router::new()
+            .route("/health", axum::routing::get(answer))
+            .route("/livez/{check}", axum::routing::get(answer))
+            .route("/etcdserverpb.KV/Range", axum::routing::get(answer))
+            .route("/healthy", axum::routing::get(answer));
+        let served = health_only(router);
+        for (path, status) in [
+            ("/health", 200),
+            ("/livez/x", 200),
+            ("/etcdserverpb.KV/Range", 404),
+            ("/healthy", 404),
+            ("/version", 404),
+        ] {
+            let request = http::Request::get(path).body(axum::body::Body::empty()).unwrap();
+            let response = served.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status().as_u16(), status, "{path}");
+        }
+    }
 }

@@ -1,0 +1,146 @@
+//! What a member has on disk, found or made: identity, log, store.
+//!
+//! Order matters, because a crash may come between any two steps. The incarnation is marked before
+//! anything bears it; the boot counter rises before a peer can hear it; the store is whole before
+//! the log has its name, and once the log has its name the member never bootstraps again.
+
+use std::{path::Path, sync::Arc};
+
+use node_proto::etcdserverpb::Member;
+
+use super::ServerError;
+use crate::{
+    apply::Machine,
+    config::{ClusterState, Config},
+    disk::{Backend, Open, RealDisk, SharedDisk},
+    identity::{ClusterId, DataDir, Incarnation, InitialCluster, MemberId},
+    log::{self, Log, LogOptions, Recovered},
+    mvcc::{Options as StoreOptions, StoreError},
+    transport::Local,
+};
+
+/// A member's directory within the data directory.
+const MEMBER_DIR: &str = "member";
+/// The store's file in it.
+const STORE: &str = "db";
+
+/// Everything that a member has on disk, open.
+pub(super) struct Found {
+    pub dir: DataDir,
+    pub local: Local,
+    /// This start is the identity's first.
+    pub first_start: bool,
+    pub machine: Machine,
+    pub log: Log,
+    pub recovered: Recovered,
+}
+
+/// Opens the data directory, or makes it what a first start needs.
+pub(super) fn open(config: &Config) -> Result<Found, ServerError> {
+    let dir = DataDir::open(&config.data_dir)?;
+    let initial = config.initial();
+    let bound = initial.member(&config.name).and_then(|member| member.incarnation);
+    let has_log = dir.has_log();
+    if !has_log {
+        may_bootstrap(config, &initial)?;
+    }
+    let incarnation = dir.claim(bound)?;
+    let boot = dir.count_boot()?;
+    let member_dir = dir.join(MEMBER_DIR);
+    let disk: SharedDisk = Arc::new(RealDisk);
+    let system = |action| move |source| ServerError::System { action, source };
+    disk.create_dir(&member_dir).map_err(system("make the member's directory"))?;
+    disk.sync_dir(dir.path()).map_err(system("sync the data directory"))?;
+    let machine = open_store(&disk, &member_dir, &initial, has_log)?;
+    let options = LogOptions::default();
+    if !has_log {
+        let identity = log_identity(config, &initial, incarnation);
+        Log::create(&disk, &member_dir, &identity, &options).map_err(ServerError::Log)?;
+    }
+    let (log, recovered) = Log::open(&disk, &member_dir, &options).map_err(ServerError::Log)?;
+    if let Some((path, offset)) = &recovered.cut {
+        tracing::warn!(
+            path = %path.display(), offset,
+            "cut off the log's last write, which a crash had left unfinished"
+        );
+    }
+    let found = Incarnation(recovered.identity.incarnation.to_be_bytes());
+    if found != incarnation {
+        return Err(ServerError::ForeignLog {
+            path: config.data_dir.clone(),
+            found,
+            expected: incarnation,
+        });
+    }
+    let local = Local {
+        cluster: ClusterId(recovered.identity.cluster),
+        member: MemberId(recovered.identity.member),
+        incarnation,
+        boot,
+    };
+    Ok(Found { dir, local, first_start: !has_log, machine, log, recovered })
+}
+
+/// A first start is for a new cluster whose members can be told apart.
+fn may_bootstrap(config: &Config, initial: &InitialCluster) -> Result<(), ServerError> {
+    if config.initial_cluster_state == ClusterState::Existing {
+        return Err(ServerError::CannotJoin);
+    }
+    match initial.identical_ids() {
+        Some((a, b)) => Err(ServerError::IdenticalIds(a.name.clone(), b.name.clone())),
+        None => Ok(()),
+    }
+}
+
+fn open_store(
+    disk: &SharedDisk,
+    member_dir: &Path,
+    initial: &InitialCluster,
+    has_log: bool,
+) -> Result<Machine, ServerError> {
+    let path = member_dir.join(STORE);
+    let system = |action| move |source| ServerError::System { action, source };
+    let exists = disk.exists(&path).map_err(system("look for the store"))?;
+    if has_log && !exists {
+        return Err(ServerError::StoreGone(path));
+    }
+    if !has_log && exists {
+        // A first start that was cut short before it had a log: it promised nothing to anybody.
+        disk.remove(&path).map_err(system("remove an unfinished store"))?;
+    }
+    let how = if has_log { Open::Existing } else { Open::New };
+    let file = disk.open(&path, how).map_err(system("open the store"))?;
+    let members = initial
+        .members
+        .iter()
+        .map(|member| Member {
+            id: member.id.0,
+            name: member.name.clone(),
+            peer_ur_ls: member.peer_urls.clone(),
+            client_ur_ls: member.client_urls.clone(),
+            is_learner: false,
+        })
+        .collect();
+    let options = StoreOptions { members, ..StoreOptions::default() };
+    let machine = Machine::open(Backend::new(file), options).map_err(store_error)?;
+    disk.sync_dir(member_dir).map_err(system("sync the member's directory"))?;
+    Ok(machine)
+}
+
+fn store_error(error: StoreError) -> ServerError {
+    ServerError::Store(error)
+}
+
+fn log_identity(
+    config: &Config,
+    initial: &InitialCluster,
+    incarnation: Incarnation,
+) -> log::Identity {
+    let own = initial.member(&config.name).expect("validation found this member in the list");
+    log::Identity {
+        cluster: initial.id.0,
+        member: own.id.0,
+        incarnation: u128::from_be_bytes(incarnation.0),
+        voters: initial.members.iter().map(|member| member.id.0).collect(),
+    }
+}

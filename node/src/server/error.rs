@@ -1,0 +1,122 @@
+//! Why a node doesn't run, and what its supervisor should do about it.
+
+use std::{io, net::SocketAddr, path::PathBuf};
+
+use crate::{
+    driver,
+    identity::{DataDirError, Incarnation},
+    log::LogError,
+    mvcc::StoreError,
+    tls::TlsError,
+    transport,
+};
+
+/// Why the node stopped, or never started.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The data directory can't be used.
+    #[error(transparent)]
+    DataDir(#[from] DataDirError),
+    /// The log can't be used.
+    #[error("the log cannot be used")]
+    Log(#[source] LogError),
+    /// The store can't be used.
+    #[error("the store cannot be used")]
+    Store(#[source] StoreError),
+    /// The driver can't start.
+    #[error("consensus cannot start")]
+    Driver(#[source] driver::StartError),
+    /// Peers can't be talked to.
+    #[error("peer streams cannot start")]
+    Transport(#[from] transport::StartError),
+    /// Certificates can't be used.
+    #[error("TLS cannot be set up")]
+    Tls(#[from] TlsError),
+    /// A client address can't be listened on.
+    #[error("cannot listen for clients on {address}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Something of the operating system is missing.
+    #[error("cannot {action}")]
+    System {
+        /// What was tried.
+        action: &'static str,
+        /// What it said.
+        #[source]
+        source: io::Error,
+    },
+    /// The log is of another incarnation than its directory.
+    #[error("the log in {} belongs to incarnation {found}, its directory to {expected}", path.display())]
+    ForeignLog {
+        /// The data directory.
+        path: PathBuf,
+        /// In the log.
+        found: Incarnation,
+        /// In the marker.
+        expected: Incarnation,
+    },
+    /// There is a log, but the store that it belongs to is gone.
+    #[error("{} is missing, but there is a log: this member has lost data; replace it", .0.display())]
+    StoreGone(PathBuf),
+    /// Two first members have one id.
+    #[error("member exists with identical ID: {0} and {1}")]
+    IdenticalIds(String, String),
+    /// Joining is not possible yet.
+    #[error(
+        "--initial-cluster-state=existing needs a data directory with a log: joining a running cluster is not supported yet"
+    )]
+    CannotJoin,
+    /// A peer said that this member is no longer one.
+    #[error("this member has been permanently removed from the cluster")]
+    Removed,
+}
+
+impl ServerError {
+    /// Whether a restart can never help.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::DataDir(error) => error.is_final(),
+            Self::Log(error) => is_damage(error),
+            Self::Driver(driver::StartError::Log(error)) => is_damage(error),
+            Self::Store(StoreError::Corrupt(_)) => true,
+            Self::ForeignLog { .. } | Self::StoreGone(_) | Self::Removed => true,
+            Self::Store(_)
+            | Self::Driver(_)
+            | Self::Transport(_)
+            | Self::Tls(_)
+            | Self::Listen { .. }
+            | Self::System { .. }
+            | Self::IdenticalIds(..)
+            | Self::CannotJoin => false,
+        }
+    }
+}
+
+fn is_damage(error: &LogError) -> bool {
+    matches!(error, LogError::Corrupt { .. } | LogError::NotThere { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_data_and_removal_are_final_and_a_busy_port_is_not() {
+        let corrupt = LogError::Corrupt { path: PathBuf::new(), offset: 0, what: "x" };
+        assert!(ServerError::Log(corrupt).is_final());
+        assert!(ServerError::StoreGone(PathBuf::new()).is_final());
+        assert!(ServerError::Removed.is_final());
+        let busy = ServerError::Listen {
+            address: "127.0.0.1:1".parse().unwrap(),
+            source: io::ErrorKind::AddrInUse.into(),
+        };
+        assert!(!busy.is_final());
+        assert!(!ServerError::DataDir(DataDirError::InUse(PathBuf::new())).is_final());
+    }
+}

@@ -1,0 +1,361 @@
+//! A running node: what was started, and how it is stopped.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use node_proto::command::{self, Operation, PublishMember};
+use ring::rand::{SecureRandom, SystemRandom};
+use tokio::sync::watch;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    Inbound, Outbound, ServerError,
+    clients::{self, ClientLimits, ClientListener, Fronts},
+    disk::{self, Found},
+    health_only,
+};
+use crate::{
+    apply::{Machine, Outcome},
+    config::{Config, ETCD_VERSION, ListenUrl, PeerUrl},
+    driver::{self, Handle, Running},
+    identity::{DataDir, InitialCluster, MemberId, Tombstone},
+    rpc::{self, RequestIds},
+    tls::{ClientListenerTls, PeerTls},
+    transport::{self, Limits, Listen, Local, Membership, Peer, Transport},
+};
+
+/// Requests that are answered may take this long after the stop began.
+const DRAIN_CLIENTS: Duration = Duration::from_secs(2);
+/// Log and store may take this long to be closed.
+const DRAIN_DISK: Duration = Duration::from_secs(30);
+/// Peer streams may take this long to say goodbye.
+const DRAIN_PEERS: Duration = Duration::from_secs(1);
+/// Between two tries to publish this member.
+const PUBLISH_AGAIN: Duration = Duration::from_millis(500);
+/// What a peer frame holds besides one request: headers, and other entries of the batch.
+const FRAME_OVERHEAD: usize = 16 << 20;
+
+/// A running node. Dropping it stops it hard; `stop` does so in order.
+pub struct Node {
+    local: Local,
+    dir: DataDir,
+    handle: Handle<Outcome>,
+    running: Running,
+    transport: Transport,
+    fronts: Fronts,
+    peer_tls: Option<Arc<PeerTls>>,
+    client_tls: Option<Arc<ClientListenerTls>>,
+    removed: watch::Receiver<Option<MemberId>>,
+    ids: RequestIds,
+    name: String,
+    client_urls: Vec<String>,
+    tasks: TaskTracker,
+    stopping: CancellationToken,
+}
+
+impl Node {
+    /// Starts everything; call it within a tokio runtime, which then carries what serves all
+    /// clients together. When it returns, every address is bound; clients are served as far as that
+    /// is possible without a leader.
+    ///
+    /// # Errors
+    /// If anything is missing or damaged. Nothing is left running.
+    pub fn start(config: &Config) -> Result<Self, ServerError> {
+        let client_tls = client_tls(config)?;
+        let peer_tls = match &config.peer_tls {
+            Some(files) => Some(Arc::new(PeerTls::new(files, &config.tls_policy)?)),
+            None => None,
+        };
+        let sockets = bind_clients(config)?;
+        let Found { dir, local, first_start, machine, log, recovered } = disk::open(config)?;
+        tracing::info!(
+            cluster.id = %local.cluster, member.id = %local.member, name = config.name,
+            incarnation = %local.incarnation, boot = local.boot, first_start,
+            applied = machine_position(&machine), "starting member"
+        );
+        let initial = config.initial();
+        let store = machine.store();
+        let hub = machine.hub();
+        let membership = membership(&store.view(), &local, &initial);
+        let seat_one = config.initial_cluster.first().is_some_and(|(name, _)| *name == config.name);
+        let outbound = Arc::new(Outbound::default());
+        let options = driver_options(config, &recovered, &dir, first_start && seat_one);
+        let snapshot_dir = options.snapshot_dir.clone();
+        let boot = recovered.boot;
+        let parts = driver::Parts {
+            options,
+            machine,
+            log,
+            recovered,
+            sender: Arc::clone(&outbound) as _,
+            seed: random(),
+        };
+        let (handle, inbox, running) = driver::start(parts).map_err(ServerError::Driver)?;
+        let (removed_sender, removed) = watch::channel(None);
+        let inbound = Inbound::new(inbox.clone(), snapshot_dir, removed_sender);
+        let transport = Transport::start(
+            transport_options(config, local, peer_tls.clone(), &dir),
+            inbound as _,
+        )?;
+        outbound.connect(transport.clone(), inbox);
+        transport.set_membership(membership);
+        let (tasks, stopping) = (TaskTracker::new(), CancellationToken::new());
+        let services = rpc::Services {
+            handle: handle.clone(),
+            store,
+            hub,
+            identity: rpc::Identity {
+                cluster_id: local.cluster.0,
+                member_id: local.member.0,
+                version: ETCD_VERSION,
+            },
+            request_ids: RequestIds::new(local.member.0, boot),
+            limits: rpc_limits(config),
+        };
+        let router = rpc::router(services, &tasks, &stopping);
+        let fronts = start_fronts(config, sockets, client_tls.as_ref(), &router)?;
+        Ok(Self {
+            local,
+            dir,
+            handle,
+            running,
+            transport,
+            fronts,
+            peer_tls,
+            client_tls,
+            removed,
+            // A run of its own, which no boot counter reaches from below.
+            ids: RequestIds::new(local.member.0, u64::MAX - boot),
+            name: config.name.clone(),
+            client_urls: config.advertised_clients(),
+            tasks,
+            stopping,
+        })
+    }
+
+    /// Returns once the cluster has committed this member's name and client URLs: from then on it
+    /// serves everything. Tries for as long as that takes.
+    pub async fn published(&self) {
+        let mut tries = 0_u32;
+        loop {
+            let id = self.ids.next();
+            let operation = Operation::PublishMember(PublishMember {
+                member_id: self.local.member.0,
+                name: self.name.clone(),
+                client_urls: self.client_urls.clone(),
+            });
+            let error = match self.handle.propose(command::encode(id.0, operation), id).await {
+                Ok(Ok(_)) => return,
+                Ok(Err(refused)) => refused.to_string(),
+                Err(error) => error.to_string(),
+            };
+            tries += 1;
+            tracing::warn!(
+                error, tries, member.id = %self.local.member,
+                "failed to publish local member to cluster through raft"
+            );
+            tokio::time::sleep(PUBLISH_AGAIN).await;
+        }
+    }
+
+    /// Returns once a peer, proven to be one, says that this member was removed. The tombstone is
+    /// on disk by then.
+    ///
+    /// # Errors
+    /// Always: `Removed`, or what kept the tombstone from being written.
+    pub async fn removed(&self) -> ServerError {
+        let mut removed = self.removed.clone();
+        let by = match removed.wait_for(Option::is_some).await {
+            Ok(by) => *by,
+            // The transport is gone: the node is stopping.
+            Err(_) => return std::future::pending().await,
+        };
+        let tombstone = Tombstone::new(
+            self.local.incarnation,
+            self.local.member,
+            self.local.cluster,
+            jiff::Timestamp::now().to_string(),
+            by.map(|by| by.to_string()).unwrap_or_default(),
+        );
+        match self.dir.bury(&tombstone) {
+            Ok(()) => ServerError::Removed,
+            Err(error) => error.into(),
+        }
+    }
+
+    /// Re-reads certificates, keys and CAs.
+    pub fn reload(&self) {
+        if let Some(tls) = &self.peer_tls {
+            tls.reload();
+        }
+        if let Some(tls) = &self.client_tls {
+            tls.reload();
+        }
+    }
+
+    /// Who this is.
+    #[must_use]
+    pub fn local(&self) -> Local {
+        self.local
+    }
+
+    /// Stops in order: another member leads, clients are answered, what was promised is on disk,
+    /// peers are told goodbye. Each under a deadline; what is acknowledged is durable already.
+    pub async fn stop(self) {
+        let started = Instant::now();
+        self.handle.hand_over().await;
+        self.stopping.cancel();
+        self.tasks.close();
+        let Self { running, transport, fronts, dir, tasks, .. } = self;
+        let closing = tokio::task::spawn_blocking(move || {
+            fronts.stop(DRAIN_CLIENTS);
+            running.stop();
+            transport.stop(DRAIN_PEERS);
+            // Only now may another process have the directory.
+            drop(dir);
+        });
+        if tokio::time::timeout(DRAIN_CLIENTS + DRAIN_PEERS + DRAIN_DISK, closing).await.is_err() {
+            tracing::warn!("log and store did not close in time; the next start recovers them");
+        }
+        let _ = tokio::time::timeout(DRAIN_PEERS, tasks.wait()).await;
+        let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        tracing::info!(duration_ms, "stopped");
+    }
+}
+
+fn machine_position(machine: &Machine) -> u64 {
+    use crate::machine::StateMachine as _;
+    machine.applied().index
+}
+
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    SystemRandom::new().fill(&mut bytes).expect("the operating system gives random bytes");
+    u64::from_le_bytes(bytes)
+}
+
+fn client_tls(config: &Config) -> Result<Option<Arc<ClientListenerTls>>, ServerError> {
+    let alpn: [&[u8]; 2] = [b"h2", b"http/1.1"];
+    match &config.client_tls {
+        Some(files) => {
+            Ok(Some(Arc::new(ClientListenerTls::new(files, &config.tls_policy, &alpn)?)))
+        }
+        None => Ok(None),
+    }
+}
+
+/// The sockets of `--listen-client-urls` and `--listen-client-http-urls`, then of
+/// `--listen-metrics-urls`.
+struct ClientSockets {
+    api: Vec<(std::net::TcpListener, bool)>,
+    metrics: Vec<(std::net::TcpListener, bool)>,
+}
+
+fn bind_clients(config: &Config) -> Result<ClientSockets, ServerError> {
+    let bind = |urls: &mut dyn Iterator<Item = &ListenUrl>| {
+        urls.map(|url| {
+            let address = url.address();
+            clients::bind(address)
+                .map(|socket| (socket, url.is_https()))
+                .map_err(|source| ServerError::Listen { address, source })
+        })
+        .collect::<Result<Vec<_>, _>>()
+    };
+    Ok(ClientSockets {
+        api: bind(&mut config.listen_client_urls.iter().chain(&config.listen_client_http_urls))?,
+        metrics: bind(&mut config.listen_metrics_urls.iter())?,
+    })
+}
+
+fn start_fronts(
+    config: &Config,
+    sockets: ClientSockets,
+    tls: Option<&Arc<ClientListenerTls>>,
+    router: &axum::Router,
+) -> Result<Fronts, ServerError> {
+    let listener = |router: axum::Router| {
+        move |(socket, https): (std::net::TcpListener, bool)| {
+            let tls = if https { tls.cloned() } else { None };
+            ClientListener { socket, tls, router: router.clone() }
+        }
+    };
+    let mut listeners: Vec<ClientListener> =
+        sockets.api.into_iter().map(listener(router.clone())).collect();
+    let health = health_only(router.clone());
+    listeners.extend(sockets.metrics.into_iter().map(listener(health)));
+    let limits = ClientLimits {
+        max_concurrent_streams: config.max_concurrent_streams,
+        keepalive_interval: config.keepalive_interval,
+        keepalive_timeout: config.keepalive_timeout,
+    };
+    // The driver's threads need the other cores.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    Fronts::start((cores / 2).clamp(1, 2), &listeners, limits)
+        .map_err(|source| ServerError::System { action: "start the fronts", source })
+}
+
+fn driver_options(
+    config: &Config,
+    recovered: &crate::log::Recovered,
+    dir: &DataDir,
+    campaign_when_connected: bool,
+) -> driver::Options {
+    let ticks = config.election.as_millis() / config.heartbeat.as_millis().max(1);
+    driver::Options {
+        member: recovered.identity.member,
+        voters: recovered.identity.voters.clone(),
+        tick: config.heartbeat,
+        election_ticks: usize::try_from(ticks).unwrap_or(usize::MAX),
+        request_timeout: Duration::from_secs(5) + config.election * 2,
+        campaign_when_connected,
+        snapshot_dir: dir.join("member/snap"),
+        catch_up_entries: config.snapshot_catchup_entries,
+    }
+}
+
+fn rpc_limits(config: &Config) -> rpc::Limits {
+    rpc::Limits {
+        max_request_bytes: config.max_request_bytes as usize,
+        max_txn_ops: config.max_txn_ops as usize,
+        election_timeout: config.election,
+        watch_progress_interval: config.watch_progress_interval,
+        compaction_pause: config.compaction_sleep,
+    }
+}
+
+fn transport_options(
+    config: &Config,
+    local: Local,
+    tls: Option<Arc<PeerTls>>,
+    dir: &DataDir,
+) -> transport::Options {
+    let listen = config
+        .listen_peer_urls
+        .iter()
+        .map(|url| Listen { address: url.address(), tls: url.is_https() })
+        .collect();
+    let limits =
+        Limits { frame_bytes: driver::MAX_PROPOSAL_BYTES + FRAME_OVERHEAD, ..Limits::default() };
+    transport::Options { local, listen, tls, marks: dir.join("member/peers"), limits }
+}
+
+/// The other members, as the store has them; bindings from the member document, by id.
+fn membership(view: &crate::mvcc::View, local: &Local, initial: &InitialCluster) -> Membership {
+    let peers = view
+        .members()
+        .iter()
+        .filter(|member| member.id != local.member.0)
+        .map(|member| {
+            let bound = initial.members.iter().find(|bound| bound.id.0 == member.id);
+            Peer {
+                id: MemberId(member.id),
+                urls: member.peer_ur_ls.iter().filter_map(|url| PeerUrl::parse(url).ok()).collect(),
+                incarnation: bound.and_then(|bound| bound.incarnation),
+                node_key: bound.and_then(|bound| bound.node_key),
+            }
+        })
+        .collect();
+    Membership { peers, ..Membership::default() }
+}
