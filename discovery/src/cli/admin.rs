@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use discovery_types::admin::{Admin, AdminChain, Change};
 use discovery_types::api::AdminList;
-use discovery_types::key::PublicKey;
+use discovery_types::key::{KeyError, PublicKey};
 use discovery_types::name::Name;
 use discovery_types::role::{Action, Role};
 use serde_json::json;
@@ -34,8 +34,8 @@ exist already don't know the new admin until an owner runs `cluster restate NAME
         /// What to call the admin
         name: Name,
         /// The admin's public key, or the .pub file that holds it
-        #[arg(value_name = "PUBLIC_KEY|FILE")]
-        public_key: String,
+        #[arg(value_name = "PUBLIC_KEY|FILE", value_parser = read_public_key)]
+        public_key: PublicKey,
         /// Roles, separated by commas
         #[arg(long, value_name = "ROLE", value_delimiter = ',', required = true)]
         role: Vec<Role>,
@@ -58,7 +58,7 @@ pub(super) async fn run(args: AdminArgs, printer: &mut Printer) -> Result<(), Cl
         AdminCommand::Add { name, public_key, mut role } => {
             role.sort();
             role.dedup();
-            let key = read_public_key(&public_key)?;
+            let key = public_key;
             let admin = Admin { key, name, roles: role };
             change(&session, &mut chain, Change::Add(admin.clone())).await?;
             if admin.is_owner() && !session.context.owners.contains(&key) {
@@ -116,13 +116,13 @@ fn find(chain: &AdminChain, text: &str) -> Result<Admin, CliError> {
     found.ok_or_else(|| CliError::NoAdmin(text.to_owned()))
 }
 
-fn read_public_key(text: &str) -> Result<PublicKey, CliError> {
+/// The key itself, or the file that holds it.
+fn read_public_key(text: &str) -> Result<PublicKey, String> {
     if text.starts_with("ed25519:") {
-        return text.parse().map_err(|error| CliError::Usage(format!("PUBLIC_KEY: {error}")));
+        return text.parse().map_err(|error: KeyError| error.to_string());
     }
-    let content = fs_err::read_to_string(text)
-        .map_err(|source| CliError::io("reading the public key", source))?;
-    content.trim().parse().map_err(|error| CliError::Usage(format!("{text}: {error}")))
+    let content = fs_err::read_to_string(text).map_err(|error| error.to_string())?;
+    content.trim().parse().map_err(|error: KeyError| error.to_string())
 }
 
 fn show(printer: &mut Printer, list: &AdminList, chain: &AdminChain) -> Result<(), CliError> {

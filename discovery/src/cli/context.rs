@@ -62,7 +62,7 @@ The line holds no secret, but take it only from somebody whom you trust: it says
         /// Which one [default: the current one]
         name: Option<String>,
         /// Your private key, as `key new` made it [default: HOME/admin.pem]
-        #[arg(long, value_name = "FILE", env = "MUSTER_ADMIN_KEY")]
+        #[arg(long, value_name = "FILE", env = "MUSTER_ADMIN_KEY", hide_env_values = true)]
         key: Option<std::path::PathBuf>,
     },
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use discovery_types::key::{SigningKey, write_private};
+use discovery_types::key::{KeyFileError, SigningKey, write_new};
 
 use super::printer::Printer;
 use super::{CliError, CommonArgs};
@@ -42,9 +42,18 @@ take. An existing FILE is never overwritten.")]
 pub(super) fn run(args: KeyArgs, printer: &mut Printer) -> Result<(), CliError> {
     let (key, file) = match args.command {
         KeyCommand::New { out } => {
+            let public = out.with_extension("pub");
+            if public == out {
+                return Err(CliError::Usage(
+                    "--out names the private key: .pub is for the public one beside it".into(),
+                ));
+            }
+            if public.exists() {
+                return Err(KeyFileError::Exists(public).into());
+            }
             let key = SigningKey::generate();
             key.save(&out)?;
-            write_private(&out.with_extension("pub"), format!("{}\n", key.public()).as_bytes())?;
+            write_new(&public, format!("{}\n", key.public()).as_bytes())?;
             (key, out)
         }
         KeyCommand::Show { file } => (SigningKey::load(&file)?, file),

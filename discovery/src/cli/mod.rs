@@ -27,6 +27,9 @@ use crate::server::{InitArgs, ServeArgs};
 use log::LogArgs;
 use printer::Printer;
 
+/// Heading of what every admin command can be told.
+const COMMON: &str = "Options of every admin command";
+
 const EXAMPLES: &str = "\
 First steps, on the admin's machine unless said otherwise:
   muster-discovery key new --out owner.pem
@@ -84,10 +87,17 @@ enum Command {
 #[group(skip)]
 struct CommonArgs {
     /// Print JSON on stdout instead of a table
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = COMMON)]
     json: bool,
     /// Where this tool keeps its contexts [default: ~/.config/muster]
-    #[arg(long, global = true, value_name = "DIR", env = "MUSTER_ADMIN_HOME")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        env = "MUSTER_ADMIN_HOME",
+        hide_env_values = true,
+        help_heading = COMMON
+    )]
     home: Option<PathBuf>,
 }
 
@@ -98,10 +108,24 @@ struct RemoteArgs {
     #[command(flatten)]
     common: CommonArgs,
     /// Which context to use [default: the current one]
-    #[arg(long, global = true, value_name = "NAME", env = "MUSTER_CONTEXT")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "NAME",
+        env = "MUSTER_CONTEXT",
+        hide_env_values = true,
+        help_heading = COMMON
+    )]
     context: Option<String>,
     /// Your private key, as `key new` made it [default: HOME/admin.pem]
-    #[arg(long, global = true, value_name = "FILE", env = "MUSTER_ADMIN_KEY")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "MUSTER_ADMIN_KEY",
+        hide_env_values = true,
+        help_heading = COMMON
+    )]
     key: Option<PathBuf>,
 }
 
@@ -119,32 +143,40 @@ pub fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> ExitCode {
-    let json = match &cli.command {
-        Command::Serve { .. } => false,
-        Command::Init { json, .. } => *json,
-        Command::Key(args) => args.common.json,
-        Command::Context(args) => args.common.json,
-        Command::Cluster(args) => args.remote.common.json,
-        Command::Token(args) => args.remote.common.json,
-        Command::Admin(args) => args.remote.common.json,
-        Command::Db(args) => args.remote.common.json,
-    };
-    let mut printer = Printer::stdio(json);
-    let result = match cli.command {
-        Command::Serve { args, log } => serve(*args, &log),
-        Command::Init { args, .. } => init(&args, &mut printer),
-        Command::Key(args) => key::run(args, &mut printer),
-        Command::Context(args) => context::run(args, &mut printer),
-        Command::Cluster(args) => session::block_on(cluster::run(args, &mut printer)),
-        Command::Token(args) => session::block_on(token::run(args, &mut printer)),
-        Command::Admin(args) => session::block_on(admin::run(args, &mut printer)),
-        Command::Db(args) => session::block_on(db::run(args, &mut printer)),
-    };
-    match result {
+    let mut printer = Printer::stdio(cli.command.wants_json());
+    match cli.command.run(&mut printer) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             printer.error(&error);
             ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+impl Command {
+    fn wants_json(&self) -> bool {
+        match self {
+            Command::Serve { .. } => false,
+            Command::Init { json, .. } => *json,
+            Command::Key(args) => args.common.json,
+            Command::Context(args) => args.common.json,
+            Command::Cluster(args) => args.remote.common.json,
+            Command::Token(args) => args.remote.common.json,
+            Command::Admin(args) => args.remote.common.json,
+            Command::Db(args) => args.remote.common.json,
+        }
+    }
+
+    fn run(self, printer: &mut Printer) -> Result<(), CliError> {
+        match self {
+            Command::Serve { args, log } => serve(*args, &log),
+            Command::Init { args, .. } => init(&args, printer),
+            Command::Key(args) => key::run(args, printer),
+            Command::Context(args) => context::run(args, printer),
+            Command::Cluster(args) => session::block_on(cluster::run(args, printer)),
+            Command::Token(args) => session::block_on(token::run(args, printer)),
+            Command::Admin(args) => session::block_on(admin::run(args, printer)),
+            Command::Db(args) => session::block_on(db::run(args, printer)),
         }
     }
 }

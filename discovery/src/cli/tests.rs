@@ -1,1 +1,249 @@
+use std::io::Write;
+use std::sync::{Arc, Mutex};
 
+use clap::{CommandFactory, Parser};
+use discovery_types::key::SigningKey;
+use serde_json::Value;
+
+use super::*;
+
+/// A stream that a test can read.
+#[derive(Clone, Default)]
+struct Captured(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Captured {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Captured {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+struct Ran {
+    code: u8,
+    out: String,
+    err: String,
+}
+
+/// Runs a command as `main` does. `HOME` in an argument is the test's folder.
+fn muster(folder: &std::path::Path, line: &str) -> Ran {
+    let home = folder.to_str().unwrap();
+    let args = line.split(' ').map(|word| word.replace("HOME", home).replace('~', " "));
+    let cli = match Cli::try_parse_from(std::iter::once("muster-discovery".into()).chain(args)) {
+        Ok(cli) => cli,
+        Err(error) => return Ran { code: 2, out: String::new(), err: error.to_string() },
+    };
+    let (out, err) = (Captured::default(), Captured::default());
+    let json = cli.command.wants_json();
+    let mut printer = Printer::new(json, Box::new(out.clone()), Box::new(err.clone()));
+    let code = match cli.command.run(&mut printer) {
+        Ok(()) => 0,
+        Err(error) => {
+            printer.error(&error);
+            error.exit_code()
+        }
+    };
+    Ran { code, out: out.text(), err: err.text().replace(home, "HOME") }
+}
+
+fn context_line(url: &str) -> String {
+    let owner = SigningKey::from_seed(&[7; 32]);
+    let pin = discovery_types::digest::Digest::of(b"key");
+    format!("muster-context1~urls={url}~pins={pin}~owners={}", owner.public())
+}
+
+#[test]
+fn the_tree_is_sound() {
+    Cli::command().debug_assert();
+}
+
+/// What `--help` teaches, for every admin command.
+#[test]
+fn help_of_each_command() {
+    fn walk(command: &mut clap::Command, path: &str, shown: &mut String) {
+        if !command.has_subcommands() || path == "muster-discovery" {
+            let help = command.render_help().to_string();
+            shown.push_str(&format!("==== {path}\n{}\n", help.trim_end()));
+        }
+        for sub in command.get_subcommands_mut() {
+            let name = sub.get_name().to_owned();
+            // What `serve` and `init` can be told is told where they are.
+            if !["serve", "init", "help"].contains(&name.as_str()) {
+                walk(sub, &format!("{path} {name}"), shown);
+            }
+        }
+    }
+    let mut root = Cli::command();
+    root.build();
+    let mut shown = String::new();
+    walk(&mut root, "muster-discovery", &mut shown);
+    insta::assert_snapshot!(shown);
+}
+
+#[test]
+fn a_new_key_is_private_and_its_public_half_stands_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let ran = muster(folder.path(), "key new --out HOME/ada.pem");
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let key = SigningKey::load(&folder.path().join("ada.pem")).unwrap();
+    assert_eq!(ran.out.trim(), key.public().to_string());
+    let public = std::fs::read_to_string(folder.path().join("ada.pub")).unwrap();
+    assert_eq!(public, ran.out);
+    let shown = muster(folder.path(), "key show HOME/ada.pem --json");
+    let shown: Value = serde_json::from_str(&shown.out).unwrap();
+    assert_eq!(shown["key_id"], key.key_id().to_string());
+}
+
+#[test]
+fn a_key_is_not_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = muster(folder.path(), "key new --out HOME/ada.pem");
+    let again = muster(folder.path(), "key new --out HOME/ada.pem");
+    assert_eq!((again.code, again.out.as_str()), (1, ""));
+    assert!(again.err.contains("exists already"), "{}", again.err);
+    let shown = muster(folder.path(), "key show HOME/ada.pem");
+    assert_eq!(shown.out, first.out);
+}
+
+#[test]
+fn a_private_key_never_stands_where_the_public_one_goes() {
+    let folder = tempfile::tempdir().unwrap();
+    let ran = muster(folder.path(), "key new --out HOME/ada.pub");
+    assert_eq!((ran.code, ran.out.as_str()), (2, ""));
+    std::fs::write(folder.path().join("ada.pub"), "another's").unwrap();
+    let ran = muster(folder.path(), "key new --out HOME/ada.pem");
+    assert_eq!((ran.code, ran.out.as_str()), (1, ""));
+    assert!(!folder.path().join("ada.pem").exists());
+}
+
+#[test]
+fn a_context_is_kept_from_a_line_or_a_file_and_printed_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = context_line("https://disco.example:8443");
+    let file = folder.path().join("context.txt");
+    std::fs::write(&file, format!("{}\n", line.replace('~', " "))).unwrap();
+    let added = muster(folder.path(), &format!("context add --home HOME/a {line}"));
+    assert_eq!(added.code, 0, "{}", added.err);
+    let added = muster(folder.path(), "context add --home HOME/b HOME/context.txt --name prod");
+    assert_eq!(added.code, 0, "{}", added.err);
+    for (home, name) in [("a", "default"), ("b", "prod")] {
+        let shown = muster(folder.path(), &format!("context show --home HOME/{home}"));
+        assert_eq!(shown.out.trim(), line.replace('~', " "));
+        let list = muster(folder.path(), &format!("context list --json --home HOME/{home}"));
+        let list: Value = serde_json::from_str(&list.out).unwrap();
+        assert_eq!(list["current"], name);
+    }
+}
+
+#[test]
+fn a_join_bundle_is_not_taken_for_a_context() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("x"), "muster1 urls=https://a:1 mst_boot_secret").unwrap();
+    let ran = muster(folder.path(), "context add --home HOME HOME/x");
+    assert_eq!(ran.code, 1);
+    assert_eq!(
+        ran.err.trim(),
+        "error: HOME/x: expected one line that begins with `muster-context1`: \
+         this is a join bundle, for a host and not for an admin"
+    );
+}
+
+#[test]
+fn without_a_context_or_a_key_the_next_step_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let ran = muster(folder.path(), "cluster list --home HOME --key HOME/none.pem");
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.contains("next: ask whoever ran `muster-discovery init`"), "{}", ran.err);
+    let line = context_line("https://127.0.0.1:1");
+    muster(folder.path(), &format!("context add --home HOME {line}"));
+    let ran = muster(folder.path(), "cluster list --home HOME --key HOME/none.pem");
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.contains("there is no key at HOME/none.pem"), "{}", ran.err);
+    assert!(ran.err.contains("key new --out FILE"), "{}", ran.err);
+}
+
+#[test]
+fn a_service_that_is_down_is_named_and_json_errors_stay_off_stdout() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap());
+    drop(listener);
+    muster(folder.path(), "key new --out HOME/admin.pem");
+    muster(folder.path(), &format!("context add --home HOME {}", context_line(&url)));
+    let ran = muster(folder.path(), "cluster list --home HOME --json --key HOME/admin.pem");
+    assert_eq!((ran.code, ran.out.as_str()), (1, ""));
+    let error: Value = serde_json::from_str(&ran.err).unwrap();
+    let message = error["error"].as_str().unwrap();
+    assert!(message.contains(&url) && message.contains("can't be reached"), "{message}");
+    assert!(error["next"].as_str().unwrap().contains("context list"));
+}
+
+#[test]
+fn what_can_not_be_meant_is_a_usage_error_before_anything_is_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    muster(folder.path(), "key new --out HOME/admin.pem");
+    let line = context_line("https://127.0.0.1:1");
+    muster(folder.path(), &format!("context add --home HOME {line}"));
+    let usage = [
+        "cluster create demo --size 4",
+        "cluster create demo --size 0",
+        "cluster create demo --size 11",
+        "cluster create Demo --size 3",
+        "cluster create demo",
+        "cluster create demo --size 3 --deadline soon",
+        "cluster frobnicate demo",
+        "token create",
+        "token create --cluster demo --cidr 10.0.0.0/99",
+        "token revoke XYZ",
+        "admin add ada ed25519:short --role issuer",
+        "admin add ada HOME/admin.pub --role root",
+        "admin add ada HOME/admin.pub",
+        "db accept",
+    ];
+    for command in usage {
+        let line = format!("{command} --home HOME --key HOME/admin.pem");
+        let ran = muster(folder.path(), &line);
+        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{command}: {}", ran.err);
+    }
+}
+
+#[test]
+fn an_existing_bundle_file_is_refused_before_anything_is_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    muster(folder.path(), "key new --out HOME/admin.pem");
+    let line = context_line("https://127.0.0.1:1");
+    muster(folder.path(), &format!("context add --home HOME {line}"));
+    std::fs::write(folder.path().join("demo.bundle"), "old").unwrap();
+    let ran = muster(
+        folder.path(),
+        "token create --cluster demo --out HOME/demo.bundle --home HOME --key HOME/admin.pem",
+    );
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.contains("demo.bundle exists already"), "{}", ran.err);
+    assert_eq!(std::fs::read_to_string(folder.path().join("demo.bundle")).unwrap(), "old");
+}
+
+#[test]
+fn text_from_elsewhere_can_not_steer_the_terminal() {
+    let (out, err) = (Captured::default(), Captured::default());
+    let mut printer = Printer::new(false, Box::new(out.clone()), Box::new(err.clone()));
+    printer
+        .value(&(), |text| {
+            text.line("a\u{1b}[2Jb");
+            text.table(["X"], [["c\r\u{7}d\ne".to_owned()]]);
+        })
+        .unwrap();
+    printer.warn("f\u{9b}g");
+    let all = out.text() + &err.text();
+    assert!(!all.contains(|c: char| c.is_control() && c != '\n'), "{all:?}");
+    assert!(all.contains("a\u{fffd}[2Jb") && all.contains("d e"), "{all:?}");
+}

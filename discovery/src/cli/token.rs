@@ -246,3 +246,6 @@ fn state(state: GrantState) -> &'static str {
         GrantState::Closed => "closed",
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,8 @@ use super::*;
 use crate::fixtures::{TestCa, World};
 use crate::role::Role;
 
+type Change<'a> = (&'a str, Box<dyn Fn(&mut Statement) + 'a>);
+
 fn next(last: &Statement, hash: Digest) -> Statement {
     Statement { seq: last.seq + 1, previous: Some(hash), ..last.clone() }
 }
@@ -64,7 +66,7 @@ fn what_is_fixed_stays() {
     let chain = world.chain();
     let good = next(&world.statement, chain.newest_hash());
     let other_ca = TestCa::new("other").pem;
-    let changes: [(&str, Box<dyn Fn(&mut Statement)>); 7] = [
+    let changes: [Change<'_>; 7] = [
         ("its number", Box::new(|s| s.seq = 5)),
         ("the hash of the one before", Box::new(|s| s.previous = Some(Digest::of(b"x")))),
         ("the cluster's id", Box::new(|s| s.cluster = Uuid::now_v7())),
@@ -86,7 +88,7 @@ fn what_is_fixed_stays() {
 #[test]
 fn statements_that_no_cluster_can_have_are_refused() {
     let world = World::new(3);
-    let changes: [(&str, Box<dyn Fn(&mut Statement)>); 10] = [
+    let changes: [Change<'_>; 10] = [
         ("version", Box::new(|s| s.version = 2)),
         ("uuid", Box::new(|s| s.cluster = Uuid::nil())),
         ("size 0", Box::new(|s| s.size = 0)),

@@ -1,0 +1,73 @@
+use clap::Parser;
+use discovery_types::admin::Admin;
+use discovery_types::grant::VerifiedGrant;
+use discovery_types::key::SigningKey;
+use discovery_types::role::Role;
+use discovery_types::statement::{Permissions, Statement};
+
+use super::*;
+
+#[derive(Parser)]
+struct Typed {
+    #[command(flatten)]
+    args: CreateArgs,
+}
+
+fn typed(line: &str) -> CreateArgs {
+    let words = ["create", "--cluster", "demo"].into_iter().chain(line.split_whitespace());
+    Typed::parse_from(words).args
+}
+
+fn ca() -> String {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params.self_signed(&key).unwrap().pem()
+}
+
+fn chain(owner: &SigningKey) -> StatementChain {
+    let name: Name = "demo".parse().unwrap();
+    let statement = Statement {
+        version: 1,
+        cluster: uuid::Uuid::now_v7(),
+        name: name.clone(),
+        size: 3,
+        seq: 0,
+        previous: None,
+        peer_ca: ca(),
+        client_ca: ca(),
+        admins: vec![Admin { key: *owner.public(), name, roles: vec![Role::Owner] }],
+        permissions: Permissions::default(),
+        deadline_seconds: 60,
+    };
+    StatementChain::verify_from_owners(&[statement.sign(owner)], &[*owner.public()]).unwrap()
+}
+
+#[test]
+fn a_grant_as_it_is_typed_is_one_that_everybody_takes() {
+    let owner = SigningKey::generate();
+    let chain = chain(&owner);
+    let token = Token::generate(TokenKind::Boot);
+    for line in ["", "--ttl 24h --uses 1", "--name db-1 --zone eu --cidr 10.0.0.0/8 --cidr ::/0"] {
+        let grant = grant(&chain, &token, &typed(line), 1000).unwrap();
+        assert!(VerifiedGrant::verify(&grant.sign(&owner), &chain).is_ok(), "{line}");
+    }
+}
+
+#[test]
+fn uses_are_the_size_or_one_for_a_named_member() {
+    let chain = chain(&SigningKey::generate());
+    let token = Token::generate(TokenKind::Boot);
+    let uses = |line| grant(&chain, &token, &typed(line), 1000).unwrap().uses;
+    assert_eq!((uses(""), uses("--name db-1"), uses("--uses 2")), (3, 1, 2));
+}
+
+#[test]
+fn what_nobody_would_take_is_a_usage_error() {
+    let chain = chain(&SigningKey::generate());
+    let token = Token::generate(TokenKind::Boot);
+    for line in ["--uses 0", "--uses 4", "--ttl 25h", "--ttl 999ms"] {
+        let refused = grant(&chain, &token, &typed(line), 1000);
+        assert!(matches!(refused, Err(CliError::Usage(_))), "{line}: {refused:?}");
+    }
+}
