@@ -1,211 +1,78 @@
-//! The durable log: what this member may never forget.
+//! The replicated log on disk: what this member promised, and what it would be wrong to forget.
 //!
-//! `member/wal/` holds segments, `<id>.wal` with `id` in hex, each of a fixed size, filled with
-//! zeros ahead of use and recycled under a new id once compaction has passed it. A flush is one
-//! record, padded to 4 KiB: one write and one fdatasync, and no sector that was ever acknowledged
-//! is written again.
+//! One thread owns [`Log`] and does nothing else: it takes everything that is queued, gives it to
+//! [`Log::write`] as one group, and reports what is durable. Others may read old entries through a
+//! [`Reader`] meanwhile.
 //!
-//! ```text
-//! record  = length u32 | kind u8 | 0 0 0 | sequence u64 | previous u32 | crc u32 | payload
-//! crc     = CRC-32C over (incarnation, segment id), the header without crc, payload
-//! ```
+//! # What is on disk
 //!
-//! Sequences count up by one through all segments, and `previous` is the crc of the record before:
-//! stale bytes of a recycled segment never fit, and nobody who can only choose values can forge a
-//! record, since the incarnation is random.
+//! A directory (`member/wal`) of segments of one size, named by their number. A segment is a chain
+//! of *records*; each begins on a 4 KiB boundary and carries its length, a sequence number, the
+//! checksum of the record before it, and its own checksum. The first record of a segment says whose
+//! log this is and repeats everything that earlier segments may be the only ones to know (term,
+//! vote, commit, base, boots), so that they can go. All other records are groups: hard state and
+//! entries of any number of batches.
 //!
-//! **Recovery.** A record that doesn't fit is the torn end of the last flush only if nothing valid
-//! with a higher sequence follows anywhere: a flush begins only when the one before it is durable.
-//! Then it is cut. Anything else is corruption, and refused with file and offset. A flipped bit in
-//! the very last record can't be told from a torn write; the store's durable position, which the
-//! caller compares, catches what that could hide.
+//! # Why each rule
 //!
-//! **Errors.** After a failed write or sync nothing more is written: the caller must stop the
-//! process. What the medium really holds is seen by the next start, which drops cached pages first.
+//! * **One flush is one write of one record, then one `fdatasync`.** The next record is written only
+//!   when this one is durable. So whatever comes after a damaged record proves that the record was
+//!   once whole: that is corruption. If nothing valid comes after it, it is the tail of a write that
+//!   the crash cut off, nobody was told of it, and it is cut.
+//! * **Records are padded to 4 KiB**, so that no sector that holds acknowledged bytes is ever
+//!   written again: a torn write can only harm its own record.
+//! * **Checksums are seeded with cluster, member, incarnation and segment number**: what a recycled
+//!   segment still holds of its former life, or a segment copied from another member or place, never
+//!   validates.
+//! * **Segments get their space before their name.** A segment is allocated whole, its first record
+//!   is written and synced under a spare's name, and only then is it renamed and the directory
+//!   synced. So a named segment that is short or has no first record is damage. The log as a whole
+//!   comes to be in the same way: `wal.tmp` is renamed to `wal` when everything in it is durable.
+//!   Whoever sees `member/wal` sees a log that works, and whose it is.
+//! * **A full segment ends in a mark** that says so, written once the next one has its name: so the
+//!   loss of the newest file isn't taken for a torn tail either.
+//! * **Zeros are written ahead of the records** of a segment's first life, in large steps: a sync of
+//!   blocks that were written before has no metadata to write. A recycled segment needs none.
+//! * **The last record is sealed** by an empty one when there is nothing else to do
+//!   ([`Log::prepare`]), before a clean end (an empty [`Batch`]), and by each opening; from then on
+//!   damage to it is told from a torn tail.
+//! * **A failed write or sync is final.** The kernel may have dropped the pages and call the next
+//!   sync a success. The log refuses everything from then on, and the process has to abort; the
+//!   restart reads what the medium holds, past the page cache ([`DiskFile::reread`]).
 //!
-//! **First use.** The directory is made as `member/wal.tmp`, its first record synced, and renamed:
-//! where `member/wal` exists, so does the identity in it.
+//! # What the caller owes
+//!
+//! 1. Nothing that depends on a batch leaves before [`Log::write`] has returned `Ok` for it.
+//! 2. After any error but [`LogError::NotThere`]: stop the process. [`LogError::is_damage`] says
+//!    that a restart won't help.
+//! 3. Before the store is replaced by a snapshot, the log is told ([`Batch::installing`]), and
+//!    again when the store holds it durably ([`Batch::snapshot`]). After a restart
+//!    [`Log::check_store`] and [`Log::finish_install`] come before anything else is written.
+//! 4. [`Log::compact`] only up to what the store holds durably.
+//!
+//! # What it does not do
+//!
+//! It keeps no recent entries in memory: consensus does. It doesn't know that its whole directory
+//! was replaced by an older copy: store and peers do.
 
-mod compact;
-mod index;
-mod options;
-mod record;
+mod codec;
+mod error;
+mod frame;
+mod history;
+mod reader;
 mod recover;
 mod segment;
-mod write;
+mod store;
+mod types;
+mod writer;
+
+#[cfg(doc)]
+use crate::disk::DiskFile;
+pub use error::{Damage, LogError};
+pub use reader::Reader;
+pub use store::Fit;
+pub use types::{Batch, Identity, LogOptions, Recovered};
+pub use writer::Log;
 
 #[cfg(test)]
 mod tests;
-
-use std::io;
-use std::path::PathBuf;
-
-use node_consensus::{Entry, HardState, Position, Terms};
-use thiserror::Error;
-
-use crate::disk::{DiskFile, SharedDisk};
-use index::Index;
-pub use options::LogOptions;
-pub use recover::Fit;
-use segment::Directory;
-
-/// Flushes begin at multiples of this.
-pub(crate) const BLOCK: u64 = 4096;
-
-/// Whose log it is; fixed when it is made.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Identity {
-    /// Raft cluster id.
-    pub cluster: u64,
-    /// Raft member id.
-    pub member: u64,
-    /// Random; one life of one data directory.
-    pub incarnation: u128,
-    /// The voters that the cluster was bootstrapped with.
-    pub voters: Vec<u64>,
-}
-
-/// What one round of consensus wants durable. Applied in the order of the fields.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Batch {
-    /// The latest, if it changed.
-    pub hard_state: Option<HardState>,
-    /// The store is about to be replaced by a snapshot of this position.
-    pub installing: Option<Position>,
-    /// The store holds a snapshot of this position; no entry before or at it is needed.
-    pub snapshot: Option<Position>,
-    /// Contiguous; they replace what the log holds from the first one's index on.
-    pub entries: Vec<Entry>,
-}
-
-/// What the log holds when it is opened.
-#[derive(Clone, Debug, Default)]
-pub struct Recovered {
-    /// Whose it is.
-    pub identity: Identity,
-    /// How often it has been opened, this time included; durable.
-    pub boot: u64,
-    /// As last persisted.
-    pub hard_state: HardState,
-    /// The position before the first entry.
-    pub base: Position,
-    /// Terms of the entries after `base`.
-    pub terms: Terms,
-    /// A snapshot was being installed.
-    pub installing: Option<Position>,
-    /// A torn end was cut: file and offset.
-    pub cut: Option<(PathBuf, u64)>,
-}
-
-/// Why the log can't be used. All of it is fatal to the process.
-#[derive(Debug, Error)]
-pub enum LogError {
-    /// The disk said no. Nothing is written after that.
-    #[error("{action} {path}")]
-    Disk {
-        /// What was tried.
-        action: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// What the disk said.
-        source: io::Error,
-    },
-    /// Bytes that were durable are damaged or gone.
-    #[error("{path} is corrupt at offset {offset}: {what}; restore this member from its peers")]
-    Corrupt {
-        /// Which file.
-        path: PathBuf,
-        /// Where in it.
-        offset: u64,
-        /// What doesn't fit.
-        what: &'static str,
-    },
-    /// Made by a later version.
-    #[error("{path} has format version {version}, this build reads version {known}")]
-    Version {
-        /// Which file.
-        path: PathBuf,
-        /// What it says.
-        version: u32,
-        /// What this build knows.
-        known: u32,
-    },
-    /// An earlier write failed.
-    #[error("the log has failed before and is not written any more")]
-    Poisoned,
-    /// A batch that can't be: a programming error, or a larger proposal than any bound allows.
-    #[error("a batch doesn't fit the log: {what}")]
-    Batch {
-        /// What is wrong.
-        what: &'static str,
-    },
-    /// Entries that the log no longer has, or never had.
-    #[error("entries from {low} are not in the log")]
-    NotThere {
-        /// First index asked for.
-        low: u64,
-    },
-}
-
-/// The log, open for writing. One owner.
-#[derive(Debug)]
-pub struct Log {
-    directory: Directory,
-    options: LogOptions,
-    identity: Identity,
-    boot: u64,
-    hard_state: HardState,
-    installing: Option<Position>,
-    index: Index,
-    /// The segment being written.
-    current: Current,
-    /// Of the next record.
-    sequence: u64,
-    /// CRC of the last record.
-    previous: u32,
-    poisoned: bool,
-    written_bytes: u64,
-    buffer: Vec<u8>,
-}
-
-#[derive(Debug)]
-struct Current {
-    id: u64,
-    file: Box<dyn DiskFile>,
-    /// Where the next record goes.
-    offset: u64,
-    /// Zeros have been written up to here.
-    filled: u64,
-}
-
-impl Log {
-    /// The position before the first entry.
-    pub fn base(&self) -> Position {
-        self.index.base()
-    }
-
-    /// The last entry.
-    pub fn last(&self) -> Position {
-        self.index.last()
-    }
-
-    /// Whose it is.
-    pub fn identity(&self) -> &Identity {
-        &self.identity
-    }
-
-    /// Bytes written since it was opened, padding included.
-    pub fn written_bytes(&self) -> u64 {
-        self.written_bytes
-    }
-
-    /// Files in use, spares not counted.
-    pub fn segments(&self) -> usize {
-        self.directory.segments()
-    }
-
-    /// The disk it lies on.
-    pub fn disk(&self) -> &SharedDisk {
-        self.directory.disk()
-    }
-}

@@ -1,190 +1,226 @@
-//! The directory: names, spares, and making files durable before they are used.
+//! Segment files: their names, their making, and records read from them.
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::{LogError, LogOptions};
-use crate::disk::{DiskFile, Open, SharedDisk};
+use bytes::Bytes;
 
-const LIVE: &str = ".wal";
-const SPARE: &str = ".spare";
-const MAKING: &str = ".making";
+use super::codec::{self, DecodeError, Start};
+use super::frame::{self, BLOCK, HEADER, Header, Kind};
+use super::{Damage, LogError};
+use crate::disk::{DiskFile, Open, SharedDisk, read_padded};
 
-/// The directory's name beside its members.
-pub(super) const NAME: &str = "wal";
-pub(super) const NAME_WHILE_MADE: &str = "wal.tmp";
+/// An open segment.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    pub number: u64,
+    pub path: PathBuf,
+    pub file: Arc<dyn DiskFile>,
+    pub bytes: u64,
+    pub seed: u32,
+}
 
-/// One log's directory.
+/// A file that waits to become a segment.
 #[derive(Debug)]
-pub(super) struct Directory {
-    disk: SharedDisk,
-    path: PathBuf,
-    /// Ids of live segments, ascending and without gaps.
-    pub live: Vec<u64>,
-    spares: Vec<u64>,
-    next_spare: u64,
-    /// A spare that is being filled, and how far.
-    making: Option<(Box<dyn DiskFile>, u64)>,
+pub struct Spare {
+    pub path: PathBuf,
+    pub file: Arc<dyn DiskFile>,
+    /// Blocks below this have been written before, so that a sync finds them allocated.
+    pub filled: u64,
 }
 
-pub(super) fn live_name(id: u64) -> String {
-    format!("{id:016x}{LIVE}")
+/// A record that matches its checksum.
+#[derive(Clone, Debug)]
+pub struct Record {
+    pub header: Header,
+    pub payload: Bytes,
 }
 
-fn spare_name(id: u64) -> String {
-    format!("{id:016x}{SPARE}")
-}
-
-fn id_of(name: &str, suffix: &str) -> Option<u64> {
-    let stem = name.strip_suffix(suffix)?;
-    (stem.len() == 16).then(|| u64::from_str_radix(stem, 16).ok())?
-}
-
-impl Directory {
-    pub fn new(disk: SharedDisk, path: PathBuf) -> Self {
-        Self { disk, path, live: Vec::new(), spares: Vec::new(), next_spare: 1, making: None }
-    }
-
-    /// Reads the names. What was being made when the process died is removed.
-    pub fn scan(&mut self) -> Result<(), LogError> {
-        let names = self.disk.list(&self.path).map_err(disk_error("list", &self.path))?;
-        for name in &names {
-            if let Some(id) = id_of(name, LIVE) {
-                self.live.push(id);
-            } else if let Some(id) = id_of(name, SPARE) {
-                self.spares.push(id);
-                self.next_spare = self.next_spare.max(id + 1);
-            } else if name.ends_with(MAKING) {
-                let path = self.path.join(name);
-                self.disk.remove(&path).map_err(disk_error("remove", &path))?;
-            }
-        }
-        self.live.sort_unstable();
-        Ok(())
-    }
-
-    pub fn disk(&self) -> &SharedDisk {
-        &self.disk
-    }
-
-    pub fn path(&self, id: u64) -> PathBuf {
-        self.path.join(live_name(id))
-    }
-
-    pub fn segments(&self) -> usize {
-        self.live.len()
-    }
-
-    pub fn open(&self, id: u64) -> Result<Box<dyn DiskFile>, LogError> {
-        let path = self.path(id);
-        self.disk.open(&path, Open::Existing).map_err(disk_error("open", &path))
-    }
-
-    /// A file for segment `id`: a spare if there is one. Its name is durable. Returns how far it
-    /// is filled, whatever with.
-    pub fn add(&mut self, id: u64) -> Result<(Box<dyn DiskFile>, u64), LogError> {
-        let path = self.path(id);
-        let file = match self.spares.pop() {
-            Some(spare) => {
-                let spare = self.path.join(spare_name(spare));
-                self.disk.rename(&spare, &path).map_err(disk_error("rename", &spare))?;
-                self.disk.open(&path, Open::Existing)
-            }
-            None => self.disk.open(&path, Open::New),
-        };
-        let file = file.map_err(disk_error("open", &path))?;
-        self.sync()?;
-        self.live.push(id);
-        let filled = file.len().map_err(disk_error("measure", &path))?;
-        Ok((file, filled))
-    }
-
-    /// The oldest segment becomes a spare, or goes. Durable when this returns, so that segments
-    /// disappear from the front only.
-    pub fn retire_first(&mut self, options: &LogOptions) -> Result<(), LogError> {
-        let id = self.live[0];
-        let path = self.path(id);
-        if self.spares.len() < options.spare_segments {
-            let spare = self.path.join(spare_name(self.next_spare));
-            self.disk.rename(&path, &spare).map_err(disk_error("rename", &path))?;
-            self.spares.push(self.next_spare);
-            self.next_spare += 1;
-        } else {
-            self.disk.remove(&path).map_err(disk_error("remove", &path))?;
-        }
-        self.live.remove(0);
-        self.sync()
-    }
-
-    /// The last segment was never used: its first record is torn.
-    pub fn remove_last(&mut self) -> Result<(), LogError> {
-        if let Some(id) = self.live.pop() {
-            let path = self.path(id);
-            self.disk.remove(&path).map_err(disk_error("remove", &path))?;
-            self.sync()?;
-        }
-        Ok(())
-    }
-
-    pub fn sync(&self) -> Result<(), LogError> {
-        self.disk.sync_dir(&self.path).map_err(disk_error("sync", &self.path))
-    }
-
-    /// One step towards the number of spares wanted; whether there is more to do. A full disk is
-    /// no failure here: nothing depends on a spare yet.
-    pub fn make_spare(&mut self, options: &LogOptions) -> Result<bool, LogError> {
-        if self.spares.len() >= options.spare_segments {
-            return Ok(false);
-        }
-        match self.fill_spare(options) {
-            Err(LogError::Disk { source, .. }) if is_full(&source) => {
-                self.making = None;
-                Ok(false)
-            }
-            other => other,
-        }
-    }
-
-    fn fill_spare(&mut self, options: &LogOptions) -> Result<bool, LogError> {
-        let path = self.path.join(format!("{:016x}{MAKING}", self.next_spare));
-        let (file, filled) = match self.making.take() {
-            Some(making) => making,
-            None => {
-                let file = self.disk.open(&path, Open::ExistingOrNew);
-                (file.map_err(disk_error("create", &path))?, 0)
-            }
-        };
-        let filled = fill(&*file, filled, options).map_err(disk_error("fill", &path))?;
-        file.sync_data().map_err(disk_error("sync", &path))?;
-        if filled < options.segment_bytes {
-            self.making = Some((file, filled));
-            return Ok(true);
-        }
-        let spare = self.path.join(spare_name(self.next_spare));
-        self.disk.rename(&path, &spare).map_err(disk_error("rename", &path))?;
-        self.sync()?;
-        self.spares.push(self.next_spare);
-        self.next_spare += 1;
-        Ok(self.spares.len() < options.spare_segments)
+impl Record {
+    pub fn room(&self) -> u64 {
+        frame::padded(self.payload.len())
     }
 }
 
-/// Writes the next step of zeros; returns how far the file is filled then.
-pub(super) fn fill(file: &dyn DiskFile, filled: u64, options: &LogOptions) -> io::Result<u64> {
-    let step = options.fill_bytes.min(options.segment_bytes - filled);
-    let zeros = vec![0; usize::try_from(step).expect("a few MiB")];
-    file.write_at(filled, &zeros)?;
-    Ok(filled + step)
+pub fn segment_path(directory: &Path, number: u64) -> PathBuf {
+    directory.join(format!("{number:016x}.wal"))
 }
 
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+pub fn spare_path(directory: &Path, number: u64) -> PathBuf {
+    directory.join(format!("{number:016x}.spare"))
 }
 
-pub(super) fn disk_error(
-    action: &'static str,
+/// The number in a segment's or spare's name; `extension` tells which.
+pub fn number_in(name: &str, extension: &str) -> Option<u64> {
+    let number = name.strip_suffix(extension)?.strip_suffix('.')?;
+    let plain = number.len() == 16 && number.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if plain { u64::from_str_radix(number, 16).ok() } else { None }
+}
+
+/// Makes a file of a segment's size, with its space, durably but for its name.
+pub fn make_file(
+    disk: &SharedDisk,
     path: &Path,
-) -> impl FnOnce(io::Error) -> LogError + use<> {
-    let path = path.to_path_buf();
-    move |source| LogError::Disk { action, path, source }
+    bytes: u64,
+) -> Result<Arc<dyn DiskFile>, LogError> {
+    let file: Arc<dyn DiskFile> =
+        disk.open(path, Open::New).map_err(LogError::io("create", path))?.into();
+    file.allocate(bytes).map_err(LogError::io("allocate", path))?;
+    file.sync_data().map_err(LogError::io("sync", path))?;
+    Ok(file)
+}
+
+/// A segment's first record, ready to be written, and its checksum.
+pub fn encode_start(start: &Start, sequence: u64, previous: u32) -> (Vec<u8>, u32) {
+    let mut buffer = vec![0; HEADER];
+    codec::encode_start(&mut buffer, start);
+    let seed = frame::seed(&start.identity, start.segment);
+    let checksum = frame::finish(&mut buffer, seed, sequence, previous, Kind::Start);
+    (buffer, checksum)
+}
+
+impl Segment {
+    /// Opens a segment and reads what its first record says.
+    pub fn open(
+        disk: &SharedDisk,
+        directory: &Path,
+        number: u64,
+    ) -> Result<(Self, Record, Start), LogError> {
+        let path = segment_path(directory, number);
+        let file: Arc<dyn DiskFile> =
+            disk.open(&path, Open::Existing).map_err(LogError::io("open", &path))?.into();
+        file.reread().map_err(LogError::io("reread", &path))?;
+        let len = file.len().map_err(LogError::io("measure", &path))?;
+        let broken = || LogError::damaged(&path, 0, Damage::FirstRecord);
+        // Whose it is stands in the record itself, and is a part of its checksum.
+        let claimed = claimed_start(file.as_ref(), len).map_err(LogError::io("read", &path))?;
+        let claimed = match claimed.ok_or_else(broken)? {
+            Ok(claimed) => claimed,
+            Err(version) => {
+                return Err(LogError::Version { path, version, known: codec::VERSION });
+            }
+        };
+        let seed = frame::seed(&claimed.identity, number);
+        let segment = Self { number, path: path.clone(), file, bytes: claimed.segment_bytes, seed };
+        let record = segment.read(0, len)?.ok_or_else(broken)?;
+        if record.header.kind != Kind::Start as u8 || claimed.segment != number {
+            return Err(broken());
+        }
+        if len != claimed.segment_bytes {
+            let damage = Damage::Length { found: len, expected: claimed.segment_bytes };
+            return Err(LogError::damaged(&path, len.min(claimed.segment_bytes), damage));
+        }
+        Ok((segment, record, claimed))
+    }
+
+    /// The record at `offset`, if there is a valid one that ends before `end`.
+    pub fn read(&self, offset: u64, end: u64) -> Result<Option<Record>, LogError> {
+        let Some((header, bytes)) = self.read_unchecked(offset, end)? else { return Ok(None) };
+        Ok(frame::is_valid(&header, self.seed, &bytes).then(|| record(header, bytes)))
+    }
+
+    /// The same, whether its checksum is right or not.
+    pub fn read_unchecked(
+        &self,
+        offset: u64,
+        end: u64,
+    ) -> Result<Option<(Header, Bytes)>, LogError> {
+        read_raw(self.file.as_ref(), offset, end)
+            .map_err(LogError::io_at("read", &self.path, offset))
+    }
+
+    /// What a record says, item by item.
+    pub fn items(&self, offset: u64, record: &Record) -> Result<Vec<codec::Item>, LogError> {
+        codec::decode(&record.payload).map_err(|error| undecodable(&self.path, offset, error))
+    }
+
+    /// Where a valid record stands at or after `from` whose sequence number is `sequence` or
+    /// higher.
+    pub fn find_later(&self, from: u64, sequence: u64) -> Result<Option<u64>, LogError> {
+        const WINDOW: u64 = 256 * BLOCK;
+        let mut window = Vec::new();
+        let mut at = from;
+        while at < self.bytes {
+            let len = WINDOW.min(self.bytes - at);
+            window.resize(in_memory(len), 0);
+            read_padded(self.file.as_ref(), at, &mut window)
+                .map_err(LogError::io_at("read", &self.path, at))?;
+            for (offset, block) in
+                (at..).step_by(in_memory(BLOCK)).zip(window.chunks(in_memory(BLOCK)))
+            {
+                let later = frame::parse(block).is_some_and(|header| header.sequence >= sequence);
+                if later && self.read(offset, self.bytes)?.is_some() {
+                    return Ok(Some(offset));
+                }
+            }
+            at += len;
+        }
+        Ok(None)
+    }
+}
+
+pub fn undecodable(path: &Path, offset: u64, error: DecodeError) -> LogError {
+    let damage = match error {
+        DecodeError::Malformed(what) => Damage::Contradiction(what),
+        DecodeError::Unknown(kind) => Damage::Unknown { kind },
+    };
+    LogError::damaged(path, offset, damage)
+}
+
+pub fn record(header: Header, bytes: Bytes) -> Record {
+    let payload = bytes.slice(HEADER..);
+    Record { header, payload }
+}
+
+/// A number of bytes that are about to be in memory.
+pub fn in_memory(bytes: u64) -> usize {
+    usize::try_from(bytes).expect("segments are far smaller than memory can address")
+}
+
+/// What a first record says, before its checksum is known to be right; or its version, if that is
+/// another one.
+fn claimed_start(file: &dyn DiskFile, len: u64) -> io::Result<Option<Result<Start, u8>>> {
+    let Some((header, bytes)) = read_raw(file, 0, len)? else { return Ok(None) };
+    let payload = record(header, bytes).payload;
+    Ok(match payload.first() {
+        Some(&codec::VERSION) => codec::decode_start(&payload).ok().map(Ok),
+        Some(version) => Some(Err(*version)),
+        None => None,
+    })
+}
+
+/// Header and payload of what looks like a record.
+fn read_raw(file: &dyn DiskFile, offset: u64, end: u64) -> io::Result<Option<(Header, Bytes)>> {
+    if end.saturating_sub(offset) < BLOCK {
+        return Ok(None);
+    }
+    let mut bytes = vec![0; in_memory(BLOCK)];
+    read_padded(file, offset, &mut bytes)?;
+    let Some(header) = frame::parse(&bytes) else { return Ok(None) };
+    let payload = usize::try_from(header.length).expect("a 32-bit number");
+    if frame::padded(payload) > end - offset {
+        return Ok(None);
+    }
+    let read = bytes.len();
+    bytes.resize(HEADER + payload, 0);
+    if bytes.len() > read {
+        read_padded(file, offset + read as u64, &mut bytes[read..])?;
+    }
+    Ok(Some((header, bytes.into())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back_and_others_are_left_alone() {
+        let path = segment_path(Path::new("/d"), 0x1f);
+        assert_eq!(path, Path::new("/d/000000000000001f.wal"));
+        assert_eq!(number_in("000000000000001f.wal", "wal"), Some(0x1f));
+        for other in ["000000000000001f.spare", "1f.wal", "+00000000000001f.wal", "x", ".wal"] {
+            assert_eq!(number_in(other, "wal"), None, "{other}");
+        }
+    }
 }

@@ -11,7 +11,7 @@ pub(super) enum Change {
     Rename { from: String, to: String },
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Directory {
     seen: BTreeMap<String, u64>,
     durable: BTreeMap<String, u64>,

@@ -61,8 +61,19 @@ pub struct Counts {
     pub directory_syncs: u64,
 }
 
-#[derive(Clone, Debug, Default)]
+/// Syncs that succeed and do nothing, as if the code had forgotten them: what depends on them has
+/// to go wrong then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lies {
+    /// Of files.
+    pub files: bool,
+    /// Of directories.
+    pub directories: bool,
+}
+
+#[derive(Clone, Default)]
 pub(super) struct Faults {
+    pub lies: Lies,
     orders: Vec<Fault>,
     /// Operations left; none: no end in sight.
     power: Option<u64>,

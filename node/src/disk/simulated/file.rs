@@ -13,7 +13,7 @@ const VERSIONS: usize = 4;
 
 type Sector = [u8; SECTOR];
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(super) struct File {
     /// A multiple of a sector; zeros from `len` on.
     bytes: Vec<u8>,

@@ -16,12 +16,13 @@ mod file;
 mod rng;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::io;
 use std::path::{Component, Path};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use directory::{Change, Directory};
-pub use faults::{Counts, Failure, Fault, Operation};
+pub use faults::{Counts, Failure, Fault, Lies, Operation};
 use faults::{Faults, power_is_off};
 use file::File;
 use rng::Rng;
@@ -31,12 +32,18 @@ use super::{DirLock, Disk, DiskFile, Held, Open, SharedDisk};
 const ROOT: u64 = 0;
 
 /// The disk of one simulated machine. Clones are the same disk.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct SimulatedDisk {
     state: Arc<Mutex<State>>,
 }
 
-#[derive(Clone, Debug)]
+impl fmt::Debug for SimulatedDisk {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("SimulatedDisk").finish_non_exhaustive()
+    }
+}
+
+#[derive(Clone)]
 struct State {
     rng: Rng,
     inodes: BTreeMap<u64, Inode>,
@@ -47,7 +54,7 @@ struct State {
     faults: Faults,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 enum Inode {
     File(File),
     Directory(Directory),
@@ -101,6 +108,11 @@ impl SimulatedDisk {
     /// one's effect is as uncertain as that of any unsynced operation.
     pub fn power_off_after(&self, operations: u64) {
         self.lock().faults.power_off_after(operations);
+    }
+
+    /// From now on, some syncs only pretend.
+    pub fn lie(&self, lies: Lies) {
+        self.lock().faults.lies = lies;
     }
 
     /// Whether the power is off.
@@ -279,7 +291,11 @@ impl Disk for SimulatedDisk {
         let mut state = self.lock();
         state.faults.meet(Operation::SyncDir)?;
         let number = state.find(path)?;
-        state.directory_mut(number)?.sync();
+        let pretend = state.faults.lies.directories;
+        let directory = state.directory_mut(number)?;
+        if !pretend {
+            directory.sync();
+        }
         Ok(())
     }
 
@@ -369,6 +385,9 @@ impl DiskFile for Handle {
     }
 
     fn sync_data(&self) -> io::Result<()> {
+        if self.disk.lock().faults.lies.files {
+            return self.with(Operation::Sync, |_, _, met| met);
+        }
         self.with(Operation::Sync, |file, rng, met| match met {
             Ok(()) => {
                 file.sync();

@@ -1,6 +1,6 @@
 //! SplitMix64 (Steele, Lea and Flood 2014): one word of state, no dependency, the same everywhere.
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Rng(u64);
 
 impl Rng {

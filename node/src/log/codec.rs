@@ -1,0 +1,315 @@
+//! What records say: items, one after the other, each a tag and fixed fields.
+//!
+//! Written by hand: the input may be anything that passed a 32-bit checksum, so that each length is
+//! checked against what is there before anything is allocated or added.
+
+use bytes::Bytes;
+use node_consensus::{Entry, HardState, MAX_INDEX, Position};
+
+use super::Identity;
+
+/// The format of segments; others are refused.
+pub const VERSION: u8 = 1;
+/// Bytes that an entry takes besides its data.
+pub const ENTRY_OVERHEAD: usize = 12;
+/// Bytes that any item takes besides entries.
+pub const ITEM_OVERHEAD: usize = 32;
+/// More members than any cluster has; keeps a segment's first record small.
+pub const MAX_MEMBERS: usize = 256;
+
+const BOOT: u8 = 1;
+const HARD_STATE: u8 = 2;
+const ENTRIES: u8 = 3;
+const BASE: u8 = 4;
+const SNAPSHOT: u8 = 5;
+const INSTALLING: u8 = 6;
+
+/// One thing that a record says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// How often the log has been opened.
+    Boot(u64),
+    /// Replaces the last one.
+    HardState(HardState),
+    /// Replace everything from the first one's index on. Never empty, without gaps.
+    Entries(Vec<Entry>),
+    /// The log begins after this position.
+    Base(Position),
+    /// The store is about to be replaced by a snapshot of this position.
+    Installing(Position),
+    /// The store was: this replaces the log.
+    Snapshot(Position),
+}
+
+/// What a segment's first record says, besides repeating what earlier segments said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Start {
+    pub identity: Identity,
+    pub segment: u64,
+    pub segment_bytes: u64,
+    /// The last entry when the segment began.
+    pub last: Position,
+    pub repeated: Vec<Item>,
+}
+
+/// The bytes say nothing, or nothing that this build understands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecodeError {
+    /// They contradict themselves.
+    Malformed(&'static str),
+    /// A tag or version of the future.
+    Unknown(u8),
+}
+
+pub fn encode_start(out: &mut Vec<u8>, start: &Start) {
+    out.push(VERSION);
+    for part in [start.identity.cluster, start.identity.member] {
+        out.extend_from_slice(&part.to_le_bytes());
+    }
+    out.extend_from_slice(&start.identity.incarnation.to_be_bytes());
+    count(out, start.identity.voters.len());
+    for voter in &start.identity.voters {
+        out.extend_from_slice(&voter.to_le_bytes());
+    }
+    for part in [start.segment, start.segment_bytes, start.last.index, start.last.term] {
+        out.extend_from_slice(&part.to_le_bytes());
+    }
+    for item in &start.repeated {
+        encode(out, item);
+    }
+}
+
+pub fn encode(out: &mut Vec<u8>, item: &Item) {
+    match item {
+        Item::Boot(count) => words(out, BOOT, &[*count]),
+        Item::HardState(state) => words(out, HARD_STATE, &[state.term, state.vote, state.commit]),
+        Item::Base(at) => words(out, BASE, &[at.index, at.term]),
+        Item::Installing(at) => words(out, INSTALLING, &[at.index, at.term]),
+        Item::Snapshot(at) => words(out, SNAPSHOT, &[at.index, at.term]),
+        Item::Entries(entries) => {
+            let first = entries.first().expect("an item of entries has some").index;
+            words(out, ENTRIES, &[first]);
+            count(out, entries.len());
+            for entry in entries {
+                out.extend_from_slice(&entry.term.to_le_bytes());
+                count(out, entry.data.len());
+                out.extend_from_slice(&entry.data);
+            }
+        }
+    }
+}
+
+fn words(out: &mut Vec<u8>, tag: u8, words: &[u64]) {
+    out.push(tag);
+    for word in words {
+        out.extend_from_slice(&word.to_le_bytes());
+    }
+}
+
+fn count(out: &mut Vec<u8>, count: usize) {
+    let count = u32::try_from(count).expect("fits a segment, and that is far smaller");
+    out.extend_from_slice(&count.to_le_bytes());
+}
+
+pub fn decode_start(payload: &Bytes) -> Result<Start, DecodeError> {
+    let mut input = Input { rest: payload.clone() };
+    match input.byte()? {
+        VERSION => {}
+        other => return Err(DecodeError::Unknown(other)),
+    }
+    let (cluster, member) = (input.word()?, input.word()?);
+    let incarnation = input.take(16)?;
+    let incarnation = u128::from_be_bytes(incarnation.as_ref().try_into().expect("sixteen bytes"));
+    let identity = Identity { cluster, member, incarnation, voters: input.ids()? };
+    let (segment, segment_bytes) = (input.word()?, input.word()?);
+    let last = input.position()?;
+    Ok(Start { identity, segment, segment_bytes, last, repeated: input.items()? })
+}
+
+pub fn decode(payload: &Bytes) -> Result<Vec<Item>, DecodeError> {
+    Input { rest: payload.clone() }.items()
+}
+
+struct Input {
+    rest: Bytes,
+}
+
+impl Input {
+    fn take(&mut self, bytes: usize) -> Result<Bytes, DecodeError> {
+        if bytes > self.rest.len() {
+            return Err(DecodeError::Malformed("it ends too early"));
+        }
+        Ok(self.rest.split_to(bytes))
+    }
+
+    fn byte(&mut self) -> Result<u8, DecodeError> {
+        Ok(self.take(1)?[0])
+    }
+
+    fn word(&mut self) -> Result<u64, DecodeError> {
+        let bytes = self.take(8)?;
+        Ok(u64::from_le_bytes(bytes.as_ref().try_into().expect("eight bytes")))
+    }
+
+    /// A count of things that take at least `least` bytes each.
+    fn count(&mut self, least: usize) -> Result<usize, DecodeError> {
+        let bytes = self.take(4)?;
+        let count = u32::from_le_bytes(bytes.as_ref().try_into().expect("four bytes"));
+        let count = usize::try_from(count).expect("a 32-bit number");
+        if count > self.rest.len() / least {
+            return Err(DecodeError::Malformed("it counts more than it holds"));
+        }
+        Ok(count)
+    }
+
+    /// An index or term.
+    fn number(&mut self) -> Result<u64, DecodeError> {
+        match self.word()? {
+            number if number < MAX_INDEX => Ok(number),
+            _ => Err(DecodeError::Malformed("no index or term is that large")),
+        }
+    }
+
+    fn position(&mut self) -> Result<Position, DecodeError> {
+        Ok(Position { index: self.number()?, term: self.number()? })
+    }
+
+    fn ids(&mut self) -> Result<Vec<u64>, DecodeError> {
+        let count = self.count(8)?;
+        if count > MAX_MEMBERS {
+            return Err(DecodeError::Malformed("no cluster has that many members"));
+        }
+        (0..count).map(|_| self.word()).collect()
+    }
+
+    fn entries(&mut self) -> Result<Vec<Entry>, DecodeError> {
+        let first = self.number()?;
+        let count = self.count(ENTRY_OVERHEAD)?;
+        if first == 0 || count == 0 {
+            return Err(DecodeError::Malformed("entries begin with 1, and there is one at least"));
+        }
+        let mut entries = Vec::with_capacity(count);
+        for index in (first..).take(count) {
+            let term = self.number()?;
+            let length = self.count(1)?;
+            entries.push(Entry { index, term, data: self.take(length)? });
+        }
+        Ok(entries)
+    }
+
+    fn item(&mut self) -> Result<Item, DecodeError> {
+        Ok(match self.byte()? {
+            BOOT => Item::Boot(self.number()?),
+            HARD_STATE => Item::HardState(HardState {
+                term: self.number()?,
+                vote: self.word()?,
+                commit: self.number()?,
+            }),
+            ENTRIES => Item::Entries(self.entries()?),
+            BASE => Item::Base(self.position()?),
+            INSTALLING => Item::Installing(self.position()?),
+            SNAPSHOT => Item::Snapshot(self.position()?),
+            other => return Err(DecodeError::Unknown(other)),
+        })
+    }
+
+    fn items(&mut self) -> Result<Vec<Item>, DecodeError> {
+        let mut items = Vec::new();
+        while !self.rest.is_empty() {
+            items.push(self.item()?);
+        }
+        Ok(items)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn item() -> impl Strategy<Value = Item> {
+        let number = 0..MAX_INDEX;
+        let position = (number.clone(), number.clone());
+        let at = position.prop_map(|(index, term)| Position { index, term });
+        prop_oneof![
+            number.clone().prop_map(Item::Boot),
+            (number.clone(), any::<u64>(), number.clone()).prop_map(|(term, vote, commit)| {
+                Item::HardState(HardState { term, vote, commit })
+            }),
+            (1..1_000_000_u64, vec((number, vec(any::<u8>(), 0..40)), 1..9)).prop_map(
+                |(first, list)| {
+                    let entry = |(index, (term, data)): (u64, (u64, Vec<u8>))| Entry {
+                        index,
+                        term,
+                        data: data.into(),
+                    };
+                    Item::Entries((first..).zip(list).map(entry).collect())
+                }
+            ),
+            at.clone().prop_map(Item::Base),
+            at.clone().prop_map(Item::Installing),
+            at.prop_map(Item::Snapshot),
+        ]
+    }
+
+    fn start(repeated: Vec<Item>) -> Start {
+        Start {
+            identity: Identity { cluster: 1, member: 2, incarnation: 7, voters: vec![2, 3, 4] },
+            segment: 3,
+            segment_bytes: 65536,
+            last: Position { index: 5, term: 6 },
+            repeated,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn items_read_back_as_written(items in vec(item(), 0..6)) {
+            let mut bytes = Vec::new();
+            encode_start(&mut bytes, &start(items.clone()));
+            prop_assert_eq!(decode_start(&bytes.into()), Ok(start(items)));
+        }
+
+        #[test]
+        fn random_bytes_never_panic(bytes in vec(any::<u8>(), 0..300), tag in 0..8_u8) {
+            let _ = decode_start(&bytes.clone().into());
+            let mut tagged = vec![tag];
+            tagged.extend(bytes);
+            let _ = decode(&tagged.into());
+        }
+
+        #[test]
+        fn what_is_cut_short_is_refused_or_ends_between_items(
+            items in vec(item(), 1..4),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let mut bytes = Vec::new();
+            let mut ends = vec![0];
+            for item in &items {
+                encode(&mut bytes, item);
+                ends.push(bytes.len());
+            }
+            let cut = cut.index(bytes.len());
+            bytes.truncate(cut);
+            let whole = ends.iter().position(|end| *end == cut);
+            prop_assert_eq!(decode(&bytes.into()).ok().map(|items| items.len()), whole);
+        }
+    }
+
+    #[test]
+    fn counts_are_checked_before_anything_is_allocated() {
+        let mut bytes = vec![ENTRIES];
+        bytes.extend_from_slice(&1_u64.to_le_bytes());
+        bytes.extend_from_slice(&u32::MAX.to_le_bytes());
+        let refused = Err(DecodeError::Malformed("it counts more than it holds"));
+        assert_eq!(decode(&bytes.into()), refused);
+    }
+
+    #[test]
+    fn what_a_later_version_wrote_is_named() {
+        assert_eq!(decode(&Bytes::from_static(&[200])), Err(DecodeError::Unknown(200)));
+        assert_eq!(decode_start(&Bytes::from_static(&[9])), Err(DecodeError::Unknown(9)));
+    }
+}

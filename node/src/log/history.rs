@@ -1,0 +1,267 @@
+//! What the records say together: the one place that knows how they add up, for the writer and for
+//! recovery alike.
+
+use std::collections::VecDeque;
+
+use node_consensus::{Entry, HardState, Position, Terms};
+
+use super::codec::{Item, Start};
+
+/// Where a record stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub segment: u64,
+    pub offset: u64,
+}
+
+/// A run of entries that one item holds and no later one has replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub first: u64,
+    pub last: u64,
+    pub place: Place,
+    /// Which item of the record.
+    pub item: usize,
+}
+
+/// The sum of all records up to one.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    pub boot: u64,
+    pub hard_state: HardState,
+    pub base: Position,
+    pub installing: Option<Position>,
+    terms: Terms,
+    /// The last entry as long as `terms` has none: the base, or what stood in segments that are
+    /// gone.
+    floor: Position,
+    /// Ascending, without gaps.
+    pieces: VecDeque<Piece>,
+}
+
+impl History {
+    /// What the first segment that is left begins with.
+    pub fn begin(start: &Start) -> Self {
+        let mut history = Self::default();
+        for item in &start.repeated {
+            match item {
+                Item::Boot(boot) => history.boot = *boot,
+                Item::HardState(state) => history.hard_state = *state,
+                Item::Base(at) => history.base = *at,
+                Item::Installing(at) => history.installing = Some(*at),
+                Item::Entries(_) | Item::Snapshot(_) => {}
+            }
+        }
+        history.floor = start.last;
+        history
+    }
+
+    /// What a new segment repeats.
+    pub fn repeated(&self) -> Vec<Item> {
+        let mut items =
+            vec![Item::Boot(self.boot), Item::HardState(self.hard_state), Item::Base(self.base)];
+        items.extend(self.installing.map(Item::Installing));
+        items
+    }
+
+    pub fn last(&self) -> Position {
+        self.terms.last().unwrap_or(self.floor)
+    }
+
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    pub fn term(&self, index: u64) -> Option<u64> {
+        if index == self.base.index { Some(self.base.term) } else { self.terms.get(index) }
+    }
+
+    /// The piece that holds an entry.
+    pub fn piece(&self, index: u64) -> Option<Piece> {
+        if index <= self.base.index {
+            return None;
+        }
+        let after = self.pieces.partition_point(|piece| piece.last < index);
+        self.pieces.get(after).copied().filter(|piece| piece.first <= index)
+    }
+
+    /// The oldest segment that still holds an entry after `index`.
+    pub fn oldest_segment(&self, index: u64) -> Option<u64> {
+        let needed = self.pieces.iter().filter(|piece| piece.last > index);
+        needed.map(|piece| piece.place.segment).min()
+    }
+
+    /// Whether every entry after the base has its place.
+    pub fn is_whole(&self) -> bool {
+        self.last().index <= self.base.index || self.piece(self.base.index + 1).is_some()
+    }
+
+    /// Adds the `number`-th item of the record at `place`; refuses what can't be.
+    pub fn add(&mut self, item: &Item, place: Place, number: usize) -> Result<(), &'static str> {
+        match item {
+            Item::Boot(boot) if *boot <= self.boot => return Err("the count of boots went back"),
+            Item::Boot(boot) => self.boot = *boot,
+            Item::HardState(state) if state.term < self.hard_state.term => {
+                return Err("the term went back");
+            }
+            Item::HardState(state) => self.hard_state = *state,
+            Item::Entries(entries) => self.add_entries(entries, place, number)?,
+            Item::Base(at) => self.compact(*at)?,
+            Item::Installing(at) => self.installing = Some(*at),
+            Item::Snapshot(at) => self.restore(*at)?,
+        }
+        Ok(())
+    }
+
+    fn add_entries(
+        &mut self,
+        entries: &[Entry],
+        place: Place,
+        item: usize,
+    ) -> Result<(), &'static str> {
+        let (Some(first), Some(last)) = (entries.first(), entries.last()) else {
+            return Err("an item of entries has none");
+        };
+        if first.index > self.last().index + 1 {
+            return Err("entries are missing");
+        }
+        if first.index <= self.base.index {
+            return Err("entries that were compacted are written again");
+        }
+        if self.term(first.index - 1).is_some_and(|before| first.term < before)
+            || entries.windows(2).any(|pair| pair[1].term < pair[0].term)
+        {
+            return Err("the terms of entries go back");
+        }
+        while self.pieces.back().is_some_and(|piece| piece.first >= first.index) {
+            self.pieces.pop_back();
+        }
+        if let Some(piece) = self.pieces.back_mut() {
+            piece.last = piece.last.min(first.index - 1);
+        }
+        self.pieces.push_back(Piece { first: first.index, last: last.index, place, item });
+        for entry in entries {
+            self.terms.push(entry.index, entry.term);
+        }
+        Ok(())
+    }
+
+    fn compact(&mut self, base: Position) -> Result<(), &'static str> {
+        if base.index < self.base.index || base.index > self.last().index {
+            return Err("the base lies outside the log");
+        }
+        self.terms.compact(base.index);
+        while self.pieces.front().is_some_and(|piece| piece.last <= base.index) {
+            self.pieces.pop_front();
+        }
+        if base.index >= self.floor.index {
+            self.floor = base;
+        }
+        self.base = base;
+        Ok(())
+    }
+
+    fn restore(&mut self, at: Position) -> Result<(), &'static str> {
+        if at.index < self.base.index {
+            return Err("a snapshot is older than the log's base");
+        }
+        self.terms = Terms::default();
+        self.pieces.clear();
+        self.floor = at;
+        self.base = at;
+        self.installing = None;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(segment: u64) -> Place {
+        Place { segment, offset: 0 }
+    }
+
+    fn entries(first: u64, terms: &[u64]) -> Item {
+        let entry = |(index, term): (u64, &u64)| Entry { index, term: *term, ..Entry::default() };
+        Item::Entries((first..).zip(terms).map(entry).collect())
+    }
+
+    fn at(index: u64, term: u64) -> Position {
+        Position { index, term }
+    }
+
+    #[test]
+    fn a_later_append_replaces_the_conflicting_suffix() {
+        let mut history = History::default();
+        history.add(&entries(1, &[1, 1, 1, 1]), place(1), 0).unwrap();
+        history.add(&entries(3, &[2]), place(2), 0).unwrap();
+        assert_eq!(history.last(), at(3, 2));
+        let segments: Vec<_> =
+            (0..=4).map(|index| history.piece(index).map(|piece| piece.place.segment)).collect();
+        assert_eq!(segments, [None, Some(1), Some(1), Some(2), None]);
+    }
+
+    #[test]
+    fn a_base_frees_the_segments_before_it() {
+        let mut history = History::default();
+        history.add(&entries(1, &[1, 1]), place(1), 0).unwrap();
+        history.add(&entries(3, &[1, 1]), place(2), 0).unwrap();
+        history.add(&Item::Base(at(2, 1)), place(2), 1).unwrap();
+        assert_eq!(history.oldest_segment(0), Some(2));
+        assert_eq!((history.term(1), history.term(2), history.term(3)), (None, Some(1), Some(1)));
+        history.add(&Item::Base(at(4, 1)), place(2), 2).unwrap();
+        assert_eq!((history.oldest_segment(0), history.last()), (None, at(4, 1)));
+    }
+
+    #[test]
+    fn a_snapshot_replaces_everything() {
+        let mut history = History::default();
+        history.add(&entries(1, &[1, 1]), place(1), 0).unwrap();
+        history.add(&Item::Installing(at(10, 3)), place(1), 0).unwrap();
+        assert_eq!((history.last(), history.installing), (at(2, 1), Some(at(10, 3))));
+        history.add(&Item::Snapshot(at(10, 3)), place(1), 0).unwrap();
+        assert_eq!((history.last(), history.base), (at(10, 3), at(10, 3)));
+        assert_eq!(history.installing, None);
+        history.add(&entries(11, &[3]), place(1), 1).unwrap();
+        assert_eq!(history.last(), at(11, 3));
+    }
+
+    #[test]
+    fn what_can_not_be_is_refused() {
+        let mut history = History::default();
+        history.add(&entries(1, &[2, 2]), place(1), 0).unwrap();
+        history.add(&Item::Base(at(1, 2)), place(1), 0).unwrap();
+        history.add(&Item::Boot(2), place(1), 0).unwrap();
+        let state = HardState { term: 2, vote: 1, commit: 1 };
+        history.add(&Item::HardState(state), place(1), 0).unwrap();
+        for wrong in [
+            entries(4, &[2]),
+            entries(1, &[2]),
+            entries(3, &[1]),
+            Item::Base(at(3, 2)),
+            Item::Base(at(0, 0)),
+            Item::Boot(2),
+            Item::HardState(HardState { term: 1, ..state }),
+            Item::Snapshot(at(0, 0)),
+        ] {
+            assert!(history.add(&wrong, place(1), 0).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_log_that_lacks_entries_after_its_base_is_not_whole() {
+        let start = Start {
+            identity: super::super::Identity::default(),
+            segment: 4,
+            segment_bytes: 0,
+            last: at(450, 3),
+            repeated: vec![Item::Base(at(50, 1))],
+        };
+        let mut history = History::begin(&start);
+        history.add(&entries(451, &[3, 3]), place(4), 0).unwrap();
+        assert!(!history.is_whole());
+        history.add(&Item::Base(at(450, 3)), place(4), 1).unwrap();
+        assert!(history.is_whole());
+    }
+}

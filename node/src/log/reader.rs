@@ -1,0 +1,133 @@
+//! Old entries, read from disk while the writer goes on.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use bytes::Bytes;
+use node_consensus::{Entry, Position};
+
+use super::codec::Item;
+use super::history::{History, Piece, Place};
+use super::segment::{Segment, record};
+use super::{Damage, LogError};
+
+/// What an entry costs besides its data, when entries are counted in bytes.
+const ENTRY_COST: u64 = 48;
+
+/// What writer and readers share: where the durable entries are. The writer changes it after each
+/// flush, in microseconds; nobody reads or writes a file while holding it.
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// Off only in tests: then what recovery has believed is believed here as well.
+    pub verify: bool,
+    pub history: History,
+    pub segments: BTreeMap<u64, Segment>,
+}
+
+/// Reads durable entries from disk, from any thread. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    shared: Arc<RwLock<Shared>>,
+}
+
+impl Reader {
+    pub(super) fn new(shared: Shared) -> Self {
+        Self { shared: Arc::new(RwLock::new(shared)) }
+    }
+
+    pub(super) fn shared(&self) -> RwLockReadGuard<'_, Shared> {
+        // The writer panics only on a broken invariant, and then the process goes down.
+        self.shared.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn shared_mut(&self) -> RwLockWriteGuard<'_, Shared> {
+        self.shared.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Entries from `low` up to, not including, `high`, as far as they are durable: as many as fit
+    /// `max_bytes`, and at least one if there are any. Costs reads of whole records: for slow
+    /// followers and for the start, not for the hot path.
+    pub fn entries(&self, low: u64, high: u64, max_bytes: u64) -> Result<Vec<Entry>, LogError> {
+        let mut entries: Vec<Entry> = Vec::new();
+        let mut bytes = 0;
+        let mut next = low;
+        let mut held: Option<(Place, Vec<Item>)> = None;
+        while next < high {
+            let Some((piece, segment, verify)) = self.locate(next)? else { break };
+            if held.as_ref().is_none_or(|(place, _)| *place != piece.place) {
+                match read_record(&segment, piece.place.offset, verify) {
+                    Ok(items) => held = Some((piece.place, items)),
+                    // The segment may have been recycled in between: then the entry is elsewhere.
+                    Err(_) if self.locate(next)?.map(|found| found.0) != Some(piece) => continue,
+                    Err(error) => return Err(error),
+                }
+            }
+            let items = held.as_ref().map_or(&[][..], |(_, items)| items);
+            let Some(found) = entries_of(items, &piece, next) else {
+                let damage = Damage::Contradiction("an entry isn't where it was");
+                return Err(LogError::damaged(&segment.path, piece.place.offset, damage));
+            };
+            for entry in found.iter().take_while(|entry| entry.index < high) {
+                bytes += entry.data.len() as u64 + ENTRY_COST;
+                if !entries.is_empty() && bytes > max_bytes {
+                    return Ok(entries);
+                }
+                next = entry.index + 1;
+                // A slice would keep the whole record in memory.
+                let data = Bytes::copy_from_slice(&entry.data);
+                entries.push(Entry { data, ..entry.clone() });
+            }
+        }
+        Ok(entries)
+    }
+
+    /// The term of an entry, or of the base.
+    pub fn term(&self, index: u64) -> Option<u64> {
+        self.shared().history.term(index)
+    }
+
+    /// The position before the first entry.
+    pub fn base(&self) -> Position {
+        self.shared().history.base
+    }
+
+    /// The last durable entry, or the base.
+    pub fn last(&self) -> Position {
+        self.shared().history.last()
+    }
+
+    /// Where an entry stands; none if it is not there yet.
+    fn locate(&self, index: u64) -> Result<Option<(Piece, Segment, bool)>, LogError> {
+        let shared = self.shared();
+        if index <= shared.history.base.index {
+            return Err(LogError::NotThere { low: index });
+        }
+        let piece = shared.history.piece(index);
+        Ok(piece.map(|piece| {
+            let segment = &shared.segments[&piece.place.segment];
+            (piece, segment.clone(), shared.verify)
+        }))
+    }
+}
+
+fn read_record(segment: &Segment, offset: u64, verify: bool) -> Result<Vec<Item>, LogError> {
+    let found = if verify {
+        segment.read(offset, segment.bytes)?
+    } else {
+        let found = segment.read_unchecked(offset, segment.bytes)?;
+        found.map(|(header, bytes)| record(header, bytes))
+    };
+    match found {
+        Some(record) => segment.items(offset, &record),
+        None => Err(LogError::damaged(&segment.path, offset, Damage::Checksum)),
+    }
+}
+
+/// The entries of a piece from `from` on.
+fn entries_of<'a>(items: &'a [Item], piece: &Piece, from: u64) -> Option<&'a [Entry]> {
+    let Some(Item::Entries(entries)) = items.get(piece.item) else { return None };
+    let first = entries.first()?.index;
+    let skip = usize::try_from(from.checked_sub(first)?).ok()?;
+    let end = usize::try_from(piece.last.checked_sub(first)? + 1).ok()?;
+    entries.get(skip..end).filter(|entries| !entries.is_empty())
+}

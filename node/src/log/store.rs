@@ -1,0 +1,57 @@
+//! Log and store: whether they fit, and a snapshot's installation that a crash has cut short.
+
+use node_consensus::{HardState, Position};
+
+use super::{Batch, Damage, Log, LogError};
+
+/// What a store must be to fit the log: see [`Log::check_store`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// It does.
+    Fits,
+    /// The store holds the snapshot that was being installed.
+    Installed,
+}
+
+impl Log {
+    /// Compares the store's durable position with the log. A store ahead of the log, or beside it,
+    /// means that one of them lost data: refused, unless it is the snapshot that was being
+    /// installed.
+    pub fn check_store(&self, durable: Position) -> Result<Fit, LogError> {
+        let refused = |what| {
+            let (path, offset) = self.end();
+            Err(LogError::damaged(path, offset, Damage::Store(what)))
+        };
+        if durable.index < self.base().index {
+            return refused("it begins after the store's last entry: the store lost data");
+        }
+        let installed = self.installing() == Some(durable);
+        match self.reader().term(durable.index) {
+            Some(term) if term == durable.term => Ok(Fit::Fits),
+            Some(_) | None if installed => Ok(Fit::Installed),
+            Some(_) => refused("its entry differs from the one that the store has applied"),
+            None => refused("it ends before the store's last entry: it lost data"),
+        }
+    }
+
+    /// The store holds a snapshot of `at`, which was being installed when the process died; the
+    /// log catches up with it.
+    pub fn finish_install(&mut self, at: Position) -> Result<(), LogError> {
+        let mut state = self.hard_state();
+        if at.term > state.term {
+            // This member can't have voted in a term that its log has never seen.
+            state.term = at.term;
+            state.vote = 0;
+        }
+        state.commit = state.commit.max(at.index);
+        let batch = Batch { hard_state: Some(state), snapshot: Some(at), ..Batch::default() };
+        self.write(&[batch])
+    }
+
+    /// As last persisted, and never behind what the store has applied.
+    pub fn hard_state_with(&self, applied: Position) -> HardState {
+        let mut state = self.hard_state();
+        state.commit = state.commit.max(applied.index).min(self.last().index);
+        state
+    }
+}

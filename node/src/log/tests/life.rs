@@ -1,0 +1,333 @@
+//! What a log does on good days, and when the disk says no.
+
+use super::*;
+use crate::disk::RealDisk;
+use crate::disk::simulated::{Failure, Fault, Operation};
+
+#[test]
+fn what_was_written_is_there_after_a_restart() {
+    let disk = disk(1);
+    let mut log = create(&disk);
+    let state = hard_state(2, 0xb, 3);
+    let both = Batch { hard_state: Some(state), ..batch(entries(1..=5, 2)) };
+    log.write(&[both]).unwrap();
+    disk.crash();
+    let (log, recovered) = open(&disk).unwrap();
+    assert_eq!((recovered.boot, recovered.hard_state, &recovered.cut), (2, state, &None));
+    assert_eq!((recovered.base, recovered.last()), (at(0, 0), at(5, 2)));
+    assert_eq!(recovered.identity, identity());
+    assert_eq!(all(&log), entries(1..=5, 2));
+}
+
+#[test]
+fn it_works_on_a_real_disk() {
+    let temporary = tempfile::tempdir().unwrap();
+    let disk: SharedDisk = std::sync::Arc::new(RealDisk);
+    assert!(!Log::exists(&disk, temporary.path()).unwrap());
+    let mut log = create_on(&disk, temporary.path());
+    assert!(Log::exists(&disk, temporary.path()).unwrap());
+    for first in (1..=400).step_by(20) {
+        write(&mut log, entries(first..=first + 19, 1));
+    }
+    let refused = Log::open(&disk, temporary.path(), &small()).unwrap_err();
+    assert!(matches!(refused, LogError::InUse { .. }), "{refused}");
+    assert_eq!(log.compact(350).unwrap(), at(350, 1));
+    while log.prepare().unwrap() {}
+    drop(log);
+    let (log, recovered) = Log::open(&disk, temporary.path(), &small()).unwrap();
+    assert_eq!((recovered.base, recovered.last()), (at(350, 1), at(400, 1)));
+    assert_eq!(all(&log), entries(351..=400, 1));
+}
+
+#[test]
+fn many_batches_are_one_write_and_one_sync() {
+    let disk = disk(1);
+    let mut log = create(&disk);
+    while log.prepare().unwrap() {}
+    let (before, bytes) = (disk.counts(), log.written_bytes());
+    let batches: Vec<_> = (1..=40).map(|index| batch(entries(index..=index, 1))).collect();
+    log.write(&batches).unwrap();
+    let after = disk.counts();
+    assert_eq!((after.writes - before.writes, after.syncs - before.syncs), (1, 1));
+    assert_eq!(log.written_bytes() - bytes, 8192);
+    log.write(&[]).unwrap();
+    assert_eq!(disk.counts(), after, "nothing to do, nothing done");
+}
+
+#[test]
+fn a_batch_larger_than_a_record_takes_several() {
+    let disk = disk(1);
+    let mut log = create(&disk);
+    let state = hard_state(1, 1, 190);
+    let before = disk.counts().syncs;
+    log.write(&[Batch { hard_state: Some(state), ..batch(entries(1..=200, 1)) }]).unwrap();
+    assert_eq!(disk.counts().syncs - before, 3);
+    disk.crash();
+    let (log, recovered) = open(&disk).unwrap();
+    assert_eq!(recovered.hard_state, state);
+    assert_eq!(all(&log), entries(1..=200, 1));
+}
+
+#[test]
+fn an_entry_has_to_fit_a_segment() {
+    let disk = disk(1);
+    let mut log = create(&disk);
+    let largest = 64 * 1024 - 4 * 4096 - 28 - 32 - 12;
+    for index in 1..=3 {
+        write(&mut log, vec![entry(index, 1, largest)]);
+    }
+    let refused = log.write(&[batch(vec![entry(4, 1, largest + 1)])]).unwrap_err();
+    assert!(matches!(refused, LogError::EntryTooLarge { index: 4, .. }), "{refused}");
+    drop(log);
+    let (log, _) = open(&disk).unwrap();
+    assert_eq!(all(&log), (1..=3).map(|index| entry(index, 1, largest)).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_new_leaders_entries_replace_the_tail_also_after_a_restart() {
+    let disk = disk(1);
+    let mut log = create(&disk);
+    write(&mut log, entries(1..=5, 1));
+    log.write(&[batch(entries(4..=6, 2)), batch(entries(6..=6, 3))]).unwrap();
+    let expected = [entries(1..=3, 1), entries(4..=5, 2), entries(6..=6, 3)].concat();
+    assert_eq!(all(&log), expected);
+    drop(log);
+    let (log, recovered) = open(&disk).unwrap();
+    assert_eq!(all(&log), expected);
+    assert_eq!((recovered.terms.get(5), recovered.last()), (Some(2), at(6, 3)));
+}
+
+#[test]
+fn a_snapshot_replaces_the_log() {
+    let disk = disk(1);
+    let mut log = create(&disk);
+    for first in (1..=2000).step_by(100) {
+        write(&mut log, entries(first..=first + 99, 1));
+    }
+    let snapshot = at(5000, 4);
+    log.write(&[Batch { installing: Some(snapshot), ..Batch::default() }]).unwrap();
+    assert_eq!(log.last(), at(2000, 1), "the old log counts until the store holds the snapshot");
+    log.write(&[Batch {
+        snapshot: Some(snapshot),
+        hard_state: Some(hard_state(4, 0, 5000)),
+        ..batch(entries(5001..=5002, 4))
+    }])
+    .unwrap();
+    assert_eq!(log.segments(), 1, "no old entry is needed any more");
+    drop(log);
+    let (log, recovered) = open(&disk).unwrap();
+    assert_eq!((recovered.base, recovered.last()), (snapshot, at(5002, 4)));
+    assert_eq!(recovered.installing, None);
+    assert_eq!(all(&log), entries(5001..=5002, 4));
+}
+
+#[test]
+fn an_installation_that_a_crash_cut_short_is_finished() {
+    let disk = disk(1);
+    let mut log = create(&disk);
+    let first = 3;
+    write(&mut log, entries(1..=first, 1));
+    let snapshot = at(50, 4);
+    log.write(&[Batch { installing: Some(snapshot), ..Batch::default() }]).unwrap();
+    while log.segments() < 3 {
+        let next = log.last().index + 1;
+        write(&mut log, entries(next..=next, 1));
+    }
+    drop(log);
+    let (mut log, recovered) = open(&disk).unwrap();
+    assert_eq!(recovered.installing, Some(snapshot));
+    assert_eq!(log.check_store(at(first, 1)).unwrap(), Fit::Fits, "the store is the old one");
+    assert_eq!(log.check_store(snapshot).unwrap(), Fit::Installed);
+    log.finish_install(snapshot).unwrap();
+    write(&mut log, entries(51..=52, 4));
+    drop(log);
+    let (log, recovered) = open(&disk).unwrap();
+    assert_eq!((recovered.base, recovered.installing), (snapshot, None));
+    assert_eq!(recovered.hard_state, hard_state(4, 0, 50));
+    assert_eq!(all(&log), entries(51..=52, 4));
+}
+
+#[test]
+fn a_store_that_does_not_fit_the_log_is_refused() {
+    let disk = disk(1);
+    let mut log = create(&disk);
+    for first in (1..=2000).step_by(100) {
+        write(&mut log, entries(first..=first + 99, 2));
+    }
+    log.compact(1500).unwrap();
+    assert_eq!(log.check_store(at(1500, 2)).unwrap(), Fit::Fits);
+    assert_eq!(log.check_store(at(2000, 2)).unwrap(), Fit::Fits);
+    for wrong in [at(2001, 2), at(2000, 1), at(1499, 2), at(0, 0)] {
+        assert!(log.check_store(wrong).unwrap_err().is_damage(), "{wrong:?}");
+    }
+    assert_eq!(log.hard_state_with(at(1600, 2)).commit, 1600);
+}
+
+#[test]
+fn segments_roll_are_recycled_and_their_former_life_never_shows() {
+    let disk = disk(1);
+    let mut log = create(&disk);
+    let mut names = std::collections::BTreeSet::new();
+    for round in 0..60_u64 {
+        let first = round * 50 + 1;
+        write(&mut log, entries(first..=first + 49, 1 + round / 10));
+        if round >= 5 {
+            log.compact(first - 100).unwrap();
+        }
+        names.extend(files(&disk, "wal"));
+        if round % 7 == 6 {
+            drop(log);
+            disk.crash();
+            log = open(&disk).unwrap().0;
+        }
+        let kept = all(&log);
+        let expected =
+            |entry: &Entry| *entry == self::entry(entry.index, 1 + (entry.index - 1) / 500, 100);
+        assert!(kept.iter().all(expected));
+        assert_eq!(kept.last().unwrap().index, first + 49);
+    }
+    assert!(names.len() > 5, "{names:?}");
+    assert!(files(&disk, "wal").len() + files(&disk, "spare").len() <= 4);
+}
+
+#[test]
+fn compaction_keeps_what_comes_after_and_survives_a_restart() {
+    let disk = disk(1);
+    let mut log = create(&disk);
+    for first in (1..=3000).step_by(100) {
+        write(&mut log, entries(first..=first + 99, 1));
+    }
+    let (before, writes) = (log.segments(), disk.counts().writes);
+    assert_eq!(log.compact(50).unwrap(), at(0, 0));
+    assert_eq!(disk.counts().writes, writes, "what frees no segment isn't worth a write");
+    assert_eq!(log.compact(2500).unwrap(), at(2500, 1));
+    assert!(log.segments() < before);
+    assert_eq!(log.compact(100).unwrap(), at(2500, 1), "it never goes back");
+    assert_eq!(log.compact(9999).unwrap(), at(2500, 1), "what isn't there isn't forgotten");
+    disk.crash();
+    let (mut log, recovered) = open(&disk).unwrap();
+    assert_eq!(recovered.base, at(2500, 1));
+    assert_eq!((recovered.terms.get(2500), recovered.terms.get(2501)), (None, Some(1)));
+    assert_eq!(all(&log), entries(2501..=3000, 1));
+    assert_eq!(log.compact(3000).unwrap(), at(3000, 1));
+    drop(log);
+    let (mut log, recovered) = open(&disk).unwrap();
+    assert_eq!(recovered.last(), at(3000, 1));
+    write(&mut log, entries(3001..=3001, 2));
+}
+
+#[test]
+fn the_hard_state_outlives_the_segment_it_was_written_to() {
+    let disk = disk(1);
+    let mut log = create(&disk);
+    let state = hard_state(7, 3, 0);
+    log.write(&[Batch { hard_state: Some(state), ..Batch::default() }]).unwrap();
+    for first in (1..=3000).step_by(100) {
+        write(&mut log, entries(first..=first + 99, 7));
+    }
+    log.compact(3000).unwrap();
+    drop(log);
+    assert_eq!(open(&disk).unwrap().1.hard_state, state);
+}
+
+#[test]
+fn reading_stops_at_the_bound_but_gives_at_least_one_entry() {
+    let disk = disk(1);
+    let mut log = create(&disk);
+    for first in (1..=1000).step_by(10) {
+        write(&mut log, entries(first..=first + 9, 1));
+    }
+    let reader = log.reader();
+    assert_eq!(reader.entries(8, 101, 1).unwrap(), entries(8..=8, 1));
+    assert_eq!(reader.entries(8, 101, 148 * 5).unwrap(), entries(8..=12, 1));
+    assert_eq!(reader.entries(995, 2000, u64::MAX).unwrap(), entries(995..=1000, 1));
+    assert_eq!(reader.entries(5, 5, 9).unwrap(), []);
+    assert_eq!(reader.entries(1001, 1002, 9).unwrap(), []);
+    log.compact(500).unwrap();
+    let gone = reader.entries(500, 600, 9).unwrap_err();
+    assert!(matches!(gone, LogError::NotThere { low: 500 }), "{gone}");
+    assert_eq!((reader.term(499), reader.term(500), reader.term(501)), (None, Some(1), Some(1)));
+}
+
+#[test]
+fn a_failed_write_or_sync_ends_the_log_at_once() {
+    for operation in [Operation::Write, Operation::Sync] {
+        for failure in [Failure::Io, Failure::NoSpace] {
+            let disk = disk(1);
+            let mut log = create(&disk);
+            write(&mut log, entries(1..=1, 1));
+            disk.inject(Fault { operation, after: 0, times: 1, failure });
+            let failed = log.write(&[batch(entries(2..=2, 1))]).unwrap_err();
+            assert!(matches!(failed, LogError::Disk { .. }), "{failed}");
+            let asked = disk.counts();
+            for refused in [
+                log.write(&[batch(entries(2..=2, 1))]).unwrap_err(),
+                log.compact(1).unwrap_err(),
+                log.prepare().unwrap_err(),
+            ] {
+                assert!(matches!(refused, LogError::Poisoned), "{refused}");
+            }
+            assert_eq!(disk.counts(), asked, "nothing is ever tried again");
+            assert_eq!(log.last(), at(1, 1));
+        }
+    }
+}
+
+#[test]
+fn after_a_failed_sync_the_restart_believes_the_medium_not_the_cache() {
+    let mut lost = 0;
+    for seed in 0..20 {
+        let disk = disk(seed);
+        let mut log = create(&disk);
+        write(&mut log, entries(1..=1, 1));
+        disk.inject(Fault { operation: Operation::Sync, after: 0, times: 1, failure: Failure::Io });
+        log.write(&[batch(entries(2..=20, 1))]).unwrap_err();
+        disk.kill();
+        let (log, recovered) = open(&disk).unwrap();
+        let last = recovered.last().index;
+        assert!(last == 1 || last == 20, "{last}");
+        lost += u64::from(last == 1);
+        drop(log);
+        disk.crash();
+        assert_eq!(open(&disk).unwrap().1.last().index, last, "what was told stays");
+    }
+    assert!(lost > 0);
+}
+
+#[test]
+fn a_full_disk_is_told_before_the_log_needs_it() {
+    let disk = disk(1);
+    let mut log = create(&disk);
+    while log.prepare().unwrap() {}
+    assert!(files(&disk, "spare").is_empty(), "an almost empty log keeps nothing in reserve");
+    write(&mut log, entries(1..=200, 1));
+    let full =
+        Fault { operation: Operation::Resize, after: 0, times: 1, failure: Failure::NoSpace };
+    disk.inject(full);
+    assert!(!log.prepare().unwrap());
+    assert!(log.disk_is_full() && files(&disk, "spare").is_empty());
+    let left = log.bytes_left();
+    write(&mut log, entries(201..=201, 1));
+    assert_eq!(log.bytes_left(), left - 4096, "the log still works");
+    assert!(log.prepare().unwrap(), "space came back");
+    assert!(!log.disk_is_full());
+    assert_eq!(log.bytes_left(), left - 4096 + 48 * 1024);
+}
+
+#[test]
+fn a_log_is_made_once() {
+    let disk = disk(1);
+    let none = open(&disk).unwrap_err();
+    assert!(matches!(none, LogError::Disk { .. }), "{none}");
+    drop(create(&disk));
+    let twice = Log::create(&disk.shared(), member(), &identity(), &small()).unwrap_err();
+    assert!(matches!(twice, LogError::Exists { .. }), "{twice}");
+}
+
+#[test]
+#[should_panic(expected = "entries before 3 are missing")]
+fn a_batch_that_leaves_a_gap_is_a_broken_invariant() {
+    let mut log = create(&disk(1));
+    write(&mut log, entries(1..=1, 1));
+    let _ = log.write(&[batch(entries(3..=3, 1))]);
+}
