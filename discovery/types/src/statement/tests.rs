@@ -2,7 +2,7 @@ use super::*;
 use crate::fixtures::{TestCa, World};
 use crate::role::Role;
 
-type Change<'a> = (&'a str, Box<dyn Fn(&mut Statement) + 'a>);
+type Change<'a> = (&'static str, Box<dyn Fn(&mut Statement) + 'a>);
 
 fn next(last: &Statement, hash: Digest) -> Statement {
     Statement { seq: last.seq + 1, previous: Some(hash), ..last.clone() }
