@@ -4,7 +4,7 @@ pub mod apply;
 pub mod config;
 pub mod disk;
 pub mod driver;
-mod http;
+pub mod http;
 pub mod identity;
 pub mod log;
 pub mod machine;

@@ -1,15 +1,23 @@
 //! The HTTP paths on the client port: version, health, metrics.
 
+mod authority;
 mod health;
 mod metrics;
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
-use axum::http::header::CONTENT_TYPE;
-use axum::response::IntoResponse;
+use axum::extract::{Request, State};
+use axum::http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    CONTENT_TYPE,
+};
+use axum::http::{HeaderValue, StatusCode};
+use axum::middleware::map_response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+
+pub use authority::Lenient;
 
 use crate::rpc::Context;
 
@@ -26,7 +34,31 @@ pub(crate) fn router(context: Arc<Context>) -> Router {
         .route("/readyz", get(health::readyz))
         .route("/readyz/{check}", get(health::readyz_check))
         .route("/metrics", get(metrics::metrics))
+        .layer(map_response(allow_origins))
+        .fallback(not_found)
         .with_state(context)
+}
+
+/// What etcd tells browsers by default (`--cors`).
+async fn allow_origins<B>(mut response: Response<B>) -> Response<B> {
+    let headers = response.headers_mut();
+    let mut insert = |name, value| headers.insert(name, HeaderValue::from_static(value));
+    insert(ACCESS_CONTROL_ALLOW_ORIGIN, "*");
+    insert(ACCESS_CONTROL_ALLOW_METHODS, "POST, GET, OPTIONS, PUT, DELETE");
+    insert(ACCESS_CONTROL_ALLOW_HEADERS, "accept, content-type, authorization");
+    response
+}
+
+/// A path that is neither a gRPC method nor one of these.
+async fn not_found(request: Request) -> axum::response::Response {
+    let content = request.headers().get(CONTENT_TYPE);
+    if content.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc")) {
+        let path = request.uri().path().trim_start_matches('/');
+        let service = path.split('/').next().unwrap_or_default();
+        return tonic::Status::unimplemented(format!("unknown service {service}")).into_http();
+    }
+    let kind = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
+    (StatusCode::NOT_FOUND, kind, "404 page not found\n").into_response()
 }
 
 async fn version(State(context): State<Arc<Context>>) -> impl IntoResponse {

@@ -27,7 +27,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt as _;
 
-use crate::tls::ClientListenerTls;
+use crate::{http::Lenient, tls::ClientListenerTls};
 
 /// Connections that may be in their TLS handshake at once on one front; more wait to be accepted.
 const HANDSHAKES: usize = 256;
@@ -250,7 +250,8 @@ impl Front {
             },
         );
         let service = TowerToHyperService::new(service);
-        let connection = self.builder.serve_connection_with_upgrades(TokioIo::new(io), service);
+        let connection =
+            self.builder.serve_connection_with_upgrades(TokioIo::new(Lenient::new(io)), service);
         let mut connection = std::pin::pin!(connection);
         // How a connection ends is the client's affair.
         tokio::select! {

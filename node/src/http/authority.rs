@@ -1,0 +1,406 @@
+//! Clients that say `:authority: http://10.0.0.1:2379`.
+//!
+//! `etcdctl` up to 3.4 does, in `endpoint status` and wherever else it dials one endpoint by
+//! itself: it takes the whole URL for the authority. Go's gRPC does not mind; the HTTP/2 library
+//! here refuses the request as malformed before anybody can see it. [`Lenient`] stands below it and
+//! makes a valid name of such a value, in place: `://` becomes `--x`, which has the same length
+//! both as text and in HPACK's Huffman code, so that neither frames nor the compression state
+//! change (RFC 9113, section 4.1; RFC 7541, sections 5.2 and 6, appendix B).
+//!
+//! A connection is looked at up to its first request; only one that needed the change is looked at
+//! any further.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const FRAME_HEADER: usize = 9;
+const HEADERS: u8 = 1;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+/// `:authority` in HPACK's static table.
+const AUTHORITY: usize = 1;
+/// Bytes held back while a frame is incomplete; a connection with a larger first frame is not
+/// looked at.
+const MAX_HELD_BYTES: usize = 64 * 1024;
+/// Bytes per read while the connection is looked at.
+const READ_BYTES: usize = 4 * 1024;
+
+/// A connection whose requests may name their authority by a URL.
+#[derive(Debug)]
+pub struct Lenient<S> {
+    stream: S,
+    look: Option<Look>,
+    /// Looked at, and not yet read: from `given` on.
+    done: Vec<u8>,
+    given: usize,
+}
+
+/// What has been seen of a connection.
+#[derive(Debug, Default)]
+struct Look {
+    /// Not yet looked at, because it is incomplete.
+    held: Vec<u8>,
+    has_preface: bool,
+    has_ended: bool,
+}
+
+/// Whether to go on looking.
+enum Verdict {
+    NeedsMore,
+    LookOn,
+    Enough,
+}
+
+impl<S> Lenient<S> {
+    /// Looks at `stream` from its first byte on.
+    pub fn new(stream: S) -> Self {
+        Self { stream, look: Some(Look::default()), done: Vec::new(), given: 0 }
+    }
+
+    fn give(&mut self, out: &mut ReadBuf<'_>) {
+        let left = &self.done[self.given..];
+        let count = left.len().min(out.remaining());
+        out.put_slice(&left[..count]);
+        self.given += count;
+        if self.given == self.done.len() {
+            self.done = Vec::new();
+            self.given = 0;
+        }
+    }
+}
+
+impl Look {
+    /// Moves what is complete from `held` to `done`, mended.
+    fn go_on(&mut self, done: &mut Vec<u8>) -> Verdict {
+        if !self.has_preface {
+            let seen = self.held.len().min(PREFACE.len());
+            if self.held[..seen] != PREFACE[..seen] {
+                return Verdict::Enough;
+            }
+            if seen < PREFACE.len() {
+                return Verdict::NeedsMore;
+            }
+            self.has_preface = true;
+            done.extend(self.held.drain(..PREFACE.len()));
+        }
+        loop {
+            let Some(head) = self.held.first_chunk::<FRAME_HEADER>() else {
+                return Verdict::NeedsMore;
+            };
+            let length =
+                usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
+            let (kind, flags, end) = (head[3], head[4], FRAME_HEADER + length);
+            if end > MAX_HELD_BYTES {
+                return Verdict::Enough;
+            }
+            if self.held.len() < end {
+                return Verdict::NeedsMore;
+            }
+            let mended = kind == HEADERS && mend(&mut self.held[FRAME_HEADER..end], flags);
+            done.extend(self.held.drain(..end));
+            if kind == HEADERS {
+                return if mended { Verdict::LookOn } else { Verdict::Enough };
+            }
+        }
+    }
+}
+
+/// Mends the authority in a HEADERS frame's payload; `false` if it is as it should be.
+fn mend(payload: &mut [u8], flags: u8) -> bool {
+    let mut at = 0;
+    if flags & PADDED != 0 {
+        at += 1;
+    }
+    if flags & PRIORITY != 0 {
+        at += 5;
+    }
+    find_authority(payload, at).is_some_and(|(start, end, huffman)| {
+        let Some(value) = payload.get_mut(start..end) else { return false };
+        if huffman { mend_huffman(value) } else { mend_text(value) }
+    })
+}
+
+/// Where the authority's value is, and whether it is Huffman-coded. An indexed one was mended when
+/// it came first.
+fn find_authority(block: &[u8], mut at: usize) -> Option<(usize, usize, bool)> {
+    while let Some(first) = block.get(at) {
+        // What the first byte says, and how many of its bits belong to the number.
+        let (literal, bits) = match first {
+            0x80.. => (false, 7),
+            0x40.. => (true, 6),
+            0x20.. => (false, 5),
+            _ => (true, 4),
+        };
+        let (index, after) = integer(block, at, bits)?;
+        at = after;
+        if !literal {
+            continue;
+        }
+        if index == 0 {
+            let (length, start) = integer(block, at, 7)?;
+            at = start.checked_add(length)?;
+        }
+        let huffman = block.get(at)? & 0x80 != 0;
+        let (length, start) = integer(block, at, 7)?;
+        let end = start.checked_add(length)?;
+        if index == AUTHORITY {
+            return Some((start, end, huffman));
+        }
+        at = end;
+    }
+    None
+}
+
+/// An HPACK integer whose first `bits` lie in the byte at `at`; and where it ends.
+fn integer(block: &[u8], mut at: usize, bits: u32) -> Option<(usize, usize)> {
+    let full = (1 << bits) - 1;
+    let mut value = usize::from(*block.get(at)?) & full;
+    at += 1;
+    if value < full {
+        return Some((value, at));
+    }
+    for shift in [0, 7, 14, 21] {
+        let byte = *block.get(at)?;
+        at += 1;
+        value += usize::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Some((value, at));
+        }
+    }
+    None
+}
+
+fn mend_text(value: &mut [u8]) -> bool {
+    let Some(at) = [4, 5].into_iter().find(|at| value.get(*at..at + 3) == Some(b"://")) else {
+        return false;
+    };
+    value[at..at + 3].copy_from_slice(b"--x");
+    true
+}
+
+/// `http://` and `https://` in Huffman code: the bits, and how many.
+const HTTP: (u64, u32) = (0b1_0011_1010_0101_0011_0101_1101_1100_0110_0001_1000, 41);
+const HTTPS: (u64, u32) = (0b10_0111_0100_1010_0110_1011_0100_0101_1100_0110_0001_1000, 46);
+/// `://` and `--x`, of 19 bits each.
+const SLASHES: u64 = 0b101_1100_0110_0001_1000;
+const DASHES: u64 = 0b010_1100_1011_0111_1001;
+
+fn mend_huffman(value: &mut [u8]) -> bool {
+    let Some(head) = value.first_chunk_mut::<6>() else { return false };
+    let mut word = [0; 8];
+    word[2..].copy_from_slice(head);
+    let bits = u64::from_be_bytes(word);
+    for (prefix, length) in [HTTP, HTTPS] {
+        let below = 48 - length;
+        if bits >> below == prefix {
+            let mended = bits ^ ((SLASHES ^ DASHES) << below);
+            head.copy_from_slice(&mended.to_be_bytes()[2..]);
+            return true;
+        }
+    }
+    false
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Lenient<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        loop {
+            if !this.done.is_empty() {
+                this.give(out);
+                return Poll::Ready(Ok(()));
+            }
+            let Some(look) = &mut this.look else {
+                return Pin::new(&mut this.stream).poll_read(cx, out);
+            };
+            if look.has_ended {
+                return Poll::Ready(Ok(()));
+            }
+            let mut chunk = [0; READ_BYTES];
+            let mut read = ReadBuf::new(&mut chunk);
+            ready!(Pin::new(&mut this.stream).poll_read(cx, &mut read))?;
+            look.held.extend_from_slice(read.filled());
+            look.has_ended = read.filled().is_empty();
+            let mut verdict = look.go_on(&mut this.done);
+            while matches!(verdict, Verdict::LookOn) {
+                verdict = look.go_on(&mut this.done);
+            }
+            if look.has_ended || matches!(verdict, Verdict::Enough) {
+                this.done.append(&mut look.held);
+                if !look.has_ended {
+                    this.look = None;
+                }
+            }
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Lenient<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(cx, data)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        data: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write_vectored(cx, data)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    /// The Huffman code of the characters that the tests use (RFC 7541, appendix B).
+    fn huffman(text: &str) -> Vec<u8> {
+        let code = |char: char| match char {
+            '0' => (0x0, 5),
+            '1' => (0x1, 5),
+            '2' => (0x2, 5),
+            '3' => (0x19, 6),
+            '7' => (0x1d, 6),
+            '9' => (0x1f, 6),
+            '-' => (0x16, 6),
+            '.' => (0x17, 6),
+            '/' => (0x18, 6),
+            ':' => (0x5c, 7),
+            'h' => (0x27, 6),
+            'p' => (0x2b, 6),
+            's' => (0x8, 5),
+            't' => (0x9, 5),
+            'x' => (0x79, 7),
+            other => panic!("{other}"),
+        };
+        let (mut bits, mut count, mut out) = (0_u64, 0, Vec::new());
+        for char in text.chars() {
+            let (value, length) = code(char);
+            bits = bits << length | value;
+            count += length;
+            while count >= 8 {
+                count -= 8;
+                out.push(u8::try_from(bits >> count & 0xff).unwrap());
+            }
+        }
+        if count > 0 {
+            let padding = 8 - count;
+            out.push(u8::try_from((bits << padding | ((1 << padding) - 1)) & 0xff).unwrap());
+        }
+        out
+    }
+
+    fn literal(value: &[u8], coded: bool) -> Vec<u8> {
+        let mut out = vec![0x41, u8::try_from(value.len()).unwrap() | if coded { 0x80 } else { 0 }];
+        out.extend_from_slice(value);
+        out
+    }
+
+    fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+        let mut out = vec![0, 0, u8::try_from(payload.len()).unwrap(), kind, 4, 0, 0, 0, 1];
+        out.extend_from_slice(payload);
+        out
+    }
+
+    fn request(authority: &[u8], coded: bool) -> Vec<u8> {
+        // :method POST, :scheme http, :path by name index with a value, then the authority.
+        let mut block = vec![0x83, 0x86, 0x44, 2, b'/', b'x'];
+        block.extend(literal(authority, coded));
+        frame(HEADERS, &block)
+    }
+
+    async fn through(bytes: &[u8], step: usize) -> Vec<u8> {
+        let (mut client, server) = tokio::io::duplex(step);
+        let bytes = bytes.to_vec();
+        let writer = tokio::spawn(async move {
+            for chunk in bytes.chunks(step) {
+                client.write_all(chunk).await.unwrap();
+            }
+        });
+        let mut out = Vec::new();
+        Lenient::new(server).read_to_end(&mut out).await.unwrap();
+        writer.await.unwrap();
+        out
+    }
+
+    fn connection(authority: &[u8], coded: bool) -> Vec<u8> {
+        [PREFACE, &frame(4, &[]), &request(authority, coded), &frame(0, b"data")].concat()
+    }
+
+    #[tokio::test]
+    async fn a_url_becomes_a_name_of_the_same_length() {
+        for (url, name) in [
+            ("http://127.0.0.1:2379", "http--x127.0.0.1:2379"),
+            ("https://127.0.0.1:2379", "https--x127.0.0.1:2379"),
+        ] {
+            for step in [1, 7, 4_096] {
+                let plain = through(&connection(url.as_bytes(), false), step).await;
+                assert_eq!(plain, connection(name.as_bytes(), false), "{url} by {step}");
+                let coded = through(&connection(&huffman(url), true), step).await;
+                assert_eq!(coded, connection(&huffman(name), true), "{url} by {step}");
+            }
+            assert!(name.parse::<http::uri::Authority>().is_ok());
+        }
+    }
+
+    #[tokio::test]
+    async fn the_second_request_of_such_a_client_is_mended_too() {
+        let twice = |authority: &[u8]| {
+            [connection(authority, true), request(authority, true), frame(0, b"x")].concat()
+        };
+        let out = through(&twice(&huffman("http://127.0.0.1:2379")), 5).await;
+        assert_eq!(out, twice(&huffman("http--x127.0.0.1:2379")));
+    }
+
+    #[tokio::test]
+    async fn everybody_elses_bytes_are_left_alone() {
+        let name = huffman("127.0.0.1:2379");
+        let good = [connection(&name, true), request(&huffman("http://127.0.0.1"), true)].concat();
+        let others: [&[u8]; 5] = [
+            &good,
+            b"GET /version HTTP/1.1\r\nHost: http://x\r\n\r\n",
+            b"PRI",
+            &PREFACE[..20],
+            &good[..50],
+        ];
+        for bytes in others {
+            for step in [1, 4_096] {
+                assert_eq!(through(bytes, step).await, bytes);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn bytes_that_make_no_sense_pass_as_they_are() {
+        for payload in [&[0x41][..], &[0x41, 0xff, 0xff, 0xff, 0xff, 0xff], &[0x40, 0x7f], &[0xff]]
+        {
+            let bytes = [PREFACE, &frame(HEADERS, payload)].concat();
+            assert_eq!(through(&bytes, 3).await, bytes);
+        }
+    }
+}
