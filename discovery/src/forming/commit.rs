@@ -20,7 +20,7 @@ use crate::kek::Purpose;
 use crate::ledger;
 use crate::store::StoreError;
 use crate::store::cluster::{
-    Authorities, AuthorityRow, ClusterTransaction, NewCommit, authorities, stored_commit,
+    Authorities, AuthorityRow, ClusterTransaction, LeafPair, NewCommit, authorities, stored_commit,
 };
 
 impl Forming {
@@ -62,7 +62,7 @@ impl Forming {
         list: &formation::Proposal,
         authorities: &Authorities,
         now: formation::Micros,
-    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>, ApiError> {
+    ) -> Result<Vec<LeafPair>, ApiError> {
         let peer_ca = self.open_ca(id, Purpose::PeerCa, &authorities.peer)?;
         let client_ca = self.open_ca(id, Purpose::ClientCa, &authorities.client)?;
         let seconds = now.0 / 1_000_000;

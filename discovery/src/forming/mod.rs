@@ -29,7 +29,7 @@ use crate::ledger;
 use crate::metrics::Metrics;
 use crate::notify::Wakes;
 use crate::store::Store;
-use crate::store::cluster::{ClusterTransaction, Trust};
+use crate::store::cluster::{ClusterTransaction, LeafPair, Trust};
 
 pub use event::{Incoming, statement_allows};
 pub use show::{explanations, poll_response, summary_of};
@@ -78,7 +78,7 @@ pub struct Delivery {
     /// The document.
     pub document: Jws,
     /// DER of the member's two leaves.
-    pub leaves: Option<(Vec<u8>, Vec<u8>)>,
+    pub leaves: Option<LeafPair>,
 }
 
 impl Forming {

@@ -166,7 +166,7 @@ async fn park(
                 }
                 end <= due
             }
-            () = app.draining.cancelled() => true,
+            () = app.draining.cancelled() => return Ok(seen),
         };
         seen = app.forming.look(cluster, key).await?;
         if over || after != Some(seen.answer.rev) {

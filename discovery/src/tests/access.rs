@@ -1,1 +1,159 @@
-//! To come.
+//! Who may do what.
+
+use std::sync::Arc;
+
+use discovery_types::access::{AccessToken, Assertion, JWT_BEARER};
+use discovery_types::admin::{Admin, AdminChain, Change};
+use discovery_types::api::{TokenRequest, TokenResponse};
+use discovery_types::jws::Typ;
+use discovery_types::key::SigningKey;
+use discovery_types::problem::{Code, Problem};
+use discovery_types::role::Role;
+
+use super::support::{World, send_with};
+use crate::server::Running;
+
+async fn exchange(
+    world: &World,
+    service: &Running,
+    tls: &SigningKey,
+    assertion: &discovery_types::jws::Jws,
+) -> (u16, String) {
+    let form = format!("grant_type={}&assertion={assertion}", JWT_BEARER.replace(':', "%3A"));
+    let kind = "application/x-www-form-urlencoded";
+    let headers = [("content-type", kind)];
+    send_with(world, service, Some(tls), "POST", "/v1/token", &headers, form).await
+}
+
+fn code(body: &str) -> Code {
+    serde_json::from_str::<Problem>(body).unwrap_or_else(|_| panic!("{body}")).code
+}
+
+#[tokio::test]
+async fn an_assertion_is_worth_one_token_however_often_it_is_sent() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let issuer = world.owner(&service).context().await.unwrap().issuer;
+    let now = service.app().forming.clock.seconds();
+    let assertion = Assertion::sign(&world.owner, &issuer, now);
+    let attempts = (0..20).map(|_| exchange(&world, &service, &world.owner, &assertion));
+    let answers = futures_util::future::join_all(attempts).await;
+    let won = answers.iter().filter(|(status, _)| *status == 200).count();
+    assert_eq!(won, 1, "{answers:?}");
+    let lost = answers.iter().find(|(status, _)| *status != 200).unwrap();
+    assert_eq!((lost.0, code(&lost.1)), (401, Code::AssertionRefused));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_token_is_worth_nothing_on_another_keys_connection_or_on_none() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let issuer = world.owner(&service).context().await.unwrap().issuer;
+    let now = service.app().forming.clock.seconds();
+    let assertion = Assertion::sign(&world.owner, &issuer, now);
+    let (_, body) = exchange(&world, &service, &world.owner, &assertion).await;
+    let token: TokenResponse = serde_json::from_str(&body).unwrap();
+    let bearer = format!("Bearer {}", token.access_token);
+    let headers = [("authorization", bearer.as_str())];
+    let ask = async |key: Option<&SigningKey>| {
+        let answer = send_with(&world, &service, key, "GET", "/v1/clusters", &headers, "".into());
+        answer.await
+    };
+    assert_eq!(ask(Some(&world.owner)).await.0, 200);
+    let thief = SigningKey::generate();
+    let (status, body) = ask(Some(&thief)).await;
+    assert_eq!((status, code(&body)), (401, Code::TokenInvalid));
+    let (status, body) = ask(None).await;
+    assert_eq!((status, code(&body)), (401, Code::ClientKeyMissing));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn tokens_and_assertions_that_are_not_quite_right_are_refused() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let now = service.app().forming.clock.seconds();
+    let issuer = service.app().issuer.to_string();
+    let nobody = SigningKey::generate();
+    for (key, assertion, wanted) in [
+        (&nobody, Assertion::sign(&nobody, &issuer, now), Code::UnknownKey),
+        (&nobody, Assertion::sign(&world.owner, &issuer, now), Code::AssertionRefused),
+        (&world.owner, Assertion::sign(&world.owner, "urn:another", now), Code::AssertionRefused),
+        (&world.owner, Assertion::sign(&world.owner, &issuer, now - 61), Code::AssertionRefused),
+        (&world.owner, Assertion::sign(&world.owner, &issuer, now + 30), Code::AssertionRefused),
+    ] {
+        let (status, body) = exchange(&world, &service, key, &assertion).await;
+        assert_eq!((status, code(&body)), (401, wanted), "{body}");
+    }
+    // One that the owner signs for itself.
+    let good = service.app().token(world.owner.public(), discovery_types::access::Subject::Admin);
+    let claims: AccessToken = good.access_token.claims_unverified(Typ::Access).unwrap();
+    let forged = format!("Bearer {}", claims.sign(&world.owner));
+    for (bearer, wanted) in [
+        (forged.as_str(), Code::TokenInvalid),
+        ("Bearer e30.e30.e30", Code::TokenInvalid),
+        ("Basic YTpi", Code::TokenMissing),
+    ] {
+        let headers = [("authorization", bearer)];
+        let key = Some(&*world.owner);
+        let answer = send_with(&world, &service, key, "GET", "/v1/admins", &headers, "".into());
+        let (status, body) = answer.await;
+        assert_eq!((status, code(&body)), (401, wanted), "{body}");
+    }
+    let _ = TokenRequest { grant_type: String::new(), assertion: good.access_token };
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn admins_come_and_go_by_the_owner_signed_chain_at_once() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let auditor = Arc::new(SigningKey::generate());
+    let client = world.client(&service, Some(&auditor));
+    assert_eq!(client.list_clusters(None).await.unwrap_err().code(), Some(Code::UnknownKey));
+
+    let mut chain = AdminChain::root(world.owner.public());
+    let named = Admin {
+        key: *auditor.public(),
+        name: "audrey".parse().unwrap(),
+        roles: vec![Role::Auditor],
+    };
+    let add = chain.sign_next(&world.owner, Change::Add(named));
+    for _ in 0..2 {
+        assert_eq!(admin.put_admin(&add).await.unwrap().admins.len(), 2);
+    }
+    chain.append(&add).unwrap();
+    client.list_clusters(None).await.unwrap();
+    let draft = discovery_types::api::DraftRequest { name: "demo".parse().unwrap(), size: 3 };
+    assert_eq!(client.create_draft(&draft).await.unwrap_err().code(), Some(Code::Forbidden));
+
+    let revoke = chain.sign_next(&world.owner, Change::Revoke(*auditor.public()));
+    admin.put_admin(&revoke).await.unwrap();
+    let refused = client.list_clusters(None).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::UnknownKey), "its token dies with its role");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn an_admin_planted_in_the_database_is_nobody_and_raises_an_alarm() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let thief = Arc::new(SigningKey::generate());
+    let planted =
+        Admin { key: *thief.public(), name: "thief".parse().unwrap(), roles: vec![Role::Owner] };
+    let element = AdminChain::root(world.owner.public()).sign_next(&thief, Change::Add(planted));
+    sqlx::query("INSERT INTO admin_elements VALUES (1, $1, $2, 0)")
+        .bind(&element.hash().0[..])
+        .bind(element.as_str())
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
+    let client = world.client(&service, Some(&thief));
+    assert_eq!(client.list_clusters(None).await.unwrap_err().code(), Some(Code::UnknownKey));
+    let (_, metrics) = super::support::get(&world, &service, "/metrics").await;
+    assert!(metrics.contains(r#"alarms_total{kind="admin_rows_ignored"} 1"#), "{metrics}");
+    assert_eq!(world.owner(&service).list_admins().await.unwrap().admins.len(), 1);
+    service.stop().await;
+}

@@ -1,1 +1,152 @@
-//! To come.
+//! Bounds, and what is said at each.
+
+use std::time::Duration;
+
+use discovery_types::problem::{Code, Problem};
+
+use super::support::{World, exchange, get, send, send_with};
+
+fn problem(body: &str) -> Problem {
+    serde_json::from_str(body).unwrap_or_else(|_| panic!("{body}"))
+}
+
+#[tokio::test]
+async fn what_is_too_large_of_another_kind_or_no_json_is_refused_with_a_problem_document() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let path = "/v1/redeem";
+    let key = Some(&*world.owner);
+    let large = format!("{{\"jws\":\"{}\"}}", "x".repeat(70_000));
+    let (status, body) = send(&world, &service, key, "POST", path, large).await;
+    assert_eq!((status, problem(&body).code), (413, Code::TooLarge));
+    let junk: String = (0..4_096).map(|i| char::from(33 + (i % 90) as u8)).collect();
+    let deep = "[".repeat(4_000);
+    for bad in [junk, deep, "{\"jws\":1}".into(), "{\"jws\":\"a.b.c\",\"x\":1}".into()] {
+        let (status, body) = send(&world, &service, key, "POST", path, bad).await;
+        assert_eq!((status, problem(&body).code), (400, Code::InvalidRequest), "{body}");
+    }
+    let headers = [("content-type", "text/plain")];
+    let answer = send_with(&world, &service, key, "POST", path, &headers, "{}".into()).await;
+    assert_eq!((answer.0, problem(&answer.1).code), (415, Code::MediaType));
+    let (status, body) = get(&world, &service, "/v1/clusters/not-an-id").await;
+    assert_eq!((status, problem(&body).code), (400, Code::InvalidRequest));
+    let (status, body) = get(&world, &service, "/v1/nothing").await;
+    assert_eq!((status, problem(&body).code), (404, Code::NotFound));
+    let (status, body) = get(&world, &service, "/v1/token").await;
+    assert_eq!((status, problem(&body).code), (405, Code::MethodNotAllowed));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn membership_is_refused_and_the_door_named() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let id = uuid::Uuid::now_v7();
+    for (method, tail) in [("POST", ""), ("PUT", "/1"), ("DELETE", "/8e9e05c52164694d")] {
+        let path = format!("/v1/clusters/{id}/members{tail}");
+        let (status, body) = send(&world, &service, None, method, &path, "{}".into()).await;
+        assert_eq!((status, problem(&body).code), (405, Code::MembershipElsewhere));
+        assert!(problem(&body).next.contains("Cluster API"));
+    }
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn an_address_that_asks_too_often_is_told_to_wait_before_any_signature_is_looked_at() {
+    let world = World::new().await;
+    let mut args = world.args("ledger");
+    (args.limits.rate, args.limits.burst) = (1, 3);
+    let service = crate::server::start(args).await.unwrap();
+    let mut last = (0, String::new());
+    for _ in 0..5 {
+        last = send(&world, &service, None, "POST", "/v1/redeem", "junk".into()).await;
+    }
+    assert_eq!((last.0, problem(&last.1).code), (429, Code::RateLimited));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn parked_polls_beyond_the_named_limit_are_shed() {
+    let world = World::new().await;
+    let mut args = world.args("ledger");
+    args.limits.max_parked_polls = 1;
+    let service = crate::server::start(args).await.unwrap();
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 3).await;
+    let token = world.token(&admin, &statement).await;
+    let first = super::agent::Agent::new(&world, &service, &statement, &token, 1);
+    let second = super::agent::Agent::new(&world, &service, &statement, &token, 2);
+    first.redeem().await.unwrap();
+    second.redeem().await.unwrap();
+    let rev = second.poll(None).await.unwrap().rev;
+    let parked = first.poll(Some(rev));
+    let shed = async {
+        while service.app().parked.taken() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        second.poll(Some(rev)).await.unwrap_err().code()
+    };
+    let (kept, shed) = tokio::join!(parked, shed);
+    assert!(kept.is_ok());
+    assert_eq!(shed, Some(Code::Overloaded));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn only_tls_1_3_is_spoken() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let socket = tokio::net::TcpStream::connect(service.addresses[0]).await.unwrap();
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    let old = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS12])
+        .unwrap()
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+    let refused = tokio_rustls::TlsConnector::from(std::sync::Arc::new(old))
+        .connect(name, socket)
+        .await
+        .unwrap_err();
+    assert!(refused.to_string().contains("ProtocolVersion"), "{refused}");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn headers_that_never_end_and_bodies_that_never_come_are_cut_off() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let headers = exchange(&world, &service, None, b"GET /livez HTTP/1.1\r\nhost: x\r\n");
+    let body = exchange(
+        &world,
+        &service,
+        None,
+        b"POST /v1/redeem HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+          content-type: application/json\r\ncontent-length: 10\r\n\r\n{",
+    );
+    let (headers, body) = tokio::join!(headers, body);
+    assert!(headers.unwrap().starts_with("HTTP/1.1 408"));
+    assert!(body.unwrap().starts_with("HTTP/1.1 4"));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_draining_service_lets_parked_polls_go() {
+    let world = World::new().await;
+    let mut args = world.args("ledger");
+    args.times.poll = Duration::from_secs(50);
+    args.times.lease = Duration::from_secs(100);
+    let service = crate::server::start(args).await.unwrap();
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 3).await;
+    let token = world.token(&admin, &statement).await;
+    let agent = super::agent::Agent::new(&world, &service, &statement, &token, 1);
+    let rev = agent.redeem().await.unwrap().rev;
+    let parked = service.app().parked.clone();
+    let poll = tokio::spawn(async move { agent.poll(Some(rev)).await });
+    while parked.taken() == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    service.stop().await;
+    assert_eq!(poll.await.unwrap().unwrap().rev, rev);
+}

@@ -1,1 +1,26 @@
-//! To come.
+//! The API's description is kept beside the code, so that a change of it is seen in review.
+
+#[test]
+fn the_kept_description_is_the_served_one() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
+    let served = crate::routes::openapi_text() + "\n";
+    if std::env::var_os("UPDATE_OPENAPI").is_some() {
+        std::fs::write(path, &served).unwrap();
+    }
+    let kept = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        kept == served,
+        "discovery/openapi.json is not what is served: look whether the change is meant, then run \
+         this test with UPDATE_OPENAPI=1"
+    );
+}
+
+#[test]
+fn every_path_is_described() {
+    let text = crate::routes::openapi_text();
+    let table = include_str!("../routes.rs");
+    let paths = table.split("at(\"").skip(1).filter_map(|rest| rest.split('"').next());
+    for path in paths {
+        assert!(text.contains(&format!("\"{path}\"")), "{path}");
+    }
+}

@@ -1,1 +1,285 @@
-//! To come.
+//! Everything that is refused, with its code, and that nothing was consumed.
+
+use std::sync::Arc;
+
+use discovery_types::api::{AbandonRequest, ClusterState, NackReason, NackRequest};
+use discovery_types::digest::{Digest, Nonce};
+use discovery_types::key::SigningKey;
+use discovery_types::problem::Code;
+use discovery_types::proposal::Ack;
+use discovery_types::retire::Retire;
+use discovery_types::token::Token;
+
+use super::agent::{Agent, form};
+use super::support::World;
+
+async fn keys_used(world: &World) -> i64 {
+    sqlx::query_scalar("SELECT count(*) FROM agents")
+        .fetch_one(&mut world.database.connect().await)
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn tokens_that_are_no_good_are_refused_and_nothing_is_consumed() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let other = world.cluster(&admin, "other", 1).await;
+    let now = admin.service_now_ms().unsigned_abs() / 1_000;
+    let agent = |statement: &_, token: &Token| Agent::new(&world, &service, statement, token, 1);
+
+    // Never granted.
+    let (unknown, _) = world.grant(&admin, &statement);
+    let refused = agent(&statement, &unknown).redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::GrantUnknown));
+    // Of another cluster.
+    let foreign = world.token(&admin, &other).await;
+    let refused = agent(&statement, &foreign).redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::GrantUnknown));
+    // Expired.
+    let (token, mut grant) = world.grant(&admin, &statement);
+    (grant.issued_at, grant.expires_at) = (now - 1, now + 1);
+    admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
+    while admin.show_grant(grant.id).await.unwrap().state
+        != discovery_types::api::GrantState::Expired
+    {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    let refused = agent(&statement, &token).redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::GrantExpired));
+    // Revoked.
+    let token = world.token(&admin, &statement).await;
+    admin.revoke_grant(token.id()).await.unwrap();
+    let refused = agent(&statement, &token).redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::GrantRevoked));
+    // Bound to another network.
+    let (token, mut grant) = world.grant(&admin, &statement);
+    grant.cidrs = vec!["10.0.0.0/8".parse().unwrap()];
+    admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
+    let refused = agent(&statement, &token).redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::GrantBinding));
+    // Bound to another name.
+    let (token, mut grant) = world.grant(&admin, &statement);
+    grant.name = Some("db-1".parse().unwrap());
+    admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
+    let refused = agent(&statement, &token).redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::GrantBinding));
+
+    assert_eq!(keys_used(&world).await, 0);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_redeem_for_another_service_or_by_another_connection_is_refused() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let agent = Agent::new(&world, &service, &statement, &token, 1);
+    let thief = world.client(&service, Some(&Arc::new(SigningKey::generate())));
+    let refused = thief.redeem(&agent.envelope()).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::RecordRefused));
+    let mut elsewhere = discovery_types::redeem::Redeem {
+        service: Digest::of(b"another"),
+        cluster: statement.cluster,
+        signed: agent.record.sign(&agent.key, token.key()),
+        boot: 1,
+        nonce: Nonce::random(),
+        highest_epoch: 0,
+    };
+    let refused = agent.client.redeem(&elsewhere.sign(&agent.key)).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::RecordRefused));
+    // Endorsed by another token than the one that it names.
+    elsewhere.service = world.context.pins[0];
+    elsewhere.signed = agent.record.sign(&agent.key, &SigningKey::generate());
+    let refused = agent.client.redeem(&elsewhere.sign(&agent.key)).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::RecordRefused));
+    assert_eq!(keys_used(&world).await, 0);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn two_hosts_of_one_name_or_address_and_one_key_on_two_hosts_are_refused() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 3).await;
+    let token = world.token(&admin, &statement).await;
+    let first = Agent::new(&world, &service, &statement, &token, 1);
+    first.redeem().await.unwrap();
+    let mut second = Agent::new(&world, &service, &statement, &token, 2);
+    second.record.name = first.record.name.clone();
+    let refused = second.redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::Conflict));
+    assert!(refused.to_string().contains("node-1"), "{refused}");
+    second.record.name = "node-2".parse().unwrap();
+    second.record.peer_urls = first.record.peer_urls.clone();
+    assert_eq!(second.redeem().await.unwrap_err().code(), Some(Code::Conflict));
+    assert_eq!(keys_used(&world).await, 1);
+    // A clone: the same key, the same counter, another run.
+    let mut clone = first;
+    clone.redeem().await.unwrap();
+    clone.nonce = Nonce::random();
+    assert_eq!(clone.redeem().await.unwrap_err().code(), Some(Code::KeyElsewhere));
+    // A restart of the original counts on.
+    clone.boot += 1;
+    clone.redeem().await.unwrap();
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn only_an_issuer_whom_the_statement_names_grants_tokens() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 3).await;
+    let issuer = Arc::new(SigningKey::generate());
+    let named = discovery_types::admin::Admin {
+        key: *issuer.public(),
+        name: "ian".parse().unwrap(),
+        roles: vec![discovery_types::role::Role::Issuer],
+    };
+    let chain = discovery_types::admin::AdminChain::root(world.owner.public());
+    let add = chain.sign_next(&world.owner, discovery_types::admin::Change::Add(named.clone()));
+    admin.put_admin(&add).await.unwrap();
+    let client = world.client(&service, Some(&issuer));
+    client.list_clusters(None).await.unwrap();
+    let (_, grant) = world.grant(&client, &statement);
+    let refused = client.put_grant(&grant.sign(&issuer)).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::NotInStatement));
+    assert!(refused.to_string().contains("cluster restate demo"), "{refused}");
+
+    let mut next = statement.clone();
+    next.seq = 1;
+    next.previous = Some(statement.sign(&world.owner).hash());
+    next.admins.push(named);
+    admin.put_statement(next.cluster, &next.sign(&world.owner)).await.unwrap();
+    client.put_grant(&grant.sign(&issuer)).await.unwrap();
+    let mut other = next.clone();
+    other.seq = 2;
+    other.size = 5;
+    other.previous = Some(next.sign(&world.owner).hash());
+    let refused = admin.put_statement(next.cluster, &other.sign(&world.owner)).await;
+    assert_eq!(refused.unwrap_err().code(), Some(Code::StatementRefused));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn statements_that_do_not_fit_their_draft_are_refused() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let draft = world.draft(&admin, "demo", 3).await;
+    let second = world.draft(&admin, "demo", 3).await;
+    let mut larger = draft.clone();
+    larger.size = 5;
+    let mut foreign_ca = draft.clone();
+    foreign_ca.peer_ca = second.peer_ca.clone();
+    let mut late = draft.clone();
+    late.deadline_seconds = 86_401;
+    for bad in [larger, foreign_ca, late] {
+        let refused = admin.put_statement(draft.cluster, &bad.sign(&world.owner)).await;
+        assert_eq!(refused.unwrap_err().code(), Some(Code::StatementRefused));
+    }
+    let other_owner = SigningKey::generate();
+    let mut usurped = draft.clone();
+    usurped.admins[0].key = *other_owner.public();
+    let refused = admin.put_statement(draft.cluster, &usurped.sign(&other_owner)).await;
+    assert_eq!(refused.unwrap_err().code(), Some(Code::StatementRefused));
+
+    admin.put_statement(draft.cluster, &draft.sign(&world.owner)).await.unwrap();
+    let refused = admin.put_statement(second.cluster, &second.sign(&world.owner)).await;
+    assert_eq!(refused.unwrap_err().code(), Some(Code::NameTaken));
+    let gone = uuid::Uuid::now_v7();
+    let refused = admin.put_statement(gone, &draft.sign(&world.owner)).await;
+    assert_eq!(refused.unwrap_err().code(), Some(Code::DraftGone));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn votes_about_another_list_are_refused_and_a_nack_opens_the_cluster_again() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 2).await;
+    let token = world.token(&admin, &statement).await;
+    let agents: Vec<Agent> =
+        (1..=2).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    for agent in &agents {
+        agent.redeem().await.unwrap();
+    }
+    let seen = agents[0].until(|seen| seen.proposal.is_some()).await;
+    let h = seen.proposal.as_ref().unwrap().hash();
+    let cluster = statement.cluster;
+    let ack = |epoch, h, key: &SigningKey| Ack { cluster, epoch, h }.sign(key);
+    for (vote, wanted) in [
+        (ack(seen.epoch + 1, h, &agents[0].key), Code::StaleEpoch),
+        (ack(seen.epoch, Digest::of(b"x"), &agents[0].key), Code::StaleEpoch),
+        (ack(seen.epoch, h, &agents[1].key), Code::VoteRefused),
+    ] {
+        let refused = agents[0].client.ack(cluster, &vote).await.unwrap_err();
+        assert_eq!(refused.code(), Some(wanted), "{refused}");
+    }
+    let nack = NackRequest {
+        session: agents[0].session(),
+        epoch: seen.epoch,
+        h,
+        reason: NackReason::ClockSkew,
+        detail: "my clock is 40 s\nbehind".into(),
+    };
+    let open = agents[0].client.nack(cluster, &nack).await.unwrap();
+    assert!(open.epoch > seen.epoch);
+    let shown = admin.show_cluster(cluster).await.unwrap();
+    let why: Vec<_> = shown.seats.iter().filter_map(|seat| seat.last_nack.as_deref()).collect();
+    assert_eq!(why, ["clock_skew: my clock is 40 sbehind"]);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_committed_cluster_is_not_abandoned_but_retired_by_an_owners_word() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let mut agents = [Agent::new(&world, &service, &statement, &token, 1)];
+    form(&mut agents).await;
+    let abandon = AbandonRequest { reason: "no longer wanted".into() };
+    let refused = admin.abandon(statement.cluster, &abandon.reason).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::Committed));
+    let retire = Retire {
+        cluster: statement.cluster,
+        statement: statement.sign(&world.owner).hash(),
+        reason: "moved".into(),
+    };
+    let forged = admin.retire(statement.cluster, &retire.sign(&SigningKey::generate())).await;
+    assert_eq!(forged.unwrap_err().code(), Some(Code::StatementRefused));
+    let retired = admin.retire(statement.cluster, &retire.sign(&world.owner)).await.unwrap();
+    assert_eq!(retired.state, ClusterState::Retired);
+    assert_eq!(agents[0].poll(None).await.unwrap_err().code(), Some(Code::Retired));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_sees_its_own_cluster_and_no_other() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 3).await;
+    let other = world.cluster(&admin, "other", 3).await;
+    let token = world.token(&admin, &statement).await;
+    let agent = Agent::new(&world, &service, &statement, &token, 1);
+    agent.redeem().await.unwrap();
+    agent.client.show_cluster(statement.cluster).await.unwrap();
+    let client = &agent.client;
+    assert_eq!(client.show_cluster(other.cluster).await.unwrap_err().code(), Some(Code::Forbidden));
+    assert_eq!(client.list_clusters(None).await.unwrap_err().code(), Some(Code::Forbidden));
+    assert_eq!(
+        client.list_grants(statement.cluster).await.unwrap_err().code(),
+        Some(Code::Forbidden)
+    );
+    service.stop().await;
+}

@@ -1,1 +1,335 @@
-//! To come.
+//! Databases that are set back, moved, or changed by hand.
+
+use std::time::Duration;
+
+use discovery_types::api::{AcceptRequest, ClusterState};
+use discovery_types::client::Client;
+use discovery_types::problem::Code;
+use uuid::Uuid;
+
+use super::agent::{Agent, form, sign};
+use super::support::{World, committed};
+use crate::server::Running;
+
+async fn state(admin: &Client, cluster: Uuid) -> ClusterState {
+    admin.show_cluster(cluster).await.unwrap().summary.state
+}
+
+/// Asks until the answer is as wanted; connections may have to be made anew.
+async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    for _ in 0..400 {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("never: {what}");
+}
+
+fn agents(
+    world: &World,
+    service: &Running,
+    statement: &discovery_types::statement::Statement,
+    token: &discovery_types::token::Token,
+    numbers: std::ops::RangeInclusive<u16>,
+) -> Vec<Agent> {
+    numbers.map(|i| Agent::new(world, service, statement, token, i)).collect()
+}
+
+#[tokio::test]
+async fn a_backup_taken_in_open_and_restored_after_the_commit_forms_no_second_cluster() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 3).await;
+    let token = world.token(&admin, &statement).await;
+    let backup = world.database.back_up().await;
+    let mut first = agents(&world, &service, &statement, &token, 1..=3);
+    eventually("the service has its database again", async || {
+        admin.context().await.ok().filter(|_| true)
+    })
+    .await;
+    form(&mut first).await;
+    let decided = committed(&world.database, statement.cluster).await.unwrap();
+
+    service.stop().await;
+    world.database.replace_with(&backup).await;
+    assert!(committed(&world.database, statement.cluster).await.is_none());
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let back = eventually("the ledger is back", async || {
+        (state(&admin, statement.cluster).await == ClusterState::Committed).then_some(())
+    });
+    back.await;
+    assert_eq!(committed(&world.database, statement.cluster).await, Some(decided));
+    let late = agents(&world, &service, &statement, &token, 4..=4).pop().unwrap();
+    assert_eq!(late.redeem().await.unwrap_err().code(), Some(Code::BootClosed));
+    // The members are served again, with certificates.
+    first[0].turn_to(&world, &service);
+    let seen = first[0].poll(None).await.unwrap();
+    assert!(seen.document.unwrap().leaves.is_some());
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_backup_taken_in_preparing_and_restored_after_the_commit_comes_back_committed() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 2).await;
+    let token = world.token(&admin, &statement).await;
+    let mut members = agents(&world, &service, &statement, &token, 1..=2);
+    for agent in &members {
+        agent.redeem().await.unwrap();
+    }
+    members[0].until(|seen| seen.proposal.is_some()).await;
+    let backup = world.database.back_up().await;
+    eventually("the service has its database again", async || members[0].poll(None).await.ok())
+        .await;
+    sign(&mut members).await;
+    let decided = committed(&world.database, statement.cluster).await.unwrap();
+
+    // While it runs: its connections die, and the next one finds the other database.
+    world.database.replace_with(&backup).await;
+    eventually("the ledger is back", async || {
+        let shown = admin.show_cluster(statement.cluster).await.ok()?;
+        (shown.summary.state == ClusterState::Committed).then_some(())
+    })
+    .await;
+    assert_eq!(committed(&world.database, statement.cluster).await, Some(decided));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn nothing_forms_until_every_known_process_has_put_its_ledger_back_or_is_forgotten() {
+    let world = World::new().await;
+    let one = world.serve().await;
+    let two = crate::server::start(world.args("ledger-2")).await.unwrap();
+    let absent = two.app().forming.store.ledger().process();
+    let admin = world.owner(&one);
+    let demo = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &demo).await;
+    let backup = world.database.back_up().await;
+    eventually("the service has its database again", async || admin.context().await.ok()).await;
+    let mut member = agents(&world, &one, &demo, &token, 1..=1);
+    form(&mut member).await;
+    one.stop().await;
+    two.stop().await;
+    world.database.replace_with(&backup).await;
+
+    let one = world.serve().await;
+    let admin = world.owner(&one);
+    let other = world.cluster(&admin, "other", 1).await;
+    let token = world.token(&admin, &other).await;
+    let mut agent = agents(&world, &one, &other, &token, 2..=2).pop().unwrap();
+    let waiting = agent.redeem().await.unwrap();
+    assert_eq!(waiting.state, ClusterState::Open, "its one seat is taken, and it isn't frozen");
+    assert!(
+        waiting.explain.iter().any(|line| line.missing.contains(&absent.to_string())),
+        "{:?}",
+        waiting.explain
+    );
+    let ready = reqwest_text(&world, &one, "/readyz").await;
+    assert!(ready.contains("degraded") && ready.contains(&absent.to_string()), "{ready}");
+
+    let listed = admin.list_processes().await.unwrap();
+    assert!(!listed.settled && listed.explain.is_some());
+    let listed = admin.forget_process(absent).await.unwrap();
+    assert!(listed.settled, "{listed:?}");
+    let seen = agent.until(|seen| seen.proposal.is_some()).await;
+    assert_eq!(agent.ack(&seen).await.unwrap().state, ClusterState::Committed);
+    assert_eq!(state(&admin, demo.cluster).await, ClusterState::Committed);
+    one.stop().await;
+}
+
+#[tokio::test]
+async fn a_database_on_another_server_waits_and_accepting_it_abandons_and_revokes() {
+    let world = World::new().await;
+    let one = world.serve().await;
+    let two = crate::server::start(world.args("ledger-2")).await.unwrap();
+    two.stop().await;
+    let admin = world.owner(&one);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    one.stop().await;
+    // As if its files had been restored into another cluster of databases.
+    sqlx::query("UPDATE generation SET system_identifier = '1'")
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
+
+    let one = world.serve().await;
+    let admin = world.owner(&one);
+    let agent = agents(&world, &one, &statement, &token, 1..=1).pop().unwrap();
+    assert_eq!(agent.redeem().await.unwrap().state, ClusterState::Open);
+    let wrong = AcceptRequest { system_identifier: Some("1".into()) };
+    assert_eq!(admin.accept_database(&wrong).await.unwrap_err().code(), Some(Code::Conflict));
+    let accepted = admin.accept_database(&AcceptRequest { system_identifier: None }).await.unwrap();
+    assert_eq!(accepted.abandoned, [statement.cluster]);
+    assert_eq!(accepted.revoked_tokens, 1);
+    assert_eq!(agent.poll(None).await.unwrap_err().code(), Some(Code::Abandoned));
+    let again = admin.accept_database(&AcceptRequest { system_identifier: None }).await;
+    assert_eq!(again.unwrap_err().code(), Some(Code::WrongState));
+    // And clusters form again.
+    let next = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &next).await;
+    let mut agent = agents(&world, &one, &next, &token, 1..=1);
+    assert_eq!(form(&mut agent).await.state, ClusterState::Committed);
+    one.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_in_the_document_may_show_it_to_a_database_that_lost_it() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let backup = world.database.back_up().await;
+    eventually("the service has its database again", async || admin.context().await.ok()).await;
+    let mut member = agents(&world, &service, &statement, &token, 1..=1);
+    let committed_answer = form(&mut member).await;
+    service.stop().await;
+    world.database.replace_with(&backup).await;
+    // Another ledger, which knows of nothing: only the agent does.
+    std::fs::remove_dir_all(world.folder.path().join("ledger")).unwrap();
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    assert_eq!(state(&admin, statement.cluster).await, ClusterState::Open);
+
+    let shown = committed_answer.document.unwrap();
+    let adopt = discovery_types::api::AdoptRequest {
+        cluster: statement.cluster,
+        document: shown.document.clone(),
+        statements: shown.statements.clone(),
+    };
+    let stranger = agents(&world, &service, &statement, &token, 9..=9).pop().unwrap();
+    let refused = stranger.client.adopt(&adopt).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::UnknownKey), "{refused}");
+    member[0].turn_to(&world, &service);
+    // It may ask for a token only once it is known again, so it comes with what it has.
+    let answer =
+        raw(&world, &service, Some(&member[0]), "POST", "adopt", statement.cluster, &adopt);
+    let (status, body) = answer.await;
+    assert_eq!(status, 200, "{body}");
+    assert_eq!(state(&admin, statement.cluster).await, ClusterState::Committed);
+    let seen = member[0].poll(None).await.unwrap();
+    assert_eq!(seen.document.unwrap().document, shown.document);
+    service.stop().await;
+}
+
+async fn reqwest_text(world: &World, service: &Running, path: &str) -> String {
+    super::support::get(world, service, path).await.1
+}
+
+async fn raw(
+    world: &World,
+    service: &Running,
+    agent: Option<&Agent>,
+    method: &str,
+    what: &str,
+    cluster: Uuid,
+    body: &impl serde::Serialize,
+) -> (u16, String) {
+    let path = format!("/v1/clusters/{cluster}/{what}");
+    let key = agent.map(|agent| &*agent.key);
+    super::support::send(world, service, key, method, &path, serde_json::to_string(body).unwrap())
+        .await
+}
+
+#[tokio::test]
+async fn the_database_refuses_what_would_make_a_second_cluster() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 2).await;
+    let token = world.token(&admin, &statement).await;
+    let mut members = agents(&world, &service, &statement, &token, 1..=2);
+    form(&mut members).await;
+    let mut connection = world.database.connect().await;
+    for sql in [
+        "UPDATE commits SET h = h",
+        "DELETE FROM commits",
+        "TRUNCATE commits CASCADE",
+        "UPDATE events SET body = ''",
+        "DELETE FROM events",
+        "TRUNCATE events",
+        "UPDATE statements SET jws = ''",
+        "DELETE FROM statements",
+        "DELETE FROM frozen_seats",
+        "UPDATE frozen_seats SET name = 'x' WHERE seat = 1",
+        "UPDATE clusters SET phase = 'open', frozen_h = NULL, frozen_epoch = NULL,
+             frozen_statement = NULL, frozen_us = NULL",
+        "UPDATE clusters SET frozen_h = sha256('x')",
+        "UPDATE clusters SET epoch = epoch - 1",
+        "UPDATE clusters SET size = 3",
+        "UPDATE agents SET seat = 1",
+        "UPDATE agents SET seat = 3",
+        "UPDATE agents SET standby = 1 WHERE seat = 1",
+        "INSERT INTO commits SELECT * FROM commits",
+    ] {
+        let done = sqlx::raw_sql(sql).execute(&mut connection).await;
+        assert!(done.is_err(), "{sql}");
+    }
+    let broken: i64 = sqlx::query_scalar(
+        "SELECT count(*) FROM (SELECT hash <> event_hash(e) OR previous <> coalesce(
+             lag(hash) OVER (PARTITION BY stream ORDER BY number), decode(repeat('00', 32), 'hex'))
+             AS broken FROM events e) chain WHERE broken",
+    )
+    .fetch_one(&mut connection)
+    .await
+    .unwrap();
+    assert_eq!(broken, 0, "the chain of events is whole");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_commit_without_all_acks_is_refused_by_the_database_itself() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 2).await;
+    let token = world.token(&admin, &statement).await;
+    let mut members = agents(&world, &service, &statement, &token, 1..=2);
+    for agent in &members {
+        agent.redeem().await.unwrap();
+    }
+    let seen = members[0].until(|seen| seen.proposal.is_some()).await;
+    members[0].ack(&seen).await.unwrap();
+    let refused = sqlx::raw_sql(
+        "INSERT INTO commits SELECT id, frozen_epoch, frozen_h, 'x', false, 0 FROM clusters",
+    )
+    .execute(&mut world.database.connect().await)
+    .await
+    .unwrap_err();
+    assert!(refused.to_string().contains("1 of 2 members have signed"), "{refused}");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_record_changed_by_hand_stops_its_cluster_and_abandoning_is_the_way_out() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 2).await;
+    let token = world.token(&admin, &statement).await;
+    let members = agents(&world, &service, &statement, &token, 1..=2);
+    members[0].redeem().await.unwrap();
+    // Another record under the same key's row, with that one's own, valid signatures.
+    let forged = members[1].record.sign(&members[1].key, token.key());
+    sqlx::query("UPDATE agents SET record = $1, token_record = $2")
+        .bind(forged.record.as_str())
+        .bind(forged.endorsement.as_str())
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
+    let refused = members[1].redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::Internal));
+    assert!(refused.to_string().contains("can't be"), "{refused}");
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM agents")
+        .fetch_one(&mut world.database.connect().await)
+        .await
+        .unwrap();
+    assert_eq!(rows, 1, "nothing was consumed");
+    service.stop().await;
+}

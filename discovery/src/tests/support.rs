@@ -1,6 +1,6 @@
 //! One managed Postgres for the test program, a database for each test, services over it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
@@ -42,7 +42,7 @@ fn postgres() -> &'static Postgres {
     static POSTGRES: OnceLock<Postgres> = OnceLock::new();
     POSTGRES.get_or_init(|| {
         forget_dead_ones();
-        let dir = PathBuf::from(format!("/tmp/muster-test-pg-{}", std::process::id()));
+        let dir = base().join(format!("muster-test-pg-{}", std::process::id()));
         let socket = dir.join("run");
         let (ready, is_ready) = mpsc::channel();
         let (stop, stopped) = mpsc::channel();
@@ -60,9 +60,16 @@ fn postgres() -> &'static Postgres {
     })
 }
 
+/// In memory where there is room: a busy disk would make the service shed what tests ask for.
+fn base() -> &'static Path {
+    let memory = Path::new("/dev/shm");
+    let room = rustix::fs::statvfs(memory).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
+    if room > 2 << 30 { memory } else { Path::new("/tmp") }
+}
+
 /// Directories of test programs that have ended.
 fn forget_dead_ones() {
-    for entry in std::fs::read_dir("/tmp").unwrap().flatten() {
+    for entry in std::fs::read_dir(base()).unwrap().flatten() {
         let name = entry.file_name();
         let pid = name.to_str().and_then(|name| name.strip_prefix("muster-test-pg-"));
         if pid.is_some_and(|pid| !PathBuf::from("/proc").join(pid).exists()) {
@@ -293,4 +300,80 @@ pub async fn committed(database: &Database, cluster: Uuid) -> Option<Jws> {
             .await
             .unwrap();
     row.map(|text| text.parse().unwrap())
+}
+
+/// A request as anybody may make it, without a word of ours.
+pub async fn send_with(
+    world: &World,
+    service: &Running,
+    key: Option<&SigningKey>,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: String,
+) -> (u16, String) {
+    let mut text = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n");
+    for (name, value) in headers {
+        text.push_str(&format!("{name}: {value}\r\n"));
+    }
+    text.push_str(&format!("content-length: {}\r\n\r\n{body}", body.len()));
+    let answer = exchange(world, service, key, text.as_bytes()).await.unwrap();
+    let status = answer.split(' ').nth(1).unwrap_or_default().parse().unwrap_or(0);
+    let body = answer.split_once("\r\n\r\n").map(|(_, body)| body).unwrap_or_default();
+    (status, unchunked(body))
+}
+
+/// A JSON request.
+pub async fn send(
+    world: &World,
+    service: &Running,
+    key: Option<&SigningKey>,
+    method: &str,
+    path: &str,
+    body: String,
+) -> (u16, String) {
+    let headers = [("content-type", "application/json")];
+    send_with(world, service, key, method, path, &headers, body).await
+}
+
+/// What is at `path`, for everybody.
+pub async fn get(world: &World, service: &Running, path: &str) -> (u16, String) {
+    send_with(world, service, None, "GET", path, &[], String::new()).await
+}
+
+/// Bytes over TLS, and what comes back until the other side closes.
+pub async fn exchange(
+    world: &World,
+    service: &Running,
+    key: Option<&SigningKey>,
+    bytes: &[u8],
+) -> std::io::Result<String> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let config = discovery_types::client::client_tls_config(&world.context.pins, key);
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let socket = tokio::net::TcpStream::connect(service.addresses[0]).await?;
+    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+    let mut stream = connector.connect(name, socket).await?;
+    stream.write_all(bytes).await?;
+    let mut answer = Vec::new();
+    // The end without a close_notify is an end as well.
+    let _ = stream.read_to_end(&mut answer).await;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+fn unchunked(body: &str) -> String {
+    let Some((size, _)) = body.split_once("\r\n") else { return body.to_owned() };
+    if usize::from_str_radix(size, 16).is_err() {
+        return body.to_owned();
+    }
+    let (mut rest, mut whole) = (body, String::new());
+    while let Some((size, after)) = rest.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap_or(0);
+        if size == 0 || after.len() < size {
+            break;
+        }
+        whole.push_str(&after[..size]);
+        rest = after[size..].trim_start_matches("\r\n");
+    }
+    whole
 }

@@ -93,6 +93,9 @@ pub fn purpose_column(purpose: Purpose) -> &'static str {
     }
 }
 
+/// A member's peer and client leaf, in DER.
+pub type LeafPair = (Vec<u8>, Vec<u8>);
+
 /// A decided list, to be stored with the cluster.
 #[derive(Clone, Debug)]
 pub struct NewCommit {
@@ -105,7 +108,7 @@ pub struct NewCommit {
     /// Shown by somebody, instead of decided here.
     pub adopted: bool,
     /// Peer and client leaf of each seat, seat 1 first, in DER.
-    pub leaves: Vec<(Vec<u8>, Vec<u8>)>,
+    pub leaves: Vec<LeafPair>,
 }
 
 impl Store {
@@ -276,7 +279,7 @@ pub struct StoredCommit {
     /// The document.
     pub document: Jws,
     /// Peer and client leaf of the seat that was asked for, in DER.
-    pub leaves: Option<(Vec<u8>, Vec<u8>)>,
+    pub leaves: Option<LeafPair>,
 }
 
 /// A cluster's decision, with the leaves of `seat`.
@@ -293,7 +296,7 @@ pub async fn stored_commit(
     let Some((h, document)) = row else { return Ok(None) };
     let damaged = |_| StoreError::damaged(format!("the document of cluster {cluster}"));
     let document = document.parse().map_err(damaged)?;
-    let leaves: Option<(Vec<u8>, Vec<u8>)> = match seat {
+    let leaves: Option<LeafPair> = match seat {
         None => None,
         Some(seat) => {
             sqlx::query_as(

@@ -7,7 +7,7 @@ use super::{Client, ClientError};
 use crate::api::{
     AbandonRequest, AcceptRequest, AcceptResponse, AdminList, ClusterList, ClusterSummary,
     ClusterView, CommitDocument, CredentialsRequest, CredentialsResponse, DraftRequest,
-    DraftResponse, ExplainResponse, GrantList, GrantView, SignedBody, StatementList,
+    DraftResponse, ExplainResponse, GrantList, GrantView, ProcessList, SignedBody, StatementList,
 };
 use crate::csr::Csr;
 use crate::grant::GrantId;
@@ -118,6 +118,16 @@ impl Client {
         request: &AcceptRequest,
     ) -> Result<AcceptResponse, ClientError> {
         self.send(Method::POST, "/v1/db/accept".into(), request).await
+    }
+
+    /// Processes that use, or used, the database.
+    pub async fn list_processes(&self) -> Result<ProcessList, ClientError> {
+        self.get("/v1/processes".into()).await
+    }
+
+    /// Says that a process won't come back.
+    pub async fn forget_process(&self, process: Uuid) -> Result<ProcessList, ClientError> {
+        self.send(Method::POST, format!("/v1/processes/{process}/forget"), &Empty {}).await
     }
 }
 
