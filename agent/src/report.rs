@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use discovery_types::api::{ReportRequest, Session};
+use discovery_types::api::{ClusterState, ReportRequest, Session};
 use discovery_types::client::{Client, ClientError};
 use discovery_types::digest::Digest;
 use hyper_util::rt::TokioIo;
@@ -65,8 +65,9 @@ struct NodeStatus {
 }
 
 impl Report {
-    /// Reports until discovery has taken it. True if it has; false if it never will.
-    pub async fn deliver(self) -> bool {
+    /// Reports until discovery has taken it; then the cluster's state there. Nothing if it never
+    /// will.
+    pub async fn deliver(self) -> Option<ClusterState> {
         let mut retry = Retry::default();
         loop {
             let status = self.node_with_leader().await;
@@ -77,11 +78,11 @@ impl Report {
                         raft_cluster_id = format!("{:016x}", status.cluster_id),
                         "discovery knows that this member runs"
                     );
-                    return true;
+                    return Some(response.state);
                 }
                 Err(ClientError::Problem(problem)) if !problem.retryable => {
                     tracing::warn!("discovery doesn't take this member's report: {problem}");
-                    return false;
+                    return None;
                 }
                 Err(error) => {
                     let pause = retry.next_pause();

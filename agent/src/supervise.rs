@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use discovery_formation::agent::{Event, Start};
-use discovery_types::api::Session;
+use discovery_types::api::{ClusterState, Session};
 use discovery_types::client::{Client, ClientConfig};
 use discovery_types::document::VerifiedDocument;
 use discovery_types::statement::StatementChain;
@@ -48,7 +48,7 @@ pub async fn run(
     let mut observer = Shown { board: board.clone(), program: plan.program.path.clone() };
     let outcome = {
         let supervision = supervisor.run(stop, &mut observer);
-        attend(supervision, &mut protocol, &plan, layout).await
+        attend(supervision, &mut protocol, &plan, board).await
     };
     tail_stop.cancel();
     // It passes on what is left and ends.
@@ -160,10 +160,11 @@ async fn attend(
     supervision: impl Future<Output = Outcome>,
     protocol: &mut Protocol,
     plan: &Plan,
-    layout: &Layout,
+    board: &Board,
 ) -> Result<Outcome, End> {
+    let layout = protocol.layout.clone();
     let mut ran = protocol.agent.journal.start == Start::Ran;
-    let mut report = Box::pin(deliver(plan.report(protocol, layout)));
+    let mut report = Box::pin(deliver(plan.report(protocol, &layout)));
     let mut reporting = !protocol.keepsakes.reported;
     let mut supervision = std::pin::pin!(supervision);
     loop {
@@ -179,7 +180,8 @@ async fn attend(
             }
             taken = &mut report, if ran && reporting => {
                 reporting = false;
-                if taken {
+                if let Some(state) = taken {
+                    board.update(|status| status.cluster_phase = Some(state.to_string()));
                     protocol.keepsakes.reported = true;
                     if let Err(error) = protocol.keep() {
                         let error = chain(&error);
@@ -191,11 +193,8 @@ async fn attend(
     }
 }
 
-async fn deliver(report: Option<Report>) -> bool {
-    match report {
-        Some(report) => report.deliver().await,
-        None => false,
-    }
+async fn deliver(report: Option<Report>) -> Option<ClusterState> {
+    report?.deliver().await
 }
 
 fn conclude(outcome: Outcome, protocol: &mut Protocol) -> Result<(), End> {

@@ -383,6 +383,10 @@ impl<'a> Driver<'a> {
     /// Tells the service that this host won't sign, so that the others needn't wait for the lease.
     async fn say_farewell(&mut self) {
         let Some(offered) = &self.offered else { return };
+        // What it has signed it stands by: the next start goes on from there.
+        if self.protocol.agent.journal.bound.contains_key(&offered.epoch) {
+            return;
+        }
         let nack = NackRequest {
             session: self.session(),
             epoch: offered.epoch,

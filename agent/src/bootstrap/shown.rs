@@ -18,6 +18,7 @@ use crate::exit::{End, chain};
 use crate::probe::Answer;
 use crate::protocol::state_end;
 use crate::state::node_dir;
+use crate::status::Phase;
 
 /// Why an answer of the service can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -73,14 +74,19 @@ impl Driver<'_> {
     }
 
     /// A service that shows what can't be verified is broken or bad: it is told aloud, and asked
-    /// again later.
+    /// again later. A chain without the pinned statement is most likely the wrong bundle, which
+    /// asking again doesn't change.
     fn unusable(&mut self, error: &Unusable) -> Result<(), End> {
         let text = format!("discovery's answer is refused: {}", chain(error));
+        if let Unusable::Chain(StatementError::NotPinned) | Unusable::OtherCluster = error {
+            return Err(End::Failed(text));
+        }
         tracing::error!("{text}");
         let pause = self.contact.retry.next_pause();
         self.contact.pause = pause;
         // From the beginning: a redeem brings the service's newest keys too.
         self.contact.redeemed = false;
+        self.surroundings.board.phase(Phase::Contacting, text.clone());
         self.surroundings.board.error(text, None);
         Ok(())
     }
