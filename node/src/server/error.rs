@@ -108,7 +108,11 @@ mod tests {
 
     #[test]
     fn lost_data_and_removal_are_final_and_a_busy_port_is_not() {
-        let corrupt = LogError::Corrupt { path: PathBuf::new(), offset: 0, what: "x" };
+        let corrupt = LogError::Corrupt {
+            path: PathBuf::new(),
+            offset: 0,
+            what: crate::log::Damage::Checksum,
+        };
         assert!(ServerError::Log(corrupt).is_final());
         assert!(ServerError::StoreGone(PathBuf::new()).is_final());
         assert!(ServerError::Removed.is_final());
