@@ -179,3 +179,6 @@ async fn compact(store: Store, pause: Duration) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

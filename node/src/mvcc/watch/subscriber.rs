@@ -232,7 +232,7 @@ impl Subscriber {
             self.asked.by_timer = false;
             for watch in self.watches.values_mut() {
                 let quiet = !std::mem::take(&mut watch.is_busy);
-                let reached = watch.spec.start_revision <= revision;
+                let reached = watch.spec.start_revision <= revision + 1;
                 if watch.spec.progress_notify && quiet && reached && watch.state == State::Attached
                 {
                     let watch_id = watch.watch_id;

@@ -1,0 +1,472 @@
+//! The API over the wire: a single voter on real files, its client port on loopback, and gRPC and
+//! HTTP clients that know nothing of what is behind it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use node_proto::etcdserverpb::kv_client::KvClient;
+use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
+use node_proto::etcdserverpb::request_op::Request as Op;
+use node_proto::etcdserverpb::watch_client::WatchClient;
+use node_proto::etcdserverpb::watch_request::RequestUnion;
+use node_proto::etcdserverpb::{
+    AlarmRequest, CompactionRequest, HashKvRequest, LeaseGrantRequest, Member, MemberListRequest,
+    PutRequest, RangeRequest, RequestOp, StatusRequest, TxnRequest, WatchCancelRequest,
+    WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse, cluster_client,
+    lease_client,
+};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::transport::Channel;
+use tonic::{Code, Status, Streaming};
+
+use super::*;
+use crate::apply::Machine;
+use crate::disk::{Backend, Open, RealDisk, SharedDisk};
+use crate::driver::{self, Message, OutgoingSnapshot, PeerSender, SendError};
+use crate::log::{self, Log, LogOptions};
+use crate::mvcc;
+use crate::server::clients::{ClientLimits, ClientListener, Fronts, bind};
+
+const MEMBER: u64 = 7;
+
+struct Nobody;
+
+impl PeerSender for Nobody {
+    fn try_send(&self, _: Message) -> Result<(), SendError> {
+        Err(SendError::NotConnected)
+    }
+
+    fn send_snapshot(&self, _: OutgoingSnapshot) {}
+}
+
+/// A member that is the whole cluster.
+struct Node {
+    address: SocketAddr,
+    channel: Channel,
+    _fronts: Fronts,
+    _running: driver::Running,
+    stop: CancellationToken,
+    _dir: tempfile::TempDir,
+}
+
+impl Node {
+    async fn start() -> Self {
+        let limits =
+            Limits { watch_progress_interval: Duration::from_millis(200), ..Limits::default() };
+        let dir = tempfile::tempdir().unwrap();
+        let disk: SharedDisk = Arc::new(RealDisk);
+        let identity =
+            log::Identity { cluster: 9, member: MEMBER, incarnation: 5, voters: vec![MEMBER] };
+        let small = LogOptions { segment_bytes: 32 << 20, spare_segments: 0, ..Default::default() };
+        Log::create(&disk, dir.path(), &identity, &small).unwrap();
+        let (log, recovered) = Log::open(&disk, dir.path(), &small).unwrap();
+        let file = disk.open(&dir.path().join("db"), Open::New).unwrap();
+        let member = Member { id: MEMBER, name: "one".to_owned(), ..Member::default() };
+        let store = mvcc::Options { members: vec![member], ..mvcc::Options::default() };
+        let machine = Machine::open(Backend::new(file), store).unwrap();
+        let (store, hub) = (machine.store(), machine.hub());
+        let mut options = driver::Options::new(MEMBER, vec![MEMBER], dir.path().join("snapshots"));
+        options.campaign_when_connected = true;
+        let sender = Arc::new(Nobody);
+        let parts = driver::Parts { options, machine, log, recovered, sender, seed: 1 };
+        let (handle, _, running) = driver::start(parts).unwrap();
+        let stop = CancellationToken::new();
+        let services = Services {
+            handle,
+            store,
+            hub,
+            identity: Identity { cluster_id: 9, member_id: MEMBER, version: "3.6.0" },
+            request_ids: RequestIds::new(MEMBER, 1),
+            limits,
+        };
+        let router = router(services, &TaskTracker::new(), &stop);
+        let socket = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = socket.local_addr().unwrap();
+        let limits = ClientLimits {
+            max_concurrent_streams: 1_000,
+            keepalive_interval: Duration::ZERO,
+            keepalive_timeout: Duration::ZERO,
+        };
+        let listener = ClientListener { socket, tls: None, router };
+        let fronts = Fronts::start(1, &[listener], limits).unwrap();
+        let endpoint = Channel::from_shared(format!("http://{address}")).unwrap();
+        let channel = endpoint.connect().await.unwrap();
+        Self { address, channel, _fronts: fronts, _running: running, stop, _dir: dir }
+    }
+
+    fn kv(&self) -> KvClient<Channel> {
+        KvClient::new(self.channel.clone())
+    }
+
+    async fn put(&self, key: &str, value: &str) -> i64 {
+        let response = self.kv().put(put(key, value)).await.unwrap().into_inner();
+        response.header.unwrap().revision
+    }
+
+    async fn compact(&self, revision: i64) -> Result<(), Status> {
+        let request = CompactionRequest { revision, physical: true };
+        self.kv().compact(request).await.map(|_| ())
+    }
+
+    /// Status line and body of a plain HTTP/1.1 request.
+    async fn http(&self, method: &str, path: &str) -> (String, String) {
+        let mut stream = tokio::net::TcpStream::connect(self.address).await.unwrap();
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.lines().next().unwrap().strip_prefix("HTTP/1.1 ").unwrap();
+        (status.to_owned(), body.to_owned())
+    }
+
+    async fn get(&self, path: &str) -> (String, String) {
+        self.http("GET", path).await
+    }
+}
+
+fn bytes(text: &str) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
+
+fn put(key: &str, value: &str) -> PutRequest {
+    PutRequest { key: bytes(key), value: bytes(value), ..PutRequest::default() }
+}
+
+fn range(key: &str) -> RangeRequest {
+    RangeRequest { key: bytes(key), ..RangeRequest::default() }
+}
+
+fn told(status: Result<impl std::fmt::Debug, Status>) -> (Code, String) {
+    let status = status.expect_err("a refusal");
+    (status.code(), status.message().to_owned())
+}
+
+#[tokio::test]
+async fn a_write_is_read_back_with_a_full_header() {
+    let node = Node::start().await;
+    assert_eq!(node.put("k", "v").await, 2);
+    for serializable in [false, true] {
+        let request = RangeRequest { serializable, ..range("k") };
+        let response = node.kv().range(request).await.unwrap().into_inner();
+        let header = response.header.unwrap();
+        assert_eq!((header.cluster_id, header.member_id, header.revision), (9, MEMBER, 2));
+        assert!(header.raft_term > 0);
+        assert_eq!(response.kvs[0].value, bytes("v"));
+    }
+}
+
+#[tokio::test]
+async fn refusals_have_etcds_codes_and_texts() {
+    let node = Node::start().await;
+    node.put("k", "v").await;
+    let mut kv = node.kv();
+    let empty = told(kv.put(put("", "v")).await);
+    assert_eq!(empty, (Code::InvalidArgument, "etcdserver: key is not provided".to_owned()));
+    let lease = told(kv.put(PutRequest { lease: 5, ..put("k", "v") }).await);
+    assert_eq!(lease, (Code::NotFound, "etcdserver: requested lease not found".to_owned()));
+    let future = told(kv.range(RangeRequest { revision: 99, ..range("k") }).await);
+    let text = "etcdserver: mvcc: required revision is a future revision";
+    assert_eq!(future, (Code::OutOfRange, text.to_owned()));
+    let op = RequestOp { request: Some(Op::RequestPut(put("k", "v"))) };
+    let twice = TxnRequest { success: vec![op.clone(), op], ..TxnRequest::default() };
+    let text = "etcdserver: duplicate key given in txn request";
+    assert_eq!(told(kv.txn(twice).await), (Code::InvalidArgument, text.to_owned()));
+    let ahead = told(node.compact(99).await);
+    assert_eq!(ahead.0, Code::OutOfRange);
+    let mut leases = lease_client::LeaseClient::new(node.channel.clone());
+    let grant = told(leases.lease_grant(LeaseGrantRequest { ttl: 9, id: 0 }).await);
+    assert_eq!(grant.0, Code::Unimplemented);
+}
+
+#[tokio::test]
+async fn requests_that_are_too_large_are_refused_by_size() {
+    let node = Node::start().await;
+    let large = |size| PutRequest { value: Bytes::from(vec![0; size]), ..put("k", "") };
+    let mut kv = node.kv();
+    kv.put(large(1_500_000)).await.unwrap();
+    let text = "etcdserver: request is too large";
+    assert_eq!(told(kv.put(large(1_600_000)).await), (Code::InvalidArgument, text.to_owned()));
+    let (code, text) = told(kv.put(large(2_200_000)).await);
+    assert_eq!(code, Code::ResourceExhausted);
+    assert_eq!(text, "grpc: received message larger than max (2200008 vs. 2097152)");
+}
+
+#[tokio::test]
+async fn a_physical_compaction_answers_when_old_revisions_are_gone() {
+    let node = Node::start().await;
+    for _ in 0..5 {
+        node.put("k", "v").await;
+    }
+    node.compact(4).await.unwrap();
+    let text = "etcdserver: mvcc: required revision has been compacted";
+    assert_eq!(told(node.compact(4).await), (Code::OutOfRange, text.to_owned()));
+    let old = RangeRequest { revision: 3, ..range("k") };
+    assert_eq!(told(node.kv().range(old).await), (Code::OutOfRange, text.to_owned()));
+    let mut maintenance = MaintenanceClient::new(node.channel.clone());
+    let hash = maintenance.hash_kv(HashKvRequest { revision: 0 }).await.unwrap().into_inner();
+    assert_eq!((hash.compact_revision, hash.hash_revision), (4, 6));
+}
+
+#[tokio::test]
+async fn status_and_members_say_who_this_is() {
+    let node = Node::start().await;
+    node.put("k", "v").await;
+    let mut maintenance = MaintenanceClient::new(node.channel.clone());
+    let status = maintenance.status(StatusRequest {}).await.unwrap().into_inner();
+    assert_eq!((&status.version[..], status.leader), ("3.6.0", MEMBER));
+    assert!(status.db_size > 0 && status.raft_applied_index > 0 && status.errors.is_empty());
+    let mut cluster = cluster_client::ClusterClient::new(node.channel.clone());
+    let list = MemberListRequest { linearizable: true };
+    let list = cluster.member_list(list).await.unwrap().into_inner();
+    assert_eq!((&list.members[0].name[..], list.header.unwrap().revision), ("one", 0));
+}
+
+#[tokio::test]
+async fn alarms_are_raised_shown_and_lowered() {
+    let node = Node::start().await;
+    let mut maintenance = MaintenanceClient::new(node.channel.clone());
+    let request = |action| AlarmRequest { action, member_id: 5, alarm: 1 };
+    maintenance.alarm(request(1)).await.unwrap();
+    let shown = maintenance.alarm(AlarmRequest::default()).await.unwrap().into_inner();
+    assert_eq!((shown.alarms.len(), shown.alarms[0].member_id), (1, 5));
+    let text = "etcdserver: mvcc: database space exceeded";
+    let refused = told(node.kv().put(put("k", "v")).await);
+    assert_eq!(refused, (Code::ResourceExhausted, text.to_owned()));
+    let (status, body) = node.get("/health").await;
+    assert_eq!(status, "503 Service Unavailable");
+    assert_eq!(body, r#"{"health":"false","reason":"ALARM NOSPACE"}"#);
+    assert_eq!(node.get("/health?exclude=NOSPACE").await.0, "200 OK");
+    let lowered = maintenance.alarm(request(2)).await.unwrap().into_inner();
+    assert_eq!(lowered.alarms.len(), 1);
+    node.put("k", "v").await;
+}
+
+struct Watching {
+    requests: mpsc::Sender<WatchRequest>,
+    responses: Streaming<WatchResponse>,
+}
+
+impl Watching {
+    async fn open(node: &Node) -> Self {
+        let (requests, receiver) = mpsc::channel(16);
+        let stream = futures_util::stream::unfold(receiver, async |mut receiver| {
+            let request: WatchRequest = receiver.recv().await?;
+            Some((request, receiver))
+        });
+        let mut client = WatchClient::new(node.channel.clone());
+        let responses = client.watch(stream).await.unwrap().into_inner();
+        Self { requests, responses }
+    }
+
+    async fn ask(&self, request: RequestUnion) {
+        let request = WatchRequest { request_union: Some(request) };
+        self.requests.send(request).await.unwrap();
+    }
+
+    async fn create(&mut self, request: WatchCreateRequest) -> WatchResponse {
+        self.ask(RequestUnion::CreateRequest(request)).await;
+        let response = self.next().await;
+        assert!(response.created);
+        response
+    }
+
+    async fn next(&mut self) -> WatchResponse {
+        let wait = tokio::time::timeout(Duration::from_secs(30), self.responses.message());
+        wait.await.expect("a response").unwrap().unwrap()
+    }
+
+    async fn events(&mut self) -> WatchResponse {
+        loop {
+            let response = self.next().await;
+            if !response.events.is_empty() {
+                return response;
+            }
+        }
+    }
+}
+
+fn watch(key: &str) -> WatchCreateRequest {
+    WatchCreateRequest { key: bytes(key), ..WatchCreateRequest::default() }
+}
+
+#[tokio::test]
+async fn many_watches_share_a_stream_and_are_cancelled_one_by_one() {
+    let node = Node::start().await;
+    let mut watching = Watching::open(&node).await;
+    assert_eq!(watching.create(watch("a")).await.watch_id, 0);
+    assert_eq!(watching.create(watch("b")).await.watch_id, 1);
+    let own = WatchCreateRequest { watch_id: 2, ..watch("c") };
+    assert_eq!(watching.create(own.clone()).await.watch_id, 2);
+    let again = watching.create(own).await;
+    assert!(again.canceled && again.watch_id == -1);
+    assert_eq!(again.cancel_reason, "mvcc: duplicate watch ID provided on the WatchStream");
+    assert_eq!(watching.create(watch("d")).await.watch_id, 3);
+    node.put("b", "v").await;
+    let response = watching.events().await;
+    assert_eq!((response.watch_id, response.events.len()), (1, 1));
+    assert_eq!(response.events[0].kv.as_ref().unwrap().value, bytes("v"));
+    watching.ask(RequestUnion::CancelRequest(WatchCancelRequest { watch_id: 1 })).await;
+    let response = watching.next().await;
+    assert!(response.canceled && response.watch_id == 1);
+    node.put("b", "v").await;
+    node.put("a", "v").await;
+    assert_eq!(watching.events().await.watch_id, 0);
+}
+
+#[tokio::test]
+async fn a_watch_that_can_not_be_is_refused_in_etcds_words() {
+    let node = Node::start().await;
+    let mut watching = Watching::open(&node).await;
+    let empty = WatchCreateRequest { range_end: bytes("a"), ..watch("b") };
+    let refused = watching.create(empty).await;
+    assert!(refused.canceled && refused.watch_id == -1);
+    assert_eq!(refused.cancel_reason, "mvcc: watcher range is empty");
+}
+
+#[tokio::test]
+async fn a_watch_from_a_compacted_revision_is_created_and_then_cancelled() {
+    let node = Node::start().await;
+    for _ in 0..5 {
+        node.put("k", "v").await;
+    }
+    node.compact(4).await.unwrap();
+    let mut watching = Watching::open(&node).await;
+    let created = watching.create(WatchCreateRequest { start_revision: 3, ..watch("k") }).await;
+    assert!(!created.canceled);
+    let ended = watching.next().await;
+    assert!(ended.canceled && ended.compact_revision == 4);
+    assert_eq!(ended.header.unwrap().revision, 0);
+}
+
+#[tokio::test]
+async fn progress_comes_by_itself_and_on_request() {
+    let node = Node::start().await;
+    let last = node.put("other", "v").await;
+    let mut watching = Watching::open(&node).await;
+    let notify = WatchCreateRequest { progress_notify: true, ..watch("k") };
+    watching.create(notify).await;
+    let response = watching.next().await;
+    assert!(response.events.is_empty() && response.watch_id == 0);
+    assert_eq!(response.header.unwrap().revision, last);
+    watching.ask(RequestUnion::ProgressRequest(WatchProgressRequest {})).await;
+    let mut response = watching.next().await;
+    while response.watch_id != -1 {
+        response = watching.next().await;
+    }
+    assert_eq!(response.header.unwrap().revision, last);
+}
+
+#[tokio::test]
+async fn a_large_response_comes_in_fragments_to_who_asked() {
+    let node = Node::start().await;
+    let first = node.put("k", &"x".repeat(900_000)).await;
+    for _ in 0..3 {
+        node.put("k", &"x".repeat(900_000)).await;
+    }
+    let mut watching = Watching::open(&node).await;
+    let fragment = WatchCreateRequest { start_revision: first, fragment: true, ..watch("k") };
+    watching.create(fragment).await;
+    let (mut parts, mut revisions) = (0, Vec::new());
+    loop {
+        let response = watching.events().await;
+        parts += 1;
+        revisions.extend(response.events.iter().map(|e| e.kv.as_ref().unwrap().mod_revision));
+        if !response.fragment {
+            break;
+        }
+    }
+    assert!(parts > 1);
+    assert_eq!(revisions, (first..first + 4).collect::<Vec<i64>>());
+}
+
+#[tokio::test]
+async fn open_watches_end_when_the_node_stops() {
+    let node = Node::start().await;
+    let mut watching = Watching::open(&node).await;
+    watching.create(watch("k")).await;
+    node.stop.cancel();
+    let ended = watching.responses.message().await;
+    assert_eq!(told(ended), (Code::Unavailable, "etcdserver: server stopped".to_owned()));
+}
+
+#[tokio::test]
+async fn http_paths_answer_as_etcds_do() {
+    let node = Node::start().await;
+    node.put("k", "v").await;
+    let version = r#"{"etcdserver":"3.6.0","etcdcluster":"3.6.0","storage":"3.6.0"}"#;
+    let healthy = r#"{"health":"true","reason":""}"#;
+    let ready = "[+]data_corruption ok\n[+]serializable_read ok\n[+]linearizable_read ok\n\
+                 [+]non_learner ok\nok\n";
+    let excluded = "[+]data_corruption ok\n[+]serializable_read ok\n\
+                    [+]linearizable_read excluded: ok\n[+]non_learner ok\nok\n";
+    let table = [
+        ("/version", version),
+        ("/health", healthy),
+        ("/health?serializable=true", healthy),
+        ("/livez", "ok\n"),
+        ("/livez?verbose", "[+]serializable_read ok\nok\n"),
+        ("/livez/serializable_read", "ok\n"),
+        ("/readyz", "ok\n"),
+        ("/readyz?verbose", ready),
+        ("/readyz?verbose&exclude=linearizable_read", excluded),
+        ("/readyz/non_learner", "ok\n"),
+    ];
+    for (path, body) in table {
+        assert_eq!(node.get(path).await, ("200 OK".to_owned(), body.to_owned()), "{path}");
+    }
+    for path in ["/nosuch", "/livez/nosuch", "/v2/keys"] {
+        assert_eq!(node.get(path).await.0, "404 Not Found", "{path}");
+    }
+    assert_eq!(node.http("POST", "/health").await.0, "405 Method Not Allowed");
+}
+
+#[tokio::test]
+async fn metrics_have_etcds_names() {
+    let node = Node::start().await;
+    node.put("k", "v").await;
+    told(node.kv().put(put("", "v")).await);
+    let (status, body) = node.get("/metrics").await;
+    assert_eq!(status, "200 OK");
+    let put = r#"grpc_method="Put",grpc_service="etcdserverpb.KV",grpc_type="unary"} 1"#;
+    for line in [
+        "etcd_server_has_leader 1",
+        "etcd_server_is_leader 1",
+        &format!(r#"grpc_server_handled_total{{grpc_code="OK",{put}"#),
+        &format!(r#"grpc_server_handled_total{{grpc_code="InvalidArgument",{put}"#),
+    ] {
+        assert!(body.lines().any(|found| found == line), "{line} in {body}");
+    }
+    for name in [
+        "etcd_server_proposals_committed_total ",
+        "etcd_server_proposals_applied_total ",
+        "etcd_server_leader_changes_seen_total ",
+        "etcd_mvcc_db_total_size_in_bytes ",
+        "process_resident_memory_bytes ",
+    ] {
+        let line = body.lines().find_map(|line| line.strip_prefix(name));
+        assert!(line.is_some_and(|value| value.parse::<f64>().unwrap() > 0.0), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn grpc_health_serves_and_an_unknown_service_is_unimplemented() {
+    use tonic_health::pb::HealthCheckRequest;
+    use tonic_health::pb::health_client::HealthClient;
+    let node = Node::start().await;
+    node.put("k", "v").await;
+    let mut health = HealthClient::new(node.channel.clone());
+    let check = health.check(HealthCheckRequest { service: String::new() }).await.unwrap();
+    assert_eq!(check.into_inner().status, 1);
+    let mut grpc = tonic::client::Grpc::new(node.channel.clone());
+    grpc.ready().await.unwrap();
+    let codec = tonic_prost::ProstCodec::<StatusRequest, StatusRequest>::default();
+    let path = http::uri::PathAndQuery::from_static("/nosuch.Service/Method");
+    let answer = grpc.unary(tonic::Request::new(StatusRequest {}), path, codec).await;
+    assert_eq!(told(answer), (Code::Unimplemented, "unknown service nosuch.Service".to_owned()));
+}
