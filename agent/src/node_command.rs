@@ -10,6 +10,8 @@ use discovery_types::leaves::Leaves;
 use discovery_types::record::VerifiedRecord;
 use discovery_types::statement::Statement;
 use discovery_types::url::NodeUrl;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
 use serde::Serialize;
 
 use crate::exit::End;
@@ -73,7 +75,8 @@ impl NodeCommand<'_> {
         Ok((seat, &self.document.records()[usize::from(seat) - 1]))
     }
 
-    /// Writes certificates and the member list, durably. Doing it again changes nothing.
+    /// Writes certificates and the member list. They follow from the journal and are compared at
+    /// each start, so that one which a crash has damaged is written again.
     pub fn write_files(&self) -> Result<(), End> {
         let (seat, _) = self.seat()?;
         let tls = self.layout.tls();
@@ -164,20 +167,30 @@ fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
     if durable::read(path)?.as_deref() == Some(bytes) {
         return Ok(());
     }
-    durable::write(path, bytes)
+    durable::write_volatile(path, bytes)
+}
+
+/// The answer to [`is_own_node`], awaited where it is needed; or why there is none.
+pub type IsOwnNode = Shared<BoxFuture<'static, Result<bool, String>>>;
+
+/// Asks in the background, so that no launch waits for it.
+pub fn ask_is_own_node(program: &Path) -> IsOwnNode {
+    let program = program.to_owned();
+    let asked = tokio::spawn(async move { is_own_node(&program).await });
+    let answer = async move { asked.await.unwrap_or_else(|error| Err(error.to_string())) };
+    answer.boxed().shared()
 }
 
 /// Whether `program` is our own node, by what it says of itself.
-pub async fn is_own_node(program: &Path) -> Result<bool, End> {
+async fn is_own_node(program: &Path) -> Result<bool, String> {
     let asked = tokio::process::Command::new(program)
         .arg("--version")
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .kill_on_drop(true)
         .output();
-    let failed = |what: String| {
-        End::Failed(format!("{} --version: {what}; see --node-binary", program.display()))
-    };
+    let failed =
+        |what: String| format!("{} --version: {what}; see --node-binary", program.display());
     let output = tokio::time::timeout(VERSION_DEADLINE, asked)
         .await
         .map_err(|_| failed(format!("no answer within {} s", VERSION_DEADLINE.as_secs())))?
@@ -194,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    async fn says(text: &str) -> Result<bool, End> {
+    async fn says(text: &str) -> Result<bool, String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("node");
         std::fs::write(&path, format!("#!/bin/sh\nprintf '{text}'\n")).unwrap();

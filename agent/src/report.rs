@@ -65,18 +65,26 @@ struct NodeStatus {
 }
 
 impl Report {
-    /// Reports until discovery has taken it; then the cluster's state there. Nothing if it never
-    /// will.
-    pub async fn deliver(self) -> Option<ClusterState> {
+    /// Reports until discovery says that the cluster is formed, so that this host knows it too;
+    /// then the cluster's state there. Nothing if it never takes the report. `heard` is told of each
+    /// answer.
+    pub async fn deliver(self, heard: impl Fn(ClusterState)) -> Option<ClusterState> {
         let mut retry = Retry::default();
         loop {
             let status = self.node_with_leader().await;
             match self.client.report(self.cluster, &self.request(&status)).await {
+                Ok(response) if response.state == ClusterState::Committed => {
+                    heard(response.state);
+                    let pause = retry.next_pause();
+                    tracing::debug!(?pause, "a majority has not reported yet");
+                    tokio::time::sleep(pause).await;
+                }
                 Ok(response) => {
+                    heard(response.state);
                     tracing::info!(
                         cluster.state = response.state.as_str(),
                         raft_cluster_id = format!("{:016x}", status.cluster_id),
-                        "discovery knows that this member runs"
+                        "discovery knows that this member runs, as most of them do"
                     );
                     return Some(response.state);
                 }

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::crash::{self, Step};
 use crate::exit::{End, chain};
 use crate::health::Door;
-use crate::node_command::{NodeCommand, is_own_node};
+use crate::node_command::{IsOwnNode, NodeCommand};
 use crate::protocol::Protocol;
 use crate::report::Report;
 use crate::settings::{Listen, Settings};
@@ -27,19 +27,28 @@ use crate::tail::Tail;
 /// How often the node's directory is looked at for its log, at its first start.
 const LOOK_FOR_LOG: Duration = Duration::from_millis(20);
 
+/// What is executed.
+pub struct Programs<'a> {
+    /// This program, which is also the launcher.
+    pub own: &'a Path,
+    /// Whether the node's program is our own.
+    pub is_own_node: IsOwnNode,
+}
+
 /// Runs and looks after the node of a held document until told to stop, or for good.
 pub async fn run(
     mut protocol: Protocol,
     settings: &Settings,
-    own_program: &Path,
+    programs: Programs<'_>,
     board: &Board,
     stop: &CancellationToken,
 ) -> Result<(), End> {
-    let plan = Plan::of(&protocol, settings).await?;
+    let is_own = programs.is_own_node.await.map_err(End::Failed)?;
+    let plan = Plan::of(&protocol, settings, is_own)?;
     plan.show(board);
     let layout = &settings.layout;
     let launcher =
-        Program { path: own_program.to_owned(), arguments: vec!["launch-node".to_owned()] };
+        Program { path: programs.own.to_owned(), arguments: vec!["launch-node".to_owned()] };
     let supervisor =
         Supervisor { layout, launcher, node: plan.program.clone(), stop_deadline: STOP_DEADLINE };
     let tail_stop = CancellationToken::new();
@@ -75,7 +84,7 @@ struct Plan {
 }
 
 impl Plan {
-    async fn of(protocol: &Protocol, settings: &Settings) -> Result<Self, End> {
+    fn of(protocol: &Protocol, settings: &Settings, is_own: bool) -> Result<Self, End> {
         let missing = |what: &str| {
             End::DoNotRestart(format!(
                 "the journal holds no {what}: the node can't be started from it"
@@ -101,7 +110,6 @@ impl Plan {
             listen,
         };
         command.write_files()?;
-        let is_own = is_own_node(&settings.node_binary).await?;
         let program = command.program(&settings.node_binary, is_own, &settings.node_flags)?;
         let (seat, record) = command.seat()?;
         let client_url = record.client_urls.first().ok_or_else(|| missing("client URL"))?;
@@ -164,7 +172,7 @@ async fn attend(
 ) -> Result<Outcome, End> {
     let layout = protocol.layout.clone();
     let mut ran = protocol.agent.journal.start == Start::Ran;
-    let mut report = Box::pin(deliver(plan.report(protocol, &layout)));
+    let mut report = Box::pin(deliver(plan.report(protocol, &layout), board.clone()));
     let mut reporting = !protocol.keepsakes.reported;
     let mut supervision = std::pin::pin!(supervision);
     loop {
@@ -180,8 +188,7 @@ async fn attend(
             }
             taken = &mut report, if ran && reporting => {
                 reporting = false;
-                if let Some(state) = taken {
-                    board.update(|status| status.cluster_phase = Some(state.to_string()));
+                if taken.is_some() {
                     protocol.keepsakes.reported = true;
                     if let Err(error) = protocol.keep() {
                         let error = chain(&error);
@@ -193,8 +200,11 @@ async fn attend(
     }
 }
 
-async fn deliver(report: Option<Report>) -> Option<ClusterState> {
-    report?.deliver().await
+async fn deliver(report: Option<Report>, board: Board) -> Option<ClusterState> {
+    let show = |state: ClusterState| {
+        board.update(|status| status.cluster_phase = Some(state.to_string()));
+    };
+    report?.deliver(show).await
 }
 
 fn conclude(outcome: Outcome, protocol: &mut Protocol) -> Result<(), End> {

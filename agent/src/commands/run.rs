@@ -19,6 +19,7 @@ use crate::crash::{self, Step};
 use crate::exit::{End, chain};
 use crate::host::Host;
 use crate::host::local::LocalHost;
+use crate::node_command::{IsOwnNode, ask_is_own_node};
 use crate::protocol::{Protocol, state_end};
 use crate::retry::Retry;
 use crate::settings::{Addresses, BundleSource, Settings};
@@ -49,7 +50,9 @@ pub async fn run(typed: cli::Run) -> Result<(), End> {
     let services = Services::start(&settings, &board).await?;
     let host: Arc<dyn Host> =
         Arc::new(LocalHost { machine_id_file: settings.machine_id_file.clone() });
-    let agent = Agent { settings: &settings, host, board: board.clone(), stop, own_program };
+    let is_own_node = ask_is_own_node(&settings.node_binary);
+    let agent =
+        Agent { settings: &settings, host, board: board.clone(), stop, own_program, is_own_node };
     let result = agent.live().await;
     let reason = match &result {
         Ok(()) => "told to stop".to_owned(),
@@ -110,6 +113,7 @@ struct Agent<'a> {
     board: Board,
     stop: CancellationToken,
     own_program: std::path::PathBuf,
+    is_own_node: IsOwnNode,
 }
 
 /// What was found at a start, with its journal.
@@ -312,7 +316,9 @@ impl Agent<'_> {
     }
 
     async fn look_after(&self, protocol: Protocol) -> Result<(), End> {
-        supervise::run(protocol, self.settings, &self.own_program, &self.board, &self.stop).await
+        let program =
+            supervise::Programs { own: &self.own_program, is_own_node: self.is_own_node.clone() };
+        supervise::run(protocol, self.settings, program, &self.board, &self.stop).await
     }
 
     fn surroundings(&self) -> Surroundings {
