@@ -4,6 +4,9 @@
 //! |---|---|
 //! | [`cli`] | what can be typed: the program's whole command tree, and the admin's commands |
 //! | [`server`] | start and stop: arguments, listener, drain |
+//! | [`routes`], `handlers`, [`auth`], [`error`] | the API: the whole table; extract, authorise, one call, respond; who may do what; one shape for every refusal |
+//! | [`forming`] | one event on one cluster: the shell around the pure state machine |
+//! | [`store`], [`ledger`] | Postgres, the only SQL; and what was let out, kept outside of it |
 //! | [`keydir`], [`kek`], [`ca`] | the service's own keys, and the CA keys that it keeps for clusters |
 //! | [`managed_postgres`] | a Postgres that lives and dies with the service |
 //!

@@ -68,7 +68,7 @@ impl Forming {
             Ok(AuthorityRow { certificate: decode(&of.certificate)?, wrapped_key })
         };
         let (peer, client) = (authority(&commit.peer_ca)?, authority(&commit.client_ca)?);
-        self.store.put_cluster_back(&statements, chain.newest(), &peer, &client).await?;
+        self.store.put_cluster_back(&statements, chain.newest(), [&peer, &client]).await?;
         let document: Jws = commit.document.parse().map_err(|_| damaged("the document"))?;
         self.apply(commit.cluster_id, Incoming::Adopt { document, statements }, None).await?;
         Ok(())

@@ -89,6 +89,7 @@ pub async fn serve(args: ServeArgs) -> Result<(), ServerError> {
         tracing::info!(signal, "draining");
     }
     running.stop().await;
+    tracing::info!("stopped");
     ended.map(|_| ())
 }
 

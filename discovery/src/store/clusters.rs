@@ -189,17 +189,35 @@ impl Store {
     }
 
     /// A cluster that a ledger has and this database lacks: its row, CAs and statements, open, to
-    /// be adopted next. A row that is there is left as it is.
+    /// be adopted next. A row that is there is left as it is. If somebody has taken its name in the
+    /// meantime, it comes back under one with a part of its id.
     pub async fn put_cluster_back(
         &self,
         statements: &[Jws],
         first: &Statement,
-        peer: &AuthorityRow,
-        client: &AuthorityRow,
+        authorities: [&AuthorityRow; 2],
+    ) -> Result<(), StoreError> {
+        let own = first.name.as_str();
+        match self.put_back_as(own, statements, first, authorities).await {
+            Err(StoreError::Taken { .. }) => {
+                let id = first.cluster.simple().to_string();
+                let short: String = own.chars().take(50).collect();
+                let name = format!("{short}-{}", &id[id.len() - 8..]);
+                self.put_back_as(&name, statements, first, authorities).await
+            }
+            done => done,
+        }
+    }
+
+    async fn put_back_as(
+        &self,
+        name: &str,
+        statements: &[Jws],
+        first: &Statement,
+        [peer, client]: [&AuthorityRow; 2],
     ) -> Result<(), StoreError> {
         let id = first.cluster;
         let mut transaction = self.pool.begin().await?;
-        let name = first.name.to_string();
         // A draft of it may have come back with the backup, or nothing at all.
         sqlx::query(
             "INSERT INTO clusters (id, name, size, phase, created_us, created_by, deadline_us, rev)
@@ -208,7 +226,7 @@ impl Store {
                  rev = 1 WHERE clusters.phase = 'draft'",
         )
         .bind(id)
-        .bind(&name)
+        .bind(name)
         .bind(i16::from(first.size))
         .execute(&mut *transaction)
         .await?;

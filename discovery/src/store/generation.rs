@@ -8,8 +8,6 @@
 //! is behind where this process has seen it; a generation lower than the ledger's; a ledger entry
 //! that has no row.
 
-use std::collections::BTreeSet;
-
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
@@ -224,21 +222,28 @@ async fn difference(
     Ok(missing.map(|cluster| format!("a backup: the commit of cluster {cluster} isn't in it")))
 }
 
-/// The first ledger entry that has no row with its hash.
+/// The first ledger entry that this database could contradict: its commit isn't there, and its
+/// cluster, as it stands here, could form another list. One that has ended here for good can't, and
+/// of one that is known to be split everybody knows.
 async fn missing(
     connection: &mut PgConnection,
     ledger: &Ledger,
 ) -> Result<Option<Uuid>, sqlx::Error> {
     for batch in ledger.commits().chunks(BATCH) {
-        let ids: Vec<Uuid> = batch.iter().map(|commit| commit.cluster_id).collect();
-        let there: Vec<Uuid> =
-            sqlx::query_scalar("SELECT cluster_id FROM commits WHERE cluster_id = ANY($1)")
-                .bind(&ids)
-                .fetch_all(&mut *connection)
-                .await?;
-        let there: BTreeSet<Uuid> = there.into_iter().collect();
-        if let Some(id) = ids.into_iter().find(|id| !there.contains(id)) {
-            return Ok(Some(id));
+        let (ids, hashes): (Vec<Uuid>, Vec<&str>) =
+            batch.iter().map(|commit| (commit.cluster_id, commit.h.as_str())).unzip();
+        let missing: Option<Uuid> = sqlx::query_scalar(
+            "SELECT l.id FROM unnest($1::uuid[], $2::text[]) AS l (id, h) WHERE NOT EXISTS (
+                 SELECT 1 FROM clusters cl LEFT JOIN commits c ON c.cluster_id = cl.id
+                 WHERE cl.id = l.id AND (encode(c.h, 'hex') = l.h OR cl.split_other IS NOT NULL
+                     OR (c.h IS NULL AND cl.ended_cause <> 'database_accepted'))) LIMIT 1",
+        )
+        .bind(&ids)
+        .bind(&hashes)
+        .fetch_optional(&mut *connection)
+        .await?;
+        if missing.is_some() {
+            return Ok(missing);
         }
     }
     Ok(None)

@@ -129,7 +129,7 @@ async fn nothing_forms_until_every_known_process_has_put_its_ledger_back_or_is_f
         "{:?}",
         waiting.explain
     );
-    let ready = reqwest_text(&world, &one, "/readyz").await;
+    let ready = text_of(&world, &one, "/readyz").await;
     assert!(ready.contains("degraded") && ready.contains(&absent.to_string()), "{ready}");
 
     let listed = admin.list_processes().await.unwrap();
@@ -218,7 +218,72 @@ async fn an_agent_in_the_document_may_show_it_to_a_database_that_lost_it() {
     service.stop().await;
 }
 
-async fn reqwest_text(world: &World, service: &Running, path: &str) -> String {
+#[tokio::test]
+async fn a_cluster_whose_name_was_taken_meanwhile_comes_back_and_the_database_settles_for_good() {
+    let world = World::new().await;
+    let one = world.serve().await;
+    let admin = world.owner(&one);
+    admin.list_clusters(None).await.unwrap();
+    let backup = world.database.back_up().await;
+    eventually("the service has its database again", async || admin.context().await.ok()).await;
+    let lost = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &lost).await;
+    form(&mut agents(&world, &one, &lost, &token, 1..=1)).await;
+    one.stop().await;
+    world.database.replace_with(&backup).await;
+    // A process with another ledger serves first, and lets somebody take the name.
+    let two = crate::server::start(world.args("ledger-2")).await.unwrap();
+    let taken = world.cluster(&world.owner(&two), "demo", 1).await;
+    two.stop().await;
+
+    let one = world.serve().await;
+    let admin = world.owner(&one);
+    eventually("the ledger is back", async || {
+        let shown = admin.show_cluster(lost.cluster).await.ok()?;
+        (shown.summary.state == ClusterState::Committed).then_some(())
+    })
+    .await;
+    assert_eq!(state(&admin, taken.cluster).await, ClusterState::Open);
+    let name = admin.show_cluster(lost.cluster).await.unwrap().summary.name;
+    assert!(name.as_str().starts_with("demo-"), "{name}");
+    let two = crate::server::start(world.args("ledger-2")).await.unwrap();
+    let generation = eventually("both ledgers are back", async || {
+        let listed = admin.list_processes().await.ok()?;
+        listed.settled.then_some(listed.generation)
+    })
+    .await;
+    // New connections of both find nothing new.
+    one.stop().await;
+    two.stop().await;
+    let one = world.serve().await;
+    let listed = world.owner(&one).list_processes().await.unwrap();
+    assert_eq!((listed.settled, listed.generation), (true, generation));
+    one.stop().await;
+}
+
+#[tokio::test]
+async fn a_cluster_that_ended_here_before_its_ledger_came_back_unsettles_nothing_again() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let backup = world.database.back_up().await;
+    eventually("the service has its database again", async || admin.context().await.ok()).await;
+    form(&mut agents(&world, &service, &statement, &token, 1..=1)).await;
+    service.stop().await;
+    world.database.replace_with(&backup).await;
+    let two = crate::server::start(world.args("ledger-2")).await.unwrap();
+    world.owner(&two).abandon(statement.cluster, "nobody came").await.unwrap();
+    two.stop().await;
+    let service = world.serve().await;
+    let listed = world.owner(&service).list_processes().await.unwrap();
+    assert!(listed.settled, "{listed:?}");
+    assert_eq!(state(&world.owner(&service), statement.cluster).await, ClusterState::Abandoned);
+    service.stop().await;
+}
+
+async fn text_of(world: &World, service: &Running, path: &str) -> String {
     super::support::get(world, service, path).await.1
 }
 
@@ -331,5 +396,7 @@ async fn a_record_changed_by_hand_stops_its_cluster_and_abandoning_is_the_way_ou
         .await
         .unwrap();
     assert_eq!(rows, 1, "nothing was consumed");
+    let given_up = admin.abandon(statement.cluster, "its rows were changed by hand").await.unwrap();
+    assert_eq!(given_up.state, ClusterState::Abandoned);
     service.stop().await;
 }
