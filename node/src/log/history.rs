@@ -150,11 +150,13 @@ impl History {
         if base.index < self.base.index || base.index > self.last().index {
             return Err("the base lies outside the log");
         }
+        let had_terms = self.terms.last().is_some();
         self.terms.compact(base.index);
         while self.pieces.front().is_some_and(|piece| piece.last <= base.index) {
             self.pieces.pop_front();
         }
-        if base.index >= self.floor.index {
+        // A floor from segments that are gone may lie above: what came since has replaced it.
+        if had_terms || base.index >= self.floor.index {
             self.floor = base;
         }
         self.base = base;
@@ -249,16 +251,28 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_log_that_lacks_entries_after_its_base_is_not_whole() {
-        let start = Start {
+    fn after_lost_segments(last: Position, base: Position) -> History {
+        History::begin(&Start {
             identity: super::super::Identity::default(),
             segment: 4,
             segment_bytes: 0,
-            last: at(450, 3),
-            repeated: vec![Item::Base(at(50, 1))],
-        };
-        let mut history = History::begin(&start);
+            last,
+            repeated: vec![Item::Base(base)],
+        })
+    }
+
+    #[test]
+    fn what_replaced_a_lost_tail_and_was_compacted_does_not_bring_it_back() {
+        let mut history = after_lost_segments(at(20, 1), at(10, 1));
+        history.add(&entries(11, &[2, 2]), place(4), 0).unwrap();
+        history.add(&Item::Base(at(12, 2)), place(4), 1).unwrap();
+        assert_eq!(history.last(), at(12, 2));
+        assert!(history.is_whole());
+    }
+
+    #[test]
+    fn a_log_that_lacks_entries_after_its_base_is_not_whole() {
+        let mut history = after_lost_segments(at(450, 3), at(50, 1));
         history.add(&entries(451, &[3, 3]), place(4), 0).unwrap();
         assert!(!history.is_whole());
         history.add(&Item::Base(at(450, 3)), place(4), 1).unwrap();

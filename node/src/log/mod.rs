@@ -55,12 +55,15 @@
 //! It keeps no recent entries in memory: consensus does. It doesn't know that its whole directory
 //! was replaced by an older copy: store and peers do.
 
+mod append;
 mod codec;
 mod error;
 mod frame;
 mod history;
+mod open;
 mod reader;
 mod recover;
+mod rotate;
 mod segment;
 mod store;
 mod types;

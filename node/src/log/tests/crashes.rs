@@ -295,7 +295,7 @@ fn live(seed: u64, wrong: Wrong, acts: &[Act]) -> Result<(), String> {
 }
 
 proptest! {
-    #![proptest_config(Config { cases: 400, ..Config::default() })]
+    #![proptest_config(Config { cases: Config::default().cases.max(400), ..Config::default() })]
 
     #[test]
     fn a_crash_loses_nothing_acknowledged_and_invents_nothing(

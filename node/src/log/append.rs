@@ -1,0 +1,171 @@
+//! Batches become records, records become durable.
+
+use std::mem;
+
+use node_consensus::{Entry, HardState, Position};
+
+use super::codec::{self, ENTRY_OVERHEAD, ITEM_OVERHEAD, Item};
+use super::frame::{self, BLOCK, HEADER, Kind};
+use super::history::Place;
+use super::segment::in_memory;
+use super::writer::RESERVED_BLOCKS;
+use super::{Batch, Log, LogError};
+
+impl Log {
+    /// Adds a batch to the record that is being filled, writing it first if it is full.
+    pub(super) fn append(&mut self, batch: &Batch) -> Result<(), LogError> {
+        let largest = self.largest_record() - HEADER - ITEM_OVERHEAD - ENTRY_OVERHEAD;
+        if let Some(entry) = batch.entries.iter().find(|entry| entry.data.len() > largest) {
+            let bytes = entry.data.len();
+            return Err(LogError::EntryTooLarge { index: entry.index, bytes });
+        }
+        let entry_bytes: usize = batch.entries.iter().map(encoded_len).sum();
+        let bytes = entry_bytes + 5 * ITEM_OVERHEAD;
+        if !self.pending.items.is_empty() && self.used() + bytes > self.record_bytes() {
+            self.write_pending()?;
+        }
+        if let Some(at) = batch.installing {
+            self.push(Item::Installing(at));
+        }
+        if let Some(at) = batch.snapshot {
+            self.push(Item::Snapshot(at));
+        }
+        if let Some(state) = batch.hard_state
+            && self.used() + bytes > self.record_bytes()
+        {
+            let commit = state.commit.min(self.pending.hard_state.commit);
+            self.push(Item::HardState(HardState { commit, ..state }));
+        }
+        self.append_entries(&batch.entries)?;
+        if let Some(state) = batch.hard_state {
+            self.push(Item::HardState(state));
+        }
+        Ok(())
+    }
+
+    pub(super) fn append_entries(&mut self, entries: &[Entry]) -> Result<(), LogError> {
+        let mut run = Vec::new();
+        let mut bytes = ITEM_OVERHEAD;
+        for entry in entries {
+            let more = encoded_len(entry);
+            let alone = run.is_empty() && self.pending.items.is_empty();
+            if !alone && self.used() + bytes + more > self.record_bytes() {
+                if !run.is_empty() {
+                    self.push(Item::Entries(mem::take(&mut run)));
+                }
+                self.write_pending()?;
+                bytes = ITEM_OVERHEAD;
+            }
+            bytes += more;
+            run.push(entry.clone());
+        }
+        if !run.is_empty() {
+            self.push(Item::Entries(run));
+        }
+        Ok(())
+    }
+
+    /// Bytes in the record that is being filled.
+    pub(super) fn used(&self) -> usize {
+        self.pending.buffer.len()
+    }
+
+    /// What a new segment takes.
+    pub(super) fn largest_record(&self) -> usize {
+        in_memory(self.options.segment_bytes - RESERVED_BLOCKS * BLOCK)
+    }
+
+    /// Bytes after which a record is closed.
+    pub(super) fn record_bytes(&self) -> usize {
+        in_memory(self.options.max_record_bytes).min(self.largest_record())
+    }
+
+    pub(super) fn push(&mut self, item: Item) {
+        let pending = &mut self.pending;
+        match &item {
+            Item::HardState(state) => {
+                assert!(state.term >= pending.hard_state.term, "the term goes back");
+                pending.hard_state = *state;
+            }
+            Item::Entries(entries) => {
+                let (first, last) = match (entries.first(), entries.last()) {
+                    (Some(first), Some(last)) => (first.index, last),
+                    _ => unreachable!("runs of entries have some"),
+                };
+                assert!(first > pending.base, "entry {first} was compacted");
+                assert!(first <= pending.last.index + 1, "entries before {first} are missing");
+                let gapless = entries.windows(2).all(|pair| pair[0].index + 1 == pair[1].index);
+                assert!(gapless, "entries from {first} on have gaps");
+                pending.last = Position { index: last.index, term: last.term };
+            }
+            Item::Base(at) => pending.base = at.index,
+            Item::Snapshot(at) => {
+                assert!(at.index >= pending.base, "a snapshot older than the log's base");
+                pending.base = at.index;
+                pending.last = *at;
+            }
+            Item::Boot(_) | Item::Installing(_) => {}
+        }
+        codec::encode(&mut pending.buffer, &item);
+        pending.items.push(item);
+    }
+
+    pub(super) fn write_pending(&mut self) -> Result<(), LogError> {
+        if self.pending.items.is_empty() {
+            return Ok(());
+        }
+        let frees = |item: &Item| matches!(item, Item::Base(_) | Item::Snapshot(_));
+        let frees = self.pending.items.iter().any(frees);
+        self.write_record()?;
+        if frees { self.drop_unneeded() } else { Ok(()) }
+    }
+
+    /// One record, one write, one sync; an empty one seals.
+    pub(super) fn write_record(&mut self) -> Result<(), LogError> {
+        let room = frame::padded(self.used() - HEADER);
+        if self.offset + room + BLOCK > self.active.bytes {
+            self.roll()?;
+        }
+        assert!(self.offset + room + BLOCK <= self.active.bytes, "append bounds each record");
+        let pending = &mut self.pending;
+        let (seed, sequence) = (self.active.seed, self.sequence);
+        let checksum =
+            frame::finish(&mut pending.buffer, seed, sequence, self.previous, Kind::Group);
+        let (path, file) = (&self.active.path, &self.active.file);
+        file.write_at(self.offset, &pending.buffer).map_err(LogError::io_at(
+            "write",
+            path,
+            self.offset,
+        ))?;
+        let end = self.offset + room;
+        if end > self.filled {
+            self.fill(end)?;
+        }
+        let (path, file) = (&self.active.path, &self.active.file);
+        file.sync_data().map_err(LogError::io_at("sync", path, self.offset))?;
+        let pending = &mut self.pending;
+        let place = Place { segment: self.active.number, offset: self.offset };
+        self.sealed = pending.items.is_empty();
+        let mut shared = self.reader.shared_mut();
+        for (number, item) in pending.items.drain(..).enumerate() {
+            shared.history.add(&item, place, number).expect("append has asserted as much");
+        }
+        drop(shared);
+        pending.buffer.clear();
+        pending.buffer.resize(HEADER, 0);
+        self.written_bytes += room;
+        self.sequence += 1;
+        self.previous = checksum;
+        self.offset = end;
+        Ok(())
+    }
+
+    /// Says that everything written so far was whole, unless the last record already does.
+    pub(super) fn seal(&mut self) -> Result<(), LogError> {
+        if self.sealed { Ok(()) } else { self.write_record() }
+    }
+}
+
+fn encoded_len(entry: &Entry) -> usize {
+    entry.data.len() + ENTRY_OVERHEAD
+}

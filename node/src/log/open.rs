@@ -1,0 +1,159 @@
+//! Making a log, and opening one.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use node_consensus::Position;
+
+use super::codec::{Item, MAX_MEMBERS, Start};
+use super::frame::{BLOCK, HEADER};
+use super::reader::{Reader, Shared};
+use super::recover::{self, Found};
+use super::rotate::sync_dir;
+use super::segment::{encode_start, make_file, segment_path};
+use super::writer::{Pending, RESERVED_BLOCKS};
+use super::{Identity, Log, LogError, LogOptions, Recovered};
+use crate::disk::{DirLock, SharedDisk};
+
+/// The directory's name beside the member's other files, and while it is being made.
+const NAME: &str = "wal";
+const NAME_WHILE_MADE: &str = "wal.tmp";
+
+/// A segment's first record with all its voters takes two blocks at most.
+const _: () = assert!(MAX_MEMBERS * 8 < BLOCK as usize);
+
+impl Log {
+    /// Whether `member_dir` holds a log.
+    pub fn exists(disk: &SharedDisk, member_dir: &Path) -> Result<bool, LogError> {
+        let directory = member_dir.join(NAME);
+        disk.exists(&directory).map_err(LogError::io("look for", &directory))
+    }
+
+    /// Makes an empty log in `member_dir`, which must exist. When this returns, the log is durable
+    /// and has its name; if the process dies earlier, [`exists`](Self::exists) says no.
+    pub fn create(
+        disk: &SharedDisk,
+        member_dir: &Path,
+        identity: &Identity,
+        options: &LogOptions,
+    ) -> Result<(), LogError> {
+        validate(options);
+        assert!(identity.voters.len() <= MAX_MEMBERS, "{} voters", identity.voters.len());
+        let making = member_dir.join(NAME_WHILE_MADE);
+        let directory = member_dir.join(NAME);
+        disk.create_dir(&making).map_err(LogError::io("create", &making))?;
+        let _lock = lock(disk, &making)?;
+        if Self::exists(disk, member_dir)? {
+            return Err(LogError::Exists { path: directory });
+        }
+        for name in disk.list(&making).map_err(LogError::io("list", &making))? {
+            let path = making.join(name);
+            disk.remove(&path).map_err(LogError::io("remove", &path))?;
+        }
+        let path = segment_path(&making, 1);
+        let file = make_file(disk, &path, options.segment_bytes)?;
+        let start = Start {
+            identity: identity.clone(),
+            segment: 1,
+            segment_bytes: options.segment_bytes,
+            last: Position::default(),
+            repeated: Vec::new(),
+        };
+        let (bytes, _) = encode_start(&start, 1, 0);
+        file.write_at(0, &bytes).map_err(LogError::io("write", &path))?;
+        file.sync_data().map_err(LogError::io("sync", &path))?;
+        sync_dir(disk, &making)?;
+        disk.rename(&making, &directory).map_err(LogError::io("rename", &making))?;
+        sync_dir(disk, member_dir)
+    }
+
+    /// Opens the log in `member_dir`, holds it until dropped, cuts a torn end, counts the boot up,
+    /// and says what is there. All of that is durable.
+    pub fn open(
+        disk: &SharedDisk,
+        member_dir: &Path,
+        options: &LogOptions,
+    ) -> Result<(Self, Recovered), LogError> {
+        validate(options);
+        let directory = member_dir.join(NAME);
+        let held = lock(disk, &directory)?;
+        // What a process that was killed has renamed may not be durable yet.
+        sync_dir(disk, member_dir)?;
+        sync_dir(disk, &directory)?;
+        let found = recover::recover(disk, &directory, options)?;
+        let cut = (found.torn, found.end);
+        let mut log = Self::resume(disk, directory, options, held, found);
+        let cut = cut.0.then(|| (log.active.path.clone(), cut.1));
+        log.find_spares()?;
+        let boot = log.reader.shared().history.boot + 1;
+        log.push(Item::Boot(boot));
+        log.write_pending()?;
+        log.drop_unneeded()?;
+        let recovered = Recovered {
+            identity: log.identity.clone(),
+            boot,
+            hard_state: log.hard_state(),
+            base: log.base(),
+            terms: log.terms(),
+            installing: log.installing(),
+            cut,
+        };
+        Ok((log, recovered))
+    }
+
+    fn resume(
+        disk: &SharedDisk,
+        directory: PathBuf,
+        options: &LogOptions,
+        held: DirLock,
+        found: Found,
+    ) -> Self {
+        let Found { identity, history, segments, end, sequence, previous, .. } = found;
+        let active = segments.last_key_value().expect("recovery found one").1.clone();
+        let pending = Pending {
+            buffer: vec![0; HEADER],
+            items: Vec::new(),
+            last: history.last(),
+            base: history.base.index,
+            hard_state: history.hard_state,
+        };
+        let verify = options.guards.verify_tail();
+        Self {
+            disk: disk.clone(),
+            directory,
+            identity,
+            options: options.clone(),
+            _lock: held,
+            reader: Reader::new(Shared { verify, history, segments }),
+            active,
+            offset: end,
+            filled: end,
+            sequence,
+            previous,
+            spares: Vec::new(),
+            next_spare: 0,
+            pending,
+            sealed: false,
+            poisoned: false,
+            disk_full: false,
+            written_bytes: 0,
+        }
+    }
+}
+
+fn validate(options: &LogOptions) {
+    let bytes = options.segment_bytes;
+    assert!(bytes.is_multiple_of(BLOCK) && bytes >= 2 * RESERVED_BLOCKS * BLOCK, "{bytes}");
+    let step = options.fill_bytes;
+    assert!(step.is_multiple_of(BLOCK) && step > 0, "{step}");
+}
+
+fn lock(disk: &SharedDisk, directory: &Path) -> Result<DirLock, LogError> {
+    disk.lock_dir(directory).map_err(|error| {
+        if error.kind() == ErrorKind::WouldBlock {
+            LogError::InUse { path: directory.to_path_buf() }
+        } else {
+            LogError::io("lock", directory)(error)
+        }
+    })
+}
