@@ -13,6 +13,7 @@ mod home;
 mod key;
 mod log;
 mod printer;
+mod process;
 mod session;
 mod token;
 
@@ -80,6 +81,8 @@ enum Command {
     Admin(admin::AdminArgs),
     /// Accept a database that was restored or swapped
     Db(db::DbArgs),
+    /// See which processes share the database, and whose ledger it waits for
+    Process(process::ProcessArgs),
 }
 
 /// What every admin command can be told.
@@ -164,6 +167,7 @@ impl Command {
             Command::Token(args) => args.remote.common.json,
             Command::Admin(args) => args.remote.common.json,
             Command::Db(args) => args.remote.common.json,
+            Command::Process(args) => args.remote.common.json,
         }
     }
 
@@ -177,6 +181,7 @@ impl Command {
             Command::Token(args) => session::block_on(token::run(args, printer)),
             Command::Admin(args) => session::block_on(admin::run(args, printer)),
             Command::Db(args) => session::block_on(db::run(args, printer)),
+            Command::Process(args) => session::block_on(process::run(args, printer)),
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod admins;
 mod agents;
+mod date;
 mod error;
 mod http;
 mod pinned;

@@ -1,0 +1,69 @@
+//! `process`: which discovery processes share the database, and whose ledger it waits for.
+
+use clap::Subcommand;
+use discovery_types::api::ProcessList;
+use uuid::Uuid;
+
+use super::printer::{Printer, time};
+use super::session::Session;
+use super::{CliError, RemoteArgs};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct ProcessArgs {
+    #[command(flatten)]
+    pub(super) remote: RemoteArgs,
+    #[command(subcommand)]
+    command: ProcessCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ProcessCommand {
+    /// List the processes that use, or used, the database
+    List,
+    /// Say that a process won't come back, so that nobody waits for its ledger
+    #[command(after_help = "\
+Example:
+  muster-discovery process forget 01a1fe71-a005-71eb-9397-f0632e0d7b61
+
+Only once its ledger is lost for good: what it let out and the database has lost can't be put back
+after this. If the ledger file still exists, start a process on it instead.")]
+    Forget {
+        /// The process's id, as `process list` prints it
+        id: Uuid,
+    },
+}
+
+pub(super) async fn run(args: ProcessArgs, printer: &mut Printer) -> Result<(), CliError> {
+    let session = Session::open(&args.remote)?;
+    let list = match args.command {
+        ProcessCommand::List => session.client.list_processes().await?,
+        ProcessCommand::Forget { id } => session.client.forget_process(id).await?,
+    };
+    show(printer, &list)
+}
+
+fn show(printer: &mut Printer, list: &ProcessList) -> Result<(), CliError> {
+    printer.value(list, |out| {
+        let rows = list.processes.iter().map(|process| {
+            let state = match (process.forgotten_at_ms, process.missing, process.answering) {
+                (Some(_), ..) => "forgotten",
+                (None, true, _) => "missing",
+                (None, false, true) => "answering",
+                (None, false, false) => "known",
+            };
+            [
+                process.id.to_string(),
+                state.to_owned(),
+                process.ledger_entries.to_string(),
+                time(process.first_seen_ms),
+                time(process.last_seen_ms),
+            ]
+        });
+        out.table(["PROCESS", "STATE", "COMMITS", "FIRST SEEN", "LAST SEEN"], rows);
+    })?;
+    match &list.explain {
+        Some(explain) if !list.settled => printer.warn(explain),
+        _ => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,40 @@
+//! The `Date` header: how a client without the time learns it.
+
+/// Seconds since 1970 of an IMF-fixdate (RFC 9110, section 5.6.7), the one form that is sent.
+pub(super) fn http_date_seconds(text: &str) -> Option<i64> {
+    const MONTHS: [&str; 12] =
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let mut words = text.strip_suffix(" GMT")?.split(' ').skip(1);
+    let day: i64 = words.next()?.parse().ok()?;
+    let month = words.next()?;
+    let month = 1 + i64::try_from(MONTHS.iter().position(|name| *name == month)?).ok()?;
+    let year: i64 = words.next()?.parse().ok()?;
+    let mut time = words.next()?.split(':').map(|part| part.parse::<i64>().ok());
+    let (hour, minute, second) = (time.next()??, time.next()??, time.next()??);
+    // Days from the civil calendar, counted in years that begin in March.
+    let shifted = if month <= 2 { year - 1 } else { year };
+    let era_year = shifted.rem_euclid(400);
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    let day_of_era = era_year * 365 + era_year / 4 - era_year / 100 + day_of_year;
+    let days = shifted.div_euclid(400) * 146_097 + day_of_era - 719_468;
+    Some(((days * 24 + hour) * 60 + minute) * 60 + second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_read() {
+        for (text, seconds) in [
+            ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", 784_111_777),
+            ("Tue, 29 Feb 2028 23:59:59 GMT", 1_835_481_599),
+        ] {
+            assert_eq!(http_date_seconds(text), Some(seconds));
+        }
+        for junk in ["", "GMT", "Sun, 06 Foo 1994 08:49:37 GMT", "Sun, 06 Nov 1994 08:49 GMT"] {
+            assert_eq!(http_date_seconds(junk), None);
+        }
+    }
+}
