@@ -19,6 +19,7 @@ pub mod crash;
 pub mod exit;
 pub mod health;
 pub mod host;
+pub mod joining;
 pub mod keys;
 pub mod launcher;
 pub mod logging;

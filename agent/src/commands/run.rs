@@ -1,6 +1,5 @@
 //! `run`: from whatever is on disk to a node that is looked after.
 
-use std::io::Read;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,27 +11,25 @@ use discovery_types::jws::Typ;
 use discovery_types::key::SigningKey;
 use discovery_types::record::{Record, SignedRecord};
 use tokio_util::sync::CancellationToken;
-use zeroize::Zeroizing;
 
 use crate::bootstrap::{Driver, Formed, Surroundings, own_addresses, record};
 use crate::crash::{self, Step};
 use crate::exit::{End, chain};
 use crate::host::Host;
 use crate::host::local::LocalHost;
+use crate::joining::{join, read_bundle};
 use crate::node_command::{IsOwnNode, ask_is_own_node};
 use crate::protocol::{Protocol, state_end};
 use crate::retry::Retry;
-use crate::settings::{Addresses, BundleSource, Settings};
+use crate::settings::{Addresses, Settings};
 use crate::state::archive::put_aside;
 use crate::state::journal::{self, Join, Keepsakes, Loaded};
 use crate::state::{lock, node_dir};
 use crate::status::{Board, Phase};
-use crate::{cli, metrics, status, supervise};
+use crate::{cli, convert, metrics, status, supervise};
 
 /// How often a directory whose data is lost is looked at again: a volume may be mounted late.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
-/// The longest bundle file that is read.
-const BUNDLE_LIMIT: u64 = 16 * 1024;
 
 /// Runs it.
 pub async fn run(typed: cli::Run) -> Result<(), End> {
@@ -129,6 +126,9 @@ impl Agent<'_> {
     async fn live(&self) -> Result<(), End> {
         loop {
             let loaded = journal::read(&self.settings.layout).map_err(state_end)?;
+            if let Some((_, loaded)) = &loaded {
+                self.show_known(loaded);
+            }
             let machine = self
                 .host
                 .facts()
@@ -224,7 +224,7 @@ impl Agent<'_> {
 
     async fn begin(&self, machine: discovery_formation::Machine) -> Result<(), End> {
         // A bundle that can't be read must not cost a key.
-        let bundle = self.bundle()?;
+        let bundle = read_bundle(self.settings)?;
         if bundle.is_none() {
             return Err(End::Usage(
                 "this host has no cluster yet: say --bundle-file FILE (or - for standard input); \
@@ -242,7 +242,7 @@ impl Agent<'_> {
     async fn form(&self, found: Found) -> Result<(), End> {
         let layout = &self.settings.layout;
         journal::write(layout, &found.journal, &found.keepsakes).map_err(state_end)?;
-        let bundle = match self.bundle() {
+        let bundle = match read_bundle(self.settings) {
             Ok(bundle) => bundle,
             // It was redeemed before; the file may be gone by now.
             Err(end) if found.journal.record.is_some() => {
@@ -366,6 +366,26 @@ impl Agent<'_> {
         }
     }
 
+    /// What the journal knows, for a status that is true before anything else happens.
+    fn show_known(&self, loaded: &Loaded) {
+        let Loaded { journal, keepsakes, .. } = loaded;
+        self.board.update(|status| {
+            status.cluster_id = keepsakes.join.as_ref().map(|join| join.cluster.to_string());
+            status.key = Some(convert::public_key(journal.key).to_string());
+            status.incarnation = Some(journal.incarnation.to_string());
+            status.client_listen = keepsakes.listen.map(|listen| listen.client.to_string());
+            if let Some(record) = &journal.record {
+                status.name = Some(record.name.clone());
+                status.peer_url = record.peer_urls.first().cloned();
+                status.client_url = record.client_urls.first().cloned();
+            }
+            if let Some(held) = &journal.held {
+                status.epoch = Some(held.proposal.epoch);
+                status.seat = held.proposal.seat_of(journal.key);
+            }
+        });
+    }
+
     fn show(&self, protocol: &Protocol, record: &SignedRecord, addresses: &Addresses) {
         let own = protocol.key.public();
         let claims: Option<Record> = record.record.verify(Typ::Record, own).ok();
@@ -381,97 +401,10 @@ impl Agent<'_> {
             status.client_listen = Some(addresses.listen.client.to_string());
         });
     }
-
-    fn bundle(&self) -> Result<Option<Bundle>, End> {
-        let Some(source) = &self.settings.bundle else { return Ok(None) };
-        let mut text = Zeroizing::new(String::new());
-        let (name, read) = match source {
-            BundleSource::Stdin => {
-                let read = std::io::stdin().take(BUNDLE_LIMIT).read_to_string(&mut text);
-                ("standard input".to_owned(), read)
-            }
-            BundleSource::File(path) => {
-                let read = std::fs::File::open(path)
-                    .and_then(|file| file.take(BUNDLE_LIMIT).read_to_string(&mut text));
-                (path.display().to_string(), read)
-            }
-        };
-        let refuse = |what: String| End::Usage(format!("the join bundle in {name}: {what}"));
-        read.map_err(|error| refuse(error.to_string()))?;
-        text.parse().map(Some).map_err(|error| refuse(chain(&error)))
-    }
 }
 
 /// The journal of a new session.
 fn rebooted((key, loaded): (SigningKey, Loaded)) -> Found {
     let Loaded { journal, keepsakes, document } = loaded;
     Found { key, journal: journal.rebooted(), keepsakes, document }
-}
-
-/// Which cluster to join: the journal's, with the places and pins of a newer bundle.
-fn join(keepsakes: &Keepsakes, bundle: Option<&Bundle>) -> Result<Join, End> {
-    let known = keepsakes.join.as_ref();
-    let told = bundle.map(|bundle| Join {
-        urls: bundle.urls.clone(),
-        pins: bundle.pins.clone(),
-        cluster: bundle.cluster,
-        statement: bundle.statement,
-    });
-    match (known, told) {
-        (Some(known), Some(told)) if known.cluster != told.cluster => {
-            Err(End::DoNotRestart(format!(
-                "the bundle is for the cluster {}, and this host has begun to join {}: give it \
-                 that one's bundle, or run muster-agent reset to begin as new",
-                told.cluster, known.cluster
-            )))
-        }
-        (_, Some(told)) => Ok(told),
-        (Some(known), None) => Ok(known.clone()),
-        (None, None) => Err(End::Usage(
-            "this host has not redeemed a join bundle yet: say --bundle-file FILE".to_owned(),
-        )),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use discovery_types::digest::Digest;
-    use discovery_types::grant::TokenKind;
-    use discovery_types::token::Token;
-    use uuid::Uuid;
-
-    use super::*;
-
-    fn bundle(cluster: Uuid, port: u16) -> Bundle {
-        Bundle {
-            urls: vec![format!("https://192.0.2.1:{port}").parse().unwrap()],
-            pins: vec![Digest([1; 32])],
-            cluster,
-            statement: Digest([2; 32]),
-            token: Token::generate(TokenKind::Boot),
-        }
-    }
-
-    #[test]
-    fn a_bundle_of_another_cluster_is_refused_for_good() {
-        let first = join(&Keepsakes::default(), Some(&bundle(Uuid::now_v7(), 1))).unwrap();
-        let keepsakes = Keepsakes { join: Some(first), ..Keepsakes::default() };
-        let end = join(&keepsakes, Some(&bundle(Uuid::now_v7(), 1))).unwrap_err();
-        assert_eq!(end.code(), 3);
-    }
-
-    #[test]
-    fn a_newer_bundle_of_the_same_cluster_says_where_the_service_is() {
-        let cluster = Uuid::now_v7();
-        let first = join(&Keepsakes::default(), Some(&bundle(cluster, 1))).unwrap();
-        let keepsakes = Keepsakes { join: Some(first), ..Keepsakes::default() };
-        let moved = join(&keepsakes, Some(&bundle(cluster, 2))).unwrap();
-        assert_eq!(moved.urls[0].port(), 2);
-        assert_eq!(join(&keepsakes, None).unwrap().urls[0].port(), 1);
-    }
-
-    #[test]
-    fn nobody_joins_nothing() {
-        assert_eq!(join(&Keepsakes::default(), None).unwrap_err().code(), 2);
-    }
 }

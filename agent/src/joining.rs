@@ -1,0 +1,101 @@
+//! Which cluster this host joins: by a bundle, by the journal, or by both.
+
+use std::io::Read;
+
+use discovery_types::bundle::Bundle;
+use zeroize::Zeroizing;
+
+use crate::exit::{End, chain};
+use crate::settings::{BundleSource, Settings};
+use crate::state::journal::{Join, Keepsakes};
+
+/// The longest bundle file that is read.
+const BUNDLE_LIMIT: u64 = 16 * 1024;
+
+/// Reads the bundle that was named; nothing if none was.
+pub fn read_bundle(settings: &Settings) -> Result<Option<Bundle>, End> {
+    let Some(source) = &settings.bundle else { return Ok(None) };
+    let mut text = Zeroizing::new(String::new());
+    let (name, read) = match source {
+        BundleSource::Stdin => {
+            let read = std::io::stdin().take(BUNDLE_LIMIT).read_to_string(&mut text);
+            ("standard input".to_owned(), read)
+        }
+        BundleSource::File(path) => {
+            let read = std::fs::File::open(path)
+                .and_then(|file| file.take(BUNDLE_LIMIT).read_to_string(&mut text));
+            (path.display().to_string(), read)
+        }
+    };
+    let refuse = |what: String| End::Usage(format!("the join bundle in {name}: {what}"));
+    read.map_err(|error| refuse(error.to_string()))?;
+    text.parse().map(Some).map_err(|error| refuse(chain(&error)))
+}
+
+/// Which cluster to join: the journal's, with the places and pins of a newer bundle.
+pub fn join(keepsakes: &Keepsakes, bundle: Option<&Bundle>) -> Result<Join, End> {
+    let known = keepsakes.join.as_ref();
+    let told = bundle.map(|bundle| Join {
+        urls: bundle.urls.clone(),
+        pins: bundle.pins.clone(),
+        cluster: bundle.cluster,
+        statement: bundle.statement,
+    });
+    match (known, told) {
+        (Some(known), Some(told)) if known.cluster != told.cluster => {
+            Err(End::DoNotRestart(format!(
+                "the bundle is for the cluster {}, and this host has begun to join {}: give it \
+                 that one's bundle, or run muster-agent reset to begin as new",
+                told.cluster, known.cluster
+            )))
+        }
+        (_, Some(told)) => Ok(told),
+        (Some(known), None) => Ok(known.clone()),
+        (None, None) => Err(End::Usage(
+            "this host has not redeemed a join bundle yet: say --bundle-file FILE".to_owned(),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::digest::Digest;
+    use discovery_types::grant::TokenKind;
+    use discovery_types::token::Token;
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn bundle(cluster: Uuid, port: u16) -> Bundle {
+        Bundle {
+            urls: vec![format!("https://192.0.2.1:{port}").parse().unwrap()],
+            pins: vec![Digest([1; 32])],
+            cluster,
+            statement: Digest([2; 32]),
+            token: Token::generate(TokenKind::Boot),
+        }
+    }
+
+    #[test]
+    fn a_bundle_of_another_cluster_is_refused_for_good() {
+        let first = join(&Keepsakes::default(), Some(&bundle(Uuid::now_v7(), 1))).unwrap();
+        let keepsakes = Keepsakes { join: Some(first), ..Keepsakes::default() };
+        let end = join(&keepsakes, Some(&bundle(Uuid::now_v7(), 1))).unwrap_err();
+        assert_eq!(end.code(), 3);
+    }
+
+    #[test]
+    fn a_newer_bundle_of_the_same_cluster_says_where_the_service_is() {
+        let cluster = Uuid::now_v7();
+        let first = join(&Keepsakes::default(), Some(&bundle(cluster, 1))).unwrap();
+        let keepsakes = Keepsakes { join: Some(first), ..Keepsakes::default() };
+        let moved = join(&keepsakes, Some(&bundle(cluster, 2))).unwrap();
+        assert_eq!(moved.urls[0].port(), 2);
+        assert_eq!(join(&keepsakes, None).unwrap().urls[0].port(), 1);
+    }
+
+    #[test]
+    fn nobody_joins_nothing() {
+        assert_eq!(join(&Keepsakes::default(), None).unwrap_err().code(), 2);
+    }
+}
