@@ -8,7 +8,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -47,6 +47,13 @@ impl Out<'_> {
     fn seconds(&mut self, name: &str, help: &str, micros: u64) -> std::fmt::Result {
         let counter = ConstCounter::new(std::time::Duration::from_micros(micros).as_secs_f64());
         counter.encode(self.0.encode_descriptor(name, help, None, counter.metric_type())?)
+    }
+
+    /// A histogram of which only sum and count are known.
+    fn durations(&mut self, name: &str, help: &str, micros: u64, count: u64) -> std::fmt::Result {
+        let sum = std::time::Duration::from_micros(micros).as_secs_f64();
+        let mut out = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        out.encode_histogram::<NoLabelSet>(sum, count, &[(f64::INFINITY, count)], None)
     }
 
     fn counter(&mut self, name: &str, help: &str, value: u64) -> std::fmt::Result {
@@ -131,10 +138,11 @@ impl Scrape {
             "Bytes written to the log",
             load(&driver.log_bytes),
         )?;
-        out.seconds(
-            "muster_log_seconds",
-            "Time spent in the log's writes and syncs",
+        out.durations(
+            "etcd_disk_wal_fsync_duration_seconds",
+            "Time from the write of a group to the end of its sync; not split into buckets",
             load(&driver.log_micros),
+            load(&driver.log_groups),
         )?;
         out.seconds(
             "muster_apply_seconds",

@@ -92,11 +92,9 @@ impl Store {
         Ok(())
     }
 
-    /// Waits for a compaction to be asked for; looks every `interval`.
-    pub async fn compaction_wanted(&self, interval: std::time::Duration) {
-        while self.shared.lock_cursor().is_none() {
-            tokio::time::sleep(interval).await;
-        }
+    /// Returns once a compaction has been asked for since the last call. For one caller at a time.
+    pub async fn compaction_wanted(&self) {
+        self.shared.wanted.notified().await;
     }
 
     /// Records in the file, reachable or not.

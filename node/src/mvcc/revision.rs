@@ -30,6 +30,9 @@ impl Revision {
     }
 }
 
+/// Where a walk over an ordered map begins and ends.
+type Bounds<'a> = (Bound<&'a [u8]>, Bound<&'a [u8]>);
+
 /// The keys that a request means by `key` and `range_end`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum KeyRange {
@@ -77,10 +80,7 @@ impl KeyRange {
     }
 
     /// Bounds for an ordered map, beginning after `after` if given. `None`: nothing is left.
-    pub(crate) fn bounds<'a>(
-        &'a self,
-        after: Option<&'a [u8]>,
-    ) -> Option<(Bound<&'a [u8]>, Bound<&'a [u8]>)> {
+    pub(crate) fn bounds<'a>(&'a self, after: Option<&'a [u8]>) -> Option<Bounds<'a>> {
         let from = after.map_or(Bound::Included(&self.start()[..]), Bound::Excluded);
         let begin = after.unwrap_or(self.start());
         match self {

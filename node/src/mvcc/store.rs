@@ -7,7 +7,7 @@ use node_proto::etcdserverpb::{AlarmMember, Member, RangeRequest, RangeResponse}
 use redb::{
     Database, Durability, ReadOnlyTable, ReadableDatabase as _, ReadableTable as _, StorageBackend,
 };
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::batch::Batch;
 use super::compaction::Cursor;
@@ -102,6 +102,8 @@ pub(crate) struct Shared {
     /// Finished compactions, for those who wait for a physical one.
     pub(crate) compacted: watch::Sender<i64>,
     pub(crate) cursor: Mutex<Option<Cursor>>,
+    /// A compaction has been asked for.
+    pub(crate) wanted: Notify,
     file_bytes: Arc<AtomicU64>,
     /// Bytes of all records.
     pub(crate) record_bytes: AtomicI64,
@@ -110,6 +112,11 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn view(&self) -> Arc<View> {
         self.view.read().expect("nothing panics while it holds this lock").clone()
+    }
+
+    fn ask_for_compaction(&self, revision: i64) {
+        *self.lock_cursor() = Some(Cursor::new(revision));
+        self.wanted.notify_one();
     }
 
     pub(crate) fn lock_cursor(&self) -> MutexGuard<'_, Option<Cursor>> {
@@ -213,6 +220,7 @@ impl Writer {
             view: RwLock::new(Arc::new(view)),
             compacted: watch::Sender::new(finished),
             cursor: Mutex::new(unfinished.then(|| Cursor::new(progress.compacted))),
+            wanted: Notify::new(),
             file_bytes,
             record_bytes: AtomicI64::new(record_bytes),
         };
@@ -275,7 +283,7 @@ impl Writer {
         }
         txn.commit()?;
         if compacts {
-            *shared.lock_cursor() = Some(Cursor::new(self.progress.compacted));
+            shared.ask_for_compaction(self.progress.compacted);
             if self.compaction == Compaction::Inline {
                 self.store().compact_all()?;
             }
@@ -312,7 +320,7 @@ impl Writer {
         *self.shared.index.write().expect("the writer is the only one to write") = index;
         self.shared.record_bytes.store(record_bytes, Ordering::Relaxed);
         // What the sender's compaction had not reached yet came along.
-        *self.shared.lock_cursor() = Some(Cursor::new(progress.compacted));
+        self.shared.ask_for_compaction(progress.compacted);
         if self.compaction == Compaction::Inline {
             self.store().compact_all()?;
         }

@@ -71,8 +71,8 @@ impl Context {
         if payload.len() > self.limits.max_request_bytes {
             return Err(Error::RequestTooLarge);
         }
-        let outcome = self.handle.propose(payload, id).await?;
-        Ok(outcome?)
+        let _pending = self.metrics.pending();
+        Ok(self.handle.propose(payload, id).await??)
     }
 
     /// Waits until this member's store shows everything acknowledged before the call, unless the

@@ -84,11 +84,27 @@ impl Metrics {
         &self.calls[method as usize]
     }
 
+    /// Counts a write for as long as the answer is kept.
+    pub fn pending(&self) -> Pending<'_> {
+        self.pending.fetch_add(1, Ordering::Relaxed);
+        Pending(&self.pending)
+    }
+
     /// Counts a call from its start to its end.
     pub fn start(&self, method: Method) -> Call<'_> {
         let calls = self.calls(method);
         calls.started.fetch_add(1, Ordering::Relaxed);
         Call { calls, code: Code::Cancelled }
+    }
+}
+
+/// A write that waits for its outcome.
+#[derive(Debug)]
+pub struct Pending<'a>(&'a AtomicI64);
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -160,16 +160,13 @@ async fn tell_health(context: Arc<Context>, health: tonic_health::server::Health
     }
 }
 
-/// How long a finished compaction is not noticed, at most.
-const COMPACTION_POLL: Duration = Duration::from_millis(100);
-
 /// Takes away what compactions leave, piece by piece, so that writes go on meanwhile.
 async fn compact(store: Store, pause: Duration) {
     loop {
         let piece = store.clone();
         match tokio::task::spawn_blocking(move || piece.compact_step()).await {
             Ok(Ok(CompactionProgress::More)) => tokio::time::sleep(pause).await,
-            Ok(Ok(CompactionProgress::Idle)) => store.compaction_wanted(COMPACTION_POLL).await,
+            Ok(Ok(CompactionProgress::Idle)) => store.compaction_wanted().await,
             Ok(Err(error)) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::error!(error, "compaction failed; it goes on at the next start");

@@ -437,6 +437,7 @@ async fn metrics_have_etcds_names() {
     for line in [
         "etcd_server_has_leader 1",
         "etcd_server_is_leader 1",
+        "etcd_server_proposals_pending 0",
         &format!(r#"grpc_server_handled_total{{grpc_code="OK",{put}"#),
         &format!(r#"grpc_server_handled_total{{grpc_code="InvalidArgument",{put}"#),
     ] {
@@ -447,6 +448,9 @@ async fn metrics_have_etcds_names() {
         "etcd_server_proposals_applied_total ",
         "etcd_server_leader_changes_seen_total ",
         "etcd_mvcc_db_total_size_in_bytes ",
+        "etcd_disk_wal_fsync_duration_seconds_sum ",
+        "etcd_disk_wal_fsync_duration_seconds_count ",
+        "etcd_disk_wal_fsync_duration_seconds_bucket{le=\"+Inf\"} ",
         "process_resident_memory_bytes ",
     ] {
         let line = body.lines().find_map(|line| line.strip_prefix(name));
