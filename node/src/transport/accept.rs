@@ -81,6 +81,7 @@ async fn serve(
     let ended = match purpose {
         Purpose::Messages => {
             let replaced = peer.replace_inbound();
+            let _held = peer.hold_inbound(&*shared.events);
             tokio::select! {
                 () = replaced.cancelled() => Ok(()),
                 ended = read_messages(&shared, &peer, stream.io) => ended,

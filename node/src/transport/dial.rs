@@ -140,16 +140,15 @@ async fn serve(
 ) -> io::Error {
     let id = peer.record.id;
     let (reader, mut writer) = tokio::io::split(stream.io);
-    peer.set_connected(Some(Instant::now()));
     tracing::info!(peer.member.id = %id, "established a stream to a peer");
-    shared.events.reachable(id, true);
+    peer.set_outbound(Some(Instant::now()), &*shared.events);
     let end = tokio::select! {
         biased;
         () = peer.gone.cancelled() => None,
         end = write(shared, peer, &mut writer, queue) => Some(end),
         end = read_pongs(shared, reader) => Some(end),
     };
-    peer.set_connected(None);
+    peer.set_outbound(None, &*shared.events);
     if end.is_none() {
         let _ = timeout(FAREWELL, farewell(peer, &mut writer, queue)).await;
     }
@@ -158,7 +157,6 @@ async fn serve(
         peer.taken(&message);
         shared.counters.dropped_away.fetch_add(1, Relaxed);
     }
-    shared.events.reachable(id, false);
     end.unwrap_or_else(|| io::ErrorKind::Interrupted.into())
 }
 

@@ -103,7 +103,8 @@ pub trait PeerEvents: Send + Sync + 'static {
     /// If `body` breaks off or is refused; the sender then learns that it failed.
     fn snapshot(&self, from: MemberId, header: Bytes, body: SnapshotReader) -> io::Result<()>;
 
-    /// `peer` can be sent to, or no longer. Must not block.
+    /// Streams to and from `peer` stand, or no longer both: what is sent can be answered. Must not
+    /// block.
     fn reachable(&self, peer: MemberId, reachable: bool);
 
     /// `by`, a peer that proved who it is, says that this member was removed. Must not block.
@@ -228,7 +229,8 @@ impl fmt::Debug for Transport {
 }
 
 impl Transport {
-    /// Binds every address and starts the thread. Dials nobody until `set_membership`.
+    /// Binds every address and starts the thread. Accepts and dials nobody until `set_membership`:
+    /// who comes earlier waits, instead of being refused as unknown.
     ///
     /// # Errors
     /// If an address can't be bound or the remembered marks can't be read.

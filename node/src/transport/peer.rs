@@ -12,7 +12,7 @@ use bytes::Bytes;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use super::{Limits, Peer, SendError, frame};
+use super::{Limits, Peer, PeerEvents, SendError, frame};
 
 /// What others hold of a peer; its dialling task holds the other end of the queue.
 pub(super) struct PeerHandle {
@@ -28,7 +28,7 @@ pub(super) struct PeerHandle {
     queued_bytes: AtomicUsize,
     queue_bytes_max: usize,
     frame_bytes_max: usize,
-    connected: Mutex<Option<Instant>>,
+    state: Mutex<State>,
     /// The stream that it sends on; a newer one replaces it.
     inbound: Mutex<CancellationToken>,
 }
@@ -51,7 +51,7 @@ impl PeerHandle {
             queued_bytes: AtomicUsize::new(0),
             queue_bytes_max: limits.queue_bytes,
             frame_bytes_max: limits.frame_bytes,
-            connected: Mutex::new(None),
+            state: Mutex::default(),
             inbound,
         };
         (handle, receiver)
@@ -80,12 +80,35 @@ impl PeerHandle {
         self.queued_bytes.fetch_sub(cost(message), Ordering::Relaxed);
     }
 
+    /// Since when it can be sent to.
     pub(super) fn connected_since(&self) -> Option<Instant> {
-        *self.connected.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock().outbound
     }
 
-    pub(super) fn set_connected(&self, since: Option<Instant>) {
-        *self.connected.lock().unwrap_or_else(PoisonError::into_inner) = since;
+    /// The stream to it stands since then, or no longer.
+    pub(super) fn set_outbound(&self, since: Option<Instant>, events: &dyn PeerEvents) {
+        self.change(events, |state| state.outbound = since);
+    }
+
+    /// A stream from it stands, until what this returns is dropped.
+    pub(super) fn hold_inbound<'a>(&'a self, events: &'a dyn PeerEvents) -> InboundHeld<'a> {
+        self.change(events, |state| state.inbound += 1);
+        InboundHeld { peer: self, events }
+    }
+
+    /// Tells of a change while the state is held, so that two changes are told in their order.
+    fn change(&self, events: &dyn PeerEvents, change: impl FnOnce(&mut State)) {
+        let mut state = self.lock();
+        change(&mut state);
+        let reachable = state.outbound.is_some() && state.inbound > 0;
+        if reachable != state.told {
+            state.told = reachable;
+            events.reachable(self.record.id, reachable);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A new inbound stream: ends the one before, and returns what ends this one.
@@ -97,6 +120,26 @@ impl PeerHandle {
     }
 }
 
+/// Which streams stand. An answer needs both directions, and so does being reachable.
+#[derive(Default)]
+struct State {
+    outbound: Option<Instant>,
+    inbound: usize,
+    told: bool,
+}
+
+/// Keeps an inbound stream counted.
+pub(super) struct InboundHeld<'a> {
+    peer: &'a PeerHandle,
+    events: &'a dyn PeerEvents,
+}
+
+impl Drop for InboundHeld<'_> {
+    fn drop(&mut self) {
+        self.peer.change(self.events, |state| state.inbound -= 1);
+    }
+}
+
 fn cost(message: &Bytes) -> usize {
     message.len() + frame::HEADER_BYTES
 }
@@ -104,12 +147,31 @@ fn cost(message: &Bytes) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::identity::MemberId;
+    use crate::{identity::MemberId, transport::SnapshotReader};
+
+    #[derive(Default)]
+    struct Told(Mutex<Vec<bool>>);
+
+    impl PeerEvents for Told {
+        fn message(&self, _: MemberId, _: Bytes) -> bool {
+            unreachable!("nothing is received here")
+        }
+
+        fn snapshot(&self, _: MemberId, _: Bytes, _: SnapshotReader) -> std::io::Result<()> {
+            unreachable!("nothing is received here")
+        }
+
+        fn reachable(&self, _: MemberId, reachable: bool) {
+            self.0.lock().unwrap().push(reachable);
+        }
+
+        fn removed(&self, _: MemberId) {}
+    }
 
     fn handle(limits: &Limits) -> (PeerHandle, mpsc::Receiver<Bytes>) {
         let record = Peer { id: MemberId(1), urls: Vec::new(), incarnation: None, node_key: None };
         let (handle, receiver) = PeerHandle::new(record, limits, CancellationToken::new());
-        handle.set_connected(Some(Instant::now()));
+        handle.set_outbound(Some(Instant::now()), &Told::default());
         (handle, receiver)
     }
 
@@ -137,7 +199,22 @@ mod tests {
     #[test]
     fn nothing_is_kept_for_a_peer_that_is_away() {
         let (handle, _receiver) = handle(&Limits::default());
-        handle.set_connected(None);
+        handle.set_outbound(None, &Told::default());
         assert_eq!(handle.push(Bytes::new()), Err(SendError::Away));
+    }
+
+    #[test]
+    fn a_peer_is_reachable_while_streams_stand_in_both_directions() {
+        let (handle, _receiver) = handle(&Limits::default());
+        let told = Told::default();
+        let first = handle.hold_inbound(&told);
+        assert_eq!(*told.0.lock().unwrap(), [true]);
+        let second = handle.hold_inbound(&told);
+        drop(first);
+        assert_eq!(*told.0.lock().unwrap(), [true], "the newer stream took its place");
+        handle.set_outbound(None, &told);
+        handle.set_outbound(Some(Instant::now()), &told);
+        drop(second);
+        assert_eq!(*told.0.lock().unwrap(), [true, false, true, false]);
     }
 }

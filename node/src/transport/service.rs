@@ -38,6 +38,8 @@ pub(super) struct Shared {
     pub tasks: TaskTracker,
     pub stopping: CancellationToken,
     members: RwLock<Members>,
+    /// Bound, and not accepted on before it is known who may come.
+    listeners: Mutex<Vec<(std::net::TcpListener, SocketAddr, bool)>>,
     marks: Arc<Marks>,
     refusals: LogLimit<{ Refusal::ALL.len() + 1 }>,
     runtime: runtime::Handle,
@@ -77,6 +79,7 @@ pub(super) fn start(
         counters: Arc::new(Counters::default()),
         events,
         addresses: listeners.iter().map(|(_, address, _)| *address).collect(),
+        listeners: Mutex::new(listeners),
         tasks,
         stopping,
         members: RwLock::default(),
@@ -85,11 +88,6 @@ pub(super) fn start(
         runtime,
         thread: Mutex::new(Some(thread)),
     });
-    for (listener, address, tls) in listeners {
-        let task = accept::run(Arc::clone(&shared), listener, tls);
-        shared.tasks.spawn_on(task, &shared.runtime);
-        tracing::info!(%address, tls, "listening for peers");
-    }
     Ok(shared)
 }
 
@@ -152,6 +150,13 @@ impl Shared {
         }
         for handle in before.values() {
             handle.gone.cancel();
+        }
+        drop(members);
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        for (listener, address, tls) in listeners.drain(..) {
+            let task = accept::run(Arc::clone(self), listener, tls);
+            self.tasks.spawn_on(task, &self.runtime);
+            tracing::info!(%address, tls, "listening for peers");
         }
     }
 

@@ -167,6 +167,7 @@ fn messages_arrive_in_order_in_both_directions() {
 #[test]
 fn a_peer_that_comes_later_is_reached() {
     let (a, b) = (Node::start(1), Node::start(2));
+    b.knows(&[]);
     a.knows(&[&b]);
     eventually("b refuses whom it does not know yet", || b.refused("unknown_member") > 0);
     b.knows(&[&a]);
@@ -324,6 +325,7 @@ fn connections_that_never_say_hello_are_bounded_and_closed() {
         ..Limits::default()
     };
     let a = Node::start_as(local(1), Seen::default(), limits);
+    a.knows(&[]);
     let idle: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(a.address()).unwrap()).collect();
     eventually("those above the limit are closed at once", || {
         a.transport.counters().handshakes_over_limit >= 16

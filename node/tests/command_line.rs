@@ -1,0 +1,74 @@
+//! What the program says and how it ends, without ever serving.
+
+mod common;
+
+use common::{Member, node};
+
+fn run(args: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String, String) {
+    let output = node().args(args).envs(environment.iter().copied()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn the_version_begins_as_etcds_does() {
+    for flag in ["--version", "-version"] {
+        let (code, out, _) = run(&[flag], &[]);
+        assert_eq!(code, Some(0));
+        assert!(out.starts_with("etcd Version: 3.6."), "{out}");
+        assert!(out.contains("\nMuster Node: "), "{out}");
+    }
+}
+
+#[test]
+fn the_help_is_for_people_and_goes_to_standard_output() {
+    let (code, out, err) = run(&["--help"], &[]);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert!(out.contains("Clustering:") && out.contains("--initial-cluster NAME=URL"), "{out}");
+}
+
+#[test]
+fn an_unknown_flag_is_a_usage_error_that_names_the_nearest() {
+    let (code, out, err) = run(&["--data-dri=x"], &[]);
+    assert_eq!((code, out.as_str()), (Some(2), ""));
+    assert!(err.contains("not defined: -data-dri (did you mean --data-dir?)"), "{err}");
+}
+
+#[test]
+fn a_contradiction_is_another_error() {
+    let (code, _, err) = run(&["--listen-client-urls=http://127.0.0.1:1"], &[]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("--advertise-client-urls is required"), "{err}");
+}
+
+#[test]
+fn variables_are_read_and_the_command_line_counts_first() {
+    let variable = [("ETCD_ELECTION_TIMEOUT", "1")];
+    let (code, _, err) = run(&[], &variable);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("--election-timeout[1ms]"), "{err}");
+    let (_, _, err) = run(&["--election-timeout=2"], &variable);
+    assert!(err.contains("--election-timeout[2ms]"), "{err}");
+}
+
+#[test]
+fn a_port_that_is_taken_is_an_ordinary_failure() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    let address = member.client_url.strip_prefix("http://").unwrap().to_owned();
+    let _taken = std::net::TcpListener::bind(address).unwrap();
+    member.start();
+    assert_eq!(member.exit_code(), Some(1));
+    assert!(member.log().contains("cannot listen for clients"), "{}", member.log());
+    assert!(!member.data_dir.join("member/wal").exists(), "nothing was begun");
+}
+
+#[test]
+fn joining_a_running_cluster_is_refused_as_long_as_it_cannot_be_done() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    member.args.push("--initial-cluster-state=existing".to_owned());
+    member.start();
+    assert_eq!(member.exit_code(), Some(1));
+    assert!(!member.data_dir.join("member/wal").exists());
+}

@@ -1,0 +1,233 @@
+//! Runs the built program, as an operator would.
+
+#![allow(dead_code, reason = "each test program uses a part of this")]
+
+use std::{
+    fs::File,
+    net::{Ipv4Addr, TcpListener},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use node_proto::etcdserverpb::{
+    HashKvRequest, PutRequest, RangeRequest, StatusRequest, StatusResponse, kv_client::KvClient,
+    maintenance_client::MaintenanceClient,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use tonic::transport::{Channel, Endpoint};
+
+/// Long enough for a loaded machine; nothing waits this long when all is well.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A command for the built program, in an environment without anything.
+pub fn node() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_muster-node"));
+    command.env_clear().stdin(Stdio::null());
+    command
+}
+
+/// Ports that were free a moment ago.
+pub fn free_ports<const N: usize>() -> [u16; N] {
+    let held: [TcpListener; N] =
+        std::array::from_fn(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+    held.map(|listener| listener.local_addr().unwrap().port())
+}
+
+/// Waits until `holds`.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < PATIENCE, "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// One member: what it was started with, and its process.
+pub struct Member {
+    pub name: String,
+    pub data_dir: PathBuf,
+    pub client_url: String,
+    pub args: Vec<String>,
+    log: PathBuf,
+    child: Option<Child>,
+    starts: usize,
+}
+
+impl Member {
+    /// Not yet started; `initial_cluster` and ports are given.
+    pub fn new(root: &Path, name: &str, peer: u16, client: u16, initial_cluster: &str) -> Self {
+        let peer_url = format!("http://127.0.0.1:{peer}");
+        let client_url = format!("http://127.0.0.1:{client}");
+        let data_dir = root.join(name);
+        let args = vec![
+            format!("--name={name}"),
+            format!("--data-dir={}", data_dir.display()),
+            format!("--listen-peer-urls={peer_url}"),
+            format!("--initial-advertise-peer-urls={peer_url}"),
+            format!("--listen-client-urls={client_url}"),
+            format!("--advertise-client-urls={client_url}"),
+            format!("--initial-cluster={initial_cluster}"),
+        ];
+        let log = root.join(format!("{name}.log"));
+        Self { name: name.to_owned(), data_dir, client_url, args, log, child: None, starts: 0 }
+    }
+
+    /// A cluster of one.
+    pub fn alone(root: &Path) -> Self {
+        let [peer, client] = free_ports();
+        Self::new(root, "one", peer, client, &format!("one=http://127.0.0.1:{peer}"))
+    }
+
+    pub fn start(&mut self) {
+        let log = File::options().create(true).append(true).open(&self.log).unwrap();
+        let child = node().args(&self.args).stdout(log.try_clone().unwrap()).stderr(log).spawn();
+        self.child = Some(child.unwrap());
+        self.starts += 1;
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Waits until this start has said that it serves.
+    pub fn ready(&mut self) {
+        let start = Instant::now();
+        while self.log().matches("ready to serve client requests").count() < self.starts {
+            if let Some(status) = self.child.as_mut().unwrap().try_wait().unwrap() {
+                panic!("{} ended with {status}:\n{}", self.name, self.log());
+            }
+            assert!(start.elapsed() < PATIENCE, "never ready:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let id = i32::try_from(self.child.as_ref().unwrap().id()).unwrap();
+        kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
+    }
+
+    /// The exit code, once it has ended by itself.
+    pub fn exit_code(&mut self) -> Option<i32> {
+        let mut child = self.child.take().unwrap();
+        let start = Instant::now();
+        loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                return status.code();
+            }
+            if start.elapsed() > PATIENCE {
+                child.kill().unwrap();
+                panic!("{} does not end:\n{}", self.name, self.log());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub fn kill(&mut self) {
+        let mut child = self.child.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    pub fn stop(&mut self) -> Option<i32> {
+        self.signal(Signal::TERM);
+        self.exit_code()
+    }
+
+    pub fn channel(&self) -> Channel {
+        Endpoint::from_shared(self.client_url.clone())
+            .unwrap()
+            .connect_timeout(Duration::from_secs(1))
+            .connect_lazy()
+    }
+
+    pub async fn put(&self, key: &str, value: &str) -> Result<i64, tonic::Status> {
+        let request = PutRequest {
+            key: key.to_owned().into(),
+            value: value.to_owned().into(),
+            ..PutRequest::default()
+        };
+        let answer = KvClient::new(self.channel()).put(request).await?;
+        Ok(answer.into_inner().header.unwrap().revision)
+    }
+
+    pub async fn get(&self, key: &str) -> Result<Option<String>, tonic::Status> {
+        let request = RangeRequest { key: key.to_owned().into(), ..RangeRequest::default() };
+        let answer = KvClient::new(self.channel()).range(request).await?.into_inner();
+        Ok(answer.kvs.first().map(|kv| String::from_utf8(kv.value.to_vec()).unwrap()))
+    }
+
+    pub async fn status(&self) -> Result<StatusResponse, tonic::Status> {
+        let call = MaintenanceClient::new(self.channel()).status(StatusRequest {}).await?;
+        Ok(call.into_inner())
+    }
+
+    pub async fn hash(&self, revision: i64) -> Result<u32, tonic::Status> {
+        let request = HashKvRequest { revision };
+        Ok(MaintenanceClient::new(self.channel()).hash_kv(request).await?.into_inner().hash)
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Three members on free ports, not started.
+pub fn three(root: &Path) -> Vec<Member> {
+    let ports: [u16; 6] = free_ports();
+    let names = ["a", "b", "c"];
+    let initial: Vec<String> =
+        (0..3).map(|n| format!("{}=http://127.0.0.1:{}", names[n], ports[n])).collect();
+    (0..3)
+        .map(|n| Member::new(root, names[n], ports[n], ports[n + 3], &initial.join(",")))
+        .collect()
+}
+
+/// Which member leads, as the members that run agree.
+pub async fn leader(members: &[&Member]) -> Option<usize> {
+    let mut seen = Vec::new();
+    for member in members {
+        let status = member.status().await.ok()?;
+        seen.push((status.header?.member_id, status.leader));
+    }
+    let leader = seen[0].1;
+    let agreed = leader != 0 && seen.iter().all(|(_, other)| *other == leader);
+    agreed.then(|| seen.iter().position(|(own, _)| *own == leader)).flatten()
+}
+
+/// Waits for `leader`.
+pub async fn settled(members: &[&Member]) -> usize {
+    let start = Instant::now();
+    loop {
+        if let Some(leader) = leader(members).await {
+            return leader;
+        }
+        assert!(start.elapsed() < PATIENCE, "no leader that all agree on");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Debian's etcdctl; `None` with a line that says so where it isn't, but never under CI.
+pub fn etcdctl(endpoints: &str, args: &[&str]) -> Option<(bool, String)> {
+    let output = Command::new("etcdctl")
+        .env("ETCDCTL_API", "3")
+        .args(["--endpoints", endpoints])
+        .args(args)
+        .output();
+    match output {
+        Ok(output) => {
+            let text = [output.stdout, output.stderr].concat();
+            Some((output.status.success(), String::from_utf8_lossy(&text).into_owned()))
+        }
+        Err(error) => {
+            assert!(std::env::var_os("CI").is_none(), "etcdctl: {error}");
+            eprintln!("SKIPPED: no etcdctl");
+            None
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! One member: serving, stopping, coming back, and directories that must not be started from.
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+
+use common::{Member, etcdctl, eventually};
+use rustix::process::Signal;
+
+fn scratch() -> (tempfile::TempDir, Member) {
+    let root = tempfile::tempdir().unwrap();
+    let member = Member::alone(root.path());
+    (root, member)
+}
+
+#[tokio::test]
+async fn what_was_put_is_got_after_an_orderly_stop_and_after_a_kill() {
+    let (_root, mut member) = scratch();
+    member.start();
+    member.ready();
+    member.put("a", "1").await.unwrap();
+    assert_eq!(member.stop(), Some(0));
+    member.start();
+    member.ready();
+    assert_eq!(member.get("a").await.unwrap().as_deref(), Some("1"));
+    member.put("b", "2").await.unwrap();
+    member.kill();
+    member.start();
+    member.ready();
+    assert_eq!(member.get("a").await.unwrap().as_deref(), Some("1"));
+    assert_eq!(member.get("b").await.unwrap().as_deref(), Some("2"));
+}
+
+#[tokio::test]
+async fn every_acknowledged_write_outlives_a_kill_in_mid_stream() {
+    let (_root, mut member) = scratch();
+    member.start();
+    member.ready();
+    let mut acknowledged = 0;
+    for round in 0..3 {
+        let channel = member.channel();
+        let mut client = node_proto::etcdserverpb::kv_client::KvClient::new(channel);
+        let writes = tokio::spawn(async move {
+            let mut last = acknowledged;
+            loop {
+                let request = node_proto::etcdserverpb::PutRequest {
+                    key: format!("k{last}").into(),
+                    value: "v".into(),
+                    ..Default::default()
+                };
+                match client.put(request).await {
+                    Ok(_) => last += 1,
+                    Err(_) => return last,
+                }
+            }
+        });
+        tokio::time::sleep(std::time::Duration::from_millis(150)).await;
+        member.kill();
+        acknowledged = writes.await.unwrap();
+        member.start();
+        member.ready();
+        assert!(acknowledged > round, "some were acknowledged in each round");
+        for n in 0..acknowledged {
+            assert!(member.get(&format!("k{n}")).await.unwrap().is_some(), "k{n} is gone");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_data_directory_is_private_and_held_by_one_process() {
+    let (_root, mut member) = scratch();
+    member.start();
+    member.ready();
+    let mode = std::fs::metadata(&member.data_dir).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    let second_root = tempfile::tempdir().unwrap();
+    let mut second = Member::alone(second_root.path());
+    second.args.push(format!("--data-dir={}", member.data_dir.display()));
+    second.start();
+    assert_eq!(second.exit_code(), Some(1));
+    assert!(second.log().contains("in use by another process"), "{}", second.log());
+    assert!(member.put("a", "1").await.is_ok(), "the first is not disturbed");
+}
+
+#[test]
+fn what_has_lost_data_or_is_not_its_own_asks_not_to_be_restarted() {
+    type Damage = fn(&std::path::Path);
+    let cases: [(&str, Damage); 4] = [
+        ("belongs to incarnation", |dir| {
+            std::fs::write(dir.join("muster-incarnation"), "0".repeat(32)).unwrap();
+        }),
+        ("this member has lost data", |dir| std::fs::remove_file(dir.join("member/db")).unwrap()),
+        ("there is a log", |dir| std::fs::remove_file(dir.join("muster-boot")).unwrap()),
+        ("permanently removed from the cluster", |dir| {
+            let tombstone =
+                r#"{"version":1,"incarnation":"","member_id":"","cluster_id":"","at":"","by":""}"#;
+            std::fs::write(dir.join("muster-tombstone.json"), tombstone).unwrap();
+        }),
+    ];
+    let (_root, mut member) = scratch();
+    member.start();
+    member.ready();
+    assert_eq!(member.stop(), Some(0));
+    for (text, damage) in cases {
+        let copy = tempfile::tempdir().unwrap();
+        let dir = copy.path().join("data");
+        copy_dir(&member.data_dir, &dir);
+        damage(&dir);
+        let mut damaged = Member::alone(copy.path());
+        damaged.args.push(format!("--data-dir={}", dir.display()));
+        damaged.start();
+        assert_eq!(damaged.exit_code(), Some(3), "{text}");
+        assert!(damaged.log().contains(text), "{text}: {}", damaged.log());
+        assert!(!damaged.log().contains("ready to serve"), "{text}");
+    }
+}
+
+fn copy_dir(from: &std::path::Path, to: &std::path::Path) {
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_dir(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn flags_without_effect_are_told_of_in_the_log() {
+    let (_root, mut member) = scratch();
+    member.args.push("--experimental-bootstrap-defrag-threshold-megabytes=5".to_owned());
+    member.start();
+    member.ready();
+    let log = member.log();
+    assert!(log.contains("this flag has no effect here"), "{log}");
+    for line in log.lines() {
+        let value: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert!(value["level"].is_string() && value["ts"].is_string() && value["msg"].is_string());
+    }
+}
+
+#[test]
+fn health_and_metrics_have_an_address_of_their_own_that_serves_no_data() {
+    let (_root, mut member) = scratch();
+    let [port] = common::free_ports();
+    member.args.push(format!("--listen-metrics-urls=http://127.0.0.1:{port}"));
+    member.start();
+    member.ready();
+    let get = |path: &str| {
+        use std::io::{Read, Write};
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    assert!(get("/health").starts_with("HTTP/1.1 200"));
+    assert!(get("/metrics").starts_with("HTTP/1.1 200"));
+    assert!(get("/version").starts_with("HTTP/1.1 404"));
+}
+
+#[test]
+fn a_hangup_is_not_an_end() {
+    let (_root, mut member) = scratch();
+    member.start();
+    member.ready();
+    member.signal(Signal::HUP);
+    let url = member.client_url.clone();
+    eventually("it still answers", || etcdctl(&url, &["put", "a", "1"]).is_none_or(|r| r.0));
+    assert_eq!(member.stop(), Some(0));
+}
+
+#[test]
+fn debians_etcdctl_is_served_whether_endpoints_are_urls_or_addresses() {
+    let (_root, mut member) = scratch();
+    member.start();
+    member.ready();
+    let url = member.client_url.clone();
+    let address = url.strip_prefix("http://").unwrap();
+    for endpoint in [url.as_str(), address] {
+        for (args, expected) in [
+            (&["put", "k", "v"][..], "OK"),
+            (&["get", "k"], "k\nv"),
+            (&["endpoint", "status"], ", 3.6.0, "),
+            (&["endpoint", "health"], "is healthy"),
+            (&["member", "list"], ", started, one, http://127.0.0.1:"),
+            (&["del", "k"], "1"),
+        ] {
+            let Some((done, text)) = etcdctl(endpoint, args) else { return };
+            assert!(done && text.contains(expected), "{endpoint} {args:?}: {text}");
+        }
+    }
+}

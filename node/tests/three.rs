@@ -1,0 +1,185 @@
+//! Three members: forming, forwarding, losing the leader, and strangers.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Member, PATIENCE, etcdctl, eventually, settled, three};
+
+fn started(root: &std::path::Path) -> Vec<Member> {
+    let mut members = three(root);
+    members.iter_mut().for_each(Member::start);
+    members.iter_mut().for_each(Member::ready);
+    members
+}
+
+fn all(members: &[Member]) -> Vec<&Member> {
+    members.iter().collect()
+}
+
+/// Puts until it is acknowledged: for when a leader has just been lost.
+async fn put_again(member: &Member, key: &str, value: &str) -> i64 {
+    let start = Instant::now();
+    loop {
+        match member.put(key, value).await {
+            Ok(revision) => return revision,
+            Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+        }
+    }
+}
+
+async fn same_hash(members: &[Member], revision: i64) {
+    let start = Instant::now();
+    loop {
+        let mut hashes = Vec::new();
+        for member in members {
+            hashes.push(member.hash(revision).await.ok());
+        }
+        if hashes.iter().all(|hash| hash.is_some() && *hash == hashes[0]) {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "hashes differ: {hashes:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn the_first_seat_leads_first_and_every_member_takes_writes() {
+    let root = tempfile::tempdir().unwrap();
+    let members = started(root.path());
+    assert_eq!(settled(&all(&members)).await, 0);
+    let mut revision = 0;
+    for member in &members {
+        revision = member.put(&format!("by-{}", member.name), "x").await.unwrap();
+    }
+    for member in &members {
+        for other in &members {
+            let got = member.get(&format!("by-{}", other.name)).await.unwrap();
+            assert_eq!(got.as_deref(), Some("x"));
+        }
+    }
+    same_hash(&members, revision).await;
+}
+
+#[tokio::test]
+async fn writes_go_on_without_the_leader_and_it_catches_up_when_it_returns() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    for round in 0..2 {
+        let leader = settled(&all(&members)).await;
+        members[0].put(&format!("before-{round}"), "x").await.unwrap();
+        members[leader].kill();
+        let other = &members[(leader + 1) % 3];
+        let revision = put_again(other, &format!("during-{round}"), "y").await;
+        members[leader].start();
+        members[leader].ready();
+        same_hash(&members, revision).await;
+        let got = members[leader].get(&format!("during-{round}")).await.unwrap();
+        assert_eq!(got.as_deref(), Some("y"));
+    }
+}
+
+#[tokio::test]
+async fn a_leader_that_is_stopped_in_order_hands_over_first() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    let leader = settled(&all(&members)).await;
+    assert_eq!(members[leader].stop(), Some(0));
+    let others: Vec<&Member> =
+        members.iter().enumerate().filter(|(n, _)| *n != leader).map(|(_, m)| m).collect();
+    // By the time it has ended somebody else leads already; else that would take an election time-out.
+    let mut successors = 0;
+    for member in &others {
+        let status = member.status().await.unwrap();
+        successors += usize::from(status.leader == status.header.unwrap().member_id);
+    }
+    assert_eq!(successors, 1);
+    put_again(others[0], "after", "x").await;
+}
+
+#[tokio::test]
+async fn one_of_three_serves_what_it_has_and_refuses_what_needs_a_quorum() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    members[0].put("k", "v").await.unwrap();
+    eventually("the last one has it", || {
+        etcdctl(&members[2].client_url, &["get", "k", "--consistency=s"])
+            .is_none_or(|(_, text)| text.contains('v'))
+    });
+    members[0].kill();
+    members[1].kill();
+    let local = etcdctl(&members[2].client_url, &["get", "k", "--consistency=s"]);
+    if let Some((done, text)) = local {
+        assert!(done && text.contains('v'), "{text}");
+    }
+    assert!(members[2].put("k", "w").await.is_err());
+    assert!(members[2].get("k").await.is_err());
+}
+
+#[tokio::test]
+async fn a_member_whose_disk_was_wiped_is_not_taken_for_the_old_one() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    settled(&all(&members)).await;
+    members[2].kill();
+    std::fs::remove_dir_all(&members[2].data_dir).unwrap();
+    let before = members[2].log().matches("ready to serve").count();
+    members[2].start();
+    eventually("the others refuse it", || {
+        members[..2].iter().all(|m| m.log().contains("its disk was wiped or replaced"))
+    });
+    put_again(&members[0], "still", "serving").await;
+    assert!(members[2].get("still").await.is_err());
+    assert_eq!(members[2].log().matches("ready to serve").count(), before);
+}
+
+#[tokio::test]
+async fn a_second_process_on_a_copy_of_the_data_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    members[2].put("old", "x").await.unwrap();
+    members[2].kill();
+    let copy = root.path().join("copy");
+    let status = std::process::Command::new("cp")
+        .arg("-a")
+        .args([&members[2].data_dir, &copy])
+        .status()
+        .unwrap();
+    assert!(status.success());
+    members[2].start();
+    members[2].ready();
+    // Its twin starts from the same state, and so with the same counter.
+    let [peer, client] = common::free_ports();
+    let initial = members[2].args.last().unwrap().strip_prefix("--initial-cluster=").unwrap();
+    let mut twin = Member::new(root.path(), "c", peer, client, initial);
+    twin.args.retain(|arg| !arg.starts_with("--initial-advertise") && !arg.starts_with("--data"));
+    let advertised = members[2].args.iter().find(|arg| arg.starts_with("--initial-advertise"));
+    twin.args.push(advertised.unwrap().clone());
+    twin.args.push(format!("--data-dir={}", copy.display()));
+    twin.start();
+    eventually("a peer refuses it", || members[0].log().contains("its data directory is a copy"));
+    put_again(&members[0], "still", "serving").await;
+}
+
+#[tokio::test]
+async fn members_of_another_cluster_are_refused_at_the_door() {
+    let (one_root, two_root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let members = started(one_root.path());
+    // A member that was told this cluster's addresses, but begins another one (another token).
+    let mut stranger = three(two_root.path()).swap_remove(0);
+    let addresses = members[0].args.last().unwrap().clone();
+    let own = stranger.args.iter().find(|a| a.starts_with("--initial-advertise")).unwrap();
+    let own = own.split_once('=').unwrap().1.to_owned();
+    let initial = addresses.strip_prefix("--initial-cluster=").unwrap();
+    let others = initial.split(',').filter(|part| !part.starts_with("a="));
+    let joined: Vec<&str> = others.collect();
+    stranger.args.push(format!("--initial-cluster=a={own},{}", joined.join(",")));
+    stranger.args.push("--initial-cluster-token=other".to_owned());
+    stranger.start();
+    eventually("both sides say why", || {
+        stranger.log().contains("cluster ID mismatch")
+            && members[1].log().contains("cluster ID mismatch")
+    });
+    assert!(!stranger.log().contains("ready to serve"));
+    members[0].put("k", "v").await.unwrap();
+}
