@@ -1,0 +1,187 @@
+//! Three members under a member document: mutual TLS everywhere, and keys that must be the bound ones.
+
+mod common;
+
+use std::path::Path;
+
+use common::{Member, etcdctl, eventually, free_ports};
+use rcgen::{
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PublicKeyData, date_time_ymd,
+};
+
+struct Ca {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+impl Ca {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { issuer: Issuer::new(params, key), pem }
+    }
+
+    fn leaf(&self, key: &KeyPair, expired: bool) -> String {
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        if expired {
+            params.not_before = date_time_ymd(2020, 1, 1);
+            params.not_after = date_time_ymd(2021, 1, 1);
+        }
+        params.signed_by(key, &self.issuer).unwrap().pem()
+    }
+}
+
+struct Secured {
+    members: Vec<Member>,
+    peer_ca: Ca,
+    root: tempfile::TempDir,
+}
+
+/// Three members, not started: files as an agent lays them out.
+fn three(expired_peer_leaf: Option<usize>) -> Secured {
+    let root = tempfile::tempdir().unwrap();
+    let (peer_ca, client_ca) = (Ca::new(), Ca::new());
+    let ports: [u16; 6] = free_ports();
+    let names = ["a", "b", "c"];
+    let keys: Vec<KeyPair> = (0..3).map(|_| KeyPair::generate().unwrap()).collect();
+    let url = |n: usize| format!("https://127.0.0.1:{}", ports[n]);
+    let hash = "ab".repeat(32);
+    let records: Vec<serde_json::Value> = (0..3)
+        .map(|n| {
+            let spki = muster_node::identity::NodeKey::of_spki(&keys[n].subject_public_key_info());
+            serde_json::json!({
+                "seat": n + 1, "name": names[n], "peer_urls": [url(n)], "client_urls": [url(n + 3)],
+                "incarnation": format!("{n:032x}"), "node_key": spki.to_string(),
+            })
+        })
+        .collect();
+    let initial: Vec<String> = (0..3).map(|n| format!("{}={}", names[n], url(n))).collect();
+    let members = (0..3)
+        .map(|n| {
+            let dir = root.path().join(format!("tls-{n}"));
+            std::fs::create_dir(&dir).unwrap();
+            let file = |name: &str, text: &str| {
+                let path = dir.join(name);
+                std::fs::write(&path, text).unwrap();
+                path.display().to_string()
+            };
+            let key = file("node.key", &keys[n].serialize_pem());
+            let document = serde_json::json!({
+                "version": 1, "document": hash, "cluster_name": "demo", "self": {"seat": n + 1},
+                "members": records,
+            });
+            let mut member =
+                Member::new(root.path(), names[n], ports[n], ports[n + 3], &initial.join(","));
+            for arg in &mut member.args {
+                *arg = arg.replace("=http://", "=https://");
+            }
+            member.client_url = url(n + 3);
+            member.args.extend([
+                format!("--initial-cluster-token={hash}"),
+                format!("--muster-document={}", file("document.json", &document.to_string())),
+                format!("--cert-file={}", file("client.crt", &client_ca.leaf(&keys[n], false))),
+                format!("--key-file={key}"),
+                format!("--trusted-ca-file={}", file("client-ca.crt", &client_ca.pem)),
+                "--client-cert-auth".to_owned(),
+                format!(
+                    "--peer-cert-file={}",
+                    file("peer.crt", &peer_ca.leaf(&keys[n], expired_peer_leaf == Some(n)))
+                ),
+                format!("--peer-key-file={key}"),
+                format!("--peer-trusted-ca-file={}", file("peer-ca.crt", &peer_ca.pem)),
+                "--peer-client-cert-auth".to_owned(),
+            ]);
+            // As the agent does, before it launches the node.
+            std::fs::create_dir(&member.data_dir).unwrap();
+            let marker = member.data_dir.join("muster-incarnation");
+            std::fs::write(marker, format!("{n:032x}\n")).unwrap();
+            member
+        })
+        .collect();
+    Secured { members, peer_ca, root }
+}
+
+impl Secured {
+    fn start(&mut self) {
+        self.members.iter_mut().for_each(Member::start);
+        self.members.iter_mut().for_each(Member::ready);
+    }
+
+    fn tls(&self, n: usize) -> std::path::PathBuf {
+        self.root.path().join(format!("tls-{n}"))
+    }
+
+    /// `None`: there is no etcdctl.
+    fn etcdctl(&self, n: usize, args: &[&str]) -> Option<(bool, String)> {
+        let file = |dir: &Path, name: &str| dir.join(name).display().to_string();
+        let dir = self.tls(0);
+        let (cert, key, ca) =
+            (file(&dir, "client.crt"), file(&dir, "node.key"), file(&dir, "client-ca.crt"));
+        let mut all = vec!["--cert", &cert, "--key", &key, "--cacert", &ca];
+        all.extend(args);
+        etcdctl(&self.members[n].client_url, &all)
+    }
+}
+
+#[test]
+fn members_and_clients_prove_themselves_and_the_cluster_serves() {
+    let mut cluster = three(None);
+    cluster.start();
+    for n in 0..3 {
+        let Some((done, text)) = cluster.etcdctl(n, &["put", "k", "v"]) else { return };
+        assert!(done, "{text}");
+        let (done, text) = cluster.etcdctl(n, &["endpoint", "status"]).unwrap();
+        assert!(done && text.contains("3.6.0"), "{text}");
+    }
+    let url = cluster.members[0].client_url.clone();
+    let ca = cluster.tls(0).join("client-ca.crt").display().to_string();
+    let without = etcdctl(&url, &["--cacert", &ca, "--command-timeout=2s", "get", "k"]);
+    assert!(!without.unwrap().0, "a client without a certificate is served");
+}
+
+#[test]
+fn an_expired_certificate_of_a_bound_key_is_an_alarm_and_the_cluster_forms() {
+    let mut cluster = three(Some(2));
+    cluster.start();
+    let said =
+        |member: &Member| member.log().contains("a peer's certificate is outside its validity");
+    eventually("the others say so", || cluster.members[..2].iter().all(said));
+}
+
+#[test]
+fn a_member_of_the_right_ca_with_another_key_is_refused() {
+    let mut cluster = three(None);
+    cluster.start();
+    cluster.members[2].kill();
+    let other = KeyPair::generate().unwrap();
+    let dir = cluster.tls(2);
+    std::fs::write(dir.join("node.key"), other.serialize_pem()).unwrap();
+    std::fs::write(dir.join("peer.crt"), cluster.peer_ca.leaf(&other, false)).unwrap();
+    // The client listener's certificate must fit its key for the node to start at all.
+    std::fs::write(dir.join("client.crt"), cluster.peer_ca.leaf(&other, false)).unwrap();
+    let ready = cluster.members[2].log().matches("ready to serve").count();
+    cluster.members[2].start();
+    eventually("the others refuse it", || {
+        cluster.members[..2].iter().all(|m| m.log().contains("its key is not the one bound"))
+    });
+    assert_eq!(cluster.members[2].log().matches("ready to serve").count(), ready);
+    if let Some((done, text)) = cluster.etcdctl(0, &["put", "still", "serving"]) {
+        assert!(done, "{text}");
+    }
+}
+
+#[test]
+fn another_incarnation_than_the_documents_never_starts() {
+    let mut cluster = three(None);
+    let marker = cluster.members[1].data_dir.join("muster-incarnation");
+    std::fs::write(marker, format!("{}\n", "f".repeat(32))).unwrap();
+    cluster.members[1].start();
+    assert_eq!(cluster.members[1].exit_code(), Some(3));
+    assert!(!cluster.members[1].data_dir.join("member/wal").exists());
+}
