@@ -88,7 +88,7 @@ pub struct Run {
 
     /// The host name or address that the others reach this host at (default: the address that
     /// packets to the discovery service leave from).
-    #[arg(long, value_name = "HOST", conflicts_with_all = ["peer_url", "client_url"])]
+    #[arg(long, value_name = "HOST")]
     pub advertise_address: Option<String>,
 
     /// The port for the other members.
@@ -99,11 +99,12 @@ pub struct Run {
     #[arg(long, value_name = "PORT", default_value_t = 2379)]
     pub client_port: u16,
 
-    /// The whole URL that the other members reach this one at, if address and port don't say it.
+    /// The whole URL that the other members reach this one at, if address and port don't say it;
+    /// it wins over them.
     #[arg(long, value_name = "URL")]
     pub peer_url: Option<String>,
 
-    /// The whole URL that clients reach this member at.
+    /// The whole URL that clients reach this member at; it wins over address and port.
     #[arg(long, value_name = "URL")]
     pub client_url: Option<String>,
 
