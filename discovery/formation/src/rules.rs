@@ -38,6 +38,9 @@ pub enum Rule {
     RetireIsAnExit,
     /// Abandon is refused from the commit on. Without it nodes start after it.
     AbandonBeforeCommit,
+    /// Neither abandon nor the deadline ends a cluster in a changed database before the ledgers have
+    /// been compared. Without it one that is committed is called abandoned, and its nodes start.
+    EndWhenSettled,
     /// S5: one list for each epoch, and none at or below a released one.
     OneListPerEpoch,
     /// S6: no second list before enough members of each earlier one have released it. Without it
@@ -67,7 +70,7 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule, in the order of declaration.
-    pub const EACH: [Rule; 18] = [
+    pub const EACH: [Rule; 19] = [
         Rule::LapseFirst,
         Rule::FreezeAboveFloor,
         Rule::OneSession,
@@ -76,6 +79,7 @@ impl Rule {
         Rule::AckAgain,
         Rule::RetireIsAnExit,
         Rule::AbandonBeforeCommit,
+        Rule::EndWhenSettled,
         Rule::OneListPerEpoch,
         Rule::ReleasesFirst,
         Rule::HoldAboveReleased,

@@ -4,11 +4,11 @@ use std::fmt;
 
 use formation_explored::agent::{Decision, Start, at_start};
 use formation_explored::service::{Phase, Place};
-use formation_explored::{Epoch, Hash, KeyId, Proposal};
+use formation_explored::{Epoch, Hash, KeyId};
 
 use crate::explore::config::Config;
 use crate::explore::host_side::directory_of;
-use crate::explore::identity::{hash_of, list, machine, name, record};
+use crate::explore::identity::{list, list_of, machine, members_of, name};
 use crate::explore::world::{Mode, NOW, PROCESSES, World};
 
 /// One atomic step of somebody.
@@ -196,6 +196,9 @@ fn of_host(world: &World, config: &Config, at: usize, actions: &mut Vec<Action>)
             actions.push(Action::Report(at));
         }
     }
+    // Epochs are seen whatever the agent is doing.
+    let latest = if config.liar { config.epochs + 1 } else { world.said.epoch };
+    actions.extend((journal.released + 2..=latest).map(|epoch| Action::SeeEpoch(at, epoch)));
     if journal.start == Start::NotYet && host.mode == Mode::Runs {
         forming(world, config, at, actions);
     }
@@ -209,34 +212,31 @@ fn forming(world: &World, config: &Config, at: usize, actions: &mut Vec<Action>)
     let Some(journal) = &host.journal else { return };
     if config.liar {
         let lists = every_list(world, config);
-        let mine =
-            |h: &&Hash| crate::explore::identity::members_of(**h).any(|key| key == journal.key);
+        let mine = |h: &&Hash| members_of(**h).any(|key| key == journal.key);
         for &h in lists.iter().filter(mine) {
             actions.push(Action::Consider(at, h));
             let acked = |key| world.said.acks.contains(&(key, h));
-            if crate::explore::identity::members_of(h).all(acked) {
+            if members_of(h).all(acked) {
                 actions.push(Action::SeeDocument(at, h));
             }
         }
-        actions.extend((journal.released + 2..=config.epochs + 1).map(|e| Action::SeeEpoch(at, e)));
         return;
     }
     let over = is_over(world, config);
     if !over {
         actions.push(Action::Speak(at));
     }
-    actions.extend((journal.released + 2..=world.said.epoch).map(|e| Action::SeeEpoch(at, e)));
     for &h in &world.said.proposals {
         if over {
             break;
         }
-        if crate::explore::identity::members_of(h).any(|key| key == journal.key) {
+        if members_of(h).any(|key| key == journal.key) {
             actions.push(Action::Consider(at, h));
             actions.push(Action::LosePatience(at, h));
         }
     }
     for &h in &world.said.documents {
-        if crate::explore::identity::members_of(h).any(|key| key == journal.key) {
+        if members_of(h).any(|key| key == journal.key) {
             actions.push(Action::SeeDocument(at, h));
         }
     }
@@ -256,6 +256,13 @@ fn is_over(world: &World, config: &Config) -> bool {
 /// Every list of joined hosts, in the order of their letters, at every epoch: what a lying service
 /// can show.
 fn every_list(world: &World, config: &Config) -> Vec<Hash> {
+    if !config.lies.is_empty() {
+        let lie = |(epoch, hosts): &(Epoch, Vec<usize>)| {
+            let keys: Vec<KeyId> = hosts.iter().map(|&at| world.key(at)).collect();
+            list_of(*epoch, &keys)
+        };
+        return config.lies.iter().map(lie).collect();
+    }
     let joined: Vec<KeyId> = world
         .hosts
         .iter()
@@ -267,12 +274,8 @@ fn every_list(world: &World, config: &Config) -> Vec<Hash> {
             continue;
         }
         let members = (0..joined.len()).filter(|place| chosen >> place & 1 == 1);
-        let records: Vec<_> = members.map(|place| record(joined[place])).collect();
-        for epoch in 1..=config.epochs {
-            let statement = crate::explore::identity::statement(config.seats).hash;
-            let cluster = crate::explore::identity::CLUSTER;
-            lists.push(hash_of(&Proposal { cluster, statement, epoch, records: records.clone() }));
-        }
+        let keys: Vec<KeyId> = members.map(|place| joined[place]).collect();
+        lists.extend((1..=config.epochs).map(|epoch| list_of(epoch, &keys)));
     }
     lists
 }

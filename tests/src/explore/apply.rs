@@ -19,7 +19,7 @@ use crate::explore::world::{Mode, World};
 pub fn apply(world: &World, config: &Config, action: &Action) -> Result<World, Violation> {
     let mut next = world.clone();
     apply_to(&mut next, config, action)?;
-    if next.is_hurried(config) {
+    if next.is_hurried() {
         hurry(&mut next, config)?;
     }
     Ok(next)

@@ -25,6 +25,8 @@ pub struct Config {
     pub expects_ledger: bool,
     /// There is no honest service: any list of known records may be shown at any time.
     pub liar: bool,
+    /// The only lists that a liar shows, as hosts with the epoch; all if empty.
+    pub lies: Vec<(u64, Vec<usize>)>,
     /// Messages of dead and re-made hosts may still arrive.
     pub late: bool,
     /// A lease may have lapsed before anybody looks, so that an event comes first.
@@ -103,6 +105,7 @@ impl Config {
             unreachable: 0,
             expects_ledger: true,
             liar: false,
+            lies: Vec::new(),
             late: false,
             quiet_lapses: false,
             lost_and_found: false,

@@ -6,7 +6,7 @@ use formation_explored::agent::{
     self, Action as Todo, Agent, Decision, Directory, Event, From, Journal, Listing, Offer, Output,
     ProbeAnswer, Shown, Target, at_start,
 };
-use formation_explored::service::{Event as ServiceEvent, Phase, Probe, Row};
+use formation_explored::service::{Event as ServiceEvent, Phase};
 use formation_explored::{Document, Epoch, Hash, KeyId, Millis, Permissions};
 
 use crate::explore::config::Config;
@@ -149,7 +149,7 @@ pub fn consider(
     let output = agent.step(&config.rules, Event::Offered(Box::new(offer)));
     let targets = perform(world, config, at, output)?;
     for target in targets.unwrap_or_default() {
-        let result = probe(world, config, own, &target);
+        let result = probe(world, own, &target);
         let event = Event::Probed { epoch, peer: target.key, result };
         let output = agent.step(&config.rules, event);
         perform(world, config, at, output)?;
@@ -163,12 +163,7 @@ pub fn consider(
 
 /// What `from` hears when it probes `target`: the answer that the target's own code gives. A peer in
 /// the same list is taken to have seen it: the prober retries until then.
-fn probe(
-    world: &World,
-    config: &Config,
-    from: KeyId,
-    target: &Target,
-) -> Result<ProbeAnswer, String> {
+fn probe(world: &World, from: KeyId, target: &Target) -> Result<ProbeAnswer, String> {
     let closed = || "connection closed".to_owned();
     let at = host_of(target.key);
     let host = &world.hosts[at];
@@ -181,7 +176,7 @@ fn probe(
     }
     let peer = agent_at(world, at);
     // Where its steps are one, it may have been asked before the launch.
-    if !peer.listens() && !world.is_hurried(config) {
+    if !peer.listens() && !world.is_hurried() {
         return Err(closed());
     }
     if target.in_proposal {

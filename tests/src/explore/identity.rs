@@ -123,6 +123,14 @@ pub fn hash_of(proposal: &Proposal) -> Hash {
     Hash(bytes)
 }
 
+/// The hash of the list of these keys, seat 1 first.
+#[must_use]
+pub fn list_of(epoch: Epoch, keys: &[KeyId]) -> Hash {
+    let size = u8::try_from(keys.len()).expect("at most 9 seats");
+    let records = keys.iter().map(|&key| record(key)).collect();
+    hash_of(&Proposal { cluster: CLUSTER, statement: statement(size).hash, epoch, records })
+}
+
 /// The members of the proposal that `h` stands for.
 pub fn members_of(h: Hash) -> impl Iterator<Item = KeyId> {
     (0..usize::from(h.0[1]))

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::explore::actions::enumerate;
+use crate::explore::actions::{Action, enumerate};
 use crate::explore::apply::apply;
 use crate::explore::config::Config;
 use crate::explore::properties::Violation;
@@ -12,6 +12,9 @@ use crate::explore::world::World;
 
 /// A walk ends after this many steps.
 const LENGTH: usize = 250;
+
+/// Of the faults that are drawn, one in this many happens: else every walk ends early.
+const FAULTS_ONE_IN: usize = 24;
 
 /// What random walks have seen.
 #[derive(Clone, Debug, Default)]
@@ -68,6 +71,9 @@ fn one(
             break;
         }
         let action = &actions[random.below(actions.len())];
+        if is_fault(action) && random.below(FAULTS_ONE_IN) != 0 {
+            continue;
+        }
         let before = transcript.len();
         transcript.push(format!("{:3}. {action}", before + 1));
         let next = apply(&world, config, action)?;
@@ -81,4 +87,23 @@ fn one(
         world = next;
     }
     if config.liar { Ok(()) } else { road::walk(&world, config) }
+}
+
+/// Something breaks, or a person gives up.
+fn is_fault(action: &Action) -> bool {
+    matches!(
+        action,
+        Action::Lapse(_)
+            | Action::TimeOut
+            | Action::Abandon
+            | Action::Expire
+            | Action::Accept
+            | Action::Restore
+            | Action::Kill(_)
+            | Action::Die(_)
+            | Action::LoseDirectory(_)
+            | Action::Remake(_)
+            | Action::Clone(..)
+            | Action::Crash(_)
+    )
 }

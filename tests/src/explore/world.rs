@@ -176,13 +176,9 @@ impl World {
     /// Whether no fault is left that could strike a host between two of its agent's steps: kills,
     /// lost directories, copies.
     #[must_use]
-    pub fn is_hurried(&self, config: &Config) -> bool {
+    pub fn is_hurried(&self) -> bool {
         let left = &self.left;
-        left.kills == 0
-            && left.lost_directories == 0
-            && left.clones == 0
-            && left.ends == 0
-            && config.environment.journal_sync
+        left.kills == 0 && left.lost_directories == 0 && left.clones == 0 && left.ends == 0
     }
 
     /// Whether the key's own host has ceased to be it.

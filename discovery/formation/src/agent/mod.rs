@@ -6,6 +6,8 @@ mod journal;
 mod sign;
 mod start;
 mod step;
+#[cfg(test)]
+mod tests;
 
 pub use directory::{Directory, LOST_AND_FOUND, Listing, MARKER, MEMBER, TOMBSTONE, classify};
 pub use event::{Action, Event, From, Objection, Offer, Output, ProbeAnswer, Shown, Target};

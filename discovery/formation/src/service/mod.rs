@@ -9,6 +9,8 @@ mod refusal;
 mod seats;
 mod settings;
 mod step;
+#[cfg(test)]
+mod tests;
 mod time;
 
 pub use cluster::{

@@ -61,6 +61,9 @@ pub enum Refusal {
     /// A cluster that isn't committed is abandoned, not retired.
     #[error("the cluster is {}, not committed: there is nothing to retire", phase.as_str())]
     NothingToRetire { phase: Phase },
+    /// The ledgers haven't agreed with this database yet: what looks undecided may be committed.
+    #[error("the database was changed, and the ledgers have not been compared with it yet")]
+    Unsettled,
     /// A committed cluster can't be given up.
     #[error("the cluster is {}: its members may be running", phase.as_str())]
     AlreadyCommitted { phase: Phase },
@@ -98,6 +101,7 @@ impl Refusal {
             Refusal::Duplicate { clash, .. } => clash.code(),
             Refusal::NotCommitted { .. } => "not_committed",
             Refusal::NothingToRetire { .. } => "nothing_to_retire",
+            Refusal::Unsettled => "unsettled",
             Refusal::AlreadyCommitted { .. } => "already_committed",
             Refusal::StatementOutOfOrder { .. } => "statement_out_of_order",
             Refusal::StatementFixed => "statement_fixed",
@@ -125,6 +129,7 @@ impl Refusal {
             | Refusal::Duplicate { .. }
             | Refusal::NotCommitted { .. }
             | Refusal::NothingToRetire { .. }
+            | Refusal::Unsettled
             | Refusal::AlreadyCommitted { .. }
             | Refusal::StatementOutOfOrder { .. }
             | Refusal::StatementFixed => 409,
@@ -139,6 +144,7 @@ impl Refusal {
             | Refusal::UnknownKey { .. }
             | Refusal::NotSeated { .. }
             | Refusal::Duplicate { .. }
+            | Refusal::Unsettled
             | Refusal::NotCommitted { .. } => true,
             Refusal::BootClosed { .. }
             | Refusal::Ended { .. }
@@ -203,6 +209,11 @@ impl Refusal {
             Refusal::NotCommitted { .. } => "poll until the cluster is committed".into(),
             Refusal::NothingToRetire { .. } => {
                 "have an operator run `muster-discovery cluster abandon`".into()
+            }
+            Refusal::Unsettled => {
+                "start every discovery process, or have an owner run `muster-discovery db accept`, \
+                 which abandons every cluster that isn't committed"
+                    .into()
             }
             Refusal::AlreadyCommitted { .. } => {
                 "have an owner run `muster-discovery cluster retire`".into()

@@ -484,6 +484,10 @@ impl Turn<'_> {
         }
         if self.cluster.phase != Phase::Abandoned {
             self.refuse_if_ended()?;
+            // A ledger may still show that it was committed, and its nodes run.
+            if self.cluster.unsettled && self.context.rules.on(Rule::EndWhenSettled) {
+                return Err(Refusal::Unsettled);
+            }
             self.end(Phase::Abandoned, EndCause::Abandon, by);
         }
         Ok(Asker::NOBODY)

@@ -1,5 +1,6 @@
 //! What time does to a cluster: leases lapse, lists time out, deadlines pass.
 
+use crate::rules::Rule;
 use crate::service::cluster::{Cluster, EndCause, Frozen, LastError, Phase, Place, Probe};
 use crate::service::outcome::{Change, Reopen};
 use crate::service::settings::Settings;
@@ -19,7 +20,9 @@ pub fn next_deadline(cluster: &Cluster, settings: &Settings, now: Micros) -> Opt
     let seated = cluster.agents.values().filter(|agent| matches!(agent.place, Place::Seat(_)));
     let holds = seated.map(|agent| agent.held_until).filter(|&until| until > now);
     let times_out = cluster.frozen.iter().map(|frozen| frozen.at.after(settings.prepare));
-    leases.chain(holds).chain(times_out).chain([cluster.deadline]).min()
+    // It doesn't expire before the ledgers have been compared, and that is an event of its own.
+    let expires = (!cluster.unsettled).then_some(cluster.deadline);
+    leases.chain(holds).chain(times_out).chain(expires).min()
 }
 
 impl Turn<'_> {
@@ -30,7 +33,8 @@ impl Turn<'_> {
         {
             return;
         }
-        if self.cluster.deadline <= self.now {
+        let may_end = !self.cluster.unsettled || !self.context.rules.on(Rule::EndWhenSettled);
+        if self.cluster.deadline <= self.now && may_end {
             self.end(Phase::Expired, EndCause::Deadline, "its deadline passed".to_owned());
             return;
         }

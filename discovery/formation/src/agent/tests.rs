@@ -1,0 +1,368 @@
+//! S1 to S7, the order of the journal, and the restart table, as transcripts.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::agent::{
+    Action, Agent, Decision, Directory, Event, From, Journal, Listing, Offer, Output, ProbeAnswer,
+    Shown, Start, at_start, classify,
+};
+use crate::fixtures::{hash_of, key, machine, plain_record, proposal, record, statement};
+use crate::rules::Rules;
+use crate::service::Phase;
+use crate::values::{Document, Hash, Incarnation, Millis, Permissions, Record};
+
+const RULES: Rules = Rules::ALL;
+
+fn joined(host: u8) -> Agent {
+    let mut agent =
+        Agent::new(Journal::new(key(host), Incarnation(u128::from(host)), machine(host)), 1);
+    let output = agent.step(&RULES, Event::RecordReady(record(host)));
+    assert!(output.durable.is_some(), "the record is durable before it is sent");
+    agent
+}
+
+fn offer(epoch: u64, hosts: &[u8]) -> Offer {
+    let proposal = proposal(epoch, hosts);
+    Offer {
+        h: hash_of(&proposal),
+        proposal,
+        permissions: Permissions::default(),
+        statement: statement(3).hash,
+        size: u8::try_from(hosts.len()).expect("a short list"),
+        invalid: BTreeMap::new(),
+        skew: Millis(0),
+        directory: Directory::Blank,
+        machine: machine(hosts[0]),
+        releases: BTreeMap::new(),
+    }
+}
+
+fn offered(agent: &mut Agent, offer: Offer) -> Output {
+    agent.step(&RULES, Event::Offered(Box::new(offer)))
+}
+
+fn reach(agent: &mut Agent, epoch: u64, host: u8) -> Output {
+    let answer =
+        ProbeAnswer { key: key(host), incarnation: Incarnation(u128::from(host)), released: 0 };
+    agent.step(&RULES, Event::Probed { epoch, peer: key(host), result: Ok(answer) })
+}
+
+fn shown(epoch: u64) -> Event {
+    Event::Shown(Shown { phase: Phase::Open, epoch, show_document: false })
+}
+
+/// Host 1, having signed {1,2,3} at epoch 1.
+fn signed() -> Agent {
+    let mut agent = joined(1);
+    let _ = offered(&mut agent, offer(1, &[1, 2, 3]));
+    let _ = reach(&mut agent, 1, 2);
+    let output = reach(&mut agent, 1, 3);
+    assert!(matches!(output.then[..], [Action::SignAck { epoch: 1, .. }]));
+    agent
+}
+
+fn document(epoch: u64, hosts: &[u8]) -> Arc<Document> {
+    let proposal = proposal(epoch, hosts);
+    Arc::new(Document { h: hash_of(&proposal), proposal, text: Arc::from("document") })
+}
+
+fn show_document(agent: &mut Agent, document: Arc<Document>) -> Output {
+    agent.step(&RULES, Event::DocumentShown { document, machine: machine(1) })
+}
+
+fn nack_code(output: &Output) -> Option<&'static str> {
+    output.then.iter().find_map(|action| match action {
+        Action::Nack { reason, .. } => Some(reason.code()),
+        _ => None,
+    })
+}
+
+#[test]
+fn it_signs_once_the_matrix_is_green_and_is_bound_before() {
+    let mut agent = joined(1);
+    let output = offered(&mut agent, offer(1, &[1, 2, 3]));
+    assert!(matches!(&output.then[..], [Action::Probe { targets, .. }] if targets.len() == 2));
+    assert_eq!(reach(&mut agent, 1, 2), Output::default());
+    let output = reach(&mut agent, 1, 3);
+    let durable = output.durable.expect("bound before the ack is shown");
+    assert_eq!(durable.bound[&1].h, hash_of(&proposal(1, &[1, 2, 3])));
+    assert!(matches!(output.then[..], [Action::SignAck { epoch: 1, .. }]));
+}
+
+#[test]
+fn a_peer_out_of_reach_goes_into_the_matrix_not_into_a_nack() {
+    let mut agent = joined(1);
+    let _ = offered(&mut agent, offer(1, &[1, 2, 3]));
+    let _ = reach(&mut agent, 1, 2);
+    let failed = Event::Probed { epoch: 1, peer: key(3), result: Err("timed out".to_owned()) };
+    let output = agent.step(&RULES, failed);
+    assert!(matches!(&output.then[..], [Action::SendRow { row, .. }] if row.len() == 2));
+    assert!(matches!(reach(&mut agent, 1, 3).then[..], [Action::SignAck { .. }]), "tried again");
+}
+
+#[test]
+fn another_agent_at_the_address_is_no_answer() {
+    let mut agent = joined(1);
+    let _ = offered(&mut agent, offer(1, &[1, 2]));
+    let answer = ProbeAnswer { key: key(2), incarnation: Incarnation(99), released: 0 };
+    let output = agent.step(&RULES, Event::Probed { epoch: 1, peer: key(2), result: Ok(answer) });
+    assert!(matches!(output.then[..], [Action::SendRow { .. }]));
+}
+
+#[test]
+fn each_check_refuses_with_its_own_reason() {
+    let changes: [(fn(&mut Offer), &str); 9] = [
+        (
+            |offer| drop(offer.invalid.insert(2, "its token is another cluster's".into())),
+            "invalid_record",
+        ),
+        (|offer| offer.proposal.records[0] = other_record(1, 42), "not_my_record"),
+        (|offer| offer.statement = Hash([9; 32]), "foreign_list"),
+        (|offer| offer.proposal.records[2] = named_like(3, 2), "duplicate_name"),
+        (|offer| offer.skew = Millis(30_001), "clock_skew"),
+        (|offer| offer.directory = Directory::Foreign("data".into()), "directory_not_blank"),
+        (|offer| offer.directory = Directory::Log(None), "directory_not_blank"),
+        (|offer| offer.machine = machine(9), "other_machine"),
+        (|offer| offer.proposal.records[1] = at_loopback(2), "loopback_address"),
+    ];
+    for (change, code) in changes {
+        let mut agent = joined(1);
+        let mut offer = offer(1, &[1, 2, 3]);
+        change(&mut offer);
+        let output = offered(&mut agent, offer);
+        assert_eq!(nack_code(&output), Some(code));
+        assert!(agent.journal.bound.is_empty(), "{code}: nothing is signed");
+    }
+}
+
+fn other_record(host: u8, hash: u8) -> Arc<Record> {
+    Arc::new(Record { hash: Hash([hash; 32]), ..plain_record(host) })
+}
+
+fn named_like(host: u8, other: u8) -> Arc<Record> {
+    Arc::new(Record { name: plain_record(other).name, ..plain_record(host) })
+}
+
+fn at_loopback(host: u8) -> Arc<Record> {
+    Arc::new(Record { peer_urls: vec!["https://[::1]:2380".into()], ..plain_record(host) })
+}
+
+#[test]
+fn s5_no_second_list_in_an_epoch_and_none_below_a_released_one() {
+    let mut agent = signed();
+    assert_eq!(nack_code(&offered(&mut agent, offer(1, &[1, 2, 4]))), Some("old_epoch"));
+    let mut agent = joined(1);
+    let output = agent.step(&RULES, shown(3));
+    assert_eq!(output.then, [Action::SignRelease { epoch: 2 }]);
+    assert_eq!(output.durable.map(|journal| journal.released), Some(2));
+    assert_eq!(nack_code(&offered(&mut agent, offer(2, &[1, 2, 3]))), Some("old_epoch"));
+}
+
+#[test]
+fn s5_the_same_list_is_signed_again() {
+    let mut agent = signed();
+    let mut again = Agent::new(agent.journal.clone().rebooted(), 2);
+    let output = offered(&mut again, offer(1, &[1, 2, 3]));
+    assert!(matches!(output.then[..], [Action::SignAck { epoch: 1, .. }]));
+    let _ = agent.step(&RULES, shown(2));
+    assert_eq!(
+        nack_code(&offered(&mut agent, offer(1, &[1, 2, 3]))),
+        Some("old_epoch"),
+        "released"
+    );
+}
+
+#[test]
+fn s6_a_second_list_waits_for_the_releases_of_the_first() {
+    let mut agent = signed();
+    let output = offered(&mut agent, offer(2, &[1, 4, 5]));
+    assert_eq!(output.then[0], Action::SignRelease { epoch: 1 });
+    let Some(Action::Probe { targets, .. }) = output.then.get(1) else { panic!("{output:?}") };
+    let asked: Vec<bool> = targets.iter().map(|target| target.in_proposal).collect();
+    assert_eq!(asked, [false, false, true, true], "members of the first list are asked as well");
+    let _ = reach(&mut agent, 2, 4);
+    let row = reach(&mut agent, 2, 5);
+    assert!(matches!(row.then[..], [Action::SendRow { .. }]), "green, but not released");
+    let waiting = agent.waits_for(&RULES).and_then(|waiting| waiting.unreleased);
+    assert!(waiting.is_some_and(|why| why.to_string().contains("1 of the 2 releases")));
+    let output = agent.step(&RULES, Event::ReleaseSeen { key: key(2), epoch: 1 });
+    assert!(matches!(output.then[..], [Action::SignAck { epoch: 2, .. }]));
+}
+
+#[test]
+fn s6_patience_ends_in_a_refusal_that_names_who_is_missing() {
+    let mut agent = signed();
+    let _ = offered(&mut agent, offer(2, &[1, 4, 5]));
+    let output = agent.step(&RULES, Event::Impatient { epoch: 2 });
+    assert_eq!(nack_code(&output), Some("unreleased"));
+    assert_eq!(agent.step(&RULES, Event::Impatient { epoch: 2 }), Output::default(), "said once");
+}
+
+#[test]
+fn whoever_holds_a_document_releases_nothing_and_signs_nothing() {
+    let mut agent = signed();
+    let output = show_document(&mut agent, document(1, &[1, 2, 3]));
+    assert!(output.durable.is_some_and(|journal| journal.held.is_some()));
+    assert_eq!(output.then, [Action::LookAtDirectory]);
+    assert_eq!(agent.step(&RULES, shown(5)), Output::default());
+    assert_eq!(nack_code(&offered(&mut agent, offer(2, &[1, 4, 5]))), Some("document_held"));
+}
+
+#[test]
+fn a_document_is_refused_if_it_was_released_unsigned_foreign_or_the_second() {
+    let mut released = signed();
+    let _ = released.step(&RULES, shown(2));
+    let mut unsigned = joined(1);
+    let mut foreign = signed();
+    for (agent, list) in
+        [(&mut released, [1, 2, 3]), (&mut unsigned, [1, 2, 3]), (&mut foreign, [2, 3, 4])]
+    {
+        let output = show_document(agent, document(1, &list));
+        assert!(matches!(output.then[..], [Action::ReplacementWanted { .. }]), "{output:?}");
+        assert!(agent.journal.held.is_none());
+    }
+    let mut holder = signed();
+    let _ = show_document(&mut holder, document(1, &[1, 2, 3]));
+    let output = show_document(&mut holder, document(2, &[1, 4, 5]));
+    assert_eq!(output.then, [Action::ShowDocument { h: document(1, &[1, 2, 3]).h }]);
+}
+
+#[test]
+fn the_first_start_is_marker_then_launching_then_exec_then_ran() {
+    let mut agent = signed();
+    let _ = show_document(&mut agent, document(1, &[1, 2, 3]));
+    let look = agent.step(&RULES, Event::Looked(Directory::Blank));
+    assert_eq!(look.then, [Action::WriteMarker { incarnation: Incarnation(1) }]);
+    assert!(look.durable.is_none());
+    let launch = agent.step(&RULES, Event::MarkerWritten);
+    assert_eq!(launch.durable.map(|journal| journal.start), Some(Start::Launching));
+    assert_eq!(launch.then, [Action::Launch(From::List)]);
+    assert!(!agent.listens(), "the port is the node's now");
+    let ran = agent.step(&RULES, Event::LogSeen);
+    assert_eq!(ran.durable.map(|journal| journal.start), Some(Start::Ran));
+}
+
+#[test]
+fn only_those_in_its_lists_get_an_answer_to_a_probe() {
+    let mut agent = joined(1);
+    assert_eq!(agent.answer_probe(key(2)), None);
+    let _ = offered(&mut agent, offer(1, &[1, 2, 3]));
+    assert!(agent.answer_probe(key(2)).is_some());
+    assert_eq!(agent.answer_probe(key(4)), None);
+    let later = Agent::new(signed().journal.rebooted(), 2);
+    assert!(later.answer_probe(key(3)).is_some(), "in a list that it signed");
+}
+
+#[test]
+fn refusals_stop_it_for_good_only_where_waiting_can_not_help() {
+    let refused = |code: &str, retryable| Event::Refused { code: code.to_owned(), retryable };
+    let exit = |code: &str, retryable| {
+        let output = joined(1).step(&RULES, refused(code, retryable));
+        output.then.iter().find_map(|action| match action {
+            Action::Stop { exit, .. } => Some(*exit),
+            _ => None,
+        })
+    };
+    assert_eq!(exit("boot_closed", false), Some(3));
+    assert_eq!(exit("abandoned", false), Some(3));
+    assert_eq!(exit("key_elsewhere", false), Some(3));
+    assert_eq!(exit("grant_expired", false), Some(1));
+    assert_eq!(exit("duplicate_name", true), None);
+    let again = joined(1).step(&RULES, refused("unknown_key", true));
+    assert_eq!(again.then, [Action::Redeem]);
+}
+
+#[test]
+fn the_record_is_not_changed_while_an_old_list_may_still_commit() {
+    let mut agent = signed();
+    let _ = agent.step(&RULES, Event::RecordReady(other_record(1, 42)));
+    assert_eq!(agent.journal.record.as_ref().map(|record| record.hash), Some(Hash([1; 32])));
+    let _ = agent.step(&RULES, shown(2));
+    let _ = agent.step(&RULES, Event::RecordReady(other_record(1, 42)));
+    assert_eq!(agent.journal.record.as_ref().map(|record| record.hash), Some(Hash([42; 32])));
+}
+
+#[test]
+fn the_restart_table() {
+    let own = Incarnation(1);
+    let other = Incarnation(2);
+    let at = |held: bool, start: Start| {
+        let mut journal = signed().journal;
+        journal.held = held.then(|| document(1, &[1, 2, 3]));
+        journal.start = start;
+        journal
+    };
+    let before = at(false, Start::NotYet);
+    let held = at(true, Start::NotYet);
+    let launching = at(true, Start::Launching);
+    let ran = at(true, Start::Ran);
+    let rows = [
+        (&before, Directory::Blank, "go on"),
+        (&before, Directory::Marked(own), "refuse"),
+        (&before, Directory::Log(Some(own)), "refuse"),
+        (&held, Directory::Blank, "launch"),
+        (&held, Directory::Marked(own), "launch"),
+        (&held, Directory::Marked(other), "refuse"),
+        (&held, Directory::Log(Some(own)), "refuse"),
+        (&held, Directory::Foreign("data".into()), "refuse"),
+        (&launching, Directory::Marked(own), "list"),
+        (&launching, Directory::Log(Some(own)), "log"),
+        (&launching, Directory::Blank, "replacement"),
+        (&launching, Directory::Log(None), "replacement"),
+        (&launching, Directory::Log(Some(other)), "refuse"),
+        (&ran, Directory::Log(Some(own)), "log"),
+        (&ran, Directory::Marked(own), "replacement"),
+        (&ran, Directory::Blank, "replacement"),
+        (&ran, Directory::Tombstone, "removed"),
+    ];
+    for (journal, directory, expected) in rows {
+        let decision = at_start(&RULES, Some(journal), &machine(1), &directory);
+        let name = match decision {
+            Decision::GoOn => "go on",
+            Decision::GoOnToLaunch => "launch",
+            Decision::Start(From::List) => "list",
+            Decision::Start(From::Log) => "log",
+            Decision::ReplacementWanted { .. } => "replacement",
+            Decision::Refuse { .. } => "refuse",
+            Decision::Removed => "removed",
+            Decision::BeginNew | Decision::SetAsideAndBeginNew => "new",
+        };
+        assert_eq!(name, expected, "{:?} and {directory}", journal.start);
+    }
+}
+
+#[test]
+fn a_journal_from_another_machine_is_put_aside_unless_a_log_lies_there() {
+    let journal = signed().journal;
+    let elsewhere = |directory| at_start(&RULES, Some(&journal), &machine(9), &directory);
+    assert_eq!(elsewhere(Directory::Blank), Decision::SetAsideAndBeginNew);
+    assert!(matches!(elsewhere(Directory::Log(None)), Decision::Refuse { .. }));
+    assert_eq!(at_start(&RULES, None, &machine(9), &Directory::Blank), Decision::BeginNew);
+    let log = Directory::Log(Some(Incarnation(1)));
+    assert!(matches!(at_start(&RULES, None, &machine(9), &log), Decision::Refuse { .. }));
+}
+
+#[test]
+fn a_directory_is_blank_if_nothing_or_only_lost_and_found_is_in_it() {
+    let listing = |entries: &[&str], marker, log| Listing {
+        entries: entries.iter().map(|&entry| entry.to_owned()).collect(),
+        marker,
+        log,
+    };
+    let own = Some(Incarnation(1));
+    let rows = [
+        (listing(&[], None, false), Directory::Blank),
+        (listing(&["lost+found"], None, false), Directory::Blank),
+        (listing(&["lost+found", "x"], None, false), Directory::Foreign("x".into())),
+        (listing(&["muster-incarnation"], own, false), Directory::Marked(Incarnation(1))),
+        (listing(&["muster-incarnation", "member"], own, false), Directory::Marked(Incarnation(1))),
+        (listing(&["muster-incarnation", "member"], own, true), Directory::Log(own)),
+        (listing(&["member"], None, true), Directory::Log(None)),
+        (listing(&["member"], None, false), Directory::Foreign("member".into())),
+        (listing(&["muster-tombstone.json", "member"], own, true), Directory::Tombstone),
+    ];
+    for (listing, expected) in rows {
+        assert_eq!(classify(&RULES, &listing), expected, "{:?}", listing.entries);
+    }
+}

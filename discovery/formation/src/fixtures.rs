@@ -1,0 +1,70 @@
+//! Hosts, records and lists for the tests beside the code.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::values::{
+    ClusterId, GrantId, Hash, Incarnation, KeyId, Machine, Micros, Millis, Permissions, Proposal,
+    Record, Statement,
+};
+
+pub const CLUSTER: ClusterId = ClusterId(7);
+pub const START: Micros = Micros(1_000_000_000);
+
+pub fn key(host: u8) -> KeyId {
+    KeyId([host; 32])
+}
+
+pub fn machine(host: u8) -> Machine {
+    Machine(BTreeMap::from([("id".to_owned(), host.to_string())]))
+}
+
+pub fn plain_record(host: u8) -> Record {
+    Record {
+        key: key(host),
+        hash: Hash([host; 32]),
+        token_hash: Hash([host; 32]),
+        node_key: Hash([host; 32]),
+        machine: machine(host),
+        incarnation: Incarnation(u128::from(host)),
+        name: format!("host-{host}"),
+        peer_urls: vec![format!("https://10.0.0.{host}:2380")],
+        client_urls: vec![format!("https://10.0.0.{host}:2379")],
+        cluster: CLUSTER,
+        grant: GrantId(Arc::from("boot")),
+        jws: Arc::from("record"),
+        token_jws: Arc::from("token"),
+    }
+}
+
+pub fn record(host: u8) -> Arc<Record> {
+    Arc::new(plain_record(host))
+}
+
+pub fn statement(size: u8) -> Statement {
+    Statement {
+        hash: Hash([200; 32]),
+        sequence: 1,
+        cluster: CLUSTER,
+        size,
+        permissions: Permissions::default(),
+    }
+}
+
+pub fn hash_of(proposal: &Proposal) -> Hash {
+    let mut bytes = [0; 32];
+    bytes[0] = u8::try_from(proposal.epoch).expect("a small epoch");
+    for (place, record) in proposal.records.iter().enumerate() {
+        bytes[1 + place] = record.hash.0[0];
+    }
+    Hash(bytes)
+}
+
+pub fn proposal(epoch: u64, hosts: &[u8]) -> Proposal {
+    let records = hosts.iter().map(|&host| record(host)).collect();
+    Proposal { cluster: CLUSTER, statement: statement(3).hash, epoch, records }
+}
+
+pub fn seconds(count: u64) -> Millis {
+    Millis(count * 1_000)
+}

@@ -1,0 +1,464 @@
+//! The table of states and events, row by row, as transcripts.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::fixtures::{
+    CLUSTER, START, hash_of, key, plain_record, proposal, record, seconds, statement,
+};
+use crate::rules::Rules;
+use crate::service::{
+    Alarm, Answer, Cluster, Context, EndCause, Event, Grant, Outcome, Phase, Place, Poll, Probe,
+    Redeem, Refusal, Settings, Standing, explain, next_deadline, step,
+};
+use crate::values::{Document, GrantId, Hash, Micros, Record, Release, Session};
+
+struct Service {
+    cluster: Cluster,
+    now: Micros,
+}
+
+impl Service {
+    fn of_size(size: u8) -> Service {
+        Service {
+            cluster: Cluster::opened(statement(size), START.after(seconds(86_400))),
+            now: START,
+        }
+    }
+
+    fn step(&mut self, event: Event) -> Outcome {
+        let settings = Settings::DEFAULT;
+        let context = Context { rules: &Rules::ALL, settings: &settings, hash: &hash_of };
+        step(&mut self.cluster, &context, self.now, event)
+    }
+
+    fn yes(&mut self, event: Event) -> Answer {
+        self.step(event).answer.expect("not refused")
+    }
+
+    fn no(&mut self, event: Event) -> Refusal {
+        self.step(event).answer.expect_err("refused")
+    }
+
+    fn pass(&mut self, count: u64) {
+        self.now = self.now.after(seconds(count));
+    }
+
+    fn joined(size: u8, hosts: &[u8]) -> Service {
+        let mut service = Service::of_size(size);
+        for &host in hosts {
+            let _ = service.yes(redeem(host));
+        }
+        service
+    }
+
+    fn committed() -> Service {
+        let mut service = Service::joined(3, &[1, 2, 3]);
+        for host in [1, 2, 3] {
+            let _ = service.yes(ack(host, 1, &[1, 2, 3]));
+        }
+        assert_eq!(service.cluster.phase, Phase::Committed);
+        service
+    }
+}
+
+fn grant() -> Grant {
+    Grant {
+        id: GrantId(Arc::from("boot")),
+        uses: 3,
+        expires: START.after(seconds(3_600)),
+        revoked: false,
+    }
+}
+
+fn redeem_with(record: Arc<Record>, session: Session, highest_epoch: u64) -> Event {
+    Event::Redeem(Redeem { record, session, highest_epoch, holds: None, grant: grant() })
+}
+
+fn session(host: u8, boot: u64) -> Session {
+    Session { boot, nonce: u128::from(host) * 100 + u128::from(boot) }
+}
+
+fn redeem(host: u8) -> Event {
+    redeem_with(record(host), session(host, 1), 0)
+}
+
+fn poll(host: u8) -> Event {
+    poll_of(host, 0)
+}
+
+fn poll_of(host: u8, highest_epoch: u64) -> Event {
+    Event::Poll(Poll { key: key(host), session: session(host, 1), highest_epoch, holds: None })
+}
+
+fn ack(host: u8, epoch: u64, list: &[u8]) -> Event {
+    let h = hash_of(&proposal(epoch, list));
+    Event::Ack { key: key(host), epoch, h, jws: Arc::from("ack") }
+}
+
+fn document(epoch: u64, list: &[u8]) -> Document {
+    let proposal = proposal(epoch, list);
+    Document { h: hash_of(&proposal), proposal, text: Arc::from("document") }
+}
+
+fn nack(host: u8, epoch: u64) -> Event {
+    Event::Nack { key: key(host), epoch, reason: "S4: my clock is off".to_owned() }
+}
+
+#[test]
+fn three_hosts_take_three_seats_and_a_fourth_waits() {
+    let mut service = Service::of_size(3);
+    assert_eq!(service.yes(redeem(1)).standing, Some(Standing::Seat(1)));
+    assert_eq!(service.yes(redeem(2)).standing, Some(Standing::Seat(2)));
+    let third = service.yes(redeem(3));
+    assert_eq!((third.standing, third.phase), (Some(Standing::Seat(3)), Phase::Preparing));
+    assert!(third.proposal.is_some(), "whoever fills the last seat sees the list at once");
+    let fourth = service.yes(redeem(4));
+    assert_eq!(fourth.standing, Some(Standing::Standby { ahead: 0 }));
+    assert_eq!(fourth.proposal, None);
+}
+
+#[test]
+fn the_last_ack_commits_and_later_ones_get_the_document() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    let list = [1, 2, 3];
+    assert_eq!(service.step(ack(1, 1, &list)).committed, None);
+    assert_eq!(service.step(ack(2, 1, &list)).committed, None);
+    let last = service.step(ack(3, 1, &list));
+    assert_eq!(last.committed, Some(hash_of(&proposal(1, &list))));
+    assert!(last.document_leaves());
+    let again = service.step(ack(1, 1, &list));
+    assert_eq!(again.committed, None, "committed once");
+    assert!(again.document_leaves());
+}
+
+#[test]
+fn acks_of_another_epoch_list_or_host_are_refused() {
+    let mut service = Service::joined(3, &[1, 2, 3, 4]);
+    assert_eq!(service.no(ack(1, 2, &[1, 2, 3])).code(), "stale_epoch");
+    assert_eq!(service.no(ack(1, 1, &[1, 2, 4])).code(), "other_proposal");
+    assert_eq!(service.no(ack(4, 1, &[1, 2, 3])).code(), "not_seated");
+    assert!(service.cluster.frozen.as_ref().is_some_and(|frozen| frozen.acks.is_empty()));
+    let mut open = Service::joined(3, &[1]);
+    assert_eq!(open.no(ack(1, 1, &[1, 2, 3])).code(), "stale_epoch");
+}
+
+#[test]
+fn a_late_host_is_told_that_the_members_are_decided() {
+    let mut service = Service::committed();
+    let refusal = service.no(redeem(4));
+    assert_eq!((refusal.code(), refusal.status()), ("boot_closed", 410));
+}
+
+#[test]
+fn a_standby_is_told_that_the_members_are_decided() {
+    let mut service = Service::joined(3, &[1, 2, 3, 4]);
+    for host in [1, 2, 3] {
+        let _ = service.yes(ack(host, 1, &[1, 2, 3]));
+    }
+    assert_eq!(service.no(poll(4)).code(), "boot_closed");
+    assert!(service.yes(poll(2)).document.is_some());
+}
+
+#[test]
+fn a_seat_whose_lease_lapses_goes_to_the_standby() {
+    let mut service = Service::joined(3, &[1, 2, 3, 4]);
+    service.pass(50);
+    for host in [1, 2, 4] {
+        let _ = service.yes(poll(host));
+    }
+    service.pass(41);
+    let _ = service.yes(Event::Tick);
+    assert_eq!(service.cluster.seats()[&3], key(4));
+    assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Preparing, 2));
+    let late = service.yes(poll(3));
+    assert_eq!(late.standing, Some(Standing::Standby { ahead: 0 }), "the late key queues");
+}
+
+#[test]
+fn the_last_ack_does_not_commit_the_dead() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    let list = [1, 2, 3];
+    let _ = service.yes(ack(1, 1, &list));
+    let _ = service.yes(ack(2, 1, &list));
+    service.pass(50);
+    let _ = service.yes(poll(3));
+    service.pass(41);
+    let outcome = service.step(ack(3, 1, &list));
+    assert_eq!(outcome.answer.expect_err("too late").code(), "stale_epoch");
+    assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Open, 2));
+}
+
+#[test]
+fn a_renewed_lease_moves_no_revision() {
+    let mut service = Service::joined(3, &[1, 2]);
+    let before = service.cluster.rev;
+    service.pass(10);
+    let outcome = service.step(poll(1));
+    assert!(outcome.changed && !outcome.rev_moved());
+    assert_eq!(service.cluster.rev, before);
+}
+
+#[test]
+fn a_second_holder_of_a_key_is_refused_and_alarmed() {
+    let mut service = Service::joined(3, &[1]);
+    let other = Session { boot: 1, nonce: 999 };
+    let outcome = service.step(redeem_with(record(1), other, 0));
+    assert_eq!(outcome.answer.expect_err("another nonce").code(), "key_elsewhere");
+    assert_eq!(outcome.alarms, [Alarm::KeyElsewhere { key: key(1) }]);
+    let higher = Session { boot: 2, nonce: 999 };
+    let _ = service.yes(redeem_with(record(1), higher, 0));
+    assert_eq!(service.no(poll(1)).code(), "key_elsewhere", "the older session has lost the key");
+}
+
+#[test]
+fn a_restarted_agent_replaces_its_record_and_the_list_is_frozen_anew() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    let moved = Record {
+        hash: Hash([42; 32]),
+        peer_urls: vec!["https://10.0.0.42:2380".to_owned()],
+        ..plain_record(1)
+    };
+    let same_session = redeem_with(Arc::new(moved.clone()), session(1, 1), 0);
+    assert_eq!(service.no(same_session).code(), "record_changed");
+    let _ = service.yes(redeem_with(Arc::new(moved), session(1, 2), 0));
+    assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Preparing, 2));
+    let frozen = service.cluster.frozen.as_ref().expect("frozen anew");
+    assert_eq!(frozen.proposal.records[0].hash, Hash([42; 32]));
+}
+
+#[test]
+fn a_refusal_reopens_and_holds_its_sender_back() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    let _ = service.yes(nack(2, 1));
+    assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Open, 2));
+    assert_eq!(service.cluster.seats().len(), 3, "it keeps its seat");
+    let until = next_deadline(&service.cluster, &Settings::DEFAULT, service.now);
+    assert_eq!(until, Some(service.now.after(seconds(2))));
+    service.pass(2);
+    let _ = service.yes(Event::Tick);
+    assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Preparing, 2));
+}
+
+#[test]
+fn whoever_refuses_twice_goes_behind_the_standby() {
+    let mut service = Service::joined(3, &[1, 2, 3, 4]);
+    let _ = service.yes(nack(2, 1));
+    service.pass(2);
+    let _ = service.yes(Event::Tick);
+    let _ = service.yes(nack(2, 2));
+    assert_eq!(service.cluster.seats()[&2], key(4));
+    assert!(matches!(service.cluster.agents[&key(2)].place, Place::Standby(_)));
+    assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Preparing, 3));
+}
+
+#[test]
+fn a_time_out_counts_whom_most_miss_and_who_is_silent() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    let row = |down: u8, up: u8| {
+        BTreeMap::from([
+            (key(down), Probe::Failed("timed out".to_owned())),
+            (key(up), Probe::Reached),
+        ])
+    };
+    let _ = service.yes(Event::Probes { key: key(1), epoch: 1, row: row(3, 2) });
+    let _ = service.yes(Event::Probes { key: key(2), epoch: 1, row: row(3, 1) });
+    let reached = BTreeMap::from([(key(1), Probe::Reached), (key(2), Probe::Reached)]);
+    let _ = service.yes(Event::Probes { key: key(3), epoch: 1, row: reached });
+    service.pass(60);
+    let _ = service.yes(Event::Tick);
+    let counts: Vec<u32> = service.cluster.agents.values().map(|agent| agent.counts).collect();
+    assert_eq!(counts, [0, 0, 1], "two of two miss host 3");
+    service.pass(2);
+    let _ = service.yes(Event::Tick);
+    service.pass(60 - 35);
+    for host in [1, 2, 3] {
+        let _ = service.yes(poll(host));
+    }
+    service.pass(36);
+    let _ = service.yes(Event::Tick);
+    let counts: Vec<u32> = service.cluster.agents.values().map(|agent| agent.counts).collect();
+    assert_eq!(counts, [1, 1, 2], "nobody has answered anything");
+}
+
+#[test]
+fn hold_backs_double_up_to_a_minute() {
+    let held: Vec<u64> = (1..=8).map(|count| Settings::DEFAULT.held_back(count).0).collect();
+    assert_eq!(held, [2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]);
+}
+
+#[test]
+fn the_next_freeze_is_above_everything_that_was_signed() {
+    let mut service = Service::of_size(2);
+    let _ = service.yes(redeem_with(record(1), session(1, 1), 2));
+    let last = service.yes(redeem(2));
+    assert_eq!((last.phase, last.epoch), (Phase::Preparing, 3));
+}
+
+#[test]
+fn a_release_is_stored_at_any_time_and_never_lowered() {
+    let mut service = Service::joined(3, &[1]);
+    let release = |epoch| Event::Release {
+        key: key(1),
+        release: Release { epoch, jws: Arc::from("release") },
+    };
+    let _ = service.yes(release(2));
+    let _ = service.yes(release(1));
+    let stored = service.cluster.agents[&key(1)].release.as_ref().map(|release| release.epoch);
+    assert_eq!((stored, service.cluster.floor), (Some(2), 2));
+}
+
+#[test]
+fn two_records_with_one_name_url_or_machine_are_refused_while_the_other_lives() {
+    let mut service = Service::joined(3, &[1]);
+    let like = |change: fn(&mut Record)| {
+        let mut record = plain_record(2);
+        change(&mut record);
+        redeem_with(Arc::new(record), session(2, 1), 0)
+    };
+    let cases: [(fn(&mut Record), &str); 4] = [
+        (|record| record.name = "host-1".to_owned(), "duplicate_name"),
+        (|record| record.peer_urls = plain_record(1).peer_urls, "duplicate_url"),
+        (|record| record.machine = plain_record(1).machine, "shared_machine"),
+        (|record| record.peer_urls = vec!["https://127.0.0.1:2380".into()], "loopback_address"),
+    ];
+    for (change, code) in cases {
+        assert_eq!(service.no(like(change)).code(), code);
+    }
+    assert_eq!(service.cluster.agents.len(), 1, "nothing is consumed");
+    service.pass(90);
+    let _ = service.yes(like(|record| record.name = "host-1".to_owned()));
+}
+
+#[test]
+fn a_token_admits_no_new_key_once_expired_revoked_or_full() {
+    let mut service = Service::joined(1, &[1]);
+    service.pass(3_600);
+    assert_eq!(service.no(redeem(2)).code(), "grant_expired");
+    let _ = service.yes(redeem(1));
+    let mut service = Service::joined(1, &[1]);
+    let _ = service.yes(Event::GrantRevoked(GrantId(Arc::from("boot"))));
+    assert_eq!(service.no(redeem(2)).code(), "grant_revoked");
+    let mut service = Service::joined(1, &[1, 2, 3]);
+    assert_eq!(service.no(redeem(4)).code(), "too_many_keys");
+}
+
+#[test]
+fn abandon_ends_a_forming_cluster_and_is_refused_after_the_commit() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    let _ = service.yes(Event::Abandon { by: "ann".to_owned() });
+    let refusal = service.no(ack(1, 1, &[1, 2, 3]));
+    assert_eq!((refusal.code(), refusal.status()), ("abandoned", 410));
+    let mut service = Service::committed();
+    let refusal = service.no(Event::Abandon { by: "ann".to_owned() });
+    assert_eq!(refusal.code(), "already_committed");
+    assert!(refusal.way_out(Settings::DEFAULT.lease).contains("retire"));
+    let _ = service.yes(Event::Retire { by: "ann".to_owned() });
+    assert_eq!(service.cluster.phase, Phase::Retired);
+}
+
+#[test]
+fn the_deadline_ends_what_is_not_committed() {
+    let mut service = Service::joined(3, &[1, 2]);
+    service.pass(86_400);
+    assert_eq!(service.no(poll(1)).code(), "expired");
+    let mut service = Service::committed();
+    service.pass(86_400);
+    assert!(service.yes(poll(1)).document.is_some());
+}
+
+#[test]
+fn a_majority_of_equal_reports_is_formed() {
+    let mut service = Service::committed();
+    let report = |host, raft_cluster| Event::Report { key: key(host), raft_cluster };
+    assert_eq!(service.yes(report(1, 7)).phase, Phase::Committed);
+    assert_eq!(service.yes(report(2, 8)).phase, Phase::Committed, "another Raft cluster");
+    assert_eq!(service.yes(report(3, 7)).phase, Phase::Formed);
+    assert_eq!(service.no(report(4, 7)).code(), "boot_closed");
+}
+
+#[test]
+fn a_next_statement_reopens_and_can_change_neither_size_nor_order() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    let mut next = statement(3);
+    next.hash = Hash([201; 32]);
+    next.sequence = 3;
+    assert_eq!(service.no(Event::Restate(next.clone())).code(), "statement_out_of_order");
+    next.sequence = 2;
+    let larger = crate::values::Statement { size: 5, ..next.clone() };
+    assert_eq!(service.no(Event::Restate(larger)).code(), "statement_fixed");
+    let _ = service.yes(Event::Restate(next));
+    assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Preparing, 2));
+}
+
+#[test]
+fn a_changed_database_freezes_nothing_until_it_is_settled() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    let _ = service.yes(Event::DatabaseChanged);
+    assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Open, 2));
+    assert_eq!(service.yes(poll(1)).phase, Phase::Open);
+    let lines = explain(&service.cluster, &Settings::DEFAULT, service.now);
+    assert_eq!(lines[0].code, "database_changed");
+    assert_eq!(service.no(Event::Abandon { by: "ann".to_owned() }).code(), "unsettled");
+    let _ = service.yes(Event::DatabaseSettled);
+    assert_eq!(service.cluster.phase, Phase::Preparing);
+}
+
+#[test]
+fn a_shown_document_is_adopted_and_a_second_one_stops_everything() {
+    let mut service = Service::joined(3, &[1, 4]);
+    let outcome = service.step(Event::Adopt(document(1, &[1, 2, 3])));
+    assert_eq!(outcome.committed, Some(document(1, &[1, 2, 3]).h));
+    assert!(service.yes(poll(1)).document.is_some());
+    assert_eq!(service.no(poll(4)).code(), "boot_closed");
+    let _ = service.yes(Event::Adopt(document(1, &[1, 2, 3])));
+    let second = service.step(Event::Adopt(document(2, &[3, 4, 5])));
+    assert_eq!(second.answer.expect_err("a second one").code(), "split");
+    assert!(matches!(second.alarms[..], [Alarm::Split { .. }]));
+    assert_eq!(service.no(poll(1)).code(), "split");
+    let _ = service.yes(Event::Retire { by: "ann".to_owned() });
+}
+
+#[test]
+fn a_document_undoes_db_accept_and_no_other_end() {
+    let mut service = Service::joined(3, &[1]);
+    let _ = service.yes(Event::DatabaseAccepted { by: "ann".to_owned() });
+    let cause = service.cluster.ended.as_ref().map(|ended| ended.cause);
+    assert_eq!(cause, Some(EndCause::DatabaseAccepted));
+    let _ = service.yes(Event::Adopt(document(1, &[1, 2, 3])));
+    assert_eq!(service.cluster.phase, Phase::Committed);
+    let mut service = Service::joined(3, &[1]);
+    let _ = service.yes(Event::Abandon { by: "ann".to_owned() });
+    assert_eq!(service.no(Event::Adopt(document(1, &[1, 2, 3]))).code(), "abandoned");
+}
+
+#[test]
+fn whoever_holds_an_unknown_document_is_asked_for_it() {
+    let mut service = Service::joined(3, &[1]);
+    let holds = Some(document(1, &[1, 2, 3]).h);
+    let event = Poll { key: key(1), session: session(1, 1), highest_epoch: 1, holds };
+    assert!(service.yes(Event::Poll(event)).show_document);
+    assert!(!service.yes(poll_of(1, 1)).show_document);
+}
+
+#[test]
+fn every_wait_has_a_reason_and_a_way_out() {
+    let mut waits =
+        vec![Service::joined(3, &[1]), Service::joined(3, &[1, 2, 3]), Service::committed()];
+    let mut held = Service::joined(3, &[1, 2, 3]);
+    let _ = held.yes(nack(2, 1));
+    waits.push(held);
+    let mut ended = Service::joined(3, &[1]);
+    let _ = ended.yes(Event::Abandon { by: "ann".to_owned() });
+    waits.push(ended);
+    let mut codes = Vec::new();
+    for service in &waits {
+        let lines = explain(&service.cluster, &Settings::DEFAULT, service.now);
+        assert!(!lines.is_empty(), "{:?}", service.cluster.phase);
+        assert!(lines.iter().all(|line| !line.what.is_empty() && !line.way_out.is_empty()));
+        codes.push(lines[0].code);
+    }
+    let expected = ["seats_free", "acks_missing", "nodes_not_reported", "held_back", "abandoned"];
+    assert_eq!(codes, expected);
+    assert_eq!(waits[0].cluster.id, CLUSTER);
+}

@@ -1,0 +1,449 @@
+//! The known ways to two clusters or none, each with the rule (or the guarantee of the environment)
+//! that stops it, in a configuration small enough to be searched whole in seconds.
+//!
+//! A case is explored twice. With its rule off the disaster must be found; with it on the very same
+//! configuration must be clean, all of it. So neither a rule that does nothing nor a search that
+//! sees nothing can pass.
+
+use formation_explored::{Hash, KeyId, Rule};
+
+use crate::explore::actions::Action;
+use crate::explore::apply::apply;
+use crate::explore::config::{Config, Environment, Faults};
+use crate::explore::identity::{key, list_of};
+use crate::explore::properties::Property;
+use crate::explore::search::{Limits, Report, explore};
+use crate::explore::world::World;
+
+/// What is switched off.
+#[derive(Clone, Copy, Debug)]
+pub enum Switch {
+    /// A rule of the machines.
+    Rule(Rule),
+    /// The row lock.
+    RowLock,
+    /// The ledger.
+    Ledger,
+    /// The ledger's sync.
+    LedgerSync,
+    /// The journal's sync.
+    JournalSync,
+}
+
+/// One known disaster.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// `R1` to `R15`, or a name for the rules that no regression of the protocol's list isolates.
+    pub name: &'static str,
+    /// What happens.
+    pub story: &'static str,
+    /// What stops it.
+    pub switch: Switch,
+    /// What it violates; one of these.
+    pub violates: &'static [Property],
+    /// Where it can happen, with everything on.
+    pub config: Config,
+    /// What has happened before.
+    pub before: Vec<Action>,
+}
+
+impl Case {
+    /// Explores with everything on.
+    #[must_use]
+    pub fn with_rule(&self) -> Report {
+        self.run(&self.config)
+    }
+
+    /// Explores with the case's rule off.
+    #[must_use]
+    pub fn without_rule(&self) -> Report {
+        let mut config = self.config.clone();
+        match self.switch {
+            Switch::Rule(rule) => config.rules = config.rules.without(rule),
+            Switch::RowLock => {
+                config.environment.row_lock = false;
+                config.faults.overlaps = 1;
+            }
+            Switch::Ledger => config.environment.ledger = false,
+            Switch::LedgerSync => config.environment.ledger_sync = false,
+            Switch::JournalSync => config.environment.journal_sync = false,
+        }
+        self.run(&config)
+    }
+
+    fn run(&self, config: &Config) -> Report {
+        let mut world = World::new(config);
+        for action in &self.before {
+            world = apply(&world, config, action).expect("what has happened before is no disaster");
+        }
+        explore(config, world, &Limits { states: 3_000_000, ..Limits::default() }, |_| {})
+    }
+}
+
+fn case(name: &'static str, story: &'static str, switch: Switch, config: Config) -> Case {
+    Case { name, story, switch, violates: &[Property::AWayOut], config, before: Vec::new() }
+}
+
+const TWO_CLUSTERS: &[Property] =
+    &[Property::OneDocument, Property::CommittedListOnly, Property::NoTwoMajorities];
+
+/// Every case, R1 first.
+#[must_use]
+pub fn cases() -> Vec<Case> {
+    let mut cases = two_clusters();
+    cases.extend(first_starts());
+    cases.extend(seats_and_exits());
+    cases.extend(other_rules());
+    cases
+}
+
+/// The case with this name.
+///
+/// # Panics
+/// If there is none.
+#[must_use]
+pub fn named(name: &str) -> Case {
+    cases().into_iter().find(|case| case.name == name).expect("a case with this name")
+}
+
+/// A, B and C have joined, and their list of epoch 1 is fully signed.
+fn signed_by_all(hosts: &[usize]) -> Vec<Action> {
+    let mut actions: Vec<Action> = hosts.iter().map(|&host| Action::Join(host)).collect();
+    actions.extend(hosts.iter().map(|&host| Action::Consider(host, first_list(hosts))));
+    actions
+}
+
+fn first_list(hosts: &[usize]) -> Hash {
+    let keys: Vec<KeyId> = hosts.iter().map(|&host| key(host, 0)).collect();
+    list_of(1, &keys)
+}
+
+fn committed_by_all(hosts: &[usize]) -> Vec<Action> {
+    let mut actions = signed_by_all(hosts);
+    let list = first_list(hosts);
+    actions.extend(hosts.iter().map(|&host| Action::DeliverAck(key(host, 0), list)));
+    actions
+}
+
+/// A and B start from the document; the backup is restored; their leases lapse in it.
+fn committed_and_restored() -> Vec<Action> {
+    let list = first_list(&[0, 1, 2]);
+    vec![
+        Action::Publish(0),
+        Action::SeeDocument(0, list),
+        Action::SeeDocument(1, list),
+        Action::Restore,
+        Action::Lapse(key(0, 0)),
+        Action::Lapse(key(1, 0)),
+    ]
+}
+
+fn two_clusters() -> Vec<Case> {
+    let no_ledger = Environment { ledger: false, ..Environment::SOUND };
+    let mut cases = vec![Case {
+        violates: &[Property::OneDocument, Property::AWayOut, Property::CommittedListOnly],
+        ..case(
+            "R1",
+            "two processes decide, each from a row that the other has changed since",
+            Switch::RowLock,
+            Config {
+                epochs: 2,
+                faults: Faults { pauses: 1, ..Faults::default() },
+                roads: 4,
+                ..Config::sound("R1", 2, 2)
+            },
+        )
+    }];
+    let mut backup_in_open: Vec<Action> =
+        vec![Action::Join(0), Action::Join(1), Action::Backup, Action::Join(2)];
+    backup_in_open.extend(committed_by_all(&[0, 1, 2]).into_iter().skip(3));
+    backup_in_open.extend(committed_and_restored());
+    let restored = Config {
+        environment: no_ledger,
+        expects_ledger: false,
+        epochs: 2,
+        faults: Faults { restores: 1, ..Faults::default() },
+        roads: 0,
+        ..Config::sound("R2", 3, 5)
+    };
+    cases.push(Case {
+        violates: TWO_CLUSTERS,
+        before: backup_in_open,
+        ..case(
+            "R2",
+            "backup in open; {A,B,C} commits, A and B start; restore; {C,D,E} forms",
+            Switch::Rule(Rule::ReleasesFirst),
+            restored.clone(),
+        )
+    });
+    let mut backup_in_preparing = signed_by_all(&[0, 1, 2]);
+    backup_in_preparing.insert(3, Action::Backup);
+    backup_in_preparing
+        .extend((0..3).map(|host| Action::DeliverAck(key(host, 0), first_list(&[0, 1, 2]))));
+    backup_in_preparing.extend(committed_and_restored());
+    cases.push(Case {
+        violates: TWO_CLUSTERS,
+        before: backup_in_preparing,
+        ..case(
+            "R3",
+            "backup in preparing; {A,B,C} commits; restore; C, which signed e1, signs e2 with D, E",
+            Switch::Rule(Rule::ReleasesFirst),
+            Config { name: "R3", ..restored },
+        )
+    });
+    let mut disjoint = vec![Action::Backup];
+    disjoint.extend(committed_by_all(&[0, 1]));
+    disjoint.extend([Action::Publish(0), Action::Restore]);
+    disjoint.extend((0..2).map(|host| Action::SeeDocument(host, first_list(&[0, 1]))));
+    cases.push(Case {
+        violates: TWO_CLUSTERS,
+        before: disjoint,
+        ..case(
+            "R4",
+            "a list commits and starts; restore; a second list, disjoint, forms",
+            Switch::Ledger,
+            Config {
+                epochs: 1,
+                faults: Faults { restores: 1, ..Faults::default() },
+                roads: 0,
+                ..Config::sound("R4", 2, 4)
+            },
+        )
+    });
+    cases.push(Case {
+        violates: TWO_CLUSTERS,
+        ..case(
+            "R5",
+            "size 1: it commits and starts; restore; another host commits and starts",
+            Switch::Ledger,
+            Config {
+                epochs: 2,
+                faults: Faults { restores: 1, pauses: 1, ..Faults::default() },
+                ..Config::sound("R5", 1, 2)
+            },
+        )
+    });
+    cases.push(Case {
+        violates: &[Property::NoTwoMajorities],
+        before: (0..5).map(Action::Join).collect(),
+        ..case(
+            "R6",
+            "a lying service has {A,B,C} and {C,D,E} both fully signed",
+            Switch::Rule(Rule::ReleasesFirst),
+            lying("R6", 2),
+        )
+    });
+    cases
+}
+
+fn first_starts() -> Vec<Case> {
+    let killed = |name| Config {
+        epochs: 1,
+        faults: Faults { kills: 2, lost_directories: 1, ..Faults::default() },
+        ..Config::sound(name, 1, 1)
+    };
+    vec![
+        case(
+            "R8",
+            "killed between a `ran` journalled before the exec, and the exec",
+            Switch::Rule(Rule::RanAfterLog),
+            killed("R8"),
+        ),
+        Case {
+            violates: &[Property::OneStartFromEmpty],
+            ..case(
+                "R9",
+                "killed between the exec and what is journalled after it; then the disk is lost",
+                Switch::Rule(Rule::LaunchingBeforeExec),
+                killed("R9"),
+            )
+        },
+        case(
+            "R10",
+            "a fresh file system has lost+found in it",
+            Switch::Rule(Rule::LostAndFoundIsBlank),
+            Config { lost_and_found: true, ..Config::sound("R10", 1, 1) },
+        ),
+        Case {
+            violates: &[Property::OneStartFromEmpty],
+            ..case(
+                "R13",
+                "a disk is copied after its agent holds the document; the copy starts",
+                Switch::Rule(Rule::SameMachine),
+                Config {
+                    epochs: 1,
+                    faults: Faults { clones: 1, kills: 1, ..Faults::default() },
+                    roads: 1,
+                    ..Config::sound("R13", 1, 2)
+                },
+            )
+        },
+    ]
+}
+
+fn seats_and_exits() -> Vec<Case> {
+    vec![
+        case(
+            "R7",
+            "two of three die; the last ack is stored after their leases: committed, and no exit",
+            Switch::Rule(Rule::LapseFirst),
+            Config {
+                epochs: 2,
+                quiet_lapses: true,
+                faults: Faults { deaths: 2, ..Faults::default() },
+                roads: 0,
+                ..Config::sound("R7", 3, 3)
+            },
+        ),
+        case(
+            "R7 exit",
+            "two of three die after the commit: nothing can form, and abandon is refused",
+            Switch::Rule(Rule::RetireIsAnExit),
+            Config {
+                epochs: 1,
+                faults: Faults { deaths: 2, ..Faults::default() },
+                ..Config::sound("R7 exit", 3, 3)
+            },
+        ),
+        case(
+            "R11",
+            "a host that nobody can reach keeps its seat while a standby waits",
+            Switch::Rule(Rule::CountedGoBehind),
+            Config { unreachable: 1, epochs: 1, ..Config::sound("R11", 3, 4) },
+        ),
+        case(
+            "R12",
+            "a host is made anew, and its token is full",
+            Switch::Rule(Rule::UseIsASeat),
+            Config {
+                epochs: 1,
+                faults: Faults { remakes: 1, ..Faults::default() },
+                ..Config::sound("R12", 2, 2)
+            },
+        ),
+        Case {
+            before: signed_e2_and_restored_to_e1(),
+            ..case(
+                "R14",
+                "restore to e1; the agents have signed e2; the next freeze must be e3",
+                Switch::Rule(Rule::FreezeAboveFloor),
+                Config {
+                    faults: Faults { restores: 1, timeouts: 1, ..Faults::default() },
+                    ..Config::sound("R14", 2, 2)
+                },
+            )
+        },
+        case(
+            "R15",
+            "the commit's answer is lost, and the agent asks again",
+            Switch::Rule(Rule::AckAgain),
+            Config { epochs: 1, ..Config::sound("R15", 2, 2) },
+        ),
+    ]
+}
+
+/// A backup of epoch 1; then A and B sign epoch 2; then the restore.
+fn signed_e2_and_restored_to_e1() -> Vec<Action> {
+    let second = list_of(2, &[key(0, 0), key(1, 0)]);
+    vec![
+        Action::Join(0),
+        Action::Join(1),
+        Action::Backup,
+        Action::TimeOut,
+        Action::HoldOver(key(0, 0)),
+        Action::HoldOver(key(1, 0)),
+        Action::Consider(0, second),
+        Action::Consider(1, second),
+        Action::Restore,
+    ]
+}
+
+/// A service that shows {A,B,C} at epoch 1 and {C,D,E} at `second`, to anybody at any time.
+fn lying(name: &'static str, second: u64) -> Config {
+    Config {
+        liar: true,
+        lies: vec![(1, vec![0, 1, 2]), (second, vec![2, 3, 4])],
+        expects_ledger: false,
+        epochs: 2,
+        roads: 0,
+        ..Config::sound(name, 3, 5)
+    }
+}
+
+/// The rules and guarantees that the list above leaves out.
+fn other_rules() -> Vec<Case> {
+    let all = || (0..5).map(Action::Join).collect();
+    let two_majorities = |name, story, switch, config| Case {
+        violates: &[Property::NoTwoMajorities],
+        before: all(),
+        ..case(name, story, switch, config)
+    };
+    vec![
+        two_majorities(
+            "hold above released",
+            "hosts release a list, another forms on that word, and they hold its document after all",
+            Switch::Rule(Rule::HoldAboveReleased),
+            lying("hold above released", 2),
+        ),
+        two_majorities(
+            "held releases nothing",
+            "hosts that hold a document release it, and so let another list form",
+            Switch::Rule(Rule::HeldReleasesNothing),
+            lying("held releases nothing", 2),
+        ),
+        Case {
+            before: signed_by_all(&[0, 1, 2])
+                .into_iter()
+                .chain([Action::Kill(2), Action::Join(3), Action::Join(4)])
+                .collect(),
+            ..two_majorities(
+                "journal sync",
+                "power is cut, a journal forgets the list that its agent signed; it signs another",
+                Switch::JournalSync,
+                Config {
+                    faults: Faults { kills: 1, ..Faults::default() },
+                    ..lying("journal sync", 2)
+                },
+            )
+        },
+        Case {
+            violates: TWO_CLUSTERS,
+            ..case(
+                "ledger sync",
+                "a document leaves, its process crashes, the ledger has forgotten it; restore",
+                Switch::LedgerSync,
+                Config {
+                    epochs: 2,
+                    faults: Faults { restores: 1, pauses: 1, crashes: 1, ..Faults::default() },
+                    ..Config::sound("ledger sync", 1, 2)
+                },
+            )
+        },
+        Case {
+            violates: &[Property::NothingAfterAbandon],
+            ..case(
+                "abandon before commit",
+                "an operator abandons a committed cluster, and its nodes start",
+                Switch::Rule(Rule::AbandonBeforeCommit),
+                Config {
+                    epochs: 1,
+                    faults: Faults { ends: 1, ..Faults::default() },
+                    ..Config::sound("abandon before commit", 1, 1)
+                },
+            )
+        },
+        Case {
+            violates: &[Property::NothingAfterAbandon],
+            ..case(
+                "end when settled",
+                "a restored database forgets a commit, and is abandoned before the ledgers speak",
+                Switch::Rule(Rule::EndWhenSettled),
+                Config {
+                    epochs: 1,
+                    faults: Faults { restores: 1, ends: 1, ..Faults::default() },
+                    ..Config::sound("end when settled", 1, 1)
+                },
+            )
+        },
+    ]
+}

@@ -1,0 +1,120 @@
+//! Everything that can happen within small bounds, with every rule on: all seven properties hold.
+//! `make explore` does the same within large ones.
+
+use muster_tests::explore::{Config, Faults, Limits, Report, World, explore};
+
+fn holds_everywhere(config: &Config) {
+    let report: Report = explore(config, World::new(config), &Limits::default(), |_| {});
+    if let Some(found) = &report.found {
+        panic!("{}:\n{}\n{}", config.name, found.transcript.join("\n"), found.violation);
+    }
+    assert!(report.is_complete(), "{}: cut short by {:?}", config.name, report.cut_short);
+    println!(
+        "{}: {} states, {} steps, {} roads, depth {}, {:.1} s, {:.0} states/s, {} MiB",
+        config.name,
+        report.states,
+        report.steps,
+        report.roads,
+        report.depth,
+        report.time.as_secs_f64(),
+        report.states as f64 / report.time.as_secs_f64().max(0.001),
+        report.memory >> 20
+    );
+}
+
+#[test]
+fn one_seat_every_fault_of_its_host() {
+    let faults = Faults {
+        kills: 1,
+        lost_directories: 1,
+        remakes: 1,
+        pauses: 1,
+        timeouts: 1,
+        ..Faults::default()
+    };
+    holds_everywhere(&Config {
+        faults,
+        epochs: 2,
+        late: true,
+        reports: true,
+        roads: 8,
+        ..Config::sound("1 seat, 1 host, faults of the host", 1, 1)
+    });
+}
+
+#[test]
+fn one_seat_two_hosts_death_and_remake() {
+    let faults = Faults { deaths: 1, remakes: 1, ..Faults::default() };
+    holds_everywhere(&Config {
+        faults,
+        late: true,
+        ..Config::sound("1 seat, 2 hosts, death and remake", 1, 2)
+    });
+}
+
+#[test]
+fn one_seat_two_hosts_restore_accept_and_abandon() {
+    let faults = Faults { restores: 1, accepts: 1, ends: 1, ..Faults::default() };
+    holds_everywhere(&Config {
+        faults,
+        epochs: 2,
+        roads: 8,
+        ..Config::sound("1 seat, 2 hosts, restore, accept, abandon", 1, 2)
+    });
+}
+
+#[test]
+fn two_seats_kill_and_lost_directory() {
+    let faults = Faults { kills: 1, lost_directories: 1, ..Faults::default() };
+    holds_everywhere(&Config {
+        faults,
+        reports: true,
+        ..Config::sound("2 seats, 2 hosts, kill and lost directory", 2, 2)
+    });
+}
+
+#[test]
+fn two_seats_three_hosts_pause_and_death() {
+    let faults = Faults { deaths: 1, pauses: 1, ..Faults::default() };
+    holds_everywhere(&Config {
+        faults,
+        epochs: 2,
+        roads: 32,
+        ..Config::sound("2 seats, 3 hosts, pause and death", 2, 3)
+    });
+}
+
+#[test]
+fn two_seats_restore_without_ledger_where_the_lists_share_a_host() {
+    let mut config = Config {
+        faults: Faults { restores: 1, timeouts: 1, ..Faults::default() },
+        epochs: 2,
+        expects_ledger: false,
+        roads: 16,
+        ..Config::sound("2 seats, 2 hosts, restore without ledger", 2, 2)
+    };
+    config.environment.ledger = false;
+    holds_everywhere(&config);
+}
+
+#[test]
+fn three_seats_three_hosts_one_pause() {
+    let faults = Faults { pauses: 1, ..Faults::default() };
+    holds_everywhere(&Config {
+        faults,
+        epochs: 2,
+        roads: 64,
+        ..Config::sound("3 seats, 3 hosts, pause", 3, 3)
+    });
+}
+
+#[test]
+fn three_seats_lying_service_with_every_list_of_four_hosts() {
+    holds_everywhere(&Config {
+        liar: true,
+        expects_ledger: false,
+        epochs: 1,
+        roads: 0,
+        ..Config::sound("3 seats, 4 hosts, any lie", 3, 4)
+    });
+}

@@ -1,0 +1,86 @@
+//! Every known disaster is found again when what stops it is switched off, and only then.
+
+use muster_tests::explore::{Case, Property, named};
+
+/// With the rule on, everything within the bounds was seen and is clean; with it off, the disaster
+/// is found. Prints both, so that `--nocapture` is a transcript.
+fn is_stopped_by_its_rule(name: &str) {
+    let case = named(name);
+    let on = case.with_rule();
+    if let Some(found) = &on.found {
+        panic!("{name} with every rule on:\n{}", found.transcript.join("\n"));
+    }
+    assert!(on.is_complete(), "{name}: the search was cut short ({:?})", on.cut_short);
+    let off = case.without_rule();
+    let found = found_again(&case, off.found);
+    println!("{name}: {} ({:?} off)", case.story, case.switch);
+    println!("{}", found.join("\n"));
+    println!(
+        "on: {} states, {} roads, {:.1} s; off: {} states, {:.1} s",
+        on.states,
+        on.roads,
+        on.time.as_secs_f64(),
+        off.states,
+        off.time.as_secs_f64()
+    );
+}
+
+fn found_again(case: &Case, found: Option<muster_tests::explore::Found>) -> Vec<String> {
+    let Some(found) = found else {
+        panic!("{}: with {:?} off, nothing was found", case.name, case.switch)
+    };
+    let property: Property = found.violation.property;
+    assert!(
+        case.violates.contains(&property),
+        "{}: expected one of {:?}, found {}",
+        case.name,
+        case.violates,
+        found.violation
+    );
+    found.transcript
+}
+
+macro_rules! cases {
+    ($($test:ident: $name:literal,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                is_stopped_by_its_rule($name);
+            }
+        )*
+
+        /// A case that nobody runs proves nothing.
+        #[test]
+        fn every_case_has_its_test() {
+            let tested = [$($name),*];
+            for case in muster_tests::explore::cases() {
+                assert!(tested.contains(&case.name), "{} has no test", case.name);
+            }
+        }
+    };
+}
+
+cases! {
+    r01_two_processes_without_row_lock: "R1",
+    r02_restore_of_a_backup_taken_in_open: "R2",
+    r03_restore_of_a_backup_taken_in_preparing: "R3",
+    r04_restore_and_a_disjoint_list: "R4",
+    r05_size_one_restore_and_another_host: "R5",
+    r06_lying_service_with_overlapping_lists: "R6",
+    r07_last_ack_after_the_others_died: "R7",
+    r07_committed_with_its_majority_dead: "R7 exit",
+    r08_kill_between_ran_and_exec: "R8",
+    r09_disk_lost_after_exec: "R9",
+    r10_lost_and_found: "R10",
+    r11_unreachable_host_and_a_standby: "R11",
+    r12_host_made_anew_and_its_token: "R12",
+    r13_copy_of_a_disk_that_holds_the_document: "R13",
+    r14_freeze_above_what_was_signed: "R14",
+    r15_commits_answer_lost: "R15",
+    rule_hold_above_released: "hold above released",
+    rule_held_releases_nothing: "held releases nothing",
+    guarantee_journal_sync: "journal sync",
+    guarantee_ledger_sync: "ledger sync",
+    rule_abandon_before_commit: "abandon before commit",
+    rule_end_when_settled: "end when settled",
+}
