@@ -39,6 +39,8 @@ const POOL_WAIT: Duration = Duration::from_secs(1);
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A TLS handshake has to be done by then.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time that a poll is parked.
+const LONGEST_POLL: Duration = Duration::from_secs(55);
 /// Handshakes at a time, for each worker.
 const HANDSHAKES: usize = 256;
 /// The managed server's database.
@@ -161,7 +163,12 @@ fn check(args: &ServeArgs) -> Result<(), ServerError> {
         let why = "replicas share the key directory, and each has a ledger of its own";
         return Err(ServerError::Usage(format!("--ledger must lie outside --keys: {why}")));
     }
-    let TimeArgs { lease, prepare, .. } = args.times;
+    let TimeArgs { lease, prepare, poll, .. } = args.times;
+    if poll > LONGEST_POLL {
+        let most = LONGEST_POLL.as_secs();
+        let why = "clients and what lies between give up on longer answers";
+        return Err(ServerError::Usage(format!("--poll may be at most {most} s: {why}")));
+    }
     if prepare > lease * 10 {
         let why = "a list would wait long after its members' leases lapsed";
         return Err(ServerError::Usage(format!("--prepare is far longer than --lease: {why}")));

@@ -44,6 +44,7 @@ fn postgres() -> &'static Postgres {
         forget_dead_ones();
         let dir = base().join(format!("muster-test-pg-{}", std::process::id()));
         let socket = dir.join("run");
+        remove_afterwards(&dir);
         let (ready, is_ready) = mpsc::channel();
         let (stop, stopped) = mpsc::channel();
         // It lives as long as the program: the thread ends with it, and Postgres with the thread.
@@ -67,7 +68,23 @@ fn base() -> &'static Path {
     if room > 2 << 30 { memory } else { Path::new("/tmp") }
 }
 
-/// Directories of test programs that have ended.
+/// A test program has no end that it could clean up at: somebody else waits for it.
+fn remove_afterwards(dir: &Path) {
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+    let script = "while kill -0 \"$0\" 2>/dev/null; do sleep 1; done; sleep 3; rm -rf -- \"$1\"";
+    let waiter = Command::new("sh")
+        .args(["-c", script, &std::process::id().to_string()])
+        .arg(dir)
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    drop(waiter.unwrap());
+}
+
+/// Directories of test programs that were killed together with whoever waited for them.
 fn forget_dead_ones() {
     for entry in std::fs::read_dir(base()).unwrap().flatten() {
         let name = entry.file_name();
