@@ -1,5 +1,7 @@
 //! What the program says and how it ends, without ever serving.
 
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
 mod common;
 
 use common::{Member, node};

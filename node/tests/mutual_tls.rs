@@ -1,5 +1,7 @@
 //! Three members under a member document: mutual TLS everywhere, and keys that must be the bound ones.
 
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
 mod common;
 
 use std::path::Path;

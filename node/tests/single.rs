@@ -1,5 +1,7 @@
 //! One member: serving, stopping, coming back, and directories that must not be started from.
 
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
 mod common;
 
 use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,7 @@
 //! Three members: forming, forwarding, losing the leader, and strangers.
 
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
 mod common;
 
 use std::time::{Duration, Instant};

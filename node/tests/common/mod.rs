@@ -1,6 +1,8 @@
 //! Runs the built program, as an operator would.
 
 #![allow(dead_code, reason = "each test program uses a part of this")]
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+#![allow(clippy::print_stderr, reason = "a skipped test says so")]
 
 use std::{
     fs::File,
