@@ -95,13 +95,16 @@ fn code_of(refusal: &Refusal) -> Code {
     }
 }
 
-/// "the token expired" → "The token expired."
+/// "the token expired" → "The token expired."; a first word that is a key or a URL stays as it is.
 fn sentence(text: impl ToString) -> String {
     let text = text.to_string();
-    let mut letters = text.chars();
-    let Some(first) = letters.next() else { return text };
     let end = if text.ends_with(['.', '!', '?']) { "" } else { "." };
-    format!("{}{}{end}", first.to_uppercase(), letters.as_str())
+    let first = text.split(' ').next().unwrap_or_default();
+    if !first.chars().all(|letter| letter.is_ascii_lowercase()) {
+        return format!("{text}{end}");
+    }
+    let (head, tail) = text.split_at(text.len().min(1));
+    format!("{}{tail}{end}", head.to_uppercase())
 }
 
 impl std::fmt::Display for ApiError {

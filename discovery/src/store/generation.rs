@@ -96,13 +96,16 @@ pub(super) async fn compare(
     ledger: &Ledger,
     watch: &DatabaseWatch,
 ) -> Result<(), sqlx::Error> {
+    // Before the server is asked: what another connection notes meanwhile is ahead of the answer.
+    let before = ledger.seen();
     let server = server_of(connection).await?;
     if server.in_recovery {
         return Err(sqlx::Error::Configuration("this server is a replica now".into()));
     }
     let mut transaction = connection.begin().await?;
     let row = row(&mut transaction).await?;
-    let found = difference(&mut transaction, &server, row.as_ref(), ledger).await?;
+    let found =
+        difference(&mut transaction, &server, row.as_ref(), before.as_ref(), ledger).await?;
     let known = is_known(&mut transaction, ledger.process()).await?;
     if found.is_some() || row.is_none() || !known {
         // Again, alone: another process may be at it as well.
@@ -110,7 +113,7 @@ pub(super) async fn compare(
             .bind(LOCK)
             .execute(&mut *transaction)
             .await?;
-        record(&mut transaction, &server, ledger).await?;
+        record(&mut transaction, &server, before.as_ref(), ledger).await?;
     }
     let generation = read(&mut transaction).await?;
     let processes = known_processes(&mut transaction).await?;
@@ -188,9 +191,9 @@ async fn difference(
     connection: &mut PgConnection,
     server: &Server,
     row: Option<&Row>,
+    seen: Option<&Seen>,
     ledger: &Ledger,
 ) -> Result<Option<String>, sqlx::Error> {
-    let seen = ledger.seen();
     let Some(row) = row else {
         return Ok(match (seen, ledger.len()) {
             (None, 0) => None,
@@ -253,10 +256,11 @@ async fn missing(
 async fn record(
     connection: &mut PgConnection,
     server: &Server,
+    before: Option<&Seen>,
     ledger: &Ledger,
 ) -> Result<(), sqlx::Error> {
     let row = row(connection).await?;
-    let found = difference(connection, server, row.as_ref(), ledger).await?;
+    let found = difference(connection, server, row.as_ref(), before, ledger).await?;
     let seen = ledger.seen();
     let last = row.as_ref().map_or(0, |row| row.number);
     let number = match (&row, &found) {

@@ -58,6 +58,9 @@ impl Agent {
             .args(["--bundle-file", path_text(&self.bundle)?])
             .args(&self.options.args)
             .envs(self.options.env.iter().cloned());
+        if let Ok(node) = std::env::var("MUSTER_TEST_NODE") {
+            command.args(["--node-binary", &node]);
+        }
         if self.host.is_loopback() {
             // All loopback hosts route to discovery from 127.0.0.1.
             command.args(["--advertise-address", &self.host.address.to_string()]);

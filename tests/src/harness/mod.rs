@@ -16,5 +16,5 @@ pub use agents::Agent;
 pub use etcdctl::Etcdctl;
 pub use network::{Host, Network};
 pub use process::Process;
-pub use wait::until;
+pub use wait::{until, until_told};
 pub use world::World;

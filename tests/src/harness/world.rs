@@ -12,7 +12,7 @@ use super::etcdctl::Etcdctl;
 use super::network::{Host, Network};
 use super::process::Process;
 use super::programs::program;
-use super::wait::until;
+use super::wait::until_told;
 
 /// The longest that a start of Postgres and discovery may take on a loaded machine.
 pub const START_LIMIT: Duration = Duration::from_secs(60);
@@ -64,7 +64,9 @@ impl World {
     pub fn prepare(network: Network, options: WorldOptions) -> Result<Self> {
         // Not below the test's own folder: an unprivileged Postgres must reach its socket, whose
         // whole path may have 107 bytes.
-        let folder = tempfile::Builder::new().prefix("muster-").tempdir_in("/tmp")?;
+        let mut folder = tempfile::Builder::new().prefix("muster-").tempdir_in("/tmp")?;
+        // To look at what a failed test left behind.
+        folder.disable_cleanup(std::env::var_os("MUSTER_TEST_KEEP").is_some());
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs_err::set_permissions(folder.path(), mode)?;
         let world = Self { network, discovery: None, options, folder };
@@ -129,7 +131,7 @@ impl World {
 
     /// Waits until the service answers an authenticated admin.
     pub fn wait_ready(&self) -> Result<()> {
-        until("discovery to answer", START_LIMIT, || {
+        until_told("discovery to answer", START_LIMIT, || {
             self.admin_output(&["cluster", "list", "--json"])
                 .ok()
                 .filter(|out| out.status.success())
@@ -213,7 +215,7 @@ impl World {
 
     /// Waits until the service calls the cluster `state`.
     pub fn wait_cluster_state(&self, name: &str, state: &str, limit: Duration) -> Result<Value> {
-        until(&format!("cluster {name} to be {state}"), limit, || {
+        until_told(&format!("cluster {name} to be {state}"), limit, || {
             let shown = self.admin_json(&["cluster", "show", name]).ok()?;
             (shown["state"] == state).then_some(shown)
         })

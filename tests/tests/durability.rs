@@ -1,0 +1,175 @@
+//! Acknowledged means durable: writes go on while nodes are killed at random, and afterwards
+//! every acknowledged one is there, on every member, with equal hashes.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::client::{Client, tls_from};
+use muster_tests::harness::process::{exists, signal};
+use muster_tests::harness::world::WorldOptions;
+use muster_tests::harness::{Agent, Host, Network, World, until};
+use node_proto::etcdserverpb::RangeRequest;
+use rustix::process::Signal;
+
+const WRITES: usize = 10_000;
+const WRITERS: usize = 16;
+const KILLS: usize = 6;
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// xorshift64*: the order of kills is random but the same in each run of one seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % limit
+    }
+}
+
+#[test]
+fn ten_thousand_acknowledged_writes_survive_random_kills() -> Result<()> {
+    let world = World::start(Network::loopback(3), WorldOptions::default())?;
+    world.create_cluster("demo", 3, &[])?;
+    let bundle = world.create_token("demo")?;
+    let agents = world.start_agents(3, &bundle)?;
+    world.wait_cluster_state("demo", "formed", LIMIT)?;
+    let hosts: Vec<Host> = world.network.hosts.clone();
+    let etcdctl = world.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;
+    until("the cluster to take a write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
+    let tls = tls_from(etcdctl.credentials())?;
+    let addresses: Vec<SocketAddr> =
+        hosts.iter().map(|h| SocketAddr::new(h.address, 2379)).collect();
+
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    // Channels belong to the runtime that they are made in.
+    let _entered = runtime.enter();
+    let next = Arc::new(AtomicUsize::new(0));
+    let stop = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..WRITERS)
+        .map(|writer| {
+            let (next, stop) = (next.clone(), stop.clone());
+            let clients = addresses.iter().map(|a| Client::new(*a, Some(tls.clone())));
+            let clients = clients.collect::<Result<Vec<_>>>()?;
+            Ok(runtime.spawn(write(writer, clients, next, stop)))
+        })
+        .collect::<Result<Vec<_>>>()?;
+
+    kill_at_random(&agents, &next)?;
+    let acknowledged = runtime.block_on(async {
+        let mut all = BTreeMap::new();
+        for writer in writers {
+            all.extend(writer.await??);
+        }
+        anyhow::Ok(all)
+    })?;
+    stop.store(true, Ordering::Relaxed);
+    ensure!(acknowledged.len() == WRITES, "{} acknowledged", acknowledged.len());
+
+    runtime.block_on(compare(&addresses, &tls, &acknowledged))
+}
+
+/// Writes until every number is taken; each is tried, on whichever node answers, until it is
+/// acknowledged. A put can be repeated: the same key gets the same value.
+async fn write(
+    writer: usize,
+    mut clients: Vec<Client>,
+    next: Arc<AtomicUsize>,
+    stop: Arc<AtomicBool>,
+) -> Result<BTreeMap<String, i64>> {
+    let mut mine = BTreeMap::new();
+    let mut at = writer % clients.len();
+    loop {
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        if number >= WRITES {
+            return Ok(mine);
+        }
+        let key = format!("w/{number:05}");
+        loop {
+            match clients[at].put(key.as_bytes(), key.as_bytes(), Duration::from_secs(3)).await {
+                Ok(revision) => {
+                    mine.insert(key, revision);
+                    break;
+                }
+                Err(_) if !stop.load(Ordering::Relaxed) => {
+                    at = (at + 1) % clients.len();
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+fn kill_at_random(agents: &[Agent], next: &AtomicUsize) -> Result<()> {
+    let mut random = Random(0x5EED_0F_4B1D);
+    for kill in 1..=KILLS {
+        let due = kill * WRITES / (KILLS + 1);
+        until(&format!("write {due}"), LIMIT, || {
+            (next.load(Ordering::Relaxed) >= due).then_some(())
+        })?;
+        let victim = &agents[random.below(agents.len())];
+        // Killed again before it was back: one node down at a time is what a quorum survives.
+        let pid = until("the victim to run", LIMIT, || victim.node_pid())?;
+        signal(pid, Signal::KILL);
+        until("the victim to die", LIMIT, || (!exists(pid)).then_some(()))?;
+        victim.wait_new_node(pid, LIMIT)?;
+    }
+    Ok(())
+}
+
+async fn compare(
+    addresses: &[SocketAddr],
+    tls: &Arc<rustls::ClientConfig>,
+    acknowledged: &BTreeMap<String, i64>,
+) -> Result<()> {
+    let limit = Duration::from_secs(20);
+    let mut hashes = BTreeMap::new();
+    let mut revision = 0;
+    for address in addresses {
+        let mut client = Client::new(*address, Some(tls.clone()))?;
+        // Linearizable, so that this member has applied all that was acknowledged.
+        let all =
+            RangeRequest { key: "w/".into(), range_end: "w0".into(), ..RangeRequest::default() };
+        let mut answer = client.range(all.clone(), limit).await;
+        for _ in 0..20 {
+            if answer.is_ok() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            answer = client.range(all.clone(), limit).await;
+        }
+        let answer = answer.with_context(|| format!("reading all of {address}"))?;
+        let found: BTreeMap<String, i64> = answer
+            .kvs
+            .iter()
+            .map(|kv| (String::from_utf8_lossy(&kv.key).into_owned(), kv.mod_revision))
+            .collect();
+        for key in acknowledged.keys() {
+            ensure!(found.contains_key(key), "{key} was acknowledged, {address} does not have it");
+        }
+        for (key, written) in acknowledged {
+            ensure!(
+                found[key] >= *written,
+                "{key} was acknowledged at {written}, {address} has it at {}",
+                found[key]
+            );
+        }
+        if revision == 0 {
+            revision = answer.header.context("an answer has a header")?.revision;
+        }
+        hashes.insert(address, client.hash_kv(revision, limit).await?.hash);
+    }
+    let first = hashes.values().next().context("three members")?;
+    ensure!(
+        hashes.values().all(|h| h == first),
+        "hashes differ at revision {revision}: {hashes:?}"
+    );
+    Ok(())
+}

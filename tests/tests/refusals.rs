@@ -1,0 +1,216 @@
+//! Bad input of every kind: a clear refusal, the right code, and nothing consumed.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use discovery_types::admin::{Admin, AdminChain, AdminChange, Change};
+use discovery_types::jws::{Jws, Typ};
+use discovery_types::key::{PublicKey, SigningKey};
+use discovery_types::role::Role;
+use muster_tests::harness::agents::AgentOptions;
+use muster_tests::harness::world::WorldOptions;
+use muster_tests::harness::{Network, World};
+
+const SOON: Duration = Duration::from_secs(30);
+
+fn world(hosts: u8) -> Result<World> {
+    World::start(Network::loopback(hosts), WorldOptions::default())
+}
+
+fn written(world: &World, name: &str, text: &str) -> Result<PathBuf> {
+    let file = world.path(name);
+    fs_err::write(&file, text)?;
+    Ok(file)
+}
+
+/// Runs an agent with `bundle` until it ends; its exit code and all that it said.
+fn refused(world: &World, bundle: &str, name: &str) -> Result<(i32, String)> {
+    let file = written(world, name, bundle)?;
+    let mut agent = world.agent(0, &file);
+    agent.data_dir = world.path(&format!("{name}-data"));
+    agent.start()?;
+    let code = agent
+        .exit_code(SOON)
+        .with_context(|| format!("{name}: the agent did not give up: {}", agent.output()))?;
+    Ok((code, agent.output()))
+}
+
+/// The seats that the service counts for a cluster.
+fn seats(world: &World, cluster: &str) -> Result<usize> {
+    let shown = world.admin_json(&["cluster", "show", cluster])?;
+    Ok(shown["seats"].as_array().context("seats are shown")?.len())
+}
+
+#[test]
+fn junk_and_mangled_bundles_are_refused_offline() -> Result<()> {
+    let world = world(1)?;
+    world.create_cluster("demo", 3, &[])?;
+    let good = fs_err::read_to_string(world.create_token("demo")?)?;
+    let good = good.trim();
+    let mut mangled = good.to_owned();
+    let last = mangled.pop().context("a bundle has characters")?;
+    mangled.push(if last == 'a' { 'b' } else { 'a' });
+    let cases = [
+        ("junk", "x".repeat(4096)),
+        ("binary", "\u{1}\u{2}\u{fffd}".repeat(1000)),
+        ("empty", String::new()),
+        ("mangled", mangled),
+        (
+            "no-pins",
+            good.split(' ').filter(|w| !w.starts_with("pins=")).collect::<Vec<_>>().join(" "),
+        ),
+    ];
+    for (name, bundle) in cases {
+        let (code, said) = refused(&world, &bundle, name)?;
+        ensure!(code == 2, "{name}: exit code {code}, said {said}");
+        ensure!(said.contains("bundle"), "{name}: says nothing of the bundle: {said}");
+    }
+    ensure!(seats(&world, "demo")? == 0, "a refused bundle took a seat");
+    Ok(())
+}
+
+#[test]
+fn a_wrong_pin_stops_before_anything_is_sent() -> Result<()> {
+    let world = world(1)?;
+    world.create_cluster("demo", 3, &[])?;
+    let good = fs_err::read_to_string(world.create_token("demo")?)?;
+    let wrong = replace_field(&good, "pins=", |pin| {
+        let flipped = if pin.starts_with('a') { "b" } else { "a" };
+        format!("{flipped}{}", &pin[1..])
+    });
+    let (code, said) = refused(&world, &wrong, "wrong-pin")?;
+    // Not 3: the network may have led it astray, and a later try may find the right service.
+    ensure!(code == 1, "exit code {code}, said {said}");
+    ensure!(said.contains("pin"), "says nothing of the pin: {said}");
+    ensure!(seats(&world, "demo")? == 0, "a wrong pin took a seat");
+    Ok(())
+}
+
+#[test]
+fn expired_revoked_and_foreign_tokens_are_refused() -> Result<()> {
+    let world = world(1)?;
+    world.create_cluster("demo", 3, &[])?;
+    world.create_cluster("other", 3, &[])?;
+
+    let short = world.path("short.bundle");
+    let out = short.to_str().context("a path")?;
+    world.admin_command(&["token", "create", "--cluster", "demo", "--ttl", "1s", "--out", out])?;
+    std::thread::sleep(Duration::from_millis(1500));
+    let (code, said) = refused(&world, &fs_err::read_to_string(&short)?, "expired")?;
+    ensure!(code == 3 && said.contains("expired"), "exit code {code}, said {said}");
+
+    let bundle = fs_err::read_to_string(world.create_token("demo")?)?;
+    let tokens = world.admin_json(&["token", "list", "--cluster", "demo"])?;
+    let id =
+        bundle.rsplit("mst_boot_").next().and_then(|t| t.split('_').next()).context("an id")?;
+    ensure!(tokens.to_string().contains(id), "the list does not show {id}: {tokens}");
+    world.admin_command(&["token", "revoke", id])?;
+    let (code, said) = refused(&world, &bundle, "revoked")?;
+    ensure!(code == 3 && said.contains("revoked"), "exit code {code}, said {said}");
+
+    // A token of one cluster under the name of another: the grant says which it is for.
+    let demo = fs_err::read_to_string(world.create_token("demo")?)?;
+    let other = fs_err::read_to_string(world.create_token("other")?)?;
+    let token = demo.trim().rsplit(' ').next().context("a token")?.to_owned();
+    let foreign = format!("{} {token}", other.trim().rsplit_once(' ').context("a bundle")?.0);
+    let (code, said) = refused(&world, &foreign, "foreign")?;
+    ensure!(code == 3, "exit code {code}, said {said}");
+    ensure!(seats(&world, "demo")? == 0 && seats(&world, "other")? == 0, "a seat was taken");
+    Ok(())
+}
+
+#[test]
+fn loopback_is_refused_unless_the_statement_allows_it() -> Result<()> {
+    let world = world(1)?;
+    world.admin_command(&["cluster", "create", "strict", "--size", "1"])?;
+    let bundle = fs_err::read_to_string(world.create_token("strict")?)?;
+    let (code, said) = refused(&world, &bundle, "loopback")?;
+    ensure!(code == 3, "exit code {code}, said {said}");
+    ensure!(said.contains("loopback"), "says nothing of loopback: {said}");
+    ensure!(seats(&world, "strict")? == 0, "it took a seat");
+    Ok(())
+}
+
+#[test]
+fn two_hosts_with_one_name_do_not_form_a_cluster() -> Result<()> {
+    let world = world(3)?;
+    world.create_cluster("demo", 3, &[])?;
+    let bundle = world.create_token("demo")?;
+    let named = |name: &str| AgentOptions {
+        args: vec!["--name".to_owned(), name.to_owned()],
+        ..AgentOptions::default()
+    };
+    let mut agents = [(0, "same"), (1, "same"), (2, "third")]
+        .map(|(i, n)| world.agent_with(i, &bundle, named(n)));
+    for agent in &mut agents {
+        agent.start()?;
+    }
+    let said = muster_tests::harness::until_told("somebody to name the duplicate", SOON, || {
+        let explained = world.admin_command(&["cluster", "explain", "demo"]).unwrap_or_default();
+        let all: String = agents.iter().map(|a| a.output()).chain([explained]).collect();
+        all.contains("the name same").then_some(all)
+    })?;
+    let shown = world.admin_json(&["cluster", "show", "demo"])?;
+    ensure!(shown["state"] != "committed" && shown["state"] != "formed", "it formed: {shown}");
+    Ok(())
+}
+
+#[test]
+fn an_admin_planted_in_the_database_can_do_nothing() -> Result<()> {
+    let world = world(1)?;
+    world.create_cluster("demo", 3, &[])?;
+    let key = world.path("mallory.pem");
+    world.admin_command(&["key", "new", "--out", key.to_str().context("a path")?])?;
+    let owner: PublicKey = public_key(&world.admin_key())?;
+    let mallory = SigningKey::load(&key)?;
+    let planted = AdminChange {
+        version: 1,
+        seq: 1,
+        previous: AdminChain::root_hash(&owner),
+        change: Change::Add(Admin {
+            key: *mallory.public(),
+            name: "mallory".parse()?,
+            roles: vec![Role::Owner],
+        }),
+    };
+    let jws = Jws::sign(Typ::Admin, &mallory, &planted);
+    world.psql(&format!(
+        "INSERT INTO admin_elements (sequence, hash, jws, stored_us) \
+         VALUES (1, sha256('{0}'), '{0}', 1)",
+        jws.as_str()
+    ))?;
+    let output = world
+        .network
+        .hub
+        .command(muster_tests::harness::programs::program("muster-discovery")?)
+        .args(["cluster", "list"])
+        .env("MUSTER_ADMIN_HOME", world.admin_home())
+        .env("MUSTER_ADMIN_KEY", &key)
+        .output()?;
+    ensure!(!output.status.success(), "a planted admin was let in");
+    // The owner is who it was, and is told.
+    world.admin_command(&["cluster", "list"])?;
+    let said = world.discovery.as_ref().context("discovery runs")?.output();
+    ensure!(
+        said.contains("admin_elements"),
+        "discovery says nothing of the row that it ignores: {said}"
+    );
+    Ok(())
+}
+
+fn public_key(private: &Path) -> Result<PublicKey> {
+    Ok(fs_err::read_to_string(private.with_extension("pub"))?.trim().parse()?)
+}
+
+fn replace_field(bundle: &str, field: &str, change: impl Fn(&str) -> String) -> String {
+    bundle
+        .trim()
+        .split(' ')
+        .map(|word| match word.strip_prefix(field) {
+            Some(value) => format!("{field}{}", change(value)),
+            None => word.to_owned(),
+        })
+        .collect::<Vec<_>>()
+        .join(" ")
+}
