@@ -1,6 +1,8 @@
 //! Everything that can happen within small bounds, with every rule on: all seven properties hold.
 //! `make explore` does the same within large ones.
 
+#![allow(clippy::print_stdout, reason = "a test's report, shown with --nocapture")]
+
 use muster_tests::explore::{Config, Faults, Limits, Report, World, explore};
 
 fn holds_everywhere(config: &Config) {

@@ -1,5 +1,7 @@
 //! Every known disaster is found again when what stops it is switched off, and only then.
 
+#![allow(clippy::print_stdout, reason = "a test's report, shown with --nocapture")]
+
 use muster_tests::explore::{Case, Property, named};
 
 /// With the rule on, everything within the bounds was seen and is clean; with it off, the disaster

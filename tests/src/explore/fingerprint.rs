@@ -258,7 +258,7 @@ fn database(mix: &mut Mix, database: &Database, places: &Order) {
     }));
     mix.word(cluster.split.as_ref().map_or(0, |split| list(split.other, places)));
     mix.sum(cluster.agents.iter().map(|(key, each)| agent(*key, each, places)));
-    mix.sum(cluster.reports.iter().map(|(key, _)| pair(*key, 1, places)));
+    mix.sum(cluster.reports.keys().map(|key| pair(*key, 1, places)));
     frozen(mix, cluster, places);
 }
 

@@ -91,9 +91,11 @@ const TWO_CLUSTERS: &[Property] =
 #[must_use]
 pub fn cases() -> Vec<Case> {
     let mut cases = two_clusters();
+    cases.extend(beyond_the_database());
     cases.extend(first_starts());
     cases.extend(seats_and_exits());
     cases.extend(other_rules());
+    cases.extend(ends());
     cases
 }
 
@@ -138,6 +140,7 @@ fn committed_and_restored() -> Vec<Action> {
     ]
 }
 
+/// R1 to R3.
 fn two_clusters() -> Vec<Case> {
     let no_ledger = Environment { ledger: false, ..Environment::SOUND };
     let mut cases = vec![Case {
@@ -191,6 +194,12 @@ fn two_clusters() -> Vec<Case> {
             Config { name: "R3", ..restored },
         )
     });
+    cases
+}
+
+/// R4 to R6.
+fn beyond_the_database() -> Vec<Case> {
+    let mut cases = Vec::new();
     let mut disjoint = vec![Action::Backup];
     disjoint.extend(committed_by_all(&[0, 1]));
     disjoint.extend([Action::Publish(0), Action::Restore]);
@@ -419,6 +428,12 @@ fn other_rules() -> Vec<Case> {
                 },
             )
         },
+    ]
+}
+
+/// What may end a cluster, and when.
+fn ends() -> Vec<Case> {
+    vec![
         Case {
             violates: &[Property::NothingAfterAbandon],
             ..case(

@@ -112,7 +112,8 @@ fn another_agent_at_the_address_is_no_answer() {
 
 #[test]
 fn each_check_refuses_with_its_own_reason() {
-    let changes: [(fn(&mut Offer), &str); 9] = [
+    type Change = fn(&mut Offer);
+    let changes: [(Change, &str); 9] = [
         (
             |offer| drop(offer.invalid.insert(2, "its token is another cluster's".into())),
             "invalid_record",

@@ -316,7 +316,8 @@ fn two_records_with_one_name_url_or_machine_are_refused_while_the_other_lives() 
         change(&mut record);
         redeem_with(Arc::new(record), session(2, 1), 0)
     };
-    let cases: [(fn(&mut Record), &str); 4] = [
+    type Change = fn(&mut Record);
+    let cases: [(Change, &str); 4] = [
         (|record| record.name = "host-1".to_owned(), "duplicate_name"),
         (|record| record.peer_urls = plain_record(1).peer_urls, "duplicate_url"),
         (|record| record.machine = plain_record(1).machine, "shared_machine"),
