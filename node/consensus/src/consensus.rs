@@ -431,6 +431,9 @@ impl Consensus {
             MessageKind::Unknown | MessageKind::Propose => {
                 return impossible("proposals are proposed, not stepped");
             }
+            // The library would pass it on in the asker's name, to the asker itself if that leads by
+            // now. Who asked will ask again.
+            MessageKind::ReadIndex if self.raw.raft.state != StateRole::Leader => return Ok(None),
             MessageKind::Heartbeat if message.commit > log.last_index() => {
                 return impossible("it commits entries that are not in this member's log");
             }
