@@ -6,3 +6,4 @@ pub mod client;
 pub mod demo;
 pub mod explore;
 pub mod harness;
+pub mod sim;

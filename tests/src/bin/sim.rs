@@ -1,0 +1,111 @@
+//! `make sim`: seeded histories of the node's production code.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line: the report goes to stdout, progress to stderr"
+)]
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+use muster_tests::sim::{Campaign, Options, campaign, replay};
+use serde_json::json;
+
+/// Runs seeded histories until one breaks an invariant.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// How many.
+    #[arg(long, default_value_t = 20_000)]
+    histories: u64,
+    /// Seed of the first one.
+    #[arg(long, default_value_t = 1)]
+    first: u64,
+    /// Replay this one history instead.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Members; else the seed chooses among 1, 3 and 5.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=9))]
+    members: Option<u64>,
+    /// Virtual milliseconds with faults.
+    #[arg(long, default_value_t = 1_000)]
+    milliseconds: u64,
+    /// Threads.
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    /// Print a JSON document instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let options = Options {
+        members: arguments.members,
+        duration: arguments.milliseconds * 1000,
+        ..Options::default()
+    };
+    let started = Instant::now();
+    let found = match arguments.seed {
+        Some(seed) => {
+            let outcome = replay(seed, options);
+            let total = outcome.result.clone().unwrap_or_default();
+            let failure = outcome.result.is_err().then_some(outcome);
+            Campaign { histories: 1, total, failure }
+        }
+        None => {
+            campaign(arguments.first, arguments.histories, arguments.threads, options, |done| {
+                if done % 500 == 0 {
+                    let rate = done as f64 / started.elapsed().as_secs_f64();
+                    eprintln!("{done} histories, {rate:.0}/s");
+                }
+            })
+        }
+    };
+    report(&found, started, arguments.json);
+    if found.failure.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn report(found: &Campaign, started: Instant, as_json: bool) {
+    let seconds = started.elapsed().as_secs_f64();
+    let rate = found.histories as f64 / seconds;
+    let total = found.total;
+    let failure = found.failure.as_ref().map(|outcome| {
+        let what = outcome.result.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        (outcome.seed, what)
+    });
+    if as_json {
+        let failure = failure.map(|(seed, what)| json!({ "seed": seed, "violation": what }));
+        let document = json!({
+            "histories": found.histories,
+            "seconds": seconds,
+            "histories_per_second": rate,
+            "steps": total.steps,
+            "committed": total.committed,
+            "puts": total.puts,
+            "reads": total.reads,
+            "crashes": total.crashes,
+            "snapshots": total.snapshots,
+            "trace": format!("{:016x}", total.trace),
+            "failure": failure,
+        });
+        println!("{document:#}");
+        return;
+    }
+    println!(
+        "{} histories in {seconds:.1} s ({rate:.0}/s): {} steps, {} entries, {} puts, {} reads, {} crashes, {} snapshots; trace {:016x}",
+        found.histories,
+        total.steps,
+        total.committed,
+        total.puts,
+        total.reads,
+        total.crashes,
+        total.snapshots,
+        total.trace,
+    );
+    if let Some((seed, what)) = failure {
+        println!("seed {seed}: {what}\nreplay: make sim SEED={seed}");
+    }
+}

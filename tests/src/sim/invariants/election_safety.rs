@@ -1,0 +1,47 @@
+//! Raft paper, figure 3: at most one leader can be elected in a given term. With it what makes it
+//! so: a member votes at most once in a term, whatever happens to its disk and process.
+
+use std::collections::BTreeMap;
+
+use node_consensus::{Message, MessageKind, Role, Status};
+
+use crate::sim::Violation;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct ElectionSafety {
+    leaders: BTreeMap<u64, u64>,
+    votes: BTreeMap<(u64, u64), u64>,
+}
+
+impl ElectionSafety {
+    /// A member's state after a step.
+    pub fn observe(&mut self, member: u64, status: &Status) -> Result<(), Violation> {
+        if status.role != Role::Leader {
+            return Ok(());
+        }
+        let leader = *self.leaders.entry(status.term).or_insert(member);
+        if leader == member {
+            return Ok(());
+        }
+        let term = status.term;
+        let what = format!("{leader} and {member} both lead in term {term}");
+        Err(Violation::new("election safety", what))
+    }
+
+    /// A vote has left a member.
+    pub fn sent(&mut self, message: &Message) -> Result<(), Violation> {
+        let candidate = match message.kind {
+            MessageKind::RequestVoteResponse if !message.reject => message.to,
+            MessageKind::RequestVote => message.from,
+            _ => return Ok(()),
+        };
+        let (member, term) = (message.from, message.term);
+        let before = *self.votes.entry((member, term)).or_insert(candidate);
+        if before == candidate {
+            return Ok(());
+        }
+        let what = format!("{member} voted for {before} and {candidate} in term {term}");
+        Err(Violation::new("one vote per term", what))
+    }
+}

@@ -1,0 +1,58 @@
+//! Raft paper, figure 3: if a member has applied an entry at an index, no other member will ever
+//! apply a different one there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use muster_node::machine::Committed;
+use node_proto::command;
+
+use super::log_matching::hash;
+use crate::sim::Violation;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct StateMachineSafety {
+    /// (term, hash) by index.
+    committed: BTreeMap<u64, (u64, u64)>,
+    /// Requests in it.
+    requests: BTreeSet<u64>,
+}
+
+impl StateMachineSafety {
+    /// A member was given this entry to apply.
+    pub fn observe(&mut self, member: u64, entry: &Committed) -> Result<(), Violation> {
+        let position = entry.position;
+        let found = (position.term, hash(&entry.data));
+        if let Ok((request, _)) = command::decode(entry.data.clone())
+            && !self.committed.contains_key(&position.index)
+            && !self.requests.insert(request)
+        {
+            let what = format!("request {request} is committed twice, again at {}", position.index);
+            return Err(Violation::new("a request is applied once", what));
+        }
+        let known = *self.committed.entry(position.index).or_insert(found);
+        if known == found {
+            return Ok(());
+        }
+        let what = format!(
+            "{member} applies entry {} of term {}, another one of term {} was committed there",
+            position.index, position.term, known.0
+        );
+        Err(Violation::new("state machine safety", what))
+    }
+
+    /// (index, term) of what is committed from `first` on.
+    pub fn from(&self, first: u64) -> impl Iterator<Item = (u64, u64)> {
+        self.committed.range(first..).map(|(index, (term, _))| (*index, *term))
+    }
+
+    /// Whether a request has been committed.
+    pub fn has_request(&self, request: u64) -> bool {
+        self.requests.contains(&request)
+    }
+
+    /// The highest index committed.
+    pub fn last(&self) -> u64 {
+        self.committed.last_key_value().map_or(0, |(index, _)| *index)
+    }
+}

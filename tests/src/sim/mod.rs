@@ -1,0 +1,68 @@
+//! The seeded simulation of the node: members, network, disks and clients in one thread.
+//!
+//! What runs is the production code: [`Driver`](muster_node::driver::Driver), the log, the applier
+//! and the real store (mvcc over `redb`) over a simulated disk. Around it everything is decided by
+//! one seed: message loss, duplication, delay and reordering, partitions in one or both
+//! directions, crashes at any operation of the disk with unsynced sectors lost or torn, restarts,
+//! pauses, and clocks that run at different speeds. After every step the invariants are checked
+//! (one file each in [`invariants`]); then faults end, and the cluster has to converge and serve.
+//!
+//! A history is a function of its seed: the same seed gives the same trace hash, and a failure
+//! says which seed replays it.
+//!
+//! # It must be able to fail
+//!
+//! [`Options::guards`] puts one bug back. The weakened values exist only in builds with debug
+//! assertions (see `node_consensus::Guards`), so that no release build of any program can hold
+//! one; the tests that use them run in the dev profile.
+
+mod clients;
+pub mod invariants;
+mod network;
+mod node;
+mod plan;
+mod rng;
+mod run;
+mod world;
+
+pub use node_consensus::Guards;
+pub use run::{Campaign, Outcome, campaign, replay};
+pub use world::Report;
+
+/// What a history is made of, beside its seed.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Members: 1, 3 or 5; `None` lets the seed choose.
+    pub members: Option<u64>,
+    /// Virtual microseconds with faults.
+    pub duration: u64,
+    /// Always [`Guards::ALL`] but in the tests that put a bug back.
+    pub guards: Guards,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { members: None, duration: 1_000_000, guards: Guards::ALL }
+    }
+}
+
+/// A broken promise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which invariant.
+    pub invariant: &'static str,
+    /// What happened.
+    pub what: String,
+}
+
+impl Violation {
+    pub(crate) fn new(invariant: &'static str, what: impl Into<String>) -> Self {
+        Self { invariant, what: what.into() }
+    }
+}
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.invariant, self.what)
+    }
+}

@@ -1,0 +1,66 @@
+//! Which messages arrive, and when.
+
+use std::collections::BTreeSet;
+
+use super::plan::Plan;
+use super::rng::Rng;
+
+#[derive(Debug, Default)]
+pub(super) struct Network {
+    /// (from, to) that nothing passes.
+    cut: BTreeSet<(u64, u64)>,
+}
+
+impl Network {
+    pub fn heal(&mut self) {
+        self.cut.clear();
+    }
+
+    pub fn is_cut(&self, from: u64, to: u64) -> bool {
+        self.cut.contains(&(from, to))
+    }
+
+    /// Splits the members in two, in both directions or in one, or cuts one link.
+    pub fn partition(&mut self, rng: &mut Rng, members: u64) {
+        self.cut.clear();
+        let one_way = rng.chance(300);
+        if rng.chance(200) {
+            let from = rng.range(1, members + 1);
+            let to = rng.range(1, members + 1);
+            self.cut(from, to, one_way);
+            return;
+        }
+        let side: Vec<bool> = (0..members).map(|_| rng.chance(500)).collect();
+        for (from, here) in (1..).zip(&side) {
+            for (to, there) in (1..).zip(&side) {
+                if *here && !*there {
+                    self.cut(from, to, one_way);
+                }
+            }
+        }
+    }
+
+    fn cut(&mut self, from: u64, to: u64, one_way: bool) {
+        self.cut.insert((from, to));
+        if !one_way {
+            self.cut.insert((to, from));
+        }
+    }
+
+    /// How long each copy of a message takes; none if it is lost.
+    pub fn delays(&self, rng: &mut Rng, plan: &Plan, from: u64, to: u64) -> Vec<u64> {
+        if self.is_cut(from, to) || rng.chance(plan.loss) {
+            return Vec::new();
+        }
+        let copies = 1 + u64::from(rng.chance(plan.duplication));
+        (0..copies)
+            .map(|_| {
+                if rng.chance(plan.late) {
+                    rng.range(2_000, plan.long_delay.max(3_000))
+                } else {
+                    rng.range(200, 2_000)
+                }
+            })
+            .collect()
+    }
+}

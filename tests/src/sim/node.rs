@@ -1,0 +1,218 @@
+//! One simulated machine: its disk, and the member that runs on it while it is up.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use muster_node::apply::{Machine, Outcome};
+use muster_node::disk::simulated::SimulatedDisk;
+use muster_node::disk::{Backend, Open};
+use muster_node::driver::{
+    Applied, Applier, CheckpointPolicy, Driver, DriverOptions, LogJob, Notice, Position, recover,
+};
+use muster_node::log::{Identity, Log, LogOptions};
+use muster_node::machine::{Committed, RequestId, StateMachine as _};
+use muster_node::mvcc::{Compaction, Options as StoreOptions, Store};
+use node_consensus::{Config, Guards};
+
+use super::Violation;
+use super::plan::Plan;
+
+const MEMBER_DIR: &str = "/member";
+
+/// Something for the state machine.
+#[derive(Debug)]
+pub(super) enum ApplyJob {
+    Apply(Vec<Committed>),
+    Install(Position, PathBuf),
+    Build,
+}
+
+/// A member while its process runs.
+pub(super) struct Live {
+    pub driver: Driver,
+    pub log: Log,
+    pub applier: Applier<Machine>,
+    pub store: Store,
+    pub log_jobs: Vec<LogJob>,
+    pub log_busy: bool,
+    pub apply_jobs: Vec<ApplyJob>,
+    pub apply_busy: bool,
+    /// The snapshot that was built last.
+    pub built: Option<(Position, Vec<u8>)>,
+    /// Snapshots that have arrived.
+    pub bodies: BTreeMap<PathBuf, Vec<u8>>,
+}
+
+/// A machine.
+pub(super) struct Node {
+    pub id: u64,
+    pub disk: SimulatedDisk,
+    pub live: Option<Live>,
+    /// Counts processes, so that what was meant for an earlier one is dropped.
+    pub life: u64,
+    pub paused_until: u64,
+    /// Virtual microseconds between its ticks.
+    pub tick: u64,
+}
+
+/// Why a member's step ended it.
+#[derive(Debug)]
+pub(super) enum Down {
+    /// Its power failed.
+    Crashed,
+    /// It can't go on for another reason.
+    Broken(String),
+}
+
+impl Node {
+    pub fn new(id: u64, seed: u64, tick: u64) -> Self {
+        let disk = SimulatedDisk::new(seed);
+        Self { id, disk, live: None, life: 0, paused_until: 0, tick }
+    }
+
+    pub fn down(&self, error: &dyn std::error::Error) -> Down {
+        if self.disk.is_off() {
+            return Down::Crashed;
+        }
+        let mut text = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            text = format!("{text}: {cause}");
+            source = cause.source();
+        }
+        Down::Broken(text)
+    }
+
+    /// Starts the process: from nothing the first time, else from what the disk holds.
+    pub fn boot(&mut self, plan: &Plan, seed: u64, guards: Guards) -> Result<(), Down> {
+        self.life += 1;
+        let live = self.try_boot(plan, seed, guards).map_err(|error| self.down(&*error))?;
+        self.live = Some(live);
+        Ok(())
+    }
+
+    fn try_boot(
+        &self,
+        plan: &Plan,
+        seed: u64,
+        guards: Guards,
+    ) -> Result<Live, Box<dyn std::error::Error>> {
+        let disk = self.disk.shared();
+        let dir = Path::new(MEMBER_DIR);
+        let voters: Vec<u64> = (1..=plan.members).collect();
+        let options = LogOptions {
+            segment_bytes: 64 * 1024,
+            spare_segments: 1,
+            fill_bytes: 32 * 1024,
+            max_record_bytes: 32 * 1024,
+            guards,
+        };
+        disk.create_dir(dir)?;
+        disk.sync_dir(Path::new("/"))?;
+        let file = disk.open(&dir.join("db"), Open::ExistingOrNew)?;
+        disk.sync_dir(dir)?;
+        let store_options = StoreOptions {
+            cache_bytes: 256 * 1024,
+            compaction: Compaction::Inline,
+            ..StoreOptions::default()
+        };
+        let machine = Machine::open(Backend::new(file), store_options)?;
+        if !Log::exists(&disk, dir)? {
+            let incarnation = u128::from(self.id) << 64 | 0xfeed;
+            let identity =
+                Identity { cluster: 1, member: self.id, incarnation, voters: voters.clone() };
+            Log::create(&disk, dir, &identity, &options)?;
+        }
+        let (mut log, recovered) = Log::open(&disk, dir, &options)?;
+        let initial = recover(&mut log, machine.applied(), &voters)?;
+        let mut config = Config::new(self.id, recovered.boot, seed);
+        config.guards = guards;
+        // Small, so that old entries are fetched from the log and messages are many.
+        config.cache_bytes = 8 * 1024;
+        config.max_message_bytes = 4 * 1024;
+        config.max_inflight_messages = 8;
+        let driver_options = DriverOptions {
+            campaign_when_connected: false,
+            catch_up_entries: 5,
+            proposal_ticks: 150,
+            read_retry_ticks: 2,
+        };
+        let driver = Driver::new(&config, driver_options, &initial)?;
+        let store = machine.store();
+        let policy = CheckpointPolicy { bytes: usize::MAX, entries: plan.checkpoint_entries };
+        Ok(Live {
+            driver,
+            log,
+            applier: Applier::new(machine, policy),
+            store,
+            log_jobs: Vec::new(),
+            log_busy: false,
+            apply_jobs: Vec::new(),
+            apply_busy: false,
+            built: None,
+            bodies: BTreeMap::new(),
+        })
+    }
+
+    /// The process is gone and so is what was not synced.
+    pub fn crash(&mut self) {
+        // The disk first: what is dropped must not end cleanly.
+        self.disk.crash();
+        self.live = None;
+        self.life += 1;
+    }
+
+    /// The process is gone, the machine isn't.
+    pub fn kill(&mut self) {
+        self.disk.kill();
+        self.live = None;
+        self.life += 1;
+    }
+}
+
+/// What one job of the state machine gave.
+#[derive(Default)]
+pub(super) struct JobDone {
+    pub notices: Vec<Notice>,
+    pub outcomes: Vec<(RequestId, Outcome)>,
+    pub applied: Vec<Committed>,
+}
+
+impl Live {
+    /// One job, as the apply thread does it.
+    pub fn apply_one(&mut self) -> Result<JobDone, Box<dyn std::error::Error>> {
+        let mut done = JobDone::default();
+        if self.apply_jobs.is_empty() {
+            return Ok(done);
+        }
+        match self.apply_jobs.remove(0) {
+            ApplyJob::Apply(entries) => {
+                let Applied { at, outcomes } = self.applier.apply(&entries)?;
+                done.applied = entries;
+                done.outcomes = outcomes;
+                done.notices.push(Notice::Applied(at));
+                if let Some(at) = self.applier.checkpoint_if_due()? {
+                    done.notices.push(Notice::Checkpointed(at));
+                }
+            }
+            ApplyJob::Install(at, path) => {
+                let body = self.bodies.remove(&path).expect("it was put there");
+                let installed = self.applier.install_snapshot(&mut body.as_slice())?;
+                assert_eq!(installed, at, "a body of another position");
+                done.notices.push(Notice::Installed(at));
+            }
+            ApplyJob::Build => {
+                let mut body = Vec::new();
+                let at = self.applier.write_snapshot(&mut body)?;
+                self.built = Some((at, body));
+                done.notices.push(Notice::Built(Some(at)));
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// A member that stops for another reason than its power is a violation by itself.
+pub(super) fn broken(id: u64, why: &str) -> Violation {
+    Violation::new("members start and run", format!("member {id}: {why}"))
+}

@@ -1,0 +1,125 @@
+//! One history, or many on several threads.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::world::{Report, World};
+use super::{Options, Violation};
+
+thread_local! {
+    /// While a history runs: a panic is a finding, kept here instead of printed.
+    static FOUND: RefCell<Option<Option<String>>> = const { RefCell::new(None) };
+}
+
+static HOOK: Once = Once::new();
+
+fn keep_panics() {
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let kept = FOUND.with(|found| {
+                let mut found = found.borrow_mut();
+                found.as_mut().map(|slot| *slot = Some(info.to_string())).is_some()
+            });
+            if !kept {
+                before(info);
+            }
+        }));
+    });
+}
+
+/// How one history ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// What replays it.
+    pub seed: u64,
+    /// What was in it, or what broke.
+    pub result: Result<Report, Violation>,
+}
+
+/// Runs the history of `seed`.
+pub fn replay(seed: u64, options: Options) -> Outcome {
+    keep_panics();
+    FOUND.with(|found| *found.borrow_mut() = Some(None));
+    let ran = catch_unwind(AssertUnwindSafe(|| World::new(seed, options).run()));
+    let found = FOUND.with(|found| found.borrow_mut().take()).flatten();
+    let result = ran.unwrap_or_else(|_| {
+        Err(Violation::new("no panic", found.unwrap_or_else(|| "it says nothing".to_owned())))
+    });
+    Outcome { seed, result }
+}
+
+/// What many histories had in them, together.
+#[derive(Clone, Debug, Default)]
+pub struct Campaign {
+    /// Histories run.
+    pub histories: u64,
+    /// Sums of their reports.
+    pub total: Report,
+    /// The first one that failed, by seed.
+    pub failure: Option<Outcome>,
+}
+
+/// Runs `count` histories from seed `first` on, on `threads` threads, until one fails. `progress`
+/// is told how many are done.
+pub fn campaign(
+    first: u64,
+    count: u64,
+    threads: usize,
+    options: Options,
+    progress: impl Fn(u64) + Sync,
+) -> Campaign {
+    let (next, done, failed) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    let work = || {
+        let mut part = Campaign::default();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= count || failed.load(Ordering::Relaxed) {
+                return part;
+            }
+            let outcome = replay(first + number, options);
+            part.add(outcome);
+            if part.failure.is_some() {
+                failed.store(true, Ordering::Relaxed);
+            }
+            progress(done.fetch_add(1, Ordering::Relaxed) + 1);
+        }
+    };
+    let parts: Vec<Campaign> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("it catches panics")).collect()
+    });
+    parts.into_iter().fold(Campaign::default(), Campaign::merge)
+}
+
+impl Campaign {
+    fn add(&mut self, outcome: Outcome) {
+        self.histories += 1;
+        match &outcome.result {
+            Ok(report) => self.total = sum(self.total, *report),
+            Err(_) => self.failure = Some(outcome),
+        }
+    }
+
+    fn merge(mut self, other: Self) -> Self {
+        self.histories += other.histories;
+        self.total = sum(self.total, other.total);
+        let failures = [self.failure.take(), other.failure];
+        self.failure = failures.into_iter().flatten().min_by_key(|outcome| outcome.seed);
+        self
+    }
+}
+
+fn sum(a: Report, b: Report) -> Report {
+    Report {
+        trace: a.trace ^ b.trace,
+        steps: a.steps + b.steps,
+        committed: a.committed + b.committed,
+        puts: a.puts + b.puts,
+        reads: a.reads + b.reads,
+        crashes: a.crashes + b.crashes,
+        snapshots: a.snapshots + b.snapshots,
+    }
+}

@@ -1,0 +1,106 @@
+//! The seeded simulation, and the proof that it can fail.
+//!
+//! `SEED=… cargo test -p muster-tests --test sim` replays one history.
+
+use muster_tests::sim::{Guards, Options, campaign, replay};
+
+/// Histories in each test run.
+const HISTORIES: u64 = 2_000;
+const FIRST_SEED: u64 = 1;
+
+#[test]
+fn every_invariant_holds_in_every_history() {
+    let options = Options::default();
+    if let Ok(seed) = std::env::var("SEED") {
+        let seed = seed.parse().expect("SEED is a number");
+        let outcome = replay(seed, options);
+        println!("{outcome:?}");
+        outcome.result.expect("an invariant was violated");
+        return;
+    }
+    let found = campaign(FIRST_SEED, HISTORIES, 2, options, |_| ());
+    if let Some(outcome) = found.failure {
+        panic!("replay with SEED={}: {}", outcome.seed, outcome.result.unwrap_err());
+    }
+    println!("{:?}", found.total);
+    assert_eq!(found.histories, HISTORIES);
+    // Histories in which nothing happens would prove nothing.
+    assert!(found.total.puts > 5 * HISTORIES && found.total.reads > 5 * HISTORIES);
+    assert!(found.total.crashes > HISTORIES && found.total.snapshots > HISTORIES / 50);
+}
+
+#[test]
+fn a_history_is_a_function_of_its_seed() {
+    for seed in 1..=20 {
+        let first = replay(seed, Options::default());
+        assert_eq!(first, replay(seed, Options::default()), "seed {seed}");
+        assert_ne!(first.result, replay(seed + 1000, Options::default()).result);
+    }
+}
+
+/// The bugs that must be found exist in builds with debug assertions only.
+#[cfg(debug_assertions)]
+mod bugs_put_back {
+    use super::*;
+
+    #[track_caller]
+    fn is_found(guards: Guards, histories: u64, by: &[&str]) {
+        // Longer histories than the default: more room for a bug to show.
+        let options = Options { guards, duration: 2_500_000, ..Options::default() };
+        let found = campaign(1, histories, 2, options, |_| ());
+        let outcome = found.failure.expect("the bug was not found");
+        let violation = outcome.result.expect_err("it failed");
+        println!("found by seed {}: {violation}", outcome.seed);
+        assert!(by.contains(&violation.invariant), "found otherwise: {violation}");
+    }
+
+    #[test]
+    fn a_vote_that_leaves_before_it_is_durable() {
+        let by = ["one vote per term", "election safety", "monotone"];
+        is_found(Guards::VOTE_BEFORE_SYNC, 500, &by);
+    }
+
+    #[test]
+    fn an_entry_acknowledged_before_the_sync() {
+        let by = [
+            "leader completeness",
+            "state machine safety",
+            "linearizable",
+            "acknowledged writes survive",
+            "monotone",
+            "progress after the faults",
+            "log matching",
+        ];
+        is_found(Guards::ACK_BEFORE_SYNC, 500, &by);
+    }
+
+    #[test]
+    fn a_leader_that_counts_itself_before_its_sync() {
+        let by = [
+            "leader completeness",
+            "state machine safety",
+            "linearizable",
+            "acknowledged writes survive",
+            "members start and run",
+            "log matching",
+        ];
+        is_found(Guards::SELF_ACK_BEFORE_SYNC, 500, &by);
+    }
+
+    #[test]
+    fn a_read_context_used_twice() {
+        is_found(Guards::SHARED_READ_CONTEXT, 2_000, &["linearizable"]);
+    }
+
+    #[test]
+    fn a_torn_tail_kept() {
+        let by = [
+            "log matching",
+            "state machine safety",
+            "members start and run",
+            "values stay as they were put",
+            "equal stores",
+        ];
+        is_found(Guards::KEEP_TORN_TAIL, 1_000, &by);
+    }
+}
