@@ -2,6 +2,8 @@
 //!
 //! `SEED=… cargo test -p muster-tests --test sim` replays one history.
 
+#![allow(clippy::print_stdout, reason = "says which seed found a bug, and what a run had in it")]
+
 use muster_tests::sim::{Guards, Options, campaign, replay};
 
 /// Histories in each test run.

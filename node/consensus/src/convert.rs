@@ -124,7 +124,7 @@ pub(crate) fn message_out(mut message: eraftpb::Message) -> Option<Message> {
     let entries = message.take_entries().into_iter().map(entry_out).collect();
     let metadata = message.get_snapshot().get_metadata();
     let snapshot = (kind == MessageKind::Snapshot)
-        .then(|| Position { index: metadata.index, term: metadata.term });
+        .then_some(Position { index: metadata.index, term: metadata.term });
     let members = snapshot.map(|_| members_out(metadata.get_conf_state()));
     Some(Message {
         kind,
