@@ -146,7 +146,7 @@ fn two_hosts_with_one_name_do_not_form_a_cluster() -> Result<()> {
     for agent in &mut agents {
         agent.start()?;
     }
-    let said = muster_tests::harness::until_told("somebody to name the duplicate", SOON, || {
+    muster_tests::harness::until_told("somebody to name the duplicate", SOON, || {
         let explained = world.admin_command(&["cluster", "explain", "demo"]).unwrap_or_default();
         let all: String = agents.iter().map(|a| a.output()).chain([explained]).collect();
         all.contains("the name same").then_some(all)

@@ -26,6 +26,20 @@ fn back_up(world: &mut World) -> Result<()> {
     world.start_discovery()
 }
 
+/// Makes Postgres recover as from an archive, which ends in a new timeline: what a restore does.
+fn recover_as_a_new_timeline(data: &Path) -> Result<()> {
+    let settings = data.join("postgresql.auto.conf");
+    let text = fs_err::read_to_string(&settings)? + "restore_command = 'false'\n";
+    fs_err::write(&settings, text)?;
+    let signal = data.join("recovery.signal");
+    fs_err::write(&signal, "")?;
+    // Postgres runs as whoever owns its data.
+    let reference = format!("--reference={}", path_text(data)?);
+    let status = Command::new("chown").args([&reference, path_text(&signal)?]).status()?;
+    ensure!(status.success(), "chown failed");
+    Ok(())
+}
+
 /// Puts the kept copy in the place of the database.
 fn restore(world: &mut World) -> Result<()> {
     world.stop_discovery()?;
@@ -129,6 +143,7 @@ fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decid
     fs_err::rename(world.path("discovery-ledger"), world.path("ledger-of-today"))?;
     fs_err::rename(world.postgres_dir(), world.path("postgres-of-today"))?;
     copy(&world.path("backup"), &world.postgres_dir())?;
+    recover_as_a_new_timeline(&world.postgres_dir().join("data"))?;
     world.start_discovery()?;
 
     // Three hosts that never saw the commit: a full list, and yet nothing may be frozen.

@@ -98,7 +98,8 @@ pub(super) static FLAGS: &[Flag] = &[
         .ignored("the log keeps what followers may need, and no more"),
     flag(MEMBER, "memory-mlock", Bool, "false", "", "Lock memory.")
         .ignored("memory is not locked"),
-    flag(MEMBER, "quota-backend-bytes", Int, "0", "BYTES", "Raise an alarm when the store is larger; 0: 2 GiB, negative: no limit."),
+    flag(MEMBER, "quota-backend-bytes", Int, "0", "BYTES", "Raise an alarm when the store is larger; 0: 2 GiB, negative: no limit.")
+        .ignored("the size of the store is not limited yet"),
     flag(MEMBER, "backend-bbolt-freelist-type", Text, "map", "TYPE", "Freelist of bbolt.")
         .ignored("the store is not bbolt"),
     flag(MEMBER, "backend-batch-interval", Duration, "0s", "TIME", "Time between two commits of bbolt.")
@@ -128,12 +129,16 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(CLUSTERING, "initial-cluster-token", Text, "etcd-cluster", "TOKEN", "Makes ids of this cluster different from all others'."),
     flag(CLUSTERING, "advertise-client-urls", Text, "http://localhost:2379", "URLS", "This member's client URLs, as clients reach them."),
     flag(CLUSTERING, "muster-document", Text, "", "FILE", "Binds each first member to its incarnation and key (JSON; written by muster-agent)."),
-    flag(CLUSTERING, "strict-reconfig-check", Bool, "true", "", "Refuse membership changes that would endanger quorum."),
+    flag(CLUSTERING, "strict-reconfig-check", Bool, "true", "", "Refuse membership changes that would endanger quorum.")
+        .ignored("members are not changed at run time yet"),
     flag(CLUSTERING, "pre-vote", Bool, "true", "", "Ask before disturbing a cluster with an election.")
         .ignored("pre-vote is always on"),
-    flag(CLUSTERING, "auto-compaction-mode", OneOf(&["periodic", "revision"]), "periodic", "MODE", "How --auto-compaction-retention is read."),
-    flag(CLUSTERING, "auto-compaction-retention", Text, "0", "N", "How much history to keep; 0: all."),
-    flag(CLUSTERING, "max-learners", Uint, "1", "N", "Learners that may be in the cluster at once."),
+    flag(CLUSTERING, "auto-compaction-mode", OneOf(&["periodic", "revision"]), "periodic", "MODE", "How --auto-compaction-retention is read.")
+        .ignored("only clients compact yet"),
+    flag(CLUSTERING, "auto-compaction-retention", Text, "0", "N", "How much history to keep; 0: all.")
+        .ignored("only clients compact yet"),
+    flag(CLUSTERING, "max-learners", Uint, "1", "N", "Learners that may be in the cluster at once.")
+        .ignored("members are not changed at run time yet"),
     flag(CLUSTERING, "discovery", Text, "", "URL", "Discovery service, protocol v2."),
     flag(CLUSTERING, "discovery-fallback", OneOf(&["exit", "proxy"]), "exit", "WHAT", "What to do if discovery fails.")
         .ignored("without discovery there is nothing to fall back from"),
@@ -194,9 +199,12 @@ pub(super) static FLAGS: &[Flag] = &[
         .ignored("every origin is answered"),
     flag(SECURITY, "host-whitelist", Text, "*", "HOSTS", "Host names that insecure clients may ask for.")
         .ignored("every host name is answered"),
-    flag(AUTH, "auth-token", Text, "simple", "SPEC", "Kind of auth tokens."),
-    flag(AUTH, "bcrypt-cost", Uint, "10", "N", "Cost of password hashes."),
-    flag(AUTH, "auth-token-ttl", Uint, "300", "SECONDS", "Life of an auth token."),
+    flag(AUTH, "auth-token", Text, "simple", "SPEC", "Kind of auth tokens.")
+        .ignored("users and roles are not served yet"),
+    flag(AUTH, "bcrypt-cost", Uint, "10", "N", "Cost of password hashes.")
+        .ignored("users and roles are not served yet"),
+    flag(AUTH, "auth-token-ttl", Uint, "300", "SECONDS", "Life of an auth token.")
+        .ignored("users and roles are not served yet"),
     flag(PROFILING_AND_MONITORING, "enable-pprof", Bool, "false", "", "Serve Go profiles.")
         .ignored("this is not a Go program"),
     flag(PROFILING_AND_MONITORING, "metrics", OneOf(&["basic", "extensive"]), "basic", "LEVEL", "How much /metrics shows.")
@@ -223,21 +231,29 @@ pub(super) static FLAGS: &[Flag] = &[
         .ignored("a log rotator does that"),
     flag(LOGGING, "warning-apply-duration", Duration, "100ms", "TIME", "Warn when applying a request takes longer.")
         .ignored("see the metrics of the apply thread"),
-    flag(LOGGING, "warning-unary-request-duration", Duration, "300ms", "TIME", "Warn when a request takes longer."),
+    flag(LOGGING, "warning-unary-request-duration", Duration, "300ms", "TIME", "Warn when a request takes longer.")
+        .ignored("slow requests are not logged yet"),
     flag(FEATURES_AND_FINE_TUNING, "feature-gates", Text, "", "NAME=BOOL,...", "Features to turn on or off.")
         .ignored("features have no gates here"),
-    flag(FEATURES_AND_FINE_TUNING, "initial-corrupt-check", Bool, "false", "", "Compare with the peers before serving."),
-    flag(FEATURES_AND_FINE_TUNING, "corrupt-check-time", Duration, "0s", "TIME", "Time between two comparisons with the peers."),
-    flag(FEATURES_AND_FINE_TUNING, "compact-hash-check-enabled", Bool, "false", "", "Compare hashes of compactions."),
-    flag(FEATURES_AND_FINE_TUNING, "compact-hash-check-time", Duration, "1m0s", "TIME", "Time between two comparisons of compactions."),
-    flag(FEATURES_AND_FINE_TUNING, "compaction-batch-limit", Uint32, "1000", "N", "Revisions removed at once by a compaction."),
+    flag(FEATURES_AND_FINE_TUNING, "initial-corrupt-check", Bool, "false", "", "Compare with the peers before serving.")
+        .ignored("members do not compare their stores yet"),
+    flag(FEATURES_AND_FINE_TUNING, "corrupt-check-time", Duration, "0s", "TIME", "Time between two comparisons with the peers.")
+        .ignored("members do not compare their stores yet"),
+    flag(FEATURES_AND_FINE_TUNING, "compact-hash-check-enabled", Bool, "false", "", "Compare hashes of compactions.")
+        .ignored("members do not compare their stores yet"),
+    flag(FEATURES_AND_FINE_TUNING, "compact-hash-check-time", Duration, "1m0s", "TIME", "Time between two comparisons of compactions.")
+        .ignored("members do not compare their stores yet"),
+    flag(FEATURES_AND_FINE_TUNING, "compaction-batch-limit", Uint32, "1000", "N", "Revisions removed at once by a compaction.")
+        .ignored("the store chooses its own steps"),
     flag(FEATURES_AND_FINE_TUNING, "compaction-sleep-interval", Duration, "10ms", "TIME", "Pause of a compaction between two batches."),
     flag(FEATURES_AND_FINE_TUNING, "watch-progress-notify-interval", Duration, "10m0s", "TIME", "Time between two progress notices to a silent watch."),
     flag(FEATURES_AND_FINE_TUNING, "snapshot-catchup-entries", Uint, "5000", "N", "Entries that the log keeps for slow followers."),
     flag(FEATURES_AND_FINE_TUNING, "bootstrap-defrag-threshold-megabytes", Uint, "0", "MB", "Defragment at the start if that frees so much.")
         .ignored("the store reuses its space"),
-    flag(FEATURES_AND_FINE_TUNING, "enable-lease-checkpoint", Bool, "false", "", "Checkpoint leases."),
-    flag(FEATURES_AND_FINE_TUNING, "enable-lease-checkpoint-persist", Bool, "false", "", "Keep checkpoints of leases."),
+    flag(FEATURES_AND_FINE_TUNING, "enable-lease-checkpoint", Bool, "false", "", "Checkpoint leases.")
+        .ignored("leases are not served yet"),
+    flag(FEATURES_AND_FINE_TUNING, "enable-lease-checkpoint-persist", Bool, "false", "", "Keep checkpoints of leases.")
+        .ignored("leases are not served yet"),
     flag(FEATURES_AND_FINE_TUNING, "txn-mode-write-with-shared-buffer", Bool, "true", "", "Let transactions share a buffer.")
         .ignored("the store is not bbolt"),
     flag(FEATURES_AND_FINE_TUNING, "stop-grpc-service-on-defrag", Bool, "false", "", "Report not serving during defragmentation.")

@@ -5,7 +5,7 @@ use std::time::Duration;
 use reqwest::Method;
 use uuid::Uuid;
 
-use super::http::{Body, Request};
+use super::http::{Body, REQUEST_LIMIT, Request};
 use super::{Client, ClientError};
 use crate::api::{
     AdoptRequest, ClusterSummary, Jwks, NackRequest, PollRequest, PollResponse, ProbesRequest,
@@ -85,9 +85,19 @@ impl Client {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/report"), report).await
     }
 
-    /// Shows the service a document that it may have lost.
+    /// Shows the service a document that it may have lost. Without an access token: a restored
+    /// database may not know the agent any more. The document and the TLS key, which must be one
+    /// of its members', speak for themselves.
     pub async fn adopt(&self, adopt: &AdoptRequest) -> Result<ClusterSummary, ClientError> {
-        self.send(Method::POST, format!("/v1/clusters/{}/adopt", adopt.cluster), adopt).await
+        let json = serde_json::to_vec(adopt).expect("bodies are plain structs");
+        self.ask(Request {
+            method: Method::POST,
+            path: format!("/v1/clusters/{}/adopt", adopt.cluster),
+            body: Body::Json(&json),
+            authenticated: false,
+            limit: REQUEST_LIMIT,
+        })
+        .await
     }
 
     /// The service's signing keys.

@@ -24,7 +24,7 @@ use crate::url::ServiceUrl;
 /// How long a connection may take to come up.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How long a request may take that isn't parked.
-const REQUEST_LIMIT: Duration = Duration::from_secs(20);
+pub(super) const REQUEST_LIMIT: Duration = Duration::from_secs(20);
 /// A token is renewed this long before it ends.
 const RENEW_BEFORE: Duration = Duration::from_secs(60);
 
