@@ -80,6 +80,7 @@ fn code_of(refusal: &Refusal) -> Code {
         }
         Refusal::KeyElsewhere { .. } => Code::KeyElsewhere,
         Refusal::Split { .. } => Code::Split,
+        Refusal::Unsettled => Code::DatabaseChanged,
         Refusal::UnknownKey { .. } => Code::UnknownKey,
         Refusal::RecordChanged { .. }
         | Refusal::Duplicate { .. }
