@@ -56,6 +56,10 @@ impl Protocol {
         let start_before = self.agent.journal.start;
         let output = self.agent.step(&Rules::ALL, event);
         if let Some(journal) = &output.durable {
+            if !held_before && journal.held.is_some() {
+                // The commit may be seen before the answer to the ack: sent it is.
+                crash::at(Step::AckSent);
+            }
             journal::write(&self.layout, journal, &self.keepsakes).map_err(state_end)?;
             if !held_before && journal.held.is_some() {
                 crash::at(Step::Hold);

@@ -3,6 +3,7 @@
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
@@ -10,6 +11,10 @@ use super::Line;
 
 const NAME: &str = "ledger.jsonl";
 const VERSION: u32 = 1;
+/// How long another holder of the lock is waited for, at most.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+/// How long between two tries.
+const LOCK_RETRY: Duration = Duration::from_millis(20);
 /// Hex digits of a line's checksum.
 const SUM_LEN: usize = 16;
 
@@ -64,6 +69,24 @@ pub(super) struct LedgerFile {
     file: std::fs::File,
 }
 
+/// Takes the file's lock. A predecessor that is just ending, or a child of this process between
+/// fork and exec, holds it for a moment: that is waited for.
+fn lock(file: &std::fs::File, path: &Path, shown: &str) -> Result<(), LedgerError> {
+    let started = Instant::now();
+    loop {
+        match rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::WOULDBLOCK) if started.elapsed() < LOCK_PATIENCE => {
+                std::thread::sleep(LOCK_RETRY);
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(LedgerError::InUse { path: path.to_path_buf() });
+            }
+            Err(error) => return Err(io(format!("can't lock {shown}"))(error.into())),
+        }
+    }
+}
+
 /// Opens or makes the ledger: the file, our process id, and all lines after the header.
 pub(super) fn open(dir: &Path) -> Result<(LedgerFile, Uuid, Vec<Line>), LedgerError> {
     match std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir) {
@@ -80,11 +103,7 @@ pub(super) fn open(dir: &Path) -> Result<(LedgerFile, Uuid, Vec<Line>), LedgerEr
         .mode(0o600)
         .open(&path)
         .map_err(io(format!("can't open {shown}")))?;
-    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => return Err(LedgerError::InUse { path }),
-        Err(error) => return Err(io(format!("can't lock {shown}"))(error.into())),
-    }
+    lock(&file, &path, &shown)?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(io(format!("can't read {shown}")))?;
     let (mut lines, whole) =

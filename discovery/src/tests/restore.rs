@@ -205,9 +205,9 @@ async fn an_agent_in_the_document_may_show_it_to_a_database_that_lost_it() {
     };
     let stranger = agents(&world, &service, &statement, &token, 9..=9).pop().unwrap();
     let refused = stranger.client.adopt(&adopt).await.unwrap_err();
-    assert_eq!(refused.code(), Some(Code::UnknownKey), "{refused}");
+    assert_eq!(refused.code(), Some(Code::Forbidden), "{refused}");
     member[0].turn_to(&world, &service);
-    // It may ask for a token only once it is known again, so it comes with what it has.
+    // No token: it may ask for one only once it is known again.
     let answer =
         raw(&world, &service, Some(&member[0]), "POST", "adopt", statement.cluster, &adopt);
     let (status, body) = answer.await;

@@ -413,8 +413,9 @@ impl Agent {
             // The proposal that these are about is looked at anew with the next poll.
             "other_proposal" => return,
             _ if retryable => return,
-            // Only a person can change the answer: another bundle, another name, another address.
-            _ => Action::Stop { exit: EXIT_FOR_GOOD, reason: format!("refused: {code}") },
+            // A person has to change something (another bundle, another address); then a restart
+            // goes through.
+            _ => Action::Stop { exit: EXIT_FAILED, reason: format!("refused: {code}") },
         };
         output.then.push(action);
     }
