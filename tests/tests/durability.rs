@@ -108,7 +108,7 @@ async fn write(
 }
 
 fn kill_at_random(agents: &[Agent], next: &AtomicUsize) -> Result<()> {
-    let mut random = Random(0x5EED_0F_4B1D);
+    let mut random = Random(0x5EED_0F4B_1D05);
     for kill in 1..=KILLS {
         let due = kill * WRITES / (KILLS + 1);
         until(&format!("write {due}"), LIMIT, || {

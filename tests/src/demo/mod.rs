@@ -86,6 +86,7 @@ fn order(story: &mut Story, world: &World) -> Result<std::path::PathBuf> {
 
 fn form(story: &mut Story, world: &World, bundle: &std::path::Path) -> Result<Vec<Agent>> {
     story.chapter("Three hosts that know nothing but the bundle");
+    let etcdctl = world.etcdctl("demo", &hosts(world))?;
     let mut agents = Vec::new();
     let mut third_started = Instant::now();
     for index in 0..usize::from(HOSTS) {
@@ -104,7 +105,6 @@ fn form(story: &mut Story, world: &World, bundle: &std::path::Path) -> Result<Ve
         }
         agents.push(agent);
     }
-    let etcdctl = world.etcdctl("demo", &hosts(world))?;
     until("the cluster to take a write", LIMIT, || {
         etcdctl.output(&["put", "first", "write"]).ok().filter(|o| o.status.success())
     })?;
