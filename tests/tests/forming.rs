@@ -107,8 +107,21 @@ fn an_agent_killed_at_any_step_converges_to_the_same_seat() -> Result<()> {
 }
 
 #[test]
-fn discovery_killed_around_the_commit_forms_the_same_cluster() -> Result<()> {
-    for step in ["before-commit", "after-commit", "before-ledger", "after-ledger"] {
+fn discovery_killed_at_any_step_forms_the_same_cluster() -> Result<()> {
+    let steps = [
+        "before-seated",
+        "after-seated",
+        "before-frozen",
+        "after-frozen",
+        "before-acked",
+        "after-acked",
+        "before-commit",
+        "after-commit",
+        "before-ledger",
+        "after-ledger",
+        "after-reported",
+    ];
+    for step in steps {
         let mut world = World::prepare(Network::loopback(3), WorldOptions::default())?;
         world.options.serve_env = vec![("MUSTER_CRASH_AT".to_owned(), step.to_owned())];
         world.start_discovery()?;

@@ -10,7 +10,7 @@ use discovery_types::key::{PublicKey, SigningKey};
 use discovery_types::role::Role;
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::world::WorldOptions;
-use muster_tests::harness::{Network, World};
+use muster_tests::harness::{Network, World, until_told};
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -146,13 +146,66 @@ fn two_hosts_with_one_name_do_not_form_a_cluster() -> Result<()> {
     for agent in &mut agents {
         agent.start()?;
     }
-    muster_tests::harness::until_told("somebody to name the duplicate", SOON, || {
+    until_told("somebody to name the duplicate", SOON, || {
         let explained = world.admin_command(&["cluster", "explain", "demo"]).unwrap_or_default();
         let all: String = agents.iter().map(|a| a.output()).chain([explained]).collect();
         all.contains("the name same").then_some(all)
     })?;
     let shown = world.admin_json(&["cluster", "show", "demo"])?;
     ensure!(shown["state"] != "committed" && shown["state"] != "formed", "it formed: {shown}");
+    Ok(())
+}
+
+#[test]
+fn two_hosts_with_one_peer_url_do_not_form_a_cluster() -> Result<()> {
+    let world = world(3)?;
+    world.create_cluster("demo", 3, &[])?;
+    let bundle = world.create_token("demo")?;
+    let url = format!("https://{}:2380", world.network.hosts[0].address);
+    let own = world.network.hosts[1].address.to_string();
+    let args = ["--peer-url", &url, "--listen-address", &own].map(str::to_owned).to_vec();
+    let same = AgentOptions { args, ..AgentOptions::default() };
+    let mut agents =
+        [world.agent(0, &bundle), world.agent_with(1, &bundle, same), world.agent(2, &bundle)];
+    agents[0].start()?;
+    agents[0].wait_for_output("waiting", SOON)?;
+    agents[1].start()?;
+    agents[2].start()?;
+    until_told("the second to be told", SOON, || agents[1].output().contains(&url).then_some(()))?;
+    let shown = world.admin_json(&["cluster", "show", "demo"])?;
+    ensure!(shown["state"] != "committed" && shown["state"] != "formed", "it formed: {shown}");
+    Ok(())
+}
+
+#[test]
+fn a_record_changed_in_the_database_is_signed_by_nobody() -> Result<()> {
+    let world = world(3)?;
+    world.create_cluster("demo", 3, &[])?;
+    let bundle = world.create_token("demo")?;
+    let mut agents = world.start_agents(2, &bundle)?;
+    until_told("two seats to be taken", SOON, || (seats(&world, "demo").ok()? == 2).then_some(()))?;
+    // Another address in the record's payload, the signature left as it was.
+    let changed = world.psql(
+        "UPDATE agents SET record = split_part(record, '.', 1) || '.' || \
+         replace(split_part(record, '.', 2), 'a', 'b') || '.' || split_part(record, '.', 3) \
+         WHERE seat = 1",
+    )?;
+    ensure!(changed.contains("UPDATE 1"), "the row was not changed: {changed}");
+    let mut third = world.agent(2, &bundle);
+    third.start()?;
+    agents.push(third);
+    let said = until_told("somebody to say so", SOON, || {
+        let discovery = world.discovery.as_ref()?.output();
+        let all: String = agents.iter().map(muster_tests::harness::Agent::output).collect();
+        let all = all + &discovery;
+        (all.contains("signature") || all.contains("record of")).then_some(all)
+    })?;
+    let shown = world.admin_json(&["cluster", "show", "demo"]);
+    let state = shown.map(|s| s["state"].as_str().unwrap_or_default().to_owned());
+    ensure!(
+        !state.is_ok_and(|s| s == "committed" || s == "formed"),
+        "it formed all the same: {said}"
+    );
     Ok(())
 }
 

@@ -133,6 +133,9 @@ fn spawn(
         ("port", &PORT.to_string()),
         ("unix_socket_directories", &sockets),
         ("unix_socket_permissions", "0700"),
+        // After a restore it takes connections once recovery has ended, not while it looks like
+        // a replica.
+        ("hot_standby", "off"),
         ("fsync", "on"),
         ("synchronous_commit", "on"),
         ("full_page_writes", "on"),
