@@ -4,6 +4,9 @@
 //! (`domain::describe` names them) has two: `before-seated` dies in the transaction that would
 //! seat somebody, `after-seated` right behind its COMMIT. `before-commit` and `after-commit` are
 //! those of the decision, `before-ledger` and `after-ledger` stand around its fsync.
+//!
+//! With `MUSTER_CRASH_PID_FILE=…/postmaster.pid` it is that process which dies there, once, and not
+//! this one: so a test takes Postgres away in the middle of any step.
 
 /// Dies here if the environment says so.
 #[cfg(debug_assertions)]
@@ -13,10 +16,31 @@ pub fn point(when: &str, what: &str) {
     let wanted = WANTED.get_or_init(|| std::env::var("MUSTER_CRASH_AT").ok());
     let Some(wanted) = wanted else { return };
     if wanted.strip_prefix(when).and_then(|rest| rest.strip_prefix('-')) == Some(what) {
-        tracing::error!(at = wanted, "dying, as the environment asks");
-        let own = rustix::process::getpid();
-        let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
-        std::thread::park();
+        match std::env::var_os("MUSTER_CRASH_PID_FILE") {
+            Some(file) => kill_once(std::path::Path::new(&file), wanted),
+            None => {
+                tracing::error!(at = wanted, "dying, as the environment asks");
+                let own = rustix::process::getpid();
+                let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
+                std::thread::park();
+            }
+        }
+    }
+}
+
+/// Kills the process whose id is the first line of `file`, the first time that it is asked to.
+#[cfg(debug_assertions)]
+fn kill_once(file: &std::path::Path, at: &str) {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if DONE.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let text = fs_err::read_to_string(file).unwrap_or_default();
+    let pid = text.lines().next().and_then(|line| line.trim().parse().ok());
+    if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
+        tracing::error!(at, pid = pid.as_raw_nonzero().get(), "killing, as the environment asks");
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
     }
 }
 

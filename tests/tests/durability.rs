@@ -35,9 +35,8 @@ impl Random {
 #[test]
 fn ten_thousand_acknowledged_writes_survive_random_kills() -> Result<()> {
     let world = World::start(Network::loopback(3), WorldOptions::default())?;
-    world.create_cluster("demo", 3, &[])?;
-    let bundle = world.create_token("demo")?;
-    let agents = world.start_agents(3, &bundle)?;
+    let bundle = world.order("demo", 3)?;
+    let agents = world.start_agents(0..3, &bundle)?;
     world.wait_cluster_state("demo", "formed", LIMIT)?;
     let hosts: Vec<Host> = world.network.hosts.clone();
     let etcdctl = world.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;

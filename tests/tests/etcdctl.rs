@@ -13,9 +13,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 #[test]
 fn stock_etcdctl_works_unchanged() -> Result<()> {
     let world = World::start(Network::loopback(3), WorldOptions::default())?;
-    world.create_cluster("demo", 3, &[])?;
-    let bundle = world.create_token("demo")?;
-    let _agents = world.start_agents(3, &bundle)?;
+    let bundle = world.order("demo", 3)?;
+    let _agents = world.start_agents(0..3, &bundle)?;
     world.wait_cluster_state("demo", "formed", LIMIT)?;
     let hosts: Vec<Host> = world.network.hosts.clone();
     let etcdctl = world.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;

@@ -1,13 +1,14 @@
 //! The bootstrap, end to end: whoever is killed, whenever, the same cluster forms, once, with the
 //! same bundle.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::process::{exists, signal};
-use muster_tests::harness::world::WorldOptions;
+use muster_tests::harness::world::{WorldOptions, path_text};
 use muster_tests::harness::{Agent, Host, Network, World, until, until_told};
 use rustix::process::Signal;
 
@@ -24,16 +25,26 @@ fn crashing_at(step: &str) -> AgentOptions {
     }
 }
 
-/// The members as the cluster itself lists them, and that it takes a write.
-fn member_names(world: &World, cluster: &str, agents: &[&Agent]) -> Result<Vec<String>> {
-    let hosts: Vec<&Host> = agents.iter().map(|a| &a.host).collect();
+/// That `cluster` takes a write and lists three started members of different names.
+fn has_three_members<'a>(
+    world: &World,
+    cluster: &str,
+    agents: impl IntoIterator<Item = &'a Agent>,
+) -> Result<()> {
+    let hosts: Vec<&Host> = agents.into_iter().map(|agent| &agent.host).collect();
     let etcdctl = world.etcdctl(cluster, &hosts)?;
     until("the cluster to take a write", FORMED, || {
         etcdctl.output(&["put", "k", "v"]).ok().filter(|o| o.status.success())
     })?;
-    let list = etcdctl.json(&["member", "list"])?;
+    let list = until("all members to have started", FORMED, || {
+        let list = etcdctl.json(&["member", "list"]).ok()?;
+        let members = list["members"].as_array()?;
+        members.iter().all(|m| m["name"].is_string()).then_some(list)
+    })?;
     let members = list["members"].as_array().context("a list of members")?;
-    Ok(members.iter().map(|m| m["name"].as_str().unwrap_or_default().to_owned()).collect())
+    let names: BTreeSet<&str> = members.iter().filter_map(|m| m["name"].as_str()).collect();
+    ensure!(members.len() == 3 && names.len() == 3, "members: {list}");
+    Ok(())
 }
 
 /// Starts the agents again and again until the cluster is formed: what an init system does.
@@ -60,13 +71,10 @@ fn keep_running(world: &World, cluster: &str, agents: &mut [Agent]) -> Result<se
 #[test]
 fn three_hosts_become_one_cluster() -> Result<()> {
     let world = world(3)?;
-    world.create_cluster("demo", 3, &[])?;
-    let bundle = world.create_token("demo")?;
-    let agents = world.start_agents(3, &bundle)?;
+    let bundle = world.order("demo", 3)?;
+    let agents = world.start_agents(0..3, &bundle)?;
     world.wait_cluster_state("demo", "formed", FORMED)?;
-    let names = member_names(&world, "demo", &agents.iter().collect::<Vec<_>>())?;
-    ensure!(names.len() == 3, "members: {names:?}");
-    Ok(())
+    has_three_members(&world, "demo", &agents)
 }
 
 #[test]
@@ -86,8 +94,7 @@ fn an_agent_killed_at_any_step_converges_to_the_same_seat() -> Result<()> {
     let world = world(3)?;
     for step in steps {
         let cluster = format!("at-{step}");
-        world.create_cluster(&cluster, 3, &[])?;
-        let bundle = world.create_token(&cluster)?;
+        let bundle = world.order(&cluster, 3)?;
         let mut agents = fresh_agents(&world, &cluster, 3, &bundle);
         agents[0].options = crashing_at(step);
         for agent in &mut agents {
@@ -100,51 +107,76 @@ fn an_agent_killed_at_any_step_converges_to_the_same_seat() -> Result<()> {
         agents[0].options = AgentOptions::default();
         agents[0].start()?;
         keep_running(&world, &cluster, &mut agents).with_context(|| format!("killed at {step}"))?;
-        let names = member_names(&world, &cluster, &agents.iter().collect::<Vec<_>>())?;
-        ensure!(names.len() == 3, "killed at {step}, members: {names:?}");
+        has_three_members(&world, &cluster, &agents)
+            .with_context(|| format!("killed at {step}"))?;
     }
     Ok(())
 }
 
+/// The steps of the service at which somebody dies.
+const SERVICE_STEPS: [&str; 11] = [
+    "before-seated",
+    "after-seated",
+    "before-frozen",
+    "after-frozen",
+    "before-acked",
+    "after-acked",
+    "before-commit",
+    "after-commit",
+    "before-ledger",
+    "after-ledger",
+    "after-reported",
+];
+
 #[test]
 fn discovery_killed_at_any_step_forms_the_same_cluster() -> Result<()> {
-    let steps = [
-        "before-seated",
-        "after-seated",
-        "before-frozen",
-        "after-frozen",
-        "before-acked",
-        "after-acked",
-        "before-commit",
-        "after-commit",
-        "before-ledger",
-        "after-ledger",
-        "after-reported",
-    ];
-    for step in steps {
+    for step in SERVICE_STEPS {
         let mut world = World::prepare(Network::loopback(3), WorldOptions::default())?;
         world.options.serve_env = vec![("MUSTER_CRASH_AT".to_owned(), step.to_owned())];
         world.start_discovery()?;
-        world.create_cluster("demo", 3, &[])?;
-        let bundle = world.create_token("demo")?;
-        let mut agents = world.start_agents(3, &bundle)?;
+        let bundle = world.order("demo", 3)?;
+        let mut agents = world.start_agents(0..3, &bundle)?;
         let process = world.discovery.as_mut().context("discovery runs")?;
         let code = process.exit_code(FORMED).with_context(|| format!("crash at {step}"))?;
         ensure!(code == 128 + 9, "killed at {step}, discovery ended with {code}");
         world.options.serve_env.clear();
         world.start_discovery()?;
-        keep_running(&world, "demo", &mut agents).with_context(|| format!("killed at {step}"))?;
-        let names = member_names(&world, "demo", &agents.iter().collect::<Vec<_>>())?;
-        ensure!(names.len() == 3, "killed at {step}, members: {names:?}");
+        three_members(&world, &mut agents).with_context(|| format!("killed at {step}"))?;
     }
     Ok(())
 }
 
 #[test]
+fn postgres_killed_at_any_step_forms_the_same_cluster() -> Result<()> {
+    for step in SERVICE_STEPS {
+        let mut world = World::prepare(Network::loopback(3), WorldOptions::default())?;
+        let pid_file = world.postgres_dir().join("data/postmaster.pid");
+        world.options.serve_env = vec![
+            ("MUSTER_CRASH_AT".to_owned(), step.to_owned()),
+            ("MUSTER_CRASH_PID_FILE".to_owned(), path_text(&pid_file)?.to_owned()),
+        ];
+        world.start_discovery()?;
+        let bundle = world.order("demo", 3)?;
+        let mut agents = world.start_agents(0..3, &bundle)?;
+        let process = world.discovery.as_mut().context("discovery runs")?;
+        process
+            .wait_for_output("killing, as the environment asks", FORMED)
+            .with_context(|| format!("kill at {step}"))?;
+        three_members(&world, &mut agents).with_context(|| format!("Postgres killed at {step}"))?;
+    }
+    Ok(())
+}
+
+/// That the three form `demo`, under a supervisor, and that it has three members.
+fn three_members(world: &World, agents: &mut [Agent]) -> Result<()> {
+    keep_running(world, "demo", agents)?;
+    has_three_members(world, "demo", &*agents)
+}
+
+#[test]
 fn postgres_killed_while_agents_wait_and_after_the_commit() -> Result<()> {
     let world = world(3)?;
-    world.create_cluster("demo", 3, &[])?;
-    let bundle = world.create_token("demo")?;
+    let bundle = world.order("demo", 3)?;
     let mut agents =
         vec![world.agent(0, &bundle), world.agent(1, &bundle), world.agent(2, &bundle)];
     agents[0].start()?;
@@ -157,48 +189,35 @@ fn postgres_killed_while_agents_wait_and_after_the_commit() -> Result<()> {
         .or_else(|_| world.wait_cluster_state("demo", "formed", FORMED))?;
     kill_postgres(&world)?;
     keep_running(&world, "demo", &mut agents)?;
-    let names = member_names(&world, "demo", &agents.iter().collect::<Vec<_>>())?;
-    ensure!(names.len() == 3, "members: {names:?}");
-    Ok(())
+    has_three_members(&world, "demo", &agents)
 }
 
 #[test]
 fn of_four_hosts_three_are_members_and_one_is_told_why_not() -> Result<()> {
     let world = world(4)?;
-    world.create_cluster("demo", 3, &[])?;
-    let bundle = world.create_token("demo")?;
-    let mut agents = world.start_agents(4, &bundle)?;
+    let bundle = world.order("demo", 3)?;
+    let mut agents = world.start_agents(0..4, &bundle)?;
     world.wait_cluster_state("demo", "formed", FORMED)?;
     let standby = until("the standby to be sent away", FORMED, || {
         agents.iter_mut().position(|a| !a.is_running())
     })?;
     let code = agents[standby].exit_code(FORMED)?;
     ensure!(code == 3, "the standby ended with {code}: {}", agents[standby].output());
-    let others: Vec<&Agent> =
-        agents.iter().enumerate().filter(|(i, _)| *i != standby).map(|(_, a)| a).collect();
-    let names = member_names(&world, "demo", &others)?;
-    ensure!(names.len() == 3, "members: {names:?}");
-    Ok(())
+    let others = agents.iter().enumerate().filter(|(i, _)| *i != standby).map(|(_, a)| a);
+    has_three_members(&world, "demo", others)
 }
 
 #[test]
 fn the_seat_of_a_host_that_dies_goes_to_the_standby() -> Result<()> {
     let world = world(4)?;
-    world.create_cluster("demo", 3, &[])?;
-    let bundle = world.create_token("demo")?;
+    let bundle = world.order("demo", 3)?;
     let mut dying = world.agent(0, &bundle);
     dying.start()?;
     dying.wait_for_output("waiting", FORMED)?;
     dying.kill();
-    let mut agents = Vec::new();
-    for index in 1..4 {
-        let mut agent = world.agent(index, &bundle);
-        agent.start()?;
-        agents.push(agent);
-    }
+    let agents = world.start_agents(1..4, &bundle)?;
     world.wait_cluster_state("demo", "formed", FORMED)?;
-    let names = member_names(&world, "demo", &agents.iter().collect::<Vec<_>>())?;
-    ensure!(names.len() == 3, "members: {names:?}");
+    has_three_members(&world, "demo", &agents)?;
     dying.start()?;
     let code = dying.exit_code(FORMED)?;
     ensure!(code == 3, "the late host ended with {code}");
@@ -208,8 +227,7 @@ fn the_seat_of_a_host_that_dies_goes_to_the_standby() -> Result<()> {
 #[test]
 fn a_host_that_nobody_can_reach_loses_its_seat_to_the_standby() -> Result<()> {
     let world = world(4)?;
-    world.create_cluster("demo", 3, &[])?;
-    let bundle = world.create_token("demo")?;
+    let bundle = world.order("demo", 3)?;
     // It listens where it says it does not: as behind a firewall that lets nothing in.
     let elsewhere = world.network.hosts[3].address;
     let mut unreachable = world.agent_with(
@@ -222,16 +240,9 @@ fn a_host_that_nobody_can_reach_loses_its_seat_to_the_standby() -> Result<()> {
     );
     unreachable.start()?;
     unreachable.wait_for_output("waiting", FORMED)?;
-    let mut agents = Vec::new();
-    for index in 1..4 {
-        let mut agent = world.agent(index, &bundle);
-        agent.start()?;
-        agents.push(agent);
-    }
+    let agents = world.start_agents(1..4, &bundle)?;
     world.wait_cluster_state("demo", "formed", Duration::from_secs(90))?;
-    let names = member_names(&world, "demo", &agents.iter().collect::<Vec<_>>())?;
-    ensure!(names.len() == 3, "members: {names:?}");
-    Ok(())
+    has_three_members(&world, "demo", &agents)
 }
 
 #[test]
@@ -241,23 +252,19 @@ fn two_discovery_processes_on_one_postgres_serve_one_formation() -> Result<()> {
     let url = world.database_url()?;
     let mut other = world.spawn_discovery("discovery-2", 8444, Some(&url))?;
     other.wait_for_output("listening", FORMED)?;
-    world.create_cluster("demo", 3, &[])?;
-    let bundle = world.create_token("demo")?;
+    let bundle = world.order("demo", 3)?;
     let text = fs_err::read_to_string(&bundle)?;
     ensure!(text.contains(":8444"), "the bundle names both: {text}");
-    let agents = world.start_agents(3, &bundle)?;
+    let agents = world.start_agents(0..3, &bundle)?;
     world.wait_cluster_state("demo", "formed", FORMED)?;
-    let names = member_names(&world, "demo", &agents.iter().collect::<Vec<_>>())?;
-    ensure!(names.len() == 3, "members: {names:?}");
-    Ok(())
+    has_three_members(&world, "demo", &agents)
 }
 
 #[test]
 fn an_agent_restarted_adopts_the_running_node() -> Result<()> {
     let world = world(1)?;
-    world.create_cluster("solo", 1, &[])?;
-    let bundle = world.create_token("solo")?;
-    let mut agents = world.start_agents(1, &bundle)?;
+    let bundle = world.order("solo", 1)?;
+    let mut agents = world.start_agents(0..1, &bundle)?;
     world.wait_cluster_state("solo", "formed", FORMED)?;
     let node = agents[0].node_pid().context("the node runs")?;
     agents[0].kill();
@@ -275,9 +282,8 @@ fn an_agent_restarted_adopts_the_running_node() -> Result<()> {
 #[test]
 fn a_formed_cluster_restarts_without_discovery() -> Result<()> {
     let mut world = world(3)?;
-    world.create_cluster("demo", 3, &[])?;
-    let bundle = world.create_token("demo")?;
-    let mut agents = world.start_agents(3, &bundle)?;
+    let bundle = world.order("demo", 3)?;
+    let mut agents = world.start_agents(0..3, &bundle)?;
     world.wait_cluster_state("demo", "formed", FORMED)?;
     let hosts: Vec<Host> = world.network.hosts.clone();
     let etcdctl = world.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;

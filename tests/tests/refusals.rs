@@ -135,8 +135,7 @@ fn loopback_is_refused_unless_the_statement_allows_it() -> Result<()> {
 #[test]
 fn two_hosts_with_one_name_do_not_form_a_cluster() -> Result<()> {
     let world = world(3)?;
-    world.create_cluster("demo", 3, &[])?;
-    let bundle = world.create_token("demo")?;
+    let bundle = world.order("demo", 3)?;
     let named = |name: &str| AgentOptions {
         args: vec!["--name".to_owned(), name.to_owned()],
         ..AgentOptions::default()
@@ -159,8 +158,7 @@ fn two_hosts_with_one_name_do_not_form_a_cluster() -> Result<()> {
 #[test]
 fn two_hosts_with_one_peer_url_do_not_form_a_cluster() -> Result<()> {
     let world = world(3)?;
-    world.create_cluster("demo", 3, &[])?;
-    let bundle = world.create_token("demo")?;
+    let bundle = world.order("demo", 3)?;
     let url = format!("https://{}:2380", world.network.hosts[0].address);
     let own = world.network.hosts[1].address.to_string();
     let args = ["--peer-url", &url, "--listen-address", &own].map(str::to_owned).to_vec();
@@ -180,9 +178,8 @@ fn two_hosts_with_one_peer_url_do_not_form_a_cluster() -> Result<()> {
 #[test]
 fn a_record_changed_in_the_database_is_signed_by_nobody() -> Result<()> {
     let world = world(3)?;
-    world.create_cluster("demo", 3, &[])?;
-    let bundle = world.create_token("demo")?;
-    let mut agents = world.start_agents(2, &bundle)?;
+    let bundle = world.order("demo", 3)?;
+    let mut agents = world.start_agents(0..2, &bundle)?;
     until_told("two seats to be taken", SOON, || (seats(&world, "demo").ok()? == 2).then_some(()))?;
     // Another address in the record's payload, the signature left as it was.
     let changed = world.psql(

@@ -57,12 +57,7 @@ fn raft_cluster(world: &World, hosts: &[Host]) -> Result<u64> {
 
 /// After the restore, three hosts that never saw the commit try with the same bundle.
 fn nobody_else_forms_it(world: &World, bundle: &Path, identity: u64) -> Result<()> {
-    let mut late = Vec::new();
-    for index in 3..6 {
-        let mut agent = world.agent(index, bundle);
-        agent.start()?;
-        late.push(agent);
-    }
+    let mut late = world.start_agents(3..6, bundle)?;
     for agent in &mut late {
         let code = agent
             .exit_code(LIMIT)
@@ -81,9 +76,8 @@ fn nobody_else_forms_it(world: &World, bundle: &Path, identity: u64) -> Result<(
 #[test]
 fn a_backup_from_before_the_freeze_forms_no_second_cluster() -> Result<()> {
     let mut world = World::start(Network::loopback(6), WorldOptions::default())?;
-    world.create_cluster("demo", 3, &[])?;
-    let bundle = world.create_token("demo")?;
-    let mut agents = world.start_agents(2, &bundle)?;
+    let bundle = world.order("demo", 3)?;
+    let mut agents = world.start_agents(0..2, &bundle)?;
     for agent in &mut agents {
         agent.wait_for_output("waiting", LIMIT)?;
     }
@@ -110,8 +104,7 @@ fn a_backup_from_the_preparation_forms_no_second_cluster() -> Result<()> {
         ..WorldOptions::default()
     };
     let mut world = World::start(Network::loopback(6), options)?;
-    world.create_cluster("demo", 3, &[])?;
-    let bundle = world.create_token("demo")?;
+    let bundle = world.order("demo", 3)?;
     let mut agents: Vec<Agent> = (0..3).map(|i| world.agent(i, &bundle)).collect();
     agents[2].options =
         AgentOptions { env: vec![("MUSTER_CRASH_AT".into(), "ack".into())], ..Default::default() };
@@ -133,10 +126,9 @@ fn a_backup_from_the_preparation_forms_no_second_cluster() -> Result<()> {
 #[test]
 fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decides() -> Result<()> {
     let mut world = World::start(Network::loopback(6), WorldOptions::default())?;
-    world.create_cluster("demo", 3, &[])?;
-    let bundle = world.create_token("demo")?;
+    let bundle = world.order("demo", 3)?;
     back_up(&mut world)?;
-    let agents = world.start_agents(3, &bundle)?;
+    let agents = world.start_agents(0..3, &bundle)?;
     world.wait_cluster_state("demo", "formed", LIMIT)?;
     drop(agents);
     world.stop_discovery()?;
@@ -147,12 +139,7 @@ fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decid
     world.start_discovery()?;
 
     // Three hosts that never saw the commit: a full list, and yet nothing may be frozen.
-    let mut late = Vec::new();
-    for index in 3..6 {
-        let mut agent = world.agent(index, &bundle);
-        agent.start()?;
-        late.push(agent);
-    }
+    let mut late = world.start_agents(3..6, &bundle)?;
     let explained = until_told("discovery to say why it waits", LIMIT, || {
         let text = world.admin_command(&["cluster", "explain", "demo"]).ok()?;
         text.contains("db accept").then_some(text)
@@ -173,8 +160,7 @@ fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decid
 #[test]
 fn a_data_directory_copied_to_another_machine_is_refused() -> Result<()> {
     let world = World::start(Network::loopback(2), WorldOptions::default())?;
-    world.create_cluster("demo", 1, &[])?;
-    let bundle = world.create_token("demo")?;
+    let bundle = world.order("demo", 1)?;
     let machine = |name: &str, id: &str| -> Result<AgentOptions> {
         let file = world.path(name);
         fs_err::write(&file, id)?;

@@ -13,6 +13,9 @@ use super::wait::until;
 use super::world::path_text;
 use rustix::process::Signal;
 
+/// How long a launcher may take from the marker to its process id.
+const LAUNCH_LIMIT: Duration = Duration::from_millis(500);
+
 /// How an agent is started beyond the defaults.
 #[derive(Clone, Debug, Default)]
 pub struct AgentOptions {
@@ -58,9 +61,6 @@ impl Agent {
             .args(["--bundle-file", path_text(&self.bundle)?])
             .args(&self.options.args)
             .envs(self.options.env.iter().cloned());
-        if let Ok(node) = std::env::var("MUSTER_TEST_NODE") {
-            command.args(["--node-binary", &node]);
-        }
         if self.host.is_loopback() {
             // All loopback hosts route to discovery from 127.0.0.1.
             command.args(["--advertise-address", &self.host.address.to_string()]);
@@ -168,7 +168,10 @@ impl Drop for Agent {
         }
         // The agent first, or it would start the node again.
         self.process = None;
-        if let Some(pid) = self.node_pid() {
+        // A launcher may be on its way: it says who it is before it becomes the node.
+        let launched = self.node_dir().join("muster-incarnation").exists();
+        let patience = if launched { LAUNCH_LIMIT } else { Duration::ZERO };
+        if let Ok(pid) = until("the node's process id", patience, || self.node_pid()) {
             signal(pid, Signal::KILL);
         }
     }

@@ -202,9 +202,20 @@ impl World {
         Agent::new(host, data_dir, bundle.to_path_buf(), log, options)
     }
 
-    /// Starts an agent on each of the first `count` hosts.
-    pub fn start_agents(&self, count: usize, bundle: &Path) -> Result<Vec<Agent>> {
-        (0..count)
+    /// Orders a cluster of `size`: creates it and makes a token; returns the file with the bundle.
+    pub fn order(&self, cluster: &str, size: usize) -> Result<PathBuf> {
+        self.create_cluster(cluster, size, &[])?;
+        self.create_token(cluster)
+    }
+
+    /// Starts an agent on each of these hosts.
+    pub fn start_agents(
+        &self,
+        hosts: impl IntoIterator<Item = usize>,
+        bundle: &Path,
+    ) -> Result<Vec<Agent>> {
+        hosts
+            .into_iter()
             .map(|i| {
                 let mut agent = self.agent(i, bundle);
                 agent.start()?;
