@@ -11,12 +11,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::convert;
 use crate::exit::chain;
-use crate::probe::client::probe;
+use crate::probe::client::{ProbeError, probe};
 use crate::probe::{Answer, ProbeIdentity};
 use crate::supervisor::policy::jitter;
 
-/// The first pause between two tries; the other side may not have the proposal yet.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// The first pause between two tries.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// How long a peer may take to learn of the proposal: until then it doesn't know who asks, and its
+/// silence is no news. All hosts hear of a list at nearly the same time.
+const GRACE: Duration = Duration::from_secs(1);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Findings that wait for the owner; with more, probers wait.
@@ -105,11 +108,18 @@ struct Prober {
 
 impl Prober {
     async fn run(self) {
+        let began = Instant::now();
         let mut pause = FIRST_PAUSE;
         let mut last = None;
         loop {
             let result = self.all_urls().await;
             let reached = result.is_ok();
+            let early = began.elapsed() < GRACE;
+            if early && matches!(result, Err(ProbeError::Silent { .. })) {
+                pause = wait(pause).await;
+                continue;
+            }
+            let result = result.map_err(|error| chain(&error));
             // The same failure again is no news.
             let said = result.as_ref().map(|(answer, _)| answer.clone()).map_err(Clone::clone);
             if last.as_ref() != Some(&said) {
@@ -122,26 +132,30 @@ impl Prober {
             if reached && !self.again {
                 return;
             }
-            pause = if reached { LONGEST_PAUSE } else { pause };
-            tokio::time::sleep(pause.mul_f64(0.5 + jitter() / 2.0)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = wait(if reached { LONGEST_PAUSE } else { pause }).await;
         }
     }
 
     /// Every URL of the peer has to lead to it.
-    async fn all_urls(&self) -> Result<(Answer, Duration), String> {
-        let mut found = Err("it has no peer URL".to_owned());
+    async fn all_urls(&self) -> Result<(Answer, Duration), ProbeError> {
+        let mut found = Err(ProbeError::NoUrl);
         for url in &self.target.peer_urls {
             let at = url.strip_prefix("https://").unwrap_or(url);
             let began = Instant::now();
             let key = convert::public_key(self.target.key);
             match probe(&self.identity, key, at).await {
                 Ok(answer) => found = Ok((answer, began.elapsed())),
-                Err(error) => return Err(chain(&error)),
+                Err(error) => return Err(error),
             }
         }
         found
     }
+}
+
+/// Waits for about `pause`, and returns the next one.
+async fn wait(pause: Duration) -> Duration {
+    tokio::time::sleep(pause.mul_f64(0.5 + jitter() / 2.0)).await;
+    (pause * 2).min(LONGEST_PAUSE)
 }
 
 #[cfg(test)]
@@ -162,31 +176,59 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_peer_that_comes_late_is_found_and_each_news_is_told_once() {
-        let (own, other) = (SigningKey::generate(), SigningKey::generate());
+    struct Peer {
+        answer: Answer,
+        listener: ProbeListener,
+        policy: watch::Sender<Policy>,
+    }
+
+    /// A peer that listens, and that doesn't know anybody yet.
+    async fn peer(key: &SigningKey) -> Peer {
         let answer = Answer {
-            key: *other.public(),
+            key: *key.public(),
             incarnation: discovery_types::digest::Incarnation([0; 16]),
             released: None,
         };
         let (policy, changes) = watch::channel(Policy::default());
-        let identity = ProbeIdentity::new(&other);
-        let listener =
-            ProbeListener::open("127.0.0.1:0".parse().unwrap(), &identity, changes).await.unwrap();
+        let any = "127.0.0.1:0".parse().unwrap();
+        let listener = ProbeListener::open(any, &ProbeIdentity::new(key), changes).await.unwrap();
+        Peer { answer, listener, policy }
+    }
+
+    impl Peer {
+        /// It has learned of the proposal.
+        fn admits(&self, asker: &SigningKey) {
+            let askers = BTreeSet::from([*asker.public()]);
+            self.policy.send_replace(Policy { askers, answer: Some(self.answer.clone()) });
+        }
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_learns_of_the_list_a_moment_later_is_no_failure() {
+        let (own, other) = (SigningKey::generate(), SigningKey::generate());
+        let peer = peer(&other).await;
         let mut mesh = Mesh::new(Arc::new(ProbeIdentity::new(&own)));
-        let targets = vec![target(&other, &listener.address().to_string())];
+        let targets = vec![target(&other, &peer.listener.address().to_string())];
         mesh.start(4, targets, &BTreeSet::new());
-        // The listener doesn't know this host yet.
+        tokio::time::sleep(FIRST_PAUSE).await;
+        peer.admits(&own);
         let first = mesh.next().await;
-        assert!(first.result.is_err());
-        policy.send_replace(Policy {
-            askers: BTreeSet::from([*own.public()]),
-            answer: Some(answer.clone()),
-        });
+        assert_eq!(first.epoch, 4);
+        assert_eq!(first.result.unwrap().0, peer.answer);
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_stays_silent_is_told_once_and_found_when_it_answers() {
+        let (own, other) = (SigningKey::generate(), SigningKey::generate());
+        let peer = peer(&other).await;
+        let mut mesh = Mesh::new(Arc::new(ProbeIdentity::new(&own)));
+        let targets = vec![target(&other, &peer.listener.address().to_string())];
+        mesh.start(4, targets, &BTreeSet::new());
+        let first = mesh.next().await;
+        assert!(first.result.unwrap_err().contains("doesn't answer"));
+        peer.admits(&own);
         let second = mesh.next().await;
-        assert_eq!(second.epoch, 4);
-        assert_eq!(second.result.unwrap().0, answer);
+        assert_eq!(second.result.unwrap().0, peer.answer);
     }
 
     #[tokio::test]

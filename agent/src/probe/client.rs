@@ -50,6 +50,9 @@ pub enum ProbeError {
         /// Host and port.
         at: String,
     },
+    /// Its record names no address.
+    #[error("it has no peer URL")]
+    NoUrl,
     /// Our own key.
     #[error(transparent)]
     Identity(#[from] IdentityError),
