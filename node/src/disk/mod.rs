@@ -73,6 +73,12 @@ pub trait DiskFile: Debug + Send + Sync + 'static {
     /// Makes sure that writes below `len` won't lack space, and extends the file by zeros to it.
     fn allocate(&self, len: u64) -> io::Result<()>;
 
+    /// Where, at or after `from`, something may have been written; `None` if nothing was. What
+    /// stands before reads as zeros. A disk that keeps no account says `from`.
+    fn next_written(&self, from: u64) -> io::Result<Option<u64>> {
+        Ok(Some(from))
+    }
+
     /// Its length.
     fn len(&self) -> io::Result<u64>;
 

@@ -5,7 +5,9 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::{Advice, FallocateFlags, FlockOperation, fadvise, fallocate, fdatasync, flock};
+use rustix::fs::{
+    Advice, FallocateFlags, FlockOperation, SeekFrom, fadvise, fallocate, fdatasync, flock, seek,
+};
 
 use super::{DirLock, Disk, DiskFile, Held, Open};
 
@@ -105,6 +107,16 @@ impl DiskFile for RealFile {
         }
     }
 
+    fn next_written(&self, from: u64) -> io::Result<Option<u64>> {
+        match seek(&self.0, SeekFrom::Data(from)) {
+            Ok(at) => Ok(Some(at)),
+            Err(rustix::io::Errno::NXIO) => Ok(None),
+            // Some file systems keep no account of holes.
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => Ok(Some(from)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn len(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.len())
     }
@@ -150,5 +162,18 @@ mod tests {
         assert_eq!(&out[..4], b"\0abc");
         assert_eq!(RealDisk.open(&path, Open::New).unwrap_err().kind(), ErrorKind::AlreadyExists);
         assert_eq!(RealDisk.list(dir.path()).unwrap(), ["f"]);
+    }
+
+    #[test]
+    fn what_was_written_is_found_behind_space_that_was_only_promised() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = RealDisk.open(&dir.path().join("f"), Open::New).unwrap();
+        file.allocate(1 << 20).unwrap();
+        file.write_at(3 << 18, b"abc").unwrap();
+        file.sync_data().unwrap();
+        let found = file.next_written(4096).unwrap().expect("something was written");
+        assert!((4096..=3 << 18).contains(&found), "{found}");
+        // Past the last byte there is nothing, whatever the file system keeps account of.
+        assert_eq!(file.next_written(1 << 20).unwrap(), None);
     }
 }

@@ -141,7 +141,8 @@ impl Segment {
         const WINDOW: u64 = 256 * BLOCK;
         let mut window = Vec::new();
         let mut at = from;
-        while at < self.bytes {
+        while let Some(written) = self.next_written(at)? {
+            at = at.max(written - written % BLOCK);
             let len = WINDOW.min(self.bytes - at);
             window.resize(in_memory(len), 0);
             read_padded(self.file.as_ref(), at, &mut window)
@@ -157,6 +158,17 @@ impl Segment {
             at += len;
         }
         Ok(None)
+    }
+
+    /// Where, at or after `from`, something may have been written: space that was only promised is
+    /// most of a young segment, and takes long to read.
+    fn next_written(&self, from: u64) -> Result<Option<u64>, LogError> {
+        if from >= self.bytes {
+            return Ok(None);
+        }
+        let found = self.file.next_written(from);
+        let found = found.map_err(LogError::io_at("look through", &self.path, from))?;
+        Ok(found.filter(|at| *at < self.bytes))
     }
 }
 
