@@ -33,6 +33,7 @@ impl Client {
             })
             .await?;
         self.remember_token(&response.issuer, &response.token).await;
+        self.note_now_ms(response.poll.now_ms);
         Ok(response)
     }
 
@@ -42,14 +43,22 @@ impl Client {
         cluster: Uuid,
         poll: &PollRequest,
     ) -> Result<PollResponse, ClientError> {
-        self.send_within(Method::POST, format!("/v1/clusters/{cluster}/poll"), poll, POLL_LIMIT)
-            .await
+        let path = format!("/v1/clusters/{cluster}/poll");
+        self.timed(self.send_within(Method::POST, path, poll, POLL_LIMIT).await)
+    }
+
+    /// An answer that has just come, whose time is noted.
+    fn timed(
+        &self,
+        answer: Result<PollResponse, ClientError>,
+    ) -> Result<PollResponse, ClientError> {
+        answer.inspect(|answer| self.note_now_ms(answer.now_ms))
     }
 
     /// Hands in an ack.
     pub async fn ack(&self, cluster: Uuid, ack: &Jws) -> Result<PollResponse, ClientError> {
         let body = SignedBody { jws: ack.clone() };
-        self.send(Method::POST, format!("/v1/clusters/{cluster}/ack"), &body).await
+        self.timed(self.send(Method::POST, format!("/v1/clusters/{cluster}/ack"), &body).await)
     }
 
     /// Refuses a proposal.
@@ -58,7 +67,7 @@ impl Client {
         cluster: Uuid,
         nack: &NackRequest,
     ) -> Result<PollResponse, ClientError> {
-        self.send(Method::POST, format!("/v1/clusters/{cluster}/nack"), nack).await
+        self.timed(self.send(Method::POST, format!("/v1/clusters/{cluster}/nack"), nack).await)
     }
 
     /// Hands in this seat's row of the matrix.
@@ -67,13 +76,13 @@ impl Client {
         cluster: Uuid,
         probes: &ProbesRequest,
     ) -> Result<PollResponse, ClientError> {
-        self.send(Method::POST, format!("/v1/clusters/{cluster}/probes"), probes).await
+        self.timed(self.send(Method::POST, format!("/v1/clusters/{cluster}/probes"), probes).await)
     }
 
     /// Hands in a release.
     pub async fn release(&self, cluster: Uuid, release: &Jws) -> Result<PollResponse, ClientError> {
         let body = SignedBody { jws: release.clone() };
-        self.send(Method::POST, format!("/v1/clusters/{cluster}/release"), &body).await
+        self.timed(self.send(Method::POST, format!("/v1/clusters/{cluster}/release"), &body).await)
     }
 
     /// Reports what the node says.

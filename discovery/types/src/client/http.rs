@@ -107,13 +107,13 @@ impl Client {
         &self.config
     }
 
-    /// The service's time in milliseconds since 1970: our clock, corrected by the last answer's
-    /// `Date` (whole seconds). Our own clock before the first answer.
+    /// The service's time in milliseconds since 1970: our clock, corrected by what the last answers
+    /// said (in their bodies, else by their `Date`). Our own clock before the first answer.
     pub fn service_now_ms(&self) -> i64 {
         own_now_ms() + self.offset_ms.load(Ordering::Relaxed)
     }
 
-    /// Service's clock minus ours, in milliseconds, as the last answer had it.
+    /// Service's clock minus ours, in milliseconds, as the last answers had it.
     pub fn clock_offset_ms(&self) -> i64 {
         self.offset_ms.load(Ordering::Relaxed)
     }
@@ -171,21 +171,21 @@ impl Client {
     }
 
     /// Asks, and reads the answer as `T`. A token that the service no longer takes is replaced
-    /// once: its clock, not ours, says when one ends.
+    /// once: its clock, not ours, says when one ends. An assertion that it refuses is made anew
+    /// once: ours may have been set since the last answer, and the refusal has brought its time.
     pub(super) async fn ask<T: DeserializeOwned>(
         &self,
         request: Request<'_>,
     ) -> Result<T, ClientError> {
         let first = self.ask_once(&request).await;
-        match &first {
-            Err(ClientError::Problem(problem))
-                if problem.code == Code::TokenInvalid && request.authenticated =>
-            {
-                self.access.lock().await.token = None;
-                self.ask_once(&request).await
-            }
-            _ => first,
+        let code = first.as_ref().err().and_then(ClientError::code);
+        if request.authenticated
+            && matches!(code, Some(Code::TokenInvalid | Code::AssertionRefused))
+        {
+            self.access.lock().await.token = None;
+            return self.ask_once(&request).await;
         }
+        first
     }
 
     async fn ask_once<T: DeserializeOwned>(&self, request: &Request<'_>) -> Result<T, ClientError> {
@@ -252,9 +252,8 @@ impl Client {
                 .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
                 .body(form.to_vec()),
         };
-        let before = own_now_ms();
         let response = builder.send().await.map_err(|error| failed(url, error))?;
-        self.read_date(response.headers(), before);
+        self.read_date(response.headers());
         let status = response.status().as_u16();
         let kind = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let kind = kind.unwrap_or_default().split(';').next().unwrap_or_default().trim();
@@ -263,13 +262,23 @@ impl Client {
         Ok(Answer { status, json, problem, body })
     }
 
-    fn read_date(&self, headers: &HeaderMap, before: i64) {
+    /// A `Date` is stamped when the answer is made, which for a parked request is long after it was
+    /// sent; so it is compared with the moment at which the answer comes.
+    fn read_date(&self, headers: &HeaderMap) {
+        /// What whole seconds and the way here may make of equal clocks.
+        const COARSE_MS: i64 = 1_500;
         let date = headers.get(reqwest::header::DATE).and_then(|value| value.to_str().ok());
         let Some(date) = date.and_then(http_date_seconds) else { return };
-        let own = (before + own_now_ms()) / 2;
         // A Date is cut to the second, so on average half a second late.
-        let offset = date * 1000 + 500 - own;
-        self.offset_ms.store(if offset.abs() < 1500 { 0 } else { offset }, Ordering::Relaxed);
+        let offset = date * 1000 + 500 - own_now_ms();
+        if (offset - self.clock_offset_ms()).abs() >= COARSE_MS {
+            self.offset_ms.store(offset, Ordering::Relaxed);
+        }
+    }
+
+    /// The service's time, as an answer that has just come says it to the millisecond.
+    pub(super) fn note_now_ms(&self, now_ms: i64) {
+        self.offset_ms.store(now_ms.saturating_sub(own_now_ms()), Ordering::Relaxed);
     }
 
     /// A valid access token, fetched if need be.

@@ -83,6 +83,15 @@ async fn serve(
     versions: &[&'static rustls::SupportedProtocolVersion],
     answers: Vec<String>,
 ) -> Server {
+    serve_after(versions, answers, std::time::Duration::ZERO).await
+}
+
+/// The same, each after a while.
+async fn serve_after(
+    versions: &[&'static rustls::SupportedProtocolVersion],
+    answers: Vec<String>,
+    pause: std::time::Duration,
+) -> Server {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::default();
     params.not_after = rcgen::date_time_ymd(1999, 1, 1);
@@ -107,6 +116,7 @@ async fn serve(
             let certificates = stream.get_ref().1.peer_certificates();
             let client = certificates.and_then(|chain| client_key(&chain[0]).ok());
             let (head, body) = read_request(&mut stream).await;
+            tokio::time::sleep(pause).await;
             sender.send(Seen { head, body, client }).await.unwrap();
             // A client that has had enough hangs up in the middle of a long answer.
             let _ = stream.write_all(answer.as_bytes()).await;
@@ -273,6 +283,46 @@ async fn a_token_that_is_no_longer_taken_is_replaced_once() {
         count += 1;
     }
     assert_eq!(count, 5);
+}
+
+#[tokio::test]
+async fn an_assertion_that_is_refused_is_made_anew_once() {
+    let problem = serde_json::to_string(&crate::problem::Problem::new(
+        Code::AssertionRefused,
+        "It is from the future.",
+        "Set the clock.",
+    ))
+    .unwrap();
+    let refused = answer("401 Unauthorized", "application/problem+json", &problem);
+    let list = ok(&json!({ "clusters": [] }));
+    let answers = vec![context_answer(), refused, token_answer(), list];
+    let server = serve(TLS13, answers).await;
+    let key = Arc::new(SigningKey::generate());
+    let client = client(vec![server.url.clone()], server.pin, Some(&key));
+    client.list_clusters(None).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_time_of_an_answer_is_the_time_at_which_it_comes() {
+    /// As long as a parked poll, to a test.
+    const PARKED: std::time::Duration = std::time::Duration::from_secs(4);
+    let mut server = serve_after(TLS13, vec![context_answer()], PARKED).await;
+    let client = client(vec![server.url.clone()], server.pin, None);
+    client.context().await.unwrap();
+    server.seen.recv().await.unwrap();
+    // The Date that every answer here has.
+    let error = client.service_now_ms() - 2_014_879_777_000;
+    assert!((0..1_600).contains(&error), "{error} ms");
+}
+
+#[tokio::test]
+async fn a_time_to_the_millisecond_stands_until_a_date_contradicts_it() {
+    let server = serve(TLS13, vec![context_answer()]).await;
+    let client = client(vec![server.url.clone()], server.pin, None);
+    client.context().await.unwrap();
+    let exact = client.clock_offset_ms() + 700;
+    client.note_now_ms(client.service_now_ms() + 700);
+    assert!((client.clock_offset_ms() - exact).abs() < 100);
 }
 
 #[tokio::test]
