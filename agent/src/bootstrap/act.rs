@@ -43,7 +43,10 @@ impl Driver<'_> {
                 let bound = self.protocol.agent.journal.bound.values();
                 let wanted: BTreeSet<KeyId> =
                     bound.flat_map(|bound| bound.members.iter().map(|member| member.key)).collect();
-                self.mesh.start(epoch, targets, &wanted);
+                // The machine speaks of the list that it was offered last.
+                if let Some(offered) = &self.offered {
+                    self.mesh.start((epoch, offered.h), targets, &wanted);
+                }
             }
             Action::SendRow { epoch, row } => self.send_row(epoch, &row),
             Action::SignAck { epoch, h } => {

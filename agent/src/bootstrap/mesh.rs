@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use discovery_formation::agent::Target;
-use discovery_formation::{Epoch, KeyId};
+use discovery_formation::{Epoch, Hash, KeyId};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -36,10 +36,11 @@ pub struct Finding {
     pub result: Result<(Answer, Duration), String>,
 }
 
-/// Probers at work, for one epoch at a time.
+/// Probers at work, for one list at a time.
 pub struct Mesh {
     identity: Arc<ProbeIdentity>,
-    epoch: Epoch,
+    /// The list whose members are probed.
+    list: Option<Hash>,
     stop: CancellationToken,
     sender: mpsc::Sender<Finding>,
     findings: mpsc::Receiver<Finding>,
@@ -49,17 +50,22 @@ impl Mesh {
     /// Nobody is probed yet.
     pub fn new(identity: Arc<ProbeIdentity>) -> Self {
         let (sender, findings) = mpsc::channel(FINDINGS);
-        Self { identity, epoch: 0, stop: CancellationToken::new(), sender, findings }
+        Self { identity, list: None, stop: CancellationToken::new(), sender, findings }
     }
 
-    /// Probes `targets` for the proposal of `epoch`; the probers of another epoch stop. Those whose
-    /// release is waited for (`wanted`) are asked again and again.
-    pub fn start(&mut self, epoch: Epoch, targets: Vec<Target>, wanted: &BTreeSet<KeyId>) {
-        if epoch == self.epoch {
+    /// Probes `targets` for the list `h` of `epoch`; the probers of another list stop, and what they
+    /// found is forgotten. Those whose release is waited for (`wanted`) are asked again and again.
+    pub fn start(
+        &mut self,
+        (epoch, h): (Epoch, Hash),
+        targets: Vec<Target>,
+        wanted: &BTreeSet<KeyId>,
+    ) {
+        if self.list == Some(h) {
             return;
         }
         self.stop();
-        self.epoch = epoch;
+        self.list = Some(h);
         for target in targets {
             let again = wanted.contains(&target.key);
             let prober = Prober {
@@ -83,7 +89,8 @@ impl Mesh {
     pub fn stop(&mut self) {
         self.stop.cancel();
         self.stop = CancellationToken::new();
-        self.epoch = 0;
+        self.list = None;
+        (self.sender, self.findings) = mpsc::channel(FINDINGS);
     }
 
     /// The next finding. Safe to drop.
@@ -209,7 +216,7 @@ mod tests {
         let peer = peer(&other).await;
         let mut mesh = Mesh::new(Arc::new(ProbeIdentity::new(&own)));
         let targets = vec![target(&other, &peer.listener.address().to_string())];
-        mesh.start(4, targets, &BTreeSet::new());
+        mesh.start((4, Hash([4; 32])), targets, &BTreeSet::new());
         tokio::time::sleep(FIRST_PAUSE).await;
         peer.admits(&own);
         let first = mesh.next().await;
@@ -223,7 +230,7 @@ mod tests {
         let peer = peer(&other).await;
         let mut mesh = Mesh::new(Arc::new(ProbeIdentity::new(&own)));
         let targets = vec![target(&other, &peer.listener.address().to_string())];
-        mesh.start(4, targets, &BTreeSet::new());
+        mesh.start((4, Hash([4; 32])), targets, &BTreeSet::new());
         let first = mesh.next().await;
         assert!(first.result.unwrap_err().contains("doesn't answer"));
         peer.admits(&own);
@@ -232,13 +239,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn another_list_of_the_same_epoch_is_probed_too() {
+        let (own, other) = (SigningKey::generate(), SigningKey::generate());
+        let peer = peer(&other).await;
+        peer.admits(&own);
+        let mut mesh = Mesh::new(Arc::new(ProbeIdentity::new(&own)));
+        mesh.start((1, Hash([1; 32])), vec![target(&other, "127.0.0.1:1")], &BTreeSet::new());
+        assert!(mesh.next().await.result.is_err());
+        let at = peer.listener.address().to_string();
+        mesh.start((1, Hash([2; 32])), vec![target(&other, &at)], &BTreeSet::new());
+        assert_eq!(mesh.next().await.result.unwrap().0, peer.answer);
+    }
+
+    #[tokio::test]
     async fn the_probers_of_an_older_epoch_stop() {
         let (own, other) = (SigningKey::generate(), SigningKey::generate());
         let mut mesh = Mesh::new(Arc::new(ProbeIdentity::new(&own)));
         // Nobody listens on port 1: each try fails at once.
-        mesh.start(1, vec![target(&other, "127.0.0.1:1")], &BTreeSet::new());
+        mesh.start((1, Hash([1; 32])), vec![target(&other, "127.0.0.1:1")], &BTreeSet::new());
         assert_eq!(mesh.next().await.epoch, 1);
-        mesh.start(2, vec![target(&other, "127.0.0.1:1")], &BTreeSet::new());
+        mesh.start((2, Hash([2; 32])), vec![target(&other, "127.0.0.1:1")], &BTreeSet::new());
         assert_eq!(mesh.next().await.epoch, 2);
     }
 }
