@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::exit::chain;
 use crate::retry::Retry;
+use crate::status::Board;
 
 /// A message.
 #[derive(Clone, Debug)]
@@ -41,6 +42,17 @@ pub enum Kind {
     Adopt,
 }
 
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Answer => "this host's answer to the list",
+            Self::Row => "this host's row of the matrix",
+            Self::Release => "this host's release",
+            Self::Adopt => "the decided document",
+        })
+    }
+}
+
 /// What came of something that was sent.
 #[derive(Debug)]
 pub enum Done {
@@ -64,14 +76,20 @@ impl Errand {
     }
 
     /// Sends it until it has arrived, or the service has refused it.
-    pub async fn carry_out(self, client: Arc<Client>, cluster: Uuid) -> Done {
+    pub async fn carry_out(self, client: Arc<Client>, cluster: Uuid, board: Board) -> Done {
         let kind = self.kind();
         let mut retry = Retry::default();
+        let mut told = None;
         loop {
             match self.send(&client, cluster).await {
                 Err(error) if is_worth_repeating(&error) => {
                     let pause = retry.next_pause();
-                    tracing::debug!(error = chain(&error), ?kind, ?pause, "trying again");
+                    let text = format!("{kind} was not taken: {}", chain(&error));
+                    if told.as_ref() != Some(&text) {
+                        tracing::warn!("{text}; trying again");
+                        board.error(text.clone(), None);
+                        told = Some(text);
+                    }
                     tokio::time::sleep(pause).await;
                 }
                 result => return Done::Carried(kind, result),
@@ -95,12 +113,14 @@ impl Errand {
     }
 }
 
-/// A conflict is answered by the next poll, not by the same message again.
+/// A conflict is answered by the next poll, not by the same message again. What some proxy says
+/// means that the message has not arrived, whatever its status: nobody else would send it again.
 fn is_worth_repeating(error: &ClientError) -> bool {
     /// HTTP's "conflict with the current state".
     const CONFLICT: u16 = 409;
     match error {
         ClientError::Problem(problem) => problem.retryable && problem.status != CONFLICT,
+        ClientError::Foreign { .. } => true,
         other => other.is_retryable(),
     }
 }
@@ -130,5 +150,7 @@ mod tests {
         assert!(!is_worth_repeating(&problem(Code::Abandoned)));
         assert!(is_worth_repeating(&problem(Code::Overloaded)));
         assert!(is_worth_repeating(&problem(Code::DatabaseChanged)));
+        let page = ClientError::Foreign { url: String::new(), status: 500, reason: String::new() };
+        assert!(is_worth_repeating(&page));
     }
 }

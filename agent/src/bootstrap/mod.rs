@@ -29,7 +29,7 @@ use discovery_types::record::SignedRecord;
 use discovery_types::redeem::Redeem;
 use discovery_types::statement::StatementChain;
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, Id, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -213,8 +213,8 @@ impl<'a> Driver<'a> {
                     self.say_farewell().await;
                     return Ok(Formed::Stopped);
                 }
-                Some(done) = self.work.join_next() => match done {
-                    Ok(done) => self.done(done).await?,
+                Some(done) = self.work.join_next_with_id() => match done {
+                    Ok((task, done)) => self.done(task, done).await?,
                     // Replaced by a newer one.
                     Err(error) if error.is_cancelled() => {}
                     Err(error) => return Err(End::Failed(format!("a task failed: {error}"))),
@@ -273,7 +273,7 @@ impl<'a> Driver<'a> {
         Session { boot: self.protocol.agent.session.boot, nonce: self.protocol.nonce() }
     }
 
-    async fn done(&mut self, done: Done) -> Result<(), End> {
+    async fn done(&mut self, task: Id, done: Done) -> Result<(), End> {
         match done {
             Done::Redeemed(Ok(response)) => {
                 self.contact.waiting = false;
@@ -292,7 +292,13 @@ impl<'a> Driver<'a> {
                 self.contact.waiting = false;
                 self.failed(error).await
             }
-            Done::Carried(kind, result) => self.carried(kind, result).await,
+            Done::Carried(kind, result) => {
+                // One that ended just before a newer one replaced it says nothing any more.
+                match self.underway.get(&kind).is_some_and(|newest| newest.id() == task) {
+                    true => self.carried(kind, result).await,
+                    false => Ok(()),
+                }
+            }
         }
     }
 
@@ -394,7 +400,8 @@ impl<'a> Driver<'a> {
             reason: NackReason::Stopping,
             detail: "the agent is stopping".to_owned(),
         };
-        let sent = Errand::Nack(nack).carry_out(Arc::clone(&self.client), self.join.cluster);
+        let board = self.surroundings.board.clone();
+        let sent = Errand::Nack(nack).carry_out(Arc::clone(&self.client), self.join.cluster, board);
         // Best effort: the lease ends by itself.
         let _ = tokio::time::timeout(FAREWELL, sent).await;
     }
@@ -402,7 +409,8 @@ impl<'a> Driver<'a> {
     /// Sends `errand`; an older one of its kind is given up.
     fn send(&mut self, errand: Errand) {
         let kind = errand.kind();
-        let work = errand.carry_out(Arc::clone(&self.client), self.join.cluster);
+        let board = self.surroundings.board.clone();
+        let work = errand.carry_out(Arc::clone(&self.client), self.join.cluster, board);
         let handle = self.work.spawn(work);
         if let Some(older) = self.underway.insert(kind, handle) {
             older.abort();
