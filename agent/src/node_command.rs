@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::exit::End;
 use crate::settings::Listen;
 use crate::state::{Layout, StateError, durable};
-use crate::supervisor::Program;
+use crate::supervisor::{Program, environment};
 
 /// How long a node's program may take to say its version.
 const VERSION_DEADLINE: Duration = Duration::from_secs(10);
@@ -185,6 +185,8 @@ pub fn ask_is_own_node(program: &Path) -> IsOwnNode {
 async fn is_own_node(program: &Path) -> Result<bool, String> {
     let asked = tokio::process::Command::new(program)
         .arg("--version")
+        .env_clear()
+        .envs(environment::for_node())
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .kill_on_drop(true)

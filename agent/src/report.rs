@@ -7,9 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use discovery_types::api::{ClusterState, ReportRequest, Session};
+use discovery_types::api::{AdoptRequest, ClusterState, ReportRequest, Session};
 use discovery_types::client::{Client, ClientError};
 use discovery_types::digest::Digest;
+use discovery_types::problem::{Code, Problem};
 use hyper_util::rt::TokioIo;
 use node_proto::etcdserverpb::StatusRequest;
 use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
@@ -36,8 +37,10 @@ pub struct Report {
     pub cluster: Uuid,
     /// This run of the agent.
     pub session: Session,
-    /// The held document.
+    /// The held document's hash.
     pub h: Digest,
+    /// What the service is shown if it has lost the commit.
+    pub adopt: AdoptRequest,
     /// The node.
     pub door: Door,
 }
@@ -66,39 +69,49 @@ struct NodeStatus {
 
 impl Report {
     /// Reports until discovery says that the cluster is formed, so that this host knows it too;
-    /// then the cluster's state there. Nothing if it never takes the report. `heard` is told of each
-    /// answer.
+    /// then the cluster's state there. A service that has lost the commit is shown the document
+    /// first. Nothing if it never takes the report. `heard` is told of each answer.
     pub async fn deliver(self, heard: impl Fn(ClusterState)) -> Option<ClusterState> {
         let mut retry = Retry::default();
         loop {
             let status = self.node_with_leader().await;
-            match self.client.report(self.cluster, &self.request(&status)).await {
-                Ok(response) if response.state == ClusterState::Committed => {
-                    heard(response.state);
-                    let pause = retry.next_pause();
-                    tracing::debug!(?pause, "a majority has not reported yet");
-                    tokio::time::sleep(pause).await;
+            match self.once(&status).await {
+                Ok(ClusterState::Committed) => {
+                    heard(ClusterState::Committed);
+                    tracing::debug!("a majority has not reported yet");
                 }
-                Ok(response) => {
-                    heard(response.state);
+                Ok(state) => {
+                    heard(state);
                     tracing::info!(
-                        cluster.state = response.state.as_str(),
+                        cluster.state = state.as_str(),
                         raft_cluster_id = format!("{:016x}", status.cluster_id),
                         "discovery knows that this member runs, as most of them do"
                     );
-                    return Some(response.state);
+                    return Some(state);
                 }
-                Err(ClientError::Problem(problem)) if !problem.retryable => {
+                Err(ClientError::Problem(problem)) if !may_pass(&problem) => {
                     tracing::warn!("discovery doesn't take this member's report: {problem}");
                     return None;
                 }
-                Err(error) => {
-                    let pause = retry.next_pause();
-                    tracing::debug!(error = chain(&error), ?pause, "can't report yet");
-                    tokio::time::sleep(pause).await;
-                }
+                Err(error) => tracing::debug!(error = chain(&error), "can't report yet"),
             }
+            tokio::time::sleep(retry.next_pause()).await;
         }
+    }
+
+    async fn once(&self, status: &NodeStatus) -> Result<ClusterState, ClientError> {
+        let request = self.request(status);
+        let first = self.client.report(self.cluster, &request).await;
+        let code = first.as_ref().err().and_then(ClientError::code);
+        let response = match code {
+            Some(code) if means_lost(code) => {
+                tracing::info!(code = code.as_str(), "discovery has lost the commit: showing it");
+                self.client.adopt(&self.adopt).await?;
+                self.client.report(self.cluster, &request).await?
+            }
+            _ => first?,
+        };
+        Ok(response.state)
     }
 
     fn request(&self, status: &NodeStatus) -> ReportRequest {
@@ -125,6 +138,19 @@ impl Report {
             tokio::time::sleep(ASK_EVERY).await;
         }
     }
+}
+
+/// Whether a refusal of a member's report says that the service knows no commit, as after a restore
+/// from a backup.
+fn means_lost(code: Code) -> bool {
+    matches!(code, Code::WrongState | Code::UnknownKey | Code::Abandoned | Code::NotFound)
+}
+
+/// Whether the report may be taken later. A 401 is about access, not about the report.
+fn may_pass(problem: &Problem) -> bool {
+    /// HTTP's "unauthorized".
+    const UNAUTHORIZED: u16 = 401;
+    problem.retryable || problem.status == UNAUTHORIZED
 }
 
 async fn ask(door: &Door) -> Result<NodeStatus, AskError> {

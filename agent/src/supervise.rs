@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use discovery_formation::agent::{Event, Start};
-use discovery_types::api::{ClusterState, Session};
+use discovery_types::api::{AdoptRequest, ClusterState, Session};
 use discovery_types::client::{Client, ClientConfig};
 use discovery_types::document::VerifiedDocument;
 use discovery_types::statement::StatementChain;
@@ -21,7 +21,9 @@ use crate::report::Report;
 use crate::settings::{Listen, Settings};
 use crate::state::{Layout, node_dir};
 use crate::status::{Board, NodeStatus, Phase};
-use crate::supervisor::{Observer, Outcome, Program, Running, STOP_DEADLINE, Supervisor};
+use crate::supervisor::{
+    Observer, Outcome, Program, Running, STOP_DEADLINE, Supervisor, environment,
+};
 use crate::tail::Tail;
 
 /// How often the node's directory is looked at for its log, at its first start.
@@ -44,6 +46,14 @@ pub async fn run(
     stop: &CancellationToken,
 ) -> Result<(), End> {
     let is_own = programs.is_own_node.await.map_err(End::Failed)?;
+    check_maker(&settings.layout, is_own)?;
+    let withheld = environment::withheld();
+    if !withheld.is_empty() {
+        tracing::warn!(
+            "{} are in the environment and not passed to the node: say flags for it after --",
+            withheld.join(", ")
+        );
+    }
     let plan = Plan::of(&protocol, settings, is_own)?;
     plan.show(board);
     let layout = &settings.layout;
@@ -65,10 +75,38 @@ pub async fn run(
     conclude(outcome?, &mut protocol)
 }
 
-/// The node's own log lines go into the agent's log, marked as the node's.
+/// The node's own log lines go into the agent's log, marked as the node's, with their level where
+/// they say it as muster-node and etcd do.
 fn pass_on(line: &str) {
-    tracing::info!(target: "node", "node: {line}");
+    /// The level stands near the beginning of a line.
+    const WITHIN: usize = 64;
+    let head = line.get(..WITHIN).unwrap_or(line);
+    let is = |level: &str| head.contains(&format!("\"level\":\"{level}\""));
+    if ["error", "fatal", "panic", "dpanic"].into_iter().any(is) {
+        tracing::error!(target: "node", "node: {line}");
+    } else if is("warn") {
+        tracing::warn!(target: "node", "node: {line}");
+    } else {
+        tracing::info!(target: "node", "node: {line}");
+    }
 }
+
+/// The two programs take each other's directories for empty or broken ones.
+fn check_maker(layout: &Layout, is_own: bool) -> Result<(), End> {
+    let made_by_own = layout.node().join(OWN_NODE_FILE).exists();
+    if !node_dir::has_log(&layout.node()) || made_by_own == is_own {
+        return Ok(());
+    }
+    let maker = if made_by_own { "muster-node" } else { "etcd" };
+    Err(End::Usage(format!(
+        "{} was made by {maker}, and --node-binary is another program: give it the one that made \
+         it",
+        layout.node().display()
+    )))
+}
+
+/// A file that muster-node makes in its data directory at its first start, and etcd does not.
+const OWN_NODE_FILE: &str = "muster-boot";
 
 /// Everything that a start of the node depends on.
 struct Plan {
@@ -158,6 +196,11 @@ impl Plan {
             cluster: join.cluster,
             session: Session { boot: protocol.agent.session.boot, nonce: protocol.nonce() },
             h: self.document.hash(),
+            adopt: AdoptRequest {
+                cluster: join.cluster,
+                document: self.document.jws().clone(),
+                statements: protocol.keepsakes.statements.clone(),
+            },
             door: door.ok()?,
         })
     }
@@ -173,7 +216,7 @@ async fn attend(
     let layout = protocol.layout.clone();
     let mut ran = protocol.agent.journal.start == Start::Ran;
     let mut report = Box::pin(deliver(plan.report(protocol, &layout), board.clone()));
-    let mut reporting = !protocol.keepsakes.reported;
+    let mut reporting = true;
     let mut supervision = std::pin::pin!(supervision);
     loop {
         tokio::select! {
@@ -186,16 +229,7 @@ async fn attend(
                     tracing::info!("the node has its own log: from now on it starts from that");
                 }
             }
-            taken = &mut report, if ran && reporting => {
-                reporting = false;
-                if taken.is_some() {
-                    protocol.keepsakes.reported = true;
-                    if let Err(error) = protocol.keep() {
-                        let error = chain(&error);
-                        tracing::warn!(error, "can't journal the report: it will be made again");
-                    }
-                }
-            }
+            _ = &mut report, if ran && reporting => reporting = false,
         }
     }
 }

@@ -223,6 +223,19 @@ pub fn last_lines(path: &Path, count: usize) -> Vec<String> {
     lines[lines.len().saturating_sub(count)..].iter().map(|line| (*line).to_owned()).collect()
 }
 
+/// What a line of a node's log says, for a person: the message and the error of a JSON line, any
+/// other line as it is.
+pub fn sentence(line: &str) -> String {
+    let fields: Option<serde_json::Map<String, serde_json::Value>> =
+        serde_json::from_str(line).ok();
+    let field = |name| fields.as_ref()?.get(name)?.as_str().map(str::to_owned);
+    match (field("msg"), field("error")) {
+        (Some(message), Some(error)) => format!("{message}: {error}"),
+        (Some(message), None) => message,
+        (None, _) => line.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
@@ -314,6 +327,14 @@ mod tests {
         append(dir.path(), "one\ntwo\n\nthree\n");
         assert_eq!(last_lines(&dir.path().join("node.log"), 2), ["two", "three"]);
         assert!(last_lines(&dir.path().join("absent"), 2).is_empty());
+    }
+
+    #[test]
+    fn a_line_is_told_in_words_whatever_its_form() {
+        let json = r#"{"level":"fatal","msg":"cannot listen","error":"address in use"}"#;
+        assert_eq!(sentence(json), "cannot listen: address in use");
+        assert_eq!(sentence(r#"{"msg":"stopped"}"#), "stopped");
+        assert_eq!(sentence("panic: no"), "panic: no");
     }
 
     trait AddLine {

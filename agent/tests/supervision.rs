@@ -168,7 +168,8 @@ async fn a_killed_node_is_started_again() {
     };
     let outcome = tokio::time::timeout(LIMIT, supervisor.run(&stop, &mut seen)).await.unwrap();
     assert!(matches!(outcome, Outcome::Stopped), "{outcome:?}");
-    assert_eq!(seen.deaths, ["signal 9"]);
+    assert_eq!(seen.deaths.len(), 1);
+    assert!(seen.deaths[0].starts_with("signal 9"), "{:?}", seen.deaths);
     assert_ne!(seen.pids[0], seen.pids[1]);
 }
 

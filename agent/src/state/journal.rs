@@ -52,9 +52,6 @@ pub struct Keepsakes {
     pub statements: Vec<Jws>,
     /// The member's certificates.
     pub leaves: Option<Leaves>,
-    /// Whether the node's Raft cluster id was reported, and discovery said that it knows it.
-    #[serde(default)]
-    pub reported: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -256,7 +253,7 @@ mod tests {
     #[test]
     fn a_journal_is_read_back_as_it_was_written() {
         let (_dir, layout) = world();
-        let (key, mut journal, mut keepsakes) = begin(&layout, machine()).unwrap();
+        let (key, mut journal, keepsakes) = begin(&layout, machine()).unwrap();
         let member = Member {
             key: journal.key,
             incarnation: journal.incarnation,
@@ -267,7 +264,6 @@ mod tests {
         journal.released = 2;
         journal.boot = 9;
         journal.start = Start::Launching;
-        keepsakes.reported = true;
         write(&layout, &journal, &keepsakes).unwrap();
         let (same_key, loaded) = read(&layout).unwrap().unwrap();
         assert_eq!(loaded.journal, journal);

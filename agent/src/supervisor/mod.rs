@@ -1,6 +1,7 @@
 //! Keeps the node running: finds the one that an earlier agent left, starts one where there is
 //! none, starts it again with growing pauses, gives up with a reason, stops it when asked to.
 
+pub mod environment;
 pub mod policy;
 pub mod process;
 pub mod running;
@@ -78,7 +79,7 @@ impl Supervisor<'_> {
                 Ok(pause) => pause,
                 Err(end) => return Outcome::Ended(end),
             };
-            observer.died(&died.to_string(), pause);
+            observer.died(&self.death(&died), pause);
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = stop.cancelled() => return Outcome::Stopped,
@@ -136,6 +137,14 @@ impl Supervisor<'_> {
                  and the next agent adopts it (kill -9 {pid} ends it; its log survives that)",
                 self.stop_deadline.as_secs()
             ))),
+        }
+    }
+
+    /// How it died, and its last words: the reason is most often in them.
+    fn death(&self, died: &NodeEnd) -> String {
+        match tail::last_lines(&self.layout.node_log(), 1).pop() {
+            Some(line) => format!("{died}; its last words: {}", tail::sentence(&line)),
+            None => died.to_string(),
         }
     }
 

@@ -9,11 +9,12 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tokio::process::{Child, Command};
 
+use super::environment;
 use super::process::{Identity, OpenProcess};
 use crate::launcher::{ALREADY_RUNNING, CANNOT_EXECUTE};
 use crate::state::{Layout, StateError, durable, lock};
 
-/// How long a launcher may take from its lock to its pid file before the agent calls it stuck.
+/// How long a launcher may take from its start to its pid file before the agent calls it stuck.
 const LAUNCHER_DEADLINE: Duration = Duration::from_secs(10);
 /// How often the pid file is looked at meanwhile.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
@@ -36,6 +37,13 @@ pub enum StartError {
     /// The system refused a process.
     #[error("can't start the node's launcher")]
     Launcher(#[source] io::Error),
+    /// The launcher neither wrote its pid file nor died.
+    #[error(
+        "the node's launcher has not written {} within {} s: the disk hangs",
+        .0.display(),
+        LAUNCHER_DEADLINE.as_secs()
+    )]
+    Stuck(PathBuf),
     /// The lock is held, but by whom can't be told.
     #[error(
         "{} is locked, but no process that the pid file names runs; find out who holds it \
@@ -116,10 +124,13 @@ impl Running {
             .arg("--")
             .arg(&node.path)
             .args(&node.arguments)
+            .env_clear()
+            .envs(environment::for_node())
             .stdin(Stdio::null())
             .kill_on_drop(false)
             .spawn()
             .map_err(StartError::Launcher)?;
+        let deadline = tokio::time::Instant::now() + LAUNCHER_DEADLINE;
         loop {
             if let Some(status) = child.try_wait().map_err(StartError::Launcher)? {
                 if status.code() == Some(i32::from(ALREADY_RUNNING))
@@ -133,6 +144,11 @@ impl Running {
                 && child.id().and_then(|pid| i32::try_from(pid).ok()) == Some(identity.pid)
             {
                 return Ok(Ok(Self { identity, process, child: Some(child) }));
+            }
+            if tokio::time::Instant::now() > deadline {
+                // It has not become the node: nothing is lost with it.
+                child.start_kill().map_err(StartError::Launcher)?;
+                return Err(StartError::Stuck(layout.pid_file()));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
