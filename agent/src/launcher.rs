@@ -10,10 +10,11 @@
 //! happens to agents in between. The pid file only says whom to signal.
 
 use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 
@@ -27,6 +28,10 @@ use crate::supervisor::process::Identity;
 pub const ALREADY_RUNNING: u8 = 75;
 /// The launcher's exit code when the node's program can't be executed (as shells do it).
 pub const CANNOT_EXECUTE: u8 = 126;
+
+/// How often a lock that is held is tried, and the pause between.
+const LOCK_TRIES: u32 = 5;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Becomes the node. Returns only on failure: the exit code and the reason.
 pub fn launch(arguments: &LaunchNode) -> (u8, String) {
@@ -50,7 +55,7 @@ fn prepare(arguments: &LaunchNode) -> Result<Option<Command>, End> {
     let log = open_log(&arguments.log_file).map_err(failed)?;
     let identity = Identity::of_self(&arguments.program)
         .map_err(|error| End::Failed(format!("can't read /proc/self/stat: {error}")))?;
-    durable::write(&arguments.pid_file, identity.to_text().as_bytes()).map_err(failed)?;
+    write_pid_file(&arguments.pid_file, &identity.to_text()).map_err(failed)?;
     let mut node = Command::new(&arguments.program);
     let errors = log.try_clone().map_err(|error| End::Failed(error.to_string()))?;
     node.args(&arguments.arguments).stdin(Stdio::null()).stdout(log).stderr(errors);
@@ -61,8 +66,32 @@ fn failed(error: StateError) -> End {
     End::Failed(crate::exit::chain(&error))
 }
 
+/// On a full disk an earlier file is overwritten in place, which takes no space: a node that has
+/// data starts whatever room the agent has.
+fn write_pid_file(path: &Path, text: &str) -> Result<(), StateError> {
+    durable::write(path, text.as_bytes()).or_else(|error| {
+        let file = std::fs::OpenOptions::new().write(true).open(path);
+        let written = file.and_then(|file| {
+            file.write_all_at(text.as_bytes(), 0)?;
+            file.set_len(text.len() as u64)
+        });
+        written.map_err(|_| error)
+    })
+}
+
 /// Locks `path` through a file that executing another program doesn't close. False if it is taken.
+/// Whoever only looks whether it is held has it for an instant, so it is tried more than once.
 fn take_inherited_lock(path: &Path) -> Result<bool, StateError> {
+    for _ in 1..LOCK_TRIES {
+        if try_inherited_lock(path)? {
+            return Ok(true);
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+    try_inherited_lock(path)
+}
+
+fn try_inherited_lock(path: &Path) -> Result<bool, StateError> {
     let flags = OFlags::RDWR | OFlags::CREATE;
     let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)
         .map_err(|error| StateError::io("open", path)(error.into()))?;

@@ -200,6 +200,12 @@ impl Agent<'_> {
         };
         let reason = "key and journal were made on another machine: put aside, and begun as new";
         let layout = &self.settings.layout;
+        if let Some(holder) = lock::holder(&layout.node_lock()).map_err(state_end)? {
+            return Err(End::DoNotRestart(format!(
+                "{} was made on another machine, and a node runs in it ({holder})",
+                layout.root().display()
+            )));
+        }
         let to = put_aside(layout, both, reason, self.host.now()).map_err(state_end)?;
         if let Some(to) = to {
             tracing::warn!("{reason}; they lie in {}", to.display());

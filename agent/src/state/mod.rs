@@ -149,6 +149,9 @@ impl Layout {
     pub fn create(&self) -> Result<(), StateError> {
         durable::create_dir(&self.root)?;
         durable::create_dir(&self.agent())?;
-        durable::create_dir(&self.tls())
+        durable::create_dir(&self.tls())?;
+        // One that an earlier start has made may not be durable yet: it was killed before its sync.
+        durable::sync_folder_of(&self.agent())?;
+        durable::sync_folder_of(&self.tls())
     }
 }
