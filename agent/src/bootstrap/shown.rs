@@ -79,7 +79,7 @@ impl Driver<'_> {
     fn unusable(&mut self, error: &Unusable) -> Result<(), End> {
         let text = format!("discovery's answer is refused: {}", chain(error));
         if let Unusable::Chain(StatementError::NotPinned) | Unusable::OtherCluster = error {
-            return Err(End::Failed(text));
+            return Err(End::DoNotRestart(text));
         }
         tracing::error!("{text}");
         let pause = self.contact.retry.next_pause();

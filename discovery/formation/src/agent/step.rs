@@ -410,11 +410,14 @@ impl Agent {
                 let reason = "another session holds this agent's key: this host is a copy".into();
                 Action::Stop { exit: EXIT_FOR_GOOD, reason }
             }
+            // Another bundle, or another address: a person has to bring it.
+            "grant_unknown" | "grant_expired" | "grant_revoked" | "grant_binding"
+            | "grant_exhausted" | "record_refused" | "statement_refused" => {
+                Action::Stop { exit: EXIT_FOR_GOOD, reason: format!("refused: {code}") }
+            }
             // The proposal that these are about is looked at anew with the next poll.
             "other_proposal" => return,
             _ if retryable => return,
-            // A person has to change something (another bundle, another address); then a restart
-            // goes through.
             _ => Action::Stop { exit: EXIT_FAILED, reason: format!("refused: {code}") },
         };
         output.then.push(action);

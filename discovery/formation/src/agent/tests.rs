@@ -268,7 +268,9 @@ fn refusals_stop_it_for_good_only_where_waiting_can_not_help() {
     assert_eq!(exit("boot_closed", false), Some(3));
     assert_eq!(exit("abandoned", false), Some(3));
     assert_eq!(exit("key_elsewhere", false), Some(3));
-    assert_eq!(exit("grant_expired", false), Some(1));
+    assert_eq!(exit("grant_expired", false), Some(3));
+    assert_eq!(exit("record_refused", false), Some(3));
+    assert_eq!(exit("internal_of_another_kind", false), Some(1));
     assert_eq!(exit("duplicate_name", true), None);
     let again = joined(1).step(&RULES, refused("unknown_key", true));
     assert_eq!(again.then, [Action::Redeem]);
