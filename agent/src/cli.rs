@@ -45,16 +45,32 @@ pub enum Command {
     /// Say what the agent and the node are doing, and why they wait.
     Status(Status),
     /// Put the old state aside, so that this host can join again as a new member.
+    #[command(long_about = "Moves the agent's and the node's state into quarantine-<time> under \
+        the data directory; nothing is deleted. Afterwards this host is a new one: it gets a new \
+        key and needs a new token. Refused while an agent or a node runs. A member of a running \
+        cluster has to be removed there first: the cluster goes on counting it until then.")]
     Reset(Reset),
     /// Become the node (used by `run`).
     #[command(hide = true)]
     LaunchNode(LaunchNode),
 }
 
+impl Command {
+    /// Whether its output, and so its errors too, are read by programs.
+    pub fn is_for_programs(&self) -> bool {
+        match self {
+            Self::Run(run) => run.log_format == LogFormat::Json,
+            Self::Status(status) => status.json,
+            Self::Reset(reset) => reset.json,
+            Self::LaunchNode(_) => false,
+        }
+    }
+}
+
 /// Where state lies.
 #[derive(Args, Clone, Debug)]
 pub struct DataDir {
-    /// The folder with the agent's and the node's state; made (0700) if it is missing.
+    /// The folder with the agent's and the node's state; `run` makes it (0700) if it is missing.
     #[arg(long, value_name = "DIR", env = "MUSTER_DATA_DIR", default_value = DEFAULT_DATA_DIR)]
     pub data_dir: PathBuf,
 }
@@ -150,10 +166,6 @@ pub struct Status {
 
 /// `reset`, as typed.
 #[derive(Args, Debug)]
-#[command(long_about = "Moves the agent's and the node's state into quarantine-<time> under the \
-    data directory; nothing is deleted. Afterwards this host is a new one: it gets a new key and \
-    needs a new token. Refused while an agent or a node runs. A member of a running cluster has \
-    to be removed there first: the cluster goes on counting it until then.")]
 pub struct Reset {
     /// Where state lies.
     #[command(flatten)]

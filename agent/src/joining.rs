@@ -1,6 +1,9 @@
 //! Which cluster this host joins: by a bundle, by the journal, or by both.
 
+use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use discovery_types::bundle::Bundle;
 use zeroize::Zeroizing;
@@ -22,14 +25,29 @@ pub fn read_bundle(settings: &Settings) -> Result<Option<Bundle>, End> {
             ("standard input".to_owned(), read)
         }
         BundleSource::File(path) => {
-            let read = std::fs::File::open(path)
-                .and_then(|file| file.take(BUNDLE_LIMIT).read_to_string(&mut text));
+            let read = File::open(path).and_then(|file| {
+                warn_of_readers(path, &file)?;
+                file.take(BUNDLE_LIMIT).read_to_string(&mut text)
+            });
             (path.display().to_string(), read)
         }
     };
     let refuse = |what: String| End::Usage(format!("the join bundle in {name}: {what}"));
     read.map_err(|error| refuse(error.to_string()))?;
     text.parse().map(Some).map_err(|error| refuse(chain(&error)))
+}
+
+/// A bundle is a secret for as long as the cluster forms.
+fn warn_of_readers(path: &Path, file: &File) -> std::io::Result<()> {
+    let mode = file.metadata()?.permissions().mode() & 0o777;
+    if mode & 0o077 != 0 {
+        tracing::warn!(
+            "{} can be read by others (mode {mode:o}): chmod 600 it, and if somebody may have read \
+             it, revoke the token (muster-discovery token revoke)",
+            path.display()
+        );
+    }
+    Ok(())
 }
 
 /// Which cluster to join: the journal's, with the places and pins of a newer bundle.

@@ -48,6 +48,14 @@ use crate::printer::Printer;
 
 /// The program: parses, runs one verb, and says how it ended.
 pub fn main() -> ExitCode {
+    if std::env::args_os().any(|argument| holds_secret(&argument.to_string_lossy())) {
+        // The parser would say it again.
+        let text = "muster-agent: there is a secret on the command line, where every user of this \
+                    host can read it: revoke it (muster-discovery token revoke), and hand the next \
+                    one over in a file (--bundle-file FILE) or on standard input\n";
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+        return ExitCode::from(&End::Usage(String::new()));
+    }
     let command = Cli::parse().command;
     if let Command::LaunchNode(arguments) = &command {
         let (code, reason) = launcher::launch(arguments);
@@ -58,14 +66,25 @@ pub fn main() -> ExitCode {
     // A core dump would hold keys.
     let no_core = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, no_core);
+    let json = command.is_for_programs();
     match dispatch(command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(end) => {
-            let text = format!("muster-agent: {end}\n");
+            let text = if json {
+                let error = end.to_string();
+                format!("{}\n", serde_json::json!({ "error": error, "exit_code": end.code() }))
+            } else {
+                format!("muster-agent: {end}\n")
+            };
             let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
             ExitCode::from(&end)
         }
     }
+}
+
+/// A join token, or a private key.
+fn holds_secret(argument: &str) -> bool {
+    ["mst_boot_", "mst_join_", "PRIVATE KEY"].iter().any(|secret| argument.contains(secret))
 }
 
 fn dispatch(command: Command) -> Result<(), End> {

@@ -8,8 +8,10 @@ use discovery_types::api::{ClusterState, PollResponse, Standing};
 
 use crate::status::{Board, Phase};
 
-/// How often the progress line is repeated.
+/// How soon the progress line is first repeated, and how often it is looked whether to.
 pub const REPEAT_EVERY: Duration = Duration::from_secs(5);
+/// A line that stays the same is said ever more seldom, down to this.
+const REPEAT_AT_LEAST_EVERY: Duration = Duration::from_secs(300);
 
 /// Remembers what was said.
 #[derive(Debug)]
@@ -18,12 +20,19 @@ pub struct Progress {
     explained: BTreeSet<String>,
     line: String,
     said_at: Option<Instant>,
+    pause: Duration,
 }
 
 impl Progress {
     /// Nothing was said yet.
     pub fn new(board: Board) -> Self {
-        Self { board, explained: BTreeSet::new(), line: String::new(), said_at: None }
+        Self {
+            board,
+            explained: BTreeSet::new(),
+            line: String::new(),
+            said_at: None,
+            pause: REPEAT_EVERY,
+        }
     }
 
     /// The service has answered.
@@ -59,15 +68,19 @@ impl Progress {
         if line != self.line {
             self.line = line;
             self.said_at = None;
+            self.pause = REPEAT_EVERY;
             self.repeat();
         }
     }
 
     /// Says the line again if it is time to.
     pub fn repeat(&mut self) {
-        let due = self.said_at.is_none_or(|at| at.elapsed() >= REPEAT_EVERY);
+        let due = self.said_at.is_none_or(|at| at.elapsed() >= self.pause);
         if due && !self.line.is_empty() {
             tracing::info!("{}", self.line);
+            if self.said_at.is_some() {
+                self.pause = (self.pause * 2).min(REPEAT_AT_LEAST_EVERY);
+            }
             self.said_at = Some(Instant::now());
         }
     }
