@@ -12,6 +12,11 @@ use node_proto::etcdserverpb::{
 
 use crate::mvcc::KeyRange;
 
+/// How deep transactions may be nested, the outermost included. A log entry is read again, by every
+/// member, with a decoder that follows a hundred messages into each other; each level is two of
+/// them. etcd knows no such bound, and nobody nests this deep.
+pub const MAX_TXN_DEPTH: usize = 16;
+
 /// Why a request is refused before it is proposed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckError {
@@ -24,7 +29,7 @@ pub enum CheckError {
     /// `ignore_lease` with a lease.
     #[error("lease is provided")]
     LeaseProvided,
-    /// More operations than `--max-txn-ops`.
+    /// More operations than `--max-txn-ops`, or nested deeper than [`MAX_TXN_DEPTH`].
     #[error("too many operations in txn request")]
     TooManyOps,
     /// A key is changed twice.
@@ -67,15 +72,16 @@ pub fn check_delete(request: &DeleteRangeRequest) -> Result<(), CheckError> {
 }
 
 /// Checks a transaction, nested ones included: `max_ops` is the budget, of which each level takes
-/// its widest list.
+/// its widest list, and [`MAX_TXN_DEPTH`] the number of levels.
 pub fn check_txn(request: &TxnRequest, max_ops: usize) -> Result<(), CheckError> {
-    check_ops(request, max_ops)?;
+    check_ops(request, max_ops, MAX_TXN_DEPTH)?;
     Changes::of(&request.success)?;
     Changes::of(&request.failure)?;
     Ok(())
 }
 
-fn check_ops(request: &TxnRequest, max_ops: usize) -> Result<(), CheckError> {
+fn check_ops(request: &TxnRequest, max_ops: usize, max_depth: usize) -> Result<(), CheckError> {
+    let depth_left = max_depth.checked_sub(1).ok_or(CheckError::TooManyOps)?;
     let widest = request.compare.len().max(request.success.len()).max(request.failure.len());
     let left = max_ops.checked_sub(widest).ok_or(CheckError::TooManyOps)?;
     if request.compare.iter().any(|compare| compare.key.is_empty()) {
@@ -86,7 +92,7 @@ fn check_ops(request: &TxnRequest, max_ops: usize) -> Result<(), CheckError> {
             Some(Request::RequestRange(range)) => check_range(range)?,
             Some(Request::RequestPut(put)) => check_put(put)?,
             Some(Request::RequestDeleteRange(delete)) => check_delete(delete)?,
-            Some(Request::RequestTxn(txn)) => check_ops(txn, left)?,
+            Some(Request::RequestTxn(txn)) => check_ops(txn, left, depth_left)?,
             None => return Err(CheckError::EmptyOperation),
         }
     }

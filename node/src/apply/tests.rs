@@ -423,3 +423,16 @@ fn an_entry_of_a_newer_build_stops_the_machine() {
     let error = world.machine.apply(&[entry]).unwrap_err();
     assert!(matches!(error, StoreError::Command { index: 1, .. }), "{error}");
 }
+
+#[test]
+fn a_transaction_may_be_nested_so_deep_and_no_deeper() {
+    let nested = |depth: usize| {
+        let mut operation = op_put("a", "1");
+        for _ in 1..depth {
+            operation = op_txn(Vec::new(), vec![operation], Vec::new());
+        }
+        check_txn(&then(vec![operation]), MAX_OPS)
+    };
+    assert_eq!(nested(MAX_TXN_DEPTH), Ok(()));
+    assert_eq!(nested(MAX_TXN_DEPTH + 1), Err(CheckError::TooManyOps));
+}

@@ -14,6 +14,7 @@ use super::error::Error;
 use super::{Identity, Limits, Metrics, RequestIds};
 use crate::apply::{Outcome, Response};
 use crate::driver::{Handle, NodeStatus};
+use crate::machine::RequestId;
 use crate::mvcc::watch::WatchHub;
 use crate::mvcc::{ReadError, Store, View};
 
@@ -33,6 +34,20 @@ pub(crate) struct Context {
 /// The request asks to be refused while there is no leader.
 pub(crate) fn requires_leader(metadata: &MetadataMap) -> bool {
     metadata.get("hasleader").is_some_and(|value| value == "true")
+}
+
+/// The bytes to propose. What no member could read back is refused: once committed, it would stop
+/// every one of them, at each start.
+fn encode(id: RequestId, operation: Operation, max_bytes: usize) -> Result<Bytes, Error> {
+    let payload = command::encode(id.0, operation);
+    if payload.len() > max_bytes {
+        return Err(Error::RequestTooLarge);
+    }
+    if let Err(error) = command::decode(payload.clone()) {
+        tracing::debug!(%error, "refused a request that no member could apply");
+        return Err(Error::TooManyOps);
+    }
+    Ok(payload)
 }
 
 impl Context {
@@ -67,10 +82,7 @@ impl Context {
     /// Puts `operation` through consensus and waits for what it came to.
     pub(crate) async fn propose(&self, operation: Operation) -> Result<Response, Error> {
         let id = self.request_ids.next();
-        let payload: Bytes = command::encode(id.0, operation);
-        if payload.len() > self.limits.max_request_bytes {
-            return Err(Error::RequestTooLarge);
-        }
+        let payload = encode(id, operation, self.limits.max_request_bytes)?;
         let _pending = self.metrics.pending();
         Ok(self.handle.propose(payload, id).await??)
     }
@@ -95,5 +107,34 @@ impl Context {
                 result => return Ok(result?),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use node_proto::etcdserverpb::request_op::Request;
+    use node_proto::etcdserverpb::{PutRequest, RequestOp, TxnRequest};
+
+    use super::*;
+
+    fn nested(depth: usize) -> Operation {
+        let mut inner = Request::RequestPut(PutRequest::default());
+        for _ in 1..depth {
+            let success = vec![RequestOp { request: Some(inner) }];
+            inner = Request::RequestTxn(TxnRequest { success, ..TxnRequest::default() });
+        }
+        let success = vec![RequestOp { request: Some(inner) }];
+        Operation::Txn(TxnRequest { success, ..TxnRequest::default() })
+    }
+
+    #[test]
+    fn what_could_not_be_read_back_is_never_proposed() {
+        for depth in 1..200 {
+            if let Ok(payload) = encode(RequestId(1), nested(depth), usize::MAX) {
+                assert!(command::decode(payload).is_ok(), "{depth}");
+            }
+        }
+        assert!(encode(RequestId(1), nested(10), usize::MAX).is_ok());
+        assert_eq!(encode(RequestId(1), nested(50), usize::MAX), Err(Error::TooManyOps));
     }
 }

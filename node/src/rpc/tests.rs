@@ -184,6 +184,32 @@ async fn refusals_have_etcds_codes_and_texts() {
     assert_eq!(grant.0, Code::Unimplemented);
 }
 
+/// A put below `depth` transactions, one in the other.
+fn nested(depth: usize) -> TxnRequest {
+    let mut inner = Op::RequestPut(put("nested", "v"));
+    for _ in 1..depth {
+        let success = vec![RequestOp { request: Some(inner) }];
+        inner = Op::RequestTxn(TxnRequest { success, ..TxnRequest::default() });
+    }
+    TxnRequest { success: vec![RequestOp { request: Some(inner) }], ..TxnRequest::default() }
+}
+
+#[tokio::test]
+async fn transactions_nested_too_deep_for_the_log_are_refused_and_the_member_lives_on() {
+    let node = Node::start().await;
+    for depth in [1, 10, 16] {
+        let answer = node.kv().txn(nested(depth)).await.unwrap().into_inner();
+        assert!(answer.succeeded, "{depth}");
+    }
+    let text = "etcdserver: too many operations in txn request";
+    let refused = told(node.kv().txn(nested(17)).await);
+    assert_eq!(refused, (Code::InvalidArgument, text.to_owned()));
+    for depth in 45..=55 {
+        node.kv().txn(nested(depth)).await.unwrap_err();
+    }
+    assert_eq!(node.put("k", "v").await, 5);
+}
+
 #[tokio::test]
 async fn requests_that_are_too_large_are_refused_by_size() {
     let node = Node::start().await;
@@ -231,10 +257,10 @@ async fn status_and_members_say_who_this_is() {
 async fn alarms_are_raised_shown_and_lowered() {
     let node = Node::start().await;
     let mut maintenance = MaintenanceClient::new(node.channel.clone());
-    let request = |action| AlarmRequest { action, member_id: 5, alarm: 1 };
+    let request = |action| AlarmRequest { action, member_id: MEMBER, alarm: 1 };
     maintenance.alarm(request(1)).await.unwrap();
     let shown = maintenance.alarm(AlarmRequest::default()).await.unwrap().into_inner();
-    assert_eq!((shown.alarms.len(), shown.alarms[0].member_id), (1, 5));
+    assert_eq!((shown.alarms.len(), shown.alarms[0].member_id), (1, MEMBER));
     let text = "etcdserver: mvcc: database space exceeded";
     let refused = told(node.kv().put(put("k", "v")).await);
     assert_eq!(refused, (Code::ResourceExhausted, text.to_owned()));
