@@ -118,7 +118,7 @@ fn apply_operation(batch: &mut Batch<'_>, operation: Operation) -> Result<Respon
             batch.compact(compact.revision)?;
             Ok(Response::Compact(CompactionResponse { header: header(batch.revision()) }))
         }
-        Operation::Alarm(alarm) => Ok(Response::Alarm(apply_alarm(batch, &alarm))),
+        Operation::Alarm(alarm) => apply_alarm(batch, &alarm).map(Response::Alarm),
         Operation::PublishMember(member) => publish(batch, member),
     }
 }
@@ -144,7 +144,9 @@ fn forbidden(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyError
     }
 }
 
-fn apply_alarm(batch: &mut Batch<'_>, request: &AlarmRequest) -> AlarmResponse {
+/// Only members have alarms, so that there are never more than members times kinds. An alarm of no
+/// known kind is answered by nothing, as in etcd (server/etcdserver/apply, `Alarm`).
+fn apply_alarm(batch: &mut Batch<'_>, request: &AlarmRequest) -> Result<AlarmResponse, Failure> {
     let alarm = AlarmMember { member_id: request.member_id, alarm: request.alarm };
     let all = |a: &AlarmMember| request.alarm() == AlarmType::None || a.alarm == request.alarm;
     let alarms = match request.action() {
@@ -161,13 +163,17 @@ fn apply_alarm(batch: &mut Batch<'_>, request: &AlarmRequest) -> AlarmResponse {
             }
         }
     };
-    AlarmResponse { header: header(batch.revision()), alarms }
+    Ok(AlarmResponse { header: header(batch.revision()), alarms })
 }
 
 fn publish(batch: &mut Batch<'_>, published: PublishMember) -> Result<Response, Failure> {
     let found = batch.members().iter().find(|member| member.id == published.member_id);
     let mut member = found.ok_or(ApplyError::MemberNotFound)?.clone();
+        AlarmAction::Activate if request.alarm() == AlarmType::None => Vec::new(),
     member.name = published.name;
+            if !batch.members().iter().any(|member| member.id == request.member_id) {
+                return Err(ApplyError::MemberNotFound.into());
+            }
     member.client_ur_ls = published.client_urls;
     batch.put_member(member);
     Ok(Response::Published)

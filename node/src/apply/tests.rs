@@ -436,3 +436,21 @@ fn a_transaction_may_be_nested_so_deep_and_no_deeper() {
     assert_eq!(nested(MAX_TXN_DEPTH), Ok(()));
     assert_eq!(nested(MAX_TXN_DEPTH + 1), Err(CheckError::TooManyOps));
 }
+
+#[test]
+fn alarms_are_of_members_and_of_known_kinds() {
+    let mut world = World::new();
+    let mut raise = |member_id, alarm| {
+        let action = AlarmAction::Activate.into();
+        world.apply(Operation::Alarm(AlarmRequest { action, member_id, alarm }))
+    };
+    for stranger in 100..110 {
+        assert_eq!(raise(stranger, 1), Err(ApplyError::MemberNotFound));
+    }
+    for kind in [0, 3, 77] {
+        let Ok(Response::Alarm(answer)) = raise(7, kind) else { panic!("an answer") };
+        assert_eq!(answer.alarms, [], "{kind}");
+    }
+    raise(7, 1).unwrap();
+    assert_eq!(world.machine.store().view().alarms().len(), 1);
+}
