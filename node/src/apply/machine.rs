@@ -19,6 +19,7 @@ use crate::mvcc::{Batch, Options, Store, StoreError, Writer};
 pub struct Machine {
     writer: Writer,
     events: Publisher,
+    is_answered: Box<dyn Fn(RequestId) -> bool + Send>,
 }
 
 impl Machine {
@@ -26,7 +27,15 @@ impl Machine {
     pub fn open(backend: impl StorageBackend, options: Options) -> Result<Self, StoreError> {
         let writer = Writer::open(backend, options)?;
         let events = Publisher::new(writer.store());
-        Ok(Self { writer, events })
+        Ok(Self { writer, events, is_answered: Box::new(|_| true) })
+    }
+
+    /// From now on, what a request reads (ranges of a transaction, previous values) is gathered only
+    /// where `own` says that somebody waits for it here: an answer may be as large as the store
+    /// many times over, and one member has to bear that, not each, nor each at its restart. Other
+    /// requests get an outcome without it.
+    pub fn answer_only(&mut self, own: impl Fn(RequestId) -> bool + Send + 'static) {
+        self.is_answered = Box::new(own);
     }
 
     /// For those who read.
@@ -59,10 +68,11 @@ impl StateMachine for Machine {
         let new = entries.partition_point(|entry| entry.position.index <= applied);
         let entries = &entries[new..];
         let Some(last) = entries.last() else { return Ok(Vec::new()) };
+        let is_answered = &self.is_answered;
         let (outcomes, events) = self.writer.batch(last.position, |batch| {
             let mut outcomes = Vec::with_capacity(entries.len());
             for entry in entries {
-                outcomes.extend(apply_entry(batch, entry)?);
+                outcomes.extend(apply_entry(batch, entry, is_answered)?);
             }
             Ok(outcomes)
         })?;
@@ -88,13 +98,15 @@ impl StateMachine for Machine {
 fn apply_entry(
     batch: &mut Batch<'_>,
     entry: &Committed,
+    is_answered: &dyn Fn(RequestId) -> bool,
 ) -> Result<Option<(RequestId, Outcome)>, StoreError> {
     if entry.data.is_empty() {
         return Ok(None);
     }
     let (id, operation) = command::decode(entry.data.clone())
         .map_err(|source| StoreError::Command { index: entry.position.index, source })?;
-    let outcome = match apply_operation(batch, operation) {
+    let answered = is_answered(RequestId(id));
+    let outcome = match apply_operation(batch, operation, answered) {
         Ok(response) => Ok(response),
         Err(Failure::Refused(why)) => Err(why),
         Err(Failure::Fatal(error)) => return Err(error),
@@ -103,17 +115,23 @@ fn apply_entry(
     Ok(Some((RequestId(id), outcome)))
 }
 
-fn apply_operation(batch: &mut Batch<'_>, operation: Operation) -> Result<Response, Failure> {
+fn apply_operation(
+    batch: &mut Batch<'_>,
+    operation: Operation,
+    answered: bool,
+) -> Result<Response, Failure> {
     if let Some(why) = forbidden(batch.alarms(), &operation) {
         return Err(why.into());
     }
     match operation {
         Operation::Put(put) => {
             check_put(batch, &put)?;
-            apply_put(batch, &put).map(Response::Put)
+            apply_put(batch, &put, answered).map(Response::Put)
         }
-        Operation::DeleteRange(delete) => apply_delete(batch, &delete).map(Response::DeleteRange),
-        Operation::Txn(txn) => apply_txn(batch, &txn).map(Response::Txn),
+        Operation::DeleteRange(delete) => {
+            apply_delete(batch, &delete, answered).map(Response::DeleteRange)
+        }
+        Operation::Txn(txn) => apply_txn(batch, &txn, answered).map(Response::Txn),
         Operation::Compact(compact) => {
             batch.compact(compact.revision)?;
             Ok(Response::Compact(CompactionResponse { header: header(batch.revision()) }))
@@ -151,7 +169,11 @@ fn apply_alarm(batch: &mut Batch<'_>, request: &AlarmRequest) -> Result<AlarmRes
     let all = |a: &AlarmMember| request.alarm() == AlarmType::None || a.alarm == request.alarm;
     let alarms = match request.action() {
         AlarmAction::Get => batch.alarms().iter().filter(|a| all(a)).copied().collect(),
+        AlarmAction::Activate if request.alarm() == AlarmType::None => Vec::new(),
         AlarmAction::Activate => {
+            if !batch.members().iter().any(|member| member.id == request.member_id) {
+                return Err(ApplyError::MemberNotFound.into());
+            }
             batch.raise_alarm(alarm);
             vec![alarm]
         }
@@ -169,11 +191,7 @@ fn apply_alarm(batch: &mut Batch<'_>, request: &AlarmRequest) -> Result<AlarmRes
 fn publish(batch: &mut Batch<'_>, published: PublishMember) -> Result<Response, Failure> {
     let found = batch.members().iter().find(|member| member.id == published.member_id);
     let mut member = found.ok_or(ApplyError::MemberNotFound)?.clone();
-        AlarmAction::Activate if request.alarm() == AlarmType::None => Vec::new(),
     member.name = published.name;
-            if !batch.members().iter().any(|member| member.id == request.member_id) {
-                return Err(ApplyError::MemberNotFound.into());
-            }
     member.client_ur_ls = published.client_urls;
     batch.put_member(member);
     Ok(Response::Published)

@@ -454,3 +454,63 @@ fn alarms_are_of_members_and_of_known_kinds() {
     raise(7, 1).unwrap();
     assert_eq!(world.machine.store().view().alarms().len(), 1);
 }
+
+#[test]
+fn nothing_is_read_for_an_answer_that_nobody_waits_for_here_and_the_state_is_the_same() {
+    let script = || {
+        let range = RangeRequest { key: bytes("\0"), range_end: bytes("\0"), ..Default::default() };
+        let put_with_previous = PutRequest { prev_kv: true, ..put("a", "2") };
+        let delete_with_previous = DeleteRangeRequest { prev_kv: true, ..delete("b", "") };
+        let nested = op_txn(Vec::new(), vec![op(Request::RequestRange(range.clone()))], Vec::new());
+        then(vec![
+            op(Request::RequestRange(range)),
+            op(Request::RequestPut(put_with_previous)),
+            op(Request::RequestDeleteRange(delete_with_previous)),
+            nested,
+        ])
+    };
+    let run = |own: bool| {
+        let mut world = World::new();
+        world.machine.answer_only(move |_| own);
+        world.put("a", "1").unwrap();
+        world.put("b", "1").unwrap();
+        let answer = world.txn(script()).unwrap();
+        (answer, world.keys(), world.revision())
+    };
+    let (full, keys, revision) = run(true);
+    let (bare, same_keys, same_revision) = run(false);
+    assert_eq!((keys, revision), (same_keys, same_revision));
+    assert_eq!((full.succeeded, full.responses.len()), (bare.succeeded, bare.responses.len()));
+    let values = |answer: &TxnResponse| format!("{answer:?}").matches("KeyValue").count();
+    assert_eq!((values(&full), values(&bare)), (5, 0));
+}
+
+#[test]
+fn a_request_that_is_refused_is_refused_whoever_waits_for_it() {
+    let mut world = World::new();
+    world.put("a", "1").unwrap();
+    world.machine.answer_only(|_| false);
+    let future = world.txn(then(vec![op_put("a", "2"), op_range("a", 99)]));
+    assert_eq!(future, Err(ApplyError::FutureRevision));
+    assert_eq!(world.keys(), ["a=1"]);
+}
+
+#[test]
+fn a_comparison_of_a_range_holds_if_it_does_for_each_key_of_many() {
+    let mut world = World::new();
+    for n in 0..600 {
+        world.put(&format!("k{n:03}"), "v").unwrap();
+    }
+    let wide = |value: &str| Compare {
+        range_end: bytes("l"),
+        ..compare("k", CompareResult::Equal, TargetUnion::Value(bytes(value)))
+    };
+    let holds = |world: &mut World, compare: Compare| {
+        let request = TxnRequest { compare: vec![compare], ..TxnRequest::default() };
+        world.txn(request).unwrap().succeeded
+    };
+    assert!(holds(&mut world, wide("v")));
+    assert!(!holds(&mut world, wide("w")));
+    world.put("k599", "w").unwrap();
+    assert!(!holds(&mut world, wide("v")), "the last one counts as well");
+}

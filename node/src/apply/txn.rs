@@ -54,17 +54,40 @@ fn operations(request: &TxnRequest) -> impl Iterator<Item = &RequestOp> {
 /// Something to evaluate comparisons and ranges on.
 trait Reads {
     fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ReadError>;
+
+    /// Shows every key of `range` and its newest value, one after the other, until `look` says no.
+    fn each(
+        &self,
+        range: &KeyRange,
+        look: &mut dyn FnMut(&KeyValue) -> bool,
+    ) -> Result<(), ReadError>;
 }
 
 impl Reads for Batch<'_> {
     fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
         self.range(request)
     }
+
+    fn each(
+        &self,
+        range: &KeyRange,
+        look: &mut dyn FnMut(&KeyValue) -> bool,
+    ) -> Result<(), ReadError> {
+        self.each(range, look)
+    }
 }
 
 impl Reads for (&Store, &View) {
     fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
         self.0.range(self.1, request)
+    }
+
+    fn each(
+        &self,
+        range: &KeyRange,
+        look: &mut dyn FnMut(&KeyValue) -> bool,
+    ) -> Result<(), ReadError> {
+        self.0.each(self.1, range, look)
     }
 }
 
@@ -92,18 +115,14 @@ fn branch(request: &TxnRequest, success: bool) -> &[RequestOp] {
 }
 
 fn compare_holds(reads: &impl Reads, compare: &Compare) -> Result<bool, ReadError> {
-    let range = RangeRequest {
-        key: compare.key.clone(),
-        range_end: compare.range_end.clone(),
-        ..RangeRequest::default()
-    };
-    let kvs = reads.range(&range)?.kvs;
-    if kvs.is_empty() {
+    let range = KeyRange::new(compare.key.clone(), compare.range_end.clone());
+    let mut holds = None;
+    reads.each(&range, &mut |kv| *holds.insert(compare_one(compare, kv)))?;
+    Ok(holds.unwrap_or_else(|| {
         // A missing key has no value to compare with, not even an empty one.
         let by_value = compare.target() == CompareTarget::Value;
-        return Ok(!by_value && compare_one(compare, &KeyValue::default()));
-    }
-    Ok(kvs.iter().all(|kv| compare_one(compare, kv)))
+        !by_value && compare_one(compare, &KeyValue::default())
+    }))
 }
 
 fn compare_one(compare: &Compare, kv: &KeyValue) -> bool {
@@ -180,15 +199,17 @@ fn read_branch(
     Ok(TxnResponse { header: header(0), succeeded, responses })
 }
 
-/// Applies a transaction; a refusal changes nothing.
+/// Applies a transaction; a refusal changes nothing. Unless `answered`, the response lacks what
+/// would have to be read for it.
 pub(super) fn apply_txn(
     batch: &mut Batch<'_>,
     request: &TxnRequest,
+    answered: bool,
 ) -> Result<TxnResponse, Failure> {
     let mut path = Vec::new();
     choose(batch, request, &mut path)?;
     check_path(batch, request, &mut Path(path.iter()))?;
-    let mut response = apply_branch(batch, request, &mut Path(path.iter()))?;
+    let mut response = apply_branch(batch, request, &mut Path(path.iter()), answered)?;
     response.header = header(batch.revision());
     Ok(response)
 }
@@ -222,21 +243,26 @@ fn apply_branch(
     batch: &mut Batch<'_>,
     request: &TxnRequest,
     path: &mut Path<'_>,
+    answered: bool,
 ) -> Result<TxnResponse, Failure> {
     use response_op::Response;
     let succeeded = path.next();
     let mut responses = Vec::with_capacity(branch(request, succeeded).len());
     for operation in branch(request, succeeded) {
         let response = match &operation.request {
+            // That it can be read was checked for the whole path.
+            Some(Request::RequestRange(_)) if !answered => None,
             Some(Request::RequestRange(range)) => {
                 Some(Response::ResponseRange(batch.range(range)?))
             }
-            Some(Request::RequestPut(put)) => Some(Response::ResponsePut(apply_put(batch, put)?)),
+            Some(Request::RequestPut(put)) => {
+                Some(Response::ResponsePut(apply_put(batch, put, answered)?))
+            }
             Some(Request::RequestDeleteRange(delete)) => {
-                Some(Response::ResponseDeleteRange(apply_delete(batch, delete)?))
+                Some(Response::ResponseDeleteRange(apply_delete(batch, delete, answered)?))
             }
             Some(Request::RequestTxn(nested)) => {
-                Some(Response::ResponseTxn(apply_branch(batch, nested, path)?))
+                Some(Response::ResponseTxn(apply_branch(batch, nested, path, answered)?))
             }
             None => None,
         };
@@ -258,10 +284,15 @@ pub(super) fn check_put(batch: &Batch<'_>, put: &PutRequest) -> Result<(), Apply
 }
 
 /// Writes a put that [`check_put`] has let pass.
-pub(super) fn apply_put(batch: &mut Batch<'_>, put: &PutRequest) -> Result<PutResponse, Failure> {
+pub(super) fn apply_put(
+    batch: &mut Batch<'_>,
+    put: &PutRequest,
+    answered: bool,
+) -> Result<PutResponse, Failure> {
     let (mut value, mut lease) = (put.value.clone(), put.lease);
     let mut previous = None;
-    if put.prev_kv || put.ignore_value || put.ignore_lease {
+    let wants_previous = put.prev_kv && answered;
+    if wants_previous || put.ignore_value || put.ignore_lease {
         previous = batch.get(&put.key)?;
     }
     if let Some(kv) = &previous {
@@ -273,15 +304,16 @@ pub(super) fn apply_put(batch: &mut Batch<'_>, put: &PutRequest) -> Result<PutRe
         }
     }
     let revision = batch.put(put.key.clone(), value, lease)?;
-    Ok(PutResponse { header: header(revision), prev_kv: previous.filter(|_| put.prev_kv) })
+    Ok(PutResponse { header: header(revision), prev_kv: previous.filter(|_| wants_previous) })
 }
 
 pub(super) fn apply_delete(
     batch: &mut Batch<'_>,
     delete: &DeleteRangeRequest,
+    answered: bool,
 ) -> Result<DeleteRangeResponse, Failure> {
     let mut prev_kvs = Vec::new();
-    if delete.prev_kv {
+    if delete.prev_kv && answered {
         let all = RangeRequest {
             key: delete.key.clone(),
             range_end: delete.range_end.clone(),

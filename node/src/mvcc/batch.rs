@@ -120,6 +120,16 @@ impl<'txn> Batch<'txn> {
         self.source().range(request)
     }
 
+    /// Shows every key of `range` with its newest value, in key order, until `look` says no; sees
+    /// the present request's changes. Holds one value at a time.
+    pub fn each(
+        &self,
+        range: &KeyRange,
+        look: &mut dyn FnMut(&KeyValue) -> bool,
+    ) -> Result<(), ReadError> {
+        self.source().each(range, look)
+    }
+
     /// The newest value of `key`.
     pub fn get(&self, key: &[u8]) -> Result<Option<KeyValue>, StoreError> {
         self.source().newest(key)

@@ -42,6 +42,37 @@ impl<T: ReadableTable<u128, &'static [u8]>> Source<'_, T> {
         at.map(|at| self.record(at)).transpose()
     }
 
+    /// Shows every key of `range` with its newest value, in key order, until `look` says no. Holds
+    /// one value at a time.
+    pub(crate) fn each(
+        &self,
+        range: &KeyRange,
+        look: &mut dyn FnMut(&KeyValue) -> bool,
+    ) -> Result<(), ReadError> {
+        let mut after: Option<Box<[u8]>> = None;
+        let mut found = Vec::new();
+        loop {
+            found.clear();
+            let walk = {
+                let index = read(self.index);
+                if index.compacted() > self.revision {
+                    return Err(ReadError::Superseded);
+                }
+                let (at, step) = (self.revision, KEYS_PER_STEP);
+                index.walk(range, after.as_deref(), at, step, |_, at| found.push(at))
+            };
+            for at in &found {
+                if !look(&self.record(*at)?) {
+                    return Ok(());
+                }
+            }
+            match walk {
+                Walk::Paused(last) => after = Some(last),
+                Walk::Done => return Ok(()),
+            }
+        }
+    }
+
     /// Answers `request` in one go.
     pub(crate) fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
         let mut gather = Gather::new(request, self.revision, self.compacted)?;

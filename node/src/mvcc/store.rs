@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use node_proto::etcdserverpb::{AlarmMember, Member, RangeRequest, RangeResponse};
+use node_proto::mvccpb::KeyValue;
 use redb::{
     Database, Durability, ReadOnlyTable, ReadableDatabase as _, ReadableTable as _, StorageBackend,
 };
@@ -15,7 +16,7 @@ use super::error::{ReadError, StoreError};
 use super::event::{EventBatch, decode};
 use super::index::Index;
 use super::range::{Gather, Source, Step};
-use super::revision::Revision;
+use super::revision::{KeyRange, Revision};
 use super::tables::{
     self, ALARMS, Cluster, FORMAT, MEMBERS, META, Progress, RECORDS, read_cluster, read_compacted,
     read_format, read_progress, write_cluster, write_format, write_progress,
@@ -159,6 +160,17 @@ impl Store {
     /// Reads a whole range in one go: for short ones, and where nothing else has to run.
     pub fn range(&self, view: &View, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
         self.shared.source(view).range(request)
+    }
+
+    /// Shows every key of `range` with its value as of `view`, in key order, until `look` says no.
+    /// Holds one value at a time. [`ReadError::Superseded`]: take a new view.
+    pub fn each(
+        &self,
+        view: &View,
+        range: &KeyRange,
+        look: &mut dyn FnMut(&KeyValue) -> bool,
+    ) -> Result<(), ReadError> {
+        self.shared.source(view).each(range, look)
     }
 
     /// Bytes of the file.

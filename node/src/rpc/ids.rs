@@ -12,7 +12,13 @@ use crate::machine::RequestId;
 /// hash, and counts from there: two runs' ids could only meet if their places lay closer than the
 /// number of requests that one of them makes.
 #[derive(Debug)]
-pub struct RequestIds(AtomicU64);
+pub struct RequestIds {
+    first: u64,
+    next: AtomicU64,
+}
+
+/// No run makes as many requests: a million in a second for twelve days.
+const RUN_LENGTH: u64 = 1 << 40;
 
 impl RequestIds {
     /// `boot` must be another one at each start of this member.
@@ -23,12 +29,20 @@ impl RequestIds {
         seed[8..].copy_from_slice(&boot.to_be_bytes());
         let hash = digest(&SHA256, &seed);
         let first = hash.as_ref().first_chunk().expect("SHA-256 has 32 bytes");
-        Self(AtomicU64::new(u64::from_be_bytes(*first)))
+        let first = u64::from_be_bytes(*first);
+        Self { first, next: AtomicU64::new(first) }
+    }
+
+    /// Tells this run's ids from those of others. Of 2^24 foreign ids one is taken for its own, so
+    /// nothing but work may depend on it.
+    pub fn own(&self) -> impl Fn(RequestId) -> bool + Send + use<> {
+        let first = self.first;
+        move |id| id.0.wrapping_sub(first) < RUN_LENGTH
     }
 
     /// The next one.
     pub fn next(&self) -> RequestId {
-        RequestId(self.0.fetch_add(1, Ordering::Relaxed))
+        RequestId(self.next.fetch_add(1, Ordering::Relaxed))
     }
 }
 
@@ -43,6 +57,14 @@ mod tests {
             .collect();
         starts.sort_unstable();
         assert!(starts.windows(2).all(|pair| pair[1] - pair[0] > 1 << 32));
+    }
+
+    #[test]
+    fn a_run_knows_its_own_ids() {
+        let (ids, before) = (RequestIds::new(1, 2), RequestIds::new(1, 1));
+        let own = ids.own();
+        assert!((0..100).all(|_| own(ids.next())));
+        assert!(!own(before.next()));
     }
 
     #[test]

@@ -69,7 +69,9 @@ impl Node {
             None => None,
         };
         let sockets = bind_clients(config)?;
-        let Found { dir, local, first_start, machine, log, recovered } = disk::open(config)?;
+        let Found { dir, local, first_start, mut machine, log, recovered } = disk::open(config)?;
+        let request_ids = RequestIds::new(local.member.0, recovered.boot);
+        machine.answer_only(request_ids.own());
         tracing::info!(
             cluster.id = %local.cluster, member.id = %local.member, name = config.name,
             incarnation = %local.incarnation, boot = local.boot, first_start,
@@ -111,7 +113,7 @@ impl Node {
                 member_id: local.member.0,
                 version: ETCD_VERSION,
             },
-            request_ids: RequestIds::new(local.member.0, boot),
+            request_ids,
             limits: rpc_limits(config),
         };
         let router = rpc::router(services, &tasks, &stopping);
