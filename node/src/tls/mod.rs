@@ -65,6 +65,7 @@ pub struct ClientListenerTls {
     key: Arc<Reloading<CertifiedKey>>,
     roots: Option<Arc<Reloading<RootCertStore>>>,
     config: Arc<ServerConfig>,
+    crl: Option<Arc<Reloading<files::Crl>>>,
 }
 
 impl ClientListenerTls {
@@ -76,23 +77,23 @@ impl ClientListenerTls {
         let key = Arc::new(load_key(&files.cert, &files.key)?);
         let roots = files.trusted_ca.as_deref().map(load_roots).transpose()?.map(Arc::new);
         let builder = ServerConfig::builder_with_provider(policy.provider())
+        let crl = files.crl.as_deref().map(load_crl).transpose()?.map(Arc::new);
             .with_protocol_versions(&policy.versions())
             .map_err(TlsError::Policy)?;
         let mut config = match &roots {
             None => builder.with_no_client_auth(),
-            Some(roots) => {
-                let crl = files.crl.as_deref().map(load_crl).transpose()?.map(Arc::new);
-                builder.with_client_cert_verifier(Arc::new(NamedClients::new(
-                    Arc::clone(roots),
-                    crl,
-                    ClientNames::of(files),
-                    policy.provider(),
-                )) as Arc<dyn ClientCertVerifier>)
-            }
+            Some(roots) => builder.with_client_cert_verifier(Arc::new(NamedClients::new(
+                Arc::clone(roots),
+                crl.clone(),
+                ClientNames::of(files),
+                policy.provider(),
+            ))
+                as Arc<dyn ClientCertVerifier>),
         }
         .with_cert_resolver(Arc::clone(&key) as _);
         config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
-        Ok(Self { key, roots, config: Arc::new(config) })
+        never_resume(&mut config);
+        Ok(Self { key, roots, crl, config: Arc::new(config) })
     }
 
     /// What an acceptor needs.
@@ -108,9 +109,19 @@ impl ClientListenerTls {
             roots.reload();
         }
     }
+        if let Some(crl) = &self.crl {
+            crl.reload();
+        }
 }
 
 /// Keys for which an expired certificate is still taken, and how often that happened.
+/// A resumed session takes over the certificate of the one before and asks no verifier: it would
+/// outlive a revocation, an expiry, another CA, and a key that was unbound since.
+fn never_resume(config: &mut ServerConfig) {
+    config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct BoundKeys {
     keys: RwLock<HashSet<NodeKey>>,
@@ -164,9 +175,7 @@ impl PeerTls {
             .with_client_cert_verifier(Arc::new(verifier) as Arc<dyn ClientCertVerifier>)
             .with_cert_resolver(Arc::clone(&key) as _);
         server.alpn_protocols = vec![crate::transport::ALPN.to_vec()];
-        // A resumed session would skip the verifier, and so a key that was unbound since.
-        server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
-        server.send_tls13_tickets = 0;
+        never_resume(&mut server);
         let server = Arc::new(server);
         Ok(Self { key, roots, crl, bound, policy: policy.clone(), server })
     }

@@ -294,3 +294,41 @@ fn a_certificate_without_its_key_is_refused_at_the_start() {
     let empty = TlsFiles { trusted_ca: None, ..files };
     assert!(PeerTls::new(&empty, &TlsPolicy::default()).is_err());
 }
+
+#[test]
+fn a_client_that_is_revoked_between_two_connections_cannot_come_back_on_its_old_session() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (server, client) = (ca.leaf("s.test", false), ca.leaf("client.test", false));
+    let crl = dir.path().join("crl");
+    std::fs::write(&crl, ca.crl(999)).unwrap();
+    let with_crl = TlsFiles { crl: Some(crl.clone()), ..files(dir.path(), "s", &server, &ca) };
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(rustls::pki_types::pem::PemObject::from_pem_slice(ca.pem.as_bytes()).unwrap())
+        .unwrap();
+    for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+        let tls = ClientListenerTls::new(&with_crl, &TlsPolicy::default(), &[]).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        // Keeps what it needs to resume, as every client library does.
+        let resuming = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_root_certificates(roots.clone())
+            .with_client_auth_cert(
+                vec![
+                    rustls::pki_types::pem::PemObject::from_pem_slice(client.pem.as_bytes())
+                        .unwrap(),
+                ],
+                rustls::pki_types::pem::PemObject::from_pem_slice(client.key.as_bytes()).unwrap(),
+            )
+            .unwrap();
+        let resuming = Arc::new(resuming);
+        for _ in 0..2 {
+            assert!(handshake(Arc::clone(&resuming), tls.server_config(), "s.test").is_ok());
+        }
+        std::fs::write(&crl, ca.crl("client.test".len() as u64)).unwrap();
+        tls.reload();
+        assert!(handshake(resuming, tls.server_config(), "s.test").is_err());
+        std::fs::write(&crl, ca.crl(999)).unwrap();
+    }
+}
