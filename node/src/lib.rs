@@ -7,6 +7,7 @@ pub mod driver;
 pub mod http;
 pub mod identity;
 pub mod log;
+mod log_limit;
 pub mod machine;
 pub mod mvcc;
 pub mod rpc;

@@ -174,7 +174,7 @@ struct AbortOnPanic;
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            tracing::error!("a thread of the driver panicked; aborting");
+            tracing::error!(fatal = true, "a thread of the driver panicked; aborting");
             std::process::abort();
         }
     }
@@ -192,7 +192,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 /// for data that is gone.
 fn fatal(what: &str, error: &dyn std::error::Error) -> ! {
     let cause = error.source().map(ToString::to_string);
-    tracing::error!(%error, cause, "{what} failed; aborting");
+    tracing::error!(fatal = true, %error, cause, "{what} failed; aborting");
     std::process::abort();
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A line is formatted where it is logged and handed to a thread of its own through a bounded
 //! queue. If the reader of the log is stuck, lines are dropped and counted, and the count is told
-//! with the next line that passes: the data path never waits for a log (etcd #22214).
+//! with the next line that passes: the data path never waits for a log (etcd #22214). Only a line
+//! with the field `fatal = true` is waited for, a moment: nothing is left to be held up by then.
 
 use std::{
     fmt::{self, Write as _},
@@ -30,7 +31,7 @@ use crate::config::{LogFormat, LogOutput};
 
 /// Lines that may wait for the writer; more are dropped and counted.
 const QUEUE_LINES: usize = 8192;
-/// How long an error waits to be written: the process may abort right after it.
+/// How long a fatal line waits to be written: the process aborts right after it.
 const URGENT: Duration = Duration::from_millis(100);
 /// How long the end of the process waits for the last lines.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -44,7 +45,7 @@ pub struct Logging {
 
 enum Line {
     Text(String),
-    /// An error: who logged it waits a moment, as the process may be about to abort.
+    /// The process is about to abort: who logged it waits a moment.
     Urgent(String, mpsc::SyncSender<()>),
     End,
 }
@@ -154,7 +155,7 @@ impl<S: Subscriber> Layer<S> for Lines {
             fields.push("log.lines.dropped", &serde_json::Value::from(untold));
         }
         let line = line(self.format, event.metadata(), &fields);
-        let (line, written) = if *event.metadata().level() == Level::ERROR {
+        let (line, written) = if fields.fatal {
             let (sender, written) = mpsc::sync_channel(1);
             (Line::Urgent(line, sender), Some(written))
         } else {
@@ -213,6 +214,8 @@ fn json(text: &str) -> serde_json::Value {
 struct Fields {
     message: String,
     json: String,
+    /// The process ends with this line.
+    fatal: bool,
 }
 
 impl Fields {
@@ -251,6 +254,7 @@ impl Visit for Fields {
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
+        self.fatal |= value && field.name() == "fatal";
         self.push(field.name(), &value.into());
     }
 
@@ -311,12 +315,12 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_written_before_the_next_statement() {
+    fn a_fatal_line_is_written_before_the_next_statement() {
         let memory = Memory::default();
         let (_logging, layer) =
             start(Level::INFO, LogFormat::Json, vec![Box::new(memory.clone())]).unwrap();
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
-            tracing::error!("the last words");
+            tracing::error!(fatal = true, "the last words");
             assert!(String::from_utf8_lossy(&memory.0.lock().unwrap()).contains("last words"));
         });
     }
@@ -345,7 +349,8 @@ mod tests {
         let subscriber = tracing_subscriber::registry().with(layer);
         tracing::subscriber::with_default(subscriber, || {
             for n in 0..QUEUE_LINES + 100 {
-                tracing::info!(n, "line");
+                // Errors as well: to wait for each would take a quarter of an hour.
+                tracing::error!(n, "line");
             }
             assert!(logging.dropped() >= 99, "{}", logging.dropped());
             *gate.0.lock().unwrap() = true;

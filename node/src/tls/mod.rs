@@ -20,6 +20,7 @@ use std::{
         Arc, RwLock,
         atomic::{AtomicU64, Ordering},
     },
+    time::Instant,
 };
 
 use rustls::{
@@ -40,7 +41,7 @@ use self::{
 };
 use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 
-use crate::identity::NodeKey;
+use crate::{identity::NodeKey, log_limit::LogLimit};
 
 /// What one listener was given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -64,8 +65,8 @@ pub struct TlsFiles {
 pub struct ClientListenerTls {
     key: Arc<Reloading<CertifiedKey>>,
     roots: Option<Arc<Reloading<RootCertStore>>>,
-    config: Arc<ServerConfig>,
     crl: Option<Arc<Reloading<files::Crl>>>,
+    config: Arc<ServerConfig>,
 }
 
 impl ClientListenerTls {
@@ -76,8 +77,8 @@ impl ClientListenerTls {
     pub fn new(files: &TlsFiles, policy: &TlsPolicy, alpn: &[&[u8]]) -> Result<Self, TlsError> {
         let key = Arc::new(load_key(&files.cert, &files.key)?);
         let roots = files.trusted_ca.as_deref().map(load_roots).transpose()?.map(Arc::new);
-        let builder = ServerConfig::builder_with_provider(policy.provider())
         let crl = files.crl.as_deref().map(load_crl).transpose()?.map(Arc::new);
+        let builder = ServerConfig::builder_with_provider(policy.provider())
             .with_protocol_versions(&policy.versions())
             .map_err(TlsError::Policy)?;
         let mut config = match &roots {
@@ -108,13 +109,12 @@ impl ClientListenerTls {
         if let Some(roots) = &self.roots {
             roots.reload();
         }
-    }
         if let Some(crl) = &self.crl {
             crl.reload();
         }
+    }
 }
 
-/// Keys for which an expired certificate is still taken, and how often that happened.
 /// A resumed session takes over the certificate of the one before and asks no verifier: it would
 /// outlive a revocation, an expiry, another CA, and a key that was unbound since.
 fn never_resume(config: &mut ServerConfig) {
@@ -122,10 +122,12 @@ fn never_resume(config: &mut ServerConfig) {
     config.send_tls13_tickets = 0;
 }
 
+/// Keys for which an expired certificate is still taken, and how often that happened.
 #[derive(Debug, Default)]
 pub(crate) struct BoundKeys {
     keys: RwLock<HashSet<NodeKey>>,
     expired: AtomicU64,
+    alarms: LogLimit<1>,
 }
 
 impl BoundKeys {
@@ -133,8 +135,10 @@ impl BoundKeys {
         self.keys.read().unwrap_or_else(std::sync::PoisonError::into_inner).contains(&key)
     }
 
-    pub(crate) fn count_expired(&self) {
+    /// Counts one more; `Some(n)` if it is to be told of, `n` having been left untold before it.
+    pub(crate) fn count_expired(&self, now: Instant) -> Option<u64> {
         self.expired.fetch_add(1, Ordering::Relaxed);
+        self.alarms.pass(0, now)
     }
 }
 

@@ -332,3 +332,11 @@ fn a_client_that_is_revoked_between_two_connections_cannot_come_back_on_its_old_
         std::fs::write(&crl, ca.crl(999)).unwrap();
     }
 }
+
+#[test]
+fn the_alarm_about_an_expired_certificate_is_told_once_and_counted_each_time() {
+    let bound = BoundKeys::default();
+    let now = std::time::Instant::now();
+    let told: Vec<_> = (0..100).filter_map(|_| bound.count_expired(now)).collect();
+    assert_eq!((told, bound.expired.load(Ordering::Relaxed)), (vec![0], 100));
+}

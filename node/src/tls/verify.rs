@@ -1,6 +1,9 @@
 //! Whose certificate is believed.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
@@ -331,9 +334,10 @@ fn in_its_own_time<T>(
 }
 
 fn alarm(bound: &BoundKeys, certificate: &CertificateDer<'_>) {
-    bound.count_expired();
+    let Some(untold) = bound.count_expired(Instant::now()) else { return };
     tracing::error!(
         node_key = node_key_of(certificate).map(tracing::field::display),
+        untold,
         "a peer's certificate is outside its validity; its key is bound to the member, so the peer is accepted: renew it"
     );
 }

@@ -20,7 +20,6 @@ mod accept;
 mod dial;
 mod frame;
 mod hello;
-mod limit;
 mod marks;
 mod metrics;
 mod peer;

@@ -16,13 +16,13 @@ use super::{
     Counters, Limits, Local, Membership, Options, PeerEvents, Refusal, SendError, SnapshotWriter,
     StartError, accept, dial,
     hello::Hello,
-    limit::LogLimit,
     marks::{MarkError, Marks},
     peer::PeerHandle,
     snapshot, stream,
 };
 use crate::{
     identity::{MemberId, NodeKey},
+    log_limit::LogLimit,
     tls::PeerTls,
 };
 

@@ -8,17 +8,24 @@ use std::{
 const EVERY: Duration = Duration::from_secs(5);
 
 /// Lets one line pass per `EVERY` for each of `N` reasons.
-pub(super) struct LogLimit<const N: usize> {
+#[derive(Debug)]
+pub(crate) struct LogLimit<const N: usize> {
     slots: Mutex<[(Option<Instant>, u64); N]>,
 }
 
-impl<const N: usize> LogLimit<N> {
-    pub(super) fn new() -> Self {
+impl<const N: usize> Default for LogLimit<N> {
+    fn default() -> Self {
         Self { slots: Mutex::new([(None, 0); N]) }
+    }
+}
+
+impl<const N: usize> LogLimit<N> {
+    pub(crate) fn new() -> Self {
+        Self::default()
     }
 
     /// `Some(n)` if a line for `reason` may be written at `now`; `n` were left out before it.
-    pub(super) fn pass(&self, reason: usize, now: Instant) -> Option<u64> {
+    pub(crate) fn pass(&self, reason: usize, now: Instant) -> Option<u64> {
         let mut slots = self.slots.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (last, suppressed) = &mut slots[reason];
         if last.is_some_and(|last| now.saturating_duration_since(last) < EVERY) {
