@@ -60,11 +60,14 @@ pub enum Refusal {
     /// Its certificate's key isn't the one bound in the member's record.
     #[error("its key is not the one bound to the member")]
     Key = 9,
+    /// Nothing is wrong with it: who was asked can't keep its record of it now.
+    #[error("the other end cannot write down what it must remember of this member")]
+    Unavailable = 10,
 }
 
 impl Refusal {
     /// Every reason, for metrics.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Protocol,
         Self::Version,
         Self::Cluster,
@@ -74,6 +77,7 @@ impl Refusal {
         Self::Incarnation,
         Self::Boot,
         Self::Key,
+        Self::Unavailable,
     ];
 
     /// A label for metrics.
@@ -89,6 +93,7 @@ impl Refusal {
             Self::Incarnation => "incarnation",
             Self::Boot => "boot_counter",
             Self::Key => "node_key",
+            Self::Unavailable => "unavailable",
         }
     }
 

@@ -238,11 +238,11 @@ impl Shared {
             Ok(Err(MarkError::Refused(refusal))) => Err(refusal),
             Ok(Err(MarkError::Io(error))) => {
                 tracing::error!(%error, "cannot remember a peer's boot counter; it is refused");
-                Err(Refusal::Boot)
+                Err(Refusal::Unavailable)
             }
             Err(error) => {
                 tracing::error!(%error, "remembering a peer's boot counter was cut short");
-                Err(Refusal::Boot)
+                Err(Refusal::Unavailable)
             }
         }
     }
