@@ -9,7 +9,6 @@ use std::{
 use tokio::{
     io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
     time::{sleep, timeout},
 };
 
@@ -19,7 +18,9 @@ use super::{
     hello::{self, Hello, Purpose},
     peer::PeerHandle,
     service::Shared,
-    snapshot, stream,
+    snapshot,
+    strangers::{Place, Strangers},
+    stream,
     stream::{Duplex, PeerStream},
 };
 
@@ -35,19 +36,19 @@ pub(super) async fn run(shared: Arc<Shared>, listener: std::net::TcpListener, tl
             return;
         }
     };
-    let handshakes = Arc::new(Semaphore::new(shared.limits.handshakes));
+    let strangers = Strangers::new(shared.limits.handshakes);
     loop {
         let accepted = tokio::select! {
             () = shared.stopping.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((tcp, remote)) => match Arc::clone(&handshakes).try_acquire_owned() {
-                Ok(permit) => {
-                    let task = serve(Arc::clone(&shared), tcp, tls, remote.to_string(), permit);
+            Ok((tcp, remote)) => match strangers.enter(remote.ip()) {
+                Some(place) => {
+                    let task = serve(Arc::clone(&shared), tcp, tls, remote.to_string(), place);
                     shared.tasks.spawn(task);
                 }
-                Err(_) => {
+                None => {
                     shared.counters.handshakes_over_limit.fetch_add(1, Relaxed);
                 }
             },
@@ -59,18 +60,16 @@ pub(super) async fn run(shared: Arc<Shared>, listener: std::net::TcpListener, tl
     }
 }
 
-async fn serve(
-    shared: Arc<Shared>,
-    tcp: TcpStream,
-    tls: bool,
-    remote: String,
-    permit: tokio::sync::OwnedSemaphorePermit,
-) {
+async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, place: Place) {
     let admitted = tokio::select! {
         () = shared.stopping.cancelled() => return,
+        () = place.lost.cancelled() => {
+            shared.counters.handshakes_over_limit.fetch_add(1, Relaxed);
+            return;
+        }
         result = timeout(shared.limits.handshake_timeout, admit(&shared, tcp, tls, &remote)) => result,
     };
-    drop(permit);
+    drop(place);
     let (stream, peer, purpose) = match admitted {
         Ok(Ok(Some(admitted))) => admitted,
         Ok(Ok(None)) => return,

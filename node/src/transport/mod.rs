@@ -11,7 +11,8 @@
 //!    that is slow or away is dropped and counted. Raft sends again.
 //! 2. Messages to one peer arrive in order or not at all, within one connection.
 //! 3. A snapshot has a stream of its own, so that it never delays a heartbeat.
-//! 4. Everything runs on one thread of its own; `PeerEvents` are called there and must not block,
+//! 4. Who has not said who it is holds one of a few places, which hosts share fairly.
+//! 5. Everything runs on one thread of its own; `PeerEvents` are called there and must not block,
 //!    except `snapshot`, which has a thread to itself.
 //!
 //! What it does not do: order messages across reconnects, retry, or know what a message means.
@@ -25,6 +26,7 @@ mod metrics;
 mod peer;
 mod service;
 mod snapshot;
+mod strangers;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -142,7 +144,8 @@ pub struct Limits {
     pub queue_bytes: usize,
     /// The longest frame that is read or written.
     pub frame_bytes: usize,
-    /// Inbound connections that may be in TLS or hello at once; more are closed at once.
+    /// Inbound connections that may be in TLS or hello at once; more close the oldest one of the
+    /// host that has the most of them, or are closed at once if they are that host's.
     pub handshakes: usize,
     /// How long TLS and hello may take together.
     pub handshake_timeout: Duration,
