@@ -1,9 +1,19 @@
 //! What this member durably remembers of each peer: its incarnation and highest boot counter.
 //!
-//! A data directory restored from an old copy comes back with a counter that its peers have already
-//! seen; a clone comes with the same counter from another process. Neither may speak for the member:
-//! it has forgotten votes and entries that it once promised. The mark is on disk before the hello
-//! that raised it is answered.
+//! A directory that comes back has forgotten votes and entries that it once promised, and must not
+//! speak for the member. What is told from the true one here, and refused:
+//! - another incarnation: the directory was wiped or replaced;
+//! - a counter below the mark: a copy that is older by at least one start *which this peer saw*, and
+//!   that was not started as often since;
+//! - the mark's counter from another process than the one that showed it to *this process*: two
+//!   copies run at once.
+//!
+//! What is not: a copy taken while the member ran, and put back after it stopped. It counts one start
+//! more than the mark, as the member itself would at its next start. Nor, after a restart of this
+//! peer, a second process with the mark's counter. To tell these, the peer would have to remember the
+//! term and the entries that were acknowledged to it.
+//!
+//! The mark is on disk before the hello that raised it is answered.
 
 use std::{
     collections::BTreeMap,
