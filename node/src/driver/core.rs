@@ -36,7 +36,8 @@ pub struct DriverOptions {
     pub campaign_when_connected: bool,
     /// Entries kept behind the store's durable position.
     pub catch_up_entries: u64,
-    /// Ticks after which a proposal that found no leader is forgotten.
+    /// Ticks after which a proposal that found no leader is forgotten, and a read that got no
+    /// answer: longer than who asked waits.
     pub proposal_ticks: u64,
     /// Ticks after which an unanswered read is asked again.
     pub read_retry_ticks: u64,
@@ -167,7 +168,9 @@ impl Driver {
     pub fn tick(&mut self) {
         self.now += 1;
         self.consensus.tick();
-        self.proposals.expire(self.now.saturating_sub(self.options.proposal_ticks));
+        let before = self.now.saturating_sub(self.options.proposal_ticks);
+        self.proposals.expire(before);
+        self.reads.expire(before);
         self.leave_a_stuck_disk();
     }
 
@@ -185,7 +188,7 @@ impl Driver {
     /// Reads that wait for a barrier.
     pub fn read(&mut self, tokens: impl IntoIterator<Item = ReadToken>) {
         for token in tokens {
-            if !self.reads.push(token) {
+            if !self.reads.push(token, self.now) {
                 self.effects.refused_reads.push(token);
             }
         }

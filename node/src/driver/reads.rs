@@ -10,10 +10,13 @@ use super::mailbox::{MAX_QUEUED_READS, ReadToken};
 /// Rounds on their way at once. Who comes later waits for one to end, and shares the next.
 const MAX_ROUNDS: usize = 4;
 
+/// Who waits, and since which tick.
+type Waiting = (ReadToken, u64);
+
 #[derive(Debug)]
 struct Round {
     context: ReadContext,
-    tokens: Vec<ReadToken>,
+    tokens: Vec<Waiting>,
     since: u64,
     /// Whom it was put to, and when: another leader or term never heard of it.
     leader: (u64, u64),
@@ -22,10 +25,12 @@ struct Round {
 #[derive(Debug, Default)]
 pub(super) struct Reads {
     retry_ticks: u64,
-    waiting: Vec<ReadToken>,
+    waiting: Vec<Waiting>,
     rounds: VecDeque<Round>,
     /// Confirmed, by the index that must be applied.
-    confirmed: BTreeMap<u64, Vec<ReadToken>>,
+    confirmed: BTreeMap<u64, Vec<Waiting>>,
+    /// All tokens in here.
+    tokens: usize,
     /// ReadIndex rounds so far.
     pub asked: u64,
 }
@@ -36,12 +41,28 @@ impl Reads {
     }
 
     /// False if there are too many.
-    pub fn push(&mut self, token: ReadToken) -> bool {
-        if self.waiting.len() >= MAX_QUEUED_READS {
+    pub fn push(&mut self, token: ReadToken, now: u64) -> bool {
+        if self.tokens >= MAX_QUEUED_READS {
             return false;
         }
-        self.waiting.push(token);
+        self.tokens += 1;
+        self.waiting.push((token, now));
         true
+    }
+
+    /// Forgets who came before tick `before`, and has given up: else the dead would take the place
+    /// of the living while nobody leads or nothing is applied.
+    pub fn expire(&mut self, before: u64) {
+        let mut left = 0;
+        let mut expire = |tokens: &mut Vec<Waiting>| {
+            tokens.retain(|(_, since)| *since >= before);
+            left += tokens.len();
+        };
+        expire(&mut self.waiting);
+        self.rounds.iter_mut().for_each(|round| expire(&mut round.tokens));
+        self.confirmed.values_mut().for_each(&mut expire);
+        self.confirmed.retain(|_, tokens| !tokens.is_empty());
+        self.tokens = left;
     }
 
     /// Asks for all who wait, and again for those whose round got no answer: under a new context,
@@ -82,7 +103,53 @@ impl Reads {
             if *first.key() > applied.index {
                 return;
             }
-            out.extend(first.remove().into_iter().map(|token| (token, applied)));
+            let tokens = first.remove();
+            self.tokens -= tokens.len();
+            out.extend(tokens.into_iter().map(|(token, _)| (token, applied)));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_gave_up_makes_room_wherever_it_waited() {
+        let mut reads = Reads::new(2);
+        let context = ReadContext { member: 1, boot: 1, sequence: 1 };
+        for token in 0..MAX_QUEUED_READS as u64 {
+            assert!(reads.push(token, 1));
+            match token {
+                0 => {
+                    let tokens = std::mem::take(&mut reads.waiting);
+                    reads.rounds.push_back(Round { context, tokens, since: 1, leader: (1, 1) });
+                    reads.confirmed(&[ReadState { index: 9, context }]);
+                }
+                1 => {
+                    let tokens = std::mem::take(&mut reads.waiting);
+                    reads.rounds.push_back(Round { context, tokens, since: 1, leader: (1, 1) });
+                }
+                _ => {}
+            }
+        }
+        assert!(!reads.push(u64::MAX, 5), "dead or not, they are too many");
+        reads.expire(5);
+        assert_eq!(reads.tokens, 0);
+        assert!(reads.waiting.is_empty() && reads.confirmed.is_empty());
+        assert!(reads.rounds[0].tokens.is_empty());
+        assert!(reads.push(u64::MAX, 5));
+        reads.expire(5);
+        assert_eq!(reads.tokens, 1, "who waits still does");
+    }
+
+    #[test]
+    fn tokens_that_are_released_are_counted_no_more() {
+        let mut reads = Reads::new(2);
+        reads.push(7, 1);
+        reads.confirmed.insert(3, std::mem::take(&mut reads.waiting));
+        let (mut out, at) = (Vec::new(), Position { index: 3, term: 1 });
+        reads.release(at, &mut out);
+        assert_eq!((out, reads.tokens), (vec![(7, at)], 0));
     }
 }
