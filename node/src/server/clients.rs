@@ -7,7 +7,7 @@ use std::{
     io,
     net::{SocketAddr, TcpListener as StdListener},
     sync::{Arc, mpsc},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::Router;
@@ -20,15 +20,21 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     runtime,
-    sync::Semaphore,
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{sleep, timeout},
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt as _;
 
-use crate::{http::Lenient, tls::ClientListenerTls};
+use crate::{http::Lenient, log_limit::LogLimit, tls::ClientListenerTls};
 
+/// Connections of clients that may be open at once, all fronts together; more are closed at once.
+/// Fewer if the process may not open twice as many files: log and store must always find some.
+const MAX_CONNECTIONS: usize = 10_000;
+/// Streams that one connection may have open, whatever `--max-concurrent-streams` allows beyond it:
+/// each may keep a request in memory that is as large as requests may be.
+const MAX_STREAMS_PER_CONNECTION: u32 = 4096;
 /// Connections that may be in their TLS handshake at once on one front; more wait to be accepted.
 const HANDSHAKES: usize = 256;
 /// How long a TLS handshake, or the head of an HTTP/1 request, may take.
@@ -98,7 +104,18 @@ impl Fronts {
         listeners: &[ClientListener],
         limits: ClientLimits,
     ) -> io::Result<Self> {
+        Self::start_bounded(threads, listeners, limits, max_connections())
+    }
+
+    fn start_bounded(
+        threads: usize,
+        listeners: &[ClientListener],
+        limits: ClientLimits,
+        max_connections: usize,
+    ) -> io::Result<Self> {
         let stopping = CancellationToken::new();
+        let places =
+            Places { free: Arc::new(Semaphore::new(max_connections)), full: Arc::default() };
         let mut ended = Vec::new();
         for n in 0..threads {
             let mut tasks = Vec::new();
@@ -110,10 +127,10 @@ impl Fronts {
                 ));
             }
             let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-            let stop = stopping.clone();
+            let (stop, places) = (stopping.clone(), places.clone());
             let (end, receiver) = mpsc::sync_channel(1);
             std::thread::Builder::new().name(format!("front-{n}")).spawn(move || {
-                runtime.block_on(run(tasks, limits, stop));
+                runtime.block_on(run(tasks, limits, places, stop));
                 let _ = end.send(());
             })?;
             ended.push(receiver);
@@ -135,9 +152,35 @@ impl Fronts {
     }
 }
 
+/// What all fronts share of [`MAX_CONNECTIONS`].
+#[derive(Clone)]
+struct Places {
+    free: Arc<Semaphore>,
+    full: Arc<LogLimit<1>>,
+}
+
+impl Places {
+    fn take(&self) -> Option<OwnedSemaphorePermit> {
+        let place = Arc::clone(&self.free).try_acquire_owned().ok();
+        if place.is_none()
+            && let Some(suppressed) = self.full.pass(0, Instant::now())
+        {
+            tracing::warn!(suppressed, "too many connections of clients; closing new ones");
+        }
+        place
+    }
+}
+
+fn max_connections() -> usize {
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let half = files.map_or(usize::MAX, |files| usize::try_from(files / 2).unwrap_or(usize::MAX));
+    MAX_CONNECTIONS.min(half)
+}
+
 async fn run(
     listeners: Vec<(StdListener, Option<Arc<ClientListenerTls>>, Router)>,
     limits: ClientLimits,
+    places: Places,
     stopping: CancellationToken,
 ) {
     let connections = TaskTracker::new();
@@ -147,6 +190,7 @@ async fn run(
         let front = Front {
             builder: Arc::clone(&builder),
             handshakes: Arc::clone(&handshakes),
+            places: places.clone(),
             connections: connections.clone(),
             stopping: stopping.clone(),
             tls,
@@ -168,7 +212,7 @@ fn builder(limits: ClientLimits) -> auto::Builder<TokioExecutor> {
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_header_list_size(HEADER_LIST_BYTES)
-        .max_concurrent_streams(limits.max_concurrent_streams);
+        .max_concurrent_streams(limits.max_concurrent_streams.min(MAX_STREAMS_PER_CONNECTION));
     if !limits.keepalive_interval.is_zero() {
         http2.keep_alive_interval(limits.keepalive_interval);
         if !limits.keepalive_timeout.is_zero() {
@@ -182,6 +226,7 @@ fn builder(limits: ClientLimits) -> auto::Builder<TokioExecutor> {
 struct Front {
     builder: Arc<auto::Builder<TokioExecutor>>,
     handshakes: Arc<Semaphore>,
+    places: Places,
     connections: TaskTracker,
     stopping: CancellationToken,
     tls: Option<Arc<ClientListenerTls>>,
@@ -201,8 +246,13 @@ impl Front {
             };
             match accepted {
                 Ok((tcp, remote)) => {
+                    let Some(place) = self.places.take() else { continue };
                     let _ = tcp.set_nodelay(true);
-                    self.connections.spawn(self.clone().connection(tcp, remote));
+                    let connection = self.clone().connection(tcp, remote);
+                    self.connections.spawn(async move {
+                        connection.await;
+                        drop(place);
+                    });
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a client's connection");
@@ -272,6 +322,10 @@ mod tests {
     use super::*;
 
     fn front(router: Router) -> (Fronts, SocketAddr) {
+        front_for(router, MAX_CONNECTIONS)
+    }
+
+    fn front_for(router: Router, connections: usize) -> (Fronts, SocketAddr) {
         let socket = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = socket.local_addr().unwrap();
         let limits = ClientLimits {
@@ -280,7 +334,7 @@ mod tests {
             keepalive_timeout: Duration::ZERO,
         };
         let listener = ClientListener { socket, tls: None, router };
-        (Fronts::start(1, &[listener], limits).unwrap(), address)
+        (Fronts::start_bounded(1, &[listener], limits, connections).unwrap(), address)
     }
 
     fn request(address: SocketAddr, path: &str) -> String {
@@ -301,6 +355,43 @@ mod tests {
         assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("127.0.0.1"), "{answer}");
         fronts.stop(Duration::from_secs(5));
         assert!(std::net::TcpStream::connect(address).is_err());
+    }
+
+    #[test]
+    fn connections_above_the_bound_are_closed_and_places_come_free_again() {
+        let (fronts, address) = front_for(Router::new().route("/", get(|| async { "x" })), 2);
+        let connect = || std::net::TcpStream::connect(address).unwrap();
+        let held = [connect(), connect()];
+        let mut third = connect();
+        assert!(matches!(third.read(&mut [0]), Ok(0) | Err(_)));
+        drop(held);
+        let start = Instant::now();
+        loop {
+            let mut stream = connect();
+            let _ = write!(stream, "GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
+            let mut answer = String::new();
+            if stream.read_to_string(&mut answer).is_ok() && answer.starts_with("HTTP/1.1 200") {
+                break;
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "no place comes free");
+        }
+        fronts.stop(Duration::from_secs(5));
+    }
+
+    #[tokio::test]
+    async fn a_connection_has_so_many_streams_and_no_more() {
+        let (_fronts, address) = front(Router::new());
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        // The preface and empty settings; the server's settings come first in its answer.
+        let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+        tokio::io::AsyncWriteExt::write_all(&mut stream, hello).await.unwrap();
+        let mut head = [0; 9];
+        tokio::io::AsyncReadExt::read_exact(&mut stream, &mut head).await.unwrap();
+        assert_eq!(head[3], 4, "a SETTINGS frame");
+        let mut settings = vec![0; usize::from(head[2])];
+        tokio::io::AsyncReadExt::read_exact(&mut stream, &mut settings).await.unwrap();
+        let streams = settings.chunks(6).find(|setting| setting[..2] == [0, 3]).unwrap();
+        assert_eq!(streams[2..], MAX_STREAMS_PER_CONNECTION.to_be_bytes());
     }
 
     #[test]
