@@ -206,6 +206,8 @@ impl Driver {
                 if !message.entries.is_empty() && self.backlog_bytes > MAX_BACKLOG_BYTES => {}
             // Without its body it is nothing.
             MessageKind::Snapshot => {}
+            // No member asks for one; a leader that believed it would build snapshots for ever.
+            MessageKind::AppendResponse if message.request_snapshot != 0 => {}
             _ => self.step(message),
         }
     }

@@ -4,8 +4,11 @@
 //! while it was busy. Proposals and peer messages are counted in bytes, and who comes too late is
 //! refused; notices come from the other threads and are bounded by what those were given to do.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::mem;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -83,6 +86,7 @@ pub enum Notice {
 pub(super) trait Inlet: Debug + Send + Sync {
     fn message(&self, message: Message) -> Result<(), InboxFull>;
     fn notice(&self, notice: Notice);
+    fn snapshot(&self, snapshot: IncomingSnapshot) -> Receiver<bool>;
 }
 
 #[derive(Debug, Default)]
@@ -110,6 +114,9 @@ impl Mail {
 pub(super) struct Mailbox {
     mail: Mutex<Mail>,
     arrived: Condvar,
+    /// Who waits for a received snapshot to be installed or discarded, by its file. At most one for
+    /// each peer, since the transport takes one at a time.
+    snapshots: Mutex<BTreeMap<PathBuf, SyncSender<bool>>>,
 }
 
 /// A queue is full, or the core has stopped.
@@ -158,6 +165,20 @@ impl Mailbox {
     pub fn stop(&self) {
         self.lock().stop = true;
         self.arrived.notify_one();
+        // Nobody gets an answer any more.
+        self.lock_snapshots().clear();
+    }
+
+    /// A received snapshot is part of the state now, or never will be.
+    pub fn snapshot_ended(&self, body: &Path, installed: bool) {
+        if let Some(sender) = self.lock_snapshots().remove(body) {
+            // Who gave up meanwhile needs no answer.
+            let _ = sender.try_send(installed);
+        }
+    }
+
+    fn lock_snapshots(&self) -> MutexGuard<'_, BTreeMap<PathBuf, SyncSender<bool>>> {
+        self.snapshots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Everything that is there; waits until `deadline` for something to come.
@@ -193,5 +214,17 @@ impl Inlet for Mailbox {
     fn notice(&self, notice: Notice) {
         self.lock().notices.push(notice);
         self.arrived.notify_one();
+    }
+
+    fn snapshot(&self, snapshot: IncomingSnapshot) -> Receiver<bool> {
+        let (sender, receiver) = sync_channel(1);
+        let mut mail = self.lock();
+        // Under the mail's lock, so that a stop comes before all of it or after.
+        if !mail.stop {
+            self.lock_snapshots().insert(snapshot.body.clone(), sender);
+            mail.notices.push(Notice::Snapshot(snapshot));
+            self.arrived.notify_one();
+        }
+        receiver
     }
 }

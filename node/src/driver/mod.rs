@@ -34,7 +34,7 @@ pub use mailbox::{
     Notice, Proposal, ReadToken,
 };
 pub use metrics::Metrics;
-pub use node_consensus::{Message, PeerState, PeerStatus, Position, Role};
+pub use node_consensus::{Message, MessageKind, PeerState, PeerStatus, Position, Role};
 pub use peers::{InboxFull, IncomingSnapshot, OutgoingSnapshot, PeerInbox, PeerSender, SendError};
 pub use proposals::Refusal;
 pub use run::{Parts, Running, start};

@@ -3,10 +3,13 @@
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 
-use node_consensus::Message;
+use node_consensus::{Message, MessageKind};
 use thiserror::Error;
+use tokio::sync::watch;
 
+use super::NodeStatus;
 use super::mailbox::{Inlet, Notice};
 
 /// Where messages to peers go. One queue per peer, bounded in bytes.
@@ -61,6 +64,7 @@ pub struct InboxFull;
 #[derive(Clone, Debug)]
 pub struct PeerInbox {
     pub(super) inlet: Arc<dyn Inlet>,
+    pub(super) status: watch::Receiver<Arc<NodeStatus>>,
 }
 
 impl PeerInbox {
@@ -78,11 +82,21 @@ impl PeerInbox {
         self.inlet.message(message)
     }
 
-    /// A whole snapshot from `from`.
-    pub fn deliver_snapshot(&self, from: u64, snapshot: IncomingSnapshot) {
-        if snapshot.message.from == from {
-            self.inlet.notice(Notice::Snapshot(snapshot));
-        }
+    /// Whether the snapshot that `message` from `from` announces would bring this member on; if not,
+    /// there is no need to receive its body.
+    pub fn wants_snapshot(&self, from: u64, message: &Message) -> bool {
+        let status = self.status.borrow();
+        message.kind == MessageKind::Snapshot
+            && message.from == from
+            && message.term >= status.term
+            && message.snapshot.is_some_and(|at| at.index > status.commit)
+    }
+
+    /// A whole snapshot, which [`wants_snapshot`](Self::wants_snapshot) has let pass. What is
+    /// returned tells true once it is installed, durably, and false if it wasn't needed after all;
+    /// it ends without either when the node stops.
+    pub fn deliver_snapshot(&self, snapshot: IncomingSnapshot) -> Receiver<bool> {
+        self.inlet.snapshot(snapshot)
     }
 
     /// Something to `peer` was lost, or its connection broke.

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
-use node_consensus::Message;
+use node_consensus::{Entry, Message};
 
+use super::MAX_PROPOSAL_BYTES;
 use super::mailbox::{MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS, Proposal};
 use crate::machine::RequestId;
 
@@ -64,7 +65,9 @@ impl Proposals {
             return;
         }
         let hops = message.log_term;
-        for entry in message.entries {
+        // No honest member passes on what it would have refused itself.
+        let proper = |entry: &Entry| (1..=MAX_PROPOSAL_BYTES).contains(&entry.data.len());
+        for entry in message.entries.into_iter().filter(proper) {
             // What doesn't fit is lost; its client is told that it took too long.
             self.push(Pending { own: None, data: entry.data, hops, since: now });
         }

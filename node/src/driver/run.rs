@@ -155,7 +155,7 @@ pub fn start<M: StateMachine>(
     // First in, so that it is joined first: the others end when it drops their queues.
     threads.insert(0, spawn("core", move || core.run())?);
 
-    let inbox = PeerInbox { inlet: Arc::clone(&mailbox) as _ };
+    let inbox = PeerInbox { inlet: Arc::clone(&mailbox) as _, status: status.clone() };
     let handle = Handle {
         mailbox: Arc::clone(&mailbox),
         waiters,
@@ -309,6 +309,7 @@ impl<M: StateMachine> CoreThread<M> {
             self.apply_job(ApplyJob::Build);
         }
         for path in effects.discard {
+            self.mailbox.snapshot_ended(&path, false);
             remove_quietly(&path);
         }
         for error in effects.bad_messages {
@@ -558,6 +559,7 @@ impl<M: StateMachine> ApplyThread<M> {
         assert_eq!(installed, at, "a snapshot's body is of another position than its message");
         remove_quietly(path);
         self.metrics.snapshots_installed.fetch_add(1, Relaxed);
+        self.mailbox.snapshot_ended(path, true);
         self.mailbox.notice(Notice::Installed(at));
     }
 

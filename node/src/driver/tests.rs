@@ -117,7 +117,7 @@ impl PeerSender for Net {
         let Some((inbox, dir)) = peers.get(&to) else { return };
         let body = dir.join("incoming");
         std::io::copy(&mut snapshot.body, &mut std::fs::File::create(&body).unwrap()).unwrap();
-        inbox.deliver_snapshot(from, IncomingSnapshot { message: snapshot.message, body });
+        let _ = inbox.deliver_snapshot(IncomingSnapshot { message: snapshot.message, body });
         peers[&from].0.snapshot_sent(to, true);
     }
 }

@@ -35,6 +35,7 @@ pub use event::{Event, EventBatch, EventKind};
 pub use hash::KeyValueHash;
 pub use range::{Gather, Step};
 pub use revision::{KeyRange, Revision};
+pub use snapshot::inspect_snapshot;
 pub use store::{Compaction, Options, Store, View, Writer};
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use prost::Message;
 use redb::{Durability, ReadableTable as _};
 
 use super::error::StoreError;
+use super::event::decode;
 use super::store::{View, Writer};
 use super::tables::{
     Cluster, META, Progress, RECORDS, write_cluster, write_compacted, write_progress,
@@ -132,26 +133,20 @@ impl Writer {
     /// damaged stream changes nothing.
     pub fn install_snapshot(&mut self, input: &mut dyn Read) -> Result<Position, StoreError> {
         let shared = self.shared.clone();
-        let mut frames = FrameReader { input, checksum: 0, payload: Vec::new() };
-        let mut head = [0; 12];
-        frames.exact(&mut head)?;
-        if head[..8] != MAGIC {
-            return Err(corrupt("it does not begin as one"));
-        }
-        if head[8..] != VERSION.to_le_bytes() {
-            return Err(corrupt("it has another version"));
-        }
-        if frames.frame()? != Kind::Progress {
-            return Err(corrupt("it does not say how far it goes"));
-        }
-        let progress = Progress::decode(&frames.payload)?;
+        let (mut frames, progress) = begin(input)?;
         let mut cluster = Cluster::default();
 
         let mut txn = shared.db.begin_write()?;
         txn.set_durability(Durability::Immediate)?;
         txn.set_quick_repair(true);
         txn.delete_table(RECORDS)?;
-        read_frames(&txn, &mut frames, &mut cluster)?;
+        {
+            let mut records = txn.open_table(RECORDS)?;
+            read_frames(&mut frames, &mut cluster, |row, record| {
+                records.insert(row, record)?;
+                Ok(())
+            })?;
+        }
         write_cluster(&txn, &cluster)?;
         {
             let mut meta = txn.open_table(META)?;
@@ -162,6 +157,32 @@ impl Writer {
         self.replace(progress, cluster)?;
         Ok(progress.applied)
     }
+}
+
+/// Reads through what [`Writer::write_snapshot`] wrote, to its end, and returns the position that it
+/// is of: an error here is one that would come, or worse, if it were installed. Needs memory for one
+/// frame.
+pub fn inspect_snapshot(input: &mut dyn Read) -> Result<Position, StoreError> {
+    let (mut frames, progress) = begin(input)?;
+    read_frames(&mut frames, &mut Cluster::default(), |_, record| decode(record).map(drop))?;
+    Ok(progress.applied)
+}
+
+fn begin(input: &mut dyn Read) -> Result<(FrameReader<'_>, Progress), StoreError> {
+    let mut frames = FrameReader { input, checksum: 0, payload: Vec::new() };
+    let mut head = [0; 12];
+    frames.exact(&mut head)?;
+    if head[..8] != MAGIC {
+        return Err(corrupt("it does not begin as one"));
+    }
+    if head[8..] != VERSION.to_le_bytes() {
+        return Err(corrupt("it has another version"));
+    }
+    if frames.frame()? != Kind::Progress {
+        return Err(corrupt("it does not say how far it goes"));
+    }
+    let progress = Progress::decode(&frames.payload)?;
+    Ok((frames, progress))
 }
 
 fn write_records(view: &View, frames: &mut FrameWriter<'_>) -> Result<(), StoreError> {
@@ -187,11 +208,10 @@ fn write_records(view: &View, frames: &mut FrameWriter<'_>) -> Result<(), StoreE
 }
 
 fn read_frames(
-    txn: &redb::WriteTransaction,
     frames: &mut FrameReader<'_>,
     cluster: &mut Cluster,
+    mut record: impl FnMut(u128, &[u8]) -> Result<(), StoreError>,
 ) -> Result<(), StoreError> {
-    let mut records = txn.open_table(RECORDS)?;
     let mut count: u64 = 0;
     loop {
         match frames.frame()? {
@@ -200,9 +220,9 @@ fn read_frames(
             Kind::Records => {
                 let mut rest = &frames.payload[..];
                 while !rest.is_empty() {
-                    let (row, record, after) =
+                    let (row, bytes, after) =
                         split_record(rest).ok_or_else(|| corrupt("a record is cut off"))?;
-                    records.insert(row, record)?;
+                    record(row, bytes)?;
                     count += 1;
                     rest = after;
                 }

@@ -1,9 +1,12 @@
 //! Between the driver and the peer streams: messages to bytes and back, snapshots to files and back.
+//!
+//! A member proves who it is, not that it works as it should. What one of them passes on must not
+//! stop the others: a proposal that can't be read, or a snapshot that can't be installed, ends here.
 
 use std::{
     fs::File,
-    io::{self, Seek},
-    path::PathBuf,
+    io::{self, BufReader, Read, Seek, Write},
+    path::{Path, PathBuf},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -11,13 +14,25 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+use node_proto::command;
 use tokio::sync::watch;
 
 use crate::{
-    driver::{IncomingSnapshot, Message, OutgoingSnapshot, PeerInbox, PeerSender, SendError},
+    driver::{
+        IncomingSnapshot, MAX_PROPOSAL_BYTES, Message, MessageKind, OutgoingSnapshot, PeerInbox,
+        PeerSender, Position, SendError,
+    },
     identity::MemberId,
+    mvcc,
     transport::{self, PeerEvents, SnapshotReader, SnapshotWriter, Transport},
 };
+
+/// A longer snapshot is refused: four times the largest store that etcd recommends.
+const MAX_SNAPSHOT_BYTES: u64 = 32 << 30;
+/// A snapshot may not leave less than this on the disk, which the log needs.
+const KEEP_FREE_BYTES: u64 = 256 << 20;
+/// How often the free space is looked at while one comes in.
+const LOOK_EVERY_BYTES: u64 = 64 << 20;
 
 /// What the driver sends by. The transport can only start once the driver has, so it is put in
 /// later; until then every peer is away.
@@ -115,38 +130,106 @@ impl Inbound {
         match Message::decode(bytes) {
             Ok(message) => Some(message),
             Err(error) => {
-                // A member proved itself and then sent junk: worth a line, but not thousands.
-                let seen = self.undecodable.fetch_add(1, Ordering::Relaxed);
-                if seen.is_power_of_two() || seen == 0 {
-                    tracing::error!(peer.member.id = %from, %error, seen, "a peer sent a message that cannot be decoded");
-                }
+                self.note_junk(from, &error);
                 None
             }
         }
+    }
+
+    /// A member proved itself and then sent junk: worth a line, but not thousands.
+    fn note_junk(&self, from: MemberId, what: &dyn std::fmt::Display) {
+        let seen = self.undecodable.fetch_add(1, Ordering::Relaxed);
+        if seen.is_power_of_two() || seen == 0 {
+            tracing::error!(peer.member.id = %from, error = %what, seen, "a peer sent what cannot be used");
+        }
+    }
+
+    /// Takes proposals out of `message` that, once committed, no member could apply.
+    fn sift(&self, from: MemberId, message: &mut Message) {
+        if message.kind != MessageKind::Propose {
+            return;
+        }
+        message.entries.retain(|entry| match check_proposal(&entry.data) {
+            Ok(()) => true,
+            Err(what) => {
+                self.note_junk(from, &what);
+                false
+            }
+        });
+    }
+}
+
+/// What a member may pass on for its clients.
+fn check_proposal(data: &Bytes) -> Result<(), String> {
+    if data.len() > MAX_PROPOSAL_BYTES {
+        return Err(format!("a proposal of {} bytes", data.len()));
+    }
+    command::decode(data.clone()).map(drop).map_err(|error| error.to_string())
+}
+
+/// Writes `body` to `path`, durably, if it is not too long.
+fn receive(path: &Path, mut body: impl Read) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    let mut received = 0;
+    loop {
+        if free_bytes(path)? < KEEP_FREE_BYTES {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let piece = io::copy(&mut body.by_ref().take(LOOK_EVERY_BYTES), &mut file)?;
+        received += piece;
+        if received > MAX_SNAPSHOT_BYTES {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        if piece < LOOK_EVERY_BYTES {
+            return file.flush().and_then(|()| file.sync_all());
+        }
+    }
+}
+
+fn free_bytes(path: &Path) -> io::Result<u64> {
+    let system = rustix::fs::statvfs(path)?;
+    Ok(system.f_bavail.saturating_mul(system.f_frsize))
+}
+
+/// Reads a received body through, so that no damage to it, and no other body than announced, ever
+/// reaches the store.
+fn inspect(path: &Path, announced: Option<Position>) -> io::Result<()> {
+    let found = mvcc::inspect_snapshot(&mut BufReader::new(File::open(path)?));
+    let found = found.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    if announced == Some(found) {
+        Ok(())
+    } else {
+        let what = "the snapshot's body is of another position than it was announced with";
+        Err(io::Error::new(io::ErrorKind::InvalidData, what))
     }
 }
 
 impl PeerEvents for Inbound {
     fn message(&self, from: MemberId, message: Bytes) -> bool {
-        self.decode(from, message)
-            .is_some_and(|message| self.inbox.deliver(from.0, message).is_ok())
+        let Some(mut message) = self.decode(from, message) else { return false };
+        self.sift(from, &mut message);
+        self.inbox.deliver(from.0, message).is_ok()
     }
 
     fn snapshot(&self, from: MemberId, header: Bytes, mut body: SnapshotReader) -> io::Result<()> {
         let message = self.decode(from, header).ok_or(io::ErrorKind::InvalidData)?;
+        if !self.inbox.wants_snapshot(from.0, &message) {
+            return Err(io::Error::other("this member is not behind the snapshot"));
+        }
         let number = self.snapshots.fetch_add(1, Ordering::Relaxed);
         let path = self.snapshot_dir.join(format!("incoming-{from}-{number}"));
-        let mut write = || {
-            let mut file = File::create(&path)?;
-            io::copy(&mut body, &mut file)?;
-            file.sync_all()
-        };
-        if let Err(error) = write() {
+        let received = receive(&path, &mut body).and_then(|()| inspect(&path, message.snapshot));
+        if let Err(error) = received {
             let _ = std::fs::remove_file(&path);
             return Err(error);
         }
-        self.inbox.deliver_snapshot(from.0, IncomingSnapshot { message, body: path });
-        Ok(())
+        // The sender may only go on from the snapshot once this member has it.
+        let ended = self.inbox.deliver_snapshot(IncomingSnapshot { message, body: path });
+        match ended.recv() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(io::Error::other("the snapshot was not needed any more")),
+            Err(_) => Err(io::Error::other("this member is stopping")),
+        }
     }
 
     fn reachable(&self, peer: MemberId, reachable: bool) {

@@ -1,0 +1,210 @@
+//! A member that has proven who it is and then sends what no member may: the others go on.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use common::{Member, PATIENCE, settled, three};
+use node_consensus::{Entry, Members, Message, MessageKind, Position};
+
+const MESSAGES: u8 = 0;
+const SNAPSHOT: u8 = 1;
+
+/// What a member of the cluster knows that wants to act as another one.
+struct Ids {
+    cluster: u64,
+    from: u64,
+    to: u64,
+}
+
+/// The stream that `ids.from` would open, hello exchanged (see `transport/hello.rs`).
+fn open(address: &str, ids: &Ids, purpose: u8, run: u64) -> TcpStream {
+    let mut hello = vec![0; 72];
+    hello[..8].copy_from_slice(b"MUSTERP1");
+    hello[9] = 1;
+    hello[10] = purpose;
+    hello[16..24].copy_from_slice(&ids.cluster.to_be_bytes());
+    hello[24..32].copy_from_slice(&ids.from.to_be_bytes());
+    hello[32..40].copy_from_slice(&ids.to.to_be_bytes());
+    hello[40..56].fill(0xcc);
+    hello[56..64].copy_from_slice(&1_u64.to_be_bytes());
+    hello[64..72].copy_from_slice(&run.to_be_bytes());
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(&hello).unwrap();
+    let mut answer = vec![0; hello.len()];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[11], 0, "the hello is accepted");
+    stream
+}
+
+fn frame(stream: &mut TcpStream, kind: u8, payload: &[u8]) {
+    let len = u32::try_from(payload.len() + 1).unwrap();
+    stream.write_all(&len.to_be_bytes()).unwrap();
+    stream.write_all(&[kind]).unwrap();
+    stream.write_all(payload).unwrap();
+}
+
+fn encoded(message: &Message) -> Vec<u8> {
+    let mut bytes = BytesMut::new();
+    message.encode(&mut bytes);
+    bytes.to_vec()
+}
+
+fn message(kind: MessageKind, ids: &Ids) -> Message {
+    Message {
+        kind,
+        from: ids.from,
+        to: ids.to,
+        term: 0,
+        log_term: 0,
+        index: 0,
+        commit: 0,
+        commit_term: 0,
+        reject: false,
+        reject_hint: 0,
+        request_snapshot: 0,
+        context: Bytes::new(),
+        entries: Vec::new(),
+        snapshot: None,
+        members: None,
+    }
+}
+
+/// Two members that run, and what a bad third one knows of their leader.
+async fn two_of_three(root: &std::path::Path) -> (Vec<Member>, usize, String, Ids) {
+    let mut members = three(root);
+    members.truncate(2);
+    members.iter_mut().for_each(Member::start);
+    members.iter_mut().for_each(Member::ready);
+    let leader = settled(&[&members[0], &members[1]]).await;
+    let header = members[leader].status().await.unwrap().header.unwrap();
+    let list = node_proto::etcdserverpb::cluster_client::ClusterClient::new(members[0].channel())
+        .member_list(node_proto::etcdserverpb::MemberListRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    // The third has published nothing yet.
+    let third = list.members.iter().find(|member| member.client_ur_ls.is_empty()).unwrap();
+    let ids = Ids { cluster: header.cluster_id, from: third.id, to: header.member_id };
+    let flag = "--listen-peer-urls=http://";
+    let address = members[leader].args.iter().find_map(|arg| arg.strip_prefix(flag)).unwrap();
+    let address = address.to_owned();
+    (members, leader, address, ids)
+}
+
+async fn both_serve(members: &[Member]) {
+    for n in 0..5 {
+        for member in members {
+            member.put(&format!("k{n}"), "v").await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn proposals_that_nobody_could_apply_are_not_taken_from_a_peer() {
+    let root = tempfile::tempdir().unwrap();
+    let (members, leader, address, ids) = two_of_three(root.path()).await;
+    let mut stream = open(&address, &ids, MESSAGES, 1);
+    let entry = |data: Bytes| Entry { index: 0, term: 0, data };
+    let junk = [
+        entry(Bytes::from_static(b"junk")),
+        entry(Bytes::from_static(&[1, 0xff])),
+        entry(Bytes::new()),
+        entry(Bytes::from(vec![1; 11 << 20])),
+    ];
+    for (sequence, entry) in (1..).zip(junk) {
+        let propose = Message {
+            index: sequence,
+            commit: 1,
+            entries: vec![entry],
+            ..message(MessageKind::Propose, &ids)
+        };
+        frame(&mut stream, 2, &encoded(&propose));
+    }
+    // The last of them has been looked at once the log says so.
+    let looked = || members[leader].log().matches("cannot be used").count() >= 3;
+    common::eventually("they are refused", looked);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    both_serve(&members).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_that_could_not_be_installed_is_refused_and_the_store_stays() {
+    let root = tempfile::tempdir().unwrap();
+    let (members, leader, address, ids) = two_of_three(root.path()).await;
+    members[leader].put("kept", "v").await.unwrap();
+    let status = members[leader].status().await.unwrap();
+    // A whole store, as a member would send it, of another position than it is announced with.
+    let body = whole_store();
+    let voters = {
+        let mut voters = vec![
+            ids.from,
+            ids.to,
+            members[1 - leader].status().await.unwrap().header.unwrap().member_id,
+        ];
+        voters.sort_unstable();
+        voters
+    };
+    for (run, body) in
+        [body.clone(), body[..body.len() / 2].to_vec(), b"junk".to_vec()].iter().enumerate()
+    {
+        let announced = Message {
+            term: status.raft_term + 1,
+            snapshot: Some(Position { index: status.raft_index + 1000, term: status.raft_term }),
+            members: Some(Members { voters: voters.clone(), learners: Vec::new() }),
+            ..message(MessageKind::Snapshot, &ids)
+        };
+        let mut stream = open(&address, &ids, SNAPSHOT, 1);
+        frame(&mut stream, 3, &encoded(&announced));
+        frame(&mut stream, 4, body);
+        let mut end = (body.len() as u64).to_be_bytes().to_vec();
+        end.extend(crc32c::crc32c(body).to_be_bytes());
+        frame(&mut stream, 5, &end);
+        assert_eq!(answer(&mut stream), 0, "{run}: it is refused");
+    }
+    both_serve(&members).await;
+    assert_eq!(members[leader].get("kept").await.unwrap().as_deref(), Some("v"));
+}
+
+/// The answer to a snapshot, pings before it left out.
+fn answer(stream: &mut TcpStream) -> u8 {
+    loop {
+        let mut head = [0; 5];
+        stream.read_exact(&mut head).unwrap();
+        let len = u32::from_be_bytes([head[0], head[1], head[2], head[3]]);
+        let mut payload = vec![0; len as usize - 1];
+        stream.read_exact(&mut payload).unwrap();
+        if head[4] == 6 {
+            return payload[0];
+        }
+    }
+}
+
+/// A small store's snapshot.
+fn whole_store() -> Vec<u8> {
+    use muster_node::{
+        disk::{Backend, Disk as _, Open, RealDisk},
+        mvcc::{Options, Writer},
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let file = RealDisk.open(&dir.path().join("db"), Open::New).unwrap();
+    let mut writer = Writer::open(Backend::new(file), Options::default()).unwrap();
+    let at = Position { index: 3, term: 1 };
+    let put = |batch: &mut muster_node::mvcc::Batch<'_>| {
+        batch.put(Bytes::from_static(b"other"), Bytes::from_static(b"v"), 0)?;
+        batch.end_request();
+        Ok(())
+    };
+    let _ = writer.batch(at, put).unwrap();
+    let mut body = Vec::new();
+    writer.write_snapshot(&mut body).unwrap();
+    body
+}
