@@ -128,9 +128,12 @@ fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decid
     let mut world = World::start(Network::loopback(6), WorldOptions::default())?;
     let bundle = world.order("demo", 3)?;
     back_up(&mut world)?;
-    let agents = world.start_agents(0..3, &bundle)?;
+    let mut members = world.start_agents(0..3, &bundle)?;
     world.wait_cluster_state("demo", "formed", LIMIT)?;
-    drop(agents);
+    let identity = raft_cluster(&world, &world.network.hosts[..3])?;
+    for agent in &mut members {
+        ensure!(agent.terminate(LIMIT)? == 0, "{} did not end cleanly", agent.host.name);
+    }
     world.stop_discovery()?;
     fs_err::rename(world.path("discovery-ledger"), world.path("ledger-of-today"))?;
     fs_err::rename(world.postgres_dir(), world.path("postgres-of-today"))?;
@@ -154,6 +157,14 @@ fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decid
         let code = agent.exit_code(LIMIT)?;
         ensure!(code == 3, "after db accept {} ended with {code}", agent.host.name);
     }
+
+    // The members hold the document that the service has lost, and show it.
+    for agent in &mut members {
+        agent.start()?;
+    }
+    world.wait_cluster_state("demo", "formed", LIMIT)?;
+    let now = raft_cluster(&world, &world.network.hosts[..3])?;
+    ensure!(now == identity, "the Raft cluster was {identity:x} and is {now:x}");
     Ok(())
 }
 
