@@ -27,19 +27,40 @@ const RETRY_AFTER_SECONDS: u64 = 2;
 pub struct ApiError {
     problem: Problem,
     retry_after_seconds: Option<u64>,
+    /// What the log is told, and the client isn't.
+    cause: Option<String>,
 }
 
 impl ApiError {
     /// A problem; `detail` says what happened, `next` what to do.
     pub fn new(code: Code, detail: impl Into<String>, next: impl Into<String>) -> Self {
         let retry_after_seconds = matches!(code.status(), 429 | 503).then_some(RETRY_AFTER_SECONDS);
-        ApiError { problem: Problem::new(code, detail, next), retry_after_seconds }
+        ApiError { problem: Problem::new(code, detail, next), retry_after_seconds, cause: None }
+    }
+
+    /// Keeps what lies behind it, for the log. Only messages: a database's error may quote a row
+    /// in its details.
+    #[must_use]
+    pub fn because(mut self, error: &dyn std::error::Error) -> Self {
+        let mut text = error.to_string();
+        let mut source = error.source();
+        while let Some(deeper) = source {
+            text = format!("{text}: {deeper}");
+            source = deeper.source();
+        }
+        self.cause = Some(text);
+        self
     }
 
     /// Nothing of that name.
     pub fn not_found(what: &str) -> Self {
         let next = "Check the id, and that it is this service's.";
         ApiError::new(Code::NotFound, format!("There is no {what} here."), next)
+    }
+
+    /// A fault of ours, or of what we stand on. `surround` logs it with its cause.
+    pub fn internal(detail: impl Into<String>, error: &dyn std::error::Error) -> Self {
+        ApiError::new(Code::Internal, detail, "Look into the service's log.").because(error)
     }
 
     /// Says when to come again.
@@ -97,7 +118,7 @@ fn code_of(refusal: &Refusal) -> Code {
 }
 
 /// "the token expired" → "The token expired."; a first word that is a key or a URL stays as it is.
-fn sentence(text: impl ToString) -> String {
+pub(crate) fn sentence(text: impl ToString) -> String {
     let text = text.to_string();
     let end = if text.ends_with(['.', '!', '?']) { "" } else { "." };
     let first = text.split(' ').next().unwrap_or_default();
@@ -110,7 +131,11 @@ fn sentence(text: impl ToString) -> String {
 
 impl std::fmt::Display for ApiError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.problem.fmt(f)
+        self.problem.fmt(f)?;
+        match &self.cause {
+            Some(cause) => write!(f, " ({cause})"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -136,19 +161,16 @@ impl ResponseError for ApiError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        match error {
-            StoreError::Unavailable(source) => {
-                tracing::warn!(error = %source, "the database doesn't answer");
+        let refused = match &error {
+            StoreError::Unavailable(_) => {
                 let next = "Wait, and try again.";
                 ApiError::new(Code::DatabaseUnavailable, "The database doesn't answer.", next)
             }
-            StoreError::Taken { constraint } => {
-                tracing::debug!(constraint, "somebody else was first");
+            StoreError::Taken { .. } => {
                 let next = "Read it again, and decide anew.";
                 ApiError::new(Code::Conflict, "Somebody else has changed it.", next)
             }
             StoreError::Damaged { what } => {
-                tracing::error!(what, "a row can't be right");
                 let next = "Look who changed the database by hand; `muster-discovery cluster \
                             abandon` gives an uncommitted cluster up.";
                 let mut error = ApiError::new(
@@ -157,14 +179,14 @@ impl From<StoreError> for ApiError {
                     next,
                 );
                 error.problem.retryable = false;
-                error
+                return error;
             }
-            StoreError::Refused(source) => {
-                tracing::error!(error = ?source, "the database refused");
+            StoreError::Refused(_) => {
                 let next = "Look into the service's log.";
                 ApiError::new(Code::Internal, "The database refused.", next)
             }
-        }
+        };
+        refused.because(&error)
     }
 }
 
@@ -180,8 +202,8 @@ impl From<LedgerError> for ApiError {
             | LedgerError::InUse { .. }
             | LedgerError::Damaged { .. }
             | LedgerError::Failed => {
-                tracing::error!(%error, "the ledger");
-                ApiError::new(Code::Overloaded, "The service is stopping.", "Wait, and try again.")
+                let next = "Wait, and try again.";
+                ApiError::new(Code::Overloaded, "The service is stopping.", next).because(&error)
             }
         }
     }

@@ -85,20 +85,25 @@ fn members(path: &str) -> Resource {
 /// what is counted.
 pub async fn surround(
     request: ServiceRequest,
-    next: Next<impl MessageBody>,
+    next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, Error> {
     let app = request.app_data::<Data<App>>().cloned().expect("every App is built with it");
     let started = std::time::Instant::now();
     let address = request.conn_data::<Peer>().map(|peer| peer.address.ip());
     let limited = address.map_or(Ok(()), |address| app.addresses.check(address));
-    if let Err(wait) = limited {
-        app.forming.metrics.alarm("rate_limited");
-        let next = "Wait, and send less often.";
-        let error = ApiError::new(Code::RateLimited, "Too many requests from this address.", next);
-        return Err(error.retry_after(wait.as_secs() + 1).into());
-    }
     let pattern = request.match_pattern().unwrap_or_else(|| "unmatched".into());
-    let mut response = next.call(request).await?;
+    let mut response = match limited {
+        Ok(()) => next.call(request).await?.map_into_left_body(),
+        Err(wait) => {
+            app.forming.metrics.alarm("rate_limited");
+            let next = "Wait, and send less often.";
+            let detail = "Too many requests from this address.";
+            let error = ApiError::new(Code::RateLimited, detail, next);
+            let error = error.retry_after(wait.as_secs() + 1);
+            request.error_response(error).map_into_right_body()
+        }
+    };
+    log_fault(&response, &pattern);
     let headers = response.headers_mut();
     if let Ok(date) = HeaderValue::from_str(&app.forming.clock.http_date()) {
         headers.insert(DATE, date);
@@ -111,6 +116,27 @@ pub async fn surround(
     let status = response.status().as_u16();
     metrics.requests.get_or_create(&RequestLabels { route: pattern, status }).inc();
     Ok(response)
+}
+
+/// Each answer of 500 and above stands in the log, once, with what lies behind it.
+fn log_fault(response: &ServiceResponse<impl MessageBody>, route: &str) {
+    let status = response.status();
+    if !status.is_server_error() {
+        return;
+    }
+    let method = response.request().method();
+    let error = response.response().error();
+    let text = match error.map(|error| (error.as_error::<ApiError>(), error)) {
+        Some((Some(error), _)) => error.to_string(),
+        Some((None, error)) => error.to_string(),
+        None => String::new(),
+    };
+    let path = response.request().path();
+    match status.as_u16() {
+        // It may be over by the next request.
+        503 => tracing::warn!(%method, route, path, error = text, "a request was not served"),
+        status => tracing::error!(%method, route, path, status, error = text, "a request failed"),
+    }
 }
 
 /// The API's description.

@@ -55,7 +55,7 @@ pub async fn draft(
         let ca = make_ca(cluster, body.name.as_str(), purpose, seconds)?;
         let wrapped_key =
             app.forming.keys.kek.wrap(cluster, purpose, &ca.key).map_err(|error| {
-                ApiError::new(Code::Internal, error.to_string(), "Look into the service's log.")
+                ApiError::internal("The CA's key can't be wrapped.", &error)
             })?;
         Ok(WrappedCa { ca, wrapped_key })
     };

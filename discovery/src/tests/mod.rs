@@ -3,9 +3,11 @@
 mod access;
 mod agent;
 mod database;
+mod faults;
 mod forming;
 mod limits;
 mod openapi;
+mod processes;
 mod refusals;
 mod restore;
 mod support;
