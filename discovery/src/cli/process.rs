@@ -1,7 +1,7 @@
 //! `process`: which discovery processes share the database, and whose ledger it waits for.
 
 use clap::Subcommand;
-use discovery_types::api::ProcessList;
+use discovery_types::api::{ProcessList, ProcessView};
 use uuid::Uuid;
 
 use super::printer::{Printer, time};
@@ -23,13 +23,16 @@ enum ProcessCommand {
     /// Say that a process won't come back, so that nobody waits for its ledger
     #[command(after_help = "\
 Example:
-  muster-discovery process forget 01a1fe71-a005-71eb-9397-f0632e0d7b61
+  muster-discovery process forget 01a1fe71-a005-71eb-9397-f0632e0d7b61 --yes
 
 Only once its ledger is lost for good: what it let out and the database has lost can't be put back
 after this. If the ledger file still exists, start a process on it instead.")]
     Forget {
         /// The process's id, as `process list` prints it
         id: Uuid,
+        /// Do it
+        #[arg(long)]
+        yes: bool,
     },
 }
 
@@ -37,9 +40,33 @@ pub(super) async fn run(args: ProcessArgs, printer: &mut Printer) -> Result<(), 
     let session = Session::open(&args.remote)?;
     let list = match args.command {
         ProcessCommand::List => session.client.list_processes().await?,
-        ProcessCommand::Forget { id } => session.client.forget_process(id).await?,
+        ProcessCommand::Forget { id, yes: false } => {
+            return Err(unsaid(&session.client.list_processes().await?, id));
+        }
+        ProcessCommand::Forget { id, yes: true } => session.client.forget_process(id).await?,
     };
     show(printer, &list)
+}
+
+/// What would be lost, for somebody who hasn't said --yes yet.
+fn unsaid(list: &ProcessList, id: Uuid) -> CliError {
+    let Some(process) = list.processes.iter().find(|process| process.id == id) else {
+        return CliError::Usage(format!("there is no process {id}: muster-discovery process list"));
+    };
+    CliError::Usage(format!(
+        "its ledger holds {} commit(s) that can't be put back once it is forgotten; it was last \
+         seen {}: say --yes to do it",
+        commits(process),
+        time(process.last_seen_ms)
+    ))
+}
+
+/// How many commits; a restored database may know of too few.
+fn commits(process: &ProcessView) -> String {
+    match process.missing {
+        true => format!("{} or more", process.ledger_entries),
+        false => process.ledger_entries.to_string(),
+    }
 }
 
 fn show(printer: &mut Printer, list: &ProcessList) -> Result<(), CliError> {
@@ -54,7 +81,7 @@ fn show(printer: &mut Printer, list: &ProcessList) -> Result<(), CliError> {
             [
                 process.id.to_string(),
                 state.to_owned(),
-                process.ledger_entries.to_string(),
+                commits(process),
                 time(process.first_seen_ms),
                 time(process.last_seen_ms),
             ]

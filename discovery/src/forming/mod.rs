@@ -135,7 +135,7 @@ impl Forming {
         self.announce(&cluster, &changes, &alarms);
         if let Some(entry) = entry {
             crate::crash::point("before", "ledger");
-            self.store.ledger().ensure(entry).await?;
+            self.store.let_out(entry).await?;
             self.metrics.ledger_entries.set(self.store.ledger().len() as i64);
             crate::crash::point("after", "ledger");
         }
@@ -166,7 +166,7 @@ impl Forming {
         };
         drop(connection);
         if let Some(entry) = entry {
-            self.store.ledger().ensure(entry).await?;
+            self.store.let_out(entry).await?;
         }
         Ok(Applied { cluster, chain, now, answer, document: delivery, grants })
     }
@@ -184,7 +184,7 @@ impl Forming {
         let (delivery, entry) = self.delivery_of(&mut connection, &cluster, &chain, key).await?;
         drop(connection);
         if let Some(entry) = entry {
-            self.store.ledger().ensure(entry).await?;
+            self.store.let_out(entry).await?;
         }
         Ok((delivery, chain.jws()))
     }

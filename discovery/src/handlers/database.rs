@@ -3,7 +3,7 @@
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path};
 use discovery_types::api::{AcceptRequest, AcceptResponse, ProcessList, ProcessView};
-use discovery_types::problem::Problem;
+use discovery_types::problem::{Code, Problem};
 use discovery_types::role::Action;
 use uuid::Uuid;
 
@@ -11,6 +11,10 @@ use super::body::Body;
 use crate::app::App;
 use crate::auth::authorise;
 use crate::error::ApiError;
+use crate::store::Micros;
+
+/// A process that was heard of so long ago at most is taken for one that runs.
+const ALIVE_US: Micros = 60_000_000;
 
 /// Takes a changed database as it is: abandons every cluster that isn't committed, and revokes
 /// every token.
@@ -41,7 +45,7 @@ pub async fn list(request: HttpRequest, app: Data<App>) -> Result<Json<ProcessLi
     list_of(&app).await
 }
 
-/// Says that a process won't come back: its ledger isn't waited for.
+/// Says that a process won't come back: its ledger isn't waited for. Refused for one that runs.
 #[utoipa::path(post, path = "/v1/processes/{id}/forget", tag = "database",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = ProcessList), (status = "default", body = Problem)))]
@@ -51,12 +55,37 @@ pub async fn forget(
     path: Path<Uuid>,
 ) -> Result<Json<ProcessList>, ApiError> {
     let caller = authorise(&request, &app, Action::AcceptDatabase, None).await?;
+    check_gone(&app, *path).await?;
     if !app.forming.store.forget_process(*path, &caller.name).await? {
-        return Err(ApiError::not_found("such process"));
+        return Err(no_process());
     }
     tracing::warn!(by = caller.name, process = %path.into_inner(), "a process was forgotten");
     app.forming.wakes.wake_all();
     list_of(&app).await
+}
+
+/// A process that runs comes back by itself: forgetting it would only seem to have been done.
+async fn check_gone(app: &App, id: Uuid) -> Result<(), ApiError> {
+    let store = &app.forming.store;
+    let runs = |detail: &str| {
+        let next = "Forget only a process whose ledger is lost for good: stop it, wait for a \
+                    minute, and look at `muster-discovery process list`.";
+        Err(ApiError::new(Code::WrongState, detail, next))
+    };
+    if id == store.ledger().process() {
+        return runs("This is the process that answers you.");
+    }
+    let now = store.now().await?;
+    let rows = store.processes().await?;
+    let row = rows.iter().find(|row| row.id == id).ok_or_else(no_process)?;
+    if row.forgotten_us.is_none() && now - row.last_seen_us < ALIVE_US {
+        return runs("The process was heard of in the last minute.");
+    }
+    Ok(())
+}
+
+fn no_process() -> ApiError {
+    ApiError::not_found("such process")
 }
 
 async fn list_of(app: &App) -> Result<Json<ProcessList>, ApiError> {

@@ -12,7 +12,7 @@ use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
 use super::{DatabaseWatch, Micros, Store, StoreError};
-use crate::ledger::{Ledger, Seen};
+use crate::ledger::{Commit, Ledger, LedgerError, Seen};
 
 /// Whoever changes the generation holds this advisory lock alone; a commit holds it with others
 /// (`check_commit` in the migrations).
@@ -61,7 +61,7 @@ pub struct Process {
     pub id: Uuid,
     /// The last generation that it put its ledger back into.
     pub generation: i64,
-    /// Commits in its ledger then.
+    /// Commits in its ledger when it was last seen. After a restore it may hold more.
     pub entries: i64,
     /// When it was first seen.
     pub first_seen_us: Micros,
@@ -106,7 +106,7 @@ pub(super) async fn compare(
     let row = row(&mut transaction).await?;
     let found =
         difference(&mut transaction, &server, row.as_ref(), before.as_ref(), ledger).await?;
-    let known = is_known(&mut transaction, ledger.process()).await?;
+    let known = is_known(&mut transaction, ledger).await?;
     if found.is_some() || row.is_none() || !known {
         // Again, alone: another process may be at it as well.
         sqlx::query("SELECT pg_advisory_xact_lock($1)")
@@ -176,11 +176,14 @@ async fn row(connection: &mut PgConnection) -> Result<Option<Row>, sqlx::Error> 
         .await
 }
 
-async fn is_known(connection: &mut PgConnection, process: Uuid) -> Result<bool, sqlx::Error> {
+/// Renews this process's row; `false` if there is none, or an owner has it forgotten.
+async fn is_known(connection: &mut PgConnection, ledger: &Ledger) -> Result<bool, sqlx::Error> {
     let updated = sqlx::query(
-        "UPDATE processes SET last_seen_us = now_us() WHERE id = $1 AND forgotten_us IS NULL",
+        "UPDATE processes SET last_seen_us = now_us(), entries = $2
+         WHERE id = $1 AND forgotten_us IS NULL",
     )
-    .bind(process)
+    .bind(ledger.process())
+    .bind(ledger.len() as i64)
     .execute(connection)
     .await?;
     Ok(updated.rows_affected() == 1)
@@ -301,8 +304,8 @@ async fn record(
     sqlx::query(
         "INSERT INTO processes (id, generation, entries, first_seen_us, last_seen_us)
          VALUES ($1, $2, $3, now_us(), now_us())
-         ON CONFLICT (id) DO UPDATE SET last_seen_us = now_us(), forgotten_us = NULL,
-             forgotten_by = NULL",
+         ON CONFLICT (id) DO UPDATE SET last_seen_us = now_us(), entries = $3,
+             forgotten_us = NULL, forgotten_by = NULL",
     )
     .bind(ledger.process())
     .bind(put_back)
@@ -382,8 +385,23 @@ impl Store {
         Ok(settled)
     }
 
-    /// All processes, the oldest first.
+    /// Writes a commit to the ledger, and that the ledger holds one more: by that number an owner
+    /// decides whether a process may be forgotten. Returns when the commit is durable.
+    pub async fn let_out(&self, commit: Commit) -> Result<(), LedgerError> {
+        let counted = sqlx::query("UPDATE processes SET entries = $2 WHERE id = $1")
+            .bind(self.ledger.process())
+            .bind(self.ledger.len() as i64 + 1)
+            .execute(&self.pool)
+            .await;
+        if let Err(error) = counted {
+            tracing::debug!(%error, "the sweep will count this commit");
+        }
+        self.ledger.ensure(commit).await
+    }
+
+    /// All processes, the oldest first; this one's row as of now.
     pub async fn processes(&self) -> Result<Vec<Process>, StoreError> {
+        is_known(&mut *self.pool.acquire().await?, &self.ledger).await?;
         let rows = sqlx::query_as(
             "SELECT id, generation, entries, first_seen_us, last_seen_us, forgotten_us
              FROM processes ORDER BY first_seen_us, id",
@@ -450,7 +468,7 @@ impl Store {
     pub async fn note_position(&self) -> Result<(), StoreError> {
         let mut connection = self.pool.acquire().await?;
         let server = server_of(&mut connection).await?;
-        is_known(&mut connection, self.ledger.process()).await?;
+        is_known(&mut connection, &self.ledger).await?;
         if let Some(seen) = self.ledger.seen() {
             let processes = known_processes(&mut connection).await?;
             let number = read(&mut connection).await?.number;

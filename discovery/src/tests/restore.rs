@@ -134,6 +134,14 @@ async fn nothing_forms_until_every_known_process_has_put_its_ledger_back_or_is_f
 
     let listed = admin.list_processes().await.unwrap();
     assert!(!listed.settled && listed.explain.is_some());
+    // Restored a moment ago, it was heard of a moment ago as well.
+    let refused = admin.forget_process(absent).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::WrongState));
+    sqlx::query("UPDATE processes SET last_seen_us = last_seen_us - 61000000 WHERE id = $1")
+        .bind(absent)
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
     let listed = admin.forget_process(absent).await.unwrap();
     assert!(listed.settled, "{listed:?}");
     let seen = agent.until(|seen| seen.proposal.is_some()).await;

@@ -11,7 +11,8 @@ pub struct ProcessView {
     pub id: Uuid,
     /// Whether it is the one that answers.
     pub answering: bool,
-    /// Commits in its ledger when it last put them back.
+    /// Commits in its ledger, as far as the database knows: one that was restored may know of too
+    /// few.
     pub ledger_entries: u64,
     /// When it was first seen, in milliseconds since 1970.
     pub first_seen_ms: i64,
