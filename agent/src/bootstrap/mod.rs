@@ -262,6 +262,7 @@ impl<'a> Driver<'a> {
         Ok(Redeem {
             service: pins[self.contact.pin % pins.len()],
             cluster: self.join.cluster,
+            statement: self.join.statement,
             signed: crate::state::journal::signed_record(record),
             boot: session.boot,
             nonce: session.nonce,

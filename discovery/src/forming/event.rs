@@ -22,7 +22,7 @@ use discovery_types::statement::StatementChain;
 
 use super::Forming;
 use crate::domain::{record_of_verified, session, statement_of};
-use crate::error::ApiError;
+use crate::error::{ApiError, sentence};
 use crate::store::cluster::{ClusterTransaction, GrantRow};
 
 /// What somebody sent; envelopes are opened, the rest is verified here.
@@ -189,6 +189,11 @@ async fn prepare_redeem(
     if claimed.cluster != transaction.id() || redeem.cluster != transaction.id() {
         return Err(unknown());
     }
+    if chain.position(&redeem.statement).is_none() {
+        let next = "Copy the bundle again, whole and unchanged, or ask for another one.";
+        let detail = "The join bundle pins a statement that this cluster doesn't have.";
+        return Err(ApiError::new(Code::StatementRefused, detail, next));
+    }
     let row: GrantRow = transaction.grant(&claimed.grant.to_string()).await?.ok_or_else(unknown)?;
     let jws: Jws = row.jws.parse().map_err(|_| unknown())?;
     let grant = VerifiedGrant::verify(&jws, &chain)?;
@@ -204,7 +209,7 @@ async fn prepare_redeem(
         .map_err(|error| {
             use discovery_types::record::RecordError::{OtherName, OtherZone};
             let binding = matches!(error, OtherName { .. } | OtherZone(_));
-            let detail = error.to_string();
+            let detail = sentence(&error);
             match binding {
                 true => {
                     let next = "Use the token for the member that it is for.";

@@ -30,6 +30,8 @@ pub struct Agent {
     pub highest_epoch: u64,
     pub holds: Option<Digest>,
     token: SigningKey,
+    /// What the bundle pins.
+    pub statement: Digest,
     service: Digest,
 }
 
@@ -67,6 +69,7 @@ impl Agent {
             highest_epoch: 0,
             holds: None,
             token: SigningKey::from_seed(seed),
+            statement: statement.sign(&world.owner).hash(),
             service: world.context.pins[0],
         }
     }
@@ -80,6 +83,7 @@ impl Agent {
         Redeem {
             service: self.service,
             cluster: self.record.cluster,
+            statement: self.statement,
             signed: self.record.sign(&self.key, &self.token),
             boot: self.boot,
             nonce: self.nonce,

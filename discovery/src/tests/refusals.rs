@@ -85,6 +85,7 @@ async fn a_redeem_for_another_service_or_by_another_connection_is_refused() {
     let mut elsewhere = discovery_types::redeem::Redeem {
         service: Digest::of(b"another"),
         cluster: statement.cluster,
+        statement: statement.sign(&world.owner).hash(),
         signed: agent.record.sign(&agent.key, token.key()),
         boot: 1,
         nonce: Nonce::random(),
@@ -98,6 +99,33 @@ async fn a_redeem_for_another_service_or_by_another_connection_is_refused() {
     let refused = agent.client.redeem(&elsewhere.sign(&agent.key)).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::RecordRefused));
     assert_eq!(keys_used(&world).await, 0);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_bundle_that_pins_a_statement_of_no_cluster_or_of_another_one_takes_no_seat() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let other = world.cluster(&admin, "other", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let mut agent = Agent::new(&world, &service, &statement, &token, 1);
+    let right = agent.statement;
+    for wrong in [Digest::of(b"mangled"), other.sign(&world.owner).hash()] {
+        agent.statement = wrong;
+        let refused = agent.redeem().await.unwrap_err();
+        assert_eq!(refused.code(), Some(Code::StatementRefused));
+        assert!(refused.to_string().contains("bundle"), "{refused}");
+    }
+    assert_eq!(keys_used(&world).await, 0);
+    // A later statement doesn't make the pinned one a stranger.
+    let mut next = statement.clone();
+    (next.seq, next.previous) = (1, Some(right));
+    next.permissions.low_ports = true;
+    admin.put_statement(next.cluster, &next.sign(&world.owner)).await.unwrap();
+    agent.statement = right;
+    agent.redeem().await.unwrap();
     service.stop().await;
 }
 

@@ -17,6 +17,8 @@ pub struct Redeem {
     pub service: Digest,
     /// The cluster.
     pub cluster: Uuid,
+    /// The statement that the join bundle pins: a service whose chain lacks it gives no seat.
+    pub statement: Digest,
     /// The record and its endorsement.
     pub signed: SignedRecord,
     /// How many times the agent has started with this key.
