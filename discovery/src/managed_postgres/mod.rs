@@ -2,7 +2,7 @@
 //! that want no database server of their own.
 //!
 //! Its directory holds `data/`, `run/` (the socket; there is no network port), `postgres.log` and
-//! a lock. Whoever may enter the directory may connect, so it is 0700. As root the server runs as
+//! a lock. It takes no folder that holds anything else. Whoever may enter the directory may connect, so it is 0700. As root the server runs as
 //! an unprivileged user, to whom the directory is given.
 //!
 //! One thread owns the child from start to stop: Linux sends the parent-death signal when the
@@ -10,6 +10,7 @@
 
 mod account;
 mod child;
+mod claim;
 mod install;
 mod stale;
 
@@ -100,6 +101,17 @@ pub enum ManagedPostgresError {
         user: String,
         /// The directory.
         dir: PathBuf,
+    },
+    /// A folder that is somebody else's: it would be given to the server's user and closed to others.
+    #[error(
+        "{dir} {why}: name a folder that doesn't exist yet, an empty one, or the one that \
+         --managed-postgres had before; it is given to Postgres alone"
+    )]
+    Foreign {
+        /// The folder.
+        dir: PathBuf,
+        /// What stands there.
+        why: String,
     },
     /// Another process runs it.
     #[error("{dir} is in use by another muster-discovery")]
@@ -238,6 +250,7 @@ fn prepare(
     let account = Account::find(&settings.user)?;
     let installation =
         Installation::find(settings.binaries.as_deref(), &settings.dir.join("data"))?;
+    claim::check(&settings.dir)?;
     account.make_dir(&settings.dir)?;
     account.check_reach(&settings.dir)?;
     let lock = lock(&settings.dir)?;

@@ -27,7 +27,9 @@ use crate::forming::Forming;
 use crate::keydir::Keydir;
 use crate::ledger::Ledger;
 use crate::limits::{AddressLimit, Places};
-use crate::managed_postgres::{ManagedPostgres, SUPERUSER, Settings as PostgresSettings};
+use crate::managed_postgres::{
+    ManagedPostgres, ManagedPostgresError, SUPERUSER, Settings as PostgresSettings,
+};
 use crate::metrics::Metrics;
 use crate::notify::Wakes;
 use crate::store::{PoolSettings, connect};
@@ -188,9 +190,12 @@ async fn database(
             binaries: args.postgres_bin.clone(),
             user: args.postgres_user.clone(),
         };
-        let postgres = ManagedPostgres::start(settings)
-            .await
-            .map_err(|error| ServerError::failed("can't run Postgres", error))?;
+        let postgres = ManagedPostgres::start(settings).await.map_err(|error| match &*error {
+            ManagedPostgresError::Foreign { .. } => {
+                ServerError::Usage(format!("--managed-postgres: {error}"))
+            }
+            _ => ServerError::failed("can't run Postgres", error),
+        })?;
         let made = make_database(&postgres).await;
         return match made {
             Ok(()) => Ok((postgres.connect_options(DATABASE), Some(postgres))),

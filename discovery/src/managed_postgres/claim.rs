@@ -1,0 +1,106 @@
+//! Whether a folder may be taken: it is given to the server's user and closed to everybody else,
+//! which must not befall one that is somebody else's.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use super::ManagedPostgresError;
+
+/// What we put into our folder. Only of the first two is a start that was cut short told.
+const OURS: [&str; 5] = ["lock", "data.new", "data", "run", "postgres.log"];
+/// Stands in the root of a fresh file system.
+const LOST_AND_FOUND: &str = "lost+found";
+
+/// A folder that isn't there yet, an empty one, or one that was ours before.
+pub(super) fn check(dir: &Path) -> Result<(), ManagedPostgresError> {
+    let foreign = |why: String| Err(ManagedPostgresError::Foreign { dir: dir.to_owned(), why });
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotADirectory => {
+            return foreign("is no folder".into());
+        }
+        Err(error) => {
+            return Err(ManagedPostgresError::io(format!("can't read {}", dir.display()))(error));
+        }
+    };
+    let mut names = BTreeSet::new();
+    for entry in entries {
+        let entry = entry.map_err(ManagedPostgresError::io("can't read the folder"))?;
+        names.insert(entry.file_name());
+    }
+    let finished = names.contains("lock".as_ref() as &std::ffi::OsStr)
+        && dir.join("data").join("PG_VERSION").is_file();
+    let stranger = names
+        .iter()
+        .find(|name| !OURS.iter().chain([&LOST_AND_FOUND]).any(|ours| name.as_os_str() == *ours));
+    match stranger {
+        // Whatever its owner has put beside a database that is ours.
+        _ if finished => Ok(()),
+        Some(name) => foreign(format!(
+            "isn't empty and holds no database of ours, but `{}`",
+            name.to_string_lossy()
+        )),
+        // Nothing, or what a start that was cut short has left.
+        None => match names.contains("data".as_ref() as &std::ffi::OsStr) {
+            true => foreign("holds a `data` that is no database of ours".into()),
+            false => Ok(()),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(entries: &[&str]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for entry in entries {
+            let path = folder.path().join(entry);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            match entry.ends_with('/') {
+                true => std::fs::create_dir_all(path).unwrap(),
+                false => std::fs::write(path, "x").unwrap(),
+            }
+        }
+        folder
+    }
+
+    #[test]
+    fn a_new_an_empty_and_our_own_folder_are_taken() {
+        assert!(check(&with(&[]).path().join("new")).is_ok());
+        assert!(check(with(&[]).path()).is_ok());
+        assert!(check(with(&["lost+found/"]).path()).is_ok());
+        assert!(check(with(&["lock", "data/PG_VERSION", "run/", "postgres.log"]).path()).is_ok());
+        assert!(check(with(&["lock", "data/PG_VERSION", "README"]).path()).is_ok());
+        // Killed while the first database was made.
+        assert!(check(with(&["lock", "run/", "data.new/PG_VERSION"]).path()).is_ok());
+    }
+
+    #[test]
+    fn somebody_elses_folder_is_refused_and_named() {
+        for entries in [
+            &["passwd"][..],
+            &["lock", "run/", "log/"],
+            &["data/letters.txt"],
+            &["data/PG_VERSION"],
+            &["run/", "lock", "data/letters.txt"],
+            &["16/main/PG_VERSION"],
+        ] {
+            let folder = with(entries);
+            let refused = check(folder.path()).unwrap_err();
+            assert!(matches!(refused, ManagedPostgresError::Foreign { .. }), "{entries:?}");
+            assert!(refused.to_string().contains(folder.path().to_str().unwrap()), "{refused}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_folder_is_refused() {
+        let folder = with(&["file"]);
+        let refused = check(&folder.path().join("file"));
+        assert!(matches!(refused, Err(ManagedPostgresError::Foreign { .. })), "{refused:?}");
+        let device = check(Path::new("/dev/null"));
+        assert!(matches!(device, Err(ManagedPostgresError::Foreign { .. })), "{device:?}");
+    }
+}
