@@ -13,6 +13,7 @@ use discovery_types::access::issuer;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use sqlx::ConnectOptions;
 use sqlx::postgres::PgConnectOptions;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -45,6 +46,8 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 const LONGEST_POLL: Duration = Duration::from_secs(55);
 /// Handshakes at a time, for each worker.
 const HANDSHAKES: usize = 256;
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
 /// The managed server's database.
 const DATABASE: &str = "muster";
 
@@ -108,6 +111,8 @@ pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
         .map_err(|error| ServerError::failed("can't read the key directory", error))?;
     let ledger = Ledger::open(&args.ledger)
         .map_err(|error| ServerError::failed("can't open the ledger", error))?;
+    // Before the database hears of us: a process whose port is taken must not stand in it.
+    let sockets = bind(&args.listen)?;
     let (options, postgres) = database(&args.database).await?;
     let pool = PoolSettings { size: args.database.pool_size, wait: POOL_WAIT };
     let store = match connect(options, pool, ledger).await {
@@ -139,10 +144,11 @@ pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
     .tls_handshake_timeout(HANDSHAKE_TIMEOUT)
     .shutdown_timeout(args.times.drain.as_secs().max(1))
     .disable_signals();
-    for address in &args.listen {
-        server = server
-            .bind_rustls_0_23(address, tls.clone())
-            .map_err(|error| ServerError::failed(format!("can't listen on {address}"), error))?;
+    for (address, socket) in sockets {
+        let listening = socket.listen(BACKLOG).and_then(TcpListener::into_std);
+        server = listening
+            .and_then(|listener| server.listen_rustls_0_23(listener, tls.clone()))
+            .map_err(|error| cant_listen(address, error))?;
     }
     let addresses = server.addrs();
     for address in &addresses {
@@ -155,6 +161,30 @@ pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
     let server = tokio::spawn(server);
     let drain = args.times.drain;
     Ok(Running { addresses, handle, server, app, tracker, stop_background, postgres, drain })
+}
+
+/// Takes the addresses. Connections are refused until the sockets listen.
+fn bind(addresses: &[SocketAddr]) -> Result<Vec<(SocketAddr, TcpSocket)>, ServerError> {
+    let bound = |address: SocketAddr| {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        Ok(socket)
+    };
+    addresses
+        .iter()
+        .map(|&address| match bound(address) {
+            Ok(socket) => Ok((address, socket)),
+            Err(error) => Err(cant_listen(address, error)),
+        })
+        .collect()
+}
+
+fn cant_listen(address: SocketAddr, error: std::io::Error) -> ServerError {
+    ServerError::failed(format!("can't listen on {address}"), error)
 }
 
 fn check(args: &ServeArgs) -> Result<(), ServerError> {
