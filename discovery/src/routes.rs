@@ -4,7 +4,7 @@ use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{CACHE_CONTROL, DATE, HeaderValue};
 use actix_web::middleware::Next;
-use actix_web::web::{self, Data, PathConfig, QueryConfig, ServiceConfig, delete, get, post, put};
+use actix_web::web::{self, Data, PathConfig, QueryConfig, ServiceConfig, get, post, put};
 use actix_web::{Error, Resource};
 use discovery_types::problem::Code;
 use utoipa::OpenApi;
@@ -75,10 +75,7 @@ fn at(path: &str) -> Resource {
 }
 
 fn members(path: &str) -> Resource {
-    at(path)
-        .route(post().to(ops::membership))
-        .route(put().to(ops::membership))
-        .route(delete().to(ops::membership))
+    web::resource(path).default_service(web::to(ops::membership))
 }
 
 /// Around every request: the address's bucket before anything else, then the service's time and

@@ -56,7 +56,8 @@ pub async fn put(
     }
     if !matches!(cluster.phase, Phase::Open | Phase::Preparing) {
         let detail = format!("The cluster is {}.", cluster.phase.as_str());
-        let next = "Create a new cluster, or change the members of the running one.";
+        let next = "Create a new cluster. Members of a running one are changed by its own Cluster API \
+                    (`etcdctl member`), where its nodes take changes.";
         return Err(ApiError::new(Code::BootClosed, detail, next));
     }
     app.forming.store.put_grant(&grant, &caller.name, now).await?;

@@ -74,8 +74,8 @@ pub async fn membership() -> HttpResponse {
     ApiError::new(
         Code::MembershipElsewhere,
         "Discovery changes no membership.",
-        "Use the cluster's own Cluster API: `muster-agent member`, or `etcdctl member`, against a \
-         client URL of the cluster.",
+        "Use the cluster's own Cluster API at one of its client URLs, for instance with `etcdctl \
+         member`. Members that run etcd take changes; muster-node doesn't yet.",
     )
     .error_response()
 }

@@ -171,7 +171,9 @@ impl Refusal {
     pub fn way_out(&self, lease: Millis) -> String {
         match self {
             Refusal::BootClosed { .. } => {
-                "use this host for another cluster, or ask for a change of members".into()
+                "use this host for another cluster: members of one that runs are changed by its own \
+                 Cluster API, not here"
+                    .into()
             }
             Refusal::Ended { .. } => {
                 "create a new cluster and start the agents with a new bundle".into()
