@@ -144,6 +144,15 @@ pub(super) fn time(ms: i64) -> String {
     }
 }
 
+/// Seconds as they are typed: `24h`, `90m`, `45s`.
+pub(super) fn duration(seconds: u64) -> String {
+    match seconds {
+        s if s > 0 && s.is_multiple_of(3_600) => format!("{}h", s / 3_600),
+        s if s > 0 && s.is_multiple_of(60) => format!("{}m", s / 60),
+        s => format!("{s}s"),
+    }
+}
+
 /// `-` for what isn't there.
 pub(super) fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())

@@ -43,7 +43,8 @@ impl Session {
         Ok(Self { home, name, context, key, client })
     }
 
-    /// The cluster with this id, or the live one with this name, or the newest of that name.
+    /// The cluster with this id, or the live one with this name, or the newest of that name. A
+    /// draft that nobody has stated yet comes last.
     pub(super) async fn cluster(&self, text: &str) -> Result<ClusterSummary, CliError> {
         let missing = || CliError::NoCluster(text.to_owned());
         if let Ok(id) = Uuid::try_parse(text) {
@@ -51,8 +52,8 @@ impl Session {
         }
         let name: Name = text.parse().map_err(|_| missing())?;
         let found = self.client.list_clusters(Some(&name)).await?.clusters;
-        let live = found.iter().position(|cluster| is_live(cluster.state));
-        found.into_iter().nth(live.unwrap_or(0)).filter(|c| c.name == name).ok_or_else(missing)
+        let found = found.into_iter().filter(|cluster| cluster.name == name);
+        found.min_by_key(|cluster| rank(cluster.state)).ok_or_else(missing)
     }
 
     /// A cluster's statement chain, verified from the owners of the context.
@@ -103,6 +104,15 @@ impl Session {
     }
 }
 
+/// Which of several clusters of one name is meant: the lowest, and of equals the newest.
+fn rank(state: ClusterState) -> u8 {
+    match state {
+        ClusterState::Draft => 2,
+        state if is_live(state) => 0,
+        _ => 1,
+    }
+}
+
 /// Whether a cluster is still of use.
 pub(super) fn is_live(state: ClusterState) -> bool {
     match state {
@@ -124,4 +134,20 @@ pub(super) fn block_on<T>(
         .build()
         .map_err(|source| CliError::io("starting the runtime", source))?;
     runtime.block_on(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_real_cluster_comes_before_a_draft_and_a_live_one_before_one_that_ended() {
+        use ClusterState::{Abandoned, Draft, Expired, Formed, Open};
+        let meant = |states: &[ClusterState]| states.iter().copied().min_by_key(|s| rank(*s));
+        assert_eq!(meant(&[Draft, Expired]), Some(Expired));
+        assert_eq!(meant(&[Draft, Expired, Open]), Some(Open));
+        assert_eq!(meant(&[Expired, Abandoned]), Some(Expired), "the newest is listed first");
+        assert_eq!(meant(&[Draft, Formed]), Some(Formed));
+        assert_eq!(meant(&[Draft]), Some(Draft));
+    }
 }

@@ -62,6 +62,7 @@ pub async fn context(app: Data<App>) -> Result<Json<ContextResponse>, ApiError> 
         pins: vec![keys.pin()],
         root_owner: keys.owner,
         admin_head: admins.chain.head(),
+        max_deadline_seconds: app.forming.max_deadline_seconds,
         now_ms: app.forming.clock.micros() / 1_000,
         version: env!("CARGO_PKG_VERSION").into(),
     }))

@@ -50,15 +50,16 @@ pub async fn draft(
     }
     let now = app.forming.store.now().await?;
     let cluster = Uuid::now_v7();
-    let make = |purpose| -> Result<WrappedCa, ApiError> {
-        let seconds = now.unsigned_abs() / 1_000_000;
-        let ca = make_ca(cluster, body.name.as_str(), purpose, seconds)?;
-        let wrapped_key =
-            app.forming.keys.kek.wrap(cluster, purpose, &ca.key).map_err(|error| {
-                ApiError::internal("The CA's key can't be wrapped.", &error)
-            })?;
-        Ok(WrappedCa { ca, wrapped_key })
-    };
+    let make =
+        |purpose| -> Result<WrappedCa, ApiError> {
+            let seconds = now.unsigned_abs() / 1_000_000;
+            let ca = make_ca(cluster, body.name.as_str(), purpose, seconds)?;
+            let wrapped_key =
+                app.forming.keys.kek.wrap(cluster, purpose, &ca.key).map_err(|error| {
+                    ApiError::internal("The CA's key can't be wrapped.", &error)
+                })?;
+            Ok(WrappedCa { ca, wrapped_key })
+        };
     let (peer, client) = (make(Purpose::PeerCa)?, make(Purpose::ClientCa)?);
     let (name, by) = (body.name.as_str(), caller.name.as_str());
     let store = &app.forming.store;

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{CreateArgs, RestateArgs};
 use crate::cli::CliError;
-use crate::cli::printer::Printer;
+use crate::cli::printer::{Printer, duration};
 use crate::cli::session::Session;
 
 #[derive(Serialize)]
@@ -33,17 +33,19 @@ pub(super) async fn create(
             args.size - 1
         )));
     }
+    let deadline_seconds = args.deadline.as_secs();
+    // Before there is a draft that would stand in the way of the name's earlier clusters.
+    let most = session.client.context().await?.max_deadline_seconds;
+    if deadline_seconds > most {
+        return Err(CliError::Usage(format!(
+            "--deadline: this service takes {} at most",
+            duration(most)
+        )));
+    }
     let (_, admins) = session.admins().await?;
     session.needs(&admins, Action::CreateDraft)?;
     let request = DraftRequest { name: args.name.clone(), size: args.size };
     let draft = session.client.create_draft(&request).await?;
-    let deadline_seconds = args.deadline.as_secs();
-    if deadline_seconds > draft.max_deadline_seconds {
-        let most = draft.max_deadline_seconds;
-        return Err(CliError::Usage(format!(
-            "--deadline: this service takes {most} seconds at most"
-        )));
-    }
     let statement = Statement {
         version: 1,
         cluster: draft.cluster,

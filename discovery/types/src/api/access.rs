@@ -44,6 +44,8 @@ pub struct ContextResponse {
     pub admin_head: Digest,
     /// Its time, in milliseconds since 1970.
     pub now_ms: i64,
+    /// The longest deadline that a statement may set here.
+    pub max_deadline_seconds: u64,
     /// Version of the program.
     pub version: String,
 }
