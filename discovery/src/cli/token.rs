@@ -72,9 +72,6 @@ struct CreateArgs {
     /// The one name that the member may have
     #[arg(long, value_name = "NAME")]
     name: Option<Name>,
-    /// The one zone that the member may be in
-    #[arg(long, value_name = "ZONE")]
-    zone: Option<Name>,
     /// How many seats it is worth [default: the cluster's size, or 1 with --name]
     #[arg(long, value_name = "N")]
     uses: Option<u8>,
@@ -200,7 +197,8 @@ fn grant(
         expires_at: now + ttl,
         cidrs: args.cidr.clone(),
         name: args.name.clone(),
-        zone: args.zone.clone(),
+        // Agents have no zone to show: a token bound to one could never be redeemed.
+        zone: None,
     })
 }
 
