@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use discovery_types::api::{GrantState, GrantView};
 use discovery_types::bundle::Bundle;
+use discovery_types::client::ClientError;
 use discovery_types::grant::{Grant, GrantId, MAX_CIDRS, TokenKind};
 use discovery_types::key::write_new;
 use discovery_types::name::Name;
@@ -108,11 +109,11 @@ async fn create(
     args: CreateArgs,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
-    if let Some(out) = &args.out {
-        // Now, not after the grant is stored.
-        if out.exists() {
-            return Err(discovery_types::key::KeyFileError::Exists(out.clone()).into());
-        }
+    if let Some(out) = &args.out
+        && out.exists()
+    {
+        // Before anything is asked.
+        return Err(discovery_types::key::KeyFileError::Exists(out.clone()).into());
     }
     let cluster = session.cluster(&args.cluster).await?;
     let chain = session.chain(cluster.cluster).await?;
@@ -120,10 +121,6 @@ async fn create(
     let now = session.client.context().await?.now_ms.div_euclid(1000);
     let token = Token::generate(TokenKind::Boot);
     let grant = grant(&chain, &token, &args, u64::try_from(now).unwrap_or_default())?;
-    let view = session.client.put_grant(&grant.sign(&session.key)).await?;
-    if view.grant != grant {
-        return Err(CliError::Answer("it stored another grant than the one sent".into()));
-    }
     let bundle = Bundle {
         urls: session.context.urls.clone(),
         pins: session.context.pins.clone(),
@@ -131,7 +128,26 @@ async fn create(
         statement: chain.newest_hash(),
         token,
     };
-    hand_out(&bundle.expose(), &view, args.out.as_deref(), printer)
+    let bundle = bundle.expose();
+    if let Some(out) = &args.out {
+        // First: a token that is granted and then can't be written would be nobody's.
+        write_new(out, format!("{}\n", bundle.expose_secret()).as_bytes())?;
+    }
+    let put = put_grant(session, &grant).await;
+    if let (Err(error), Some(out)) = (&put, &args.out)
+        && !matches!(error, CliError::Client(ClientError::Interrupted { .. }))
+    {
+        fs_err::remove_file(out).map_err(|source| CliError::file("removing", out, source))?;
+    }
+    hand_out(&bundle, &put?, args.out.as_deref(), printer)
+}
+
+async fn put_grant(session: &Session, grant: &Grant) -> Result<GrantView, CliError> {
+    let view = session.client.put_grant(&grant.sign(&session.key)).await?;
+    match view.grant == *grant {
+        true => Ok(view),
+        false => Err(CliError::Answer("it stored another grant than the one sent".into())),
+    }
 }
 
 fn hand_out(
@@ -150,7 +166,6 @@ fn hand_out(
     let about = format!("token {}: {} use(s), until {expires}", view.grant.id, view.grant.uses);
     match out {
         Some(file) => {
-            write_new(file, format!("{}\n", bundle.expose_secret()).as_bytes())?;
             value["file"] = json!(file);
             printer.note(&about);
             printer.value(&value, |out| out.line(&file.display().to_string()))
