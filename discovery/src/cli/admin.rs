@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use discovery_types::admin::{Admin, AdminChain, Change};
 use discovery_types::api::AdminList;
-use discovery_types::key::{KeyError, PublicKey};
+use discovery_types::key::PublicKey;
 use discovery_types::name::Name;
 use discovery_types::role::{Action, Role};
 use serde_json::json;
@@ -11,6 +11,7 @@ use serde_json::json;
 use super::printer::Printer;
 use super::session::Session;
 use super::{CliError, RemoteArgs};
+use crate::server::read_public_key;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct AdminArgs {
@@ -114,15 +115,6 @@ fn find(chain: &AdminChain, text: &str) -> Result<Admin, CliError> {
         |admin: &&Admin| admin.name.as_str() == text || admin.key.key_id().to_string() == text;
     let found = chain.admins().iter().find(named).cloned();
     found.ok_or_else(|| CliError::NoAdmin(text.to_owned()))
-}
-
-/// The key itself, or the file that holds it.
-fn read_public_key(text: &str) -> Result<PublicKey, String> {
-    if text.starts_with("ed25519:") {
-        return text.parse().map_err(|error: KeyError| error.to_string());
-    }
-    let content = fs_err::read_to_string(text).map_err(|error| error.to_string())?;
-    content.trim().parse().map_err(|error: KeyError| error.to_string())
 }
 
 fn show(printer: &mut Printer, list: &AdminList, chain: &AdminChain) -> Result<(), CliError> {

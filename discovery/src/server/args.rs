@@ -1,15 +1,22 @@
 //! What can be typed after `muster-discovery init` and `muster-discovery serve`.
 
+use std::io::Read;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use discovery_types::key::{KeyError, PublicKey};
+
+/// A public key has one line.
+const MAX_PUBLIC_KEY_FILE: u64 = 4096;
+
 /// Makes the key directory of a new discovery service.
 #[derive(Clone, Debug, clap::Args)]
 pub struct InitArgs {
-    /// Public key of the first owner, as `muster-discovery key new` prints it
-    #[arg(long, value_name = "PUBLIC_KEY")]
-    pub owner: String,
+    /// Public key of the first owner, as `muster-discovery key new` prints it, or the .pub file
+    /// that holds it
+    #[arg(long, value_name = "PUBLIC_KEY|FILE", value_parser = read_public_key)]
+    pub owner: PublicKey,
     /// Directory to make; must not exist or be empty
     #[arg(long, value_name = "KEYDIR")]
     pub dir: PathBuf,
@@ -113,6 +120,22 @@ pub struct LimitArgs {
     /// Requests that an address may make at once before `--rate` holds it back
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub burst: u32,
+}
+
+/// A public key: itself, or the file that holds it.
+///
+/// Errors with the sentence that the command line shows, which repeats nothing of what was given:
+/// it may have been the private key.
+pub fn read_public_key(text: &str) -> Result<PublicKey, String> {
+    let parse = |text: &str| text.trim().parse().map_err(|error: KeyError| error.to_string());
+    if text.starts_with("ed25519:") {
+        return parse(text);
+    }
+    let unread = |error: std::io::Error| format!("expected `ed25519:…` or a .pub file: {error}");
+    let file = std::fs::File::open(text).map_err(unread)?;
+    let mut content = zeroize::Zeroizing::new(String::new());
+    file.take(MAX_PUBLIC_KEY_FILE).read_to_string(&mut content).map_err(unread)?;
+    parse(&content)
 }
 
 /// `90s`, `500ms`, `10m`, `24h`; a bare number is seconds.

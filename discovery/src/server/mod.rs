@@ -5,13 +5,14 @@ mod run;
 pub(crate) mod tls;
 
 use discovery_types::context::Context;
-use discovery_types::key::PublicKey;
 use discovery_types::name::Name;
 use discovery_types::url::ServiceUrl;
 
 use crate::keydir::{Keydir, KeydirError, ServiceSettings};
 
-pub use args::{DatabaseArgs, InitArgs, LimitArgs, ServeArgs, TimeArgs, parse_duration};
+pub use args::{
+    DatabaseArgs, InitArgs, LimitArgs, ServeArgs, TimeArgs, parse_duration, read_public_key,
+};
 pub use run::{Running, serve, start};
 pub use tls::{ClientCertificate, Peer};
 
@@ -53,8 +54,7 @@ impl ServerError {
 /// line, ready to be printed on stdout.
 pub fn init(args: &InitArgs) -> Result<String, ServerError> {
     let usage = |error: &dyn std::fmt::Display| ServerError::Usage(error.to_string());
-    let owner: PublicKey =
-        args.owner.parse().map_err(|error| usage(&format!("--owner: {error}")))?;
+    let owner = args.owner;
     let urls = args
         .urls
         .iter()

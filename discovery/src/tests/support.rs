@@ -193,7 +193,7 @@ impl World {
         let folder = folder();
         let owner = Arc::new(SigningKey::generate());
         let context = init(&InitArgs {
-            owner: owner.public().to_string(),
+            owner: *owner.public(),
             dir: folder.path().join("keys"),
             urls: vec!["https://127.0.0.1:1".into()],
             trust_domain: "muster".into(),
