@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustls::pki_types::PrivatePkcs8KeyDer;
@@ -31,6 +31,17 @@ pub enum KeyFileError {
     /// A file is already there, and a private key is never overwritten.
     #[error("{0} exists already: choose another name, or move it away first")]
     Exists(PathBuf),
+    /// Others may read or change the file, as nobody's private key may be.
+    #[error(
+        "{path} is open to others (mode {mode:03o}): chmod 600 it, and think about who may have \
+         read it"
+    )]
+    Open {
+        /// Which file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
     /// The file holds no PEM `PRIVATE KEY`, or of another kind.
     #[error(
         "{0} is not a PEM file with an unencrypted Ed25519 private key; \
@@ -57,11 +68,16 @@ impl SigningKey {
         Self::from_pkcs8_der(der.secret_pkcs8_der())
     }
 
-    /// Reads a key file.
+    /// Reads a key file. One that others may read is refused, as ssh does.
     pub fn load(path: &Path) -> Result<Self, KeyFileError> {
         let io = |source| KeyFileError::Io { action: "reading", path: path.into(), source };
         let file = File::open(path).map_err(io)?;
-        if file.metadata().map_err(io)?.len() > MAX_KEY_FILE {
+        let metadata = file.metadata().map_err(io)?;
+        let mode = metadata.permissions().mode() & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(KeyFileError::Open { path: path.into(), mode });
+        }
+        if metadata.len() > MAX_KEY_FILE {
             return Err(KeyFileError::NotAKey(path.into()));
         }
         let text = Zeroizing::new(io::read_to_string(file).map_err(io)?);
@@ -123,8 +139,6 @@ fn sync_folder(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]
@@ -151,10 +165,24 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_others_may_read_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("owner.pem");
+        SigningKey::generate().save(&path).unwrap();
+        for mode in [0o640, 0o604, 0o620] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let refused = SigningKey::load(&path);
+            assert!(matches!(refused, Err(KeyFileError::Open { mode: m, .. }) if m == mode));
+        }
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o400)).unwrap();
+        SigningKey::load(&path).unwrap();
+    }
+
+    #[test]
     fn other_files_are_no_keys() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("junk");
-        std::fs::write(&path, "x".repeat(4096)).unwrap();
+        write_private(&path, "x".repeat(4096).as_bytes()).unwrap();
         assert!(matches!(SigningKey::load(&path), Err(KeyFileError::NotAKey(_))));
     }
 }
