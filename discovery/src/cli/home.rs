@@ -1,5 +1,6 @@
 //! What the admin's tool keeps: one file per context, and which one is current.
 
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use discovery_types::context::Context;
@@ -37,7 +38,11 @@ impl Home {
     /// Keeps a context; the first one becomes current.
     pub(super) fn put(&self, name: &Name, context: &Context) -> Result<(), CliError> {
         let contexts = self.contexts();
-        fs_err::create_dir_all(&contexts)
+        // Like ~/.ssh: the default place of the admin's key.
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&contexts)
             .map_err(|source| CliError::file("making", &contexts, source))?;
         write_private(&self.file(name), format!("{context}\n").as_bytes())?;
         if self.current().is_none() {
@@ -166,4 +171,28 @@ mod tests {
         let home = Home::new(Some(folder.path())).unwrap();
         assert!(matches!(home.get(Some("../current")), Err(CliError::NoContext { .. })));
     }
+    #[test]
+    fn what_is_made_is_closed_to_others() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let home = Home::new(Some(&folder.path().join("config/muster"))).unwrap();
+        home.put(&"one".parse().unwrap(), &context("https://a:1")).unwrap();
+        for made in ["config/muster", "config/muster/contexts"] {
+            let mode = std::fs::metadata(folder.path().join(made)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o700, "{made}");
+        }
+    }
+
+    #[test]
+    fn without_a_current_context_those_that_are_kept_are_pointed_at() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = Home::new(Some(folder.path())).unwrap();
+        for name in ["one", "two"] {
+            home.put(&name.parse().unwrap(), &context("https://a:1")).unwrap();
+        }
+        home.remove(&"one".parse().unwrap()).unwrap();
+        assert!(matches!(home.get(None), Err(CliError::NoCurrentContext)));
+        assert!(matches!(home.get(Some("one")), Err(CliError::NoContext { .. })));
+    }
+
 }
