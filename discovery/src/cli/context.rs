@@ -39,6 +39,9 @@ The line holds no secret, but take it only from somebody whom you trust: it says
         /// What to call it
         #[arg(long, value_name = "NAME", default_value = DEFAULT_CONTEXT)]
         name: Name,
+        /// Put it in the place of another one of that name
+        #[arg(long)]
+        replace: bool,
     },
     /// List the contexts
     List,
@@ -70,8 +73,15 @@ The line holds no secret, but take it only from somebody whom you trust: it says
 pub(super) fn run(args: ContextArgs, printer: &mut Printer) -> Result<(), CliError> {
     let home = Home::new(args.common.home.as_deref())?;
     match args.command {
-        ContextCommand::Add { source, name } => {
+        ContextCommand::Add { source, name, replace } => {
             let context = read(&source)?;
+            match home.get(Some(name.as_str())) {
+                Ok((_, known)) if known != context && !replace => {
+                    let url = known.urls[0].to_string();
+                    return Err(CliError::ContextTaken { name, url });
+                }
+                _ => {}
+            }
             home.put(&name, &context)?;
             show(printer, &name, &context, "kept")
         }

@@ -7,6 +7,7 @@ use discovery_types::bundle::LineError;
 use discovery_types::client::ClientError;
 use discovery_types::grant::GrantError;
 use discovery_types::key::KeyFileError;
+use discovery_types::name::Name;
 use discovery_types::problem::Code;
 use discovery_types::statement::StatementError;
 
@@ -43,6 +44,17 @@ pub enum CliError {
         name: String,
         /// Where it would be.
         home: PathBuf,
+    },
+    /// There are contexts, and none of them is the current one.
+    #[error("no context is current")]
+    NoCurrentContext,
+    /// Another context has the name.
+    #[error("there is another context `{name}` already, for {url}")]
+    ContextTaken {
+        /// The name.
+        name: Name,
+        /// Where that one's service is.
+        url: String,
     },
     /// A context can't be read.
     #[error("{place}")]
@@ -126,6 +138,14 @@ impl CliError {
             CliError::NoContext { .. } => {
                 "ask whoever ran `muster-discovery init` for the context line, then: \
                  muster-discovery context add 'muster-context1 …'"
+            }
+            CliError::NoCurrentContext => {
+                "choose one of `muster-discovery context list`: muster-discovery context use NAME, \
+                 or --context NAME"
+            }
+            CliError::ContextTaken { .. } => {
+                "keep both with --name NAME, or say --replace: what the other one knows of URLs, \
+                 pins and owners is lost then"
             }
             CliError::NoKey(_) => {
                 "name your key with --key FILE or MUSTER_ADMIN_KEY, or make one: \

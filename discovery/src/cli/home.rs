@@ -68,7 +68,13 @@ impl Home {
             |name: &str| CliError::NoContext { name: name.to_owned(), home: self.folder.clone() };
         let name = match name {
             Some(text) => text.parse().map_err(|_| missing(text))?,
-            None => self.current().ok_or_else(|| missing(DEFAULT_CONTEXT))?,
+            None => match self.current() {
+                Some(name) => name,
+                None if self.list().is_ok_and(|kept| !kept.is_empty()) => {
+                    return Err(CliError::NoCurrentContext);
+                }
+                None => return Err(missing(DEFAULT_CONTEXT)),
+            },
         };
         let file = self.file(&name);
         let text = match fs_err::read_to_string(&file) {
@@ -166,12 +172,6 @@ mod tests {
     }
 
     #[test]
-    fn a_name_can_not_leave_the_folder() {
-        let folder = tempfile::tempdir().unwrap();
-        let home = Home::new(Some(folder.path())).unwrap();
-        assert!(matches!(home.get(Some("../current")), Err(CliError::NoContext { .. })));
-    }
-    #[test]
     fn what_is_made_is_closed_to_others() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
@@ -195,4 +195,10 @@ mod tests {
         assert!(matches!(home.get(Some("one")), Err(CliError::NoContext { .. })));
     }
 
+    #[test]
+    fn a_name_can_not_leave_the_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = Home::new(Some(folder.path())).unwrap();
+        assert!(matches!(home.get(Some("../current")), Err(CliError::NoContext { .. })));
+    }
 }
