@@ -62,6 +62,7 @@ pub fn make_ca(cluster: Uuid, name: &str, purpose: Purpose, now: u64) -> Result<
     let label = match purpose {
         Purpose::PeerCa => "peers",
         Purpose::ClientCa => "clients",
+        Purpose::Database => "none",
     };
     let mut params = CertificateParams::default();
     params.distinguished_name = common_name(&format!("muster {label} {name}"));

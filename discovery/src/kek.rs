@@ -16,6 +16,9 @@ const HEADER: usize = 1 + 4;
 /// Bytes of a key-encryption key.
 pub const KEK_LEN: usize = 32;
 
+/// The text of a seal.
+const SEALED: &[u8] = b"muster-database-1";
+
 /// What a wrapped key is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -23,6 +26,8 @@ pub enum Purpose {
     PeerCa,
     /// Signs members' and clients' certificates on the client port.
     ClientCa,
+    /// Tells which key directory a database belongs to.
+    Database,
 }
 
 impl Purpose {
@@ -30,6 +35,7 @@ impl Purpose {
         match self {
             Purpose::PeerCa => b"peer-ca",
             Purpose::ClientCa => b"client-ca",
+            Purpose::Database => b"database",
         }
     }
 }
@@ -98,6 +104,16 @@ impl Kek {
         Ok(wrapped)
     }
 
+    /// What only this key directory's keys open: it tells a database whose it is.
+    pub fn seal(&self) -> Result<Vec<u8>, KekError> {
+        self.wrap(Uuid::nil(), Purpose::Database, SEALED)
+    }
+
+    /// Whether these keys, or older ones of the same directory, made the seal.
+    pub fn opens(&self, sealed: &[u8]) -> bool {
+        self.unwrap(Uuid::nil(), Purpose::Database, sealed).is_ok_and(|text| text[..] == *SEALED)
+    }
+
     /// Opens what `wrap` made for the same cluster and purpose.
     pub fn unwrap(
         &self,
@@ -164,6 +180,19 @@ mod tests {
             assert!(kek(&[1]).unwrap(id, Purpose::PeerCa, &changed).is_err(), "byte {at}");
             assert!(kek(&[1]).unwrap(id, Purpose::PeerCa, &wrapped[..at]).is_err(), "cut at {at}");
         }
+    }
+
+    #[test]
+    fn a_seal_opens_with_the_keys_of_its_directory_alone() {
+        let sealed = kek(&[1]).seal().unwrap();
+        assert!(kek(&[1]).opens(&sealed));
+        assert!(kek(&[1, 2]).opens(&sealed), "after a rotation");
+        assert!(!kek(&[2]).opens(&sealed));
+        let other = Kek::new([(1, Zeroizing::new([9; KEK_LEN]))]).unwrap();
+        assert!(!other.opens(&sealed), "another directory's version 1");
+        let id = Uuid::nil();
+        let wrapped = kek(&[1]).wrap(id, Purpose::PeerCa, SEALED).unwrap();
+        assert!(!kek(&[1]).opens(&wrapped));
     }
 
     #[test]

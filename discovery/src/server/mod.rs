@@ -22,6 +22,15 @@ pub enum ServerError {
     /// The arguments contradict each other or what they name. Exit code 2.
     #[error("{0}")]
     Usage(String),
+    /// No restart can mend it: a person has to decide. Exit code 3.
+    #[error("{message}")]
+    DoNotRestart {
+        /// What doesn't work.
+        message: String,
+        /// What was found, and what to do.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Anything that a second try or an operator may mend. Exit code 1.
     #[error("{message}")]
     Failed {
@@ -39,6 +48,19 @@ impl ServerError {
         match self {
             ServerError::Usage(_) => 2,
             ServerError::Failed { .. } => 1,
+            ServerError::DoNotRestart { .. } => 3,
+        }
+    }
+
+    /// A failure; where `forever`, one that a restart can't mend.
+    pub(crate) fn lasting(
+        forever: bool,
+        message: &str,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        match forever {
+            true => ServerError::DoNotRestart { message: message.into(), source: source.into() },
+            false => ServerError::failed(message, source),
         }
     }
 

@@ -33,7 +33,7 @@ use crate::managed_postgres::{
 };
 use crate::metrics::Metrics;
 use crate::notify::Wakes;
-use crate::store::{PoolSettings, connect};
+use crate::store::{ConnectError, PoolSettings, connect};
 use crate::{background, routes};
 
 /// How long a request waits for a connection to Postgres before it is shed.
@@ -115,13 +115,14 @@ pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
     let sockets = bind(&args.listen)?;
     let (options, postgres) = database(&args.database).await?;
     let pool = PoolSettings { size: args.database.pool_size, wait: POOL_WAIT };
-    let store = match connect(options, pool, ledger).await {
+    let store = match connect(options, pool, ledger, &keys).await {
         Ok(store) => store,
         Err(error) => {
             if let Some(postgres) = postgres {
                 postgres.stop().await;
             }
-            return Err(ServerError::failed("can't use the database", error));
+            let foreign = matches!(error, ConnectError::OtherKeys { .. });
+            return Err(ServerError::lasting(foreign, "can't use the database", error));
         }
     };
     let process = store.ledger().process();

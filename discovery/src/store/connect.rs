@@ -4,12 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use discovery_types::digest::Digest;
 use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection};
 use tokio::sync::{Notify, watch};
 
-use super::{DatabaseWatch, Store, StoreError, check, generation};
+use super::{DatabaseWatch, Store, StoreError, check, generation, key_directory};
+use crate::keydir::Keydir;
 use crate::ledger::Ledger;
 
 static MIGRATOR: Migrator = sqlx::migrate!("../migrations");
@@ -39,6 +41,18 @@ pub enum ConnectError {
     /// It answers, and isn't fit.
     #[error("this Postgres can't keep promises: {}", .0.join("; "))]
     Unfit(Vec<String>),
+    /// It is another service's.
+    #[error(
+        "this database belongs to the service with the pin {pin}, which has another key directory: \
+         start with that one's --keys, or use a database of its own"
+    )]
+    OtherKeys {
+        /// SHA-256 of that service's TLS key (SPKI).
+        pin: Digest,
+    },
+    /// Our keys can't be used.
+    #[error("can't use the key directory: {0}")]
+    Keys(String),
     /// The schema is newer than this program, or a migration fails.
     #[error("can't bring the schema up to date")]
     Migrate(#[source] sqlx::migrate::MigrateError),
@@ -49,6 +63,7 @@ pub async fn connect(
     options: PgConnectOptions,
     settings: PoolSettings,
     ledger: Ledger,
+    keys: &Keydir,
 ) -> Result<Store, ConnectError> {
     let mut connection = options.connect().await.map_err(StoreError::from)?;
     let findings = check::check(&mut connection).await?;
@@ -59,6 +74,8 @@ pub async fn connect(
         return Err(ConnectError::Unfit(findings.refusals));
     }
     MIGRATOR.run(&mut connection).await.map_err(ConnectError::Migrate)?;
+    // Before this process stands in the database.
+    key_directory::check(&mut connection, keys).await?;
     connection.close().await.map_err(StoreError::from)?;
 
     let watch =

@@ -11,6 +11,7 @@ mod connect;
 mod error;
 pub mod generation;
 pub mod grants;
+mod key_directory;
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::ledger::Ledger;
 
-pub use connect::{PoolSettings, connect};
+pub use connect::{ConnectError, PoolSettings, connect};
 pub use error::StoreError;
 pub use generation::Generation;
 

@@ -90,6 +90,7 @@ pub fn purpose_column(purpose: Purpose) -> &'static str {
     match purpose {
         Purpose::PeerCa => "peer",
         Purpose::ClientCa => "client",
+        Purpose::Database => "none",
     }
 }
 
