@@ -13,7 +13,7 @@
 //!
 //! Keys are readable by their owner alone, or the service refuses to start.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -45,6 +45,9 @@ pub enum KeydirError {
     /// `init` never writes over anything.
     #[error("{0} isn't empty: `init` makes a new key directory and never writes over an old one")]
     NotEmpty(PathBuf),
+    /// There is nothing, or something else.
+    #[error("{0} is no key directory: `muster-discovery init` makes one")]
+    NotMade(PathBuf),
     /// A file or folder.
     #[error("{what}")]
     Io {
@@ -75,6 +78,22 @@ pub enum KeydirError {
     /// The library or the system's randomness failed.
     #[error("can't make keys: {0}")]
     Generate(String),
+}
+
+impl KeydirError {
+    /// Whether only a person can mend it.
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            KeydirError::NotEmpty(_)
+            | KeydirError::NotMade(_)
+            | KeydirError::Open { .. }
+            | KeydirError::Damaged { .. } => true,
+            KeydirError::Io { source, .. } => {
+                matches!(source.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied)
+            }
+            KeydirError::Generate(_) => false,
+        }
+    }
 }
 
 /// What `init` was told, checked.
@@ -157,6 +176,9 @@ impl Keydir {
     /// Reads a key directory.
     pub fn load(dir: &Path) -> Result<Self, KeydirError> {
         let settings_path = dir.join(SETTINGS);
+        if std::fs::metadata(&settings_path).is_err_and(|e| e.kind() == ErrorKind::NotFound) {
+            return Err(KeydirError::NotMade(dir.to_owned()));
+        }
         let settings: ServiceSettings = serde_json::from_slice(&read(&settings_path)?)
             .map_err(|error| damaged(&settings_path, &error))?;
         if settings.version != VERSION {
@@ -219,7 +241,7 @@ fn io(what: &str, path: &Path) -> impl FnOnce(std::io::Error) -> KeydirError {
 fn make_empty_dir(dir: &Path) -> Result<(), KeydirError> {
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {
         Ok(()) => {}
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             let mut entries = std::fs::read_dir(dir).map_err(io("read", dir))?;
             if entries.next().is_some() {
                 return Err(KeydirError::NotEmpty(dir.to_owned()));

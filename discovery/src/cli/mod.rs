@@ -2,7 +2,7 @@
 //!
 //! Admin commands sign on this machine and send what is signed; the key never leaves. What is
 //! asked for goes to stdout (a table, or JSON with `--json`), everything else to stderr. Exit
-//! codes: 0 done, 1 failed, 2 usage.
+//! codes: 0 done, 1 failed, 2 usage, 3 do not restart.
 
 mod admin;
 mod cluster;
@@ -42,7 +42,7 @@ First steps, on the admin's machine unless said otherwise:
   muster-discovery token create --cluster demo --out demo.bundle
   muster-discovery cluster explain demo
 
-Exit codes: 0 done, 1 failed, 2 usage.";
+Exit codes: 0 done, 1 failed, 2 usage, 3 (serve) do not restart: a person has to decide.";
 
 /// The private discovery service, and the admin's tool for it.
 #[derive(Debug, Parser)]

@@ -26,7 +26,7 @@ use crate::auth::AdminDirectory;
 use crate::clock::Clock;
 use crate::forming::Forming;
 use crate::keydir::Keydir;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, LedgerError};
 use crate::limits::{AddressLimit, Places};
 use crate::managed_postgres::{
     ManagedPostgres, ManagedPostgresError, SUPERUSER, Settings as PostgresSettings,
@@ -108,9 +108,12 @@ pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
     }
     check(&args)?;
     let keys = Keydir::load(&args.keys)
-        .map_err(|error| ServerError::failed("can't read the key directory", error))?;
-    let ledger = Ledger::open(&args.ledger)
-        .map_err(|error| ServerError::failed("can't open the ledger", error))?;
+        .map_err(|error| ServerError::lasting(error.is_lasting(), "can't read the keys", error))?;
+    let ledger = Ledger::open(&args.ledger).map_err(|error| {
+        let damaged = matches!(error, LedgerError::Damaged { .. });
+        ServerError::lasting(damaged, "can't open the ledger", error)
+    })?;
+    warn_if_writable(&args.ledger);
     // Before the database hears of us: a process whose port is taken must not stand in it.
     let sockets = bind(&args.listen)?;
     let (options, postgres) = database(&args.database).await?;

@@ -10,4 +10,5 @@ mod openapi;
 mod processes;
 mod refusals;
 mod restore;
+mod starting;
 mod support;

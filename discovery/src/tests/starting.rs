@@ -1,0 +1,88 @@
+//! What a service does before it serves, and what a start that fails leaves behind.
+
+use discovery_types::key::SigningKey;
+
+use super::support::World;
+use crate::server::{InitArgs, ServerError, init, start};
+
+async fn processes(world: &World) -> i64 {
+    sqlx::query_scalar("SELECT count(*) FROM processes")
+        .fetch_one(&mut world.database.connect().await)
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_service_with_another_key_directory_is_kept_out_of_the_database() {
+    let world = World::new().await;
+    world.serve().await.stop().await;
+    let before = processes(&world).await;
+    let mut args = world.args("ledger-2");
+    args.keys = world.folder.path().join("other-keys");
+    init(&InitArgs {
+        owner: *SigningKey::generate().public(),
+        dir: args.keys.clone(),
+        urls: vec!["https://127.0.0.1:1".into()],
+        trust_domain: "muster".into(),
+    })
+    .unwrap();
+    let Err(refused) = start(args).await else { panic!("it started") };
+    assert!(matches!(refused, ServerError::DoNotRestart { .. }), "{refused:?}");
+    assert_eq!(refused.exit_code(), 3);
+    let cause = std::error::Error::source(&refused).unwrap().to_string();
+    assert!(cause.contains(&world.context.pins[0].to_string()), "{cause}");
+    assert_eq!(processes(&world).await, before, "it doesn't stand in the table");
+    // Its own replicas get in.
+    start(world.args("ledger-3")).await.unwrap().stop().await;
+}
+
+#[tokio::test]
+async fn a_service_whose_port_is_taken_leaves_nothing_in_the_database() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let before = processes(&world).await;
+    let mut args = world.args("ledger-2");
+    args.listen = service.addresses.clone();
+    let Err(refused) = start(args).await else { panic!("it started") };
+    assert_eq!(refused.exit_code(), 1, "{refused}");
+    assert!(refused.to_string().contains("can't listen"), "{refused}");
+    assert_eq!(processes(&world).await, before);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn what_only_a_person_can_mend_asks_for_no_restart() {
+    let world = World::new().await;
+    world.serve().await.stop().await;
+    let ledger = world.folder.path().join("ledger/ledger.jsonl");
+    let whole = std::fs::read(&ledger).unwrap();
+    let mut damaged = whole.clone();
+    damaged[10] ^= 1;
+    std::fs::write(&ledger, damaged).unwrap();
+    let Err(refused) = start(world.args("ledger")).await else { panic!("it started") };
+    assert_eq!(refused.exit_code(), 3, "{refused:?}");
+    std::fs::write(&ledger, whole).unwrap();
+    start(world.args("ledger")).await.unwrap().stop().await;
+}
+
+#[tokio::test]
+async fn a_folder_of_somebody_elses_is_neither_taken_nor_touched_for_postgres() {
+    use std::os::unix::fs::MetadataExt;
+    let world = World::new().await;
+    let dir = world.folder.path().join("letters");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("letter.txt"), "dear").unwrap();
+    let look = || {
+        let metadata = std::fs::metadata(&dir).unwrap();
+        let entries = std::fs::read_dir(&dir).unwrap().count();
+        (metadata.mode(), metadata.uid(), metadata.gid(), entries)
+    };
+    let before = look();
+    let mut args = world.args("ledger");
+    args.database.database_url = None;
+    args.database.managed_postgres = Some(dir.clone());
+    let Err(refused) = start(args).await else { panic!("it started") };
+    assert_eq!(refused.exit_code(), 2, "{refused:?}");
+    assert!(refused.to_string().contains("letter.txt"), "{refused}");
+    assert_eq!(look(), before);
+}
