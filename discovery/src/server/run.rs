@@ -1,6 +1,8 @@
 //! `serve`: everything is read and connected first, then bound, then said, then drained.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -169,6 +171,19 @@ pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
 
 /// Takes the addresses. Connections are refused until the sockets listen.
 fn bind(addresses: &[SocketAddr]) -> Result<Vec<(SocketAddr, TcpSocket)>, ServerError> {
+/// Whoever can write to the ledger's folder can take commits away.
+fn warn_if_writable(ledger: &Path) {
+    let Ok(metadata) = std::fs::metadata(ledger) else { return };
+    let mode = metadata.permissions().mode() & 0o777;
+    if mode & 0o022 != 0 {
+        tracing::warn!(
+            folder = %ledger.display(),
+            mode = format!("{mode:03o}"),
+            "others may write to the ledger's folder: chmod 700 it"
+        );
+    }
+}
+
     let bound = |address: SocketAddr| {
         let socket = match address {
             SocketAddr::V4(_) => TcpSocket::new_v4()?,
