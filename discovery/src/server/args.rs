@@ -49,6 +49,10 @@ pub struct ServeArgs {
     pub limits: LimitArgs,
 }
 
+/// Read only where no option names a database: what is set for everybody must not contradict what
+/// is typed.
+pub(super) const DATABASE_URL: &str = "MUSTER_DATABASE_URL";
+
 /// Which Postgres.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
@@ -57,14 +61,8 @@ pub struct DatabaseArgs {
     #[arg(long, value_name = "DIR", conflicts_with = "database_url")]
     pub managed_postgres: Option<PathBuf>,
     /// Use this Postgres (13 or newer). A password belongs in the environment variable, not on
-    /// the command line
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "MUSTER_DATABASE_URL",
-        hide_env_values = true,
-        required_unless_present = "managed_postgres"
-    )]
+    /// the command line [env: MUSTER_DATABASE_URL, unless --managed-postgres is given]
+    #[arg(long, value_name = "URL")]
     pub database_url: Option<String>,
     /// Where `initdb` and `postgres` are, if not in PATH or /usr/lib/postgresql/*/bin
     #[arg(long, value_name = "DIR")]

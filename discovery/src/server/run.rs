@@ -20,6 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use super::args::DATABASE_URL;
 
 use super::tls::{remember_peer, server_config};
 use super::{DatabaseArgs, ServeArgs, ServerError, TimeArgs};
@@ -254,7 +255,13 @@ async fn database(
             }
         };
     }
-    let url = args.database_url.as_deref().unwrap_or_default();
+    let from_environment = || std::env::var(DATABASE_URL).ok().filter(|url| !url.is_empty());
+    let url = args.database_url.clone().or_else(from_environment).ok_or_else(|| {
+        ServerError::Usage(format!(
+            "name a database: --managed-postgres DIR runs a Postgres of its own, --database-url URL \
+             (or {DATABASE_URL} in the environment) uses one that is there"
+        ))
+    })?;
     // The text may hold a password: it stands in no message.
     let options: PgConnectOptions = url
         .parse()
