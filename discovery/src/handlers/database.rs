@@ -41,7 +41,7 @@ pub async fn accept(
 #[utoipa::path(get, path = "/v1/processes", tag = "database",
     responses((status = 200, body = ProcessList), (status = "default", body = Problem)))]
 pub async fn list(request: HttpRequest, app: Data<App>) -> Result<Json<ProcessList>, ApiError> {
-    authorise(&request, &app, Action::AcceptDatabase, None).await?;
+    authorise(&request, &app, Action::ReadProcesses, None).await?;
     list_of(&app).await
 }
 

@@ -107,6 +107,8 @@ pub enum Action {
     ReadAdmins,
     /// Add or revoke an admin.
     ChangeAdmins,
+    /// Read which processes share the database.
+    ReadProcesses,
     /// Accept a database that was restored or swapped.
     AcceptDatabase,
     /// An agent's part in forming: poll, ack, nack, probes, release.
@@ -119,7 +121,7 @@ pub enum Action {
 
 impl Action {
     /// Every action.
-    pub const ALL: [Action; 20] = [
+    pub const ALL: [Action; 21] = [
         Action::CreateDraft,
         Action::PutStatement,
         Action::ListClusters,
@@ -136,6 +138,7 @@ impl Action {
         Action::RevokeJoinGrant,
         Action::ReadAdmins,
         Action::ChangeAdmins,
+        Action::ReadProcesses,
         Action::AcceptDatabase,
         Action::TakePart,
         Action::Report,
@@ -162,6 +165,7 @@ impl Action {
             | Action::ReadStatements
             | Action::ReadDocument
             | Action::ReadGrants
+            | Action::ReadProcesses
             | Action::ReadAdmins => Some(&[Issuer, Operator, Auditor]),
             Action::TakePart | Action::Report | Action::Adopt => None,
         }
@@ -188,6 +192,7 @@ impl Action {
             | Action::RevokeBootGrant
             | Action::RevokeJoinGrant
             | Action::ReadAdmins
+            | Action::ReadProcesses
             | Action::ChangeAdmins
             | Action::AcceptDatabase => false,
         }
