@@ -8,6 +8,16 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+/// What a person should look at: what `alarms` counts.
+const ALARMS: [&str; 6] = [
+    "admin_rows_ignored",
+    "assertion_replayed",
+    "key_elsewhere",
+    "ledger_entry_refused",
+    "rate_limited",
+    "split",
+];
+
 /// One answered request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RequestLabels {
@@ -82,6 +92,10 @@ impl Default for Metrics {
         );
         registry.register("ledger_entries", "Commits in the ledger", m.ledger_entries.clone());
         registry.register("database_up", "1 if the database answers", m.database_up.clone());
+        for kind in ALARMS {
+            // At zero: the first one must be a rise, not a new series, or no rate sees it.
+            let _ = m.alarms.get_or_create(&KindLabels { kind: kind.into() });
+        }
         Metrics { registry, ..metrics }
     }
 }
@@ -94,13 +108,28 @@ impl Metrics {
         text
     }
 
-    /// Counts an alarm.
+    /// Counts an alarm, of a kind in [`ALARMS`].
     pub fn alarm(&self, kind: &str) {
+        debug_assert!(ALARMS.contains(&kind), "`{kind}` would not be there before the first one");
         self.alarms.get_or_create(&KindLabels { kind: kind.into() }).inc();
     }
 
     /// Counts a change.
     pub fn change(&self, kind: &str) {
         self.changes.get_or_create(&KindLabels { kind: kind.into() }).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_alarm_is_there_before_the_first_one() {
+        let text = Metrics::default().text();
+        for kind in ALARMS {
+            let sample = format!("muster_discovery_alarms_total{{kind=\"{kind}\"}} 0");
+            assert!(text.contains(&sample), "{sample} in {text}");
+        }
     }
 }
