@@ -4,10 +4,12 @@ use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{CACHE_CONTROL, DATE, HeaderValue};
 use actix_web::middleware::Next;
-use actix_web::web::{self, Data, PathConfig, QueryConfig, ServiceConfig, get, post, put};
+use actix_web::web::{self, Data, PathConfig, QueryConfig, ServiceConfig, get, head, post, put};
 use actix_web::{Error, Resource};
-use discovery_types::problem::Code;
-use utoipa::OpenApi;
+use discovery_types::problem::{Code, PROBLEM_JSON};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{self, RefOr};
+use utoipa::{Modify, OpenApi};
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -16,62 +18,125 @@ use crate::handlers::{access, admins, clusters, database, forming, grants, ops};
 use crate::metrics::RequestLabels;
 use crate::server::Peer;
 
+const JSON: &str = "application/json";
+
 /// Every route.
 pub fn configure(config: &mut ServiceConfig) {
     config
-        .app_data(PathConfig::default().error_handler(|error, _| unreadable(&error).into()))
+        .app_data(PathConfig::default().error_handler(|_, _| {
+            unreadable(&"The id in the path is none: a cluster's or process's is a UUID.").into()
+        }))
         .app_data(QueryConfig::default().error_handler(|error, _| unreadable(&error).into()))
         // Access.
-        .service(at("/v1/token").route(post().to(access::token)))
-        .service(at("/v1/context").route(get().to(access::context)))
-        .service(at("/v1/jwks").route(get().to(access::jwks)))
-        .service(at("/v1/admins").route(get().to(admins::list)).route(put().to(admins::put)))
-        // Clusters.
-        .service(at("/v1/drafts").route(post().to(clusters::draft)))
-        .service(at("/v1/clusters").route(get().to(clusters::list)))
-        .service(at("/v1/clusters/{id}").route(get().to(clusters::show_one)))
-        .service(at("/v1/clusters/{id}/statement").route(put().to(clusters::statement)))
-        .service(at("/v1/clusters/{id}/statements").route(get().to(clusters::statements)))
-        .service(at("/v1/clusters/{id}/explain").route(get().to(clusters::explain)))
-        .service(at("/v1/clusters/{id}/document").route(get().to(clusters::document)))
-        .service(at("/v1/clusters/{id}/abandon").route(post().to(clusters::abandon)))
-        .service(at("/v1/clusters/{id}/retire").route(post().to(clusters::retire)))
-        .service(at("/v1/clusters/{id}/credentials").route(post().to(clusters::credentials)))
-        // Tokens.
-        .service(at("/v1/grants").route(put().to(grants::put)))
-        .service(at("/v1/clusters/{id}/grants").route(get().to(grants::list)))
-        .service(at("/v1/grants/{id}").route(get().to(grants::show)))
-        .service(at("/v1/grants/{id}/revoke").route(post().to(grants::revoke)))
-        // Forming.
-        .service(at("/v1/redeem").route(post().to(forming::redeem)))
+        .service(at("/v1/token", "POST").route(post().to(access::token)))
         .service(
-            at("/v1/clusters/{id}/poll")
-                .route(post().to(forming::poll))
-                .route(get().to(forming::watch)),
+            at("/v1/context", "GET, HEAD")
+                .route(get().to(access::context))
+                .route(head().to(access::context)),
         )
-        .service(at("/v1/clusters/{id}/ack").route(post().to(forming::ack)))
-        .service(at("/v1/clusters/{id}/nack").route(post().to(forming::nack)))
-        .service(at("/v1/clusters/{id}/probes").route(post().to(forming::probes)))
-        .service(at("/v1/clusters/{id}/release").route(post().to(forming::release)))
-        .service(at("/v1/clusters/{id}/report").route(post().to(forming::report)))
-        .service(at("/v1/clusters/{id}/adopt").route(post().to(forming::adopt)))
+        .service(
+            at("/v1/jwks", "GET, HEAD")
+                .route(get().to(access::jwks))
+                .route(head().to(access::jwks)),
+        )
+        .service(
+            at("/v1/admins", "GET, HEAD, PUT")
+                .route(get().to(admins::list))
+                .route(head().to(admins::list))
+                .route(put().to(admins::put)),
+        )
+        // Clusters.
+        .service(at("/v1/drafts", "POST").route(post().to(clusters::draft)))
+        .service(
+            at("/v1/clusters", "GET, HEAD")
+                .route(get().to(clusters::list))
+                .route(head().to(clusters::list)),
+        )
+        .service(
+            at("/v1/clusters/{id}", "GET, HEAD")
+                .route(get().to(clusters::show_one))
+                .route(head().to(clusters::show_one)),
+        )
+        .service(at("/v1/clusters/{id}/statement", "PUT").route(put().to(clusters::statement)))
+        .service(
+            at("/v1/clusters/{id}/statements", "GET, HEAD")
+                .route(get().to(clusters::statements))
+                .route(head().to(clusters::statements)),
+        )
+        .service(
+            at("/v1/clusters/{id}/explain", "GET, HEAD")
+                .route(get().to(clusters::explain))
+                .route(head().to(clusters::explain)),
+        )
+        .service(
+            at("/v1/clusters/{id}/document", "GET, HEAD")
+                .route(get().to(clusters::document))
+                .route(head().to(clusters::document)),
+        )
+        .service(at("/v1/clusters/{id}/abandon", "POST").route(post().to(clusters::abandon)))
+        .service(at("/v1/clusters/{id}/retire", "POST").route(post().to(clusters::retire)))
+        .service(
+            at("/v1/clusters/{id}/credentials", "POST").route(post().to(clusters::credentials)),
+        )
+        // Tokens.
+        .service(at("/v1/grants", "PUT").route(put().to(grants::put)))
+        .service(
+            at("/v1/clusters/{id}/grants", "GET, HEAD")
+                .route(get().to(grants::list))
+                .route(head().to(grants::list)),
+        )
+        .service(
+            at("/v1/grants/{id}", "GET, HEAD")
+                .route(get().to(grants::show))
+                .route(head().to(grants::show)),
+        )
+        .service(at("/v1/grants/{id}/revoke", "POST").route(post().to(grants::revoke)))
+        // Forming.
+        .service(at("/v1/redeem", "POST").route(post().to(forming::redeem)))
+        .service(
+            at("/v1/clusters/{id}/poll", "GET, HEAD, POST")
+                .route(post().to(forming::poll))
+                .route(get().to(forming::watch))
+                .route(head().to(forming::watch)),
+        )
+        .service(at("/v1/clusters/{id}/ack", "POST").route(post().to(forming::ack)))
+        .service(at("/v1/clusters/{id}/nack", "POST").route(post().to(forming::nack)))
+        .service(at("/v1/clusters/{id}/probes", "POST").route(post().to(forming::probes)))
+        .service(at("/v1/clusters/{id}/release", "POST").route(post().to(forming::release)))
+        .service(at("/v1/clusters/{id}/report", "POST").route(post().to(forming::report)))
+        .service(at("/v1/clusters/{id}/adopt", "POST").route(post().to(forming::adopt)))
         // Membership: elsewhere.
         .service(members("/v1/clusters/{id}/members"))
         .service(members("/v1/clusters/{id}/members/{rest:.*}"))
         // The database.
-        .service(at("/v1/db/accept").route(post().to(database::accept)))
-        .service(at("/v1/processes").route(get().to(database::list)))
-        .service(at("/v1/processes/{id}/forget").route(post().to(database::forget)))
+        .service(at("/v1/db/accept", "POST").route(post().to(database::accept)))
+        .service(
+            at("/v1/processes", "GET, HEAD")
+                .route(get().to(database::list))
+                .route(head().to(database::list)),
+        )
+        .service(at("/v1/processes/{id}/forget", "POST").route(post().to(database::forget)))
         // Operations.
-        .service(at("/livez").route(get().to(ops::livez)))
-        .service(at("/readyz").route(get().to(ops::readyz)))
-        .service(at("/metrics").route(get().to(ops::metrics)))
-        .service(at("/openapi.json").route(get().to(ops::openapi)))
+        .service(at("/livez", "GET, HEAD").route(get().to(ops::livez)).route(head().to(ops::livez)))
+        .service(
+            at("/readyz", "GET, HEAD").route(get().to(ops::readyz)).route(head().to(ops::readyz)),
+        )
+        .service(
+            at("/metrics", "GET, HEAD")
+                .route(get().to(ops::metrics))
+                .route(head().to(ops::metrics)),
+        )
+        .service(
+            at("/openapi.json", "GET, HEAD")
+                .route(get().to(ops::openapi))
+                .route(head().to(ops::openapi)),
+        )
         .default_service(web::to(ops::not_found));
 }
 
-fn at(path: &str) -> Resource {
-    web::resource(path).default_service(web::to(ops::method_not_allowed))
+/// A path, and the methods that it is going to be given.
+fn at(path: &str, allow: &'static str) -> Resource {
+    web::resource(path).default_service(web::to(move || ops::method_not_allowed(allow)))
 }
 
 fn members(path: &str) -> Resource {
@@ -180,10 +245,57 @@ fn log_fault(response: &ServiceResponse<impl MessageBody>, route: &str) {
         ops::livez,
         ops::readyz,
         ops::metrics,
-        ops::openapi
-    )
+        ops::openapi,
+        ops::membership
+    ),
+    modifiers(&Conventions)
 )]
 struct Api;
+
+/// What is the same for every operation: how errors are sent, and how a caller proves who it is.
+struct Conventions;
+
+/// Operations without an access token; `/v1/redeem` and adopt prove more in their own ways.
+const OPEN: [&str; 10] = [
+    "/v1/token",
+    "/v1/context",
+    "/v1/jwks",
+    "/v1/redeem",
+    "/v1/clusters/{id}/adopt",
+    "/v1/clusters/{id}/members",
+    "/livez",
+    "/readyz",
+    "/metrics",
+    "/openapi.json",
+];
+
+impl Modify for Conventions {
+    fn modify(&self, api: &mut openapi::OpenApi) {
+        let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("JWT");
+        let bearer = bearer.description(Some(
+            "An access token of /v1/token, bound to the key of the TLS client certificate.",
+        ));
+        let components = api.components.get_or_insert_default();
+        components.add_security_scheme("access_token", SecurityScheme::Http(bearer.build()));
+        let needed = SecurityRequirement::new("access_token", [""; 0]);
+        for (path, item) in &mut api.paths.paths {
+            let operations =
+                [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
+            for operation in operations.into_iter().flatten() {
+                if !OPEN.contains(&path.as_str()) {
+                    operation.security = Some(vec![needed.clone()]);
+                }
+                for (status, response) in &mut operation.responses.responses {
+                    let RefOr::T(response) = response else { continue };
+                    let error = status == "default" || status.starts_with(['4', '5']);
+                    if error && let Some(content) = response.content.shift_remove(JSON) {
+                        response.content.insert(PROBLEM_JSON.into(), content);
+                    }
+                }
+            }
+        }
+    }
+}
 
 /// The API's description, as it is served.
 pub fn openapi_text() -> String {

@@ -1,6 +1,6 @@
 //! For those who run the service.
 
-use actix_web::http::header;
+use actix_web::http::header::{self, HeaderValue};
 use actix_web::web::Data;
 use actix_web::{HttpResponse, ResponseError};
 use discovery_types::problem::{Code, Problem};
@@ -60,22 +60,31 @@ pub async fn openapi() -> HttpResponse {
 
 /// Nothing is here.
 pub async fn not_found() -> HttpResponse {
-    ApiError::not_found("such page").error_response()
+    let next = "Look into /openapi.json for the paths that there are.";
+    ApiError::new(Code::NotFound, "There is nothing at this path.", next).error_response()
 }
 
-/// Another method is.
-pub async fn method_not_allowed() -> HttpResponse {
-    let next = "Look into /openapi.json for the methods of this path.";
-    ApiError::new(Code::MethodNotAllowed, "This path takes another method.", next).error_response()
+/// Another method is: one of `allow` (RFC 9110, 15.5.6).
+pub async fn method_not_allowed(allow: &'static str) -> HttpResponse {
+    let next = format!("Use one of: {allow}.");
+    let error = ApiError::new(Code::MethodNotAllowed, "This path takes another method.", next);
+    let mut response = error.error_response();
+    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));
+    response
 }
 
-/// Members are changed by the cluster itself.
+/// Members are changed by the cluster itself: refused, whatever the method.
+#[utoipa::path(method(post, put, patch, delete), path = "/v1/clusters/{id}/members", tag = "clusters",
+    params(("id" = uuid::Uuid, Path,)), responses((status = 405, body = Problem)))]
 pub async fn membership() -> HttpResponse {
-    ApiError::new(
+    let mut response = ApiError::new(
         Code::MembershipElsewhere,
         "Discovery changes no membership.",
         "Use the cluster's own Cluster API at one of its client URLs, for instance with `etcdctl \
          member`. Members that run etcd take changes; muster-node doesn't yet.",
     )
-    .error_response()
+    .error_response();
+    // No method is allowed, and the header has to be there.
+    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(""));
+    response
 }

@@ -42,12 +42,49 @@ async fn membership_is_refused_and_the_door_named() {
     let world = World::new().await;
     let service = world.serve().await;
     let id = uuid::Uuid::now_v7();
-    for (method, tail) in [("POST", ""), ("PUT", "/1"), ("DELETE", "/8e9e05c52164694d")] {
+    let requests = [
+        ("POST", ""),
+        ("GET", ""),
+        ("PUT", "/1"),
+        ("PATCH", "/1"),
+        ("DELETE", "/8e9e05c52164694d"),
+    ];
+    for (method, tail) in requests {
         let path = format!("/v1/clusters/{id}/members{tail}");
         let (status, body) = send(&world, &service, None, method, &path, "{}".into()).await;
         assert_eq!((status, problem(&body).code), (405, Code::MembershipElsewhere));
         assert!(problem(&body).next.contains("Cluster API"));
     }
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn answers_have_the_headers_that_http_asks_for() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let ask = async |method: &str, path: &str| {
+        let end = "host: x\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+        let request = format!("{method} {path} HTTP/1.1\r\n{end}");
+        let answer = exchange(&world, &service, Some(&*world.owner), request.as_bytes()).await;
+        let answer = answer.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.to_lowercase(), body.to_owned())
+    };
+    // RFC 9110, 15.5.6.
+    let (head, _) = ask("DELETE", "/v1/admins").await;
+    assert!(head.contains(" 405 ") && head.contains("\r\nallow: get, head, put"), "{head}");
+    let members = format!("/v1/clusters/{}/members", uuid::Uuid::now_v7());
+    let (head, _) = ask("PATCH", &members).await;
+    assert!(head.contains(" 405 ") && head.contains("\r\nallow:"), "{head}");
+    // 9.3.2.
+    for path in ["/livez", "/readyz", "/metrics"] {
+        let (head, body) = ask("HEAD", path).await;
+        assert!(head.contains(" 200 "), "{path}: {head}");
+        assert_eq!(body, "", "{path}");
+    }
+    // 15.5.2.
+    let (head, _) = ask("GET", "/v1/clusters").await;
+    assert!(head.contains(" 401 ") && head.contains("\r\nwww-authenticate: bearer"), "{head}");
     service.stop().await;
 }
 
