@@ -17,10 +17,13 @@ mod process;
 mod session;
 mod token;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use discovery_types::token::holds_secret;
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 pub use error::CliError;
 
@@ -134,6 +137,13 @@ struct RemoteArgs {
 
 /// Runs the program.
 pub fn main() -> ExitCode {
+    // Keys and tokens must not end in a core file. Less is always allowed.
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    let _ = setrlimit(Resource::Core, none);
+    if let Err(error) = check_arguments(std::env::args_os().skip(1)) {
+        Printer::stdio(false).error(&error);
+        return ExitCode::from(error.exit_code());
+    }
     match Cli::try_parse() {
         Ok(cli) => run(cli),
         Err(error) => {
@@ -143,6 +153,21 @@ pub fn main() -> ExitCode {
             ExitCode::from(code)
         }
     }
+}
+
+/// A secret among the arguments is refused before anything could repeat it.
+fn check_arguments(arguments: impl Iterator<Item = OsString>) -> Result<(), CliError> {
+    for argument in arguments {
+        if holds_secret(&argument.to_string_lossy()) {
+            return Err(CliError::Usage(
+                "a secret (a join bundle's token, or a private key) stands on the command line, \
+                 where other users and the shell's history see it: revoke it, and name the file \
+                 that holds the next one"
+                    .into(),
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn run(cli: Cli) -> ExitCode {

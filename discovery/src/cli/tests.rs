@@ -115,6 +115,72 @@ fn a_key_is_not_overwritten() {
 }
 
 #[test]
+fn a_folder_is_no_place_for_a_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let ran = muster(folder.path(), "key new --out HOME/");
+    assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{}", ran.err);
+    assert!(ran.err.contains("names a folder"), "{}", ran.err);
+}
+
+#[test]
+fn a_secret_among_the_arguments_is_refused_and_never_repeated() {
+    let pem = SigningKey::generate().to_pem();
+    let token = discovery_types::token::Token::generate(discovery_types::grant::TokenKind::Boot);
+    let token = secrecy::ExposeSecret::expose_secret(&token.expose()).to_owned();
+    for secret in [pem.as_str(), &token, &format!("muster1 urls=https://a:1 {token}")] {
+        let arguments = ["init", "--owner", secret].map(OsString::from);
+        let refused = check_arguments(arguments.into_iter()).unwrap_err();
+        assert_eq!(refused.exit_code(), 2);
+        assert!(!refused.to_string().contains(&secret[..20]), "{refused}");
+    }
+    assert!(check_arguments(["key", "new"].map(OsString::from).into_iter()).is_ok());
+}
+
+#[test]
+fn the_first_owner_may_be_named_by_the_pub_file() {
+    let folder = tempfile::tempdir().unwrap();
+    muster(folder.path(), "key new --out HOME/owner.pem");
+    let line = "init --owner HOME/owner.pub --dir HOME/keys --url https://disco.example:8443";
+    let ran = muster(folder.path(), line);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let public = std::fs::read_to_string(folder.path().join("owner.pub")).unwrap();
+    assert!(ran.out.contains(&format!("owners={}", public.trim())), "{}", ran.out);
+    let line = "init --owner HOME/owner.pem --dir HOME/other --url https://disco.example:8443";
+    let ran = muster(folder.path(), line);
+    assert_eq!(ran.code, 2, "a private key");
+    assert!(!ran.err.contains("PRIVATE"), "{}", ran.err);
+}
+
+#[test]
+fn another_context_of_the_same_name_is_replaced_only_if_that_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, two) = (context_line("https://a.example:1"), context_line("https://b.example:1"));
+    for (line, code) in [
+        (format!("context add --home HOME {one}"), 0),
+        (format!("context add --home HOME {one}"), 0),
+        (format!("context add --home HOME {two}"), 1),
+        (format!("context add --home HOME {two} --name second"), 0),
+    ] {
+        let ran = muster(folder.path(), &line);
+        assert_eq!(ran.code, code, "{}", ran.err);
+        let shown = muster(folder.path(), "context show default --home HOME");
+        assert!(shown.out.contains("https://a.example:1"), "{}", shown.out);
+    }
+    let ran = muster(folder.path(), &format!("context add --home HOME {two} --replace"));
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let shown = muster(folder.path(), "context show default --home HOME");
+    assert!(shown.out.contains("https://b.example:1"), "{}", shown.out);
+}
+
+#[test]
+fn serve_says_what_it_lacks_and_does_not_want_a_restart_where_a_person_is_needed() {
+    let folder = tempfile::tempdir().unwrap();
+    let ran = muster(folder.path(), "serve --keys HOME/none --ledger HOME/ledger --database-url x");
+    assert_eq!(ran.code, 3, "{}", ran.err);
+    assert!(ran.err.contains("muster-discovery init"), "{}", ran.err);
+}
+
+#[test]
 fn a_private_key_never_stands_where_the_public_one_goes() {
     let folder = tempfile::tempdir().unwrap();
     let ran = muster(folder.path(), "key new --out HOME/ada.pub");

@@ -12,7 +12,6 @@ use actix_web::{HttpServer, middleware};
 use discovery_formation::Millis;
 use discovery_formation::service::Settings;
 use discovery_types::access::issuer;
-use rustix::process::{Resource, Rlimit, setrlimit};
 use sqlx::ConnectOptions;
 use sqlx::postgres::PgConnectOptions;
 use tokio::net::{TcpListener, TcpSocket};
@@ -105,10 +104,6 @@ pub async fn serve(args: ServeArgs) -> Result<(), ServerError> {
 
 /// Starts a service; returns when it listens.
 pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
-    // Keys must not end in a core file.
-    if let Err(error) = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }) {
-        tracing::warn!(%error, "can't turn core dumps off");
-    }
     check(&args)?;
     let keys = Keydir::load(&args.keys)
         .map_err(|error| ServerError::lasting(error.is_lasting(), "can't read the keys", error))?;

@@ -19,6 +19,16 @@ pub const TOKEN_PREFIX: &str = "mst_";
 /// Length of every token in characters.
 pub const TOKEN_LENGTH: usize = 4 + 4 + 1 + 16 + 1 + 52 + 1 + 7;
 
+/// Whether a text holds a token or a private key, whole or in part: no message may repeat it.
+pub fn holds_secret(text: &str) -> bool {
+    let digit = |c: char| c.is_ascii_lowercase() || ('2'..='7').contains(&c);
+    let begins_one = |kind: TokenKind| {
+        let start = format!("{TOKEN_PREFIX}{kind}_");
+        text.split(&start).skip(1).any(|rest| rest.chars().take_while(|c| digit(*c)).count() >= 8)
+    };
+    text.contains("PRIVATE KEY-----") || begins_one(TokenKind::Boot) || begins_one(TokenKind::Join)
+}
+
 /// Why a text is no token. None of these shows any of the text: it may be most of a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
