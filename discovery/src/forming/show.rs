@@ -13,6 +13,7 @@ use discovery_types::api::{
 use discovery_types::jws::Jws;
 use discovery_types::leaves::Leaves;
 use discovery_types::name::Name;
+use discovery_types::statement::StatementChain;
 
 use super::{Applied, Delivery};
 use crate::domain::wire_proposal;
@@ -23,6 +24,8 @@ use crate::store::{Generation, StoreError};
 
 /// Events that a cluster's timeline is made of, the newest ones.
 pub const TIMELINE_EVENTS: i64 = 500;
+/// The code of the one reason that isn't the cluster's own.
+const DATABASE_CHANGED: &str = "database_changed";
 /// PEM lines.
 const PEM_WIDTH: usize = 64;
 
@@ -78,7 +81,7 @@ pub fn poll_response(
         matrix: matrix(cluster),
         releases,
         document: document.as_ref().map(|delivery| commit_document(delivery, &chain.jws())),
-        explain: explanations(cluster, settings, *now, generation),
+        explain: explanations(cluster, chain, settings, *now, generation),
     })
 }
 
@@ -147,14 +150,16 @@ pub fn matrix(cluster: &Cluster) -> Vec<api::MatrixRow> {
 /// Why it waits, the database's own reason first.
 pub fn explanations(
     cluster: &Cluster,
+    chain: &StatementChain,
     settings: &Settings,
     now: formation::Micros,
     generation: Option<&Generation>,
 ) -> Vec<Explanation> {
+    let called = chain.newest().name.as_str();
     let mut lines = Vec::new();
     if let Some(text) = generation.and_then(Generation::explain) {
         lines.push(Explanation {
-            code: "database_changed".into(),
+            code: DATABASE_CHANGED.into(),
             missing: text,
             held_by: vec!["service".into()],
             last_error: None,
@@ -166,13 +171,17 @@ pub fn explanations(
         let agent = cluster.agents.get(key);
         agent.map_or_else(|| key.to_string(), |agent| agent.record.name.clone())
     };
-    lines.extend(explain(cluster, settings, now).into_iter().map(|line: Line| Explanation {
+    // The database's own reason was given above, or is over since the cluster's last event.
+    let known = generation.is_some();
+    let own = explain(cluster, settings, now).into_iter();
+    let own = own.filter(|line| !(known && line.code == DATABASE_CHANGED));
+    lines.extend(own.map(|line: Line| Explanation {
         code: line.code.into(),
         missing: line.what,
         held_by: line.who.iter().map(name).collect(),
         last_error: line.last_error,
         next_retry_ms: line.next.map(milliseconds),
-        command: Some(line.way_out).filter(|text| !text.is_empty()),
+        command: Some(line.way_out.replace("NAME", called)).filter(|text| !text.is_empty()),
     }));
     lines
 }
@@ -285,7 +294,7 @@ pub fn timeline(mut events: Vec<Event>) -> Vec<api::Moment> {
     let moment = |(event, at_ms): (String, i64)| api::Moment {
         event,
         at_ms,
-        since_full_ms: full.map(|full| at_ms - full),
+        since_full_ms: full.map(|full| at_ms - full).filter(|since| *since >= 0),
     };
     moments.into_iter().map(moment).collect()
 }

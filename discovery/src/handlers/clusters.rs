@@ -216,7 +216,7 @@ pub async fn show_one(
         statement: Some(chain.newest_hash()),
         seats: show::seats(&cluster, &addresses),
         timeline: show::timeline(events),
-        explain: explanations(&cluster, settings, now, generation.as_ref()),
+        explain: explanations(&cluster, &chain, settings, now, generation.as_ref()),
         document: cluster.frozen.as_ref().filter(|_| decided).map(|frozen| Digest(frozen.h.0)),
         raft_cluster_id: show::raft_cluster(&cluster),
         alarms: show::alarms(&cluster),
@@ -249,12 +249,12 @@ pub async fn explain(
 ) -> Result<Json<ExplainResponse>, ApiError> {
     authorise(&request, &app, Action::ShowCluster, Some(*path)).await?;
     let found = app.forming.store.read_cluster(*path).await?;
-    let (cluster, _, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
     let generation = app.forming.store.look_at_generation().await?;
     Ok(Json(ExplainResponse {
         state: show::state_of(cluster.phase),
         epoch: cluster.epoch,
-        explain: explanations(&cluster, &app.forming.settings, now, Some(&generation)),
+        explain: explanations(&cluster, &chain, &app.forming.settings, now, Some(&generation)),
     }))
 }
 

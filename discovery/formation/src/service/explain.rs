@@ -19,7 +19,8 @@ pub struct Line {
     pub last_error: Option<String>,
     /// When it is tried or judged again.
     pub next: Option<Micros>,
-    /// The command to run, or what to do.
+    /// The command to run, or what to do; `NAME` stands for the cluster's name, which isn't known
+    /// here.
     pub way_out: String,
 }
 
@@ -94,7 +95,7 @@ impl Writer<'_> {
                 split.other, split.epoch
             ),
             "find out on the hosts which list runs, stop the other one's nodes, then have an owner \
-             run `muster-discovery cluster retire`",
+             run `muster-discovery cluster retire NAME`",
         ))
     }
 
@@ -128,7 +129,9 @@ impl Writer<'_> {
             .map(|(&key, _)| key)
             .collect();
         let waiting: Vec<KeyId> = self.cluster.standbys().into_values().collect();
-        let mut what = format!("{taken} of {size} seats are taken");
+        let free = size - taken;
+        let are = if free == 1 { "is" } else { "are" };
+        let mut what = format!("{free} of {size} seats {are} free");
         if !gone.is_empty() {
             what += &format!("; not heard of any more: {}", self.names(&gone));
         }
@@ -143,7 +146,7 @@ impl Writer<'_> {
             gone,
             what,
             "start `muster-agent run` with the bundle on more hosts, or on these again; give up with \
-             `muster-discovery cluster abandon`",
+             `muster-discovery cluster abandon NAME`",
         ))
     }
 
@@ -232,7 +235,7 @@ impl Writer<'_> {
                 self.names(&missing)
             ),
             "start the agents on these hosts; if a majority of them is lost for good, have an owner \
-             run `muster-discovery cluster retire` and create a new cluster",
+             run `muster-discovery cluster retire NAME` and create a new cluster",
         ))
     }
 
@@ -244,7 +247,7 @@ impl Writer<'_> {
                 "create a new cluster; if a host holds this one's document, starting its agent \
                  brings the cluster back"
             }
-            _ => "create a new cluster with `muster-discovery cluster create`",
+            _ => "create a new cluster with `muster-discovery cluster create NAME`",
         };
         let what = format!("the cluster is {}: {by}", self.cluster.phase.as_str());
         self.line(self.cluster.phase.as_str(), Vec::new(), what, way_out)

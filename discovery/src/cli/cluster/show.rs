@@ -1,6 +1,6 @@
 //! `cluster list`, `show` and `explain`.
 
-use discovery_types::api::{ClusterSummary, ClusterView, Explanation, SeatView};
+use discovery_types::api::{ClusterState, ClusterSummary, ClusterView, Explanation, SeatView};
 
 use crate::cli::CliError;
 use crate::cli::printer::{Printer, Text, or_dash, time};
@@ -44,11 +44,12 @@ pub(super) async fn show(
     let id = session.cluster(cluster).await?.cluster;
     let view = session.client.show_cluster(id).await?;
     printer.value(&view, |out| {
+        let summary = &view.summary;
         head(out, &view);
         out.line("");
         out.table(
             ["SEAT", "NAME", "PEER URLS", "CLIENT URLS", "ACKED", "REACHES", "LEASE UNTIL"],
-            view.seats.iter().map(seat),
+            view.seats.iter().map(|of| seat(of, summary.state)),
         );
         if !view.timeline.is_empty() {
             out.line("");
@@ -85,7 +86,7 @@ fn head(out: &mut Text<'_>, view: &ClusterView) {
     out.fields(&fields);
 }
 
-fn seat(seat: &SeatView) -> [String; 7] {
+fn seat(seat: &SeatView, state: ClusterState) -> [String; 7] {
     let urls = |urls: &[discovery_types::url::NodeUrl]| {
         urls.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
     };
@@ -96,7 +97,8 @@ fn seat(seat: &SeatView) -> [String; 7] {
         urls(&seat.peer_urls),
         urls(&seat.client_urls),
         if seat.acked { "yes" } else { "-" }.into(),
-        if seat.probes.is_empty() {
+        // What was reported last: not news any more once everybody has signed.
+        if seat.probes.is_empty() || state != ClusterState::Preparing {
             "-".into()
         } else {
             format!("{reached}/{}", seat.probes.len())
@@ -124,7 +126,7 @@ pub(super) async fn explain(
 fn waits(out: &mut Text<'_>, explain: &[Explanation]) {
     for reason in explain {
         out.line("");
-        let mut fields = vec![("waits for", reason.missing.clone())];
+        let mut fields = vec![("why", reason.missing.clone())];
         if !reason.held_by.is_empty() {
             fields.push(("held by", reason.held_by.join(", ")));
         }
@@ -132,10 +134,10 @@ fn waits(out: &mut Text<'_>, explain: &[Explanation]) {
             fields.push(("last error", error.clone()));
         }
         if let Some(retry) = reason.next_retry_ms {
-            fields.push(("next try", time(retry)));
+            fields.push(("judged again", time(retry)));
         }
         if let Some(command) = &reason.command {
-            fields.push(("run", command.clone()));
+            fields.push(("to do", command.clone()));
         }
         out.fields(&fields);
     }
