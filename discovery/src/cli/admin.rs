@@ -23,7 +23,7 @@ pub(super) struct AdminArgs {
 
 #[derive(Debug, Subcommand)]
 enum AdminCommand {
-    /// Make somebody an admin, or change an admin's name or roles; prints a context for them
+    /// Make somebody an admin; prints a context for them
     #[command(after_help = "\
 Example:
   muster-discovery admin add ada ed25519:… --role issuer,operator
@@ -40,6 +40,9 @@ exist already don't know the new admin until an owner runs `cluster restate NAME
         /// Roles, separated by commas
         #[arg(long, value_name = "ROLE", value_delimiter = ',', required = true)]
         role: Vec<Role>,
+        /// Change the name or the roles of a key that is an admin's already
+        #[arg(long)]
+        replace: bool,
     },
     /// List the admins
     List,
@@ -56,12 +59,20 @@ pub(super) async fn run(args: AdminArgs, printer: &mut Printer) -> Result<(), Cl
     let (list, mut chain) = session.admins().await?;
     match args.command {
         AdminCommand::List => show(printer, &list, &chain),
-        AdminCommand::Add { name, public_key, mut role } => {
+        AdminCommand::Add { name, public_key, mut role, replace } => {
             role.sort();
             role.dedup();
             let key = public_key;
             let admin = Admin { key, name, roles: role };
-            change(&session, &mut chain, Change::Add(admin.clone())).await?;
+            match chain.find(&key.key_id()) {
+                Some(known) if is_same(known, &admin) => {
+                    printer.note("nothing has changed: the key is this admin's already");
+                }
+                known => {
+                    check_add(&chain, known, &admin, replace)?;
+                    change(&session, &mut chain, Change::Add(admin.clone())).await?;
+                }
+            }
             if admin.is_owner() && !session.context.owners.contains(&key) {
                 session.context.owners.push(key);
                 session.home.put(&session.name, &session.context)?;
@@ -97,6 +108,43 @@ pub(super) async fn run(args: AdminArgs, printer: &mut Printer) -> Result<(), Cl
     }
 }
 
+fn is_same(one: &Admin, other: &Admin) -> bool {
+    let roles = |admin: &Admin| {
+        let mut roles = admin.roles.clone();
+        roles.sort();
+        roles
+    };
+    one.name == other.name && roles(one) == roles(other)
+}
+
+/// What would surprise: a key that loses its name or roles, a name that is another's.
+fn check_add(
+    chain: &AdminChain,
+    known: Option<&Admin>,
+    admin: &Admin,
+    replace: bool,
+) -> Result<(), CliError> {
+    if let Some(known) = known
+        && !replace
+    {
+        let roles: Vec<_> = known.roles.iter().map(|role| role.as_str()).collect();
+        return Err(CliError::Usage(format!(
+            "the key is already that of `{}` ({}): say --replace to change name and roles",
+            known.name,
+            roles.join(",")
+        )));
+    }
+    let namesake = chain.admins().iter().find(|other| other.name == admin.name);
+    match namesake.filter(|other| other.key != admin.key) {
+        Some(other) => Err(CliError::Usage(format!(
+            "`{}` is the name of another admin (key {}): choose another one",
+            other.name,
+            other.key.key_id()
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Signs a change, checks that the chain takes it, and puts it.
 async fn change(session: &Session, chain: &mut AdminChain, change: Change) -> Result<(), CliError> {
     session.needs(chain, Action::ChangeAdmins)?;
@@ -120,7 +168,12 @@ fn find(chain: &AdminChain, text: &str) -> Result<Admin, CliError> {
 fn show(printer: &mut Printer, list: &AdminList, chain: &AdminChain) -> Result<(), CliError> {
     // What the chain says, not what the service says that it says.
     let verified = AdminList { admins: chain.admins().to_vec(), ..list.clone() };
-    printer.value(&verified, |out| {
+    let mut value = serde_json::to_value(&verified).expect("answers are plain structs");
+    for (shown, admin) in value["admins"].as_array_mut().into_iter().flatten().zip(chain.admins()) {
+        // `admin revoke` takes it.
+        shown["key_id"] = json!(admin.key.key_id());
+    }
+    printer.value(&value, |out| {
         let rows = verified.admins.iter().map(|admin| {
             let roles: Vec<_> = admin.roles.iter().map(|role| role.as_str()).collect();
             [admin.name.to_string(), roles.join(","), admin.key.key_id().to_string()]
