@@ -95,6 +95,8 @@ pub enum CliError {
         needs: String,
         /// In which list the key was looked for.
         where_: &'static str,
+        /// Whether it stands in that list, with other roles.
+        listed: bool,
     },
     /// The grant would be refused.
     #[error(transparent)]
@@ -162,6 +164,14 @@ impl CliError {
             }
             CliError::ForeignAdmins => {
                 "get the context line from somebody whom you trust, not from this service"
+            }
+            CliError::Role { listed: true, where_, .. } if !where_.is_empty() => {
+                "an owner can give your key the role: muster-discovery admin add NAME PUBLIC_KEY \
+                 --role ROLE --replace, then cluster restate NAME"
+            }
+            CliError::Role { listed: true, .. } => {
+                "an owner can give your key the role: muster-discovery admin add NAME PUBLIC_KEY \
+                 --role ROLE --replace"
             }
             CliError::Role { where_, .. } if !where_.is_empty() => {
                 "if you became an admin after the cluster was created, an owner runs: \

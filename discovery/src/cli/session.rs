@@ -83,7 +83,7 @@ impl Session {
         if admin.is_some_and(|admin| roles_allow(&admin.roles, action)) {
             return Ok(());
         }
-        Err(self.refused(action, ""))
+        Err(self.refused(action, "", admin.is_some()))
     }
 
     /// The same for a cluster, whose newest statement is what counts.
@@ -96,11 +96,12 @@ impl Session {
         if admin.is_some_and(|admin| roles_allow(&admin.roles, action)) {
             return Ok(());
         }
-        Err(self.refused(action, " in the cluster's newest statement"))
+        Err(self.refused(action, " in the cluster's newest statement", admin.is_some()))
     }
 
-    fn refused(&self, action: Action, where_: &'static str) -> CliError {
-        CliError::Role { key: self.key.key_id().to_string(), needs: action.needs(), where_ }
+    fn refused(&self, action: Action, where_: &'static str, listed: bool) -> CliError {
+        let key = self.key.key_id().to_string();
+        CliError::Role { key, needs: action.needs(), where_, listed }
     }
 }
 

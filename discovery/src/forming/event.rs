@@ -375,7 +375,21 @@ pub fn statement_allows(
     let newest = chain.newest();
     match newest.admin(&key.key_id()) {
         Some(admin) if roles_allow(&admin.roles, action) => Ok(()),
-        _ => Err(ApiError::new(
+        Some(_) => Err(ApiError::new(
+            Code::NotInStatement,
+            format!(
+                "Statement {} of cluster {} gives your key other roles: this takes {}.",
+                newest.seq,
+                newest.name,
+                action.needs()
+            ),
+            format!(
+                "Have an owner change the roles with `muster-discovery admin add --replace`, then \
+                 run `muster-discovery cluster restate {}`.",
+                newest.name
+            ),
+        )),
+        None => Err(ApiError::new(
             Code::NotInStatement,
             format!(
                 "Statement {} of cluster {} doesn't give your key a role that may do this.",
