@@ -15,6 +15,10 @@ impl<'a> Printer<'a> {
 
     /// One line for people, or the one JSON document of a `--json`.
     pub fn line(&mut self, text: &str) -> io::Result<()> {
-        writeln!(self.out, "{text}")
+        match writeln!(self.out, "{text}").and_then(|()| self.out.flush()) {
+            // Whoever reads us has had enough (`| head`).
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            written => written,
+        }
     }
 }
