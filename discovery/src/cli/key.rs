@@ -48,6 +48,12 @@ pub(super) fn run(args: KeyArgs, printer: &mut Printer) -> Result<(), CliError> 
                     "--out names the private key: .pub is for the public one beside it".into(),
                 ));
             }
+            if out.is_dir() || out.file_name().is_none() {
+                return Err(CliError::Usage("--out names a folder: name a file in it".into()));
+            }
+            if out.exists() {
+                return Err(KeyFileError::Exists(out).into());
+            }
             if public.exists() {
                 return Err(KeyFileError::Exists(public).into());
             }

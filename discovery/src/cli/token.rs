@@ -68,7 +68,7 @@ struct CreateArgs {
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
     ttl: Duration,
     /// Addresses that may redeem it; may be repeated
-    #[arg(long, value_name = "CIDR")]
+    #[arg(long, value_name = "CIDR", value_parser = parse_block)]
     cidr: Vec<IpNet>,
     /// The one name that the member may have
     #[arg(long, value_name = "NAME")]
@@ -215,6 +215,13 @@ fn grant(
         // Agents have no zone to show: a token bound to one could never be redeemed.
         zone: None,
     })
+}
+
+/// `10.1.0.0/16`; an address alone is itself.
+fn parse_block(text: &str) -> Result<IpNet, String> {
+    let alone = || text.parse::<std::net::IpAddr>().ok().map(IpNet::from);
+    let block = text.parse().ok().or_else(alone);
+    block.ok_or_else(|| format!("`{text}` is no block of addresses, such as 10.1.0.0/16"))
 }
 
 fn row(view: &GrantView) -> [String; 7] {

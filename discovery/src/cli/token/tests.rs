@@ -55,6 +55,13 @@ fn a_grant_as_it_is_typed_is_one_that_everybody_takes() {
 }
 
 #[test]
+fn an_address_alone_is_a_block_of_one() {
+    let blocks = typed("--cidr 10.0.0.1 --cidr fd00::1 --cidr 10.0.0.0/8").cidr;
+    let text: Vec<_> = blocks.iter().map(ToString::to_string).collect();
+    assert_eq!(text, ["10.0.0.1/32", "fd00::1/128", "10.0.0.0/8"]);
+}
+
+#[test]
 fn uses_are_the_size_or_one_for_a_named_member() {
     let chain = chain(&SigningKey::generate());
     let token = Token::generate(TokenKind::Boot);
