@@ -19,8 +19,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use super::args::DATABASE_URL;
 
+use super::args::DATABASE_URL;
 use super::tls::{remember_peer, server_config};
 use super::{DatabaseArgs, ServeArgs, ServerError, TimeArgs};
 use crate::app::App;
@@ -105,6 +105,12 @@ pub async fn serve(args: ServeArgs) -> Result<(), ServerError> {
 /// Starts a service; returns when it listens.
 pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
     check(&args)?;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        keys = %args.keys.display(),
+        ledger = %args.ledger.display(),
+        "starting"
+    );
     let keys = Keydir::load(&args.keys)
         .map_err(|error| ServerError::lasting(error.is_lasting(), "can't read the keys", error))?;
     let ledger = Ledger::open(&args.ledger).map_err(|error| {
@@ -165,8 +171,6 @@ pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
     Ok(Running { addresses, handle, server, app, tracker, stop_background, postgres, drain })
 }
 
-/// Takes the addresses. Connections are refused until the sockets listen.
-fn bind(addresses: &[SocketAddr]) -> Result<Vec<(SocketAddr, TcpSocket)>, ServerError> {
 /// Whoever can write to the ledger's folder can take commits away.
 fn warn_if_writable(ledger: &Path) {
     let Ok(metadata) = std::fs::metadata(ledger) else { return };
@@ -180,6 +184,8 @@ fn warn_if_writable(ledger: &Path) {
     }
 }
 
+/// Takes the addresses. Connections are refused until the sockets listen.
+fn bind(addresses: &[SocketAddr]) -> Result<Vec<(SocketAddr, TcpSocket)>, ServerError> {
     let bound = |address: SocketAddr| {
         let socket = match address {
             SocketAddr::V4(_) => TcpSocket::new_v4()?,
