@@ -70,6 +70,15 @@ impl ApiError {
         self
     }
 
+    /// Puts a name beside a key that it speaks of.
+    #[must_use]
+    pub fn naming(mut self, key: &str, name: &str) -> Self {
+        for text in [&mut self.problem.detail, &mut self.problem.next] {
+            *text = text.replace(key, &format!("{name} ({key})"));
+        }
+        self
+    }
+
     /// What it says.
     pub fn problem(&self) -> &Problem {
         &self.problem

@@ -139,7 +139,7 @@ impl Forming {
             self.metrics.ledger_entries.set(self.store.ledger().len() as i64);
             crate::crash::point("after", "ledger");
         }
-        let answer = answer.map_err(|refusal| ApiError::refused(&refusal, self.settings.lease))?;
+        let answer = answer.map_err(|refusal| self.refused(&refusal, &cluster))?;
         Ok(Applied { cluster, chain, now, answer, document: delivery, grants })
     }
 
@@ -187,6 +187,18 @@ impl Forming {
             self.store.let_out(entry).await?;
         }
         Ok((delivery, chain.jws()))
+    }
+
+    /// The machine's no, with the name of whoever is in the way: it knows keys only.
+    fn refused(&self, refusal: &Refusal, cluster: &Cluster) -> ApiError {
+        let error = ApiError::refused(refusal, self.settings.lease);
+        match refusal {
+            Refusal::Duplicate { other, .. } => match cluster.agents.get(other) {
+                Some(agent) => error.naming(&other.to_string(), &agent.record.name),
+                None => error,
+            },
+            _ => error,
+        }
     }
 
     /// Tells the machine, first, what became of the database since it was last asked.

@@ -145,7 +145,9 @@ async fn two_hosts_of_one_name_or_address_and_one_key_on_two_hosts_are_refused()
     assert!(refused.to_string().contains("node-1"), "{refused}");
     second.record.name = "node-2".parse().unwrap();
     second.record.peer_urls = first.record.peer_urls.clone();
-    assert_eq!(second.redeem().await.unwrap_err().code(), Some(Code::Conflict));
+    let refused = second.redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::Conflict));
+    assert!(refused.to_string().contains("node-1 ("), "{refused}");
     assert_eq!(keys_used(&world).await, 1);
     // A clone: the same key, the same counter, another run.
     let mut clone = first;
