@@ -45,9 +45,15 @@ pub struct ContextResponse {
     /// Its time, in milliseconds since 1970.
     pub now_ms: i64,
     /// The longest deadline that a statement may set here.
+    #[serde(default = "one_day")]
     pub max_deadline_seconds: u64,
     /// Version of the program.
     pub version: String,
+}
+
+/// What services allow unless told otherwise, those too that don't say it.
+fn one_day() -> u64 {
+    86_400
 }
 
 /// One key of a JWKS (RFC 8037).
