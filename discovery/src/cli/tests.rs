@@ -173,14 +173,6 @@ fn another_context_of_the_same_name_is_replaced_only_if_that_is_said() {
 }
 
 #[test]
-fn serve_says_what_it_lacks_and_does_not_want_a_restart_where_a_person_is_needed() {
-    let folder = tempfile::tempdir().unwrap();
-    let ran = muster(folder.path(), "serve --keys HOME/none --ledger HOME/ledger --database-url x");
-    assert_eq!(ran.code, 3, "{}", ran.err);
-    assert!(ran.err.contains("muster-discovery init"), "{}", ran.err);
-}
-
-#[test]
 fn a_private_key_never_stands_where_the_public_one_goes() {
     let folder = tempfile::tempdir().unwrap();
     let ran = muster(folder.path(), "key new --out HOME/ada.pub");

@@ -62,7 +62,25 @@ async fn what_only_a_person_can_mend_asks_for_no_restart() {
     let Err(refused) = start(world.args("ledger")).await else { panic!("it started") };
     assert_eq!(refused.exit_code(), 3, "{refused:?}");
     std::fs::write(&ledger, whole).unwrap();
+    let mut args = world.args("ledger");
+    args.keys = world.folder.path().join("none");
+    let Err(refused) = start(args).await else { panic!("it started") };
+    assert_eq!(refused.exit_code(), 3, "{refused:?}");
+    let cause = std::error::Error::source(&refused).unwrap().to_string();
+    assert!(cause.contains("muster-discovery init"), "{cause}");
     start(world.args("ledger")).await.unwrap().stop().await;
+}
+
+#[tokio::test]
+async fn without_a_database_both_ways_to_one_are_named() {
+    let world = World::new().await;
+    let mut args = world.args("ledger");
+    args.database.database_url = None;
+    let Err(refused) = start(args).await else { panic!("it started") };
+    assert_eq!(refused.exit_code(), 2, "{refused:?}");
+    for way in ["--managed-postgres", "--database-url", "MUSTER_DATABASE_URL"] {
+        assert!(refused.to_string().contains(way), "{refused}");
+    }
 }
 
 #[tokio::test]
