@@ -30,6 +30,14 @@ pub struct Options {
     pub loopback: bool,
 }
 
+/// An etcdctl that finds nobody at first waits a whole second before it looks again: one that gives
+/// up soon and is started anew tells the time better.
+const IMPATIENT: [&str; 2] = ["--command-timeout=400ms", "--dial-timeout=300ms"];
+
+fn succeeded(output: &std::process::Output) -> bool {
+    output.status.success()
+}
+
 /// Tells the whole story.
 ///
 /// # Errors
@@ -106,7 +114,10 @@ fn form(story: &mut Story, world: &World, bundle: &std::path::Path) -> Result<Ve
         agents.push(agent);
     }
     until("the cluster to take a write", LIMIT, || {
-        etcdctl.output(&["put", "first", "write"]).ok().filter(|o| o.status.success())
+        etcdctl
+            .output(&[&["put", "first", "write"], &IMPATIENT[..]].concat())
+            .ok()
+            .filter(succeeded)
     })?;
     let took = third_started.elapsed().as_millis();
     let shown = world.wait_cluster_state("demo", "formed", LIMIT)?;
@@ -159,9 +170,8 @@ fn lose_the_leader(
         all.iter().enumerate().filter(|(i, _)| *i != leader).map(|(_, h)| *h).collect();
     let survivors = world.etcdctl("demo", &others)?;
     until("a write after the leader's death", LIMIT, || {
-        let args =
-            ["put", "after", "the leader", "--command-timeout=400ms", "--dial-timeout=300ms"];
-        survivors.output(&args).ok().filter(|o| o.status.success())
+        let args = [&["put", "after", "the leader"], &IMPATIENT[..]].concat();
+        survivors.output(&args).ok().filter(succeeded)
     })?;
     story.checked(&format!("a write succeeded again after {} ms", killed.elapsed().as_millis()));
     let new = agents[leader].wait_new_node(old, LIMIT)?;
