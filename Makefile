@@ -39,7 +39,7 @@ audit: ## advisories, licences, bans (cargo-deny; needs network)
 sim: setup ## seeded simulation of the node: make sim N=100000, or SEED=… to replay one history
 	$(CARGO) run --release -q -p muster-tests --bin sim --locked -- $(if $(SEED),--seed $(SEED),--histories $(or $(N),20000))
 
-explore: setup ## exhaustive exploration of the bootstrap protocol, full bounds
+explore: setup ## explore the bootstrap protocol: the ladder, full bounds, random walks (2 h)
 	$(CARGO) run --release -q -p muster-tests --bin explore --locked -- --full
 
 bench: release ## muster-node beside stock etcd, same client, same run

@@ -7,21 +7,30 @@
 )]
 
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use muster_tests::explore::{
-    Config, Faults, HOSTS, Limits, Progress, Report, Walks, World, explore, walk_at_random,
+    Config, Faults, HOSTS, Limits, Progress, Report, Walks, World, explore, ladder, walk_at_random,
 };
-use serde_json::json;
+use serde_json::{Value, json};
+
+/// Of the time, one part in this many is for random walks if the bounds were not exhausted.
+const WALKS_ONE_IN: u32 = 12;
+/// Of the time, one part in this many is for the ladder at most.
+const LADDER_ONE_IN: u32 = 2;
 
 /// Explores the production code of both state machines.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// The full bounds: 3 seats, 5 hosts, 3 epochs, every fault once, pauses anywhere.
+    /// The full bounds: 3 seats, 5 hosts, 3 epochs, every fault once, pauses anywhere. Before them
+    /// the ladder: configurations with a part of the faults, each to be exhausted.
     #[arg(long)]
     full: bool,
+    /// The ladder only.
+    #[arg(long)]
+    ladder: bool,
     /// Seats of the cluster.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=3))]
     seats: u8,
@@ -52,15 +61,31 @@ struct Arguments {
     /// Frozen lists that time out; 255 for no bound.
     #[arg(long, default_value_t = 1)]
     timeouts: u8,
+    /// Abandons and deadlines that pass.
+    #[arg(long, default_value_t = 0)]
+    ends: u8,
+    /// Changed databases that an owner accepts.
+    #[arg(long, default_value_t = 0)]
+    accepts: u8,
+    /// Faults of all kinds together; 255 for no bound beyond those of each kind.
+    #[arg(long, default_value_t = 255)]
+    together: u8,
+    /// Take no states and steps for one another, to compare.
+    #[arg(long)]
+    unreduced: bool,
     /// Walk the fault-free road from one in this many states; 0 for none.
     #[arg(long, default_value_t = 256)]
     roads: u64,
-    /// Stop after this many minutes, and walk at random for a tenth of them.
+    /// Stop after this many minutes. If something was cut short, the last twelfth of them is for
+    /// random walks.
     #[arg(long, default_value_t = 120)]
     minutes: u64,
     /// Stop at this much resident memory, in MiB.
     #[arg(long, default_value_t = 8192)]
     memory: u64,
+    /// States of one depth; beyond that the search goes depth first.
+    #[arg(long, default_value_t = 200_000)]
+    frontier: usize,
     /// Threads.
     #[arg(long, default_value_t = 2)]
     threads: usize,
@@ -73,14 +98,20 @@ struct Arguments {
 }
 
 impl Arguments {
+    /// What is explored, one after the other.
+    fn configs(&self) -> Vec<Config> {
+        let rungs = if self.full || self.ladder { ladder() } else { vec![self.config()] };
+        let full = self.full.then(|| Config { together: self.together, ..Config::full() });
+        let reduced = |config| Config { reduced: !self.unreduced, ..config };
+        rungs.into_iter().chain(full).map(reduced).collect()
+    }
+
     fn config(&self) -> Config {
-        if self.full {
-            return Config::full();
-        }
         let hosts = usize::from(self.hosts).min(HOSTS);
         Config {
             epochs: self.epochs,
             roads: self.roads,
+            together: self.together,
             late: self.remakes > 0 || self.deaths > 0,
             faults: Faults {
                 restores: self.restores,
@@ -90,6 +121,8 @@ impl Arguments {
                 kills: self.kills,
                 pauses: self.pauses,
                 timeouts: self.timeouts,
+                ends: self.ends,
+                accepts: self.accepts,
                 ..Faults::default()
             },
             ..Config::sound("command line", self.seats, hosts)
@@ -97,35 +130,55 @@ impl Arguments {
     }
 }
 
+/// One configuration and what came of it.
+struct Explored {
+    config: Config,
+    report: Report,
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let config = arguments.config();
-    let limits = Limits {
-        time: Duration::from_secs(arguments.minutes * 60),
-        memory: arguments.memory << 20,
-        threads: arguments.threads,
-        ..Limits::default()
-    };
-    eprintln!(
-        "exploring: {} seats, {} hosts, {} epochs, 2 processes; {:?}",
-        config.seats, config.hosts, config.epochs, config.faults
-    );
-    let mut report = explore(&config, World::new(&config), &limits, show_progress);
+    let began = Instant::now();
+    let time = Duration::from_secs(arguments.minutes * 60);
+    let walking = time / WALKS_ONE_IN;
+    let mut explored: Vec<Explored> = Vec::new();
     let mut walks = Walks::default();
-    if report.cut_short.is_some() {
-        eprintln!(
-            "the bounds were not exhausted ({:?}): walking the rest at random",
-            report.cut_short
-        );
-        walks = walk_at_random(&config, arguments.seed, limits.time / 10);
-        report.found = walks.found.take();
+    let configs = arguments.configs();
+    for (place, config) in configs.iter().enumerate() {
+        let is_last = place + 1 == configs.len();
+        let until = if is_last { time - walking } else { time / LADDER_ONE_IN };
+        let limits = Limits {
+            time: until.saturating_sub(began.elapsed()),
+            memory: arguments.memory << 20,
+            threads: arguments.threads,
+            frontier: arguments.frontier,
+            ..Limits::default()
+        };
+        eprintln!("exploring {}", described(config));
+        let report = explore(config, World::new(config), &limits, show_progress);
+        let one = Explored { config: config.clone(), report };
+        if !arguments.json {
+            print_explored(&one);
+        }
+        let found = one.report.found.is_some();
+        explored.push(one);
+        if found {
+            break;
+        }
+    }
+    let violated = explored.iter().any(|one| one.report.found.is_some());
+    let last = explored.last().filter(|one| one.report.cut_short.is_some() && !violated);
+    if let Some(last) = last {
+        eprintln!("not exhausted: walking at random");
+        let left = time.saturating_sub(began.elapsed()).min(walking);
+        walks = walk_at_random(&last.config, arguments.seed, left, arguments.threads);
     }
     if arguments.json {
-        print_json(&config, &report, &walks);
+        print_json(&explored, &walks);
     } else {
-        print_report(&config, &report, &walks);
+        print_closing(&explored, &walks);
     }
-    if report.found.is_some() { ExitCode::from(1) } else { ExitCode::SUCCESS }
+    if violated || walks.found.is_some() { ExitCode::from(1) } else { ExitCode::SUCCESS }
 }
 
 fn show_progress(progress: Progress) {
@@ -141,31 +194,98 @@ fn show_progress(progress: Progress) {
     );
 }
 
-fn print_report(config: &Config, report: &Report, walks: &Walks) {
-    let seconds = report.time.as_secs_f64();
-    println!(
-        "{}: {} states, {} steps, depth {}, {} roads, {:.0} s ({:.0} states/s), {} MiB",
+/// Bounds and faults in words.
+fn described(config: &Config) -> String {
+    let faults = &config.faults;
+    let kinds = [
+        ("restores", faults.restores),
+        ("lost directories", faults.lost_directories),
+        ("hosts made anew", faults.remakes),
+        ("deaths", faults.deaths),
+        ("kills", faults.kills),
+        ("pauses", faults.pauses),
+        ("time-outs", faults.timeouts),
+        ("ends", faults.ends),
+        ("accepts", faults.accepts),
+    ];
+    let number = |count: u8| if count == u8::MAX { "any".to_owned() } else { count.to_string() };
+    let some = kinds.iter().filter(|(_, count)| *count > 0);
+    let faults: Vec<String> =
+        some.map(|(kind, count)| format!("{kind}: {}", number(*count))).collect();
+    let together = match config.together {
+        u8::MAX => String::new(),
+        together => format!("; {together} of them together"),
+    };
+    format!(
+        "{}: {} seats, {} hosts, {} epochs, 2 processes ({}{together})",
         config.name,
+        config.seats,
+        config.hosts,
+        config.epochs,
+        faults.join(", ")
+    )
+}
+
+fn print_explored(one: &Explored) {
+    let report = &one.report;
+    let seconds = report.time.as_secs_f64();
+    println!("{}", described(&one.config));
+    println!(
+        "    {} states, {} steps, depth {}, {} roads, {} beyond the epochs, {:.0} s ({:.0} \
+         states/s), {} MiB",
         report.states,
         report.steps,
-        report.depth,
+        report.longest,
         report.roads,
+        report.beyond,
         seconds,
         report.states as f64 / seconds.max(0.001),
         report.memory >> 20
     );
-    println!("{} states were beyond epoch {} and not followed", report.beyond, config.epochs);
-    match report.cut_short {
-        None if report.found.is_none() => println!("everything within the bounds was seen"),
-        None => {}
-        Some(why) => println!(
-            "NOT everything within the bounds was seen: {why} ran out at depth {}; then {} random \
-             walks, {} steps",
-            report.depth, walks.walks, walks.steps
+    match (&report.found, report.cut_short) {
+        (Some(found), _) => println!("    VIOLATED {}", found.violation),
+        (None, None) => println!("    exhausted: all properties hold in all of it"),
+        (None, Some(why)) => println!(
+            "    NOT exhausted: {why} ran out; everything within {} steps was seen, and a part of \
+             what is beyond; all properties hold in what was seen",
+            report.depth
         ),
     }
-    match &report.found {
-        None => println!("all properties hold in all of it"),
+}
+
+fn print_closing(explored: &[Explored], walks: &Walks) {
+    let complete = |one: &&Explored| one.report.is_complete();
+    println!();
+    println!("exhausted:");
+    for one in explored.iter().filter(complete) {
+        println!("    {}: {} states", described(&one.config), one.report.states);
+    }
+    println!("not exhausted:");
+    for one in explored.iter().filter(|one| !one.report.is_complete()) {
+        println!(
+            "    {}: {} states, all within {} steps, paths up to {}",
+            described(&one.config),
+            one.report.states,
+            one.report.depth,
+            one.report.longest
+        );
+    }
+    if walks.walks > 0 {
+        println!(
+            "random walks beyond that: {} with {} steps ({:.0} each); committed in {}, nodes \
+             started in {}, restored after a commit in {}, beyond the first epoch in {}",
+            walks.walks,
+            walks.steps,
+            walks.steps as f64 / walks.walks as f64,
+            walks.committed,
+            walks.started,
+            walks.restored,
+            walks.second_epoch
+        );
+    }
+    let found = explored.iter().find_map(|one| one.report.found.as_ref()).or(walks.found.as_ref());
+    match found {
+        None => println!("all properties hold in everything that was seen"),
         Some(found) => {
             println!("{}", found.transcript.join("\n"));
             println!("VIOLATED {}", found.violation);
@@ -173,27 +293,46 @@ fn print_report(config: &Config, report: &Report, walks: &Walks) {
     }
 }
 
-fn print_json(config: &Config, report: &Report, walks: &Walks) {
-    let found = report.found.as_ref().map(
-        |found| json!({"violation": found.violation.to_string(), "transcript": found.transcript}),
-    );
+fn print_json(explored: &[Explored], walks: &Walks) {
+    let found = |found: &Option<muster_tests::explore::Found>| {
+        found.as_ref().map(|found| {
+            json!({"violation": found.violation.to_string(), "transcript": found.transcript})
+        })
+    };
+    let one = |one: &Explored| {
+        let (config, report) = (&one.config, &one.report);
+        json!({
+            "name": config.name,
+            "bounds": described(config),
+            "seats": config.seats,
+            "hosts": config.hosts,
+            "epochs": config.epochs,
+            "reduced": config.reduced,
+            "states": report.states,
+            "steps": report.steps,
+            "beyond": report.beyond,
+            "roads": report.roads,
+            "all_within_steps": report.depth,
+            "longest_path": report.longest,
+            "seconds": report.time.as_secs_f64(),
+            "memory_bytes": report.memory,
+            "exhausted": report.is_complete(),
+            "cut_short": report.cut_short,
+            "found": found(&report.found),
+        })
+    };
+    let explored: Vec<Value> = explored.iter().map(one).collect();
     let value = json!({
-        "name": config.name,
-        "seats": config.seats,
-        "hosts": config.hosts,
-        "epochs": config.epochs,
-        "states": report.states,
-        "steps": report.steps,
-        "beyond": report.beyond,
-        "roads": report.roads,
-        "depth": report.depth,
-        "seconds": report.time.as_secs_f64(),
-        "memory_bytes": report.memory,
-        "complete": report.is_complete(),
-        "cut_short": report.cut_short,
-        "random_walks": walks.walks,
-        "random_steps": walks.steps,
-        "found": found,
+        "explored": explored,
+        "random": {
+            "walks": walks.walks,
+            "steps": walks.steps,
+            "committed": walks.committed,
+            "started": walks.started,
+            "restored_after_commit": walks.restored,
+            "beyond_first_epoch": walks.second_epoch,
+            "found": found(&walks.found),
+        },
     });
     println!("{value}");
 }

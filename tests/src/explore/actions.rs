@@ -3,12 +3,14 @@
 use std::fmt;
 
 use formation_explored::agent::{Decision, Start, at_start};
-use formation_explored::service::{Phase, Place};
+use formation_explored::service::{Frozen, Phase, Place};
 use formation_explored::{Epoch, Hash, KeyId};
 
 use crate::explore::config::Config;
 use crate::explore::host_side::directory_of;
 use crate::explore::identity::{list, list_of, machine, members_of, name};
+use crate::explore::idle;
+use crate::explore::reduce;
 use crate::explore::world::{Mode, NOW, PROCESSES, World};
 
 /// One atomic step of somebody.
@@ -80,6 +82,54 @@ pub enum Action {
     Write(usize, Box<Action>),
 }
 
+impl Action {
+    /// The host that does it, or that it happens to.
+    #[must_use]
+    pub fn host(&self) -> Option<usize> {
+        match self {
+            Action::Join(at)
+            | Action::Speak(at)
+            | Action::SeeEpoch(at, _)
+            | Action::Consider(at, _)
+            | Action::LosePatience(at, _)
+            | Action::SeeDocument(at, _)
+            | Action::Act(at)
+            | Action::MakeLog(at)
+            | Action::SeeLog(at)
+            | Action::Report(at)
+            | Action::ShowDocument(at)
+            | Action::Kill(at)
+            | Action::Die(at)
+            | Action::LoseDirectory(at)
+            | Action::Remake(at)
+            | Action::Clone(at, _) => Some(*at),
+            _ => None,
+        }
+    }
+
+    /// Something breaks, pauses, or is given up: what the bounds count. That the lease of a host
+    /// which is no more lapses is no fault of its own.
+    #[must_use]
+    pub fn is_fault(&self, world: &World) -> bool {
+        match self {
+            Action::Lapse(key) => !world.is_past(*key),
+            Action::TimeOut
+            | Action::Abandon
+            | Action::Expire
+            | Action::Accept
+            | Action::Restore
+            | Action::Kill(_)
+            | Action::Die(_)
+            | Action::LoseDirectory(_)
+            | Action::Remake(_)
+            | Action::Clone(..)
+            | Action::Crash(_)
+            | Action::Read(_) => true,
+            _ => false,
+        }
+    }
+}
+
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let host = |host: &usize| char::from(b'A' + u8::try_from(*host).unwrap_or(25));
@@ -130,6 +180,20 @@ impl fmt::Display for Action {
 #[must_use]
 pub fn enumerate(world: &World, config: &Config) -> Vec<Action> {
     let mut actions = Vec::with_capacity(32);
+    if reduce::is_the_end(world, config) {
+        return actions;
+    }
+    if reduce::waits_for_a_process(world, config) {
+        of_database(world, config, &mut actions);
+        return actions;
+    }
+    if let Some(alone) = world.alone {
+        let host = usize::from(alone);
+        if world.hosts[host].alive {
+            of_host(world, config, host, &mut actions);
+        }
+        return actions;
+    }
     for host in 0..config.hosts {
         // Of hosts that nobody has heard of, one stands for all that are like it.
         let like = |other: usize| {
@@ -156,10 +220,14 @@ pub fn enumerate(world: &World, config: &Config) -> Vec<Action> {
 fn of_host(world: &World, config: &Config, at: usize, actions: &mut Vec<Action>) {
     let host = &world.hosts[at];
     let left = &world.left;
-    if left.deaths > 0 {
+    let untouched = reduce::is_untouched(host, config);
+    if left.deaths > 0 && !untouched {
         actions.push(Action::Die(at));
     }
-    if left.remakes > 0 && usize::from(host.life) + 1 < crate::explore::identity::LIVES {
+    if left.remakes > 0
+        && !untouched
+        && usize::from(host.life) + 1 < crate::explore::identity::LIVES
+    {
         actions.push(Action::Remake(at));
     }
     let Some(journal) = &host.journal else {
@@ -198,11 +266,14 @@ fn of_host(world: &World, config: &Config, at: usize, actions: &mut Vec<Action>)
     }
     // Epochs are seen whatever the agent is doing.
     let latest = if config.liar { config.epochs + 1 } else { world.said.epoch };
-    actions.extend((journal.released + 2..=latest).map(|epoch| Action::SeeEpoch(at, epoch)));
+    if !idle::releases_nothing(config, journal) {
+        actions.extend((journal.released + 2..=latest).map(|epoch| Action::SeeEpoch(at, epoch)));
+    }
     if journal.start == Start::NotYet && host.mode == Mode::Runs {
         forming(world, config, at, actions);
     }
-    if journal.held.is_some() && !config.liar {
+    let held = journal.held.as_ref().filter(|held| !idle::is_decided(world, held.h));
+    if held.is_some() && !config.liar && world.alone.is_none() {
         actions.push(Action::ShowDocument(at));
     }
 }
@@ -223,16 +294,20 @@ fn forming(world: &World, config: &Config, at: usize, actions: &mut Vec<Action>)
         return;
     }
     let over = is_over(world, config);
-    if !over {
+    if !over && !idle::says_nothing_new(world, config, at, journal) {
         actions.push(Action::Speak(at));
     }
     for &h in &world.said.proposals {
         if over {
             break;
         }
-        if members_of(h).any(|key| key == journal.key) {
+        if members_of(h).any(|key| key == journal.key)
+            && !idle::looks_in_vain(world, config, journal, h)
+        {
             actions.push(Action::Consider(at, h));
-            actions.push(Action::LosePatience(at, h));
+            if idle::misses_releases(world, config, journal, h) {
+                actions.push(Action::LosePatience(at, h));
+            }
         }
     }
     for &h in &world.said.documents {
@@ -294,14 +369,20 @@ fn of_service(world: &World, config: &Config, actions: &mut Vec<Action>) {
         actions.extend(past.chain(dead).filter(unplaced).map(Action::SpeakLate));
     }
     for &(key, h) in &world.said.acks {
-        if cluster.phase == Phase::Preparing && cluster.frozen.as_ref().is_some_and(|f| f.h == h) {
+        let waits = |f: &Frozen| f.h == h && !f.acks.contains_key(&key);
+        if cluster.phase == Phase::Preparing && cluster.frozen.as_ref().is_some_and(waits) {
             actions.push(Action::DeliverAck(key, h));
         }
     }
     for (&key, &epoch) in &world.said.releases {
         let known = cluster.agents.get(&key);
         let new = |agent: &formation_explored::service::Agent| {
-            agent.release.as_ref().is_none_or(|release| release.epoch < epoch)
+            if config.reduced {
+                // Below that it is no news to the row (`reduce::row`).
+                epoch >= cluster.epoch && agent.highest_epoch < epoch
+            } else {
+                agent.release.as_ref().is_none_or(|release| release.epoch < epoch)
+            }
         };
         if known.is_some_and(new) && matches!(cluster.phase, Phase::Open | Phase::Preparing) {
             actions.push(Action::DeliverRelease(key));
@@ -347,7 +428,9 @@ fn of_database(world: &World, config: &Config, actions: &mut Vec<Action>) {
             continue;
         }
         let inside = |h: &Hash| process.ledger.contains(h) || !config.environment.ledger;
-        let out = |h: &Hash| world.said.documents.contains(h) && inside(h);
+        // A ledger that nobody will ever ask may have anything in it.
+        let asked = !config.reduced || !reduce::is_database_final(world);
+        let out = |h: &Hash| world.said.documents.contains(h) && (inside(h) || !asked);
         let decided_h = cluster.frozen.as_ref().map(|frozen| frozen.h);
         if decided && decided_h.is_some_and(|h| !out(&h)) {
             actions.push(Action::Publish(at));

@@ -9,6 +9,7 @@ use crate::explore::actions::Action;
 use crate::explore::config::Config;
 use crate::explore::host_side as hosts;
 use crate::explore::properties::Violation;
+use crate::explore::reduce;
 use crate::explore::service_side as service;
 use crate::explore::world::{Mode, World};
 
@@ -18,7 +19,20 @@ use crate::explore::world::{Mode, World};
 /// The property that does not hold any more.
 pub fn apply(world: &World, config: &Config, action: &Action) -> Result<World, Violation> {
     let mut next = world.clone();
+    if reduce::are_strangers(world, config) {
+        next.alone = action.host().and_then(|at| u8::try_from(at).ok());
+        // Of these nothing can happen any more: what is left of them is no difference.
+        let left = &mut next.left;
+        (left.pauses, left.timeouts, left.ends, left.accepts) = (0, 0, 0, 0);
+    }
     apply_to(&mut next, config, action)?;
+    if action.is_fault(world) && next.together != u8::MAX {
+        next.together = next.together.saturating_sub(1);
+        next.left = next.left.at_most(next.together);
+    }
+    if reduce::is_as_good_as_out(&next, config) {
+        service::publish(&mut next, config, 0)?;
+    }
     if next.is_hurried() {
         hurry(&mut next, config)?;
     }
@@ -134,7 +148,7 @@ fn fault(world: &mut World, config: &Config, action: &Action) -> Result<(), Viol
             let event = Event::DatabaseAccepted { by: String::new() };
             let _ = service::serve(world, config, event)?;
         }
-        Action::Backup => world.backup = Some(Arc::clone(&world.database)),
+        Action::Backup => world.backup = Some(reduce::backup(&world.database, config)),
         Action::Restore => {
             world.left.restores -= 1;
             service::restore(world, config);

@@ -40,6 +40,12 @@ pub struct Config {
     pub reports: bool,
     /// From one in this many states the fault-free road is walked; 0 for none.
     pub roads: u64,
+    /// How many faults of all kinds may happen on one path, within what `faults` allows of each;
+    /// 255 for no bound.
+    pub together: u8,
+    /// States and steps that no property can tell apart are taken for one (`reduce`). Off, to
+    /// compare.
+    pub reduced: bool,
 }
 
 /// What holds outside the two machines. Each can be switched off to show that it is needed.
@@ -90,6 +96,27 @@ pub struct Faults {
     pub crashes: u8,
 }
 
+impl Faults {
+    /// No more of any kind than `together`.
+    #[must_use]
+    pub fn at_most(self, together: u8) -> Faults {
+        Faults {
+            restores: self.restores.min(together),
+            lost_directories: self.lost_directories.min(together),
+            remakes: self.remakes.min(together),
+            deaths: self.deaths.min(together),
+            kills: self.kills.min(together),
+            clones: self.clones.min(together),
+            pauses: self.pauses.min(together),
+            timeouts: self.timeouts.min(together),
+            ends: self.ends.min(together),
+            accepts: self.accepts.min(together),
+            overlaps: self.overlaps.min(together),
+            crashes: self.crashes.min(together),
+        }
+    }
+}
+
 impl Config {
     /// A small sound configuration: `seats` seats, `hosts` hosts, no faults yet.
     #[must_use]
@@ -112,6 +139,8 @@ impl Config {
             backup_in: [true; 3],
             reports: false,
             roads: 1,
+            together: u8::MAX,
+            reduced: true,
         }
     }
 

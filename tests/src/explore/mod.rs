@@ -3,16 +3,23 @@
 
 mod actions;
 mod apply;
+mod breadth;
 mod config;
+mod depth;
 mod fingerprint;
 mod host_side;
 mod identity;
+mod idle;
+mod ladder;
 mod properties;
 mod random;
+mod reduce;
 mod regressions;
 mod road;
 mod search;
 mod service_side;
+mod successors;
+mod trace;
 mod visited;
 mod world;
 
@@ -20,6 +27,7 @@ pub use actions::{Action, enumerate};
 pub use apply::apply;
 pub use config::{Config, Environment, Faults};
 pub use identity::{HOSTS, key};
+pub use ladder::ladder;
 pub use properties::{Property, Violation};
 pub use random::{Walks, walk_at_random};
 pub use regressions::{Case, Switch, cases, named};

@@ -1,6 +1,10 @@
-//! Random walks: what is beyond the reach of an exhaustive search, seen here and there.
+//! Random walks: what is beyond the reach of an exhaustive search, seen here and there. They go
+//! beyond the bounds in two ways, more epochs and no reduction, and are drawn so that most of a
+//! walk is progress: else it would be over before anything was committed.
 
 use std::time::{Duration, Instant};
+
+use formation_explored::service::Phase;
 
 use crate::explore::actions::{Action, enumerate};
 use crate::explore::apply::apply;
@@ -11,10 +15,13 @@ use crate::explore::search::Found;
 use crate::explore::world::World;
 
 /// A walk ends after this many steps.
-const LENGTH: usize = 250;
-
-/// Of the faults that are drawn, one in this many happens: else every walk ends early.
-const FAULTS_ONE_IN: usize = 24;
+const LENGTH: usize = 400;
+/// Or after this many drawn steps that changed nothing.
+const IDLE: usize = 200;
+/// Walks are followed up to this epoch.
+const EPOCHS: u64 = 12;
+/// How likely a fault is against a step of progress (10,000); one of these for each walk.
+const FAULTS: [u32; 4] = [30, 100, 400, 1_500];
 
 /// What random walks have seen.
 #[derive(Clone, Debug, Default)]
@@ -23,34 +30,69 @@ pub struct Walks {
     pub walks: usize,
     /// Steps in all of them.
     pub steps: usize,
+    /// Walks in which a list was committed.
+    pub committed: usize,
+    /// Walks in which a node started.
+    pub started: usize,
+    /// Walks in which the database was restored after a commit.
+    pub restored: usize,
+    /// Walks that came to a second epoch.
+    pub second_epoch: usize,
     /// A violation, not the shortest.
     pub found: Option<Found>,
+}
+
+impl Walks {
+    /// Both together; the first violation is kept.
+    pub fn add(&mut self, other: Walks) {
+        self.walks += other.walks;
+        self.steps += other.steps;
+        self.committed += other.committed;
+        self.started += other.started;
+        self.restored += other.restored;
+        self.second_epoch += other.second_epoch;
+        self.found = self.found.take().or(other.found);
+    }
 }
 
 /// SplitMix64: the walks of one seed are always the same.
 struct Random(u64);
 
 impl Random {
-    fn below(&mut self, bound: usize) -> usize {
+    fn below(&mut self, bound: u32) -> u32 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.0;
         word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((word ^ word >> 31) % bound.max(1) as u64) as usize
+        ((word ^ word >> 31) % u64::from(bound.max(1))) as u32
     }
 }
 
-/// Walks at random from the beginning, again and again, until `time` is over; each walk ends in the
-/// fault-free road.
+/// Walks at random from the beginning, again and again, on `threads` threads until `time` is over;
+/// each walk ends in the fault-free road.
 #[must_use]
-pub fn walk_at_random(config: &Config, seed: u64, time: Duration) -> Walks {
+pub fn walk_at_random(config: &Config, seed: u64, time: Duration, threads: usize) -> Walks {
+    let config = Config { epochs: EPOCHS, reduced: false, ..config.clone() };
+    let config = &config;
+    std::thread::scope(|scope| {
+        let walk = |thread: u64| scope.spawn(move || some(config, seed ^ thread << 32, time));
+        let threads: Vec<_> = (0..threads.max(1) as u64).map(walk).collect();
+        let mut all = Walks::default();
+        for thread in threads {
+            all.add(thread.join().expect("a walker's panic is a bug of the explored code"));
+        }
+        all
+    })
+}
+
+fn some(config: &Config, seed: u64, time: Duration) -> Walks {
     let began = Instant::now();
     let mut random = Random(seed);
     let mut walks = Walks::default();
     while began.elapsed() < time && walks.found.is_none() {
         walks.walks += 1;
         let mut transcript = Vec::new();
-        if let Err(violation) = one(config, &mut random, &mut transcript, &mut walks.steps) {
+        if let Err(violation) = one(config, &mut random, &mut transcript, &mut walks) {
             walks.found = Some(Found { violation, transcript });
         }
     }
@@ -61,49 +103,70 @@ fn one(
     config: &Config,
     random: &mut Random,
     transcript: &mut Vec<String>,
-    steps: &mut usize,
+    walks: &mut Walks,
 ) -> Result<(), Violation> {
     let mut world = World::new(config);
+    let faults = FAULTS[random.below(FAULTS.len() as u32) as usize];
     let mut idle = 0;
-    while transcript.len() < LENGTH && idle < 64 {
+    let mut restored = false;
+    while transcript.len() < LENGTH && idle < IDLE {
         let actions = enumerate(&world, config);
-        if actions.is_empty() || world.database.cluster.epoch > config.epochs {
+        let epoch = world.database.cluster.epoch;
+        let Some(action) = draw(&world, &actions, faults, random).filter(|_| epoch <= EPOCHS)
+        else {
             break;
-        }
-        let action = &actions[random.below(actions.len())];
-        if is_fault(action) && random.below(FAULTS_ONE_IN) != 0 {
-            continue;
-        }
+        };
         let before = transcript.len();
         transcript.push(format!("{:3}. {action}", before + 1));
         let next = apply(&world, config, action)?;
-        if next == world {
+        if next.shares_all_with(&world) || next == world {
             transcript.pop();
             idle += 1;
             continue;
         }
+        restored |= matches!(action, Action::Restore) && !world.said.committed.is_empty();
         idle = 0;
-        *steps += 1;
+        walks.steps += 1;
         world = next;
     }
+    walks.committed += usize::from(!world.said.committed.is_empty());
+    walks.started += usize::from(!world.said.started.is_empty());
+    walks.restored += usize::from(restored);
+    walks.second_epoch += usize::from(world.said.epoch > 1);
     if config.liar { Ok(()) } else { road::walk(&world, config) }
 }
 
-/// Something breaks, or a person gives up.
-fn is_fault(action: &Action) -> bool {
-    matches!(
-        action,
-        Action::Lapse(_)
-            | Action::TimeOut
-            | Action::Abandon
-            | Action::Expire
-            | Action::Accept
-            | Action::Restore
-            | Action::Kill(_)
-            | Action::Die(_)
-            | Action::LoseDirectory(_)
-            | Action::Remake(_)
-            | Action::Clone(..)
-            | Action::Crash(_)
-    )
+/// One of `actions`, by their weights.
+fn draw<'a>(
+    world: &World,
+    actions: &'a [Action],
+    faults: u32,
+    random: &mut Random,
+) -> Option<&'a Action> {
+    let total: u32 = actions.iter().map(|action| weight(world, action, faults)).sum();
+    let mut at = random.below(total);
+    actions.iter().find(|action| {
+        let weight = weight(world, action, faults);
+        let here = at < weight;
+        at = at.saturating_sub(weight);
+        here
+    })
+}
+
+/// How likely an action is: progress of the list that is frozen now most of all, what is late or
+/// for nothing less, faults as this walk has them, and the end of everything hardly.
+fn weight(world: &World, action: &Action, faults: u32) -> u32 {
+    let cluster = &world.database.cluster;
+    let frozen = cluster.frozen.as_ref().filter(|_| cluster.phase == Phase::Preparing);
+    match action {
+        Action::Abandon | Action::Expire => faults / 10,
+        // What makes the rest of a walk worth while.
+        Action::Restore if !world.said.committed.is_empty() => 3 * faults,
+        Action::LosePatience(..) => faults,
+        action if action.is_fault(world) => faults,
+        Action::Consider(_, h) if frozen.is_none_or(|frozen| frozen.h != *h) => 500,
+        Action::SeeEpoch(..) | Action::Speak(_) | Action::Backup | Action::SpeakLate(_) => 1_000,
+        Action::ShowDocument(_) | Action::Report(_) | Action::Lapse(_) => 1_000,
+        _ => 10_000,
+    }
 }

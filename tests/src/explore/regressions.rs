@@ -71,6 +71,13 @@ impl Case {
         self.run(&config)
     }
 
+    /// The same case, with or without taking states and steps for one another.
+    #[must_use]
+    pub fn reduced(mut self, reduced: bool) -> Case {
+        self.config.reduced = reduced;
+        self
+    }
+
     fn run(&self, config: &Config) -> Report {
         let mut world = World::new(config);
         for action in &self.before {

@@ -1,19 +1,16 @@
-//! Breadth first over all interleavings, so that the first violation found has a shortest trace.
+//! The exploration: breadth first as long as the frontier is small, so that the first violation
+//! found has a shortest trace; from there depth first, so that memory is hardly more than the
+//! visited set.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::explore::actions::enumerate;
-use crate::explore::apply::apply;
+use crate::explore::breadth::{self, Breadth};
 use crate::explore::config::Config;
-use crate::explore::fingerprint::fingerprint;
+use crate::explore::depth;
 use crate::explore::properties::Violation;
-use crate::explore::road;
+use crate::explore::trace::transcript;
 use crate::explore::visited::Visited;
 use crate::explore::world::World;
-
-/// How many states a thread takes at a time.
-const CHUNK: usize = 256;
 
 /// When to stop short of everything.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +23,8 @@ pub struct Limits {
     pub states: usize,
     /// Threads.
     pub threads: usize,
+    /// States of one depth; beyond that the search goes on depth first.
+    pub frontier: usize,
 }
 
 impl Default for Limits {
@@ -33,8 +32,9 @@ impl Default for Limits {
         Limits {
             time: Duration::from_secs(2 * 3600),
             memory: 8 << 30,
-            states: u32::MAX as usize,
+            states: usize::MAX,
             threads: 2,
+            frontier: 200_000,
         }
     }
 }
@@ -50,15 +50,17 @@ pub struct Report {
     pub beyond: usize,
     /// Fault-free roads walked.
     pub roads: usize,
-    /// The longest shortest path.
+    /// Every state that can be reached in this many steps was seen.
     pub depth: usize,
+    /// The longest path that was followed; as `depth` if all of it was breadth first.
+    pub longest: usize,
     /// How long it took.
     pub time: Duration,
     /// The most memory that was resident, in bytes.
     pub memory: u64,
     /// Why it stopped before everything within the bounds was seen.
     pub cut_short: Option<&'static str>,
-    /// A violation and the shortest way to it.
+    /// A violation and a way to it, the shortest one if `depth` is `longest`.
     pub found: Option<Found>,
 }
 
@@ -82,11 +84,11 @@ impl Report {
 /// Progress of a long search.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// The present depth.
+    /// The present depth; the length of the longest path once it goes depth first.
     pub depth: usize,
     /// States so far.
     pub states: usize,
-    /// States of this depth.
+    /// States that wait: of this depth, or of the last one that was seen whole.
     pub frontier: usize,
     /// Since the start.
     pub time: Duration,
@@ -94,27 +96,55 @@ pub struct Progress {
     pub memory: u64,
 }
 
-/// How a state was reached: its parent's number and which of the parent's actions.
-#[derive(Clone, Copy)]
-struct Step {
-    parent: u32,
-    action: u16,
+/// What both searches count.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    /// States that were new.
+    pub states: usize,
+    /// Steps.
+    pub steps: usize,
+    /// States beyond the epoch bound.
+    pub beyond: usize,
+    /// Roads.
+    pub roads: usize,
 }
 
-struct Node {
-    number: u32,
-    world: World,
+impl Tally {
+    /// Both together.
+    pub fn add(&mut self, other: Tally) {
+        self.states += other.states;
+        self.steps += other.steps;
+        self.beyond += other.beyond;
+        self.roads += other.roads;
+    }
 }
 
-/// What one thread found at one depth.
-#[derive(Default)]
-struct Harvest {
-    fresh: Vec<(Step, World)>,
-    steps: usize,
-    beyond: usize,
-    roads: usize,
-    /// The violation, the state that it was found in, and the action, if one led out of it.
-    found: Option<(Violation, u32, Option<u16>)>,
+/// One search under way: what all threads share.
+pub struct Search<'a> {
+    /// The bounds.
+    pub config: &'a Config,
+    /// Its limits.
+    pub limits: &'a Limits,
+    /// When it began.
+    pub began: Instant,
+    /// What was seen.
+    pub visited: Visited,
+}
+
+impl Search<'_> {
+    /// The limit that is reached, if one is.
+    #[must_use]
+    pub fn reached(&self, states: usize) -> Option<&'static str> {
+        if self.began.elapsed() >= self.limits.time {
+            Some("time")
+        } else if resident() >= self.limits.memory {
+            Some("memory")
+        } else if states >= self.limits.states {
+            Some("states")
+        } else {
+            None
+        }
+    }
 }
 
 /// Explores everything that can follow `start` within the configuration's bounds.
@@ -122,194 +152,25 @@ pub fn explore(
     config: &Config,
     start: World,
     limits: &Limits,
-    mut progress: impl FnMut(Progress),
+    mut progress: impl FnMut(Progress) + Send,
 ) -> Report {
-    let began = Instant::now();
-    let visited = Visited::default();
-    visited.insert(fingerprint(&start, config.hosts));
-    let mut steps: Vec<Step> = vec![Step { parent: 0, action: 0 }];
-    let mut frontier = vec![Node { number: 0, world: start.clone() }];
-    let mut report = Report::default();
-    let stop = AtomicBool::new(false);
-    while !frontier.is_empty() {
-        let memory = resident();
-        report.memory = report.memory.max(memory);
-        progress(Progress {
-            depth: report.depth,
-            states: steps.len(),
-            frontier: frontier.len(),
-            time: began.elapsed(),
-            memory,
-        });
-        let deadline = began + limits.time;
-        let harvests = expand(config, &frontier, &visited, limits, deadline, &stop);
-        drop(frontier);
-        frontier = Vec::new();
-        let mut found: Option<(Violation, u32, Option<u16>)> = None;
-        for harvest in harvests {
-            report.steps += harvest.steps;
-            report.beyond += harvest.beyond;
-            report.roads += harvest.roads;
-            // The smallest number makes the answer the same however the threads ran.
-            if let Some(candidate) = harvest.found
-                && found.as_ref().is_none_or(|known| candidate.1 < known.1)
-            {
-                found = Some(candidate);
-            }
-            for (step, world) in harvest.fresh {
-                let number = u32::try_from(steps.len()).expect("the limit of states is below 2^32");
-                steps.push(step);
-                frontier.push(Node { number, world });
-            }
-        }
-        if let Some((violation, number, action)) = found {
-            let transcript = transcript(config, &start, &steps, number, action);
-            report.found = Some(Found { violation, transcript });
-            break;
-        }
-        report.depth += usize::from(!frontier.is_empty());
-        report.cut_short = if began.elapsed() >= limits.time {
-            Some("time")
-        } else if resident() >= limits.memory {
-            Some("memory")
-        } else if steps.len() >= limits.states {
-            Some("states")
-        } else {
-            None
-        };
-        if report.cut_short.is_some() {
-            break;
-        }
+    let search = Search { config, limits, began: Instant::now(), visited: Visited::default() };
+    let Breadth { mut report, steps, frontier, found } =
+        breadth::explore(&search, start.clone(), &mut progress);
+    let mut found = found.map(|(violation, number, action)| {
+        let path = breadth::path(&steps, number, action);
+        (violation, path)
+    });
+    if found.is_none() && report.cut_short.is_none() && !frontier.is_empty() {
+        found = depth::explore(&search, &steps, frontier, &mut report, &mut progress);
     }
-    report.states = steps.len();
+    report.found = found.map(|(violation, path)| Found {
+        violation,
+        transcript: transcript(config, &start, &path),
+    });
     report.memory = report.memory.max(resident());
-    report.time = began.elapsed();
+    report.time = search.began.elapsed();
     report
-}
-
-/// Every successor of every state of the frontier.
-fn expand(
-    config: &Config,
-    frontier: &[Node],
-    visited: &Visited,
-    limits: &Limits,
-    deadline: Instant,
-    stop: &AtomicBool,
-) -> Vec<Harvest> {
-    let next = AtomicUsize::new(0);
-    let fresh = AtomicUsize::new(0);
-    let work = || {
-        let mut harvest = Harvest::default();
-        loop {
-            let from = next.fetch_add(CHUNK, Ordering::Relaxed);
-            // Memory is looked at once in a while: a depth can be larger than all before it.
-            let late = Instant::now() >= deadline || resident() >= limits.memory;
-            let full = fresh.load(Ordering::Relaxed) >= limits.states;
-            if from >= frontier.len() || stop.load(Ordering::Relaxed) || late || full {
-                return harvest;
-            }
-            for node in &frontier[from..frontier.len().min(from + CHUNK)] {
-                let before = harvest.fresh.len();
-                if let Err((violation, action)) = expand_one(config, node, visited, &mut harvest) {
-                    harvest.found = Some((violation, node.number, action));
-                    stop.store(true, Ordering::Relaxed);
-                    return harvest;
-                }
-                fresh.fetch_add(harvest.fresh.len() - before, Ordering::Relaxed);
-            }
-        }
-    };
-    if limits.threads < 2 || frontier.len() < 2 * CHUNK {
-        return vec![work()];
-    }
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..limits.threads).map(|_| scope.spawn(work)).collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Harvest>| {
-            thread
-                .join()
-                .expect("a worker's panic is a bug of the explored code: it ends the search")
-        };
-        threads.into_iter().map(join).collect()
-    })
-}
-
-fn expand_one(
-    config: &Config,
-    node: &Node,
-    visited: &Visited,
-    harvest: &mut Harvest,
-) -> Result<(), (Violation, Option<u16>)> {
-    let world = &node.world;
-    if config.roads > 0 && !config.liar && u64::from(node.number) % config.roads == 0 {
-        harvest.roads += 1;
-        road::walk(world, config).map_err(|violation| (violation, None))?;
-    }
-    if world.database.cluster.epoch > config.epochs {
-        harvest.beyond += 1;
-        return Ok(());
-    }
-    for (place, action) in enumerate(world, config).iter().enumerate() {
-        let place = u16::try_from(place).expect("a state has fewer than 65536 actions");
-        let next = apply(world, config, action).map_err(|violation| (violation, Some(place)))?;
-        if next == *world {
-            continue;
-        }
-        harvest.steps += 1;
-        if visited.insert(fingerprint(&next, config.hosts)) {
-            harvest.fresh.push((Step { parent: node.number, action: place }, next));
-        }
-    }
-    Ok(())
-}
-
-/// The steps from `start` to state `number`, and the last one, in words.
-fn transcript(
-    config: &Config,
-    start: &World,
-    steps: &[Step],
-    number: u32,
-    last: Option<u16>,
-) -> Vec<String> {
-    let mut path: Vec<u16> = last.into_iter().collect();
-    let mut at = number;
-    while at != 0 {
-        let step = steps[at as usize];
-        path.push(step.action);
-        at = step.parent;
-    }
-    path.reverse();
-    let mut world = start.clone();
-    let mut lines = Vec::with_capacity(path.len() + 1);
-    for place in path {
-        let actions = enumerate(&world, config);
-        let action = &actions[usize::from(place)];
-        let line = format!("{:3}. {action}", lines.len() + 1);
-        match apply(&world, config, action) {
-            Ok(next) => {
-                lines.push(format!("{line}{}", shows(&world, &next)));
-                world = next;
-            }
-            Err(violation) => {
-                lines.push(line);
-                lines.push(format!("     VIOLATED {violation}"));
-                return lines;
-            }
-        }
-    }
-    if let Err(violation) = road::walk(&world, config) {
-        lines.push(format!("     and on the road from there: VIOLATED {violation}"));
-    }
-    lines
-}
-
-/// What of the service's state the step has changed, for a reader.
-fn shows(before: &World, after: &World) -> String {
-    let state = |world: &World| {
-        let cluster = &world.database.cluster;
-        format!("{} e{}", cluster.phase.as_str(), cluster.epoch)
-    };
-    let (was, is) = (state(before), state(after));
-    if was == is { String::new() } else { format!("   [{was} → {is}]") }
 }
 
 /// Resident memory of this process, in bytes; 0 where the system doesn't say.

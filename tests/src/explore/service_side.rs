@@ -10,7 +10,7 @@ use formation_explored::{Epoch, Hash, KeyId, Millis, Release, Session};
 
 use crate::explore::config::Config;
 use crate::explore::host_side::document_of;
-use crate::explore::identity::{grant, hash_of};
+use crate::explore::identity::{grant, hash_of, host_of};
 use crate::explore::properties::{self, Violation};
 use crate::explore::world::{Database, NOW, PASSED, PROCESSES, World, normalise};
 
@@ -22,7 +22,7 @@ pub fn serve(world: &mut World, config: &Config, event: Event) -> Result<Outcome
     let context = Context { rules: &config.rules, settings: &settings, hash: &hash_of };
     let outcome = service::step(&mut cluster, &context, NOW, event);
     properties::after_transaction(&before.cluster, &cluster, &outcome)?;
-    normalise(&mut cluster);
+    normalise(&mut cluster, config);
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     let shown: Option<Epoch> = forming.then_some(cluster.epoch);
     let frozen = (cluster.phase == Phase::Preparing)
@@ -82,10 +82,10 @@ pub fn speak(world: &mut World, config: &Config, journal: &Journal) -> Result<Ou
     serve(world, config, event)
 }
 
-/// Two hosts with one journal (a copy) have two nonces.
-fn nonce_of(world: &World, journal: &Journal) -> u128 {
+/// Two hosts with one journal (a copy) have two nonces; a host that is no more had its own.
+pub fn nonce_of(world: &World, journal: &Journal) -> u128 {
     let at = world.hosts.iter().position(|host| host.journal.as_ref() == Some(journal));
-    u128::from(journal.boot) << 32 | at.unwrap_or(255) as u128
+    u128::from(journal.boot) << 32 | at.unwrap_or(host_of(journal.key)) as u128
 }
 
 /// An ack arrives.

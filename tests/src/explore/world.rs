@@ -17,6 +17,7 @@ use formation_explored::{Epoch, Hash, Incarnation, KeyId, Micros, Millis};
 
 use crate::explore::config::{Config, Faults};
 use crate::explore::identity::{HOSTS, host_of, key, statement};
+use crate::explore::reduce;
 
 /// The time that it always is.
 pub const NOW: Micros = Micros(1_000_000_000_000);
@@ -40,6 +41,10 @@ pub struct World {
     pub said: Arc<Said>,
     /// What may still go wrong.
     pub left: Faults,
+    /// How much of it together; 255 for no bound.
+    pub together: u8,
+    /// The service's part is over, and this host alone is followed from here (`reduce`).
+    pub alone: Option<u8>,
 }
 
 /// What a database holds.
@@ -154,8 +159,28 @@ impl World {
             processes: [connected.clone(), connected],
             hosts: std::array::from_fn(host),
             said: Arc::new(Said { epoch: 1, ..Said::default() }),
-            left: config.faults,
+            left: config.faults.at_most(config.together),
+            together: config.together,
+            alone: None,
         }
+    }
+
+    /// Whether the two are the same because nothing was written since one was copied from the
+    /// other. False says nothing.
+    #[must_use]
+    pub fn shares_all_with(&self, other: &World) -> bool {
+        let same = |one: &Option<Arc<Database>>, other: &Option<Arc<Database>>| match (one, other) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (None, None) => true,
+            _ => false,
+        };
+        Arc::ptr_eq(&self.database, &other.database)
+            && same(&self.backup, &other.backup)
+            && Arc::ptr_eq(&self.said, &other.said)
+            && self.hosts.iter().zip(&other.hosts).all(|(one, other)| Arc::ptr_eq(one, other))
+            && self.processes == other.processes
+            && self.left == other.left
+            && self.together == other.together
     }
 
     /// The key that `host` has now.
@@ -191,8 +216,11 @@ impl World {
 
 /// Forgets what no rule looks at, so that states that differ in nothing else are one: revision, last
 /// error, how far off a deadline is.
-pub fn normalise(cluster: &mut Cluster) {
+pub fn normalise(cluster: &mut Cluster, config: &Config) {
     use formation_explored::service::Place;
+    if config.reduced && !config.liar {
+        reduce::row(cluster);
+    }
     cluster.rev = 1;
     cluster.last_error = None;
     if let Some(ended) = &mut cluster.ended {

@@ -1,0 +1,235 @@
+//! Depth first from a frontier: each thread follows one path as far as it goes, keeps the states of
+//! that path and nothing else, and gives away the oldest of them when another thread has nothing
+//! left to do. All threads share the visited set.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::explore::actions::Action;
+use crate::explore::breadth::{self, Node, Step};
+use crate::explore::properties::Violation;
+use crate::explore::search::{Progress, Report, Search, Tally, resident};
+use crate::explore::successors::{State, arrive, take};
+
+/// A thread looks at its limits, and tells its counts, after this many states.
+const BATCH: usize = 1024;
+/// How long a thread without work waits before it looks again.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Time between two lines of progress.
+const PROGRESS: Duration = Duration::from_secs(10);
+
+/// A state on a path, and what of it is still to be followed.
+struct Frame {
+    state: State,
+    actions: Vec<Action>,
+    /// The first action that was taken. Different in each state, so that a search which is cut
+    /// short has not gone into one corner only.
+    first: usize,
+    /// How many were taken.
+    taken: usize,
+}
+
+impl Frame {
+    fn next(&mut self) -> Option<u16> {
+        let place = (self.first + self.taken) % self.actions.len().max(1);
+        let more = self.taken < self.actions.len();
+        self.taken += usize::from(more);
+        more.then(|| u16::try_from(place).expect("a state has fewer than 65536 actions"))
+    }
+}
+
+/// Something to follow: a path from the start to a state, and what of that state is left.
+struct Job {
+    path: Vec<u16>,
+    frame: Option<Frame>,
+    state: Option<State>,
+}
+
+type Found = (Violation, Vec<u16>);
+
+struct Shared<'a> {
+    search: &'a Search<'a>,
+    jobs: Mutex<VecDeque<Job>>,
+    /// As many as `jobs` has.
+    waiting: AtomicUsize,
+    idle: AtomicUsize,
+    states: AtomicUsize,
+    longest: AtomicUsize,
+    stop: AtomicBool,
+    cut_short: Mutex<Option<&'static str>>,
+    found: Mutex<Option<Found>>,
+}
+
+/// Explores everything that follows the states of `frontier`.
+pub fn explore(
+    search: &Search<'_>,
+    steps: &[Step],
+    frontier: Vec<Node>,
+    report: &mut Report,
+    progress: &mut (impl FnMut(Progress) + Send),
+) -> Option<Found> {
+    let mut nodes = frontier;
+    // In an order that has nothing to do with how they were found.
+    nodes.sort_unstable_by_key(|node| node.state.print.whole as u64);
+    let jobs: VecDeque<Job> = nodes
+        .into_iter()
+        .map(|node| Job {
+            path: breadth::path(steps, node.number, None),
+            frame: None,
+            state: Some(node.state),
+        })
+        .collect();
+    let shared = Shared {
+        search,
+        waiting: AtomicUsize::new(jobs.len()),
+        jobs: Mutex::new(jobs),
+        idle: AtomicUsize::new(0),
+        states: AtomicUsize::new(report.states),
+        longest: AtomicUsize::new(report.depth),
+        stop: AtomicBool::new(false),
+        cut_short: Mutex::new(None),
+        found: Mutex::new(None),
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..search.limits.threads.max(1)).map(|_| scope.spawn(|| work(&shared))).collect();
+        while !threads.iter().all(|thread| thread.is_finished()) {
+            let memory = resident();
+            report.memory = report.memory.max(memory);
+            progress(Progress {
+                depth: shared.longest.load(Ordering::Relaxed),
+                states: shared.states.load(Ordering::Relaxed),
+                frontier: shared.waiting.load(Ordering::Relaxed),
+                time: search.began.elapsed(),
+                memory,
+            });
+            let until = std::time::Instant::now() + PROGRESS;
+            while std::time::Instant::now() < until
+                && !threads.iter().all(|thread| thread.is_finished())
+            {
+                std::thread::sleep(20 * PAUSE);
+            }
+        }
+        for thread in threads {
+            let tally = thread
+                .join()
+                .expect("a worker's panic is a bug of the explored code: it ends the search");
+            report.states += tally.states;
+            report.steps += tally.steps;
+            report.beyond += tally.beyond;
+            report.roads += tally.roads;
+        }
+    });
+    report.longest = shared.longest.into_inner();
+    report.cut_short = shared.cut_short.into_inner().unwrap_or_else(PoisonError::into_inner);
+    shared.found.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One thread: job after job, until nobody has one.
+fn work(shared: &Shared<'_>) -> Tally {
+    let mut tally = Tally::default();
+    let mut told = 0;
+    loop {
+        let job = lock(&shared.jobs).pop_front();
+        let Some(job) = job else {
+            shared.idle.fetch_add(1, Ordering::SeqCst);
+            // Whoever works may yet give something away.
+            while shared.waiting.load(Ordering::SeqCst) == 0 {
+                let all = shared.idle.load(Ordering::SeqCst) == shared.search.limits.threads.max(1);
+                if all || shared.stop.load(Ordering::Relaxed) {
+                    shared.states.fetch_add(tally.states - told, Ordering::Relaxed);
+                    return tally;
+                }
+                std::thread::sleep(PAUSE);
+            }
+            shared.idle.fetch_sub(1, Ordering::SeqCst);
+            continue;
+        };
+        shared.waiting.fetch_sub(1, Ordering::SeqCst);
+        if let Err(found) = follow(shared, job, &mut tally, &mut told) {
+            lock(&shared.found).get_or_insert(found);
+            shared.stop.store(true, Ordering::Relaxed);
+        }
+        if shared.stop.load(Ordering::Relaxed) {
+            return tally;
+        }
+    }
+}
+
+/// One job, to its end.
+fn follow(shared: &Shared<'_>, job: Job, tally: &mut Tally, told: &mut usize) -> Result<(), Found> {
+    let search = shared.search;
+    let mut path = job.path;
+    let mut stack: VecDeque<Frame> = VecDeque::new();
+    stack.extend(job.frame);
+    if let Some(state) = job.state {
+        stack.push_back(enter(search, state, &path, tally)?);
+    }
+    // `path` leads to the last state of the stack, its first `base` steps to the first one.
+    let mut base = path.len();
+    while let Some(frame) = stack.back_mut() {
+        let Some(place) = frame.next() else {
+            stack.pop_back();
+            path.truncate((base + stack.len()).saturating_sub(1));
+            continue;
+        };
+        let action = &frame.actions[usize::from(place)];
+        let next = take(search, &frame.state, action, tally);
+        path.push(place);
+        match next {
+            Err(violation) => return Err((violation, path)),
+            Ok(None) => {
+                path.pop();
+            }
+            Ok(Some(state)) => {
+                let frame = enter(search, state, &path, tally)?;
+                stack.push_back(frame);
+                shared.longest.fetch_max(path.len(), Ordering::Relaxed);
+                if tally.states - *told >= BATCH {
+                    let fresh = tally.states - std::mem::replace(told, tally.states);
+                    let states = shared.states.fetch_add(fresh, Ordering::Relaxed) + fresh;
+                    if let Some(limit) = search.reached(states) {
+                        lock(&shared.cut_short).get_or_insert(limit);
+                        shared.stop.store(true, Ordering::Relaxed);
+                    }
+                }
+                if shared.stop.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                if shared.waiting.load(Ordering::Relaxed) < search.limits.threads
+                    && stack.len() > 2
+                    && let Some(frame) = stack.pop_front()
+                {
+                    give(shared, path[..base].to_vec(), frame);
+                    base += 1;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn enter(
+    search: &Search<'_>,
+    state: State,
+    path: &[u16],
+    tally: &mut Tally,
+) -> Result<Frame, Found> {
+    let actions = arrive(search, &state, tally).map_err(|violation| (violation, path.to_vec()))?;
+    let first = (state.print.whole >> 64) as usize % actions.len().max(1);
+    Ok(Frame { state, actions, first, taken: 0 })
+}
+
+/// Leaves what is left of a state to whoever has nothing to do.
+fn give(shared: &Shared<'_>, path: Vec<u16>, frame: Frame) {
+    if frame.taken < frame.actions.len() {
+        lock(&shared.jobs).push_back(Job { path, frame: Some(frame), state: None });
+        shared.waiting.fetch_add(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,82 @@
+//! Actions that would change nothing in a state: cheaper to see than to try. None of this leaves
+//! anything out; whatever is not seen here is tried, and found to have changed nothing.
+
+use formation_explored::agent::Journal;
+use formation_explored::service::{Phase, Place};
+use formation_explored::{Epoch, Hash, KeyId, Rule, Session};
+
+use crate::explore::config::Config;
+use crate::explore::identity::epoch_of;
+use crate::explore::service_side::nonce_of;
+use crate::explore::world::{NOW, World};
+
+/// Whoever holds a document releases nothing.
+#[must_use]
+pub fn releases_nothing(config: &Config, journal: &Journal) -> bool {
+    journal.held.is_some() && config.rules.on(Rule::HeldReleasesNothing)
+}
+
+/// The database has decided this list, and says so to whoever shows it.
+#[must_use]
+pub fn is_decided(world: &World, h: Hash) -> bool {
+    let cluster = &world.database.cluster;
+    matches!(cluster.phase, Phase::Committed | Phase::Formed)
+        && cluster.frozen.as_ref().is_some_and(|frozen| frozen.h == h)
+}
+
+/// The row knows the agent's session, its highest epoch, and that it lives.
+#[must_use]
+pub fn says_nothing_new(world: &World, config: &Config, at: usize, journal: &Journal) -> bool {
+    let cluster = &world.database.cluster;
+    let Some(known) = cluster.agents.get(&journal.key) else { return false };
+    if config.quiet_lapses || known.session.is_none_or(|session| session.boot != journal.boot) {
+        return false;
+    }
+    let session = Session { boot: journal.boot, nonce: nonce_of(world, journal) };
+    let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
+    let highest = journal.highest_epoch();
+    let no_news = highest <= known.highest_epoch || (config.reduced && highest < cluster.epoch);
+    let live = known.place != Place::Absent && known.lease_until > NOW;
+    // With a copy about, the other holder of the key may be the one at `at`.
+    let only = world.key(at) == journal.key && config.faults.clones == 0;
+    only && known.session == Some(session) && (!forming || (live && no_news))
+}
+
+/// The agent has answered this list before, or can't sign it, and the service would not take its
+/// refusal. What the list's epoch makes it release, it has released.
+#[must_use]
+pub fn looks_in_vain(world: &World, config: &Config, journal: &Journal, h: Hash) -> bool {
+    let epoch = epoch_of(h);
+    if journal.released + 1 < epoch && !releases_nothing(config, journal) {
+        return false;
+    }
+    let signed = journal.bound.get(&epoch).is_some_and(|bound| bound.h == h);
+    if signed && epoch > journal.released && journal.held.is_none() {
+        return world.said.acks.contains(&(journal.key, h));
+    }
+    let late = config.rules.on(Rule::OneListPerEpoch) && journal.highest_epoch() >= epoch;
+    let refuses = late || journal.held.is_some();
+    refuses && !is_asked(world, journal.key, epoch)
+}
+
+/// The service waits for the agent's word about a list of this epoch.
+fn is_asked(world: &World, key: KeyId, epoch: Epoch) -> bool {
+    let cluster = &world.database.cluster;
+    cluster.phase == Phase::Preparing && cluster.epoch == epoch && cluster.lists(key)
+}
+
+/// S6 keeps the agent from signing `h`: only then its patience matters.
+#[must_use]
+pub fn misses_releases(world: &World, config: &Config, journal: &Journal, h: Hash) -> bool {
+    // Looking at the list releases what is below it.
+    let own = journal.released.max(epoch_of(h) - 1);
+    config.rules.on(Rule::ReleasesFirst)
+        && journal.bound.iter().filter(|(_, bound)| bound.h != h).any(|(&epoch, bound)| {
+            let released = |key: KeyId| {
+                let said = world.said.releases.get(&key).copied().unwrap_or(0);
+                (if key == journal.key { said.max(own) } else { said }) >= epoch
+            };
+            let count = bound.members.iter().filter(|member| released(member.key)).count();
+            count < bound.releases_needed()
+        })
+}

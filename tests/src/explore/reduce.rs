@@ -1,0 +1,268 @@
+//! Which states and steps are taken for one another, and why nothing is lost by it.
+//!
+//! Every function here says what it leaves out and the argument for it: two states are one if each
+//! step from one of them has its like from the other, with the same properties judged the same way.
+//! All of it depends on [`Config::reduced`], so that small configurations are explored with and
+//! without, and every regression with its rule switched off
+//! (`tests/explore_reduction.rs`); an argument that leans on a rule or on a guarantee of the
+//! environment asks whether that is on. A lying service remembers nothing, so hardly anything is
+//! left out with one.
+
+use std::sync::Arc;
+
+use formation_explored::agent::{Bound, Directory, Journal};
+use formation_explored::service::{Cluster, Context, Event, Phase, Place, Settings, step};
+use formation_explored::{Epoch, Hash, KeyId, Rule};
+
+use crate::explore::config::Config;
+use crate::explore::host_side::directory_of;
+use crate::explore::identity::{epoch_of, hash_of, members_of};
+use crate::explore::world::{Database, Host, Mode, NOW, PROCESSES, World, normalise};
+
+/// What of the row nothing looks at.
+///
+/// `floor` and `highest_epoch` are read by one place, the freeze, which takes an epoch of at least
+/// `epoch`: below that they say nothing, and the row's epoch never falls. A stored release only
+/// raises those two; agents hear of releases from `Said`. From the commit on, or the end, the row
+/// is asked for its list and for who sits in it, never again for counts, standbys or acks.
+pub fn row(cluster: &mut Cluster) {
+    let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
+    let epoch = cluster.epoch;
+    if cluster.floor < epoch {
+        cluster.floor = 0;
+    }
+    let listed: Vec<KeyId> = match &mut cluster.frozen {
+        Some(frozen) if !forming => {
+            frozen.acks.clear();
+            members_of(frozen.h).collect()
+        }
+        _ => Vec::new(),
+    };
+    for (key, agent) in &mut cluster.agents {
+        agent.release = None;
+        if agent.highest_epoch < epoch || !forming {
+            agent.highest_epoch = 0;
+        }
+        if !forming {
+            agent.counts = 0;
+            if !listed.contains(key) {
+                agent.place = Place::Absent;
+            }
+        }
+    }
+}
+
+/// A backup as it will be found. After a restore the first thing that any process does is to tell
+/// the row that its database has changed, which throws a frozen list away: so whatever had come in
+/// for it makes no difference between two backups. Needs the ledger: without it nobody notices.
+#[must_use]
+pub fn backup(database: &Arc<Database>, config: &Config) -> Arc<Database> {
+    if !config.reduced || !config.environment.ledger {
+        return Arc::clone(database);
+    }
+    let mut cluster = database.cluster.clone();
+    let settings = Settings::DEFAULT;
+    let context = Context { rules: &config.rules, settings: &settings, hash: &hash_of };
+    let _ = step(&mut cluster, &context, NOW, Event::DatabaseChanged);
+    normalise(&mut cluster, config);
+    Arc::new(Database { cluster, compared: database.compared })
+}
+
+/// After a restore no service is there until a process connects. What hosts do by themselves
+/// meanwhile reads and writes nothing of the database, so they could as well have done it before
+/// the restore; and nobody serves what they say.
+#[must_use]
+pub fn waits_for_a_process(world: &World, config: &Config) -> bool {
+    config.reduced && !config.liar && !world.processes.iter().any(|process| process.connected)
+}
+
+/// Nobody can have heard of this host, whatever the number of its life.
+///
+/// That it dies or is made anew is left out: a host that is never heard of does the same as a dead
+/// one, and one that begins later does the same as a new one. The road (property 7) does count
+/// hosts that could still join: it is walked a second time without one of them.
+#[must_use]
+pub fn is_untouched(host: &Host, config: &Config) -> bool {
+    let blank = || directory_of(config, host) == Directory::Blank;
+    config.reduced && host.journal.is_none() && host.mode == Mode::Runs && blank()
+}
+
+/// No restore can come any more, no process has something to compare, no transaction is half done:
+/// what the database says is what it will go on from.
+#[must_use]
+pub fn is_database_final(world: &World) -> bool {
+    world.left.restores == 0
+        && world.left.overlaps == 0
+        && world.left.crashes == 0
+        && !world.database.cluster.unsettled
+        && world.database.compared == [true; PROCESSES]
+        && world.processes.iter().all(|process| process.connected && process.read.is_none())
+}
+
+/// The decided list, if its document may as well be out already: the database is final, so letting
+/// it out is possible from now on for ever, takes nothing back, and agents may see it as late as
+/// they like.
+#[must_use]
+pub fn is_as_good_as_out(world: &World, config: &Config) -> bool {
+    let cluster = &world.database.cluster;
+    config.reduced
+        && !config.liar
+        && matches!(cluster.phase, Phase::Committed | Phase::Formed)
+        && cluster.split.is_none()
+        && is_database_final(world)
+        && cluster.frozen.as_ref().is_some_and(|frozen| !world.said.documents.contains(&frozen.h))
+}
+
+/// The service has had its last word: one document is out, no other exists, nobody holds or runs
+/// anything else, and nothing that a host does can reach the database or another host any more.
+/// Hosts are then strangers to each other, and every property that a step is judged by looks at
+/// one host's own past, so each is followed alone, with all the faults that are left.
+///
+/// What is left out: states in which two hosts have gone on since. Only the road (property 7) sees
+/// two hosts at once; it is walked from the state in which the others stand where they stood.
+#[must_use]
+pub fn are_strangers(world: &World, config: &Config) -> bool {
+    let cluster = &world.database.cluster;
+    let Some(frozen) = &cluster.frozen else { return false };
+    let only = |h: &Hash| *h == frozen.h;
+    let host_agrees = |host: &Arc<Host>| {
+        let held = host.journal.as_ref().and_then(|journal| journal.held.as_ref());
+        held.is_none_or(|held| only(&held.h)) && host.node.as_ref().is_none_or(only)
+    };
+    config.reduced
+        && !config.liar
+        && !config.reports
+        && config.faults.clones == 0
+        && config.environment.journal_sync
+        && config.rules.on(Rule::AbandonBeforeCommit)
+        && cluster.phase == Phase::Committed
+        && cluster.split.is_none()
+        && is_database_final(world)
+        && world.said.documents.len() == 1
+        && world.said.documents.contains(&frozen.h)
+        && world.said.committed.contains(&frozen.h)
+        && world.said.started.values().all(only)
+        && world.hosts.iter().all(host_agrees)
+}
+
+/// The cluster has ended, no document was ever let out, and nobody holds one: nobody will start
+/// anything, and nobody will sign.
+#[must_use]
+pub fn is_the_end(world: &World, config: &Config) -> bool {
+    let holds = |host: &Arc<Host>| {
+        host.node.is_some() || host.journal.as_ref().is_some_and(|journal| journal.held.is_some())
+    };
+    config.reduced
+        && !config.liar
+        && world.database.cluster.phase.has_ended()
+        && is_database_final(world)
+        && world.said.documents.is_empty()
+        && !world.hosts.iter().any(holds)
+}
+
+/// What of what was said can still make a difference. Made once for each state.
+pub struct Relevance<'a> {
+    /// No list below this epoch will ever be frozen, acked or refused at the service again: it is
+    /// the lowest that the present database, the backup, or a transaction under way has.
+    lowest: Epoch,
+    /// Journals never forget: they are synced, and nobody's disk is copied.
+    journals_last: bool,
+    /// The ledgers will never be asked again.
+    pub ledgers_asked: bool,
+    /// Boot counters tell the holders of a key apart, and without copies each key has one.
+    pub boots_count: bool,
+    /// A dead host's disk is never copied, nor looked at in any other way.
+    pub forgets_the_dead: bool,
+    /// Messages of those that are no more may still arrive.
+    pub late: bool,
+    /// Lists that can still be signed, or frozen again.
+    proposals: Vec<Hash>,
+    config: &'a Config,
+}
+
+impl<'a> Relevance<'a> {
+    /// For `world`.
+    #[must_use]
+    pub fn of(world: &World, config: &'a Config) -> Relevance<'a> {
+        let reads = world.processes.iter().filter_map(|process| process.read.as_ref());
+        let databases = [Some(&world.database), world.backup.as_ref()].into_iter().flatten();
+        let lowest = databases.chain(reads).map(|database| database.cluster.epoch).min();
+        let on = config.reduced && !config.liar;
+        let mut relevance = Relevance {
+            lowest: lowest.filter(|_| on).unwrap_or(0),
+            journals_last: config.environment.journal_sync && config.faults.clones == 0,
+            ledgers_asked: !(on && is_database_final(world)),
+            boots_count: !config.reduced || config.faults.clones > 0,
+            forgets_the_dead: config.reduced,
+            late: config.late || !config.reduced,
+            proposals: Vec::new(),
+            config,
+        };
+        let alive = |h: &&Hash| relevance.is_proposal_alive(world, **h);
+        relevance.proposals = world.said.proposals.iter().filter(alive).copied().collect();
+        relevance
+    }
+
+    /// Somebody may still sign it, or the service may still hear of it.
+    ///
+    /// Whoever has signed or released its epoch never signs it anew (S5), and sends the same ack
+    /// again at most. That it may be told the epoch by it is no difference: the service has shown
+    /// that epoch, and an agent may see it at any time.
+    fn is_proposal_alive(&self, world: &World, h: Hash) -> bool {
+        let epoch = epoch_of(h);
+        if epoch >= self.lowest
+            || !self.journals_last
+            || !self.config.rules.on(Rule::OneListPerEpoch)
+        {
+            return true;
+        }
+        let may_sign = |journal: &Journal| {
+            members_of(h).any(|key| key == journal.key)
+                && journal.held.is_none()
+                && journal.highest_epoch() < epoch
+        };
+        let hosts = world.hosts.iter().filter(|host| host.alive);
+        hosts.filter_map(|host| host.journal.as_ref()).any(may_sign)
+    }
+
+    /// The class of `host`'s directory.
+    #[must_use]
+    pub fn directory(&self, host: &Host) -> Directory {
+        directory_of(self.config, host)
+    }
+
+    /// The list can still be signed by somebody or refused at the service.
+    #[must_use]
+    pub fn proposals(&self) -> &[Hash] {
+        &self.proposals
+    }
+
+    /// An ack can only be taken for a list that is frozen at its epoch.
+    #[must_use]
+    pub fn is_ack_alive(&self, h: Hash) -> bool {
+        epoch_of(h) >= self.lowest
+    }
+
+    /// A signed list can still keep its signer from signing another, or let it hold its document.
+    /// Once it is released by its signer, it can't be held (`HoldAboveReleased`); once enough of
+    /// its members have released it, it keeps nobody back (S6): releases are never taken back.
+    #[must_use]
+    pub fn is_bound_alive(
+        &self,
+        world: &World,
+        journal: &Journal,
+        epoch: Epoch,
+        bound: &Bound,
+    ) -> bool {
+        let reducible = self.lowest > 0
+            && self.journals_last
+            && self.config.rules.on(Rule::HoldAboveReleased)
+            && epoch <= journal.released;
+        if !reducible {
+            return true;
+        }
+        let released = |key: KeyId| world.said.releases.get(&key).is_some_and(|&r| r >= epoch);
+        let count = bound.members.iter().filter(|member| released(member.key)).count();
+        count < bound.releases_needed()
+    }
+}

@@ -1,0 +1,121 @@
+//! Taking states and steps for one another loses nothing: wherever both can be explored whole, the
+//! same rules switched off lead to the same violated properties, with and without.
+
+#![allow(clippy::print_stdout, reason = "a test's report, shown with --nocapture")]
+
+use formation_explored::{Rule, Rules};
+use muster_tests::explore::{Config, Faults, Limits, Property, Report, World, cases, explore};
+
+fn explored(config: &Config, reduced: bool) -> Report {
+    let config = Config { reduced, ..config.clone() };
+    explore(&config, World::new(&config), &Limits::default(), |_| {})
+}
+
+fn violated(report: &Report) -> Option<Property> {
+    assert!(report.cut_short.is_none(), "too large to compare: {:?}", report.cut_short);
+    report.found.as_ref().map(|found| found.violation.property)
+}
+
+/// With every rule on, and with each one off.
+fn finds_the_same(config: &Config) {
+    let rules: Vec<(String, Rules)> = std::iter::once(("none".to_owned(), Rules::ALL))
+        .chain(Rule::EACH.map(|rule| (format!("{rule:?}"), Rules::ALL.without(rule))))
+        .collect();
+    let mut fewer = false;
+    for (off, rules) in rules {
+        let config = Config { rules, ..config.clone() };
+        let (with, without) = (explored(&config, true), explored(&config, false));
+        let (seen, known) = (violated(&with), violated(&without));
+        println!(
+            "{}, {off} off: {} states instead of {}, {seen:?}",
+            config.name, with.states, without.states
+        );
+        assert_eq!(seen, known, "{}, {off} off", config.name);
+        fewer |= with.states < without.states;
+    }
+    assert!(fewer, "{}: nothing is reduced, so nothing is compared", config.name);
+}
+
+#[test]
+fn one_seat_faults_of_its_host() {
+    finds_the_same(&Config {
+        faults: Faults { kills: 2, lost_directories: 1, ..Faults::default() },
+        epochs: 1,
+        lost_and_found: true,
+        ..Config::sound("1 seat, 1 host, kills and a lost directory", 1, 1)
+    });
+}
+
+#[test]
+fn one_seat_restore_and_pause() {
+    finds_the_same(&Config {
+        faults: Faults { restores: 1, pauses: 1, ..Faults::default() },
+        epochs: 2,
+        roads: 4,
+        ..Config::sound("1 seat, 2 hosts, restore and pause", 1, 2)
+    });
+}
+
+#[test]
+fn one_seat_restore_end_and_accept() {
+    finds_the_same(&Config {
+        faults: Faults { restores: 1, ends: 1, accepts: 1, ..Faults::default() },
+        epochs: 1,
+        ..Config::sound("1 seat, 1 host, restore, end, accept", 1, 1)
+    });
+}
+
+#[test]
+fn one_seat_death_and_remake() {
+    finds_the_same(&Config {
+        faults: Faults { deaths: 1, remakes: 1, ..Faults::default() },
+        late: true,
+        epochs: 2,
+        ..Config::sound("1 seat, 2 hosts, death and remake", 1, 2)
+    });
+}
+
+#[test]
+fn two_seats_pause_and_time_out() {
+    finds_the_same(&Config {
+        faults: Faults { pauses: 1, timeouts: 1, ..Faults::default() },
+        epochs: 2,
+        roads: 4,
+        ..Config::sound("2 seats, 2 hosts, pause and time-out", 2, 2)
+    });
+}
+
+#[test]
+fn two_seats_restore() {
+    finds_the_same(&Config {
+        faults: Faults { restores: 1, ..Faults::default() },
+        epochs: 2,
+        roads: 16,
+        ..Config::sound("2 seats, 2 hosts, restore", 2, 2)
+    });
+}
+
+#[test]
+fn two_seats_deaths_that_nobody_looks_at() {
+    finds_the_same(&Config {
+        faults: Faults { deaths: 2, ..Faults::default() },
+        quiet_lapses: true,
+        epochs: 2,
+        ..Config::sound("2 seats, 2 hosts, quiet deaths", 2, 2)
+    });
+}
+
+/// Every known disaster is found without reduction too.
+#[test]
+fn every_regression_is_found_without_reduction() {
+    for case in cases() {
+        let case = case.reduced(false);
+        let off = case.without_rule();
+        let property = violated(&off);
+        assert!(
+            property.is_some_and(|property| case.violates.contains(&property)),
+            "{}: {property:?}",
+            case.name
+        );
+    }
+}
