@@ -100,13 +100,65 @@ fn two_seats_restore_without_ledger_where_the_lists_share_a_host() {
 }
 
 #[test]
-fn three_seats_three_hosts_one_pause() {
-    let faults = Faults { pauses: 1, ..Faults::default() };
+fn two_seats_three_hosts_restore_and_pause() {
+    let faults = Faults { restores: 1, pauses: 1, ..Faults::default() };
     holds_everywhere(&Config {
         faults,
         epochs: 2,
-        roads: 64,
-        ..Config::sound("3 seats, 3 hosts, pause", 3, 3)
+        roads: 128,
+        ..Config::sound("2 seats, 3 hosts, restore and pause", 2, 3)
+    });
+}
+
+#[test]
+fn three_seats_three_hosts_restore() {
+    let faults = Faults { restores: 1, ..Faults::default() };
+    holds_everywhere(&Config {
+        faults,
+        roads: 128,
+        ..Config::sound("3 seats, 3 hosts, restore", 3, 3)
+    });
+}
+
+#[test]
+fn three_seats_four_hosts_pause_and_time_out() {
+    let faults = Faults { pauses: 1, timeouts: 1, ..Faults::default() };
+    holds_everywhere(&Config {
+        faults,
+        epochs: 2,
+        roads: 256,
+        ..Config::sound("3 seats, 4 hosts, pause and time-out", 3, 4)
+    });
+}
+
+#[test]
+fn three_seats_four_hosts_every_fault_of_one_host_and_an_end() {
+    let faults = Faults {
+        deaths: 1,
+        kills: 1,
+        lost_directories: 1,
+        ends: 1,
+        pauses: 1,
+        ..Faults::default()
+    };
+    holds_everywhere(&Config {
+        faults,
+        epochs: 2,
+        late: true,
+        roads: 256,
+        ..Config::sound("3 seats, 4 hosts, faults of hosts, an end", 3, 4)
+    });
+}
+
+#[test]
+fn three_seats_four_hosts_one_made_anew() {
+    let faults = Faults { remakes: 1, ..Faults::default() };
+    holds_everywhere(&Config {
+        faults,
+        epochs: 2,
+        late: true,
+        roads: 256,
+        ..Config::sound("3 seats, 4 hosts, one made anew", 3, 4)
     });
 }
 

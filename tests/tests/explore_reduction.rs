@@ -96,6 +96,19 @@ fn two_seats_restore() {
 }
 
 #[test]
+fn two_seats_restore_without_ledger() {
+    let mut config = Config {
+        faults: Faults { restores: 1, ..Faults::default() },
+        epochs: 2,
+        expects_ledger: false,
+        roads: 16,
+        ..Config::sound("2 seats, 2 hosts, restore without ledger", 2, 2)
+    };
+    config.environment.ledger = false;
+    finds_the_same(&config);
+}
+
+#[test]
 fn two_seats_deaths_that_nobody_looks_at() {
     finds_the_same(&Config {
         faults: Faults { deaths: 2, ..Faults::default() },

@@ -80,6 +80,7 @@ cases! {
     r14_freeze_above_what_was_signed: "R14",
     r15_commits_answer_lost: "R15",
     rule_hold_above_released: "hold above released",
+    rule_one_list_per_epoch: "one list per epoch",
     rule_held_releases_nothing: "held releases nothing",
     guarantee_journal_sync: "journal sync",
     guarantee_ledger_sync: "ledger sync",

@@ -23,6 +23,10 @@ pub enum Rule {
     FreezeAboveFloor,
     /// One session for each key: a boot counter not above the last, from another nonce, is a
     /// second holder of the key. Without it two copies of a host share one seat.
+    ///
+    /// Defence in depth, so no exploration isolates it: a copy is stopped by [`Rule::SameMachine`]
+    /// first, and where nobody can tell the machines apart, refusing the copy's word doesn't keep a
+    /// document from reaching it. What this rule adds is that somebody is told.
     OneSession,
     /// A use of a token is a held seat. Without it (a use is a key) a re-imaged host finds the
     /// token full.
@@ -41,7 +45,10 @@ pub enum Rule {
     /// Neither abandon nor the deadline ends a cluster in a changed database before the ledgers have
     /// been compared. Without it one that is committed is called abandoned, and its nodes start.
     EndWhenSettled,
-    /// S5: one list for each epoch, and none at or below a released one.
+    /// S5: one list for each epoch, and none at or below a released one. Without it, whoever has
+    /// promised the others to be in no such list signs one after all. [`Rule::HoldAboveReleased`]
+    /// stands behind it (the signer would not hold the document); with that off, two lists get a
+    /// majority.
     OneListPerEpoch,
     /// S6: no second list before enough members of each earlier one have released it. Without it
     /// one host is the majority's last vote in two lists.
@@ -51,10 +58,19 @@ pub enum Rule {
     HoldAboveReleased,
     /// A document is held only by whose journal knows that it was signed. Without it a directory
     /// restored from an old copy holds what it may have released since.
+    ///
+    /// Defence in depth, so no exploration isolates it: an agent never holds what it did not sign,
+    /// unless its journal has forgotten; and a journal that forgets may as well sign anew, which no
+    /// rule can notice. It makes the narrower case safe, in which only the document comes.
     HoldWhatWasSigned,
     /// Whoever holds a document releases nothing.
     HeldReleasesNothing,
     /// One document for each incarnation: a second one is reported, never held.
+    ///
+    /// Defence in depth, so no exploration isolates it: whoever signs a later list has released the
+    /// earlier one with it, so of two documents with its signature it may hold the later one only
+    /// ([`Rule::HoldAboveReleased`]); and a node that was launched is never launched with another
+    /// list. Without the rule nobody would be told that there are two.
     OneDocument,
     /// The marker and `launching` are durable before the node is executed. Without it a disk that
     /// is lost right after looks like one that was never used.

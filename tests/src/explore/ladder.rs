@@ -54,27 +54,22 @@ pub fn ladder() -> Vec<Config> {
             Faults { restores: 1, kills: 1, lost_directories: 1, ..NONE },
         ),
         rung(
-            "everything that happens to hosts, and an end",
-            1,
-            2,
-            2,
-            Faults {
-                lost_directories: 1,
-                remakes: 1,
-                deaths: 1,
-                kills: 1,
-                pauses: 1,
-                timeouts: 1,
-                ends: 1,
-                ..NONE
-            },
-        ),
-        rung(
-            "a restore, a kill, a lost directory, a pause",
-            1,
-            2,
+            "a death, a kill, a lost directory, an end, a pause",
             3,
-            Faults { restores: 1, kills: 1, lost_directories: 1, pauses: 1, ..NONE },
+            4,
+            2,
+            Faults { deaths: 1, kills: 1, lost_directories: 1, ends: 1, pauses: 1, ..NONE },
+        ),
+        Config {
+            together: 2,
+            ..rung("any two faults of the full bounds", 2, 3, 3, Config::full().faults)
+        },
+        rung(
+            "every fault once",
+            1,
+            2,
+            2,
+            Faults { pauses: 1, timeouts: 1, ..Config::full().faults },
         ),
     ]
 }

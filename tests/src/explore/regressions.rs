@@ -5,7 +5,7 @@
 //! configuration must be clean, all of it. So neither a rule that does nothing nor a search that
 //! sees nothing can pass.
 
-use formation_explored::{Hash, KeyId, Rule};
+use formation_explored::{Hash, KeyId, Rule, Rules};
 
 use crate::explore::actions::Action;
 use crate::explore::apply::apply;
@@ -159,8 +159,8 @@ fn two_clusters() -> Vec<Case> {
             Config {
                 epochs: 2,
                 faults: Faults { pauses: 1, ..Faults::default() },
-                roads: 4,
-                ..Config::sound("R1", 2, 2)
+                roads: 64,
+                ..Config::sound("R1", 3, 3)
             },
         )
     }];
@@ -208,9 +208,9 @@ fn two_clusters() -> Vec<Case> {
 fn beyond_the_database() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut disjoint = vec![Action::Backup];
-    disjoint.extend(committed_by_all(&[0, 1]));
+    disjoint.extend(committed_by_all(&[0, 1, 2]));
     disjoint.extend([Action::Publish(0), Action::Restore]);
-    disjoint.extend((0..2).map(|host| Action::SeeDocument(host, first_list(&[0, 1]))));
+    disjoint.extend((0..3).map(|host| Action::SeeDocument(host, first_list(&[0, 1, 2]))));
     cases.push(Case {
         violates: TWO_CLUSTERS,
         before: disjoint,
@@ -222,7 +222,7 @@ fn beyond_the_database() -> Vec<Case> {
                 epochs: 1,
                 faults: Faults { restores: 1, ..Faults::default() },
                 roads: 0,
-                ..Config::sound("R4", 2, 4)
+                ..Config::sound("R4", 3, 6)
             },
         )
     });
@@ -374,6 +374,18 @@ fn signed_e2_and_restored_to_e1() -> Vec<Action> {
     ]
 }
 
+/// Everybody has joined; C has signed {A,B,C} at epoch 1, A and B have released that epoch without
+/// having signed anything.
+fn released_unsigned() -> Vec<Action> {
+    let mut actions: Vec<Action> = (0..5).map(Action::Join).collect();
+    actions.extend([
+        Action::Consider(2, first_list(&[0, 1, 2])),
+        Action::SeeEpoch(0, 2),
+        Action::SeeEpoch(1, 2),
+    ]);
+    actions
+}
+
 /// A service that shows {A,B,C} at epoch 1 and {C,D,E} at `second`, to anybody at any time.
 fn lying(name: &'static str, second: u64) -> Config {
     Config {
@@ -401,6 +413,19 @@ fn other_rules() -> Vec<Case> {
             Switch::Rule(Rule::HoldAboveReleased),
             lying("hold above released", 2),
         ),
+        Case {
+            before: released_unsigned(),
+            ..two_majorities(
+                "one list per epoch",
+                "hosts release an epoch, another list forms on that word, and they sign one of it",
+                Switch::Rule(Rule::OneListPerEpoch),
+                Config {
+                    // It stands behind this one, which alone would keep them from holding it.
+                    rules: Rules::ALL.without(Rule::HoldAboveReleased),
+                    ..lying("one list per epoch", 2)
+                },
+            )
+        },
         two_majorities(
             "held releases nothing",
             "hosts that hold a document release it, and so let another list form",
