@@ -50,8 +50,8 @@ fn one_seat_faults_of_its_host() {
 fn one_seat_restore_and_pause() {
     finds_the_same(&Config {
         faults: Faults { restores: 1, pauses: 1, ..Faults::default() },
-        epochs: 2,
-        roads: 4,
+        epochs: 1,
+        roads: 16,
         ..Config::sound("1 seat, 2 hosts, restore and pause", 1, 2)
     });
 }

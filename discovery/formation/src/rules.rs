@@ -68,9 +68,9 @@ pub enum Rule {
     /// One document for each incarnation: a second one is reported, never held.
     ///
     /// Defence in depth, so no exploration isolates it: whoever signs a later list has released the
-    /// earlier one with it, so of two documents with its signature it may hold the later one only
-    /// ([`Rule::HoldAboveReleased`]); and a node that was launched is never launched with another
-    /// list. Without the rule nobody would be told that there are two.
+    /// earlier one with it ([`Rule::HoldAboveReleased`]), and whoever holds a document signs no
+    /// other list (S7), so of all documents with its signature there is one that it may hold.
+    /// Without the rule nobody would be told that there are two.
     OneDocument,
     /// The marker and `launching` are durable before the node is executed. Without it a disk that
     /// is lost right after looks like one that was never used.
