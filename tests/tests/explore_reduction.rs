@@ -125,6 +125,7 @@ fn every_regression_is_found_without_reduction() {
         let case = case.reduced(false);
         let off = case.without_rule();
         let property = violated(&off);
+        println!("{}: {} states, {:.1} s", case.name, off.states, off.time.as_secs_f64());
         assert!(
             property.is_some_and(|property| case.violates.contains(&property)),
             "{}: {property:?}",
