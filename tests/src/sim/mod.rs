@@ -21,8 +21,10 @@ pub mod invariants;
 mod network;
 mod node;
 mod plan;
+mod requests;
 mod rng;
 mod run;
+mod work;
 mod world;
 
 pub use node_consensus::Guards;

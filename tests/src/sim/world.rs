@@ -1,21 +1,17 @@
-//! The event loop: one queue of virtual time, one step at a time, invariants after each.
+//! The event loop: one queue of virtual time, one step at a time, faults and their end. What members
+//! do is in `work`, what clients do in `requests`.
 
 use std::collections::BTreeMap;
 
-use bytes::{Bytes, BytesMut};
-use muster_node::driver::{
-    Effects, IncomingSnapshot, LogJob, Message, Notice, Proposal, ReadToken, Refusal, run_group,
-};
-use muster_node::machine::{RequestId, StateMachine as _};
+use bytes::Bytes;
+use muster_node::driver::Notice;
+use muster_node::machine::StateMachine as _;
 
-use super::clients::{
-    CLIENT_TIMEOUT, Client, Kind, Operating, put_command, put_revision, read_key,
-};
+use super::clients::Client;
 use super::invariants::Invariants;
-use super::invariants::log_matching::hash;
 use super::invariants::progress::stuck;
 use super::network::Network;
-use super::node::{ApplyJob, Down, JobDone, Live, Node, broken};
+use super::node::{Down, Node, broken};
 use super::plan::Plan;
 use super::rng::Rng;
 use super::{Options, Violation};
@@ -26,7 +22,7 @@ const TICK: u64 = 10_000;
 const CALM: u64 = 20_000_000;
 
 #[derive(Debug)]
-enum Event {
+pub(super) enum Event {
     Tick { node: u64, life: u64 },
     Deliver { to: u64, life: u64, bytes: Bytes, body: Option<Bytes> },
     LogDone { node: u64, life: u64 },
@@ -39,13 +35,6 @@ enum Event {
     Restart { node: u64 },
     Pause,
     Transfer,
-}
-
-fn written(job: &LogJob) -> Option<&muster_node::log::Batch> {
-    match job {
-        LogJob::Write(_, batch) => Some(batch),
-        LogJob::Fetch(_) | LogJob::Compact(_) => None,
-    }
 }
 
 /// What a history that held had in it.
@@ -68,25 +57,25 @@ pub struct Report {
 }
 
 pub(super) struct World {
-    options: Options,
-    seed: u64,
-    plan: Plan,
-    rng: Rng,
-    now: u64,
-    sequence: u64,
-    queue: BTreeMap<(u64, u64), Event>,
-    nodes: Vec<Node>,
-    network: Network,
-    clients: Vec<Client>,
-    invariants: Invariants,
-    next_id: u64,
-    bodies: u64,
-    refused: Vec<u64>,
+    pub(super) options: Options,
+    pub(super) seed: u64,
+    pub(super) plan: Plan,
+    pub(super) rng: Rng,
+    pub(super) now: u64,
+    pub(super) sequence: u64,
+    pub(super) queue: BTreeMap<(u64, u64), Event>,
+    pub(super) nodes: Vec<Node>,
+    pub(super) network: Network,
+    pub(super) clients: Vec<Client>,
+    pub(super) invariants: Invariants,
+    pub(super) next_id: u64,
+    pub(super) bodies: u64,
+    pub(super) refused: Vec<u64>,
     /// Faults have ended.
-    calm: bool,
+    pub(super) calm: bool,
     /// A put that began after that was acknowledged.
-    served: bool,
-    report: Report,
+    pub(super) served: bool,
+    pub(super) report: Report,
 }
 
 impl World {
@@ -153,35 +142,30 @@ impl World {
         self.finish()
     }
 
-    fn after(&mut self, delay: u64, event: Event) {
+    pub(super) fn after(&mut self, delay: u64, event: Event) {
         self.sequence += 1;
         self.queue.insert((self.now + delay, self.sequence), event);
     }
 
-    fn fault_after(&mut self, every: u64, event: Event) {
+    pub(super) fn fault_after(&mut self, every: u64, event: Event) {
         if every > 0 && !self.calm {
             let delay = self.rng.range(1, 2 * every);
             self.after(delay, event);
         }
     }
 
-    fn node(&mut self, id: u64) -> &mut Node {
+    pub(super) fn node(&mut self, id: u64) -> &mut Node {
         &mut self.nodes[usize::try_from(id - 1).expect("few")]
     }
 
-    fn live(&mut self, id: u64, life: u64) -> Option<&mut Live> {
-        let node = self.node(id);
-        if node.life == life { node.live.as_mut() } else { None }
-    }
-
-    fn trace(&mut self, parts: &[u64]) {
+    pub(super) fn trace(&mut self, parts: &[u64]) {
         for part in parts {
             self.report.trace =
                 (self.report.trace.rotate_left(5) ^ part).wrapping_mul(0x517c_c1b7_2722_0a95);
         }
     }
 
-    fn step(&mut self) -> Result<(), Violation> {
+    pub(super) fn step(&mut self) -> Result<(), Violation> {
         let Some(((at, _), event)) = self.queue.pop_first() else {
             return Err(stuck("nothing is left to happen".to_owned()));
         };
@@ -235,142 +219,11 @@ impl World {
         }
     }
 
-    fn any_member(&mut self) -> u64 {
+    pub(super) fn any_member(&mut self) -> u64 {
         self.rng.range(1, self.plan.members + 1)
     }
 
-    /// Whether the member is paused; then the event comes again when it wakes.
-    fn paused(&mut self, id: u64) -> Option<u64> {
-        let now = self.now;
-        let until = self.node(id).paused_until;
-        (until > now).then(|| until - now)
-    }
-
-    fn tick(&mut self, id: u64, life: u64) -> Result<(), Violation> {
-        let wait = self.paused(id).unwrap_or(0);
-        let Some(live) = self.live(id, life) else { return Ok(()) };
-        if wait > 0 {
-            self.after(wait, Event::Tick { node: id, life });
-            return Ok(());
-        }
-        live.driver.tick();
-        let tick = self.node(id).tick;
-        let jitter = self.rng.range(0, tick / 10 + 1);
-        self.after(tick + jitter, Event::Tick { node: id, life });
-        self.advance(id)
-    }
-
-    fn deliver(
-        &mut self,
-        to: u64,
-        life: u64,
-        bytes: Bytes,
-        body: Option<Bytes>,
-    ) -> Result<(), Violation> {
-        if let Some(wait) = self.paused(to) {
-            self.after(wait, Event::Deliver { to, life, bytes, body });
-            return Ok(());
-        }
-        self.trace(&[to, hash(&bytes)]);
-        self.bodies += 1;
-        let name = format!("/incoming/{}", self.bodies);
-        let Some(live) = self.live(to, life) else { return Ok(()) };
-        let message = Message::decode(bytes)
-            .map_err(|error| Violation::new("what is sent can be read", error.to_string()))?;
-        match body {
-            None => live.driver.message(message),
-            Some(body) => {
-                live.bodies.insert(name.clone().into(), body.to_vec());
-                let snapshot = IncomingSnapshot { message, body: name.into() };
-                live.driver.notice(Notice::Snapshot(snapshot));
-            }
-        }
-        self.advance(to)
-    }
-
-    fn notice(&mut self, id: u64, life: u64, notice: Notice) -> Result<(), Violation> {
-        let Some(live) = self.live(id, life) else { return Ok(()) };
-        live.driver.notice(notice);
-        self.advance(id)
-    }
-
-    fn log_done(&mut self, id: u64, life: u64) -> Result<(), Violation> {
-        if let Some(wait) = self.paused(id) {
-            self.after(wait, Event::LogDone { node: id, life });
-            return Ok(());
-        }
-        let prepare = self.rng.chance(100);
-        let Some(live) = self.live(id, life) else { return Ok(()) };
-        live.log_busy = false;
-        let jobs = std::mem::take(&mut live.log_jobs);
-        let written: Vec<_> = jobs.iter().filter_map(written).cloned().collect();
-        let mut done = run_group(&mut live.log, jobs);
-        if done.is_ok()
-            && prepare
-            && let Err(error) = live.log.prepare()
-        {
-            done = Err(error);
-        }
-        match done {
-            Ok(notices) => {
-                for notice in notices {
-                    live.driver.notice(notice);
-                }
-                for batch in written {
-                    self.invariants.logs.observe(id, &batch.entries, None)?;
-                }
-                self.advance(id)
-            }
-            Err(error) => {
-                let down = self.node(id).down(&error);
-                self.went_down(id, down)
-            }
-        }
-    }
-
-    fn apply_done(&mut self, id: u64, life: u64) -> Result<(), Violation> {
-        if let Some(wait) = self.paused(id) {
-            self.after(wait, Event::ApplyDone { node: id, life });
-            return Ok(());
-        }
-        let Some(live) = self.live(id, life) else { return Ok(()) };
-        let done = live.apply_one();
-        if live.apply_jobs.is_empty() {
-            live.apply_busy = false;
-        } else {
-            self.after(100, Event::ApplyDone { node: id, life });
-        }
-        match done {
-            Ok(done) => self.applied(id, life, done),
-            Err(error) => {
-                let down = self.node(id).down(&*error);
-                self.went_down(id, down)
-            }
-        }
-    }
-
-    fn applied(&mut self, id: u64, life: u64, done: JobDone) -> Result<(), Violation> {
-        for entry in &done.applied {
-            self.invariants.machines.observe(id, entry)?;
-        }
-        for (RequestId(request), outcome) in done.outcomes {
-            let revision = put_revision(&outcome);
-            self.trace(&[request, revision.unwrap_or(0).unsigned_abs()]);
-            if let Some(revision) = revision {
-                self.put_done(id, request, revision)?;
-            }
-        }
-        for notice in done.notices {
-            if matches!(notice, Notice::Installed(_)) {
-                self.report.snapshots += 1;
-            }
-            let Some(live) = self.live(id, life) else { return Ok(()) };
-            live.driver.notice(notice);
-        }
-        self.advance(id)
-    }
-
-    fn went_down(&mut self, id: u64, down: Down) -> Result<(), Violation> {
+    pub(super) fn went_down(&mut self, id: u64, down: Down) -> Result<(), Violation> {
         match down {
             Down::Broken(why) => Err(broken(id, &why)),
             Down::Crashed => {
@@ -381,7 +234,7 @@ impl World {
     }
 
     /// Somebody loses power now, or in the middle of one of the next operations of its disk.
-    fn crash_one(&mut self) {
+    pub(super) fn crash_one(&mut self) {
         let id = self.any_member();
         let style = self.rng.range(0, 10);
         let operations = self.rng.range(1, 12);
@@ -392,7 +245,7 @@ impl World {
         }
     }
 
-    fn take_down(&mut self, id: u64, process_only: bool) {
+    pub(super) fn take_down(&mut self, id: u64, process_only: bool) {
         self.report.crashes += 1;
         let node = self.node(id);
         if process_only {
@@ -409,7 +262,7 @@ impl World {
         self.after(delay, Event::Restart { node: id });
     }
 
-    fn start(&mut self, id: u64) -> Result<(), Violation> {
+    pub(super) fn start(&mut self, id: u64) -> Result<(), Violation> {
         if self.node(id).live.is_some() {
             return Ok(());
         }
@@ -426,214 +279,7 @@ impl World {
         self.advance(id)
     }
 
-    /// Everything that follows from what a member was given, then the invariants.
-    fn advance(&mut self, id: u64) -> Result<(), Violation> {
-        let life = self.node(id).life;
-        loop {
-            let Some(live) = self.live(id, life) else { return Ok(()) };
-            let effects = live.driver.advance();
-            self.execute(id, life, effects)?;
-            let Some(live) = self.live(id, life) else { return Ok(()) };
-            if !live.driver.has_more() {
-                break;
-            }
-        }
-        let node = &self.nodes[usize::try_from(id - 1).expect("few")];
-        let Some(live) = &node.live else { return Ok(()) };
-        let status = live.driver.status();
-        let invariants = &mut self.invariants;
-        invariants.elections.observe(id, &status)?;
-        invariants.monotone.observe(id, life, &status)?;
-        let term_at = |index| live.driver.term_at(index);
-        invariants.leaders.observe(id, &status, &invariants.machines, term_at)
-    }
-
-    fn execute(&mut self, id: u64, life: u64, effects: Effects) -> Result<(), Violation> {
-        for message in &effects.send {
-            if message.from != id {
-                let what = format!("{id} sends {message:?}");
-                return Err(Violation::new("a member speaks for itself", what));
-            }
-            self.invariants.sent(message)?;
-            let mut bytes = BytesMut::new();
-            message.encode(&mut bytes);
-            let bytes = bytes.freeze();
-            for delay in self.network.delays(&mut self.rng, &self.plan, id, message.to) {
-                let life = self.node(message.to).life;
-                self.after(
-                    delay,
-                    Event::Deliver { to: message.to, life, bytes: bytes.clone(), body: None },
-                );
-            }
-        }
-        for message in effects.send_snapshots {
-            self.send_snapshot(id, life, &message);
-        }
-        self.queue_log(id, life, effects.persist, effects.fetches, effects.compact);
-        let mut jobs = Vec::new();
-        if !effects.apply.is_empty() {
-            jobs.push(ApplyJob::Apply(effects.apply));
-        }
-        jobs.extend(effects.install.map(|(at, path)| ApplyJob::Install(at, path)));
-        if effects.build_snapshot {
-            jobs.push(ApplyJob::Build);
-        }
-        let delay = self.rng.range(50, 3_000);
-        if let Some(live) = self.live(id, life)
-            && !jobs.is_empty()
-        {
-            live.apply_jobs.append(&mut jobs);
-            if !live.apply_busy {
-                live.apply_busy = true;
-                self.after(delay, Event::ApplyDone { node: id, life });
-            }
-        }
-        if let Some(live) = self.live(id, life) {
-            for path in effects.discard {
-                live.bodies.remove(&path);
-            }
-        }
-        for (RequestId(request), Refusal::TooMany) in effects.refused {
-            self.refused.push(request);
-            self.end_operation(id, request);
-        }
-        for (token, _) in effects.reads {
-            self.read_done(id, token)?;
-        }
-        Ok(())
-    }
-
-    fn queue_log(
-        &mut self,
-        id: u64,
-        life: u64,
-        persist: Vec<(u64, muster_node::log::Batch)>,
-        fetches: Vec<node_consensus::Fetch>,
-        compact: Option<u64>,
-    ) {
-        let mut jobs: Vec<_> =
-            persist.into_iter().map(|(number, batch)| LogJob::Write(number, batch)).collect();
-        jobs.extend(fetches.into_iter().map(LogJob::Fetch));
-        jobs.extend(compact.map(LogJob::Compact));
-        if jobs.is_empty() {
-            return;
-        }
-        let slow = !self.calm && self.rng.chance(self.plan.slow_disk);
-        let delay = if slow { self.rng.range(5_000, 300_000) } else { self.rng.range(80, 1_500) };
-        let Some(live) = self.live(id, life) else { return };
-        live.log_jobs.append(&mut jobs);
-        if !live.log_busy {
-            live.log_busy = true;
-            self.after(delay, Event::LogDone { node: id, life });
-        }
-    }
-
-    fn send_snapshot(&mut self, id: u64, life: u64, message: &Message) {
-        let to = message.to;
-        let delays = self.network.delays(&mut self.rng, &self.plan, id, to);
-        let receiver = self.node(to).life;
-        let body =
-            self.live(id, life).and_then(|live| live.built.as_ref()).and_then(|(at, body)| {
-                (message.snapshot == Some(*at)).then(|| Bytes::from(body.clone()))
-            });
-        let arrived = body.is_some() && !delays.is_empty();
-        let mut bytes = BytesMut::new();
-        message.encode(&mut bytes);
-        let bytes = bytes.freeze();
-        let mut last = 1_000;
-        for delay in delays {
-            last = last.max(delay);
-            if body.is_some() {
-                let deliver =
-                    Event::Deliver { to, life: receiver, bytes: bytes.clone(), body: body.clone() };
-                self.after(delay, deliver);
-            }
-        }
-        self.after(last, Event::SnapshotReport { node: id, life, peer: to, arrived });
-    }
-
-    fn client(&mut self, client: usize) -> Result<(), Violation> {
-        if self.clients[client].operating.is_some() || (self.calm && self.served) {
-            return Ok(());
-        }
-        let node = self.any_member();
-        let kind = if self.rng.chance(500) { Kind::Put } else { Kind::Read };
-        let key = self.rng.range(0, self.plan.keys);
-        if self.node(node).live.is_none() {
-            self.next_operation(client);
-            return Ok(());
-        }
-        let id = self.next_id;
-        self.next_id += 1;
-        let floor = match kind {
-            Kind::Put => self.invariants.clients.put_floor(),
-            Kind::Read => self.invariants.clients.read_floor(key),
-        };
-        let command = put_command(id, key, &mut self.rng);
-        self.clients[client].operating = Some(Operating { key, id, floor, node });
-        self.after(CLIENT_TIMEOUT, Event::ClientTimeout { client, id });
-        let life = self.node(node).life;
-        let Some(live) = self.live(node, life) else { return Ok(()) };
-        match kind {
-            Kind::Put => live.driver.propose([Proposal { id: RequestId(id), data: command }]),
-            Kind::Read => live.driver.read([id]),
-        }
-        if self.paused(node).is_some() {
-            return Ok(());
-        }
-        self.advance(node)
-    }
-
-    /// The client has had its answer, or gives up.
-    fn next_operation(&mut self, client: usize) {
-        self.clients[client].operating = None;
-        let delay = self.rng.range(500, 30_000);
-        self.after(delay, Event::Client { client });
-    }
-
-    fn operation(&self, node: u64, id: u64) -> Option<(usize, Operating)> {
-        self.clients.iter().enumerate().find_map(|(client, state)| {
-            let operating = state.operating?;
-            (operating.id == id && operating.node == node).then_some((client, operating))
-        })
-    }
-
-    fn end_operation(&mut self, node: u64, id: u64) {
-        if let Some((client, _)) = self.operation(node, id) {
-            self.next_operation(client);
-        }
-    }
-
-    fn put_done(&mut self, node: u64, id: u64, revision: i64) -> Result<(), Violation> {
-        let Some((client, operating)) = self.operation(node, id) else { return Ok(()) };
-        self.invariants.clients.put(id, operating.key, operating.floor, revision)?;
-        self.invariants.acks.acknowledged(id, revision);
-        self.report.puts += 1;
-        self.served = self.calm;
-        self.next_operation(client);
-        Ok(())
-    }
-
-    fn read_done(&mut self, node: u64, token: ReadToken) -> Result<(), Violation> {
-        let Some((client, operating)) = self.operation(node, token) else { return Ok(()) };
-        let life = self.node(node).life;
-        let Some(live) = self.live(node, life) else { return Ok(()) };
-        let found = match read_key(&live.store, operating.key) {
-            Ok(found) => found,
-            Err(_) if self.node(node).disk.is_off() => {
-                self.next_operation(client);
-                return Ok(());
-            }
-            Err(why) => return Err(Violation::new("values stay as they were put", why)),
-        };
-        self.trace(&[token, found.map_or(0, |(put, _)| put)]);
-        self.invariants.clients.read(operating.key, operating.floor, found)?;
-        self.report.reads += 1;
-        self.next_operation(client);
-        Ok(())
-    }
-
-    fn end_faults(&mut self) -> Result<(), Violation> {
+    pub(super) fn end_faults(&mut self) -> Result<(), Violation> {
         self.calm = true;
         self.network.heal();
         self.plan.loss = 0;
@@ -655,7 +301,7 @@ impl World {
     }
 
     /// All members run, agree and have nothing left to do, and the cluster has served.
-    fn is_settled(&self) -> bool {
+    pub(super) fn is_settled(&self) -> bool {
         let idle = self.clients.iter().all(|client| client.operating.is_none());
         let mut positions = self.nodes.iter().map(|node| {
             let live = node.live.as_ref()?;
@@ -669,7 +315,7 @@ impl World {
         self.served && idle && together && positions.all(|position| position == first)
     }
 
-    fn describe(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         let mut text = format!("served {}", self.served);
         for node in &self.nodes {
             let status = node.live.as_ref().map(|live| live.driver.status());
@@ -678,7 +324,7 @@ impl World {
         text
     }
 
-    fn finish(mut self) -> Result<Report, Violation> {
+    pub(super) fn finish(mut self) -> Result<Report, Violation> {
         let mut hashes = Vec::new();
         for node in &self.nodes {
             let Some(live) = &node.live else { continue };

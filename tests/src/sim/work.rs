@@ -1,0 +1,287 @@
+//! What members do: a step of one of them, and what follows from it.
+
+use bytes::{Bytes, BytesMut};
+use muster_node::driver::{Effects, IncomingSnapshot, LogJob, Message, Notice, Refusal, run_group};
+use muster_node::machine::RequestId;
+
+use super::Violation;
+use super::clients::put_revision;
+use super::invariants::log_matching::hash;
+use super::node::{ApplyJob, JobDone, Live};
+use super::world::{Event, World};
+
+fn written(job: &LogJob) -> Option<&muster_node::log::Batch> {
+    match job {
+        LogJob::Write(_, batch) => Some(batch),
+        LogJob::Fetch(_) | LogJob::Compact(_) => None,
+    }
+}
+
+impl World {
+    pub(super) fn live(&mut self, id: u64, life: u64) -> Option<&mut Live> {
+        let node = self.node(id);
+        if node.life == life { node.live.as_mut() } else { None }
+    }
+
+    /// Whether the member is paused; then the event comes again when it wakes.
+    pub(super) fn paused(&mut self, id: u64) -> Option<u64> {
+        let now = self.now;
+        let until = self.node(id).paused_until;
+        (until > now).then(|| until - now)
+    }
+
+    pub(super) fn tick(&mut self, id: u64, life: u64) -> Result<(), Violation> {
+        let wait = self.paused(id).unwrap_or(0);
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        if wait > 0 {
+            self.after(wait, Event::Tick { node: id, life });
+            return Ok(());
+        }
+        live.driver.tick();
+        let tick = self.node(id).tick;
+        let jitter = self.rng.range(0, tick / 10 + 1);
+        self.after(tick + jitter, Event::Tick { node: id, life });
+        self.advance(id)
+    }
+
+    pub(super) fn deliver(
+        &mut self,
+        to: u64,
+        life: u64,
+        bytes: Bytes,
+        body: Option<Bytes>,
+    ) -> Result<(), Violation> {
+        if let Some(wait) = self.paused(to) {
+            self.after(wait, Event::Deliver { to, life, bytes, body });
+            return Ok(());
+        }
+        self.trace(&[to, hash(&bytes)]);
+        self.bodies += 1;
+        let name = format!("/incoming/{}", self.bodies);
+        let Some(live) = self.live(to, life) else { return Ok(()) };
+        let message = Message::decode(bytes)
+            .map_err(|error| Violation::new("what is sent can be read", error.to_string()))?;
+        match body {
+            None => live.driver.message(message),
+            Some(body) => {
+                live.bodies.insert(name.clone().into(), body.to_vec());
+                let snapshot = IncomingSnapshot { message, body: name.into() };
+                live.driver.notice(Notice::Snapshot(snapshot));
+            }
+        }
+        self.advance(to)
+    }
+
+    pub(super) fn notice(&mut self, id: u64, life: u64, notice: Notice) -> Result<(), Violation> {
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        live.driver.notice(notice);
+        self.advance(id)
+    }
+
+    pub(super) fn log_done(&mut self, id: u64, life: u64) -> Result<(), Violation> {
+        if let Some(wait) = self.paused(id) {
+            self.after(wait, Event::LogDone { node: id, life });
+            return Ok(());
+        }
+        let prepare = self.rng.chance(100);
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        live.log_busy = false;
+        let jobs = std::mem::take(&mut live.log_jobs);
+        let written: Vec<_> = jobs.iter().filter_map(written).cloned().collect();
+        let mut done = run_group(&mut live.log, jobs);
+        if done.is_ok()
+            && prepare
+            && let Err(error) = live.log.prepare()
+        {
+            done = Err(error);
+        }
+        match done {
+            Ok(notices) => {
+                for notice in notices {
+                    live.driver.notice(notice);
+                }
+                for batch in written {
+                    self.invariants.logs.observe(id, &batch.entries, None)?;
+                }
+                self.advance(id)
+            }
+            Err(error) => {
+                let down = self.node(id).down(&error);
+                self.went_down(id, down)
+            }
+        }
+    }
+
+    pub(super) fn apply_done(&mut self, id: u64, life: u64) -> Result<(), Violation> {
+        if let Some(wait) = self.paused(id) {
+            self.after(wait, Event::ApplyDone { node: id, life });
+            return Ok(());
+        }
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        let done = live.apply_one();
+        if live.apply_jobs.is_empty() {
+            live.apply_busy = false;
+        } else {
+            self.after(100, Event::ApplyDone { node: id, life });
+        }
+        match done {
+            Ok(done) => self.applied(id, life, done),
+            Err(error) => {
+                let down = self.node(id).down(&*error);
+                self.went_down(id, down)
+            }
+        }
+    }
+
+    pub(super) fn applied(&mut self, id: u64, life: u64, done: JobDone) -> Result<(), Violation> {
+        for entry in &done.applied {
+            self.invariants.machines.observe(id, entry)?;
+        }
+        for (RequestId(request), outcome) in done.outcomes {
+            let revision = put_revision(&outcome);
+            self.trace(&[request, revision.unwrap_or(0).unsigned_abs()]);
+            if let Some(revision) = revision {
+                self.put_done(id, request, revision)?;
+            }
+        }
+        for notice in done.notices {
+            if matches!(notice, Notice::Installed(_)) {
+                self.report.snapshots += 1;
+            }
+            let Some(live) = self.live(id, life) else { return Ok(()) };
+            live.driver.notice(notice);
+        }
+        self.advance(id)
+    }
+
+    /// Everything that follows from what a member was given, then the invariants.
+    pub(super) fn advance(&mut self, id: u64) -> Result<(), Violation> {
+        let life = self.node(id).life;
+        loop {
+            let Some(live) = self.live(id, life) else { return Ok(()) };
+            let effects = live.driver.advance();
+            self.execute(id, life, effects)?;
+            let Some(live) = self.live(id, life) else { return Ok(()) };
+            if !live.driver.has_more() {
+                break;
+            }
+        }
+        let node = &self.nodes[usize::try_from(id - 1).expect("few")];
+        let Some(live) = &node.live else { return Ok(()) };
+        let status = live.driver.status();
+        let invariants = &mut self.invariants;
+        invariants.elections.observe(id, &status)?;
+        invariants.monotone.observe(id, life, &status)?;
+        let term_at = |index| live.driver.term_at(index);
+        invariants.leaders.observe(id, &status, &invariants.machines, term_at)
+    }
+
+    pub(super) fn execute(
+        &mut self,
+        id: u64,
+        life: u64,
+        effects: Effects,
+    ) -> Result<(), Violation> {
+        for message in &effects.send {
+            if message.from != id {
+                let what = format!("{id} sends {message:?}");
+                return Err(Violation::new("a member speaks for itself", what));
+            }
+            self.invariants.sent(message)?;
+            let mut bytes = BytesMut::new();
+            message.encode(&mut bytes);
+            let bytes = bytes.freeze();
+            for delay in self.network.delays(&mut self.rng, &self.plan, id, message.to) {
+                let life = self.node(message.to).life;
+                self.after(
+                    delay,
+                    Event::Deliver { to: message.to, life, bytes: bytes.clone(), body: None },
+                );
+            }
+        }
+        for message in effects.send_snapshots {
+            self.send_snapshot(id, life, &message);
+        }
+        self.queue_log(id, life, effects.persist, effects.fetches, effects.compact);
+        let mut jobs = Vec::new();
+        if !effects.apply.is_empty() {
+            jobs.push(ApplyJob::Apply(effects.apply));
+        }
+        jobs.extend(effects.install.map(|(at, path)| ApplyJob::Install(at, path)));
+        if effects.build_snapshot {
+            jobs.push(ApplyJob::Build);
+        }
+        let delay = self.rng.range(50, 3_000);
+        if let Some(live) = self.live(id, life)
+            && !jobs.is_empty()
+        {
+            live.apply_jobs.append(&mut jobs);
+            if !live.apply_busy {
+                live.apply_busy = true;
+                self.after(delay, Event::ApplyDone { node: id, life });
+            }
+        }
+        if let Some(live) = self.live(id, life) {
+            for path in effects.discard {
+                live.bodies.remove(&path);
+            }
+        }
+        for (RequestId(request), Refusal::TooMany) in effects.refused {
+            self.refused.push(request);
+            self.end_operation(id, request);
+        }
+        for (token, _) in effects.reads {
+            self.read_done(id, token)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn queue_log(
+        &mut self,
+        id: u64,
+        life: u64,
+        persist: Vec<(u64, muster_node::log::Batch)>,
+        fetches: Vec<node_consensus::Fetch>,
+        compact: Option<u64>,
+    ) {
+        let mut jobs: Vec<_> =
+            persist.into_iter().map(|(number, batch)| LogJob::Write(number, batch)).collect();
+        jobs.extend(fetches.into_iter().map(LogJob::Fetch));
+        jobs.extend(compact.map(LogJob::Compact));
+        if jobs.is_empty() {
+            return;
+        }
+        let slow = !self.calm && self.rng.chance(self.plan.slow_disk);
+        let delay = if slow { self.rng.range(5_000, 300_000) } else { self.rng.range(80, 1_500) };
+        let Some(live) = self.live(id, life) else { return };
+        live.log_jobs.append(&mut jobs);
+        if !live.log_busy {
+            live.log_busy = true;
+            self.after(delay, Event::LogDone { node: id, life });
+        }
+    }
+
+    pub(super) fn send_snapshot(&mut self, id: u64, life: u64, message: &Message) {
+        let to = message.to;
+        let delays = self.network.delays(&mut self.rng, &self.plan, id, to);
+        let receiver = self.node(to).life;
+        let body =
+            self.live(id, life).and_then(|live| live.built.as_ref()).and_then(|(at, body)| {
+                (message.snapshot == Some(*at)).then(|| Bytes::from(body.clone()))
+            });
+        let arrived = body.is_some() && !delays.is_empty();
+        let mut bytes = BytesMut::new();
+        message.encode(&mut bytes);
+        let bytes = bytes.freeze();
+        let mut last = 1_000;
+        for delay in delays {
+            last = last.max(delay);
+            if body.is_some() {
+                let deliver =
+                    Event::Deliver { to, life: receiver, bytes: bytes.clone(), body: body.clone() };
+                self.after(delay, deliver);
+            }
+        }
+        self.after(last, Event::SnapshotReport { node: id, life, peer: to, arrived });
+    }
+}
