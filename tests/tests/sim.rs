@@ -29,6 +29,7 @@ fn every_invariant_holds_in_every_history() {
     // Histories in which nothing happens would prove nothing.
     assert!(found.total.puts > 5 * HISTORIES && found.total.reads > 5 * HISTORIES);
     assert!(found.total.crashes > HISTORIES && found.total.snapshots > HISTORIES / 50);
+    assert!(found.total.disk_failures > HISTORIES / 10, "{}", found.total.disk_failures);
 }
 
 #[test]
@@ -92,6 +93,23 @@ mod bugs_put_back {
     #[test]
     fn a_read_context_used_twice() {
         is_found(Guards::SHARED_READ_CONTEXT, 2_000, &["linearizable"]);
+    }
+
+    #[test]
+    fn a_failed_sync_that_is_tried_again() {
+        let by = [
+            "leader completeness",
+            "state machine safety",
+            "linearizable",
+            "acknowledged writes survive",
+            "members start and run",
+            "monotone",
+            "one vote per term",
+            "election safety",
+            "log matching",
+            "progress after the faults",
+        ];
+        is_found(Guards::RETRY_FAILED_SYNC, 1_000, &by);
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub struct Guards {
     persist_before_self_ack: bool,
     unique_read_context: bool,
     verify_tail: bool,
+    failed_sync_is_final: bool,
 }
 
 impl Guards {
@@ -22,6 +23,7 @@ impl Guards {
         persist_before_self_ack: true,
         unique_read_context: true,
         verify_tail: true,
+        failed_sync_is_final: true,
     };
 
     /// Votes leave only once term and vote are durable.
@@ -48,6 +50,11 @@ impl Guards {
     pub fn verify_tail(self) -> bool {
         self.verify_tail
     }
+
+    /// A sync that failed is never asked for again: the kernel may call the second one a success.
+    pub fn failed_sync_is_final(self) -> bool {
+        self.failed_sync_is_final
+    }
 }
 
 #[cfg(debug_assertions)]
@@ -62,4 +69,6 @@ impl Guards {
     pub const SHARED_READ_CONTEXT: Self = Self { unique_read_context: false, ..Self::ALL };
     /// The log's last record is taken as it is found.
     pub const KEEP_TORN_TAIL: Self = Self { verify_tail: false, ..Self::ALL };
+    /// A failed sync is tried once more and then believed.
+    pub const RETRY_FAILED_SYNC: Self = Self { failed_sync_is_final: false, ..Self::ALL };
 }

@@ -141,21 +141,28 @@ fn apply_operation(
     }
 }
 
+/// Whether it may make the data grow: what is refused when space runs short.
+pub(crate) fn grows(operation: &Operation) -> bool {
+    match operation {
+        Operation::Put(_) => true,
+        Operation::Txn(txn) => has_puts(txn),
+        Operation::DeleteRange(_)
+        | Operation::Compact(_)
+        | Operation::Alarm(_)
+        | Operation::PublishMember(_) => false,
+    }
+}
+
 /// What a raised alarm forbids.
 fn forbidden(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyError> {
     if alarms.is_empty() {
         return None;
     }
     let raised = |alarm: AlarmType| alarms.iter().any(|a| a.alarm() == alarm);
-    let grows = match operation {
-        Operation::Put(_) => true,
-        Operation::Txn(txn) => has_puts(txn),
-        _ => false,
-    };
     let writes = !matches!(operation, Operation::Alarm(_) | Operation::PublishMember(_));
     if writes && raised(AlarmType::Corrupt) {
         Some(ApplyError::Corrupt)
-    } else if grows && raised(AlarmType::Nospace) {
+    } else if grows(operation) && raised(AlarmType::Nospace) {
         Some(ApplyError::NoSpace)
     } else {
         None

@@ -5,6 +5,7 @@
 //! write or a sync is final: the kernel may have marked the pages clean, so that a second sync
 //! reports success for data that is gone. Callers stop; they never retry.
 
+mod advice;
 mod backend;
 mod real;
 pub mod simulated;
@@ -14,6 +15,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub use advice::advice;
 pub use backend::Backend;
 pub use real::RealDisk;
 
@@ -53,6 +55,10 @@ pub trait Disk: Debug + Send + Sync + 'static {
 
     /// Makes durable what was created, renamed or removed in this directory.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
+
+    /// Bytes that this process may still write on the file system that holds `path`, as far as
+    /// that is known; `u64::MAX` where it isn't.
+    fn free_bytes(&self, path: &Path) -> io::Result<u64>;
 
     /// Claims a directory for this process until the lock is dropped. `WouldBlock` if somebody
     /// else holds it.

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use rustix::fs::{
     Advice, FallocateFlags, FlockOperation, SeekFrom, fadvise, fallocate, fdatasync, flock, seek,
+    statvfs,
 };
 
 use super::{DirLock, Disk, DiskFile, Held, Open};
@@ -70,6 +71,11 @@ impl Disk for RealDisk {
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         File::open(path)?.sync_all()
+    }
+
+    fn free_bytes(&self, path: &Path) -> io::Result<u64> {
+        let space = statvfs(path)?;
+        Ok(space.f_bavail.saturating_mul(space.f_frsize))
     }
 
     fn lock_dir(&self, path: &Path) -> io::Result<DirLock> {

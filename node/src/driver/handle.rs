@@ -116,6 +116,7 @@ pub struct Handle<O> {
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) waiters: Arc<Waiters<O>>,
     pub(super) status: watch::Receiver<Arc<NodeStatus>>,
+    pub(super) space: watch::Receiver<bool>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) options: Arc<Options>,
     pub(super) next_read: Arc<AtomicU64>,
@@ -127,6 +128,7 @@ impl<O> Clone for Handle<O> {
             mailbox: Arc::clone(&self.mailbox),
             waiters: Arc::clone(&self.waiters),
             status: self.status.clone(),
+            space: self.space.clone(),
             metrics: Arc::clone(&self.metrics),
             options: Arc::clone(&self.options),
             next_read: Arc::clone(&self.next_read),
@@ -200,6 +202,12 @@ impl<O: Send + 'static> Handle<O> {
     /// The status, and a way to wait for its changes.
     pub fn status(&self) -> watch::Receiver<Arc<NodeStatus>> {
         self.status.clone()
+    }
+
+    /// Whether this member's disk is so full that whatever makes the data grow has to be refused,
+    /// and a way to wait for a change.
+    pub fn short_of_space(&self) -> watch::Receiver<bool> {
+        self.space.clone()
     }
 
     /// Counters.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-/// All only ever rise.
+/// All but [`Metrics::log_bytes_left`] only ever rise.
 #[derive(Debug, Default)]
 pub struct Metrics {
     /// Proposals taken from the mailbox.
@@ -31,6 +31,8 @@ pub struct Metrics {
     pub log_bytes: AtomicU64,
     /// Microseconds spent in the log's writes and syncs.
     pub log_micros: AtomicU64,
+    /// Bytes that the log can take before it has to make another segment, as last looked at.
+    pub log_bytes_left: AtomicU64,
     /// Entries applied.
     pub applied: AtomicU64,
     /// Microseconds spent applying.

@@ -7,9 +7,12 @@
 //! what the simulation runs in one thread.
 
 mod apply;
+mod apply_thread;
 mod core;
 mod error;
+mod fatal;
 mod handle;
+mod log_thread;
 mod mailbox;
 mod metrics;
 mod peers;

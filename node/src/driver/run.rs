@@ -1,37 +1,33 @@
-//! The threads around the driver: core, wal, apply.
+//! The start of a member's threads, and the one that owns consensus: core.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
 
-use node_consensus::{Config, Message, Position, Role};
+use node_consensus::{Config, Message, Role};
 use tokio::sync::watch;
 
+use super::apply_thread::{ApplyJob, ApplyThread, BuiltSlot};
 use super::core::{Driver, DriverOptions, Effects};
+use super::fatal::spawn;
 use super::handle::{Handle, NodeStatus, Waiters};
+use super::log_thread::WalThread;
 use super::mailbox::{Inlet as _, Mail, Mailbox, Notice};
 use super::peers::{OutgoingSnapshot, PeerInbox, PeerSender};
 use super::{
-    Applied, Applier, CheckpointPolicy, LogJob, Metrics, Options, ProposeError, ReadError,
-    StartError, recover, run_group,
+    Applier, CheckpointPolicy, LogJob, Metrics, Options, ProposeError, ReadError, StartError,
+    recover,
 };
 use crate::log::{Log, Recovered};
-use crate::machine::{Committed, StateMachine};
+use crate::machine::StateMachine;
 
 /// Jobs that wait for the log or the state machine. The driver's bound on bytes that are not
 /// applied comes first; if this one is reached, the core waits.
 const QUEUED_JOBS: usize = 4096;
-
-/// The store is made durable at the latest this long after something was applied.
-const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
-
-/// With no more work for the log this long, it prepares for later.
-const LOG_IDLE: Duration = Duration::from_millis(20);
 
 /// What a member is made of.
 pub struct Parts<M> {
@@ -78,20 +74,6 @@ impl Drop for Running {
     }
 }
 
-enum ApplyJob {
-    Apply(Vec<Committed>),
-    Install(Position, PathBuf),
-    Build,
-}
-
-/// A snapshot that is ready to be sent.
-struct BuiltFile {
-    at: Position,
-    path: PathBuf,
-}
-
-type BuiltSlot = Arc<Mutex<Option<BuiltFile>>>;
-
 /// Starts the threads. Before it returns, log and store have been found to fit each other.
 pub fn start<M: StateMachine>(
     mut parts: Parts<M>,
@@ -120,12 +102,8 @@ pub fn start<M: StateMachine>(
     let (to_apply, apply_jobs) = sync_channel(QUEUED_JOBS);
 
     let mut threads = Vec::new();
-    let wal = WalThread {
-        log: parts.log,
-        jobs: log_jobs,
-        mailbox: Arc::clone(&mailbox),
-        metrics: Arc::clone(&metrics),
-    };
+    let (wal, space) =
+        WalThread::new(parts.log, log_jobs, Arc::clone(&mailbox), Arc::clone(&metrics));
     threads.push(spawn("wal", move || wal.run())?);
     let apply = ApplyThread {
         applier: Applier::new(parts.machine, CheckpointPolicy::default()),
@@ -160,40 +138,12 @@ pub fn start<M: StateMachine>(
         mailbox: Arc::clone(&mailbox),
         waiters,
         status,
+        space,
         metrics,
         options,
         next_read: Arc::default(),
     };
     Ok((handle, inbox, Running { mailbox, threads }))
-}
-
-/// A panic in one of the threads is a broken invariant: the process stops, and the restart
-/// recovers from the log.
-struct AbortOnPanic;
-
-impl Drop for AbortOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            tracing::error!(fatal = true, "a thread of the driver panicked; aborting");
-            std::process::abort();
-        }
-    }
-}
-
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
-    let body = || {
-        let _guard = AbortOnPanic;
-        body();
-    };
-    Builder::new().name(name.to_owned()).spawn(body).map_err(StartError::Thread)
-}
-
-/// Log or store has failed. Nothing may depend on it any more, and a retry could report success
-/// for data that is gone.
-fn fatal(what: &str, error: &dyn std::error::Error) -> ! {
-    let cause = error.source().map(ToString::to_string);
-    tracing::error!(fatal = true, %error, cause, "{what} failed; aborting");
-    std::process::abort();
 }
 
 fn empty_directory(path: &Path) -> std::io::Result<()> {
@@ -407,180 +357,8 @@ impl<M: StateMachine> CoreThread<M> {
     }
 }
 
-struct WalThread {
-    log: Log,
-    jobs: Receiver<LogJob>,
-    mailbox: Arc<Mailbox>,
-    metrics: Arc<Metrics>,
-}
-
-impl WalThread {
-    fn run(mut self) {
-        let mut idle_work = true;
-        loop {
-            let first = if idle_work {
-                match self.jobs.recv_timeout(LOG_IDLE) {
-                    Ok(job) => job,
-                    Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
-                        idle_work =
-                            self.log.prepare().unwrap_or_else(|error| fatal("the log", &error));
-                        continue;
-                    }
-                    Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
-                }
-            } else {
-                match self.jobs.recv() {
-                    Ok(job) => job,
-                    Err(_) => break,
-                }
-            };
-            idle_work = true;
-            let mut group = vec![first];
-            group.extend(self.jobs.try_iter());
-            self.group(group);
-        }
-        // A record after the last one, so that damage to it can be told from a torn end.
-        if let Err(error) = self.log.write(&[crate::log::Batch::default()]) {
-            fatal("the log", &error);
-        }
-    }
-}
-
-impl WalThread {
-    fn group(&mut self, group: Vec<LogJob>) {
-        let entries: usize = group
-            .iter()
-            .map(|job| if let LogJob::Write(_, batch) = job { batch.entries.len() } else { 0 })
-            .sum();
-        let (started, bytes) = (Instant::now(), self.log.written_bytes());
-        let notices =
-            run_group(&mut self.log, group).unwrap_or_else(|error| fatal("the log", &error));
-        self.metrics.log_groups.fetch_add(1, Relaxed);
-        self.metrics.log_entries.fetch_add(entries as u64, Relaxed);
-        self.metrics.log_bytes.fetch_add(self.log.written_bytes() - bytes, Relaxed);
-        self.metrics.log_micros.fetch_add(micros(started), Relaxed);
-        for notice in notices {
-            self.mailbox.notice(notice);
-        }
-    }
-}
-
-fn micros(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
-}
-
-struct ApplyThread<M: StateMachine> {
-    applier: Applier<M>,
-    jobs: Receiver<ApplyJob>,
-    mailbox: Arc<Mailbox>,
-    waiters: Arc<Waiters<M::Outcome>>,
-    metrics: Arc<Metrics>,
-    built: BuiltSlot,
-    snapshot_dir: PathBuf,
-}
-
-impl<M: StateMachine> ApplyThread<M> {
-    fn run(mut self) {
-        loop {
-            match self.jobs.recv_timeout(CHECKPOINT_INTERVAL) {
-                Ok(ApplyJob::Apply(mut entries)) => {
-                    let mut next = None;
-                    // What has gathered meanwhile goes into the same transaction.
-                    for job in self.jobs.try_iter() {
-                        match job {
-                            ApplyJob::Apply(more) => entries.extend(more),
-                            other => {
-                                next = Some(other);
-                                break;
-                            }
-                        }
-                    }
-                    self.apply(&entries);
-                    if let Some(job) = next {
-                        self.other(job);
-                    }
-                }
-                Ok(job) => self.other(job),
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => self.checkpoint(),
-                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => {
-                    self.checkpoint();
-                    return;
-                }
-            }
-        }
-    }
-
-    fn other(&mut self, job: ApplyJob) {
-        match job {
-            ApplyJob::Apply(entries) => self.apply(&entries),
-            ApplyJob::Install(at, path) => self.install(at, &path),
-            ApplyJob::Build => {
-                let built = self.build();
-                if let Err(error) = &built {
-                    tracing::error!(%error, "a snapshot couldn't be made");
-                }
-                self.mailbox.notice(Notice::Built(built.ok()));
-            }
-        }
-    }
-
-    fn apply(&mut self, entries: &[Committed]) {
-        let started = Instant::now();
-        let Applied { at, outcomes } =
-            self.applier.apply(entries).unwrap_or_else(|error| fatal("the store", &error));
-        self.metrics.applied.fetch_add(entries.len() as u64, Relaxed);
-        self.metrics.apply_micros.fetch_add(micros(started), Relaxed);
-        self.mailbox.notice(Notice::Applied(at));
-        self.waiters.answer(outcomes.into_iter().map(|(id, outcome)| (id, Ok(outcome))));
-        let saved =
-            self.applier.checkpoint_if_due().unwrap_or_else(|error| fatal("the store", &error));
-        if let Some(at) = saved {
-            self.metrics.checkpoints.fetch_add(1, Relaxed);
-            self.mailbox.notice(Notice::Checkpointed(at));
-        }
-    }
-
-    fn checkpoint(&mut self) {
-        let machine = self.applier.machine();
-        if machine.durable() == machine.applied() {
-            return;
-        }
-        let at = self.applier.checkpoint().unwrap_or_else(|error| fatal("the store", &error));
-        self.metrics.checkpoints.fetch_add(1, Relaxed);
-        self.mailbox.notice(Notice::Checkpointed(at));
-    }
-
-    fn install(&mut self, at: Position, path: &Path) {
-        let file = File::open(path).unwrap_or_else(|error| fatal("a received snapshot", &error));
-        let installed = self
-            .applier
-            .install_snapshot(&mut BufReader::new(file))
-            .unwrap_or_else(|error| fatal("the store", &error));
-        assert_eq!(installed, at, "a snapshot's body is of another position than its message");
-        remove_quietly(path);
-        self.metrics.snapshots_installed.fetch_add(1, Relaxed);
-        self.mailbox.snapshot_ended(path, true);
-        self.mailbox.notice(Notice::Installed(at));
-    }
-
-    fn build(&mut self) -> Result<Position, Box<dyn std::error::Error>> {
-        let index = self.applier.machine().applied().index;
-        let path = self.snapshot_dir.join(format!("outgoing-{index:016x}"));
-        let mut out = BufWriter::new(File::create(&path)?);
-        let at = self.applier.write_snapshot(&mut out)?;
-        out.flush()?;
-        let mut slot = self.built.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(old) = slot.replace(BuiltFile { at, path })
-            && old.at != at
-        {
-            remove_quietly(&old.path);
-        }
-        Ok(at)
-    }
-}
-
 /// A file that stays costs space only until the next start.
-fn remove_quietly(path: &Path) {
+pub(super) fn remove_quietly(path: &Path) {
     if let Err(error) = std::fs::remove_file(path) {
         tracing::warn!(path = %path.display(), %error, "a snapshot's file couldn't be removed");
     }

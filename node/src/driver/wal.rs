@@ -34,6 +34,7 @@ pub fn run_group(log: &mut Log, jobs: Vec<LogJob>) -> Result<Vec<Notice>, LogErr
     if let Some(number) = durable {
         log.write(&batches)?;
         notices.push(Notice::Persisted(number));
+        log.keep_spare()?;
     }
     for job in others {
         match job {

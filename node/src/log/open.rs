@@ -136,6 +136,7 @@ impl Log {
             sealed: false,
             poisoned: false,
             disk_full: false,
+            short_of_space: false,
             written_bytes: 0,
         }
     }

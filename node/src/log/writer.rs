@@ -46,6 +46,7 @@ pub struct Log {
     pub(super) poisoned: bool,
     /// The last attempt to make a spare found the disk full.
     pub(super) disk_full: bool,
+    pub(super) short_of_space: bool,
     pub(super) written_bytes: u64,
 }
 
@@ -113,7 +114,7 @@ impl Log {
     /// One step of work ahead of need: zeros in the current segment, then spares (once the current
     /// segment is no longer almost empty), then a seal. Whether there is more to do. To be called
     /// when nothing else waits. A full disk is no failure here, but see
-    /// [`disk_is_full`](Self::disk_is_full).
+    /// [`is_short_of_space`](Self::is_short_of_space).
     pub fn prepare(&mut self) -> Result<bool, LogError> {
         self.guarded(|log| {
             let ahead = log.offset + FILL_STEPS * log.options.fill_bytes;
@@ -123,28 +124,58 @@ impl Log {
                 file.sync_data().map_err(LogError::io_at("sync", path, log.filled))?;
                 return Ok(true);
             }
-            let early = log.offset < log.active.bytes / 4;
-            if !early && log.spares.len() < log.options.spare_segments {
-                match log.make_spare() {
-                    Ok(spare) => {
-                        log.disk_full = false;
-                        log.spares.push(spare);
-                        return Ok(true);
-                    }
-                    Err(LogError::Disk { source, .. }) if is_full(&source) => log.disk_full = true,
-                    Err(error) => return Err(error),
-                }
+            if log.wants_spare() && log.try_spare()? {
+                return Ok(true);
             }
             log.seal()?;
             Ok(false)
         })
     }
 
-    /// The last step of [`prepare`](Self::prepare) that wanted a spare found no space. The log
-    /// itself still has room for [`bytes_left`](Self::bytes_left), so that the node can refuse
-    /// writes in good time.
-    pub fn disk_is_full(&self) -> bool {
-        self.disk_full
+    /// Makes a spare under load, when there never is time to [`prepare`](Self::prepare): before
+    /// the current segment is full, so that a full disk is noticed while there still is room.
+    pub fn keep_spare(&mut self) -> Result<(), LogError> {
+        self.guarded(|log| {
+            let late = log.offset > log.active.bytes / 2 && log.spares.is_empty();
+            if late && !log.disk_full {
+                log.try_spare()?;
+            }
+            Ok(())
+        })
+    }
+
+    fn wants_spare(&self) -> bool {
+        let early = self.offset < self.active.bytes / 4;
+        !early && self.spares.len() < self.options.spare_segments
+    }
+
+    /// False if the disk is full, which is no failure here.
+    fn try_spare(&mut self) -> Result<bool, LogError> {
+        match self.make_spare() {
+            Ok(spare) => {
+                self.disk_full = false;
+                self.spares.push(spare);
+                Ok(true)
+            }
+            Err(LogError::Disk { source, .. }) if is_full(&source) => {
+                self.disk_full = true;
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether it is time to refuse what makes the data grow: the last attempt to make a spare
+    /// found the disk full, or less is free on it than one segment takes (store and snapshots need
+    /// some as well). The log itself still has room for [`bytes_left`](Self::bytes_left). Once
+    /// short, it takes half a segment more to be so no longer.
+    pub fn is_short_of_space(&mut self) -> bool {
+        let segment = self.options.segment_bytes;
+        let least = if self.short_of_space { segment + segment / 2 } else { segment };
+        // A file system that doesn't say has to show it by refusing.
+        let free = self.disk.free_bytes(&self.directory).unwrap_or(u64::MAX);
+        self.short_of_space = self.disk_full || free < least;
+        self.short_of_space
     }
 
     /// Bytes that can be written before another segment has to be made.
@@ -227,5 +258,8 @@ impl Log {
 }
 
 fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+    matches!(
+        error.kind(),
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge
+    )
 }

@@ -22,7 +22,10 @@ pub enum ReadError {
 /// The store can't go on. The process stops; a restart recovers from log and checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The file, or the disk under it, failed.
+    /// The disk under the file said no. Never to be tried again by this process.
+    #[error("the store's disk failed")]
+    Disk(#[source] std::io::Error),
+    /// The file failed.
     #[error("store file failed")]
     Storage(#[source] Box<redb::Error>),
     /// The file says something that this code never writes.
@@ -53,11 +56,18 @@ pub enum StoreError {
     Snapshot(String),
 }
 
+fn storage(error: redb::Error) -> StoreError {
+    match error {
+        redb::Error::Io(source) => StoreError::Disk(source),
+        other => StoreError::Storage(Box::new(other)),
+    }
+}
+
 macro_rules! from_redb {
     ($($error:ty),*) => {$(
         impl From<$error> for StoreError {
             fn from(error: $error) -> Self {
-                Self::Storage(Box::new(error.into()))
+                storage(error.into())
             }
         }
         impl From<$error> for ReadError {

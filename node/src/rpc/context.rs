@@ -12,7 +12,7 @@ use tonic::metadata::MetadataMap;
 
 use super::error::Error;
 use super::{Identity, Limits, Metrics, RequestIds};
-use crate::apply::{Outcome, Response};
+use crate::apply::{Outcome, Response, grows};
 use crate::driver::{Handle, NodeStatus};
 use crate::machine::RequestId;
 use crate::mvcc::watch::WatchHub;
@@ -22,6 +22,8 @@ use crate::mvcc::{ReadError, Store, View};
 pub(crate) struct Context {
     pub(crate) handle: Handle<Outcome>,
     pub(crate) status: watch::Receiver<Arc<NodeStatus>>,
+    /// Whether this member's disk is almost full.
+    pub(crate) space: watch::Receiver<bool>,
     pub(crate) store: Store,
     pub(crate) hub: WatchHub,
     pub(crate) identity: Identity,
@@ -81,6 +83,9 @@ impl Context {
 
     /// Puts `operation` through consensus and waits for what it came to.
     pub(crate) async fn propose(&self, operation: Operation) -> Result<Response, Error> {
+        if grows(&operation) && *self.space.borrow() {
+            return Err(Error::NoSpace);
+        }
         let id = self.request_ids.next();
         let payload = encode(id, operation, self.limits.max_request_bytes)?;
         let _pending = self.metrics.pending();

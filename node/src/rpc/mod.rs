@@ -13,6 +13,7 @@ mod kv;
 mod limit;
 mod maintenance;
 mod metrics;
+mod space;
 mod unimplemented;
 mod watch;
 
@@ -100,6 +101,7 @@ pub fn router(services: Services, tasks: &TaskTracker, stop: &CancellationToken)
     let (health, health_service) = tonic_health::server::health_reporter();
     let context = Arc::new(Context {
         status: handle.status(),
+        space: handle.short_of_space(),
         handle,
         store,
         hub,
@@ -146,6 +148,7 @@ fn spawn_tasks(
     };
     until_stop(Box::pin(context.hub.clone().run()));
     until_stop(Box::pin(compact(context.store.clone(), context.limits.compaction_pause)));
+    until_stop(Box::pin(space::guard(context.clone())));
     until_stop(Box::pin(tell_health(context.clone(), health)));
 }
 

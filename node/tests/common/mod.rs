@@ -109,6 +109,11 @@ impl Member {
         kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
     }
 
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
     /// The exit code, once it has ended by itself.
     pub fn exit_code(&mut self) -> Option<i32> {
         let mut child = self.child.take().unwrap();

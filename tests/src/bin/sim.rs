@@ -87,6 +87,7 @@ fn report(found: &Campaign, started: Instant, as_json: bool) {
             "puts": total.puts,
             "reads": total.reads,
             "crashes": total.crashes,
+            "disk_failures": total.disk_failures,
             "snapshots": total.snapshots,
             "trace": format!("{:016x}", total.trace),
             "failure": failure,
@@ -95,13 +96,14 @@ fn report(found: &Campaign, started: Instant, as_json: bool) {
         return;
     }
     println!(
-        "{} histories in {seconds:.1} s ({rate:.0}/s): {} steps, {} entries, {} puts, {} reads, {} crashes, {} snapshots; trace {:016x}",
+        "{} histories in {seconds:.1} s ({rate:.0}/s): {} steps, {} entries, {} puts, {} reads, {} crashes, {} failed disks, {} snapshots; trace {:016x}",
         found.histories,
         total.steps,
         total.committed,
         total.puts,
         total.reads,
         total.crashes,
+        total.disk_failures,
         total.snapshots,
         total.trace,
     );

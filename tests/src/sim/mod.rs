@@ -3,8 +3,8 @@
 //! What runs is the production code: [`Driver`](muster_node::driver::Driver), the log, the applier
 //! and the real store (mvcc over `redb`) over a simulated disk. Around it everything is decided by
 //! one seed: message loss, duplication, delay and reordering, partitions in one or both
-//! directions, crashes at any operation of the disk with unsynced sectors lost or torn, restarts,
-//! pauses, and clocks that run at different speeds. After every step the invariants are checked
+//! directions, crashes at any operation of the disk with unsynced sectors lost or torn, disks that
+//! fail or are full at any operation, restarts, pauses, and clocks that run at different speeds. After every step the invariants are checked
 //! (one file each in [`invariants`]); then faults end, and the cluster has to converge and serve.
 //!
 //! A history is a function of its seed: the same seed gives the same trace hash, and a failure

@@ -60,6 +60,8 @@ pub(super) struct Node {
 pub(super) enum Down {
     /// Its power failed.
     Crashed,
+    /// Its disk failed, or was full, as ordered.
+    DiskFailed,
     /// It can't go on for another reason.
     Broken(String),
 }
@@ -73,6 +75,9 @@ impl Node {
     pub fn down(&self, error: &dyn std::error::Error) -> Down {
         if self.disk.is_off() {
             return Down::Crashed;
+        }
+        if self.disk.has_failed() {
+            return Down::DiskFailed;
         }
         let mut text = error.to_string();
         let mut source = error.source();

@@ -17,6 +17,8 @@ pub(super) struct Plan {
     pub crash_every: u64,
     pub pause_every: u64,
     pub transfer_every: u64,
+    /// A disk that fails, or is full, at one of its next operations.
+    pub disk_fault_every: u64,
     /// Per mille of disk operations' groups that are slow.
     pub slow_disk: u64,
     /// Clocks differ by up to this many per mille.
@@ -49,6 +51,7 @@ impl Plan {
             clients: usize::try_from(some(1000, 2, 6)).expect("small"),
             keys: some(1000, 1, 4),
             checkpoint_entries: some(1000, 4, 60),
+            disk_fault_every: some(400, 150_000, 800_000),
         }
     }
 }

@@ -76,7 +76,7 @@ impl World {
         let Some(live) = self.live(node, life) else { return Ok(()) };
         let found = match read_key(&live.store, operating.key) {
             Ok(found) => found,
-            Err(_) if self.node(node).disk.is_off() => {
+            Err(_) if self.node(node).disk.is_off() || self.node(node).disk.has_failed() => {
                 self.next_operation(client);
                 return Ok(());
             }

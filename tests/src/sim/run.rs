@@ -120,6 +120,7 @@ fn sum(a: Report, b: Report) -> Report {
         puts: a.puts + b.puts,
         reads: a.reads + b.reads,
         crashes: a.crashes + b.crashes,
+        disk_failures: a.disk_failures + b.disk_failures,
         snapshots: a.snapshots + b.snapshots,
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use muster_node::disk::simulated::{Failure, Fault, Operation};
 use muster_node::driver::Notice;
 use muster_node::machine::StateMachine as _;
 
@@ -32,6 +33,7 @@ pub(super) enum Event {
     ClientTimeout { client: usize, id: u64 },
     Partition,
     Crash,
+    DiskFault,
     Restart { node: u64 },
     Pause,
     Transfer,
@@ -52,6 +54,8 @@ pub struct Report {
     pub reads: u64,
     /// Crashes and kills.
     pub crashes: u64,
+    /// Members that ended because their disk said no.
+    pub disk_failures: u64,
     /// Snapshots installed.
     pub snapshots: u64,
 }
@@ -124,6 +128,7 @@ impl World {
             (self.plan.partition_every, Event::Partition),
             (self.plan.crash_every, Event::Crash),
             (self.plan.pause_every, Event::Pause),
+            (self.plan.disk_fault_every, Event::DiskFault),
             (self.plan.transfer_every, Event::Transfer),
         ] {
             self.fault_after(every, event);
@@ -188,7 +193,11 @@ impl World {
                 Ok(())
             }
             Event::Restart { node } => self.start(node),
-            Event::Partition | Event::Crash | Event::Pause | Event::Transfer if self.calm => Ok(()),
+            Event::Partition | Event::Crash | Event::DiskFault | Event::Pause | Event::Transfer
+                if self.calm =>
+            {
+                Ok(())
+            }
             Event::Partition => {
                 if self.rng.chance(400) {
                     self.network.heal();
@@ -201,6 +210,11 @@ impl World {
             Event::Crash => {
                 self.crash_one();
                 self.fault_after(self.plan.crash_every, Event::Crash);
+                Ok(())
+            }
+            Event::DiskFault => {
+                self.fail_a_disk();
+                self.fault_after(self.plan.disk_fault_every, Event::DiskFault);
                 Ok(())
             }
             Event::Pause => {
@@ -230,6 +244,13 @@ impl World {
                 self.take_down(id, false);
                 Ok(())
             }
+            Down::DiskFailed => {
+                self.report.disk_failures += 1;
+                // The process ends; the kernel keeps what it believes to be on the medium.
+                let process_only = self.rng.chance(700);
+                self.take_down(id, process_only);
+                Ok(())
+            }
         }
     }
 
@@ -243,6 +264,23 @@ impl World {
             3..4 => self.take_down(id, true),
             _ => self.node(id).disk.power_off_after(operations),
         }
+    }
+
+    /// One of the next operations of somebody's disk fails, or finds it full.
+    pub(super) fn fail_a_disk(&mut self) {
+        let id = self.any_member();
+        let operations = [
+            Operation::Sync,
+            Operation::Sync,
+            Operation::Write,
+            Operation::Resize,
+            Operation::SyncDir,
+            Operation::Rename,
+        ];
+        let operation = operations[self.rng.pick(operations.len())];
+        let failure = if self.rng.chance(600) { Failure::Io } else { Failure::NoSpace };
+        let after = self.rng.range(0, 12);
+        self.node(id).disk.inject(Fault { operation, after, times: 1, failure });
     }
 
     pub(super) fn take_down(&mut self, id: u64, process_only: bool) {

@@ -79,6 +79,8 @@ pub(super) struct Faults {
     power: Option<u64>,
     /// The operation that the power failed in is the one being done.
     now: bool,
+    /// An order was carried out.
+    failed: bool,
     pub counts: Counts,
 }
 
@@ -98,7 +100,12 @@ impl Faults {
     pub fn power_on(&mut self) {
         self.power = None;
         self.now = false;
+        self.failed = false;
         self.orders.clear();
+    }
+
+    pub fn has_failed(&self) -> bool {
+        self.failed
     }
 
     pub fn is_off(&self) -> bool {
@@ -133,6 +140,7 @@ impl Faults {
                 failure = Some(order.failure);
             }
         }
+        self.failed |= failure.is_some();
         match failure {
             None => Ok(()),
             Some(Failure::Io) => {

@@ -120,6 +120,11 @@ impl SimulatedDisk {
         self.lock().faults.is_off()
     }
 
+    /// Whether an operation has failed as ordered since the process last started.
+    pub fn has_failed(&self) -> bool {
+        self.lock().faults.has_failed()
+    }
+
     /// What has been asked of the disk so far.
     pub fn counts(&self) -> Counts {
         self.lock().faults.counts
@@ -297,6 +302,11 @@ impl Disk for SimulatedDisk {
             directory.sync();
         }
         Ok(())
+    }
+
+    /// What is full is ordered by [`SimulatedDisk::inject`], not reckoned.
+    fn free_bytes(&self, _: &Path) -> io::Result<u64> {
+        Ok(u64::MAX)
     }
 
     fn lock_dir(&self, path: &Path) -> io::Result<DirLock> {

@@ -305,13 +305,34 @@ fn a_full_disk_is_told_before_the_log_needs_it() {
         Fault { operation: Operation::Resize, after: 0, times: 1, failure: Failure::NoSpace };
     disk.inject(full);
     assert!(!log.prepare().unwrap());
-    assert!(log.disk_is_full() && files(&disk, "spare").is_empty());
+    assert!(log.is_short_of_space() && files(&disk, "spare").is_empty());
     let left = log.bytes_left();
     write(&mut log, entries(201..=201, 1));
     assert_eq!(log.bytes_left(), left - 4096, "the log still works");
     assert!(log.prepare().unwrap(), "space came back");
-    assert!(!log.disk_is_full());
+    assert!(!log.is_short_of_space());
     assert_eq!(log.bytes_left(), left - 4096 + 48 * 1024);
+}
+
+#[test]
+fn a_full_disk_is_told_in_time_also_when_there_never_is_a_pause() {
+    let disk = disk(1);
+    let mut log = create(&disk);
+    let full = Fault {
+        operation: Operation::Resize,
+        after: 0,
+        times: u64::MAX,
+        failure: Failure::NoSpace,
+    };
+    disk.inject(full);
+    let mut next = 1;
+    while !log.is_short_of_space() {
+        write(&mut log, entries(next..=next, 1));
+        log.keep_spare().unwrap();
+        next += 1;
+    }
+    assert!(log.bytes_left() > 16 * 1024, "there is room left for what frees space");
+    write(&mut log, entries(next..=next, 1));
 }
 
 #[test]

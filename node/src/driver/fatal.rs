@@ -1,0 +1,47 @@
+//! How a thread of the driver ends the process.
+
+use std::error::Error;
+use std::thread::{Builder, JoinHandle};
+
+use super::StartError;
+use crate::disk::advice;
+use crate::log::LogError;
+
+/// A restart may help: it reads again what the disk really holds.
+const FAILED: i32 = 1;
+/// A restart finds the same damage.
+const DO_NOT_RESTART: i32 = 3;
+
+/// Log or store has failed. Nothing may depend on it any more, and a retry could report success
+/// for data that is gone: whoever waits for an answer gets none, and the process ends.
+pub(super) fn fatal(what: &str, error: &(dyn Error + 'static)) -> ! {
+    let damaged = error.downcast_ref::<LogError>().is_some_and(LogError::is_damage);
+    let next = if damaged { "replace this member from its peers" } else { advice(error) };
+    // Other threads go on until the process is gone, but none of them can call anything durable.
+    tracing::error!(fatal = true, error, next, "{what} failed; stopping at once");
+    std::process::exit(if damaged { DO_NOT_RESTART } else { FAILED });
+}
+
+/// A panic in one of the threads is a broken invariant: the process stops, and the restart
+/// recovers from the log.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!(fatal = true, "a thread of the driver panicked; aborting");
+            std::process::abort();
+        }
+    }
+}
+
+pub(super) fn spawn(
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, StartError> {
+    let body = || {
+        let _guard = AbortOnPanic;
+        body();
+    };
+    Builder::new().name(name.to_owned()).spawn(body).map_err(StartError::Thread)
+}

@@ -1,0 +1,177 @@
+//! A disk that is full, and one that fails: told in plain words, and nothing acknowledged after it.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+#![allow(clippy::print_stderr, reason = "says why a test was skipped")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Member, PATIENCE, eventually};
+use node_proto::etcdserverpb::kv_client::KvClient;
+use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
+use node_proto::etcdserverpb::{
+    AlarmRequest, AlarmType, CompactionRequest, DeleteRangeRequest, PutRequest,
+};
+use tonic::Code;
+
+/// Says that a test was skipped; under CI that is a failure.
+fn skipped(why: &str) {
+    assert!(std::env::var_os("CI").is_none(), "{why}");
+    eprintln!("SKIPPED: {why}");
+}
+
+/// A small file system in memory, as long as it is kept.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(at: &Path, mebibytes: u32) -> Option<Self> {
+        std::fs::create_dir(at).unwrap();
+        let size = format!("size={mebibytes}m");
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &size, "tmpfs"])
+            .arg(at)
+            .stderr(Stdio::null())
+            .status();
+        mounted.is_ok_and(|status| status.success()).then(|| Self(at.to_owned()))
+    }
+
+    fn free_bytes(&self) -> u64 {
+        let space = rustix::fs::statvfs(&self.0).unwrap();
+        space.f_bavail * space.f_frsize
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+async fn put(member: &Member, key: String, bytes: usize) -> Result<(), tonic::Status> {
+    let request =
+        PutRequest { key: key.into(), value: vec![7; bytes].into(), ..Default::default() };
+    KvClient::new(member.channel()).put(request).await.map(|_| ())
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_what_grows_and_serves_the_rest_until_there_is_space_again() {
+    let root = tempfile::tempdir().unwrap();
+    let Some(small) = Small::mount(&root.path().join("small"), 400) else {
+        return skipped("no tmpfs can be mounted");
+    };
+    let mut member = Member::alone(root.path());
+    member.args.push(format!("--data-dir={}", small.0.join("data").display()));
+    member.start();
+    member.ready();
+    put(&member, "before".to_owned(), 10).await.unwrap();
+    // Somebody else takes nearly all of the space.
+    let filler = small.0.join("filler");
+    let bytes = small.free_bytes() - (40 << 20);
+    let file = std::fs::File::create(&filler).unwrap();
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
+
+    let start = Instant::now();
+    let refused = loop {
+        match put(&member, "grows".to_owned(), 1000).await {
+            Ok(()) => assert!(start.elapsed() < PATIENCE, "never refused"),
+            Err(status) => break status,
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert_eq!(refused.message(), "etcdserver: mvcc: database space exceeded");
+    assert!(member.log().contains("the disk is almost full"), "{}", member.log());
+
+    // Reads, deletions and compactions go on, and the alarm says who is short.
+    assert!(member.get("before").await.unwrap().is_some());
+    let mut kv = KvClient::new(member.channel());
+    let gone = DeleteRangeRequest { key: "grows".into(), ..Default::default() };
+    let revision = kv.delete_range(gone).await.unwrap().into_inner().header.unwrap().revision;
+    kv.compact(CompactionRequest { revision, physical: true }).await.unwrap();
+    let own = member.status().await.unwrap().header.unwrap().member_id;
+    let start = Instant::now();
+    while alarms(&member).await != [(own, AlarmType::Nospace)] {
+        assert!(start.elapsed() < PATIENCE, "no alarm");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+
+    std::fs::remove_file(&filler).unwrap();
+    let start = Instant::now();
+    while put(&member, "after".to_owned(), 10).await.is_err() {
+        assert!(start.elapsed() < PATIENCE, "never taken again");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(alarms(&member).await, []);
+    assert_eq!(member.stop(), Some(0));
+}
+
+async fn alarms(member: &Member) -> Vec<(u64, AlarmType)> {
+    let answer = MaintenanceClient::new(member.channel()).alarm(AlarmRequest::default()).await;
+    answer.unwrap().into_inner().alarms.iter().map(|a| (a.member_id, a.alarm())).collect()
+}
+
+/// strace, attached to a member, which makes its syncs fail.
+struct Saboteur(Child);
+
+impl Saboteur {
+    fn attach(process: u32, inject: &str) -> Option<Self> {
+        let mut strace = Command::new("strace");
+        strace.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync", "-e", inject]);
+        strace.arg("-p").arg(process.to_string()).stdin(Stdio::null()).stderr(Stdio::null());
+        let mut child = strace.spawn().ok()?;
+        let traced = || {
+            let status = std::fs::read_to_string(format!("/proc/{process}/status"));
+            status
+                .unwrap_or_default()
+                .lines()
+                .any(|line| line.strip_prefix("TracerPid:").is_some_and(|pid| pid.trim() != "0"))
+        };
+        let start = Instant::now();
+        while !traced() {
+            if child.try_wait().unwrap().is_some() || start.elapsed() > PATIENCE {
+                let _ = child.kill();
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Some(Self(child))
+    }
+}
+
+impl Drop for Saboteur {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_failed_sync_ends_the_process_unacknowledged_and_the_restart_has_what_was_told() {
+    for (errno, advice) in [("EIO", "the disk failed"), ("ENOSPC", "the disk is full")] {
+        let root = tempfile::tempdir().unwrap();
+        let mut member = Member::alone(root.path());
+        member.start();
+        member.ready();
+        member.put("told", "1").await.unwrap();
+        let inject = format!("inject=fdatasync:error={errno}");
+        let Some(saboteur) = Saboteur::attach(member.id(), &inject) else {
+            return skipped("strace cannot be used");
+        };
+        assert!(member.put("untold", "2").await.is_err(), "acknowledged after {errno}");
+        assert_eq!(member.exit_code(), Some(1), "{}", member.log());
+        drop(saboteur);
+        let log = member.log();
+        let last = log.lines().find(|line| line.contains("stopping at once")).unwrap();
+        assert!(last.contains("can't sync") && last.contains(advice), "{last}");
+        assert_eq!(log.matches("stopping at once").count(), 1, "one failure, told once: {log}");
+
+        member.start();
+        member.ready();
+        assert_eq!(member.get("told").await.unwrap().as_deref(), Some("1"));
+        eventually("it takes writes", || member.log().contains("ready to serve"));
+        member.put("again", "3").await.unwrap();
+    }
+}
