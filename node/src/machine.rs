@@ -24,6 +24,18 @@ pub struct Committed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
+/// The state at one position, to be written while the state machine goes on.
+pub trait Snapshot: Send + 'static {
+    /// Why it can't be written.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// The last entry in it.
+    fn position(&self) -> Position;
+
+    /// Writes it, for a member that is too far behind the log.
+    fn write(&self, out: &mut dyn Write) -> Result<(), Self::Error>;
+}
+
 /// The replicated state, as the driver sees it.
 ///
 /// Every error is fatal: the process stops, and the restart recovers from log and checkpoint.
@@ -32,6 +44,11 @@ pub trait StateMachine: Send + 'static {
     type Outcome: Send + 'static;
     /// Why the state can't go on.
     type Error: std::error::Error + Send + Sync + 'static;
+    /// The whole state at one position.
+    type Snapshot: Snapshot;
+
+    /// Whether a restart would meet the same error again.
+    fn is_final(error: &Self::Error) -> bool;
 
     /// The last entry applied.
     fn applied(&self) -> Position;
@@ -49,9 +66,9 @@ pub trait StateMachine: Send + 'static {
     /// Makes everything applied durable; returns the new `durable()`.
     fn checkpoint(&mut self) -> Result<Position, Self::Error>;
 
-    /// Writes the whole state at `applied()`, for a member that is too far behind the log.
-    fn write_snapshot(&self, out: &mut dyn Write) -> Result<Position, Self::Error>;
+    /// The whole state at `applied()`. Cheap; the writing is what takes long.
+    fn snapshot(&self) -> Self::Snapshot;
 
-    /// Replaces the whole state, durably, by what `write_snapshot` wrote.
+    /// Replaces the whole state, durably, by what [`Snapshot::write`] wrote.
     fn install_snapshot(&mut self, input: &mut dyn Read) -> Result<Position, Self::Error>;
 }

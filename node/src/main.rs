@@ -52,7 +52,7 @@ fn run(config: &Config, remarks: &[Remark]) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(error = server::chain(&error), "server error");
+            tracing::error!(error = server::chain(&error), next = error.next(), "server error");
             ExitCode::from(if error.is_final() { DO_NOT_RESTART } else { FAILED })
         }
     }

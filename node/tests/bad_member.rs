@@ -205,6 +205,6 @@ fn whole_store() -> Vec<u8> {
     };
     let _ = writer.batch(at, put).unwrap();
     let mut body = Vec::new();
-    writer.write_snapshot(&mut body).unwrap();
+    writer.store().view().write_snapshot(&mut body).unwrap();
     body
 }

@@ -98,6 +98,7 @@ async fn a_full_disk_refuses_what_grows_and_serves_the_rest_until_there_is_space
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 
+    drop(file);
     std::fs::remove_file(&filler).unwrap();
     let start = Instant::now();
     while put(&member, "after".to_owned(), 10).await.is_err() {

@@ -87,11 +87,18 @@ async fn the_data_directory_is_private_and_held_by_one_process() {
 #[test]
 fn what_has_lost_data_or_is_not_its_own_asks_not_to_be_restarted() {
     type Damage = fn(&std::path::Path);
-    let cases: [(&str, Damage); 4] = [
+    let cases: [(&str, Damage); 5] = [
         ("belongs to incarnation", |dir| {
             std::fs::write(dir.join("muster-incarnation"), "0".repeat(32)).unwrap();
         }),
         ("this member has lost data", |dir| std::fs::remove_file(dir.join("member/db")).unwrap()),
+        ("start this member with the muster-node that wrote it", |dir| {
+            use std::os::unix::fs::FileExt;
+            let path = dir.join("member/wal/0000000000000001.wal");
+            let log = std::fs::File::options().write(true).open(path).unwrap();
+            // The format's version: after the header of the first record.
+            log.write_all_at(&[200], 28).unwrap();
+        }),
         ("there is a log", |dir| std::fs::remove_file(dir.join("muster-boot")).unwrap()),
         ("permanently removed from the cluster", |dir| {
             let tombstone =

@@ -1,6 +1,7 @@
 //! The node's state machine.
 
 use std::io::{Read, Write};
+use std::sync::Arc;
 
 use node_proto::command::{self, Operation, PublishMember};
 use node_proto::etcdserverpb::alarm_request::AlarmAction;
@@ -11,9 +12,9 @@ use redb::StorageBackend;
 
 use super::outcome::{ApplyError, Failure, Outcome, Response};
 use super::txn::{apply_delete, apply_put, apply_txn, check_put, has_puts, header};
-use crate::machine::{Committed, Position, RequestId, StateMachine};
+use crate::machine::{Committed, Position, RequestId, Snapshot, StateMachine};
 use crate::mvcc::watch::{Publisher, WatchHub};
-use crate::mvcc::{Batch, Options, Store, StoreError, Writer};
+use crate::mvcc::{Batch, Options, Store, StoreError, View, Writer};
 
 /// Applies the log to the store and tells the watchers.
 pub struct Machine {
@@ -54,6 +55,11 @@ impl Machine {
 impl StateMachine for Machine {
     type Outcome = Outcome;
     type Error = StoreError;
+    type Snapshot = Arc<View>;
+
+    fn is_final(error: &StoreError) -> bool {
+        error.is_final()
+    }
 
     fn applied(&self) -> Position {
         self.writer.applied()
@@ -84,14 +90,26 @@ impl StateMachine for Machine {
         self.writer.checkpoint()
     }
 
-    fn write_snapshot(&self, out: &mut dyn Write) -> Result<Position, StoreError> {
-        self.writer.write_snapshot(out)
+    fn snapshot(&self) -> Arc<View> {
+        self.writer.store().view()
     }
 
     fn install_snapshot(&mut self, input: &mut dyn Read) -> Result<Position, StoreError> {
         let position = self.writer.install_snapshot(input)?;
         self.events.jump(self.writer.store().view().revision());
         Ok(position)
+    }
+}
+
+impl Snapshot for Arc<View> {
+    type Error = StoreError;
+
+    fn position(&self) -> Position {
+        self.applied()
+    }
+
+    fn write(&self, out: &mut dyn Write) -> Result<(), StoreError> {
+        self.write_snapshot(out)
     }
 }
 

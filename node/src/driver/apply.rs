@@ -1,6 +1,6 @@
 //! The state machine's side: apply, checkpoint, snapshots. No thread of its own.
 
-use std::io::{Read, Write};
+use std::io::Read;
 
 use node_consensus::Position;
 
@@ -68,11 +68,6 @@ impl<M: StateMachine> Applier<M> {
     pub fn checkpoint(&mut self) -> Result<Position, M::Error> {
         self.bytes = 0;
         self.machine.checkpoint()
-    }
-
-    /// Writes the whole state.
-    pub fn write_snapshot(&self, out: &mut dyn Write) -> Result<Position, M::Error> {
-        self.machine.write_snapshot(out)
     }
 
     /// Replaces the whole state.

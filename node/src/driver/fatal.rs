@@ -6,6 +6,7 @@ use std::thread::{Builder, JoinHandle};
 use super::StartError;
 use crate::disk::advice;
 use crate::log::LogError;
+use crate::machine::StateMachine;
 
 /// A restart may help: it reads again what the disk really holds.
 const FAILED: i32 = 1;
@@ -14,12 +15,28 @@ const DO_NOT_RESTART: i32 = 3;
 
 /// Log or store has failed. Nothing may depend on it any more, and a retry could report success
 /// for data that is gone: whoever waits for an answer gets none, and the process ends.
-pub(super) fn fatal(what: &str, error: &(dyn Error + 'static)) -> ! {
-    let damaged = error.downcast_ref::<LogError>().is_some_and(LogError::is_damage);
-    let next = if damaged { "replace this member from its peers" } else { advice(error) };
+#[expect(
+    clippy::disallowed_methods,
+    reason = "no destructor may run: those of log and store would go on writing to the disk that failed"
+)]
+fn fatal(what: &str, error: &(dyn Error + 'static), is_final: bool) -> ! {
+    // What is final says itself what to do.
+    let next = (!is_final).then(|| advice(error));
     // Other threads go on until the process is gone, but none of them can call anything durable.
     tracing::error!(fatal = true, error, next, "{what} failed; stopping at once");
-    std::process::exit(if damaged { DO_NOT_RESTART } else { FAILED });
+    std::process::exit(if is_final { DO_NOT_RESTART } else { FAILED });
+}
+
+pub(super) fn log_failed(error: &LogError) -> ! {
+    fatal("the log", error, error.is_final())
+}
+
+pub(super) fn store_failed<M: StateMachine>(error: &M::Error) -> ! {
+    fatal("the store", error, M::is_final(error))
+}
+
+pub(super) fn snapshot_failed(error: &std::io::Error) -> ! {
+    fatal("reading a received snapshot", error, false)
 }
 
 /// A panic in one of the threads is a broken invariant: the process stops, and the restart

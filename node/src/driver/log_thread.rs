@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::fatal::fatal;
+use super::fatal::log_failed;
 use super::mailbox::{Inlet as _, Mailbox};
 use super::{LogJob, Metrics, run_group};
 use crate::log::{Batch, Log};
@@ -56,7 +56,7 @@ impl WalThread {
                 }
                 // While the disk is full, to prepare is to see whether it still is.
                 Err(RecvTimeoutError::Timeout) if idle_work || *self.space.borrow() => {
-                    idle_work = self.log.prepare().unwrap_or_else(|error| fatal("the log", &error));
+                    idle_work = self.log.prepare().unwrap_or_else(|error| log_failed(&error));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -67,7 +67,7 @@ impl WalThread {
         }
         // A record after the last one, so that damage to it can be told from a torn end.
         if let Err(error) = self.log.write(&[Batch::default()]) {
-            fatal("the log", &error);
+            log_failed(&error);
         }
     }
 
@@ -77,8 +77,7 @@ impl WalThread {
             .map(|job| if let LogJob::Write(_, batch) = job { batch.entries.len() } else { 0 })
             .sum();
         let (started, bytes) = (Instant::now(), self.log.written_bytes());
-        let notices =
-            run_group(&mut self.log, group).unwrap_or_else(|error| fatal("the log", &error));
+        let notices = run_group(&mut self.log, group).unwrap_or_else(|error| log_failed(&error));
         self.metrics.log_groups.fetch_add(1, Relaxed);
         self.metrics.log_entries.fetch_add(entries as u64, Relaxed);
         self.metrics.log_bytes.fetch_add(self.log.written_bytes() - bytes, Relaxed);

@@ -3,11 +3,13 @@
 //! [`Handle`] is what the API side holds; [`PeerSender`] and [`PeerInbox`] are the seam to the
 //! transport. Threads, as in ARCHITECTURE.md: **core** owns consensus, timers and barriers; **wal**
 //! turns everything queued into one write and one sync; **apply** is the only writer of the state
-//! machine and answers who waits. [`Driver`], [`Applier`] and [`run_group`] are what they run, and
-//! what the simulation runs in one thread.
+//! machine and answers who waits; **fetch** and **back** read old entries and write snapshots. What
+//! they run ([`Driver`], [`Applier`], [`run_group`], [`run_fetch`]) is what the simulation runs in
+//! one thread.
 
 mod apply;
 mod apply_thread;
+mod back_threads;
 mod core;
 mod error;
 mod fatal;
@@ -42,7 +44,7 @@ pub use peers::{InboxFull, IncomingSnapshot, OutgoingSnapshot, PeerInbox, PeerSe
 pub use proposals::Refusal;
 pub use run::{Parts, Running, start};
 pub use start::{StartError, recover};
-pub use wal::{LogJob, run_group};
+pub use wal::{LogJob, run_fetch, run_group};
 
 /// The largest proposal; etcd's default request limit is 1.5 MiB, its hard one above that is ours.
 pub const MAX_PROPOSAL_BYTES: usize = 10 * 1024 * 1024;

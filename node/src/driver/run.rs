@@ -8,10 +8,13 @@ use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use node_consensus::{Config, Message, Role};
+use node_consensus::{Config, Fetch, Message, Role};
 use tokio::sync::watch;
 
-use super::apply_thread::{ApplyJob, ApplyThread, BuiltSlot};
+use super::apply_thread::{ApplyJob, ApplyThread};
+use super::back_threads::{
+    BuiltSlot, QUEUED_FETCHES, QUEUED_SNAPSHOTS, fetch, remove_quietly, write_snapshots,
+};
 use super::core::{Driver, DriverOptions, Effects};
 use super::fatal::spawn;
 use super::handle::{Handle, NodeStatus, Waiters};
@@ -83,14 +86,7 @@ pub fn start<M: StateMachine>(
     let initial = recover(&mut parts.log, parts.machine.applied(), &options.voters)?;
     let mut config = Config::new(options.member, parts.recovered.boot, parts.seed);
     config.election_ticks = options.election_ticks;
-    let ticks = options.request_timeout.as_nanos() / options.tick.as_nanos().max(1);
-    let driver_options = DriverOptions {
-        campaign_when_connected: options.campaign_when_connected,
-        catch_up_entries: options.catch_up_entries,
-        proposal_ticks: u64::try_from(ticks).unwrap_or(u64::MAX),
-        read_retry_ticks: 2,
-    };
-    let driver = Driver::new(&config, driver_options, &initial)?;
+    let driver = Driver::new(&config, driver_options(&options), &initial)?;
 
     let mailbox = Arc::new(Mailbox::default());
     let waiters = Arc::new(Waiters::default());
@@ -100,6 +96,9 @@ pub fn start<M: StateMachine>(
         watch::channel(Arc::new(node_status(&driver, None, None, &options)));
     let (to_log, log_jobs) = sync_channel(QUEUED_JOBS);
     let (to_apply, apply_jobs) = sync_channel(QUEUED_JOBS);
+    let (to_fetch, fetches) = sync_channel(QUEUED_FETCHES);
+    let (to_back, snapshots) = sync_channel(QUEUED_SNAPSHOTS);
+    let reader = parts.log.reader();
 
     let mut threads = Vec::new();
     let (wal, space) =
@@ -111,10 +110,14 @@ pub fn start<M: StateMachine>(
         mailbox: Arc::clone(&mailbox),
         waiters: Arc::clone(&waiters),
         metrics: Arc::clone(&metrics),
-        built: Arc::clone(&built),
-        snapshot_dir: options.snapshot_dir.clone(),
+        to_back,
     };
     threads.push(spawn("apply", move || apply.run())?);
+    let (dir, slot, inbox) =
+        (options.snapshot_dir.clone(), Arc::clone(&built), Arc::clone(&mailbox));
+    threads.push(spawn("back", move || write_snapshots(&dir, &snapshots, &slot, &inbox))?);
+    let inbox = Arc::clone(&mailbox);
+    threads.push(spawn("fetch", move || fetch(&reader, &fetches, &inbox))?);
     let core: CoreThread<M> = CoreThread {
         driver,
         options: Arc::clone(&options),
@@ -125,6 +128,7 @@ pub fn start<M: StateMachine>(
         status: status_sender,
         built,
         to_log,
+        to_fetch,
         to_apply,
         leader: 0,
         leader_lost: None,
@@ -144,6 +148,16 @@ pub fn start<M: StateMachine>(
         next_read: Arc::default(),
     };
     Ok((handle, inbox, Running { mailbox, threads }))
+}
+
+fn driver_options(options: &Options) -> DriverOptions {
+    let ticks = options.request_timeout.as_nanos() / options.tick.as_nanos().max(1);
+    DriverOptions {
+        campaign_when_connected: options.campaign_when_connected,
+        catch_up_entries: options.catch_up_entries,
+        proposal_ticks: u64::try_from(ticks).unwrap_or(u64::MAX),
+        read_retry_ticks: 2,
+    }
 }
 
 fn empty_directory(path: &Path) -> std::io::Result<()> {
@@ -188,6 +202,7 @@ struct CoreThread<M: StateMachine> {
     status: watch::Sender<Arc<NodeStatus>>,
     built: BuiltSlot,
     to_log: SyncSender<LogJob>,
+    to_fetch: SyncSender<Fetch>,
     to_apply: SyncSender<ApplyJob>,
     leader: u64,
     leader_lost: Option<Instant>,
@@ -244,7 +259,10 @@ impl<M: StateMachine> CoreThread<M> {
             self.log_job(LogJob::Write(number, batch));
         }
         for fetch in effects.fetches {
-            self.log_job(LogJob::Fetch(fetch));
+            let id = fetch.id;
+            if self.to_fetch.try_send(fetch).is_err() {
+                self.mailbox.notice(Notice::Fetched { id, entries: Vec::new() });
+            }
         }
         if let Some(through) = effects.compact {
             self.log_job(LogJob::Compact(through));
@@ -354,12 +372,5 @@ impl<M: StateMachine> CoreThread<M> {
             connected,
             &self.options,
         )));
-    }
-}
-
-/// A file that stays costs space only until the next start.
-pub(super) fn remove_quietly(path: &Path) {
-    if let Err(error) = std::fs::remove_file(path) {
-        tracing::warn!(path = %path.display(), %error, "a snapshot's file couldn't be removed");
     }
 }

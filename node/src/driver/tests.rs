@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use super::*;
 use crate::disk::{RealDisk, SharedDisk};
 use crate::log::{Identity, Log, LogOptions};
-use crate::machine::{Committed, RequestId, StateMachine};
+use crate::machine::{Committed, RequestId, Snapshot, StateMachine};
 
 /// Remembers the requests it has applied, in order; its file is its durability.
 struct List {
@@ -51,9 +51,29 @@ impl List {
     }
 }
 
+/// What a list's file holds.
+struct Saved(Position, Vec<u8>);
+
+impl Snapshot for Saved {
+    type Error = std::io::Error;
+
+    fn position(&self) -> Position {
+        self.0
+    }
+
+    fn write(&self, out: &mut dyn Write) -> std::io::Result<()> {
+        out.write_all(&self.1)
+    }
+}
+
 impl StateMachine for List {
     type Outcome = u64;
     type Error = std::io::Error;
+    type Snapshot = Saved;
+
+    fn is_final(_: &std::io::Error) -> bool {
+        false
+    }
 
     fn applied(&self) -> Position {
         self.applied
@@ -84,9 +104,8 @@ impl StateMachine for List {
         Ok(self.durable)
     }
 
-    fn write_snapshot(&self, out: &mut dyn Write) -> std::io::Result<Position> {
-        out.write_all(&self.save())?;
-        Ok(self.applied)
+    fn snapshot(&self) -> Saved {
+        Saved(self.applied, self.save())
     }
 
     fn install_snapshot(&mut self, input: &mut dyn Read) -> std::io::Result<Position> {

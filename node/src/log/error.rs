@@ -31,7 +31,10 @@ pub enum LogError {
         what: Damage,
     },
     /// Made by a later version.
-    #[error("{} has format version {version}, this build reads version {known}", path.display())]
+    #[error(
+        "{} has format version {version}, this build reads version {known}: start this member with the muster-node that wrote it, or a later one",
+        path.display()
+    )]
     Version {
         /// Which file.
         path: PathBuf,
@@ -39,6 +42,19 @@ pub enum LogError {
         version: u8,
         /// What this build knows.
         known: u8,
+    },
+    /// A record of a kind that this build doesn't know.
+    #[error(
+        "{} holds a record of kind {kind} at offset {offset}, which a later version wrote: start this member with that version, or a later one",
+        path.display()
+    )]
+    Newer {
+        /// Which file.
+        path: PathBuf,
+        /// Where in it.
+        offset: u64,
+        /// The kind.
+        kind: u8,
     },
     /// Another process holds it.
     #[error("{} is in use by another process", path.display())]
@@ -107,12 +123,6 @@ pub enum Damage {
     /// A valid record that says what can't be.
     #[error("the record contradicts the log: {0}")]
     Contradiction(&'static str),
-    /// A valid record of a kind that this build doesn't know.
-    #[error("a later version wrote this (kind {kind})")]
-    Unknown {
-        /// The kind.
-        kind: u8,
-    },
     /// A record that was valid when the log was opened isn't any more.
     #[error("the record there no longer matches its checksum")]
     Checksum,
@@ -122,17 +132,19 @@ pub enum Damage {
 }
 
 impl LogError {
-    /// A restart finds the same: quarantine the directory and replace the member.
-    pub fn is_damage(&self) -> bool {
+    /// A restart finds the same. The error says what to do instead.
+    pub fn is_final(&self) -> bool {
         match self {
-            Self::Corrupt { .. } => true,
-            Self::Disk { .. }
+            Self::Corrupt { .. }
             | Self::Version { .. }
+            | Self::Newer { .. }
+            // Only at the start: the store needs entries that the log doesn't have.
+            | Self::NotThere { .. } => true,
+            Self::Disk { .. }
             | Self::InUse { .. }
             | Self::Exists { .. }
             | Self::Poisoned
-            | Self::EntryTooLarge { .. }
-            | Self::NotThere { .. } => false,
+            | Self::EntryTooLarge { .. } => false,
         }
     }
 

@@ -43,7 +43,7 @@
 //! # What the caller owes
 //!
 //! 1. Nothing that depends on a batch leaves before [`Log::write`] has returned `Ok` for it.
-//! 2. After any error but [`LogError::NotThere`]: stop the process. [`LogError::is_damage`] says
+//! 2. After any error but [`LogError::NotThere`]: stop the process. [`LogError::is_final`] says
 //!    that a restart won't help.
 //! 3. Before the store is replaced by a snapshot, the log is told ([`Batch::installing`]), and
 //!    again when the store holds it durably ([`Batch::snapshot`]). After a restart

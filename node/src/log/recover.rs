@@ -111,7 +111,10 @@ impl Walk<'_> {
             match header.kind {
                 kind if kind == Kind::Rolled as u8 => return Ok(End::Rolled),
                 kind if kind == Kind::Group as u8 => {}
-                kind => return Err(here(Damage::Unknown { kind })),
+                kind => {
+                    let (path, offset) = (segment.path.clone(), self.offset);
+                    return Err(LogError::Newer { path, offset, kind });
+                }
             }
             let place = Place { segment: segment.number, offset: self.offset };
             for (number, item) in segment.items(self.offset, &record)?.iter().enumerate() {

@@ -173,11 +173,12 @@ impl Segment {
 }
 
 pub fn undecodable(path: &Path, offset: u64, error: DecodeError) -> LogError {
-    let damage = match error {
-        DecodeError::Malformed(what) => Damage::Contradiction(what),
-        DecodeError::Unknown(kind) => Damage::Unknown { kind },
-    };
-    LogError::damaged(path, offset, damage)
+    match error {
+        DecodeError::Malformed(what) => {
+            LogError::damaged(path, offset, Damage::Contradiction(what))
+        }
+        DecodeError::Unknown(kind) => LogError::Newer { path: path.to_path_buf(), offset, kind },
+    }
 }
 
 pub fn record(header: Header, bytes: Bytes) -> Record {

@@ -29,18 +29,22 @@ pub enum StoreError {
     #[error("store file failed")]
     Storage(#[source] Box<redb::Error>),
     /// The file says something that this code never writes.
-    #[error("store file is corrupt: {0}")]
+    #[error("store file is corrupt: {0}; replace this member from its peers")]
     Corrupt(String),
     /// The file was written by a build whose format this one does not know.
-    #[error("store file has format {found}, this build knows {known}")]
+    #[error(
+        "store file has format {found}, this build knows {known}: start this member with the muster-node that wrote it, or a later one"
+    )]
     Format {
         /// In the file.
         found: u32,
         /// In this build.
         known: u32,
     },
-    /// A log entry that this build can't apply.
-    #[error("log entry {index} can't be applied")]
+    /// A log entry that this build can't apply; to skip it would be to differ from the others.
+    #[error(
+        "log entry {index} can't be applied: start this member with the muster-node of the members that could, or replace it"
+    )]
     Command {
         /// Raft index of the entry.
         index: u64,
@@ -59,7 +63,21 @@ pub enum StoreError {
 fn storage(error: redb::Error) -> StoreError {
     match error {
         redb::Error::Io(source) => StoreError::Disk(source),
+        redb::Error::Corrupted(what) => StoreError::Corrupt(what),
         other => StoreError::Storage(Box::new(other)),
+    }
+}
+
+impl StoreError {
+    /// A restart finds the same. The error says what to do instead.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::Corrupt(_) | Self::Format { .. } | Self::Command { .. } => true,
+            Self::Storage(error) => matches!(**error, redb::Error::UpgradeRequired(_)),
+            // A damaged snapshot was refused whole, and the leader sends another one.
+            Self::Disk(_) | Self::Stream(_) | Self::Snapshot(_) => false,
+        }
     }
 }
 

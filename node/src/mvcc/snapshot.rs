@@ -110,26 +110,27 @@ impl FrameReader<'_> {
     }
 }
 
-impl Writer {
-    /// Writes the store as of [`Writer::applied`]. Needs memory for one frame.
-    pub fn write_snapshot(&self, out: &mut dyn Write) -> Result<Position, StoreError> {
-        let view = self.shared.view();
+impl View {
+    /// Writes the store as of this view. Needs memory for one frame; meanwhile the file can't use
+    /// again the pages that belong to the view.
+    pub fn write_snapshot(&self, out: &mut dyn Write) -> Result<(), StoreError> {
         out.write_all(&MAGIC).map_err(StoreError::Stream)?;
         out.write_all(&VERSION.to_le_bytes()).map_err(StoreError::Stream)?;
         let mut frames = FrameWriter { out, checksum: 0 };
-        frames.frame(Kind::Progress, &view.progress.encode())?;
-        for member in view.members() {
+        frames.frame(Kind::Progress, &self.progress.encode())?;
+        for member in self.members() {
             frames.frame(Kind::Member, &member.encode_to_vec())?;
         }
-        for alarm in view.alarms() {
+        for alarm in self.alarms() {
             frames.frame(Kind::Alarm, &alarm.encode_to_vec())?;
         }
-        write_records(&view, &mut frames)?;
-        frames.out.flush().map_err(StoreError::Stream)?;
-        Ok(view.applied())
+        write_records(self, &mut frames)?;
+        frames.out.flush().map_err(StoreError::Stream)
     }
+}
 
-    /// Replaces the whole store, durably and at once, by what [`Self::write_snapshot`] wrote. A
+impl Writer {
+    /// Replaces the whole store, durably and at once, by what [`View::write_snapshot`] wrote. A
     /// damaged stream changes nothing.
     pub fn install_snapshot(&mut self, input: &mut dyn Read) -> Result<Position, StoreError> {
         let shared = self.shared.clone();
@@ -159,7 +160,7 @@ impl Writer {
     }
 }
 
-/// Reads through what [`Writer::write_snapshot`] wrote, to its end, and returns the position that it
+/// Reads through what [`View::write_snapshot`] wrote, to its end, and returns the position that it
 /// is of: an error here is one that would come, or worse, if it were installed. Needs memory for one
 /// frame.
 pub fn inspect_snapshot(input: &mut dyn Read) -> Result<Position, StoreError> {

@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr, path::PathBuf};
 
 use crate::{
-    driver,
+    disk, driver,
     identity::{DataDirError, Incarnation},
     log::LogError,
     mvcc::StoreError,
@@ -82,12 +82,10 @@ impl ServerError {
     pub fn is_final(&self) -> bool {
         match self {
             Self::DataDir(error) => error.is_final(),
-            Self::Log(error) => is_damage(error),
-            Self::Driver(driver::StartError::Log(error)) => is_damage(error),
-            Self::Store(StoreError::Corrupt(_)) => true,
+            Self::Log(error) | Self::Driver(driver::StartError::Log(error)) => error.is_final(),
+            Self::Store(error) => error.is_final(),
             Self::ForeignLog { .. } | Self::StoreGone(_) | Self::Removed => true,
-            Self::Store(_)
-            | Self::Driver(_)
+            Self::Driver(_)
             | Self::Transport(_)
             | Self::Tls(_)
             | Self::Listen { .. }
@@ -96,10 +94,18 @@ impl ServerError {
             | Self::CannotJoin => false,
         }
     }
-}
 
-fn is_damage(error: &LogError) -> bool {
-    matches!(error, LogError::Corrupt { .. } | LogError::NotThere { .. })
+    /// What to do about it, where the error doesn't say so itself.
+    #[must_use]
+    pub fn next(&self) -> Option<&'static str> {
+        match self {
+            Self::Log(error) | Self::Driver(driver::StartError::Log(error)) => {
+                matches!(error, LogError::Disk { .. }).then(|| disk::advice(error))
+            }
+            Self::Store(error) => matches!(error, StoreError::Disk(_)).then(|| disk::advice(error)),
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -114,6 +120,7 @@ mod tests {
             what: crate::log::Damage::Checksum,
         };
         assert!(ServerError::Log(corrupt).is_final());
+        assert!(ServerError::Log(LogError::NotThere { low: 1 }).is_final());
         assert!(ServerError::StoreGone(PathBuf::new()).is_final());
         assert!(ServerError::Removed.is_final());
         let busy = ServerError::Listen {
@@ -122,5 +129,39 @@ mod tests {
         };
         assert!(!busy.is_final());
         assert!(!ServerError::DataDir(DataDirError::InUse(PathBuf::new())).is_final());
+    }
+
+    #[test]
+    fn what_a_later_version_wrote_is_final_and_says_what_to_do() {
+        let path = PathBuf::from("f");
+        let log = |error| ServerError::Driver(driver::StartError::Log(error));
+        for error in [
+            log(LogError::Version { path: path.clone(), version: 9, known: 1 }),
+            log(LogError::Newer { path, offset: 0, kind: 9 }),
+            ServerError::Store(StoreError::Format { found: 9, known: 1 }),
+        ] {
+            let text = crate::server::chain(&error);
+            assert!(error.is_final(), "{text}");
+            assert!(text.contains("start this member with"), "{text}");
+        }
+        let newer = StoreError::from(redb::DatabaseError::UpgradeRequired(9));
+        assert!(ServerError::Store(newer).is_final());
+    }
+
+    #[test]
+    fn a_store_that_is_corrupt_inside_is_final_too() {
+        let inside = StoreError::from(redb::StorageError::Corrupted("here".to_owned()));
+        assert!(ServerError::Store(inside).is_final());
+    }
+
+    #[test]
+    fn a_full_disk_at_the_start_may_come_free_and_says_what_to_do() {
+        let full = || rustix::io::Errno::NOSPC.into();
+        let log =
+            LogError::Disk { action: "write", path: PathBuf::new(), offset: 0, source: full() };
+        for error in [ServerError::Log(log), ServerError::Store(StoreError::Disk(full()))] {
+            assert!(!error.is_final());
+            assert!(error.next().is_some_and(|next| next.contains("free space")));
+        }
     }
 }

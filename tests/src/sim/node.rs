@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use muster_node::apply::{Machine, Outcome};
 use muster_node::disk::simulated::SimulatedDisk;
@@ -9,9 +10,9 @@ use muster_node::disk::{Backend, Open};
 use muster_node::driver::{
     Applied, Applier, CheckpointPolicy, Driver, DriverOptions, LogJob, Notice, Position, recover,
 };
-use muster_node::log::{Identity, Log, LogOptions};
-use muster_node::machine::{Committed, RequestId, StateMachine as _};
-use muster_node::mvcc::{Compaction, Options as StoreOptions, Store};
+use muster_node::log::{Identity, Log, LogOptions, Reader};
+use muster_node::machine::{Committed, RequestId, Snapshot as _, StateMachine as _};
+use muster_node::mvcc::{Compaction, Options as StoreOptions, Store, StoreError, View};
 use node_consensus::{Config, Guards};
 
 use super::Violation;
@@ -37,6 +38,11 @@ pub(super) struct Live {
     pub log_busy: bool,
     pub apply_jobs: Vec<ApplyJob>,
     pub apply_busy: bool,
+    /// Reads old entries.
+    pub reader: Reader,
+    /// A snapshot that is being written.
+    pub snapshot: Option<Arc<View>>,
+    pub snapshot_busy: bool,
     /// The snapshot that was built last.
     pub built: Option<(Position, Vec<u8>)>,
     /// Snapshots that have arrived.
@@ -147,6 +153,9 @@ impl Node {
         let policy = CheckpointPolicy { bytes: usize::MAX, entries: plan.checkpoint_entries };
         Ok(Live {
             driver,
+            reader: log.reader(),
+            snapshot: None,
+            snapshot_busy: false,
             log,
             applier: Applier::new(machine, policy),
             store,
@@ -206,14 +215,22 @@ impl Live {
                 assert_eq!(installed, at, "a body of another position");
                 done.notices.push(Notice::Installed(at));
             }
-            ApplyJob::Build => {
-                let mut body = Vec::new();
-                let at = self.applier.write_snapshot(&mut body)?;
-                self.built = Some((at, body));
-                done.notices.push(Notice::Built(Some(at)));
-            }
+            ApplyJob::Build => self.snapshot = Some(self.applier.machine().snapshot()),
         }
         Ok(done)
+    }
+}
+
+impl Live {
+    /// The snapshot that was asked for, as the thread behind the apply thread writes it.
+    pub fn write_snapshot(&mut self) -> Result<Notice, StoreError> {
+        self.snapshot_busy = false;
+        let Some(snapshot) = self.snapshot.take() else { return Ok(Notice::Built(None)) };
+        let mut body = Vec::new();
+        snapshot.write(&mut body)?;
+        let at = snapshot.position();
+        self.built = Some((at, body));
+        Ok(Notice::Built(Some(at)))
     }
 }
 

@@ -1,8 +1,11 @@
 //! What members do: a step of one of them, and what follows from it.
 
 use bytes::{Bytes, BytesMut};
-use muster_node::driver::{Effects, IncomingSnapshot, LogJob, Message, Notice, Refusal, run_group};
+use muster_node::driver::{
+    Effects, IncomingSnapshot, LogJob, Message, Notice, Refusal, run_fetch, run_group,
+};
 use muster_node::machine::RequestId;
+use node_consensus::Fetch;
 
 use super::Violation;
 use super::clients::put_revision;
@@ -13,7 +16,7 @@ use super::world::{Event, World};
 fn written(job: &LogJob) -> Option<&muster_node::log::Batch> {
     match job {
         LogJob::Write(_, batch) => Some(batch),
-        LogJob::Fetch(_) | LogJob::Compact(_) => None,
+        LogJob::Compact(_) => None,
     }
 }
 
@@ -119,15 +122,53 @@ impl World {
         }
         let Some(live) = self.live(id, life) else { return Ok(()) };
         let done = live.apply_one();
+        let writes = live.snapshot.is_some() && !live.snapshot_busy;
+        live.snapshot_busy |= writes;
         if live.apply_jobs.is_empty() {
             live.apply_busy = false;
         } else {
             self.after(100, Event::ApplyDone { node: id, life });
         }
+        if writes {
+            let delay = self.rng.range(100, 60_000);
+            self.after(delay, Event::SnapshotWritten { node: id, life });
+        }
         match done {
             Ok(done) => self.applied(id, life, done),
             Err(error) => {
                 let down = self.node(id).down(&*error);
+                self.went_down(id, down)
+            }
+        }
+    }
+
+    /// Old entries are read beside the log's writer, and may be gone by then.
+    pub(super) fn fetch(&mut self, id: u64, life: u64, fetch: Fetch) -> Result<(), Violation> {
+        if let Some(wait) = self.paused(id) {
+            self.after(wait, Event::Fetch { node: id, life, fetch });
+            return Ok(());
+        }
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        match run_fetch(&live.reader, fetch) {
+            Ok(notice) => self.notice(id, life, notice),
+            Err(error) => {
+                let down = self.node(id).down(&error);
+                self.went_down(id, down)
+            }
+        }
+    }
+
+    /// A snapshot is written while the machine goes on.
+    pub(super) fn snapshot_written(&mut self, id: u64, life: u64) -> Result<(), Violation> {
+        if let Some(wait) = self.paused(id) {
+            self.after(wait, Event::SnapshotWritten { node: id, life });
+            return Ok(());
+        }
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        match live.write_snapshot() {
+            Ok(notice) => self.notice(id, life, notice),
+            Err(error) => {
+                let down = self.node(id).down(&error);
                 self.went_down(id, down)
             }
         }
@@ -202,7 +243,11 @@ impl World {
         for message in effects.send_snapshots {
             self.send_snapshot(id, life, &message);
         }
-        self.queue_log(id, life, effects.persist, effects.fetches, effects.compact);
+        self.queue_log(id, life, effects.persist, effects.compact);
+        for fetch in effects.fetches {
+            let delay = self.rng.range(50, 5_000);
+            self.after(delay, Event::Fetch { node: id, life, fetch });
+        }
         let mut jobs = Vec::new();
         if !effects.apply.is_empty() {
             jobs.push(ApplyJob::Apply(effects.apply));
@@ -241,12 +286,10 @@ impl World {
         id: u64,
         life: u64,
         persist: Vec<(u64, muster_node::log::Batch)>,
-        fetches: Vec<node_consensus::Fetch>,
         compact: Option<u64>,
     ) {
         let mut jobs: Vec<_> =
             persist.into_iter().map(|(number, batch)| LogJob::Write(number, batch)).collect();
-        jobs.extend(fetches.into_iter().map(LogJob::Fetch));
         jobs.extend(compact.map(LogJob::Compact));
         if jobs.is_empty() {
             return;

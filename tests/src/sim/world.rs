@@ -7,6 +7,7 @@ use bytes::Bytes;
 use muster_node::disk::simulated::{Failure, Fault, Operation};
 use muster_node::driver::Notice;
 use muster_node::machine::StateMachine as _;
+use node_consensus::Fetch;
 
 use super::clients::Client;
 use super::invariants::Invariants;
@@ -28,6 +29,8 @@ pub(super) enum Event {
     Deliver { to: u64, life: u64, bytes: Bytes, body: Option<Bytes> },
     LogDone { node: u64, life: u64 },
     ApplyDone { node: u64, life: u64 },
+    Fetch { node: u64, life: u64, fetch: Fetch },
+    SnapshotWritten { node: u64, life: u64 },
     SnapshotReport { node: u64, life: u64, peer: u64, arrived: bool },
     Client { client: usize },
     ClientTimeout { client: usize, id: u64 },
@@ -182,6 +185,8 @@ impl World {
             Event::Deliver { to, life, bytes, body } => self.deliver(to, life, bytes, body),
             Event::LogDone { node, life } => self.log_done(node, life),
             Event::ApplyDone { node, life } => self.apply_done(node, life),
+            Event::Fetch { node, life, fetch } => self.fetch(node, life, fetch),
+            Event::SnapshotWritten { node, life } => self.snapshot_written(node, life),
             Event::SnapshotReport { node, life, peer, arrived } => {
                 self.notice(node, life, Notice::SnapshotSent { peer, arrived })
             }

@@ -158,7 +158,7 @@ fn a_store_that_does_not_fit_the_log_is_refused() {
     assert_eq!(log.check_store(at(1500, 2)).unwrap(), Fit::Fits);
     assert_eq!(log.check_store(at(2000, 2)).unwrap(), Fit::Fits);
     for wrong in [at(2001, 2), at(2000, 1), at(1499, 2), at(0, 0)] {
-        assert!(log.check_store(wrong).unwrap_err().is_damage(), "{wrong:?}");
+        assert!(log.check_store(wrong).unwrap_err().is_final(), "{wrong:?}");
     }
     assert_eq!(log.hard_state_with(at(1600, 2)).commit, 1600);
 }

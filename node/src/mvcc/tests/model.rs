@@ -208,7 +208,8 @@ fn run(ops: Vec<Op>, seed: u64) {
             }
             Op::Snapshot => {
                 let mut stream = Vec::new();
-                let at = a.write_snapshot(&mut stream).unwrap();
+                let at = a.applied();
+                a.store().view().write_snapshot(&mut stream).unwrap();
                 let other = disk(seed + 2);
                 let mut moved = open(&other, Compaction::Inline);
                 assert_eq!(moved.install_snapshot(&mut &stream[..]).unwrap(), at);

@@ -22,7 +22,7 @@ fn filled() -> Writer {
 
 fn stream(writer: &Writer) -> Vec<u8> {
     let mut stream = Vec::new();
-    writer.write_snapshot(&mut stream).unwrap();
+    writer.store().view().write_snapshot(&mut stream).unwrap();
     stream
 }
 
