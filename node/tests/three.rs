@@ -185,3 +185,33 @@ async fn members_of_another_cluster_are_refused_at_the_door() {
     assert!(!stranger.log().contains("ready to serve"));
     members[0].put("k", "v").await.unwrap();
 }
+
+#[tokio::test]
+async fn metrics_tell_each_peers_traffic_under_etcds_names() {
+    let root = tempfile::tempdir().unwrap();
+    let members = started(root.path());
+    let leader = settled(&all(&members)).await;
+    members[leader].put("k", "v").await.unwrap();
+    let ids: Vec<u64> = {
+        let mut ids = Vec::new();
+        for member in &members {
+            ids.push(member.status().await.unwrap().header.unwrap().member_id);
+        }
+        ids
+    };
+    let body = members[leader].http("/metrics");
+    let value = |line: String| {
+        let found = body.lines().find_map(|found| found.strip_prefix(line.as_str()));
+        found.unwrap_or_else(|| panic!("no {line} in {body}")).trim().parse::<f64>().unwrap()
+    };
+    let local = ids[leader];
+    for peer in ids.iter().filter(|id| **id != local) {
+        assert!(value(format!("etcd_network_peer_sent_bytes_total{{To=\"{peer:x}\"}}")) > 0.0);
+        assert!(
+            value(format!("etcd_network_peer_received_bytes_total{{From=\"{peer:x}\"}}")) > 0.0
+        );
+        value(format!("etcd_network_peer_sent_failures_total{{To=\"{peer:x}\"}}"));
+        let link = format!("{{Local=\"{local:x}\",Remote=\"{peer:x}\"}}");
+        assert_eq!(value(format!("etcd_network_active_peers{link}")), 1.0);
+    }
+}

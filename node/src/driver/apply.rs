@@ -55,13 +55,10 @@ impl<M: StateMachine> Applier<M> {
         Ok(Applied { at, outcomes })
     }
 
-    /// Makes the store durable if enough has been applied since the last time.
-    pub fn checkpoint_if_due(&mut self) -> Result<Option<Position>, M::Error> {
+    /// Whether so much has been applied that the store should be made durable.
+    pub fn is_checkpoint_due(&self) -> bool {
         let behind = self.machine.applied().index.saturating_sub(self.machine.durable().index);
-        if behind == 0 || (self.bytes < self.policy.bytes && behind < self.policy.entries) {
-            return Ok(None);
-        }
-        self.checkpoint().map(Some)
+        behind > 0 && (self.bytes >= self.policy.bytes || behind >= self.policy.entries)
     }
 
     /// Makes the store durable.

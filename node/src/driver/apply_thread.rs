@@ -90,11 +90,8 @@ impl<M: StateMachine> ApplyThread<M> {
         self.metrics.apply_micros.fetch_add(micros(started), Relaxed);
         self.mailbox.notice(Notice::Applied(at));
         self.waiters.answer(outcomes.into_iter().map(|(id, outcome)| (id, Ok(outcome))));
-        let saved =
-            self.applier.checkpoint_if_due().unwrap_or_else(|error| store_failed::<M>(&error));
-        if let Some(at) = saved {
-            self.metrics.checkpoints.fetch_add(1, Relaxed);
-            self.mailbox.notice(Notice::Checkpointed(at));
+        if self.applier.is_checkpoint_due() {
+            self.checkpoint();
         }
     }
 
@@ -103,8 +100,9 @@ impl<M: StateMachine> ApplyThread<M> {
         if machine.durable() == machine.applied() {
             return;
         }
+        let started = Instant::now();
         let at = self.applier.checkpoint().unwrap_or_else(|error| store_failed::<M>(&error));
-        self.metrics.checkpoints.fetch_add(1, Relaxed);
+        self.metrics.checkpoint_durations.record(started.elapsed());
         self.mailbox.notice(Notice::Checkpointed(at));
     }
 

@@ -81,7 +81,7 @@ impl WalThread {
         self.metrics.log_groups.fetch_add(1, Relaxed);
         self.metrics.log_entries.fetch_add(entries as u64, Relaxed);
         self.metrics.log_bytes.fetch_add(self.log.written_bytes() - bytes, Relaxed);
-        self.metrics.log_micros.fetch_add(micros(started), Relaxed);
+        self.metrics.log_durations.record(started.elapsed());
         for notice in notices {
             self.mailbox.notice(notice);
         }

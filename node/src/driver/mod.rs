@@ -38,7 +38,7 @@ pub use mailbox::{
     MAX_QUEUED_MESSAGE_BYTES, MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS, MAX_QUEUED_READS,
     Notice, Proposal, ReadToken,
 };
-pub use metrics::Metrics;
+pub use metrics::{Durations, Metrics};
 pub use node_consensus::{Message, MessageKind, PeerState, PeerStatus, Position, Role};
 pub use peers::{InboxFull, IncomingSnapshot, OutgoingSnapshot, PeerInbox, PeerSender, SendError};
 pub use proposals::Refusal;

@@ -14,9 +14,12 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use crate::driver::Durations;
 use crate::rpc::{Context, Method};
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+mod node;
 
 pub(super) async fn metrics(State(context): State<Arc<Context>>) -> Response {
     let mut registry = Registry::default();
@@ -49,11 +52,18 @@ impl Out<'_> {
         counter.encode(self.0.encode_descriptor(name, help, None, counter.metric_type())?)
     }
 
-    /// A histogram of which only sum and count are known.
-    fn durations(&mut self, name: &str, help: &str, micros: u64, count: u64) -> std::fmt::Result {
-        let sum = std::time::Duration::from_micros(micros).as_secs_f64();
+    fn durations(&mut self, name: &str, help: &str, durations: &Durations) -> std::fmt::Result {
+        let buckets = durations.buckets();
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        let sum = durations.sum().as_secs_f64();
         let mut out = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        out.encode_histogram::<NoLabelSet>(sum, count, &[(f64::INFINITY, count)], None)
+        out.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+    }
+
+    /// One gauge with labels: the value is 1, what it says stands in the labels.
+    fn fact(&mut self, name: &str, help: &str, labels: &[(&str, &str)]) -> std::fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)
     }
 
     fn counter(&mut self, name: &str, help: &str, value: u64) -> std::fmt::Result {
@@ -74,7 +84,9 @@ impl Collector for Scrape {
         self.log(&mut out)?;
         self.store(&mut out)?;
         self.calls(&mut out)?;
-        process(&mut out)
+        self.server(&mut out)?;
+        self.network(&mut out)?;
+        node::process(&mut out)
     }
 }
 
@@ -140,16 +152,24 @@ impl Scrape {
         )?;
         out.durations(
             "etcd_disk_wal_fsync_duration_seconds",
-            "Time from the write of a group to the end of its sync; not split into buckets",
-            load(&driver.log_micros),
-            load(&driver.log_groups),
+            "Time from the write of a group to the end of its sync",
+            &driver.log_durations,
+        )?;
+        out.gauge(
+            "muster_log_reserved_bytes",
+            "Bytes that the log can take before it has to make another segment",
+            signed(load(&driver.log_bytes_left)),
         )?;
         out.seconds(
             "muster_apply_seconds",
             "Time spent applying entries",
             load(&driver.apply_micros),
         )?;
-        out.counter("muster_checkpoints", "Checkpoints of the store", load(&driver.checkpoints))
+        out.durations(
+            "etcd_disk_backend_commit_duration_seconds",
+            "Time that a checkpoint of the store took, its syncs included",
+            &driver.checkpoint_durations,
+        )
     }
 
     fn store(&self, out: &mut Out<'_>) -> std::fmt::Result {
@@ -256,27 +276,4 @@ fn code_name(code: tonic::Code) -> &'static str {
         Code::DataLoss => "DataLoss",
         Code::Unauthenticated => "Unauthenticated",
     }
-}
-
-/// The unit of CPU time in `/proc`, the same on every Linux that programs can see.
-const MICROS_PER_TICK: u64 = 10_000;
-
-/// What the kernel says of this process (proc(5)).
-fn process(out: &mut Out<'_>) -> std::fmt::Result {
-    let status = fs_err::read_to_string("/proc/self/status").unwrap_or_default();
-    let bytes = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<i64>().ok());
-        kib.unwrap_or(0) * 1024
-    };
-    let virtual_bytes = bytes("VmSize:");
-    out.gauge("process_virtual_memory_bytes", "Virtual memory size in bytes", virtual_bytes)?;
-    let resident = bytes("VmRSS:");
-    out.gauge("process_resident_memory_bytes", "Resident memory size in bytes", resident)?;
-    let stat = fs_err::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name in brackets may have spaces; user and system time are fields 14 and 15.
-    let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split(' ');
-    let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
-    let help = "Total user and system CPU time spent in seconds";
-    out.seconds("process_cpu_seconds", help, ticks * MICROS_PER_TICK)
 }

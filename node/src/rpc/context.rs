@@ -11,7 +11,7 @@ use tonic::Status;
 use tonic::metadata::MetadataMap;
 
 use super::error::Error;
-use super::{Identity, Limits, Metrics, RequestIds};
+use super::{Identity, Limits, Metrics, RequestIds, Telemetry};
 use crate::apply::{Outcome, Response, grows};
 use crate::driver::{Handle, NodeStatus};
 use crate::machine::RequestId;
@@ -30,6 +30,7 @@ pub(crate) struct Context {
     pub(crate) request_ids: RequestIds,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
+    pub(crate) telemetry: Telemetry,
     pub(crate) stop: CancellationToken,
 }
 

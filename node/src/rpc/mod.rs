@@ -34,6 +34,8 @@ use crate::apply::Outcome;
 use crate::driver::Handle;
 use crate::mvcc::watch::WatchHub;
 use crate::mvcc::{CompactionProgress, Store};
+use crate::tls::{ClientListenerTls, PeerTls};
+use crate::transport::Transport;
 
 /// What gRPC adds to a request of the largest size.
 const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
@@ -90,6 +92,19 @@ pub struct Services {
     pub request_ids: RequestIds,
     /// What requests may ask for.
     pub limits: Limits,
+    /// What `/metrics` tells beside all that.
+    pub telemetry: Telemetry,
+}
+
+/// Sources of metrics that the API itself doesn't need.
+#[derive(Clone, Default)]
+pub struct Telemetry {
+    /// Traffic with peers.
+    pub transport: Option<Transport>,
+    /// This member's certificate towards peers.
+    pub peer_tls: Option<Arc<PeerTls>>,
+    /// This member's certificate towards clients.
+    pub client_tls: Option<Arc<ClientListenerTls>>,
 }
 
 /// The client port: gRPC services and HTTP paths in one router, told apart by path. Starts the
@@ -97,7 +112,7 @@ pub struct Services {
 ///
 /// Call it within a tokio runtime, once.
 pub fn router(services: Services, tasks: &TaskTracker, stop: &CancellationToken) -> axum::Router {
-    let Services { handle, store, hub, identity, request_ids, limits } = services;
+    let Services { handle, store, hub, identity, request_ids, limits, telemetry } = services;
     let (health, health_service) = tonic_health::server::health_reporter();
     let context = Arc::new(Context {
         status: handle.status(),
@@ -109,6 +124,7 @@ pub fn router(services: Services, tasks: &TaskTracker, stop: &CancellationToken)
         request_ids,
         limits,
         metrics: Metrics::default(),
+        telemetry,
         stop: stop.clone(),
     });
     spawn_tasks(&context, health, tasks);

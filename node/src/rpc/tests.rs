@@ -83,6 +83,7 @@ impl Node {
             identity: Identity { cluster_id: 9, member_id: MEMBER, version: "3.6.0" },
             request_ids: RequestIds::new(MEMBER, 1),
             limits,
+            telemetry: Telemetry::default(),
         };
         let router = router(services, &TaskTracker::new(), &stop);
         let socket = bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -464,6 +465,10 @@ async fn metrics_have_etcds_names() {
         "etcd_server_has_leader 1",
         "etcd_server_is_leader 1",
         "etcd_server_proposals_pending 0",
+        "etcd_server_id{server_id=\"7\"} 1",
+        "etcd_server_version{server_version=\"3.6.0\"} 1",
+        "etcd_cluster_version{cluster_version=\"3.6.0\"} 1",
+        "muster_log_lines_dropped_total 0",
         &format!(r#"grpc_server_handled_total{{grpc_code="OK",{put}"#),
         &format!(r#"grpc_server_handled_total{{grpc_code="InvalidArgument",{put}"#),
     ] {
@@ -476,11 +481,31 @@ async fn metrics_have_etcds_names() {
         "etcd_mvcc_db_total_size_in_bytes ",
         "etcd_disk_wal_fsync_duration_seconds_sum ",
         "etcd_disk_wal_fsync_duration_seconds_count ",
+        "etcd_disk_wal_fsync_duration_seconds_bucket{le=\"8.192\"} ",
         "etcd_disk_wal_fsync_duration_seconds_bucket{le=\"+Inf\"} ",
+        "process_open_fds ",
+        "process_max_fds ",
         "process_resident_memory_bytes ",
     ] {
         let line = body.lines().find_map(|line| line.strip_prefix(name));
         assert!(line.is_some_and(|value| value.parse::<f64>().unwrap() > 0.0), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn histograms_have_etcds_buckets() {
+    let node = Node::start().await;
+    node.put("k", "v").await;
+    let (_, body) = node.get("/metrics").await;
+    let expected = [
+        "0.001", "0.002", "0.004", "0.008", "0.016", "0.032", "0.064", "0.128", "0.256", "0.512",
+        "1.024", "2.048", "4.096", "8.192", "+Inf",
+    ];
+    for name in ["wal_fsync", "backend_commit"] {
+        let start = format!("etcd_disk_{name}_duration_seconds_bucket{{le=\"");
+        let bounds: Vec<&str> =
+            body.lines().filter_map(|line| line.strip_prefix(&start)?.split('"').next()).collect();
+        assert_eq!(bounds, expected, "{name}");
     }
 }
 

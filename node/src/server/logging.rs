@@ -36,6 +36,15 @@ const URGENT: Duration = Duration::from_millis(100);
 /// How long the end of the process waits for the last lines.
 const FLUSH: Duration = Duration::from_secs(1);
 
+/// Of all logs of this process.
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// Lines that this process has dropped so far because the reader of its log was too slow.
+#[must_use]
+pub fn lines_dropped() -> u64 {
+    DROPPED.load(Ordering::Relaxed)
+}
+
 /// Keeps the log going; dropping it writes what is left.
 pub struct Logging {
     lines: Option<mpsc::SyncSender<Line>>,
@@ -170,6 +179,7 @@ impl<S: Subscriber> Layer<S> for Lines {
             }
         } else {
             self.dropped.fetch_add(1, Ordering::Relaxed);
+            DROPPED.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -353,6 +363,7 @@ mod tests {
                 tracing::error!(n, "line");
             }
             assert!(logging.dropped() >= 99, "{}", logging.dropped());
+            assert!(lines_dropped() >= logging.dropped());
             *gate.0.lock().unwrap() = true;
             gate.1.notify_all();
             while !memory.0.lock().unwrap().ends_with(b"\n") {

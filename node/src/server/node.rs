@@ -115,6 +115,11 @@ impl Node {
             },
             request_ids,
             limits: rpc_limits(config),
+            telemetry: rpc::Telemetry {
+                transport: Some(transport.clone()),
+                peer_tls: peer_tls.clone(),
+                client_tls: client_tls.clone(),
+            },
         };
         let router = rpc::router(services, &tasks, &stopping);
         let fronts = start_fronts(config, sockets, client_tls.as_ref(), &router)?;

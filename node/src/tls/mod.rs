@@ -97,6 +97,12 @@ impl ClientListenerTls {
         Ok(Self { key, roots, crl, config: Arc::new(config) })
     }
 
+    /// When the server's certificate in force expires, in seconds since 1970.
+    #[must_use]
+    pub fn expires_at(&self) -> Option<i64> {
+        expiry_of(&self.key.get())
+    }
+
     /// What an acceptor needs.
     #[must_use]
     pub fn server_config(&self) -> Arc<ServerConfig> {
@@ -184,6 +190,12 @@ impl PeerTls {
         Ok(Self { key, roots, crl, bound, policy: policy.clone(), server })
     }
 
+    /// When this member's certificate in force expires, in seconds since 1970.
+    #[must_use]
+    pub fn expires_at(&self) -> Option<i64> {
+        expiry_of(&self.key.get())
+    }
+
     /// What an acceptor of peers needs.
     #[must_use]
     pub fn server_config(&self) -> Arc<ServerConfig> {
@@ -240,6 +252,11 @@ impl PeerTls {
 pub fn node_key_of(certificate: &CertificateDer<'_>) -> Option<NodeKey> {
     let parsed = ParsedCertificate::try_from(certificate).ok()?;
     Some(NodeKey::of_spki(&parsed.subject_public_key_info()))
+}
+
+fn expiry_of(key: &CertifiedKey) -> Option<i64> {
+    let (_, leaf) = X509Certificate::from_der(key.cert.first()?).ok()?;
+    Some(leaf.validity().not_after.timestamp())
 }
 
 /// The common name in a certificate's subject: whom etcd takes a client for.

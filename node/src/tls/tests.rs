@@ -340,3 +340,25 @@ fn the_alarm_about_an_expired_certificate_is_told_once_and_counted_each_time() {
     let told: Vec<_> = (0..100).filter_map(|_| bound.count_expired(now)).collect();
     assert_eq!((told, bound.expired.load(Ordering::Relaxed)), (vec![0], 100));
 }
+
+#[test]
+fn the_expiry_of_the_certificate_in_force_is_known() {
+    let ca = Ca::new();
+    let leaf = ca.leaf("a", true);
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    for (name, text) in [("crt", &leaf.pem), ("key", &leaf.key), ("ca", &ca.pem)] {
+        std::fs::write(path(name), text).unwrap();
+    }
+    let files = TlsFiles {
+        cert: path("crt"),
+        key: path("key"),
+        trusted_ca: Some(path("ca")),
+        ..TlsFiles::default()
+    };
+    // 2021-01-01
+    let expected = Some(1_609_459_200);
+    let policy = TlsPolicy::default();
+    assert_eq!(PeerTls::new(&files, &policy).unwrap().expires_at(), expected);
+    assert_eq!(ClientListenerTls::new(&files, &policy, &[]).unwrap().expires_at(), expected);
+}

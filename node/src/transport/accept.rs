@@ -145,8 +145,10 @@ async fn read_messages(shared: &Shared, peer: &PeerHandle, io: Box<dyn Duplex>) 
             Some((Kind::Message, message)) => {
                 shared.counters.received_messages.fetch_add(1, Relaxed);
                 shared.counters.received_bytes.fetch_add(message.len() as u64, Relaxed);
+                peer.traffic.received_bytes.fetch_add(message.len() as u64, Relaxed);
                 if !shared.events.message(peer.record.id, message) {
                     shared.counters.dropped_inbound.fetch_add(1, Relaxed);
+                    peer.traffic.receive_failures.fetch_add(1, Relaxed);
                 }
             }
             Some(_) => return Err(io::ErrorKind::InvalidData.into()),

@@ -156,6 +156,7 @@ async fn serve(
     while let Ok(message) = queue.try_recv() {
         peer.taken(&message);
         shared.counters.dropped_away.fetch_add(1, Relaxed);
+        peer.traffic.send_failures.fetch_add(1, Relaxed);
     }
     end.unwrap_or_else(|| io::ErrorKind::Interrupted.into())
 }
@@ -182,13 +183,13 @@ async fn write<W: AsyncWrite + Unpin>(
             peer.taken(&message);
             frame::put(&mut buffer, Kind::Message, &message);
             if buffer.len() >= BATCH_BYTES
-                && let Err(error) = flush(shared, writer, &mut buffer).await
+                && let Err(error) = flush(shared, peer, writer, &mut buffer).await
             {
                 return error;
             }
         }
         shared.counters.sent_messages.fetch_add(received as u64, Relaxed);
-        if let Err(error) = flush(shared, writer, &mut buffer).await {
+        if let Err(error) = flush(shared, peer, writer, &mut buffer).await {
             return error;
         }
     }
@@ -196,12 +197,14 @@ async fn write<W: AsyncWrite + Unpin>(
 
 async fn flush<W: AsyncWrite + Unpin>(
     shared: &Shared,
+    peer: &PeerHandle,
     writer: &mut W,
     buffer: &mut BytesMut,
 ) -> io::Result<()> {
     writer.write_all(buffer).await?;
     writer.flush().await?;
     shared.counters.sent_bytes.fetch_add(buffer.len() as u64, Relaxed);
+    peer.traffic.sent_bytes.fetch_add(buffer.len() as u64, Relaxed);
     buffer.clear();
     if buffer.capacity() > 4 * BATCH_BYTES {
         *buffer = BytesMut::with_capacity(BATCH_BYTES);

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::hello::Refusal;
+use crate::identity::MemberId;
 
 /// Counters since the start; cheap enough for the data path.
 #[derive(Debug, Default)]
@@ -45,6 +46,45 @@ pub struct CountersSnapshot {
     pub expired_certificates: u64,
     /// Hellos refused, by reason's label.
     pub refused: Vec<(&'static str, u64)>,
+}
+
+/// One peer's counters, since it was last added or its record changed.
+#[derive(Debug, Default)]
+pub(super) struct Traffic {
+    pub sent_bytes: AtomicU64,
+    pub received_bytes: AtomicU64,
+    pub send_failures: AtomicU64,
+    pub receive_failures: AtomicU64,
+}
+
+/// One peer's counters at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerTraffic {
+    /// Which.
+    pub peer: MemberId,
+    /// Whether it can be sent to now.
+    pub connected: bool,
+    /// Bytes written to it, frames included.
+    pub sent_bytes: u64,
+    /// Payload bytes read from it.
+    pub received_bytes: u64,
+    /// Messages to it that were dropped.
+    pub send_failures: u64,
+    /// Messages from it that were dropped.
+    pub receive_failures: u64,
+}
+
+impl Traffic {
+    pub(super) fn snapshot(&self, peer: MemberId, connected: bool) -> PeerTraffic {
+        PeerTraffic {
+            peer,
+            connected,
+            sent_bytes: self.sent_bytes.load(Relaxed),
+            received_bytes: self.received_bytes.load(Relaxed),
+            send_failures: self.send_failures.load(Relaxed),
+            receive_failures: self.receive_failures.load(Relaxed),
+        }
+    }
 }
 
 impl Counters {

@@ -50,7 +50,7 @@ use crate::{
 
 pub use self::{
     hello::Refusal,
-    metrics::{Counters, CountersSnapshot},
+    metrics::{Counters, CountersSnapshot, PeerTraffic},
     snapshot::{SnapshotReader, SnapshotWriter},
 };
 
@@ -273,6 +273,12 @@ impl Transport {
     #[must_use]
     pub fn counters(&self) -> CountersSnapshot {
         self.shared.counters.snapshot()
+    }
+
+    /// What went to each peer and came from it, by id.
+    #[must_use]
+    pub fn traffic(&self) -> Vec<PeerTraffic> {
+        self.shared.traffic()
     }
 
     /// The addresses that are listened on, ports resolved.

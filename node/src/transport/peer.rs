@@ -12,7 +12,7 @@ use bytes::Bytes;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use super::{Limits, Peer, PeerEvents, SendError, frame};
+use super::{Limits, Peer, PeerEvents, SendError, frame, metrics::Traffic};
 
 /// What others hold of a peer; its dialling task holds the other end of the queue.
 pub(super) struct PeerHandle {
@@ -24,6 +24,8 @@ pub(super) struct PeerHandle {
     /// One snapshot at a time in each direction.
     pub snapshot_out: Arc<Semaphore>,
     pub snapshot_in: Arc<Semaphore>,
+    /// What went to it and came from it.
+    pub traffic: Traffic,
     queue: mpsc::Sender<Bytes>,
     queued_bytes: AtomicUsize,
     queue_bytes_max: usize,
@@ -47,6 +49,7 @@ impl PeerHandle {
             wake: Notify::new(),
             snapshot_out: Arc::new(Semaphore::new(1)),
             snapshot_in: Arc::new(Semaphore::new(1)),
+            traffic: Traffic::default(),
             queue,
             queued_bytes: AtomicUsize::new(0),
             queue_bytes_max: limits.queue_bytes,

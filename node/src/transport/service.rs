@@ -13,8 +13,8 @@ use tokio::runtime;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Counters, Limits, Local, Membership, Options, PeerEvents, Refusal, SendError, SnapshotWriter,
-    StartError, accept, dial,
+    Counters, Limits, Local, Membership, Options, PeerEvents, PeerTraffic, Refusal, SendError,
+    SnapshotWriter, StartError, accept, dial,
     hello::Hello,
     marks::{MarkError, Marks},
     peer::PeerHandle,
@@ -175,7 +175,11 @@ impl Shared {
 
     pub(super) fn send(&self, to: MemberId, message: Bytes) -> Result<(), SendError> {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
-        let result = members.peers.get(&to).ok_or(SendError::Unknown)?.push(message);
+        let peer = members.peers.get(&to).ok_or(SendError::Unknown)?;
+        let result = peer.push(message);
+        if result.is_err() {
+            peer.traffic.send_failures.fetch_add(1, Relaxed);
+        }
         match result {
             Err(SendError::Away) => self.counters.dropped_away.fetch_add(1, Relaxed),
             Err(_) => self.counters.dropped_full.fetch_add(1, Relaxed),
@@ -200,6 +204,14 @@ impl Shared {
     pub(super) fn connected(&self) -> BTreeMap<MemberId, Instant> {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         members.peers.iter().filter_map(|(id, peer)| Some((*id, peer.connected_since()?))).collect()
+    }
+
+    pub(super) fn traffic(&self) -> Vec<PeerTraffic> {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        let of = |(id, peer): (&MemberId, &Arc<PeerHandle>)| {
+            peer.traffic.snapshot(*id, peer.connected_since().is_some())
+        };
+        members.peers.iter().map(of).collect()
     }
 
     pub(super) fn stop(&self, deadline: Duration) {

@@ -148,6 +148,17 @@ impl Member {
             .connect_lazy()
     }
 
+    /// The answer to a plain HTTP/1.1 GET, head and body.
+    pub fn http(&self, path: &str) -> String {
+        use std::io::{Read as _, Write as _};
+        let address = self.client_url.strip_prefix("http://").unwrap();
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
     pub async fn put(&self, key: &str, value: &str) -> Result<i64, tonic::Status> {
         let request = PutRequest {
             key: key.to_owned().into(),

@@ -205,8 +205,8 @@ impl Live {
                 done.applied = entries;
                 done.outcomes = outcomes;
                 done.notices.push(Notice::Applied(at));
-                if let Some(at) = self.applier.checkpoint_if_due()? {
-                    done.notices.push(Notice::Checkpointed(at));
+                if self.applier.is_checkpoint_due() {
+                    done.notices.push(Notice::Checkpointed(self.applier.checkpoint()?));
                 }
             }
             ApplyJob::Install(at, path) => {
