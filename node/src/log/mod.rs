@@ -50,6 +50,18 @@
 //!    [`Log::check_store`] and [`Log::finish_install`] come before anything else is written.
 //! 4. [`Log::compact`] only up to what the store holds durably.
 //!
+//! # What it can't know
+//!
+//! A last record that isn't sealed and doesn't match its checksum counts as torn, and is cut. It may
+//! have been durable and damaged since: then this member has forgotten what it acknowledged. From
+//! the bytes alone the two can't be told apart. A torn write leaves, sector by sector, either the new
+//! content or the old one; in a recycled segment, which soon means in each, the old one is an
+//! arbitrary piece of an earlier record, and nothing says what it was. Nor does anything written
+//! earlier say that the last record was durable: only a later one can, and that is what a seal is.
+//! So the time without one is kept short (20 ms without work, each opening, each clean end), and it
+//! takes a crash and damage to just the record before it, both, to lose that. A disk that calls
+//! durable what isn't does the same; against both, the others' copies are the defence.
+//!
 //! # What it does not do
 //!
 //! It keeps no recent entries in memory: consensus does. It doesn't know that its whole directory
