@@ -1,5 +1,10 @@
 //! Raft paper, figure 3: an entry committed in a term is in the logs of the leaders of all later
 //! terms.
+//!
+//! The term that counts is the one whose leader committed the entry, not the entry's own: a leader
+//! of term 3 whose votes arrived late may well lack an entry of term 2 that was committed in term 4.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use node_consensus::{Role, Status};
 
@@ -9,7 +14,9 @@ use crate::sim::Violation;
 /// See the module.
 #[derive(Debug, Default)]
 pub struct LeaderCompleteness {
-    checked: std::collections::BTreeSet<(u64, u64)>,
+    checked: BTreeSet<(u64, u64)>,
+    /// Up to which index entries were committed, and in which term: a leader is the first to know.
+    committed_in: BTreeMap<u64, u64>,
 }
 
 impl LeaderCompleteness {
@@ -21,12 +28,17 @@ impl LeaderCompleteness {
         committed: &StateMachineSafety,
         term_at: impl Fn(u64) -> Option<u64>,
     ) -> Result<(), Violation> {
+        let known = self.committed_in.last_key_value().map_or(0, |(index, _)| *index);
+        if status.commit > known {
+            self.committed_in.insert(status.commit, status.term);
+        }
         if status.role != Role::Leader || !self.checked.insert((member, status.term)) {
             return Ok(());
         }
         for (index, term) in committed.from(status.first) {
-            // What was committed in this very term came from this leader.
-            if term < status.term && term_at(index) != Some(term) {
+            let committed_in = self.committed_in.range(index..).next().map(|(_, term)| *term);
+            let earlier = committed_in.is_some_and(|committed_in| committed_in < status.term);
+            if earlier && term_at(index) != Some(term) {
                 let now = status.term;
                 let what =
                     format!("{member} leads in term {now} without entry {index} of term {term}");
