@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::digest::Digest;
-use crate::grant::{GrantError, VerifiedGrant};
+use crate::grant::{GrantError, TokenKind, VerifiedGrant};
 use crate::jws::{Jws, JwsError, Typ};
 use crate::key::{PublicKey, SigningKey};
 use crate::record::{RecordError, SignedRecord, VerifiedRecord};
@@ -124,6 +124,10 @@ impl VerifiedProposal {
             .iter()
             .map(|grant| VerifiedGrant::verify(grant, &chain))
             .collect::<Result<Vec<_>, _>>()?;
+        // A join ticket has another issuer, and is no right to a seat in a list that forms.
+        if grants.iter().any(|grant| grant.kind != TokenKind::Boot) {
+            return Err(GrantError::Invalid("it is no boot token's").into());
+        }
         let mut records = Vec::with_capacity(proposal.seats.len());
         for (seat, signed) in (1..).zip(&proposal.seats) {
             let record = |source| ProposalError::Record { seat, source };

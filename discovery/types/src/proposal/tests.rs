@@ -83,6 +83,20 @@ fn the_grants_are_those_that_the_records_name() {
 }
 
 #[test]
+fn a_join_ticket_gives_no_seat_in_a_list_that_forms() {
+    let mut world = World::new(1);
+    let mut grant = world.grant.clone();
+    (grant.kind, grant.expires_at) = (TokenKind::Join, grant.issued_at + 900);
+    // The owner may sign either kind: nothing but the kind is wrong.
+    let valid = VerifiedGrant::verify(&grant.sign(&world.owner), &world.chain());
+    assert!(valid.is_ok(), "{valid:?}");
+    world.grant = grant;
+    let ticket = Proposal { grants: vec![world.grant.sign(&world.owner)], ..world.proposal(1) };
+    let refused = verify(&world, &ticket);
+    assert!(matches!(refused, Err(ProposalError::Grant(GrantError::Invalid(_)))), "{refused:?}");
+}
+
+#[test]
 fn a_proposal_of_another_cluster_or_statement_is_refused() {
     let world = World::new(3);
     let other = Proposal { cluster: Uuid::now_v7(), ..world.proposal(1) };
