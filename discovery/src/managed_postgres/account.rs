@@ -1,8 +1,10 @@
 //! Whom Postgres runs as: ourselves, or, when we are root, an unprivileged user.
 
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
+
+use rustix::fs::OFlags;
 
 use super::ManagedPostgresError;
 
@@ -52,28 +54,25 @@ impl Account {
         command
     }
 
-    /// Makes `dir` (and what is above it) if need be, gives it to the account, mode 0700.
+    /// Makes `dir` (and what is above it) if need be. It stays ours: with another account, root's
+    /// and 0711, so that the account may pass and can't put anything of its own in the place of
+    /// what we make there.
+    pub(super) fn make_base(&self, dir: &Path) -> Result<(), ManagedPostgresError> {
+        let parent = dir.parent().unwrap_or(Path::new("/"));
+        let what = format!("can't make the folder of {}", dir.display());
+        fs_err::create_dir_all(parent).map_err(ManagedPostgresError::io(what))?;
+        match self {
+            Account::Own => give(dir, None, 0o700),
+            Account::Other { .. } => give(dir, Some((ROOT, ROOT)), 0o711),
+        }
+    }
+
+    /// Makes `dir`, in a folder that is ours, and gives it to the account, mode 0700.
     pub(super) fn make_dir(&self, dir: &Path) -> Result<(), ManagedPostgresError> {
-        let what = |what: &str| ManagedPostgresError::io(format!("can't {what} {}", dir.display()));
-        if let Some(parent) = dir.parent() {
-            fs_err::create_dir_all(parent).map_err(what("make the folder of"))?;
+        match self {
+            Account::Own => give(dir, None, 0o700),
+            Account::Other { uid, gid, .. } => give(dir, Some((*uid, *gid)), 0o700),
         }
-        match std::fs::DirBuilder::new().mode(0o700).create(dir) {
-            Ok(()) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(what("make")(error)),
-        }
-        let metadata = fs_err::metadata(dir).map_err(what("look at"))?;
-        if let Account::Other { uid, gid, .. } = self
-            && metadata.uid() != *uid
-        {
-            std::os::unix::fs::chown(dir, Some(*uid), Some(*gid)).map_err(what("give away"))?;
-        }
-        if metadata.permissions().mode() & 0o777 != 0o700 {
-            fs_err::set_permissions(dir, std::fs::Permissions::from_mode(0o700))
-                .map_err(what("close"))?;
-        }
-        Ok(())
     }
 
     /// An unprivileged user may own a directory and still not get to it.
@@ -90,6 +89,52 @@ impl Account {
         }
         Err(ManagedPostgresError::Unreachable { user: user.clone(), dir: dir.to_owned() })
     }
+}
+
+/// Makes `dir` unless it is there, and gives it owner and mode through a descriptor that no link was
+/// followed to.
+fn give(dir: &Path, owner: Option<(u32, u32)>, mode: u32) -> Result<(), ManagedPostgresError> {
+    let what = |what: &str| ManagedPostgresError::io(format!("can't {what} {}", dir.display()));
+    match std::fs::DirBuilder::new().mode(0o700).create(dir) {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(what("make")(error)),
+    }
+    let opened = std::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags((OFlags::NOFOLLOW | OFlags::DIRECTORY).bits().cast_signed())
+        .open(dir)
+        .map_err(what("open"))?;
+    let metadata = opened.metadata().map_err(what("look at"))?;
+    if let Some((uid, gid)) = owner
+        && (metadata.uid(), metadata.gid()) != (uid, gid)
+    {
+        std::os::unix::fs::fchown(&opened, Some(uid), Some(gid)).map_err(what("give away"))?;
+    }
+    if metadata.permissions().mode() & 0o7777 != mode {
+        let permissions = std::fs::Permissions::from_mode(mode);
+        opened.set_permissions(permissions).map_err(what("close"))?;
+    }
+    Ok(())
+}
+
+/// Opens a file of ours for writing at its end, making it if need be: no link, and nothing that
+/// has another name elsewhere.
+pub(super) fn open_own(path: &Path) -> Result<std::fs::File, ManagedPostgresError> {
+    let what = || ManagedPostgresError::io(format!("can't open {}", path.display()));
+    let file = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
+        .open(path)
+        .map_err(what())?;
+    let metadata = file.metadata().map_err(what())?;
+    if !metadata.is_file() || metadata.nlink() != 1 {
+        let odd = "it is no plain file, or has another name; move it away";
+        return Err(what()(std::io::Error::other(odd)));
+    }
+    Ok(file)
 }
 
 fn id(flag: &str, user: &str) -> Option<u32> {

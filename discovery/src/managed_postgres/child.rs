@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use tokio::sync::watch;
 
-use super::account::Account;
+use super::account::{Account, open_own};
 use super::install::{Installation, SAID_MAX, ending};
 use super::{ManagedPostgresError, PORT, START_TIMEOUT, Settings, State, prepare, run_dir, stale};
 
@@ -114,16 +114,11 @@ fn spawn(
     account: &Account,
 ) -> Result<Child, ManagedPostgresError> {
     let log_path = dir.join("postgres.log");
-    if std::fs::metadata(&log_path).is_ok_and(|metadata| metadata.len() > LOG_MAX) {
+    if std::fs::symlink_metadata(&log_path).is_ok_and(|metadata| metadata.len() > LOG_MAX) {
         fs_err::rename(&log_path, dir.join("postgres.log.1"))
             .map_err(ManagedPostgresError::io("can't put the log aside"))?;
     }
-    let log = fs_err::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(&log_path)
-        .map_err(ManagedPostgresError::io("can't open the log"))?
-        .into_file();
+    let log = open_own(&log_path)?;
     let copy = log.try_clone().map_err(ManagedPostgresError::io("can't open the log"))?;
     let mut command = account.command(&installation.postgres(), dir, true);
     command.arg("-D").arg(dir.join("data"));

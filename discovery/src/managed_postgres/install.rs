@@ -77,6 +77,7 @@ impl Installation {
             fs_err::remove_dir_all(&unfinished)
                 .map_err(ManagedPostgresError::io("can't remove an unfinished database"))?;
         }
+        account.make_dir(&unfinished)?;
         let output = account
             .command(&self.binaries.join("initdb"), dir, true)
             .arg("-D")

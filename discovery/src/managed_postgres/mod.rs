@@ -2,8 +2,9 @@
 //! that want no database server of their own.
 //!
 //! Its directory holds `data/`, `run/` (the socket; there is no network port), `postgres.log` and
-//! a lock. It takes no folder that holds anything else. Whoever may enter the directory may connect, so it is 0700. As root the server runs as
-//! an unprivileged user, to whom the directory is given.
+//! a lock, and it takes no folder that holds anything else. Whoever may enter `run/` may connect, so it is 0700. As root the server runs as an
+//! unprivileged user, to whom `data/` and `run/` are given and nothing else: what root opens or
+//! gives away at the next start must not be what that user has put there.
 //!
 //! One thread owns the child from start to stop: Linux sends the parent-death signal when the
 //! *thread* that forked goes away, so that a pool's thread would take Postgres with it.
@@ -251,23 +252,17 @@ fn prepare(
     let installation =
         Installation::find(settings.binaries.as_deref(), &settings.dir.join("data"))?;
     claim::check(&settings.dir)?;
-    account.make_dir(&settings.dir)?;
-    account.check_reach(&settings.dir)?;
+    account.make_base(&settings.dir)?;
     let lock = lock(&settings.dir)?;
     account.make_dir(&run_dir(&settings.dir))?;
+    account.check_reach(&run_dir(&settings.dir))?;
     stale::clear(&settings.dir.join("data"))?;
     installation.initialise(&settings.dir, &account)?;
     Ok((installation, account, lock))
 }
 
 fn lock(dir: &Path) -> Result<std::fs::File, ManagedPostgresError> {
-    let file = fs_err::OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(dir.join("lock"))
-        .map_err(ManagedPostgresError::io("can't open the lock"))?
-        .into_file();
+    let file = account::open_own(&dir.join("lock"))?;
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => {

@@ -112,3 +112,43 @@ fn dropping_the_handle_stops_the_server() {
     assert!(waiting.is_finished(), "the server is still supervised");
     assert!(!dir.join("data/postmaster.pid").exists());
 }
+
+#[tokio::test]
+async fn what_the_servers_user_could_replace_is_neither_followed_nor_given_away() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+    if !rustix::process::geteuid().is_root() {
+        // There is nobody to give anything to.
+        return;
+    }
+    let folder = folder();
+    let dir = folder.path().join("pg");
+    let postgres = ManagedPostgres::start(settings(&dir)).await.unwrap();
+    let owner = |path: &Path| std::fs::symlink_metadata(path).unwrap();
+    let base = owner(&dir);
+    assert_eq!((base.uid(), base.permissions().mode() & 0o777), (0, 0o711));
+    assert_eq!(owner(&dir.join("postgres.log")).uid(), 0);
+    for own in ["data", "run"] {
+        assert_ne!(owner(&dir.join(own)).uid(), 0, "{own}");
+    }
+    postgres.stop().await;
+    // As a directory that was once the user's own may hold.
+    let target = folder.path().join("target");
+    for (link, is_dir) in [("run", true), ("postgres.log", false), ("lock", false)] {
+        let (path, kept) = (dir.join(link), dir.join("kept"));
+        std::fs::rename(&path, &kept).unwrap();
+        if is_dir {
+            std::fs::create_dir(&target).unwrap();
+        } else {
+            std::fs::write(&target, "").unwrap();
+        }
+        symlink(&target, &path).unwrap();
+        let refused = ManagedPostgres::start(settings(&dir)).await;
+        assert!(refused.is_err(), "{link}");
+        let after = owner(&target);
+        assert_eq!((after.uid(), after.is_dir() || after.len() == 0), (0, true), "{link}");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::rename(&kept, &path).unwrap();
+        if is_dir { std::fs::remove_dir(&target) } else { std::fs::remove_file(&target) }.unwrap();
+    }
+    ManagedPostgres::start(settings(&dir)).await.unwrap().stop().await;
+}
