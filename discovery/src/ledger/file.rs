@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::Line;
+use super::{Line, Seen, position};
 
 const NAME: &str = "ledger.jsonl";
 const VERSION: u32 = 1;
@@ -59,7 +59,7 @@ pub enum LedgerError {
     Failed,
 }
 
-fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> LedgerError {
+pub(super) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> LedgerError {
     let what = what.into();
     move |source| LedgerError::Io { what, source }
 }
@@ -67,6 +67,7 @@ fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> LedgerError {
 /// Open, locked, positioned at its end.
 pub(super) struct LedgerFile {
     file: std::fs::File,
+    dir: PathBuf,
 }
 
 /// Takes the file's lock. A predecessor that is just ending, or a child of this process between
@@ -114,23 +115,27 @@ pub(super) fn open(dir: &Path) -> Result<(LedgerFile, Uuid, Vec<Line>), LedgerEr
         file.sync_all().map_err(io(format!("can't sync {shown}")))?;
     }
     file.seek(SeekFrom::Start(whole)).map_err(io(format!("can't read {shown}")))?;
-    let mut ledger = LedgerFile { file };
+    let sealed = matches!(lines.last(), Some(Line::Seal));
+    lines.retain(|line| *line != Line::Seal);
+    let mut ledger = LedgerFile { file, dir: dir.to_owned() };
     if lines.is_empty() {
         let process = Uuid::now_v7();
         let header = Line::Header { version: VERSION, process };
         ledger.append(&[&header])?;
+        ledger.seal()?;
         sync_dir(dir)?;
         return Ok((ledger, process, Vec::new()));
     }
+    if !sealed {
+        ledger.seal()?;
+    }
     match lines.remove(0) {
         Line::Header { version: VERSION, process } => Ok((ledger, process, lines)),
-        Line::Header { .. } | Line::Commit(_) | Line::Seen(_) => {
-            Err(LedgerError::Damaged { path, offset: 0 })
-        }
+        _ => Err(LedgerError::Damaged { path, offset: 0 }),
     }
 }
 
-fn sync_dir(dir: &Path) -> Result<(), LedgerError> {
+pub(super) fn sync_dir(dir: &Path) -> Result<(), LedgerError> {
     let parents = [Some(dir), dir.parent()].into_iter().flatten();
     for dir in parents.filter(|dir| !dir.as_os_str().is_empty()) {
         let open = std::fs::File::open(dir);
@@ -145,16 +150,27 @@ impl LedgerFile {
     pub(super) fn append(&mut self, lines: &[&Line]) -> Result<(), LedgerError> {
         let mut bytes = Vec::new();
         for line in lines {
-            let json =
-                serde_json::to_string(line).map_err(|error| io("can't encode")(error.into()))?;
-            bytes.extend_from_slice(checksum(json.as_bytes()).as_bytes());
-            bytes.push(b' ');
-            bytes.extend_from_slice(json.as_bytes());
-            bytes.push(b'\n');
+            bytes.extend_from_slice(&encode(line)?);
         }
         self.file.write_all(&bytes).map_err(io("can't write to the ledger"))?;
         self.file.sync_data().map_err(io("can't sync the ledger"))
     }
+
+    /// Says that everything before it is durable. Call after [`LedgerFile::append`].
+    pub(super) fn seal(&mut self) -> Result<(), LedgerError> {
+        self.append(&[&Line::Seal])
+    }
+
+    /// Writes the database's position down, beside the ledger.
+    pub(super) fn write_position(&self, seen: &Seen) -> Result<(), LedgerError> {
+        position::write(&self.dir, seen)
+    }
+}
+
+/// A line as the file has it.
+pub(super) fn encode(line: &Line) -> Result<Vec<u8>, LedgerError> {
+    let json = serde_json::to_string(line).map_err(|error| io("can't encode")(error.into()))?;
+    Ok(format!("{} {json}\n", checksum(json.as_bytes())).into_bytes())
 }
 
 fn checksum(bytes: &[u8]) -> String {
@@ -162,7 +178,8 @@ fn checksum(bytes: &[u8]) -> String {
     data_encoding::HEXLOWER.encode(&digest.as_ref()[..SUM_LEN / 2])
 }
 
-/// All lines, and where the last whole one ends; or the offset of a damaged one.
+/// All lines, and where the last whole one ends; or the offset of a damaged one. What is broken and
+/// not sealed is the torn end of an append that nobody relied on.
 fn parse(bytes: &[u8]) -> Result<(Vec<Line>, u64), u64> {
     let mut lines = Vec::new();
     let mut offset = 0;
@@ -173,8 +190,11 @@ fn parse(bytes: &[u8]) -> Result<(Vec<Line>, u64), u64> {
         let last = offset + length == bytes.len();
         match end.and_then(|end| parse_line(&rest[..end])) {
             Some(line) => lines.push(line),
-            // Unsynced bytes can be missing or zero: only the very end may be like that.
+            // Before there were seals, the very end told.
             None if last && end.is_none() => return Ok((lines, offset as u64)),
+            None if lines.contains(&Line::Seal) && !is_sealed(&rest[length..]) => {
+                return Ok((lines, offset as u64));
+            }
             None => return Err(offset as u64),
         }
         offset += length;
@@ -182,7 +202,11 @@ fn parse(bytes: &[u8]) -> Result<(Vec<Line>, u64), u64> {
     Ok((lines, offset as u64))
 }
 
-fn parse_line(line: &[u8]) -> Option<Line> {
+fn is_sealed(bytes: &[u8]) -> bool {
+    bytes.split(|byte| *byte == b'\n').any(|line| parse_line(line) == Some(Line::Seal))
+}
+
+pub(super) fn parse_line(line: &[u8]) -> Option<Line> {
     let (sum, rest) = line.split_at_checked(SUM_LEN)?;
     let json = rest.strip_prefix(b" ")?;
     if checksum(json).as_bytes() != sum {

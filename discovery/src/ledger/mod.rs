@@ -5,13 +5,15 @@
 //! fsynced here, and each new database connection is compared with what stands here. One file per
 //! process, and not in the key directory, which replicas share.
 //!
-//! The file is a line per entry: 16 hex digits of the SHA-256 of the JSON, a blank, the JSON. A
-//! torn last line (power lost in the middle of an append, so that nobody was told anything that
-//! depends on it) is cut; anything else that doesn't match refuses to start. One thread writes and
+//! The file is a line per entry: 16 hex digits of the SHA-256 of the JSON, a blank, the JSON. Once
+//! a batch of lines is durable, a *seal* follows it. What doesn't match and has no seal after it is
+//! a torn end (power lost in the middle of an append, whose pages reach the disk in any order;
+//! nobody was told anything that depends on it) and is cut; anything else refuses to start. One thread writes and
 //! syncs, for all that waits at once. After a failed write or sync nothing more is taken: what the
 //! disk holds is then unknown (ATC'20, "Can applications recover from fsync failures?").
 
 mod file;
+mod position;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,6 +25,8 @@ use uuid::Uuid;
 
 pub use file::LedgerError;
 
+/// Bytes of the database's log after which the position is written down again.
+const POSITION_STEP: u64 = 1 << 20;
 /// Appends that wait for the disk; further callers wait for a place.
 const QUEUE: usize = 256;
 
@@ -71,14 +75,30 @@ pub struct Seen {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 enum Line {
-    Header { version: u32, process: Uuid },
+    Header {
+        version: u32,
+        process: Uuid,
+    },
     Commit(Box<Commit>),
     Seen(Seen),
+    /// An element of the admin chain; they follow one another from the first on.
+    Admin {
+        jws: String,
+    },
+    /// Everything before it was synced before it was written.
+    Seal,
 }
 
 struct Append {
-    line: Line,
+    what: What,
     done: oneshot::Sender<Result<(), LedgerError>>,
+}
+
+enum What {
+    /// Lines, all or none of them.
+    Lines(Vec<Line>),
+    /// How far the database's log has come, beside the ledger.
+    Position(Seen),
 }
 
 /// What the file holds, for those who only read.
@@ -86,6 +106,9 @@ struct Append {
 struct Index {
     commits: BTreeMap<Uuid, Arc<Commit>>,
     seen: Option<Seen>,
+    /// `seen.wal` as the disk has it.
+    durable_wal: u64,
+    admins: Vec<String>,
 }
 
 /// A handle; clones share the file. The file is closed and unlocked when the last one is gone.
@@ -105,6 +128,7 @@ impl Ledger {
         for line in lines {
             index.apply(line);
         }
+        index.take_position(position::read(dir));
         let index = Arc::new(RwLock::new(index));
         let (appends, queue) = mpsc::channel(QUEUE);
         let (failed_sender, failed) = watch::channel(false);
@@ -155,19 +179,53 @@ impl Ledger {
                 false => Err(LedgerError::Contradiction { cluster_id: commit.cluster_id }),
             };
         }
-        self.append(Line::Commit(Box::new(commit))).await
+        self.append(vec![Line::Commit(Box::new(commit))]).await
     }
 
-    /// Notes which database we work with; writes only what differs in more than the position, or
-    /// when `force` is set.
+    /// Notes which database we work with: durable if it differs in more than the position, if that
+    /// has moved by [`POSITION_STEP`], or when `force` is set.
     pub async fn note(&self, seen: Seen, force: bool) -> Result<(), LedgerError> {
         let same = self.seen().is_some_and(|old| Seen { wal: seen.wal, ..old } == seen);
         if same && !force {
-            let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
-            index.apply(Line::Seen(seen));
-            return Ok(());
+            let ahead = self.advance(seen.wal);
+            return if ahead >= POSITION_STEP { self.keep_position().await } else { Ok(()) };
         }
-        self.append(Line::Seen(seen)).await
+        self.append(vec![Line::Seen(seen)]).await
+    }
+
+    /// Makes the position durable: at a clean stop, and whenever it has moved far enough.
+    pub async fn keep_position(&self) -> Result<(), LedgerError> {
+        let behind = |index: &Index| index.seen.clone().filter(|seen| seen.wal > index.durable_wal);
+        match self.read(behind) {
+            Some(seen) => self.send(What::Position(seen)).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Elements of the admin chain that this process has acted on, the first one first.
+    pub fn admins(&self) -> Vec<String> {
+        self.read(|index| index.admins.clone())
+    }
+
+    /// Returns when the elements are durable that follow those which are there. A chain that isn't
+    /// a continuation of theirs is left alone.
+    pub async fn ensure_admins(&self, elements: &[String]) -> Result<(), LedgerError> {
+        let known = self.admins();
+        match elements.strip_prefix(&known[..]) {
+            None | Some([]) => Ok(()),
+            Some(new) => {
+                self.append(new.iter().map(|jws| Line::Admin { jws: jws.clone() }).collect()).await
+            }
+        }
+    }
+
+    /// Moves the position on, in memory; returns how far that is ahead of the disk.
+    fn advance(&self, wal: u64) -> u64 {
+        let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(seen) = &mut index.seen else { return 0 };
+        seen.wal = seen.wal.max(wal);
+        let now = seen.wal;
+        now.saturating_sub(index.durable_wal)
     }
 
     /// Becomes true when the disk has failed; the process should then stop.
@@ -175,9 +233,13 @@ impl Ledger {
         self.failed.clone()
     }
 
-    async fn append(&self, line: Line) -> Result<(), LedgerError> {
+    async fn append(&self, lines: Vec<Line>) -> Result<(), LedgerError> {
+        self.send(What::Lines(lines)).await
+    }
+
+    async fn send(&self, what: What) -> Result<(), LedgerError> {
         let (done, answer) = oneshot::channel();
-        self.appends.send(Append { line, done }).await.map_err(|_| LedgerError::Failed)?;
+        self.appends.send(Append { what, done }).await.map_err(|_| LedgerError::Failed)?;
         answer.await.map_err(|_| LedgerError::Failed)?
     }
 
@@ -189,11 +251,31 @@ impl Ledger {
 impl Index {
     fn apply(&mut self, line: Line) {
         match line {
-            Line::Header { .. } => {}
+            Line::Header { .. } | Line::Seal => {}
+            Line::Admin { jws } => {
+                // Two callers may have sent the same one.
+                if self.admins.last() != Some(&jws) {
+                    self.admins.push(jws);
+                }
+            }
             Line::Commit(commit) => {
                 self.commits.entry(commit.cluster_id).or_insert_with(|| Arc::new(*commit));
             }
-            Line::Seen(seen) => self.seen = Some(seen),
+            Line::Seen(seen) => {
+                self.durable_wal = seen.wal;
+                self.seen = Some(seen);
+            }
+        }
+    }
+
+    /// A position that was written beside the ledger counts for the database that it is of.
+    fn take_position(&mut self, position: Option<Seen>) {
+        let (Some(seen), Some(position)) = (&mut self.seen, position) else { return };
+        let same = (&position.system_identifier, position.timeline, position.generation)
+            == (&seen.system_identifier, seen.timeline, seen.generation);
+        if same {
+            seen.wal = seen.wal.max(position.wal);
+            self.durable_wal = seen.wal;
         }
     }
 }
@@ -210,8 +292,7 @@ fn write(
         while let Ok(next) = queue.try_recv() {
             batch.push(next);
         }
-        let lines: Vec<&Line> = batch.iter().map(|append| &append.line).collect();
-        if let Err(error) = file.append(&lines) {
+        if let Err(error) = write_batch(&mut file, &batch) {
             tracing::error!(%error, cause = ?error, "the ledger's disk failed; stopping");
             let _ = failed.send(true);
             for append in batch {
@@ -219,12 +300,34 @@ fn write(
             }
             return;
         }
-        let mut index = index.write().unwrap_or_else(PoisonError::into_inner);
-        for Append { line, done } in batch {
-            index.apply(line);
+        let grew = batch.iter().any(|append| matches!(append.what, What::Lines(_)));
+        let mut open = index.write().unwrap_or_else(PoisonError::into_inner);
+        for Append { what, done } in batch {
+            match what {
+                What::Lines(lines) => lines.into_iter().for_each(|line| open.apply(line)),
+                What::Position(seen) => open.take_position(Some(seen)),
+            }
             let _ = done.send(Ok(()));
         }
+        drop(open);
+        // Nobody waits for the seal: it only tells a torn end from a damaged one.
+        if grew && let Err(error) = file.seal() {
+            tracing::error!(%error, cause = ?error, "the ledger's disk failed; stopping");
+            let _ = failed.send(true);
+            return;
+        }
     }
+}
+
+fn write_batch(file: &mut file::LedgerFile, batch: &[Append]) -> Result<(), LedgerError> {
+    let mut lines: Vec<&Line> = Vec::new();
+    for append in batch {
+        match &append.what {
+            What::Lines(more) => lines.extend(more),
+            What::Position(seen) => file.write_position(seen)?,
+        }
+    }
+    if lines.is_empty() { Ok(()) } else { file.append(&lines) }
 }
 
 #[cfg(test)]
