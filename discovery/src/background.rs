@@ -18,6 +18,7 @@ pub fn start(app: &App, sweep: Duration, tracker: &TaskTracker, stop: &Cancellat
     tracker.spawn(until(stop.clone(), listen(app.clone())));
     tracker.spawn(until(stop.clone(), sweep_often(app.clone(), sweep)));
     tracker.spawn(until(stop.clone(), put_back_when_changed(app.clone())));
+    tracker.spawn(until(stop.clone(), go_on_when_settled(app.clone())));
 }
 
 async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
@@ -78,6 +79,8 @@ async fn put_back_when_changed(app: App) {
             Ok(_) => {
                 pause = FIRST_PAUSE;
                 app.forming.store.watch().changed.notified().await;
+                // However often it changes.
+                tokio::time::sleep(FIRST_PAUSE).await;
             }
             Err(error) => {
                 tracing::warn!(%error, "can't put the ledger back yet");
@@ -85,5 +88,17 @@ async fn put_back_when_changed(app: App) {
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
+    }
+}
+
+/// Clusters go on as soon as the database is settled, whoever has settled it.
+async fn go_on_when_settled(app: App) {
+    let mut generation = app.forming.store.watch().generation.subscribe();
+    while generation.changed().await.is_ok() {
+        let settled = generation.borrow_and_update().as_ref().is_some_and(|known| known.settled);
+        if settled && let Err(error) = app.forming.settle_clusters().await {
+            tracing::warn!(%error, "can't tell the clusters that the database is settled");
+        }
+        app.forming.wakes.wake_all();
     }
 }

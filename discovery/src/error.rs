@@ -84,6 +84,18 @@ impl ApiError {
         &self.problem
     }
 
+    /// The same request, made anew, may succeed.
+    #[must_use]
+    pub fn again(mut self) -> Self {
+        self.problem.retryable = true;
+        self
+    }
+
+    /// Whether it says that rows can't be right.
+    pub fn is_damage(&self) -> bool {
+        self.problem.code == Code::Internal && !self.problem.retryable
+    }
+
     /// The state machine's no.
     pub fn refused(refusal: &Refusal, lease: Millis) -> Self {
         let mut error =
@@ -119,6 +131,7 @@ fn code_of(refusal: &Refusal) -> Code {
         Refusal::GrantExpired { .. } => Code::GrantExpired,
         Refusal::GrantRevoked => Code::GrantRevoked,
         Refusal::TooManyKeys { .. } | Refusal::GrantUsed => Code::GrantExhausted,
+        Refusal::EpochTooFar { .. } => Code::VoteRefused,
         Refusal::NotCommitted { .. } | Refusal::NothingToRetire { .. } => Code::WrongState,
         Refusal::AlreadyCommitted { .. } => Code::Committed,
         Refusal::StatementFixed => Code::StatementRefused,
@@ -189,6 +202,10 @@ impl From<StoreError> for ApiError {
                 );
                 error.problem.retryable = false;
                 return error;
+            }
+            StoreError::OutOfRange(error) => {
+                let next = "Send a smaller number.";
+                ApiError::new(Code::InvalidRequest, sentence(error), next)
             }
             StoreError::Refused(_) => {
                 let next = "Look into the service's log.";

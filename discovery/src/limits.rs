@@ -1,11 +1,12 @@
 //! Bounds on what one address, and all of them together, may ask for before anything costly is
 //! done for them.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
@@ -13,6 +14,8 @@ use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 /// Addresses remembered at once. When that many are active, all new ones share one bucket: a
 /// flood from many addresses slows newcomers and never costs memory.
 const ADDRESSES_MAX: usize = 65_536;
+/// How often a full table is gone through for addresses that have become quiet.
+const TIDY_EVERY: Duration = Duration::from_secs(1);
 /// A network of this length is one address: whoever has one IPv6 address has 2⁶⁴ of them.
 const IPV6_PREFIX: u32 = 64;
 /// Stands for all addresses that found the table full.
@@ -23,6 +26,9 @@ const OVERFLOW: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 pub struct AddressLimit {
     limiter: DefaultKeyedRateLimiter<IpAddr>,
     clock: DefaultClock,
+    started: Instant,
+    /// When the table was last gone through because it was full, after `started`; 0 is never.
+    tidied_ms: AtomicU64,
 }
 
 impl AddressLimit {
@@ -30,19 +36,35 @@ impl AddressLimit {
     pub fn new(rate: u32, burst: u32) -> Self {
         let at_least_one = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
         let quota = Quota::per_second(at_least_one(rate)).allow_burst(at_least_one(burst));
-        AddressLimit { limiter: RateLimiter::keyed(quota), clock: DefaultClock::default() }
+        AddressLimit {
+            limiter: RateLimiter::keyed(quota),
+            clock: DefaultClock::default(),
+            started: Instant::now(),
+            tidied_ms: AtomicU64::new(0),
+        }
     }
 
     /// Takes one request from `address`, or says how long it has to wait.
     pub fn check(&self, address: IpAddr) -> Result<(), Duration> {
         let mut key = network(address);
         if self.limiter.len() >= ADDRESSES_MAX {
-            self.limiter.retain_recent();
+            if self.may_tidy() {
+                self.limiter.retain_recent();
+            }
             if self.limiter.len() >= ADDRESSES_MAX {
                 key = OVERFLOW;
             }
         }
         self.limiter.check_key(&key).map_err(|not_until| not_until.wait_time_from(self.clock.now()))
+    }
+
+    /// Going through a full table costs: once in [`TIDY_EVERY`], whoever asks.
+    fn may_tidy(&self) -> bool {
+        let now = self.started.elapsed().as_millis() as u64 + 1;
+        let tidy = |last: u64| {
+            (last == 0 || now - last.min(now) >= TIDY_EVERY.as_millis() as u64).then_some(now)
+        };
+        self.tidied_ms.fetch_update(Ordering::AcqRel, Ordering::Acquire, tidy).is_ok()
     }
 
     /// Forgets addresses that have been quiet long enough to have a full bucket again.
@@ -52,7 +74,8 @@ impl AddressLimit {
     }
 }
 
-fn network(address: IpAddr) -> IpAddr {
+/// The network that counts as one address.
+pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
             let mask = u128::MAX << (128 - IPV6_PREFIX);
@@ -62,41 +85,61 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A counted number of places; a place is free again when its guard is dropped.
+/// A counted number of places, of which each key (an agent, an address) gets so many at most; a
+/// place is free again when its guard is dropped.
 #[derive(Clone, Debug)]
-pub struct Places {
-    taken: Arc<AtomicUsize>,
+pub struct Places<K: Ord> {
+    taken: Arc<Mutex<Taken<K>>>,
     max: usize,
+    each: usize,
+}
+
+#[derive(Debug)]
+struct Taken<K> {
+    all: usize,
+    by: BTreeMap<K, usize>,
 }
 
 /// One taken place.
 #[derive(Debug)]
-pub struct Place {
-    taken: Arc<AtomicUsize>,
+pub struct Place<K: Ord> {
+    taken: Arc<Mutex<Taken<K>>>,
+    key: K,
 }
 
-impl Places {
-    /// `max` places.
-    pub fn new(max: usize) -> Self {
-        Places { taken: Arc::default(), max }
+impl<K: Ord + Clone> Places<K> {
+    /// `max` places, `each` for one key.
+    pub fn new(max: usize, each: usize) -> Self {
+        Places { taken: Arc::new(Mutex::new(Taken { all: 0, by: BTreeMap::new() })), max, each }
     }
 
-    /// Takes a place, if there is one.
-    pub fn take(&self) -> Option<Place> {
-        let take = |taken| (taken < self.max).then_some(taken + 1);
-        self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).ok()?;
-        Some(Place { taken: self.taken.clone() })
+    /// Takes a place, if there is one for `key`.
+    pub fn take(&self, key: K) -> Option<Place<K>> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken.all >= self.max || taken.by.get(&key).is_some_and(|own| *own >= self.each) {
+            return None;
+        }
+        taken.all += 1;
+        *taken.by.entry(key.clone()).or_default() += 1;
+        drop(taken);
+        Some(Place { taken: self.taken.clone(), key })
     }
 
     /// How many are taken.
     pub fn taken(&self) -> usize {
-        self.taken.load(Ordering::Acquire)
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).all
     }
 }
 
-impl Drop for Place {
+impl<K: Ord> Drop for Place<K> {
     fn drop(&mut self) {
-        self.taken.fetch_sub(1, Ordering::AcqRel);
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.all -= 1;
+        let own = taken.by.get_mut(&self.key).expect("a place is counted until it is dropped");
+        *own -= 1;
+        if *own == 0 {
+            taken.by.remove(&self.key);
+        }
     }
 }
 
@@ -123,10 +166,27 @@ mod tests {
 
     #[test]
     fn places_run_out_and_come_back() {
-        let places = Places::new(1);
-        let place = places.take();
-        assert!(place.is_some() && places.take().is_none());
+        let places = Places::new(1, 1);
+        let place = places.take("a");
+        assert!(place.is_some() && places.take("b").is_none());
         drop(place);
-        assert!(places.take().is_some());
+        assert!(places.take("b").is_some());
+    }
+
+    #[test]
+    fn nobody_takes_all_the_places() {
+        let places = Places::new(10, 2);
+        let own = [places.take("loud"), places.take("loud")];
+        assert!(own.iter().all(Option::is_some) && places.take("loud").is_none());
+        assert!(places.take("quiet").is_some());
+        drop(own);
+        assert_eq!((places.taken(), places.taken.lock().unwrap().by.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_full_table_is_not_gone_through_for_each_request() {
+        let limit = AddressLimit::new(1, 1);
+        assert!(limit.may_tidy());
+        assert!(!limit.may_tidy(), "not twice at once");
     }
 }

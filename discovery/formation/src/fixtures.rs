@@ -53,7 +53,7 @@ pub fn statement(size: u8) -> Statement {
 
 pub fn hash_of(proposal: &Proposal) -> Hash {
     let mut bytes = [0; 32];
-    bytes[0] = u8::try_from(proposal.epoch).expect("a small epoch");
+    bytes[24..].copy_from_slice(&proposal.epoch.to_be_bytes());
     for (place, record) in proposal.records.iter().enumerate() {
         bytes[1 + place] = record.hash.0[0];
     }

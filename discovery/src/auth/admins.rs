@@ -2,6 +2,9 @@
 //!
 //! Rows that don't follow from that key, in their order, are ignored, and somebody is told: they
 //! were written into the database by hand, or are what is left of a chain with a row taken out.
+//!
+//! What this process has once acted on stands in its ledger and comes first: a database that was
+//! set back doesn't give a role back that an owner has taken away.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -54,7 +57,10 @@ impl AdminDirectory {
             return Ok(known);
         }
         let rows = forming.store.admin_elements().await?;
-        let admins = Arc::new(read(&self.root, &rows, fingerprint));
+        let ledger = forming.store.ledger();
+        let admins = Arc::new(read(&self.root, &ledger.admins(), &rows, fingerprint));
+        let texts: Vec<String> = admins.elements.iter().map(ToString::to_string).collect();
+        ledger.ensure_admins(&texts).await?;
         if admins.ignored > 0 {
             forming.metrics.alarm("admin_rows_ignored");
             tracing::error!(
@@ -68,7 +74,7 @@ impl AdminDirectory {
     }
 }
 
-fn read(root: &PublicKey, rows: &[String], fingerprint: Vec<u8>) -> Admins {
+fn read(root: &PublicKey, known: &[String], rows: &[String], fingerprint: Vec<u8>) -> Admins {
     let mut admins = Admins {
         chain: AdminChain::root(root),
         elements: Vec::new(),
@@ -76,7 +82,8 @@ fn read(root: &PublicKey, rows: &[String], fingerprint: Vec<u8>) -> Admins {
         ignored: 0,
         fingerprint,
     };
-    for row in rows {
+    let new = rows.iter().filter(|row| !known.contains(row));
+    for row in known.iter().chain(new) {
         let element = row.parse::<Jws>().ok();
         let applied = element.and_then(|element| {
             let change = admins.chain.append(&element).ok()?;
@@ -119,7 +126,7 @@ mod tests {
         let planted = chain.sign_next(&thief, Change::Add(planted));
         let good = chain.sign_next(&root, Change::Add(issuer));
         let rows = [planted.as_str(), "not even a JWS", good.as_str()].map(str::to_owned);
-        let admins = read(root.public(), &rows, Vec::new());
+        let admins = read(root.public(), &[], &rows, Vec::new());
         assert_eq!(admins.ignored, 2);
         assert!(admins.chain.find(&thief.key_id()).is_none());
         assert_eq!(admins.chain.admins().len(), 2);
@@ -134,8 +141,29 @@ mod tests {
         chain.append(&add).unwrap();
         let revoke = chain.sign_next(&root, Change::Revoke(*second_key.public()));
         let rows = [add.as_str().to_owned(), revoke.as_str().to_owned()];
-        let admins = read(root.public(), &rows, Vec::new());
+        let admins = read(root.public(), &[], &rows, Vec::new());
         assert!(admins.ever_owners.contains(&second_key.key_id()));
         assert!(admins.chain.find(&second_key.key_id()).is_none());
+    }
+
+    #[test]
+    fn a_revocation_that_was_acted_on_once_is_not_undone_by_older_or_other_rows() {
+        let root = SigningKey::generate();
+        let (thief, thrown_out) = admin("thief", Role::Owner);
+        let (_, friend) = admin("friend", Role::Owner);
+        let mut chain = AdminChain::root(root.public());
+        let add = chain.sign_next(&root, Change::Add(thrown_out));
+        chain.append(&add).unwrap();
+        let forked = chain.sign_next(&thief, Change::Add(friend));
+        let revoke = chain.sign_next(&root, Change::Revoke(*thief.public()));
+        let known = [&add, &revoke].map(|jws| jws.as_str().to_owned());
+        let back = [add.as_str().to_owned()];
+        let admins = read(root.public(), &known, &back, Vec::new());
+        assert_eq!((admins.chain.seq(), admins.ignored), (2, 0));
+        assert!(admins.chain.find(&thief.key_id()).is_none());
+        let other = [&add, &forked].map(|jws| jws.as_str().to_owned());
+        let admins = read(root.public(), &known, &other, Vec::new());
+        assert_eq!((admins.chain.seq(), admins.ignored), (2, 1));
+        assert_eq!(admins.chain.admins().len(), 1);
     }
 }

@@ -5,5 +5,6 @@ mod convert;
 
 pub use change::describe;
 pub use convert::{
-    epoch_to_row, hash_of, permissions, record_of_verified, session, statement_of, wire_proposal,
+    OutOfRange, epoch_to_row, hash_of, permissions, record_of_verified, session, statement_of,
+    wire_proposal,
 };

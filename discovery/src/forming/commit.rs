@@ -48,7 +48,11 @@ impl Forming {
                     ack.and_then(|ack| ack.parse().ok()).ok_or_else(missing)
                 };
                 let acks = frozen.proposal.records.iter().map(ack).collect::<Result<_, _>>()?;
-                Document { version: 1, proposal, acks }.sign(&self.keys.signer().key)
+                let document = Document { version: 1, proposal, acks };
+                let document = document.sign(&self.keys.signer().key);
+                // What nobody can read must not be decided.
+                let unreadable = |_| StoreError::damaged(format!("the document of cluster {id}"));
+                document.as_str().parse().map_err(unreadable)?
             }
         };
         let authorities = transaction.authorities().await?;

@@ -9,7 +9,7 @@ use discovery_formation::service::{Cluster, Event, Grant, Poll, Probe, Refusal};
 use discovery_types::api::{ProbeResult, Session};
 use discovery_types::digest::Digest;
 use discovery_types::document::VerifiedDocument;
-use discovery_types::grant::{GrantId, VerifiedGrant};
+use discovery_types::grant::{GrantId, TokenKind, VerifiedGrant};
 use discovery_types::jws::{Jws, Typ};
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
@@ -24,6 +24,14 @@ use super::Forming;
 use crate::domain::{record_of_verified, session, statement_of};
 use crate::error::{ApiError, sentence};
 use crate::store::cluster::{ClusterTransaction, GrantRow};
+
+/// Longest record, endorsement and grant of a seat, together, in bytes; and longest ack. Nine of
+/// them must fit into a document, which in base64 may have [`MAX_JWS`] bytes: one that doesn't
+/// could be committed, and read by nobody.
+///
+/// [`MAX_JWS`]: discovery_types::jws::MAX_JWS
+const MAX_SEAT: usize = 7_000;
+const MAX_ACK: usize = 1_024;
 
 /// What somebody sent; envelopes are opened, the rest is verified here.
 #[derive(Debug)]
@@ -65,11 +73,15 @@ pub(super) struct Prepared {
     pub(super) statement: Option<Jws>,
     /// The document that is adopted.
     pub(super) document: Option<Jws>,
+    /// Whose session the event names: it is judged first.
+    pub(super) speaks: Option<Event>,
+    /// The grant that is to be revoked, and by whom, unless refused.
+    pub(super) revoke: Option<(GrantId, String)>,
 }
 
 impl From<Event> for Prepared {
     fn from(event: Event) -> Self {
-        Prepared { event, statement: None, document: None }
+        Prepared { event, statement: None, document: None, speaks: None, revoke: None }
     }
 }
 
@@ -125,26 +137,25 @@ impl Forming {
             .into(),
             Incoming::Ack { key, jws } => prepare_ack(transaction, key, jws)?.into(),
             Incoming::Nack { key, session, epoch, h, reason } => {
-                same_session(&transaction.cluster, key, session)?;
                 same_list(&transaction.cluster, *epoch, h)?;
-                Event::Nack { key: key_id(key), epoch: *epoch, reason: reason.clone() }.into()
+                let reason = reason.clone();
+                spoken(key, session, Event::Nack { key: key_id(key), epoch: *epoch, reason })
             }
             Incoming::Probes { key, session, epoch, h, results } => {
-                same_session(&transaction.cluster, key, session)?;
                 same_list(&transaction.cluster, *epoch, h)?;
                 let row = matrix_row(&transaction.cluster, results);
-                Event::Probes { key: key_id(key), epoch: *epoch, row }.into()
+                spoken(key, session, Event::Probes { key: key_id(key), epoch: *epoch, row })
             }
             Incoming::Release { key, jws } => prepare_release(transaction, key, jws)?.into(),
             Incoming::Report { key, session, h, raft_cluster } => {
-                same_session(&transaction.cluster, key, session)?;
                 decided_list(&transaction.cluster, h)?;
-                Event::Report { key: key_id(key), raft_cluster: *raft_cluster }.into()
+                let raft_cluster = *raft_cluster;
+                spoken(key, session, Event::Report { key: key_id(key), raft_cluster })
             }
             Incoming::Restate { jws } => self.prepare_restate(&chain, jws)?,
             Incoming::RevokeGrant { id, by } => {
-                transaction.revoke_grant(&id.to_string(), by).await?;
-                Event::GrantRevoked(formation::GrantId(id.to_string().into())).into()
+                let event = Event::GrantRevoked(formation::GrantId(id.to_string().into()));
+                Prepared { revoke: Some((*id, by.clone())), ..event.into() }
             }
             Incoming::Adopt { document, statements } => {
                 prepare_adopt(transaction, document, statements).await?
@@ -167,7 +178,7 @@ impl Forming {
         let mut longer = chain.clone();
         longer.append(jws)?;
         let event = Event::Restate(statement_of(&longer));
-        Ok(Prepared { event, statement: Some(jws.clone()), document: None })
+        Ok(Prepared { statement: Some(jws.clone()), ..event.into() })
     }
 }
 
@@ -197,8 +208,16 @@ async fn prepare_redeem(
     let row: GrantRow = transaction.grant(&claimed.grant.to_string()).await?.ok_or_else(unknown)?;
     let jws: Jws = row.jws.parse().map_err(|_| unknown())?;
     let grant = VerifiedGrant::verify(&jws, &chain)?;
-    if grant.key.as_bytes()[..] != row.token_key {
+    if grant.key.as_bytes()[..] != row.token_key || grant.kind != TokenKind::Boot {
         return Err(unknown());
+    }
+    let signed = [&redeem.signed.record, &redeem.signed.endorsement, grant.jws()];
+    let length: usize = signed.iter().map(|jws| jws.as_str().len()).sum();
+    if length > MAX_SEAT {
+        let next = "Give the agent shorter names and fewer URLs.";
+        let detail =
+            format!("The record and what goes with it has {length} bytes, {MAX_SEAT} fit.");
+        return Err(ApiError::new(Code::RecordRefused, detail, next));
     }
     if !grant.cidrs.is_empty() && !grant.cidrs.iter().any(|block| block.contains(&address)) {
         let next = "Use the token from the network that it is for, or ask for another.";
@@ -224,12 +243,19 @@ async fn prepare_redeem(
         highest_epoch: redeem.highest_epoch,
         holds: None,
         grant: Grant {
-            id: formation::GrantId(row.id.into()),
-            uses: row.uses.unsigned_abs(),
-            expires: formation::Micros(row.expires_us.unsigned_abs()),
-            revoked: row.revoked_us.is_some(),
+            // By what the issuer signed: the columns beside it are anybody's who may write there.
+            id: formation::GrantId(grant.id.to_string().into()),
+            uses: u32::from(grant.uses),
+            expires: formation::Micros(grant.expires_at.saturating_mul(1_000_000)),
+            revoked: row.revoked_us.is_some() || is_void(&grant, transaction.void_before),
         },
     }))
+}
+
+/// Whether a token was issued before the database was last set back or accepted. Who revoked it
+/// since may have been forgotten with that, so it admits nobody any more.
+pub fn is_void(grant: &discovery_types::grant::Grant, void_before: formation::Micros) -> bool {
+    grant.issued_at < void_before.0 / 1_000_000
 }
 
 fn vote(error: impl ToString) -> ApiError {
@@ -241,6 +267,9 @@ fn prepare_ack(
     key: &PublicKey,
     jws: &Jws,
 ) -> Result<Event, ApiError> {
+    if jws.as_str().len() > MAX_ACK {
+        return Err(vote(format!("An ack has at most {MAX_ACK} bytes.")));
+    }
     let ack = Ack::verify(jws, key).map_err(vote)?;
     if ack.cluster != transaction.id() {
         return Err(vote("The ack is of another cluster."));
@@ -266,18 +295,10 @@ fn prepare_release(
     Ok(Event::Release { key: key_id(key), release })
 }
 
-/// Another session's words are another host's.
-fn same_session(cluster: &Cluster, key: &PublicKey, sent: &Session) -> Result<(), ApiError> {
-    let key = key_id(key);
-    let Some(agent) = cluster.agents.get(&key) else {
-        return Err(Refusal::UnknownKey { key }.into());
-    };
-    match agent.session {
-        Some(last) if last != session(sent.boot, &sent.nonce) => {
-            Err(Refusal::KeyElsewhere { key, last: last.boot, sent: sent.boot }.into())
-        }
-        _ => Ok(()),
-    }
+/// An event that names its sender's session, which is judged first.
+fn spoken(key: &PublicKey, sent: &Session, event: Event) -> Prepared {
+    let session = session(sent.boot, &sent.nonce);
+    Prepared { speaks: Some(Event::Speaks { key: key_id(key), session }), ..event.into() }
 }
 
 /// A word about the present list; another epoch is the machine's to refuse.
@@ -363,7 +384,7 @@ async fn prepare_adopt(
         h: formation::Hash(verified.hash().0),
         text: document.as_str().into(),
     });
-    Ok(Prepared { event, statement: None, document: Some(document.clone()) })
+    Ok(Prepared { document: Some(document.clone()), ..event.into() })
 }
 
 /// Whether an admin with these roles, by the cluster's newest statement, may do `action` there.
@@ -397,5 +418,42 @@ pub fn statement_allows(
             ),
             format!("Have an owner run `muster-discovery cluster restate {}`.", newest.name),
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::SIZES;
+    use discovery_types::document::Document;
+    use discovery_types::jws::MAX_JWS;
+    use discovery_types::key::SigningKey;
+    use discovery_types::proposal::Proposal;
+    use discovery_types::record::SignedRecord;
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn a_document_of_the_longest_seats_can_be_read() {
+        let key = SigningKey::generate();
+        let long = |typ, length: usize| {
+            let jws = |text: usize| Jws::sign(typ, &key, &"x".repeat(text));
+            // Base64 has four characters for three bytes.
+            jws(jws(0).as_str().len().abs_diff(length) * 3 / 4)
+        };
+        let (record, rest) = (long(Typ::Record, 4_000), MAX_SEAT - 4_000);
+        let seat = SignedRecord { record, endorsement: long(Typ::Endorsement, rest / 2) };
+        let seats = usize::from(*SIZES.end());
+        let proposal = Proposal {
+            cluster: Uuid::nil(),
+            statement: Digest::of(b"x"),
+            epoch: u64::MAX,
+            seats: vec![seat; seats],
+            grants: vec![long(Typ::Grant, rest / 2); seats],
+        };
+        let acks = vec![long(Typ::Ack, MAX_ACK); seats];
+        let document = Document { version: 1, proposal, acks }.sign(&key);
+        let length = document.as_str().len();
+        assert!(length > MAX_JWS * 9 / 10 && length <= MAX_JWS, "{length}");
     }
 }

@@ -12,12 +12,14 @@ pub mod show;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use data_encoding::HEXLOWER;
 use discovery_formation as formation;
 use discovery_formation::Rules;
 use discovery_formation::service::{
     Alarm, Answer, Change, Cluster, Context, Event, Outcome, Refusal, Settings, next_deadline, step,
 };
 use discovery_types::jws::Jws;
+use discovery_types::problem::Code;
 use discovery_types::statement::StatementChain;
 use uuid::Uuid;
 
@@ -31,7 +33,7 @@ use crate::notify::Wakes;
 use crate::store::Store;
 use crate::store::cluster::{ClusterTransaction, LeafPair, Trust};
 
-pub use event::{Incoming, statement_allows};
+pub use event::{Incoming, is_void, statement_allows};
 pub use show::{explanations, poll_response, summary_of};
 
 /// The protocol's shell; clones share everything.
@@ -93,6 +95,7 @@ impl Forming {
             Incoming::Abandon { .. } | Incoming::DatabaseAccepted { .. } => Trust::Claims,
             _ => Trust::Verify,
         };
+        let accepts = matches!(incoming, Incoming::DatabaseAccepted { .. });
         let transaction = self.store.begin_cluster(cluster, trust).await?;
         let mut transaction = transaction.ok_or_else(|| ApiError::not_found("such cluster"))?;
         self.clock.set(transaction.now.0 as i64);
@@ -100,17 +103,21 @@ impl Forming {
         let prepared = self.prepare(&mut transaction, &incoming).await?;
 
         let mut changes = self.catch_up(&mut transaction);
-        let outcome = self.step(&mut transaction, prepared.event);
+        let outcome = self.step_spoken(&mut transaction, prepared.speaks, prepared.event);
         let Outcome { answer, changed, changes: own, committed, alarms } = outcome;
         let refused = answer.is_err();
         changes.extend(own);
+        if !accepts && self.contradicts_ledger(cluster, &changes, committed) {
+            drop(transaction);
+            return Err(self.found_another_database(cluster).await);
+        }
         let shown = prepared.document.filter(|_| committed.is_some());
         let new_commit = match committed {
             Some(h) => Some(self.decide(&mut transaction, h, shown).await?),
             None => None,
         };
-        if !refused && let Some(statement) = &prepared.statement {
-            transaction.add_statement(statement).await?;
+        if !refused {
+            transaction.add(prepared.statement.as_ref(), prepared.revoke.as_ref()).await?;
         }
         if changed || !changes.is_empty() || matches!(incoming, Incoming::Tick) {
             let next = next_deadline(&transaction.cluster, &self.settings, transaction.now);
@@ -209,6 +216,60 @@ impl Forming {
             _ => return Vec::new(),
         };
         self.step(transaction, event).changes
+    }
+
+    /// The event's session first, then the event: one answer, everything that changed.
+    fn step_spoken(
+        &self,
+        transaction: &mut ClusterTransaction,
+        speaks: Option<Event>,
+        event: Event,
+    ) -> Outcome {
+        let Some(speaks) = speaks else { return self.step(transaction, event) };
+        let mut first = self.step(transaction, speaks);
+        if first.answer.is_err() {
+            return first;
+        }
+        let second = self.step(transaction, event);
+        first.changes.extend(second.changes);
+        first.alarms.extend(second.alarms);
+        Outcome {
+            answer: second.answer,
+            changed: first.changed || second.changed,
+            changes: first.changes,
+            committed: second.committed,
+            alarms: first.alarms,
+        }
+    }
+
+    /// Whether this step would freeze, decide or end what this process has let a commit out of:
+    /// the database under us was set back, and no new connection has told us.
+    fn contradicts_ledger(
+        &self,
+        cluster: Uuid,
+        changes: &[Change],
+        committed: Option<formation::Hash>,
+    ) -> bool {
+        let Some(known) = self.store.ledger().committed(cluster) else { return false };
+        let other = committed.is_some_and(|h| HEXLOWER.encode(&h.0) != known.h);
+        let forgets = |change: &Change| match change {
+            Change::Frozen { .. } => true,
+            Change::Ended { phase } => *phase != formation::service::Phase::Retired,
+            _ => false,
+        };
+        other || changes.iter().any(forgets)
+    }
+
+    /// Looks at the database again, as a new connection does, which puts the ledger back.
+    async fn found_another_database(&self, cluster: Uuid) -> ApiError {
+        tracing::error!(cluster.id = %cluster, "the database lacks a commit that was let out");
+        self.metrics.alarm("database_set_back");
+        if let Err(error) = self.store.compare_again().await {
+            return error.into();
+        }
+        let next = "Wait: the commit is put back from the ledger.";
+        let detail = "The database was set back: it lacks a commit that this process let out.";
+        ApiError::new(Code::DatabaseChanged, detail, next)
     }
 
     fn step(&self, transaction: &mut ClusterTransaction, event: Event) -> Outcome {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use data_encoding::BASE64;
+use discovery_formation::service::EndCause;
 use discovery_types::api::AcceptResponse;
 use discovery_types::jws::Jws;
 use discovery_types::problem::Code;
@@ -15,6 +16,9 @@ use crate::ledger;
 use crate::store::StoreError;
 use crate::store::cluster::AuthorityRow;
 
+/// Clusters that one sweep may find beyond help before it leaves the rest to the next.
+const STUCK_MAX: usize = 1_000;
+
 impl Forming {
     /// If the database is unsettled and this process hasn't put its ledger back into it: does so.
     /// Returns how many commits it put back. Every step can be repeated.
@@ -24,6 +28,7 @@ impl Forming {
         if generation.settled || !generation.missing.contains(&own) {
             return Ok(0);
         }
+        self.put_admins_back().await?;
         let restored = self.put_commits_back().await?;
         tracing::info!(generation = generation.number, restored, "the ledger is back");
         if !self.store.ledger_is_back(generation.number).await? {
@@ -38,18 +43,76 @@ impl Forming {
             if self.store.has_commit(&commit).await? {
                 continue;
             }
-            match self.put_commit_back(&commit).await {
+            let mut put = self.put_commit_back(&commit).await;
+            if put.as_ref().is_err_and(|error| error.problem().code == Code::Conflict) {
+                // Somebody took its name at this very moment.
+                put = self.put_commit_back(&commit).await;
+            }
+            match put {
                 Ok(()) => restored += 1,
-                // Neither can come true by trying again; the cluster can't form a second time.
-                Err(error) if !error.problem().retryable => {
-                    self.metrics.alarm("ledger_entry_refused");
-                    tracing::error!(cluster.id = %commit.cluster_id, %error,
-                        "a commit of the ledger can't be put back");
-                }
-                Err(error) => return Err(error),
+                Err(error) if error.problem().retryable => return Err(error),
+                Err(error) => self.refuse_commit(&commit, &error).await?,
             }
         }
         Ok(restored)
+    }
+
+    /// A commit that can't be put back, now or ever: its cluster forms no other list here either,
+    /// and the commit isn't waited for again.
+    async fn refuse_commit(
+        &self,
+        commit: &ledger::Commit,
+        error: &ApiError,
+    ) -> Result<(), ApiError> {
+        self.metrics.alarm("ledger_entry_refused");
+        let id = commit.cluster_id;
+        tracing::error!(cluster.id = %id, %error, "a commit of the ledger can't be put back");
+        let by = "a commit of it stands in a ledger and can't be put back";
+        self.store.give_up(id, EndCause::DatabaseAccepted, by).await?;
+        self.store.note_refused(commit, &error.to_string()).await?;
+        Ok(())
+    }
+
+    /// Admin elements that the ledger has and the database lacks. Rows that contradict it are left
+    /// alone: this process doesn't follow them.
+    async fn put_admins_back(&self) -> Result<(), ApiError> {
+        let known = self.store.ledger().admins();
+        let there = self.store.admin_elements().await?;
+        if there.len() >= known.len() {
+            return Ok(());
+        }
+        if !known.starts_with(&there) {
+            self.metrics.alarm("admin_rows_contradict_the_ledger");
+            tracing::error!("rows in admin_elements are not those that the ledger has seen");
+            return Ok(());
+        }
+        for (sequence, text) in (1..).zip(&known).skip(there.len()) {
+            let damaged = |_| StoreError::damaged("an admin element in the ledger");
+            let jws: Jws = text.parse().map_err(damaged)?;
+            self.store.put_admin_element(sequence, &jws, "the ledger").await?;
+            tracing::warn!(sequence, "an admin element that the database had lost is back");
+        }
+        Ok(())
+    }
+
+    /// Gives up a cluster that hasn't committed; also one whose rows somebody damaged so that
+    /// nothing else can be done with it.
+    pub async fn abandon(&self, cluster: Uuid, by: String) -> Result<(), ApiError> {
+        match self.apply(cluster, Incoming::Abandon { by: by.clone() }, None).await {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_damage() => {
+                if self.store.ledger().committed(cluster).is_some()
+                    || !self.store.look_at_generation().await?.settled
+                {
+                    return Err(error);
+                }
+                match self.store.give_up(cluster, EndCause::Abandon, &by).await? {
+                    true => Ok(()),
+                    false => Err(error),
+                }
+            }
+            Err(error) => Err(error),
+        }
     }
 
     async fn put_commit_back(&self, commit: &Arc<ledger::Commit>) -> Result<(), ApiError> {
@@ -89,7 +152,8 @@ impl Forming {
                 "Look which database this is before you accept it.",
             ));
         }
-        if self.store.look_at_generation().await?.settled {
+        let generation = self.store.look_at_generation().await?;
+        if generation.settled {
             return Err(ApiError::new(
                 Code::WrongState,
                 "The database is settled: there is nothing to accept.",
@@ -105,11 +169,22 @@ impl Forming {
             after = *last;
             for cluster in batch {
                 let event = Incoming::DatabaseAccepted { by: by.to_owned() };
-                self.apply(cluster, event, None).await?;
+                match self.apply(cluster, event, None).await {
+                    Ok(_) => {}
+                    Err(error) if error.is_damage() => {
+                        tracing::error!(cluster.id = %cluster, %error, "abandoned unread");
+                        self.store.give_up(cluster, EndCause::DatabaseAccepted, by).await?;
+                    }
+                    Err(error) => return Err(error),
+                }
                 abandoned.push(cluster);
             }
         }
-        let revoked_tokens = self.store.accept_generation(by).await?;
+        let revoked = self.store.accept_generation(generation.number, by).await?;
+        let revoked_tokens = revoked.ok_or_else(|| {
+            let next = "Look at `muster-discovery process list`, and decide anew.";
+            ApiError::new(Code::Conflict, "The database has changed once more.", next)
+        })?;
         self.wakes.wake_all();
         Ok(AcceptResponse {
             system_identifier: server.system_identifier,
@@ -120,32 +195,48 @@ impl Forming {
         })
     }
 
+    /// Tells the clusters that waited for it that the database is settled. One that can't be told
+    /// is told by whoever asks for it next.
+    pub async fn settle_clusters(&self) -> Result<(), ApiError> {
+        let mut after = Uuid::nil();
+        loop {
+            let batch = self.store.unsettled(after).await?;
+            let Some(last) = batch.last() else { return Ok(()) };
+            after = *last;
+            for cluster in batch {
+                if let Err(error) = self.apply(cluster, Incoming::Tick, None).await {
+                    tracing::warn!(cluster.id = %cluster, %error, "can't look after a cluster");
+                }
+            }
+        }
+    }
+
     /// What is due, in all clusters: the sweep.
     pub async fn sweep(&self) -> Result<(), ApiError> {
         let generation = self.store.look_at_generation().await?;
         self.metrics.settled.set(i64::from(generation.settled));
         self.metrics.generation.set(generation.number);
         self.metrics.ledger_entries.set(self.store.ledger().len() as i64);
-        self.store.note_position().await?;
-        loop {
-            let due = self.store.due().await?;
+        self.store.compare_again().await?;
+        self.put_admins_back().await?;
+        // One that can't be looked after keeps nobody else waiting.
+        let mut stuck = Vec::new();
+        while stuck.len() < STUCK_MAX {
+            let due = self.store.due(&stuck).await?;
             if due.is_empty() {
                 break;
             }
-            let mut stuck = true;
             for cluster in due {
                 match self.apply(cluster, Incoming::Tick, None).await {
-                    Ok(_) => stuck = false,
+                    Ok(_) => {}
                     Err(error) if error.problem().code == Code::DatabaseUnavailable => {
                         return Err(error);
                     }
                     Err(error) => {
                         tracing::error!(cluster.id = %cluster, %error, "can't look after a cluster");
+                        stuck.push(cluster);
                     }
                 }
-            }
-            if stuck {
-                break;
             }
         }
         self.store.clear_out().await?;

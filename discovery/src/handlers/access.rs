@@ -2,7 +2,7 @@
 
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Json};
-use discovery_types::access::{Assertion, JWT_BEARER, Subject};
+use discovery_types::access::{AccessError, Assertion, JWT_BEARER, Subject};
 use discovery_types::api::{ContextResponse, Jwk, Jwks, TokenRequest, TokenResponse};
 use discovery_types::problem::{Code, Problem};
 
@@ -29,8 +29,13 @@ pub async fn token(
         return Err(refused(format!("The grant_type must be {JWT_BEARER}.")));
     }
     let now = app.forming.clock.seconds();
-    let assertion = Assertion::verify(&body.assertion, &key, &app.issuer, now)
-        .map_err(|error| refused(format!("The assertion: {error}.")))?;
+    let assertion =
+        Assertion::verify(&body.assertion, &key, &app.issuer, now).map_err(|error| {
+            let clock = matches!(error, AccessError::Time { .. });
+            let error = refused(format!("The assertion: {error}."));
+            // The client's clock, or what it took for ours; this very answer brings the time.
+            if clock { error.again() } else { error }
+        })?;
     let admins = app.forming.admins.current(&app.forming).await?;
     let subject = if admins.chain.find(&key.key_id()).is_some() {
         Subject::Admin

@@ -24,7 +24,7 @@ use crate::app::App;
 use crate::auth::{Caller, authorise};
 use crate::ca::{CREDENTIAL_LIFE, make_ca};
 use crate::error::ApiError;
-use crate::forming::{Incoming, explanations, show, summary_of};
+use crate::forming::{Incoming, explanations, show, statement_allows, summary_of};
 use crate::kek::Purpose;
 use crate::store::clusters::{Draft, Opened, WrappedCa};
 
@@ -296,7 +296,7 @@ pub async fn abandon(
         true => format!("abandoned by {}", caller.name),
         false => format!("abandoned by {}: {}", caller.name, body.reason),
     };
-    app.forming.apply(*path, Incoming::Abandon { by }, None).await?;
+    app.forming.abandon(*path, by).await?;
     summary(&app, *path).await
 }
 
@@ -331,7 +331,9 @@ pub async fn credentials(
         ApiError::new(Code::CsrRefused, format!("{error}."), next)
     })?;
     let found = app.forming.store.read_cluster(*path).await?;
-    let (cluster, _, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    // By the owner-signed statement too, as with tokens: the service alone makes nobody a client.
+    statement_allows(&chain, &caller.key, Action::IssueCredentials)?;
     if cluster.phase.has_ended() {
         let detail = format!("The cluster is {}.", cluster.phase.as_str());
         return Err(ApiError::new(Code::WrongState, detail, "Ask for one of a live cluster."));

@@ -27,7 +27,7 @@ use super::access::jwks_of;
 use super::agent_key;
 use super::body::{Body, unreadable};
 use crate::app::App;
-use crate::auth::{authorise, peer, tls_key};
+use crate::auth::{Caller, authorise, peer, tls_key};
 use crate::error::ApiError;
 use crate::forming::{Applied, Incoming, poll_response, show, summary_of};
 use crate::notify::Subscription;
@@ -82,7 +82,10 @@ fn respond(
     key: Option<formation::KeyId>,
 ) -> Result<PollResponse, ApiError> {
     let generation = app.forming.store.watch().generation.borrow().clone();
-    poll_response(applied, key, &app.forming.settings, generation.as_ref())
+    let mut response = poll_response(applied, key, &app.forming.settings, generation.as_ref())?;
+    // Of this moment, and not of when a parked poll last looked: clocks are judged by it.
+    response.now_ms = app.forming.clock.micros() / 1_000;
+    Ok(response)
 }
 
 /// Renews the agent's lease, and waits for news.
@@ -105,7 +108,7 @@ pub async fn poll(
     };
     let applied = app.forming.apply(*path, incoming, None).await?;
     let key = agent_key(&caller);
-    let waited = park(&app, *path, key, body.after, applied, news).await?;
+    let waited = park(&app, *path, &caller, body.after, applied, news).await?;
     Ok(Json(respond(&app, &waited, key)?))
 }
 
@@ -130,7 +133,7 @@ pub async fn watch(
     let key = agent_key(&caller);
     let news = app.forming.wakes.subscribe(*path);
     let looked = app.forming.look(*path, key).await?;
-    let waited = park(&app, *path, key, query.after, looked, news).await?;
+    let waited = park(&app, *path, &caller, query.after, looked, news).await?;
     Ok(Json(respond(&app, &waited, key)?))
 }
 
@@ -139,7 +142,7 @@ pub async fn watch(
 async fn park(
     app: &App,
     cluster: Uuid,
-    key: Option<formation::KeyId>,
+    caller: &Caller,
     after: Option<u64>,
     mut seen: Applied,
     mut news: Subscription,
@@ -147,9 +150,14 @@ async fn park(
     if after != Some(seen.answer.rev) || app.draining.is_cancelled() {
         return Ok(seen);
     }
-    let _place = app.parked.take().ok_or_else(|| {
+    let key = agent_key(caller);
+    let _place = app.parked.take(*caller.key.as_bytes()).ok_or_else(|| {
         let next = "Wait, and poll again; or start another discovery process.";
-        ApiError::new(Code::Overloaded, "All places for parked polls are taken.", next)
+        ApiError::new(
+            Code::Overloaded,
+            "All places for parked polls, or all of this key, are taken.",
+            next,
+        )
     })?;
     // Within a lease, so that it is renewed in time.
     let half_a_lease = Duration::from_millis(app.forming.settings.lease.0 / 2);

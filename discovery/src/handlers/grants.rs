@@ -14,7 +14,7 @@ use super::body::Body;
 use crate::app::App;
 use crate::auth::authorise;
 use crate::error::ApiError;
-use crate::forming::{Incoming, statement_allows};
+use crate::forming::{Incoming, is_void, statement_allows};
 use crate::store::StoreError;
 use crate::store::grants::GrantUse;
 
@@ -125,11 +125,12 @@ fn view_of(row: &GrantUse, now: i64) -> Result<GrantView, StoreError> {
     let damaged = || StoreError::damaged(format!("grant {}", row.grant.id));
     let jws: Jws = row.grant.jws.parse().map_err(|_| damaged())?;
     let grant: Grant = jws.claims_unverified(Typ::Grant).map_err(|_| damaged())?;
-    let state = if row.grant.revoked_us.is_some() {
+    let void_before = discovery_formation::Micros(row.void_before_us.unsigned_abs());
+    let state = if row.grant.revoked_us.is_some() || is_void(&grant, void_before) {
         GrantState::Revoked
     } else if !matches!(row.phase.as_str(), "open" | "preparing") {
         GrantState::Closed
-    } else if row.grant.expires_us <= now {
+    } else if grant.expires_at.saturating_mul(1_000_000) <= now.unsigned_abs() {
         GrantState::Expired
     } else {
         GrantState::Valid

@@ -2,9 +2,10 @@
 //! that want no database server of their own.
 //!
 //! Its directory holds `data/`, `run/` (the socket; there is no network port), `postgres.log` and
-//! a lock, and it takes no folder that holds anything else. Whoever may enter `run/` may connect, so it is 0700. As root the server runs as an
-//! unprivileged user, to whom `data/` and `run/` are given and nothing else: what root opens or
-//! gives away at the next start must not be what that user has put there.
+//! a lock, and it takes no folder that holds anything else. Whoever may enter `run/` may connect,
+//! so it is 0700. As root the server runs as an unprivileged user, to whom `data/` and `run/` are
+//! given and nothing else: what root opens or gives away at the next start must not be what that
+//! user has put there.
 //!
 //! One thread owns the child from start to stop: Linux sends the parent-death signal when the
 //! *thread* that forked goes away, so that a pool's thread would take Postgres with it.

@@ -50,6 +50,8 @@ const LONGEST_POLL: Duration = Duration::from_secs(55);
 const HANDSHAKES: usize = 256;
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
+/// Polls that one key may park: an agent needs one, and a second one while a connection dies.
+const PARKED_EACH: usize = 8;
 /// The managed server's database.
 const DATABASE: &str = "muster";
 
@@ -309,7 +311,7 @@ fn app(args: &ServeArgs, keys: Keydir, store: crate::store::Store) -> App {
         forming,
         issuer: name.into(),
         addresses: Arc::new(AddressLimit::new(args.limits.rate, args.limits.burst)),
-        parked: Places::new(args.limits.max_parked_polls),
+        parked: Places::new(args.limits.max_parked_polls, PARKED_EACH),
         poll: args.times.poll,
         draft_life: args.times.draft,
         draining: CancellationToken::new(),
@@ -338,6 +340,9 @@ impl Running {
         self.stop_background.cancel();
         self.tracker.close();
         self.tracker.wait().await;
+        if let Err(error) = self.app.forming.store.ledger().keep_position().await {
+            tracing::warn!(%error, "can't write down how far the database's log has come");
+        }
         // A connection that waits for a dead server isn't waited for.
         let _ = tokio::time::timeout(POOL_WAIT, self.app.forming.store.pool().close()).await;
         if let Some(postgres) = self.postgres {

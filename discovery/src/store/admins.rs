@@ -40,7 +40,7 @@ impl Store {
             "INSERT INTO admin_elements (sequence, hash, jws, stored_us)
              VALUES ($1, $2, $3, now_us()) RETURNING stored_us",
         )
-        .bind(epoch_to_row(sequence))
+        .bind(epoch_to_row(sequence)?)
         .bind(&jws.hash().0[..])
         .bind(jws.as_str())
         .fetch_one(&mut *transaction)

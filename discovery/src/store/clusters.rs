@@ -1,12 +1,12 @@
 //! Clusters from the outside: drafts, first statements, lists, and what the sweep looks for.
 
 use discovery_formation as formation;
-use discovery_formation::service::{Cluster, Settings, next_deadline};
+use discovery_formation::service::{Cluster, EndCause, Settings, next_deadline};
 use discovery_types::jws::Jws;
 use discovery_types::statement::Statement;
 use uuid::Uuid;
 
-use super::cluster::{Authorities, AuthorityRow, add_statement, authorities, event};
+use super::cluster::{Authorities, AuthorityRow, CHANNEL, add_statement, authorities, event};
 use super::{Micros, Store, StoreError};
 use crate::ca::NewCa;
 use crate::domain::epoch_to_row;
@@ -69,6 +69,8 @@ pub struct WrappedCa {
 
 /// Rows that the sweep takes at once.
 const SWEEP_BATCH: i64 = 100;
+/// Used assertions that are forgotten at once.
+const ASSERTIONS_BATCH: i64 = 1_000;
 /// Clusters in one list.
 const LIST_LIMIT: i64 = 1_000;
 
@@ -168,11 +170,11 @@ impl Store {
                  next_place = $5, next_deadline_us = $6 WHERE id = $1",
         )
         .bind(id)
-        .bind(epoch_to_row(deadline.0))
-        .bind(epoch_to_row(cluster.epoch))
-        .bind(epoch_to_row(cluster.rev))
-        .bind(epoch_to_row(cluster.next_place))
-        .bind(next.map(|at| epoch_to_row(at.0)))
+        .bind(epoch_to_row(deadline.0)?)
+        .bind(epoch_to_row(cluster.epoch)?)
+        .bind(epoch_to_row(cluster.rev)?)
+        .bind(epoch_to_row(cluster.next_place)?)
+        .bind(next.map(|at| epoch_to_row(at.0)).transpose()?)
         .execute(&mut *transaction)
         .await
         .map_err(StoreError::from);
@@ -316,13 +318,14 @@ impl Store {
         authorities(&mut connection, id).await
     }
 
-    /// Clusters for which something has become due.
-    pub async fn due(&self) -> Result<Vec<Uuid>, StoreError> {
+    /// Clusters for which something has become due, without those in `stuck`.
+    pub async fn due(&self, stuck: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
-            "SELECT id FROM clusters WHERE next_deadline_us <= now_us()
+            "SELECT id FROM clusters WHERE next_deadline_us <= now_us() AND id <> ALL($2)
              ORDER BY next_deadline_us LIMIT $1",
         )
         .bind(SWEEP_BATCH)
+        .bind(stuck)
         .fetch_all(&self.pool)
         .await?;
         Ok(rows)
@@ -332,6 +335,19 @@ impl Store {
     pub async fn forming(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
             "SELECT id FROM clusters WHERE phase IN ('open', 'preparing') AND id > $1
+             ORDER BY id LIMIT $2",
+        )
+        .bind(after)
+        .bind(SWEEP_BATCH)
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows)
+    }
+
+    /// Clusters that wait for the database to be settled.
+    pub async fn unsettled(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
+        let rows = sqlx::query_scalar(
+            "SELECT id FROM clusters WHERE unsettled AND phase IN ('open', 'preparing') AND id > $1
              ORDER BY id LIMIT $2",
         )
         .bind(after)
@@ -359,14 +375,69 @@ impl Store {
             .bind(&dead)
             .execute(&mut *transaction)
             .await?;
-        // A minute longer than they can be valid, for clocks that are behind.
-        sqlx::query(
-            "DELETE FROM used_assertions WHERE (key, jti) IN (SELECT key, jti FROM used_assertions
-                 WHERE expires_us < now_us() - 60000000 ORDER BY expires_us LIMIT 1000)",
-        )
-        .execute(&mut *transaction)
-        .await?;
         transaction.commit().await?;
+        // As many as there are: one address alone may use more in a sweep's time than one batch.
+        loop {
+            // A minute longer than they can be valid, for clocks that are behind.
+            let deleted = sqlx::query(
+                "DELETE FROM used_assertions WHERE (key, jti) IN (
+                     SELECT key, jti FROM used_assertions
+                     WHERE expires_us < now_us() - 60000000 ORDER BY expires_us LIMIT $1)",
+            )
+            .bind(ASSERTIONS_BATCH)
+            .execute(&self.pool)
+            .await?
+            .rows_affected();
+            if deleted < ASSERTIONS_BATCH.unsigned_abs() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Ends a cluster that forms, without reading what belongs to it: rows that somebody damaged
+    /// must not keep it from being given up. `false`: it doesn't form.
+    pub async fn give_up(&self, id: Uuid, cause: EndCause, by: &str) -> Result<bool, StoreError> {
+        let mut transaction = self.pool.begin().await?;
+        let ended: Option<i64> = sqlx::query_scalar(
+            "UPDATE clusters SET phase = 'abandoned', ended_cause = $2, ended_us = now_us(),
+                 ended_by = $3, frozen_epoch = NULL, frozen_h = NULL, frozen_statement = NULL,
+                 frozen_us = NULL, unsettled = false, rev = rev + 1, next_deadline_us = NULL
+             WHERE id = $1 AND phase IN ('open', 'preparing') RETURNING ended_us",
+        )
+        .bind(id)
+        .bind(cause.as_str())
+        .bind(by)
+        .fetch_optional(&mut *transaction)
+        .await?;
+        let Some(ended) = ended else { return Ok(false) };
+        sqlx::query("DELETE FROM frozen_seats WHERE cluster_id = $1")
+            .bind(id)
+            .execute(&mut *transaction)
+            .await?;
+        let body = serde_json::json!({ "phase": "abandoned", "unread": true });
+        let now = formation::Micros(ended.unsigned_abs());
+        event(&mut transaction, id, now, "ended", &body).await?;
+        sqlx::query("SELECT pg_notify($1, $2)")
+            .bind(CHANNEL)
+            .bind(id.to_string())
+            .execute(&mut *transaction)
+            .await?;
+        transaction.commit().await?;
+        Ok(true)
+    }
+
+    /// Remembers that a ledger's commit can't be put back here.
+    pub async fn note_refused(&self, commit: &ledger::Commit, why: &str) -> Result<(), StoreError> {
+        sqlx::query(
+            "INSERT INTO refused_commits (cluster_id, h, process, why, refused_us)
+             VALUES ($1, decode($2, 'hex'), $3, $4, now_us()) ON CONFLICT DO NOTHING",
+        )
+        .bind(commit.cluster_id)
+        .bind(&commit.h)
+        .bind(self.ledger.process())
+        .bind(why)
+        .execute(&self.pool)
+        .await?;
         Ok(())
     }
 }

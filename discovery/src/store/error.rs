@@ -1,5 +1,7 @@
 //! What can go wrong in the database, by what the caller does about it.
 
+use crate::domain::OutOfRange;
+
 /// Postgres error classes and codes (its appendix A) that mean "not now".
 const TRANSIENT: [&str; 7] = [
     "08",    // connection exceptions
@@ -30,6 +32,9 @@ pub enum StoreError {
         /// Which row, and in which way.
         what: String,
     },
+    /// A number from outside that no row can hold.
+    #[error(transparent)]
+    OutOfRange(#[from] OutOfRange),
     /// A constraint stopped a wrong decision, or the schema isn't ours. A bug either way.
     #[error("the database refused")]
     Refused(#[source] sqlx::Error),

@@ -130,13 +130,14 @@ pub(super) async fn compare(
         .note(seen, first)
         .await
         .map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?;
-    publish(watch, generation);
+    publish(watch, ledger.process(), generation);
     Ok(())
 }
 
-fn publish(watch: &DatabaseWatch, generation: Generation) {
-    let unsettled = !generation.settled;
-    watch.generation.send_if_modified(|known| {
+/// Makes it known; wakes whoever puts the ledger back if there is news and we are waited for.
+fn publish(watch: &DatabaseWatch, own: Uuid, generation: Generation) {
+    let waited_for = !generation.settled && generation.missing.contains(&own);
+    let news = watch.generation.send_if_modified(|known| {
         let changed = known.as_ref() != Some(&generation);
         if changed {
             if let Some(text) = generation.explain() {
@@ -148,7 +149,7 @@ fn publish(watch: &DatabaseWatch, generation: Generation) {
         }
         changed
     });
-    if unsettled {
+    if news && waited_for {
         watch.changed.notify_one();
     }
 }
@@ -230,7 +231,7 @@ async fn difference(
 
 /// The first ledger entry that this database could contradict: its commit isn't there, and its
 /// cluster, as it stands here, could form another list. One that has ended here for good can't, and
-/// of one that is known to be split everybody knows.
+/// neither can one whose commit was refused; of one that is known to be split everybody knows.
 async fn missing(
     connection: &mut PgConnection,
     ledger: &Ledger,
@@ -242,7 +243,11 @@ async fn missing(
             "SELECT l.id FROM unnest($1::uuid[], $2::text[]) AS l (id, h) WHERE NOT EXISTS (
                  SELECT 1 FROM clusters cl LEFT JOIN commits c ON c.cluster_id = cl.id
                  WHERE cl.id = l.id AND (encode(c.h, 'hex') = l.h OR cl.split_other IS NOT NULL
-                     OR (c.h IS NULL AND cl.ended_cause <> 'database_accepted'))) LIMIT 1",
+                     OR (c.h IS NULL AND cl.ended_cause <> 'database_accepted')))
+             AND NOT (EXISTS (SELECT 1 FROM refused_commits r
+                     WHERE r.cluster_id = l.id AND encode(r.h, 'hex') = l.h)
+                 AND NOT EXISTS (SELECT 1 FROM clusters f WHERE f.id = l.id
+                     AND f.phase IN ('draft', 'open', 'preparing'))) LIMIT 1",
         )
         .bind(&ids)
         .bind(&hashes)
@@ -273,10 +278,11 @@ async fn record(
     if row.is_none() || found.is_some() {
         let reason = found.clone().unwrap_or_else(|| "it is new".into());
         sqlx::query(
-            "INSERT INTO generation (number, system_identifier, timeline, settled, reason, changed_us)
-             VALUES ($1, $2, $3, $4, $5, now_us())
+            "INSERT INTO generation (number, system_identifier, timeline, settled, reason,
+                 changed_us, void_before_us)
+             VALUES ($1, $2, $3, $4, $5, now_us(), CASE WHEN $4 THEN 0 ELSE now_us() END)
              ON CONFLICT (one) DO UPDATE SET number = $1, system_identifier = $2, timeline = $3,
-                 settled = $4, reason = $5, changed_us = now_us()",
+                 settled = $4, reason = $5, changed_us = now_us(), void_before_us = now_us()",
         )
         .bind(number)
         .bind(&server.system_identifier)
@@ -364,7 +370,7 @@ impl Store {
     pub async fn look_at_generation(&self) -> Result<Generation, StoreError> {
         let mut connection = self.pool.acquire().await?;
         let generation = read(&mut connection).await?;
-        publish(&self.watch, generation.clone());
+        publish(&self.watch, self.ledger.process(), generation.clone());
         Ok(generation)
     }
 
@@ -436,11 +442,18 @@ impl Store {
 
     /// An owner takes the database as it is: every token is revoked; the clusters that aren't
     /// committed must have been abandoned before.
-    /// Returns how many tokens that were.
-    pub async fn accept_generation(&self, by: &str) -> Result<u64, StoreError> {
+    /// Returns how many tokens that were; `None`: it isn't generation `number` any more.
+    pub async fn accept_generation(
+        &self,
+        number: i64,
+        by: &str,
+    ) -> Result<Option<u64>, StoreError> {
         let mut transaction = self.pool.begin().await?;
         lock_alone(&mut transaction).await?;
         let generation = read(&mut transaction).await?;
+        if generation.number != number {
+            return Ok(None);
+        }
         let revoked = sqlx::query(
             "UPDATE grants SET revoked_us = now_us(), revoked_by = $1 WHERE revoked_us IS NULL",
         )
@@ -448,14 +461,14 @@ impl Store {
         .execute(&mut *transaction)
         .await?
         .rows_affected();
-        sqlx::query("UPDATE generation SET settled = true, accepted_us = now_us()")
-            .execute(&mut *transaction)
-            .await?;
+        let accepted = "UPDATE generation SET settled = true, accepted_us = now_us(),
+                            void_before_us = now_us()";
+        sqlx::query(accepted).execute(&mut *transaction).await?;
         let text = format!("{by} accepted the database as it is");
         note_event(&mut transaction, "database_accepted", generation.number, &text).await?;
         transaction.commit().await?;
         self.look_at_generation().await?;
-        Ok(revoked)
+        Ok(Some(revoked))
     }
 
     /// Which server this is.
@@ -464,23 +477,12 @@ impl Store {
         Ok(server_of(&mut connection).await?)
     }
 
-    /// Remembers how far the write-ahead log has come, and that this process lives.
-    pub async fn note_position(&self) -> Result<(), StoreError> {
+    /// Looks at the database as a new connection does: pooled ones outlive a restore that only
+    /// replaces the tables. Also remembers how far the write-ahead log has come, and that this
+    /// process lives.
+    pub async fn compare_again(&self) -> Result<(), StoreError> {
         let mut connection = self.pool.acquire().await?;
-        let server = server_of(&mut connection).await?;
-        is_known(&mut connection, &self.ledger).await?;
-        if let Some(seen) = self.ledger.seen() {
-            let processes = known_processes(&mut connection).await?;
-            let number = read(&mut connection).await?.number;
-            let seen = Seen {
-                wal: seen.wal.max(server.wal.unsigned_abs()),
-                generation: number,
-                processes,
-                ..seen
-            };
-            let failed = |error| sqlx::Error::Io(std::io::Error::other(error));
-            self.ledger.note(seen, false).await.map_err(failed)?;
-        }
+        compare(&mut connection, &self.ledger, &self.watch).await?;
         Ok(())
     }
 }
@@ -499,4 +501,34 @@ async fn settle_if_complete(connection: &mut PgConnection) -> Result<bool, Store
     let text = "every known process has put its ledger's commits back";
     note_event(connection, "database_settled", generation.number, text).await?;
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::{Notify, watch};
+
+    use super::*;
+
+    fn unsettled(missing: Vec<Uuid>) -> Generation {
+        Generation { number: 2, settled: false, reason: "a backup".into(), changed_us: 0, missing }
+    }
+
+    async fn is_woken(watch: &DatabaseWatch) -> bool {
+        let wait = std::time::Duration::ZERO;
+        tokio::time::timeout(wait, watch.changed.notified()).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn only_news_that_this_process_is_waited_for_wake_whoever_puts_the_ledger_back() {
+        let watch = DatabaseWatch { generation: watch::channel(None).0, changed: Notify::new() };
+        let (own, other) = (Uuid::now_v7(), Uuid::now_v7());
+        publish(&watch, own, unsettled(vec![own, other]));
+        assert!(is_woken(&watch).await);
+        publish(&watch, own, unsettled(vec![own, other]));
+        assert!(!is_woken(&watch).await, "nothing new");
+        publish(&watch, own, unsettled(vec![other]));
+        assert!(!is_woken(&watch).await, "others are waited for");
+        publish(&watch, own, unsettled(vec![own]));
+        assert!(is_woken(&watch).await, "set back once more");
+    }
 }

@@ -6,7 +6,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::cluster::GrantRow;
-use super::{Store, StoreError};
+use super::{Micros, Store, StoreError};
 use crate::domain::epoch_to_row;
 
 /// A grant with what became of it.
@@ -19,6 +19,8 @@ pub struct GrantUse {
     pub keys: i64,
     /// Where its cluster stands.
     pub phase: String,
+    /// Tokens issued before this are void.
+    pub void_before_us: Micros,
 }
 
 /// Inserts a verified grant. `false`: it was there already.
@@ -40,9 +42,9 @@ pub(super) async fn insert(
     .bind(&grant.key.as_bytes()[..])
     .bind(grant.jws().as_str())
     .bind(i32::from(grant.uses))
-    .bind(epoch_to_row(grant.expires_at.saturating_mul(1_000_000)))
+    .bind(epoch_to_row(grant.expires_at.saturating_mul(1_000_000))?)
     .bind(by)
-    .bind(epoch_to_row(now.0))
+    .bind(epoch_to_row(now.0)?)
     .execute(connection)
     .await?;
     Ok(inserted.rows_affected() == 1)
@@ -75,7 +77,8 @@ impl Store {
         let row = sqlx::query_as(
             "SELECT g.id, g.cluster_id, g.kind, g.jws, g.token_key, g.uses, g.expires_us,
                     g.issued_by, g.stored_us, g.revoked_us, g.revoked_by, c.phase,
-                    (SELECT count(*) FROM agents a WHERE a.grant_id = g.id) AS keys
+                    (SELECT count(*) FROM agents a WHERE a.grant_id = g.id) AS keys,
+                    (SELECT void_before_us FROM generation) AS void_before_us
              FROM grants g JOIN clusters c ON c.id = g.cluster_id WHERE g.id = $1",
         )
         .bind(id)
@@ -89,7 +92,8 @@ impl Store {
         let rows = sqlx::query_as(
             "SELECT g.id, g.cluster_id, g.kind, g.jws, g.token_key, g.uses, g.expires_us,
                     g.issued_by, g.stored_us, g.revoked_us, g.revoked_by, c.phase,
-                    (SELECT count(*) FROM agents a WHERE a.grant_id = g.id) AS keys
+                    (SELECT count(*) FROM agents a WHERE a.grant_id = g.id) AS keys,
+                    (SELECT void_before_us FROM generation) AS void_before_us
              FROM grants g JOIN clusters c ON c.id = g.cluster_id
              WHERE g.cluster_id = $1 ORDER BY g.stored_us DESC, g.id LIMIT 1000",
         )

@@ -76,6 +76,7 @@ async fn tokens_and_assertions_that_are_not_quite_right_are_refused() {
     let now = service.app().forming.clock.seconds();
     let issuer = service.app().issuer.to_string();
     let nobody = SigningKey::generate();
+    let mut timed = 0;
     for (key, assertion, wanted) in [
         (&nobody, Assertion::sign(&nobody, &issuer, now), Code::UnknownKey),
         (&nobody, Assertion::sign(&world.owner, &issuer, now), Code::AssertionRefused),
@@ -85,7 +86,12 @@ async fn tokens_and_assertions_that_are_not_quite_right_are_refused() {
     ] {
         let (status, body) = exchange(&world, &service, key, &assertion).await;
         assert_eq!((status, code(&body)), (401, wanted), "{body}");
+        let problem: Problem = serde_json::from_str(&body).unwrap();
+        let clock = problem.detail.contains("not valid at this time");
+        assert_eq!(problem.retryable, clock, "{body}");
+        timed += u32::from(clock);
     }
+    assert_eq!(timed, 2, "a clock that is wrong may be right the next time");
     // One that the owner signs for itself.
     let good = service.app().token(world.owner.public(), discovery_types::access::Subject::Admin);
     let claims: AccessToken = good.access_token.claims_unverified(Typ::Access).unwrap();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::service::cluster::{Agent, EndCause, Frozen, Phase, Place, Split};
 use crate::service::outcome::{Alarm, Change};
 use crate::service::refusal::Refusal;
+use crate::service::settings::EPOCH_MAX;
 use crate::service::step::{Applied, Asker, Turn};
 use crate::values::{Document, Micros, Seat};
 
@@ -13,6 +14,10 @@ impl Turn<'_> {
     pub(super) fn adopt(&mut self, document: Document) -> Applied {
         if document.proposal.cluster != self.cluster.id {
             return Err(Refusal::ForeignDocument);
+        }
+        // However far: every one of its members signed it.
+        if document.proposal.epoch > EPOCH_MAX {
+            return Err(Refusal::EpochTooFar { sent: document.proposal.epoch, limit: EPOCH_MAX });
         }
         let accepted_away = self
             .cluster

@@ -16,6 +16,9 @@ pub enum Event {
     Redeem(Redeem),
     /// A poll, by an access token bound to `key`.
     Poll(Poll),
+    /// An agent is about to send what names its session: a nack, a row or a report. A higher boot
+    /// counter takes over, as with a poll.
+    Speaks { key: KeyId, session: Session },
     /// A signed ack.
     Ack { key: KeyId, epoch: Epoch, h: Hash, jws: Arc<str> },
     /// An agent can't sign, and says why; it speaks for itself only.

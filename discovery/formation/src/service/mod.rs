@@ -20,6 +20,6 @@ pub use event::{Event, Grant, Poll, Redeem};
 pub use explain::{Line, explain};
 pub use outcome::{Alarm, Answer, Change, Outcome, Reopen, Standing};
 pub use refusal::Refusal;
-pub use settings::Settings;
+pub use settings::{EPOCH_DISTANCE, EPOCH_MAX, Settings};
 pub use step::{Context, step, view};
 pub use time::next_deadline;

@@ -16,6 +16,9 @@ pub enum Refusal {
     /// An ack, nack or row for a proposal that isn't the present one.
     #[error("epoch {sent} is not being prepared: the cluster is {} at epoch {epoch}", phase.as_str())]
     StaleEpoch { sent: Epoch, epoch: Epoch, phase: Phase },
+    /// An epoch that no service can have proposed.
+    #[error("epoch {sent} is too far above everything that was proposed here: at most {limit}")]
+    EpochTooFar { sent: Epoch, limit: Epoch },
     /// An ack for the present epoch over another hash.
     #[error("the ack is over {sent}, the proposal of epoch {epoch} is {h}")]
     OtherProposal { sent: Hash, h: Hash, epoch: Epoch },
@@ -86,6 +89,7 @@ impl Refusal {
             Refusal::BootClosed { .. } => "boot_closed",
             Refusal::Ended { phase, .. } => phase.as_str(),
             Refusal::StaleEpoch { .. } => "stale_epoch",
+            Refusal::EpochTooFar { .. } => "epoch_too_far",
             Refusal::OtherProposal { .. } => "other_proposal",
             Refusal::KeyElsewhere { .. } => "key_elsewhere",
             Refusal::Split { .. } => "split",
@@ -119,7 +123,10 @@ impl Refusal {
             | Refusal::TooManyKeys { .. }
             | Refusal::GrantUsed => 403,
             Refusal::UnknownKey { .. } => 404,
-            Refusal::Unfit(_) | Refusal::ForeignRecord | Refusal::ForeignDocument => 422,
+            Refusal::Unfit(_)
+            | Refusal::ForeignRecord
+            | Refusal::ForeignDocument
+            | Refusal::EpochTooFar { .. } => 422,
             Refusal::StaleEpoch { .. }
             | Refusal::OtherProposal { .. }
             | Refusal::KeyElsewhere { .. }
@@ -148,6 +155,7 @@ impl Refusal {
             | Refusal::NotCommitted { .. } => true,
             Refusal::BootClosed { .. }
             | Refusal::Ended { .. }
+            | Refusal::EpochTooFar { .. }
             | Refusal::OtherProposal { .. }
             | Refusal::KeyElsewhere { .. }
             | Refusal::Split { .. }
@@ -180,6 +188,9 @@ impl Refusal {
             }
             Refusal::StaleEpoch { .. } | Refusal::OtherProposal { .. } => {
                 "poll for the present proposal".into()
+            }
+            Refusal::EpochTooFar { .. } => {
+                "find out who changed this host's agent; `muster-agent reset` begins anew".into()
             }
             Refusal::KeyElsewhere { .. } => {
                 "stop one of the two copies of this host; a cloned host needs `muster-agent reset`"

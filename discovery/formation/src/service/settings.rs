@@ -1,6 +1,6 @@
 //! The service's times and limits, each an option so that tests are quick.
 
-use crate::values::Millis;
+use crate::values::{Epoch, Millis};
 
 /// Times and limits of formation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +18,13 @@ pub struct Settings {
     /// Keys that one grant admits, per seat of the cluster.
     pub keys_per_seat: u32,
 }
+
+/// How far above everything that a cluster has seen an epoch may be that an agent names. An honest
+/// one names none that no service has proposed; a hostile one would otherwise carry all the others
+/// to where epochs end, and the cluster could never be frozen again.
+pub const EPOCH_DISTANCE: Epoch = 1_000_000;
+/// No epoch is above this, whoever names it: rows and counters have room for it and the next ones.
+pub const EPOCH_MAX: Epoch = 1 << 62;
 
 impl Settings {
     /// As documented: 90 s, 60 s, 30 s, 2 s doubling to 60 s, three keys for each seat.

@@ -10,7 +10,7 @@ use crate::service::cluster::{
 use crate::service::event::{Event, Poll, Redeem};
 use crate::service::outcome::{Alarm, Answer, Change, Outcome, Reopen, Standing};
 use crate::service::refusal::Refusal;
-use crate::service::settings::Settings;
+use crate::service::settings::{EPOCH_DISTANCE, EPOCH_MAX, Settings};
 use crate::values::{
     Epoch, Hash, KeyId, Micros, Proposal, Record, Release, Session, Statement, quorum,
 };
@@ -141,6 +141,7 @@ impl Turn<'_> {
             Event::Tick => Ok(Asker::NOBODY),
             Event::Redeem(redeem) => self.redeem(&redeem),
             Event::Poll(poll) => self.poll(&poll),
+            Event::Speaks { key, session } => self.speaks(key, session),
             Event::Ack { key, epoch, h, jws } => self.ack(key, epoch, h, jws),
             Event::Nack { key, epoch, reason } => self.nack(key, epoch, &reason),
             Event::Probes { key, epoch, row } => self.probes(key, epoch, row),
@@ -190,6 +191,9 @@ impl Turn<'_> {
             return Err(Refusal::ForeignRecord);
         }
         let key = record.key;
+        if self.is_forming() {
+            self.check_epoch(redeem.highest_epoch)?;
+        }
         if self.cluster.agents.contains_key(&key) {
             self.redeem_again(redeem)?;
         } else {
@@ -292,6 +296,9 @@ impl Turn<'_> {
         if !self.cluster.agents.contains_key(&key) {
             return Err(Refusal::UnknownKey { key });
         }
+        if self.is_forming() {
+            self.check_epoch(poll.highest_epoch)?;
+        }
         self.take_over(key, poll.session)?;
         if self.is_forming() {
             self.renew(key, poll.highest_epoch);
@@ -299,6 +306,25 @@ impl Turn<'_> {
             return Err(Refusal::BootClosed { key });
         }
         Ok(Asker { key: Some(key), holds: poll.holds })
+    }
+
+    fn speaks(&mut self, key: KeyId, session: Session) -> Applied {
+        self.refuse_if_ended()?;
+        if !self.cluster.agents.contains_key(&key) {
+            return Err(Refusal::UnknownKey { key });
+        }
+        self.take_over(key, session)?;
+        Ok(Asker::agent(key))
+    }
+
+    /// Whether an agent can have come to `epoch` by what services proposed to it.
+    fn check_epoch(&self, epoch: Epoch) -> Result<(), Refusal> {
+        let seen = self.cluster.epoch.max(self.cluster.floor);
+        let limit = seen.saturating_add(EPOCH_DISTANCE).min(EPOCH_MAX);
+        if epoch > limit {
+            return Err(Refusal::EpochTooFar { sent: epoch, limit });
+        }
+        Ok(())
     }
 
     /// Lets `session` hold `key`, or says who does.
@@ -421,10 +447,12 @@ impl Turn<'_> {
 
     fn release(&mut self, key: KeyId, release: Release) -> Applied {
         self.refuse_if_ended()?;
-        let Some(agent) = self.cluster.agents.get_mut(&key) else {
+        if !self.cluster.agents.contains_key(&key) {
             return Err(Refusal::UnknownKey { key });
-        };
+        }
         let epoch = release.epoch;
+        self.check_epoch(epoch)?;
+        let agent = self.agent_mut(key);
         if agent.release.as_ref().is_none_or(|known| known.epoch < epoch) {
             agent.release = Some(release);
             agent.highest_epoch = agent.highest_epoch.max(epoch);

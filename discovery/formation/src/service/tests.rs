@@ -8,8 +8,8 @@ use crate::fixtures::{
 };
 use crate::rules::Rules;
 use crate::service::{
-    Alarm, Answer, Cluster, Context, EndCause, Event, Grant, Outcome, Phase, Place, Poll, Probe,
-    Redeem, Refusal, Settings, Standing, explain, next_deadline, step,
+    Alarm, Answer, Cluster, Context, EPOCH_DISTANCE, EPOCH_MAX, EndCause, Event, Grant, Outcome,
+    Phase, Place, Poll, Probe, Redeem, Refusal, Settings, Standing, explain, next_deadline, step,
 };
 use crate::values::{Document, GrantId, Hash, Micros, Record, Release, Session};
 
@@ -293,6 +293,48 @@ fn the_next_freeze_is_above_everything_that_was_signed() {
     let _ = service.yes(redeem_with(record(1), session(1, 1), 2));
     let last = service.yes(redeem(2));
     assert_eq!((last.phase, last.epoch), (Phase::Preparing, 3));
+}
+
+#[test]
+fn no_agent_carries_a_cluster_to_where_epochs_end() {
+    let far = [EPOCH_DISTANCE + 2, EPOCH_MAX, u64::MAX - 1, u64::MAX];
+    let mut service = Service::joined(3, &[1]);
+    for epoch in far {
+        let release =
+            Event::Release { key: key(1), release: Release { epoch, jws: Arc::from("release") } };
+        for event in [redeem_with(record(2), session(2, 1), epoch), poll_of(1, epoch), release] {
+            assert_eq!(service.no(event).code(), "epoch_too_far", "{epoch}");
+        }
+    }
+    assert_eq!((service.cluster.floor, service.cluster.agents.len()), (0, 1));
+    let _ = service.yes(poll_of(1, EPOCH_DISTANCE + 1));
+    let _ = service.yes(redeem(2));
+    let last = service.yes(redeem(3));
+    assert_eq!((last.phase, last.epoch), (Phase::Preparing, EPOCH_DISTANCE + 2));
+    // From the commit on what an agent names moves nothing.
+    let mut service = Service::committed();
+    assert!(service.yes(poll_of(1, u64::MAX)).document.is_some());
+    let mut service = Service::joined(3, &[1]);
+    let far = Document {
+        proposal: crate::values::Proposal { epoch: u64::MAX, ..proposal(1, &[1, 2, 3]) },
+        ..document(1, &[1, 2, 3])
+    };
+    assert_eq!(service.no(Event::Adopt(far)).code(), "epoch_too_far");
+}
+
+#[test]
+fn a_restarted_agent_takes_its_session_over_by_whatever_it_says_first() {
+    let speaks = |boot, nonce| Event::Speaks { key: key(1), session: Session { boot, nonce } };
+    for mut service in [Service::joined(3, &[1]), Service::committed()] {
+        let _ = service.yes(speaks(2, 7));
+        assert_eq!(service.cluster.agents[&key(1)].session, Some(Session { boot: 2, nonce: 7 }));
+        assert_eq!(service.no(speaks(1, 101)).code(), "key_elsewhere");
+        let outcome = service.step(speaks(2, 8));
+        assert_eq!(outcome.alarms, [Alarm::KeyElsewhere { key: key(1) }]);
+        let _ = service.yes(speaks(2, 7));
+        let stranger = Event::Speaks { key: key(9), session: session(9, 1) };
+        assert_eq!(service.no(stranger).code(), "unknown_key");
+    }
 }
 
 #[test]

@@ -55,8 +55,7 @@ pub(super) struct ClusterRow {
 struct AgentRow {
     record: String,
     token_record: String,
-    token_key: Vec<u8>,
-    uses: i32,
+    grant: String,
     key: Vec<u8>,
     seat: Option<i16>,
     standby: Option<i64>,
@@ -74,7 +73,7 @@ struct AgentRow {
 struct SeatRow {
     record: String,
     token_record: String,
-    token_key: Vec<u8>,
+    grant: String,
 }
 
 /// A probe's result as `probes.row` holds it: peer's key in hex → what happened.
@@ -163,7 +162,7 @@ pub(super) async fn load(
         _ => None,
     };
     let frozen = match header {
-        Some(header) => Some(frozen(connection, caches, id, header, trust).await?),
+        Some(header) => Some(frozen(connection, caches, id, header, (chain, trust)).await?),
         None => None,
     };
     let reports = match phase {
@@ -178,7 +177,7 @@ pub(super) async fn load(
         floor: row.floor.unsigned_abs(),
         rev: row.rev.unsigned_abs(),
         deadline: micros(row.deadline_us),
-        agents: agents(connection, caches, id, trust).await?,
+        agents: agents(connection, caches, id, (chain, trust)).await?,
         next_place: row.next_place.unsigned_abs(),
         frozen,
         reports,
@@ -201,10 +200,10 @@ async fn agents(
     connection: &mut PgConnection,
     caches: &Caches,
     id: Uuid,
-    trust: Trust,
+    (chain, trust): (&StatementChain, Trust),
 ) -> Result<BTreeMap<formation::KeyId, Agent>, StoreError> {
     let rows: Vec<AgentRow> = sqlx::query_as(
-        "SELECT a.record, a.token_record, g.token_key, g.uses, a.key, a.seat, a.standby, a.lease_us,
+        "SELECT a.record, a.token_record, g.jws AS grant, a.key, a.seat, a.standby, a.lease_us,
                 a.boot, a.nonce, a.highest_epoch, a.counts, a.held_us, a.release_epoch,
                 a.release_jws
          FROM agents a JOIN grants g ON g.id = a.grant_id WHERE a.cluster_id = $1",
@@ -216,17 +215,18 @@ async fn agents(
     for row in rows {
         let agent_key = key(&row.key)
             .ok_or_else(|| StoreError::damaged(format!("an agent's key in cluster {id}")))?;
-        let record = caches.record(&row.record, &row.token_record, &row.token_key, trust)?;
+        let grant = caches.grant(&row.grant, chain, trust)?;
+        let record = caches.record(&row.record, &row.token_record, &grant.key, trust)?;
         let own = record.key == agent_key && record.cluster.0 == id.as_u128();
         if trust == Trust::Verify && !own {
             return Err(StoreError::damaged(format!("an agent's record in cluster {id}")));
         }
-        agents.insert(agent_key, agent(row, record));
+        agents.insert(agent_key, agent(row, record, u32::from(grant.uses)));
     }
     Ok(agents)
 }
 
-fn agent(row: AgentRow, record: Arc<formation::Record>) -> Agent {
+fn agent(row: AgentRow, record: Arc<formation::Record>, uses: u32) -> Agent {
     let place = match (row.seat, row.standby) {
         (Some(seat), _) => Place::Seat(seat as u8),
         (None, Some(order)) => Place::Standby(order.unsigned_abs()),
@@ -243,7 +243,7 @@ fn agent(row: AgentRow, record: Arc<formation::Record>) -> Agent {
         .map(|(epoch, jws)| formation::Release { epoch: epoch.unsigned_abs(), jws: jws.into() });
     Agent {
         record,
-        uses: row.uses.unsigned_abs(),
+        uses,
         place,
         lease_until: micros(row.lease_us),
         session,
@@ -259,10 +259,10 @@ async fn frozen(
     caches: &Caches,
     id: Uuid,
     header: FrozenHeader,
-    trust: Trust,
+    (chain, trust): (&StatementChain, Trust),
 ) -> Result<Frozen, StoreError> {
     let rows: Vec<SeatRow> = sqlx::query_as(
-        "SELECT f.record, f.token_record, g.token_key
+        "SELECT f.record, f.token_record, g.jws AS grant
          FROM frozen_seats f JOIN grants g ON g.id = f.grant_id
          WHERE f.cluster_id = $1 ORDER BY f.seat",
     )
@@ -271,7 +271,8 @@ async fn frozen(
     .await?;
     let mut records = Vec::with_capacity(rows.len());
     for row in rows {
-        records.push(caches.record(&row.record, &row.token_record, &row.token_key, trust)?);
+        let grant = caches.grant(&row.grant, chain, trust)?;
+        records.push(caches.record(&row.record, &row.token_record, &grant.key, trust)?);
     }
     let acks: Vec<(Vec<u8>, String)> =
         sqlx::query_as("SELECT key, jws FROM acks WHERE cluster_id = $1 AND epoch = $2")

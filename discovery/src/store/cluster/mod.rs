@@ -8,8 +8,8 @@ mod save;
 use std::sync::Arc;
 
 use discovery_formation as formation;
-use discovery_formation::service::{Change, Cluster};
-use discovery_types::grant::VerifiedGrant;
+use discovery_formation::service::{Change, Cluster, Phase};
+use discovery_types::grant::{GrantId, VerifiedGrant};
 use discovery_types::jws::{Jws, Typ};
 use discovery_types::statement::{Statement, StatementChain};
 use sqlx::{PgConnection, Postgres, Transaction};
@@ -38,6 +38,8 @@ pub struct ClusterTransaction {
     pub chain: Arc<StatementChain>,
     /// Whether lists may be frozen and committed in this database.
     pub settled: bool,
+    /// Tokens issued before this admit nobody: the database was set back, or accepted.
+    pub void_before: formation::Micros,
 }
 
 /// A grant's row.
@@ -121,15 +123,24 @@ impl Store {
     ) -> Result<Option<ClusterTransaction>, StoreError> {
         let mut transaction = self.pool.begin().await?;
         let Some(row) = load::lock(&mut transaction, id).await? else { return Ok(None) };
-        let (now, settled): (i64, bool) =
-            sqlx::query_as("SELECT now_us(), settled FROM generation")
+        let (now, settled, void_before): (i64, bool, i64) =
+            sqlx::query_as("SELECT now_us(), settled, void_before_us FROM generation")
                 .fetch_one(&mut *transaction)
                 .await?;
         let chain = self.caches.chain(&mut transaction, id).await?;
         let cluster = load::load(&mut transaction, &self.caches, row, &chain, trust).await?;
         let now = formation::Micros(now.unsigned_abs());
         let before = cluster.clone();
-        Ok(Some(ClusterTransaction { transaction, cluster, before, now, chain, settled }))
+        let void_before = formation::Micros(void_before.unsigned_abs());
+        Ok(Some(ClusterTransaction {
+            transaction,
+            cluster,
+            before,
+            now,
+            chain,
+            settled,
+            void_before,
+        }))
     }
 
     /// Reads a cluster without a lock, for those who only look.
@@ -200,9 +211,13 @@ impl ClusterTransaction {
         address: Option<&str>,
     ) -> Result<(), StoreError> {
         let (id, now) = (self.id(), self.now);
+        let phases = (self.before.phase, self.cluster.phase);
+        if phases == (Phase::Abandoned, Phase::Committed) {
+            save::free_name(&mut self.transaction, id).await?;
+        }
         save::save(&mut self.transaction, &self.before, &self.cluster, next_deadline, now, address)
             .await?;
-        for change in changes {
+        for change in changes.iter().filter(|change| !is_repeated(&self.before, change)) {
             let (kind, body) = describe(change);
             save::event(&mut self.transaction, id, now, kind, &body).await?;
         }
@@ -223,6 +238,21 @@ impl ClusterTransaction {
     pub async fn commit(self) -> Result<Cluster, StoreError> {
         self.transaction.commit().await?;
         Ok(self.cluster)
+    }
+}
+
+/// Whether a change only replaces what its sender has said before: events are kept for ever, and a
+/// seat may send such words as fast as it likes. What was said last stands in its own row.
+fn is_repeated(before: &Cluster, change: &Change) -> bool {
+    match change {
+        Change::Probed { key, epoch } => before.frozen.as_ref().is_some_and(|frozen| {
+            frozen.proposal.epoch == *epoch && frozen.probes.contains_key(key)
+        }),
+        Change::Released { key, .. } => {
+            let release = before.agents.get(key).and_then(|agent| agent.release.as_ref());
+            release.is_some_and(|release| release.epoch >= before.epoch)
+        }
+        _ => false,
     }
 }
 
@@ -315,6 +345,21 @@ pub async fn stored_commit(
 }
 
 impl ClusterTransaction {
+    /// Adds what a step that wasn't refused brought along.
+    pub async fn add(
+        &mut self,
+        statement: Option<&Jws>,
+        revoke: Option<&(GrantId, String)>,
+    ) -> Result<(), StoreError> {
+        if let Some(statement) = statement {
+            self.add_statement(statement).await?;
+        }
+        if let Some((grant, by)) = revoke {
+            self.revoke_grant(&grant.to_string(), by).await?;
+        }
+        Ok(())
+    }
+
     /// Adds the next statement to the chain.
     pub async fn add_statement(&mut self, jws: &Jws) -> Result<(), StoreError> {
         let (id, now) = (self.id(), self.now);
@@ -329,7 +374,7 @@ impl ClusterTransaction {
     }
 
     /// Revokes a grant of this cluster.
-    pub async fn revoke_grant(&mut self, id: &str, by: &str) -> Result<(), StoreError> {
+    async fn revoke_grant(&mut self, id: &str, by: &str) -> Result<(), StoreError> {
         let cluster = self.id();
         sqlx::query(
             "UPDATE grants SET revoked_us = now_us(), revoked_by = $3
@@ -359,10 +404,10 @@ pub(in crate::store) async fn add_statement(
          VALUES ($1, $2, $3, $4, $5)",
     )
     .bind(cluster)
-    .bind(epoch_to_row(claimed.seq))
+    .bind(epoch_to_row(claimed.seq)?)
     .bind(&jws.hash().0[..])
     .bind(jws.as_str())
-    .bind(epoch_to_row(now.0))
+    .bind(epoch_to_row(now.0)?)
     .execute(connection)
     .await?;
     Ok(())

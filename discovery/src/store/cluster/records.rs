@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use discovery_formation as formation;
 use discovery_types::digest::Digest;
+use discovery_types::grant::{Grant, VerifiedGrant};
 use discovery_types::jws::{Jws, Typ};
 use discovery_types::key::PublicKey;
 use discovery_types::record::{Endorsement, Record, SignedRecord};
@@ -27,6 +28,7 @@ const REMEMBERED: usize = 50_000;
 pub(crate) struct Caches {
     records: Mutex<BTreeMap<Digest, Arc<formation::Record>>>,
     chains: Mutex<BTreeMap<Digest, Arc<StatementChain>>>,
+    grants: Mutex<BTreeMap<Digest, Arc<Grant>>>,
 }
 
 impl Caches {
@@ -65,15 +67,45 @@ impl Caches {
         Ok(chain)
     }
 
+    /// A grant as a row holds it, signed by whom a statement of the chain allowed it: the newest
+    /// one judges a redeem, but seats that were given before stay.
+    pub(super) fn grant(
+        &self,
+        jws: &str,
+        chain: &StatementChain,
+        trust: Trust,
+    ) -> Result<Arc<Grant>, StoreError> {
+        let name = Digest::of_parts(&[jws.as_bytes(), chain.newest_hash().as_bytes()]);
+        if let Some(grant) = remembered(&self.grants, &name) {
+            return Ok(grant);
+        }
+        let damaged =
+            || StoreError::damaged("a grant's signature isn't valid: somebody changed it");
+        let jws: Jws = jws.parse().map_err(|_| damaged())?;
+        let grant = match trust {
+            Trust::Claims => jws.claims_unverified(Typ::Grant).ok(),
+            Trust::Verify => chain.jws().iter().rev().find_map(|statement| {
+                let chain = chain.up_to(&statement.hash())?;
+                VerifiedGrant::verify(&jws, &chain).ok().map(|grant| (*grant).clone())
+            }),
+        };
+        let grant = Arc::new(grant.ok_or_else(damaged)?);
+        if trust == Trust::Verify {
+            remember(&self.grants, name, &grant);
+        }
+        Ok(grant)
+    }
+
     /// A record as a row holds it; `token_key` is that of the grant it names.
     pub(super) fn record(
         &self,
         record: &str,
         endorsement: &str,
-        token_key: &[u8],
+        token_key: &PublicKey,
         trust: Trust,
     ) -> Result<Arc<formation::Record>, StoreError> {
-        let name = Digest::of_parts(&[record.as_bytes(), b"\n", endorsement.as_bytes(), token_key]);
+        let key = &token_key.as_bytes()[..];
+        let name = Digest::of_parts(&[record.as_bytes(), b"\n", endorsement.as_bytes(), key]);
         if let Some(record) = remembered(&self.records, &name) {
             return Ok(record);
         }
@@ -103,13 +135,12 @@ fn remember<T>(cache: &Mutex<BTreeMap<Digest, Arc<T>>>, name: Digest, value: &Ar
     cache.insert(name, value.clone());
 }
 
-fn verify(record: &str, endorsement: &str, token_key: &[u8]) -> Option<formation::Record> {
+fn verify(record: &str, endorsement: &str, token_key: &PublicKey) -> Option<formation::Record> {
     let signed =
         SignedRecord { record: record.parse().ok()?, endorsement: endorsement.parse().ok()? };
     let claimed: Record = signed.record.claims_unverified(Typ::Record).ok()?;
     let record: Record = signed.record.verify(Typ::Record, &claimed.agent_key).ok()?;
-    let token_key = PublicKey::from_bytes(token_key.try_into().ok()?);
-    let endorsement: Endorsement = signed.endorsement.verify(Typ::Endorsement, &token_key).ok()?;
+    let endorsement: Endorsement = signed.endorsement.verify(Typ::Endorsement, token_key).ok()?;
     let bound = endorsement.record == signed.record.hash()
         && endorsement.cluster == record.cluster
         && endorsement.grant == record.grant;

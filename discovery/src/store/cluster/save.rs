@@ -84,25 +84,25 @@ async fn cluster_row(
     )
     .bind(Uuid::from_u128(cluster.id.0))
     .bind(cluster.phase.as_str())
-    .bind(epoch_to_row(cluster.deadline.0))
-    .bind(epoch_to_row(cluster.epoch))
-    .bind(epoch_to_row(cluster.floor))
-    .bind(epoch_to_row(cluster.rev))
-    .bind(epoch_to_row(cluster.next_place))
-    .bind(frozen.map(|frozen| epoch_to_row(frozen.proposal.epoch)))
+    .bind(epoch_to_row(cluster.deadline.0)?)
+    .bind(epoch_to_row(cluster.epoch)?)
+    .bind(epoch_to_row(cluster.floor)?)
+    .bind(epoch_to_row(cluster.rev)?)
+    .bind(epoch_to_row(cluster.next_place)?)
+    .bind(frozen.map(|frozen| epoch_to_row(frozen.proposal.epoch)).transpose()?)
     .bind(frozen.map(|frozen| frozen.h.0.to_vec()))
     .bind(frozen.map(|frozen| frozen.proposal.statement.0.to_vec()))
-    .bind(frozen.map(|frozen| epoch_to_row(frozen.at.0)))
+    .bind(frozen.map(|frozen| epoch_to_row(frozen.at.0)).transpose()?)
     .bind(cluster.unsettled)
     .bind(ended.map(|ended| ended.cause.as_str()))
-    .bind(ended.map(|ended| epoch_to_row(ended.at.0)))
+    .bind(ended.map(|ended| epoch_to_row(ended.at.0)).transpose()?)
     .bind(ended.map(|ended| ended.by.as_str()))
     .bind(split.map(|split| split.other.0.to_vec()))
-    .bind(split.map(|split| epoch_to_row(split.epoch)))
-    .bind(error.map(|error| epoch_to_row(error.at.0)))
+    .bind(split.map(|split| epoch_to_row(split.epoch)).transpose()?)
+    .bind(error.map(|error| epoch_to_row(error.at.0)).transpose()?)
     .bind(error.and_then(|error| error.key).map(|key| key.0.to_vec()))
     .bind(error.map(|error| error.text.as_str()))
-    .bind(next_deadline.map(|at| epoch_to_row(at.0)))
+    .bind(next_deadline.map(|at| epoch_to_row(at.0)).transpose()?)
     .execute(connection)
     .await?;
     Ok(())
@@ -118,7 +118,7 @@ async fn agent_row(
 ) -> Result<(), StoreError> {
     let (seat, standby) = match agent.place {
         Place::Seat(seat) => (Some(i16::from(seat)), None),
-        Place::Standby(order) => (None, Some(epoch_to_row(order))),
+        Place::Standby(order) => (None, Some(epoch_to_row(order)?)),
         Place::Absent => (None, None),
     };
     let release = agent.release.as_ref();
@@ -139,16 +139,16 @@ async fn agent_row(
     .bind(&*agent.record.token_jws)
     .bind(seat)
     .bind(standby)
-    .bind(epoch_to_row(agent.lease_until.0))
-    .bind(agent.session.map(|session| epoch_to_row(session.boot)))
+    .bind(epoch_to_row(agent.lease_until.0)?)
+    .bind(agent.session.map(|session| epoch_to_row(session.boot)).transpose()?)
     .bind(agent.session.map(|session| session.nonce.to_be_bytes().to_vec()))
-    .bind(epoch_to_row(agent.highest_epoch))
+    .bind(epoch_to_row(agent.highest_epoch)?)
     .bind(i32::try_from(agent.counts).unwrap_or(i32::MAX))
-    .bind(epoch_to_row(agent.held_until.0))
-    .bind(release.map(|release| epoch_to_row(release.epoch)))
+    .bind(epoch_to_row(agent.held_until.0)?)
+    .bind(release.map(|release| epoch_to_row(release.epoch)).transpose()?)
     .bind(release.map(|release| &*release.jws))
     .bind(address)
-    .bind(epoch_to_row(now.0))
+    .bind(epoch_to_row(now.0)?)
     .execute(connection)
     .await?;
     Ok(())
@@ -174,7 +174,7 @@ async fn frozen_rows(
     }
     let Some(after) = after else { return Ok(()) };
     let before = before.filter(|_| same);
-    let epoch = epoch_to_row(after.proposal.epoch);
+    let epoch = epoch_to_row(after.proposal.epoch)?;
     for (key, jws) in &after.acks {
         if before.is_some_and(|before| before.acks.contains_key(key)) {
             continue;
@@ -229,7 +229,7 @@ async fn seat_rows(
         )
         .bind(id)
         .bind(i16::from(cluster.statement.size))
-        .bind(epoch_to_row(frozen.proposal.epoch))
+        .bind(epoch_to_row(frozen.proposal.epoch)?)
         .bind(seat)
         .bind(&record.key.0[..])
         .bind(&record.name)
@@ -252,6 +252,19 @@ async fn seat_rows(
     Ok(())
 }
 
+/// A cluster comes back to life: if its name was taken meanwhile, it gets a part of its id.
+pub(super) async fn free_name(connection: &mut PgConnection, id: Uuid) -> Result<(), StoreError> {
+    sqlx::query(
+        "UPDATE clusters c SET name = left(c.name, 50) || '-' || right(c.id::text, 8)
+         WHERE c.id = $1 AND EXISTS (SELECT 1 FROM clusters o WHERE o.name = c.name
+             AND o.id <> c.id AND o.phase IN ('open', 'preparing', 'committed', 'formed'))",
+    )
+    .bind(id)
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
 /// One link of a stream's chain; the database numbers and hashes it.
 pub(in crate::store) async fn event(
     connection: &mut PgConnection,
@@ -265,7 +278,7 @@ pub(in crate::store) async fn event(
          VALUES ($1, 1, $2, $3, $4, '', '')",
     )
     .bind(stream)
-    .bind(epoch_to_row(at.0))
+    .bind(epoch_to_row(at.0)?)
     .bind(kind)
     .bind(body.to_string())
     .execute(connection)
@@ -285,11 +298,11 @@ pub(super) async fn commit(
          VALUES ($1, $2, $3, $4, $5, $6)",
     )
     .bind(id)
-    .bind(epoch_to_row(commit.epoch))
+    .bind(epoch_to_row(commit.epoch)?)
     .bind(&commit.h.0[..])
     .bind(commit.document.as_str())
     .bind(commit.adopted)
-    .bind(epoch_to_row(now.0))
+    .bind(epoch_to_row(now.0)?)
     .execute(&mut *connection)
     .await?;
     for (seat, (peer, client)) in (1_i16..).zip(&commit.leaves) {

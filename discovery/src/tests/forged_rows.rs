@@ -1,0 +1,293 @@
+//! What whoever may write to the database, or sits in a seat, can't do.
+
+use data_encoding::BASE64URL_NOPAD;
+use discovery_types::api::{ClusterState, ReportRequest};
+use discovery_types::digest::Nonce;
+use discovery_types::grant::TokenKind;
+use discovery_types::jws::Jws;
+use discovery_types::key::SigningKey;
+use discovery_types::problem::Code;
+use discovery_types::proposal::{Ack, Release};
+
+use super::agent::{Agent, form};
+use super::support::World;
+
+#[tokio::test]
+async fn an_expired_token_is_not_revived_by_whoever_may_change_its_row() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let (token, mut grant) = world.grant(&admin, &statement);
+    let now = admin.service_now_ms().unsigned_abs() / 1_000;
+    (grant.issued_at, grant.expires_at) = (now - 1, now + 4);
+    admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
+    sqlx::raw_sql("UPDATE grants SET expires_us = expires_us + 3600000000, uses = 9")
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
+    while admin.service_now_ms().unsigned_abs() / 1_000 <= grant.expires_at + 1 {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    let refused = Agent::new(&world, &service, &statement, &token, 1).redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::GrantExpired), "{refused}");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn uses_are_those_that_were_signed_whatever_the_row_says() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 2).await;
+    let (token, mut grant) = world.grant(&admin, &statement);
+    grant.uses = 1;
+    admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
+    sqlx::raw_sql("UPDATE grants SET uses = 9")
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
+    for number in 1..=2 {
+        Agent::new(&world, &service, &statement, &token, number).redeem().await.unwrap();
+    }
+    let shown = admin.show_cluster(statement.cluster).await.unwrap().summary;
+    assert_eq!((shown.seated, shown.standbys), (1, 1), "one use is one seat");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_join_ticket_that_somebody_wrote_into_the_table_admits_nobody() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let (token, mut grant) = world.grant(&admin, &statement);
+    (grant.kind, grant.uses, grant.expires_at) = (TokenKind::Join, 1, grant.issued_at + 900);
+    let jws = grant.sign(&world.owner);
+    sqlx::query(
+        "INSERT INTO grants (id, cluster_id, kind, hash, token_key, jws, uses, expires_us,
+             issued_by, stored_us) VALUES ($1, $2, 'boot', $3, $4, $5, 1, $6, 'owner', 0)",
+    )
+    .bind(grant.id.to_string())
+    .bind(statement.cluster)
+    .bind(&jws.hash().0[..])
+    .bind(&grant.key.as_bytes()[..])
+    .bind(jws.as_str())
+    .bind(i64::MAX)
+    .execute(&mut world.database.connect().await)
+    .await
+    .unwrap();
+    let refused = Agent::new(&world, &service, &statement, &token, 1).redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::GrantUnknown), "{refused}");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn an_epoch_that_nobody_proposed_moves_nothing_and_the_cluster_forms() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 2).await;
+    let token = world.token(&admin, &statement).await;
+    let mut agents: Vec<Agent> =
+        (1..=2).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    agents[0].redeem().await.unwrap();
+    for epoch in [u64::MAX, i64::MAX as u64, 1 << 62, 2_000_000] {
+        agents[0].highest_epoch = epoch;
+        let refused = agents[0].poll(None).await.unwrap_err();
+        assert_eq!(refused.code(), Some(Code::VoteRefused), "{refused}");
+        let release = Release { cluster: statement.cluster, epoch }.sign(&agents[0].key);
+        let refused = agents[0].client.release(statement.cluster, &release).await.unwrap_err();
+        assert_eq!(refused.code(), Some(Code::VoteRefused), "{refused}");
+    }
+    agents[0].highest_epoch = 0;
+    assert_eq!(form(&mut agents).await.state, ClusterState::Committed);
+    // A counter that no row can hold is refused, and not stored as another one.
+    agents[0].boot = u64::MAX;
+    let refused = agents[0].poll(None).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::InvalidRequest), "{refused}");
+    agents[0].boot = 1;
+    agents[0].poll(None).await.unwrap();
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_that_was_restarted_after_its_launch_reports_and_the_cluster_is_formed() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let mut agents = [Agent::new(&world, &service, &statement, &token, 1)];
+    let last = form(&mut agents).await;
+    let [mut agent] = agents;
+    let report = |agent: &Agent| ReportRequest {
+        session: agent.session(),
+        h: agent.document(&last).hash(),
+        raft_cluster_id: "00000000deadbeef".into(),
+        member_id: "0000000000000001".into(),
+        leader_id: None,
+        raft_term: 2,
+        raft_index: 4,
+    };
+    // The same counter from another run is somebody else.
+    agent.nonce = Nonce::random();
+    let refused = agent.client.report(statement.cluster, &report(&agent)).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::KeyElsewhere), "{refused}");
+    agent.boot += 1;
+    let answer = agent.client.report(statement.cluster, &report(&agent)).await.unwrap();
+    assert_eq!(answer.state, ClusterState::Formed);
+    service.stop().await;
+}
+
+/// The same ack, padded: whoever signs chooses how the payload is written.
+fn padded(ack: &Ack, key: &SigningKey, spaces: usize) -> Jws {
+    let short = ack.sign(key);
+    let mut parts = short.as_str().split('.');
+    let header = parts.next().unwrap();
+    let payload = BASE64URL_NOPAD.decode(parts.next().unwrap().as_bytes()).unwrap();
+    let payload = [payload, vec![b' '; spaces]].concat();
+    let text = format!("{header}.{}", BASE64URL_NOPAD.encode(&payload));
+    let signature = BASE64URL_NOPAD.encode(&key.sign(text.as_bytes()));
+    format!("{text}.{signature}").parse().unwrap()
+}
+
+#[tokio::test]
+async fn an_ack_that_was_padded_is_refused_so_that_the_document_stays_readable() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let agent = Agent::new(&world, &service, &statement, &token, 1);
+    let seen = agent.redeem().await.unwrap();
+    let h = seen.proposal.as_ref().unwrap().hash();
+    let ack = Ack { cluster: statement.cluster, epoch: seen.epoch, h };
+    let long = padded(&ack, &agent.key, 900);
+    let refused = agent.client.ack(statement.cluster, &long).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::VoteRefused), "{refused}");
+    let short = padded(&ack, &agent.key, 9);
+    let committed = agent.client.ack(statement.cluster, &short).await.unwrap();
+    assert_eq!(committed.state, ClusterState::Committed);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_token_of_a_split_cluster_is_not_called_refused_and_revoked_all_the_same() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    sqlx::raw_sql("UPDATE clusters SET split_other = sha256('x'), split_epoch = 1")
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
+    let refused = admin.revoke_grant(token.id()).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::Split), "{refused}");
+    let shown = admin.show_grant(token.id()).await.unwrap().state;
+    assert_eq!(shown, discovery_types::api::GrantState::Valid);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn an_admin_whom_the_statement_does_not_name_gets_no_client_certificate() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let other = std::sync::Arc::new(SigningKey::generate());
+    let named = discovery_types::admin::Admin {
+        key: *other.public(),
+        name: "olga".parse().unwrap(),
+        roles: vec![discovery_types::role::Role::Owner],
+    };
+    let chain = discovery_types::admin::AdminChain::root(world.owner.public());
+    let add = chain.sign_next(&world.owner, discovery_types::admin::Change::Add(named));
+    admin.put_admin(&add).await.unwrap();
+    let request = { discovery_types::csr::NodeKey::generate().csr };
+    admin.credentials(statement.cluster, &request).await.unwrap();
+    let client = world.client(&service, Some(&other));
+    let refused = client.credentials(statement.cluster, &request).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::NotInStatement), "{refused}");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn one_cluster_that_is_beyond_help_keeps_no_other_from_being_due() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let one = world.cluster(&admin, "one", 1).await.cluster;
+    let two = world.cluster(&admin, "two", 1).await.cluster;
+    let store = service.app().forming.store.clone();
+    let mut connection = world.database.connect().await;
+    let mut transaction = sqlx::Connection::begin(&mut connection).await.unwrap();
+    sqlx::raw_sql("UPDATE clusters SET next_deadline_us = 1")
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+    transaction.commit().await.unwrap();
+    let due = store.due(&[one]).await.unwrap();
+    assert!(!due.contains(&one) && due.iter().all(|id| *id == two), "{due:?}");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn every_assertion_that_has_expired_is_forgotten_in_one_sweep() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let mut connection = world.database.connect().await;
+    sqlx::raw_sql(
+        "INSERT INTO used_assertions SELECT sha256('x'), i::text, 0 FROM generate_series(1, 2500) i",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    service.app().forming.store.clear_out().await.unwrap();
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM used_assertions WHERE expires_us = 0")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    assert_eq!(left, 0);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_seat_that_repeats_itself_adds_no_events_for_ever() {
+    use discovery_types::api::{ProbeResult, ProbesRequest};
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 2).await;
+    let token = world.token(&admin, &statement).await;
+    let agents: Vec<Agent> =
+        (1..=2).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    agents[0].redeem().await.unwrap();
+    let seen = agents[1].redeem().await.unwrap();
+    for attempt in 1..=5 {
+        let error = Some(format!("attempt {attempt}"));
+        let request = ProbesRequest {
+            session: agents[1].session(),
+            epoch: seen.epoch,
+            h: seen.proposal.as_ref().unwrap().hash(),
+            results: vec![ProbeResult { seat: 1, reached: false, error, round_trip_us: None }],
+        };
+        agents[1].client.probes(statement.cluster, &request).await.unwrap();
+        let release = Release { cluster: statement.cluster, epoch: seen.epoch + attempt };
+        let release = release.sign(&agents[0].key);
+        agents[0].client.release(statement.cluster, &release).await.unwrap();
+    }
+    let mut connection = world.database.connect().await;
+    for kind in ["probed", "released"] {
+        let events: i64 = sqlx::query_scalar("SELECT count(*) FROM events WHERE kind = $1")
+            .bind(kind)
+            .fetch_one(&mut connection)
+            .await
+            .unwrap();
+        assert_eq!(events, 1, "{kind}");
+    }
+    let matrix = agents[1].poll(None).await.unwrap().matrix;
+    assert_eq!(matrix[0].results[0].error.as_deref(), Some("attempt 5"));
+    service.stop().await;
+}

@@ -1,0 +1,332 @@
+//! A database that is set back under a running service, and what comes back of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use discovery_types::admin::{Admin, AdminChain, Change};
+use discovery_types::api::ClusterState;
+use discovery_types::key::SigningKey;
+use discovery_types::problem::Code;
+use discovery_types::role::Role;
+use uuid::Uuid;
+
+use super::agent::{Agent, form};
+use super::support::{World, committed};
+use crate::ledger::Ledger;
+use crate::server::ServeArgs;
+
+/// Nothing is looked at but on occasion.
+fn unswept(world: &World) -> ServeArgs {
+    let mut args = world.args("ledger");
+    args.times.sweep = Duration::from_secs(3_600);
+    args
+}
+
+/// As `pg_restore --clean` does while connections stay: the tables are as before the first redeem.
+async fn set_tables_back(world: &World, cluster: Uuid) {
+    let sql = format!(
+        "SET session_replication_role = replica;
+         DELETE FROM leaves; DELETE FROM commits; DELETE FROM acks; DELETE FROM probes;
+         DELETE FROM reports; DELETE FROM frozen_urls; DELETE FROM frozen_seats;
+         DELETE FROM agents;
+         UPDATE clusters SET phase = 'open', epoch = 1, floor = 0, frozen_epoch = NULL,
+             frozen_h = NULL, frozen_statement = NULL, frozen_us = NULL WHERE id = '{cluster}'"
+    );
+    let mut connection = world.database.connect().await;
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+}
+
+async fn eventually_committed(world: &World, cluster: Uuid) -> discovery_types::jws::Jws {
+    for _ in 0..400 {
+        if let Some(document) = committed(&world.database, cluster).await {
+            return document;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("never put back");
+}
+
+#[tokio::test]
+async fn tables_set_back_under_living_connections_freeze_no_second_list() {
+    let world = World::new().await;
+    let service = crate::server::start(unswept(&world)).await.unwrap();
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    form(&mut [Agent::new(&world, &service, &statement, &token, 1)]).await;
+    let decided = committed(&world.database, statement.cluster).await.unwrap();
+
+    set_tables_back(&world, statement.cluster).await;
+    let other = Agent::new(&world, &service, &statement, &token, 2);
+    let refused = other.redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
+    assert!(refused.is_retryable());
+    assert_eq!(eventually_committed(&world, statement.cluster).await, decided);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_database_that_was_set_back_ends_no_cluster_that_committed() {
+    let world = World::new().await;
+    let service = crate::server::start(unswept(&world)).await.unwrap();
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    form(&mut [Agent::new(&world, &service, &statement, &token, 1)]).await;
+    set_tables_back(&world, statement.cluster).await;
+    let refused = admin.abandon(statement.cluster, "nobody came").await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
+    eventually_committed(&world, statement.cluster).await;
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn the_last_ack_of_a_list_that_the_ledger_contradicts_commits_nothing() {
+    let world = World::new().await;
+    let service = crate::server::start(unswept(&world)).await.unwrap();
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let mut agent = Agent::new(&world, &service, &statement, &token, 1);
+    let seen = agent.redeem().await.unwrap();
+    // What this process let out in a life that the database has forgotten.
+    let ledger: &Ledger = service.app().forming.store.ledger();
+    let authority = crate::ledger::Authority { certificate: String::new(), wrapped_key: None };
+    ledger
+        .ensure(crate::ledger::Commit {
+            cluster_id: statement.cluster,
+            h: "00".repeat(32),
+            document: String::new(),
+            statements: Vec::new(),
+            peer_ca: authority.clone(),
+            client_ca: authority,
+        })
+        .await
+        .unwrap();
+    let refused = agent.ack(&seen).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
+    assert!(committed(&world.database, statement.cluster).await.is_none());
+    service.stop().await;
+}
+
+/// As if its files had been restored into another cluster of databases.
+async fn move_elsewhere(world: &World) {
+    sqlx::raw_sql("UPDATE generation SET system_identifier = '1'")
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
+}
+
+async fn eventually(what: &str, mut ask: impl AsyncFnMut() -> bool) {
+    for _ in 0..400 {
+        if ask().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("never: {what}");
+}
+
+#[tokio::test]
+async fn a_ledger_entry_that_can_never_go_back_unsettles_the_database_once() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let authority = crate::ledger::Authority { certificate: String::new(), wrapped_key: None };
+    let commit = crate::ledger::Commit {
+        cluster_id: statement.cluster,
+        h: "00".repeat(32),
+        document: String::new(),
+        statements: Vec::new(),
+        peer_ca: authority.clone(),
+        client_ca: authority,
+    };
+    service.app().forming.store.ledger().ensure(commit).await.unwrap();
+    service.stop().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    eventually("settled", async || admin.list_processes().await.unwrap().settled).await;
+    let generation = admin.list_processes().await.unwrap().generation;
+    let shown = admin.show_cluster(statement.cluster).await.unwrap().summary.state;
+    assert_eq!(shown, ClusterState::Abandoned, "it can't form another list either");
+    service.stop().await;
+    let service = world.serve().await;
+    let listed = world.owner(&service).list_processes().await.unwrap();
+    assert_eq!((listed.settled, listed.generation), (true, generation));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn an_accepted_away_cluster_comes_back_from_a_late_ledger_though_its_name_is_taken() {
+    let world = World::new().await;
+    let one = world.serve().await;
+    let two = crate::server::start(world.args("ledger-2")).await.unwrap();
+    let admin = world.owner(&one);
+    let lost = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &lost).await;
+    form(&mut [Agent::new(&world, &two, &lost, &token, 1)]).await;
+    let decided = committed(&world.database, lost.cluster).await.unwrap();
+    two.stop().await;
+    one.stop().await;
+    set_tables_back(&world, lost.cluster).await;
+    move_elsewhere(&world).await;
+
+    let one = world.serve().await;
+    let admin = world.owner(&one);
+    let accept = discovery_types::api::AcceptRequest { system_identifier: None };
+    assert_eq!(admin.accept_database(&accept).await.unwrap().abandoned, [lost.cluster]);
+    let taken = world.cluster(&admin, "demo", 1).await;
+    let two = crate::server::start(world.args("ledger-2")).await.unwrap();
+    assert_eq!(eventually_committed(&world, lost.cluster).await, decided);
+    let name = admin.show_cluster(lost.cluster).await.unwrap().summary.name;
+    assert!(name.as_str().starts_with("demo-"), "{name}");
+    let state = admin.show_cluster(taken.cluster).await.unwrap().summary.state;
+    assert_eq!(state, ClusterState::Open);
+    eventually("settled", async || admin.list_processes().await.unwrap().settled).await;
+    let generation = admin.list_processes().await.unwrap().generation;
+    two.stop().await;
+    let two = crate::server::start(world.args("ledger-2")).await.unwrap();
+    let listed = world.owner(&two).list_processes().await.unwrap();
+    assert_eq!((listed.settled, listed.generation), (true, generation));
+    one.stop().await;
+    two.stop().await;
+}
+
+#[tokio::test]
+async fn a_token_from_before_the_database_was_set_back_admits_nobody() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let leaked = world.token(&admin, &statement).await;
+    admin.revoke_grant(leaked.id()).await.unwrap();
+    service.stop().await;
+    sqlx::raw_sql("UPDATE grants SET revoked_us = NULL, revoked_by = NULL")
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
+    move_elsewhere(&world).await;
+    // Tokens are dated in whole seconds.
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    eventually("settled", async || admin.list_processes().await.unwrap().settled).await;
+    let refused = Agent::new(&world, &service, &statement, &leaked, 1).redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::GrantRevoked), "{refused}");
+    let shown = admin.show_grant(leaked.id()).await.unwrap().state;
+    assert_eq!(shown, discovery_types::api::GrantState::Revoked);
+    let fresh = world.token(&admin, &statement).await;
+    Agent::new(&world, &service, &statement, &fresh, 1).redeem().await.unwrap();
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_revoked_admin_stays_revoked_in_a_database_that_has_forgotten_it() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let auditor = Arc::new(SigningKey::generate());
+    let mut chain = AdminChain::root(world.owner.public());
+    let named = Admin {
+        key: *auditor.public(),
+        name: "audrey".parse().unwrap(),
+        roles: vec![Role::Auditor],
+    };
+    let add = chain.sign_next(&world.owner, Change::Add(named));
+    chain.append(&add).unwrap();
+    let revoke = chain.sign_next(&world.owner, Change::Revoke(*auditor.public()));
+    admin.put_admin(&add).await.unwrap();
+    admin.put_admin(&revoke).await.unwrap();
+    service.stop().await;
+    let mut connection = world.database.connect().await;
+    sqlx::raw_sql(
+        "SET session_replication_role = replica; DELETE FROM admin_elements WHERE sequence = 2",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+
+    let service = world.serve().await;
+    let client = world.client(&service, Some(&auditor));
+    let refused = client.list_clusters(None).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::UnknownKey), "{refused}");
+    eventually("the row is back", async || {
+        let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM admin_elements")
+            .fetch_one(&mut connection)
+            .await
+            .unwrap();
+        rows == 2
+    })
+    .await;
+    service.stop().await;
+}
+
+async fn damage_statements(world: &World) {
+    let sql = "SET session_replication_role = replica; UPDATE statements SET jws = 'x'";
+    sqlx::raw_sql(sql).execute(&mut world.database.connect().await).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_cluster_whose_statements_were_damaged_can_still_be_abandoned() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let statement = world.cluster(&world.owner(&service), "demo", 1).await;
+    service.stop().await;
+    damage_statements(&world).await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let given_up = admin.abandon(statement.cluster, "damaged").await.unwrap();
+    assert_eq!(given_up.state, ClusterState::Abandoned);
+    world.cluster(&admin, "demo", 1).await;
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn accepting_a_database_goes_past_a_cluster_whose_statements_were_damaged() {
+    let world = World::new().await;
+    let two = crate::server::start(world.args("ledger-2")).await.unwrap();
+    two.stop().await;
+    let service = world.serve().await;
+    let statement = world.cluster(&world.owner(&service), "demo", 1).await;
+    service.stop().await;
+    damage_statements(&world).await;
+    move_elsewhere(&world).await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let store = &service.app().forming.store;
+    let number = store.look_at_generation().await.unwrap().number;
+    let other = store.accept_generation(number - 1, "owner").await.unwrap();
+    assert_eq!(other, None, "not the generation that was looked at");
+    let accept = discovery_types::api::AcceptRequest { system_identifier: None };
+    let accepted = admin.accept_database(&accept).await.unwrap();
+    assert_eq!(accepted.abandoned, [statement.cluster]);
+    assert!(admin.list_processes().await.unwrap().settled);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_parked_poll_has_its_news_when_the_database_is_settled() {
+    let world = World::new().await;
+    let two = crate::server::start(world.args("ledger-2")).await.unwrap();
+    let absent = two.app().forming.store.ledger().process();
+    two.stop().await;
+    move_elsewhere(&world).await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let agent = Agent::new(&world, &service, &statement, &token, 1);
+    let rev = agent.redeem().await.unwrap().rev;
+    let parked = service.app().parked.clone();
+    let settle = async {
+        while parked.taken() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        admin.forget_process(absent).await.unwrap();
+    };
+    let (news, ()) = tokio::join!(agent.poll(Some(rev)), settle);
+    assert!(news.unwrap().rev > rev);
+    service.stop().await;
+}
