@@ -21,6 +21,8 @@ pub struct App {
     pub issuer: Arc<str>,
     /// Requests per address.
     pub addresses: Arc<AddressLimit>,
+    /// New connections per address.
+    pub connections: Arc<AddressLimit>,
     /// Places for parked polls, by the key that polls.
     pub parked: Places<[u8; 32]>,
     /// How long a poll is parked.

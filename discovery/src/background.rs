@@ -67,6 +67,7 @@ async fn sweep_often(app: App, every: Duration) {
             }
         }
         app.addresses.forget_quiet();
+        app.connections.forget_quiet();
         tokio::time::sleep(every).await;
     }
 }

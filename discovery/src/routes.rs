@@ -148,21 +148,21 @@ fn members(path: &str) -> Resource {
 pub async fn surround(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
-) -> Result<ServiceResponse<impl MessageBody>, Error> {
+) -> Result<ServiceResponse, Error> {
     let app = request.app_data::<Data<App>>().cloned().expect("every App is built with it");
     let started = std::time::Instant::now();
     let address = request.conn_data::<Peer>().map(|peer| peer.address.ip());
     let limited = address.map_or(Ok(()), |address| app.addresses.check(address));
     let pattern = request.match_pattern().unwrap_or_else(|| "unmatched".into());
     let mut response = match limited {
-        Ok(()) => next.call(request).await?.map_into_left_body(),
+        Ok(()) => next.call(request).await?.map_into_boxed_body(),
         Err(wait) => {
             app.forming.metrics.alarm("rate_limited");
             let next = "Wait, and send less often.";
             let detail = "Too many requests from this address.";
             let error = ApiError::new(Code::RateLimited, detail, next);
             let error = error.retry_after(wait.as_secs() + 1);
-            request.error_response(error).map_into_right_body()
+            request.error_response(error).map_into_boxed_body()
         }
     };
     log_fault(&response, &pattern);

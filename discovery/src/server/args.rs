@@ -109,10 +109,13 @@ pub struct LimitArgs {
     /// Open connections
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     pub max_connections: usize,
+    /// Open connections of one address (of one /64 with IPv6); further ones are closed at once
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
+    pub max_connections_per_address: usize,
     /// Long polls parked at a time; further ones get 503 and Retry-After
     #[arg(long, value_name = "N", default_value_t = 8_000)]
     pub max_parked_polls: usize,
-    /// Requests per second and address
+    /// Requests, and new connections, per second and address
     #[arg(long, value_name = "N", default_value_t = 50)]
     pub rate: u32,
     /// Requests that an address may make at once before `--rate` holds it back

@@ -1,6 +1,7 @@
 //! Start and stop.
 
 mod args;
+mod door;
 mod run;
 pub(crate) mod tls;
 

@@ -6,9 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix_web::dev::ServerHandle;
-use actix_web::web::Data;
-use actix_web::{HttpServer, middleware};
+use actix_server::ServerHandle;
 use discovery_formation::Millis;
 use discovery_formation::service::Settings;
 use discovery_types::access::issuer;
@@ -21,10 +19,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::args::DATABASE_URL;
-use super::tls::{remember_peer, server_config};
+use super::door::{self, Door, HANDSHAKES};
+use super::tls::server_config;
 use super::{DatabaseArgs, ServeArgs, ServerError, TimeArgs};
 use crate::app::App;
 use crate::auth::AdminDirectory;
+use crate::background;
 use crate::clock::Clock;
 use crate::forming::Forming;
 use crate::keydir::Keydir;
@@ -36,18 +36,11 @@ use crate::managed_postgres::{
 use crate::metrics::Metrics;
 use crate::notify::Wakes;
 use crate::store::{ConnectError, PoolSettings, connect};
-use crate::{background, routes};
 
 /// How long a request waits for a connection to Postgres before it is shed.
 const POOL_WAIT: Duration = Duration::from_secs(1);
-/// A request's headers have to be here by then.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// A TLS handshake has to be done by then.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest time that a poll is parked.
 const LONGEST_POLL: Duration = Duration::from_secs(55);
-/// Handshakes at a time, for each worker.
-const HANDSHAKES: usize = 256;
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
 /// Polls that one key may park: an agent needs one, and a second one while a connection dies.
@@ -140,27 +133,24 @@ pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
         server_config(&keys).map_err(|error| ServerError::failed("can't set up TLS", error))?;
     let app = app(&args, keys, store);
 
-    let data = Data::new(app.clone());
-    let mut server = HttpServer::new(move || {
-        actix_web::App::new()
-            .app_data(data.clone())
-            .wrap(middleware::from_fn(routes::surround))
-            .configure(routes::configure)
-    })
-    .on_connect(remember_peer)
-    .max_connections(args.limits.max_connections)
-    .max_connection_rate(HANDSHAKES)
-    .client_request_timeout(HEADER_TIMEOUT)
-    .tls_handshake_timeout(HANDSHAKE_TIMEOUT)
-    .shutdown_timeout(args.times.drain.as_secs().max(1))
-    .disable_signals();
+    let each = args.limits.max_connections_per_address;
+    let door = Door::new(each, app.connections.clone(), app.forming.metrics.clone());
+    actix_tls::accept::max_concurrent_tls_connect(HANDSHAKES);
+    let mut server = actix_server::Server::build()
+        .max_concurrent_connections(args.limits.max_connections)
+        .shutdown_timeout(args.times.drain.as_secs().max(1))
+        .disable_signals();
+    let mut addresses = Vec::new();
     for (address, socket) in sockets {
+        let failed = |error| cant_listen(address, error);
         let listening = socket.listen(BACKLOG).and_then(TcpListener::into_std);
-        server = listening
-            .and_then(|listener| server.listen_rustls_0_23(listener, tls.clone()))
-            .map_err(|error| cant_listen(address, error))?;
+        let listener = listening.map_err(failed)?;
+        let local = listener.local_addr().map_err(failed)?;
+        let (app, door, tls) = (app.clone(), door.clone(), tls.clone());
+        let serve = move || door::service(&app, &door, &tls);
+        server = server.listen("muster", listener, serve).map_err(failed)?;
+        addresses.push(local);
     }
-    let addresses = server.addrs();
     for address in &addresses {
         tracing::info!(%address, "listening");
     }
@@ -311,6 +301,7 @@ fn app(args: &ServeArgs, keys: Keydir, store: crate::store::Store) -> App {
         forming,
         issuer: name.into(),
         addresses: Arc::new(AddressLimit::new(args.limits.rate, args.limits.burst)),
+        connections: Arc::new(AddressLimit::new(args.limits.rate, args.limits.burst)),
         parked: Places::new(args.limits.max_parked_polls, PARKED_EACH),
         poll: args.times.poll,
         draft_life: args.times.draft,

@@ -200,3 +200,51 @@ async fn a_draining_service_lets_parked_polls_go() {
     assert_eq!(answer.rev, rev);
     assert!(answer.now_ms >= 4_000_000_000_000, "the time of the answer, not of the question");
 }
+
+#[tokio::test]
+async fn sockets_of_one_address_beyond_the_named_limit_are_closed_before_a_handshake() {
+    use tokio::io::AsyncReadExt;
+    let world = World::new().await;
+    let mut args = world.args("ledger");
+    args.limits.max_connections_per_address = 2;
+    let service = crate::server::start(args).await.unwrap();
+    let connect = async || tokio::net::TcpStream::connect(service.addresses[0]).await.unwrap();
+    let mut silent = vec![connect().await, connect().await];
+    let mut third = connect().await;
+    let mut byte = [0];
+    let end = third.read(&mut byte).await;
+    assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
+    drop(silent.pop());
+    // The place is free again, and the address is served.
+    for _ in 0..400 {
+        let request = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        let answer = exchange(&world, &service, None, request).await;
+        if answer.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")) {
+            return service.stop().await;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("never served again");
+}
+
+#[tokio::test]
+async fn one_address_that_says_nothing_takes_no_handshakes_from_another() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    // More than all workers shake hands on at a time.
+    let workers = std::thread::available_parallelism().map_or(2, usize::from);
+    let mut silent = Vec::new();
+    for _ in 0..(workers * 256 + 64).min(900) {
+        silent.push(tokio::net::TcpStream::connect(service.addresses[0]).await.unwrap());
+    }
+    let from = tokio::net::TcpSocket::new_v4().unwrap();
+    from.bind("127.0.0.9:0".parse().unwrap()).unwrap();
+    let socket = from.connect(service.addresses[0]).await.unwrap();
+    let config = discovery_types::client::client_tls_config(&world.context.pins, None);
+    let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config));
+    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+    connector.connect(name, socket).await.unwrap();
+    // Its own handshakes were not over by then: it was the bound that let another one in.
+    assert!(!silent.is_empty());
+    service.stop().await;
+}

@@ -218,6 +218,7 @@ impl World {
             times: times(),
             limits: LimitArgs {
                 max_connections: 1_000,
+                max_connections_per_address: 1_000,
                 max_parked_polls: 100,
                 rate: 10_000,
                 burst: 10_000,

@@ -1,0 +1,171 @@
+//! The way in: socket → bounds per address → TLS handshake → HTTP.
+//!
+//! A handshake costs a signature, and one that says nothing holds a place for seconds. So one
+//! address has so many sockets, opens so many a second, and shakes hands on so few of them at a
+//! time, before a byte is read; whoever is refused here is refused by an end of the connection.
+
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use actix_http::{HttpService, Protocol, Request};
+use actix_service::{IntoServiceFactory, Service, ServiceFactory, ServiceFactoryExt, map_config};
+use actix_tls::accept::rustls_0_23::{Acceptor, AcceptorService, TlsStream};
+use actix_web::body::BoxBody;
+use actix_web::dev::AppConfig;
+use actix_web::middleware;
+use actix_web::rt::net::TcpStream;
+use actix_web::web::Data;
+use futures_util::future::LocalBoxFuture;
+use tokio_util::sync::CancellationToken;
+
+use super::tls::remember_peer;
+use crate::app::App;
+use crate::limits::{AddressLimit, Place, Places, network};
+use crate::metrics::Metrics;
+use crate::routes;
+
+/// A request's headers have to be here by then.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+/// A TLS handshake has to be done by then, and be begun by then.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A client has this long to read what is left when the connection ends.
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Handshakes at a time, for each worker.
+pub(super) const HANDSHAKES: usize = 256;
+/// Of these, for one address, over all workers; its further sockets wait for their turn.
+const HANDSHAKES_EACH: usize = 32;
+/// How often a socket looks whether it is its turn.
+const TURN: Duration = Duration::from_millis(10);
+
+/// The bounds, shared by all workers.
+#[derive(Clone, Debug)]
+pub(super) struct Door {
+    sockets: Places<IpAddr>,
+    handshakes: Places<IpAddr>,
+    rate: Arc<AddressLimit>,
+    metrics: Arc<Metrics>,
+}
+
+impl Door {
+    /// At most `each` sockets from one address, opened at `rate`.
+    pub(super) fn new(each: usize, rate: Arc<AddressLimit>, metrics: Arc<Metrics>) -> Self {
+        Door {
+            sockets: Places::new(usize::MAX, each),
+            handshakes: Places::new(usize::MAX, HANDSHAKES_EACH),
+            rate,
+            metrics,
+        }
+    }
+
+    fn enter(&self, address: IpAddr) -> Option<Place<IpAddr>> {
+        let entered =
+            self.rate.check(address).ok().and_then(|()| self.sockets.take(network(address)));
+        if entered.is_none() {
+            self.metrics.alarm("connections_refused");
+        }
+        entered
+    }
+
+    /// Waits until `address` may shake hands once more.
+    async fn turn(&self, address: IpAddr) -> Option<Place<IpAddr>> {
+        let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
+        loop {
+            if let Some(place) = self.handshakes.take(network(address)) {
+                return Some(place);
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            tokio::time::sleep(TURN).await;
+        }
+    }
+}
+
+type Opened = (TlsStream<TcpStream>, Protocol, Option<SocketAddr>);
+
+/// What serves one worker's connections of one listener.
+pub(super) fn service(
+    app: &App,
+    door: &Door,
+    tls: &rustls::ServerConfig,
+) -> impl ServiceFactory<TcpStream, Config = (), Response = (), Error = (), InitError = ()> + use<>
+{
+    let data = Data::new(app.clone());
+    let application = actix_web::App::new()
+        .app_data(data)
+        .wrap(middleware::from_fn(routes::surround))
+        .configure(routes::configure);
+    let application = IntoServiceFactory::<_, Request>::into_factory(application)
+        .map_err(|error: actix_web::Error| error.error_response());
+    let draining = app.draining.clone();
+    let http = HttpService::<_, _, BoxBody>::build()
+        .graceful_shutdown_signal(move || ended(draining.clone()))
+        .client_request_timeout(HEADER_TIMEOUT)
+        .client_disconnect_timeout(DISCONNECT_TIMEOUT)
+        .on_connect_ext(|connection: &TlsStream<TcpStream>, extensions| {
+            remember_peer(connection, extensions);
+        })
+        .finish::<_, BoxBody>(map_config(application, |()| AppConfig::default()));
+    let mut tls = tls.clone();
+    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let mut acceptor = Acceptor::new(tls);
+    acceptor.set_handshake_timeout(HANDSHAKE_TIMEOUT);
+    let door = door.clone();
+    actix_service::fn_factory(move || {
+        let (acceptor, http) = (
+            ServiceFactory::<TcpStream>::new_service(&acceptor, ()),
+            ServiceFactory::<Opened>::new_service(&http, ()),
+        );
+        let door = door.clone();
+        async move {
+            let acceptor = Rc::new(acceptor.await?);
+            Ok::<_, ()>(Entrance { acceptor, http: Rc::new(http.await?), door })
+        }
+    })
+}
+
+async fn ended(draining: CancellationToken) {
+    draining.cancelled().await;
+}
+
+struct Entrance<H> {
+    acceptor: Rc<AcceptorService>,
+    http: Rc<H>,
+    door: Door,
+}
+
+impl<H> Service<TcpStream> for Entrance<H>
+where
+    H: Service<Opened, Response = ()> + 'static,
+{
+    type Response = ();
+    type Error = ();
+    type Future = LocalBoxFuture<'static, Result<(), ()>>;
+
+    fn poll_ready(&self, context: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        let ready = ready!(Service::<TcpStream>::poll_ready(&*self.acceptor, context));
+        ready.map_err(|_| ())?;
+        self.http.poll_ready(context).map_err(|_| ())
+    }
+
+    fn call(&self, socket: TcpStream) -> Self::Future {
+        let address = socket.peer_addr().ok();
+        let entered = address.and_then(|address| Some((address, self.door.enter(address.ip())?)));
+        let Some((address, place)) = entered else {
+            return Box::pin(std::future::ready(Ok(())));
+        };
+        let (acceptor, http, door) = (self.acceptor.clone(), self.http.clone(), self.door.clone());
+        Box::pin(async move {
+            let turn = door.turn(address.ip()).await.ok_or(())?;
+            let _ = socket.set_nodelay(true);
+            let opened = acceptor.call(socket).await.map_err(|_| ())?;
+            drop(turn);
+            let served = http.call((opened, Protocol::Http1, Some(address))).await;
+            drop(place);
+            served.map_err(|_| ())
+        })
+    }
+}
