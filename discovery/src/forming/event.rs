@@ -237,6 +237,7 @@ async fn prepare_redeem(
                 false => error.into(),
             }
         })?;
+    wait_if_void(transaction, &grant, &record.agent_key)?;
     Ok(Event::Redeem(formation::service::Redeem {
         record: Arc::new(record_of_verified(record.signed(), &record, *record.node_key())),
         session: session(redeem.boot, &redeem.nonce),
@@ -256,6 +257,23 @@ async fn prepare_redeem(
 /// since may have been forgotten with that, so it admits nobody any more.
 pub fn is_void(grant: &discovery_types::grant::Grant, void_before: formation::Micros) -> bool {
     grant.issued_at < void_before.0 / 1_000_000
+}
+
+/// While the database isn't settled, a cluster that looks open may have committed: its hosts learn
+/// that first, and only then that their token is void.
+fn wait_if_void(
+    transaction: &ClusterTransaction,
+    grant: &discovery_types::grant::Grant,
+    key: &PublicKey,
+) -> Result<(), ApiError> {
+    let cluster = &transaction.cluster;
+    let new = !cluster.phase.has_ended() && !cluster.agents.contains_key(&key_id(key));
+    if transaction.settled || !new || !is_void(grant, transaction.void_before) {
+        return Ok(());
+    }
+    let detail = "The database was changed after this token was made, and isn't settled yet.";
+    let next = "Wait: `muster-discovery process list` says for what.";
+    Err(ApiError::new(Code::DatabaseChanged, detail, next))
 }
 
 fn vote(error: impl ToString) -> ApiError {

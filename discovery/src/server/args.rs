@@ -115,7 +115,7 @@ pub struct LimitArgs {
     /// Long polls parked at a time; further ones get 503 and Retry-After
     #[arg(long, value_name = "N", default_value_t = 8_000)]
     pub max_parked_polls: usize,
-    /// Requests, and new connections, per second and address
+    /// Requests per second and address; four times as many new connections
     #[arg(long, value_name = "N", default_value_t = 50)]
     pub rate: u32,
     /// Requests that an address may make at once before `--rate` holds it back

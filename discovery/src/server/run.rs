@@ -43,6 +43,9 @@ const POOL_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_POLL: Duration = Duration::from_secs(55);
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
+/// New connections for each request that an address may make: whoever asks too often is told so,
+/// and who goes on regardless finds the door closed.
+const CONNECTIONS: u32 = 4;
 /// Polls that one key may park: an agent needs one, and a second one while a connection dies.
 const PARKED_EACH: usize = 8;
 /// The managed server's database.
@@ -301,7 +304,10 @@ fn app(args: &ServeArgs, keys: Keydir, store: crate::store::Store) -> App {
         forming,
         issuer: name.into(),
         addresses: Arc::new(AddressLimit::new(args.limits.rate, args.limits.burst)),
-        connections: Arc::new(AddressLimit::new(args.limits.rate, args.limits.burst)),
+        connections: Arc::new(AddressLimit::new(
+            args.limits.rate.saturating_mul(CONNECTIONS),
+            args.limits.burst.saturating_mul(CONNECTIONS),
+        )),
         parked: Places::new(args.limits.max_parked_polls, PARKED_EACH),
         poll: args.times.poll,
         draft_life: args.times.draft,

@@ -223,6 +223,34 @@ async fn a_token_from_before_the_database_was_set_back_admits_nobody() {
 }
 
 #[tokio::test]
+async fn an_old_token_waits_until_the_database_is_settled_before_it_is_called_void() {
+    let world = World::new().await;
+    let two = crate::server::start(world.args("ledger-2")).await.unwrap();
+    let absent = two.app().forming.store.ledger().process();
+    two.stop().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let old = world.token(&admin, &statement).await;
+    service.stop().await;
+    sqlx::raw_sql("UPDATE processes SET last_seen_us = last_seen_us - 61000000")
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
+    move_elsewhere(&world).await;
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    let service = world.serve().await;
+    let agent = Agent::new(&world, &service, &statement, &old, 1);
+    let refused = agent.redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
+    assert!(refused.is_retryable());
+    world.owner(&service).forget_process(absent).await.unwrap();
+    let refused = agent.redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::GrantRevoked), "{refused}");
+    service.stop().await;
+}
+
+#[tokio::test]
 async fn a_revoked_admin_stays_revoked_in_a_database_that_has_forgotten_it() {
     let world = World::new().await;
     let service = world.serve().await;
@@ -312,6 +340,10 @@ async fn a_parked_poll_has_its_news_when_the_database_is_settled() {
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
     let absent = two.app().forming.store.ledger().process();
     two.stop().await;
+    sqlx::raw_sql("UPDATE processes SET last_seen_us = last_seen_us - 61000000")
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
     move_elsewhere(&world).await;
     let service = world.serve().await;
     let admin = world.owner(&service);
