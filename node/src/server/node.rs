@@ -97,10 +97,8 @@ impl Node {
         let (handle, inbox, running) = driver::start(parts).map_err(ServerError::Driver)?;
         let (removed_sender, removed) = watch::channel(None);
         let inbound = Inbound::new(inbox.clone(), snapshot_dir, removed_sender);
-        let transport = Transport::start(
-            transport_options(config, local, peer_tls.clone(), &dir),
-            inbound as _,
-        )?;
+        let options = transport_options(config, local, peer_tls.clone(), &dir);
+        let transport = Transport::start(options, inbound as _)?;
         outbound.connect(transport.clone(), inbox);
         transport.set_membership(membership);
         let (tasks, stopping) = (TaskTracker::new(), CancellationToken::new());
@@ -108,11 +106,7 @@ impl Node {
             handle: handle.clone(),
             store,
             hub,
-            identity: rpc::Identity {
-                cluster_id: local.cluster.0,
-                member_id: local.member.0,
-                version: ETCD_VERSION,
-            },
+            identity: rpc_identity(&local),
             request_ids,
             limits: rpc_limits(config),
             telemetry: rpc::Telemetry {
@@ -320,6 +314,10 @@ fn driver_options(
         snapshot_dir: dir.join("member/snap"),
         catch_up_entries: config.snapshot_catchup_entries,
     }
+}
+
+fn rpc_identity(local: &Local) -> rpc::Identity {
+    rpc::Identity { cluster_id: local.cluster.0, member_id: local.member.0, version: ETCD_VERSION }
 }
 
 fn rpc_limits(config: &Config) -> rpc::Limits {
