@@ -25,7 +25,8 @@ const RETRY_AFTER_SECONDS: u64 = 2;
 /// A request that isn't done, with what to say about it.
 #[derive(Debug)]
 pub struct ApiError {
-    problem: Problem,
+    // Boxed: nearly every function here can end with one.
+    problem: Box<Problem>,
     retry_after_seconds: Option<u64>,
     /// What the log is told, and the client isn't.
     cause: Option<String>,
@@ -35,7 +36,8 @@ impl ApiError {
     /// A problem; `detail` says what happened, `next` what to do.
     pub fn new(code: Code, detail: impl Into<String>, next: impl Into<String>) -> Self {
         let retry_after_seconds = matches!(code.status(), 429 | 503).then_some(RETRY_AFTER_SECONDS);
-        ApiError { problem: Problem::new(code, detail, next), retry_after_seconds, cause: None }
+        let problem = Box::new(Problem::new(code, detail, next));
+        ApiError { problem, retry_after_seconds, cause: None }
     }
 
     /// Keeps what lies behind it, for the log. Only messages: a database's error may quote a row

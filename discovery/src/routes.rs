@@ -21,6 +21,7 @@ use crate::server::Peer;
 const JSON: &str = "application/json";
 
 /// Every route.
+#[expect(clippy::too_many_lines, reason = "the whole table in one place, a line for each route")]
 pub fn configure(config: &mut ServiceConfig) {
     config
         .app_data(PathConfig::default().error_handler(|_, _| {
