@@ -317,10 +317,14 @@ impl<'a> Driver<'a> {
             ClientError::Problem(problem) => {
                 self.contact.last_refusal = Some(text.clone());
                 let (code, retryable) = (problem.code.as_str().to_owned(), problem.retryable);
-                // The envelope may have named the other of two pins.
+                // While the service rotates its key a bundle has two pins, and an envelope names one:
+                // a refusal counts once each was named.
                 self.contact.pin = self.contact.pin.wrapping_add(1);
-                let actions = self.protocol.step(Event::Refused { code, retryable })?;
-                self.act(actions).await?;
+                let named_all = self.contact.pin.is_multiple_of(self.join.pins.len());
+                if self.contact.redeemed || named_all {
+                    let actions = self.protocol.step(Event::Refused { code, retryable })?;
+                    self.act(actions).await?;
+                }
             }
             ClientError::Pin { .. } | ClientError::NoKey | ClientError::Setup(_) => {
                 return Err(End::Failed(text));
