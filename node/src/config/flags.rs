@@ -90,7 +90,7 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(MEMBER, "initial-election-tick-advance", Bool, "true", "", "Speed up the first election after a start.")
         .ignored("the first start elects as soon as a quorum is connected"),
     flag(MEMBER, "listen-peer-urls", Text, "http://localhost:2380", "URLS", "Where to listen for peers."),
-    flag(MEMBER, "listen-client-urls", Text, "http://localhost:2379", "URLS", "Where to listen for clients: gRPC and JSON."),
+    flag(MEMBER, "listen-client-urls", Text, "http://localhost:2379", "URLS", "Where to listen for clients: gRPC, health and metrics."),
     flag(MEMBER, "listen-client-http-urls", Text, "", "URLS", "Where to listen for JSON and status apart from gRPC."),
     flag(MEMBER, "max-snapshots", Uint, "5", "N", "Snapshot files to keep.")
         .ignored("there is at most one snapshot file, and only while it is being sent"),
@@ -118,7 +118,7 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(MEMBER, "socket-reuse-address", Bool, "false", "", "Set SO_REUSEADDR.")
         .ignored("it is always set"),
     flag(MEMBER, "enable-grpc-gateway", Bool, "true", "", "Serve the JSON gateway.")
-        .ignored("it is always served"),
+        .ignored("there is no JSON gateway yet"),
     flag(MEMBER, "raft-read-timeout", Duration, "5s", "TIME", "Read time-out of peer streams.")
         .ignored("silent peer streams are closed after 5 s"),
     flag(MEMBER, "raft-write-timeout", Duration, "5s", "TIME", "Write time-out of peer streams.")

@@ -65,6 +65,13 @@ pub enum Remark {
     },
     /// The name was left at its default.
     DefaultName,
+    /// A certificate was given, but this URL is http: it is served in plain, to everybody.
+    Plaintext {
+        /// The flag that has the URL.
+        flag: &'static str,
+        /// The URL.
+        url: String,
+    },
 }
 
 /// Why there is nothing to run.
@@ -96,6 +103,7 @@ pub fn parse(
     let mut remarks = low.add_environment(environment)?;
     let config = resolve::resolve(&low, &mut remarks)?;
     validate::validate(&config, &low)?;
+    remarks.extend(validate::plaintext(&config));
     Ok(Command::Run(Box::new(config), remarks))
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Config, LowArgs, PeerUrl, UrlError, UsageError, low::parse_bool};
+use super::{Config, LowArgs, PeerUrl, Remark, UrlError, UsageError, low::parse_bool};
 use crate::{
     identity::{DocumentError, InitialCluster, MemberDocument},
     tls::TlsVersion,
@@ -169,6 +169,22 @@ fn tls(config: &Config, low: &LowArgs) -> Result<(), String> {
         return Err("cipher suites cannot be configured when only TLS1.3 is enabled".to_owned());
     }
     Ok(())
+}
+
+/// URLs that are served in plain although there is a certificate for them.
+pub(super) fn plaintext(config: &Config) -> Vec<Remark> {
+    let (clients, peers) = (config.client_tls.is_some(), config.peer_tls.is_some());
+    [
+        ("listen-client-urls", &config.listen_client_urls, clients),
+        ("listen-client-http-urls", &config.listen_client_http_urls, clients),
+        ("listen-peer-urls", &config.listen_peer_urls, peers),
+    ]
+    .into_iter()
+    .filter(|(_, _, has_certificate)| *has_certificate)
+    .flat_map(|(flag, urls, _)| urls.iter().map(move |url| (flag, url)))
+    .filter(|(_, url)| !url.is_https())
+    .map(|(flag, url)| Remark::Plaintext { flag, url: url.to_string() })
+    .collect()
 }
 
 fn members(config: &Config) -> Result<(), String> {

@@ -107,6 +107,11 @@ pub fn log_remarks(remarks: &[Remark]) {
             Remark::UnknownVariable { variable } => {
                 tracing::warn!(variable, "unrecognized environment variable");
             }
+            Remark::Plaintext { flag, url } => tracing::warn!(
+                flag = format!("--{flag}"),
+                url,
+                "the scheme is http while a certificate is given: whoever reaches this address is served, without TLS"
+            ),
             Remark::DefaultName => tracing::warn!(
                 "'default' is used as the member's name: give --name, lest two members share it"
             ),

@@ -1,4 +1,4 @@
-use super::super::{Command, CommandError, parse};
+use super::super::{Command, CommandError, Remark, parse};
 use crate::config::Config;
 
 fn config(args: &[&str]) -> Result<Config, String> {
@@ -190,4 +190,21 @@ mod with_a_document {
         let turned = ["--initial-cluster=b=https://h2:2380,a=https://h1:2380"];
         assert!(start(|_| {}, &turned).unwrap_err().contains("same order"));
     }
+}
+
+#[test]
+fn an_address_in_plain_beside_a_certificate_is_remarked_upon() {
+    let remarks = |extra: &[&str]| {
+        let urls = ["--name=x", "--listen-client-urls=http://127.0.0.1:1,https://127.0.0.1:2"];
+        let files = ["--advertise-client-urls=https://h:1", "--cert-file=c", "--key-file=k"];
+        let args = urls.iter().chain(&files).chain(extra).map(ToString::to_string);
+        match parse(args, []) {
+            Ok(Command::Run(_, remarks)) => remarks,
+            other => panic!("{other:?}"),
+        }
+    };
+    let flag = "listen-client-urls";
+    let plain = Remark::Plaintext { flag, url: "http://127.0.0.1:1".to_owned() };
+    assert_eq!(remarks(&[]), [plain]);
+    assert!(remarks(&["--listen-client-urls=https://127.0.0.1:2"]).is_empty());
 }
