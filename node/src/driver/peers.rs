@@ -73,8 +73,8 @@ impl PeerInbox {
     pub fn deliver(&self, from: u64, message: Message) -> Result<(), InboxFull> {
         if message.from != from {
             tracing::warn!(
-                peer = %format_args!("{from:016x}"),
-                claimed = %format_args!("{:016x}", message.from),
+                peer.member.id = %format_args!("{from:x}"),
+                claimed = %format_args!("{:x}", message.from),
                 "a peer sent a message in another member's name"
             );
             return Ok(());

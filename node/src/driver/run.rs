@@ -26,6 +26,7 @@ use super::{
     recover,
 };
 use crate::log::{Log, Recovered};
+use crate::log_limit::LogLimit;
 use crate::machine::StateMachine;
 
 /// Jobs that wait for the log or the state machine. The driver's bound on bytes that are not
@@ -133,6 +134,7 @@ pub fn start<M: StateMachine>(
         leader: 0,
         leader_lost: None,
         quorum_connected: None,
+        refused_messages: LogLimit::new(),
     };
     // First in, so that it is joined first: the others end when it drops their queues.
     threads.insert(0, spawn("core", move || core.run())?);
@@ -207,6 +209,7 @@ struct CoreThread<M: StateMachine> {
     leader: u64,
     leader_lost: Option<Instant>,
     quorum_connected: Option<Instant>,
+    refused_messages: LogLimit<1>,
 }
 
 impl<M: StateMachine> CoreThread<M> {
@@ -282,7 +285,9 @@ impl<M: StateMachine> CoreThread<M> {
         }
         for error in effects.bad_messages {
             self.metrics.messages_refused.fetch_add(1, Relaxed);
-            tracing::warn!(%error, "a peer's message was refused");
+            if let Some(suppressed) = self.refused_messages.pass(0, Instant::now()) {
+                tracing::warn!(%error, suppressed, "a peer's message was refused");
+            }
         }
         if !effects.refused.is_empty() {
             self.metrics.proposals_refused.fetch_add(effects.refused.len() as u64, Relaxed);
@@ -354,7 +359,7 @@ impl<M: StateMachine> CoreThread<M> {
             }
             if leader != 0 {
                 self.metrics.leader_changes.fetch_add(1, Relaxed);
-                let leader_id = format_args!("{leader:016x}");
+                let leader_id = format_args!("{leader:x}");
                 tracing::info!(leader.id = %leader_id, term, leads = role == Role::Leader, "leader elected");
             } else {
                 tracing::warn!(term, "leader lost");

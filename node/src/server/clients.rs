@@ -186,11 +186,13 @@ async fn run(
     let connections = TaskTracker::new();
     let builder = Arc::new(builder(limits));
     let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+    let rejected = Arc::default();
     for (socket, tls, router) in listeners {
         let front = Front {
             builder: Arc::clone(&builder),
             handshakes: Arc::clone(&handshakes),
             places: places.clone(),
+            rejected: Arc::clone(&rejected),
             connections: connections.clone(),
             stopping: stopping.clone(),
             tls,
@@ -227,6 +229,7 @@ struct Front {
     builder: Arc<auto::Builder<TokioExecutor>>,
     handshakes: Arc<Semaphore>,
     places: Places,
+    rejected: Arc<LogLimit<1>>,
     connections: TaskTracker,
     stopping: CancellationToken,
     tls: Option<Arc<ClientListenerTls>>,
@@ -282,10 +285,14 @@ impl Front {
                     .map(Arc::from);
                 self.serve(stream, ClientConnection { remote, common_name }).await;
             }
-            Ok(Err(error)) => {
-                tracing::debug!(%remote, %error, "rejected connection on client endpoint");
-            }
-            Err(_) => tracing::debug!(%remote, "a client's TLS handshake took too long"),
+            Ok(Err(error)) => self.rejected(remote, &error),
+            Err(_) => self.rejected(remote, &"the TLS handshake took too long"),
+        }
+    }
+
+    fn rejected(&self, remote: SocketAddr, error: &dyn std::fmt::Display) {
+        if let Some(suppressed) = self.rejected.pass(0, Instant::now()) {
+            tracing::warn!(%remote, %error, suppressed, "rejected connection on client endpoint");
         }
     }
 
