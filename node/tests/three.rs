@@ -132,6 +132,7 @@ async fn a_member_whose_disk_was_wiped_is_not_taken_for_the_old_one() {
     });
     put_again(&members[0], "still", "serving").await;
     assert!(members[2].get("still").await.is_err());
+    assert_eq!(members[2].exit_code(), Some(3));
     assert_eq!(members[2].log().matches("ready to serve").count(), before);
 }
 
@@ -160,6 +161,7 @@ async fn a_second_process_on_a_copy_of_the_data_is_refused() {
     twin.args.push(format!("--data-dir={}", copy.display()));
     twin.start();
     eventually("a peer refuses it", || members[0].log().contains("its data directory is a copy"));
+    assert_eq!(twin.exit_code(), Some(3));
     put_again(&members[0], "still", "serving").await;
 }
 

@@ -71,6 +71,11 @@ pub enum ServerError {
         "--initial-cluster-state=existing needs a data directory with a log: joining a running cluster is not supported yet"
     )]
     CannotJoin,
+    /// Peers know this member under another incarnation or a later start.
+    #[error(
+        "the other members refuse this one for good, because {0}; what it promised them is lost: replace this member"
+    )]
+    Disowned(transport::Refusal),
     /// A peer said that this member is no longer one.
     #[error("this member has been permanently removed from the cluster")]
     Removed,
@@ -84,7 +89,9 @@ impl ServerError {
             Self::DataDir(error) => error.is_final(),
             Self::Log(error) | Self::Driver(driver::StartError::Log(error)) => error.is_final(),
             Self::Store(error) => error.is_final(),
-            Self::ForeignLog { .. } | Self::StoreGone(_) | Self::Removed => true,
+            Self::ForeignLog { .. } | Self::StoreGone(_) | Self::Removed | Self::Disowned(_) => {
+                true
+            }
             Self::Driver(_)
             | Self::Transport(_)
             | Self::Tls(_)

@@ -21,7 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 pub use self::{
     error::ServerError,
     node::Node,
-    peers::{Inbound, Outbound},
+    peers::{Inbound, Outbound, Verdict},
 };
 use crate::config::{Config, Remark};
 

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Inbound, Outbound, ServerError,
+    Inbound, Outbound, ServerError, Verdict,
     clients::{self, ClientLimits, ClientListener, Fronts},
     disk::{self, Found},
     health_only,
@@ -47,7 +47,7 @@ pub struct Node {
     fronts: Fronts,
     peer_tls: Option<Arc<PeerTls>>,
     client_tls: Option<Arc<ClientListenerTls>>,
-    removed: watch::Receiver<Option<MemberId>>,
+    verdict: watch::Receiver<Option<Verdict>>,
     ids: RequestIds,
     name: String,
     client_urls: Vec<String>,
@@ -95,8 +95,8 @@ impl Node {
             seed: random(),
         };
         let (handle, inbox, running) = driver::start(parts).map_err(ServerError::Driver)?;
-        let (removed_sender, removed) = watch::channel(None);
-        let inbound = Inbound::new(inbox.clone(), snapshot_dir, removed_sender);
+        let (verdict_sender, verdict) = watch::channel(None);
+        let inbound = Inbound::new(inbox.clone(), snapshot_dir, verdict_sender);
         let options = transport_options(config, local, peer_tls.clone(), &dir);
         let transport = Transport::start(options, inbound as _)?;
         outbound.connect(transport.clone(), inbox);
@@ -126,7 +126,7 @@ impl Node {
             fronts,
             peer_tls,
             client_tls,
-            removed,
+            verdict,
             // A run of its own, which no boot counter reaches from below.
             ids: RequestIds::new(local.member.0, u64::MAX - boot),
             name: config.name.clone(),
@@ -161,24 +161,26 @@ impl Node {
         }
     }
 
-    /// Returns once a peer, proven to be one, says that this member was removed. The tombstone is
-    /// on disk by then.
+    /// Returns once a peer, proven to be one, says that this member was removed, or so many refuse its
+    /// data directory that no quorum is left. A removed member's tombstone is on disk by then.
     ///
     /// # Errors
-    /// Always: `Removed`, or what kept the tombstone from being written.
+    /// Always: `Removed`, `Disowned`, or what kept the tombstone from being written.
     pub async fn removed(&self) -> ServerError {
-        let mut removed = self.removed.clone();
-        let by = match removed.wait_for(Option::is_some).await {
-            Ok(by) => *by,
+        let mut verdict = self.verdict.clone();
+        let verdict = verdict.wait_for(Option::is_some).await.ok().and_then(|verdict| *verdict);
+        let by = match verdict {
+            Some(Verdict::Removed(by)) => by,
+            Some(Verdict::Disowned(why)) => return ServerError::Disowned(why),
             // The transport is gone: the node is stopping.
-            Err(_) => return std::future::pending().await,
+            None => return std::future::pending().await,
         };
         let tombstone = Tombstone::new(
             self.local.incarnation,
             self.local.member,
             self.local.cluster,
             jiff::Timestamp::now().to_string(),
-            by.map(|by| by.to_string()).unwrap_or_default(),
+            by.to_string(),
         );
         match self.dir.bury(&tombstone) {
             Ok(()) => ServerError::Removed,

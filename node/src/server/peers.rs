@@ -11,6 +11,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
+    time::Instant,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -24,7 +25,7 @@ use crate::{
     },
     identity::MemberId,
     mvcc,
-    transport::{self, PeerEvents, SnapshotReader, SnapshotWriter, Transport},
+    transport::{self, PeerEvents, Refusal, SnapshotReader, SnapshotWriter, Transport},
 };
 
 /// A longer snapshot is refused: four times the largest store that etcd recommends.
@@ -71,9 +72,17 @@ impl PeerSender for Outbound {
         let peer = snapshot.message.to;
         let reporter = inbox.clone();
         let sending = move || {
+            let (bytes, started) = (snapshot.bytes, Instant::now());
+            tracing::info!(peer.member.id = %MemberId(peer), bytes, "sending a snapshot");
             let result = send(&transport, snapshot);
-            if let Err(error) = &result {
-                tracing::warn!(peer.member.id = %MemberId(peer), %error, "cannot send a snapshot");
+            let duration_ms = millis(started);
+            match &result {
+                Ok(()) => {
+                    tracing::info!(peer.member.id = %MemberId(peer), bytes, duration_ms, "the peer has installed the snapshot")
+                }
+                Err(error) => {
+                    tracing::warn!(peer.member.id = %MemberId(peer), %error, duration_ms, "cannot send a snapshot")
+                }
             }
             inbox.snapshot_sent(peer, result.is_ok());
         };
@@ -105,25 +114,39 @@ pub struct Inbound {
     snapshot_dir: PathBuf,
     snapshots: AtomicU64,
     undecodable: AtomicU64,
-    removed: watch::Sender<Option<MemberId>>,
+    verdict: watch::Sender<Option<Verdict>>,
+}
+
+/// Why peers will never take this member again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It was removed, says this one.
+    Removed(MemberId),
+    /// Its data directory is not that of the member.
+    Disowned(Refusal),
 }
 
 impl Inbound {
-    /// Snapshots are written to `snapshot_dir`; who says that this member was removed is told
-    /// through `removed`.
+    /// Snapshots are written to `snapshot_dir`; what peers say of this member for good is told
+    /// through `verdict`.
     #[must_use]
     pub fn new(
         inbox: PeerInbox,
         snapshot_dir: PathBuf,
-        removed: watch::Sender<Option<MemberId>>,
+        verdict: watch::Sender<Option<Verdict>>,
     ) -> Arc<Self> {
         Arc::new(Self {
             inbox,
             snapshot_dir,
             snapshots: AtomicU64::new(0),
             undecodable: AtomicU64::new(0),
-            removed,
+            verdict,
         })
+    }
+
+    /// The first verdict counts.
+    fn conclude(&self, verdict: Verdict) {
+        self.verdict.send_if_modified(|known| known.is_none() && known.replace(verdict).is_none());
     }
 
     fn decode(&self, from: MemberId, bytes: Bytes) -> Option<Message> {
@@ -186,6 +209,10 @@ fn receive(path: &Path, mut body: impl Read) -> io::Result<()> {
     }
 }
 
+fn millis(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
 fn free_bytes(path: &Path) -> io::Result<u64> {
     let system = rustix::fs::statvfs(path)?;
     Ok(system.f_bavail.saturating_mul(system.f_frsize))
@@ -218,6 +245,8 @@ impl PeerEvents for Inbound {
         }
         let number = self.snapshots.fetch_add(1, Ordering::Relaxed);
         let path = self.snapshot_dir.join(format!("incoming-{from}-{number}"));
+        let (index, started) = (message.snapshot.map(|at| at.index), Instant::now());
+        tracing::info!(peer.member.id = %from, index, "receiving a snapshot");
         let received = receive(&path, &mut body).and_then(|()| inspect(&path, message.snapshot));
         if let Err(error) = received {
             let _ = std::fs::remove_file(&path);
@@ -226,7 +255,11 @@ impl PeerEvents for Inbound {
         // The sender may only go on from the snapshot once this member has it.
         let ended = self.inbox.deliver_snapshot(IncomingSnapshot { message, body: path });
         match ended.recv() {
-            Ok(true) => Ok(()),
+            Ok(true) => {
+                let duration_ms = millis(started);
+                tracing::info!(peer.member.id = %from, index, duration_ms, "installed a snapshot");
+                Ok(())
+            }
             Ok(false) => Err(io::Error::other("the snapshot was not needed any more")),
             Err(_) => Err(io::Error::other("this member is stopping")),
         }
@@ -241,6 +274,10 @@ impl PeerEvents for Inbound {
     }
 
     fn removed(&self, by: MemberId) {
-        self.removed.send_if_modified(|removed| removed.is_none() && removed.replace(by).is_none());
+        self.conclude(Verdict::Removed(by));
+    }
+
+    fn disowned(&self, why: Refusal) {
+        self.conclude(Verdict::Disowned(why));
     }
 }

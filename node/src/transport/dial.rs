@@ -67,6 +67,7 @@ pub(super) async fn run(
         };
         match dialled {
             Ok(stream) => {
+                peer.disowns.store(false, Relaxed);
                 delays = policy.build();
                 last_error.clear();
                 let end = serve(&shared, &peer, stream, &mut queue).await;
@@ -81,8 +82,14 @@ pub(super) async fn run(
                     tracing::warn!(peer.member.id = %peer.record.id, url = %url, error = %text, "cannot reach a peer yet");
                     last_error = text;
                 }
-                if let DialError::RefusedBy(Refusal::Removed) = error {
-                    shared.events.removed(peer.record.id);
+                match error {
+                    DialError::RefusedBy(Refusal::Removed) => {
+                        shared.events.removed(peer.record.id);
+                    }
+                    DialError::RefusedBy(why @ (Refusal::Incarnation | Refusal::Boot)) => {
+                        shared.disowned(&peer, why);
+                    }
+                    _ => {}
                 }
             }
         }

@@ -110,6 +110,10 @@ pub trait PeerEvents: Send + Sync + 'static {
 
     /// `by`, a peer that proved who it is, says that this member was removed. Must not block.
     fn removed(&self, by: MemberId);
+
+    /// So many peers refuse this member for its incarnation or its boot counter that no quorum will
+    /// ever take it: its data directory is not that of the member. Must not block.
+    fn disowned(&self, why: Refusal);
 }
 
 /// What the transport needs to start.

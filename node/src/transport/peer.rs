@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Instant,
 };
@@ -26,6 +26,8 @@ pub(super) struct PeerHandle {
     pub snapshot_in: Arc<Semaphore>,
     /// What went to it and came from it.
     pub traffic: Traffic,
+    /// It refused this member for good when it was last dialled.
+    pub disowns: AtomicBool,
     queue: mpsc::Sender<Bytes>,
     queued_bytes: AtomicUsize,
     queue_bytes_max: usize,
@@ -50,6 +52,7 @@ impl PeerHandle {
             snapshot_out: Arc::new(Semaphore::new(1)),
             snapshot_in: Arc::new(Semaphore::new(1)),
             traffic: Traffic::default(),
+            disowns: AtomicBool::new(false),
             queue,
             queued_bytes: AtomicUsize::new(0),
             queue_bytes_max: limits.queue_bytes,
@@ -169,6 +172,8 @@ mod tests {
         }
 
         fn removed(&self, _: MemberId) {}
+
+        fn disowned(&self, _: crate::transport::Refusal) {}
     }
 
     fn handle(limits: &Limits) -> (PeerHandle, mpsc::Receiver<Bytes>) {

@@ -259,6 +259,19 @@ impl Shared {
         }
     }
 
+    /// `peer` refuses this member for good. One that errs, or lies, has no say in whether this
+    /// member goes on; as many as it takes to leave no quorum have.
+    pub(super) fn disowned(&self, peer: &PeerHandle, why: Refusal) {
+        peer.disowns.store(true, Relaxed);
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        let by = members.peers.values().filter(|peer| peer.disowns.load(Relaxed)).count();
+        let peers = members.peers.len();
+        let quorum = peers.div_ceil(2) + 1;
+        if by >= quorum.min(peers) {
+            self.events.disowned(why);
+        }
+    }
+
     /// Counts a refusal and, now and then, logs it.
     pub(super) fn refuse(&self, refusal: Refusal, hello: &Hello, remote: &str) {
         self.counters.refuse(refusal);

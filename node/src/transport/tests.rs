@@ -21,6 +21,7 @@ struct Seen {
     messages: Mutex<Vec<(MemberId, Bytes)>>,
     snapshots: Mutex<Vec<(MemberId, Bytes, Vec<u8>)>>,
     removed: Mutex<Vec<MemberId>>,
+    disowned: Mutex<Vec<Refusal>>,
     refuse_snapshots: bool,
 }
 
@@ -41,6 +42,10 @@ impl PeerEvents for Seen {
 
     fn removed(&self, by: MemberId) {
         self.removed.lock().unwrap().push(by);
+    }
+
+    fn disowned(&self, why: Refusal) {
+        self.disowned.lock().unwrap().push(why);
     }
 }
 
@@ -258,6 +263,25 @@ fn a_removed_member_is_told_so_by_a_peer() {
     let removed = BTreeSet::from([MemberId(2)]);
     a.transport.set_membership(Membership { peers: Vec::new(), removed });
     eventually("b hears it", || b.seen.removed.lock().unwrap().contains(&MemberId(1)));
+}
+
+#[test]
+fn a_member_is_disowned_by_as_many_as_leave_no_quorum_and_not_by_one() {
+    let (a, b, c) = (Node::start(1), Node::start(2), Node::start(3));
+    let knows_another_c = |node: &Node, other: &Node| {
+        let bound = Peer { incarnation: Some(Incarnation([9; 16])), ..c.as_peer() };
+        let peers = vec![other.as_peer(), bound];
+        node.transport.set_membership(Membership { peers, ..Membership::default() });
+    };
+    knows_another_c(&a, &b);
+    b.knows(&[&a, &c]);
+    c.knows(&[&a, &b]);
+    connect(&b, &c);
+    eventually("a refuses c again and again", || a.refused("incarnation") > 2);
+    assert!(c.seen.disowned.lock().unwrap().is_empty());
+    knows_another_c(&b, &a);
+    eventually("c is told", || c.seen.disowned.lock().unwrap().contains(&Refusal::Incarnation));
+    assert!(b.seen.disowned.lock().unwrap().is_empty());
 }
 
 #[test]
