@@ -64,19 +64,12 @@ impl Node {
     /// If anything is missing or damaged. Nothing is left running.
     pub fn start(config: &Config) -> Result<Self, ServerError> {
         let client_tls = client_tls(config)?;
-        let peer_tls = match &config.peer_tls {
-            Some(files) => Some(Arc::new(PeerTls::new(files, &config.tls_policy)?)),
-            None => None,
-        };
+        let peer_tls = peer_tls(config)?;
         let sockets = bind_clients(config)?;
         let Found { dir, local, first_start, mut machine, log, recovered } = disk::open(config)?;
         let request_ids = RequestIds::new(local.member.0, recovered.boot);
         machine.answer_only(request_ids.own());
-        tracing::info!(
-            cluster.id = %local.cluster, member.id = %local.member, name = config.name,
-            incarnation = %local.incarnation, boot = local.boot, first_start,
-            applied = machine_position(&machine), "starting member"
-        );
+        say_starting(config, local, first_start, &machine);
         let initial = config.initial();
         let store = machine.store();
         let hub = machine.hub();
@@ -228,15 +221,26 @@ impl Node {
     }
 }
 
-fn machine_position(machine: &Machine) -> u64 {
+fn say_starting(config: &Config, local: Local, first_start: bool, machine: &Machine) {
     use crate::machine::StateMachine as _;
-    machine.applied().index
+    let applied = machine.applied().index;
+    tracing::info!(
+        cluster.id = %local.cluster, member.id = %local.member, name = config.name,
+        incarnation = %local.incarnation, boot = local.boot, first_start, applied, "starting member"
+    );
 }
 
 fn random() -> u64 {
     let mut bytes = [0; 8];
     SystemRandom::new().fill(&mut bytes).expect("the operating system gives random bytes");
     u64::from_le_bytes(bytes)
+}
+
+fn peer_tls(config: &Config) -> Result<Option<Arc<PeerTls>>, ServerError> {
+    match &config.peer_tls {
+        Some(files) => Ok(Some(Arc::new(PeerTls::new(files, &config.tls_policy)?))),
+        None => Ok(None),
+    }
 }
 
 fn client_tls(config: &Config) -> Result<Option<Arc<ClientListenerTls>>, ServerError> {
