@@ -87,7 +87,23 @@ async fn the_data_directory_is_private_and_held_by_one_process() {
 #[test]
 fn what_has_lost_data_or_is_not_its_own_asks_not_to_be_restarted() {
     type Damage = fn(&std::path::Path);
-    let cases: [(&str, Damage); 5] = [
+    let cases: [(&str, Damage); 9] = [
+        ("member/wal is missing, but this member had begun a log there", |dir| {
+            std::fs::remove_dir_all(dir.join("member/wal")).unwrap();
+        }),
+        ("member/wal is missing, but this member had begun a log there", |dir| {
+            std::fs::remove_dir_all(dir.join("member")).unwrap();
+        }),
+        ("member/db cannot be used: store file is corrupt", |dir| {
+            let db = std::fs::OpenOptions::new().write(true).open(dir.join("member/db")).unwrap();
+            db.set_len(db.metadata().unwrap().len() / 2).unwrap();
+        }),
+        ("member/db cannot be used: store file is corrupt", |dir| {
+            let path = dir.join("member/db");
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes.iter_mut().step_by(4096).for_each(|byte| *byte ^= 0x5a);
+            std::fs::write(path, bytes).unwrap();
+        }),
         ("belongs to incarnation", |dir| {
             std::fs::write(dir.join("muster-incarnation"), "0".repeat(32)).unwrap();
         }),
@@ -122,6 +138,35 @@ fn what_has_lost_data_or_is_not_its_own_asks_not_to_be_restarted() {
         assert!(damaged.log().contains(text), "{text}: {}", damaged.log());
         assert!(!damaged.log().contains("ready to serve"), "{text}");
     }
+}
+
+#[tokio::test]
+async fn a_crash_between_the_log_and_its_mark_is_no_loss() {
+    let (_root, mut member) = scratch();
+    member.start();
+    member.ready();
+    member.put("a", "1").await.unwrap();
+    member.kill();
+    let mark = member.data_dir.join("muster-log");
+    std::fs::remove_file(&mark).unwrap();
+    member.start();
+    member.ready();
+    assert_eq!(member.get("a").await.unwrap().as_deref(), Some("1"));
+    assert!(mark.exists(), "what the crash left out is made up for");
+}
+
+#[test]
+fn a_first_start_that_was_cut_short_before_its_log_begins_again() {
+    let (_root, mut member) = scratch();
+    member.start();
+    member.ready();
+    member.kill();
+    // As it was before the log had its name: counted, with an unfinished store.
+    std::fs::remove_dir_all(member.data_dir.join("member/wal")).unwrap();
+    std::fs::remove_file(member.data_dir.join("muster-log")).unwrap();
+    std::fs::write(member.data_dir.join("member/db"), "unfinished").unwrap();
+    member.start();
+    member.ready();
 }
 
 fn copy_dir(from: &std::path::Path, to: &std::path::Path) {

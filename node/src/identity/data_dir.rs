@@ -1,15 +1,19 @@
-//! The data directory: lock, incarnation marker, boot counter, tombstone.
+//! The data directory: lock, incarnation marker, boot counter, mark of the log, tombstone.
+//!
+//! The mark says that this directory's member has begun a log. A log that is gone while its mark
+//! stands held promises of this member, entries and votes, that it no longer knows of: begun anew
+//! under its old identity it would help to outvote what it once acknowledged.
 //!
 //! Each small file is replaced whole: written beside itself, synced, renamed, and its directory
 //! synced. What is read back is therefore always one of the values that were written.
 
 use std::{
     io::Write,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use serde::{Deserialize, Serialize};
 
 use super::{ClusterId, Incarnation, MemberId};
@@ -19,6 +23,12 @@ const BOOT_COUNTER: &str = "muster-boot";
 const TOMBSTONE: &str = "muster-tombstone.json";
 /// Supervisors look for this: once it exists, the member has a log of its own.
 const LOG: &str = "member/wal";
+/// Exists from the moment at which the log first had its name.
+const LOG_MARK: &str = "muster-log";
+/// Where etcd keeps its store; there never is a file of this name here.
+const ETCDS_STORE: &str = "member/snap/db";
+/// What the directory's owner alone should be able to do.
+const PRIVATE: u32 = 0o700;
 
 /// An open, locked data directory. The lock lasts as long as this value, and dies with the process.
 #[derive(Debug)]
@@ -42,6 +52,21 @@ pub enum DataDirError {
         #[source]
         source: std::io::Error,
     },
+    /// It is a file, a device, or anything else that can't hold files.
+    #[error("the data directory {} is not a directory", .0.display())]
+    NotADirectory(PathBuf),
+    /// It was made by etcd.
+    #[error(
+        "{} holds the data of an etcd, which this program cannot take over: give it a data directory of its own",
+        .0.display()
+    )]
+    Etcds(PathBuf),
+    /// Its member had a log, which is gone.
+    #[error(
+        "{} is missing, but this member had begun a log there: it has lost data, and with it what it promised to its peers; its cluster must remove it and add a new one",
+        .0.display()
+    )]
+    LogGone(PathBuf),
     /// Another process runs on it.
     #[error("the data directory {} is in use by another process", .0.display())]
     InUse(PathBuf),
@@ -73,7 +98,12 @@ impl DataDirError {
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self {
-            Self::Removed(_) | Self::OtherIncarnation { .. } | Self::Damaged { .. } => true,
+            Self::NotADirectory(_)
+            | Self::Etcds(_)
+            | Self::LogGone(_)
+            | Self::Removed(_)
+            | Self::OtherIncarnation { .. }
+            | Self::Damaged { .. } => true,
             Self::Io { .. } | Self::InUse(_) => false,
         }
     }
@@ -117,29 +147,25 @@ impl Tombstone {
 }
 
 impl DataDir {
-    /// Opens `path`, making it (mode 0700) if it isn't there, and locks it.
+    /// Opens `path`, making it (mode 0700) if it isn't there, and locks it. Nothing is changed in a
+    /// directory that is there, its mode neither: who made it may have had a reason.
     ///
     /// # Errors
-    /// `InUse` if another process holds it, `Removed` if a tombstone stands in it.
+    /// `InUse` if another process holds it, `Removed` if a tombstone stands in it, `NotADirectory`
+    /// and `Etcds` if it is nothing that this program could use.
     pub fn open(path: &Path) -> Result<Self, DataDirError> {
         let io = |action| move |source| DataDirError::Io { action, path: path.to_owned(), source };
-        if !path.exists() {
-            std::fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(path)
-                .map_err(io("make the data directory"))?;
-            if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
-                sync_dir(parent)?;
+        let handle = match open_dir(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                make_dir(path)?;
+                open_dir(path)
             }
-        }
-        let handle = std::fs::File::open(path).map_err(io("open the data directory"))?;
-        let mode = handle.metadata().map_err(io("look at"))?.permissions().mode() & 0o777;
-        if mode & 0o077 != 0 {
-            handle
-                .set_permissions(std::fs::Permissions::from_mode(0o700))
-                .map_err(io("make private (mode 0700)"))?;
-        }
+            opened => opened,
+        };
+        let handle = handle.map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotADirectory => DataDirError::NotADirectory(path.to_owned()),
+            _ => io("open the data directory")(source),
+        })?;
         match flock(&handle, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -148,10 +174,20 @@ impl DataDir {
             Err(errno) => return Err(io("lock")(errno.into())),
         }
         let dir = Self { path: path.to_owned(), handle };
-        match dir.tombstone()? {
-            Some(tombstone) => Err(DataDirError::Removed(Box::new(tombstone))),
-            None => Ok(dir),
+        if let Some(tombstone) = dir.tombstone()? {
+            return Err(DataDirError::Removed(Box::new(tombstone)));
         }
+        if dir.has(ETCDS_STORE)? {
+            return Err(DataDirError::Etcds(path.to_owned()));
+        }
+        let mode = dir.handle.metadata().map_err(io("look at"))?.mode() & 0o777;
+        if mode & !PRIVATE != 0 {
+            tracing::warn!(
+                path = %path.display(), mode = format!("{mode:o}"), recommended = format!("{PRIVATE:o}"),
+                "the data directory is open to others than its owner"
+            );
+        }
+        Ok(dir)
     }
 
     /// Where it is.
@@ -167,9 +203,32 @@ impl DataDir {
     }
 
     /// Whether the member has a log of its own here, and so must not bootstrap.
-    #[must_use]
-    pub fn has_log(&self) -> bool {
-        self.path.join(LOG).exists()
+    ///
+    /// # Errors
+    /// `LogGone` if it had one.
+    pub fn has_log(&self) -> Result<bool, DataDirError> {
+        if self.has(LOG)? {
+            return Ok(true);
+        }
+        if self.has(LOG_MARK)? {
+            return Err(DataDirError::LogGone(self.join(LOG)));
+        }
+        Ok(false)
+    }
+
+    /// Remembers durably that there is a log. To be called once there is one, before it promises
+    /// anything; until then a first start that was cut short may simply begin again.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub fn mark_log(&self) -> Result<(), DataDirError> {
+        if self.has(LOG_MARK)? { Ok(()) } else { self.replace(LOG_MARK, b"begun\n") }
+    }
+
+    /// Whether there is something called `name`. That the disk can't say is not a no.
+    fn has(&self, name: &str) -> Result<bool, DataDirError> {
+        let path = self.join(name);
+        path.try_exists().map_err(|source| DataDirError::Io { action: "look for", path, source })
     }
 
     /// The incarnation that this directory belongs to, if one has been marked.
@@ -216,7 +275,7 @@ impl DataDir {
         let path = self.join(BOOT_COUNTER);
         let damaged = |problem| DataDirError::Damaged { path: path.clone(), problem };
         let last = match read_small(&path)? {
-            None if self.has_log() => return Err(damaged("it is missing, but there is a log")),
+            None if self.has_log()? => return Err(damaged("it is missing, but there is a log")),
             None => 0,
             Some(bytes) => std::str::from_utf8(&bytes)
                 .ok()
@@ -292,6 +351,26 @@ fn read_small(path: &Path) -> Result<Option<Vec<u8>>, DataDirError> {
     Ok(Some(bytes))
 }
 
+/// Opens a directory, and nothing else: a device may act on being opened.
+fn open_dir(path: &Path) -> std::io::Result<std::fs::File> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+}
+
+/// Makes a private directory, durably.
+fn make_dir(path: &Path) -> Result<(), DataDirError> {
+    let action = "make the data directory";
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(PRIVATE)
+        .create(path)
+        .map_err(|source| DataDirError::Io { action, path: path.to_owned(), source })?;
+    match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        Some(parent) => sync_dir(parent),
+        None => Ok(()),
+    }
+}
+
 fn sync_dir(path: &Path) -> Result<(), DataDirError> {
     std::fs::File::open(path).and_then(|dir| dir.sync_all()).map_err(|source| DataDirError::Io {
         action: "sync",
@@ -302,6 +381,8 @@ fn sync_dir(path: &Path) -> Result<(), DataDirError> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn scratch() -> (tempfile::TempDir, PathBuf) {
@@ -316,6 +397,52 @@ mod tests {
         let dir = DataDir::open(&path).expect("it can be made");
         let mode = std::fs::metadata(dir.path()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
+    }
+
+    #[test]
+    fn a_directory_that_was_there_keeps_its_mode() {
+        let (_root, path) = scratch();
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let _dir = DataDir::open(&path).expect("it can be used");
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o755);
+    }
+
+    #[test]
+    fn what_is_no_directory_is_refused_and_left_alone() {
+        let (_root, path) = scratch();
+        std::fs::write(&path, "precious").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let error = DataDir::open(&path).unwrap_err();
+        assert!(matches!(error, DataDirError::NotADirectory(_)), "{error}");
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn etcds_own_data_is_refused_before_anything_is_written() {
+        let (_root, path) = scratch();
+        std::fs::create_dir_all(path.join("member/wal")).unwrap();
+        std::fs::create_dir_all(path.join("member/snap")).unwrap();
+        std::fs::write(path.join(ETCDS_STORE), "bbolt").unwrap();
+        let error = DataDir::open(&path).unwrap_err();
+        assert!(matches!(error, DataDirError::Etcds(_)) && error.is_final(), "{error}");
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 1, "only etcd's `member`");
+    }
+
+    #[test]
+    fn a_log_that_is_gone_is_missed() {
+        let (_root, path) = scratch();
+        let dir = DataDir::open(&path).unwrap();
+        assert!(!dir.has_log().unwrap());
+        std::fs::create_dir_all(path.join(LOG)).unwrap();
+        assert!(dir.has_log().unwrap(), "a crash may have come before the mark");
+        dir.mark_log().unwrap();
+        assert!(dir.has_log().unwrap());
+        std::fs::remove_dir_all(path.join("member")).unwrap();
+        let error = dir.has_log().unwrap_err();
+        assert!(matches!(error, DataDirError::LogGone(_)) && error.is_final(), "{error}");
     }
 
     #[test]

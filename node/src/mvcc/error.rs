@@ -1,5 +1,7 @@
 //! What can go wrong, by what the caller does about it.
 
+use std::io::ErrorKind::{InvalidData, UnexpectedEof};
+
 use node_proto::command::DecodeError;
 
 /// A read that can't be answered.
@@ -62,6 +64,10 @@ pub enum StoreError {
 
 fn storage(error: redb::Error) -> StoreError {
     match error {
+        // The header is not one, or the file ends too early: no disk says that of itself.
+        redb::Error::Io(source) if matches!(source.kind(), InvalidData | UnexpectedEof) => {
+            StoreError::Corrupt(source.to_string())
+        }
         redb::Error::Io(source) => StoreError::Disk(source),
         redb::Error::Corrupted(what) => StoreError::Corrupt(what),
         other => StoreError::Storage(Box::new(other)),
@@ -74,7 +80,15 @@ impl StoreError {
     pub fn is_final(&self) -> bool {
         match self {
             Self::Corrupt(_) | Self::Format { .. } | Self::Command { .. } => true,
-            Self::Storage(error) => matches!(**error, redb::Error::UpgradeRequired(_)),
+            Self::Storage(error) => matches!(
+                **error,
+                redb::Error::UpgradeRequired(_)
+                    | redb::Error::RepairAborted
+                    | redb::Error::TableTypeMismatch { .. }
+                    | redb::Error::TableIsMultimap(_)
+                    | redb::Error::TableDoesNotExist(_)
+                    | redb::Error::TypeDefinitionChanged { .. }
+            ),
             // A damaged snapshot was refused whole, and the leader sends another one.
             Self::Disk(_) | Self::Stream(_) | Self::Snapshot(_) => false,
         }

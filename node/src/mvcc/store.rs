@@ -213,17 +213,24 @@ impl Writer {
     /// The index is built from the records: about a second per million of them.
     pub fn open(backend: impl StorageBackend, options: Options) -> Result<Self, StoreError> {
         let file_bytes = Arc::new(AtomicU64::new(0));
-        let db = Database::builder()
-            .set_cache_size(options.cache_bytes)
-            .create_with_backend(Measured::new(backend, file_bytes.clone())?)?;
-        prepare(&db, options.members)?;
-        let txn = db.begin_read()?;
-        let meta = txn.open_table(META)?;
-        let progress = read_progress(&meta)?;
-        let finished = read_compacted(&meta)?;
-        let cluster = Arc::new(read_cluster(&txn)?);
-        let records = txn.open_table(RECORDS)?;
-        let (index, record_bytes) = build_index(&records, progress)?;
+        let backend = Measured::new(backend, file_bytes.clone())?;
+        let db = unless_it_panics(|| {
+            let builder = &mut Database::builder();
+            Ok(builder.set_cache_size(options.cache_bytes).create_with_backend(backend)?)
+        })?;
+        let loaded = unless_it_panics(|| {
+            prepare(&db, options.members)?;
+            load(&db)
+        });
+        let loaded = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                // Dropping it would write to a file that may not be what it says.
+                std::mem::forget(db);
+                return Err(error);
+            }
+        };
+        let Loaded { records, progress, finished, cluster, index, record_bytes } = loaded;
         let view = View { records, cluster: cluster.clone(), progress };
         let unfinished = progress.compacted > finished;
         let shared = Shared {
@@ -350,6 +357,39 @@ impl Writer {
         drop(last);
         Ok(())
     }
+}
+
+/// What a file holds, read whole.
+struct Loaded {
+    records: Records,
+    progress: Progress,
+    finished: i64,
+    cluster: Arc<Cluster>,
+    index: Index,
+    record_bytes: i64,
+}
+
+fn load(db: &Database) -> Result<Loaded, StoreError> {
+    let txn = db.begin_read()?;
+    let meta = txn.open_table(META)?;
+    let progress = read_progress(&meta)?;
+    let finished = read_compacted(&meta)?;
+    let cluster = Arc::new(read_cluster(&txn)?);
+    let records = txn.open_table(RECORDS)?;
+    let (index, record_bytes) = build_index(&records, progress)?;
+    Ok(Loaded { records, progress, finished, cluster, index, record_bytes })
+}
+
+/// Runs `work`, which reads a file that may be damaged. The library under it takes much of what it
+/// reads for granted and panics where that doesn't hold: here, before anything rests on the file,
+/// that is damage like any other.
+fn unless_it_panics<T>(work: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    caught.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(StoreError::Corrupt(text.unwrap_or("it cannot be read").to_owned()))
+    })
 }
 
 /// Makes the tables of a new file; checks the format of an old one.

@@ -2,7 +2,8 @@
 //!
 //! Order matters, because a crash may come between any two steps. The incarnation is marked before
 //! anything bears it; the boot counter rises before a peer can hear it; the store is whole before
-//! the log has its name, and once the log has its name the member never bootstraps again.
+//! the log has its name, and once the log has its name the member never bootstraps again: a mark
+//! outside the member's own directory says so even when the log is lost.
 
 use std::{path::Path, sync::Arc};
 
@@ -15,7 +16,7 @@ use crate::{
     disk::{Backend, Open, RealDisk, SharedDisk},
     identity::{ClusterId, DataDir, Incarnation, InitialCluster, MemberId},
     log::{self, Log, LogOptions, Recovered},
-    mvcc::{Options as StoreOptions, StoreError},
+    mvcc::Options as StoreOptions,
     transport::Local,
 };
 
@@ -23,6 +24,8 @@ use crate::{
 const MEMBER_DIR: &str = "member";
 /// The store's file in it.
 const STORE: &str = "db";
+/// Where snapshots on their way in and out lie, in it.
+const SNAPSHOT_DIR: &str = "snap";
 
 /// Everything that a member has on disk, open.
 pub(super) struct Found {
@@ -40,7 +43,7 @@ pub(super) fn open(config: &Config) -> Result<Found, ServerError> {
     let dir = DataDir::open(&config.data_dir)?;
     let initial = config.initial();
     let bound = initial.member(&config.name).and_then(|member| member.incarnation);
-    let has_log = dir.has_log();
+    let has_log = dir.has_log()?;
     if !has_log {
         may_bootstrap(config, &initial)?;
     }
@@ -57,6 +60,10 @@ pub(super) fn open(config: &Config) -> Result<Found, ServerError> {
         let identity = log_identity(config, &initial, incarnation);
         Log::create(&disk, &member_dir, &identity, &options).map_err(ServerError::Log)?;
     }
+    // Also where a crash came between the two.
+    dir.mark_log()?;
+    let snapshots = member_dir.join(SNAPSHOT_DIR);
+    disk.create_dir(&snapshots).map_err(system("make the directory for snapshots"))?;
     let (log, recovered) = Log::open(&disk, &member_dir, &options).map_err(ServerError::Log)?;
     if let Some((path, offset)) = &recovered.cut {
         tracing::warn!(
@@ -122,13 +129,10 @@ fn open_store(
         })
         .collect();
     let options = StoreOptions { members, ..StoreOptions::default() };
-    let machine = Machine::open(Backend::new(file), options).map_err(store_error)?;
+    let machine = Machine::open(Backend::new(file), options)
+        .map_err(|source| ServerError::Store { path: path.clone(), source })?;
     disk.sync_dir(member_dir).map_err(system("sync the member's directory"))?;
     Ok(machine)
-}
-
-fn store_error(error: StoreError) -> ServerError {
-    ServerError::Store(error)
 }
 
 fn log_identity(

@@ -21,8 +21,14 @@ pub enum ServerError {
     #[error("the log cannot be used")]
     Log(#[source] LogError),
     /// The store can't be used.
-    #[error("the store cannot be used")]
-    Store(#[source] StoreError),
+    #[error("the store {} cannot be used", path.display())]
+    Store {
+        /// Its file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: StoreError,
+    },
     /// The driver can't start.
     #[error("consensus cannot start")]
     Driver(#[source] driver::StartError),
@@ -61,7 +67,10 @@ pub enum ServerError {
         expected: Incarnation,
     },
     /// There is a log, but the store that it belongs to is gone.
-    #[error("{} is missing, but there is a log: this member has lost data; replace it", .0.display())]
+    #[error(
+        "{} is missing, but there is a log: this member has lost data; its cluster must remove it and add a new one",
+        .0.display()
+    )]
     StoreGone(PathBuf),
     /// Two first members have one id.
     #[error("member exists with identical ID: {0} and {1}")]
@@ -88,7 +97,7 @@ impl ServerError {
         match self {
             Self::DataDir(error) => error.is_final(),
             Self::Log(error) | Self::Driver(driver::StartError::Log(error)) => error.is_final(),
-            Self::Store(error) => error.is_final(),
+            Self::Store { source, .. } => source.is_final(),
             Self::ForeignLog { .. } | Self::StoreGone(_) | Self::Removed | Self::Disowned(_) => {
                 true
             }
@@ -102,6 +111,12 @@ impl ServerError {
         }
     }
 
+    /// Whether another command line would help, and nothing else.
+    #[must_use]
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::IdenticalIds(..) | Self::CannotJoin)
+    }
+
     /// What to do about it, where the error doesn't say so itself.
     #[must_use]
     pub fn next(&self) -> Option<&'static str> {
@@ -109,7 +124,9 @@ impl ServerError {
             Self::Log(error) | Self::Driver(driver::StartError::Log(error)) => {
                 matches!(error, LogError::Disk { .. }).then(|| disk::advice(error))
             }
-            Self::Store(error) => matches!(error, StoreError::Disk(_)).then(|| disk::advice(error)),
+            Self::Store { source, .. } => {
+                matches!(source, StoreError::Disk(_)).then(|| disk::advice(source))
+            }
             _ => None,
         }
     }
@@ -118,6 +135,10 @@ impl ServerError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn store(source: StoreError) -> ServerError {
+        ServerError::Store { path: PathBuf::from("db"), source }
+    }
 
     #[test]
     fn lost_data_and_removal_are_final_and_a_busy_port_is_not() {
@@ -145,20 +166,20 @@ mod tests {
         for error in [
             log(LogError::Version { path: path.clone(), version: 9, known: 1 }),
             log(LogError::Newer { path, offset: 0, kind: 9 }),
-            ServerError::Store(StoreError::Format { found: 9, known: 1 }),
+            store(StoreError::Format { found: 9, known: 1 }),
         ] {
             let text = crate::server::chain(&error);
             assert!(error.is_final(), "{text}");
             assert!(text.contains("start this member with"), "{text}");
         }
         let newer = StoreError::from(redb::DatabaseError::UpgradeRequired(9));
-        assert!(ServerError::Store(newer).is_final());
+        assert!(store(newer).is_final());
     }
 
     #[test]
     fn a_store_that_is_corrupt_inside_is_final_too() {
         let inside = StoreError::from(redb::StorageError::Corrupted("here".to_owned()));
-        assert!(ServerError::Store(inside).is_final());
+        assert!(store(inside).is_final());
     }
 
     #[test]
@@ -166,7 +187,7 @@ mod tests {
         let full = || rustix::io::Errno::NOSPC.into();
         let log =
             LogError::Disk { action: "write", path: PathBuf::new(), offset: 0, source: full() };
-        for error in [ServerError::Log(log), ServerError::Store(StoreError::Disk(full()))] {
+        for error in [ServerError::Log(log), store(StoreError::Disk(full()))] {
             assert!(!error.is_final());
             assert!(error.next().is_some_and(|next| next.contains("free space")));
         }
