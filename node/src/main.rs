@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         }
         Err(CommandError::Config(error)) => {
             complain(&format!("failed to verify flags: {}", server::chain(&error)));
-            ExitCode::from(FAILED)
+            ExitCode::from(USAGE)
         }
     }
 }
@@ -53,7 +53,11 @@ fn run(config: &Config, remarks: &[Remark]) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(error = server::chain(&error), next = error.next(), "server error");
-            ExitCode::from(if error.is_final() { DO_NOT_RESTART } else { FAILED })
+            ExitCode::from(match &error {
+                error if error.is_final() => DO_NOT_RESTART,
+                error if error.is_usage() => USAGE,
+                _ => FAILED,
+            })
         }
     }
 }

@@ -37,17 +37,25 @@ fn an_unknown_flag_is_a_usage_error_that_names_the_nearest() {
 }
 
 #[test]
-fn a_contradiction_is_another_error() {
-    let (code, _, err) = run(&["--listen-client-urls=http://127.0.0.1:1"], &[]);
-    assert_eq!(code, Some(1));
-    assert!(err.contains("--advertise-client-urls is required"), "{err}");
+fn what_can_be_understood_but_not_followed_is_a_usage_error_too() {
+    for (args, text) in [
+        (&["--listen-client-urls=http://127.0.0.1:1"][..], "--advertise-client-urls is required"),
+        (&["--discovery=https://d"], "--discovery is not supported"),
+        (&["--auto-tls"], "--auto-tls is not supported"),
+        (&["--name=x", "--initial-cluster=y=http://127.0.0.1:1"], "couldn't find local name"),
+        (&["--muster-document=/no/such/file"], "--muster-document"),
+    ] {
+        let (code, _, err) = run(args, &[]);
+        assert_eq!(code, Some(2), "{args:?}: {err}");
+        assert!(err.contains(text), "{args:?}: {err}");
+    }
 }
 
 #[test]
 fn variables_are_read_and_the_command_line_counts_first() {
     let variable = [("ETCD_ELECTION_TIMEOUT", "1")];
     let (code, _, err) = run(&[], &variable);
-    assert_eq!(code, Some(1));
+    assert_eq!(code, Some(2));
     assert!(err.contains("--election-timeout[1ms]"), "{err}");
     let (_, _, err) = run(&["--election-timeout=2"], &variable);
     assert!(err.contains("--election-timeout[2ms]"), "{err}");
@@ -71,6 +79,6 @@ fn joining_a_running_cluster_is_refused_as_long_as_it_cannot_be_done() {
     let mut member = Member::alone(root.path());
     member.args.push("--initial-cluster-state=existing".to_owned());
     member.start();
-    assert_eq!(member.exit_code(), Some(1));
+    assert_eq!(member.exit_code(), Some(2));
     assert!(!member.data_dir.join("member/wal").exists());
 }

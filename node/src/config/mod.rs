@@ -80,7 +80,7 @@ pub enum CommandError {
     /// The command line can't be understood: exit code 2.
     #[error(transparent)]
     Usage(#[from] UsageError),
-    /// It can be understood, but not followed: exit code 1.
+    /// It can be understood, but not followed: exit code 2 too, since no restart helps.
     #[error(transparent)]
     Config(#[from] ConfigError),
 }

@@ -33,7 +33,7 @@ pub enum TlsError {
         source: pem::Error,
     },
     /// A file holds no certificate at all.
-    #[error("there is no {what} in {}", path.display())]
+    #[error("cannot find {what} in {}", path.display())]
     Empty {
         /// What was looked for.
         what: &'static str,
