@@ -24,10 +24,7 @@ demo: release ## three hosts with unknown addresses become one secure cluster (K
 test: setup ## every test: unit, store, simulation, exploration, end to end
 	@scripts/test
 
-verify: setup ## what a reviewer runs: format, lints, docs, each crate on its own, then the tests
-	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+verify: setup ## what a reviewer runs: each crate on its own, then the tests (with format, lints, docs)
 	for crate in discovery-types discovery-formation muster-discovery muster-agent node-proto node-consensus muster-node; do \
 	  $(CARGO) check -p $$crate --locked || exit 1; done
 	@scripts/test

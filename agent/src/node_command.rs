@@ -170,7 +170,7 @@ fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
     durable::write_volatile(path, bytes)
 }
 
-/// The answer to [`is_own_node`], awaited where it is needed; or why there is none.
+/// The answer to `is_own_node`, awaited where it is needed; or why there is none.
 pub type IsOwnNode = Shared<BoxFuture<'static, Result<bool, String>>>;
 
 /// Asks in the background, so that no launch waits for it.

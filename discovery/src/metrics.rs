@@ -111,7 +111,7 @@ impl Metrics {
         text
     }
 
-    /// Counts an alarm, of a kind in [`ALARMS`].
+    /// Counts an alarm, of a kind in `ALARMS`.
     pub fn alarm(&self, kind: &str) {
         debug_assert!(ALARMS.contains(&kind), "`{kind}` would not be there before the first one");
         self.alarms.get_or_create(&KindLabels { kind: kind.into() }).inc();

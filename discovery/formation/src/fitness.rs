@@ -14,7 +14,7 @@ pub enum Unfit {
     /// Not `https://host:port`.
     #[error("{0} is not of the form https://host:port")]
     Malformed(String),
-    /// 0.0.0.0 or [::].
+    /// `0.0.0.0` or `[::]`.
     #[error("{0} is the unspecified address: nobody can reach it")]
     Unspecified(String),
     /// Loopback, not allowed by the statement.

@@ -183,7 +183,7 @@ impl Ledger {
     }
 
     /// Notes which database we work with: durable if it differs in more than the position, if that
-    /// has moved by [`POSITION_STEP`], or when `force` is set.
+    /// has moved by `POSITION_STEP`, or when `force` is set.
     pub async fn note(&self, seen: Seen, force: bool) -> Result<(), LedgerError> {
         let same = self.seen().is_some_and(|old| Seen { wal: seen.wal, ..old } == seen);
         if same && !force {

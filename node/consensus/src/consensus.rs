@@ -132,7 +132,7 @@ impl Consensus {
         self.after_input();
     }
 
-    /// One message from a peer. [`Self::take_proposals`] is for those that carry proposals.
+    /// One message from a peer. Proposals that a peer passes on are for [`Self::propose_many`].
     pub fn step(&mut self, message: Message) -> Result<(), StepError> {
         let message = self.check(message)?;
         let Some(message) = message else { return Ok(()) };

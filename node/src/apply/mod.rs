@@ -1,6 +1,6 @@
 //! From committed log entries to changes of the store: deterministic, and its only writer.
 //!
-//! [`Machine`] is the node's [`StateMachine`]. A batch of entries becomes one transaction and one
+//! [`Machine`] is the node's [`StateMachine`](crate::machine::StateMachine). A batch of entries becomes one transaction and one
 //! publication of events. What a request may be refused for here is decided by the store alone, so
 //! that every member refuses it alike; what can be checked without the store (`rpc` does) never
 //! reaches the log.
