@@ -123,8 +123,11 @@ fn form(story: &mut Story, world: &World, bundle: &std::path::Path) -> Result<Ve
     let shown = world.wait_cluster_state("demo", "formed", LIMIT)?;
     story.checked(&format!("first write {took} ms after the third agent was started"));
     for phase in shown["timeline"].as_array().into_iter().flatten() {
-        let text = |field: &str| phase[field].as_str().unwrap_or_default().to_owned();
-        story.say(&format!("{:>8} ms  {}", phase["since_full_ms"], text("event")));
+        let event = phase["event"].as_str().unwrap_or_default();
+        // What came before the list was full has no time since.
+        if let Some(since) = phase["since_full_ms"].as_i64() {
+            story.say(&format!("{since:>8} ms  {event}"));
+        }
     }
     Ok(agents)
 }
