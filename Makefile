@@ -21,10 +21,12 @@ release: setup ## build the three programs in release mode
 demo: release ## three hosts with unknown addresses become one secure cluster (KEEP=1 leaves it running)
 	@target/release/demo $(if $(KEEP),--keep)
 
-test: setup ## every test: unit, store, simulation, exploration, end to end
+test: ## every test: unit, store, simulation, exploration, end to end
+	@scripts/setup tests
 	@scripts/test
 
-verify: setup ## what a reviewer runs: each crate on its own, then the tests (with format, lints, docs)
+verify: ## what a reviewer runs: each crate on its own, then the tests (with format, lints, docs)
+	@scripts/setup tests
 	for crate in discovery-types discovery-formation muster-discovery muster-agent node-proto node-consensus muster-node; do \
 	  $(CARGO) check -p $$crate --locked || exit 1; done
 	@scripts/test
