@@ -121,3 +121,20 @@ fn open_log(path: &Path) -> Result<File, StateError> {
         .open(path)
         .map_err(StateError::io("open", path))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_no_new_file_can_be_made_the_pid_file_is_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("node.pid");
+        std::fs::write(&path, "a longer text of an earlier node\n").unwrap();
+        // Stands in the way of the file that would be renamed, as a full disk does.
+        std::fs::create_dir(dir.path().join("node.pid.tmp")).unwrap();
+        write_pid_file(&path, "7 8 x\n").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "7 8 x\n");
+        assert!(write_pid_file(&dir.path().join("absent/node.pid"), "7\n").is_err());
+    }
+}

@@ -116,3 +116,15 @@ fn on_runtime<T>(work: impl Future<Output = Result<T, End>>) -> Result<T, End> {
         .map_err(|error| End::Failed(format!("can't start: {error}")))?
         .block_on(work)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_and_private_keys_are_known_wherever_they_stand() {
+        assert!(holds_secret("muster1 urls=https://d:1 mst_boot_a_b_c"));
+        assert!(holds_secret("-----BEGIN PRIVATE KEY-----"));
+        assert!(!holds_secret("--bundle-file=/root/demo.bundle"));
+    }
+}

@@ -304,3 +304,21 @@ impl Observer for Shown {
         self.board.phase(Phase::Stopping, "waiting for the node to stop".to_owned());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_program_starts_only_on_data_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        assert!(check_maker(&layout, true).is_ok() && check_maker(&layout, false).is_ok());
+        std::fs::create_dir_all(layout.node().join("member/wal")).unwrap();
+        assert!(check_maker(&layout, false).is_ok());
+        assert!(matches!(check_maker(&layout, true), Err(End::Usage(_))), "etcd's data");
+        std::fs::write(layout.node().join(OWN_NODE_FILE), "1\n").unwrap();
+        assert!(check_maker(&layout, true).is_ok());
+        assert!(matches!(check_maker(&layout, false), Err(End::Usage(_))), "muster-node's data");
+    }
+}
