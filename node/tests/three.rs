@@ -48,7 +48,13 @@ async fn same_hash(members: &[Member], revision: i64) {
 #[tokio::test]
 async fn the_first_seat_leads_first_and_every_member_takes_writes() {
     let root = tempfile::tempdir().unwrap();
-    let members = started(root.path());
+    let mut members = three(root.path());
+    for member in &mut members {
+        // No time-out comes first, however slow the machine: who leads has campaigned of itself.
+        member.args.push("--election-timeout=40000".to_owned());
+        member.start();
+    }
+    members.iter_mut().for_each(Member::ready);
     assert_eq!(settled(&all(&members)).await, 0);
     let mut revision = 0;
     for member in &members {
