@@ -138,7 +138,9 @@ impl Hub {
         let feed = self.feed.clone();
         loop {
             tokio::select! {
-                () = feed.arrival.notified() => {}
+                // Commands first, and not by lot: each takes the events along, so that neither
+                // waits for the other, and the same happens again from the same beginning.
+                biased;
                 command = self.commands.recv() => match command {
                     // Events that a command's sender has seen in the store come first.
                     Some(command) => {
@@ -147,6 +149,7 @@ impl Hub {
                     }
                     None => return,
                 },
+                () = feed.arrival.notified() => {}
             }
             self.take_events();
         }

@@ -54,15 +54,12 @@ pub enum Notice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Told everything before `next`; reads the store from there.
-    CatchesUp {
-        next: i64,
-    },
-    Attached,
+    CatchesUp { next: i64 },
+    /// The hub gives it each event. It knows the watch only after it has answered the rounds up to
+    /// `round`, so that their answers say nothing of this watch.
+    Attached { round: u64 },
     /// Catches up from `next`, once so many deliveries have been taken.
-    Lags {
-        next: i64,
-        after: u64,
-    },
+    Lags { next: i64, after: u64 },
 }
 
 #[derive(Debug)]
@@ -72,6 +69,17 @@ struct Watch {
     state: State,
     /// Told something since the last periodic progress.
     is_busy: bool,
+}
+
+impl Watch {
+    /// Whether the hub's answer to `round` covers this watch.
+    fn answered(&self, round: u64) -> bool {
+        matches!(self.state, State::Attached { round: before } if before < round)
+    }
+
+    fn is_attached(&self) -> bool {
+        matches!(self.state, State::Attached { .. })
+    }
 }
 
 /// A progress answer that is under way.
@@ -190,6 +198,8 @@ impl Subscriber {
                 self.ask().await;
             }
             tokio::select! {
+                // In order, and not by lot: the same happens again from the same beginning.
+                biased;
                 delivery = self.queue.recv() => {
                     // The subscriber holds a sender itself: the queue does not end.
                     if let Some(delivery) = delivery {
@@ -204,7 +214,7 @@ impl Subscriber {
     /// A progress answer was put off until everybody had caught up.
     fn asked_again(&mut self) -> bool {
         let again = self.asked.round == 0 && (self.asked.by_client || self.asked.by_timer);
-        again && self.watches.values().all(|watch| watch.state == State::Attached)
+        again && self.watches.values().all(Watch::is_attached)
     }
 
     fn take(&mut self, delivery: Delivery) {
@@ -220,29 +230,28 @@ impl Subscriber {
             Delivery::Progress { revision, round } if round == self.asked.round => {
                 // What the hub has detached before it answered is known only now.
                 self.take_missed();
-                self.tell_progress(revision);
+                self.tell_progress(revision, round);
             }
             Delivery::Progress { .. } => {}
         }
         self.wake_lagging();
     }
 
-    fn tell_progress(&mut self, revision: i64) {
+    fn tell_progress(&mut self, revision: i64, round: u64) {
         if self.asked.by_timer {
             self.asked.by_timer = false;
             for watch in self.watches.values_mut() {
                 let quiet = !std::mem::take(&mut watch.is_busy);
                 let reached = watch.spec.start_revision <= revision + 1;
-                if watch.spec.progress_notify && quiet && reached && watch.state == State::Attached
-                {
+                if watch.spec.progress_notify && quiet && reached && watch.answered(round) {
                     let watch_id = watch.watch_id;
                     self.ready.push_back(Notice::WatchProgress { watch_id, revision });
                 }
             }
         }
         if self.asked.by_client {
-            if self.watches.values().any(|watch| watch.state != State::Attached) {
-                // Asked again once all have caught up.
+            if !self.watches.values().all(|watch| watch.answered(round)) {
+                // Asked again once all are attached.
                 self.asked.round = 0;
                 return;
             }
@@ -315,7 +324,7 @@ impl Subscriber {
                     return Ok(());
                 };
                 self.behind.pop_front();
-                watch.state = State::Attached;
+                watch.state = State::Attached { round: self.last_round };
                 let (spec, link) = (watch.spec.clone(), self.link.clone());
                 permit.send(Command::Attach { token, spec, next, link });
             }
@@ -336,7 +345,7 @@ impl Drop for Subscriber {
         // The queue closes with the subscriber, so that the hub finds out at the next event; a
         // watch that sees none is taken out here, as far as there is room.
         for (token, watch) in &self.watches {
-            if watch.state == State::Attached {
+            if watch.is_attached() {
                 let _ = self.commands.try_send(Command::Detach { token: *token });
             }
         }

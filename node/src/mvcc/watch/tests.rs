@@ -251,6 +251,43 @@ async fn progress_never_overtakes_events() {
     assert!(revision < 3_002 || l == 3_002, "l comes before a progress of {revision}");
 }
 
+/// A watch is added, and attached only after progress was asked for: the hub then finds both, the
+/// question first, together with two events.
+async fn asked_before_the_attach(ask: impl AsyncFnOnce(&mut Subscriber)) -> (World, Subscriber) {
+    let mut world = World::running();
+    let mut subscriber = world.hub.subscribe();
+    let asks = |key| WatchSpec { progress_notify: true, ..spec(key, "", 2) };
+    subscriber.add(1, asks("first"));
+    nothing(&mut subscriber).await;
+    subscriber.add(2, asks("k"));
+    ask(&mut subscriber).await;
+    // The watch goes as far as to ask for its attach; the hub has had no turn yet.
+    assert!(futures_util::poll!(std::pin::pin!(subscriber.next())).is_pending());
+    world.put("k");
+    world.put("k");
+    (world, subscriber)
+}
+
+#[tokio::test]
+async fn an_answer_to_a_question_from_before_the_attach_says_nothing_of_the_watch() {
+    let ask = async |subscriber: &mut Subscriber| subscriber.request_progress().await;
+    let (_world, mut subscriber) = asked_before_the_attach(ask).await;
+    assert_eq!(told_until(&mut subscriber, 2, 3).await, [2, 3]);
+    let notice = next(&mut subscriber).await;
+    assert!(matches!(notice, Notice::Progress { revision: 3 }), "{notice:?}");
+    nothing(&mut subscriber).await;
+}
+
+#[tokio::test]
+async fn the_timers_question_from_before_the_attach_says_nothing_of_the_watch() {
+    let ask = async |subscriber: &mut Subscriber| subscriber.request_periodic_progress().await;
+    let (_world, mut subscriber) = asked_before_the_attach(ask).await;
+    let notice = next(&mut subscriber).await;
+    assert!(matches!(notice, Notice::WatchProgress { watch_id: 1, revision: 3 }), "{notice:?}");
+    assert_eq!(told_until(&mut subscriber, 2, 3).await, [2, 3]);
+    nothing(&mut subscriber).await;
+}
+
 #[tokio::test]
 async fn periodic_progress_is_for_who_asked_and_was_quiet() {
     let mut world = World::running();
