@@ -1,0 +1,231 @@
+//! Writing: aside, synced, named, folder synced.
+
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::Error;
+use crate::folder::open_folder;
+
+/// Between a file's name and what nobody can guess, while it is written.
+const ASIDE: &str = ".unfinished-";
+const RANDOM_BYTES: usize = 16;
+/// What we make is its owner's to read and write.
+const PRIVATE: u32 = 0o600;
+
+/// Puts a file with `bytes` (0600) in the place of `path`, durably.
+///
+/// # Errors
+/// If the disk refuses; `path` then holds the old content or the new one.
+pub fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let aside = write_aside(path, bytes, PRIVATE, true)?;
+    put(&aside, path)?;
+    sync_folder(path)
+}
+
+/// As [`replace`], without asking the disk to keep it: for what can be worked out again.
+///
+/// # Errors
+/// If the disk refuses.
+pub fn replace_volatile(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let aside = write_aside(path, bytes, PRIVATE, false)?;
+    put(&aside, path)
+}
+
+/// Makes a file that isn't there yet, durably.
+///
+/// # Errors
+/// `Exists` if something stands at `path`: it is left as it is.
+pub fn create(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
+    let aside = write_aside(path, bytes, mode, true)?;
+    // A link fails where a rename would silently replace.
+    let linked = std::fs::hard_link(&aside, path);
+    std::fs::remove_file(&aside).map_err(Error::io("remove", &aside))?;
+    linked.map_err(|source| match source.kind() {
+        ErrorKind::AlreadyExists => Error::Exists(path.to_owned()),
+        _ => Error::io("write", path)(source),
+    })?;
+    sync_folder(path)
+}
+
+/// Gives a file or folder another name, durably.
+///
+/// # Errors
+/// If the disk refuses.
+pub fn rename(from: &Path, to: &Path) -> Result<(), Error> {
+    std::fs::rename(from, to).map_err(Error::io("move", from))?;
+    sync_folder(to)?;
+    if from.parent() == to.parent() { Ok(()) } else { sync_folder(from) }
+}
+
+/// Makes durable what was made, renamed or removed in `folder`.
+///
+/// # Errors
+/// If the disk refuses.
+pub fn sync(folder: &Path) -> Result<(), Error> {
+    let synced = open_folder(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(Error::io("sync", folder))
+}
+
+/// [`sync`] of the folder that `path` lies in.
+///
+/// # Errors
+/// If the disk refuses.
+pub fn sync_folder(path: &Path) -> Result<(), Error> {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => sync(parent),
+        _ => sync(Path::new(".")),
+    }
+}
+
+/// Whether a name is one under which a file is written before it gets its own.
+#[must_use]
+pub fn is_aside(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    let random = name.rsplit_once(ASIDE).map(|(_, random)| random.as_bytes());
+    random.is_some_and(|random| {
+        random.len() == 2 * RANDOM_BYTES && random.iter().all(u8::is_ascii_hexdigit)
+    })
+}
+
+/// Removes what writers that were killed have left in `folder`. Only for whom holds the folder's
+/// lock: it would take a living writer's file away.
+///
+/// # Errors
+/// If the disk refuses.
+pub fn sweep(folder: &Path) -> Result<(), Error> {
+    for entry in std::fs::read_dir(folder).map_err(Error::io("read", folder))? {
+        let entry = entry.map_err(Error::io("read", folder))?;
+        if is_aside(&entry.file_name()) {
+            let path = entry.path();
+            std::fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+        }
+    }
+    Ok(())
+}
+
+fn write_aside(path: &Path, bytes: &[u8], mode: u32, keep: bool) -> Result<PathBuf, Error> {
+    let aside = aside_of(path)?;
+    // Exclusive: neither a link nor a file that somebody has opened before is written through.
+    let opened = OpenOptions::new().write(true).create_new(true).mode(mode).open(&aside);
+    let written = opened.map_err(Error::io("create", &aside)).and_then(|mut file| {
+        let result = fill(&mut file, bytes, mode, keep).map_err(Error::io("write", &aside));
+        if result.is_err() {
+            // What is left of it on a full disk helps nobody.
+            let _ = std::fs::remove_file(&aside);
+        }
+        result
+    });
+    written.map(|()| aside)
+}
+
+fn fill(file: &mut File, bytes: &[u8], mode: u32, keep: bool) -> std::io::Result<()> {
+    // Whatever the umask has taken away.
+    file.set_permissions(std::fs::Permissions::from_mode(mode))?;
+    file.write_all(bytes)?;
+    if keep { file.sync_all() } else { Ok(()) }
+}
+
+fn put(aside: &Path, path: &Path) -> Result<(), Error> {
+    std::fs::rename(aside, path).map_err(|source| {
+        let _ = std::fs::remove_file(aside);
+        Error::io("replace", path)(source)
+    })
+}
+
+fn aside_of(path: &Path) -> Result<PathBuf, Error> {
+    let name = path.file_name().ok_or(ErrorKind::InvalidInput);
+    let mut aside = name.map_err(|kind| Error::io("write", path)(kind.into()))?.to_owned();
+    let mut random = [0; RANDOM_BYTES];
+    getrandom(&mut random[..], GetRandomFlags::empty())
+        .map_err(|error| Error::io("get randomness for", path)(error.into()))?;
+    aside.push(ASIDE);
+    aside.push(data_encoding::HEXLOWER.encode(&random));
+    Ok(path.with_file_name(aside))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_replaced_file_is_whole_and_private_and_leaves_nothing_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal.json");
+        replace(&path, b"one").unwrap();
+        replace_volatile(&path, b"two").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"two");
+        assert_eq!(mode(&path), 0o600);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_somebody_prepared_in_its_place_is_not_written_through() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, victim) = (dir.path().join("agent.key"), dir.path().join("victim"));
+        std::fs::write(&victim, "kept").unwrap();
+        for name in ["agent.key", "agent.key.tmp"] {
+            symlink(&victim, dir.path().join(name)).unwrap();
+        }
+        replace(&path, b"secret").unwrap();
+        assert_eq!(std::fs::read(&victim).unwrap(), b"kept");
+        assert_eq!(mode(&path), 0o600);
+        assert!(!path.is_symlink());
+    }
+
+    #[test]
+    fn a_new_file_never_takes_the_place_of_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("owner.pem");
+        create(&path, b"first", 0o644).unwrap();
+        assert_eq!(mode(&path), 0o644);
+        assert!(matches!(create(&path, b"second", 0o600), Err(Error::Exists(_))));
+        assert_eq!(std::fs::read(&path).unwrap(), b"first");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_a_crash_left_is_known_and_swept_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal.json");
+        replace(&path, b"whole").unwrap();
+        let left = write_aside(&path, b"ha", PRIVATE, true).unwrap();
+        assert!(is_aside(left.file_name().unwrap()));
+        assert!(!is_aside(OsStr::new("journal.json.unfinished-business")));
+        sweep(dir.path()).unwrap();
+        let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().collect();
+        assert_eq!(names.len(), 1);
+        assert_eq!(std::fs::read(&path).unwrap(), b"whole");
+    }
+
+    #[test]
+    fn a_failed_write_names_the_file_and_the_act_and_leaves_nothing() {
+        let error = replace(Path::new("/proc/no-such-folder/file"), b"").unwrap_err();
+        assert!(error.to_string().contains("/proc/no-such-folder/file"), "{error}");
+        let dir = tempfile::tempdir().unwrap();
+        let taken = dir.path().join("folder");
+        std::fs::create_dir(&taken).unwrap();
+        replace(&taken, b"").unwrap_err();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_rename_moves_between_folders() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("a"), dir.path().join("b/c"));
+        std::fs::write(&from, "x").unwrap();
+        std::fs::create_dir(dir.path().join("b")).unwrap();
+        rename(&from, &to).unwrap();
+        assert_eq!(std::fs::read(&to).unwrap(), b"x");
+    }
+}
