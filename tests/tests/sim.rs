@@ -78,6 +78,22 @@ mod bugs_put_back {
     }
 
     #[test]
+    fn a_batch_acknowledged_with_the_one_before_it() {
+        let by = [
+            "leader completeness",
+            "state machine safety",
+            "linearizable",
+            "acknowledged writes survive",
+            "monotone",
+            "one vote per term",
+            "election safety",
+            "members start and run",
+            "log matching",
+        ];
+        is_found(Guards::ACK_NEXT_BATCH, 500, &by);
+    }
+
+    #[test]
     fn a_leader_that_counts_itself_before_its_sync() {
         let by = [
             "leader completeness",

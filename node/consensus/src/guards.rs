@@ -13,6 +13,7 @@ pub struct Guards {
     unique_read_context: bool,
     verify_tail: bool,
     failed_sync_is_final: bool,
+    count_durable_batches: bool,
 }
 
 impl Guards {
@@ -24,6 +25,7 @@ impl Guards {
         unique_read_context: true,
         verify_tail: true,
         failed_sync_is_final: true,
+        count_durable_batches: true,
     };
 
     /// Votes leave only once term and vote are durable.
@@ -55,6 +57,11 @@ impl Guards {
     pub fn failed_sync_is_final(self) -> bool {
         self.failed_sync_is_final
     }
+
+    /// What waits for a batch of the log leaves with that batch, not with the one before it.
+    pub fn count_durable_batches(self) -> bool {
+        self.count_durable_batches
+    }
 }
 
 #[cfg(debug_assertions)]
@@ -69,6 +76,8 @@ impl Guards {
     pub const SHARED_READ_CONTEXT: Self = Self { unique_read_context: false, ..Self::ALL };
     /// The log's last record is taken as it is found.
     pub const KEEP_TORN_TAIL: Self = Self { verify_tail: false, ..Self::ALL };
+    /// With each batch that is durable, the next one is acknowledged as well.
+    pub const ACK_NEXT_BATCH: Self = Self { count_durable_batches: false, ..Self::ALL };
     /// A failed sync is tried once more and then believed.
     pub const RETRY_FAILED_SYNC: Self = Self { failed_sync_is_final: false, ..Self::ALL };
 }

@@ -9,6 +9,7 @@ use muster_node::disk::simulated::SimulatedDisk;
 use muster_node::disk::{Backend, Open};
 use muster_node::driver::{
     Applied, Applier, CheckpointPolicy, Driver, DriverOptions, LogJob, Notice, Position, recover,
+    run_group,
 };
 use muster_node::log::{Identity, Log, LogOptions, Reader};
 use muster_node::machine::{Committed, RequestId, Snapshot as _, StateMachine as _};
@@ -34,8 +35,10 @@ pub(super) struct Live {
     pub log: Log,
     pub applier: Applier<Machine>,
     pub store: Store,
+    /// What waits for the log.
     pub log_jobs: Vec<LogJob>,
-    pub log_busy: bool,
+    /// What the log is writing: taken when the write began. What comes meanwhile waits.
+    pub log_group: Option<Vec<LogJob>>,
     pub apply_jobs: Vec<ApplyJob>,
     pub apply_busy: bool,
     /// Reads old entries.
@@ -127,7 +130,7 @@ impl Node {
             compaction: Compaction::Inline,
             ..StoreOptions::default()
         };
-        let machine = Machine::open(Backend::new(file), store_options)?;
+        let machine = Machine::open(Backend::new(file)?, store_options)?;
         if !Log::exists(&disk, dir)? {
             let incarnation = u128::from(self.id) << 64 | 0xfeed;
             let identity =
@@ -160,12 +163,24 @@ impl Node {
             applier: Applier::new(machine, policy),
             store,
             log_jobs: Vec::new(),
-            log_busy: false,
+            log_group: None,
             apply_jobs: Vec::new(),
             apply_busy: false,
             built: None,
             bodies: BTreeMap::new(),
         })
+    }
+
+    /// A write of the log that is under way when its process ends has got somewhere: nowhere yet,
+    /// to one of its operations on the disk, or to its end, which nobody was told of.
+    pub fn cut_short(&mut self, operations: Option<u64>) {
+        let Some(live) = &mut self.live else { return };
+        let Some(group) = live.log_group.take() else { return };
+        if let Some(operations) = operations {
+            self.disk.power_off_after(operations);
+            // Whether it got to its end is for the restart to find out.
+            let _ = run_group(&mut live.log, group);
+        }
     }
 
     /// The process is gone and so is what was not synced.

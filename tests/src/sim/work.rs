@@ -88,8 +88,7 @@ impl World {
         }
         let prepare = self.rng.chance(100);
         let Some(live) = self.live(id, life) else { return Ok(()) };
-        live.log_busy = false;
-        let jobs = std::mem::take(&mut live.log_jobs);
+        let Some(jobs) = live.log_group.take() else { return Ok(()) };
         let written: Vec<_> = jobs.iter().filter_map(written).cloned().collect();
         let mut done = run_group(&mut live.log, jobs);
         if done.is_ok()
@@ -103,6 +102,7 @@ impl World {
                 for notice in notices {
                     live.driver.notice(notice);
                 }
+                self.begin_group(id, life);
                 for batch in written {
                     self.invariants.logs.observe(id, &batch.entries, None)?;
                 }
@@ -294,14 +294,21 @@ impl World {
         if jobs.is_empty() {
             return;
         }
-        let slow = !self.calm && self.rng.chance(self.plan.slow_disk);
-        let delay = if slow { self.rng.range(5_000, 300_000) } else { self.rng.range(80, 1_500) };
         let Some(live) = self.live(id, life) else { return };
         live.log_jobs.append(&mut jobs);
-        if !live.log_busy {
-            live.log_busy = true;
-            self.after(delay, Event::LogDone { node: id, life });
+        self.begin_group(id, life);
+    }
+
+    /// The log takes what waits for it as one group, unless it is still writing the last one.
+    fn begin_group(&mut self, id: u64, life: u64) {
+        let Some(live) = self.live(id, life) else { return };
+        if live.log_group.is_some() || live.log_jobs.is_empty() {
+            return;
         }
+        live.log_group = Some(std::mem::take(&mut live.log_jobs));
+        let slow = !self.calm && self.rng.chance(self.plan.slow_disk);
+        let delay = if slow { self.rng.range(5_000, 300_000) } else { self.rng.range(80, 1_500) };
+        self.after(delay, Event::LogDone { node: id, life });
     }
 
     pub(super) fn send_snapshot(&mut self, id: u64, life: u64, message: &Message) {

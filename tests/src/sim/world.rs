@@ -290,7 +290,9 @@ impl World {
 
     pub(super) fn take_down(&mut self, id: u64, process_only: bool) {
         self.report.crashes += 1;
+        let operations = if self.rng.chance(300) { None } else { Some(self.rng.range(1, 6)) };
         let node = self.node(id);
+        node.cut_short(operations);
         if process_only {
             node.kill()
         } else {
