@@ -196,7 +196,7 @@ fn whole_store() -> Vec<u8> {
     };
     let dir = tempfile::tempdir().unwrap();
     let file = RealDisk.open(&dir.path().join("db"), Open::New).unwrap();
-    let mut writer = Writer::open(Backend::new(file), Options::default()).unwrap();
+    let mut writer = Writer::open(Backend::new(file).unwrap(), Options::default()).unwrap();
     let at = Position { index: 3, term: 1 };
     let put = |batch: &mut muster_node::mvcc::Batch<'_>| {
         batch.put(Bytes::from_static(b"other"), Bytes::from_static(b"v"), 0)?;

@@ -68,7 +68,7 @@ impl Node {
         let file = disk.open(&dir.path().join("db"), Open::New).unwrap();
         let member = Member { id: MEMBER, name: "one".to_owned(), ..Member::default() };
         let store = mvcc::Options { members: vec![member], ..mvcc::Options::default() };
-        let machine = Machine::open(Backend::new(file), store).unwrap();
+        let machine = Machine::open(Backend::new(file).unwrap(), store).unwrap();
         let (store, hub) = (machine.store(), machine.hub());
         let mut options = driver::Options::new(MEMBER, vec![MEMBER], dir.path().join("snapshots"));
         options.campaign_when_connected = true;

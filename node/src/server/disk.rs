@@ -129,7 +129,8 @@ fn open_store(
         })
         .collect();
     let options = StoreOptions { members, ..StoreOptions::default() };
-    let machine = Machine::open(Backend::new(file), options)
+    let backend = Backend::new(file).map_err(system("read the store past the page cache"))?;
+    let machine = Machine::open(backend, options)
         .map_err(|source| ServerError::Store { path: path.clone(), source })?;
     disk.sync_dir(member_dir).map_err(system("sync the member's directory"))?;
     Ok(machine)

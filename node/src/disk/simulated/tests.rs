@@ -166,7 +166,7 @@ fn a_store_on_it_keeps_durable_commits_through_crashes() {
     for seed in 0..20 {
         let disk = SimulatedDisk::new(seed);
         for round in 0..5 {
-            let backend = Backend::new(file(&disk, "db"));
+            let backend = Backend::new(file(&disk, "db")).unwrap();
             disk.sync_dir(Path::new("")).unwrap();
             let database = Database::builder().create_with_backend(backend).unwrap();
             if round > 0 {

@@ -28,7 +28,7 @@ pub(crate) fn disk(seed: u64) -> SimulatedDisk {
 }
 
 pub(crate) fn backend(disk: &SimulatedDisk) -> Backend {
-    Backend::new(disk.open(&Path::new(DIR).join("db"), Open::Existing).unwrap())
+    Backend::new(disk.open(&Path::new(DIR).join("db"), Open::Existing).unwrap()).unwrap()
 }
 
 fn open(disk: &SimulatedDisk, compaction: Compaction) -> Writer {

@@ -8,6 +8,7 @@ use node_proto::mvccpb::KeyValue;
 use proptest::prelude::*;
 
 use super::*;
+use crate::disk::simulated::{Failure, Fault, Operation};
 
 #[derive(Clone, Debug)]
 enum Change {
@@ -23,6 +24,8 @@ enum Op {
     Checkpoint,
     /// The process dies.
     Kill,
+    /// A sync fails, if the next checkpoint asks for so many, and the process dies of it.
+    FailedSync(u8),
     /// The machine does.
     Crash,
     /// The state moves to another machine.
@@ -44,6 +47,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => any::<u8>().prop_map(Op::Compact),
         2 => Just(Op::Checkpoint),
         1 => Just(Op::Kill),
+        2 => (0..4_u8).prop_map(Op::FailedSync),
         1 => Just(Op::Crash),
         1 => Just(Op::Snapshot),
         2 => Just(Op::Step),
@@ -163,6 +167,11 @@ fn compare_hashes(a: &Writer, b: &Writer, model: &Model) {
     }
 }
 
+fn failed_sync(after: u8) -> Fault {
+    let (operation, failure) = (Operation::Sync, Failure::Io);
+    Fault { operation, after: after.into(), times: 1, failure }
+}
+
 fn run(ops: Vec<Op>, seed: u64) {
     let mut disk_a = disk(seed);
     let mut a = open(&disk_a, Compaction::Inline);
@@ -192,7 +201,11 @@ fn run(ops: Vec<Op>, seed: u64) {
             Op::Checkpoint => {
                 assert_eq!(a.checkpoint().unwrap(), a.applied());
             }
-            Op::Kill | Op::Crash => {
+            Op::Kill | Op::FailedSync(_) | Op::Crash => {
+                if let Op::FailedSync(after) = op {
+                    disk_a.inject(failed_sync(after));
+                    let _ = a.checkpoint();
+                }
                 let durable = a.durable();
                 if matches!(op, Op::Crash) {
                     // While the database is open: nothing may be tidied up on the way down.
