@@ -23,7 +23,7 @@
 //!   ([`Rule::HoldAboveReleased`]). `size − quorum + 1` releases leave fewer than a quorum that could
 //!   still hold, so a second list that shares a host with a running majority is never fully signed.
 //!   A second list that shares none is beyond any agent's knowledge: there, only the ledgers and
-//!   [`service::Event::DatabaseChanged`] help.
+//!   [`service::Event::DatabaseChanged`] help; [`memory`] says when it is that event's turn.
 //! * **A service that lies.** It may show any list to anybody at any time. The same three rules hold
 //!   without its help, because agents count signed releases and nothing else.
 //! * **A host that starts twice.** The marker and `launching` are durable before the node is
@@ -59,6 +59,7 @@ pub mod agent;
 pub mod fitness;
 #[cfg(test)]
 mod fixtures;
+pub mod memory;
 pub mod rules;
 pub mod service;
 pub mod values;
