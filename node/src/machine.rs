@@ -1,6 +1,6 @@
 //! The seam between the driver and the replicated state.
 //!
-//! The driver knows entries as an index, a term and bytes; the state machine knows what the bytes
+//! The driver knows entries as an index, a term, a kind and bytes; the state machine knows what the bytes
 //! mean. Whatever the state machine holds (data, applied index, members) changes in one storage
 //! transaction per batch, so that no crash can leave one without the other.
 
@@ -8,13 +8,15 @@ use std::io::{Read, Write};
 
 use bytes::Bytes;
 
-pub use node_consensus::Position;
+pub use node_consensus::{EntryKind, Position};
 
-/// One committed entry. Empty `data` is a new leader's no-op.
+/// One committed entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Committed {
     /// Where it stands.
     pub position: Position,
+    /// What it is.
+    pub kind: EntryKind,
     /// The proposer's bytes, opaque to the driver.
     pub data: Bytes,
 }

@@ -113,7 +113,7 @@ async fn proposals_that_nobody_could_apply_are_not_taken_from_a_peer() {
     let root = tempfile::tempdir().unwrap();
     let (members, leader, address, ids) = two_of_three(root.path()).await;
     let mut stream = open(&address, &ids, MESSAGES, 1);
-    let entry = |data: Bytes| Entry { index: 0, term: 0, data };
+    let entry = |data: Bytes| Entry { data, ..Entry::default() };
     let junk = [
         entry(Bytes::from_static(b"junk")),
         entry(Bytes::from_static(&[1, 0xff])),

@@ -7,12 +7,13 @@ use thiserror::Error;
 
 use crate::config::validate;
 use crate::convert::{
-    entry_out, hard_state_out, members_out, message_in, message_out, peer_state_out, role_out,
+    entry_in, entry_out, hard_state_out, members_out, message_in, message_out, peer_state_out,
+    role_out,
 };
 use crate::storage::LogView;
 use crate::{
-    Config, ConfigError, Entry, Guards, HardState, Initial, Message, MessageKind, PeerStatus,
-    Persist, Position, ReadContext, ReadState, Ready, Role, Status,
+    Config, ConfigError, Entry, EntryKind, Guards, HardState, Initial, Message, MessageKind,
+    PeerStatus, Persist, Position, ReadContext, ReadState, Ready, Role, Status,
 };
 
 /// The library draws its own election time-outs below this. It is so large that a draw never
@@ -35,6 +36,10 @@ pub enum ProposeError {
     /// The bound on uncommitted bytes is reached.
     #[error("too many uncommitted proposals")]
     Full,
+    /// The last change of members, or what this leader found when its term began, is not applied
+    /// yet.
+    #[error("an earlier change of members is under way")]
+    ChangeUnderWay,
 }
 
 /// Why a message was not taken. It had no effect.
@@ -143,21 +148,39 @@ impl Consensus {
         Ok(())
     }
 
-    /// Appends `proposals` in one go if this member leads, else sends them on to the leader.
-    /// `hops` is 0 for one's own, else what [`Message::log_term`] said.
-    pub fn propose_many(&mut self, proposals: Vec<Bytes>, hops: u64) -> Result<(), ProposeError> {
+    /// Appends `proposals`, all of one kind, in one go if this member leads, else sends them on to
+    /// the leader. `hops` is 0 for one's own, else what [`Message::log_term`] said.
+    ///
+    /// A change of members is proposed alone, and taken only once everything before it that may be
+    /// one is applied here.
+    ///
+    /// # Panics
+    /// If a change of members is not alone, or for what only a leader itself makes.
+    pub fn propose_many(
+        &mut self,
+        kind: EntryKind,
+        proposals: Vec<Bytes>,
+        hops: u64,
+    ) -> Result<(), ProposeError> {
+        let fit = proposals.iter().all(|data| kind.fits(data));
+        assert!(fit && kind != EntryKind::NoOp, "no request makes such an entry");
+        assert!(kind == EntryKind::Normal || proposals.len() == 1, "changes go one by one");
         if proposals.is_empty() {
             return Ok(());
         }
         if self.raw.raft.state != StateRole::Leader {
-            return self.forward(proposals, hops);
+            return self.forward(kind, proposals, hops);
+        }
+        if kind == EntryKind::ConfChange && self.raw.raft.has_pending_conf() {
+            // The library would append an empty entry in its place, and say nothing.
+            return Err(ProposeError::ChangeUnderWay);
         }
         if self.raw.raft.lead_transferee.is_some() {
             return Err(ProposeError::Transferring);
         }
         let mut message = raft::eraftpb::Message { from: self.member, ..Default::default() };
         message.set_msg_type(raft::eraftpb::MessageType::MsgPropose);
-        let entry = |data| raft::eraftpb::Entry { data, ..Default::default() };
+        let entry = |data| entry_in(&Entry { kind, data, ..Entry::default() });
         let entries: Vec<_> = proposals.into_iter().map(entry).collect();
         message.set_entries(entries.into());
         let stepped = self.raw.step(message);
@@ -165,7 +188,12 @@ impl Consensus {
         stepped.map_err(|_| ProposeError::Full)
     }
 
-    fn forward(&mut self, proposals: Vec<Bytes>, hops: u64) -> Result<(), ProposeError> {
+    fn forward(
+        &mut self,
+        kind: EntryKind,
+        proposals: Vec<Bytes>,
+        hops: u64,
+    ) -> Result<(), ProposeError> {
         let leader = self.raw.raft.leader_id;
         if leader == 0 || leader == self.member || hops >= MAX_PROPOSAL_HOPS {
             return Err(ProposeError::NoLeader);
@@ -179,7 +207,7 @@ impl Consensus {
                 bytes = 0;
             }
             bytes += data.len() as u64;
-            entries.push(Entry { data, ..Entry::default() });
+            entries.push(Entry { kind, data, ..Entry::default() });
         }
         self.push_forward(leader, entries, hops);
         Ok(())

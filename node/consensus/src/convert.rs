@@ -1,24 +1,42 @@
 //! Values across the wall, field by field. Nothing here encodes or decodes bytes.
 
+use bytes::Bytes;
 use raft::eraftpb;
 
-use crate::{Entry, HardState, Members, Message, MessageKind, PeerState, Position, Role};
+use crate::{
+    Entry, EntryKind, HardState, Members, Message, MessageKind, PeerState, Position, Role,
+};
+
+/// What the library finds where it looks for a change of members: it decodes the data of one that
+/// is proposed, to see whether it says anything. Ours travel beside, as the entry's context, so that
+/// it never decodes what a client or a peer has sent. (One change, all of its fields left out.)
+const A_CHANGE: Bytes = Bytes::from_static(&[0x12, 0]);
 
 pub(crate) fn entry_out(entry: eraftpb::Entry) -> Entry {
-    assert_eq!(
-        entry.entry_type,
-        eraftpb::EntryType::EntryNormal,
-        "configuration changes are never proposed, and never decoded from a peer or the disk"
-    );
-    Entry { index: entry.index, term: entry.term, data: entry.data }
+    let eraftpb::Entry { index, term, entry_type, data, context, .. } = entry;
+    let (kind, data) = match entry_type {
+        // The library makes such an entry itself when a leader begins its term.
+        eraftpb::EntryType::EntryNormal if data.is_empty() => (EntryKind::NoOp, data),
+        eraftpb::EntryType::EntryNormal => (EntryKind::Normal, data),
+        eraftpb::EntryType::EntryConfChange | eraftpb::EntryType::EntryConfChangeV2 => {
+            (EntryKind::ConfChange, context)
+        }
+    };
+    Entry { index, term, kind, data }
 }
 
 pub(crate) fn entry_in(entry: &Entry) -> eraftpb::Entry {
-    eraftpb::Entry {
-        index: entry.index,
-        term: entry.term,
-        data: entry.data.clone(),
-        ..Default::default()
+    let theirs = eraftpb::Entry { index: entry.index, term: entry.term, ..Default::default() };
+    match entry.kind {
+        EntryKind::Normal | EntryKind::NoOp => {
+            eraftpb::Entry { data: entry.data.clone(), ..theirs }
+        }
+        EntryKind::ConfChange => eraftpb::Entry {
+            entry_type: eraftpb::EntryType::EntryConfChangeV2,
+            data: A_CHANGE,
+            context: entry.data.clone(),
+            ..theirs
+        },
     }
 }
 

@@ -30,12 +30,13 @@
 //!
 //! # What it does not do
 //!
-//! Membership is what [`Initial::members`] says. Entries have a kind, so that configuration
-//! changes have their place; an entry of a kind that this build doesn't know stops the member.
+//! Membership is what [`Initial::members`] says. Entries have a kind ([`EntryKind`]), so that
+//! changes of members have their place; one of a kind that this build does not know is refused.
 
 mod config;
 mod consensus;
 mod convert;
+mod entry;
 mod guards;
 mod message;
 mod ready;
@@ -44,10 +45,10 @@ mod terms;
 
 pub use config::{Config, ConfigError, Initial, Members};
 pub use consensus::{Consensus, ProposeError, StepError};
+pub use entry::{Entry, EntryKind, Position};
 pub use guards::Guards;
 pub use message::{
-    DecodeError, Entry, HardState, MAX_ENTRIES_PER_MESSAGE, MAX_INDEX, Message, MessageKind,
-    Position, ReadContext,
+    DecodeError, HardState, MAX_ENTRIES_PER_MESSAGE, MAX_INDEX, Message, MessageKind, ReadContext,
 };
 pub use ready::{Fetch, PeerState, PeerStatus, Persist, ReadState, Ready, Role, Status};
 pub use terms::Terms;

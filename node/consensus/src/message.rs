@@ -8,31 +8,13 @@ use bytes::{Bytes, BytesMut};
 use prost::Message as _;
 use thiserror::Error;
 
+use crate::{Entry, EntryKind, Members, Position};
+
 /// No index or term is ever near this; what claims to be is refused.
 pub const MAX_INDEX: u64 = 1 << 62;
 
 /// More entries than this in one message are refused.
 pub const MAX_ENTRIES_PER_MESSAGE: usize = 64 * 1024;
-
-/// A place in the replicated log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Position {
-    /// Raft index; 0 is "before the first entry".
-    pub index: u64,
-    /// Raft term of the entry at `index`.
-    pub term: u64,
-}
-
-/// One entry of the log.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Entry {
-    /// Its place, from 1.
-    pub index: u64,
-    /// The term of the leader that made it.
-    pub term: u64,
-    /// The proposer's bytes; empty for a new leader's no-op.
-    pub data: Bytes,
-}
 
 /// What Raft must remember across crashes (Raft paper, figure 2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -144,7 +126,7 @@ pub struct Message {
     /// `Snapshot`: its position.
     pub snapshot: Option<Position>,
     /// `Snapshot`: who belonged to the cluster at that position.
-    pub members: Option<crate::Members>,
+    pub members: Option<Members>,
 }
 
 impl Message {
@@ -212,9 +194,16 @@ impl Message {
         if self.entries.len() > MAX_ENTRIES_PER_MESSAGE {
             return Err(DecodeError::TooLarge { field: "entries" });
         }
+        if let Some(odd) = self.entries.iter().find(|entry| !entry.kind.fits(&entry.data)) {
+            return Err(DecodeError::EntryData { kind: odd.kind });
+        }
         let entries_fit = match self.kind {
             Append => self.entries_follow(),
-            Propose => !self.entries.is_empty(),
+            // The first entry of a term is its leader's own.
+            Propose => {
+                !self.entries.is_empty()
+                    && self.entries.iter().all(|entry| entry.kind != EntryKind::NoOp)
+            }
             ReadIndex | ReadIndexResponse => {
                 self.entries.len() == 1 && self.entries[0].data.len() == ReadContext::BYTES
             }
@@ -261,8 +250,19 @@ pub enum DecodeError {
     #[error("unknown message kind {0}")]
     Kind(i32),
     /// An entry of a kind that this build does not know.
-    #[error("unknown entry kind {0}")]
-    EntryKind(u32),
+    #[error("entry {index} is of kind {kind}, which this build does not know")]
+    EntryKind {
+        /// Its index.
+        index: u64,
+        /// The kind.
+        kind: u32,
+    },
+    /// An entry without data whose kind has some, or the other way round.
+    #[error("the data of a {kind:?} entry doesn't fit")]
+    EntryData {
+        /// The entry's kind.
+        kind: EntryKind,
+    },
     /// Nobody, or oneself.
     #[error("a message from {from:016x} to {to:016x}")]
     Address {
@@ -332,7 +332,7 @@ struct WireEntry {
     index: u64,
     #[prost(uint64, tag = "2")]
     term: u64,
-    /// 0 is an ordinary entry; configuration changes get numbers of their own.
+    /// An [`EntryKind`].
     #[prost(uint32, tag = "3")]
     kind: u32,
     #[prost(bytes = "bytes", tag = "4")]
@@ -356,7 +356,7 @@ impl From<&Message> for Wire {
         let entry = |entry: &Entry| WireEntry {
             index: entry.index,
             term: entry.term,
-            kind: 0,
+            kind: entry.kind.number().into(),
             data: entry.data.clone(),
         };
         let members = message.members.clone().unwrap_or_default();
@@ -392,16 +392,17 @@ impl TryFrom<Wire> for Message {
             Ok(MessageKind::Unknown) | Err(_) => return Err(DecodeError::Kind(wire.kind)),
             Ok(kind) => kind,
         };
-        if let Some(odd) = wire.entries.iter().find(|entry| entry.kind != 0) {
-            return Err(DecodeError::EntryKind(odd.kind));
-        }
-        let entry =
-            |entry: WireEntry| Entry { index: entry.index, term: entry.term, data: entry.data };
+        let entry = |entry: WireEntry| {
+            let WireEntry { index, term, kind, data } = entry;
+            let known = EntryKind::of(kind).ok_or(DecodeError::EntryKind { index, kind })?;
+            Ok(Entry { index, term, kind: known, data })
+        };
+        let entries = wire.entries.into_iter().map(entry).collect::<Result<_, DecodeError>>()?;
         let (snapshot, members) = match wire.snapshot {
             None => (None, None),
             Some(found) => (
                 Some(Position { index: found.index, term: found.term }),
-                Some(crate::Members { voters: found.voters, learners: found.learners }),
+                Some(Members { voters: found.voters, learners: found.learners }),
             ),
         };
         Ok(Self {
@@ -417,7 +418,7 @@ impl TryFrom<Wire> for Message {
             reject_hint: wire.reject_hint,
             request_snapshot: wire.request_snapshot,
             context: wire.context,
-            entries: wire.entries.into_iter().map(entry).collect(),
+            entries,
             snapshot,
             members,
         })
@@ -431,7 +432,8 @@ mod tests {
     use super::*;
 
     fn append() -> Message {
-        let entry = |index, term| Entry { index, term, data: Bytes::from_static(b"x") };
+        let entry =
+            |index, term| Entry { index, term, data: Bytes::from_static(b"x"), ..Entry::default() };
         Message {
             term: 4,
             index: 6,
@@ -481,11 +483,45 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_a_later_version_is_refused() {
-        let mut wire = Wire::from(&append());
-        wire.entries[0].kind = 7;
-        let bytes = Bytes::from(wire.encode_to_vec());
-        assert_eq!(Message::decode(bytes), Err(DecodeError::EntryKind(7)));
+    fn each_kind_of_entry_survives_its_bytes() {
+        let mut message = append();
+        message.entries[0].kind = EntryKind::ConfChange;
+        message.entries[1].kind = EntryKind::NoOp;
+        message.entries[1].data = Bytes::new();
+        assert_eq!(Message::decode(encoded(&message)), Ok(message));
+    }
+
+    #[test]
+    fn an_entry_of_no_known_kind_is_refused_by_its_number() {
+        for kind in [0, 4, 7, 256 + 1] {
+            let mut wire = Wire::from(&append());
+            wire.entries[1].kind = kind;
+            let bytes = Bytes::from(wire.encode_to_vec());
+            assert_eq!(Message::decode(bytes), Err(DecodeError::EntryKind { index: 8, kind }));
+        }
+        let refusal = DecodeError::EntryKind { index: 8, kind: 7 };
+        assert_eq!(refusal.to_string(), "entry 8 is of kind 7, which this build does not know");
+    }
+
+    #[test]
+    fn an_entry_whose_data_does_not_fit_its_kind_is_refused() {
+        for (kind, data) in
+            [(EntryKind::Normal, ""), (EntryKind::ConfChange, ""), (EntryKind::NoOp, "something")]
+        {
+            let mut message = append();
+            message.entries[1].kind = kind;
+            message.entries[1].data = Bytes::from_static(data.as_bytes());
+            let refusal = DecodeError::EntryData { kind };
+            assert_eq!(Message::decode(encoded(&message)), Err(refusal));
+        }
+    }
+
+    #[test]
+    fn nobody_proposes_what_a_leader_begins_its_term_with() {
+        let mut message = Message::new(MessageKind::Propose, 1, 2);
+        message.entries = vec![Entry { kind: EntryKind::NoOp, ..Entry::default() }];
+        let refusal = DecodeError::Entries { kind: MessageKind::Propose };
+        assert_eq!(Message::decode(encoded(&message)), Err(refusal));
     }
 
     #[test]

@@ -42,7 +42,7 @@ struct Asked {
 }
 
 fn cost(entry: &RaftEntry) -> usize {
-    entry.data.len() + size_of::<RaftEntry>()
+    entry.data.len() + entry.context.len() + size_of::<RaftEntry>()
 }
 
 impl LogView {

@@ -12,7 +12,7 @@ use redb::StorageBackend;
 
 use super::outcome::{ApplyError, Failure, Outcome, Response};
 use super::txn::{apply_delete, apply_put, apply_txn, check_put, has_puts, header};
-use crate::machine::{Committed, Position, RequestId, Snapshot, StateMachine};
+use crate::machine::{Committed, EntryKind, Position, RequestId, Snapshot, StateMachine};
 use crate::mvcc::watch::{Publisher, WatchHub};
 use crate::mvcc::{Batch, Options, Store, StoreError, View, Writer};
 
@@ -118,11 +118,15 @@ fn apply_entry(
     entry: &Committed,
     is_answered: &dyn Fn(RequestId) -> bool,
 ) -> Result<Option<(RequestId, Outcome)>, StoreError> {
-    if entry.data.is_empty() {
+    if entry.kind == EntryKind::NoOp {
         return Ok(None);
     }
+    let index = entry.position.index;
     let (id, operation) = command::decode(entry.data.clone())
-        .map_err(|source| StoreError::Command { index: entry.position.index, source })?;
+        .map_err(|source| StoreError::Command { index, source })?;
+    if entry_kind(&operation) != entry.kind {
+        return Err(StoreError::Kind { index, kind: entry.kind });
+    }
     let answered = is_answered(RequestId(id));
     let outcome = match apply_operation(batch, operation, answered) {
         Ok(response) => Ok(response),
@@ -156,6 +160,18 @@ fn apply_operation(
         }
         Operation::Alarm(alarm) => apply_alarm(batch, &alarm).map(Response::Alarm),
         Operation::PublishMember(member) => publish(batch, member),
+    }
+}
+
+/// The kind of entry that carries it.
+pub(crate) fn entry_kind(operation: &Operation) -> EntryKind {
+    match operation {
+        Operation::Put(_)
+        | Operation::DeleteRange(_)
+        | Operation::Txn(_)
+        | Operation::Compact(_)
+        | Operation::Alarm(_)
+        | Operation::PublishMember(_) => EntryKind::Normal,
     }
 }
 

@@ -12,7 +12,7 @@ use node_proto::etcdserverpb::{
 };
 
 use super::*;
-use crate::machine::{Committed, Position, RequestId, StateMachine as _};
+use crate::machine::{Committed, EntryKind, Position, RequestId, StateMachine as _};
 use crate::mvcc::tests::{backend, disk};
 use crate::mvcc::{Compaction, Options, StoreError};
 
@@ -41,6 +41,7 @@ impl World {
         self.index += 1;
         let entry = Committed {
             position: Position { index: self.index, term: 1 },
+            kind: EntryKind::Normal,
             data: encode(self.index, operation),
         };
         let mut outcomes = self.machine.apply(&[entry]).unwrap();
@@ -407,9 +408,10 @@ fn a_member_publishes_its_name_and_urls() {
 fn entries_that_were_applied_are_skipped_and_empty_ones_count() {
     let mut world = World::new();
     world.put("k", "1").unwrap();
-    let entry = |index, data| Committed { position: Position { index, term: 2 }, data };
-    let again = entry(1, encode(1, Operation::Put(put("k", "again"))));
-    let outcomes = world.machine.apply(&[again, entry(2, Bytes::new())]).unwrap();
+    let entry = |index, kind, data| Committed { position: Position { index, term: 2 }, kind, data };
+    let again = entry(1, EntryKind::Normal, encode(1, Operation::Put(put("k", "again"))));
+    let empty = entry(2, EntryKind::NoOp, Bytes::new());
+    let outcomes = world.machine.apply(&[again, empty]).unwrap();
     assert!(outcomes.is_empty());
     assert_eq!(world.keys(), ["k=1"]);
     assert_eq!(world.machine.applied(), Position { index: 2, term: 2 });
@@ -419,9 +421,19 @@ fn entries_that_were_applied_are_skipped_and_empty_ones_count() {
 fn an_entry_of_a_newer_build_stops_the_machine() {
     let mut world = World::new();
     let position = Position { index: 1, term: 1 };
-    let entry = Committed { position, data: Bytes::from_static(&[2, 0]) };
+    let kind = EntryKind::Normal;
+    let entry = Committed { position, kind, data: Bytes::from_static(&[2, 0]) };
     let error = world.machine.apply(&[entry]).unwrap_err();
     assert!(matches!(error, StoreError::Command { index: 1, .. }), "{error}");
+}
+
+#[test]
+fn an_entry_that_carries_what_another_kind_does_stops_the_machine() {
+    let mut world = World::new();
+    let position = Position { index: 1, term: 1 };
+    let (kind, data) = (EntryKind::ConfChange, encode(1, Operation::Put(put("k", "v"))));
+    let error = world.machine.apply(&[Committed { position, kind, data }]).unwrap_err();
+    assert!(matches!(error, StoreError::Kind { index: 1, .. }), "{error}");
 }
 
 #[test]

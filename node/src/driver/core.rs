@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use node_consensus::{
     Config, ConfigError, Consensus, Entry, Fetch, Guards, HardState, Initial, Message, MessageKind,
-    Position, Ready, Role, Status, StepError,
+    Position, ProposeError as ConsensusError, Ready, Role, Status, StepError,
 };
 
 use super::Notice;
@@ -304,9 +304,14 @@ impl Driver {
                 return;
             }
             let Some(group) = self.proposals.take(role == Role::Leader) else { return };
-            if self.consensus.propose_many(group.data, group.hops).is_err() {
-                let refused = group.own.into_iter().map(|id| (id, Refusal::TooMany));
-                self.effects.refused.extend(refused);
+            if let Err(error) = self.consensus.propose_many(group.kind, group.data, group.hops) {
+                let why = match error {
+                    ConsensusError::ChangeUnderWay => Refusal::ChangeUnderWay,
+                    ConsensusError::NoLeader
+                    | ConsensusError::Transferring
+                    | ConsensusError::Full => Refusal::TooMany,
+                };
+                self.effects.refused.extend(group.own.into_iter().map(|id| (id, why)));
             }
             if role == Role::Leader {
                 // One proposal per round: what is left over comes with the next.
@@ -344,6 +349,7 @@ impl Driver {
         let committed = mem::take(&mut ready.committed);
         self.effects.apply.extend(committed.into_iter().map(|entry| Committed {
             position: Position { index: entry.index, term: entry.term },
+            kind: entry.kind,
             data: entry.data,
         }));
         self.note_backlog(&ready.persist.entries);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
-use node_consensus::{PeerStatus, Position, Role};
+use node_consensus::{EntryKind, PeerStatus, Position, Role};
 use tokio::sync::{oneshot, watch};
 
 use super::mailbox::{Inlet, Mailbox, Notice, Proposal, ReadToken, Refused};
@@ -154,7 +154,8 @@ impl<O: Send + 'static> Handle<O> {
             .insert(id, sender);
         assert!(previous.is_none(), "a request id is used once");
         let _waiting = Waiting { waiters: &self.waiters, id };
-        self.mailbox.propose(Proposal { id, data: payload }).map_err(|refused| match refused {
+        let proposal = Proposal { id, kind: EntryKind::Normal, data: payload };
+        self.mailbox.propose(proposal).map_err(|refused| match refused {
             Refused::Full => ProposeError::TooManyRequests,
             Refused::Stopped => ProposeError::Stopped,
         })?;

@@ -13,7 +13,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use node_consensus::{Entry, Message, Position};
+use node_consensus::{Entry, EntryKind, Message, Position};
 
 use super::peers::{InboxFull, IncomingSnapshot};
 use crate::machine::RequestId;
@@ -32,6 +32,8 @@ pub const MAX_QUEUED_READS: usize = 64 * 1024;
 pub struct Proposal {
     /// How its outcome finds who waits.
     pub id: RequestId,
+    /// What entry it becomes; not a leader's own kind.
+    pub kind: EntryKind,
     /// What is proposed.
     pub data: Bytes,
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
-use node_consensus::{Entry, Message};
+use node_consensus::{Entry, EntryKind, Message};
 
 use super::MAX_PROPOSAL_BYTES;
 use super::mailbox::{MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS, Proposal};
@@ -21,20 +21,24 @@ const WINDOW: u64 = 1024;
 pub enum Refusal {
     /// There are too many.
     TooMany,
+    /// It would change the members, and an earlier change is under way.
+    ChangeUnderWay,
 }
 
 #[derive(Debug)]
 struct Pending {
     /// None if it came from a peer, who answers its client.
     own: Option<RequestId>,
+    kind: EntryKind,
     data: Bytes,
     hops: u64,
     since: u64,
 }
 
-/// A round's worth.
+/// A round's worth, all of one kind. A change of members is alone.
 #[derive(Debug, Default)]
 pub(super) struct Group {
+    pub kind: EntryKind,
     pub data: Vec<Bytes>,
     pub own: Vec<RequestId>,
     pub hops: u64,
@@ -54,7 +58,8 @@ impl Proposals {
 
     /// False if there are too many.
     pub fn push_own(&mut self, proposal: Proposal, now: u64) -> bool {
-        self.push(Pending { own: Some(proposal.id), data: proposal.data, hops: 0, since: now })
+        let Proposal { id, kind, data } = proposal;
+        self.push(Pending { own: Some(id), kind, data, hops: 0, since: now })
     }
 
     /// Takes what a peer passed on, once: a message that the network has doubled is not proposed
@@ -69,7 +74,8 @@ impl Proposals {
         let proper = |entry: &Entry| (1..=MAX_PROPOSAL_BYTES).contains(&entry.data.len());
         for entry in message.entries.into_iter().filter(proper) {
             // What doesn't fit is lost; its client is told that it took too long.
-            self.push(Pending { own: None, data: entry.data, hops, since: now });
+            let Entry { kind, data, .. } = entry;
+            self.push(Pending { own: None, kind, data, hops, since: now });
         }
     }
 
@@ -92,13 +98,14 @@ impl Proposals {
 
     /// The next round. Followers pass on proposals of one origin at a time, so that hops count.
     pub fn take(&mut self, leads: bool) -> Option<Group> {
-        let hops = self.pending.front()?.hops;
-        let mut group = Group { hops, ..Group::default() };
+        let Pending { hops, kind, .. } = *self.pending.front()?;
+        let mut group = Group { hops, kind, ..Group::default() };
+        let most = if kind == EntryKind::ConfChange { 1 } else { ROUND_PROPOSALS };
         let mut bytes = 0;
         while let Some(pending) = self.pending.front() {
-            let full = group.data.len() >= ROUND_PROPOSALS
+            let full = group.data.len() >= most
                 || (!group.data.is_empty() && bytes + pending.data.len() > ROUND_BYTES);
-            if full || (!leads && pending.hops != hops) {
+            if full || pending.kind != kind || (!leads && pending.hops != hops) {
                 break;
             }
             let Some(pending) = self.pending.pop_front() else { break };
@@ -163,7 +170,23 @@ mod tests {
     fn more_than_the_bound_is_refused() {
         let mut proposals = Proposals::default();
         let data = Bytes::from(vec![0; MAX_QUEUED_PROPOSAL_BYTES / 2 + 1]);
-        assert!(proposals.push_own(Proposal { id: RequestId(1), data: data.clone() }, 0));
-        assert!(!proposals.push_own(Proposal { id: RequestId(2), data }, 0));
+        assert!(proposals.push_own(proposal(1, EntryKind::Normal, data.clone()), 0));
+        assert!(!proposals.push_own(proposal(2, EntryKind::Normal, data), 0));
+    }
+
+    #[test]
+    fn a_change_of_members_has_a_round_of_its_own() {
+        use EntryKind::{ConfChange, Normal};
+        let mut proposals = Proposals::default();
+        for (id, kind) in (1..).zip([Normal, Normal, ConfChange, ConfChange, Normal]) {
+            assert!(proposals.push_own(proposal(id, kind, Bytes::from_static(b"x")), 0));
+        }
+        let rounds = std::iter::from_fn(|| proposals.take(true));
+        let rounds: Vec<_> = rounds.map(|group| (group.kind, group.data.len())).collect();
+        assert_eq!(rounds, [(Normal, 2), (ConfChange, 1), (ConfChange, 1), (Normal, 1)]);
+    }
+
+    fn proposal(id: u64, kind: EntryKind, data: Bytes) -> Proposal {
+        Proposal { id: RequestId(id), kind, data }
     }
 }

@@ -21,10 +21,7 @@ use super::handle::{Handle, NodeStatus, Waiters};
 use super::log_thread::WalThread;
 use super::mailbox::{Inlet as _, Mail, Mailbox, Notice};
 use super::peers::{OutgoingSnapshot, PeerInbox, PeerSender};
-use super::{
-    Applier, CheckpointPolicy, LogJob, Metrics, Options, ProposeError, ReadError, StartError,
-    recover,
-};
+use super::{Applier, CheckpointPolicy, LogJob, Metrics, Options, ReadError, StartError, recover};
 use crate::log::{Log, Recovered};
 use crate::log_limit::LogLimit;
 use crate::machine::StateMachine;
@@ -292,7 +289,7 @@ impl<M: StateMachine> CoreThread<M> {
         if !effects.refused.is_empty() {
             self.metrics.proposals_refused.fetch_add(effects.refused.len() as u64, Relaxed);
             let refused = effects.refused.into_iter();
-            self.waiters.answer(refused.map(|(id, _)| (id, Err(ProposeError::TooManyRequests))));
+            self.waiters.answer(refused.map(|(id, why)| (id, Err(why.into()))));
         }
         if !effects.reads.is_empty() {
             self.metrics.reads.fetch_add(effects.reads.len() as u64, Relaxed);

@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use super::*;
 use crate::disk::{RealDisk, SharedDisk};
 use crate::log::{Identity, Log, LogOptions};
-use crate::machine::{Committed, RequestId, Snapshot, StateMachine};
+use crate::machine::{Committed, EntryKind, RequestId, Snapshot, StateMachine};
 
 /// Remembers the requests it has applied, in order; its file is its durability.
 struct List {
@@ -88,7 +88,7 @@ impl StateMachine for List {
         for entry in entries {
             assert_eq!(entry.position.index, self.applied.index + 1);
             self.applied = entry.position;
-            if entry.data.is_empty() {
+            if entry.kind == EntryKind::NoOp {
                 continue;
             }
             let id = u64::from_be_bytes(entry.data[..8].try_into().unwrap());

@@ -4,14 +4,14 @@
 //! checked against what is there before anything is allocated or added.
 
 use bytes::Bytes;
-use node_consensus::{Entry, HardState, MAX_INDEX, Position};
+use node_consensus::{Entry, EntryKind, HardState, MAX_INDEX, Position};
 
 use super::Identity;
 
 /// The format of segments; others are refused.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bytes that an entry takes besides its data.
-pub const ENTRY_OVERHEAD: usize = 12;
+pub const ENTRY_OVERHEAD: usize = 13;
 /// Bytes that any item takes besides entries.
 pub const ITEM_OVERHEAD: usize = 32;
 /// More members than any cluster has; keeps a segment's first record small.
@@ -59,6 +59,8 @@ pub enum DecodeError {
     Malformed(&'static str),
     /// A tag or version of the future.
     Unknown(u8),
+    /// An entry of a kind of the future.
+    UnknownEntry { index: u64, kind: u8 },
 }
 
 pub fn encode_start(out: &mut Vec<u8>, start: &Start) {
@@ -92,6 +94,7 @@ pub fn encode(out: &mut Vec<u8>, item: &Item) {
             count(out, entries.len());
             for entry in entries {
                 out.extend_from_slice(&entry.term.to_le_bytes());
+                out.push(entry.kind.number());
                 count(out, entry.data.len());
                 out.extend_from_slice(&entry.data);
             }
@@ -191,8 +194,15 @@ impl Input {
         let mut entries = Vec::with_capacity(count);
         for index in (first..).take(count) {
             let term = self.number()?;
+            let kind = self.byte()?;
+            let known = EntryKind::of(kind.into());
+            let kind = known.ok_or(DecodeError::UnknownEntry { index, kind })?;
             let length = self.count(1)?;
-            entries.push(Entry { index, term, data: self.take(length)? });
+            let data = self.take(length)?;
+            if !kind.fits(&data) {
+                return Err(DecodeError::Malformed("an entry's data doesn't fit its kind"));
+            }
+            entries.push(Entry { index, term, kind, data });
         }
         Ok(entries)
     }
@@ -229,6 +239,19 @@ mod tests {
 
     use super::*;
 
+    fn entry() -> impl Strategy<Value = Entry> {
+        let kinds = prop_oneof![Just(EntryKind::Normal), Just(EntryKind::ConfChange)];
+        let said = (0..MAX_INDEX, kinds, vec(any::<u8>(), 1..40));
+        prop_oneof![
+            said.prop_map(|(term, kind, data)| Entry { index: 0, term, kind, data: data.into() }),
+            (0..MAX_INDEX).prop_map(|term| Entry {
+                term,
+                kind: EntryKind::NoOp,
+                ..Entry::default()
+            }),
+        ]
+    }
+
     fn item() -> impl Strategy<Value = Item> {
         let number = 0..MAX_INDEX;
         let position = (number.clone(), number.clone());
@@ -238,16 +261,10 @@ mod tests {
             (number.clone(), any::<u64>(), number.clone()).prop_map(|(term, vote, commit)| {
                 Item::HardState(HardState { term, vote, commit })
             }),
-            (1..1_000_000_u64, vec((number, vec(any::<u8>(), 0..40)), 1..9)).prop_map(
-                |(first, list)| {
-                    let entry = |(index, (term, data)): (u64, (u64, Vec<u8>))| Entry {
-                        index,
-                        term,
-                        data: data.into(),
-                    };
-                    Item::Entries((first..).zip(list).map(entry).collect())
-                }
-            ),
+            (1..1_000_000_u64, vec(entry(), 1..9)).prop_map(|(first, list)| {
+                let numbered = |(index, entry)| Entry { index, ..entry };
+                Item::Entries((first..).zip(list).map(numbered).collect())
+            }),
             at.clone().prop_map(Item::Base),
             at.clone().prop_map(Item::Installing),
             at.prop_map(Item::Snapshot),
@@ -311,5 +328,20 @@ mod tests {
     fn what_a_later_version_wrote_is_named() {
         assert_eq!(decode(&Bytes::from_static(&[200])), Err(DecodeError::Unknown(200)));
         assert_eq!(decode_start(&Bytes::from_static(&[9])), Err(DecodeError::Unknown(9)));
+    }
+
+    #[test]
+    fn an_entry_of_a_later_version_is_named() {
+        let mut bytes = Vec::new();
+        let entry = Entry { index: 7, term: 1, data: Bytes::from_static(b"x"), ..Entry::default() };
+        encode(&mut bytes, &Item::Entries(vec![entry]));
+        let kind_at = 1 + 8 + 4 + 8;
+        assert_eq!(bytes[kind_at], EntryKind::Normal.number());
+        bytes[kind_at] = 9;
+        let refused = Err(DecodeError::UnknownEntry { index: 7, kind: 9 });
+        assert_eq!(decode(&bytes.clone().into()), refused);
+        bytes[kind_at] = EntryKind::NoOp.number();
+        let refused = Err(DecodeError::Malformed("an entry's data doesn't fit its kind"));
+        assert_eq!(decode(&bytes.into()), refused);
     }
 }

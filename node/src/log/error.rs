@@ -56,6 +56,19 @@ pub enum LogError {
         /// The kind.
         kind: u8,
     },
+    /// An entry of a kind that this build doesn't know; to skip it would be to differ from the others.
+    #[error(
+        "entry {index} in {} is of kind {kind}, which a later version wrote: start this member with that version, or a later one",
+        path.display()
+    )]
+    NewerEntry {
+        /// Which file.
+        path: PathBuf,
+        /// Its index.
+        index: u64,
+        /// Its kind.
+        kind: u8,
+    },
     /// Another process holds it.
     #[error("{} is in use by another process", path.display())]
     InUse {
@@ -138,6 +151,7 @@ impl LogError {
             Self::Corrupt { .. }
             | Self::Version { .. }
             | Self::Newer { .. }
+            | Self::NewerEntry { .. }
             // Only at the start: the store needs entries that the log doesn't have.
             | Self::NotThere { .. } => true,
             Self::Disk { .. }

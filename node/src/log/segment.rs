@@ -178,6 +178,9 @@ pub fn undecodable(path: &Path, offset: u64, error: DecodeError) -> LogError {
             LogError::damaged(path, offset, Damage::Contradiction(what))
         }
         DecodeError::Unknown(kind) => LogError::Newer { path: path.to_path_buf(), offset, kind },
+        DecodeError::UnknownEntry { index, kind } => {
+            LogError::NewerEntry { path: path.to_path_buf(), index, kind }
+        }
     }
 }
 

@@ -4,6 +4,8 @@ use std::io::ErrorKind::{InvalidData, UnexpectedEof};
 
 use node_proto::command::DecodeError;
 
+use crate::machine::EntryKind;
+
 /// A read that can't be answered.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
@@ -54,6 +56,16 @@ pub enum StoreError {
         #[source]
         source: DecodeError,
     },
+    /// A log entry whose kind is not that of what it carries.
+    #[error(
+        "log entry {index} is of kind {kind:?}, and carries what another kind does: start this member with the muster-node of the members that could apply it, or replace it"
+    )]
+    Kind {
+        /// Raft index of the entry.
+        index: u64,
+        /// Its kind.
+        kind: EntryKind,
+    },
     /// A snapshot stream could not be read or written.
     #[error("snapshot stream failed")]
     Stream(#[source] std::io::Error),
@@ -79,7 +91,9 @@ impl StoreError {
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self {
-            Self::Corrupt(_) | Self::Format { .. } | Self::Command { .. } => true,
+            Self::Corrupt(_) | Self::Format { .. } | Self::Command { .. } | Self::Kind { .. } => {
+                true
+            }
             Self::Storage(error) => matches!(
                 **error,
                 redb::Error::UpgradeRequired(_)

@@ -61,6 +61,8 @@ table! {
     LeaseNotFound: NotFound "etcdserver: requested lease not found",
     /// No such member.
     MemberNotFound: NotFound "etcdserver: member not found",
+    /// A change of members now could cost the quorum.
+    Unhealthy: Unavailable "etcdserver: unhealthy cluster",
     /// More than `--max-request-bytes`.
     RequestTooLarge: InvalidArgument "etcdserver: request is too large",
     /// A queue is full.
@@ -129,6 +131,7 @@ impl From<ProposeError> for Error {
     fn from(error: ProposeError) -> Self {
         match error {
             ProposeError::TooManyRequests => Self::TooManyRequests,
+            ProposeError::ChangeUnderWay => Self::Unhealthy,
             ProposeError::TooLarge => Self::RequestTooLarge,
             ProposeError::NoLeader => Self::NoLeader,
             ProposeError::Timeout => Self::Timeout,

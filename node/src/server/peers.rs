@@ -15,10 +15,12 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+use node_consensus::Entry;
 use node_proto::command;
 use tokio::sync::watch;
 
 use crate::{
+    apply::entry_kind,
     driver::{
         IncomingSnapshot, MAX_PROPOSAL_BYTES, Message, MessageKind, OutgoingSnapshot, PeerInbox,
         PeerSender, Position, SendError,
@@ -172,7 +174,7 @@ impl Inbound {
         if message.kind != MessageKind::Propose {
             return;
         }
-        message.entries.retain(|entry| match check_proposal(&entry.data) {
+        message.entries.retain(|entry| match check_proposal(entry) {
             Ok(()) => true,
             Err(what) => {
                 self.note_junk(from, &what);
@@ -183,11 +185,16 @@ impl Inbound {
 }
 
 /// What a member may pass on for its clients.
-fn check_proposal(data: &Bytes) -> Result<(), String> {
-    if data.len() > MAX_PROPOSAL_BYTES {
-        return Err(format!("a proposal of {} bytes", data.len()));
+fn check_proposal(entry: &Entry) -> Result<(), String> {
+    if entry.data.len() > MAX_PROPOSAL_BYTES {
+        return Err(format!("a proposal of {} bytes", entry.data.len()));
     }
-    command::decode(data.clone()).map(drop).map_err(|error| error.to_string())
+    let decoded = command::decode(entry.data.clone());
+    let (_, operation) = decoded.map_err(|error| error.to_string())?;
+    if entry_kind(&operation) != entry.kind {
+        return Err(format!("a proposal of kind {:?} that carries another", entry.kind));
+    }
+    Ok(())
 }
 
 /// Writes `body` to `path`, durably, if it is not too long.

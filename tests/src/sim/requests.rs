@@ -1,7 +1,7 @@
 //! What clients ask of members, and what they make of the answers.
 
 use muster_node::driver::{Proposal, ReadToken};
-use muster_node::machine::RequestId;
+use muster_node::machine::{EntryKind, RequestId};
 
 use super::Violation;
 use super::clients::{CLIENT_TIMEOUT, Kind, Operating, put_command, read_key};
@@ -31,7 +31,11 @@ impl World {
         let life = self.node(node).life;
         let Some(live) = self.live(node, life) else { return Ok(()) };
         match kind {
-            Kind::Put => live.driver.propose([Proposal { id: RequestId(id), data: command }]),
+            Kind::Put => {
+                let proposal =
+                    Proposal { id: RequestId(id), kind: EntryKind::Normal, data: command };
+                live.driver.propose([proposal]);
+            }
             Kind::Read => live.driver.read([id]),
         }
         if self.paused(node).is_some() {

@@ -2,7 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 use muster_node::driver::{
-    Effects, IncomingSnapshot, LogJob, Message, Notice, Refusal, run_fetch, run_group,
+    Effects, IncomingSnapshot, LogJob, Message, Notice, run_fetch, run_group,
 };
 use muster_node::machine::RequestId;
 use node_consensus::Fetch;
@@ -271,7 +271,7 @@ impl World {
                 live.bodies.remove(&path);
             }
         }
-        for (RequestId(request), Refusal::TooMany) in effects.refused {
+        for (RequestId(request), _) in effects.refused {
             self.refused.push(request);
             self.end_operation(id, request);
         }

@@ -67,7 +67,7 @@ fn damage_to_the_first_record_of_a_segment_is_refused() {
         let copy = disk.duplicate(1);
         flip(&copy, &first_segment(), offset, 1);
         match open(&copy).unwrap_err() {
-            LogError::Version { path, version: 0, .. } => {
+            LogError::Version { path, version: 3, .. } => {
                 assert_eq!((path, offset), (first_segment(), 28));
             }
             error => {

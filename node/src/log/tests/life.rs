@@ -72,7 +72,7 @@ fn a_batch_larger_than_a_record_takes_several() {
 fn an_entry_has_to_fit_a_segment() {
     let disk = disk(1);
     let mut log = create(&disk);
-    let largest = 64 * 1024 - 4 * 4096 - 28 - 32 - 12;
+    let largest = 64 * 1024 - 4 * 4096 - 28 - 32 - 13;
     for index in 1..=3 {
         write(&mut log, vec![entry(index, 1, largest)]);
     }

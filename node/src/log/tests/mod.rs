@@ -7,7 +7,7 @@ mod life;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use node_consensus::{Entry, HardState, Position};
+use node_consensus::{Entry, EntryKind, HardState, Position};
 
 use super::*;
 use crate::disk::simulated::SimulatedDisk;
@@ -58,7 +58,8 @@ fn open(disk: &SimulatedDisk) -> Result<(Log, Recovered), LogError> {
 
 fn entry(index: u64, term: u64, bytes: usize) -> Entry {
     let data = vec![u8::try_from(index % 251).unwrap(); bytes];
-    Entry { index, term, data: Bytes::from(data) }
+    let kind = if bytes == 0 { EntryKind::NoOp } else { EntryKind::Normal };
+    Entry { index, term, kind, data: Bytes::from(data) }
 }
 
 fn entries(indexes: std::ops::RangeInclusive<u64>, term: u64) -> Vec<Entry> {

@@ -1,6 +1,6 @@
 //! Raft paper, figure 3: if two logs contain an entry with the same index and term, they are
 //! identical in all entries up through it. Checked entry by entry as it becomes durable or is shown
-//! to a peer: the same (index, term) means the same bytes and the same term before it. (A single
+//! to a peer: the same (index, term) means the same kind and bytes, and the same term before it. (A single
 //! voter that loses power may lead again in a term that nobody, its disk included, has heard of.)
 
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ impl LogMatching {
         before: Option<u64>,
     ) -> Result<(), Violation> {
         let at = (entry.index, entry.term);
-        let data = hash(&entry.data);
+        let data = hash(&entry.data) ^ u64::from(entry.kind.number());
         let known = self.entries.entry(at).or_insert((data, before));
         let terms_differ = matches!((known.1, before), (Some(a), Some(b)) if a != b);
         if known.0 == data && !terms_differ {

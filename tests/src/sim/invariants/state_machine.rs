@@ -22,7 +22,7 @@ impl StateMachineSafety {
     /// A member was given this entry to apply.
     pub fn observe(&mut self, member: u64, entry: &Committed) -> Result<(), Violation> {
         let position = entry.position;
-        let found = (position.term, hash(&entry.data));
+        let found = (position.term, hash(&entry.data) ^ u64::from(entry.kind.number()));
         if let Ok((request, _)) = command::decode(entry.data.clone())
             && !self.committed.contains_key(&position.index)
             && !self.requests.insert(request)
