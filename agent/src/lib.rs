@@ -14,7 +14,6 @@
 pub mod bootstrap;
 pub mod cli;
 pub mod commands;
-pub mod convert;
 pub mod crash;
 pub mod exit;
 pub mod health;

@@ -10,7 +10,7 @@ use std::path::Path;
 use discovery_formation::Machine;
 use ring::digest::{SHA256, digest};
 
-use crate::convert::{DMI_UUID, MACHINE_ID};
+use discovery_types::convert::{DMI_UUID, MACHINE_ID};
 
 /// Values that many machines share because their maker forgot to set them.
 const PLACEHOLDERS: &[&str] = &[

@@ -4,9 +4,10 @@ use actix_web::http::StatusCode;
 use actix_web::http::header::{self, HeaderValue};
 use actix_web::{HttpResponse, ResponseError};
 use discovery_formation::Millis;
-use discovery_formation::service::{Phase, Refusal};
+use discovery_formation::service::Refusal;
 use discovery_types::access::AccessError;
 use discovery_types::admin::AdminError;
+use discovery_types::convert::problem_code;
 use discovery_types::document::DocumentError;
 use discovery_types::grant::GrantError;
 use discovery_types::problem::{Code, PROBLEM_JSON, Problem};
@@ -100,44 +101,13 @@ impl ApiError {
 
     /// The state machine's no.
     pub fn refused(refusal: &Refusal, lease: Millis) -> Self {
-        let mut error =
-            ApiError::new(code_of(refusal), sentence(refusal), sentence(refusal.way_out(lease)));
+        let mut error = ApiError::new(
+            problem_code(refusal.code()),
+            sentence(refusal),
+            sentence(refusal.way_out(lease)),
+        );
         error.problem.retryable = refusal.is_retryable();
         error
-    }
-}
-
-fn code_of(refusal: &Refusal) -> Code {
-    match refusal {
-        Refusal::BootClosed { .. } => Code::BootClosed,
-        Refusal::Ended { phase, .. } => match phase {
-            Phase::Expired => Code::Expired,
-            Phase::Retired => Code::Retired,
-            Phase::Open
-            | Phase::Preparing
-            | Phase::Committed
-            | Phase::Formed
-            | Phase::Abandoned => Code::Abandoned,
-        },
-        Refusal::StaleEpoch { .. } | Refusal::OtherProposal { .. } | Refusal::NotSeated { .. } => {
-            Code::StaleEpoch
-        }
-        Refusal::KeyElsewhere { .. } => Code::KeyElsewhere,
-        Refusal::Split { .. } => Code::Split,
-        Refusal::Unsettled => Code::DatabaseChanged,
-        Refusal::UnknownKey { .. } => Code::UnknownKey,
-        Refusal::RecordChanged { .. }
-        | Refusal::Duplicate { .. }
-        | Refusal::StatementOutOfOrder { .. } => Code::Conflict,
-        Refusal::ForeignRecord | Refusal::Unfit(_) => Code::RecordRefused,
-        Refusal::GrantExpired { .. } => Code::GrantExpired,
-        Refusal::GrantRevoked => Code::GrantRevoked,
-        Refusal::TooManyKeys { .. } | Refusal::GrantUsed => Code::GrantExhausted,
-        Refusal::EpochTooFar { .. } => Code::VoteRefused,
-        Refusal::NotCommitted { .. } | Refusal::NothingToRetire { .. } => Code::WrongState,
-        Refusal::AlreadyCommitted { .. } => Code::Committed,
-        Refusal::StatementFixed => Code::StatementRefused,
-        Refusal::ForeignDocument => Code::DocumentRefused,
     }
 }
 

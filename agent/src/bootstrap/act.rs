@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use discovery_formation::KeyId;
 use discovery_formation::agent::{Action, Event, Objection};
 use discovery_formation::service::{Probe, Row};
-use discovery_types::api::{AdoptRequest, NackReason, NackRequest, ProbeResult, ProbesRequest};
+use discovery_types::api::{AdoptRequest, NackRequest, ProbeResult, ProbesRequest};
+use discovery_types::convert;
 use discovery_types::jws::Jws;
 use discovery_types::proposal::{Ack, Release};
 
 use super::errand::Errand;
 use super::shown::cut;
 use super::{Driver, Formed};
-use crate::convert;
 use crate::crash;
 use crate::exit::End;
 use crate::probe::Answer;
@@ -123,7 +123,7 @@ impl Driver<'_> {
             session: self.session(),
             epoch,
             h: convert::digest(offered.h),
-            reason: nack_reason(reason),
+            reason: convert::nack_reason(reason),
             detail: cut(reason.to_string()),
         };
         self.send(Errand::Nack(nack));
@@ -198,21 +198,6 @@ fn results(
     }
     results.sort_by_key(|result| result.seat);
     results
-}
-
-fn nack_reason(objection: &Objection) -> NackReason {
-    match objection {
-        Objection::InvalidRecord { .. }
-        | Objection::NotMyRecord
-        | Objection::ForeignList
-        | Objection::Unfit { .. } => NackReason::Record,
-        Objection::Duplicate { .. } => NackReason::Duplicate,
-        Objection::Skew { .. } => NackReason::ClockSkew,
-        Objection::OldEpoch { .. } => NackReason::Epoch,
-        Objection::Unreleased { .. } => NackReason::Unreleased,
-        Objection::Holding { .. } => NackReason::DocumentHeld,
-        Objection::NotBlank { .. } | Objection::OtherMachine => NackReason::Directory,
-    }
 }
 
 #[cfg(test)]

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use discovery_formation::agent::Target;
 use discovery_formation::{Epoch, Hash, KeyId};
+use discovery_types::convert;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::convert;
 use crate::exit::chain;
 use crate::probe::client::{ProbeError, probe};
 use crate::probe::{Answer, ProbeIdentity};

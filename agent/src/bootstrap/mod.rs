@@ -23,6 +23,7 @@ use discovery_formation::agent::{Event, From, PATIENCE};
 use discovery_formation::{Hash, KeyId};
 use discovery_types::api::{NackReason, NackRequest, PollRequest, ProbeResult, Session};
 use discovery_types::client::{Client, ClientConfig, ClientError};
+use discovery_types::convert;
 use discovery_types::digest::Digest;
 use discovery_types::key::PublicKey;
 use discovery_types::record::SignedRecord;
@@ -36,7 +37,6 @@ use tokio_util::sync::CancellationToken;
 use self::errand::{Done, Errand, Kind};
 use self::mesh::Mesh;
 use self::progress::Progress;
-use crate::convert;
 use crate::exit::{End, chain};
 use crate::host::Host;
 use crate::probe::ProbeIdentity;
@@ -316,7 +316,7 @@ impl<'a> Driver<'a> {
         match &error {
             ClientError::Problem(problem) => {
                 self.contact.last_refusal = Some(text.clone());
-                let (code, retryable) = (problem.code.as_str().to_owned(), problem.retryable);
+                let (code, retryable) = (convert::refusal_code(problem.code), problem.retryable);
                 // While the service rotates its key a bundle has two pins, and an envelope names one:
                 // a refusal counts once each was named.
                 self.contact.pin = self.contact.pin.wrapping_add(1);
@@ -370,7 +370,7 @@ impl<'a> Driver<'a> {
                 if problem.status != CONFLICT && kind != Kind::Row =>
             {
                 self.contact.last_refusal = Some(problem.to_string());
-                let (code, retryable) = (problem.code.as_str().to_owned(), problem.retryable);
+                let (code, retryable) = (convert::refusal_code(problem.code), problem.retryable);
                 let actions = self.protocol.step(Event::Refused { code, retryable })?;
                 self.act(actions).await
             }

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use discovery_types::bundle::Bundle;
+use discovery_types::convert;
 use discovery_types::grant::TokenKind;
 use discovery_types::jws::Typ;
 use discovery_types::key::PublicKey;
@@ -10,7 +11,6 @@ use discovery_types::name::Name;
 use discovery_types::record::{Record, SignedRecord};
 use discovery_types::url::{Host as UrlHost, ServiceUrl};
 
-use crate::convert;
 use crate::exit::{End, chain};
 use crate::host::Host;
 use crate::keys;

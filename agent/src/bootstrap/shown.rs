@@ -1,10 +1,12 @@
 //! What the service shows, verified before the machine sees it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use discovery_formation::agent::{Event, Offer, Shown};
 use discovery_formation::{KeyId, Millis};
 use discovery_types::api::{CommitDocument, NackReason, NackRequest, PollResponse, ProbeResult};
+use discovery_types::convert;
 use discovery_types::document::{DocumentError, VerifiedDocument};
 use discovery_types::jws::Jws;
 use discovery_types::proposal::{Proposal, Release, VerifiedProposal};
@@ -13,7 +15,6 @@ use discovery_types::statement::{StatementChain, StatementError};
 use super::errand::Errand;
 use super::mesh::Finding;
 use super::{Driver, Offered, own_addresses, patience_from_now};
-use crate::convert;
 use crate::exit::{End, chain};
 use crate::probe::Answer;
 use crate::protocol::state_end;
@@ -152,8 +153,6 @@ impl Driver<'_> {
             skew: Millis(self.client.clock_offset_ms().unsigned_abs()),
             directory: node_dir::classify(&self.protocol.layout.node()).map_err(state_end)?,
             machine: self.facts()?,
-            // They came with the answer and were seen one by one.
-            releases: BTreeMap::new(),
             proposal: list,
         };
         let actions = self.protocol.step(Event::Offered(Box::new(offer)))?;
@@ -210,7 +209,7 @@ impl Driver<'_> {
             Err(error) => return Ok(Err(error)),
         };
         self.protocol.keepsakes.leaves.clone_from(&shown.leaves);
-        let document = convert::document(&verified);
+        let document = Arc::new(convert::document(&verified));
         let held_before = self.protocol.document.is_some();
         let machine = self.facts()?;
         let actions = self.protocol.step(Event::DocumentShown { document, machine })?;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use discovery_formation::Rules;
 use discovery_formation::agent::{Decision, Directory, Journal, at_start};
 use discovery_types::bundle::Bundle;
+use discovery_types::convert;
 use discovery_types::jws::Typ;
 use discovery_types::key::SigningKey;
 use discovery_types::record::{Record, SignedRecord};
@@ -26,7 +27,7 @@ use crate::state::archive::put_aside;
 use crate::state::journal::{self, Join, Keepsakes, Loaded};
 use crate::state::{lock, node_dir};
 use crate::status::{Board, Phase};
-use crate::{cli, convert, metrics, status, supervise};
+use crate::{cli, metrics, status, supervise};
 
 /// How often a directory whose data is lost is looked at again: a volume may be mounted late.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);

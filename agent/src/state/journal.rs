@@ -6,9 +6,11 @@
 //! to somebody who helps.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use discovery_formation as formation;
 use discovery_formation::agent::{Bound, Journal, Member, Start};
+use discovery_types::convert;
 use discovery_types::digest::{Digest, Incarnation};
 use discovery_types::document::VerifiedDocument;
 use discovery_types::jws::Jws;
@@ -22,7 +24,6 @@ use uuid::Uuid;
 use zeroize::Zeroizing;
 
 use super::{Layout, StateError, durable};
-use crate::convert;
 use crate::settings::Listen;
 
 /// The layout of the file.
@@ -195,7 +196,7 @@ pub fn read(layout: &Layout) -> Result<Option<(SigningKey, Loaded)>, StateError>
         record,
         bound: file.bound.into_iter().map(bound_of).collect(),
         released: file.released,
-        held: document.as_ref().map(convert::document),
+        held: document.as_ref().map(|held| Arc::new(convert::document(held))),
         start: match file.start {
             StartFile::NotYet => Start::NotYet,
             StartFile::Launching => Start::Launching,

@@ -25,20 +25,6 @@ pub enum Unfit {
     LowPort(String),
 }
 
-impl Unfit {
-    /// A stable name for programs.
-    #[must_use]
-    pub fn code(&self) -> &'static str {
-        match self {
-            Unfit::NoUrl(_) => "no_url",
-            Unfit::Malformed(_) => "malformed_url",
-            Unfit::Unspecified(_) => "unspecified_address",
-            Unfit::Loopback(_) => "loopback_address",
-            Unfit::LowPort(_) => "low_port",
-        }
-    }
-}
-
 /// What two records have in common that they may not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Clash {
@@ -57,20 +43,6 @@ pub enum Clash {
     /// The same machine, not allowed by the statement.
     #[error("one machine, and the cluster was not created with --allow-shared-host")]
     Machine,
-}
-
-impl Clash {
-    /// A stable name for programs.
-    #[must_use]
-    pub fn code(&self) -> &'static str {
-        match self {
-            Clash::Key => "duplicate_key",
-            Clash::Incarnation => "duplicate_incarnation",
-            Clash::Name(_) => "duplicate_name",
-            Clash::Url(_) => "duplicate_url",
-            Clash::Machine => "shared_machine",
-        }
-    }
 }
 
 /// The first reason why `record` can't stand in a list, if there is one.

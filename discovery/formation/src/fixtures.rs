@@ -68,3 +68,8 @@ pub fn proposal(epoch: u64, hosts: &[u8]) -> Proposal {
 pub fn seconds(count: u64) -> Millis {
     Millis(count * 1_000)
 }
+
+/// The name of an enum's variant.
+pub fn variant(value: &impl std::fmt::Debug) -> String {
+    format!("{value:?}").chars().take_while(|c| c.is_alphanumeric()).collect()
+}

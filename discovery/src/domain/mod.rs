@@ -1,10 +1,7 @@
-//! From what crosses the wire to what the state machine speaks in, and back.
+//! What the state machine says, as it is stored.
 
 mod change;
-mod convert;
+mod number;
 
 pub use change::describe;
-pub use convert::{
-    OutOfRange, epoch_to_row, hash_of, permissions, record_of_verified, session, statement_of,
-    wire_proposal,
-};
+pub use number::{OutOfRange, epoch_to_row};

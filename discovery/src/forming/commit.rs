@@ -4,6 +4,7 @@
 use data_encoding::{BASE64, HEXLOWER};
 use discovery_formation as formation;
 use discovery_formation::service::Cluster;
+use discovery_types::convert;
 use discovery_types::document::Document;
 use discovery_types::jws::{Jws, Typ};
 use discovery_types::problem::Code;
@@ -14,7 +15,6 @@ use uuid::Uuid;
 
 use super::{Delivery, Forming};
 use crate::ca::{Ca, MemberLeaf};
-use crate::domain::wire_proposal;
 use crate::error::ApiError;
 use crate::kek::Purpose;
 use crate::ledger;
@@ -40,7 +40,7 @@ impl Forming {
             None => {
                 let grants = transaction.grants_of(&frozen.proposal).await?;
                 let damaged = |_| StoreError::damaged(format!("a record of cluster {id}"));
-                let proposal = wire_proposal(&frozen.proposal, grants).map_err(damaged)?;
+                let proposal = convert::wire_proposal(&frozen.proposal, grants).map_err(damaged)?;
                 assert_eq!(proposal.hash().0, h.0, "the wire's hash and the machine's are one");
                 let ack = |record: &std::sync::Arc<formation::Record>| -> Result<Jws, StoreError> {
                     let ack = frozen.acks.get(&record.key);

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use discovery_formation as formation;
 use discovery_formation::service::{Cluster, Event, Grant, Poll, Probe, Refusal};
 use discovery_types::api::{ProbeResult, Session};
+use discovery_types::convert;
 use discovery_types::digest::Digest;
 use discovery_types::document::VerifiedDocument;
 use discovery_types::grant::{GrantId, TokenKind, VerifiedGrant};
@@ -21,7 +21,6 @@ use discovery_types::role::{Action, roles_allow};
 use discovery_types::statement::StatementChain;
 
 use super::Forming;
-use crate::domain::{record_of_verified, session, statement_of};
 use crate::error::{ApiError, sentence};
 use crate::store::cluster::{ClusterTransaction, GrantRow};
 
@@ -107,12 +106,8 @@ impl Incoming {
             | Incoming::Retire { .. }
             | Incoming::DatabaseAccepted { .. } => return None,
         };
-        Some(key_id(&key))
+        Some(convert::key(&key))
     }
-}
-
-fn key_id(key: &PublicKey) -> formation::KeyId {
-    formation::KeyId(*key.as_bytes())
 }
 
 impl Forming {
@@ -129,28 +124,28 @@ impl Forming {
                 prepare_redeem(transaction, redeem, *address).await?.into()
             }
             Incoming::Poll { key, session, highest_epoch, holds } => Event::Poll(Poll {
-                key: key_id(key),
-                session: self::session(session.boot, &session.nonce),
+                key: convert::key(key),
+                session: convert::session(session.boot, &session.nonce),
                 highest_epoch: *highest_epoch,
-                holds: holds.map(|h| formation::Hash(h.0)),
+                holds: holds.as_ref().map(convert::hash),
             })
             .into(),
             Incoming::Ack { key, jws } => prepare_ack(transaction, key, jws)?.into(),
             Incoming::Nack { key, session, epoch, h, reason } => {
                 same_list(&transaction.cluster, *epoch, h)?;
                 let reason = reason.clone();
-                spoken(key, session, Event::Nack { key: key_id(key), epoch: *epoch, reason })
+                spoken(key, session, Event::Nack { key: convert::key(key), epoch: *epoch, reason })
             }
             Incoming::Probes { key, session, epoch, h, results } => {
                 same_list(&transaction.cluster, *epoch, h)?;
                 let row = matrix_row(&transaction.cluster, results);
-                spoken(key, session, Event::Probes { key: key_id(key), epoch: *epoch, row })
+                spoken(key, session, Event::Probes { key: convert::key(key), epoch: *epoch, row })
             }
             Incoming::Release { key, jws } => prepare_release(transaction, key, jws)?.into(),
             Incoming::Report { key, session, h, raft_cluster } => {
                 decided_list(&transaction.cluster, h)?;
                 let raft_cluster = *raft_cluster;
-                spoken(key, session, Event::Report { key: key_id(key), raft_cluster })
+                spoken(key, session, Event::Report { key: convert::key(key), raft_cluster })
             }
             Incoming::Restate { jws } => self.prepare_restate(&chain, jws)?,
             Incoming::RevokeGrant { id, by } => {
@@ -173,11 +168,11 @@ impl Forming {
 
     fn prepare_restate(&self, chain: &StatementChain, jws: &Jws) -> Result<Prepared, ApiError> {
         if jws.hash() == chain.newest_hash() {
-            return Ok(Event::Restate(statement_of(chain)).into());
+            return Ok(Event::Restate(convert::statement(chain)).into());
         }
         let mut longer = chain.clone();
         longer.append(jws)?;
-        let event = Event::Restate(statement_of(&longer));
+        let event = Event::Restate(convert::statement(&longer));
         Ok(Prepared { statement: Some(jws.clone()), ..event.into() })
     }
 }
@@ -239,8 +234,8 @@ async fn prepare_redeem(
         })?;
     wait_if_void(transaction, &grant, &record.agent_key)?;
     Ok(Event::Redeem(formation::service::Redeem {
-        record: Arc::new(record_of_verified(record.signed(), &record, *record.node_key())),
-        session: session(redeem.boot, &redeem.nonce),
+        record: convert::record(&record),
+        session: convert::session(redeem.boot, &redeem.nonce),
         highest_epoch: redeem.highest_epoch,
         holds: None,
         grant: Grant {
@@ -267,7 +262,7 @@ fn wait_if_void(
     key: &PublicKey,
 ) -> Result<(), ApiError> {
     let cluster = &transaction.cluster;
-    let new = !cluster.phase.has_ended() && !cluster.agents.contains_key(&key_id(key));
+    let new = !cluster.phase.has_ended() && !cluster.agents.contains_key(&convert::key(key));
     if transaction.settled || !new || !is_void(grant, transaction.void_before) {
         return Ok(());
     }
@@ -293,9 +288,9 @@ fn prepare_ack(
         return Err(vote("The ack is of another cluster."));
     }
     Ok(Event::Ack {
-        key: key_id(key),
+        key: convert::key(key),
         epoch: ack.epoch,
-        h: formation::Hash(ack.h.0),
+        h: convert::hash(&ack.h),
         jws: jws.as_str().into(),
     })
 }
@@ -310,20 +305,20 @@ fn prepare_release(
         return Err(vote("The release is of another cluster."));
     }
     let release = formation::Release { epoch: release.epoch, jws: jws.as_str().into() };
-    Ok(Event::Release { key: key_id(key), release })
+    Ok(Event::Release { key: convert::key(key), release })
 }
 
 /// An event that names its sender's session, which is judged first.
 fn spoken(key: &PublicKey, sent: &Session, event: Event) -> Prepared {
-    let session = session(sent.boot, &sent.nonce);
-    Prepared { speaks: Some(Event::Speaks { key: key_id(key), session }), ..event.into() }
+    let session = convert::session(sent.boot, &sent.nonce);
+    Prepared { speaks: Some(Event::Speaks { key: convert::key(key), session }), ..event.into() }
 }
 
 /// A word about the present list; another epoch is the machine's to refuse.
 fn same_list(cluster: &Cluster, epoch: u64, h: &Digest) -> Result<(), ApiError> {
     match &cluster.frozen {
         Some(frozen) if frozen.proposal.epoch == epoch && frozen.h.0 != h.0 => {
-            let sent = formation::Hash(h.0);
+            let sent = convert::hash(h);
             Err(Refusal::OtherProposal { sent, h: frozen.h, epoch }.into())
         }
         _ => Ok(()),
@@ -333,7 +328,7 @@ fn same_list(cluster: &Cluster, epoch: u64, h: &Digest) -> Result<(), ApiError> 
 fn decided_list(cluster: &Cluster, h: &Digest) -> Result<(), ApiError> {
     match &cluster.frozen {
         Some(frozen) if frozen.h.0 != h.0 => {
-            let (sent, epoch) = (formation::Hash(h.0), frozen.proposal.epoch);
+            let (sent, epoch) = (convert::hash(h), frozen.proposal.epoch);
             Err(Refusal::OtherProposal { sent, h: frozen.h, epoch }.into())
         }
         _ => Ok(()),
@@ -386,22 +381,7 @@ async fn prepare_adopt(
         let grant = VerifiedGrant::verify(grant, long)?;
         transaction.add_grant(&grant, "a document that was shown").await?;
     }
-    let records = verified
-        .records()
-        .iter()
-        .map(|record| Arc::new(record_of_verified(record.signed(), record, *record.node_key())))
-        .collect();
-    let list = formation::Proposal {
-        cluster: formation::ClusterId(proposal.cluster.as_u128()),
-        statement: formation::Hash(proposal.statement.0),
-        epoch: proposal.epoch,
-        records,
-    };
-    let event = Event::Adopt(formation::Document {
-        proposal: list,
-        h: formation::Hash(verified.hash().0),
-        text: document.as_str().into(),
-    });
+    let event = Event::Adopt(convert::document(&verified));
     Ok(Prepared { document: Some(document.clone()), ..event.into() })
 }
 

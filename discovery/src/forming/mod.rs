@@ -18,13 +18,14 @@ use discovery_formation::Rules;
 use discovery_formation::service::{
     Alarm, Answer, Change, Cluster, Context, Event, Outcome, Refusal, Settings, next_deadline, step,
 };
+use discovery_types::convert;
 use discovery_types::jws::Jws;
 use discovery_types::problem::Code;
 use discovery_types::statement::StatementChain;
 use uuid::Uuid;
 
 use crate::clock::Clock;
-use crate::domain::{describe, hash_of};
+use crate::domain::describe;
 use crate::error::ApiError;
 use crate::keydir::Keydir;
 use crate::ledger;
@@ -273,7 +274,8 @@ impl Forming {
     }
 
     fn step(&self, transaction: &mut ClusterTransaction, event: Event) -> Outcome {
-        let context = Context { rules: &Rules::ALL, settings: &self.settings, hash: &hash_of };
+        let context =
+            Context { rules: &Rules::ALL, settings: &self.settings, hash: &convert::proposal_hash };
         step(&mut transaction.cluster, &context, transaction.now, event)
     }
 

@@ -10,13 +10,13 @@ use discovery_formation::service::{
 use discovery_types::api::{
     self, ClusterState, ClusterSummary, CommitDocument, Explanation, PollResponse, ProbeResult,
 };
+use discovery_types::convert;
 use discovery_types::jws::Jws;
 use discovery_types::leaves::Leaves;
 use discovery_types::name::Name;
 use discovery_types::statement::StatementChain;
 
 use super::{Applied, Delivery};
-use crate::domain::wire_proposal;
 use crate::error::ApiError;
 use crate::store::admins::Event;
 use crate::store::clusters::ClusterSummaryRow;
@@ -28,19 +28,6 @@ pub const TIMELINE_EVENTS: i64 = 500;
 const DATABASE_CHANGED: &str = "database_changed";
 /// PEM lines.
 const PEM_WIDTH: usize = 64;
-
-/// Where a cluster stands.
-pub fn state_of(phase: Phase) -> ClusterState {
-    match phase {
-        Phase::Open => ClusterState::Open,
-        Phase::Preparing => ClusterState::Preparing,
-        Phase::Committed => ClusterState::Committed,
-        Phase::Formed => ClusterState::Formed,
-        Phase::Expired => ClusterState::Expired,
-        Phase::Abandoned => ClusterState::Abandoned,
-        Phase::Retired => ClusterState::Retired,
-    }
-}
 
 /// The answer to poll, ack, nack, probes and release.
 pub fn poll_response(
@@ -55,7 +42,7 @@ pub fn poll_response(
     let damaged = |_| StoreError::damaged("a record of the frozen list");
     let proposal = match (&answer.proposal, &cluster.frozen) {
         (Some(_), Some(frozen)) => {
-            Some(wire_proposal(&frozen.proposal, grants.clone()).map_err(damaged)?)
+            Some(convert::wire_proposal(&frozen.proposal, grants.clone()).map_err(damaged)?)
         }
         _ => None,
     };
@@ -70,7 +57,7 @@ pub fn poll_response(
     Ok(PollResponse {
         rev: answer.rev,
         now_ms: milliseconds(*now),
-        state: state_of(answer.phase),
+        state: convert::state(answer.phase),
         epoch: answer.epoch,
         standing: standing(cluster, answer, key),
         seated: cluster.seats().len() as u8,
@@ -191,7 +178,7 @@ pub fn summary_of(row: &ClusterSummaryRow) -> Result<ClusterSummary, StoreError>
     let damaged = || StoreError::damaged(format!("the row of cluster {}", row.id));
     let state = match row.phase.as_str() {
         "draft" => ClusterState::Draft,
-        phase => state_of(Phase::parse(phase).ok_or_else(damaged)?),
+        phase => convert::state(Phase::parse(phase).ok_or_else(damaged)?),
     };
     let forming =
         matches!(state, ClusterState::Draft | ClusterState::Open | ClusterState::Preparing);

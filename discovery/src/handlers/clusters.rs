@@ -8,6 +8,7 @@ use discovery_types::api::{
     AbandonRequest, ClusterList, ClusterSummary, ClusterView, CommitDocument, CredentialsRequest,
     CredentialsResponse, DraftRequest, DraftResponse, ExplainResponse, SignedBody, StatementList,
 };
+use discovery_types::convert;
 use discovery_types::digest::Digest;
 use discovery_types::jws::Jws;
 use discovery_types::name::Name;
@@ -137,7 +138,7 @@ async fn open(
         .forming
         .store
         .open_cluster(
-            crate::domain::statement_of(&chain),
+            convert::statement(&chain),
             jws,
             statement.deadline_seconds,
             &app.forming.settings,
@@ -252,7 +253,7 @@ pub async fn explain(
     let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
     let generation = app.forming.store.look_at_generation().await?;
     Ok(Json(ExplainResponse {
-        state: show::state_of(cluster.phase),
+        state: convert::state(cluster.phase),
         epoch: cluster.epoch,
         explain: explanations(&cluster, &chain, &app.forming.settings, now, Some(&generation)),
     }))

@@ -11,6 +11,7 @@ use discovery_types::api::{
     AdoptRequest, ClusterSummary, MAX_ADOPT_BODY, NackRequest, PollRequest, PollResponse,
     ProbesRequest, RedeemResponse, ReportRequest, ReportResponse, Session, SignedBody,
 };
+use discovery_types::convert;
 use discovery_types::document::VerifiedDocument;
 use discovery_types::jws::Typ;
 use discovery_types::problem::{Code, Problem};
@@ -29,7 +30,7 @@ use super::body::{Body, unreadable};
 use crate::app::App;
 use crate::auth::{Caller, authorise, peer, tls_key};
 use crate::error::ApiError;
-use crate::forming::{Applied, Incoming, poll_response, show, summary_of};
+use crate::forming::{Applied, Incoming, poll_response, summary_of};
 use crate::notify::Subscription;
 
 /// Longest sentence of an agent that is kept.
@@ -66,7 +67,7 @@ pub async fn redeem(
         _ => error,
     })?;
     let grant = app.forming.store.grant(&claimed.grant.to_string()).await?.ok_or_else(unknown)?;
-    let agent = formation::KeyId(*key.as_bytes());
+    let agent = convert::key(&key);
     Ok(Json(RedeemResponse {
         token: app.token(&key, Subject::Agent(cluster)),
         issuer: app.issuer.to_string(),
@@ -285,7 +286,7 @@ pub async fn report(
     let incoming =
         Incoming::Report { key: caller.key, session: body.session, h: body.h, raft_cluster };
     let applied = app.forming.apply(*path, incoming, None).await?;
-    Ok(Json(ReportResponse { state: show::state_of(applied.answer.phase) }))
+    Ok(Json(ReportResponse { state: convert::state(applied.answer.phase) }))
 }
 
 /// Shows a commit document that this service may have lost. Whoever is listed in a valid document

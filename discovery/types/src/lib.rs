@@ -14,7 +14,8 @@
 //! | a statement | [`grant::VerifiedGrant`] → [`record::VerifiedRecord`] | one seat's keys and addresses |
 //! | records | [`proposal::VerifiedProposal`] → [`document::VerifiedDocument`] | the committed list |
 //!
-//! Nothing here decides what a protocol step does (that is `discovery-formation`), nothing reads a
+//! Nothing here decides what a protocol step does (that is `discovery-formation`, whose plain values
+//! [`convert`] makes of verified ones), nothing reads a
 //! clock but the client, and no expiry is judged here: times are compared by whoever owns the clock
 //! that the protocol names.
 
@@ -24,6 +25,7 @@ pub mod api;
 pub mod bundle;
 pub mod client;
 pub mod context;
+pub mod convert;
 pub mod csr;
 pub mod digest;
 pub mod document;
@@ -50,8 +52,3 @@ mod fixtures;
 
 /// Smallest and largest cluster that a statement may ask for.
 pub const SIZES: std::ops::RangeInclusive<u8> = 1..=9;
-
-/// Majority of `size` voters.
-pub fn quorum(size: u8) -> u8 {
-    size / 2 + 1
-}

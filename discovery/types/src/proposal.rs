@@ -65,47 +65,43 @@ pub enum ProposalError {
     SameKey(u8, u8),
 }
 
-/// What two records must not share, beside their keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Shared {
-    /// The name.
-    Name,
-    /// An address, as peer or as client URL.
-    Url,
-    /// The machine.
-    Machine,
-}
-
 /// A proposal whose every record is valid under the statement that it names.
 #[derive(Clone, Debug)]
 pub struct VerifiedProposal {
     proposal: Proposal,
     hash: Digest,
     records: Vec<VerifiedRecord>,
-    shared_host: bool,
+}
+
+/// `h`: SHA-256 of "muster-proposal-1", the statement's hash, the epoch (u64, big endian), then the
+/// hashes of the record's and the endorsement's JWS, seat by seat.
+pub(crate) fn hash(
+    statement: &Digest,
+    epoch: u64,
+    seats: impl IntoIterator<Item = [Digest; 2]>,
+) -> Digest {
+    let mut input = b"muster-proposal-1".to_vec();
+    input.extend_from_slice(statement.as_bytes());
+    input.extend_from_slice(&epoch.to_be_bytes());
+    for [record, endorsement] in seats {
+        input.extend_from_slice(record.as_bytes());
+        input.extend_from_slice(endorsement.as_bytes());
+    }
+    Digest::of(&input)
 }
 
 impl Proposal {
-    /// `h`: SHA-256 of "muster-proposal-1", the statement's hash, the epoch (u64, big endian),
-    /// then the hashes of the record's and the endorsement's JWS, seat by seat.
+    /// `h`.
     pub fn hash(&self) -> Digest {
-        let mut input = b"muster-proposal-1".to_vec();
-        input.extend_from_slice(self.statement.as_bytes());
-        input.extend_from_slice(&self.epoch.to_be_bytes());
-        for seat in &self.seats {
-            input.extend_from_slice(seat.record.hash().as_bytes());
-            input.extend_from_slice(seat.endorsement.hash().as_bytes());
-        }
-        Digest::of(&input)
+        let seats = self.seats.iter().map(|seat| [seat.record.hash(), seat.endorsement.hash()]);
+        hash(&self.statement, self.epoch, seats)
     }
 }
 
 impl VerifiedProposal {
     /// Verifies each record and grant under the statement that the proposal names, which must be
     /// in `chain`. Whether that is the newest one, and whether names, addresses and machines
-    /// differ ([`VerifiedProposal::duplicate`]), is the caller's to ask: an agent answers a
-    /// forgery and a duplicate differently.
+    /// differ, is the protocol's to judge: an agent answers a forgery and a duplicate differently.
     pub fn verify(proposal: &Proposal, chain: &StatementChain) -> Result<Self, ProposalError> {
         let chain = chain.up_to(&proposal.statement).ok_or(ProposalError::OtherStatement)?;
         let statement = chain.newest();
@@ -146,12 +142,7 @@ impl VerifiedProposal {
             return Err(ProposalError::Grants);
         }
         one_key_one_seat(&records)?;
-        Ok(Self {
-            proposal: proposal.clone(),
-            hash: proposal.hash(),
-            records,
-            shared_host: statement.permissions.shared_host,
-        })
+        Ok(Self { proposal: proposal.clone(), hash: proposal.hash(), records })
     }
 
     /// `h`.
@@ -172,42 +163,6 @@ impl VerifiedProposal {
     /// Seat (from 1) of the agent with this key.
     pub fn seat_of(&self, key: &PublicKey) -> Option<u8> {
         (1..).zip(&self.records).find(|(_, r)| r.agent_key == *key).map(|(seat, _)| seat)
-    }
-
-    /// The first two seats that share a name, an address or, unless the statement allows it, a
-    /// machine.
-    pub fn duplicate(&self) -> Option<(u8, u8, Shared)> {
-        for (second, b) in (1..).zip(&self.records) {
-            for (first, a) in (1..second).zip(&self.records) {
-                if let Some(shared) = shared(a, b, self.shared_host) {
-                    return Some((first, second, shared));
-                }
-            }
-        }
-        None
-    }
-}
-
-/// What two records share that they must not.
-pub fn shared(
-    a: &crate::record::Record,
-    b: &crate::record::Record,
-    shared_host_allowed: bool,
-) -> Option<Shared> {
-    let urls = |record: &crate::record::Record| {
-        record.peer_urls.iter().chain(&record.client_urls).cloned().collect::<Vec<_>>()
-    };
-    let b_urls = urls(b);
-    if a.name == b.name {
-        Some(Shared::Name)
-    } else if urls(a).iter().any(|url| b_urls.contains(url)) {
-        Some(Shared::Url)
-    } else if !shared_host_allowed
-        && a.machine.compare(&b.machine) == crate::machine::Sameness::Same
-    {
-        Some(Shared::Machine)
-    } else {
-        None
     }
 }
 

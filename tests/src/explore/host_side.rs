@@ -116,8 +116,7 @@ pub fn see_refusal(
     at: usize,
     refusal: &formation_explored::service::Refusal,
 ) -> Result<(), Violation> {
-    let event =
-        Event::Refused { code: refusal.code().to_owned(), retryable: refusal.is_retryable() };
+    let event = Event::Refused { code: Some(refusal.code()), retryable: refusal.is_retryable() };
     let output = agent_at(world, at).step(&config.rules, event);
     perform(world, config, at, output)?;
     Ok(())
@@ -143,9 +142,13 @@ pub fn consider(
         skew: Millis(0),
         directory: directory_of(config, &world.hosts[at]),
         machine: machine(at),
-        releases: world.said.releases.clone(),
     };
     let epoch = offer.proposal.epoch;
+    // They come with every answer, before the proposal.
+    for (&key, &epoch) in &world.said.releases.clone() {
+        let output = agent.step(&config.rules, Event::ReleaseSeen { key, epoch });
+        perform(world, config, at, output)?;
+    }
     let output = agent.step(&config.rules, Event::Offered(Box::new(offer)));
     let targets = perform(world, config, at, output)?;
     for target in targets.unwrap_or_default() {

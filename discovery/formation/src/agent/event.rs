@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::agent::directory::Directory;
 use crate::agent::journal::Journal;
 use crate::fitness::{Clash, Unfit};
-use crate::service::{Phase, Row};
+use crate::service::{Phase, RefusalCode, Row};
 use crate::values::{
     Document, Epoch, Hash, Incarnation, KeyId, Machine, Millis, Permissions, Proposal, Record, Seat,
 };
@@ -22,7 +22,8 @@ pub enum Event {
     Offered(Box<Offer>),
     /// A probe of one peer for the proposal of `epoch` ended.
     Probed { epoch: Epoch, peer: KeyId, result: Result<ProbeAnswer, String> },
-    /// Another member's release, by the service or by a probe answer; signature verified.
+    /// Another member's release, shown by the service; signature verified. Those in probe answers
+    /// come with [`Event::Probed`].
     ReleaseSeen { key: KeyId, epoch: Epoch },
     /// The proposal of `epoch` has waited for [`PATIENCE`](crate::agent::PATIENCE): say what is
     /// missing.
@@ -35,8 +36,9 @@ pub enum Event {
     MarkerWritten,
     /// `member/wal` exists in the node's directory.
     LogSeen,
-    /// The service refused: its stable code, and whether the same request may succeed later.
-    Refused { code: String, retryable: bool },
+    /// The service refused: why, if it is one of forming's reasons (a full or broken service has
+    /// others), and whether the same request may succeed later.
+    Refused { code: Option<RefusalCode>, retryable: bool },
     /// A tombstone lies in the node's directory.
     TombstoneSeen,
 }
@@ -73,8 +75,6 @@ pub struct Offer {
     pub directory: Directory,
     /// The machine that this is.
     pub machine: Machine,
-    /// Releases that came with the proposal, verified.
-    pub releases: BTreeMap<KeyId, Epoch>,
 }
 
 /// The one line that a probed agent answers, over TLS with its own key.
@@ -194,24 +194,4 @@ pub enum Objection {
     /// This is not the machine that the key was made on.
     #[error("this is not the machine that the key was made on")]
     OtherMachine,
-}
-
-impl Objection {
-    /// A stable name for programs.
-    #[must_use]
-    pub fn code(&self) -> &'static str {
-        match self {
-            Objection::InvalidRecord { .. } => "invalid_record",
-            Objection::NotMyRecord => "not_my_record",
-            Objection::ForeignList => "foreign_list",
-            Objection::Unfit { why, .. } => why.code(),
-            Objection::Duplicate { clash, .. } => clash.code(),
-            Objection::Skew { .. } => "clock_skew",
-            Objection::OldEpoch { .. } => "old_epoch",
-            Objection::Unreleased { .. } => "unreleased",
-            Objection::Holding { .. } => "document_held",
-            Objection::NotBlank { .. } => "directory_not_blank",
-            Objection::OtherMachine => "other_machine",
-        }
-    }
 }

@@ -10,7 +10,7 @@ use crate::agent::event::{
 use crate::agent::journal::{Bound, Journal, Start};
 use crate::agent::sign;
 use crate::rules::{Rule, Rules};
-use crate::service::{Phase, Probe, Row};
+use crate::service::{Phase, Probe, RefusalCode, Row};
 use crate::values::{Document, Epoch, KeyId, Machine, Millis, Record, Session};
 
 /// How far this host's clock may be off the service's (S4).
@@ -88,7 +88,7 @@ impl Agent {
                 }
                 output.then.push(Action::Report);
             }
-            Event::Refused { code, retryable } => self.refused(&code, retryable, &mut output),
+            Event::Refused { code, retryable } => self.refused(code, retryable, &mut output),
             Event::TombstoneSeen => {
                 self.journal.tombstone = true;
                 self.persist(&mut output);
@@ -176,9 +176,6 @@ impl Agent {
 
     fn offered(&mut self, rules: &Rules, offer: Box<Offer>, output: &mut Output) {
         self.release_below(rules, offer.proposal.epoch, output);
-        for (&key, &epoch) in &offer.releases {
-            self.note_release(key, epoch);
-        }
         let epoch = offer.proposal.epoch;
         if let Some(held) = &self.journal.held
             && held.h == offer.h
@@ -388,39 +385,61 @@ impl Agent {
         output.then.push(Action::Launch(From::List));
     }
 
-    fn refused(&mut self, code: &str, retryable: bool, output: &mut Output) {
+    fn refused(&mut self, code: Option<RefusalCode>, retryable: bool, output: &mut Output) {
         if self.journal.start != Start::NotYet {
             return;
         }
         if let Some(held) = &self.journal.held {
             // It is a member whatever the service knows: the document says so.
-            if matches!(code, "boot_closed" | "abandoned" | "unknown_key") {
+            if let Some(
+                RefusalCode::BootClosed | RefusalCode::Abandoned | RefusalCode::UnknownKey,
+            ) = code
+            {
                 output.then.push(Action::ShowDocument { h: held.h });
             }
             return;
         }
-        let action = match code {
-            "unknown_key" => Action::Redeem,
-            "boot_closed" | "expired" | "abandoned" | "retired" => {
-                let reason = format!("the service has answered {code}: no place for this host");
-                Action::Stop { exit: EXIT_FOR_GOOD, reason }
-            }
+        let stop = |exit, reason: &str| Action::Stop { exit, reason: reason.to_owned() };
+        output.then.push(match code {
+            Some(RefusalCode::UnknownKey) => Action::Redeem,
+            Some(
+                RefusalCode::BootClosed
+                | RefusalCode::Expired
+                | RefusalCode::Abandoned
+                | RefusalCode::Retired,
+            ) => stop(EXIT_FOR_GOOD, "the cluster has no place for this host"),
             // A restart would take the key over from the other copy, and so on for ever.
-            "key_elsewhere" => {
-                let reason = "another session holds this agent's key: this host is a copy".into();
-                Action::Stop { exit: EXIT_FOR_GOOD, reason }
+            Some(RefusalCode::KeyElsewhere) => {
+                stop(EXIT_FOR_GOOD, "another session holds this agent's key: this host is a copy")
             }
             // Another bundle, or another address: a person has to bring it.
-            "grant_unknown" | "grant_expired" | "grant_revoked" | "grant_binding"
-            | "grant_exhausted" | "record_refused" | "statement_refused" => {
-                Action::Stop { exit: EXIT_FOR_GOOD, reason: format!("refused: {code}") }
+            Some(
+                RefusalCode::GrantUnknown
+                | RefusalCode::GrantExpired
+                | RefusalCode::GrantRevoked
+                | RefusalCode::GrantBinding
+                | RefusalCode::GrantExhausted
+                | RefusalCode::RecordRefused
+                | RefusalCode::StatementRefused,
+            ) => stop(EXIT_FOR_GOOD, "the service has refused this host's token or record"),
+            // What these are about is looked at anew with the next poll.
+            Some(
+                RefusalCode::StaleEpoch
+                | RefusalCode::Split
+                | RefusalCode::DatabaseChanged
+                | RefusalCode::Conflict
+                | RefusalCode::VoteRefused
+                | RefusalCode::WrongState
+                | RefusalCode::Committed
+                | RefusalCode::DocumentRefused,
+            )
+            | None => {
+                if retryable {
+                    return;
+                }
+                stop(EXIT_FAILED, "the service has refused this host's request")
             }
-            // The proposal that these are about is looked at anew with the next poll.
-            "other_proposal" => return,
-            _ if retryable => return,
-            _ => Action::Stop { exit: EXIT_FAILED, reason: format!("refused: {code}") },
-        };
-        output.then.push(action);
+        });
     }
 }
 

@@ -7,9 +7,9 @@ use crate::agent::{
     Action, Agent, Decision, Directory, Event, From, Journal, Listing, Offer, Output, ProbeAnswer,
     Shown, Start, at_start, classify,
 };
-use crate::fixtures::{hash_of, key, machine, plain_record, proposal, record, statement};
+use crate::fixtures::{hash_of, key, machine, plain_record, proposal, record, statement, variant};
 use crate::rules::Rules;
-use crate::service::Phase;
+use crate::service::{Phase, RefusalCode};
 use crate::values::{Document, Hash, Incarnation, Millis, Permissions, Record};
 
 const RULES: Rules = Rules::ALL;
@@ -34,7 +34,6 @@ fn offer(epoch: u64, hosts: &[u8]) -> Offer {
         skew: Millis(0),
         directory: Directory::Blank,
         machine: machine(hosts[0]),
-        releases: BTreeMap::new(),
     }
 }
 
@@ -71,9 +70,9 @@ fn show_document(agent: &mut Agent, document: Arc<Document>) -> Output {
     agent.step(&RULES, Event::DocumentShown { document, machine: machine(1) })
 }
 
-fn nack_code(output: &Output) -> Option<&'static str> {
+fn nacked(output: &Output) -> Option<String> {
     output.then.iter().find_map(|action| match action {
-        Action::Nack { reason, .. } => Some(reason.code()),
+        Action::Nack { reason, .. } => Some(variant(reason)),
         _ => None,
     })
 }
@@ -116,23 +115,23 @@ fn each_check_refuses_with_its_own_reason() {
     let changes: [(Change, &str); 9] = [
         (
             |offer| drop(offer.invalid.insert(2, "its token is another cluster's".into())),
-            "invalid_record",
+            "InvalidRecord",
         ),
-        (|offer| offer.proposal.records[0] = other_record(1, 42), "not_my_record"),
-        (|offer| offer.statement = Hash([9; 32]), "foreign_list"),
-        (|offer| offer.proposal.records[2] = named_like(3, 2), "duplicate_name"),
-        (|offer| offer.skew = Millis(30_001), "clock_skew"),
-        (|offer| offer.directory = Directory::Foreign("data".into()), "directory_not_blank"),
-        (|offer| offer.directory = Directory::Log(None), "directory_not_blank"),
-        (|offer| offer.machine = machine(9), "other_machine"),
-        (|offer| offer.proposal.records[1] = at_loopback(2), "loopback_address"),
+        (|offer| offer.proposal.records[0] = other_record(1, 42), "NotMyRecord"),
+        (|offer| offer.statement = Hash([9; 32]), "ForeignList"),
+        (|offer| offer.proposal.records[2] = named_like(3, 2), "Duplicate"),
+        (|offer| offer.skew = Millis(30_001), "Skew"),
+        (|offer| offer.directory = Directory::Foreign("data".into()), "NotBlank"),
+        (|offer| offer.directory = Directory::Log(None), "NotBlank"),
+        (|offer| offer.machine = machine(9), "OtherMachine"),
+        (|offer| offer.proposal.records[1] = at_loopback(2), "Unfit"),
     ];
     for (change, code) in changes {
         let mut agent = joined(1);
         let mut offer = offer(1, &[1, 2, 3]);
         change(&mut offer);
         let output = offered(&mut agent, offer);
-        assert_eq!(nack_code(&output), Some(code));
+        assert_eq!(nacked(&output).as_deref(), Some(code));
         assert!(agent.journal.bound.is_empty(), "{code}: nothing is signed");
     }
 }
@@ -152,12 +151,12 @@ fn at_loopback(host: u8) -> Arc<Record> {
 #[test]
 fn s5_no_second_list_in_an_epoch_and_none_below_a_released_one() {
     let mut agent = signed();
-    assert_eq!(nack_code(&offered(&mut agent, offer(1, &[1, 2, 4]))), Some("old_epoch"));
+    assert_eq!(nacked(&offered(&mut agent, offer(1, &[1, 2, 4]))).as_deref(), Some("OldEpoch"));
     let mut agent = joined(1);
     let output = agent.step(&RULES, shown(3));
     assert_eq!(output.then, [Action::SignRelease { epoch: 2 }]);
     assert_eq!(output.durable.map(|journal| journal.released), Some(2));
-    assert_eq!(nack_code(&offered(&mut agent, offer(2, &[1, 2, 3]))), Some("old_epoch"));
+    assert_eq!(nacked(&offered(&mut agent, offer(2, &[1, 2, 3]))).as_deref(), Some("OldEpoch"));
 }
 
 #[test]
@@ -168,8 +167,8 @@ fn s5_the_same_list_is_signed_again() {
     assert!(matches!(output.then[..], [Action::SignAck { epoch: 1, .. }]));
     let _ = agent.step(&RULES, shown(2));
     assert_eq!(
-        nack_code(&offered(&mut agent, offer(1, &[1, 2, 3]))),
-        Some("old_epoch"),
+        nacked(&offered(&mut agent, offer(1, &[1, 2, 3]))).as_deref(),
+        Some("OldEpoch"),
         "released"
     );
 }
@@ -196,7 +195,7 @@ fn s6_patience_ends_in_a_refusal_that_names_who_is_missing() {
     let mut agent = signed();
     let _ = offered(&mut agent, offer(2, &[1, 4, 5]));
     let output = agent.step(&RULES, Event::Impatient { epoch: 2 });
-    assert_eq!(nack_code(&output), Some("unreleased"));
+    assert_eq!(nacked(&output).as_deref(), Some("Unreleased"));
     assert_eq!(agent.step(&RULES, Event::Impatient { epoch: 2 }), Output::default(), "said once");
 }
 
@@ -207,7 +206,7 @@ fn whoever_holds_a_document_releases_nothing_and_signs_nothing() {
     assert!(output.durable.is_some_and(|journal| journal.held.is_some()));
     assert_eq!(output.then, [Action::LookAtDirectory]);
     assert_eq!(agent.step(&RULES, shown(5)), Output::default());
-    assert_eq!(nack_code(&offered(&mut agent, offer(2, &[1, 4, 5]))), Some("document_held"));
+    assert_eq!(nacked(&offered(&mut agent, offer(2, &[1, 4, 5]))).as_deref(), Some("Holding"));
 }
 
 #[test]
@@ -257,22 +256,22 @@ fn only_those_in_its_lists_get_an_answer_to_a_probe() {
 
 #[test]
 fn refusals_stop_it_for_good_only_where_waiting_can_not_help() {
-    let refused = |code: &str, retryable| Event::Refused { code: code.to_owned(), retryable };
-    let exit = |code: &str, retryable| {
+    let refused = |code, retryable| Event::Refused { code, retryable };
+    let exit = |code: Option<RefusalCode>, retryable| {
         let output = joined(1).step(&RULES, refused(code, retryable));
         output.then.iter().find_map(|action| match action {
             Action::Stop { exit, .. } => Some(*exit),
             _ => None,
         })
     };
-    assert_eq!(exit("boot_closed", false), Some(3));
-    assert_eq!(exit("abandoned", false), Some(3));
-    assert_eq!(exit("key_elsewhere", false), Some(3));
-    assert_eq!(exit("grant_expired", false), Some(3));
-    assert_eq!(exit("record_refused", false), Some(3));
-    assert_eq!(exit("internal_of_another_kind", false), Some(1));
-    assert_eq!(exit("duplicate_name", true), None);
-    let again = joined(1).step(&RULES, refused("unknown_key", true));
+    assert_eq!(exit(Some(RefusalCode::BootClosed), false), Some(3));
+    assert_eq!(exit(Some(RefusalCode::Abandoned), false), Some(3));
+    assert_eq!(exit(Some(RefusalCode::KeyElsewhere), false), Some(3));
+    assert_eq!(exit(Some(RefusalCode::GrantExpired), false), Some(3));
+    assert_eq!(exit(Some(RefusalCode::RecordRefused), false), Some(3));
+    assert_eq!(exit(None, false), Some(1));
+    assert_eq!(exit(Some(RefusalCode::Conflict), true), None);
+    let again = joined(1).step(&RULES, refused(Some(RefusalCode::UnknownKey), true));
     assert_eq!(again.then, [Action::Redeem]);
 }
 

@@ -19,7 +19,7 @@ pub use cluster::{
 pub use event::{Event, Grant, Poll, Redeem};
 pub use explain::{Line, explain};
 pub use outcome::{Alarm, Answer, Change, Outcome, Reopen, Standing};
-pub use refusal::Refusal;
+pub use refusal::{Refusal, RefusalCode};
 pub use settings::{EPOCH_DISTANCE, EPOCH_MAX, Settings};
 pub use step::{Context, step, view};
 pub use time::next_deadline;

@@ -1,4 +1,4 @@
-//! Why the service says no: a stable code, an HTTP status, and a sentence with the way out.
+//! Why the service says no: a sentence for people with the way out, and one word for programs.
 
 use crate::fitness::{Clash, Unfit};
 use crate::service::cluster::{EndCause, Phase};
@@ -81,65 +81,118 @@ pub enum Refusal {
     ForeignDocument,
 }
 
-impl Refusal {
-    /// The stable code, for programs.
-    #[must_use]
-    pub fn code(&self) -> &'static str {
-        match self {
-            Refusal::BootClosed { .. } => "boot_closed",
-            Refusal::Ended { phase, .. } => phase.as_str(),
-            Refusal::StaleEpoch { .. } => "stale_epoch",
-            Refusal::EpochTooFar { .. } => "epoch_too_far",
-            Refusal::OtherProposal { .. } => "other_proposal",
-            Refusal::KeyElsewhere { .. } => "key_elsewhere",
-            Refusal::Split { .. } => "split",
-            Refusal::UnknownKey { .. } => "unknown_key",
-            Refusal::NotSeated { .. } => "not_seated",
-            Refusal::RecordChanged { .. } => "record_changed",
-            Refusal::ForeignRecord => "foreign_record",
-            Refusal::GrantExpired { .. } => "grant_expired",
-            Refusal::GrantRevoked => "grant_revoked",
-            Refusal::TooManyKeys { .. } => "too_many_keys",
-            Refusal::GrantUsed => "grant_used",
-            Refusal::Unfit(unfit) => unfit.code(),
-            Refusal::Duplicate { clash, .. } => clash.code(),
-            Refusal::NotCommitted { .. } => "not_committed",
-            Refusal::NothingToRetire { .. } => "nothing_to_retire",
-            Refusal::Unsettled => "unsettled",
-            Refusal::AlreadyCommitted { .. } => "already_committed",
-            Refusal::StatementOutOfOrder { .. } => "statement_out_of_order",
-            Refusal::StatementFixed => "statement_fixed",
-            Refusal::ForeignDocument => "foreign_document",
-        }
-    }
+/// What a refusal is to a program. The same words at the service's machine, on the wire (where each
+/// is one of the API's problem codes) and at the agent's machine, so that the exploration hands over
+/// what production does. Several refusals may share one: what an agent does next is the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RefusalCode {
+    /// The list was decided without the asker.
+    BootClosed,
+    /// Given up before the commit.
+    Abandoned,
+    /// The deadline passed before the commit.
+    Expired,
+    /// Ended by its owner after the commit.
+    Retired,
+    /// What was sent is not about the present proposal.
+    StaleEpoch,
+    /// Two holders of one agent key.
+    KeyElsewhere,
+    /// Two documents of one cluster.
+    Split,
+    /// The ledgers haven't been compared with this database yet.
+    DatabaseChanged,
+    /// The key has not redeemed here.
+    UnknownKey,
+    /// Something else stands where this should.
+    Conflict,
+    /// The record can't be a member's.
+    RecordRefused,
+    /// The grant doesn't exist here. Said by the shell, which looks it up.
+    GrantUnknown,
+    /// The grant's time is over.
+    GrantExpired,
+    /// The grant was revoked.
+    GrantRevoked,
+    /// The grant is for another address, name or zone. Said by the shell, which knows them.
+    GrantBinding,
+    /// The grant has admitted as many keys as it may.
+    GrantExhausted,
+    /// A signed message that can't be an honest agent's.
+    VoteRefused,
+    /// Not in this phase.
+    WrongState,
+    /// Only an owner's retirement ends it.
+    Committed,
+    /// The statement doesn't fit the cluster.
+    StatementRefused,
+    /// The document doesn't fit the cluster.
+    DocumentRefused,
+}
 
-    /// The HTTP status.
+impl RefusalCode {
+    /// All of them.
+    pub const EACH: [RefusalCode; 21] = [
+        RefusalCode::BootClosed,
+        RefusalCode::Abandoned,
+        RefusalCode::Expired,
+        RefusalCode::Retired,
+        RefusalCode::StaleEpoch,
+        RefusalCode::KeyElsewhere,
+        RefusalCode::Split,
+        RefusalCode::DatabaseChanged,
+        RefusalCode::UnknownKey,
+        RefusalCode::Conflict,
+        RefusalCode::RecordRefused,
+        RefusalCode::GrantUnknown,
+        RefusalCode::GrantExpired,
+        RefusalCode::GrantRevoked,
+        RefusalCode::GrantBinding,
+        RefusalCode::GrantExhausted,
+        RefusalCode::VoteRefused,
+        RefusalCode::WrongState,
+        RefusalCode::Committed,
+        RefusalCode::StatementRefused,
+        RefusalCode::DocumentRefused,
+    ];
+}
+
+impl Refusal {
+    /// What it is to a program.
     #[must_use]
-    pub fn status(&self) -> u16 {
+    pub fn code(&self) -> RefusalCode {
         match self {
-            Refusal::BootClosed { .. } | Refusal::Ended { .. } => 410,
-            Refusal::GrantExpired { .. }
-            | Refusal::GrantRevoked
-            | Refusal::TooManyKeys { .. }
-            | Refusal::GrantUsed => 403,
-            Refusal::UnknownKey { .. } => 404,
-            Refusal::Unfit(_)
-            | Refusal::ForeignRecord
-            | Refusal::ForeignDocument
-            | Refusal::EpochTooFar { .. } => 422,
+            Refusal::BootClosed { .. } => RefusalCode::BootClosed,
+            Refusal::Ended { phase, .. } => match phase {
+                Phase::Expired => RefusalCode::Expired,
+                Phase::Retired => RefusalCode::Retired,
+                Phase::Open
+                | Phase::Preparing
+                | Phase::Committed
+                | Phase::Formed
+                | Phase::Abandoned => RefusalCode::Abandoned,
+            },
             Refusal::StaleEpoch { .. }
             | Refusal::OtherProposal { .. }
-            | Refusal::KeyElsewhere { .. }
-            | Refusal::Split { .. }
-            | Refusal::NotSeated { .. }
-            | Refusal::RecordChanged { .. }
+            | Refusal::NotSeated { .. } => RefusalCode::StaleEpoch,
+            Refusal::KeyElsewhere { .. } => RefusalCode::KeyElsewhere,
+            Refusal::Split { .. } => RefusalCode::Split,
+            Refusal::Unsettled => RefusalCode::DatabaseChanged,
+            Refusal::UnknownKey { .. } => RefusalCode::UnknownKey,
+            Refusal::RecordChanged { .. }
             | Refusal::Duplicate { .. }
-            | Refusal::NotCommitted { .. }
-            | Refusal::NothingToRetire { .. }
-            | Refusal::Unsettled
-            | Refusal::AlreadyCommitted { .. }
-            | Refusal::StatementOutOfOrder { .. }
-            | Refusal::StatementFixed => 409,
+            | Refusal::StatementOutOfOrder { .. } => RefusalCode::Conflict,
+            Refusal::ForeignRecord | Refusal::Unfit(_) => RefusalCode::RecordRefused,
+            Refusal::GrantExpired { .. } => RefusalCode::GrantExpired,
+            Refusal::GrantRevoked => RefusalCode::GrantRevoked,
+            Refusal::TooManyKeys { .. } | Refusal::GrantUsed => RefusalCode::GrantExhausted,
+            Refusal::EpochTooFar { .. } => RefusalCode::VoteRefused,
+            Refusal::NotCommitted { .. } | Refusal::NothingToRetire { .. } => {
+                RefusalCode::WrongState
+            }
+            Refusal::AlreadyCommitted { .. } => RefusalCode::Committed,
+            Refusal::StatementFixed => RefusalCode::StatementRefused,
+            Refusal::ForeignDocument => RefusalCode::DocumentRefused,
         }
     }
 
@@ -148,6 +201,7 @@ impl Refusal {
     pub fn is_retryable(&self) -> bool {
         match self {
             Refusal::StaleEpoch { .. }
+            | Refusal::OtherProposal { .. }
             | Refusal::UnknownKey { .. }
             | Refusal::NotSeated { .. }
             | Refusal::Duplicate { .. }
@@ -156,7 +210,6 @@ impl Refusal {
             Refusal::BootClosed { .. }
             | Refusal::Ended { .. }
             | Refusal::EpochTooFar { .. }
-            | Refusal::OtherProposal { .. }
             | Refusal::KeyElsewhere { .. }
             | Refusal::Split { .. }
             | Refusal::RecordChanged { .. }

@@ -7,6 +7,7 @@ use discovery_formation as formation;
 use discovery_formation::service::{
     Agent, Cluster, EndCause, Ended, Frozen, LastError, Phase, Place, Probe, Split,
 };
+use discovery_types::convert;
 use discovery_types::statement::StatementChain;
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
@@ -15,7 +16,6 @@ use uuid::Uuid;
 
 use super::super::StoreError;
 use super::records::Caches;
-use crate::domain::statement_of;
 
 /// Whether the signatures in rows are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,8 +170,8 @@ pub(super) async fn load(
         _ => BTreeMap::new(),
     };
     Ok(Cluster {
-        id: formation::ClusterId(id.as_u128()),
-        statement: statement_of(chain),
+        id: convert::cluster(id),
+        statement: convert::statement(chain),
         phase,
         epoch: row.epoch.unsigned_abs(),
         floor: row.floor.unsigned_abs(),
@@ -287,12 +287,12 @@ async fn frozen(
             .fetch_all(connection)
             .await?;
     let proposal = formation::Proposal {
-        cluster: formation::ClusterId(id.as_u128()),
+        cluster: convert::cluster(id),
         statement: header.statement,
         epoch: header.epoch,
         records,
     };
-    if trust == Trust::Verify && crate::domain::hash_of(&proposal) != header.h {
+    if trust == Trust::Verify && convert::proposal_hash(&proposal) != header.h {
         return Err(StoreError::damaged(format!("the frozen list of cluster {id}")));
     }
     Ok(Frozen {

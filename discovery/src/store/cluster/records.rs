@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use discovery_formation as formation;
+use discovery_types::convert;
 use discovery_types::digest::Digest;
 use discovery_types::grant::{Grant, VerifiedGrant};
 use discovery_types::jws::{Jws, Typ};
@@ -18,7 +19,6 @@ use uuid::Uuid;
 
 use super::super::StoreError;
 use super::load::Trust;
-use crate::domain::record_of_verified;
 
 /// Remembered results of each kind; when full, all are forgotten and verified anew.
 const REMEMBERED: usize = 50_000;
@@ -145,7 +145,7 @@ fn verify(record: &str, endorsement: &str, token_key: &PublicKey) -> Option<form
         && endorsement.cluster == record.cluster
         && endorsement.grant == record.grant;
     let node_key = record.csr.verify().ok()?.node_key;
-    bound.then(|| record_of_verified(&signed, &record, node_key))
+    bound.then(|| convert::read_record(&record, &signed, &node_key))
 }
 
 /// For giving a damaged cluster up: what the record says, whoever wrote it.
@@ -154,5 +154,5 @@ fn claim(record: &str, endorsement: &str) -> Option<formation::Record> {
         SignedRecord { record: record.parse().ok()?, endorsement: endorsement.parse().ok()? };
     let record: Record = signed.record.claims_unverified(Typ::Record).ok()?;
     let node_key = Digest::of(record.csr.der());
-    Some(record_of_verified(&signed, &record, node_key))
+    Some(convert::read_record(&record, &signed, &node_key))
 }

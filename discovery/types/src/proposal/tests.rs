@@ -1,6 +1,5 @@
 use super::*;
 use crate::fixtures::World;
-use crate::machine::MachineFacts;
 
 fn verify(world: &World, proposal: &Proposal) -> Result<VerifiedProposal, ProposalError> {
     VerifiedProposal::verify(proposal, &world.chain())
@@ -12,7 +11,6 @@ fn a_proposal_of_valid_records_is_taken() {
     let verified = verify(&world, &world.proposal(1)).unwrap();
     assert_eq!(verified.seat_of(world.agents[2].public()), Some(3));
     assert_eq!(verified.seat_of(world.owner.public()), None);
-    assert_eq!(verified.duplicate(), None);
 }
 
 /// The hash's input, byte by byte as the protocol has it.
@@ -28,6 +26,8 @@ fn the_hash_covers_statement_epoch_and_both_signatures_of_each_seat() {
         input.extend(Digest::of(seat.endorsement.as_str().as_bytes()).0);
     }
     assert_eq!(proposal.hash(), Digest::of(&input));
+    let plain = crate::convert::proposal(&verify(&world, &proposal).unwrap());
+    assert_eq!(crate::convert::proposal_hash(&plain), crate::convert::hash(&proposal.hash()));
 }
 
 #[test]
@@ -103,29 +103,6 @@ fn a_proposal_of_another_cluster_or_statement_is_refused() {
     assert_eq!(verify(&world, &other).err(), Some(ProposalError::OtherCluster));
     let other = Proposal { statement: Digest::of(b"x"), ..world.proposal(1) };
     assert_eq!(verify(&world, &other).err(), Some(ProposalError::OtherStatement));
-}
-
-#[test]
-fn names_addresses_and_machines_that_are_shared_are_found() {
-    let shared = |change: &dyn Fn(&mut World)| {
-        let mut world = World::new(3);
-        change(&mut world);
-        verify(&world, &world.proposal(1)).unwrap().duplicate()
-    };
-    let name = shared(&|w| w.records[2].name = w.records[0].name.clone());
-    assert_eq!(name, Some((1, 3, Shared::Name)));
-    let url = shared(&|w| w.records[2].client_urls = w.records[1].peer_urls.clone());
-    assert_eq!(url, Some((2, 3, Shared::Url)));
-    let machine = shared(&|w| w.records[1].machine = w.records[0].machine.clone());
-    assert_eq!(machine, Some((1, 2, Shared::Machine)));
-    let unknown = shared(&|w| w.records[1].machine = MachineFacts::default());
-    assert_eq!(unknown, None);
-    let allowed = shared(&|w| {
-        w.statement.permissions.shared_host = true;
-        w.grant.statement = w.chain().newest_hash();
-        w.records[1].machine = w.records[0].machine.clone();
-    });
-    assert_eq!(allowed, None);
 }
 
 #[test]

@@ -1,0 +1,289 @@
+//! From verified wire types to the plain values of the protocol's machines, and back.
+//!
+//! The one place for it: service and agents must see the same list in the same bytes. Only what has
+//! passed verification is converted: each function takes a `Verified…` type, or says whose word it
+//! takes instead.
+
+use std::sync::Arc;
+
+use discovery_formation as formation;
+use formation::agent::Objection;
+use formation::service::{Phase, RefusalCode};
+use uuid::Uuid;
+
+use crate::api::{ClusterState, NackReason};
+use crate::digest::{Digest, Incarnation, Nonce};
+use crate::document::VerifiedDocument;
+use crate::jws::{Jws, JwsError, Typ};
+use crate::key::PublicKey;
+use crate::machine::MachineFacts;
+use crate::problem::Code;
+use crate::proposal::{self, Proposal, VerifiedProposal};
+use crate::record::{Record, SignedRecord, VerifiedRecord};
+use crate::statement::{Permissions, StatementChain};
+use crate::url::NodeUrl;
+
+/// The fact that [`MachineFacts::dmi_uuid`] holds.
+pub const DMI_UUID: &str = "dmi-uuid";
+/// The fact that [`MachineFacts::machine_id`] holds.
+pub const MACHINE_ID: &str = "machine-id";
+
+/// An agent's key as the machine names it.
+pub fn key(key: &PublicKey) -> formation::KeyId {
+    formation::KeyId(*key.as_bytes())
+}
+
+/// The reverse of [`key`].
+pub fn public_key(key: formation::KeyId) -> PublicKey {
+    PublicKey::from_bytes(key.0)
+}
+
+/// A hash.
+pub fn hash(digest: &Digest) -> formation::Hash {
+    formation::Hash(*digest.as_bytes())
+}
+
+/// The reverse of [`hash`].
+pub fn digest(hash: formation::Hash) -> Digest {
+    Digest(hash.0)
+}
+
+/// A cluster's id.
+pub fn cluster(id: Uuid) -> formation::ClusterId {
+    formation::ClusterId(id.as_u128())
+}
+
+/// An incarnation.
+pub fn incarnation(incarnation: &Incarnation) -> formation::Incarnation {
+    formation::Incarnation(u128::from_be_bytes(*incarnation.as_bytes()))
+}
+
+/// The reverse of [`incarnation`].
+pub fn wire_incarnation(incarnation: formation::Incarnation) -> Incarnation {
+    Incarnation(incarnation.0.to_be_bytes())
+}
+
+/// What is known of a machine.
+pub fn machine(facts: &MachineFacts) -> formation::Machine {
+    let known = [(DMI_UUID, &facts.dmi_uuid), (MACHINE_ID, &facts.machine_id)];
+    let fact = |(fact, value): (&str, &Option<String>)| Some((fact.to_owned(), value.clone()?));
+    formation::Machine(known.into_iter().filter_map(fact).collect())
+}
+
+/// The reverse of [`machine`].
+pub fn machine_facts(machine: &formation::Machine) -> MachineFacts {
+    MachineFacts {
+        dmi_uuid: machine.0.get(DMI_UUID).cloned(),
+        machine_id: machine.0.get(MACHINE_ID).cloned(),
+    }
+}
+
+/// Who holds an agent's key.
+pub fn session(boot: u64, nonce: &Nonce) -> formation::Session {
+    formation::Session { boot, nonce: u128::from_be_bytes(*nonce.as_bytes()) }
+}
+
+/// The newest statement of a chain. The machine counts from 1, the wire from 0.
+pub fn statement(chain: &StatementChain) -> formation::Statement {
+    let newest = chain.newest();
+    formation::Statement {
+        hash: hash(&chain.newest_hash()),
+        sequence: newest.seq + 1,
+        cluster: cluster(newest.cluster),
+        size: newest.size,
+        permissions: permissions(&newest.permissions),
+    }
+}
+
+/// What a statement allows.
+pub fn permissions(permissions: &Permissions) -> formation::Permissions {
+    formation::Permissions {
+        allow_loopback: permissions.loopback,
+        allow_shared_host: permissions.shared_host,
+        allow_even: permissions.even_size,
+        allow_low_ports: permissions.low_ports,
+    }
+}
+
+/// Where the cluster stands; nothing for a draft, which takes no agents.
+pub fn phase(state: ClusterState) -> Option<Phase> {
+    Some(match state {
+        ClusterState::Draft => return None,
+        ClusterState::Open => Phase::Open,
+        ClusterState::Preparing => Phase::Preparing,
+        ClusterState::Committed => Phase::Committed,
+        ClusterState::Formed => Phase::Formed,
+        ClusterState::Abandoned => Phase::Abandoned,
+        ClusterState::Expired => Phase::Expired,
+        ClusterState::Retired => Phase::Retired,
+    })
+}
+
+/// The reverse of [`phase`].
+pub fn state(phase: Phase) -> ClusterState {
+    match phase {
+        Phase::Open => ClusterState::Open,
+        Phase::Preparing => ClusterState::Preparing,
+        Phase::Committed => ClusterState::Committed,
+        Phase::Formed => ClusterState::Formed,
+        Phase::Abandoned => ClusterState::Abandoned,
+        Phase::Expired => ClusterState::Expired,
+        Phase::Retired => ClusterState::Retired,
+    }
+}
+
+/// Why an agent doesn't sign, as it is told.
+pub fn nack_reason(objection: &Objection) -> NackReason {
+    match objection {
+        Objection::InvalidRecord { .. }
+        | Objection::NotMyRecord
+        | Objection::ForeignList
+        | Objection::Unfit { .. } => NackReason::Record,
+        Objection::Duplicate { .. } => NackReason::Duplicate,
+        Objection::Skew { .. } => NackReason::ClockSkew,
+        Objection::OldEpoch { .. } => NackReason::Epoch,
+        Objection::Unreleased { .. } => NackReason::Unreleased,
+        Objection::Holding { .. } => NackReason::DocumentHeld,
+        Objection::NotBlank { .. } | Objection::OtherMachine => NackReason::Directory,
+    }
+}
+
+macro_rules! refusal_codes {
+    ($($name:ident)*) => {
+        /// The problem code that a refusal goes by.
+        pub fn problem_code(refusal: RefusalCode) -> Code {
+            match refusal { $(RefusalCode::$name => Code::$name,)* }
+        }
+
+        /// The refusal that a problem code is; nothing for the problems of the API around the
+        /// protocol, such as a limit or a fault of the service.
+        pub fn refusal_code(problem: Code) -> Option<RefusalCode> {
+            match problem { $(Code::$name => Some(RefusalCode::$name),)* _ => None }
+        }
+    };
+}
+
+refusal_codes! {
+    BootClosed Abandoned Expired Retired StaleEpoch KeyElsewhere Split DatabaseChanged UnknownKey
+    Conflict RecordRefused GrantUnknown GrantExpired GrantRevoked GrantBinding GrantExhausted
+    VoteRefused WrongState Committed StatementRefused DocumentRefused
+}
+
+/// A record that its agent and its token have signed.
+pub fn record(verified: &VerifiedRecord) -> Arc<formation::Record> {
+    Arc::new(read_record(verified, verified.signed(), verified.node_key()))
+}
+
+/// Why a record on this agent's own disk isn't one that it has signed.
+#[derive(Debug, thiserror::Error)]
+pub enum OwnRecordError {
+    /// The signature is not this agent's.
+    #[error("the record is not signed by this agent's key")]
+    Jws(#[from] JwsError),
+    /// The node's key in it.
+    #[error("the record's signing request can't be read")]
+    Csr(#[from] crate::csr::CsrError),
+}
+
+/// A record that this agent has signed itself; nobody else's word is asked for.
+pub fn own_record(
+    signed: &SignedRecord,
+    own: &PublicKey,
+) -> Result<Arc<formation::Record>, OwnRecordError> {
+    let record: Record = signed.record.verify(Typ::Record, own)?;
+    let node_key = record.csr.verify()?.node_key;
+    Ok(Arc::new(read_record(&record, signed, &node_key)))
+}
+
+/// A record that was read out of `signed` by a caller who answers for what it has checked.
+/// `node_key` is the hash of the node's key in its signing request.
+pub fn read_record(record: &Record, signed: &SignedRecord, node_key: &Digest) -> formation::Record {
+    let urls = |urls: &[NodeUrl]| urls.iter().map(NodeUrl::to_string).collect();
+    formation::Record {
+        key: key(&record.agent_key),
+        hash: hash(&signed.record.hash()),
+        token_hash: hash(&signed.endorsement.hash()),
+        node_key: hash(node_key),
+        machine: machine(&record.machine),
+        incarnation: incarnation(&record.incarnation),
+        name: record.name.to_string(),
+        peer_urls: urls(&record.peer_urls),
+        client_urls: urls(&record.client_urls),
+        cluster: cluster(record.cluster),
+        grant: formation::GrantId(record.grant.to_string().into()),
+        jws: signed.record.as_str().into(),
+        token_jws: signed.endorsement.as_str().into(),
+    }
+}
+
+/// A list whose every record is valid.
+pub fn proposal(verified: &VerifiedProposal) -> formation::Proposal {
+    let proposal = verified.proposal();
+    formation::Proposal {
+        cluster: cluster(proposal.cluster),
+        statement: hash(&proposal.statement),
+        epoch: proposal.epoch,
+        records: verified.records().iter().map(record).collect(),
+    }
+}
+
+/// The list as it crosses the wire; `grants` are those that its records name.
+pub fn wire_proposal(list: &formation::Proposal, grants: Vec<Jws>) -> Result<Proposal, JwsError> {
+    let seat = |record: &Arc<formation::Record>| -> Result<SignedRecord, JwsError> {
+        Ok(SignedRecord { record: record.jws.parse()?, endorsement: record.token_jws.parse()? })
+    };
+    Ok(Proposal {
+        cluster: Uuid::from_u128(list.cluster.0),
+        statement: digest(list.statement),
+        epoch: list.epoch,
+        seats: list.records.iter().map(seat).collect::<Result<_, _>>()?,
+        grants,
+    })
+}
+
+/// The protocol's hash of a list, over hashes that are known already.
+pub fn proposal_hash(list: &formation::Proposal) -> formation::Hash {
+    let seats = list.records.iter().map(|record| [digest(record.hash), digest(record.token_hash)]);
+    hash(&proposal::hash(&digest(list.statement), list.epoch, seats))
+}
+
+/// A valid document.
+pub fn document(verified: &VerifiedDocument) -> formation::Document {
+    formation::Document {
+        proposal: proposal(verified.proposal()),
+        h: hash(&verified.hash()),
+        text: verified.jws().as_str().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_refusal_comes_off_the_wire_as_it_went_in() {
+        for refusal in RefusalCode::EACH {
+            let sent = serde_json::to_string(&problem_code(refusal)).unwrap();
+            let heard: Code = serde_json::from_str(&sent).unwrap();
+            assert_eq!(refusal_code(heard), Some(refusal));
+        }
+        let others = Code::ALL.iter().filter(|code| refusal_code(**code).is_none());
+        assert!(others.clone().any(|code| *code == Code::RateLimited));
+        assert_eq!(others.count() + RefusalCode::EACH.len(), Code::ALL.len());
+    }
+
+    #[test]
+    fn each_phase_is_one_state() {
+        for state in [ClusterState::Open, ClusterState::Retired, ClusterState::Committed] {
+            assert_eq!(phase(state).map(super::state), Some(state));
+            assert_eq!(phase(state).map(Phase::as_str), Some(state.as_str()));
+        }
+        assert_eq!(phase(ClusterState::Draft), None);
+    }
+
+    #[test]
+    fn what_is_known_of_a_machine_comes_back() {
+        let facts = MachineFacts { dmi_uuid: Some("d".into()), machine_id: None };
+        assert_eq!(machine_facts(&machine(&facts)), facts);
+    }
+}
