@@ -6,7 +6,7 @@ use formation_explored::agent::{
     self, Action as Todo, Agent, Decision, Directory, Event, From, Journal, Listing, Offer, Output,
     ProbeAnswer, Shown, Target, at_start,
 };
-use formation_explored::service::{Event as ServiceEvent, Phase};
+use formation_explored::service::{Event as ServiceEvent, Phase, Refusal};
 use formation_explored::{Document, Epoch, Hash, KeyId, Millis, Permissions};
 
 use crate::explore::config::Config;
@@ -114,11 +114,15 @@ pub fn see_refusal(
     world: &mut World,
     config: &Config,
     at: usize,
-    refusal: &formation_explored::service::Refusal,
+    refusal: &Refusal,
 ) -> Result<(), Violation> {
     let event = Event::Refused { code: Some(refusal.code()), retryable: refusal.is_retryable() };
     let output = agent_at(world, at).step(&config.rules, event);
     perform(world, config, at, output)?;
+    // It has ended until a person brings another token, and the road asks whether they had to.
+    if matches!(refusal, Refusal::GrantUsed) {
+        set_mode(world, at, Mode::Stopped(1));
+    }
     Ok(())
 }
 
