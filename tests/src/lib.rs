@@ -6,4 +6,5 @@ pub mod client;
 pub mod demo;
 pub mod explore;
 pub mod harness;
+pub mod mutants;
 pub mod sim;

@@ -1,0 +1,92 @@
+//! One build of the copy, and where its programs are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use super::list::{Finder, Mutant};
+use super::tree::crate_of;
+
+/// A test program: whose, and which.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Program {
+    /// The unit tests of a package's library, or of its program if it has no library.
+    Unit(String),
+    /// An integration test.
+    Test(String, String),
+    /// The simulation.
+    Sim,
+}
+
+/// The name of the package in `directory`, from its Cargo.toml.
+pub fn package_name(root: &Path, directory: &Path) -> Result<String> {
+    let manifest = fs_err::read_to_string(root.join(directory).join("Cargo.toml"))?;
+    let name = manifest.lines().find_map(|line| line.strip_prefix("name = \""));
+    let name = name.and_then(|rest| rest.strip_suffix('"'));
+    Ok(name.with_context(|| format!("{}: no name", directory.display()))?.to_owned())
+}
+
+/// The program that a finder of `mutant` runs.
+pub fn program(root: &Path, mutant: &Mutant, finder: &Finder) -> Result<Program> {
+    Ok(match finder {
+        Finder::Sim { .. } => Program::Sim,
+        Finder::Test { package, name, .. } => Program::Test(package.clone(), name.clone()),
+        Finder::Unit { package: Some(package), .. } => Program::Unit(package.clone()),
+        Finder::Unit { package: None, .. } => {
+            Program::Unit(package_name(root, &crate_of(root, &mutant.file)?)?)
+        }
+    })
+}
+
+fn cargo(scratch: &Path, target: &Path, arguments: &[&str]) -> Result<Vec<Value>> {
+    let done = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(arguments)
+        .arg("--message-format=json-render-diagnostics")
+        .current_dir(scratch)
+        .env("CARGO_TARGET_DIR", target)
+        // The mutants' code is nobody's to read.
+        .env("RUSTFLAGS", "-Awarnings")
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cargo can't be run")?;
+    ensure!(done.status.success(), "the mutated tree does not compile");
+    let lines = String::from_utf8(done.stdout).context("cargo's messages are UTF-8")?;
+    Ok(lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
+}
+
+/// Builds what is asked for; where each program is.
+pub fn build(
+    scratch: &Path,
+    target: &Path,
+    wanted: &BTreeSet<Program>,
+) -> Result<BTreeMap<Program, PathBuf>> {
+    let mut found = BTreeMap::new();
+    for program in wanted {
+        let messages = match program {
+            Program::Sim => {
+                cargo(scratch, target, &["build", "-q", "-p", "muster-tests", "--bin", "sim"])?
+            }
+            Program::Unit(package) => {
+                // A package's programs are what its integration tests run.
+                cargo(scratch, target, &["test", "-q", "--no-run", "-p", package, "--lib"])?
+            }
+            Program::Test(package, name) => {
+                let arguments = ["test", "-q", "--no-run", "-p", package, "--test", name];
+                cargo(scratch, target, &arguments)?
+            }
+        };
+        let executables = messages.iter().filter_map(|message| message["executable"].as_str());
+        let path = match program {
+            Program::Sim => executables.into_iter().find(|path| path.ends_with("/sim")),
+            Program::Unit(_) | Program::Test(..) => {
+                executables.into_iter().find(|path| path.contains("/deps/"))
+            }
+        };
+        let path = path.with_context(|| format!("cargo built no {program:?}"))?;
+        found.insert(program.clone(), PathBuf::from(path));
+    }
+    Ok(found)
+}

@@ -1,0 +1,168 @@
+//! The lists of mutants: what a file of them says.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+/// Something that should find a mutant.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Finder {
+    /// Unit tests of a package (the mutated file's own, if it isn't named) whose names contain one
+    /// of the filters; all if there is none.
+    Unit { package: Option<String>, filters: Vec<String> },
+    /// So many histories of the simulation.
+    Sim { histories: u64 },
+    /// An integration test of a package: its name, then filters.
+    Test { package: String, name: String, filters: Vec<String> },
+}
+
+/// One small bug.
+#[derive(Clone, Debug)]
+pub struct Mutant {
+    /// Its number, also in what replaces the text.
+    pub id: u32,
+    /// What it does wrong.
+    pub title: String,
+    /// Where, from the workspace's root on.
+    pub file: PathBuf,
+    /// What stands there.
+    pub text: String,
+    /// What stands there instead.
+    pub replacement: String,
+    /// What should find it, cheapest first.
+    pub finders: Vec<Finder>,
+    /// Why nothing finds it, if that is known and accepted.
+    pub survives: Option<String>,
+}
+
+/// All mutants of the `*.txt` files of a directory, by number.
+pub fn read_all(directory: &Path) -> Result<Vec<Mutant>> {
+    let mut mutants = Vec::new();
+    for entry in fs_err::read_dir(directory)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "txt") {
+            let text = fs_err::read_to_string(&path)?;
+            let found = parse(&text).with_context(|| format!("in {}", path.display()))?;
+            mutants.extend(found);
+        }
+    }
+    mutants.sort_by_key(|mutant| mutant.id);
+    for pair in mutants.windows(2) {
+        ensure!(pair[0].id != pair[1].id, "there are two mutants {}", pair[0].id);
+    }
+    Ok(mutants)
+}
+
+/// Reads one file.
+pub fn parse(text: &str) -> Result<Vec<Mutant>> {
+    let mut lines = text.lines().peekable();
+    let mut mutants = Vec::new();
+    while let Some(line) = lines.next() {
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let Some(head) = line.strip_prefix("mutant ") else { bail!("expected `mutant`: {line}") };
+        let (id, title) = head.split_once(": ").with_context(|| format!("no title: {line}"))?;
+        let id: u32 = id.parse().with_context(|| format!("no number: {line}"))?;
+        let one = parse_one(id, title, &mut lines).with_context(|| format!("mutant {id}"))?;
+        mutants.push(one);
+    }
+    Ok(mutants)
+}
+
+fn parse_one<'a>(
+    id: u32,
+    title: &str,
+    lines: &mut impl Iterator<Item = &'a str>,
+) -> Result<Mutant> {
+    let (mut file, mut finders, mut survives) = (None, Vec::new(), None);
+    loop {
+        let line = lines.next().context("it ends too early")?;
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match word {
+            "in" => file = Some(PathBuf::from(rest)),
+            "survives" => survives = Some(rest.to_owned()),
+            "<<<<" => break,
+            _ => finders.push(finder(word, rest)?),
+        }
+    }
+    let text = until(lines, "====")?;
+    let replacement = until(lines, ">>>>")?;
+    ensure!(!finders.is_empty() || survives.is_some(), "nothing is named that should find it");
+    ensure!(
+        replacement.contains(&format!("mutant({id})")),
+        "what replaces the text does not ask mutant({id})"
+    );
+    let file = file.context("no `in`")?;
+    Ok(Mutant { id, title: title.to_owned(), file, text, replacement, finders, survives })
+}
+
+fn finder(word: &str, rest: &str) -> Result<Finder> {
+    let mut words = rest.split_whitespace().map(str::to_owned);
+    Ok(match word {
+        "unit" => Finder::Unit { package: None, filters: words.collect() },
+        "unit-of" => {
+            let package = Some(words.next().context("unit-of what?")?);
+            Finder::Unit { package, filters: words.collect() }
+        }
+        "sim" => Finder::Sim { histories: rest.parse().context("sim, how many?")? },
+        "test" => {
+            let package = words.next().context("test of what package?")?;
+            let name = words.next().context("what test?")?;
+            Finder::Test { package, name, filters: words.collect() }
+        }
+        _ => bail!("`{word}` is none of in, survives, unit, unit-of, sim, test, <<<<"),
+    })
+}
+
+fn until<'a>(lines: &mut impl Iterator<Item = &'a str>, end: &str) -> Result<String> {
+    let mut kept = Vec::new();
+    for line in lines {
+        if line == end {
+            ensure!(!kept.is_empty(), "nothing before {end}");
+            return Ok(kept.join("\n"));
+        }
+        kept.push(line);
+    }
+    bail!("{end} is missing")
+}
+
+/// Whether a number is one of `only`: numbers or patterns, in which x is any digit.
+pub fn is_chosen(id: u32, only: &[String]) -> bool {
+    let id = id.to_string();
+    let fits = |pattern: &String| {
+        let same = |(a, b): (char, char)| a == 'x' || a == b;
+        pattern.len() == id.len() && pattern.chars().zip(id.chars()).all(same)
+    };
+    only.is_empty() || only.iter().any(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_says_where_what_and_who_should_find_it() {
+        let text = "# a comment\n\nmutant 7: one too many\nin node/src/a.rs\nunit a:: b::\nsim 20\n\
+            <<<<\n  let x = 1;\n====\n  let x = 1 + u64::from(crate::mutant(7));\n>>>>\n";
+        let [mutant] = &parse(text).unwrap()[..] else { panic!("one mutant") };
+        assert_eq!((mutant.id, &*mutant.title, &*mutant.text), (7, "one too many", "  let x = 1;"));
+        let filters = vec!["a::".to_owned(), "b::".to_owned()];
+        let unit = Finder::Unit { package: None, filters };
+        assert_eq!(mutant.finders, [unit, Finder::Sim { histories: 20 }]);
+    }
+
+    #[test]
+    fn what_can_never_switch_on_is_refused() {
+        let text = "mutant 7: none\nin a.rs\nunit\n<<<<\na\n====\nb\n>>>>\n";
+        assert!(format!("{:#}", parse(text).unwrap_err()).contains("does not ask mutant(7)"));
+    }
+
+    #[test]
+    fn patterns_choose_by_digit() {
+        let only = ["4xx".to_owned(), "12".to_owned()];
+        let chosen: Vec<u32> =
+            [12, 40, 399, 401, 512].into_iter().filter(|id| is_chosen(*id, &only)).collect();
+        assert_eq!(chosen, [12, 401]);
+    }
+}
