@@ -44,7 +44,7 @@ pub fn peer(request: &HttpRequest) -> Result<&Peer, ApiError> {
 pub fn tls_key(request: &HttpRequest) -> Result<PublicKey, ApiError> {
     let certificate = peer(request)?.certificate.as_ref();
     let key = certificate.and_then(|certificate| certificate.ed25519);
-    key.map(PublicKey::from_bytes).ok_or_else(|| {
+    key.and_then(|key| PublicKey::try_from(key).ok()).ok_or_else(|| {
         let next = "Connect with a self-signed client certificate of your Ed25519 key.";
         ApiError::new(Code::ClientKeyMissing, "The connection has no Ed25519 client key.", next)
     })

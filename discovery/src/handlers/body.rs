@@ -9,6 +9,7 @@ use actix_web::http::header;
 use actix_web::{FromRequest, HttpRequest, web};
 use discovery_types::api::MAX_BODY;
 use discovery_types::problem::Code;
+use discovery_types::strict;
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 
@@ -31,7 +32,7 @@ impl<T: DeserializeOwned + 'static, const LIMIT: usize> FromRequest for Body<T, 
             expect_type(&request, "application/json")?;
             let bytes = read(web::Payload::from_request(&request, &mut { payload }).await, LIMIT);
             let bytes = bytes.await?;
-            serde_json::from_slice(&bytes).map(Body).map_err(|error| unreadable(&error))
+            strict::from_slice(&bytes).map(Body).map_err(|error| unreadable(&error))
         })
     }
 }

@@ -13,6 +13,12 @@ use zeroize::Zeroizing;
 use crate::digest::Digest;
 use crate::text::wire_text;
 
+/// DER before the uncompressed point in a P-256 SubjectPublicKeyInfo (RFC 5480).
+const P256_SPKI_PREFIX: [u8; 27] = [
+    0x30, 0x59, 0x30, 0x13, 6, 7, 0x2a, 0x86, 0x48, 0xce, 0x3d, 2, 1, 6, 8, 0x2a, 0x86, 0x48, 0xce,
+    0x3d, 3, 1, 7, 3, 0x42, 0, 4,
+];
+
 /// Longest request in DER.
 pub const MAX_CSR: usize = 1024;
 
@@ -91,16 +97,17 @@ impl Csr {
         if !rest.is_empty() {
             return Err(CsrError::Malformed);
         }
-        let node_key = Digest::of(parsed.certification_request_info.subject_pki.raw);
+        let spki = parsed.certification_request_info.subject_pki.raw;
+        // Looked at here: the request's signature algorithm names a hash, not a curve.
+        if !spki.starts_with(&P256_SPKI_PREFIX) {
+            return Err(CsrError::NotP256);
+        }
         let der = CertificateSigningRequestDer::from(self.0.as_slice());
         let params = CertificateSigningRequestParams::from_der(&der).map_err(|e| match e {
             rcgen::Error::InvalidCertificationRequestSignature => CsrError::BadSignature,
             _ => CsrError::Malformed,
         })?;
-        if params.public_key.algorithm() != &rcgen::PKCS_ECDSA_P256_SHA256 {
-            return Err(CsrError::NotP256);
-        }
-        Ok(VerifiedCsr { public_key: params.public_key, node_key })
+        Ok(VerifiedCsr { public_key: params.public_key, node_key: Digest::of(spki) })
     }
 }
 
@@ -156,6 +163,19 @@ mod tests {
     #[test]
     fn an_ed25519_key_is_refused() {
         let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+        assert_eq!(Csr::new(&pair).verify().err(), Some(CsrError::NotP256));
+    }
+
+    /// Made by `openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:secp384r1 -sha256`.
+    #[test]
+    fn a_p384_key_is_refused_whatever_hash_it_signs_with() {
+        let sha256 = "MIIBAzCBiwIBADAMMQowCAYDVQQDDAF4MHYwEAYHKoZIzj0CAQYFK4EEACIDYgAEtICaWPqmRO\
+                      1ngAESz3KmN_kWJUv-ygQ9HpRXEAM64zT1-FzyCxp7sCy5CPW7sYLKDYXKhDRJRa6ocllkrdLE\
+                      Z21MD2PfB2_hPhuJxYQWUdWQGXCM0Rk4cOpBlD1YHbnFoAAwCgYIKoZIzj0EAwIDZwAwZAIwa2\
+                      m8hf0qziV7xYI1lCwnX2EN9t_GvMaQCNA8830BV-flPVokp1_MdzAirvtpfq9UAjBVsuezCdJ0\
+                      07Q3q7dgTjmIZgALcfOFWSo-rg2gN_cPjpsBc_m-r0rW8DyVcfBYf2U";
+        assert_eq!(sha256.parse::<Csr>().unwrap().verify().err(), Some(CsrError::NotP256));
+        let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
         assert_eq!(Csr::new(&pair).verify().err(), Some(CsrError::NotP256));
     }
 

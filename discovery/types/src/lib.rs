@@ -42,6 +42,7 @@ pub mod redeem;
 pub mod retire;
 pub mod role;
 pub mod statement;
+pub mod strict;
 mod text;
 pub mod tls;
 pub mod token;

@@ -43,7 +43,7 @@ fn an_assertion_for_another_service_or_subject_is_refused() {
     let (key, other) = (SigningKey::generate(), SigningKey::generate());
     let jws = Assertion::sign(&key, ISSUER, NOW);
     let refused = Assertion::verify(&jws, key.public(), "urn:muster:discovery:other", NOW);
-    assert_eq!(refused, Err(AccessError::Party));
+    assert_eq!(refused, Err(AccessError::Jws(JwsError::Parties)));
     let good: Assertion = jws.claims_unverified(Typ::Assertion).unwrap();
     for bad in [
         Assertion { sub: other.key_id(), ..good.clone() },
@@ -51,7 +51,7 @@ fn an_assertion_for_another_service_or_subject_is_refused() {
     ] {
         let jws = Jws::sign(Typ::Assertion, &key, &bad);
         let refused = Assertion::verify(&jws, key.public(), ISSUER, NOW);
-        assert_eq!(refused, Err(AccessError::Party));
+        assert_eq!(refused, Err(AccessError::Jws(JwsError::Parties)));
     }
     let eternal = Jws::sign(Typ::Assertion, &key, &Assertion { exp: NOW + 61, ..good });
     let refused = Assertion::verify(&eternal, key.public(), ISSUER, NOW);
@@ -94,8 +94,8 @@ fn each_claim_of_an_access_token_counts() {
         AccessToken::verify(&jws, [service.public()], ISSUER, client.public(), NOW).err()
     };
     assert_eq!(refused(&|_| ()), None);
-    assert_eq!(refused(&|t| t.iss = "x".into()), Some(AccessError::Party));
-    assert_eq!(refused(&|t| t.aud = "x".into()), Some(AccessError::Party));
+    assert_eq!(refused(&|t| t.iss = "x".into()), Some(AccessError::Jws(JwsError::Parties)));
+    assert_eq!(refused(&|t| t.aud = "x".into()), Some(AccessError::Jws(JwsError::Parties)));
     assert_eq!(refused(&|t| t.sub = other.key_id()), Some(AccessError::OtherTlsKey));
     assert_eq!(refused(&|t| t.cnf.jkt = other.key_id()), Some(AccessError::OtherTlsKey));
     assert_eq!(refused(&|t| t.exp += 1), Some(AccessError::TooLong(600)));

@@ -4,7 +4,10 @@
 //! a header is ever used as a path, a URL or a key. A header has exactly `alg`, `typ` and `kid`:
 //! anything else (`crit`, `jku`, `jwk`, `x5u`, a member twice) refuses the whole. A payload is read
 //! into a struct that denies unknown and duplicate members.
+//!
+//! Signatures and claims are jsonwebtoken's to make and to check, behind these rules.
 
+mod jwt;
 mod typ;
 
 use std::fmt;
@@ -14,10 +17,12 @@ use data_encoding::BASE64URL_NOPAD;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+pub use jwt::Parties;
 pub use typ::Typ;
 
 use crate::digest::Digest;
 use crate::key::{KeyId, PublicKey, SigningKey};
+use crate::strict;
 use crate::text::wire_text;
 
 /// Nothing longer is even looked at.
@@ -52,6 +57,9 @@ pub enum JwsError {
     /// The signature does not verify.
     #[error("the signature is not valid")]
     BadSignature,
+    /// A JWT by, about or for somebody else.
+    #[error("its issuer, subject or audience is not the one expected")]
+    Parties,
     /// The payload is not what this kind holds.
     #[error("the payload is refused: {0}")]
     Payload(String),
@@ -65,15 +73,17 @@ pub struct Jws {
     kid: KeyId,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Header {
-    alg: Algorithm,
+    /// Read, so that nothing else passes.
+    #[serde(rename = "alg")]
+    _algorithm: Algorithm,
     typ: Typ,
     kid: KeyId,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 enum Algorithm {
     #[serde(rename = "EdDSA")]
     EdDsa,
@@ -82,17 +92,7 @@ enum Algorithm {
 impl Jws {
     /// Signs `payload`.
     pub fn sign<T: Serialize>(typ: Typ, key: &SigningKey, payload: &T) -> Self {
-        let header = Header { alg: Algorithm::EdDsa, typ, kid: key.key_id() };
-        let encode = |json: Result<Vec<u8>, serde_json::Error>| {
-            BASE64URL_NOPAD.encode(&json.expect("payloads are plain structs, which always encode"))
-        };
-        let mut text = encode(serde_json::to_vec(&header));
-        text.push('.');
-        text.push_str(&encode(serde_json::to_vec(payload)));
-        let signature = key.sign(text.as_bytes());
-        text.push('.');
-        text.push_str(&BASE64URL_NOPAD.encode(&signature));
-        Self { text, typ, kid: header.kid }
+        Self { text: jwt::encode(typ, key, payload), typ, kid: key.key_id() }
     }
 
     /// What kind of message it says it is.
@@ -117,15 +117,7 @@ impl Jws {
 
     /// Checks kind, key and signature, then reads the payload.
     pub fn verify<T: DeserializeOwned>(&self, typ: Typ, key: &PublicKey) -> Result<T, JwsError> {
-        self.expect(typ)?;
-        if self.kid != key.key_id() {
-            return Err(JwsError::UnknownKey(self.kid));
-        }
-        let (signed, signature) = self.text.rsplit_once('.').ok_or(JwsError::Malformed)?;
-        let signature =
-            BASE64URL_NOPAD.decode(signature.as_bytes()).map_err(|_| JwsError::Malformed)?;
-        key.verify(signed.as_bytes(), &signature).map_err(|_| JwsError::BadSignature)?;
-        self.payload()
+        self.verify_by(typ, [key], None)
     }
 
     /// As [`Jws::verify`], with the key looked up among `allowed` by the header's `kid`.
@@ -134,18 +126,40 @@ impl Jws {
         typ: Typ,
         allowed: impl IntoIterator<Item = &'k PublicKey>,
     ) -> Result<T, JwsError> {
+        self.verify_by(typ, allowed, None)
+    }
+
+    /// As [`Jws::verify_any`], for a JWT: `iss`, `sub` and `aud` must be those of `parties`, and
+    /// there must be an `exp`, which the caller judges.
+    pub fn verify_jwt<'k, T: DeserializeOwned>(
+        &self,
+        typ: Typ,
+        allowed: impl IntoIterator<Item = &'k PublicKey>,
+        parties: Parties<'_>,
+    ) -> Result<T, JwsError> {
+        self.verify_by(typ, allowed, Some(parties))
+    }
+
+    fn verify_by<'k, T: DeserializeOwned>(
+        &self,
+        typ: Typ,
+        allowed: impl IntoIterator<Item = &'k PublicKey>,
+        parties: Option<Parties<'_>>,
+    ) -> Result<T, JwsError> {
         self.expect(typ)?;
         let key = allowed
             .into_iter()
             .find(|key| key.key_id() == self.kid)
             .ok_or(JwsError::UnknownKey(self.kid))?;
-        self.verify(typ, key)
+        jwt::decode(&self.text, key, parties)
     }
 
     /// The payload as claimed, for looking up what it must be verified with. **Proves nothing.**
     pub fn claims_unverified<T: DeserializeOwned>(&self, typ: Typ) -> Result<T, JwsError> {
         self.expect(typ)?;
-        self.payload()
+        let part = self.text.split('.').nth(1).ok_or(JwsError::Malformed)?;
+        let bytes = BASE64URL_NOPAD.decode(part.as_bytes()).map_err(|_| JwsError::Malformed)?;
+        strict::from_slice(&bytes).map_err(|error| JwsError::Payload(error.to_string()))
     }
 
     fn expect(&self, typ: Typ) -> Result<(), JwsError> {
@@ -154,12 +168,6 @@ impl Jws {
         } else {
             Err(JwsError::WrongTyp { expected: typ, found: self.typ })
         }
-    }
-
-    fn payload<T: DeserializeOwned>(&self) -> Result<T, JwsError> {
-        let part = self.text.split('.').nth(1).ok_or(JwsError::Malformed)?;
-        let bytes = BASE64URL_NOPAD.decode(part.as_bytes()).map_err(|_| JwsError::Malformed)?;
-        serde_json::from_slice(&bytes).map_err(|error| JwsError::Payload(error.to_string()))
     }
 }
 
@@ -178,7 +186,7 @@ impl FromStr for Jws {
         };
         let decode =
             |part: &str| BASE64URL_NOPAD.decode(part.as_bytes()).map_err(|_| JwsError::Malformed);
-        let header: Header = serde_json::from_slice(&decode(header)?)
+        let header: Header = strict::from_slice(&decode(header)?)
             .map_err(|error| JwsError::Header(error.to_string()))?;
         if text.len() > header.typ.max_bytes() {
             return Err(JwsError::TooLong { limit: header.typ.max_bytes() });

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, serde::Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Payload {
     text: String,
@@ -112,6 +112,7 @@ fn headers_that_say_anything_more_or_else_are_refused() {
         format!(r#"{{"alg":"EdDSA","typ":"at+jwt","typ":"muster-ack+jwt","kid":"{kid}"}}"#),
         format!(r#"{{"alg":"EdDSA","typ":"muster-ack+jwt","kid":"{kid}"}} x"#),
         format!(r#"["EdDSA","muster-ack+jwt","{kid}",1]"#),
+        format!(r#"["EdDSA","muster-ack+jwt","{kid}"]"#),
         "{}".into(),
         "null".into(),
         "".into(),
@@ -139,6 +140,7 @@ fn payloads_with_strange_members_are_refused() {
         r#"{"text":"x","exp":7,"admin":true}"#,
         r#"{"text":"x","exp":7}{"text":"y","exp":7}"#,
         "[]",
+        r#"["x",7]"#,
         "\u{0}",
     ] {
         let jws: Jws = forge(&key, &header, body).parse().unwrap();

@@ -31,6 +31,10 @@ pub enum KeyError {
     /// Another key type than Ed25519, or not a SubjectPublicKeyInfo.
     #[error("the key is not an Ed25519 key")]
     NotEd25519,
+    /// A point that is written otherwise than RFC 8032 says, or one of the eight for which
+    /// signatures can be made without a private key.
+    #[error("the key is not a proper Ed25519 key: make a new one")]
+    Weak,
     /// Not 43 characters of base64url.
     #[error("a key id has 43 characters of base64url")]
     KeyId,
@@ -50,7 +54,8 @@ pub struct PublicKey([u8; 32]);
 pub struct KeyId([u8; 32]);
 
 impl PublicKey {
-    /// From the 32 bytes of RFC 8032.
+    /// From the 32 bytes of RFC 8032, of a key that was read before. What comes from outside goes
+    /// through [`PublicKey::try_from`].
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
@@ -63,7 +68,8 @@ impl PublicKey {
     /// From a DER SubjectPublicKeyInfo.
     pub fn from_spki_der(der: &[u8]) -> Result<Self, KeyError> {
         let raw = der.strip_prefix(&SPKI_PREFIX).ok_or(KeyError::NotEd25519)?;
-        Ok(Self(raw.try_into().map_err(|_| KeyError::NotEd25519)?))
+        let raw: [u8; 32] = raw.try_into().map_err(|_| KeyError::NotEd25519)?;
+        raw.try_into()
     }
 
     /// The DER SubjectPublicKeyInfo.
@@ -102,7 +108,57 @@ impl FromStr for PublicKey {
 
     fn from_str(text: &str) -> Result<Self, KeyError> {
         let text = text.strip_prefix(PUBLIC_PREFIX).ok_or(KeyError::PublicText)?;
-        decode32(text).map(Self).ok_or(KeyError::PublicText)
+        decode32(text).ok_or(KeyError::PublicText)?.try_into()
+    }
+}
+
+/// The y coordinates (little endian, without the sign of x) of the eight points of small order:
+/// 0, 1, −1 and two of order eight. Signatures by such a key verify over any message.
+const SMALL_ORDER: [[u8; 32]; 5] = [
+    [0; 32],
+    {
+        let mut one = [0; 32];
+        one[0] = 1;
+        one
+    },
+    {
+        let mut minus_one = PRIME;
+        minus_one[0] -= 1;
+        minus_one
+    },
+    [
+        0x26, 0xe8, 0x95, 0x8f, 0xc2, 0xb2, 0x27, 0xb0, 0x45, 0xc3, 0xf4, 0x89, 0xf2, 0xef, 0x98,
+        0xf0, 0xd5, 0xdf, 0xac, 0x05, 0xd3, 0xc6, 0x33, 0x39, 0xb1, 0x38, 0x02, 0x88, 0x6d, 0x53,
+        0xfc, 0x05,
+    ],
+    [
+        0xc7, 0x17, 0x6a, 0x70, 0x3d, 0x4d, 0xd8, 0x4f, 0xba, 0x3c, 0x0b, 0x76, 0x0d, 0x10, 0x67,
+        0x0f, 0x2a, 0x20, 0x53, 0xfa, 0x2c, 0x39, 0xcc, 0xc6, 0x4e, 0xc7, 0xfd, 0x77, 0x92, 0xac,
+        0x03, 0x7a,
+    ],
+];
+
+/// 2^255 − 19, little endian.
+const PRIME: [u8; 32] = {
+    let mut prime = [0xff; 32];
+    prime[0] = 0xed;
+    prime[31] = 0x7f;
+    prime
+};
+
+impl TryFrom<[u8; 32]> for PublicKey {
+    type Error = KeyError;
+
+    /// Takes only the one way to write a point (RFC 8032, section 5.1.3), as two texts of one key
+    /// would be two names, and no point of small order.
+    fn try_from(bytes: [u8; 32]) -> Result<Self, KeyError> {
+        let mut y = bytes;
+        y[31] &= 0x7f;
+        let canonical = y.iter().rev().lt(PRIME.iter().rev());
+        if !canonical || SMALL_ORDER.contains(&y) {
+            return Err(KeyError::Weak);
+        }
+        Ok(Self(bytes))
     }
 }
 
@@ -228,6 +284,37 @@ mod tests {
         let again = SigningKey::from_pkcs8_der(&key.pkcs8_der()).unwrap();
         assert_eq!(again.public(), key.public());
         assert_eq!(key.key_id().to_string().parse(), Ok(key.key_id()));
+    }
+
+    /// The neutral element "signs" whatever it is shown: R the neutral element, S zero.
+    #[test]
+    fn a_key_that_verifies_every_message_is_refused() {
+        let mut neutral = [0; 32];
+        neutral[0] = 1;
+        let signature = [&neutral[..], &[0; 32]].concat();
+        assert_eq!(PublicKey::from_bytes(neutral).verify(b"anything", &signature), Ok(()));
+        for mut point in SMALL_ORDER {
+            for sign in [0, 0x80] {
+                point[31] = point[31] & 0x7f | sign;
+                assert_eq!(PublicKey::try_from(point), Err(KeyError::Weak));
+                let text = format!("{PUBLIC_PREFIX}{}", BASE64URL_NOPAD.encode(&point));
+                assert_eq!(text.parse::<PublicKey>(), Err(KeyError::Weak));
+                let der = [&SPKI_PREFIX[..], &point].concat();
+                assert_eq!(PublicKey::from_spki_der(&der), Err(KeyError::Weak));
+            }
+        }
+    }
+
+    #[test]
+    fn a_point_has_one_spelling() {
+        // y = 3 and y = p + 3 are the same point.
+        let (mut once, mut again) = ([0; 32], PRIME);
+        once[0] = 3;
+        again[0] += 3;
+        assert!(PublicKey::try_from(once).is_ok());
+        assert_eq!(PublicKey::try_from(again), Err(KeyError::Weak));
+        assert_eq!(PublicKey::try_from(PRIME), Err(KeyError::Weak));
+        assert_eq!(PublicKey::try_from([0xff; 32]), Err(KeyError::Weak));
     }
 
     #[test]
