@@ -7,8 +7,10 @@ use discovery_types::access::{AccessToken, Confirmation, MAX_ACCESS_SECONDS, Sub
 use discovery_types::api::TokenResponse;
 use discovery_types::digest::Nonce;
 use discovery_types::key::PublicKey;
+use discovery_types::problem::Code;
 use tokio_util::sync::CancellationToken;
 
+use crate::error::ApiError;
 use crate::forming::Forming;
 use crate::limits::{AddressLimit, Places};
 
@@ -21,6 +23,8 @@ pub struct App {
     pub issuer: Arc<str>,
     /// Requests per address.
     pub addresses: Arc<AddressLimit>,
+    /// Documents shown per address: each costs dozens of signatures to look at.
+    pub adoptions: Arc<AddressLimit>,
     /// New connections per address.
     pub connections: Arc<AddressLimit>,
     /// Places for parked polls, by the key that polls.
@@ -33,7 +37,18 @@ pub struct App {
     pub draining: CancellationToken,
 }
 
+/// Documents that an address may show in a second; and at once, after a restore.
+pub const ADOPTIONS: (u32, u32) = (2, 20);
+
 impl App {
+    /// The answer to an address that asks too often.
+    pub fn rate_limited(&self, wait: Duration) -> ApiError {
+        self.forming.metrics.alarm("rate_limited");
+        let next = "Wait, and send less often.";
+        ApiError::new(Code::RateLimited, "Too many requests from this address.", next)
+            .retry_after(wait.as_secs() + 1)
+    }
+
     /// An access token for `key`, from now on.
     pub fn token(&self, key: &PublicKey, subject: Subject) -> TokenResponse {
         let iat = self.forming.clock.seconds();

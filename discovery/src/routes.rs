@@ -6,7 +6,7 @@ use actix_web::http::header::{CACHE_CONTROL, DATE, HeaderValue};
 use actix_web::middleware::Next;
 use actix_web::web::{self, Data, PathConfig, QueryConfig, ServiceConfig, get, head, post, put};
 use actix_web::{Error, Resource};
-use discovery_types::problem::{Code, PROBLEM_JSON};
+use discovery_types::problem::PROBLEM_JSON;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{self, RefOr};
 use utoipa::{Modify, OpenApi};
@@ -158,11 +158,7 @@ pub async fn surround(
     let mut response = match limited {
         Ok(()) => next.call(request).await?.map_into_boxed_body(),
         Err(wait) => {
-            app.forming.metrics.alarm("rate_limited");
-            let next = "Wait, and send less often.";
-            let detail = "Too many requests from this address.";
-            let error = ApiError::new(Code::RateLimited, detail, next);
-            let error = error.retry_after(wait.as_secs() + 1);
+            let error = app.rate_limited(wait);
             request.error_response(error).map_into_boxed_body()
         }
     };

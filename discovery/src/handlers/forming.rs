@@ -14,6 +14,7 @@ use discovery_types::api::{
 use discovery_types::convert;
 use discovery_types::document::VerifiedDocument;
 use discovery_types::jws::Typ;
+use discovery_types::key::KeyId;
 use discovery_types::problem::{Code, Problem};
 use discovery_types::record::Record;
 use discovery_types::redeem::Redeem;
@@ -301,15 +302,21 @@ pub async fn adopt(
     Body(body): Body<AdoptRequest, MAX_ADOPT_BODY>,
 ) -> Result<Json<ClusterSummary>, ApiError> {
     let key = tls_key(&request)?;
-    let chain = StatementChain::verify_links(&body.statements)?;
-    let admins = app.forming.admins.current(&app.forming).await?;
     let forbidden = |detail: &str| {
         let next = "Look who signed the cluster's statements.";
         ApiError::new(Code::Forbidden, detail, next)
     };
-    if !admins.ever_owners.contains(chain.root()) {
+    // Nothing is asked for here but a key, so whoever can't be meant must cost no signature.
+    if !VerifiedDocument::claims_seat(&body.document, &key.key_id())? {
+        return Err(forbidden("The connection's key is not in the document."));
+    }
+    let admins = app.forming.admins.current(&app.forming).await?;
+    let begun_by_owner = |root: &KeyId| admins.ever_owners.contains(root);
+    if !body.statements.first().is_some_and(|first| begun_by_owner(first.kid())) {
         return Err(forbidden("No owner of this service has begun the document's statements."));
     }
+    app.adoptions.check(peer(&request)?.address.ip()).map_err(|wait| app.rate_limited(wait))?;
+    let chain = StatementChain::verify_from(&body.statements, begun_by_owner)?;
     let document = VerifiedDocument::verify(&body.document, &chain)?;
     let seated = document.proposal().seat_of(&key).is_some();
     let principal = Principal::Agent { cluster: document.proposal().proposal().cluster };

@@ -22,7 +22,7 @@ use super::args::DATABASE_URL;
 use super::door::{self, Door, HANDSHAKES};
 use super::tls::server_config;
 use super::{DatabaseArgs, ServeArgs, ServerError, TimeArgs};
-use crate::app::App;
+use crate::app::{ADOPTIONS, App};
 use crate::auth::AdminDirectory;
 use crate::background;
 use crate::clock::Clock;
@@ -304,6 +304,7 @@ fn app(args: &ServeArgs, keys: Keydir, store: crate::store::Store) -> App {
         forming,
         issuer: name.into(),
         addresses: Arc::new(AddressLimit::new(args.limits.rate, args.limits.burst)),
+        adoptions: Arc::new(AddressLimit::new(ADOPTIONS.0, ADOPTIONS.1)),
         connections: Arc::new(AddressLimit::new(
             args.limits.rate.saturating_mul(CONNECTIONS),
             args.limits.burst.saturating_mul(CONNECTIONS),

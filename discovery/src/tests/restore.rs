@@ -223,6 +223,19 @@ async fn an_agent_in_the_document_may_show_it_to_a_database_that_lost_it() {
     assert_eq!(state(&admin, statement.cluster).await, ClusterState::Committed);
     let seen = member[0].poll(None).await.unwrap();
     assert_eq!(seen.document.unwrap().document, shown.document);
+    // Dozens of signatures are looked at each time, and no token is asked for: not without end.
+    let mut shown_again = 0;
+    loop {
+        let again =
+            raw(&world, &service, Some(&member[0]), "POST", "adopt", statement.cluster, &adopt);
+        let (status, body) = again.await;
+        if status == 429 {
+            break assert!(body.contains("rate_limited"), "{body}");
+        }
+        assert_eq!(status, 200, "{body}");
+        shown_again += 1;
+        assert!(shown_again < 200, "nobody is held back");
+    }
     service.stop().await;
 }
 

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use crate::digest::Digest;
 use crate::jws::{Jws, JwsError, Typ};
-use crate::key::{PublicKey, SigningKey};
+use crate::key::{KeyId, PublicKey, SigningKey};
 use crate::proposal::{Ack, Proposal, ProposalError, VerifiedProposal};
 use crate::record::VerifiedRecord;
 use crate::statement::StatementChain;
@@ -100,6 +100,13 @@ impl VerifiedDocument {
             }
         }
         Ok(Self { jws: jws.clone(), proposal, acks: document.acks })
+    }
+
+    /// Whether `key` has a seat in it, as the document claims. **Proves nothing**: it spares whoever
+    /// isn't in it the signatures.
+    pub fn claims_seat(jws: &Jws, key: &KeyId) -> Result<bool, DocumentError> {
+        let document: Document = jws.claims_unverified(Typ::Document)?;
+        Ok(document.proposal.seats.iter().any(|seat| seat.record.kid() == key))
     }
 
     /// Also checks the service's signature, against the keys of its JWKS.

@@ -181,12 +181,20 @@ pub struct StatementChain {
 impl StatementChain {
     /// Verifies a chain that one of `owners` began: what an admin's tool does.
     pub fn verify_from_owners(chain: &[Jws], owners: &[PublicKey]) -> Result<Self, StatementError> {
-        let verified = Self::verify_links(chain)?;
-        let first = verified.links[0].0.kid();
-        if !owners.iter().any(|owner| owner.key_id() == *first) {
-            return Err(StatementError::ForeignRoot(*first));
+        Self::verify_from(chain, |root| owners.iter().any(|owner| owner.key_id() == *root))
+    }
+
+    /// Verifies a chain whose first signer is one that `may_begin`: what the service does. Who that
+    /// is, is looked up first: a chain by anybody else costs no signature.
+    pub fn verify_from(
+        chain: &[Jws],
+        may_begin: impl FnOnce(&KeyId) -> bool,
+    ) -> Result<Self, StatementError> {
+        let root = chain.first().ok_or(StatementError::Length)?.kid();
+        if !may_begin(root) {
+            return Err(StatementError::ForeignRoot(*root));
         }
-        Ok(verified)
+        Self::verify_links(chain)
     }
 
     /// Verifies a chain that contains the statement with the hash `pinned`: what an agent does.
@@ -199,8 +207,8 @@ impl StatementChain {
         }
     }
 
-    /// Verifies the links alone. **Only for the service**, which then compares the first signer
-    /// with its own admin chain; for anybody else the result is worth nothing.
+    /// Verifies the links alone. **Only for the service**, on what it has stored or compares with
+    /// that; for anybody else the result is worth nothing.
     pub fn verify_links(chain: &[Jws]) -> Result<Self, StatementError> {
         let (Some(first), true) = (chain.first(), chain.len() <= MAX_CHAIN) else {
             return Err(StatementError::Length);
