@@ -25,9 +25,10 @@ test: ## every test: unit, store, simulation, exploration, end to end
 	@scripts/setup tests
 	@scripts/test
 
-verify: ## what a reviewer runs: each crate on its own, then the tests (with format, lints, docs)
-	@scripts/setup tests
-	for crate in discovery-types discovery-formation muster-discovery muster-agent node-proto node-consensus muster-node; do \
+verify: ## what a reviewer runs: unused dependencies, each crate on its own, then the tests (with format, lints, docs)
+	@scripts/setup verify
+	$(CARGO) machete
+	for crate in muster-files discovery-types discovery-formation muster-discovery muster-agent node-proto node-consensus muster-node; do \
 	  $(CARGO) check -p $$crate --locked || exit 1; done
 	@scripts/test
 
