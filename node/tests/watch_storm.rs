@@ -1,0 +1,116 @@
+//! Many streams come and go under many writers, and each is told the truth.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::{Member, PATIENCE};
+use node_proto::etcdserverpb::kv_client::KvClient;
+use node_proto::etcdserverpb::watch_client::WatchClient;
+use node_proto::etcdserverpb::watch_request::RequestUnion;
+use node_proto::etcdserverpb::{
+    PutRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
+};
+use tokio::sync::mpsc;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+const WRITERS: usize = 8;
+/// So many at a time, and each so many times, one after the other.
+const WATCHERS: usize = 16;
+const STREAMS_EACH: usize = 15;
+/// A stream is followed for so many events after it was told of progress.
+const EVENTS_AFTER: usize = 20;
+
+async fn write(channel: Channel, writer: usize, over: Arc<AtomicBool>) {
+    let mut client = KvClient::new(channel);
+    while !over.load(Ordering::Relaxed) {
+        let key = format!("k{writer}").into();
+        client.put(PutRequest { key, ..PutRequest::default() }).await.unwrap();
+    }
+}
+
+/// What a stream has been told, checked as it comes.
+#[derive(Default)]
+struct Told {
+    last_event: i64,
+    progress: i64,
+    events_after: usize,
+}
+
+impl Told {
+    fn take(&mut self, response: &WatchResponse) {
+        if response.created {
+            return;
+        }
+        let revision = response.header.as_ref().unwrap().revision;
+        if response.events.is_empty() {
+            assert!(revision >= self.last_event, "progress goes back");
+            self.progress = self.progress.max(revision);
+        }
+        for event in &response.events {
+            let at = event.kv.as_ref().unwrap().mod_revision;
+            assert!(at > self.progress, "{at} comes after a progress of {}", self.progress);
+            let before = std::mem::replace(&mut self.last_event, at);
+            assert!(before == 0 || at == before + 1, "{at} comes after {before}");
+            self.events_after += usize::from(self.progress > 0);
+        }
+    }
+}
+
+async fn opened(channel: Channel) -> (mpsc::Sender<WatchRequest>, Streaming<WatchResponse>) {
+    let (requests, receiver) = mpsc::channel(8);
+    let create = RequestUnion::CreateRequest(WatchCreateRequest {
+        key: "k".into(),
+        range_end: "l".into(),
+        ..WatchCreateRequest::default()
+    });
+    let progress = RequestUnion::ProgressRequest(WatchProgressRequest {});
+    // The question is on its way before the watch exists.
+    for union in [create, progress] {
+        requests.send(WatchRequest { request_union: Some(union) }).await.unwrap();
+    }
+    let stream = futures_util::stream::unfold(receiver, async |mut receiver| {
+        receiver.recv().await.map(|request| (request, receiver))
+    });
+    let responses = WatchClient::new(channel).watch(stream).await.unwrap().into_inner();
+    (requests, responses)
+}
+
+async fn follow(channel: Channel) {
+    for _ in 0..STREAMS_EACH {
+        let (requests, mut responses) = opened(channel.clone()).await;
+        let mut told = Told::default();
+        while told.events_after < EVENTS_AFTER {
+            told.take(&responses.message().await.unwrap().unwrap());
+            if told.progress == 0 && told.last_event > 0 {
+                let again = RequestUnion::ProgressRequest(WatchProgressRequest {});
+                let request = WatchRequest { request_union: Some(again) };
+                let _ = requests.try_send(request);
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn progress_is_never_told_before_the_events_it_stands_for() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    member.start();
+    member.ready();
+    let over = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..WRITERS)
+        .map(|writer| tokio::spawn(write(member.channel(), writer, over.clone())))
+        .collect();
+    let watchers: Vec<_> = (0..WATCHERS).map(|_| tokio::spawn(follow(member.channel()))).collect();
+    for watcher in watchers {
+        tokio::time::timeout(PATIENCE, watcher).await.unwrap().unwrap();
+    }
+    over.store(true, Ordering::Relaxed);
+    for writer in writers {
+        writer.await.unwrap();
+    }
+}
