@@ -203,7 +203,8 @@ fn forbidden(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyError
     }
 }
 
-/// Only members have alarms, so that there are never more than members times kinds. An alarm of no
+/// Only members have alarms, and the cluster as a whole, so that there are never more than these
+/// times kinds. An alarm of no
 /// known kind is answered by nothing, as in etcd (server/etcdserver/apply, `Alarm`).
 fn apply_alarm(batch: &mut Batch<'_>, request: &AlarmRequest) -> Result<AlarmResponse, Failure> {
     let alarm = AlarmMember { member_id: request.member_id, alarm: request.alarm };
@@ -212,7 +213,9 @@ fn apply_alarm(batch: &mut Batch<'_>, request: &AlarmRequest) -> Result<AlarmRes
         AlarmAction::Get => batch.alarms().iter().filter(|a| all(a)).copied().collect(),
         AlarmAction::Activate if request.alarm() == AlarmType::None => Vec::new(),
         AlarmAction::Activate => {
-            if !batch.members().iter().any(|member| member.id == request.member_id) {
+            // 0 stands for the cluster as a whole.
+            let id = request.member_id;
+            if id != 0 && !batch.members().iter().any(|member| member.id == id) {
                 return Err(ApplyError::MemberNotFound.into());
             }
             batch.raise_alarm(alarm);

@@ -289,11 +289,10 @@ fn only_the_branch_that_is_taken_can_be_refused() {
 fn a_key_may_be_changed_once_per_transaction() {
     let nested = |success, failure| op_txn(Vec::new(), success, failure);
     let p = |key| op_put(key, "");
-    let twice: [Vec<RequestOp>; 7] = [
+    let twice: [Vec<RequestOp>; 6] = [
         vec![p("k"), p("k")],
         vec![p("k"), op_delete("k", "")],
         vec![op_delete("a", "z"), p("k")],
-        vec![op_delete("a", "\0"), p("k")],
         vec![p("k"), nested(vec![p("k")], vec![])],
         vec![nested(vec![p("k")], vec![]), nested(vec![], vec![p("k")])],
         vec![nested(vec![op_delete("j", "l")], vec![]), p("k")],
@@ -303,7 +302,8 @@ fn a_key_may_be_changed_once_per_transaction() {
         let check = check_txn(&then(operations), MAX_OPS);
         assert_eq!(check, Err(CheckError::DuplicateKey), "{line}");
     }
-    let once: [Vec<RequestOp>; 4] = [
+    let once: [Vec<RequestOp>; 5] = [
+        vec![op_delete("a", "\0"), p("k")],
         vec![op_delete("k", ""), op_delete("k", "")],
         vec![p("k"), op_range("k", 0), op_delete("l", "z")],
         vec![nested(vec![p("k")], vec![p("k")])],
@@ -464,7 +464,62 @@ fn alarms_are_of_members_and_of_known_kinds() {
         assert_eq!(answer.alarms, [], "{kind}");
     }
     raise(7, 1).unwrap();
-    assert_eq!(world.machine.store().view().alarms().len(), 1);
+    raise(0, 1).unwrap();
+    assert_eq!(world.machine.store().view().alarms().len(), 2, "0 is the whole cluster");
+}
+
+#[test]
+fn a_transaction_cannot_read_at_a_negative_revision_of_a_compacted_store() {
+    let mut world = World::new();
+    world.put("a", "1").unwrap();
+    let read = |world: &mut World, revision| {
+        let request = then(vec![op_range("a", revision), op_put("b", "1")]);
+        let store = world.machine.store();
+        let only = read_only_txn(&store, &store.view(), &then(vec![op_range("a", revision)]));
+        let refused = matches!(only, Err(crate::mvcc::ReadError::Compacted));
+        let outcome = world.txn(request);
+        assert_eq!(outcome == Err(ApplyError::Compacted), refused);
+        refused
+    };
+    assert!(!read(&mut world, -1));
+    assert!(read(&mut world, -2));
+    world.apply(Operation::Compact(CompactionRequest { revision: 2, physical: false })).unwrap();
+    assert!(read(&mut world, -1));
+    assert!(!read(&mut world, 0));
+}
+
+#[test]
+fn what_is_compared_with_no_known_target_is_equal() {
+    let mut world = World::new();
+    world.put("a", "1").unwrap();
+    let mut holds = |result: CompareResult| {
+        let target = compare("a", result, TargetUnion::Version(7));
+        let request =
+            TxnRequest { compare: vec![Compare { target: 99, ..target }], ..Default::default() };
+        world.txn(request).unwrap().succeeded
+    };
+    assert!(holds(CompareResult::Equal));
+    assert!(!holds(CompareResult::NotEqual));
+    assert!(!holds(CompareResult::Greater));
+    assert!(!holds(CompareResult::Less));
+}
+
+#[test]
+fn an_unknown_lease_is_told_before_a_missing_key() {
+    let mut world = World::new();
+    let request = PutRequest { lease: 5, ignore_value: true, ..put("none", "") };
+    assert_eq!(world.apply(Operation::Put(request)), Err(ApplyError::LeaseNotFound));
+}
+
+#[test]
+fn a_key_may_be_put_beside_a_delete_of_everything_after_another() {
+    let mut world = World::new();
+    world.put("a", "1").unwrap();
+    let answer = world.txn(then(vec![op_put("b", "1"), op_delete("\0", "\0")])).unwrap();
+    assert_eq!(answer.responses.len(), 2);
+    assert_eq!(world.keys(), [""; 0]);
+    world.txn(then(vec![op_delete("\0", "\0"), op_put("b", "2")])).unwrap();
+    assert_eq!(world.keys(), ["b=2"]);
 }
 
 #[test]
@@ -478,6 +533,7 @@ fn nothing_is_read_for_an_answer_that_nobody_waits_for_here_and_the_state_is_the
             op(Request::RequestRange(range)),
             op(Request::RequestPut(put_with_previous)),
             op(Request::RequestDeleteRange(delete_with_previous)),
+            op(Request::RequestPut(PutRequest { ignore_value: true, ..put("c", "") })),
             nested,
         ])
     };
@@ -486,15 +542,17 @@ fn nothing_is_read_for_an_answer_that_nobody_waits_for_here_and_the_state_is_the
         world.machine.answer_only(move |_| own);
         world.put("a", "1").unwrap();
         world.put("b", "1").unwrap();
+        world.put("c", "kept").unwrap();
         let answer = world.txn(script()).unwrap();
         (answer, world.keys(), world.revision())
     };
     let (full, keys, revision) = run(true);
     let (bare, same_keys, same_revision) = run(false);
+    assert_eq!(keys, ["a=2", "c=kept"]);
     assert_eq!((keys, revision), (same_keys, same_revision));
     assert_eq!((full.succeeded, full.responses.len()), (bare.succeeded, bare.responses.len()));
     let values = |answer: &TxnResponse| format!("{answer:?}").matches("KeyValue").count();
-    assert_eq!((values(&full), values(&bare)), (5, 0));
+    assert_eq!((values(&full), values(&bare)), (7, 0));
 }
 
 #[test]

@@ -126,15 +126,22 @@ fn compare_holds(reads: &impl Reads, compare: &Compare) -> Result<bool, ReadErro
 }
 
 fn compare_one(compare: &Compare, kv: &KeyValue) -> bool {
+    // What is compared with a target that is none is equal to it, as in etcd.
+    let Ok(target) = CompareTarget::try_from(compare.target) else {
+        return !matches!(
+            CompareResult::try_from(compare.result),
+            Ok(CompareResult::NotEqual | CompareResult::Greater | CompareResult::Less)
+        );
+    };
     // A value of another kind than the target counts as that kind's zero.
-    let number = match (compare.target(), &compare.target_union) {
+    let number = match (target, &compare.target_union) {
         (CompareTarget::Version, Some(TargetUnion::Version(n)))
         | (CompareTarget::Create, Some(TargetUnion::CreateRevision(n)))
         | (CompareTarget::Mod, Some(TargetUnion::ModRevision(n)))
         | (CompareTarget::Lease, Some(TargetUnion::Lease(n))) => *n,
         _ => 0,
     };
-    let order = match compare.target() {
+    let order = match target {
         CompareTarget::Version => kv.version.cmp(&number),
         CompareTarget::Create => kv.create_revision.cmp(&number),
         CompareTarget::Mod => kv.mod_revision.cmp(&number),
@@ -187,6 +194,7 @@ fn read_branch(
         responses.push(ResponseOp {
             response: match &operation.request {
                 Some(Request::RequestRange(range)) => {
+                    check_revision(range.revision, reads.1.revision(), reads.1.compacted())?;
                     Some(response_op::Response::ResponseRange(reads.range(range)?))
                 }
                 Some(Request::RequestTxn(nested)) => {
@@ -214,23 +222,27 @@ pub(super) fn apply_txn(
     Ok(response)
 }
 
+/// Whether a transaction may read at `at`, in a store that has `revision`. A negative revision,
+/// which stands for the newest everywhere else, is one that has been compacted, as in etcd; but for
+/// -1 in a store that was never compacted.
+fn check_revision(at: i64, revision: i64, compacted: i64) -> Result<(), ReadError> {
+    if at > revision {
+        Err(ReadError::Future)
+    } else if at != 0 && at < compacted {
+        Err(ReadError::Compacted)
+    } else {
+        Ok(())
+    }
+}
+
 /// Everything that could be refused on the way, before the first change is made.
-fn check_path(
-    batch: &Batch<'_>,
-    request: &TxnRequest,
-    path: &mut Path<'_>,
-) -> Result<(), ApplyError> {
+fn check_path(batch: &Batch<'_>, request: &TxnRequest, path: &mut Path<'_>) -> Result<(), Failure> {
     let succeeded = path.next();
     for operation in branch(request, succeeded) {
         match &operation.request {
             Some(Request::RequestPut(put)) => check_put(batch, put)?,
             Some(Request::RequestRange(range)) => {
-                if range.revision > batch.revision() {
-                    return Err(ApplyError::FutureRevision);
-                }
-                if range.revision > 0 && range.revision < batch.compacted() {
-                    return Err(ApplyError::Compacted);
-                }
+                check_revision(range.revision, batch.revision(), batch.compacted())?;
             }
             Some(Request::RequestTxn(nested)) => check_path(batch, nested, path)?,
             Some(Request::RequestDeleteRange(_)) | None => {}
@@ -274,11 +286,11 @@ fn apply_branch(
 
 /// What a put may be refused for. Leases are not granted yet, so that any lease is unknown.
 pub(super) fn check_put(batch: &Batch<'_>, put: &PutRequest) -> Result<(), ApplyError> {
-    if (put.ignore_value || put.ignore_lease) && !batch.has(&put.key) {
-        return Err(ApplyError::KeyNotFound);
-    }
     if put.lease != 0 {
         return Err(ApplyError::LeaseNotFound);
+    }
+    if (put.ignore_value || put.ignore_lease) && !batch.has(&put.key) {
+        return Err(ApplyError::KeyNotFound);
     }
     Ok(())
 }

@@ -229,7 +229,10 @@ impl<O: Send + 'static> Handle<O> {
             if now.leader != now.member {
                 return Err(TransferError::NotLeader);
             }
-            if to == now.member || !self.options.voters.contains(&to) {
+            if to == now.member {
+                return Ok(());
+            }
+            if !self.options.voters.contains(&to) {
                 return Err(TransferError::BadTransferee);
             }
         }
