@@ -26,8 +26,9 @@ pub struct Machine {
 impl Machine {
     /// Opens the store on `backend`. Watchers hear through the hub that [`Self::hub`] hands out.
     pub fn open(backend: impl StorageBackend, options: Options) -> Result<Self, StoreError> {
+        let watch = options.watch;
         let writer = Writer::open(backend, options)?;
-        let events = Publisher::new(writer.store());
+        let events = Publisher::new(writer.store(), watch);
         Ok(Self { writer, events, is_answered: Box::new(|_| true) })
     }
 

@@ -25,10 +25,6 @@ use super::reads::Reads;
 use crate::log::Batch;
 use crate::machine::{Committed, RequestId};
 
-/// Bytes of entries in the log but not yet applied, after which a leader refuses proposals and a
-/// follower drops appends (the leader sends them again).
-pub const MAX_BACKLOG_BYTES: usize = 128 * 1024 * 1024;
-
 /// What the driver is told beside consensus' own configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct DriverOptions {
@@ -41,6 +37,9 @@ pub struct DriverOptions {
     pub proposal_ticks: u64,
     /// Ticks after which an unanswered read is asked again.
     pub read_retry_ticks: u64,
+    /// Bytes of entries in the log but not yet applied, after which a leader refuses proposals and
+    /// a follower drops appends (the leader sends them again).
+    pub max_backlog_bytes: usize,
 }
 
 /// What to do. The order of the fields is no order of execution: nothing in here depends on
@@ -176,7 +175,7 @@ impl Driver {
 
     /// Proposals of this member's own clients.
     pub fn propose(&mut self, proposals: impl IntoIterator<Item = Proposal>) {
-        let overloaded = self.backlog_bytes > MAX_BACKLOG_BYTES;
+        let overloaded = self.backlog_bytes > self.options.max_backlog_bytes;
         for proposal in proposals {
             let id = proposal.id;
             if overloaded || !self.proposals.push_own(proposal, self.now) {
@@ -203,7 +202,8 @@ impl Driver {
                 }
             }
             MessageKind::Append
-                if !message.entries.is_empty() && self.backlog_bytes > MAX_BACKLOG_BYTES => {}
+                if !message.entries.is_empty()
+                    && self.backlog_bytes > self.options.max_backlog_bytes => {}
             // Without its body it is nothing.
             MessageKind::Snapshot => {}
             // No member asks for one; a leader that believed it would build snapshots for ever.

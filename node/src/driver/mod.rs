@@ -31,7 +31,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use apply::{Applied, Applier, CheckpointPolicy};
-pub use core::{Driver, DriverOptions, Effects, MAX_BACKLOG_BYTES};
+pub use core::{Driver, DriverOptions, Effects};
 pub use error::{ProposeError, ReadError, TransferError};
 pub use handle::{Handle, NodeStatus};
 pub use mailbox::{

@@ -149,6 +149,9 @@ pub fn start<M: StateMachine>(
     Ok((handle, inbox, Running { mailbox, threads }))
 }
 
+/// See [`DriverOptions::max_backlog_bytes`].
+const MAX_BACKLOG_BYTES: usize = 128 * 1024 * 1024;
+
 fn driver_options(options: &Options) -> DriverOptions {
     let ticks = options.request_timeout.as_nanos() / options.tick.as_nanos().max(1);
     DriverOptions {
@@ -156,6 +159,7 @@ fn driver_options(options: &Options) -> DriverOptions {
         catch_up_entries: options.catch_up_entries,
         proposal_ticks: u64::try_from(ticks).unwrap_or(u64::MAX),
         read_retry_ticks: 2,
+        max_backlog_bytes: MAX_BACKLOG_BYTES,
     }
 }
 

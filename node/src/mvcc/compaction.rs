@@ -7,26 +7,29 @@
 
 use std::sync::atomic::Ordering;
 
-use redb::Durability;
+use redb::{Durability, ReadableDatabase as _};
 
-use super::error::StoreError;
+use super::error::{ReadError, StoreError};
 use super::index::Walk;
 use super::store::{Store, weight};
 use super::tables::{META, RECORDS, write_compacted};
-
-/// Keys per hold of the index lock, and so per step.
-const KEYS_PER_STEP: usize = 1_000;
 
 /// How far a compaction has come.
 #[derive(Debug)]
 pub(crate) struct Cursor {
     revision: i64,
     after: Option<Box<[u8]>>,
+    /// The compaction before, if all of it is done: the checksum is to be kept.
+    previous: Option<i64>,
 }
 
 impl Cursor {
     pub(crate) fn new(revision: i64) -> Self {
-        Self { revision, after: None }
+        Self { revision, after: None, previous: None }
+    }
+
+    pub(crate) fn after_one_of(self, previous: i64) -> Self {
+        Self { previous: Some(previous), ..self }
     }
 }
 
@@ -47,6 +50,9 @@ impl Store {
         let Some(cursor) = shared.lock_cursor().take() else {
             return Ok(CompactionProgress::Idle);
         };
+        if let Some(previous) = cursor.previous {
+            self.keep_hash(cursor.revision, previous)?;
+        }
         // The transaction comes first: whoever opens a batch meanwhile waits for it, so that
         // index and records change together.
         let mut txn = shared.db.begin_write()?;
@@ -55,7 +61,8 @@ impl Store {
         let walk = {
             let mut index =
                 shared.index.write().expect("a writer that panicked has stopped the process");
-            index.compact(cursor.after.as_deref(), cursor.revision, KEYS_PER_STEP, &mut dropped)
+            let at_most = shared.compacted_keys_per_step;
+            index.compact(cursor.after.as_deref(), cursor.revision, at_most, &mut dropped)
         };
         let mut freed = 0;
         {
@@ -76,7 +83,7 @@ impl Store {
         let mut next = shared.lock_cursor();
         if let Walk::Paused(last) = walk {
             // A newer compaction starts over; else go on here.
-            next.get_or_insert(Cursor { revision: cursor.revision, after: Some(last) });
+            next.get_or_insert(Cursor { after: Some(last), ..Cursor::new(cursor.revision) });
         }
         let more = next.is_some();
         drop(next);
@@ -84,6 +91,19 @@ impl Store {
             shared.compacted.send_replace(cursor.revision);
         }
         Ok(if more { CompactionProgress::More } else { CompactionProgress::Idle })
+    }
+
+    /// Keeps the checksum as of a compaction that has not taken anything away yet.
+    fn keep_hash(&self, revision: i64, previous: i64) -> Result<(), StoreError> {
+        // Not the newest view: that may not be there yet.
+        let records = self.shared.db.begin_read()?.open_table(RECORDS)?;
+        match self.hash_upto(&records, revision, previous) {
+            Ok(hash) => self.shared.hashes.keep(hash),
+            Err(ReadError::Store(error)) => return Err(error),
+            // A newer compaction has overtaken this one, and does its work as well.
+            Err(ReadError::Compacted | ReadError::Superseded | ReadError::Future) => {}
+        }
+        Ok(())
     }
 
     /// Finishes the compaction that is under way.

@@ -5,6 +5,11 @@
 //! stores them; of what a compaction has passed, only what is still in force counts, whether or
 //! not the rest is already gone from the file.
 
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard};
+
+use redb::ReadableTable;
+
 use super::error::ReadError;
 use super::event::{decode, is_tombstone};
 use super::range::read;
@@ -22,13 +27,47 @@ pub struct KeyValueHash {
     pub revision: i64,
 }
 
+/// Checksums of compactions that are kept, as in etcd.
+const MAX_KEPT: usize = 10;
+
+/// The checksums as they were when the last compactions began: what members compare to find out
+/// whether they compacted the same. Gone with the process, as in etcd.
+#[derive(Debug, Default)]
+pub(crate) struct Kept(Mutex<VecDeque<KeyValueHash>>);
+
+impl Kept {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<KeyValueHash>> {
+        self.0.lock().expect("nothing panics under this lock")
+    }
+
+    pub(crate) fn keep(&self, hash: KeyValueHash) {
+        let mut kept = self.lock();
+        if kept.len() == MAX_KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(hash);
+    }
+
+    fn get(&self, revision: i64) -> Option<KeyValueHash> {
+        self.lock().iter().find(|hash| hash.revision == revision).copied()
+    }
+
+    /// The store was replaced.
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
+    }
+}
+
 /// etcd hashes the name of its bucket first.
 const BUCKET: &[u8] = b"key";
 
 impl Store {
-    /// Hashes the key space of `view` as of `revision` (0: the view's own). Reads every record:
-    /// call it where it may block.
+    /// Hashes the key space of `view` as of `revision` (0: the view's own; one that a recent
+    /// compaction was of: as it was before that). Reads every record: call it where it may block.
     pub fn hash_kv(&self, view: &View, revision: i64) -> Result<KeyValueHash, ReadError> {
+        if let Some(kept) = self.shared.hashes.get(revision) {
+            return Ok(kept);
+        }
         let compacted = view.compacted();
         if revision > 0 && revision < compacted {
             return Err(ReadError::Compacted);
@@ -36,10 +75,22 @@ impl Store {
         if revision > view.revision() {
             return Err(ReadError::Future);
         }
-        let upto = if revision <= 0 { view.revision() } else { revision };
+        // Nothing was there at a negative revision.
+        let upto = if revision == 0 { view.revision() } else { revision };
+        let hash = self.hash_upto(&view.records, upto.max(-1), compacted)?;
+        Ok(KeyValueHash { revision: upto, ..hash })
+    }
+
+    /// Hashes the records up to `upto`; of those up to `compacted`, what is in force at `upto`.
+    pub(crate) fn hash_upto(
+        &self,
+        records: &impl ReadableTable<u128, &'static [u8]>,
+        upto: i64,
+        compacted: i64,
+    ) -> Result<KeyValueHash, ReadError> {
         let end = Revision { main: upto + 1, sub: 0 }.to_row();
         let mut hash = crc32c::crc32c(BUCKET);
-        for row in view.records.range(..end).map_err(ReadError::from)? {
+        for row in records.range(..end).map_err(ReadError::from)? {
             let (at, record) = row.map_err(ReadError::from)?;
             let at = Revision::from_row(at.value());
             let record = record.value();

@@ -14,6 +14,7 @@ use super::batch::Batch;
 use super::compaction::Cursor;
 use super::error::{ReadError, StoreError};
 use super::event::{EventBatch, decode};
+use super::hash::Kept;
 use super::index::Index;
 use super::range::{Gather, Source, Step};
 use super::revision::{KeyRange, Revision};
@@ -21,6 +22,7 @@ use super::tables::{
     self, ALARMS, Cluster, FORMAT, MEMBERS, META, Progress, RECORDS, read_cluster, read_compacted,
     read_format, read_progress, write_cluster, write_format, write_progress,
 };
+use super::watch::WatchOptions;
 use crate::machine::Position;
 
 /// Who takes away what a compaction has made unreachable.
@@ -39,6 +41,10 @@ pub struct Options {
     pub cache_bytes: usize,
     /// Who compacts.
     pub compaction: Compaction,
+    /// Keys per step of a compaction.
+    pub compacted_keys_per_step: usize,
+    /// What watches may take.
+    pub watch: WatchOptions,
     /// The members that a new store begins with; ignored when the store exists. The same on every
     /// member of the cluster.
     pub members: Vec<Member>,
@@ -49,6 +55,8 @@ impl Default for Options {
         Self {
             cache_bytes: 64 * 1024 * 1024,
             compaction: Compaction::Background,
+            compacted_keys_per_step: 1_000,
+            watch: WatchOptions::default(),
             members: Vec::new(),
         }
     }
@@ -103,6 +111,8 @@ pub(crate) struct Shared {
     /// Finished compactions, for those who wait for a physical one.
     pub(crate) compacted: watch::Sender<i64>,
     pub(crate) cursor: Mutex<Option<Cursor>>,
+    pub(crate) compacted_keys_per_step: usize,
+    pub(crate) hashes: Kept,
     /// A compaction has been asked for.
     pub(crate) wanted: Notify,
     file_bytes: Arc<AtomicU64>,
@@ -115,8 +125,8 @@ impl Shared {
         self.view.read().expect("nothing panics while it holds this lock").clone()
     }
 
-    fn ask_for_compaction(&self, revision: i64) {
-        *self.lock_cursor() = Some(Cursor::new(revision));
+    fn ask_for_compaction(&self, cursor: Cursor) {
+        *self.lock_cursor() = Some(cursor);
         self.wanted.notify_one();
     }
 
@@ -239,6 +249,8 @@ impl Writer {
             view: RwLock::new(Arc::new(view)),
             compacted: watch::Sender::new(finished),
             cursor: Mutex::new(unfinished.then(|| Cursor::new(progress.compacted))),
+            compacted_keys_per_step: options.compacted_keys_per_step,
+            hashes: Kept::default(),
             wanted: Notify::new(),
             file_bytes,
             record_bytes: AtomicI64::new(record_bytes),
@@ -293,7 +305,7 @@ impl Writer {
             let result = work(&mut batch)?;
             (result, batch.finish())
         };
-        let compacts = done.progress.compacted > self.progress.compacted;
+        let before = self.progress.compacted;
         self.progress = Progress { applied, ..done.progress };
         write_progress(&mut txn.open_table(META)?, self.progress)?;
         if let Some(cluster) = done.cluster {
@@ -301,8 +313,11 @@ impl Writer {
             self.cluster = Arc::new(cluster);
         }
         txn.commit()?;
-        if compacts {
-            shared.ask_for_compaction(self.progress.compacted);
+        if self.progress.compacted > before {
+            let cursor = Cursor::new(self.progress.compacted);
+            // As in etcd: what an interrupted compaction left would count as well.
+            let is_whole = *shared.compacted.borrow() == before;
+            shared.ask_for_compaction(if is_whole { cursor.after_one_of(before) } else { cursor });
             if self.compaction == Compaction::Inline {
                 self.store().compact_all()?;
             }
@@ -339,7 +354,8 @@ impl Writer {
         *self.shared.index.write().expect("the writer is the only one to write") = index;
         self.shared.record_bytes.store(record_bytes, Ordering::Relaxed);
         // What the sender's compaction had not reached yet came along.
-        self.shared.ask_for_compaction(progress.compacted);
+        self.shared.hashes.clear();
+        self.shared.ask_for_compaction(Cursor::new(progress.compacted));
         if self.compaction == Compaction::Inline {
             self.store().compact_all()?;
         }

@@ -233,23 +233,22 @@ impl WatchStream {
     }
 
     fn create(&mut self, mut request: WatchCreateRequest) {
-        let revision = self.revision();
         if request.key.is_empty() {
             // The smallest key there is.
             request.key = Bytes::from_static(b"\0");
         }
         let range = KeyRange::new(request.key.clone(), request.range_end.clone());
-        let refused = if range.is_empty() {
-            Some(EMPTY_RANGE)
-        } else if request.start_revision < 0 {
+        let refused = if request.start_revision < 0 {
             Some(COMPACTED)
+        } else if range.is_empty() {
+            Some(EMPTY_RANGE)
         } else if request.watch_id != 0 && self.subscriber.has(request.watch_id) {
             Some(DUPLICATE_ID)
         } else {
             None
         };
         if let Some(why) = refused {
-            let head = self.head(NO_WATCH, revision);
+            let head = self.head(NO_WATCH, self.revision());
             let cancel_reason = why.to_owned();
             self.push(WatchResponse { created: true, canceled: true, cancel_reason, ..head });
             return;
@@ -261,17 +260,13 @@ impl WatchStream {
         let filtered = |filter: FilterType| request.filters().any(|f| f == filter);
         let spec = WatchSpec {
             range,
-            start_revision: if request.start_revision == 0 {
-                revision + 1
-            } else {
-                request.start_revision
-            },
+            start_revision: request.start_revision,
             no_put: filtered(FilterType::Noput),
             no_delete: filtered(FilterType::Nodelete),
             progress_notify: request.progress_notify,
         };
+        let revision = self.subscriber.add(watch_id, spec);
         self.push(WatchResponse { created: true, ..self.head(watch_id, revision) });
-        self.subscriber.add(watch_id, spec);
     }
 
     /// The client's id, or the next one that is free.

@@ -150,6 +150,7 @@ impl Node {
             catch_up_entries: 5,
             proposal_ticks: 150,
             read_retry_ticks: 2,
+            max_backlog_bytes: 128 << 20,
         };
         let driver = Driver::new(&config, driver_options, &initial)?;
         let store = machine.store();

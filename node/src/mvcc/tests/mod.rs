@@ -32,8 +32,11 @@ pub(crate) fn backend(disk: &SimulatedDisk) -> Backend {
 }
 
 fn open(disk: &SimulatedDisk, compaction: Compaction) -> Writer {
-    let options = Options { compaction, cache_bytes: 1 << 20, ..Options::default() };
-    Writer::open(backend(disk), options).unwrap()
+    open_with(disk, Options { compaction, ..Options::default() })
+}
+
+fn open_with(disk: &SimulatedDisk, options: Options) -> Writer {
+    Writer::open(backend(disk), Options { cache_bytes: 1 << 20, ..options }).unwrap()
 }
 
 fn bytes(text: &str) -> Bytes {

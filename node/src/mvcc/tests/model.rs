@@ -161,7 +161,8 @@ fn compare(writer: &Writer, model: &Model) {
 
 fn compare_hashes(a: &Writer, b: &Writer, model: &Model) {
     let (a, b) = (a.store(), b.store());
-    for revision in model.at.keys().filter(|revision| **revision >= model.compacted.max(1)) {
+    // At a compaction, who has compacted keeps the checksum from before.
+    for revision in model.at.keys().filter(|revision| **revision > model.compacted) {
         let hash = |store: &Store| store.hash_kv(&store.view(), *revision).unwrap();
         assert_eq!(hash(&a), hash(&b), "checksum at {revision}");
     }

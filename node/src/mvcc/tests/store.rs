@@ -90,6 +90,78 @@ fn a_compaction_that_a_restart_interrupts_is_finished_after_it() {
     assert_eq!(store.stored_revisions().unwrap(), 8);
 }
 
+/// A store whose compactions take two keys at a time, with two revisions of each of ten keys.
+fn of_small_steps() -> Writer {
+    let options = Options { compacted_keys_per_step: 2, ..Options::default() };
+    let mut writer = open_with(&disk(1), options);
+    for index in 1..=20 {
+        put(&mut writer, index, &format!("k{}", index % 10), "v");
+    }
+    writer
+}
+
+#[test]
+fn a_compaction_of_many_steps_is_finished_after_the_last() {
+    let mut writer = of_small_steps();
+    write(&mut writer, 21, |batch| batch.compact(21).unwrap());
+    let store = writer.store();
+    let finished = store.finished_compactions();
+    for left in (11..=19).rev().step_by(2).take(4) {
+        assert_eq!(store.compact_step().unwrap(), CompactionProgress::More);
+        assert_eq!(*finished.borrow(), -1);
+        put(&mut writer, 100 - left, "k0", "v");
+    }
+    store.compact_all().unwrap();
+    assert_eq!(*finished.borrow(), 21);
+    put(&mut writer, 101, "k0", "v");
+    // One of each key, and what was put since.
+    assert_eq!(store.stored_revisions().unwrap(), 10 + 5);
+}
+
+#[test]
+fn a_compaction_that_is_asked_for_during_a_step_of_another_replaces_it() {
+    let mut writer = of_small_steps();
+    write(&mut writer, 21, |batch| batch.compact(5).unwrap());
+    let store = writer.store();
+    let step = std::thread::scope(|scope| {
+        let mut step = None;
+        write(&mut writer, 22, |batch| {
+            // The step takes up the older one, then waits for this batch to end.
+            step = Some(scope.spawn(|| store.compact_step().unwrap()));
+            while store.shared.lock_cursor().is_some() {
+                std::thread::yield_now();
+            }
+            batch.compact(21).unwrap();
+        });
+        step.unwrap().join().unwrap()
+    });
+    assert_eq!(step, CompactionProgress::More);
+    store.compact_all().unwrap();
+    assert_eq!(*store.finished_compactions().borrow(), 21);
+    put(&mut writer, 23, "l", "v");
+    assert_eq!(store.stored_revisions().unwrap(), 10 + 1);
+}
+
+#[test]
+fn the_checksum_from_before_a_compaction_is_kept() {
+    let mut writer = of_small_steps();
+    let store = writer.store();
+    let hash = |revision| store.hash_kv(&store.view(), revision);
+    let before = hash(15).unwrap();
+    write(&mut writer, 21, |batch| batch.compact(15).unwrap());
+    store.compact_all().unwrap();
+    assert_eq!(hash(15).unwrap(), before);
+    assert!(matches!(hash(14), Err(ReadError::Compacted)));
+    let second = hash(18).unwrap();
+    assert_eq!(second.compact_revision, 15);
+    write(&mut writer, 22, |batch| batch.compact(18).unwrap());
+    store.compact_all().unwrap();
+    assert_eq!((hash(15).unwrap(), hash(18).unwrap()), (before, second));
+    // Nothing was there before the first revision.
+    let nothing = hash(-7).unwrap();
+    assert_eq!((nothing.revision, nothing.compact_revision), (-7, 18));
+}
+
 #[test]
 fn compacting_twice_or_ahead_is_refused() {
     let (_, mut writer) = fresh();

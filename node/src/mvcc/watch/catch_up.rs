@@ -15,8 +15,6 @@ use crate::mvcc::store::{Store, View};
 const NARROW_KEYS: usize = 512;
 /// Revisions per piece, in a narrow range: the index is cheap to ask.
 const NARROW_REVISIONS: i64 = 64 * 1024;
-/// Records read per piece. A revision is never cut.
-const RECORDS_PER_PIECE: usize = 1_000;
 
 /// What came of a piece.
 pub(super) enum Piece {
@@ -28,8 +26,14 @@ pub(super) enum Piece {
     Compacted { compacted: i64 },
 }
 
-/// Reads what `spec` wants from `next` on.
-pub(super) fn read_piece(store: &Store, spec: &WatchSpec, next: i64) -> Result<Piece, StoreError> {
+/// Reads what `spec` wants from `next` on, and no more than `at_most` records but for the rest of a
+/// revision.
+pub(super) fn read_piece(
+    store: &Store,
+    spec: &WatchSpec,
+    next: i64,
+    at_most: usize,
+) -> Result<Piece, StoreError> {
     let view = store.view();
     let newest = view.revision();
     // Where the index is ahead of the view, what it still has is in the view as well.
@@ -47,8 +51,8 @@ pub(super) fn read_piece(store: &Store, spec: &WatchSpec, next: i64) -> Result<P
         return Ok(Piece::UpToDate);
     }
     let (events, told) = match narrow {
-        Some((changes, upto)) => read_changes(&view, changes, upto)?,
-        None => read_all(&view, next)?,
+        Some((changes, upto)) => read_changes(&view, changes, upto, at_most)?,
+        None => read_all(&view, next, at_most)?,
     };
     let group = GroupKey::of(spec);
     let batch = Arc::new(EventBatch { revision: told, events });
@@ -62,10 +66,11 @@ fn read_changes(
     view: &View,
     mut changes: Vec<Revision>,
     upto: i64,
+    at_most: usize,
 ) -> Result<(Vec<Event>, i64), StoreError> {
     changes.sort_unstable();
     let mut told = upto;
-    if let Some(last) = changes.get(RECORDS_PER_PIECE) {
+    if let Some(last) = changes.get(at_most) {
         told = last.main - 1;
         // One revision may have more than a piece.
         if changes[0].main > told {
@@ -81,12 +86,12 @@ fn read_changes(
 }
 
 /// All events from `next` on, and the revision up to which they are complete.
-fn read_all(view: &View, next: i64) -> Result<(Vec<Event>, i64), StoreError> {
+fn read_all(view: &View, next: i64, at_most: usize) -> Result<(Vec<Event>, i64), StoreError> {
     let mut events: Vec<Event> = Vec::new();
     for row in view.records.range(Revision { main: next, sub: 0 }.to_row()..)? {
         let (at, record) = row?;
         let at = Revision::from_row(at.value());
-        if events.len() >= RECORDS_PER_PIECE
+        if events.len() >= at_most
             && let Some(last) = events.last()
             && last.revision.main < at.main
         {

@@ -7,9 +7,6 @@ use tokio::sync::Notify;
 
 use crate::mvcc::event::EventBatch;
 
-/// Events that wait for the hub; beyond it they are forgotten, and watchers read the store.
-const MAX_FEED_BYTES: usize = 16 * 1024 * 1024;
-
 /// What the hub finds.
 #[derive(Debug, Default)]
 pub(super) struct Arrived {
@@ -26,13 +23,18 @@ struct Queue {
     arrived: Arrived,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Feed {
+    max_bytes: usize,
     queue: Mutex<Queue>,
     pub(super) arrival: Notify,
 }
 
 impl Feed {
+    pub(super) fn new(max_bytes: usize) -> Self {
+        Self { max_bytes, queue: Mutex::default(), arrival: Notify::new() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().expect("nothing panics under this lock")
     }
@@ -48,7 +50,7 @@ impl Feed {
             return;
         }
         let bytes = batch.weight();
-        if queue.bytes + bytes > MAX_FEED_BYTES {
+        if queue.bytes + bytes > self.max_bytes {
             queue.arrived = Arrived { lost: Some(batch.revision), batches: VecDeque::new() };
             queue.bytes = 0;
         } else {

@@ -13,9 +13,6 @@ use super::picked::Picked;
 use crate::mvcc::event::EventBatch;
 use crate::mvcc::store::Store;
 
-/// Recent events kept for watchers that are about to be attached.
-const MAX_RING_BYTES: usize = 8 * 1024 * 1024;
-
 /// What a subscriber asks of the hub.
 pub(super) enum Command {
     /// Give `token` every event from `next` on.
@@ -36,26 +33,23 @@ pub(super) enum Delivery {
 /// What did not fit into the queue.
 #[derive(Debug, Default)]
 pub(super) struct Missed {
-    /// Watchers that were detached: they have been told everything before `next`, once the
-    /// subscriber has taken `after` deliveries.
+    /// Watchers that were detached.
     pub(super) lagging: Vec<Lag>,
     /// A progress answer.
     pub(super) progress: bool,
 }
 
+/// Everything before `next` that a watcher wants is in the subscriber's queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lag {
     pub(super) token: Token,
     pub(super) next: i64,
-    pub(super) after: u64,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     pub(super) missed: Mutex<Missed>,
     pub(super) wake: tokio::sync::Notify,
-    /// Deliveries ever put into the queue; the hub alone counts.
-    sent: std::sync::atomic::AtomicU64,
 }
 
 impl Shared {
@@ -81,18 +75,14 @@ enum Sent {
 impl Link {
     fn send(&self, delivery: Delivery) -> Sent {
         match self.queue.try_send(delivery) {
-            Ok(()) => {
-                self.shared.sent.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                Sent::Yes
-            }
+            Ok(()) => Sent::Yes,
             Err(TrySendError::Full(_)) => Sent::Full,
             Err(TrySendError::Closed(_)) => Sent::Gone,
         }
     }
 
     fn lag(&self, token: Token, next: i64) {
-        let after = self.shared.sent.load(std::sync::atomic::Ordering::Relaxed);
-        self.shared.miss(|missed| missed.lagging.push(Lag { token, next, after }));
+        self.shared.miss(|missed| missed.lagging.push(Lag { token, next }));
     }
 }
 
@@ -112,12 +102,18 @@ pub(super) struct Hub {
     revision: i64,
     ring: VecDeque<Arc<EventBatch>>,
     ring_bytes: usize,
+    max_ring_bytes: usize,
     /// The ring has every event after this revision.
     ring_since: i64,
 }
 
 impl Hub {
-    pub(super) fn new(feed: Arc<Feed>, store: &Store, commands: mpsc::Receiver<Command>) -> Self {
+    pub(super) fn new(
+        feed: Arc<Feed>,
+        store: &Store,
+        max_ring_bytes: usize,
+        commands: mpsc::Receiver<Command>,
+    ) -> Self {
         // First the feed, then the revision: what happens in between comes through the feed twice
         // at worst, and is skipped below.
         feed.open();
@@ -130,6 +126,7 @@ impl Hub {
             revision,
             ring: VecDeque::new(),
             ring_bytes: 0,
+            max_ring_bytes,
             ring_since: revision,
         }
     }
@@ -216,7 +213,7 @@ impl Hub {
     fn remember(&mut self, batch: Arc<EventBatch>) {
         self.ring_bytes += batch.weight();
         self.ring.push_back(batch);
-        while self.ring_bytes > MAX_RING_BYTES {
+        while self.ring_bytes > self.max_ring_bytes {
             let Some(oldest) = self.ring.pop_front() else { break };
             self.ring_bytes -= oldest.weight();
             self.ring_since = oldest.revision;

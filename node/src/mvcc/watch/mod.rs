@@ -37,12 +37,37 @@ pub use subscriber::{Notice, Subscriber};
 /// Attaches, detaches and progress requests that wait for the hub; more make their streams wait.
 const MAX_QUEUED_COMMANDS: usize = 1_024;
 
+/// How much is kept, and done at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct WatchOptions {
+    /// Deliveries that wait for one client to read; a watcher that finds the queue full catches up
+    /// from the store later. etcd's number by default.
+    pub queued_deliveries: usize,
+    /// Recent events kept for watchers that are about to be attached.
+    pub ring_bytes: usize,
+    /// Events that wait for the hub; beyond it they are forgotten, and watchers read the store.
+    pub feed_bytes: usize,
+    /// Records that a watcher reads at a time while it catches up. A revision is never cut.
+    pub records_per_piece: usize,
+}
+
+impl Default for WatchOptions {
+    fn default() -> Self {
+        Self {
+            queued_deliveries: 128,
+            ring_bytes: 8 * 1024 * 1024,
+            feed_bytes: 16 * 1024 * 1024,
+            records_per_piece: 1_000,
+        }
+    }
+}
+
 /// What to watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchSpec {
     /// The keys.
     pub range: KeyRange,
-    /// The first revision of interest.
+    /// The first revision of interest; 0: whatever comes next.
     pub start_revision: i64,
     /// Leave out puts.
     pub no_put: bool,
@@ -56,16 +81,18 @@ pub struct WatchSpec {
 pub struct Publisher {
     feed: Arc<Feed>,
     store: Store,
+    options: WatchOptions,
     commands: mpsc::Sender<Command>,
     unstarted: Arc<std::sync::Mutex<Option<mpsc::Receiver<Command>>>>,
 }
 
 impl Publisher {
-    pub(crate) fn new(store: Store) -> Self {
+    pub(crate) fn new(store: Store, options: WatchOptions) -> Self {
         let (commands, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
         Self {
-            feed: Arc::new(Feed::default()),
+            feed: Arc::new(Feed::new(options.feed_bytes)),
             store,
+            options,
             commands,
             unstarted: Arc::new(std::sync::Mutex::new(Some(receiver))),
         }
@@ -87,6 +114,7 @@ impl Publisher {
         WatchHub {
             feed: self.feed.clone(),
             store: self.store.clone(),
+            options: self.options,
             commands: self.commands.clone(),
             unstarted: self.unstarted.clone(),
         }
@@ -98,6 +126,7 @@ impl Publisher {
 pub struct WatchHub {
     feed: Arc<Feed>,
     store: Store,
+    options: WatchOptions,
     commands: mpsc::Sender<Command>,
     unstarted: Arc<std::sync::Mutex<Option<mpsc::Receiver<Command>>>>,
 }
@@ -108,14 +137,14 @@ impl WatchHub {
     pub async fn run(self) {
         let receiver = self.unstarted.lock().expect("nothing panics under this lock").take();
         if let Some(commands) = receiver {
-            Hub::new(self.feed, &self.store, commands).run().await;
+            Hub::new(self.feed, &self.store, self.options.ring_bytes, commands).run().await;
         }
     }
 
     /// A subscriber without watches.
     #[must_use]
     pub fn subscribe(&self) -> Subscriber {
-        Subscriber::new(self.store.clone(), self.commands.clone())
+        Subscriber::new(self.store.clone(), self.options, self.commands.clone())
     }
 }
 

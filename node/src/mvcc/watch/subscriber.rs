@@ -6,17 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::mpsc;
 
-use super::WatchSpec;
 use super::catch_up::{Piece, read_piece};
 use super::hub::{Command, Delivery, Lag, Link, Missed, Shared};
 use super::matcher::Token;
 use super::picked::Picked;
+use super::{WatchOptions, WatchSpec};
 use crate::mvcc::error::StoreError;
 use crate::mvcc::store::Store;
-
-/// Deliveries that wait for a client to read; a watcher that finds the queue full catches up from
-/// the store later. etcd's number.
-const MAX_QUEUED_DELIVERIES: usize = 128;
 
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
 
@@ -30,7 +26,8 @@ pub enum Notice {
         /// What happened.
         picked: Arc<Picked>,
     },
-    /// The watch has ended: its next revision is no longer there.
+    /// The watch is told no more: its next revision is no longer there. It keeps its id until it
+    /// is removed.
     Compacted {
         /// The watch.
         watch_id: i64,
@@ -58,8 +55,8 @@ enum State {
     /// The hub gives it each event. It knows the watch only after it has answered the rounds up to
     /// `round`, so that their answers say nothing of this watch.
     Attached { round: u64 },
-    /// Catches up from `next`, once so many deliveries have been taken.
-    Lags { next: i64, after: u64 },
+    /// What it should have been told next is gone.
+    Compacted,
 }
 
 #[derive(Debug)]
@@ -75,6 +72,11 @@ impl Watch {
     /// Whether the hub's answer to `round` covers this watch.
     fn answered(&self, round: u64) -> bool {
         matches!(self.state, State::Attached { round: before } if before < round)
+    }
+
+    /// Whether it has been told of its beginning: a watch of the future has not (etcd #20221).
+    fn has_begun(&self, revision: i64) -> bool {
+        self.spec.start_revision <= revision
     }
 
     fn is_attached(&self) -> bool {
@@ -96,6 +98,7 @@ struct Asked {
 /// One client stream's watches, and its end of the hub's queue.
 pub struct Subscriber {
     store: Store,
+    records_per_piece: usize,
     commands: mpsc::Sender<Command>,
     queue: mpsc::Receiver<Delivery>,
     link: Link,
@@ -103,27 +106,27 @@ pub struct Subscriber {
     by_id: BTreeMap<i64, Token>,
     /// Those that catch up, in turn.
     behind: VecDeque<Token>,
-    /// Those that have been detached and whose last deliveries are still in the queue.
-    lagging: Vec<Token>,
-    taken: u64,
     asked: Asked,
     last_round: u64,
     ready: VecDeque<Notice>,
 }
 
 impl Subscriber {
-    pub(super) fn new(store: Store, commands: mpsc::Sender<Command>) -> Self {
-        let (sender, queue) = mpsc::channel(MAX_QUEUED_DELIVERIES);
+    pub(super) fn new(
+        store: Store,
+        options: WatchOptions,
+        commands: mpsc::Sender<Command>,
+    ) -> Self {
+        let (sender, queue) = mpsc::channel(options.queued_deliveries);
         Self {
             store,
+            records_per_piece: options.records_per_piece,
             commands,
             queue,
             link: Link { queue: sender, shared: Arc::new(Shared::default()) },
             watches: BTreeMap::new(),
             by_id: BTreeMap::new(),
             behind: VecDeque::new(),
-            lagging: Vec::new(),
-            taken: 0,
             asked: Asked::default(),
             last_round: 0,
             ready: VecDeque::new(),
@@ -136,13 +139,26 @@ impl Subscriber {
         self.by_id.contains_key(&watch_id)
     }
 
-    /// Adds a watch whose id is not in use on this stream.
-    pub fn add(&mut self, watch_id: i64, spec: WatchSpec) {
+    /// Adds a watch whose id is not in use on this stream. Returns the store's revision: a watch of
+    /// whatever comes next begins after it.
+    pub fn add(&mut self, watch_id: i64, spec: WatchSpec) -> i64 {
         let token = NEXT_TOKEN.fetch_add(1, Ordering::Relaxed);
-        let state = State::CatchesUp { next: spec.start_revision };
+        let newest = self.store.view().revision();
+        let next = if spec.start_revision == 0 { newest + 1 } else { spec.start_revision };
+        let mut state = State::CatchesUp { next };
+        // Without a past there is nothing to catch up with.
+        if next > newest
+            && let Ok(permit) = self.commands.try_reserve()
+        {
+            state = State::Attached { round: self.last_round };
+            let (spec, link) = (spec.clone(), self.link.clone());
+            permit.send(Command::Attach { token, spec, next, link });
+        } else {
+            self.behind.push_back(token);
+        }
         self.watches.insert(token, Watch { watch_id, spec, state, is_busy: false });
         self.by_id.insert(watch_id, token);
-        self.behind.push_back(token);
+        newest
     }
 
     /// Ends a watch; `false` if there is none of this id.
@@ -154,10 +170,14 @@ impl Subscriber {
         true
     }
 
-    /// Asks for [`Notice::Progress`], once everything before it has been told.
+    /// Asks for [`Notice::Progress`]. As in etcd there is none for a stream without watches, while
+    /// one of them still catches up, or before one of them begins.
     pub async fn request_progress(&mut self) {
-        self.asked.by_client = true;
-        self.ask().await;
+        self.take_missed();
+        if !self.watches.is_empty() && self.watches.values().all(Watch::is_attached) {
+            self.asked.by_client = true;
+            self.ask().await;
+        }
     }
 
     /// Asks for a [`Notice::WatchProgress`] for each watch that wants it and has been quiet since
@@ -184,6 +204,8 @@ impl Subscriber {
             if let Some(notice) = self.ready.pop_front() {
                 return Ok(notice);
             }
+            // Before anything is read from the store: what a watcher that has been detached was
+            // given last is still in here.
             if let Ok(delivery) = self.queue.try_recv() {
                 self.take(delivery);
                 continue;
@@ -194,7 +216,7 @@ impl Subscriber {
                 tokio::task::yield_now().await;
                 continue;
             }
-            if self.asked_again() {
+            if self.asked.round == 0 && (self.asked.by_client || self.asked.by_timer) {
                 self.ask().await;
             }
             tokio::select! {
@@ -211,14 +233,7 @@ impl Subscriber {
         }
     }
 
-    /// A progress answer was put off until everybody had caught up.
-    fn asked_again(&mut self) -> bool {
-        let again = self.asked.round == 0 && (self.asked.by_client || self.asked.by_timer);
-        again && self.watches.values().all(Watch::is_attached)
-    }
-
     fn take(&mut self, delivery: Delivery) {
-        self.taken += 1;
         match delivery {
             Delivery::Events { token, picked } => {
                 if let Some(watch) = self.watches.get_mut(&token) {
@@ -234,7 +249,6 @@ impl Subscriber {
             }
             Delivery::Progress { .. } => {}
         }
-        self.wake_lagging();
     }
 
     fn tell_progress(&mut self, revision: i64, round: u64) {
@@ -242,22 +256,22 @@ impl Subscriber {
             self.asked.by_timer = false;
             for watch in self.watches.values_mut() {
                 let quiet = !std::mem::take(&mut watch.is_busy);
-                let reached = watch.spec.start_revision <= revision + 1;
-                if watch.spec.progress_notify && quiet && reached && watch.answered(round) {
+                let told = watch.has_begun(revision) && watch.answered(round);
+                if watch.spec.progress_notify && quiet && told {
                     let watch_id = watch.watch_id;
                     self.ready.push_back(Notice::WatchProgress { watch_id, revision });
                 }
             }
         }
         if self.asked.by_client {
-            if !self.watches.values().all(|watch| watch.answered(round)) {
-                // Asked again once all are attached.
+            let attached = self.watches.values().all(Watch::is_attached);
+            if attached && !self.watches.values().all(|watch| watch.answered(round)) {
+                // A watch has come since: the next answer covers it too.
                 self.asked.round = 0;
                 return;
             }
             self.asked.by_client = false;
-            // A watch of the future has been told nothing yet (etcd #20221).
-            if self.watches.values().all(|watch| watch.spec.start_revision <= revision + 1) {
+            if attached && self.watches.values().all(|watch| watch.has_begun(revision)) {
                 self.ready.push_back(Notice::Progress { revision });
             }
         }
@@ -269,31 +283,15 @@ impl Subscriber {
                 self.link.shared.missed.lock().expect("nothing panics under this lock");
             std::mem::take::<Missed>(&mut missed)
         };
-        for Lag { token, next, after } in missed.lagging {
+        for Lag { token, next } in missed.lagging {
             if let Some(watch) = self.watches.get_mut(&token) {
-                watch.state = State::Lags { next, after };
-                self.lagging.push(token);
+                watch.state = State::CatchesUp { next };
+                self.behind.push_back(token);
             }
         }
         if missed.progress {
             self.asked.round = 0;
         }
-        self.wake_lagging();
-    }
-
-    /// Whose last delivery has been taken may begin to catch up.
-    fn wake_lagging(&mut self) {
-        let (watches, taken, behind) = (&mut self.watches, self.taken, &mut self.behind);
-        self.lagging.retain(|token| {
-            let Some(watch) = watches.get_mut(token) else { return false };
-            let State::Lags { next, after } = watch.state else { return false };
-            if after > taken {
-                return true;
-            }
-            watch.state = State::CatchesUp { next };
-            behind.push_back(*token);
-            false
-        });
     }
 
     /// Takes the watcher at the head of the line one piece further. Nothing changes until its last
@@ -307,7 +305,7 @@ impl Subscriber {
             self.behind.pop_front();
             return Ok(());
         };
-        match read_piece(&self.store, &watch.spec, next)? {
+        match read_piece(&self.store, &watch.spec, next, self.records_per_piece)? {
             Piece::Read { events, next } => {
                 self.behind.rotate_left(1);
                 watch.state = State::CatchesUp { next };
@@ -330,13 +328,26 @@ impl Subscriber {
             }
             Piece::Compacted { compacted } => {
                 self.behind.pop_front();
+                watch.state = State::Compacted;
                 let watch_id = watch.watch_id;
-                self.watches.remove(&token);
-                self.by_id.remove(&watch_id);
                 self.ready.push_back(Notice::Compacted { watch_id, compact_revision: compacted });
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+impl Subscriber {
+    /// Whether the hub gives every watch its events from here on.
+    pub(super) fn is_settled(&self) -> bool {
+        let obeyed = self.commands.capacity() == self.commands.max_capacity();
+        obeyed && self.watches.values().all(Watch::is_attached)
+    }
+
+    /// Whether a watch is to be read from the store.
+    pub(super) fn is_detached(&self) -> bool {
+        !self.behind.is_empty()
     }
 }
 

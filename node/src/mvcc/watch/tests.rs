@@ -1,5 +1,6 @@
 //! Watchers are told everything once, in order, whatever happens on the way.
 
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,18 +20,18 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
-        let options = Options { compaction: Compaction::Inline, ..Options::default() };
-        let writer = Writer::open(backend(&disk(1)), options).unwrap();
-        let publisher = Publisher::new(writer.store());
-        let hub = publisher.hub();
-        Self { writer, publisher, hub, index: 0, task: None }
+    /// A hub that runs, on the thread of the test: it has a turn whenever the test awaits.
+    fn running() -> Self {
+        Self::with(WatchOptions::default())
     }
 
-    fn running() -> Self {
-        let mut world = Self::new();
-        world.task = Some(tokio::spawn(world.hub.clone().run()));
-        world
+    fn with(watch: WatchOptions) -> Self {
+        let options = Options { compaction: Compaction::Inline, ..Options::default() };
+        let writer = Writer::open(backend(&disk(1)), options).unwrap();
+        let publisher = Publisher::new(writer.store(), watch);
+        let hub = publisher.hub();
+        let task = Some(tokio::spawn(hub.clone().run()));
+        Self { writer, publisher, hub, index: 0, task }
     }
 
     fn change(&mut self, work: impl FnOnce(&mut crate::mvcc::Batch<'_>)) -> i64 {
@@ -54,6 +55,18 @@ impl World {
         self.change(|batch| {
             batch.put(key, Bytes::from_static(b"v"), 0).unwrap();
         })
+    }
+
+    fn put_all(&mut self, count: usize) -> i64 {
+        (0..count).map(|_| self.put("k")).last().unwrap()
+    }
+
+    /// As an applier installs a snapshot of `other`.
+    fn install(&mut self, other: &World) {
+        let mut stream = Vec::new();
+        other.writer.store().view().write_snapshot(&mut stream).unwrap();
+        self.writer.install_snapshot(&mut &stream[..]).unwrap();
+        self.publisher.jump(self.writer.store().view().revision());
     }
 
     fn compact(&mut self, revision: i64) {
@@ -91,6 +104,30 @@ async fn nothing(subscriber: &mut Subscriber) {
     if let Ok(notice) = wait.await {
         panic!("{notice:?}");
     }
+}
+
+/// Waits until the hub gives every watch its events; nothing is told meanwhile.
+async fn attached(subscriber: &mut Subscriber) {
+    for _ in 0..1_000 {
+        if subscriber.is_settled() {
+            return;
+        }
+        if let Poll::Ready(told) = futures_util::poll!(std::pin::pin!(subscriber.next())) {
+            panic!("{told:?}");
+        }
+        tokio::task::yield_now().await;
+    }
+    panic!("never attached");
+}
+
+/// Gives the hub a turn after each of `count` puts.
+async fn put_slowly(world: &mut World, count: usize) -> i64 {
+    let mut last = 0;
+    for _ in 0..count {
+        last = world.put("k");
+        tokio::task::yield_now().await;
+    }
+    last
 }
 
 /// Revisions told to `watch_id`, until `last` is among them.
@@ -141,22 +178,81 @@ async fn a_watch_from_the_past_goes_over_into_the_present_without_a_gap() {
 
 #[tokio::test]
 async fn who_does_not_read_is_bounded_and_misses_nothing() {
-    let mut world = World::running();
+    let mut world = World::with(WatchOptions { queued_deliveries: 4, ..WatchOptions::default() });
     let mut slow = world.hub.subscribe();
     slow.add(1, spec("k", "", 2));
-    let first = world.put("k");
-    assert_eq!(told_until(&mut slow, 1, first).await, [2]);
-    let mut quick = world.hub.subscribe();
-    quick.add(1, spec("k", "", 3));
-    let mut last = 0;
-    for _ in 0..1_000 {
-        last = world.put("k");
-        tokio::task::yield_now().await;
-    }
-    assert_eq!(told_until(&mut quick, 1, last).await, (3..=last).collect::<Vec<i64>>());
-    assert_eq!(told_until(&mut slow, 1, last).await, (3..=last).collect::<Vec<i64>>());
-    last = world.put("k");
+    attached(&mut slow).await;
+    let last = put_slowly(&mut world, 20).await;
+    assert!(!slow.is_detached(), "nobody has looked yet");
+    assert_eq!(told_until(&mut slow, 1, 5).await, [2, 3, 4, 5], "what the queue had room for");
+    assert!(slow.is_detached(), "the queue was full");
+    assert_eq!(told_until(&mut slow, 1, last).await, (6..=last).collect::<Vec<i64>>());
+    attached(&mut slow).await;
+    let last = world.put("k");
     assert_eq!(told_until(&mut slow, 1, last).await, [last]);
+}
+
+#[tokio::test]
+async fn a_replay_that_does_not_fit_the_queue_is_gone_on_with_from_the_store() {
+    let mut world = World::with(WatchOptions { queued_deliveries: 4, ..WatchOptions::default() });
+    let mut subscriber = world.hub.subscribe();
+    // A hub that runs keeps what happens from here on.
+    tokio::task::yield_now().await;
+    // It first hears of the watch when all of it has happened, and replays it.
+    subscriber.add(1, spec("k", "", 2));
+    let last = world.put_all(10);
+    assert_eq!(told_until(&mut subscriber, 1, last).await, (2..=last).collect::<Vec<i64>>());
+    attached(&mut subscriber).await;
+}
+
+#[tokio::test]
+async fn what_the_ring_has_no_room_for_is_read_from_the_store() {
+    let mut world = World::with(WatchOptions { ring_bytes: 300, ..WatchOptions::default() });
+    let mut subscriber = world.hub.subscribe();
+    tokio::task::yield_now().await;
+    subscriber.add(1, spec("k", "", 2));
+    let last = world.put_all(10);
+    assert_eq!(told_until(&mut subscriber, 1, last).await, (2..=last).collect::<Vec<i64>>());
+}
+
+#[tokio::test]
+async fn a_feed_that_overflows_is_read_from_the_store() {
+    let mut world = World::with(WatchOptions { feed_bytes: 300, ..WatchOptions::default() });
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 2));
+    attached(&mut subscriber).await;
+    // The hub has no turn between them.
+    let last = world.put_all(10);
+    assert_eq!(told_until(&mut subscriber, 1, last).await, (2..=last).collect::<Vec<i64>>());
+}
+
+#[tokio::test]
+async fn what_only_a_snapshot_brought_is_told() {
+    let mut other = World::running();
+    other.put_all(5);
+    let mut world = World::running();
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 2));
+    attached(&mut subscriber).await;
+    let first = world.put("k");
+    assert_eq!(told_until(&mut subscriber, 1, first).await, [2]);
+    world.install(&other);
+    assert_eq!(told_until(&mut subscriber, 1, 6).await, [3, 4, 5, 6]);
+}
+
+#[tokio::test]
+async fn a_narrow_range_that_catches_up_is_told_in_order_of_revision_and_not_of_key() {
+    let mut world = World::running();
+    for key in ["c", "a", "b", "c", "a"] {
+        world.put(key);
+    }
+    for records_per_piece in [1, 2, 1_000] {
+        let options = WatchOptions { records_per_piece, ..WatchOptions::default() };
+        let hub = WatchHub { options, ..world.hub.clone() };
+        let mut subscriber = hub.subscribe();
+        subscriber.add(1, spec("a", "d", 2));
+        assert_eq!(told_until(&mut subscriber, 1, 6).await, [2, 3, 4, 5, 6]);
+    }
 }
 
 #[tokio::test]
@@ -164,6 +260,7 @@ async fn a_hub_that_lost_its_feed_lets_everybody_catch_up() {
     let mut world = World::running();
     let mut subscriber = world.hub.subscribe();
     subscriber.add(1, spec("k", "", 2));
+    attached(&mut subscriber).await;
     let first = world.put("k");
     told_until(&mut subscriber, 1, first).await;
     world.put("k");
@@ -184,7 +281,10 @@ async fn a_watch_from_before_the_compaction_ends_and_says_where_it_could_begin()
     subscriber.add(1, spec("k", "", 3));
     let notice = next(&mut subscriber).await;
     assert!(matches!(notice, Notice::Compacted { watch_id: 1, compact_revision: 4 }), "{notice:?}");
-    assert!(!subscriber.has(1));
+    assert!(subscriber.has(1), "its id is its own until it is removed");
+    subscriber.request_progress().await;
+    nothing(&mut subscriber).await;
+    assert!(subscriber.remove(1).await);
     subscriber.add(1, spec("k", "", 4));
     assert_eq!(told_until(&mut subscriber, 1, 6).await, [4, 5, 6]);
 }
@@ -232,23 +332,52 @@ async fn progress_never_overtakes_events() {
     }
     let mut subscriber = world.hub.subscribe();
     subscriber.add(1, spec("k", "", 2));
-    subscriber.add(2, spec("l", "", 2));
-    subscriber.request_progress().await;
-    world.put("l");
-    let (mut k, mut l) = (1, 0);
-    let revision = loop {
+    subscriber.add(2, spec("l", "", 0));
+    // None is told while a watch catches up, however often one asks.
+    let mut told = 1;
+    while told < 3_001 {
+        subscriber.request_progress().await;
         match next(&mut subscriber).await {
             Notice::Events { watch_id: 1, picked } => {
-                k = picked.events().last().unwrap().revision.main;
+                told = picked.events().last().unwrap().revision.main;
             }
-            Notice::Events { picked, .. } => l = picked.events().last().unwrap().revision.main,
-            Notice::Progress { revision } => break revision,
             other => panic!("{other:?}"),
         }
-    };
-    assert!(revision >= 3_001);
-    assert_eq!(k, 3_001, "all of k comes before a progress of {revision}");
-    assert!(revision < 3_002 || l == 3_002, "l comes before a progress of {revision}");
+    }
+    attached(&mut subscriber).await;
+    world.put("l");
+    subscriber.request_progress().await;
+    assert_eq!(told_until(&mut subscriber, 2, 3_002).await, [3_002]);
+    let notice = next(&mut subscriber).await;
+    assert!(matches!(notice, Notice::Progress { revision: 3_002 }), "{notice:?}");
+}
+
+#[tokio::test]
+async fn progress_is_told_at_once_to_a_watch_of_whatever_comes_next_and_not_of_the_future() {
+    let world = World::running();
+    let mut subscriber = world.hub.subscribe();
+    subscriber.request_progress().await;
+    nothing(&mut subscriber).await;
+    assert_eq!(subscriber.add(1, spec("k", "", 0)), 1);
+    subscriber.request_progress().await;
+    let notice = next(&mut subscriber).await;
+    assert!(matches!(notice, Notice::Progress { revision: 1 }), "{notice:?}");
+    subscriber.add(2, spec("k", "", 2));
+    subscriber.request_progress().await;
+    nothing(&mut subscriber).await;
+}
+
+#[tokio::test]
+async fn the_timer_says_nothing_to_a_watch_that_is_behind() {
+    let mut world = World::running();
+    world.put_all(3);
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, WatchSpec { progress_notify: true, ..spec("k", "", 2) });
+    subscriber.request_periodic_progress().await;
+    // The hub's answer is there before the watch has read anything.
+    tokio::task::yield_now().await;
+    assert_eq!(told_until(&mut subscriber, 1, 4).await, [2, 3, 4]);
+    nothing(&mut subscriber).await;
 }
 
 /// A watch is added, and attached only after progress was asked for: the hub then finds both, the
@@ -256,15 +385,12 @@ async fn progress_never_overtakes_events() {
 async fn asked_before_the_attach(ask: impl AsyncFnOnce(&mut Subscriber)) -> (World, Subscriber) {
     let mut world = World::running();
     let mut subscriber = world.hub.subscribe();
-    let asks = |key| WatchSpec { progress_notify: true, ..spec(key, "", 2) };
+    let asks = |key| WatchSpec { progress_notify: true, ..spec(key, "", 0) };
     subscriber.add(1, asks("first"));
-    nothing(&mut subscriber).await;
-    subscriber.add(2, asks("k"));
+    attached(&mut subscriber).await;
     ask(&mut subscriber).await;
-    // The watch goes as far as to ask for its attach; the hub has had no turn yet.
-    assert!(futures_util::poll!(std::pin::pin!(subscriber.next())).is_pending());
-    world.put("k");
-    world.put("k");
+    subscriber.add(2, asks("k"));
+    world.put_all(2);
     (world, subscriber)
 }
 
@@ -296,10 +422,9 @@ async fn periodic_progress_is_for_who_asked_and_was_quiet() {
     subscriber.add(1, asks("busy"));
     subscriber.add(2, asks("quiet"));
     subscriber.add(3, spec("silent", "", 2));
+    attached(&mut subscriber).await;
     let last = world.put("busy");
     told_until(&mut subscriber, 1, last).await;
-    // A stream works while it is asked for more: now all three are up to date.
-    nothing(&mut subscriber).await;
     subscriber.request_periodic_progress().await;
     let notice = next(&mut subscriber).await;
     assert!(matches!(notice, Notice::WatchProgress { watch_id: 2, revision: 2 }), "{notice:?}");
