@@ -6,12 +6,12 @@
 use discovery_types::csr::{Csr, NodeKey};
 use zeroize::Zeroizing;
 
-use crate::state::{Layout, StateError, durable};
+use crate::state::{self, Layout, StateError};
 
 /// The node's signing request, over the key on disk; a new key is made if there is none.
 pub fn node_request(layout: &Layout) -> Result<Csr, StateError> {
     let path = layout.node_key();
-    if let Some(bytes) = durable::read(&path)? {
+    if let Some(bytes) = state::read(&path)? {
         let bytes = Zeroizing::new(bytes);
         let damaged = || StateError::Damaged {
             path: path.clone(),
@@ -23,7 +23,7 @@ pub fn node_request(layout: &Layout) -> Result<Csr, StateError> {
         return Ok(Csr::new(&pair.map_err(|_| damaged())?));
     }
     let key = NodeKey::generate();
-    durable::write(&path, key.key_pem.as_bytes())?;
+    muster_files::replace(&path, key.key_pem.as_bytes())?;
     Ok(key.csr)
 }
 

@@ -9,19 +9,20 @@
 //! inherits the open file, so it is given back at the node's death and at no other time, whatever
 //! happens to agents in between. The pid file only says whom to signal.
 
-use std::fs::File;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::cli::LaunchNode;
 use crate::crash;
 use crate::exit::End;
-use crate::state::{StateError, durable};
+use crate::state::{StateError, lock};
 use crate::supervisor::process::Identity;
 
 /// The launcher's exit code when another node already holds the lock (EX_TEMPFAIL).
@@ -69,13 +70,12 @@ fn failed(error: StateError) -> End {
 /// On a full disk an earlier file is overwritten in place, which takes no space: a node that has
 /// data starts whatever room the agent has.
 fn write_pid_file(path: &Path, text: &str) -> Result<(), StateError> {
-    durable::write(path, text.as_bytes()).or_else(|error| {
-        let file = std::fs::OpenOptions::new().write(true).open(path);
-        let written = file.and_then(|file| {
-            file.write_all_at(text.as_bytes(), 0)?;
-            file.set_len(text.len() as u64)
-        });
-        written.map_err(|_| error)
+    muster_files::replace(path, text.as_bytes()).or_else(|error| {
+        let Ok(file) = muster_files::open(path, OpenOptions::new().write(true)) else {
+            return Err(error.into());
+        };
+        let written = file.write_all_at(text.as_bytes(), 0);
+        written.and_then(|()| file.set_len(text.len() as u64)).map_err(|_| error.into())
     })
 }
 
@@ -92,9 +92,9 @@ fn take_inherited_lock(path: &Path) -> Result<bool, StateError> {
 }
 
 fn try_inherited_lock(path: &Path) -> Result<bool, StateError> {
-    let flags = OFlags::RDWR | OFlags::CREATE;
-    let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)
-        .map_err(|error| StateError::io("open", path)(error.into()))?;
+    let file = lock::open(path)?;
+    fcntl_setfd(&file, FdFlags::empty())
+        .map_err(|error| StateError::io("keep open", path)(error.into()))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {
             // Kept open on purpose, for the life of this process and of the program it becomes.
@@ -114,12 +114,7 @@ fn open_log(path: &Path) -> Result<File, StateError> {
         let before = path.with_extension("log.1");
         std::fs::rename(path, &before).map_err(StateError::io("move", path))?;
     }
-    std::fs::OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(StateError::io("open", path))
+    Ok(muster_files::open(path, OpenOptions::new().append(true).create(true))?)
 }
 
 #[cfg(test)]
@@ -129,10 +124,9 @@ mod tests {
     #[test]
     fn where_no_new_file_can_be_made_the_pid_file_is_overwritten() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("node.pid");
+        // As on a full disk no file can be made beside it: its name would be too long.
+        let path = dir.path().join("node.pid".repeat(30));
         std::fs::write(&path, "a longer text of an earlier node\n").unwrap();
-        // Stands in the way of the file that would be renamed, as a full disk does.
-        std::fs::create_dir(dir.path().join("node.pid.tmp")).unwrap();
         write_pid_file(&path, "7 8 x\n").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "7 8 x\n");
         assert!(write_pid_file(&dir.path().join("absent/node.pid"), "7\n").is_err());

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::exit::End;
 use crate::settings::Listen;
-use crate::state::{Layout, StateError, durable};
+use crate::state::{self, Layout, StateError};
 use crate::supervisor::{Program, environment};
 
 /// How long a node's program may take to say its version.
@@ -164,10 +164,10 @@ fn list(urls: &[NodeUrl]) -> String {
 
 /// A start with everything in place writes nothing, so that a full disk doesn't prevent it.
 fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
-    if durable::read(path)?.as_deref() == Some(bytes) {
+    if state::read(path)?.as_deref() == Some(bytes) {
         return Ok(());
     }
-    durable::write_volatile(path, bytes)
+    Ok(muster_files::replace_volatile(path, bytes)?)
 }
 
 /// The answer to `is_own_node`, awaited where it is needed; or why there is none.

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::state::durable;
 
 /// The layout of the file.
 pub const VERSION: u32 = 1;
@@ -220,7 +219,7 @@ pub async fn keep_file(
         let to = path.clone();
         let written = tokio::task::spawn_blocking(move || {
             let text = serde_json::to_vec_pretty(&now).expect("a status always serialises");
-            durable::write_volatile(&to, &text)
+            muster_files::replace_volatile(&to, &text)
         });
         match written.await {
             Ok(Err(error)) if !failing => {

@@ -20,7 +20,6 @@ use std::time::Duration;
 use rustix::fs::{FallocateFlags, fallocate};
 use tokio_util::sync::CancellationToken;
 
-use crate::state::durable;
 
 /// What is kept of the node's log: this much at least, and at most twice as much.
 pub const KEEP_BYTES: u64 = 16 * 1024 * 1024;
@@ -107,7 +106,7 @@ impl Tail {
         if open.read != before {
             let text = format!("{} {}\n", open.inode, open.read - self.partial.len() as u64);
             // Where an agent stopped is a courtesy to the next one: a lost one repeats lines.
-            let _ = durable::write_volatile(&self.position_file, text.as_bytes());
+            let _ = muster_files::replace_volatile(&self.position_file, text.as_bytes());
         }
         Ok(())
     }

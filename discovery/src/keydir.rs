@@ -13,8 +13,8 @@
 //!
 //! Keys are readable by their owner alone, or the service refuses to start.
 
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -57,6 +57,9 @@ pub enum KeydirError {
         #[source]
         source: std::io::Error,
     },
+    /// One that can't be written, or isn't ours to take.
+    #[error(transparent)]
+    Files(#[from] muster_files::Error),
     /// Others could read a key.
     #[error(
         "{path} may be read by others (mode {mode:03o}): chmod 600 it, and think about who has read it"
@@ -91,6 +94,7 @@ impl KeydirError {
             KeydirError::Io { source, .. } => {
                 matches!(source.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied)
             }
+            KeydirError::Files(error) => error.is_refusal(),
             KeydirError::Generate(_) => false,
         }
     }
@@ -159,18 +163,16 @@ impl Keydir {
         random.fill(&mut kek[..]).map_err(unspecified)?;
 
         let key_pem = Zeroizing::new(key.serialize_pem());
-        write_new(&dir.join(TLS_KEY), key_pem.as_bytes(), 0o600)?;
-        write_new(&dir.join(TLS_CERTIFICATE), certificate.pem().as_bytes(), 0o644)?;
+        muster_files::create(&dir.join(TLS_KEY), key_pem.as_bytes(), 0o600)?;
+        muster_files::create(&dir.join(TLS_CERTIFICATE), certificate.pem().as_bytes(), 0o644)?;
         let signing = Zeroizing::new(BASE64.encode(&signing));
-        write_new(&dir.join("signing-1.key"), signing.as_bytes(), 0o600)?;
+        muster_files::create(&dir.join("signing-1.key"), signing.as_bytes(), 0o600)?;
         let kek = Zeroizing::new(BASE64.encode(&kek[..]));
-        write_new(&dir.join("kek-1.key"), kek.as_bytes(), 0o600)?;
-        write_new(&dir.join(OWNER), format!("{owner}\n").as_bytes(), 0o644)?;
-        sync_dir(dir)?;
+        muster_files::create(&dir.join("kek-1.key"), kek.as_bytes(), 0o600)?;
+        muster_files::create(&dir.join(OWNER), format!("{owner}\n").as_bytes(), 0o644)?;
         let json = serde_json::to_vec_pretty(settings)
             .map_err(|error| KeydirError::Generate(error.to_string()))?;
-        write_new(&dir.join(SETTINGS), &json, 0o644)?;
-        sync_dir(dir)
+        Ok(muster_files::create(&dir.join(SETTINGS), &json, 0o644)?)
     }
 
     /// Reads a key directory.
@@ -239,36 +241,13 @@ fn io(what: &str, path: &Path) -> impl FnOnce(std::io::Error) -> KeydirError {
 }
 
 fn make_empty_dir(dir: &Path) -> Result<(), KeydirError> {
-    match std::fs::DirBuilder::new().mode(0o700).create(dir) {
-        Ok(()) => {}
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            let mut entries = std::fs::read_dir(dir).map_err(io("read", dir))?;
-            if entries.next().is_some() {
-                return Err(KeydirError::NotEmpty(dir.to_owned()));
-            }
-            let closed = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-            std::fs::set_permissions(dir, closed).map_err(io("close", dir))?;
-        }
-        Err(error) => return Err(io("make", dir)(error)),
+    let opened = muster_files::own_folder(dir)?;
+    let mut entries = std::fs::read_dir(dir).map_err(io("read", dir))?;
+    if entries.next().is_some() {
+        return Err(KeydirError::NotEmpty(dir.to_owned()));
     }
-    match dir.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => sync_dir(parent),
-        _ => sync_dir(Path::new(".")),
-    }
-}
-
-fn sync_dir(dir: &Path) -> Result<(), KeydirError> {
-    std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(io("sync", dir))
-}
-
-fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<(), KeydirError> {
-    let write = || -> std::io::Result<()> {
-        let mut file =
-            std::fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().map_err(io("write", path))
+    let closed = std::fs::Permissions::from_mode(0o700);
+    opened.set_permissions(closed).map_err(io("close", dir))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, KeydirError> {
@@ -333,7 +312,6 @@ fn host(url: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 

@@ -6,8 +6,9 @@ use crate::cli::Reset;
 use crate::exit::{End, chain};
 use crate::printer::Printer;
 use crate::state::archive::put_aside;
+use crate::protocol::state_end;
 use crate::state::lock::{self, LockError};
-use crate::state::{Layout, StateError};
+use crate::state::Layout;
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -22,14 +23,14 @@ pub fn run(typed: &Reset, printer: &mut Printer<'_>) -> Result<(), End> {
     if !layout.root().is_dir() {
         return Err(End::Failed(format!("{}: no such folder", layout.root().display())));
     }
+    muster_files::own_folder(layout.root()).map_err(|error| state_end(error.into()))?;
     let _lock = lock::acquire(&layout.agent_lock(), "muster-agent reset").map_err(|error| {
-        let hint = match &error {
-            LockError::Held { .. } => "; stop that agent first",
-            LockError::State(_) => "",
-        };
-        End::Failed(chain(&error) + hint)
+        match error {
+            LockError::Held { .. } => End::Failed(chain(&error) + "; stop that agent first"),
+            LockError::State(error) => state_end(error),
+        }
     })?;
-    if let Some(holder) = lock::holder(&layout.node_lock()).map_err(failed)? {
+    if let Some(holder) = lock::holder(&layout.node_lock()).map_err(state_end)? {
         return Err(End::Failed(format!(
             "a node still runs on this state ({} is held by {holder}): start the agent and stop it \
              with SIGTERM, which stops the node, or stop the process that {} names",
@@ -47,7 +48,7 @@ pub fn run(typed: &Reset, printer: &mut Printer<'_>) -> Result<(), End> {
     }
     let reason = "put aside by muster-agent reset";
     let to = put_aside(&layout, &["agent", "node"], reason, jiff::Timestamp::now());
-    let to = to.map_err(failed)?;
+    let to = to.map_err(state_end)?;
     let text = if typed.json {
         serde_json::to_string(&Done { quarantine: to.as_deref() })
             .map_err(|error| End::Failed(error.to_string()))?
@@ -58,10 +59,6 @@ pub fn run(typed: &Reset, printer: &mut Printer<'_>) -> Result<(), End> {
         )
     };
     printer.line(&text).map_err(|error| End::Failed(error.to_string()))
-}
-
-fn failed(error: StateError) -> End {
-    End::Failed(chain(&error))
 }
 
 #[cfg(test)]

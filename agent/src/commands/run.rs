@@ -25,7 +25,8 @@ use crate::retry::Retry;
 use crate::settings::{Addresses, Settings};
 use crate::state::archive::put_aside;
 use crate::state::journal::{self, Join, Keepsakes, Loaded};
-use crate::state::{lock, node_dir};
+use crate::state::lock::{self, LockError};
+use crate::state::node_dir;
 use crate::status::{Board, Phase};
 use crate::{cli, metrics, status, supervise};
 
@@ -40,9 +41,13 @@ pub async fn run(typed: cli::Run) -> Result<(), End> {
     let settings = Settings::resolve(typed, &own_program, path.as_deref())?;
     settings.layout.create().map_err(state_end)?;
     let holder = format!("muster-agent run, pid {}", std::process::id());
-    let _lock = lock::acquire(&settings.layout.agent_lock(), &holder).map_err(|error| {
-        End::Failed(format!("another agent runs on this data directory: {}", chain(&error)))
+    let _lock = lock::acquire(&settings.layout.agent_lock(), &holder).map_err(|error| match error {
+        LockError::Held { .. } => {
+            End::Failed(format!("another agent runs on this data directory: {}", chain(&error)))
+        }
+        LockError::State(error) => state_end(error),
     })?;
+    settings.layout.sweep().map_err(state_end)?;
     let (board, stop) = (Board::default(), CancellationToken::new());
     stop_on_signals(&stop)?;
     let services = Services::start(&settings, &board).await?;

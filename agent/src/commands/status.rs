@@ -6,8 +6,7 @@ use crate::cli;
 use crate::exit::{End, chain};
 use crate::health::{Door, Health};
 use crate::printer::Printer;
-use crate::state::node_dir;
-use crate::state::{Layout, StateError, durable, lock};
+use crate::state::{self, Layout, StateError, lock, node_dir};
 use crate::status::Status;
 use crate::supervisor::process::Identity;
 
@@ -50,7 +49,7 @@ pub async fn run(typed: &cli::Status, printer: &mut Printer<'_>) -> Result<(), E
 
 async fn look(layout: &Layout) -> Result<Report, StateError> {
     let status: Option<Status> =
-        durable::read(&layout.status())?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        state::read(&layout.status())?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let tombstone = node_dir::tombstone(&layout.node())?;
     let node_pid = running_node(layout)?;
     let door = status.as_ref().and_then(|status| door(layout, status));
@@ -76,7 +75,7 @@ fn running_node(layout: &Layout) -> Result<Option<i32>, StateError> {
     if lock::holder(&layout.node_lock())?.is_none() {
         return Ok(None);
     }
-    let text = durable::read(&layout.pid_file())?.unwrap_or_default();
+    let text = state::read(&layout.pid_file())?.unwrap_or_default();
     let identity = Identity::from_text(&String::from_utf8_lossy(&text));
     Ok(identity.filter(|node| matches!(node.open(), Ok(Some(_)))).map(|node| node.pid))
 }

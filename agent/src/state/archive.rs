@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Layout, StateError, durable};
+use super::{Layout, StateError};
 
 /// Moves `which` (names directly under the data directory) into a fresh `quarantine-<time>` folder
 /// there, durably, and says where. Names that don't exist are skipped; nothing is moved and no
@@ -19,13 +19,10 @@ pub fn put_aside(
     }
     let target = fresh_folder(layout.root(), now)?;
     // The reason first: a crash half way leaves a folder that says what it is.
-    durable::write(&target.join("reason.txt"), format!("{reason}\n").as_bytes())?;
+    muster_files::replace(&target.join("reason.txt"), format!("{reason}\n").as_bytes())?;
     for name in present {
-        let from = layout.root().join(name);
-        std::fs::rename(&from, target.join(name)).map_err(StateError::io("move", &from))?;
+        muster_files::rename(&layout.root().join(name), &target.join(name))?;
     }
-    durable::sync_folder_of(&target.join("reason.txt"))?;
-    durable::sync_folder_of(&target)?;
     Ok(Some(target))
 }
 
@@ -41,7 +38,7 @@ fn fresh_folder(root: &Path, now: jiff::Timestamp) -> Result<PathBuf, StateError
         again += 1;
         target = root.join(format!("quarantine-{stamp}-{again}"));
     }
-    durable::create_dir(&target)?;
+    muster_files::own_folder(&target)?;
     Ok(target)
 }
 

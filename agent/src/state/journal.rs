@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
-use super::{Layout, StateError, durable};
+use super::{Layout, StateError};
 use crate::settings::Listen;
 
 /// The layout of the file.
@@ -112,7 +112,7 @@ pub fn begin(
     machine: formation::Machine,
 ) -> Result<(SigningKey, Journal, Keepsakes), StateError> {
     let key = SigningKey::generate();
-    durable::write(&layout.agent_key(), key.to_pem().as_bytes())?;
+    muster_files::replace(&layout.agent_key(), key.to_pem().as_bytes())?;
     let incarnation = convert::incarnation(&Incarnation::random());
     let journal = Journal::new(convert::key(key.public()), incarnation, machine);
     let keepsakes = Keepsakes::default();
@@ -141,7 +141,7 @@ pub fn write(layout: &Layout, journal: &Journal, keepsakes: &Keepsakes) -> Resul
         keepsakes: keepsakes.clone(),
     };
     let text = serde_json::to_vec_pretty(&file).expect("plain structs always serialise");
-    durable::write(&layout.journal(), &text)
+    Ok(muster_files::replace(&layout.journal(), &text)?)
 }
 
 fn received(text: &str) -> Jws {
@@ -170,7 +170,7 @@ fn bound_file(epoch: u64, bound: &Bound) -> BoundFile {
 /// would make a second member of this host.
 pub fn read(layout: &Layout) -> Result<Option<(SigningKey, Loaded)>, StateError> {
     let path = layout.journal();
-    let Some(bytes) = durable::read(&path)? else { return Ok(None) };
+    let Some(bytes) = super::read(&path)? else { return Ok(None) };
     let damaged = |what: String| StateError::Damaged { path: path.clone(), what };
     let json: serde_json::Value =
         serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
@@ -211,7 +211,7 @@ fn read_key(layout: &Layout, public: &PublicKey) -> Result<SigningKey, StateErro
     let path = layout.agent_key();
     let damaged =
         |what: &str| StateError::Damaged { path: layout.agent_key(), what: what.to_owned() };
-    let bytes = durable::read(&path)?.ok_or_else(|| damaged("it is missing"))?;
+    let bytes = super::read(&path)?.ok_or_else(|| damaged("it is missing"))?;
     let bytes = Zeroizing::new(bytes);
     let text = std::str::from_utf8(&bytes).map_err(|_| damaged("it is no PEM text"))?;
     let key = SigningKey::from_pem(text).map_err(|_| damaged("it holds no Ed25519 key"))?;

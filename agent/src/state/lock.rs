@@ -1,8 +1,7 @@
 //! One agent per data directory: an advisory lock that dies with its holder.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -34,7 +33,7 @@ pub struct Lock {
 /// Takes the lock at `path` for this process, without waiting, and writes `holder` into the file
 /// for whoever finds it taken.
 pub fn acquire(path: &Path, holder: &str) -> Result<Lock, LockError> {
-    let mut file = open(path)?;
+    let mut file = open(path).map_err(StateError::from)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -55,10 +54,13 @@ pub fn acquire(path: &Path, holder: &str) -> Result<Lock, LockError> {
 
 /// Who holds the lock at `path` just now; nobody, if it is free or was never taken.
 pub fn holder(path: &Path) -> Result<Option<String>, StateError> {
-    let mut file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(StateError::io("read", path)(error)),
+    let mut file = match muster_files::open(path, OpenOptions::new().read(true)) {
+        Err(muster_files::Error::Io { source, .. })
+            if source.kind() == std::io::ErrorKind::NotFound =>
+        {
+            return Ok(None);
+        }
+        opened => opened?,
     };
     match flock(&file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => Ok(None),
@@ -67,15 +69,10 @@ pub fn holder(path: &Path) -> Result<Option<String>, StateError> {
     }
 }
 
-fn open(path: &Path) -> Result<File, StateError> {
-    std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(path)
-        .map_err(StateError::io("open", path))
+/// Opens a lock's file, making it if need be.
+pub fn open(path: &Path) -> Result<File, muster_files::Error> {
+    let mut options = OpenOptions::new();
+    muster_files::open(path, options.read(true).write(true).create(true).truncate(false))
 }
 
 fn read_holder(file: &mut File) -> String {

@@ -4,7 +4,6 @@
 //! `<data-dir>/node/`. One agent at a time holds the lock on the data directory.
 
 pub mod archive;
-pub mod durable;
 pub mod journal;
 pub mod lock;
 pub mod node_dir;
@@ -15,17 +14,9 @@ use std::path::{Path, PathBuf};
 /// Why the state can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// The disk refused; a restart may find it healthy.
-    #[error("can't {what} {}", path.display())]
-    Io {
-        /// What was tried: "read", "write", ….
-        what: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
+    /// The disk refused, and a restart may find it healthy; or it isn't ours to take.
+    #[error(transparent)]
+    Files(#[from] muster_files::Error),
     /// The file is there and isn't what this program wrote. Never overwritten: a person looks.
     #[error("{} is damaged ({what}); it was left as it is", path.display())]
     Damaged {
@@ -50,14 +41,15 @@ pub enum StateError {
 }
 
 impl StateError {
-    pub(crate) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Io { what, path: path.to_owned(), source }
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let error = muster_files::Error::io(action, path);
+        move |source| Self::Files(error(source))
     }
 
     /// Whether a restart could help; otherwise a person has to look.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Io { .. } => true,
+            Self::Files(error) => !error.is_refusal(),
             Self::Damaged { .. } | Self::Newer { .. } => false,
         }
     }
@@ -145,13 +137,29 @@ impl Layout {
         self.tls().join("node.key")
     }
 
-    /// Makes the folders, 0700, durably.
+    /// Makes the folders, 0700, durably; refuses those that are there and not ours alone.
     pub fn create(&self) -> Result<(), StateError> {
-        durable::create_dir(&self.root)?;
-        durable::create_dir(&self.agent())?;
-        durable::create_dir(&self.tls())?;
+        for folder in [&self.root, &self.agent(), &self.tls()] {
+            muster_files::own_folder(folder)?;
+        }
         // One that an earlier start has made may not be durable yet: it was killed before its sync.
-        durable::sync_folder_of(&self.agent())?;
-        durable::sync_folder_of(&self.tls())
+        muster_files::sync(&self.root)?;
+        Ok(muster_files::sync(&self.agent())?)
     }
+
+    /// Removes what writers that were killed have left. For whom holds the agent's lock.
+    pub fn sweep(&self) -> Result<(), StateError> {
+        for folder in [&self.agent(), &self.tls()] {
+            muster_files::sweep(folder)?;
+        }
+        Ok(())
+    }
+}
+
+/// More than any of these files holds.
+const LARGEST_FILE: u64 = 16 << 20;
+
+/// The content of a file of the state's, or nothing if there is no such file.
+pub fn read(path: &Path) -> Result<Option<Vec<u8>>, StateError> {
+    Ok(muster_files::read(path, LARGEST_FILE)?)
 }

@@ -6,10 +6,10 @@ use discovery_formation::agent::{self, Directory, Listing, MARKER, TOMBSTONE};
 use discovery_formation::{Incarnation, Rules};
 use serde::Deserialize;
 
-use super::{StateError, durable};
+use super::StateError;
 
-/// Looks at the node's directory. A marker's unfinished copy, which a crash may leave behind, is
-/// not shown.
+/// Looks at the node's directory. An unfinished marker, which a crash may leave behind, is not
+/// shown.
 pub fn look(node: &Path) -> Result<Listing, StateError> {
     let mut found = Listing::default();
     let entries = match std::fs::read_dir(node) {
@@ -17,17 +17,15 @@ pub fn look(node: &Path) -> Result<Listing, StateError> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(found),
         Err(error) => return Err(StateError::io("read", node)(error)),
     };
-    let unfinished = format!("{MARKER}.tmp");
     for entry in entries {
         let name = entry.map_err(StateError::io("read", node))?.file_name();
-        let name = name.to_string_lossy().into_owned();
-        if name != unfinished {
-            found.entries.push(name);
+        if !muster_files::is_aside(&name) {
+            found.entries.push(name.to_string_lossy().into_owned());
         }
     }
     found.entries.sort();
     found.log = has_log(node);
-    let marker = durable::read(&node.join(MARKER))?;
+    let marker = super::read(&node.join(MARKER))?;
     found.marker = marker.and_then(|bytes| parse_marker(&String::from_utf8_lossy(&bytes)));
     Ok(found)
 }
@@ -50,8 +48,8 @@ fn parse_marker(text: &str) -> Option<Incarnation> {
 
 /// Makes the directory, and the marker in it, durable.
 pub fn write_marker(node: &Path, incarnation: Incarnation) -> Result<(), StateError> {
-    durable::create_dir(node)?;
-    durable::write(&node.join(MARKER), format!("{incarnation}\n").as_bytes())
+    muster_files::own_folder(node)?;
+    Ok(muster_files::replace(&node.join(MARKER), format!("{incarnation}\n").as_bytes())?)
 }
 
 /// What a node wrote when its cluster had removed it.
@@ -96,7 +94,7 @@ impl Tombstone {
 /// a tombstone: a damaged one must not bring a removed member back.
 pub fn tombstone(node: &Path) -> Result<Option<Tombstone>, StateError> {
     let path: PathBuf = node.join(TOMBSTONE);
-    let Some(bytes) = durable::read(&path)? else { return Ok(None) };
+    let Some(bytes) = super::read(&path)? else { return Ok(None) };
     let parsed = serde_json::from_slice(&bytes).unwrap_or_else(|_| Tombstone {
         version: 0,
         incarnation: String::new(),
@@ -147,7 +145,8 @@ mod tests {
     #[test]
     fn a_crash_while_the_marker_was_written_leaves_a_blank_directory() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("muster-incarnation.tmp"), "0011").unwrap();
+        let unfinished = format!("{MARKER}.unfinished-{}", "0a".repeat(16));
+        std::fs::write(dir.path().join(unfinished), "0011").unwrap();
         assert_eq!(classify(dir.path()).unwrap(), Directory::Blank);
     }
 

@@ -12,7 +12,7 @@ use tokio::process::{Child, Command};
 use super::environment;
 use super::process::{Identity, OpenProcess};
 use crate::launcher::{ALREADY_RUNNING, CANNOT_EXECUTE};
-use crate::state::{Layout, StateError, durable, lock};
+use crate::state::{self, Layout, StateError, lock};
 
 /// How long a launcher may take from its start to its pid file before the agent calls it stuck.
 const LAUNCHER_DEADLINE: Duration = Duration::from_secs(10);
@@ -174,7 +174,7 @@ impl Running {
 }
 
 fn open_named(layout: &Layout) -> Result<Option<(Identity, OpenProcess)>, StateError> {
-    let Some(bytes) = durable::read(&layout.pid_file())? else { return Ok(None) };
+    let Some(bytes) = state::read(&layout.pid_file())? else { return Ok(None) };
     let Some(identity) = Identity::from_text(&String::from_utf8_lossy(&bytes)) else {
         return Ok(None);
     };

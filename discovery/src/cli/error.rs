@@ -25,9 +25,12 @@ pub enum CliError {
     /// The service refused or can't be reached.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// A key or another private file.
+    /// A key can't be read.
     #[error(transparent)]
-    File(#[from] KeyFileError),
+    Key(#[from] KeyFileError),
+    /// A file or folder can't be written, or isn't ours to take.
+    #[error(transparent)]
+    Files(#[from] muster_files::Error),
     /// The system refused.
     #[error("{action}")]
     Io {

@@ -1,10 +1,8 @@
 //! What the admin's tool keeps: one file per context, and which one is current.
 
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use discovery_types::context::Context;
-use discovery_types::key::write_private;
 use discovery_types::name::Name;
 
 use super::CliError;
@@ -39,12 +37,8 @@ impl Home {
     pub(super) fn put(&self, name: &Name, context: &Context) -> Result<(), CliError> {
         let contexts = self.contexts();
         // Like ~/.ssh: the default place of the admin's key.
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&contexts)
-            .map_err(|source| CliError::file("making", &contexts, source))?;
-        write_private(&self.file(name), format!("{context}\n").as_bytes())?;
+        muster_files::own_folder(&contexts)?;
+        muster_files::replace(&self.file(name), format!("{context}\n").as_bytes())?;
         if self.current().is_none() {
             self.set_current(name)?;
         }
@@ -54,7 +48,7 @@ impl Home {
     /// Makes a context the current one.
     pub(super) fn set_current(&self, name: &Name) -> Result<(), CliError> {
         self.get(Some(name.as_str()))?;
-        Ok(write_private(&self.folder.join("current"), format!("{name}\n").as_bytes())?)
+        Ok(muster_files::replace(&self.folder.join("current"), format!("{name}\n").as_bytes())?)
     }
 
     /// Name of the current context, if one is.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use discovery_types::key::{KeyFileError, SigningKey, write_new};
+use discovery_types::key::SigningKey;
 
 use super::printer::Printer;
 use super::{CliError, CommonArgs};
@@ -52,14 +52,14 @@ pub(super) fn run(args: KeyArgs, printer: &mut Printer) -> Result<(), CliError> 
                 return Err(CliError::Usage("--out names a folder: name a file in it".into()));
             }
             if out.exists() {
-                return Err(KeyFileError::Exists(out).into());
+                return Err(muster_files::Error::Exists(out).into());
             }
             if public.exists() {
-                return Err(KeyFileError::Exists(public).into());
+                return Err(muster_files::Error::Exists(public).into());
             }
             let key = SigningKey::generate();
             key.save(&out)?;
-            write_new(&public, format!("{}\n", key.public()).as_bytes())?;
+            muster_files::create(&public, format!("{}\n", key.public()).as_bytes(), 0o644)?;
             (key, out)
         }
         KeyCommand::Show { file } => (SigningKey::load(&file)?, file),

@@ -8,7 +8,6 @@ use discovery_types::api::{GrantState, GrantView};
 use discovery_types::bundle::Bundle;
 use discovery_types::client::ClientError;
 use discovery_types::grant::{Grant, GrantId, MAX_CIDRS, TokenKind};
-use discovery_types::key::write_new;
 use discovery_types::name::Name;
 use discovery_types::statement::StatementChain;
 use discovery_types::token::Token;
@@ -113,7 +112,7 @@ async fn create(
         && out.exists()
     {
         // Before anything is asked.
-        return Err(discovery_types::key::KeyFileError::Exists(out.clone()).into());
+        return Err(muster_files::Error::Exists(out.clone()).into());
     }
     let cluster = session.cluster(&args.cluster).await?;
     let chain = session.chain(cluster.cluster).await?;
@@ -131,7 +130,7 @@ async fn create(
     let bundle = bundle.expose();
     if let Some(out) = &args.out {
         // First: a token that is granted and then can't be written would be nobody's.
-        write_new(out, format!("{}\n", bundle.expose_secret()).as_bytes())?;
+        muster_files::create(out, format!("{}\n", bundle.expose_secret()).as_bytes(), 0o600)?;
     }
     let put = put_grant(session, &grant).await;
     if let (Err(error), Some(out)) = (&put, &args.out)

@@ -54,17 +54,21 @@ impl Account {
         command
     }
 
-    /// Makes `dir` (and what is above it) if need be. It stays ours: with another account, root's
-    /// and 0711, so that the account may pass and can't put anything of its own in the place of
-    /// what we make there.
+    /// Makes `dir` (and what is above it) if need be. It is ours and stays so: with another account,
+    /// root's and 0711, so that the account may pass and can't put anything of its own in the place
+    /// of what we make there.
     pub(super) fn make_base(&self, dir: &Path) -> Result<(), ManagedPostgresError> {
+        // Not private: the account has to pass.
         let parent = dir.parent().unwrap_or(Path::new("/"));
         let what = format!("can't make the folder of {}", dir.display());
         fs_err::create_dir_all(parent).map_err(ManagedPostgresError::io(what))?;
-        match self {
-            Account::Own => give(dir, None, 0o700),
-            Account::Other { .. } => give(dir, Some((ROOT, ROOT)), 0o711),
-        }
+        let mode = match self {
+            Account::Own => 0o700,
+            Account::Other { .. } => 0o711,
+        };
+        let opened = muster_files::own_folder(dir)?;
+        let closed = opened.set_permissions(std::fs::Permissions::from_mode(mode));
+        closed.map_err(ManagedPostgresError::io(format!("can't close {}", dir.display())))
     }
 
     /// Makes `dir`, in a folder that is ours, and gives it to the account, mode 0700.
@@ -116,25 +120,6 @@ fn give(dir: &Path, owner: Option<(u32, u32)>, mode: u32) -> Result<(), ManagedP
         opened.set_permissions(permissions).map_err(what("close"))?;
     }
     Ok(())
-}
-
-/// Opens a file of ours for writing at its end, making it if need be: no link, and nothing that
-/// has another name elsewhere.
-pub(super) fn open_own(path: &Path) -> Result<std::fs::File, ManagedPostgresError> {
-    let what = || ManagedPostgresError::io(format!("can't open {}", path.display()));
-    let file = std::fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .mode(0o600)
-        .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
-        .open(path)
-        .map_err(what())?;
-    let metadata = file.metadata().map_err(what())?;
-    if !metadata.is_file() || metadata.nlink() != 1 {
-        let odd = "it is no plain file, or has another name; move it away";
-        return Err(what()(std::io::Error::other(odd)));
-    }
-    Ok(file)
 }
 
 fn id(flag: &str, user: &str) -> Option<u32> {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use tokio::sync::watch;
 
-use super::account::{Account, open_own};
+use super::account::Account;
 use super::install::{Installation, SAID_MAX, ending};
 use super::{ManagedPostgresError, PORT, START_TIMEOUT, Settings, State, prepare, run_dir, stale};
 
@@ -118,7 +118,7 @@ fn spawn(
         fs_err::rename(&log_path, dir.join("postgres.log.1"))
             .map_err(ManagedPostgresError::io("can't put the log aside"))?;
     }
-    let log = open_own(&log_path)?;
+    let log = super::open_own(&log_path)?;
     let copy = log.try_clone().map_err(ManagedPostgresError::io("can't open the log"))?;
     let mut command = account.command(&installation.postgres(), dir, true);
     command.arg("-D").arg(dir.join("data"));

@@ -94,9 +94,7 @@ impl Installation {
                 said: ending(&said).to_owned(),
             });
         }
-        fs_err::rename(&unfinished, &data)
-            .and_then(|()| fs_err::File::open(dir)?.sync_all())
-            .map_err(ManagedPostgresError::io("can't finish the database"))
+        Ok(muster_files::rename(&unfinished, &data)?)
     }
 }
 

@@ -138,6 +138,9 @@ pub enum ManagedPostgresError {
         said: String,
     },
     /// A file or folder.
+    #[error(transparent)]
+    Files(#[from] muster_files::Error),
+    /// A file or folder.
     #[error("{what}")]
     Io {
         /// What didn't work.
@@ -262,8 +265,13 @@ fn prepare(
     Ok((installation, account, lock))
 }
 
+/// Opens a file of ours for writing at its end, making it if need be.
+fn open_own(path: &Path) -> Result<std::fs::File, ManagedPostgresError> {
+    Ok(muster_files::open(path, std::fs::OpenOptions::new().create(true).append(true))?)
+}
+
 fn lock(dir: &Path) -> Result<std::fs::File, ManagedPostgresError> {
-    let file = account::open_own(&dir.join("lock"))?;
+    let file = open_own(&dir.join("lock"))?;
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => {

@@ -8,12 +8,11 @@
 //! synced. What is read back is therefore always one of the values that were written.
 
 use std::{
-    io::Write,
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use super::{ClusterId, Incarnation, MemberId};
@@ -41,20 +40,9 @@ pub struct DataDir {
 /// Why a data directory can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
-    /// The disk or its permissions refused.
-    #[error("cannot {action} {}", path.display())]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// What it said.
-        #[source]
-        source: std::io::Error,
-    },
-    /// It is a file, a device, or anything else that can't hold files.
-    #[error("the data directory {} is not a directory", .0.display())]
-    NotADirectory(PathBuf),
+    /// The disk refused; or it isn't a directory, isn't ours, or others may write there.
+    #[error(transparent)]
+    Files(#[from] muster_files::Error),
     /// It was made by etcd.
     #[error(
         "{} holds the data of an etcd, which this program cannot take over: give it a data directory of its own",
@@ -98,13 +86,13 @@ impl DataDirError {
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self {
-            Self::NotADirectory(_)
-            | Self::Etcds(_)
+            Self::Files(error) => error.is_refusal(),
+            Self::Etcds(_)
             | Self::LogGone(_)
             | Self::Removed(_)
             | Self::OtherIncarnation { .. }
             | Self::Damaged { .. } => true,
-            Self::Io { .. } | Self::InUse(_) => false,
+            Self::InUse(_) => false,
         }
     }
 }
@@ -151,27 +139,17 @@ impl DataDir {
     /// directory that is there, its mode neither: who made it may have had a reason.
     ///
     /// # Errors
-    /// `InUse` if another process holds it, `Removed` if a tombstone stands in it, `NotADirectory`
-    /// and `Etcds` if it is nothing that this program could use.
+    /// `InUse` if another process holds it, `Removed` if a tombstone stands in it, `Files` and
+    /// `Etcds` if it is nothing that this program could use.
     pub fn open(path: &Path) -> Result<Self, DataDirError> {
-        let io = |action| move |source| DataDirError::Io { action, path: path.to_owned(), source };
-        let handle = match open_dir(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                make_dir(path)?;
-                open_dir(path)
-            }
-            opened => opened,
-        };
-        let handle = handle.map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotADirectory => DataDirError::NotADirectory(path.to_owned()),
-            _ => io("open the data directory")(source),
-        })?;
+        let io = |action| muster_files::Error::io(action, path);
+        let handle = muster_files::own_folder(path)?;
         match flock(&handle, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 return Err(DataDirError::InUse(path.to_owned()));
             }
-            Err(errno) => return Err(io("lock")(errno.into())),
+            Err(errno) => return Err(io("lock")(errno.into()).into()),
         }
         let dir = Self { path: path.to_owned(), handle };
         if let Some(tombstone) = dir.tombstone()? {
@@ -180,6 +158,7 @@ impl DataDir {
         if dir.has(ETCDS_STORE)? {
             return Err(DataDirError::Etcds(path.to_owned()));
         }
+        muster_files::sweep(path)?;
         let mode = dir.handle.metadata().map_err(io("look at"))?.mode() & 0o777;
         if mode & !PRIVATE != 0 {
             tracing::warn!(
@@ -228,7 +207,7 @@ impl DataDir {
     /// Whether there is something called `name`. That the disk can't say is not a no.
     fn has(&self, name: &str) -> Result<bool, DataDirError> {
         let path = self.join(name);
-        path.try_exists().map_err(|source| DataDirError::Io { action: "look for", path, source })
+        Ok(path.try_exists().map_err(muster_files::Error::io("look for", &path))?)
     }
 
     /// The incarnation that this directory belongs to, if one has been marked.
@@ -302,23 +281,7 @@ impl DataDir {
     /// # Errors
     /// If the disk does; the file then holds either its old or its new content.
     pub fn replace(&self, name: &str, content: &[u8]) -> Result<(), DataDirError> {
-        let path = self.join(name);
-        let temporary = self.join(&format!("{name}.tmp"));
-        let io = |action, path: &Path| {
-            let path = path.to_owned();
-            move |source| DataDirError::Io { action, path, source }
-        };
-        let mut file = std::fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&temporary)
-            .map_err(io("create", &temporary))?;
-        file.write_all(content).map_err(io("write", &temporary))?;
-        file.sync_all().map_err(io("sync", &temporary))?;
-        std::fs::rename(&temporary, &path).map_err(io("rename into place", &path))?;
-        self.handle.sync_all().map_err(io("sync", &self.path))
+        Ok(muster_files::replace(&self.join(name), content)?)
     }
 
     fn tombstone(&self) -> Result<Option<Tombstone>, DataDirError> {
@@ -339,44 +302,7 @@ const MAX_SMALL_BYTES: u64 = 64 * 1024;
 
 /// The content of a small file, or `None` if there is none.
 fn read_small(path: &Path) -> Result<Option<Vec<u8>>, DataDirError> {
-    use std::io::Read;
-    let io = |source| DataDirError::Io { action: "read", path: path.to_owned(), source };
-    let file = match std::fs::File::open(path) {
-        Ok(file) => file,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(io(e)),
-    };
-    let mut bytes = Vec::new();
-    file.take(MAX_SMALL_BYTES).read_to_end(&mut bytes).map_err(io)?;
-    Ok(Some(bytes))
-}
-
-/// Opens a directory, and nothing else: a device may act on being opened.
-fn open_dir(path: &Path) -> std::io::Result<std::fs::File> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
-}
-
-/// Makes a private directory, durably.
-fn make_dir(path: &Path) -> Result<(), DataDirError> {
-    let action = "make the data directory";
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(PRIVATE)
-        .create(path)
-        .map_err(|source| DataDirError::Io { action, path: path.to_owned(), source })?;
-    match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        Some(parent) => sync_dir(parent),
-        None => Ok(()),
-    }
-}
-
-fn sync_dir(path: &Path) -> Result<(), DataDirError> {
-    std::fs::File::open(path).and_then(|dir| dir.sync_all()).map_err(|source| DataDirError::Io {
-        action: "sync",
-        path: path.to_owned(),
-        source,
-    })
+    Ok(muster_files::read(path, MAX_SMALL_BYTES)?)
 }
 
 #[cfg(test)]
@@ -415,9 +341,34 @@ mod tests {
         std::fs::write(&path, "precious").unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
         let error = DataDir::open(&path).unwrap_err();
-        assert!(matches!(error, DataDirError::NotADirectory(_)), "{error}");
+        assert!(error.is_final(), "{error}");
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn one_that_others_may_write_is_refused_for_good() {
+        let (_root, path) = scratch();
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let error = DataDir::open(&path).unwrap_err();
+        assert!(error.is_final() && error.to_string().contains("chmod go-w"), "{error}");
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_link_that_somebody_left_is_not_written_through() {
+        let (root, path) = scratch();
+        let victim = root.path().join("victim");
+        std::fs::write(&victim, "kept").unwrap();
+        std::fs::create_dir(&path).unwrap();
+        for name in [format!("{BOOT_COUNTER}.tmp"), format!("{MARKER}.tmp")] {
+            std::os::unix::fs::symlink(&victim, path.join(name)).unwrap();
+        }
+        let dir = DataDir::open(&path).unwrap();
+        dir.claim(None).unwrap();
+        dir.count_boot().unwrap();
+        assert_eq!(std::fs::read(&victim).unwrap(), b"kept");
     }
 
     #[test]

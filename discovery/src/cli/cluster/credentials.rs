@@ -5,7 +5,6 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use discovery_types::csr::Csr;
-use discovery_types::key::write_private;
 use discovery_types::leaves::verify_leaf;
 use serde_json::json;
 use zeroize::Zeroizing;
@@ -51,10 +50,10 @@ pub(super) async fn credentials(
     // A renewed certificate is over the same key, so each file fits the others at any moment.
     if !files.key.exists() {
         let pem = Zeroizing::new(pair.serialize_pem());
-        write_private(&files.key, pem.as_bytes())?;
+        muster_files::replace(&files.key, pem.as_bytes())?;
     }
-    write_private(&files.ca, statement.client_ca.as_bytes())?;
-    write_private(&files.certificate, answer.certificate.as_bytes())?;
+    muster_files::replace(&files.ca, statement.client_ca.as_bytes())?;
+    muster_files::replace(&files.certificate, answer.certificate.as_bytes())?;
 
     let endpoints = answer.endpoints.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let full = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());

@@ -1,8 +1,8 @@
-//! Private files: written whole or not at all, readable by their owner only.
+//! Key files: readable by their owner only.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rustls::pki_types::PrivatePkcs8KeyDer;
@@ -14,23 +14,18 @@ use super::{KeyError, SigningKey};
 /// Largest key file that is read.
 const MAX_KEY_FILE: u64 = 16 * 1024;
 
-/// Why a key file could not be read or written.
+/// Why a key file could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
     /// The system refused.
-    #[error("{action} {path}")]
+    #[error("reading {path}")]
     Io {
-        /// `reading` or `writing`.
-        action: &'static str,
         /// Which file.
         path: PathBuf,
         /// What the system said.
         #[source]
         source: io::Error,
     },
-    /// A file is already there, and a private key is never overwritten.
-    #[error("{0} exists already: choose another name, or move it away first")]
-    Exists(PathBuf),
     /// Others may read or change the file, as nobody's private key may be.
     #[error(
         "{path} is open to others (mode {mode:03o}): chmod 600 it, and think about who may have \
@@ -70,7 +65,7 @@ impl SigningKey {
 
     /// Reads a key file. One that others may read is refused, as ssh does.
     pub fn load(path: &Path) -> Result<Self, KeyFileError> {
-        let io = |source| KeyFileError::Io { action: "reading", path: path.into(), source };
+        let io = |source| KeyFileError::Io { path: path.into(), source };
         let file = File::open(path).map_err(io)?;
         let metadata = file.metadata().map_err(io)?;
         let mode = metadata.permissions().mode() & 0o777;
@@ -86,55 +81,9 @@ impl SigningKey {
 
     /// Writes the key to a new file (0600), durable when this returns. An existing file is an
     /// error: a private key that is overwritten is gone.
-    pub fn save(&self, path: &Path) -> Result<(), KeyFileError> {
-        write_new(path, self.to_pem().as_bytes())
+    pub fn save(&self, path: &Path) -> Result<(), muster_files::Error> {
+        muster_files::create(path, self.to_pem().as_bytes(), 0o600)
     }
-}
-
-/// Writes a new file (0600): written, fsynced, named, folder fsynced. An existing one is an error.
-pub fn write_new(path: &Path, content: &[u8]) -> Result<(), KeyFileError> {
-    let io = |source: io::Error| match source.kind() {
-        io::ErrorKind::AlreadyExists => KeyFileError::Exists(path.into()),
-        _ => KeyFileError::Io { action: "writing", path: path.into(), source },
-    };
-    let temporary = write_temporary(path, content).map_err(io)?;
-    // A link fails where a rename would silently replace.
-    let linked = std::fs::hard_link(&temporary, path);
-    std::fs::remove_file(&temporary).map_err(io)?;
-    linked.map_err(io)?;
-    sync_folder(path).map_err(io)
-}
-
-/// Writes a file (0600), replacing an older one in one step: written, fsynced, renamed, folder
-/// fsynced.
-pub fn write_private(path: &Path, content: &[u8]) -> Result<(), KeyFileError> {
-    let io = |source| KeyFileError::Io { action: "writing", path: path.into(), source };
-    let temporary = write_temporary(path, content).map_err(io)?;
-    std::fs::rename(&temporary, path).map_err(io)?;
-    sync_folder(path).map_err(io)
-}
-
-fn write_temporary(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
-    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-    let mut temporary = std::ffi::OsString::from(".");
-    temporary.push(name);
-    temporary.push(format!(".{}", crate::digest::Nonce::random()));
-    let temporary = path.with_file_name(temporary);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-    let written = file.write_all(content).and_then(|()| file.sync_all());
-    if let Err(error) = written {
-        let _ = std::fs::remove_file(&temporary);
-        return Err(error);
-    }
-    Ok(temporary)
-}
-
-fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    File::open(folder)?.sync_all()
 }
 
 #[cfg(test)]
@@ -159,7 +108,7 @@ mod tests {
         let first = SigningKey::generate();
         first.save(&path).unwrap();
         let again = SigningKey::generate().save(&path);
-        assert!(matches!(again, Err(KeyFileError::Exists(_))), "{again:?}");
+        assert!(matches!(again, Err(muster_files::Error::Exists(_))), "{again:?}");
         assert_eq!(SigningKey::load(&path).unwrap().public(), first.public());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -182,7 +131,7 @@ mod tests {
     fn other_files_are_no_keys() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("junk");
-        write_private(&path, "x".repeat(4096).as_bytes()).unwrap();
+        muster_files::replace(&path, "x".repeat(4096).as_bytes()).unwrap();
         assert!(matches!(SigningKey::load(&path), Err(KeyFileError::NotAKey(_))));
     }
 }

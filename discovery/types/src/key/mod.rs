@@ -9,7 +9,7 @@ use data_encoding::BASE64URL_NOPAD;
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use secrecy::{ExposeSecret, SecretBox};
 
-pub use file::{KeyFileError, write_new, write_private};
+pub use file::KeyFileError;
 
 use crate::digest::{Digest, random};
 use crate::text::wire_text;
