@@ -40,6 +40,7 @@ pub mod tail;
 use std::process::ExitCode;
 
 use clap::Parser;
+use discovery_types::text::printable;
 
 use crate::cli::{Cli, Command};
 use crate::exit::End;
@@ -73,7 +74,7 @@ pub fn main() -> ExitCode {
                 let error = end.to_string();
                 format!("{}\n", serde_json::json!({ "error": error, "exit_code": end.code() }))
             } else {
-                format!("muster-agent: {end}\n")
+                format!("muster-agent: {}\n", printable(&end.to_string()))
             };
             let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
             ExitCode::from(&end)

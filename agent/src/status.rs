@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-
 /// The layout of the file.
 pub const VERSION: u32 = 1;
 

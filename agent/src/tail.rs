@@ -20,7 +20,6 @@ use std::time::Duration;
 use rustix::fs::{FallocateFlags, fallocate};
 use tokio_util::sync::CancellationToken;
 
-
 /// What is kept of the node's log: this much at least, and at most twice as much.
 pub const KEEP_BYTES: u64 = 16 * 1024 * 1024;
 /// A longer line is passed on in pieces.

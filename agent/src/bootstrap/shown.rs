@@ -39,6 +39,17 @@ enum Unusable {
     /// The certificates that came with it.
     #[error("{0}")]
     Leaves(#[from] discovery_types::leaves::LeafError),
+    /// Following it there would be a promise never to be in any list again.
+    #[error(
+        "it shows epoch {epoch}, and no cluster that this host has seen can have come beyond \
+         {limit}: the service is broken, or lies"
+    )]
+    Epoch {
+        /// What it shows.
+        epoch: u64,
+        /// As far as this agent follows.
+        limit: u64,
+    },
     /// None came.
     #[error("the document came without this member's certificates")]
     NoLeaves,
@@ -49,6 +60,10 @@ impl Driver<'_> {
     pub(super) async fn absorb(&mut self, poll: PollResponse) -> Result<(), End> {
         if let Err(error) = self.take_chain(&poll.statements) {
             return self.unusable(&error);
+        }
+        let limit = self.protocol.agent.journal.epoch_limit();
+        if poll.epoch > limit {
+            return self.unusable(&Unusable::Epoch { epoch: poll.epoch, limit });
         }
         self.contact.revision = Some(poll.rev);
         self.progress.shown(&poll);
@@ -149,7 +164,7 @@ impl Driver<'_> {
             permissions: convert::permissions(&statement.permissions),
             statement: convert::hash(&chain.newest_hash()),
             size: statement.size,
-            invalid: BTreeMap::new(),
+            invalid: self.untimely(&verified),
             skew: Millis(self.client.clock_offset_ms().unsigned_abs()),
             directory: node_dir::classify(&self.protocol.layout.node()).map_err(state_end)?,
             machine: self.facts()?,
@@ -158,6 +173,14 @@ impl Driver<'_> {
         let actions = self.protocol.step(Event::Offered(Box::new(offer)))?;
         self.update_policy();
         self.act(actions).await
+    }
+
+    /// Seats under a token that can't give one, by the service's clock or by this host's.
+    fn untimely(&self, list: &VerifiedProposal) -> BTreeMap<u8, String> {
+        let own = self.surroundings.host.now().as_second();
+        let clocks = [own, self.client.service_now_ms().div_euclid(1000)];
+        let judged = clocks.iter().filter_map(|now| u64::try_from(*now).ok());
+        judged.filter_map(|now| list.untimely(now)).map(|(s, why)| (s, why.to_string())).collect()
     }
 
     pub(super) fn facts(&self) -> Result<discovery_formation::Machine, End> {

@@ -5,10 +5,10 @@ use serde::Serialize;
 use crate::cli::Reset;
 use crate::exit::{End, chain};
 use crate::printer::Printer;
-use crate::state::archive::put_aside;
 use crate::protocol::state_end;
-use crate::state::lock::{self, LockError};
 use crate::state::Layout;
+use crate::state::archive::put_aside;
+use crate::state::lock::{self, LockError};
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -24,12 +24,11 @@ pub fn run(typed: &Reset, printer: &mut Printer<'_>) -> Result<(), End> {
         return Err(End::Failed(format!("{}: no such folder", layout.root().display())));
     }
     muster_files::own_folder(layout.root()).map_err(|error| state_end(error.into()))?;
-    let _lock = lock::acquire(&layout.agent_lock(), "muster-agent reset").map_err(|error| {
-        match error {
+    let _lock =
+        lock::acquire(&layout.agent_lock(), "muster-agent reset").map_err(|error| match error {
             LockError::Held { .. } => End::Failed(chain(&error) + "; stop that agent first"),
             LockError::State(error) => state_end(error),
-        }
-    })?;
+        })?;
     if let Some(holder) = lock::holder(&layout.node_lock()).map_err(state_end)? {
         return Err(End::Failed(format!(
             "a node still runs on this state ({} is held by {holder}): start the agent and stop it \

@@ -41,12 +41,13 @@ pub async fn run(typed: cli::Run) -> Result<(), End> {
     let settings = Settings::resolve(typed, &own_program, path.as_deref())?;
     settings.layout.create().map_err(state_end)?;
     let holder = format!("muster-agent run, pid {}", std::process::id());
-    let _lock = lock::acquire(&settings.layout.agent_lock(), &holder).map_err(|error| match error {
-        LockError::Held { .. } => {
-            End::Failed(format!("another agent runs on this data directory: {}", chain(&error)))
-        }
-        LockError::State(error) => state_end(error),
-    })?;
+    let _lock =
+        lock::acquire(&settings.layout.agent_lock(), &holder).map_err(|error| match error {
+            LockError::Held { .. } => {
+                End::Failed(format!("another agent runs on this data directory: {}", chain(&error)))
+            }
+            LockError::State(error) => state_end(error),
+        })?;
     settings.layout.sweep().map_err(state_end)?;
     let (board, stop) = (Board::default(), CancellationToken::new());
     stop_on_signals(&stop)?;

@@ -1,5 +1,6 @@
 //! `status`: what the agent and the node are doing, from the files, the locks, and the node itself.
 
+use discovery_types::text::printable;
 use serde::Serialize;
 
 use crate::cli;
@@ -91,7 +92,7 @@ fn for_people(report: &Report) -> String {
     let mut lines = Vec::new();
     let mut line = |label: &str, value: Option<String>| {
         if let Some(value) = value {
-            lines.push(format!("{label:<10} {value}"));
+            lines.push(format!("{label:<10} {}", printable(&value)));
         }
     };
     let status = report.status.as_ref();

@@ -81,10 +81,12 @@ pub(super) async fn run(args: AdminArgs, printer: &mut Printer) -> Result<(), Cl
             printer.value(&json!({ "admin": admin, "context": line }), |out| out.line(&line))?;
             printer.note(&format!(
                 "{} is an admin now. Hand on the line above: muster-discovery context add '<the \
-                 line>'.\nClusters that exist already learn of it by: muster-discovery cluster \
-                 restate NAME",
+                 line>'.",
                 admin.name
             ));
+            printer.note(
+                "Clusters that exist already learn of it by: muster-discovery cluster restate NAME",
+            );
             Ok(())
         }
         AdminCommand::Revoke { admin } => {

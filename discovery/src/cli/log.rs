@@ -3,7 +3,10 @@
 use std::io::IsTerminal;
 
 use clap::ValueEnum;
+use discovery_types::text::log_field;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::fmt::format::debug_fn;
 
 use super::CliError;
 
@@ -37,7 +40,11 @@ impl LogArgs {
             .with_writer(std::io::stderr)
             .with_ansi(std::io::stderr().is_terminal());
         let installed = match self.log_format {
-            LogFormat::Text => builder.try_init(),
+            LogFormat::Text => {
+                // What agents and clients said stays within its line; JSON escapes by itself.
+                let fields = debug_fn(|to, field, value| log_field(to, field.name(), value));
+                builder.fmt_fields(fields.delimited(" ")).try_init()
+            }
             LogFormat::Json => builder.json().try_init(),
         };
         installed.map_err(|error| CliError::Usage(format!("logging: {error}")))

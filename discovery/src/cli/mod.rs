@@ -224,9 +224,9 @@ fn init(args: &InitArgs, printer: &mut Printer) -> Result<(), CliError> {
     let line = crate::server::init(args)?;
     printer.value(&serde_json::json!({ "context": line }), |out| out.line(&line))?;
     printer.note(
-        "Keep this line: it is how admins find this service and know it. It holds no secret.\n\
-         On each admin's machine: muster-discovery context add '<the line>'",
+        "Keep this line: it is how admins find this service and know it. It holds no secret.",
     );
+    printer.note("On each admin's machine: muster-discovery context add '<the line>'");
     Ok(())
 }
 

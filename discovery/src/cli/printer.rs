@@ -4,6 +4,7 @@ use std::error::Error;
 use std::io::Write;
 
 use comfy_table::{ContentArrangement, Table, presets};
+use discovery_types::text::printable;
 use serde::Serialize;
 
 use super::CliError;
@@ -52,7 +53,7 @@ impl Printer {
         }
     }
 
-    /// Something to know, beside the answer.
+    /// Something to know, beside the answer: one line.
     pub(super) fn note(&mut self, text: &str) {
         self.say(&printable(text));
     }
@@ -97,7 +98,7 @@ impl Printer {
 }
 
 impl Text<'_> {
-    /// One line, or several.
+    /// One line.
     pub(super) fn line(&mut self, text: &str) {
         if let Err(error) = writeln!(self.out, "{}", printable(text)) {
             self.failed.get_or_insert(error);
@@ -115,7 +116,7 @@ impl Text<'_> {
         table.set_content_arrangement(ContentArrangement::Disabled);
         table.set_header(header);
         for row in rows {
-            table.add_row(row.map(|cell| printable(&cell).replace('\n', " ")));
+            table.add_row(row.map(|cell| printable(&cell).into_owned()));
         }
         for line in table.to_string().lines() {
             self.line(line.trim());
@@ -131,17 +132,17 @@ impl Text<'_> {
     }
 }
 
-/// Text from elsewhere, without what would steer a terminal.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
-}
-
 /// Milliseconds since 1970 as people write it.
 pub(super) fn time(ms: i64) -> String {
     match jiff::Timestamp::from_second(ms.div_euclid(1000)) {
         Ok(time) => time.to_string(),
         Err(_) => format!("{ms} ms"),
     }
+}
+
+/// Seconds since 1970 as people write them, whatever a service says.
+pub(super) fn time_of_seconds(seconds: u64) -> String {
+    time(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1000))
 }
 
 /// Seconds as they are typed: `24h`, `90m`, `45s`.

@@ -296,12 +296,18 @@ fn text_from_elsewhere_can_not_steer_the_terminal() {
     let mut printer = Printer::new(false, Box::new(out.clone()), Box::new(err.clone()));
     printer
         .value(&(), |text| {
-            text.line("a\u{1b}[2Jb");
+            text.line("a\u{1b}[2Jb\nforged: \u{202e}line");
             text.table(["X"], [["c\r\u{7}d\ne".to_owned()]]);
         })
         .unwrap();
-    printer.warn("f\u{9b}g");
+    printer.warn("f\u{9b}g\r\nerror: forged");
+    printer.error(&super::CliError::Answer("h\nnext: forged".to_owned()));
     let all = out.text() + &err.text();
-    assert!(!all.contains(|c: char| c.is_control() && c != '\n'), "{all:?}");
+    assert!(!all.contains(|c: char| (c.is_control() && c != '\n') || c == '\u{202e}'), "{all:?}");
+    assert!(
+        !all.lines()
+            .any(|line| ["forged", "error: f", "next:"].iter().any(|f| line.starts_with(f)))
+    );
+    assert!(all.contains("a\u{fffd}[2Jb forged: ") && all.contains("h next: forged"), "{all:?}");
     assert!(all.contains("a\u{fffd}[2Jb") && all.contains("d e"), "{all:?}");
 }

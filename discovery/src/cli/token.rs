@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
-use super::printer::{Printer, or_dash, time};
+use super::printer::{Printer, or_dash, time_of_seconds};
 use super::session::Session;
 use super::{CliError, RemoteArgs};
 use crate::server::parse_duration;
@@ -66,7 +66,7 @@ struct CreateArgs {
     /// How long it can be redeemed (at most 24h)
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
     ttl: Duration,
-    /// Addresses that may redeem it; may be repeated
+    /// Addresses that may redeem it and that members may have; may be repeated
     #[arg(long, value_name = "CIDR", value_parser = parse_block)]
     cidr: Vec<IpNet>,
     /// The one name that the member may have
@@ -161,7 +161,7 @@ fn hand_out(
         "uses": view.grant.uses,
         "expires_at": view.grant.expires_at,
     });
-    let expires = time(view.grant.expires_at as i64 * 1000);
+    let expires = time_of_seconds(view.grant.expires_at);
     let about = format!("token {}: {} use(s), until {expires}", view.grant.id, view.grant.uses);
     match out {
         Some(file) => {
@@ -208,7 +208,7 @@ fn grant(
         statement: chain.newest_hash(),
         uses,
         issued_at: now,
-        expires_at: now + ttl,
+        expires_at: now.saturating_add(ttl),
         cidrs: args.cidr.clone(),
         name: args.name.clone(),
         // Agents have no zone to show: a token bound to one could never be redeemed.
@@ -231,7 +231,7 @@ fn row(view: &GrantView) -> [String; 7] {
         state(view.state).into(),
         view.keys.to_string(),
         grant.uses.to_string(),
-        time(grant.expires_at as i64 * 1000),
+        time_of_seconds(grant.expires_at),
         view.issuer.to_string(),
     ]
 }
@@ -247,8 +247,8 @@ fn show(printer: &mut Printer, view: &GrantView) -> Result<(), CliError> {
             ("cluster", grant.cluster.to_string()),
             ("uses", grant.uses.to_string()),
             ("keys seen", view.keys.to_string()),
-            ("issued", time(grant.issued_at as i64 * 1000)),
-            ("expires", time(grant.expires_at as i64 * 1000)),
+            ("issued", time_of_seconds(grant.issued_at)),
+            ("expires", time_of_seconds(grant.expires_at)),
             ("issuer", view.issuer.to_string()),
             ("addresses", if cidrs.is_empty() { "any".into() } else { cidrs }),
             ("name", or_dash(grant.name.as_ref())),

@@ -221,8 +221,8 @@ async fn prepare_redeem(
     }
     let record = VerifiedRecord::verify(&redeem.signed, &grant, &chain.newest().permissions)
         .map_err(|error| {
-            use discovery_types::record::RecordError::{OtherName, OtherZone};
-            let binding = matches!(error, OtherName { .. } | OtherZone(_));
+            use discovery_types::record::RecordError::{OtherAddress, OtherName, OtherZone};
+            let binding = matches!(error, OtherAddress { .. } | OtherName { .. } | OtherZone(_));
             let detail = sentence(&error);
             match binding {
                 true => {

@@ -4,7 +4,7 @@ use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path};
 use discovery_formation::service::Phase;
 use discovery_types::api::{GrantList, GrantState, GrantView, SignedBody};
-use discovery_types::grant::{Grant, GrantId, TokenKind, VerifiedGrant};
+use discovery_types::grant::{Grant, GrantId, ISSUER_SKEW_SECONDS, TokenKind, VerifiedGrant};
 use discovery_types::jws::{Jws, Typ};
 use discovery_types::problem::{Code, Problem};
 use discovery_types::role::Action;
@@ -17,9 +17,6 @@ use crate::error::ApiError;
 use crate::forming::{Incoming, is_void, statement_allows};
 use crate::store::StoreError;
 use crate::store::grants::GrantUse;
-
-/// How far ahead an issuer's clock may be, in seconds.
-const ISSUER_SKEW_SECONDS: u64 = 120;
 
 /// Stores a grant.
 #[utoipa::path(put, path = "/v1/grants", tag = "grants", request_body = SignedBody,

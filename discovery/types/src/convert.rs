@@ -141,7 +141,7 @@ pub fn nack_reason(objection: &Objection) -> NackReason {
         | Objection::Unfit { .. } => NackReason::Record,
         Objection::Duplicate { .. } => NackReason::Duplicate,
         Objection::Skew { .. } => NackReason::ClockSkew,
-        Objection::OldEpoch { .. } => NackReason::Epoch,
+        Objection::OldEpoch { .. } | Objection::EpochTooFar { .. } => NackReason::Epoch,
         Objection::Unreleased { .. } => NackReason::Unreleased,
         Objection::Holding { .. } => NackReason::DocumentHeld,
         Objection::NotBlank { .. } | Objection::OtherMachine => NackReason::Directory,

@@ -25,6 +25,9 @@ pub const MAX_JOIN_SECONDS: u64 = 900;
 /// Most CIDR blocks in one grant.
 pub const MAX_CIDRS: usize = 8;
 
+/// How far an issuer's clock may be ahead of whoever looks at a grant.
+pub const ISSUER_SKEW_SECONDS: u64 = 120;
+
 /// What a token is for.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
@@ -129,7 +132,8 @@ pub struct Grant {
     pub issued_at: u64,
     /// Until when, in seconds since 1970 by the service's clock. Judged by the service, at redeem.
     pub expires_at: u64,
-    /// Source addresses that may redeem; any if empty. Judged by the service, at redeem.
+    /// Source addresses that may redeem, and addresses that members may have; any if empty. The
+    /// source is judged by the service, at redeem.
     #[schema(value_type = Vec<String>)]
     pub cidrs: Vec<IpNet>,
     /// The one name that the member may have.
@@ -153,6 +157,17 @@ pub enum GrantError {
     /// A grant that no token can have.
     #[error("the grant: {0}")]
     Invalid(&'static str),
+}
+
+/// A grant that nobody can hold a seat by at this time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Untimely {
+    /// It starts later.
+    #[error("its token is issued in the future")]
+    NotYet,
+    /// It ended so long ago that the cluster's deadline has passed since.
+    #[error("its token expired longer ago than a cluster may take to form")]
+    LongOver,
 }
 
 /// A grant whose issuer was allowed to sign it. Whether it has expired or was revoked is not said
@@ -206,6 +221,20 @@ impl VerifiedGrant {
         }
         grant.check(newest.size)?;
         Ok(Self { jws: jws.clone(), grant })
+    }
+
+    /// Why a seat under this grant can't be honest at `now` (seconds since 1970), if it can't. A
+    /// grant's end is judged by the service, at redeem, and a seat that was redeemed in time
+    /// outlives it: until the cluster's deadline, `deadline_seconds` after it was created.
+    pub fn untimely(&self, now: u64, deadline_seconds: u64) -> Option<Untimely> {
+        let latest = self.expires_at.saturating_add(deadline_seconds);
+        if self.issued_at > now.saturating_add(ISSUER_SKEW_SECONDS) {
+            Some(Untimely::NotYet)
+        } else if now > latest.saturating_add(ISSUER_SKEW_SECONDS) {
+            Some(Untimely::LongOver)
+        } else {
+            None
+        }
     }
 
     /// The signed grant.

@@ -43,7 +43,7 @@ pub mod retire;
 pub mod role;
 pub mod statement;
 pub mod strict;
-mod text;
+pub mod text;
 pub mod tls;
 pub mod token;
 pub mod url;

@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::digest::Digest;
-use crate::grant::{GrantError, TokenKind, VerifiedGrant};
+use crate::grant::{GrantError, GrantId, TokenKind, Untimely, VerifiedGrant};
 use crate::jws::{Jws, JwsError, Typ};
 use crate::key::{PublicKey, SigningKey};
 use crate::record::{RecordError, SignedRecord, VerifiedRecord};
@@ -49,6 +49,16 @@ pub enum ProposalError {
     /// A grant, which is needed by a record, is missing, or one is too many.
     #[error("the grants are not those that the records name")]
     Grants,
+    /// More seats hang on one token than it is worth.
+    #[error("{seats} seats hang on the token {grant}, which is worth {uses}")]
+    Uses {
+        /// The token.
+        grant: GrantId,
+        /// What it is worth.
+        uses: u8,
+        /// How many hang on it.
+        seats: usize,
+    },
     /// A grant is refused.
     #[error(transparent)]
     Grant(#[from] GrantError),
@@ -71,6 +81,8 @@ pub struct VerifiedProposal {
     proposal: Proposal,
     hash: Digest,
     records: Vec<VerifiedRecord>,
+    grants: Vec<VerifiedGrant>,
+    deadline_seconds: u64,
 }
 
 /// `h`: SHA-256 of "muster-proposal-1", the statement's hash, the epoch (u64, big endian), then the
@@ -141,8 +153,20 @@ impl VerifiedProposal {
         if grants.iter().any(unused) || (1..grants.len()).any(twice) {
             return Err(ProposalError::Grants);
         }
+        for grant in &grants {
+            let seats = records.iter().filter(|record| record.grant == grant.id).count();
+            if seats > usize::from(grant.uses) {
+                return Err(ProposalError::Uses { grant: grant.id, uses: grant.uses, seats });
+            }
+        }
         one_key_one_seat(&records)?;
-        Ok(Self { proposal: proposal.clone(), hash: proposal.hash(), records })
+        Ok(Self {
+            proposal: proposal.clone(),
+            hash: proposal.hash(),
+            records,
+            grants,
+            deadline_seconds: statement.deadline_seconds,
+        })
     }
 
     /// `h`.
@@ -153,6 +177,15 @@ impl VerifiedProposal {
     /// The records, seat 1 first.
     pub fn records(&self) -> &[VerifiedRecord] {
         &self.records
+    }
+
+    /// The first seat whose grant nobody can hold a seat by at `now` (seconds since 1970). Not part
+    /// of [`VerifiedProposal::verify`]: a document stays valid for ever.
+    pub fn untimely(&self, now: u64) -> Option<(u8, Untimely)> {
+        (1..).zip(&self.records).find_map(|(seat, record)| {
+            let grant = self.grants.iter().find(|grant| grant.id == record.grant)?;
+            grant.untimely(now, self.deadline_seconds).map(|why| (seat, why))
+        })
     }
 
     /// The proposal as received.

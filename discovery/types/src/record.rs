@@ -12,7 +12,7 @@ use crate::key::{KeyId, PublicKey, SigningKey};
 use crate::machine::MachineFacts;
 use crate::name::Name;
 use crate::statement::Permissions;
-use crate::url::{LOWEST_OPEN_PORT, NodeUrl};
+use crate::url::{Host, LOWEST_OPEN_PORT, NodeUrl};
 
 /// Most peer URLs, and most client URLs, of one seat.
 pub const MAX_SEAT_URLS: usize = 3;
@@ -108,6 +108,17 @@ pub enum RecordError {
     /// The grant is bound to another zone.
     #[error("the token is for the zone `{0}`, where this member isn't")]
     OtherZone(Name),
+    /// The grant is bound to other addresses.
+    #[error(
+        "the token is for members in {blocks}, and {url} is not there: a token's --cidr has to hold \
+         the members' own addresses as well as those that discovery sees them come from"
+    )]
+    OtherAddress {
+        /// The record's.
+        url: NodeUrl,
+        /// The grant's.
+        blocks: String,
+    },
     /// A machine fact that is empty, too long or not printable.
     #[error("a machine fact is empty, too long, or has other than printable characters")]
     Machine,
@@ -227,6 +238,17 @@ fn check_bindings(record: &Record, grant: &VerifiedGrant) -> Result<(), RecordEr
             return Err(RecordError::OtherName { expected, found });
         }
         _ => {}
+    }
+    // A DNS name is for those to check who resolve it.
+    let outside = |url: &&NodeUrl| match url.host() {
+        Host::Address(address) => !grant.cidrs.iter().any(|block| block.contains(address)),
+        Host::Dns(_) => false,
+    };
+    if !grant.cidrs.is_empty()
+        && let Some(url) = record.peer_urls.iter().find(outside)
+    {
+        let blocks: Vec<String> = grant.cidrs.iter().map(ToString::to_string).collect();
+        return Err(RecordError::OtherAddress { url: url.clone(), blocks: blocks.join(", ") });
     }
     match &grant.zone {
         Some(zone) if record.zone.as_ref() != Some(zone) => {

@@ -1,4 +1,39 @@
-//! Values that are one string on the wire.
+//! Values that are one string on the wire, and text that others wrote.
+
+use std::borrow::Cow;
+use std::fmt;
+
+/// Text from elsewhere as one line that neither ends where it likes nor steers what shows it: not a
+/// terminal, not a log, not the direction of writing. Whatever a service, a peer or a node says
+/// goes through here on its way to people.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_steering) {
+        return Cow::Borrowed(text);
+    }
+    // One space for the two characters of a network's line end.
+    let shown = text.replace("\r\n", "\n");
+    let shown = shown.chars().map(|c| match c {
+        '\n' | '\r' | '\t' | '\u{2028}' | '\u{2029}' => ' ',
+        c if is_steering(c) => char::REPLACEMENT_CHARACTER,
+        c => c,
+    });
+    Cow::Owned(shown.collect())
+}
+
+/// One field of a log line: `name=value`, or the message alone.
+pub fn log_field(to: &mut dyn fmt::Write, name: &str, value: &dyn fmt::Debug) -> fmt::Result {
+    let value = format!("{value:?}");
+    match name {
+        "message" => write!(to, "{}", printable(&value)),
+        name => write!(to, "{name}={}", printable(&value)),
+    }
+}
+
+/// Control characters, line and paragraph separators, and what turns the direction of writing.
+fn is_steering(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
 
 /// Serialises by `Display`, reads by `FromStr`, and describes itself as a string.
 macro_rules! wire_text {
@@ -34,3 +69,22 @@ macro_rules! wire_text {
 }
 
 pub(crate) use wire_text;
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn what_is_one_line_already_stays_as_it_is() {
+        for text in ["", "a plain line", "größer, 大きい, 🦀"] {
+            assert_eq!(printable(text), text);
+        }
+    }
+
+    #[test]
+    fn lines_terminals_and_the_direction_of_writing_are_not_steered() {
+        assert_eq!(printable("a\r\nb\nc\td\u{2028}e"), "a b c d e");
+        assert_eq!(printable("\u{1b}[2J\u{9b}1m\0\u{7f}"), "\u{fffd}[2J\u{fffd}1m\u{fffd}\u{fffd}");
+        assert_eq!(printable("\u{202e}gpj.exe\u{2066}"), "\u{fffd}gpj.exe\u{fffd}");
+    }
+}

@@ -179,6 +179,9 @@ pub enum Objection {
     /// S5.
     #[error("S5: epoch {epoch} is not above {highest}, which I have signed or released")]
     OldEpoch { epoch: Epoch, highest: Epoch },
+    /// S5.
+    #[error("S5: epoch {epoch} is far beyond {limit}: no cluster comes there")]
+    EpochTooFar { epoch: Epoch, limit: Epoch },
     /// S6.
     #[error(
         "S6: I signed the list of epoch {epoch}, and only {have} of the {need} releases that end it \

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::service::{EPOCH_DISTANCE, EPOCH_MAX};
 use crate::values::{Document, Epoch, Hash, Incarnation, KeyId, Machine, Proposal, Record, quorum};
 
 /// The agent's journal. Written to a temporary file, fsynced, renamed over the old one, and the
@@ -111,6 +112,13 @@ impl Journal {
     #[must_use]
     pub fn highest_epoch(&self) -> Epoch {
         self.bound.keys().next_back().copied().unwrap_or(0).max(self.released)
+    }
+
+    /// The highest epoch that this agent follows the service to: what lies beyond was never
+    /// reached by a cluster, and a promise about it could not be kept apart from "never again".
+    #[must_use]
+    pub fn epoch_limit(&self) -> Epoch {
+        self.highest_epoch().saturating_add(EPOCH_DISTANCE).min(EPOCH_MAX)
     }
 
     /// Whether the record may be replaced by another one (an address changed): not while a list

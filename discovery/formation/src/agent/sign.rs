@@ -71,8 +71,11 @@ fn s5_epoch(rules: &Rules, journal: &Journal, offer: &Offer) -> Result<(), Objec
     if is_signed(journal, offer) || !rules.on(Rule::OneListPerEpoch) {
         return Ok(());
     }
-    let highest = journal.highest_epoch();
-    if epoch > highest { Ok(()) } else { Err(Objection::OldEpoch { epoch, highest }) }
+    let (highest, limit) = (journal.highest_epoch(), journal.epoch_limit());
+    if epoch <= highest {
+        return Err(Objection::OldEpoch { epoch, highest });
+    }
+    if epoch > limit { Err(Objection::EpochTooFar { epoch, limit }) } else { Ok(()) }
 }
 
 /// This very list was signed before and not released since.

@@ -166,7 +166,7 @@ impl Agent {
     fn release_below(&mut self, rules: &Rules, epoch: Epoch, output: &mut Output) {
         let holds = self.journal.held.is_some() && rules.on(Rule::HeldReleasesNothing);
         let below = epoch.saturating_sub(1);
-        if holds || below <= self.journal.released {
+        if holds || below <= self.journal.released || epoch > self.journal.epoch_limit() {
             return;
         }
         self.journal.released = below;

@@ -9,7 +9,7 @@ use crate::agent::{
 };
 use crate::fixtures::{hash_of, key, machine, plain_record, proposal, record, statement, variant};
 use crate::rules::Rules;
-use crate::service::{Phase, RefusalCode};
+use crate::service::{EPOCH_DISTANCE, EPOCH_MAX, Phase, RefusalCode};
 use crate::values::{Document, Hash, Incarnation, Millis, Permissions, Record};
 
 const RULES: Rules = Rules::ALL;
@@ -107,6 +107,24 @@ fn another_agent_at_the_address_is_no_answer() {
     let answer = ProbeAnswer { key: key(2), incarnation: Incarnation(99), released: 0 };
     let output = agent.step(&RULES, Event::Probed { epoch: 1, peer: key(2), result: Ok(answer) });
     assert!(matches!(output.then[..], [Action::SendRow { .. }]));
+}
+
+#[test]
+fn no_service_carries_an_agent_to_where_epochs_end() {
+    for far in [EPOCH_DISTANCE + 1, EPOCH_MAX, u64::MAX - 1, u64::MAX] {
+        let mut agent = joined(1);
+        assert_eq!(agent.step(&RULES, shown(far)), Output::default(), "{far}");
+        let output = offered(&mut agent, offer(far, &[1, 2, 3]));
+        assert_eq!(nacked(&output).as_deref(), Some("EpochTooFar"), "{far}");
+        assert!(output.durable.is_none(), "{far}");
+        assert_eq!(agent.journal.highest_epoch(), 0);
+    }
+    let mut agent = joined(1);
+    let output = agent.step(&RULES, shown(EPOCH_DISTANCE));
+    assert_eq!(output.durable.map(|journal| journal.released), Some(EPOCH_DISTANCE - 1));
+    // And from there on, as far as epochs go.
+    agent.journal.released = EPOCH_MAX - 1;
+    assert_eq!(agent.step(&RULES, shown(EPOCH_MAX + 1)), Output::default());
 }
 
 #[test]

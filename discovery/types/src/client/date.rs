@@ -11,6 +11,13 @@ pub(super) fn http_date_seconds(text: &str) -> Option<i64> {
     let year: i64 = words.next()?.parse().ok()?;
     let mut time = words.next()?.split(':').map(|part| part.parse::<i64>().ok());
     let (hour, minute, second) = (time.next()??, time.next()??, time.next()??);
+    // The form has four digits for the year and two for the others; nothing below overflows then.
+    let fits = (0..=9999).contains(&year)
+        && (1..=31).contains(&day)
+        && [hour, minute, second].iter().all(|part| (0..=60).contains(part));
+    if !fits {
+        return None;
+    }
     // Days from the civil calendar, counted in years that begin in March.
     let shifted = if month <= 2 { year - 1 } else { year };
     let era_year = shifted.rem_euclid(400);
@@ -33,7 +40,16 @@ mod tests {
         ] {
             assert_eq!(http_date_seconds(text), Some(seconds));
         }
-        for junk in ["", "GMT", "Sun, 06 Foo 1994 08:49:37 GMT", "Sun, 06 Nov 1994 08:49 GMT"] {
+        for junk in [
+            "",
+            "GMT",
+            "Sun, 06 Foo 1994 08:49:37 GMT",
+            "Sun, 06 Nov 1994 08:49 GMT",
+            "Sun, 06 Nov 9223372036854775807 08:49:37 GMT",
+            "Sun, 9223372036854775807 Nov 1994 08:49:37 GMT",
+            "Sun, 06 Nov 1994 9223372036854775807:49:37 GMT",
+            "Sun, 06 Nov 1994 -9:49:37 GMT",
+        ] {
             assert_eq!(http_date_seconds(junk), None);
         }
     }

@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 use super::date::http_date_seconds;
 use super::error::{ClientError, pin_mismatch};
 use super::pinned::client_tls_config;
-use crate::access::{Assertion, JWT_BEARER};
+use crate::access::{Assertion, JWT_BEARER, MAX_ACCESS_SECONDS};
 use crate::api::{ContextResponse, MAX_RESPONSE, TokenResponse};
 use crate::digest::Digest;
 use crate::jws::Jws;
@@ -110,7 +110,7 @@ impl Client {
     /// The service's time in milliseconds since 1970: our clock, corrected by what the last answers
     /// said (in their bodies, else by their `Date`). Our own clock before the first answer.
     pub fn service_now_ms(&self) -> i64 {
-        own_now_ms() + self.offset_ms.load(Ordering::Relaxed)
+        own_now_ms().saturating_add(self.offset_ms.load(Ordering::Relaxed))
     }
 
     /// Service's clock minus ours, in milliseconds, as the last answers had it.
@@ -266,12 +266,12 @@ impl Client {
     /// sent; so it is compared with the moment at which the answer comes.
     fn read_date(&self, headers: &HeaderMap) {
         /// What whole seconds and the way here may make of equal clocks.
-        const COARSE_MS: i64 = 1_500;
+        const COARSE_MS: u64 = 1_500;
         let date = headers.get(reqwest::header::DATE).and_then(|value| value.to_str().ok());
         let Some(date) = date.and_then(http_date_seconds) else { return };
         // A Date is cut to the second, so on average half a second late.
         let offset = date * 1000 + 500 - own_now_ms();
-        if (offset - self.clock_offset_ms()).abs() >= COARSE_MS {
+        if offset.abs_diff(self.clock_offset_ms()) >= COARSE_MS {
             self.offset_ms.store(offset, Ordering::Relaxed);
         }
     }
@@ -327,8 +327,11 @@ impl Client {
     }
 }
 
+/// A token and when to get the next one: no token of ours lives longer than it may, whatever an
+/// answer says.
 fn kept(token: &TokenResponse) -> (Jws, Instant) {
-    let life = Duration::from_secs(token.expires_in).saturating_sub(RENEW_BEFORE);
+    let life = Duration::from_secs(token.expires_in.min(MAX_ACCESS_SECONDS));
+    let life = life.saturating_sub(RENEW_BEFORE);
     (token.access_token.clone(), Instant::now() + life)
 }
 

@@ -176,6 +176,11 @@ fn token_answer() -> String {
     ok(&json!({ "access_token": token, "token_type": "Bearer", "expires_in": 600 }))
 }
 
+/// Of a service that has gone bad.
+fn endless_token_answer() -> String {
+    token_answer().replace("\"expires_in\":600", &format!("\"expires_in\":{}", u64::MAX))
+}
+
 fn client(urls: Vec<ServiceUrl>, pin: Digest, key: Option<&Arc<SigningKey>>) -> Client {
     Client::new(ClientConfig { urls, pins: vec![pin], key: key.cloned() }).unwrap()
 }
@@ -352,4 +357,33 @@ async fn without_a_key_nothing_that_needs_one_is_sent() {
     let server = serve(TLS13, vec![]).await;
     let client = client(vec![server.url.clone()], server.pin, None);
     assert!(matches!(client.list_clusters(None).await, Err(ClientError::NoKey)));
+}
+
+#[tokio::test]
+async fn a_token_for_ever_is_taken_for_as_long_as_one_may_live() {
+    let list = answer("200 OK", "application/json", r#"{"clusters":[]}"#);
+    // Its body got longer, so its length has to be said anew.
+    let endless = endless_token_answer();
+    let (_, body) = endless.split_once("\r\n\r\n").unwrap();
+    let endless = answer("200 OK", "application/json", body);
+    let server = serve(TLS13, vec![context_answer(), endless, list]).await;
+    let key = Arc::new(SigningKey::generate());
+    let client = client(vec![server.url.clone()], server.pin, Some(&key));
+    client.list_clusters(None).await.unwrap();
+}
+
+#[tokio::test]
+async fn no_time_that_an_answer_says_overflows_ours() {
+    let server = serve(TLS13, vec![context_answer(); 2]).await;
+    let client = client(vec![server.url.clone()], server.pin, None);
+    for wild in [i64::MIN, i64::MAX, -1] {
+        client.note_now_ms(wild);
+        let _ = client.service_now_ms();
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        let _ = client.service_now_ms();
+    }
+    // And a Date after that is taken again.
+    client.note_now_ms(i64::MIN);
+    client.context().await.unwrap();
+    assert!(client.service_now_ms() > 2_000_000_000_000);
 }

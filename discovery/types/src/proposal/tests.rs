@@ -114,3 +114,27 @@ fn an_ack_is_no_release() {
     let verified = Release::verify(&release, agent.public());
     assert_eq!(verified, Ok(Release { cluster, epoch: 4 }));
 }
+
+#[test]
+fn more_seats_than_a_token_is_worth_are_refused() {
+    let mut world = World::new(3);
+    world.grant.uses = 2;
+    assert!(matches!(
+        verify(&world, &world.proposal(1)),
+        Err(ProposalError::Uses { uses: 2, seats: 3, .. })
+    ));
+}
+
+#[test]
+fn a_seat_outlives_its_token_until_the_clusters_deadline_and_no_longer() {
+    let world = World::new(3);
+    let verified = verify(&world, &world.proposal(1)).unwrap();
+    let (from, to) = (world.grant.issued_at, world.grant.expires_at);
+    let deadline = world.statement.deadline_seconds;
+    for now in [from - 60, from, to, to + deadline] {
+        assert_eq!(verified.untimely(now), None, "{now}");
+    }
+    assert_eq!(verified.untimely(from - 600), Some((1, Untimely::NotYet)));
+    assert_eq!(verified.untimely(to + deadline + 600), Some((1, Untimely::LongOver)));
+    assert_eq!(verified.untimely(u64::MAX), Some((1, Untimely::LongOver)));
+}

@@ -145,3 +145,16 @@ fn the_largest_record_fits_its_bound() {
     let jws = world.signed(0).record;
     assert!(jws.as_str().parse::<Jws>().is_ok(), "{} bytes", jws.as_str().len());
 }
+
+#[test]
+fn a_token_for_some_addresses_seats_nobody_else() {
+    let mut world = World::new(1);
+    for (block, taken) in [("10.0.0.0/24", true), ("10.0.1.0/24", false), ("fd00::/8", false)] {
+        world.grant.cidrs = vec![block.parse().unwrap()];
+        let verified = verify(&world, &world.signed(0));
+        let other = matches!(verified, Err(RecordError::OtherAddress { .. }));
+        assert_eq!((verified.is_ok(), other), (taken, !taken), "{block}");
+    }
+    world.records[0].peer_urls = vec!["https://db-1.example.org:2380".parse().unwrap()];
+    assert!(verify(&world, &world.signed(0)).is_ok());
+}
