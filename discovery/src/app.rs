@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use discovery_formation::service::Settings;
 use discovery_types::access::{AccessToken, Confirmation, MAX_ACCESS_SECONDS, Subject};
 use discovery_types::api::TokenResponse;
 use discovery_types::digest::Nonce;
@@ -10,15 +11,35 @@ use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
 use tokio_util::sync::CancellationToken;
 
+use crate::auth::AdminDirectory;
+use crate::clock::Clock;
 use crate::error::ApiError;
-use crate::forming::Forming;
+use crate::keydir::Keydir;
 use crate::limits::{AddressLimit, Places};
+use crate::metrics::Metrics;
+use crate::notify::Wakes;
+use crate::store::Store;
 
-/// Shared by all workers.
+/// Shared by all workers; clones share everything. What it does stands where it belongs: events on
+/// clusters in `forming`, what a changed database asks for in `ledger`, the rest in the handlers.
 #[derive(Clone)]
 pub struct App {
-    /// The protocol's shell.
-    pub forming: Forming,
+    /// Rows.
+    pub store: Store,
+    /// Our keys.
+    pub keys: Arc<Keydir>,
+    /// The service's time.
+    pub clock: Arc<Clock>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// Who waits.
+    pub wakes: Wakes,
+    /// Who the admins are.
+    pub admins: Arc<AdminDirectory>,
+    /// The protocol's times.
+    pub settings: Settings,
+    /// The longest deadline that a statement may set, in seconds.
+    pub max_deadline_seconds: u64,
     /// The service's name in tokens.
     pub issuer: Arc<str>,
     /// Requests per address.
@@ -43,7 +64,7 @@ pub const ADOPTIONS: (u32, u32) = (2, 20);
 impl App {
     /// The answer to an address that asks too often.
     pub fn rate_limited(&self, wait: Duration) -> ApiError {
-        self.forming.metrics.alarm("rate_limited");
+        self.metrics.alarm("rate_limited");
         let next = "Wait, and send less often.";
         ApiError::new(Code::RateLimited, "Too many requests from this address.", next)
             .retry_after(wait.as_secs() + 1)
@@ -51,7 +72,7 @@ impl App {
 
     /// An access token for `key`, from now on.
     pub fn token(&self, key: &PublicKey, subject: Subject) -> TokenResponse {
-        let iat = self.forming.clock.seconds();
+        let iat = self.clock.seconds();
         let token = AccessToken {
             iss: self.issuer.to_string(),
             aud: self.issuer.to_string(),
@@ -63,7 +84,7 @@ impl App {
             cnf: Confirmation { jkt: key.key_id() },
         };
         TokenResponse {
-            access_token: token.sign(&self.forming.keys.signer().key),
+            access_token: token.sign(&self.keys.signer().key),
             token_type: "Bearer".into(),
             expires_in: MAX_ACCESS_SECONDS,
         }

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::app::App;
+use crate::ledger;
 use crate::store::cluster::CHANNEL;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -32,37 +33,49 @@ async fn listen(app: App) {
         if let Err(error) = listen_once(&app, &mut pause).await {
             tracing::debug!(%error, "can't listen to the database");
         }
-        app.forming.wakes.wake_all();
+        app.wakes.wake_all();
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
 async fn listen_once(app: &App, pause: &mut Duration) -> Result<(), sqlx::Error> {
-    let mut listener = PgListener::connect_with(app.forming.store.pool()).await?;
-    listener.listen(CHANNEL).await?;
+    let mut listener = PgListener::connect_with(app.store.pool()).await?;
+    listener.listen_all([CHANNEL, ledger::CHANNEL]).await?;
     *pause = FIRST_PAUSE;
-    app.forming.wakes.wake_all();
+    app.wakes.wake_all();
     loop {
         match listener.try_recv().await? {
+            Some(hint) if hint.channel() == ledger::CHANNEL => copy(app).await,
             Some(hint) => match hint.payload().parse() {
-                Ok(cluster) => app.forming.wakes.wake(cluster),
+                Ok(cluster) => app.wakes.wake(cluster),
                 Err(_) => tracing::debug!("a hint that names no cluster"),
             },
             // Reconnected.
-            None => app.forming.wakes.wake_all(),
+            None => {
+                copy(app).await;
+                app.wakes.wake_all();
+            }
         }
+    }
+}
+
+/// What was decided elsewhere comes into this process's ledger; if not now, at the sweep, and
+/// before it decides anything itself.
+async fn copy(app: &App) {
+    if let Err(error) = app.copy_news().await {
+        tracing::debug!(%error, "can't copy what was decided");
     }
 }
 
 async fn sweep_often(app: App, every: Duration) {
     loop {
-        match app.forming.sweep().await {
+        match app.sweep().await {
             Ok(()) => {
-                app.forming.metrics.database_up.set(1);
+                app.metrics.database_up.set(1);
             }
             Err(error) => {
-                app.forming.metrics.database_up.set(0);
+                app.metrics.database_up.set(0);
                 tracing::warn!(%error, "can't look after the clusters");
             }
         }
@@ -76,10 +89,10 @@ async fn sweep_often(app: App, every: Duration) {
 async fn put_back_when_changed(app: App) {
     let mut pause = FIRST_PAUSE;
     loop {
-        match app.forming.put_ledger_back().await {
+        match app.put_ledger_back().await {
             Ok(_) => {
                 pause = FIRST_PAUSE;
-                app.forming.store.watch().changed.notified().await;
+                app.store.watch().changed.notified().await;
                 // However often it changes.
                 tokio::time::sleep(FIRST_PAUSE).await;
             }
@@ -94,12 +107,12 @@ async fn put_back_when_changed(app: App) {
 
 /// Clusters go on as soon as the database is settled, whoever has settled it.
 async fn go_on_when_settled(app: App) {
-    let mut generation = app.forming.store.watch().generation.subscribe();
+    let mut generation = app.store.watch().generation.subscribe();
     while generation.changed().await.is_ok() {
         let settled = generation.borrow_and_update().as_ref().is_some_and(|known| known.settled);
-        if settled && let Err(error) = app.forming.settle_clusters().await {
+        if settled && let Err(error) = app.settle_clusters().await {
             tracing::warn!(%error, "can't tell the clusters that the database is settled");
         }
-        app.forming.wakes.wake_all();
+        app.wakes.wake_all();
     }
 }

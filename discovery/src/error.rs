@@ -197,6 +197,7 @@ impl From<LedgerError> for ApiError {
                 "Run no second cluster: look which list's members hold data.",
             ),
             LedgerError::Io { .. }
+            | LedgerError::Files(_)
             | LedgerError::InUse { .. }
             | LedgerError::Damaged { .. }
             | LedgerError::Failed => {

@@ -9,7 +9,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 /// What a person should look at: what `alarms` counts.
-const ALARMS: [&str; 9] = [
+const ALARMS: [&str; 10] = [
     "admin_rows_contradict_the_ledger",
     "admin_rows_ignored",
     "assertion_replayed",
@@ -17,6 +17,7 @@ const ALARMS: [&str; 9] = [
     "database_set_back",
     "key_elsewhere",
     "ledger_entry_refused",
+    "ledger_set_back",
     "rate_limited",
     "split",
 ];

@@ -164,11 +164,11 @@ pub async fn surround(
     };
     log_fault(&response, &pattern);
     let headers = response.headers_mut();
-    if let Ok(date) = HeaderValue::from_str(&app.forming.clock.http_date()) {
+    if let Ok(date) = HeaderValue::from_str(&app.clock.http_date()) {
         headers.insert(DATE, date);
     }
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    let metrics = &app.forming.metrics;
+    let metrics = &app.metrics;
     if !pattern.ends_with("/poll") {
         metrics.duration.observe(started.elapsed().as_secs_f64());
     }

@@ -88,7 +88,7 @@ pub struct Known {
 pub struct Memory {
     /// `None`: it never saw a database.
     pub known: Option<Known>,
-    /// Clusters whose commit or end it holds.
+    /// How many commits it holds.
     pub entries: u64,
 }
 
@@ -121,7 +121,7 @@ pub struct Noted {
 /// A process's own row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Own {
-    /// What its ledger held.
+    /// How many commits its ledger held.
     pub entries: u64,
     /// How often it had swept.
     pub beat: u64,
@@ -252,10 +252,10 @@ pub fn compare(memory: &Memory, database: &Database) -> Result<Fill, Difference>
         return Err(moved);
     }
     let Some(own) = &database.own else { return Err(Difference::Process) };
-    if own.beat < known.beat {
-        return Err(Difference::Beat { was: known.beat, is: own.beat });
-    }
     if same {
+        if own.beat < known.beat {
+            return Err(Difference::Beat { was: known.beat, is: own.beat });
+        }
         went_back(known, database.newest, database.at_copied)?;
         if database.wal < known.wal {
             return Err(Difference::Log);
@@ -305,8 +305,10 @@ pub struct Read {
 pub enum Gate {
     /// It may.
     Open,
-    /// Not before it has looked at the database anew, and copied what it lacks; then again.
+    /// Not before it has copied what it lacks, in this very transaction.
     Copy,
+    /// Not before it has looked at the database anew: another process has found a change.
+    Look,
     /// Not on this connection: it leads to the past.
     Past(Difference),
 }
@@ -315,13 +317,13 @@ pub enum Gate {
 /// lead to a primary that was replaced, or to tables that were set back under it.
 #[must_use]
 pub fn gate(known: Option<&Known>, read: &Read) -> Gate {
-    let Some(known) = known else { return Gate::Copy };
+    let Some(known) = known else { return Gate::Look };
     if read.generation < known.generation {
         let (was, is) = (known.generation, read.generation);
         return Gate::Past(Difference::Generation { was, is });
     }
     if read.generation > known.generation {
-        return Gate::Copy;
+        return Gate::Look;
     }
     match went_back(known, read.newest, read.at_copied) {
         Err(difference) => Gate::Past(difference),
@@ -355,8 +357,6 @@ pub struct Stands {
     pub commit: Option<Hash>,
     /// It is known to have two.
     pub split: bool,
-    /// This entry was tried before, and refused.
-    pub refused: bool,
 }
 
 /// What has to be done about a ledger's entry before the database is settled.
@@ -374,12 +374,13 @@ pub enum PutBack {
 }
 
 /// Could the database, as the cluster stands in it, go another way than the ledger says? `None`: it
-/// doesn't have the cluster.
+/// doesn't have the cluster. `refused`: this very entry was tried before, and it isn't tried again
+/// as long as the cluster can't form.
 #[must_use]
-pub fn put_back(entry: Entry, stands: Option<&Stands>) -> PutBack {
+pub fn put_back(entry: Entry, stands: Option<&Stands>, refused: bool) -> PutBack {
     let document = matches!(entry, Entry::Commit { document: true, .. });
     let Some(stands) = stands else {
-        return if document { PutBack::Adopt } else { PutBack::Nothing };
+        return if document && !refused { PutBack::Adopt } else { PutBack::Nothing };
     };
     let forms = matches!(stands.phase, None | Some(Phase::Open | Phase::Preparing));
     match entry {
@@ -392,7 +393,7 @@ pub fn put_back(entry: Entry, stands: Option<&Stands>) -> PutBack {
         // of another list than this one a person must hear.
         Entry::Commit { .. } => {
             let may = stands.commit.is_some() || stands.cause == Some(EndCause::DatabaseAccepted);
-            if document && may && !stands.refused { PutBack::Adopt } else { PutBack::Nothing }
+            if document && may && !refused { PutBack::Adopt } else { PutBack::Nothing }
         }
     }
 }

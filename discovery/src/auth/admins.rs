@@ -13,8 +13,8 @@ use discovery_types::admin::{AdminChain, Change};
 use discovery_types::jws::Jws;
 use discovery_types::key::{KeyId, PublicKey};
 
+use crate::app::App;
 use crate::error::ApiError;
-use crate::forming::Forming;
 
 /// The admins as of one reading.
 #[derive(Debug)]
@@ -49,20 +49,20 @@ impl AdminDirectory {
     }
 
     /// The admins now.
-    pub async fn current(&self, forming: &Forming) -> Result<Arc<Admins>, ApiError> {
-        let (fingerprint, now) = forming.store.admin_fingerprint().await?;
-        forming.clock.set(now);
+    pub async fn current(&self, app: &App) -> Result<Arc<Admins>, ApiError> {
+        let (fingerprint, now) = app.store.admin_fingerprint().await?;
+        app.clock.set(now);
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(known) = known.filter(|known| known.fingerprint == fingerprint) {
             return Ok(known);
         }
-        let rows = forming.store.admin_elements().await?;
-        let ledger = forming.store.ledger();
+        let rows = app.store.admin_elements().await?;
+        let ledger = app.store.ledger();
         let admins = Arc::new(read(&self.root, &ledger.admins(), &rows, fingerprint));
         let texts: Vec<String> = admins.elements.iter().map(ToString::to_string).collect();
         ledger.ensure_admins(&texts).await?;
         if admins.ignored > 0 {
-            forming.metrics.alarm("admin_rows_ignored");
+            app.metrics.alarm("admin_rows_ignored");
             tracing::error!(
                 ignored = admins.ignored,
                 "rows in admin_elements don't follow from the owner key of the key directory: \

@@ -59,13 +59,13 @@ pub async fn authorise(
 ) -> Result<Caller, ApiError> {
     let key = tls_key(request)?;
     let token = bearer(request)?;
-    let signing = app.forming.keys.signing.iter().map(|signing| signing.key.public());
-    let now = app.forming.clock.seconds();
+    let signing = app.keys.signing.iter().map(|signing| signing.key.public());
+    let now = app.clock.seconds();
     let token = AccessToken::verify(&token, signing, &app.issuer, &key, now)?;
     let (principal, name) = match token.subject {
         Subject::Agent(own) => (Principal::Agent { cluster: own }, key.key_id().to_string()),
         Subject::Admin => {
-            let admins = app.forming.admins.current(&app.forming).await?;
+            let admins = app.admins.current(app).await?;
             let admin = admins.chain.find(&key.key_id()).ok_or_else(|| {
                 let next = "Ask an owner to add the key with `muster-discovery admin add`.";
                 ApiError::new(Code::UnknownKey, "The key is no admin's any more.", next)

@@ -13,7 +13,8 @@ use discovery_types::statement::StatementChain;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Delivery, Forming};
+use super::Delivery;
+use crate::app::App;
 use crate::ca::{Ca, MemberLeaf};
 use crate::error::ApiError;
 use crate::kek::Purpose;
@@ -23,7 +24,7 @@ use crate::store::cluster::{
     Authorities, AuthorityRow, ClusterTransaction, LeafPair, NewCommit, authorities, stored_commit,
 };
 
-impl Forming {
+impl App {
     /// Signs the document (or takes the one that was shown) and issues the leaves.
     pub(super) async fn decide(
         &self,
@@ -127,7 +128,7 @@ impl Forming {
         let Some(stored) = stored_commit(connection, id, seat).await? else {
             return Ok((None, None));
         };
-        let entry = match self.store.ledger().committed(id) {
+        let entry = match self.store.ledger().whole(id) {
             Some(known) if known.h == HEXLOWER.encode(&stored.h) => None,
             _ => {
                 let authorities = authorities(connection, id).await?;

@@ -20,7 +20,7 @@ use discovery_types::retire::Retire;
 use discovery_types::role::{Action, roles_allow};
 use discovery_types::statement::StatementChain;
 
-use super::Forming;
+use crate::app::App;
 use crate::error::{ApiError, sentence};
 use crate::store::cluster::{ClusterTransaction, GrantRow};
 
@@ -110,7 +110,7 @@ impl Incoming {
     }
 }
 
-impl Forming {
+impl App {
     /// Verifies `incoming` against the locked cluster.
     pub(super) async fn prepare(
         &self,

@@ -6,17 +6,18 @@
 
 mod commit;
 mod event;
-mod recovery;
 pub mod show;
+mod sweep;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use data_encoding::HEXLOWER;
 use discovery_formation as formation;
 use discovery_formation::Rules;
+use discovery_formation::memory::{Decision, Gate, contradicts};
 use discovery_formation::service::{
-    Alarm, Answer, Change, Cluster, Context, Event, Outcome, Refusal, Settings, next_deadline, step,
+    Alarm, Answer, Change, Cluster, Context, Event, Outcome, Phase, Refusal, Settings,
+    next_deadline, step,
 };
 use discovery_types::convert;
 use discovery_types::jws::Jws;
@@ -24,39 +25,14 @@ use discovery_types::problem::Code;
 use discovery_types::statement::StatementChain;
 use uuid::Uuid;
 
-use crate::clock::Clock;
+use crate::app::App;
 use crate::domain::describe;
 use crate::error::ApiError;
-use crate::keydir::Keydir;
-use crate::ledger;
-use crate::metrics::Metrics;
-use crate::notify::Wakes;
-use crate::store::Store;
+use crate::ledger::{self, Occasion};
 use crate::store::cluster::{ClusterTransaction, LeafPair, Trust};
 
 pub use event::{Incoming, is_void, statement_allows};
 pub use show::{explanations, poll_response, summary_of};
-
-/// The protocol's shell; clones share everything.
-#[derive(Clone)]
-pub struct Forming {
-    /// Rows.
-    pub store: Store,
-    /// Our keys.
-    pub keys: Arc<Keydir>,
-    /// The protocol's times.
-    pub settings: Settings,
-    /// The longest deadline that a statement may set, in seconds.
-    pub max_deadline_seconds: u64,
-    /// Who waits.
-    pub wakes: Wakes,
-    /// What is counted.
-    pub metrics: Arc<Metrics>,
-    /// The service's time.
-    pub clock: Arc<Clock>,
-    /// Who the admins are.
-    pub admins: Arc<crate::auth::AdminDirectory>,
-}
 
 /// What became of an event. A refusal is no error: what time did to the cluster stands.
 #[derive(Debug)]
@@ -84,7 +60,7 @@ pub struct Delivery {
     pub leaves: Option<LeafPair>,
 }
 
-impl Forming {
+impl App {
     /// Applies one event. Errors with the refusal, as a problem, where the machine says no.
     pub async fn apply(
         &self,
@@ -99,6 +75,10 @@ impl Forming {
         let accepts = matches!(incoming, Incoming::DatabaseAccepted { .. });
         let transaction = self.store.begin_cluster(cluster, trust).await?;
         let mut transaction = transaction.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        if let Gate::Past(difference) = transaction.gate() {
+            transaction.hang_up().await;
+            return Err(self.found_another_database(cluster, &difference.to_string()).await);
+        }
         self.clock.set(transaction.now.0 as i64);
         let asker = incoming.asker();
         let prepared = self.prepare(&mut transaction, &incoming).await?;
@@ -108,11 +88,12 @@ impl Forming {
         let Outcome { answer, changed, changes: own, committed, alarms } = outcome;
         let refused = answer.is_err();
         changes.extend(own);
-        if !accepts && self.contradicts_ledger(cluster, &changes, committed) {
-            drop(transaction);
-            return Err(self.found_another_database(cluster).await);
-        }
         let shown = prepared.document.filter(|_| committed.is_some());
+        let decisions = decisions(&changes, committed, shown.is_some());
+        if let Some(doubt) = self.doubt(&mut transaction, &decisions, accepts).await? {
+            drop(transaction);
+            return Err(self.found_another_database(cluster, doubt).await);
+        }
         let new_commit = match committed {
             Some(h) => Some(self.decide(&mut transaction, h, shown).await?),
             None => None,
@@ -144,7 +125,7 @@ impl Forming {
         if let Some(entry) = entry {
             crate::crash::point("before", "ledger");
             self.store.let_out(entry).await?;
-            self.metrics.ledger_entries.set(self.store.ledger().len() as i64);
+            self.metrics.ledger_entries.set(self.store.ledger().commits() as i64);
             crate::crash::point("after", "ledger");
         }
         let answer = answer.map_err(|refusal| self.refused(&refusal, &cluster))?;
@@ -243,33 +224,40 @@ impl Forming {
         }
     }
 
-    /// Whether this step would freeze, decide or end what this process has let a commit out of:
-    /// the database under us was set back, and no new connection has told us.
-    fn contradicts_ledger(
+    /// Why this process may not do what the step is about to: the database under it was set back,
+    /// and no new connection has told. Before it decides anything it has copied all that others have.
+    async fn doubt(
         &self,
-        cluster: Uuid,
-        changes: &[Change],
-        committed: Option<formation::Hash>,
-    ) -> bool {
-        let Some(known) = self.store.ledger().committed(cluster) else { return false };
-        let other = committed.is_some_and(|h| HEXLOWER.encode(&h.0) != known.h);
-        let forgets = |change: &Change| match change {
-            Change::Frozen { .. } => true,
-            Change::Ended { phase } => *phase != formation::service::Phase::Retired,
-            _ => false,
+        transaction: &mut ClusterTransaction,
+        decisions: &[Decision],
+        accepts: bool,
+    ) -> Result<Option<&'static str>, ApiError> {
+        if decisions.is_empty() {
+            return Ok(None);
+        }
+        let copied = match transaction.gate() {
+            Gate::Open => true,
+            Gate::Copy => transaction.copy_news(&self.store).await?,
+            Gate::Look | Gate::Past(_) => false,
         };
-        other || changes.iter().any(forgets)
+        if !copied {
+            return Ok(Some("another process has found that it was set back"));
+        }
+        let entry = self.store.ledger().entry(transaction.id());
+        let contradicted = |decision: &Decision| contradicts(entry, *decision);
+        let found = !accepts && decisions.iter().any(contradicted);
+        Ok(found.then_some("it lacks what was decided of this cluster"))
     }
 
     /// Looks at the database again, as a new connection does, which puts the ledger back.
-    async fn found_another_database(&self, cluster: Uuid) -> ApiError {
-        tracing::error!(cluster.id = %cluster, "the database lacks a commit that was let out");
+    async fn found_another_database(&self, cluster: Uuid, why: &str) -> ApiError {
+        tracing::error!(cluster.id = %cluster, why, "the database was set back");
         self.metrics.alarm("database_set_back");
-        if let Err(error) = self.store.compare_again().await {
+        if let Err(error) = self.store.look_again(Occasion::Doubt).await {
             return error.into();
         }
-        let next = "Wait: the commit is put back from the ledger.";
-        let detail = "The database was set back: it lacks a commit that this process let out.";
+        let next = "Wait: what the discovery processes know of it is put back from their ledgers.";
+        let detail = format!("The database isn't the one that this process has seen: {why}.");
         ApiError::new(Code::DatabaseChanged, detail, next)
     }
 
@@ -318,6 +306,21 @@ impl Forming {
             }
         }
     }
+}
+
+/// What of a step must not be done in a database that was set back.
+fn decisions(
+    changes: &[Change],
+    committed: Option<formation::Hash>,
+    adopted: bool,
+) -> Vec<Decision> {
+    let decided = committed.map(|h| Decision::Commit { h, adopted });
+    let other = changes.iter().filter_map(|change| match change {
+        Change::Frozen { .. } => Some(Decision::Freeze),
+        Change::Ended { phase } if *phase != Phase::Retired => Some(Decision::End),
+        _ => None,
+    });
+    other.chain(decided).collect()
 }
 
 fn crash_points(when: &str, changes: &[Change], committed: bool) {

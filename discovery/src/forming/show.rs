@@ -18,9 +18,10 @@ use discovery_types::statement::StatementChain;
 
 use super::{Applied, Delivery};
 use crate::error::ApiError;
+use crate::ledger::Generation;
+use crate::store::StoreError;
 use crate::store::admins::Event;
 use crate::store::clusters::ClusterSummaryRow;
-use crate::store::{Generation, StoreError};
 
 /// Events that a cluster's timeline is made of, the newest ones.
 pub const TIMELINE_EVENTS: i64 = 500;

@@ -28,7 +28,7 @@ pub async fn token(
     if body.grant_type != JWT_BEARER {
         return Err(refused(format!("The grant_type must be {JWT_BEARER}.")));
     }
-    let now = app.forming.clock.seconds();
+    let now = app.clock.seconds();
     let assertion =
         Assertion::verify(&body.assertion, &key, &app.issuer, now).map_err(|error| {
             let clock = matches!(error, AccessError::Time { .. });
@@ -36,11 +36,11 @@ pub async fn token(
             // The client's clock, or what it took for ours; this very answer brings the time.
             if clock { error.again() } else { error }
         })?;
-    let admins = app.forming.admins.current(&app.forming).await?;
+    let admins = app.admins.current(&app).await?;
     let subject = if admins.chain.find(&key.key_id()).is_some() {
         Subject::Admin
     } else {
-        let cluster = app.forming.store.cluster_of_agent(key.as_bytes()).await?;
+        let cluster = app.store.cluster_of_agent(key.as_bytes()).await?;
         let next = "An admin's key is added with `muster-discovery admin add`; an agent redeems \
                     its token first.";
         let unknown = || ApiError::new(Code::UnknownKey, "The key is not known here.", next);
@@ -48,8 +48,8 @@ pub async fn token(
     };
     let expires_us = i64::try_from(assertion.exp.saturating_mul(1_000_000)).unwrap_or(i64::MAX);
     let jti = assertion.jti.to_string();
-    if !app.forming.store.use_assertion(key.as_bytes(), &jti, expires_us).await? {
-        app.forming.metrics.alarm("assertion_replayed");
+    if !app.store.use_assertion(key.as_bytes(), &jti, expires_us).await? {
+        app.metrics.alarm("assertion_replayed");
         return Err(refused("The assertion was used before.".into()));
     }
     Ok(Json(app.token(&key, subject)))
@@ -59,16 +59,16 @@ pub async fn token(
 #[utoipa::path(get, path = "/v1/context", tag = "access",
     responses((status = 200, body = ContextResponse), (status = "default", body = Problem)))]
 pub async fn context(app: Data<App>) -> Result<Json<ContextResponse>, ApiError> {
-    let keys = &app.forming.keys;
-    let admins = app.forming.admins.current(&app.forming).await?;
+    let keys = &app.keys;
+    let admins = app.admins.current(&app).await?;
     Ok(Json(ContextResponse {
         issuer: app.issuer.to_string(),
         urls: keys.settings.urls.clone(),
         pins: vec![keys.pin()],
         root_owner: keys.owner,
         admin_head: admins.chain.head(),
-        max_deadline_seconds: app.forming.max_deadline_seconds,
-        now_ms: app.forming.clock.micros() / 1_000,
+        max_deadline_seconds: app.max_deadline_seconds,
+        now_ms: app.clock.micros() / 1_000,
         version: env!("CARGO_PKG_VERSION").into(),
     }))
 }
@@ -82,6 +82,6 @@ pub async fn jwks(app: Data<App>) -> Json<Jwks> {
 
 /// The same, for those who redeem.
 pub fn jwks_of(app: &App) -> Jwks {
-    let keys = app.forming.keys.signing.iter();
+    let keys = app.keys.signing.iter();
     Jwks { keys: keys.map(|signing| Jwk::new(signing.key.public())).collect() }
 }

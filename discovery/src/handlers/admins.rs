@@ -16,7 +16,7 @@ use crate::error::ApiError;
     responses((status = 200, body = AdminList), (status = "default", body = Problem)))]
 pub async fn list(request: HttpRequest, app: Data<App>) -> Result<Json<AdminList>, ApiError> {
     authorise(&request, &app, Action::ReadAdmins, None).await?;
-    let admins = app.forming.admins.current(&app.forming).await?;
+    let admins = app.admins.current(&app).await?;
     Ok(Json(list_of(&app, &admins)))
 }
 
@@ -29,21 +29,21 @@ pub async fn put(
     Body(body): Body<SignedBody>,
 ) -> Result<Json<AdminList>, ApiError> {
     let caller = authorise(&request, &app, Action::ChangeAdmins, None).await?;
-    let admins = app.forming.admins.current(&app.forming).await?;
+    let admins = app.admins.current(&app).await?;
     // Putting the same element again is the retry of a lost answer.
     if !admins.elements.contains(&body.jws) {
         let mut chain = admins.chain.clone();
         chain.append(&body.jws)?;
-        app.forming.store.put_admin_element(chain.seq(), &body.jws, &caller.name).await?;
+        app.store.put_admin_element(chain.seq(), &body.jws, &caller.name).await?;
         tracing::info!(by = caller.name, sequence = chain.seq(), "the admins have changed");
     }
-    let admins = app.forming.admins.current(&app.forming).await?;
+    let admins = app.admins.current(&app).await?;
     Ok(Json(list_of(&app, &admins)))
 }
 
 fn list_of(app: &App, admins: &Admins) -> AdminList {
     AdminList {
-        root_owner: *app.forming.admins.root(),
+        root_owner: *app.admins.root(),
         chain: admins.elements.clone(),
         admins: admins.chain.admins().to_vec(),
     }

@@ -46,24 +46,24 @@ pub async fn draft(
         let detail = format!("A cluster of {} members can't be formed.", body.size);
         return Err(ApiError::new(Code::InvalidRequest, detail, next));
     }
-    if app.forming.store.is_name_taken(body.name.as_str()).await? {
+    if app.store.is_name_taken(body.name.as_str()).await? {
         return Err(name_taken(body.name.as_str()));
     }
-    let now = app.forming.store.now().await?;
+    let now = app.store.now().await?;
     let cluster = Uuid::now_v7();
-    let make =
-        |purpose| -> Result<WrappedCa, ApiError> {
-            let seconds = now.unsigned_abs() / 1_000_000;
-            let ca = make_ca(cluster, body.name.as_str(), purpose, seconds)?;
-            let wrapped_key =
-                app.forming.keys.kek.wrap(cluster, purpose, &ca.key).map_err(|error| {
-                    ApiError::internal("The CA's key can't be wrapped.", &error)
-                })?;
-            Ok(WrappedCa { ca, wrapped_key })
-        };
+    let make = |purpose| -> Result<WrappedCa, ApiError> {
+        let seconds = now.unsigned_abs() / 1_000_000;
+        let ca = make_ca(cluster, body.name.as_str(), purpose, seconds)?;
+        let wrapped_key = app
+            .keys
+            .kek
+            .wrap(cluster, purpose, &ca.key)
+            .map_err(|error| ApiError::internal("The CA's key can't be wrapped.", &error))?;
+        Ok(WrappedCa { ca, wrapped_key })
+    };
     let (peer, client) = (make(Purpose::PeerCa)?, make(Purpose::ClientCa)?);
     let (name, by) = (body.name.as_str(), caller.name.as_str());
-    let store = &app.forming.store;
+    let store = &app.store;
     let expires =
         store.add_draft(cluster, name, body.size, by, app.draft_life, [&peer, &client]).await?;
     Ok(Json(DraftResponse {
@@ -71,7 +71,7 @@ pub async fn draft(
         peer_ca: show::pem("CERTIFICATE", &peer.ca.certificate),
         client_ca: show::pem("CERTIFICATE", &client.ca.certificate),
         expires_at_ms: expires / 1_000,
-        max_deadline_seconds: app.forming.max_deadline_seconds,
+        max_deadline_seconds: app.max_deadline_seconds,
     }))
 }
 
@@ -91,16 +91,16 @@ pub async fn statement(
     Body(body): Body<SignedBody>,
 ) -> Result<Json<ClusterSummary>, ApiError> {
     let caller = authorise(&request, &app, Action::PutStatement, Some(*path)).await?;
-    match app.forming.store.draft(*path).await? {
+    match app.store.draft(*path).await? {
         Some(draft) => open(&app, &caller, *path, &draft, &body.jws).await?,
         None => {
-            let row = app.forming.store.summary(*path).await?;
+            let row = app.store.summary(*path).await?;
             if row.is_none_or(|row| row.phase == "draft") {
                 let next = "Run `muster-discovery cluster create` again.";
                 return Err(ApiError::new(Code::DraftGone, "The draft is gone.", next));
             }
             let incoming = Incoming::Restate { jws: body.jws };
-            app.forming.apply(*path, incoming, None).await?;
+            app.apply(*path, incoming, None).await?;
         }
     }
     summary(&app, *path).await
@@ -130,18 +130,17 @@ async fn open(
     if !same {
         return Err(refused("Id, name, size or a CA is not the draft's."));
     }
-    if statement.deadline_seconds > app.forming.max_deadline_seconds {
-        let most = app.forming.max_deadline_seconds;
+    if statement.deadline_seconds > app.max_deadline_seconds {
+        let most = app.max_deadline_seconds;
         return Err(refused(&format!("The deadline may be at most {most} seconds here.")));
     }
     let opened = app
-        .forming
         .store
         .open_cluster(
             convert::statement(&chain),
             jws,
             statement.deadline_seconds,
-            &app.forming.settings,
+            &app.settings,
             &caller.name,
         )
         .await?;
@@ -150,14 +149,14 @@ async fn open(
         Opened::NameTaken => Err(name_taken(&draft.name)),
         // Put twice at once: the other one has opened it.
         Opened::NoDraft => {
-            app.forming.apply(id, Incoming::Restate { jws: jws.clone() }, None).await?;
+            app.apply(id, Incoming::Restate { jws: jws.clone() }, None).await?;
             Ok(())
         }
     }
 }
 
 async fn summary(app: &App, id: Uuid) -> Result<Json<ClusterSummary>, ApiError> {
-    let row = app.forming.store.summary(id).await?;
+    let row = app.store.summary(id).await?;
     let row = row.ok_or_else(|| ApiError::not_found("such cluster"))?;
     Ok(Json(summary_of(&row)?))
 }
@@ -178,7 +177,7 @@ pub async fn list(
     query: Query<ListQuery>,
 ) -> Result<Json<ClusterList>, ApiError> {
     authorise(&request, &app, Action::ListClusters, None).await?;
-    let rows = app.forming.store.clusters(query.name.as_ref().map(Name::as_str)).await?;
+    let rows = app.store.clusters(query.name.as_ref().map(Name::as_str)).await?;
     let clusters = rows.iter().map(summary_of).collect::<Result<_, _>>()?;
     Ok(Json(ClusterList { clusters }))
 }
@@ -192,7 +191,7 @@ pub async fn show_one(
     path: Path<Uuid>,
 ) -> Result<Json<ClusterView>, ApiError> {
     authorise(&request, &app, Action::ShowCluster, Some(*path)).await?;
-    let store = &app.forming.store;
+    let store = &app.store;
     let row = store.summary(*path).await?.ok_or_else(|| ApiError::not_found("such cluster"))?;
     let summary = summary_of(&row)?;
     let Some((cluster, chain, now)) = store.read_cluster(*path).await? else {
@@ -211,7 +210,7 @@ pub async fn show_one(
     let events = store.events(*path, show::TIMELINE_EVENTS).await?;
     let generation = store.watch().generation.borrow().clone();
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);
-    let settings: &Settings = &app.forming.settings;
+    let settings: &Settings = &app.settings;
     Ok(Json(ClusterView {
         summary,
         statement: Some(chain.newest_hash()),
@@ -234,7 +233,7 @@ pub async fn statements(
     path: Path<Uuid>,
 ) -> Result<Json<StatementList>, ApiError> {
     authorise(&request, &app, Action::ReadStatements, Some(*path)).await?;
-    let found = app.forming.store.read_cluster(*path).await?;
+    let found = app.store.read_cluster(*path).await?;
     let (_, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
     Ok(Json(StatementList { statements: chain.jws() }))
 }
@@ -249,13 +248,13 @@ pub async fn explain(
     path: Path<Uuid>,
 ) -> Result<Json<ExplainResponse>, ApiError> {
     authorise(&request, &app, Action::ShowCluster, Some(*path)).await?;
-    let found = app.forming.store.read_cluster(*path).await?;
+    let found = app.store.read_cluster(*path).await?;
     let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-    let generation = app.forming.store.look_at_generation().await?;
+    let generation = app.store.look_at_generation().await?;
     Ok(Json(ExplainResponse {
         state: convert::state(cluster.phase),
         epoch: cluster.epoch,
-        explain: explanations(&cluster, &chain, &app.forming.settings, now, Some(&generation)),
+        explain: explanations(&cluster, &chain, &app.settings, now, Some(&generation)),
     }))
 }
 
@@ -269,7 +268,7 @@ pub async fn document(
     path: Path<Uuid>,
 ) -> Result<Json<CommitDocument>, ApiError> {
     let caller = authorise(&request, &app, Action::ReadDocument, Some(*path)).await?;
-    let (delivery, statements) = app.forming.document(*path, agent_key(&caller)).await?;
+    let (delivery, statements) = app.document(*path, agent_key(&caller)).await?;
     let delivery = delivery.ok_or_else(|| {
         let next = "Wait until the cluster is committed.";
         ApiError::new(Code::WrongState, "There is no document yet.", next)
@@ -297,7 +296,7 @@ pub async fn abandon(
         true => format!("abandoned by {}", caller.name),
         false => format!("abandoned by {}: {}", caller.name, body.reason),
     };
-    app.forming.abandon(*path, by).await?;
+    app.abandon(*path, by).await?;
     summary(&app, *path).await
 }
 
@@ -312,7 +311,7 @@ pub async fn retire(
     Body(body): Body<SignedBody>,
 ) -> Result<Json<ClusterSummary>, ApiError> {
     authorise(&request, &app, Action::RetireCluster, Some(*path)).await?;
-    app.forming.apply(*path, Incoming::Retire { jws: body.jws }, None).await?;
+    app.apply(*path, Incoming::Retire { jws: body.jws }, None).await?;
     summary(&app, *path).await
 }
 
@@ -331,7 +330,7 @@ pub async fn credentials(
         let next = "Send a PKCS#10 request of an ECDSA P-256 key.";
         ApiError::new(Code::CsrRefused, format!("{error}."), next)
     })?;
-    let found = app.forming.store.read_cluster(*path).await?;
+    let found = app.store.read_cluster(*path).await?;
     let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
     // By the owner-signed statement too, as with tokens: the service alone makes nobody a client.
     statement_allows(&chain, &caller.key, Action::IssueCredentials)?;
@@ -339,8 +338,8 @@ pub async fn credentials(
         let detail = format!("The cluster is {}.", cluster.phase.as_str());
         return Err(ApiError::new(Code::WrongState, detail, "Ask for one of a live cluster."));
     }
-    let authorities = app.forming.store.authorities(*path).await?;
-    let ca = app.forming.open_ca(*path, Purpose::ClientCa, &authorities.client)?;
+    let authorities = app.store.authorities(*path).await?;
+    let ca = app.open_ca(*path, Purpose::ClientCa, &authorities.client)?;
     let seconds = now.0 / 1_000_000;
     let leaf = ca.issue_credential(body.csr.der(), &caller.name, seconds)?;
     tracing::info!(cluster.id = %path, by = caller.name, "issued a client certificate");

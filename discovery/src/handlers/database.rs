@@ -27,7 +27,7 @@ pub async fn accept(
 ) -> Result<Json<AcceptResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::AcceptDatabase, None).await?;
     let identifier = body.system_identifier.as_deref();
-    let accepted = app.forming.accept_database(identifier, &caller.name).await?;
+    let accepted = app.accept_database(identifier, &caller.name).await?;
     tracing::warn!(
         by = caller.name,
         abandoned = accepted.abandoned.len(),
@@ -56,17 +56,17 @@ pub async fn forget(
 ) -> Result<Json<ProcessList>, ApiError> {
     let caller = authorise(&request, &app, Action::AcceptDatabase, None).await?;
     check_gone(&app, *path).await?;
-    if !app.forming.store.forget_process(*path, &caller.name).await? {
+    if !app.store.forget_process(*path, &caller.name).await? {
         return Err(no_process());
     }
     tracing::warn!(by = caller.name, process = %path.into_inner(), "a process was forgotten");
-    app.forming.wakes.wake_all();
+    app.wakes.wake_all();
     list_of(&app).await
 }
 
 /// A process that runs comes back by itself: forgetting it would only seem to have been done.
 async fn check_gone(app: &App, id: Uuid) -> Result<(), ApiError> {
-    let store = &app.forming.store;
+    let store = &app.store;
     let runs = |detail: &str| {
         let next = "Forget only a process whose ledger is lost for good: stop it, wait for a \
                     minute, and look at `muster-discovery process list`.";
@@ -89,9 +89,9 @@ fn no_process() -> ApiError {
 }
 
 async fn list_of(app: &App) -> Result<Json<ProcessList>, ApiError> {
-    let generation = app.forming.store.look_at_generation().await?;
-    let own = app.forming.store.ledger().process();
-    let rows = app.forming.store.processes().await?;
+    let generation = app.store.look_at_generation().await?;
+    let own = app.store.ledger().process();
+    let rows = app.store.processes().await?;
     let processes = rows
         .into_iter()
         .map(|row| ProcessView {

@@ -50,7 +50,7 @@ pub async fn redeem(
 ) -> Result<Json<RedeemResponse>, ApiError> {
     let key = tls_key(&request)?;
     let address = peer(&request)?.address.ip().to_canonical();
-    let redeem = Redeem::open(&body.jws, &key, &[app.forming.keys.pin()])?;
+    let redeem = Redeem::open(&body.jws, &key, &[app.keys.pin()])?;
     let cluster = redeem.cluster;
     let claimed: Record = redeem
         .signed
@@ -58,7 +58,7 @@ pub async fn redeem(
         .claims_unverified(Typ::Record)
         .map_err(discovery_types::record::RecordError::Record)?;
     let incoming = Incoming::Redeem { redeem: Box::new(redeem), address };
-    let applied = app.forming.apply(cluster, incoming, Some(address)).await;
+    let applied = app.apply(cluster, incoming, Some(address)).await;
     let unknown = || {
         let next = "Check that the bundle is for this service and cluster, or ask for another.";
         ApiError::new(Code::GrantUnknown, "The token is not known here.", next)
@@ -67,7 +67,7 @@ pub async fn redeem(
         Code::NotFound => unknown(),
         _ => error,
     })?;
-    let grant = app.forming.store.grant(&claimed.grant.to_string()).await?.ok_or_else(unknown)?;
+    let grant = app.store.grant(&claimed.grant.to_string()).await?.ok_or_else(unknown)?;
     let agent = convert::key(&key);
     Ok(Json(RedeemResponse {
         token: app.token(&key, Subject::Agent(cluster)),
@@ -83,10 +83,10 @@ fn respond(
     applied: &Applied,
     key: Option<formation::KeyId>,
 ) -> Result<PollResponse, ApiError> {
-    let generation = app.forming.store.watch().generation.borrow().clone();
-    let mut response = poll_response(applied, key, &app.forming.settings, generation.as_ref())?;
+    let generation = app.store.watch().generation.borrow().clone();
+    let mut response = poll_response(applied, key, &app.settings, generation.as_ref())?;
     // Of this moment, and not of when a parked poll last looked: clocks are judged by it.
-    response.now_ms = app.forming.clock.micros() / 1_000;
+    response.now_ms = app.clock.micros() / 1_000;
     Ok(response)
 }
 
@@ -101,14 +101,14 @@ pub async fn poll(
     Body(body): Body<PollRequest>,
 ) -> Result<Json<PollResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
-    let news = app.forming.wakes.subscribe(*path);
+    let news = app.wakes.subscribe(*path);
     let incoming = Incoming::Poll {
         key: caller.key,
         session: Session { boot: body.boot, nonce: body.nonce },
         highest_epoch: body.highest_epoch,
         holds: body.h,
     };
-    let applied = app.forming.apply(*path, incoming, None).await?;
+    let applied = app.apply(*path, incoming, None).await?;
     let key = agent_key(&caller);
     let waited = park(&app, *path, &caller, body.after, applied, news).await?;
     Ok(Json(respond(&app, &waited, key)?))
@@ -133,8 +133,8 @@ pub async fn watch(
 ) -> Result<Json<PollResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::ShowCluster, Some(*path)).await?;
     let key = agent_key(&caller);
-    let news = app.forming.wakes.subscribe(*path);
-    let looked = app.forming.look(*path, key).await?;
+    let news = app.wakes.subscribe(*path);
+    let looked = app.look(*path, key).await?;
     let waited = park(&app, *path, &caller, query.after, looked, news).await?;
     Ok(Json(respond(&app, &waited, key)?))
 }
@@ -162,23 +162,23 @@ async fn park(
         )
     })?;
     // Within a lease, so that it is renewed in time.
-    let half_a_lease = Duration::from_millis(app.forming.settings.lease.0 / 2);
+    let half_a_lease = Duration::from_millis(app.settings.lease.0 / 2);
     let end = Instant::now() + app.poll.min(half_a_lease);
     loop {
-        let due = next_deadline(&seen.cluster, &app.forming.settings, seen.now)
+        let due = next_deadline(&seen.cluster, &app.settings, seen.now)
             .map(|at| Duration::from_millis(seen.now.until(at).0) + DEADLINE_SLACK)
             .map_or(end, |due| Instant::now() + due);
         let over = tokio::select! {
             () = news.changed() => false,
             () = tokio::time::sleep_until(due.min(end)) => {
                 if due < end {
-                    app.forming.apply(cluster, Incoming::Tick, None).await?;
+                    app.apply(cluster, Incoming::Tick, None).await?;
                 }
                 end <= due
             }
             () = app.draining.cancelled() => return Ok(seen),
         };
-        seen = app.forming.look(cluster, key).await?;
+        seen = app.look(cluster, key).await?;
         if over || after != Some(seen.answer.rev) {
             return Ok(seen);
         }
@@ -197,7 +197,7 @@ pub async fn ack(
 ) -> Result<Json<PollResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
     let incoming = Incoming::Ack { key: caller.key, jws: body.jws };
-    let applied = app.forming.apply(*path, incoming, None).await?;
+    let applied = app.apply(*path, incoming, None).await?;
     Ok(Json(respond(&app, &applied, agent_key(&caller))?))
 }
 
@@ -221,7 +221,7 @@ pub async fn nack(
         h: body.h,
         reason,
     };
-    let applied = app.forming.apply(*path, incoming, None).await?;
+    let applied = app.apply(*path, incoming, None).await?;
     Ok(Json(respond(&app, &applied, agent_key(&caller))?))
 }
 
@@ -251,7 +251,7 @@ pub async fn probes(
         h: body.h,
         results: body.results,
     };
-    let applied = app.forming.apply(*path, incoming, None).await?;
+    let applied = app.apply(*path, incoming, None).await?;
     Ok(Json(respond(&app, &applied, agent_key(&caller))?))
 }
 
@@ -267,7 +267,7 @@ pub async fn release(
 ) -> Result<Json<PollResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
     let incoming = Incoming::Release { key: caller.key, jws: body.jws };
-    let applied = app.forming.apply(*path, incoming, None).await?;
+    let applied = app.apply(*path, incoming, None).await?;
     Ok(Json(respond(&app, &applied, agent_key(&caller))?))
 }
 
@@ -286,7 +286,7 @@ pub async fn report(
         u64::from_str_radix(&body.raft_cluster_id, 16).map_err(|error| unreadable(&error))?;
     let incoming =
         Incoming::Report { key: caller.key, session: body.session, h: body.h, raft_cluster };
-    let applied = app.forming.apply(*path, incoming, None).await?;
+    let applied = app.apply(*path, incoming, None).await?;
     Ok(Json(ReportResponse { state: convert::state(applied.answer.phase) }))
 }
 
@@ -310,7 +310,7 @@ pub async fn adopt(
     if !VerifiedDocument::claims_seat(&body.document, &key.key_id())? {
         return Err(forbidden("The connection's key is not in the document."));
     }
-    let admins = app.forming.admins.current(&app.forming).await?;
+    let admins = app.admins.current(&app).await?;
     let begun_by_owner = |root: &KeyId| admins.ever_owners.contains(root);
     if !body.statements.first().is_some_and(|first| begun_by_owner(first.kid())) {
         return Err(forbidden("No owner of this service has begun the document's statements."));
@@ -324,8 +324,8 @@ pub async fn adopt(
         return Err(forbidden("The connection's key is not in the document."));
     }
     let incoming = Incoming::Adopt { document: body.document, statements: body.statements };
-    app.forming.apply(*path, incoming, None).await?;
-    let row = app.forming.store.summary(*path).await?;
+    app.apply(*path, incoming, None).await?;
+    let row = app.store.summary(*path).await?;
     let row = row.ok_or_else(|| ApiError::not_found("such cluster"))?;
     Ok(Json(summary_of(&row)?))
 }

@@ -39,7 +39,7 @@ pub async fn put(
     if claimed.kind == TokenKind::Join {
         return Err(refused("Join tickets are not served by this version.".into()));
     }
-    let found = app.forming.store.read_cluster(claimed.cluster).await?;
+    let found = app.store.read_cluster(claimed.cluster).await?;
     let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
     let signer = chain.newest().admin(body.jws.kid()).map_or(caller.key, |admin| admin.key);
     statement_allows(&chain, &signer, action)?;
@@ -57,7 +57,7 @@ pub async fn put(
                     (`etcdctl member`), where its nodes take changes.";
         return Err(ApiError::new(Code::BootClosed, detail, next));
     }
-    app.forming.store.put_grant(&grant, &caller.name, now).await?;
+    app.store.put_grant(&grant, &caller.name, now).await?;
     view(&app, grant.id).await
 }
 
@@ -71,8 +71,8 @@ pub async fn list(
     path: Path<Uuid>,
 ) -> Result<Json<GrantList>, ApiError> {
     authorise(&request, &app, Action::ReadGrants, Some(*path)).await?;
-    let rows = app.forming.store.grants(*path).await?;
-    let now = app.forming.store.now().await?;
+    let rows = app.store.grants(*path).await?;
+    let now = app.store.now().await?;
     let grants = rows.iter().map(|row| view_of(row, now)).collect::<Result<_, _>>()?;
     Ok(Json(GrantList { grants }))
 }
@@ -101,20 +101,20 @@ pub async fn revoke(
 ) -> Result<Json<GrantView>, ApiError> {
     // Boot tokens are the broader right; a join ticket's kind is looked at below.
     let caller = authorise(&request, &app, Action::RevokeBootGrant, None).await?;
-    let row = app.forming.store.grant(&path.to_string()).await?;
+    let row = app.store.grant(&path.to_string()).await?;
     let row = row.ok_or_else(|| ApiError::not_found("such token"))?;
     if row.grant.kind == TokenKind::Join.as_str() {
         authorise(&request, &app, Action::RevokeJoinGrant, None).await?;
     }
     let incoming = Incoming::RevokeGrant { id: *path, by: caller.name };
-    app.forming.apply(row.grant.cluster_id, incoming, None).await?;
+    app.apply(row.grant.cluster_id, incoming, None).await?;
     view(&app, *path).await
 }
 
 async fn view(app: &App, id: GrantId) -> Result<Json<GrantView>, ApiError> {
-    let row = app.forming.store.grant(&id.to_string()).await?;
+    let row = app.store.grant(&id.to_string()).await?;
     let row = row.ok_or_else(|| ApiError::not_found("such token"))?;
-    let now = app.forming.store.now().await?;
+    let now = app.store.now().await?;
     Ok(Json(view_of(&row, now)?))
 }
 

@@ -31,8 +31,8 @@ pub async fn livez() -> &'static str {
 #[utoipa::path(get, path = "/readyz", tag = "operations",
     responses((status = 200, body = Readiness), (status = 503, body = Problem)))]
 pub async fn readyz(app: Data<App>) -> Result<HttpResponse, ApiError> {
-    let looked = app.forming.store.look_at_generation().await;
-    app.forming.metrics.database_up.set(i64::from(looked.is_ok()));
+    let looked = app.store.look_at_generation().await;
+    app.metrics.database_up.set(i64::from(looked.is_ok()));
     let generation = looked?;
     if app.draining.is_cancelled() {
         let next = "Use another one.";
@@ -46,7 +46,7 @@ pub async fn readyz(app: Data<App>) -> Result<HttpResponse, ApiError> {
 /// OpenMetrics.
 #[utoipa::path(get, path = "/metrics", tag = "operations", responses((status = 200)))]
 pub async fn metrics(app: Data<App>) -> HttpResponse {
-    let metrics = &app.forming.metrics;
+    let metrics = &app.metrics;
     metrics.parked.set(app.parked.taken() as i64);
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     HttpResponse::Ok().insert_header((header::CONTENT_TYPE, kind)).body(metrics.text())

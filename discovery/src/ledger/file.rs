@@ -1,16 +1,16 @@
 //! The file behind the ledger.
 
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::{Line, Seen, position};
+use super::index::{Line, Seen};
+use super::position;
 
 const NAME: &str = "ledger.jsonl";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// How long another holder of the lock is waited for, at most.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 /// How long between two tries.
@@ -30,6 +30,9 @@ pub enum LedgerError {
         #[source]
         source: std::io::Error,
     },
+    /// A file or folder, or whose they are.
+    #[error(transparent)]
+    Files(#[from] muster_files::Error),
     /// Another process has it.
     #[error("the ledger {path} is in use: each discovery process needs a --ledger of its own")]
     InUse {
@@ -90,21 +93,14 @@ fn lock(file: &std::fs::File, path: &Path, shown: &str) -> Result<(), LedgerErro
 
 /// Opens or makes the ledger: the file, our process id, and all lines after the header.
 pub(super) fn open(dir: &Path) -> Result<(LedgerFile, Uuid, Vec<Line>), LedgerError> {
-    match std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir) {
-        Ok(()) => {}
-        Err(error) => return Err(io(format!("can't make {}", dir.display()))(error)),
-    }
+    muster_files::own_folder(dir)?;
     let path = dir.join(NAME);
     let shown = path.display().to_string();
-    let mut file = std::fs::OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .read(true)
-        .write(true)
-        .mode(0o600)
-        .open(&path)
-        .map_err(io(format!("can't open {shown}")))?;
+    let mut options = std::fs::OpenOptions::new();
+    let mut file =
+        muster_files::open(&path, options.create(true).truncate(false).read(true).write(true))?;
     lock(&file, &path, &shown)?;
+    muster_files::sweep(dir)?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(io(format!("can't read {shown}")))?;
     let (mut lines, whole) =
@@ -123,7 +119,7 @@ pub(super) fn open(dir: &Path) -> Result<(LedgerFile, Uuid, Vec<Line>), LedgerEr
         let header = Line::Header { version: VERSION, process };
         ledger.append(&[&header])?;
         ledger.seal()?;
-        sync_dir(dir)?;
+        muster_files::sync_folder(&path)?;
         return Ok((ledger, process, Vec::new()));
     }
     if !sealed {
@@ -135,17 +131,12 @@ pub(super) fn open(dir: &Path) -> Result<(LedgerFile, Uuid, Vec<Line>), LedgerEr
     }
 }
 
-pub(super) fn sync_dir(dir: &Path) -> Result<(), LedgerError> {
-    let parents = [Some(dir), dir.parent()].into_iter().flatten();
-    for dir in parents.filter(|dir| !dir.as_os_str().is_empty()) {
-        let open = std::fs::File::open(dir);
-        open.and_then(|open| open.sync_all())
-            .map_err(io(format!("can't sync {}", dir.display())))?;
-    }
-    Ok(())
-}
-
 impl LedgerFile {
+    #[cfg(test)]
+    pub(super) fn over(file: std::fs::File, dir: &Path) -> Self {
+        LedgerFile { file, dir: dir.to_owned() }
+    }
+
     /// Writes and syncs; the lines are durable when this returns.
     pub(super) fn append(&mut self, lines: &[&Line]) -> Result<(), LedgerError> {
         let mut bytes = Vec::new();

@@ -1,93 +1,71 @@
-//! The ledger: what this process has let out, kept outside Postgres.
+//! What this process has let out and seen decided, kept outside Postgres; and what it does about a
+//! database that was set back.
 //!
-//! A database can be set back to a backup, and would then gladly let a second cluster form under
-//! an identity that hosts already run. So before a commit document first leaves this process it is
-//! fsynced here, and each new database connection is compared with what stands here. One file per
-//! process, and not in the key directory, which replicas share.
+//! A database can go back in time: a dump is loaded, a copy of its files put in place, an old primary
+//! still answers. It would then gladly let a second cluster form under an identity that hosts run
+//! already. Nothing in it can tell, so each process keeps a ledger on a disk of its own. The
+//! decisions are pure and stand in [`discovery_formation::memory`]; here is what they need.
 //!
-//! The file is a line per entry: 16 hex digits of the SHA-256 of the JSON, a blank, the JSON. Once
-//! a batch of lines is durable, a *seal* follows it. What doesn't match and has no seal after it is
-//! a torn end (power lost in the middle of an append, whose pages reach the disk in any order;
-//! nobody was told anything that depends on it) and is cut; anything else refuses to start. One thread writes and
+//! 1. **Before a commit document first leaves this process it is fsynced here** ([`Ledger::ensure`]),
+//!    whole: document, statements, wrapped CA keys, enough to put the cluster back into an empty
+//!    database. Likewise the admin chain, before it is acted on ([`Ledger::ensure_admins`]).
+//! 2. **Ledgers are complete** (`copy`). Commits and ends are numbered in the database, in the order
+//!    in which they become visible (`decisions`, in the migrations). What other processes decided is
+//!    copied from there: a cluster's id and the list's hash, no more. It costs what is new.
+//! 3. **Every connection is looked at before its first use, and again at each sweep** (`look`): is
+//!    this the database that was last seen? Each sweep is counted, in this process's row and then
+//!    beside the ledger. Every transaction reads the generation and the number too, and nothing is
+//!    frozen, decided or ended by one that sees less than the ledger, or more.
+//! 4. **A difference begins a generation**, unsettled (`generation`): tokens from before are void,
+//!    lists wait. Each known process puts its ledger back (`put_back`); when the last one has, or an
+//!    owner has forgotten those that are missing or accepted the database as it is, it is settled.
+//!    A commit of which only the hash is known can't be put back: its cluster is closed, and comes
+//!    back when a host, or the process that let it out, shows the document.
+//! 5. **A ledger may go back in time as well.** The database says how many commits were in it and
+//!    how often its process has swept; one that holds less is filled from the database, aloud.
+//!
+//! # The file
+//!
+//! A line per entry: 16 hex digits of the SHA-256 of the JSON, a blank, the JSON. Once a batch of
+//! lines is durable, a *seal* follows it. What doesn't match and has no seal after it is a torn end
+//! (power lost in the middle of an append, whose pages reach the disk in any order; nobody was told
+//! anything that depends on it) and is cut; anything else refuses to start. One thread writes and
 //! syncs, for all that waits at once. After a failed write or sync nothing more is taken: what the
 //! disk holds is then unknown (ATC'20, "Can applications recover from fsync failures?").
+//!
+//! # What it does not do
+//!
+//! If a database is set back by copying its files, so that Postgres can't tell, together with every
+//! ledger, nobody notices but the hosts of the clusters that have formed since.
 
+mod copy;
 mod file;
+mod generation;
+mod index;
+mod look;
 mod position;
+mod put_back;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use serde::{Deserialize, Serialize};
+use discovery_formation::memory::{Entry, Known, Mark, Memory};
 use tokio::sync::{mpsc, oneshot, watch};
 use uuid::Uuid;
 
+pub(crate) use copy::copy;
 pub use file::LedgerError;
+pub use generation::{DatabaseWatch, Generation, Process};
+pub use index::{Authority, Commit, Seen};
+pub use look::Occasion;
+pub(crate) use look::{look, server_of};
 
-/// Bytes of the database's log after which the position is written down again.
-const POSITION_STEP: u64 = 1 << 20;
+use index::{Copied, Index, Line};
+
+/// Channel on which decisions and changes of the admin chain are announced: time to copy them.
+pub const CHANNEL: &str = "muster_decision";
 /// Appends that wait for the disk; further callers wait for a place.
 const QUEUE: usize = 256;
-
-/// A commit as the ledger keeps it: enough to put the cluster back into an empty database.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Commit {
-    /// The cluster.
-    pub cluster_id: Uuid,
-    /// Lower-case hex of the proposal's hash h.
-    pub h: String,
-    /// The commit document as it was sent.
-    pub document: String,
-    /// The statement chain (compact JWS), first to last.
-    pub statements: Vec<String>,
-    /// The CAs.
-    pub peer_ca: Authority,
-    /// The CAs.
-    pub client_ca: Authority,
-}
-
-/// A CA: certificate in DER, key as the KEK wraps it, both in base64.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Authority {
-    /// DER, base64.
-    pub certificate: String,
-    /// Wrapped PKCS#8, base64; `None` for an operator's own CA.
-    pub wrapped_key: Option<String>,
-}
-
-/// Which database this process last worked with.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
-    /// `pg_control_system().system_identifier`.
-    pub system_identifier: String,
-    /// Of the write-ahead log.
-    pub timeline: i64,
-    /// Position of the write-ahead log, in bytes: never goes back within a timeline.
-    pub wal: u64,
-    /// Our own number for "this history of this database".
-    pub generation: i64,
-    /// Processes known to share the database, so that a restored one doesn't forget them.
-    pub processes: Vec<Uuid>,
-}
-
-/// One line of the file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-enum Line {
-    Header {
-        version: u32,
-        process: Uuid,
-    },
-    Commit(Box<Commit>),
-    Seen(Seen),
-    /// An element of the admin chain; they follow one another from the first on.
-    Admin {
-        jws: String,
-    },
-    /// Everything before it was synced before it was written.
-    Seal,
-}
 
 struct Append {
     what: What,
@@ -97,18 +75,8 @@ struct Append {
 enum What {
     /// Lines, all or none of them.
     Lines(Vec<Line>),
-    /// How far the database's log has come, beside the ledger.
+    /// How far the database has come, beside the ledger.
     Position(Seen),
-}
-
-/// What the file holds, for those who only read.
-#[derive(Debug, Default)]
-struct Index {
-    commits: BTreeMap<Uuid, Arc<Commit>>,
-    seen: Option<Seen>,
-    /// `seen.wal` as the disk has it.
-    durable_wal: u64,
-    admins: Vec<String>,
 }
 
 /// A handle; clones share the file. The file is closed and unlocked when the last one is gone.
@@ -128,7 +96,9 @@ impl Ledger {
         for line in lines {
             index.apply(line);
         }
-        index.take_position(position::read(dir));
+        if let Some(position) = position::read(dir)? {
+            index.take_position(position);
+        }
         let index = Arc::new(RwLock::new(index));
         let (appends, queue) = mpsc::channel(QUEUE);
         let (failed_sender, failed) = watch::channel(false);
@@ -145,64 +115,68 @@ impl Ledger {
         self.process
     }
 
-    /// The hash that was let out for a cluster, if any was.
-    pub fn committed(&self, cluster: Uuid) -> Option<Arc<Commit>> {
-        self.read(|index| index.commits.get(&cluster).cloned())
+    /// What is held of a cluster.
+    pub fn entry(&self, cluster: Uuid) -> Option<Entry> {
+        self.read(|index| index.entry(cluster))
     }
 
-    /// All commits, by cluster.
-    pub fn commits(&self) -> Vec<Arc<Commit>> {
-        self.read(|index| index.commits.values().cloned().collect())
+    /// A commit that this process let out, whole.
+    pub fn whole(&self, cluster: Uuid) -> Option<Arc<Commit>> {
+        self.read(|index| index.whole(cluster))
     }
 
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.read(|index| index.commits.len())
+    /// Clusters after `after` in their order, at most `limit`, with what is held of them.
+    pub fn entries(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, Entry)> {
+        self.read(|index| index.entries(after, limit))
     }
 
-    /// Whether nothing was ever let out.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    /// How many commits it holds, of this process and of others.
+    pub fn commits(&self) -> usize {
+        self.read(Index::commits)
     }
 
     /// The database as last seen.
     pub fn seen(&self) -> Option<Seen> {
-        self.read(|index| index.seen.clone())
+        self.read(Index::seen)
+    }
+
+    /// As far as it is compared.
+    pub fn memory(&self) -> Memory {
+        self.read(Index::memory)
+    }
+
+    /// The same of the database alone.
+    pub fn known(&self) -> Option<Known> {
+        self.memory().known
     }
 
     /// Returns when the commit is durable. A second, different commit of one cluster is an error,
     /// and writes nothing.
     pub async fn ensure(&self, commit: Commit) -> Result<(), LedgerError> {
-        if let Some(known) = self.committed(commit.cluster_id) {
-            return match known.h == commit.h {
-                true => Ok(()),
-                false => Err(LedgerError::Contradiction { cluster_id: commit.cluster_id }),
-            };
+        match self.entry(commit.cluster_id) {
+            Some(Entry::Commit { h, .. }) if Some(h) != commit.hash() => {
+                return Err(LedgerError::Contradiction { cluster_id: commit.cluster_id });
+            }
+            Some(Entry::Commit { document: true, .. }) => return Ok(()),
+            _ => {}
         }
         self.append(vec![Line::Commit(Box::new(commit))]).await
     }
 
-    /// Notes which database we work with: durable if it differs in more than the position, if that
-    /// has moved by `POSITION_STEP`, or when `force` is set.
-    pub async fn note(&self, seen: Seen, force: bool) -> Result<(), LedgerError> {
-        let same = self.seen().is_some_and(|old| Seen { wal: seen.wal, ..old } == seen);
-        if same && !force {
-            let ahead = self.advance(seen.wal);
-            return if ahead >= POSITION_STEP { self.keep_position().await } else { Ok(()) };
+    /// Returns when it is durable that everything up to `copied.to` is here.
+    async fn take(&self, copied: Copied) -> Result<(), LedgerError> {
+        self.append(vec![Line::Copied(copied)]).await
+    }
+
+    /// Returns when it is durable which database we work with, and how far it has come.
+    async fn note(&self, seen: Seen) -> Result<(), LedgerError> {
+        if self.seen().is_some_and(|old| old.is_of_the_same(&seen)) {
+            return self.send(What::Position(seen)).await;
         }
         self.append(vec![Line::Seen(seen)]).await
     }
 
-    /// Makes the position durable: at a clean stop, and whenever it has moved far enough.
-    pub async fn keep_position(&self) -> Result<(), LedgerError> {
-        let behind = |index: &Index| index.seen.clone().filter(|seen| seen.wal > index.durable_wal);
-        match self.read(behind) {
-            Some(seen) => self.send(What::Position(seen)).await,
-            None => Ok(()),
-        }
-    }
-
-    /// Elements of the admin chain that this process has acted on, the first one first.
+    /// Elements of the admin chain that this process has seen, the first one first.
     pub fn admins(&self) -> Vec<String> {
         self.read(|index| index.admins.clone())
     }
@@ -217,15 +191,6 @@ impl Ledger {
                 self.append(new.iter().map(|jws| Line::Admin { jws: jws.clone() }).collect()).await
             }
         }
-    }
-
-    /// Moves the position on, in memory; returns how far that is ahead of the disk.
-    fn advance(&self, wal: u64) -> u64 {
-        let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(seen) = &mut index.seen else { return 0 };
-        seen.wal = seen.wal.max(wal);
-        let now = seen.wal;
-        now.saturating_sub(index.durable_wal)
     }
 
     /// Becomes true when the disk has failed; the process should then stop.
@@ -248,37 +213,8 @@ impl Ledger {
     }
 }
 
-impl Index {
-    fn apply(&mut self, line: Line) {
-        match line {
-            Line::Header { .. } | Line::Seal => {}
-            Line::Admin { jws } => {
-                // Two callers may have sent the same one.
-                if self.admins.last() != Some(&jws) {
-                    self.admins.push(jws);
-                }
-            }
-            Line::Commit(commit) => {
-                self.commits.entry(commit.cluster_id).or_insert_with(|| Arc::new(*commit));
-            }
-            Line::Seen(seen) => {
-                self.durable_wal = seen.wal;
-                self.seen = Some(seen);
-            }
-        }
-    }
-
-    /// A position that was written beside the ledger counts for the database that it is of.
-    fn take_position(&mut self, position: Option<Seen>) {
-        let (Some(seen), Some(position)) = (&mut self.seen, position) else { return };
-        let same = (&position.system_identifier, position.timeline, position.generation)
-            == (&seen.system_identifier, seen.timeline, seen.generation);
-        if same {
-            seen.wal = seen.wal.max(position.wal);
-            self.durable_wal = seen.wal;
-        }
-    }
-}
+/// Nothing was copied yet in this generation.
+const UNCOPIED: Mark = Mark::START;
 
 /// The one writer. Ends with the last handle, or with the disk.
 fn write(
@@ -292,7 +228,7 @@ fn write(
         while let Ok(next) = queue.try_recv() {
             batch.push(next);
         }
-        if let Err(error) = write_batch(&mut file, &batch) {
+        if let Err(error) = write_batch(&mut file, &batch, index) {
             tracing::error!(%error, cause = ?error, "the ledger's disk failed; stopping");
             let _ = failed.send(true);
             for append in batch {
@@ -302,14 +238,18 @@ fn write(
         }
         let grew = batch.iter().any(|append| matches!(append.what, What::Lines(_)));
         let mut open = index.write().unwrap_or_else(PoisonError::into_inner);
+        let mut told = Vec::with_capacity(batch.len());
         for Append { what, done } in batch {
             match what {
                 What::Lines(lines) => lines.into_iter().for_each(|line| open.apply(line)),
-                What::Position(seen) => open.take_position(Some(seen)),
+                What::Position(seen) => open.take_position(seen),
             }
-            let _ = done.send(Ok(()));
+            told.push(done);
         }
         drop(open);
+        for done in told {
+            let _ = done.send(Ok(()));
+        }
         // Nobody waits for the seal: it only tells a torn end from a damaged one.
         if grew && let Err(error) = file.seal() {
             tracing::error!(%error, cause = ?error, "the ledger's disk failed; stopping");
@@ -319,12 +259,20 @@ fn write(
     }
 }
 
-fn write_batch(file: &mut file::LedgerFile, batch: &[Append]) -> Result<(), LedgerError> {
+fn write_batch(
+    file: &mut file::LedgerFile,
+    batch: &[Append],
+    index: &RwLock<Index>,
+) -> Result<(), LedgerError> {
     let mut lines: Vec<&Line> = Vec::new();
     for append in batch {
         match &append.what {
             What::Lines(more) => lines.extend(more),
-            What::Position(seen) => file.write_position(seen)?,
+            What::Position(seen) => {
+                // Two looks may come in either order; the file never goes back.
+                let known = index.read().unwrap_or_else(PoisonError::into_inner).seen();
+                file.write_position(&seen.no_less_than(known.as_ref()))?;
+            }
         }
     }
     if lines.is_empty() { Ok(()) } else { file.append(&lines) }

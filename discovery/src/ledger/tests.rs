@@ -1,4 +1,10 @@
+use discovery_formation::service::EndCause;
+
+use super::index::packed;
 use super::*;
+
+const AA: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+const BB: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
 
 fn authority() -> Authority {
     Authority { certificate: "AAAA".into(), wrapped_key: Some("BBBB".into()) }
@@ -15,13 +21,17 @@ fn commit(cluster_id: Uuid, h: &str) -> Commit {
     }
 }
 
-async fn reopened(dir: &Path, old: Ledger) -> Result<Ledger, LedgerError> {
-    let failed = old.failed.clone();
-    drop(old);
-    // The writer lets go of the lock when it has seen that nobody is left.
+/// Returns when the writer has let go of the file.
+async fn close(ledger: Ledger) {
+    let failed = ledger.failed.clone();
+    drop(ledger);
     while failed.has_changed().is_ok() {
         tokio::task::yield_now().await;
     }
+}
+
+async fn reopened(dir: &Path, old: Ledger) -> Result<Ledger, LedgerError> {
+    close(old).await;
     for _ in 0..1_000 {
         match Ledger::open(dir) {
             Err(LedgerError::InUse { .. }) => {
@@ -38,19 +48,13 @@ async fn what_was_ensured_is_there_after_a_restart_under_the_same_process_id() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     let (id, process) = (Uuid::now_v7(), ledger.process());
-    ledger.ensure(commit(id, "aa")).await.unwrap();
-    let seen = Seen {
-        system_identifier: "7".into(),
-        timeline: 1,
-        wal: 10,
-        generation: 1,
-        processes: vec![process],
-    };
-    ledger.note(seen.clone(), false).await.unwrap();
+    ledger.ensure(commit(id, AA)).await.unwrap();
+    let seen = Seen { processes: vec![process], ..seen(10) };
+    ledger.note(seen.clone()).await.unwrap();
 
     let ledger = reopened(dir.path(), ledger).await.unwrap();
     assert_eq!(ledger.process(), process);
-    assert_eq!(*ledger.committed(id).unwrap(), commit(id, "aa"));
+    assert_eq!(*ledger.whole(id).unwrap(), commit(id, AA));
     assert_eq!(ledger.seen(), Some(seen));
 }
 
@@ -59,9 +63,9 @@ async fn a_second_commit_of_a_cluster_is_refused_and_the_same_one_is_not_written
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     let id = Uuid::now_v7();
-    ledger.ensure(commit(id, "aa")).await.unwrap();
-    ledger.ensure(commit(id, "aa")).await.unwrap();
-    let refused = ledger.ensure(commit(id, "bb")).await;
+    ledger.ensure(commit(id, AA)).await.unwrap();
+    ledger.ensure(commit(id, AA)).await.unwrap();
+    let refused = ledger.ensure(commit(id, BB)).await;
     assert!(matches!(refused, Err(LedgerError::Contradiction { .. })), "{refused:?}");
     let text = std::fs::read_to_string(dir.path().join("ledger.jsonl")).unwrap();
     assert_eq!(text.matches(r#""kind":"commit""#).count(), 1);
@@ -80,10 +84,10 @@ async fn a_torn_end_is_cut_and_everything_before_it_kept() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     let (first, second) = (Uuid::now_v7(), Uuid::now_v7());
-    ledger.ensure(commit(first, "aa")).await.unwrap();
+    ledger.ensure(commit(first, AA)).await.unwrap();
     let path = dir.path().join("ledger.jsonl");
     let whole = std::fs::metadata(&path).unwrap().len();
-    ledger.ensure(commit(second, "bb")).await.unwrap();
+    ledger.ensure(commit(second, BB)).await.unwrap();
     drop(reopened(dir.path(), ledger).await.unwrap());
     let bytes = std::fs::read(&path).unwrap();
     // Up to the end of its line; what follows is its seal.
@@ -92,8 +96,8 @@ async fn a_torn_end_is_cut_and_everything_before_it_kept() {
         let torn = tempfile::tempdir().unwrap();
         std::fs::write(torn.path().join("ledger.jsonl"), &bytes[..cut]).unwrap();
         let ledger = Ledger::open(torn.path()).unwrap();
-        assert_eq!(ledger.len(), 1, "cut at {cut}");
-        assert!(ledger.committed(first).is_some());
+        assert_eq!(ledger.commits(), 1, "cut at {cut}");
+        assert!(ledger.whole(first).is_some());
     }
 }
 
@@ -101,7 +105,7 @@ async fn a_torn_end_is_cut_and_everything_before_it_kept() {
 async fn a_changed_byte_in_the_middle_refuses_to_start_and_says_where() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
-    ledger.ensure(commit(Uuid::now_v7(), "aa")).await.unwrap();
+    ledger.ensure(commit(Uuid::now_v7(), AA)).await.unwrap();
     drop(reopened(dir.path(), ledger).await.unwrap());
     let bytes = std::fs::read(dir.path().join("ledger.jsonl")).unwrap();
     // Up to the last seal: one that is torn itself seals nothing.
@@ -118,12 +122,21 @@ async fn a_changed_byte_in_the_middle_refuses_to_start_and_says_where() {
 
 fn seen(wal: u64) -> Seen {
     Seen {
-        system_identifier: "7".into(),
+        system_identifier: 7,
         timeline: 1,
-        wal,
+        database: 20,
+        tables: [1, 2, 3, 4],
         generation: 1,
+        wal,
+        beat: 0,
         processes: vec![Uuid::nil()],
     }
+}
+
+fn copied(to: u64, commits: &[(Uuid, &str)]) -> Copied {
+    let h = |hex: &str| commit(Uuid::nil(), hex).hash().unwrap();
+    let commits = commits.iter().map(|(cluster, hex)| packed(*cluster, &h(hex))).collect();
+    Copied { generation: 1, to, hash: AA.into(), commits, ends: Vec::new() }
 }
 
 #[tokio::test]
@@ -131,19 +144,19 @@ async fn pages_of_a_last_batch_that_reached_the_disk_out_of_order_are_cut() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     let (first, second) = (Uuid::now_v7(), Uuid::now_v7());
-    ledger.ensure(commit(first, "aa")).await.unwrap();
+    ledger.ensure(commit(first, AA)).await.unwrap();
     drop(reopened(dir.path(), ledger).await.unwrap());
     let path = dir.path().join("ledger.jsonl");
     let sealed = std::fs::read(&path).unwrap();
     // A batch of two lines: the start of the first never came, the second did.
-    let line = file::encode(&Line::Commit(Box::new(commit(second, "bb")))).unwrap();
+    let line = file::encode(&Line::Commit(Box::new(commit(second, BB)))).unwrap();
     let mut torn = line.clone();
     torn[..20].fill(0);
     let batch = [torn, line].concat();
     std::fs::write(&path, [&sealed[..], &batch].concat()).unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
-    assert_eq!(ledger.len(), 1);
-    assert!(ledger.committed(first).is_some(), "what was sealed stays");
+    assert_eq!(ledger.commits(), 1);
+    assert!(ledger.whole(first).is_some(), "what was sealed stays");
     drop(reopened(dir.path(), ledger).await.unwrap());
     // The same with a seal behind it was durable once: that is damage.
     let seal = file::encode(&Line::Seal).unwrap();
@@ -153,30 +166,107 @@ async fn pages_of_a_last_batch_that_reached_the_disk_out_of_order_are_cut() {
 }
 
 #[tokio::test]
-async fn how_far_the_log_had_come_outlives_a_restart_without_making_the_ledger_grow() {
+async fn how_far_the_database_had_come_outlives_a_kill_and_never_goes_back() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
-    ledger.note(seen(1), true).await.unwrap();
+    ledger.note(seen(1)).await.unwrap();
     let ledger = reopened(dir.path(), ledger).await.unwrap();
     let length = || std::fs::metadata(dir.path().join("ledger.jsonl")).unwrap().len();
     let before = length();
-    for step in 1..=3 {
-        ledger.note(seen(1 + step * POSITION_STEP), false).await.unwrap();
-    }
-    // Less than a step: in memory, until a clean stop.
-    ledger.note(seen(4 * POSITION_STEP), false).await.unwrap();
+    ledger.note(Seen { beat: 3, ..seen(9) }).await.unwrap();
+    // Two looks at a time: the one that began first may end last.
+    ledger.note(Seen { beat: 2, ..seen(8) }).await.unwrap();
+    let furthest = Seen { beat: 3, ..seen(9) };
+    assert_eq!(ledger.seen(), Some(furthest.clone()));
     let killed = reopened(dir.path(), ledger).await.unwrap();
-    assert_eq!(killed.seen().unwrap().wal, 1 + 3 * POSITION_STEP);
-    killed.note(seen(4 * POSITION_STEP), false).await.unwrap();
-    killed.keep_position().await.unwrap();
-    let stopped = reopened(dir.path(), killed).await.unwrap();
-    assert_eq!(stopped.seen().unwrap().wal, 4 * POSITION_STEP);
-    assert_eq!(length(), before);
+    assert_eq!(killed.seen(), Some(furthest));
+    assert_eq!(length(), before, "the ledger doesn't grow with time");
     // Of another generation it says nothing.
     let next = Seen { generation: 2, ..seen(5) };
-    stopped.note(next.clone(), false).await.unwrap();
-    let reset = reopened(dir.path(), stopped).await.unwrap();
+    killed.note(next.clone()).await.unwrap();
+    let reset = reopened(dir.path(), killed).await.unwrap();
     assert_eq!(reset.seen(), Some(next));
+}
+
+#[tokio::test]
+async fn the_first_commit_of_a_cluster_stays_and_gets_its_document_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let ledger = Ledger::open(dir.path()).unwrap();
+    let (whole, bare, ended) = (Uuid::now_v7(), Uuid::now_v7(), Uuid::now_v7());
+    ledger.note(seen(1)).await.unwrap();
+    ledger.ensure(commit(whole, AA)).await.unwrap();
+    let ends = vec![(ended, "abandon".to_owned()), (bare, "abandon".to_owned())];
+    ledger.take(Copied { ends, ..copied(2, &[]) }).await.unwrap();
+    ledger.take(copied(3, &[(whole, BB), (bare, AA)])).await.unwrap();
+    ledger.take(copied(4, &[(bare, BB)])).await.unwrap();
+    let other = ledger.ensure(commit(bare, BB)).await;
+    assert!(matches!(other, Err(LedgerError::Contradiction { .. })), "{other:?}");
+    // As a program that forgot to ask would write it.
+    ledger.append(vec![Line::Commit(Box::new(commit(bare, BB)))]).await.unwrap();
+    for _ in 0..2 {
+        let h = commit(whole, AA).hash().unwrap();
+        assert_eq!(ledger.entry(whole), Some(Entry::Commit { h, document: true }));
+        assert_eq!(ledger.entry(bare), Some(Entry::Commit { h, document: false }));
+        assert_eq!(ledger.entry(ended), Some(Entry::End(EndCause::Abandon)));
+        assert_eq!((ledger.commits(), ledger.known().unwrap().copied.number), (2, 4));
+    }
+    let ledger = reopened(dir.path(), ledger).await.unwrap();
+    let h = commit(whole, AA).hash().unwrap();
+    assert_eq!(ledger.entry(whole), Some(Entry::Commit { h, document: true }));
+    assert_eq!(ledger.entry(bare), Some(Entry::Commit { h, document: false }));
+    assert_eq!((ledger.commits(), ledger.known().unwrap().copied.number), (2, 4));
+    ledger.ensure(commit(bare, AA)).await.unwrap();
+    assert!(ledger.whole(bare).is_some());
+    assert_eq!(ledger.commits(), 2);
+    // Filling it from the start once more moves nothing back; another generation begins anew.
+    ledger.take(copied(1, &[])).await.unwrap();
+    assert_eq!(ledger.known().unwrap().copied.number, 4);
+    ledger.note(Seen { generation: 2, ..seen(1) }).await.unwrap();
+    assert_eq!(ledger.known().unwrap().copied, Mark::START);
+}
+
+#[tokio::test]
+async fn a_copied_commit_takes_little_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let ledger = Ledger::open(dir.path()).unwrap();
+    let length = || std::fs::metadata(dir.path().join("ledger.jsonl")).unwrap().len();
+    let before = length();
+    let many: Vec<(Uuid, &str)> = (0..1_000).map(|_| (Uuid::now_v7(), AA)).collect();
+    ledger.take(copied(1_000, &many)).await.unwrap();
+    let each = (length() - before) / 1_000;
+    assert!(each <= 68, "{each} bytes");
+}
+
+#[tokio::test]
+async fn each_batch_is_sealed_once_it_is_durable() {
+    let dir = tempfile::tempdir().unwrap();
+    let ledger = Ledger::open(dir.path()).unwrap();
+    ledger.ensure(commit(Uuid::now_v7(), AA)).await.unwrap();
+    close(ledger).await;
+    let text = std::fs::read_to_string(dir.path().join("ledger.jsonl")).unwrap();
+    let last = text.lines().next_back().unwrap();
+    assert_eq!(file::parse_line(last.as_bytes()), Some(Line::Seal));
+}
+
+#[tokio::test]
+async fn after_a_failed_write_nothing_more_is_taken() {
+    let (appends, queue) = mpsc::channel(QUEUE);
+    let (failed_sender, failed) = watch::channel(false);
+    let index = Arc::new(RwLock::new(Index::default()));
+    let shared = index.clone();
+    // A disk that is full for the first write, and would have room for the next.
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = file::LedgerFile::over(std::fs::File::create("/dev/full").unwrap(), dir.path());
+    let writer = std::thread::spawn(move || write(fifo, queue, &shared, &failed_sender));
+    let ledger = Ledger { process: Uuid::nil(), index, appends, failed };
+    let id = Uuid::now_v7();
+    let first = ledger.ensure(commit(id, AA)).await;
+    assert!(matches!(first, Err(LedgerError::Failed)), "{first:?}");
+    assert!(*ledger.failed().borrow());
+    assert_eq!(ledger.entry(id), None, "nobody may rely on it");
+    let next = ledger.note(seen(1)).await;
+    assert!(matches!(next, Err(LedgerError::Failed)), "{next:?}");
+    writer.join().unwrap();
 }
 
 #[tokio::test]
@@ -190,4 +280,106 @@ async fn admins_are_kept_in_their_order_and_another_chain_is_left_alone() {
     ledger.ensure_admins(&chain(&["a", "x", "y", "z"])).await.unwrap();
     let ledger = reopened(dir.path(), ledger).await.unwrap();
     assert_eq!(ledger.admins(), ["a", "b", "c"]);
+}
+
+/// strace, attached to this very program: who called what, in order.
+struct Trace {
+    strace: std::process::Child,
+    output: std::path::PathBuf,
+}
+
+impl Trace {
+    fn attach(dir: &Path) -> Option<Self> {
+        let output = dir.join("trace");
+        let mut strace = std::process::Command::new("strace");
+        strace.args(["-f", "-qq", "-y", "-s", "100", "-e"]);
+        strace.arg("trace=openat,write,fsync,fdatasync,rename,renameat,renameat2,mkdir");
+        strace.arg("-o").arg(&output).arg("-p").arg(std::process::id().to_string());
+        let strace = strace.stderr(std::process::Stdio::null()).spawn().ok()?;
+        let mut trace = Trace { strace, output };
+        // It traces every thread as soon as it writes down what this one does.
+        for attempt in 0..200 {
+            if trace.strace.try_wait().unwrap().is_some() {
+                return None;
+            }
+            let probe = format!("/is-traced-{attempt}");
+            let _ = std::fs::File::open(&probe);
+            std::thread::sleep(std::time::Duration::from_millis(25));
+            if std::fs::read_to_string(&trace.output).is_ok_and(|text| text.contains(&probe)) {
+                return Some(trace);
+            }
+        }
+        None
+    }
+
+    /// The calls on files in `dir`, and the marks of [`mark`], in their order.
+    fn calls(mut self, dir: &Path) -> Vec<String> {
+        mark("end-of-trace");
+        let wanted = |text: &str| text.contains("end-of-trace");
+        let read = || std::fs::read_to_string(&self.output).unwrap();
+        while !wanted(&read()) {
+            std::thread::sleep(std::time::Duration::from_millis(25));
+        }
+        let text = read();
+        let _ = self.strace.kill();
+        let _ = self.strace.wait();
+        let folder = dir.display().to_string();
+        let lines = text.lines().filter(|line| line.contains(&folder) || line.contains("/mark-"));
+        let call = |line: &str| line.split_once(' ').map(|(_, call)| call.trim().to_owned());
+        // A call that another thread's came into the middle of: its beginning tells all.
+        lines.filter(|line| !line.contains(" resumed>")).filter_map(call).collect()
+    }
+}
+
+/// Something that a trace shows.
+fn mark(what: &str) {
+    let _ = std::fs::File::open(format!("/mark-{what}"));
+}
+
+/// The place of the first call after `from` that begins and contains so.
+#[track_caller]
+fn next(calls: &[String], from: usize, call: &str, part: &str) -> usize {
+    let found =
+        calls.iter().skip(from).position(|line| line.starts_with(call) && line.contains(part));
+    from + found.unwrap_or_else(|| panic!("no {call} of {part} after {from}: {calls:#?}")) + 1
+}
+
+#[tokio::test]
+async fn what_is_answered_for_is_written_synced_renamed_and_its_folder_synced_before() {
+    let root = tempfile::tempdir().unwrap();
+    let Some(trace) = Trace::attach(root.path()) else {
+        assert!(std::env::var_os("CI").is_none(), "strace cannot be used");
+        eprintln!("SKIPPED: strace cannot be used");
+        return;
+    };
+    let dir = root.path().join("traced");
+    let ledger = Ledger::open(&dir).unwrap();
+    mark("opened");
+    ledger.ensure(commit(Uuid::now_v7(), AA)).await.unwrap();
+    mark("let-out");
+    ledger.take(copied(1, &[(Uuid::now_v7(), AA)])).await.unwrap();
+    mark("copied");
+    ledger.note(seen(1)).await.unwrap();
+    mark("noted");
+    ledger.note(seen(2)).await.unwrap();
+    mark("position");
+    let calls = trace.calls(root.path());
+    let file = "ledger.jsonl";
+    let mut at = next(&calls, 0, "openat", file);
+    // The name is durable before the process counts as one.
+    at = next(&calls, at, "write", "header");
+    at = next(&calls, at, "fdatasync", file);
+    at = next(&calls, at, "fsync", "traced>");
+    at = next(&calls, at, "openat", "/mark-opened");
+    for (line, done) in [("commit", "let-out"), ("copied", "copied"), ("seen", "noted")] {
+        let written = next(&calls, at, "write", &format!(r#"\"kind\":\"{line}\""#));
+        let synced = next(&calls, written, "fdatasync", file);
+        at = next(&calls, at, "openat", &format!("/mark-{done}"));
+        assert!(synced < at, "{done}: {calls:#?}");
+    }
+    let written = next(&calls, at, "write", "seen");
+    let synced = next(&calls, written, "fsync", "traced/");
+    let renamed = next(&calls, synced, "rename", "ledger.position");
+    let folder = next(&calls, renamed, "fsync", "traced>");
+    assert!(folder < next(&calls, at, "openat", "/mark-position"), "{calls:#?}");
 }

@@ -1,8 +1,6 @@
 //! `serve`: everything is read and connected first, then bound, then said, then drained.
 
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,14 +24,12 @@ use crate::app::{ADOPTIONS, App};
 use crate::auth::AdminDirectory;
 use crate::background;
 use crate::clock::Clock;
-use crate::forming::Forming;
 use crate::keydir::Keydir;
 use crate::ledger::{Ledger, LedgerError};
 use crate::limits::{AddressLimit, Places};
 use crate::managed_postgres::{
     ManagedPostgres, ManagedPostgresError, SUPERUSER, Settings as PostgresSettings,
 };
-use crate::metrics::Metrics;
 use crate::notify::Wakes;
 use crate::store::{ConnectError, PoolSettings, connect};
 
@@ -77,7 +73,7 @@ pub async fn serve(args: ServeArgs) -> Result<(), ServerError> {
         _ = interrupt.recv() => return Ok(()),
     };
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    let mut ledger_failed = running.app.forming.store.ledger().failed();
+    let mut ledger_failed = running.app.store.ledger().failed();
     let ended = tokio::select! {
         _ = terminate.recv() => Ok("SIGTERM"),
         _ = interrupt.recv() => Ok("SIGINT"),
@@ -111,16 +107,20 @@ pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
     );
     let keys = Keydir::load(&args.keys)
         .map_err(|error| ServerError::lasting(error.is_lasting(), "can't read the keys", error))?;
-    let ledger = Ledger::open(&args.ledger).map_err(|error| {
-        let damaged = matches!(error, LedgerError::Damaged { .. });
-        ServerError::lasting(damaged, "can't open the ledger", error)
+    let ledger = Ledger::open(&args.ledger).map_err(|error| match error {
+        LedgerError::Files(error) if error.is_refusal() => {
+            ServerError::Usage(format!("--ledger: {error}"))
+        }
+        error => {
+            let damaged = matches!(error, LedgerError::Damaged { .. });
+            ServerError::lasting(damaged, "can't open the ledger", error)
+        }
     })?;
-    warn_if_writable(&args.ledger);
     // Before the database hears of us: a process whose port is taken must not stand in it.
     let sockets = bind(&args.listen)?;
     let (options, postgres) = database(&args.database).await?;
     let pool = PoolSettings { size: args.database.pool_size, wait: POOL_WAIT };
-    let store = match connect(options, pool, ledger, &keys).await {
+    let store = match connect(options, pool, ledger, &keys, Arc::default()).await {
         Ok(store) => store,
         Err(error) => {
             if let Some(postgres) = postgres {
@@ -137,7 +137,7 @@ pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
     let app = app(&args, keys, store);
 
     let each = args.limits.max_connections_per_address;
-    let door = Door::new(each, app.connections.clone(), app.forming.metrics.clone());
+    let door = Door::new(each, app.connections.clone(), app.metrics.clone());
     actix_tls::accept::max_concurrent_tls_connect(HANDSHAKES);
     let mut server = actix_server::Server::build()
         .max_concurrent_connections(args.limits.max_connections)
@@ -164,19 +164,6 @@ pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
     let server = tokio::spawn(server);
     let drain = args.times.drain;
     Ok(Running { addresses, handle, server, app, tracker, stop_background, postgres, drain })
-}
-
-/// Whoever can write to the ledger's folder can take commits away.
-fn warn_if_writable(ledger: &Path) {
-    let Ok(metadata) = std::fs::metadata(ledger) else { return };
-    let mode = metadata.permissions().mode() & 0o777;
-    if mode & 0o022 != 0 {
-        tracing::warn!(
-            folder = %ledger.display(),
-            mode = format!("{mode:03o}"),
-            "others may write to the ledger's folder: chmod 700 it"
-        );
-    }
 }
 
 /// Takes the addresses. Connections are refused until the sockets listen.
@@ -288,21 +275,16 @@ fn app(args: &ServeArgs, keys: Keydir, store: crate::store::Store) -> App {
         sweep: millis(args.times.sweep),
         ..Settings::DEFAULT
     };
-    let name = issuer(&keys.owner);
-    let admins = Arc::new(AdminDirectory::new(keys.owner));
-    let forming = Forming {
+    App {
+        metrics: store.watch().metrics.clone(),
         store,
+        issuer: issuer(&keys.owner).into(),
+        admins: Arc::new(AdminDirectory::new(keys.owner)),
         keys: Arc::new(keys),
+        clock: Arc::new(Clock::default()),
+        wakes: Wakes::default(),
         settings,
         max_deadline_seconds: args.times.deadline.as_secs().max(1),
-        wakes: Wakes::default(),
-        metrics: Arc::new(Metrics::default()),
-        clock: Arc::new(Clock::default()),
-        admins,
-    };
-    App {
-        forming,
-        issuer: name.into(),
         addresses: Arc::new(AddressLimit::new(args.limits.rate, args.limits.burst)),
         adoptions: Arc::new(AddressLimit::new(ADOPTIONS.0, ADOPTIONS.1)),
         connections: Arc::new(AddressLimit::new(
@@ -338,11 +320,8 @@ impl Running {
         self.stop_background.cancel();
         self.tracker.close();
         self.tracker.wait().await;
-        if let Err(error) = self.app.forming.store.ledger().keep_position().await {
-            tracing::warn!(%error, "can't write down how far the database's log has come");
-        }
         // A connection that waits for a dead server isn't waited for.
-        let _ = tokio::time::timeout(POOL_WAIT, self.app.forming.store.pool().close()).await;
+        let _ = tokio::time::timeout(POOL_WAIT, self.app.store.pool().close()).await;
         if let Some(postgres) = self.postgres {
             postgres.stop().await;
         }

@@ -261,15 +261,6 @@ impl Store {
         Ok(())
     }
 
-    /// A commit of the ledger that this database has, with the same hash?
-    pub async fn has_commit(&self, commit: &ledger::Commit) -> Result<bool, StoreError> {
-        let h: Option<Vec<u8>> = sqlx::query_scalar("SELECT h FROM commits WHERE cluster_id = $1")
-            .bind(commit.cluster_id)
-            .fetch_optional(&self.pool)
-            .await?;
-        Ok(h.is_some_and(|h| data_encoding::HEXLOWER.encode(&h) == commit.h))
-    }
-
     /// Clusters, newest first; with a name, only those of that name.
     pub async fn clusters(&self, name: Option<&str>) -> Result<Vec<ClusterSummaryRow>, StoreError> {
         let rows = sqlx::query_as(
@@ -424,6 +415,20 @@ impl Store {
             .await?;
         transaction.commit().await?;
         Ok(true)
+    }
+
+    /// Removes a draft that must never become a cluster.
+    pub async fn drop_draft(&self, id: Uuid) -> Result<(), StoreError> {
+        let mut transaction = self.pool.begin().await?;
+        for sql in [
+            "DELETE FROM authorities a USING clusters c
+             WHERE c.id = a.cluster_id AND c.id = $1 AND c.phase = 'draft'",
+            "DELETE FROM clusters WHERE id = $1 AND phase = 'draft'",
+        ] {
+            sqlx::query(sql).bind(id).execute(&mut *transaction).await?;
+        }
+        transaction.commit().await?;
+        Ok(())
     }
 
     /// Remembers that a ledger's commit can't be put back here.

@@ -8,11 +8,11 @@ use discovery_types::digest::Digest;
 use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection};
-use tokio::sync::{Notify, watch};
 
-use super::{DatabaseWatch, Store, StoreError, check, generation, key_directory};
+use super::{Store, StoreError, check, key_directory};
 use crate::keydir::Keydir;
-use crate::ledger::Ledger;
+use crate::ledger::{DatabaseWatch, Ledger, Occasion, look};
+use crate::metrics::Metrics;
 
 static MIGRATOR: Migrator = sqlx::migrate!("../migrations");
 
@@ -64,6 +64,7 @@ pub async fn connect(
     settings: PoolSettings,
     ledger: Ledger,
     keys: &Keydir,
+    metrics: Arc<Metrics>,
 ) -> Result<Store, ConnectError> {
     let mut connection = options.connect().await.map_err(StoreError::from)?;
     let findings = check::check(&mut connection).await?;
@@ -78,8 +79,7 @@ pub async fn connect(
     key_directory::check(&mut connection, keys).await?;
     connection.close().await.map_err(StoreError::from)?;
 
-    let watch =
-        Arc::new(DatabaseWatch { generation: watch::channel(None).0, changed: Notify::new() });
+    let watch = Arc::new(DatabaseWatch::new(metrics));
     let (compared_ledger, compared_watch) = (ledger.clone(), watch.clone());
     let pool = PgPoolOptions::new()
         .max_connections(settings.size)
@@ -89,7 +89,7 @@ pub async fn connect(
             let (ledger, watch) = (compared_ledger.clone(), compared_watch.clone());
             Box::pin(async move {
                 sqlx::raw_sql(SESSION).execute(&mut *connection).await?;
-                generation::compare(connection, &ledger, &watch).await
+                look(connection, &ledger, &watch, Occasion::Doubt).await
             })
         })
         .connect_lazy_with(options);

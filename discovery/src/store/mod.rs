@@ -1,4 +1,4 @@
-//! Postgres: the only place that knows SQL.
+//! Postgres. SQL is here, and in `ledger`, which compares and copies.
 //!
 //! Every transaction on a cluster locks the cluster's row, then reads the clock, then does one
 //! thing; read committed suffices with the lock, and a replica is never read.
@@ -9,7 +9,6 @@ pub mod cluster;
 pub mod clusters;
 mod connect;
 mod error;
-pub mod generation;
 pub mod grants;
 mod key_directory;
 
@@ -17,13 +16,11 @@ use std::sync::Arc;
 
 use sqlx::pool::PoolConnection;
 use sqlx::{PgPool, Postgres};
-use tokio::sync::{Notify, watch};
 
-use crate::ledger::Ledger;
+use crate::ledger::{DatabaseWatch, Ledger};
 
 pub use connect::{ConnectError, PoolSettings, connect};
 pub use error::StoreError;
-pub use generation::Generation;
 
 /// Microseconds since 1970 by Postgres' clock.
 pub type Micros = i64;
@@ -35,15 +32,6 @@ pub struct Store {
     ledger: Ledger,
     watch: Arc<DatabaseWatch>,
     caches: Arc<cluster::Caches>,
-}
-
-/// What is known of the database, for those who must not ask it: `/readyz`, `explain`, metrics.
-#[derive(Debug)]
-pub struct DatabaseWatch {
-    /// The generation as last read; `None` before the first connection.
-    pub generation: watch::Sender<Option<Generation>>,
-    /// Wakes whoever puts the ledger back.
-    pub changed: Notify,
 }
 
 impl Store {

@@ -34,7 +34,7 @@ async fn an_assertion_is_worth_one_token_however_often_it_is_sent() {
     let world = World::new().await;
     let service = world.serve().await;
     let issuer = world.owner(&service).context().await.unwrap().issuer;
-    let now = service.app().forming.clock.seconds();
+    let now = service.app().clock.seconds();
     let assertion = Assertion::sign(&world.owner, &issuer, now);
     let attempts = (0..20).map(|_| exchange(&world, &service, &world.owner, &assertion));
     let answers = futures_util::future::join_all(attempts).await;
@@ -50,7 +50,7 @@ async fn a_token_is_worth_nothing_on_another_keys_connection_or_on_none() {
     let world = World::new().await;
     let service = world.serve().await;
     let issuer = world.owner(&service).context().await.unwrap().issuer;
-    let now = service.app().forming.clock.seconds();
+    let now = service.app().clock.seconds();
     let assertion = Assertion::sign(&world.owner, &issuer, now);
     let (_, body) = exchange(&world, &service, &world.owner, &assertion).await;
     let token: TokenResponse = serde_json::from_str(&body).unwrap();
@@ -73,7 +73,7 @@ async fn a_token_is_worth_nothing_on_another_keys_connection_or_on_none() {
 async fn tokens_and_assertions_that_are_not_quite_right_are_refused() {
     let world = World::new().await;
     let service = world.serve().await;
-    let now = service.app().forming.clock.seconds();
+    let now = service.app().clock.seconds();
     let issuer = service.app().issuer.to_string();
     let nobody = SigningKey::generate();
     let mut timed = 0;

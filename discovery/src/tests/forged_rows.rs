@@ -220,7 +220,7 @@ async fn one_cluster_that_is_beyond_help_keeps_no_other_from_being_due() {
     let admin = world.owner(&service);
     let one = world.cluster(&admin, "one", 1).await.cluster;
     let two = world.cluster(&admin, "two", 1).await.cluster;
-    let store = service.app().forming.store.clone();
+    let store = service.app().store.clone();
     let mut connection = world.database.connect().await;
     let mut transaction = sqlx::Connection::begin(&mut connection).await.unwrap();
     sqlx::raw_sql("UPDATE clusters SET next_deadline_us = 1")
@@ -244,7 +244,7 @@ async fn every_assertion_that_has_expired_is_forgotten_in_one_sweep() {
     .execute(&mut connection)
     .await
     .unwrap();
-    service.app().forming.store.clear_out().await.unwrap();
+    service.app().store.clear_out().await.unwrap();
     let left: i64 = sqlx::query_scalar("SELECT count(*) FROM used_assertions WHERE expires_us = 0")
         .fetch_one(&mut connection)
         .await

@@ -40,8 +40,8 @@ async fn three_agents_become_one_cluster_with_certificates_of_its_own_cas() {
             committed(&world.database, statement.cluster).await.as_ref()
         );
     }
-    let ledger = service.app().forming.store.ledger();
-    assert!(ledger.committed(statement.cluster).is_some(), "it left, so the ledger has it");
+    let ledger = service.app().store.ledger();
+    assert!(ledger.whole(statement.cluster).is_some(), "it left, so the ledger has it");
 
     for agent in &agents[..2] {
         let seen = agent.poll(None).await.unwrap();
@@ -108,7 +108,7 @@ async fn two_processes_on_one_postgres_serve_one_formation() {
     assert_eq!(last.state, ClusterState::Committed);
     let member = agents[1].poll(None).await.unwrap();
     assert_eq!(agents[1].document(&member).hash(), agents[0].document(&last).hash());
-    assert!(two.app().forming.store.ledger().committed(statement.cluster).is_some());
+    assert!(two.app().store.ledger().whole(statement.cluster).is_some());
     one.stop().await;
     two.stop().await;
 }

@@ -93,6 +93,8 @@ async fn an_address_that_asks_too_often_is_told_to_wait_before_any_signature_is_
     let world = World::new().await;
     let mut args = world.args("ledger");
     (args.limits.rate, args.limits.burst) = (1, 3);
+    // Each sweep sets the clock.
+    args.times.sweep = Duration::from_secs(3_600);
     let service = crate::server::start(args).await.unwrap();
     let mut last = (0, String::new());
     for _ in 0..5 {
@@ -100,7 +102,7 @@ async fn an_address_that_asks_too_often_is_told_to_wait_before_any_signature_is_
     }
     assert_eq!((last.0, problem(&last.1).code), (429, Code::RateLimited));
     // Whatever is answered carries the service's time: it is what clients set theirs by.
-    service.app().forming.clock.set(784_111_777_000_000);
+    service.app().clock.set(784_111_777_000_000);
     let request = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     for _ in 0..5 {
         let answer = exchange(&world, &service, None, request).await.unwrap().to_lowercase();
@@ -194,7 +196,7 @@ async fn a_draining_service_lets_parked_polls_go() {
     while parked.taken() == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    service.app().forming.clock.set(4_000_000_000_000_000);
+    service.app().clock.set(4_000_000_000_000_000);
     service.stop().await;
     let answer = poll.await.unwrap().unwrap();
     assert_eq!(answer.rev, rev);

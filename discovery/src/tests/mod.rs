@@ -8,6 +8,7 @@ mod forged_rows;
 mod forming;
 mod limits;
 mod openapi;
+mod past;
 mod processes;
 mod refusals;
 mod restore;

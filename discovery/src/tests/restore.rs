@@ -8,7 +8,7 @@ use discovery_types::problem::Code;
 use uuid::Uuid;
 
 use super::agent::{Agent, form, sign};
-use super::support::{World, committed};
+use super::support::{World, committed, was_last_seen_long_ago};
 use crate::server::Running;
 
 async fn state(admin: &Client, cluster: Uuid) -> ClusterState {
@@ -105,7 +105,7 @@ async fn nothing_forms_until_every_known_process_has_put_its_ledger_back_or_is_f
     let world = World::new().await;
     let one = world.serve().await;
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
-    let absent = two.app().forming.store.ledger().process();
+    let absent = two.app().store.ledger().process();
     let admin = world.owner(&one);
     let demo = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &demo).await;
@@ -137,11 +137,7 @@ async fn nothing_forms_until_every_known_process_has_put_its_ledger_back_or_is_f
     // Restored a moment ago, it was heard of a moment ago as well.
     let refused = admin.forget_process(absent).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::WrongState));
-    sqlx::query("UPDATE processes SET last_seen_us = last_seen_us - 61000000 WHERE id = $1")
-        .bind(absent)
-        .execute(&mut world.database.connect().await)
-        .await
-        .unwrap();
+    was_last_seen_long_ago(&world.database, absent).await;
     let listed = admin.forget_process(absent).await.unwrap();
     assert!(listed.settled, "{listed:?}");
     let seen = agent.until(|seen| seen.proposal.is_some()).await;
@@ -158,7 +154,6 @@ async fn a_database_on_another_server_waits_and_accepting_it_abandons_and_revoke
     two.stop().await;
     let admin = world.owner(&one);
     let statement = world.cluster(&admin, "demo", 1).await;
-    let token = world.token(&admin, &statement).await;
     one.stop().await;
     // As if its files had been restored into another cluster of databases.
     sqlx::query("UPDATE generation SET system_identifier = '1'")
@@ -168,6 +163,7 @@ async fn a_database_on_another_server_waits_and_accepting_it_abandons_and_revoke
 
     let one = world.serve().await;
     let admin = world.owner(&one);
+    let token = world.token(&admin, &statement).await;
     let agent = agents(&world, &one, &statement, &token, 1..=1).pop().unwrap();
     assert_eq!(agent.redeem().await.unwrap().state, ClusterState::Open);
     let wrong = AcceptRequest { system_identifier: Some("1".into()) };
@@ -292,9 +288,17 @@ async fn a_cluster_that_ended_here_before_its_ledger_came_back_unsettles_nothing
     let backup = world.database.back_up().await;
     eventually("the service has its database again", async || admin.context().await.ok()).await;
     form(&mut agents(&world, &service, &statement, &token, 1..=1)).await;
+    let gone = service.app().store.ledger().process();
     service.stop().await;
     world.database.replace_with(&backup).await;
+    // Another process, with a ledger of its own: an owner says that the first one won't come back.
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
+    was_last_seen_long_ago(&world.database, gone).await;
+    world.owner(&two).forget_process(gone).await.unwrap();
+    eventually("settled", async || {
+        world.owner(&two).list_processes().await.ok().filter(|listed| listed.settled)
+    })
+    .await;
     world.owner(&two).abandon(statement.cluster, "nobody came").await.unwrap();
     two.stop().await;
     let service = world.serve().await;

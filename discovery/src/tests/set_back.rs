@@ -28,7 +28,7 @@ async fn set_tables_back(world: &World, cluster: Uuid) {
         "SET session_replication_role = replica;
          DELETE FROM leaves; DELETE FROM commits; DELETE FROM acks; DELETE FROM probes;
          DELETE FROM reports; DELETE FROM frozen_urls; DELETE FROM frozen_seats;
-         DELETE FROM agents;
+         DELETE FROM agents; DELETE FROM decisions;
          UPDATE clusters SET phase = 'open', epoch = 1, floor = 0, frozen_epoch = NULL,
              frozen_h = NULL, frozen_statement = NULL, frozen_us = NULL WHERE id = '{cluster}'"
     );
@@ -90,7 +90,7 @@ async fn the_last_ack_of_a_list_that_the_ledger_contradicts_commits_nothing() {
     let mut agent = Agent::new(&world, &service, &statement, &token, 1);
     let seen = agent.redeem().await.unwrap();
     // What this process let out in a life that the database has forgotten.
-    let ledger: &Ledger = service.app().forming.store.ledger();
+    let ledger: &Ledger = service.app().store.ledger();
     let authority = crate::ledger::Authority { certificate: String::new(), wrapped_key: None };
     ledger
         .ensure(crate::ledger::Commit {
@@ -142,7 +142,7 @@ async fn a_ledger_entry_that_can_never_go_back_unsettles_the_database_once() {
         peer_ca: authority.clone(),
         client_ca: authority,
     };
-    service.app().forming.store.ledger().ensure(commit).await.unwrap();
+    service.app().store.ledger().ensure(commit).await.unwrap();
     service.stop().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -175,7 +175,10 @@ async fn an_accepted_away_cluster_comes_back_from_a_late_ledger_though_its_name_
     let one = world.serve().await;
     let admin = world.owner(&one);
     let accept = discovery_types::api::AcceptRequest { system_identifier: None };
-    assert_eq!(admin.accept_database(&accept).await.unwrap().abandoned, [lost.cluster]);
+    // The process knows that there is a commit, and had closed the cluster before.
+    assert_eq!(admin.accept_database(&accept).await.unwrap().abandoned, [Uuid::nil(); 0]);
+    let closed = admin.show_cluster(lost.cluster).await.unwrap().summary.state;
+    assert_eq!(closed, ClusterState::Abandoned);
     let taken = world.cluster(&admin, "demo", 1).await;
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
     assert_eq!(eventually_committed(&world, lost.cluster).await, decided);
@@ -226,7 +229,7 @@ async fn a_token_from_before_the_database_was_set_back_admits_nobody() {
 async fn an_old_token_waits_until_the_database_is_settled_before_it_is_called_void() {
     let world = World::new().await;
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
-    let absent = two.app().forming.store.ledger().process();
+    let absent = two.app().store.ledger().process();
     two.stop().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -323,7 +326,7 @@ async fn accepting_a_database_goes_past_a_cluster_whose_statements_were_damaged(
     move_elsewhere(&world).await;
     let service = world.serve().await;
     let admin = world.owner(&service);
-    let store = &service.app().forming.store;
+    let store = &service.app().store;
     let number = store.look_at_generation().await.unwrap().number;
     let other = store.accept_generation(number - 1, "owner").await.unwrap();
     assert_eq!(other, None, "not the generation that was looked at");
@@ -338,7 +341,7 @@ async fn accepting_a_database_goes_past_a_cluster_whose_statements_were_damaged(
 async fn a_parked_poll_has_its_news_when_the_database_is_settled() {
     let world = World::new().await;
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
-    let absent = two.app().forming.store.ledger().process();
+    let absent = two.app().store.ledger().process();
     two.stop().await;
     sqlx::raw_sql("UPDATE processes SET last_seen_us = last_seen_us - 61000000")
         .execute(&mut world.database.connect().await)

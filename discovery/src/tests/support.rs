@@ -149,6 +149,37 @@ impl Database {
         panic!("the database is never free");
     }
 
+    /// What `pg_dump` makes of it, as it is now.
+    pub fn dump(&self) -> Vec<u8> {
+        let mut dump = client("pg_dump");
+        let done = dump.args(["--format=custom", &self.name]).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        done.stdout
+    }
+
+    /// DROP, CREATE, `pg_restore`: the way back to a dump that every manual tells.
+    pub async fn load(&self, dump: &[u8]) {
+        let mut connection = options("postgres").connect().await.unwrap();
+        for sql in [
+            format!("DROP DATABASE {} WITH (FORCE)", self.name),
+            format!("CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8'", self.name),
+        ] {
+            sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+        }
+        self.restore(dump, &[]);
+    }
+
+    /// `pg_restore`, with these options.
+    pub fn restore(&self, dump: &[u8], options: &[&str]) {
+        use std::io::Write;
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(dump).unwrap();
+        let mut restore = client("pg_restore");
+        restore.args(["--exit-on-error", "--dbname", &self.name]).args(options).arg(file.path());
+        let done = restore.output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+
     pub async fn connect(&self) -> PgConnection {
         options(&self.name).connect().await.unwrap()
     }
@@ -157,6 +188,14 @@ impl Database {
         let socket = postgres().socket.display().to_string().replace('/', "%2F");
         format!("postgres://muster@{socket}:5432/{}", self.name)
     }
+}
+
+/// One of Postgres' own programs, on the shared server.
+fn client(program: &str) -> std::process::Command {
+    let mut command = std::process::Command::new(program);
+    command.arg("--host").arg(&postgres().socket);
+    command.args(["--port", "5432", "--username", "muster"]);
+    command
 }
 
 pub fn options(database: &str) -> PgConnectOptions {
@@ -307,6 +346,15 @@ impl World {
         admin.put_grant(&grant.sign(&self.owner)).await.unwrap();
         token
     }
+}
+
+/// Long enough ago for an owner to forget it.
+pub async fn was_last_seen_long_ago(database: &Database, process: Uuid) {
+    sqlx::query("UPDATE processes SET last_seen_us = last_seen_us - 61000000 WHERE id = $1")
+        .bind(process)
+        .execute(&mut database.connect().await)
+        .await
+        .unwrap();
 }
 
 /// The first commit document of a cluster, as the database has it.

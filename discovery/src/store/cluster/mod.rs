@@ -8,6 +8,7 @@ mod save;
 use std::sync::Arc;
 
 use discovery_formation as formation;
+use discovery_formation::memory::{Gate, Known, Mark, Read, gate};
 use discovery_formation::service::{Change, Cluster, Phase};
 use discovery_types::grant::{GrantId, VerifiedGrant};
 use discovery_types::jws::{Jws, Typ};
@@ -18,6 +19,7 @@ use uuid::Uuid;
 use super::{Micros, Store, StoreError};
 use crate::domain::{describe, epoch_to_row};
 use crate::kek::Purpose;
+use crate::ledger;
 
 pub use load::Trust;
 pub(crate) use records::Caches;
@@ -38,6 +40,10 @@ pub struct ClusterTransaction {
     pub chain: Arc<StatementChain>,
     /// Whether lists may be frozen and committed in this database.
     pub settled: bool,
+    /// What the ledger knew of the database before this transaction read anything.
+    known: Option<Known>,
+    /// What it read of the database itself.
+    read: Read,
     /// Tokens issued before this admit nobody: the database was set back, or accepted.
     pub void_before: formation::Micros,
 }
@@ -121,12 +127,24 @@ impl Store {
         id: Uuid,
         trust: Trust,
     ) -> Result<Option<ClusterTransaction>, StoreError> {
+        // Before anything is read: what is copied meanwhile is ahead of it.
+        let known = self.ledger.known();
         let mut transaction = self.pool.begin().await?;
         let Some(row) = load::lock(&mut transaction, id).await? else { return Ok(None) };
-        let (now, settled, void_before): (i64, bool, i64) =
-            sqlx::query_as("SELECT now_us(), settled, void_before_us FROM generation")
-                .fetch_one(&mut *transaction)
-                .await?;
+        let (now, settled, void_before, generation, newest, at_copied) =
+            sqlx::query_as::<_, (i64, bool, i64, i64, i64, Option<Vec<u8>>)>(
+                "SELECT now_us(), settled, void_before_us, number,
+                        (SELECT coalesce(max(number), 0) FROM decisions),
+                        (SELECT hash FROM decisions WHERE number = $1) FROM generation",
+            )
+            .bind(known.map_or(0, |known| known.copied.number as i64))
+            .fetch_one(&mut *transaction)
+            .await?;
+        let read = Read {
+            generation: generation.unsigned_abs(),
+            newest: newest.unsigned_abs(),
+            at_copied: at_copied.and_then(|hash| hash.try_into().ok()).map(formation::Hash),
+        };
         let chain = self.caches.chain(&mut transaction, id).await?;
         let cluster = load::load(&mut transaction, &self.caches, row, &chain, trust).await?;
         let now = formation::Micros(now.unsigned_abs());
@@ -139,6 +157,8 @@ impl Store {
             now,
             chain,
             settled,
+            known,
+            read,
             void_before,
         }))
     }
@@ -172,6 +192,27 @@ impl ClusterTransaction {
     /// The connection, for what belongs into this transaction beside the cluster.
     pub fn connection(&mut self) -> &mut PgConnection {
         &mut self.transaction
+    }
+
+    /// Whether this transaction may freeze, decide or end anything.
+    pub fn gate(&self) -> Gate {
+        gate(self.known.as_ref(), &self.read)
+    }
+
+    /// Copies what the ledger lacks of what this transaction sees; whether it then has all of it.
+    pub async fn copy_news(&mut self, store: &Store) -> Result<bool, StoreError> {
+        let from = self.known.map_or(Mark::START, |known| known.copied);
+        ledger::copy(&mut self.transaction, &store.ledger, &store.watch, from).await?;
+        let copied = store.ledger.known().map_or(0, |known| known.copied.number);
+        Ok(copied >= self.read.newest)
+    }
+
+    /// Ends the connection, which leads to the past: nobody shall be given it again.
+    pub async fn hang_up(mut self) {
+        let end = sqlx::query("SELECT pg_terminate_backend(pg_backend_pid())");
+        if let Err(error) = end.execute(&mut *self.transaction).await {
+            tracing::debug!(%error, "a connection was ended");
+        }
     }
 
     /// A grant, if it is this cluster's.

@@ -1,0 +1,91 @@
+//! What is due in all clusters, whoever asks for them.
+
+use discovery_formation::service::EndCause;
+use discovery_types::problem::Code;
+use uuid::Uuid;
+
+use super::Incoming;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::ledger::Occasion;
+
+/// Clusters that one sweep may find beyond help before it leaves the rest to the next.
+const STUCK_MAX: usize = 1_000;
+
+impl App {
+    /// Gives up a cluster that hasn't committed; also one whose rows somebody damaged so that
+    /// nothing else can be done with it.
+    pub async fn abandon(&self, cluster: Uuid, by: String) -> Result<(), ApiError> {
+        match self.apply(cluster, Incoming::Abandon { by: by.clone() }, None).await {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_damage() => {
+                if self.store.ledger().entry(cluster).is_some()
+                    || !self.store.look_at_generation().await?.settled
+                {
+                    return Err(error);
+                }
+                match self.store.give_up(cluster, EndCause::Abandon, &by).await? {
+                    true => Ok(()),
+                    false => Err(error),
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Tells the clusters that waited for it that the database is settled. One that can't be told
+    /// is told by whoever asks for it next.
+    pub async fn settle_clusters(&self) -> Result<(), ApiError> {
+        let mut after = Uuid::nil();
+        loop {
+            let batch = self.store.unsettled(after).await?;
+            let Some(last) = batch.last() else { return Ok(()) };
+            after = *last;
+            for cluster in batch {
+                if let Err(error) = self.apply(cluster, Incoming::Tick, None).await {
+                    tracing::warn!(cluster.id = %cluster, %error, "can't look after a cluster");
+                }
+            }
+        }
+    }
+
+    /// Copies what other processes have decided, and the admin chain, into this one's ledger.
+    pub async fn copy_news(&self) -> Result<(), ApiError> {
+        self.store.copy_news().await?;
+        self.admins.current(self).await?;
+        self.metrics.ledger_entries.set(self.store.ledger().commits() as i64);
+        Ok(())
+    }
+
+    /// The sweep: looks at the database, then at what is due in its clusters.
+    pub async fn sweep(&self) -> Result<(), ApiError> {
+        self.store.look_again(Occasion::Sweep).await?;
+        let generation = self.store.look_at_generation().await?;
+        self.metrics.settled.set(i64::from(generation.settled));
+        self.metrics.generation.set(generation.number);
+        self.copy_news().await?;
+        self.put_admins_back().await?;
+        // One that can't be looked after keeps nobody else waiting.
+        let mut stuck = Vec::new();
+        while stuck.len() < STUCK_MAX {
+            let due = self.store.due(&stuck).await?;
+            if due.is_empty() {
+                break;
+            }
+            for cluster in due {
+                match self.apply(cluster, Incoming::Tick, None).await {
+                    Ok(_) => {}
+                    Err(error) if error.problem().code == Code::DatabaseUnavailable => {
+                        return Err(error);
+                    }
+                    Err(error) => {
+                        tracing::error!(cluster.id = %cluster, %error, "can't look after a cluster");
+                        stuck.push(cluster);
+                    }
+                }
+            }
+        }
+        self.store.clear_out().await?;
+        Ok(())
+    }
+}

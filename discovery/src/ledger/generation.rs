@@ -1,0 +1,403 @@
+//! Which history of which database this is, and which processes it waits for.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+
+use discovery_formation::memory::Fill;
+use sqlx::PgConnection;
+use tokio::sync::{Notify, watch};
+use uuid::Uuid;
+
+use super::look::{Found, Looked, Occasion, Row, Server};
+use super::{Commit, LedgerError, look, server_of};
+use crate::metrics::Metrics;
+use crate::store::{Micros, Store, StoreError};
+
+/// Whoever changes the generation holds this advisory lock alone; a commit holds it with others
+/// (`check_commit` in the migrations).
+const LOCK: i64 = 0x6d75_7374_6572_0001;
+
+/// The generation, and who is still missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generation {
+    /// Grows with each change.
+    pub number: i64,
+    /// Whether lists may be frozen and committed.
+    pub settled: bool,
+    /// What was found, in words.
+    pub reason: String,
+    /// When it was found.
+    pub changed_us: Micros,
+    /// Known processes that haven't put their ledgers back into it.
+    pub missing: Vec<Uuid>,
+}
+
+impl Generation {
+    /// What is wrong and what to do, for `explain`, `/readyz` and the log; `None` if all is well.
+    pub fn explain(&self) -> Option<String> {
+        if self.settled {
+            return None;
+        }
+        let waiting: Vec<String> = self.missing.iter().map(Uuid::to_string).collect();
+        Some(format!(
+            "the database changed ({}): nothing is frozen or committed until each discovery process \
+             that used it has put its ledger's commits back; still missing: {}. Start them, or have \
+             an owner run `muster-discovery process forget ID` for one that is gone for good, or \
+             `muster-discovery db accept`, which abandons every cluster that isn't committed and \
+             revokes every token",
+            self.reason,
+            if waiting.is_empty() { "none".to_owned() } else { waiting.join(", ") },
+        ))
+    }
+}
+
+/// A process that uses, or used, this database.
+#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
+pub struct Process {
+    /// The id in its ledger.
+    pub id: Uuid,
+    /// The last generation that it put its ledger back into.
+    pub generation: i64,
+    /// Commits in its ledger when it was last seen. After a restore it may hold more.
+    pub entries: i64,
+    /// When it was first seen.
+    pub first_seen_us: Micros,
+    /// When it last connected or swept.
+    pub last_seen_us: Micros,
+    /// When an owner said that it won't come back.
+    pub forgotten_us: Option<Micros>,
+}
+
+/// What is known of the database, for those who must not ask it: `/readyz`, `explain`, metrics.
+#[derive(Debug)]
+pub struct DatabaseWatch {
+    /// The generation as last read; `None` before the first connection.
+    pub generation: watch::Sender<Option<Generation>>,
+    /// Wakes whoever puts the ledger back.
+    pub changed: Notify,
+    /// The settled generation that the whole ledger was compared with, in this life.
+    pub(super) compared: AtomicI64,
+    /// Where alarms are counted.
+    pub metrics: Arc<Metrics>,
+}
+
+impl DatabaseWatch {
+    /// Of a database that was never seen.
+    pub fn new(metrics: Arc<Metrics>) -> Self {
+        let (generation, compared) = (watch::channel(None).0, AtomicI64::new(0));
+        DatabaseWatch { generation, changed: Notify::new(), compared, metrics }
+    }
+}
+
+/// Makes it known; wakes whoever puts the ledger back if there is news and we are waited for.
+pub(super) fn publish(watch: &DatabaseWatch, own: Uuid, generation: Generation) {
+    let waited_for = !generation.settled && generation.missing.contains(&own);
+    let news = watch.generation.send_if_modified(|known| {
+        let changed = known.as_ref() != Some(&generation);
+        if changed {
+            if let Some(text) = generation.explain() {
+                tracing::error!(generation = generation.number, "{text}");
+            } else if known.as_ref().is_some_and(|known| !known.settled) {
+                tracing::info!(generation = generation.number, "the database is settled");
+            }
+            *known = Some(generation);
+        }
+        changed
+    });
+    if news && waited_for {
+        watch.changed.notify_one();
+    }
+}
+
+/// Under the lock: writes the first generation, the next one, or only this process's row.
+pub(super) async fn begin(
+    connection: &mut PgConnection,
+    looked: &Looked<'_>,
+    row: &Row,
+    verdict: &Result<Fill, Found>,
+) -> Result<(), sqlx::Error> {
+    let (ledger, server) = (looked.ledger, looked.server);
+    let seen = ledger.seen();
+    let remembered = seen.as_ref().map_or(0, |seen| seen.generation);
+    let number = match (row.generation, verdict) {
+        (Some(number), Ok(_)) => number,
+        (last, _) => last.unwrap_or(0).max(remembered as i64) + 1,
+    };
+    if row.generation != Some(number) {
+        let reason = verdict.as_ref().err().map_or("it is new".into(), Found::to_string);
+        note(connection, server, number, verdict.is_ok(), &reason).await?;
+    }
+    if verdict.is_err() {
+        // A restored table may lack those who came later; the ledger remembers them.
+        sqlx::query(
+            "INSERT INTO processes (id, generation, entries, first_seen_us, last_seen_us)
+             SELECT id, 0, 0, now_us(), now_us() FROM unnest($1::uuid[]) AS id
+             ON CONFLICT (id) DO NOTHING",
+        )
+        .bind(seen.as_ref().map(|seen| seen.processes.clone()).unwrap_or_default())
+        .execute(&mut *connection)
+        .await?;
+    }
+    // One that joins with nothing to put back is waited for by nobody.
+    let joins = verdict.is_ok() && ledger.entries(None, 1).is_empty();
+    let put_back = if joins { number } else { 0 };
+    sqlx::query(
+        "INSERT INTO processes (id, generation, entries, first_seen_us, last_seen_us, beat)
+         VALUES ($1, $2, 0, now_us(), now_us(), $3)
+         ON CONFLICT (id) DO UPDATE SET last_seen_us = now_us(),
+             beat = greatest(processes.beat, $3), forgotten_us = NULL, forgotten_by = NULL",
+    )
+    .bind(ledger.process())
+    .bind(put_back)
+    .bind(seen.map_or(0, |seen| seen.beat as i64))
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+async fn note(
+    connection: &mut PgConnection,
+    server: &Server,
+    number: i64,
+    settled: bool,
+    reason: &str,
+) -> Result<(), sqlx::Error> {
+    let place = server.place()?;
+    sqlx::query(
+        "INSERT INTO generation (number, system_identifier, timeline, settled, reason,
+             changed_us, void_before_us, database_oid, table_oids)
+         VALUES ($1, $2, $3, $4, $5, now_us(), CASE WHEN $4 THEN 0 ELSE now_us() END, $6, $7)
+         ON CONFLICT (one) DO UPDATE SET number = $1, system_identifier = $2, timeline = $3,
+             settled = $4, reason = $5, changed_us = now_us(), void_before_us = now_us(),
+             database_oid = $6, table_oids = $7",
+    )
+    .bind(number)
+    .bind(place.system.to_string())
+    .bind(i64::from(place.timeline))
+    .bind(settled)
+    .bind(reason)
+    .bind(i64::from(place.database))
+    .bind(place.tables.map(i64::from).to_vec())
+    .execute(&mut *connection)
+    .await?;
+    note_event(connection, "database_changed", number, reason).await
+}
+
+async fn note_event(
+    connection: &mut PgConnection,
+    kind: &str,
+    number: i64,
+    text: &str,
+) -> Result<(), sqlx::Error> {
+    let body = serde_json::json!({ "generation": number, "text": text }).to_string();
+    sqlx::query(
+        "INSERT INTO events (stream, number, at_us, kind, body, previous, hash)
+         VALUES ($1, 1, now_us(), $2, $3, '', '')",
+    )
+    .bind(Uuid::nil())
+    .bind(kind)
+    .bind(body)
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// The generation with those who are missing.
+pub(super) async fn read(connection: &mut PgConnection) -> Result<Generation, sqlx::Error> {
+    let (number, settled, reason, changed_us, missing): (i64, bool, String, i64, Vec<Uuid>) =
+        sqlx::query_as(
+            "SELECT number, settled, reason, changed_us, CASE WHEN settled THEN '{}' ELSE
+                 ARRAY(SELECT id FROM processes p WHERE forgotten_us IS NULL
+                     AND p.generation < g.number ORDER BY id) END
+             FROM generation g",
+        )
+        .fetch_one(connection)
+        .await?;
+    Ok(Generation { number, settled, reason, changed_us, missing })
+}
+
+pub(super) async fn known_processes(
+    connection: &mut PgConnection,
+) -> Result<Vec<Uuid>, sqlx::Error> {
+    sqlx::query_scalar("SELECT id FROM processes WHERE forgotten_us IS NULL ORDER BY id")
+        .fetch_all(connection)
+        .await
+}
+
+impl Store {
+    /// Looks at the database as a new connection does: pooled ones outlive a restore that only
+    /// replaces the tables, and a primary that was replaced.
+    pub async fn look_again(&self, occasion: Occasion) -> Result<(), StoreError> {
+        let mut connection = self.acquire().await?;
+        look(&mut connection, self.ledger(), self.watch(), occasion).await?;
+        Ok(())
+    }
+
+    /// Copies what the ledger lacks, once somebody has said that there is something.
+    pub async fn copy_news(&self) -> Result<(), StoreError> {
+        let Some(known) = self.ledger().known() else { return Ok(()) };
+        let mut connection = self.acquire().await?;
+        super::copy(&mut connection, self.ledger(), self.watch(), known.copied).await?;
+        Ok(())
+    }
+
+    /// Reads the generation anew and publishes it; the sweep's and `/readyz`'s question.
+    pub async fn look_at_generation(&self) -> Result<Generation, StoreError> {
+        let generation = read(&mut *self.acquire().await?).await?;
+        publish(self.watch(), self.ledger().process(), generation.clone());
+        Ok(generation)
+    }
+
+    /// This process has put its ledger back into `generation`; settles it if it was the last.
+    /// Returns whether it is settled now.
+    pub(super) async fn ledger_is_back(&self, generation: i64) -> Result<bool, StoreError> {
+        let mut transaction = self.pool().begin().await?;
+        lock_alone(&mut transaction).await?;
+        sqlx::query("UPDATE processes SET generation = $2 WHERE id = $1")
+            .bind(self.ledger().process())
+            .bind(generation)
+            .execute(&mut *transaction)
+            .await?;
+        let settled = settle_if_complete(&mut transaction).await?;
+        transaction.commit().await?;
+        self.look_at_generation().await?;
+        Ok(settled)
+    }
+
+    /// Writes a commit to the ledger, then to its row that the ledger holds one more: by that
+    /// number an owner decides whether a process may be forgotten, and a ledger that holds less was
+    /// put back. Returns when the commit is durable.
+    pub async fn let_out(&self, commit: Commit) -> Result<(), LedgerError> {
+        self.ledger().ensure(commit).await?;
+        let counted =
+            sqlx::query("UPDATE processes SET entries = greatest(entries, $2) WHERE id = $1")
+                .bind(self.ledger().process())
+                .bind(self.ledger().commits() as i64)
+                .execute(self.pool())
+                .await;
+        if let Err(error) = counted {
+            tracing::debug!(%error, "the sweep will count this commit");
+        }
+        Ok(())
+    }
+
+    /// All processes, the oldest first; this one's row as of now.
+    pub async fn processes(&self) -> Result<Vec<Process>, StoreError> {
+        let rows = sqlx::query_as(
+            "SELECT id, generation, greatest(entries, CASE WHEN id = $1 THEN $2 END) AS entries,
+                    first_seen_us, CASE WHEN id = $1 THEN now_us() ELSE last_seen_us END
+                        AS last_seen_us, forgotten_us
+             FROM processes ORDER BY first_seen_us, id",
+        )
+        .bind(self.ledger().process())
+        .bind(self.ledger().commits() as i64)
+        .fetch_all(self.pool())
+        .await?;
+        Ok(rows)
+    }
+
+    /// An owner says that a process won't come back. `false`: there is none of that id.
+    pub async fn forget_process(&self, id: Uuid, by: &str) -> Result<bool, StoreError> {
+        let mut transaction = self.pool().begin().await?;
+        lock_alone(&mut transaction).await?;
+        let forgotten = sqlx::query(
+            "UPDATE processes SET forgotten_us = now_us(), forgotten_by = $2 WHERE id = $1",
+        )
+        .bind(id)
+        .bind(by)
+        .execute(&mut *transaction)
+        .await?
+        .rows_affected();
+        if forgotten == 1 {
+            let generation = read(&mut transaction).await?;
+            let text = format!("{by} forgot process {id}");
+            note_event(&mut transaction, "process_forgotten", generation.number, &text).await?;
+            settle_if_complete(&mut transaction).await?;
+        }
+        transaction.commit().await?;
+        self.look_at_generation().await?;
+        Ok(forgotten == 1)
+    }
+
+    /// An owner takes the database as it is: every token is revoked; the clusters that aren't
+    /// committed must have been abandoned before.
+    /// Returns how many tokens that were; `None`: it isn't generation `number` any more.
+    pub async fn accept_generation(
+        &self,
+        number: i64,
+        by: &str,
+    ) -> Result<Option<u64>, StoreError> {
+        let mut transaction = self.pool().begin().await?;
+        lock_alone(&mut transaction).await?;
+        let generation = read(&mut transaction).await?;
+        if generation.number != number {
+            return Ok(None);
+        }
+        let revoked = sqlx::query(
+            "UPDATE grants SET revoked_us = now_us(), revoked_by = $1 WHERE revoked_us IS NULL",
+        )
+        .bind(by)
+        .execute(&mut *transaction)
+        .await?
+        .rows_affected();
+        let accepted = "UPDATE generation SET settled = true, accepted_us = now_us(),
+                            void_before_us = now_us()";
+        sqlx::query(accepted).execute(&mut *transaction).await?;
+        let text = format!("{by} accepted the database as it is");
+        note_event(&mut transaction, "database_accepted", generation.number, &text).await?;
+        transaction.commit().await?;
+        self.look_at_generation().await?;
+        Ok(Some(revoked))
+    }
+
+    /// Which server this is: system identifier and timeline.
+    pub async fn server(&self) -> Result<(u64, u32), StoreError> {
+        let server = server_of(&mut *self.acquire().await?).await?;
+        let place = server.place()?;
+        Ok((place.system, place.timeline))
+    }
+}
+
+pub(super) async fn lock_alone(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(LOCK).execute(connection).await?;
+    Ok(())
+}
+
+async fn settle_if_complete(connection: &mut PgConnection) -> Result<bool, StoreError> {
+    let generation = read(connection).await?;
+    if generation.settled || !generation.missing.is_empty() {
+        return Ok(generation.settled);
+    }
+    sqlx::query("UPDATE generation SET settled = true").execute(&mut *connection).await?;
+    let text = "every known process has put its ledger's commits back";
+    note_event(connection, "database_settled", generation.number, text).await?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unsettled(missing: Vec<Uuid>) -> Generation {
+        Generation { number: 2, settled: false, reason: "a backup".into(), changed_us: 0, missing }
+    }
+
+    async fn is_woken(watch: &DatabaseWatch) -> bool {
+        let wait = std::time::Duration::ZERO;
+        tokio::time::timeout(wait, watch.changed.notified()).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn only_news_that_this_process_is_waited_for_wake_whoever_puts_the_ledger_back() {
+        let watch = DatabaseWatch::new(Arc::default());
+        let (own, other) = (Uuid::now_v7(), Uuid::now_v7());
+        publish(&watch, own, unsettled(vec![own, other]));
+        assert!(is_woken(&watch).await);
+        publish(&watch, own, unsettled(vec![own, other]));
+        assert!(!is_woken(&watch).await, "nothing new");
+        publish(&watch, own, unsettled(vec![other]));
+        assert!(!is_woken(&watch).await, "others are waited for");
+        publish(&watch, own, unsettled(vec![own]));
+        assert!(is_woken(&watch).await, "set back once more");
+    }
+}

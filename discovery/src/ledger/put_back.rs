@@ -1,0 +1,286 @@
+//! Putting this process's ledger back into a database that has changed, and accepting one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use data_encoding::BASE64;
+use discovery_formation::Hash;
+use discovery_formation::memory::{Entry, PutBack, Stands, put_back};
+use discovery_formation::service::{EndCause, Phase};
+use discovery_types::api::AcceptResponse;
+use discovery_types::jws::Jws;
+use discovery_types::problem::Code;
+use discovery_types::statement::StatementChain;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::{Authority, Commit, Ledger};
+use crate::app::App;
+use crate::error::ApiError;
+use crate::forming::Incoming;
+use crate::store::StoreError;
+use crate::store::cluster::AuthorityRow;
+
+/// Ledger entries looked up by one statement.
+const BATCH: usize = 1_000;
+
+/// What has to be done about each of these entries.
+async fn plan(
+    connection: &mut PgConnection,
+    entries: &[(Uuid, Entry)],
+) -> Result<Vec<(Uuid, Entry, PutBack)>, sqlx::Error> {
+    let (ids, hashes): (Vec<Uuid>, Vec<Option<Vec<u8>>>) = entries
+        .iter()
+        .map(|(id, entry)| match entry {
+            Entry::Commit { h, .. } => (*id, Some(h.0.to_vec())),
+            Entry::End(_) => (*id, None),
+        })
+        .unzip();
+    let rows: Vec<StandsRow> = sqlx::query_as(
+        "SELECT l.id, cl.phase, cl.ended_cause, c.h, cl.split_other IS NOT NULL AS split,
+                r.h IS NOT NULL AS refused
+         FROM unnest($1::uuid[], $2::bytea[]) AS l (id, h)
+         LEFT JOIN clusters cl ON cl.id = l.id LEFT JOIN commits c ON c.cluster_id = l.id
+         LEFT JOIN refused_commits r ON r.cluster_id = l.id AND r.h = l.h",
+    )
+    .bind(&ids)
+    .bind(&hashes)
+    .fetch_all(connection)
+    .await?;
+    let rows: BTreeMap<Uuid, StandsRow> = rows.into_iter().map(|row| (row.id, row)).collect();
+    let planned = |(id, entry): &(Uuid, Entry)| {
+        let row = rows.get(id);
+        let refused = row.is_some_and(|row| row.refused);
+        (*id, *entry, put_back(*entry, row.and_then(StandsRow::stands).as_ref(), refused))
+    };
+    Ok(entries.iter().map(planned).collect())
+}
+
+#[derive(Debug, sqlx::FromRow)]
+struct StandsRow {
+    id: Uuid,
+    phase: Option<String>,
+    ended_cause: Option<String>,
+    h: Option<Vec<u8>>,
+    split: bool,
+    refused: bool,
+}
+
+impl StandsRow {
+    fn stands(&self) -> Option<Stands> {
+        let phase = self.phase.as_deref()?;
+        Some(Stands {
+            // A draft has none.
+            phase: Phase::parse(phase),
+            cause: self.ended_cause.as_deref().and_then(EndCause::parse),
+            commit: self.h.as_deref().and_then(|h| h.try_into().ok()).map(Hash),
+            split: self.split,
+        })
+    }
+}
+
+/// The first cluster that could go another way in this database than the ledger says.
+pub(super) async fn first_contradicted(
+    connection: &mut PgConnection,
+    ledger: &Ledger,
+) -> Result<Option<Uuid>, sqlx::Error> {
+    let mut after = None;
+    loop {
+        let batch = ledger.entries(after, BATCH);
+        let Some((last, _)) = batch.last() else { return Ok(None) };
+        after = Some(*last);
+        let planned = plan(connection, &batch).await?;
+        let found = planned.iter().find(|(_, _, what)| *what != PutBack::Nothing);
+        if let Some((cluster, ..)) = found {
+            return Ok(Some(*cluster));
+        }
+    }
+}
+
+impl App {
+    /// If the database is unsettled and this process hasn't put its ledger back into it: does so.
+    /// Returns how many commits it put back. Every step can be repeated.
+    pub async fn put_ledger_back(&self) -> Result<u64, ApiError> {
+        let generation = self.store.look_at_generation().await?;
+        let own = self.store.ledger().process();
+        if generation.settled || !generation.missing.contains(&own) {
+            return Ok(0);
+        }
+        self.put_admins_back().await?;
+        let restored = self.put_entries_back().await?;
+        tracing::info!(generation = generation.number, restored, "the ledger is back");
+        if !self.store.ledger_is_back(generation.number).await? {
+            tracing::warn!("other processes have yet to put their ledgers back");
+        }
+        Ok(restored)
+    }
+
+    async fn put_entries_back(&self) -> Result<u64, ApiError> {
+        let (mut after, mut restored) = (None, 0);
+        loop {
+            let batch = self.store.ledger().entries(after, BATCH);
+            let Some((last, _)) = batch.last() else { return Ok(restored) };
+            after = Some(*last);
+            let planned = plan(&mut *self.store.acquire().await?, &batch).await;
+            for (cluster, _, what) in planned.map_err(StoreError::from)? {
+                match what {
+                    PutBack::Nothing => {}
+                    PutBack::Adopt => restored += u64::from(self.put_commit_back(cluster).await?),
+                    PutBack::Close => self.close(cluster).await?,
+                    PutBack::End(cause) => {
+                        self.end(cluster, cause, "a ledger").await?;
+                        tracing::warn!(cluster.id = %cluster, "a cluster ends again");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a commit of this ledger could be put back. One that can't be, now or ever, isn't
+    /// waited for again, and its cluster forms no other list here either.
+    async fn put_commit_back(&self, cluster: Uuid) -> Result<bool, ApiError> {
+        let Some(commit) = self.store.ledger().whole(cluster) else { return Ok(false) };
+        let mut put = self.adopt_from_ledger(&commit).await;
+        if put.as_ref().is_err_and(|error| error.problem().code == Code::Conflict) {
+            // Somebody took its name at this very moment.
+            put = self.adopt_from_ledger(&commit).await;
+        }
+        match put {
+            Ok(()) => Ok(true),
+            Err(error) if error.problem().retryable => Err(error),
+            Err(error) => {
+                self.metrics.alarm("ledger_entry_refused");
+                tracing::error!(cluster.id = %cluster, %error,
+                    "a commit of the ledger can't be put back");
+                let by = "a commit of it stands in a ledger and can't be put back";
+                self.store.give_up(cluster, EndCause::DatabaseAccepted, by).await?;
+                self.store.note_refused(&commit, &error.to_string()).await?;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Another process let a commit of it out, and the document isn't here.
+    async fn close(&self, cluster: Uuid) -> Result<(), ApiError> {
+        let by = "a commit of it stands in a ledger, without the document: it comes back with the \
+                  process that let it out, or with a host that holds it";
+        self.end(cluster, EndCause::DatabaseAccepted, by).await?;
+        self.metrics.alarm("ledger_entry_refused");
+        tracing::error!(cluster.id = %cluster, "closed: {by}");
+        Ok(())
+    }
+
+    async fn end(&self, cluster: Uuid, cause: EndCause, by: &str) -> Result<(), ApiError> {
+        if !self.store.give_up(cluster, cause, by).await? {
+            self.store.drop_draft(cluster).await?;
+        }
+        Ok(())
+    }
+
+    async fn adopt_from_ledger(&self, commit: &Arc<Commit>) -> Result<(), ApiError> {
+        let damaged = |what: &str| {
+            StoreError::damaged(format!("{what} of cluster {} in the ledger", commit.cluster_id))
+        };
+        let statements: Vec<Jws> = commit
+            .statements
+            .iter()
+            .map(|text| text.parse().map_err(|_| damaged("a statement")))
+            .collect::<Result<_, _>>()?;
+        let chain = StatementChain::verify_links(&statements)?;
+        let authority = |of: &Authority| -> Result<AuthorityRow, StoreError> {
+            let decode = |text: &str| BASE64.decode(text.as_bytes()).map_err(|_| damaged("a CA"));
+            let wrapped_key = of.wrapped_key.as_deref().map(decode).transpose()?;
+            Ok(AuthorityRow { certificate: decode(&of.certificate)?, wrapped_key })
+        };
+        let (peer, client) = (authority(&commit.peer_ca)?, authority(&commit.client_ca)?);
+        self.store.put_cluster_back(&statements, chain.newest(), [&peer, &client]).await?;
+        let document: Jws = commit.document.parse().map_err(|_| damaged("the document"))?;
+        self.apply(commit.cluster_id, Incoming::Adopt { document, statements }, None).await?;
+        Ok(())
+    }
+
+    /// Admin elements that the ledger has and the database lacks. Rows that contradict it are left
+    /// alone: this process doesn't follow them.
+    pub(crate) async fn put_admins_back(&self) -> Result<(), ApiError> {
+        let known = self.store.ledger().admins();
+        let there = self.store.admin_elements().await?;
+        if there.len() >= known.len() {
+            return Ok(());
+        }
+        if !known.starts_with(&there) {
+            self.metrics.alarm("admin_rows_contradict_the_ledger");
+            tracing::error!("rows in admin_elements are not those that the ledger has seen");
+            return Ok(());
+        }
+        for (sequence, text) in (1..).zip(&known).skip(there.len()) {
+            let damaged = |_| StoreError::damaged("an admin element in the ledger");
+            let jws: Jws = text.parse().map_err(damaged)?;
+            self.store.put_admin_element(sequence, &jws, "the ledger").await?;
+            tracing::warn!(sequence, "an admin element that the database had lost is back");
+        }
+        Ok(())
+    }
+
+    /// An owner takes the database as it is: what the own ledger holds goes back first, then every
+    /// cluster that isn't committed is abandoned, every token revoked, and the gate opens.
+    pub async fn accept_database(
+        &self,
+        system_identifier: Option<&str>,
+        by: &str,
+    ) -> Result<AcceptResponse, ApiError> {
+        let (system, timeline) = self.store.server().await?;
+        let system = system.to_string();
+        if system_identifier.is_some_and(|expected| expected != system) {
+            return Err(ApiError::new(
+                Code::Conflict,
+                format!("The database's system identifier is {system}."),
+                "Look which database this is before you accept it.",
+            ));
+        }
+        let generation = self.store.look_at_generation().await?;
+        if generation.settled {
+            return Err(ApiError::new(
+                Code::WrongState,
+                "The database is settled: there is nothing to accept.",
+                "Nothing needs to be done.",
+            ));
+        }
+        let restored_commits = self.put_entries_back().await?;
+        let abandoned = self.abandon_all_that_form(by).await?;
+        let revoked = self.store.accept_generation(generation.number, by).await?;
+        let revoked_tokens = revoked.ok_or_else(|| {
+            let next = "Look at `muster-discovery process list`, and decide anew.";
+            ApiError::new(Code::Conflict, "The database has changed once more.", next)
+        })?;
+        self.wakes.wake_all();
+        Ok(AcceptResponse {
+            system_identifier: system,
+            timeline: i64::from(timeline),
+            abandoned,
+            revoked_tokens,
+            restored_commits,
+        })
+    }
+
+    async fn abandon_all_that_form(&self, by: &str) -> Result<Vec<Uuid>, ApiError> {
+        let mut abandoned = Vec::new();
+        let mut after = Uuid::nil();
+        loop {
+            let batch = self.store.forming(after).await?;
+            let Some(last) = batch.last() else { return Ok(abandoned) };
+            after = *last;
+            for cluster in batch {
+                let event = Incoming::DatabaseAccepted { by: by.to_owned() };
+                match self.apply(cluster, event, None).await {
+                    Ok(_) => {}
+                    Err(error) if error.is_damage() => {
+                        tracing::error!(cluster.id = %cluster, %error, "abandoned unread");
+                        self.store.give_up(cluster, EndCause::DatabaseAccepted, by).await?;
+                    }
+                    Err(error) => return Err(error),
+                }
+                abandoned.push(cluster);
+            }
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Databases and ledgers that go back in time, seen by a process that is told of nothing: it alone
+//! must notice, and no cluster forms twice.
+
+use std::path::Path;
+use std::time::Duration;
+
+use discovery_types::client::Client;
+use discovery_types::jws::Jws;
+use discovery_types::problem::Code;
+use discovery_types::statement::Statement;
+use discovery_types::token::Token;
+use uuid::Uuid;
+
+use super::agent::{Agent, form};
+use super::support::{World, committed, get, was_last_seen_long_ago};
+use crate::ledger::Occasion;
+use crate::server::{Running, ServeArgs, start};
+
+/// The second process of a world.
+fn second(world: &World) -> ServeArgs {
+    world.args("ledger-2")
+}
+
+/// The same, which looks at nothing but on occasion.
+fn unswept(world: &World, ledger: &str) -> ServeArgs {
+    let mut args = world.args(ledger);
+    args.times.sweep = Duration::from_secs(3_600);
+    args
+}
+
+async fn eventually(what: &str, mut ask: impl AsyncFnMut() -> bool) {
+    for _ in 0..400 {
+        if ask().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    panic!("never: {what}");
+}
+
+/// A host that never saw the commit does all that it can to form the cluster once more.
+async fn nobody_forms_it_again(
+    world: &World,
+    service: &Running,
+    (statement, token): (&Statement, &Token),
+    decided: &Jws,
+) {
+    let mut other = Agent::new(world, service, statement, token, 9);
+    for _ in 0..40 {
+        if let Ok(seen) = other.redeem().await
+            && seen.proposal.is_some()
+        {
+            let _ = other.ack(&seen).await;
+        }
+        let there = committed(&world.database, statement.cluster).await;
+        let same = there.is_none() || there.as_ref() == Some(decided);
+        assert!(same, "two clusters of one identity: the second list is decided");
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+}
+
+/// A token from now, if one can be had.
+async fn another_token(world: &World, admin: &Client, statement: &Statement) -> Token {
+    let (token, grant) = world.grant(admin, statement);
+    let _ = admin.put_grant(&grant.sign(&world.owner)).await;
+    token
+}
+
+async fn alarms(world: &World, service: &Running, kind: &str) -> String {
+    let text = get(world, service, "/metrics").await.1;
+    let sample = format!("muster_discovery_alarms_total{{kind=\"{kind}\"}} ");
+    let line = text.lines().find_map(|line| line.strip_prefix(&sample));
+    line.unwrap_or("none").to_owned()
+}
+
+/// A cluster of one that forms through `one`, and the dump from before.
+async fn formed(world: &World, one: &Running) -> (Statement, Token, Vec<u8>, Jws) {
+    let admin = world.owner(one);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let dump = world.database.dump();
+    form(&mut [Agent::new(world, one, &statement, &token, 1)]).await;
+    let decided = committed(&world.database, statement.cluster).await.unwrap();
+    (statement, token, dump, decided)
+}
+
+#[tokio::test]
+async fn what_another_process_let_out_forms_no_second_time_when_a_dump_is_loaded() {
+    let world = World::new().await;
+    let one = world.serve().await;
+    let two = start(second(&world)).await.unwrap();
+    let delivered = one.app().store.ledger().process();
+    let (statement, token, dump, decided) = formed(&world, &one).await;
+    // Two has heard of it, and keeps no more than its hash.
+    eventually("copied", async || two.app().store.ledger().commits() == 1).await;
+    one.stop().await;
+    world.database.load(&dump).await;
+
+    nobody_forms_it_again(&world, &two, (&statement, &token), &decided).await;
+    let admin = world.owner(&two);
+    eventually("noticed", async || {
+        admin.list_processes().await.is_ok_and(|list| !list.settled && list.generation == 2)
+    })
+    .await;
+    // One is gone for good: what two knows of its commits is all that is left.
+    was_last_seen_long_ago(&world.database, delivered).await;
+    assert!(admin.forget_process(delivered).await.unwrap().settled);
+    nobody_forms_it_again(&world, &two, (&statement, &token), &decided).await;
+    // A token from after it is no way either.
+    let fresh = another_token(&world, &admin, &statement).await;
+    nobody_forms_it_again(&world, &two, (&statement, &fresh), &decided).await;
+    // The one who let it out comes back after all.
+    let one = world.serve().await;
+    eventually("its document is back", async || {
+        committed(&world.database, statement.cluster).await.as_ref() == Some(&decided)
+    })
+    .await;
+    one.stop().await;
+    two.stop().await;
+}
+
+#[tokio::test]
+async fn a_process_that_joined_after_the_dump_and_never_swept_notices_it() {
+    let world = World::new().await;
+    let one = world.serve().await;
+    let admin = world.owner(&one);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let dump = world.database.dump();
+    let two = start(unswept(&world, "ledger-2")).await.unwrap();
+    form(&mut [Agent::new(&world, &one, &statement, &token, 1)]).await;
+    let decided = committed(&world.database, statement.cluster).await.unwrap();
+    one.stop().await;
+    world.database.load(&dump).await;
+    nobody_forms_it_again(&world, &two, (&statement, &token), &decided).await;
+    two.stop().await;
+}
+
+#[tokio::test]
+async fn a_process_whose_ledger_is_empty_sees_that_a_dump_was_loaded() {
+    let world = World::new().await;
+    let one = world.serve().await;
+    let (statement, token, dump, decided) = formed(&world, &one).await;
+    one.stop().await;
+    world.database.load(&dump).await;
+    let new = start(second(&world)).await.unwrap();
+    nobody_forms_it_again(&world, &new, (&statement, &token), &decided).await;
+    let listed = world.owner(&new).list_processes().await.unwrap();
+    assert!(!listed.settled, "it waits for the one that the dump knows: {listed:?}");
+    new.stop().await;
+}
+
+#[tokio::test]
+async fn a_process_that_the_dump_forgot_is_waited_for() {
+    let world = World::new().await;
+    let two = start(second(&world)).await.unwrap();
+    let (.., dump, _) = formed(&world, &two).await;
+    let one = world.serve().await;
+    let joined = one.app().store.ledger().process();
+    two.app().store.look_again(Occasion::Doubt).await.unwrap();
+    one.stop().await;
+    world.database.load(&dump).await;
+    let admin = world.owner(&two);
+    eventually("noticed", async || {
+        admin.list_processes().await.is_ok_and(|list| {
+            list.processes.iter().any(|process| process.id == joined && process.missing)
+        })
+    })
+    .await;
+    two.stop().await;
+}
+
+#[tokio::test]
+async fn a_dump_loaded_over_the_tables_under_living_connections_is_noticed() {
+    let world = World::new().await;
+    let one = world.serve().await;
+    let two = start(unswept(&world, "ledger-2")).await.unwrap();
+    let (statement, token, dump, decided) = formed(&world, &one).await;
+    one.stop().await;
+    // Every connection of two stays; its tables go from under it.
+    world.database.restore(&dump, &["--clean", "--if-exists"]);
+    nobody_forms_it_again(&world, &two, (&statement, &token), &decided).await;
+    two.stop().await;
+}
+
+/// Copies a folder of files.
+fn copy(from: &Path, to: &Path) {
+    let _ = std::fs::remove_dir_all(to);
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+async fn entries(world: &World, process: Uuid) -> i64 {
+    sqlx::query_scalar("SELECT entries FROM processes WHERE id = $1")
+        .bind(process)
+        .fetch_one(&mut world.database.connect().await)
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_ledger_put_back_is_filled_from_the_database_and_somebody_hears_of_it() {
+    let world = World::new().await;
+    let (ledger, kept) = (world.folder.path().join("ledger"), world.folder.path().join("kept"));
+    let one = world.serve().await;
+    let admin = world.owner(&one);
+    let first = world.cluster(&admin, "first", 1).await;
+    let token = world.token(&admin, &first).await;
+    form(&mut [Agent::new(&world, &one, &first, &token, 1)]).await;
+    one.stop().await;
+    copy(&ledger, &kept);
+    let one = world.serve().await;
+    let process = one.app().store.ledger().process();
+    let (statement, token, dump, decided) = formed(&world, &one).await;
+    one.stop().await;
+    assert_eq!(entries(&world, process).await, 2);
+    copy(&kept, &ledger);
+
+    let one = world.serve().await;
+    eventually("filled", async || one.app().store.ledger().commits() == 2).await;
+    assert_eq!(entries(&world, process).await, 2, "never counted down");
+    assert_eq!(alarms(&world, &one, "ledger_set_back").await, "1");
+    one.stop().await;
+    // And what it was filled with counts.
+    world.database.load(&dump).await;
+    let one = world.serve().await;
+    nobody_forms_it_again(&world, &one, (&statement, &token), &decided).await;
+    let fresh = another_token(&world, &world.owner(&one), &statement).await;
+    nobody_forms_it_again(&world, &one, (&statement, &fresh), &decided).await;
+    // Filled once, it is whole.
+    one.stop().await;
+    let one = world.serve().await;
+    assert_eq!(alarms(&world, &one, "ledger_set_back").await, "0");
+    one.stop().await;
+}
+
+#[tokio::test]
+async fn a_pooled_connection_to_an_old_primary_decides_nothing() {
+    let world = World::new().await;
+    let one = start(unswept(&world, "ledger")).await.unwrap();
+    let admin = world.owner(&one);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let mut agent = Agent::new(&world, &one, &statement, &token, 1);
+    let seen = agent.redeem().await.unwrap();
+    // The primary that took over is in generation 2 already; this process has seen it.
+    sqlx::raw_sql("UPDATE generation SET number = 2")
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
+    one.app().store.look_again(Occasion::Doubt).await.unwrap();
+    sqlx::raw_sql("UPDATE generation SET number = 1")
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
+    let refused = agent.ack(&seen).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
+    assert!(committed(&world.database, statement.cluster).await.is_none());
+    one.stop().await;
+}
