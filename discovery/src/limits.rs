@@ -10,14 +10,13 @@ use std::time::{Duration, Instant};
 
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use muster_door::network;
 
 /// Addresses remembered at once. When that many are active, all new ones share one bucket: a
 /// flood from many addresses slows newcomers and never costs memory.
 const ADDRESSES_MAX: usize = 65_536;
 /// How often a full table is gone through for addresses that have become quiet.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
-/// A network of this length is one address: whoever has one IPv6 address has 2⁶⁴ of them.
-const IPV6_PREFIX: u32 = 64;
 /// Stands for all addresses that found the table full.
 const OVERFLOW: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
@@ -71,17 +70,6 @@ impl AddressLimit {
     pub fn forget_quiet(&self) {
         self.limiter.retain_recent();
         self.limiter.shrink_to_fit();
-    }
-}
-
-/// The network that counts as one address.
-pub fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let mask = u128::MAX << (128 - IPV6_PREFIX);
-            IpAddr::V6(Ipv6Addr::from(u128::from(address) & mask))
-        }
-        address @ IpAddr::V4(_) => address,
     }
 }
 

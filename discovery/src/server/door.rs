@@ -1,14 +1,14 @@
-//! The way in: socket → bounds per address → TLS handshake → HTTP.
+//! The way in: socket → bounds per address → crate `muster-door` → TLS handshake → HTTP.
 //!
-//! A handshake costs a signature, and one that says nothing holds a place for seconds. So one
-//! address has so many sockets, opens so many a second, and shakes hands on so few of them at a
-//! time, before a byte is read; whoever is refused here is refused by an end of the connection.
+//! One address has so many sockets, opens so many a second, and shakes hands on so few of them at a
+//! time; one that says nothing takes no handshake from anybody. Whoever is refused here is refused by
+//! an end of the connection.
 
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use actix_http::{HttpService, Protocol, Request};
 use actix_service::{IntoServiceFactory, Service, ServiceFactory, ServiceFactoryExt, map_config};
@@ -19,68 +19,62 @@ use actix_web::middleware;
 use actix_web::rt::net::TcpStream;
 use actix_web::web::Data;
 use futures_util::future::LocalBoxFuture;
+use muster_door::{Bounds, Knock, Turned, network};
 use tokio_util::sync::CancellationToken;
 
 use super::tls::remember_peer;
 use crate::app::App;
-use crate::limits::{AddressLimit, Place, Places, network};
+use crate::limits::{AddressLimit, Place, Places};
 use crate::metrics::Metrics;
 use crate::routes;
 
 /// A request's headers have to be here by then.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// A TLS handshake has to be done by then, and be begun by then.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a socket may take for its first byte, then for its turn, then for its handshake.
+const HANDSHAKE_STEP: Duration = Duration::from_secs(3);
 /// A client has this long to read what is left when the connection ends.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Handshakes at a time, for each worker.
+/// Handshakes at a time, over all workers.
 pub(super) const HANDSHAKES: usize = 256;
-/// Of these, for one address, over all workers; its further sockets wait for their turn.
+/// Of these, for one address; its further sockets wait for their turn.
 const HANDSHAKES_EACH: usize = 32;
-/// How often a socket looks whether it is its turn.
-const TURN: Duration = Duration::from_millis(10);
 
 /// The bounds, shared by all workers.
 #[derive(Clone, Debug)]
 pub(super) struct Door {
     sockets: Places<IpAddr>,
-    handshakes: Places<IpAddr>,
+    strangers: muster_door::Door,
     rate: Arc<AddressLimit>,
     metrics: Arc<Metrics>,
 }
 
 impl Door {
-    /// At most `each` sockets from one address, opened at `rate`.
-    pub(super) fn new(each: usize, rate: Arc<AddressLimit>, metrics: Arc<Metrics>) -> Self {
-        Door {
-            sockets: Places::new(usize::MAX, each),
-            handshakes: Places::new(usize::MAX, HANDSHAKES_EACH),
-            rate,
-            metrics,
-        }
+    /// At most `max` sockets, `each` from one address, opened at `rate`.
+    pub(super) fn new(
+        max: usize,
+        each: usize,
+        rate: Arc<AddressLimit>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let bounds = Bounds {
+            // Whoever says nothing leaves as many to those who do.
+            silent: max.div_ceil(2),
+            handshakes: HANDSHAKES,
+            each: HANDSHAKES_EACH,
+            step: HANDSHAKE_STEP,
+        };
+        let strangers = muster_door::Door::new(bounds);
+        Door { sockets: Places::new(usize::MAX, each), strangers, rate, metrics }
     }
 
-    fn enter(&self, address: IpAddr) -> Option<Place<IpAddr>> {
-        let entered =
-            self.rate.check(address).ok().and_then(|()| self.sockets.take(network(address)));
+    fn enter(&self, address: IpAddr) -> Option<(Knock, Place<IpAddr>)> {
+        let entered = self.rate.check(address).ok().and_then(|()| {
+            Some((self.strangers.knock(address)?, self.sockets.take(network(address))?))
+        });
         if entered.is_none() {
             self.metrics.alarm("connections_refused");
         }
         entered
-    }
-
-    /// Waits until `address` may shake hands once more.
-    async fn turn(&self, address: IpAddr) -> Option<Place<IpAddr>> {
-        let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
-        loop {
-            if let Some(place) = self.handshakes.take(network(address)) {
-                return Some(place);
-            }
-            if Instant::now() >= deadline {
-                return None;
-            }
-            tokio::time::sleep(TURN).await;
-        }
     }
 }
 
@@ -112,7 +106,7 @@ pub(super) fn service(
     let mut tls = tls.clone();
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     let mut acceptor = Acceptor::new(tls);
-    acceptor.set_handshake_timeout(HANDSHAKE_TIMEOUT);
+    acceptor.set_handshake_timeout(HANDSHAKE_STEP);
     let door = door.clone();
     actix_service::fn_factory(move || {
         let (acceptor, http) = (
@@ -154,15 +148,20 @@ where
     fn call(&self, socket: TcpStream) -> Self::Future {
         let address = socket.peer_addr().ok();
         let entered = address.and_then(|address| Some((address, self.door.enter(address.ip())?)));
-        let Some((address, place)) = entered else {
+        let Some((address, (knock, place))) = entered else {
             return Box::pin(std::future::ready(Ok(())));
         };
         let (acceptor, http, door) = (self.acceptor.clone(), self.http.clone(), self.door.clone());
         Box::pin(async move {
-            let turn = door.turn(address.ip()).await.ok_or(())?;
-            let _ = socket.set_nodelay(true);
-            let opened = acceptor.call(socket).await.map_err(|_| ())?;
-            drop(turn);
+            let handshake = async |socket: TcpStream| {
+                let _ = socket.set_nodelay(true);
+                acceptor.call(socket).await.map_err(std::io::Error::other)
+            };
+            let opened = knock.admit(socket, handshake).await.map_err(|turned| {
+                if matches!(turned, Turned::Crowded) {
+                    door.metrics.alarm("connections_refused");
+                }
+            })?;
             let served = http.call((opened, Protocol::Http1, Some(address))).await;
             drop(place);
             served.map_err(|_| ())

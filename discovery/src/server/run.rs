@@ -136,8 +136,8 @@ pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
         server_config(&keys).map_err(|error| ServerError::failed("can't set up TLS", error))?;
     let app = app(&args, keys, store);
 
-    let each = args.limits.max_connections_per_address;
-    let door = Door::new(each, app.connections.clone(), app.metrics.clone());
+    let (max, each) = (args.limits.max_connections, args.limits.max_connections_per_address);
+    let door = Door::new(max, each, app.connections.clone(), app.metrics.clone());
     actix_tls::accept::max_concurrent_tls_connect(HANDSHAKES);
     let mut server = actix_server::Server::build()
         .max_concurrent_connections(args.limits.max_connections)

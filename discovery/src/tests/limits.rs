@@ -250,3 +250,26 @@ async fn one_address_that_says_nothing_takes_no_handshakes_from_another() {
     assert!(!silent.is_empty());
     service.stop().await;
 }
+
+#[tokio::test]
+async fn silent_sockets_from_many_addresses_delay_nobody() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let connect = async |from: std::net::Ipv4Addr| {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind((from, 0).into()).unwrap();
+        socket.connect(service.addresses[0]).await.unwrap()
+    };
+    let mut silent = Vec::new();
+    for host in 0..20 {
+        for _ in 0..32 {
+            silent.push(connect(std::net::Ipv4Addr::new(127, 0, 7, host)).await);
+        }
+    }
+    let start = std::time::Instant::now();
+    let request = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    let answer = exchange(&world, &service, None, request).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    service.stop().await;
+}

@@ -11,17 +11,20 @@ use std::{
 };
 
 use axum::Router;
+use http::Request;
+use hyper::body::Incoming;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
     service::TowerToHyperService,
 };
+use muster_door::{Bounds, Door, Knock, Turned};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     runtime,
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{sleep, timeout},
+    time::sleep,
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -35,10 +38,14 @@ const MAX_CONNECTIONS: usize = 10_000;
 /// Streams that one connection may have open, whatever `--max-concurrent-streams` allows beyond it:
 /// each may keep a request in memory that is as large as requests may be.
 const MAX_STREAMS_PER_CONNECTION: u32 = 4096;
-/// Connections that may be in their TLS handshake at once on one front; more wait to be accepted.
+/// Connections that may be in their TLS handshake at once; more wait for their turn.
 const HANDSHAKES: usize = 256;
-/// How long a TLS handshake, or the head of an HTTP/1 request, may take.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Of these, for one network.
+const HANDSHAKES_EACH: usize = 64;
+/// How long a connection may take for its first byte, then for its turn, then for its handshake.
+const HANDSHAKE_STEP: Duration = Duration::from_secs(3);
+/// How long the head of an HTTP/1 request may take.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// After an accept failed (most often: too many open files).
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// Bytes that one stream may send before it is read: more than etcd's largest request.
@@ -114,8 +121,7 @@ impl Fronts {
         max_connections: usize,
     ) -> io::Result<Self> {
         let stopping = CancellationToken::new();
-        let places =
-            Places { free: Arc::new(Semaphore::new(max_connections)), full: Arc::default() };
+        let places = Places::new(max_connections);
         let mut ended = Vec::new();
         for n in 0..threads {
             let mut tasks = Vec::new();
@@ -152,22 +158,46 @@ impl Fronts {
     }
 }
 
-/// What all fronts share of [`MAX_CONNECTIONS`].
+/// What all fronts share: the bounds of all connections, and of those that are nobody's yet.
 #[derive(Clone)]
 struct Places {
     free: Arc<Semaphore>,
+    door: Door,
     full: Arc<LogLimit<1>>,
+    rejected: Arc<LogLimit<1>>,
 }
 
 impl Places {
-    fn take(&self) -> Option<OwnedSemaphorePermit> {
-        let place = Arc::clone(&self.free).try_acquire_owned().ok();
-        if place.is_none()
+    fn new(max_connections: usize) -> Self {
+        Self {
+            free: Arc::new(Semaphore::new(max_connections)),
+            door: Door::new(Bounds {
+                // Whoever says nothing leaves as many to those who do.
+                silent: max_connections.div_ceil(2),
+                handshakes: HANDSHAKES,
+                each: HANDSHAKES_EACH,
+                step: HANDSHAKE_STEP,
+            }),
+            full: Arc::default(),
+            rejected: Arc::default(),
+        }
+    }
+
+    fn take(&self, remote: SocketAddr) -> Option<(Knock, OwnedSemaphorePermit)> {
+        let knock = self.door.knock(remote.ip());
+        let taken = knock.zip(Arc::clone(&self.free).try_acquire_owned().ok());
+        if taken.is_none()
             && let Some(suppressed) = self.full.pass(0, Instant::now())
         {
-            tracing::warn!(suppressed, "too many connections of clients; closing new ones");
+            tracing::warn!(%remote, suppressed, "too many connections of clients; closing new ones");
         }
-        place
+        taken
+    }
+
+    fn rejected(&self, remote: SocketAddr, error: &Turned) {
+        if let Some(suppressed) = self.rejected.pass(0, Instant::now()) {
+            tracing::warn!(%remote, %error, suppressed, "rejected connection on client endpoint");
+        }
     }
 }
 
@@ -185,14 +215,10 @@ async fn run(
 ) {
     let connections = TaskTracker::new();
     let builder = Arc::new(builder(limits));
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
-    let rejected = Arc::default();
     for (socket, tls, router) in listeners {
         let front = Front {
             builder: Arc::clone(&builder),
-            handshakes: Arc::clone(&handshakes),
             places: places.clone(),
-            rejected: Arc::clone(&rejected),
             connections: connections.clone(),
             stopping: stopping.clone(),
             tls,
@@ -207,7 +233,7 @@ async fn run(
 
 fn builder(limits: ClientLimits) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HANDSHAKE_TIMEOUT);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
     let mut http2 = builder.http2();
     http2
         .timer(TokioTimer::new())
@@ -227,9 +253,7 @@ fn builder(limits: ClientLimits) -> auto::Builder<TokioExecutor> {
 #[derive(Clone)]
 struct Front {
     builder: Arc<auto::Builder<TokioExecutor>>,
-    handshakes: Arc<Semaphore>,
     places: Places,
-    rejected: Arc<LogLimit<1>>,
     connections: TaskTracker,
     stopping: CancellationToken,
     tls: Option<Arc<ClientListenerTls>>,
@@ -249,9 +273,9 @@ impl Front {
             };
             match accepted {
                 Ok((tcp, remote)) => {
-                    let Some(place) = self.places.take() else { continue };
+                    let Some((knock, place)) = self.places.take(remote) else { continue };
                     let _ = tcp.set_nodelay(true);
-                    let connection = self.clone().connection(tcp, remote);
+                    let connection = self.clone().connection(knock, tcp, remote);
                     self.connections.spawn(async move {
                         connection.await;
                         drop(place);
@@ -265,34 +289,37 @@ impl Front {
         }
     }
 
-    async fn connection(self, tcp: TcpStream, remote: SocketAddr) {
+    async fn connection(self, knock: Knock, tcp: TcpStream, remote: SocketAddr) {
         let Some(tls) = &self.tls else {
+            let Some(tcp) = self.admit(knock, tcp, remote, async |tcp| Ok(tcp)).await else {
+                return;
+            };
             return self.serve(tcp, ClientConnection { remote, common_name: None }).await;
         };
-        let accept = async {
-            // Held only for the handshake.
-            let _permit = self.handshakes.acquire().await;
-            TlsAcceptor::from(tls.server_config()).accept(tcp).await
-        };
-        match timeout(HANDSHAKE_TIMEOUT, accept).await {
-            Ok(Ok(stream)) => {
-                let common_name = stream
-                    .get_ref()
-                    .1
-                    .peer_certificates()
-                    .and_then(<[_]>::first)
-                    .and_then(|certificate| crate::tls::common_name_of(certificate))
-                    .map(Arc::from);
-                self.serve(stream, ClientConnection { remote, common_name }).await;
-            }
-            Ok(Err(error)) => self.rejected(remote, &error),
-            Err(_) => self.rejected(remote, &"the TLS handshake took too long"),
-        }
+        let accept = async |tcp| TlsAcceptor::from(tls.server_config()).accept(tcp).await;
+        let Some(stream) = self.admit(knock, tcp, remote, accept).await else { return };
+        let certificates = stream.get_ref().1.peer_certificates();
+        let common_name = certificates
+            .and_then(<[_]>::first)
+            .and_then(|certificate| crate::tls::common_name_of(certificate))
+            .map(Arc::from);
+        self.serve(stream, ClientConnection { remote, common_name }).await;
     }
 
-    fn rejected(&self, remote: SocketAddr, error: &dyn std::fmt::Display) {
-        if let Some(suppressed) = self.rejected.pass(0, Instant::now()) {
-            tracing::warn!(%remote, %error, suppressed, "rejected connection on client endpoint");
+    /// Nobody who is still shaking hands when the node stops is waited for.
+    async fn admit<T>(
+        &self,
+        knock: Knock,
+        tcp: TcpStream,
+        remote: SocketAddr,
+        handshake: impl AsyncFnOnce(TcpStream) -> io::Result<T>,
+    ) -> Option<T> {
+        match self.stopping.run_until_cancelled(knock.admit(tcp, handshake)).await? {
+            Ok(opened) => Some(opened),
+            Err(turned) => {
+                self.places.rejected(remote, &turned);
+                None
+            }
         }
     }
 
@@ -300,12 +327,10 @@ impl Front {
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let service = self.router.clone().map_request(
-            move |mut request: http::Request<hyper::body::Incoming>| {
-                request.extensions_mut().insert(who.clone());
-                request
-            },
-        );
+        let service = self
+            .router
+            .clone()
+            .map_request(move |request: Request<Incoming>| arrived(request, &who));
         let service = TowerToHyperService::new(service);
         let connection =
             self.builder.serve_connection_with_upgrades(TokioIo::new(Lenient::new(io)), service);
@@ -320,95 +345,11 @@ impl Front {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::io::{Read, Write};
-
-    use axum::{Extension, routing::get};
-
-    use super::*;
-
-    fn front(router: Router) -> (Fronts, SocketAddr) {
-        front_for(router, MAX_CONNECTIONS)
-    }
-
-    fn front_for(router: Router, connections: usize) -> (Fronts, SocketAddr) {
-        let socket = bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let address = socket.local_addr().unwrap();
-        let limits = ClientLimits {
-            max_concurrent_streams: u32::MAX,
-            keepalive_interval: Duration::ZERO,
-            keepalive_timeout: Duration::ZERO,
-        };
-        let listener = ClientListener { socket, tls: None, router };
-        (Fronts::start_bounded(1, &[listener], limits, connections).unwrap(), address)
-    }
-
-    fn request(address: SocketAddr, path: &str) -> String {
-        let mut stream = std::net::TcpStream::connect(address).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    }
-
-    #[test]
-    fn a_request_knows_where_it_came_from() {
-        let remote = |Extension(who): Extension<ClientConnection>| async move {
-            who.remote.ip().to_string()
-        };
-        let (fronts, address) = front(Router::new().route("/", get(remote)));
-        let answer = request(address, "/");
-        assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("127.0.0.1"), "{answer}");
-        fronts.stop(Duration::from_secs(5));
-        assert!(std::net::TcpStream::connect(address).is_err());
-    }
-
-    #[test]
-    fn connections_above_the_bound_are_closed_and_places_come_free_again() {
-        let (fronts, address) = front_for(Router::new().route("/", get(|| async { "x" })), 2);
-        let connect = || std::net::TcpStream::connect(address).unwrap();
-        let held = [connect(), connect()];
-        let mut third = connect();
-        assert!(matches!(third.read(&mut [0]), Ok(0) | Err(_)));
-        drop(held);
-        let start = Instant::now();
-        loop {
-            let mut stream = connect();
-            let _ = write!(stream, "GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
-            let mut answer = String::new();
-            if stream.read_to_string(&mut answer).is_ok() && answer.starts_with("HTTP/1.1 200") {
-                break;
-            }
-            assert!(start.elapsed() < Duration::from_secs(60), "no place comes free");
-        }
-        fronts.stop(Duration::from_secs(5));
-    }
-
-    #[tokio::test]
-    async fn a_connection_has_so_many_streams_and_no_more() {
-        let (_fronts, address) = front(Router::new());
-        let mut stream = TcpStream::connect(address).await.unwrap();
-        // The preface and empty settings; the server's settings come first in its answer.
-        let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-        tokio::io::AsyncWriteExt::write_all(&mut stream, hello).await.unwrap();
-        let mut head = [0; 9];
-        tokio::io::AsyncReadExt::read_exact(&mut stream, &mut head).await.unwrap();
-        assert_eq!(head[3], 4, "a SETTINGS frame");
-        let mut settings = vec![0; usize::from(head[2])];
-        tokio::io::AsyncReadExt::read_exact(&mut stream, &mut settings).await.unwrap();
-        let streams = settings.chunks(6).find(|setting| setting[..2] == [0, 3]).unwrap();
-        assert_eq!(streams[2..], MAX_STREAMS_PER_CONNECTION.to_be_bytes());
-    }
-
-    #[test]
-    fn a_request_that_never_ends_is_cut_off_at_the_deadline() {
-        let forever = || async { std::future::pending::<()>().await };
-        let (fronts, address) = front(Router::new().route("/", get(forever)));
-        let mut stream = std::net::TcpStream::connect(address).unwrap();
-        stream.write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
-        std::thread::sleep(Duration::from_millis(50));
-        // Returns although the request doesn't.
-        fronts.stop(Duration::from_millis(200));
-    }
+/// Says where a request came from.
+fn arrived(mut request: Request<Incoming>, who: &ClientConnection) -> Request<Incoming> {
+    request.extensions_mut().insert(who.clone());
+    request
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use muster_door::{Bounds, Door, Knock, Turned};
 use tokio::{
     io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -18,9 +19,7 @@ use super::{
     hello::{self, Hello, Purpose},
     peer::PeerHandle,
     service::Shared,
-    snapshot,
-    strangers::{Place, Strangers},
-    stream,
+    snapshot, stream,
     stream::{Duplex, PeerStream},
 };
 
@@ -36,16 +35,22 @@ pub(super) async fn run(shared: Arc<Shared>, listener: std::net::TcpListener, tl
             return;
         }
     };
-    let strangers = Strangers::new(shared.limits.handshakes);
+    let limits = &shared.limits;
+    let door = Door::new(Bounds {
+        silent: limits.silent,
+        handshakes: limits.handshakes,
+        each: limits.handshakes.div_ceil(4),
+        step: limits.handshake_timeout,
+    });
     loop {
         let accepted = tokio::select! {
             () = shared.stopping.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((tcp, remote)) => match strangers.enter(remote.ip()) {
-                Some(place) => {
-                    let task = serve(Arc::clone(&shared), tcp, tls, remote.to_string(), place);
+            Ok((tcp, remote)) => match door.knock(remote.ip()) {
+                Some(knock) => {
+                    let task = serve(Arc::clone(&shared), tcp, tls, remote.to_string(), knock);
                     shared.tasks.spawn(task);
                 }
                 None => {
@@ -60,21 +65,20 @@ pub(super) async fn run(shared: Arc<Shared>, listener: std::net::TcpListener, tl
     }
 }
 
-async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, place: Place) {
+async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, knock: Knock) {
+    let handshake = async |tcp| admit(&shared, tcp, tls, &remote).await;
     let admitted = tokio::select! {
         () = shared.stopping.cancelled() => return,
-        () = place.lost.cancelled() => {
+        admitted = knock.admit(tcp, handshake) => admitted,
+    };
+    let (stream, peer, purpose) = match admitted {
+        Ok(Some(admitted)) => admitted,
+        Ok(None) => return,
+        Err(Turned::Crowded) => {
             shared.counters.handshakes_over_limit.fetch_add(1, Relaxed);
             return;
         }
-        result = timeout(shared.limits.handshake_timeout, admit(&shared, tcp, tls, &remote)) => result,
-    };
-    drop(place);
-    let (stream, peer, purpose) = match admitted {
-        Ok(Ok(Some(admitted))) => admitted,
-        Ok(Ok(None)) => return,
-        Ok(Err(error)) => return shared.handshake_failed(&error, &remote),
-        Err(_) => return shared.handshake_failed(&"no hello in time", &remote),
+        Err(error) => return shared.handshake_failed(&error, &remote),
     };
     peer.wake.notify_one();
     let ended = match purpose {

@@ -11,7 +11,7 @@
 //!    that is slow or away is dropped and counted. Raft sends again.
 //! 2. Messages to one peer arrive in order or not at all, within one connection.
 //! 3. A snapshot has a stream of its own, so that it never delays a heartbeat.
-//! 4. Who has not said who it is holds one of a few places, which hosts share fairly.
+//! 4. Who has not said who it is holds one of a few places, which hosts share fairly (crate `muster-door`).
 //! 5. Everything runs on one thread of its own; `PeerEvents` are called there and must not block,
 //!    except `snapshot`, which has a thread to itself.
 //!
@@ -26,7 +26,6 @@ mod metrics;
 mod peer;
 mod service;
 mod snapshot;
-mod strangers;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -53,9 +52,6 @@ pub use self::{
     metrics::{Counters, CountersSnapshot, PeerTraffic},
     snapshot::{SnapshotReader, SnapshotWriter},
 };
-
-/// ALPN of peer streams.
-pub const ALPN: &[u8] = b"muster-peer/1";
 
 /// This member, as its hello states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,10 +144,13 @@ pub struct Limits {
     pub queue_bytes: usize,
     /// The longest frame that is read or written.
     pub frame_bytes: usize,
-    /// Inbound connections that may be in TLS or hello at once; more close the oldest one of the
-    /// host that has the most of them, or are closed at once if they are that host's.
+    /// Inbound connections that may wait for their first byte or their turn; more close the oldest
+    /// one of the host that has the most of them, or are closed at once if they are that host's.
+    pub silent: usize,
+    /// Inbound connections that may be in TLS or hello at once, shared likewise; a quarter of them
+    /// at most is one host's.
     pub handshakes: usize,
-    /// How long TLS and hello may take together.
+    /// How long TLS and hello may take together; and before them the first byte, and the turn.
     pub handshake_timeout: Duration,
     /// How often a stream is asked whether it lives.
     pub ping_interval: Duration,
@@ -167,6 +166,7 @@ impl Default for Limits {
             queue_messages: 4096,
             queue_bytes: 64 << 20,
             frame_bytes: 32 << 20,
+            silent: 256,
             handshakes: 64,
             handshake_timeout: Duration::from_secs(5),
             ping_interval: Duration::from_secs(1),

@@ -1,0 +1,144 @@
+//! A door on loopback. Whoever is admitted has said one byte more than the first.
+
+use std::{net::SocketAddr, time::Instant};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpSocket},
+    sync::mpsc,
+};
+
+use super::*;
+
+const BOUNDS: Bounds = Bounds { silent: 64, handshakes: 4, each: 2, step: Duration::from_secs(30) };
+const QUICK: Duration = Duration::from_secs(5);
+
+type Outcomes = mpsc::UnboundedReceiver<(IpAddr, Result<(), Turned>)>;
+
+/// Admits whoever comes and tells of each.
+async fn open(bounds: Bounds) -> (SocketAddr, Outcomes) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (tell, told) = mpsc::unbounded_channel();
+    let door = Door::new(bounds);
+    tokio::spawn(async move {
+        loop {
+            let (tcp, remote) = listener.accept().await.unwrap();
+            let Some(knock) = door.knock(remote.ip()) else { continue };
+            let tell = tell.clone();
+            tokio::spawn(async move {
+                let two_bytes =
+                    async |mut tcp: TcpStream| tcp.read_exact(&mut [0; 2]).await.map(drop);
+                let _ = tell.send((remote.ip(), knock.admit(tcp, two_bytes).await));
+            });
+        }
+    });
+    (address, told)
+}
+
+async fn connect(from: &str, to: SocketAddr, said: &[u8]) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
+    let mut stream = socket.connect(to).await.unwrap();
+    stream.write_all(said).await.unwrap();
+    stream
+}
+
+async fn next(told: &mut Outcomes) -> (String, Result<(), Turned>) {
+    let (who, outcome) = timeout(QUICK, told.recv()).await.expect("soon").unwrap();
+    (who.to_string(), outcome)
+}
+
+fn is_admitted((who, outcome): &(String, Result<(), Turned>)) -> bool {
+    who == "127.0.0.2" && outcome.is_ok()
+}
+
+#[tokio::test]
+async fn who_says_nothing_takes_no_place_and_is_sent_away() {
+    let step = Duration::from_millis(300);
+    let (address, mut told) = open(Bounds { handshakes: 1, step, ..BOUNDS }).await;
+    let start = Instant::now();
+    let _silent = connect("127.0.0.66", address, b"").await;
+    let _client = connect("127.0.0.2", address, b"xx").await;
+    assert!(matches!(next(&mut told).await, (who, Ok(())) if who == "127.0.0.2"));
+    assert!(matches!(next(&mut told).await, (who, Err(Turned::Late)) if who == "127.0.0.66"));
+    assert!(start.elapsed() >= step);
+}
+
+#[tokio::test]
+async fn who_stops_after_the_first_byte_is_sent_away() {
+    let step = Duration::from_millis(300);
+    let (address, mut told) = open(Bounds { step, ..BOUNDS }).await;
+    let _half = connect("127.0.0.66", address, b"x").await;
+    assert!(matches!(next(&mut told).await, (_, Err(Turned::Late))));
+}
+
+#[tokio::test]
+async fn one_host_with_a_byte_on_each_connection_keeps_itself_waiting_and_nobody_else() {
+    let (address, mut told) = open(BOUNDS).await;
+    let mut half = Vec::new();
+    for _ in 0..20 {
+        half.push(connect("127.0.0.66", address, b"x").await);
+    }
+    let _client = connect("127.0.0.2", address, b"xx").await;
+    assert!(matches!(next(&mut told).await, (who, Ok(())) if who == "127.0.0.2"));
+    // They are served in turn as soon as they go on.
+    for stream in &mut half {
+        stream.write_all(b"x").await.unwrap();
+    }
+    for _ in &half {
+        assert!(matches!(next(&mut told).await, (who, Ok(())) if who == "127.0.0.66"));
+    }
+}
+
+#[tokio::test]
+async fn many_hosts_give_way_to_a_newcomer_one_place_each() {
+    let (address, mut told) = open(BOUNDS).await;
+    let mut half = Vec::new();
+    for host in 10..14 {
+        half.push(connect(&format!("127.0.0.{host}"), address, b"x").await);
+    }
+    // Until all of them are inside, the newcomer might find a place that is free.
+    sleep(Duration::from_millis(100)).await;
+    let _client = connect("127.0.0.2", address, b"xx").await;
+    let both = [next(&mut told).await, next(&mut told).await];
+    let lost = |(who, outcome): &(String, Result<(), Turned>)| {
+        who == "127.0.0.10" && matches!(outcome, Err(Turned::Crowded))
+    };
+    assert!(both.iter().any(lost) && both.iter().any(is_admitted), "{both:?}");
+}
+
+#[tokio::test]
+async fn a_crowd_of_silent_connections_is_bounded() {
+    let (address, mut told) = open(Bounds { silent: 3, ..BOUNDS }).await;
+    let mut silent = Vec::new();
+    for _ in 0..5 {
+        silent.push(connect("127.0.0.66", address, b"").await);
+    }
+    for above in &mut silent[3..] {
+        let end = timeout(QUICK, above.read(&mut [0])).await.expect("closed at once");
+        assert!(matches!(end, Ok(0) | Err(_)));
+    }
+    let _client = connect("127.0.0.2", address, b"xx").await;
+    let both = [next(&mut told).await, next(&mut told).await];
+    let lost =
+        |(_, outcome): &(String, Result<(), Turned>)| matches!(outcome, Err(Turned::Crowded));
+    assert!(both.iter().any(lost) && both.iter().any(is_admitted), "{both:?}");
+}
+
+#[tokio::test]
+async fn who_leaves_at_once_is_no_loss_of_time() {
+    let (address, mut told) = open(BOUNDS).await;
+    drop(connect("127.0.0.2", address, b"").await);
+    let (_, outcome) = next(&mut told).await;
+    assert!(matches!(outcome, Err(Turned::Failed(e)) if e.kind() == io::ErrorKind::UnexpectedEof));
+}
+
+#[test]
+fn addresses_of_one_network_are_one_host() {
+    let of = |text: &str| network(text.parse().expect("an address"));
+    assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+    assert_eq!(of("fd00::1"), of("fd00::2"));
+    assert_ne!(of("fd00::1"), of("fd00:0:0:1::1"));
+    assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
+}

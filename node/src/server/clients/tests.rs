@@ -1,0 +1,149 @@
+//! Fronts on loopback, and who keeps whom out.
+
+use std::io::{Read, Write};
+
+use axum::{Extension, routing::get};
+
+use rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::TlsConnector;
+
+use super::*;
+use crate::tls::{TlsFiles, TlsPolicy};
+
+fn front(router: Router) -> (Fronts, SocketAddr) {
+    front_for(router, MAX_CONNECTIONS)
+}
+
+fn front_for(router: Router, connections: usize) -> (Fronts, SocketAddr) {
+    start(router, None, connections)
+}
+
+fn start(
+    router: Router,
+    tls: Option<Arc<ClientListenerTls>>,
+    connections: usize,
+) -> (Fronts, SocketAddr) {
+    let socket = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = socket.local_addr().unwrap();
+    let limits = ClientLimits {
+        max_concurrent_streams: u32::MAX,
+        keepalive_interval: Duration::ZERO,
+        keepalive_timeout: Duration::ZERO,
+    };
+    let listener = ClientListener { socket, tls, router };
+    (Fronts::start_bounded(1, &[listener], limits, connections).unwrap(), address)
+}
+
+fn request(address: SocketAddr, path: &str) -> String {
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn a_request_knows_where_it_came_from() {
+    let remote =
+        |Extension(who): Extension<ClientConnection>| async move { who.remote.ip().to_string() };
+    let (fronts, address) = front(Router::new().route("/", get(remote)));
+    let answer = request(address, "/");
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("127.0.0.1"), "{answer}");
+    fronts.stop(Duration::from_secs(5));
+    assert!(std::net::TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn connections_above_the_bound_are_closed_and_places_come_free_again() {
+    let (fronts, address) = front_for(Router::new().route("/", get(|| async { "x" })), 2);
+    let connect = || std::net::TcpStream::connect(address).unwrap();
+    let held = [connect(), connect()];
+    let mut third = connect();
+    assert!(matches!(third.read(&mut [0]), Ok(0) | Err(_)));
+    drop(held);
+    let start = Instant::now();
+    loop {
+        let mut stream = connect();
+        let _ = write!(stream, "GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
+        let mut answer = String::new();
+        if stream.read_to_string(&mut answer).is_ok() && answer.starts_with("HTTP/1.1 200") {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "no place comes free");
+    }
+    fronts.stop(Duration::from_secs(5));
+}
+
+#[tokio::test]
+async fn a_connection_has_so_many_streams_and_no_more() {
+    let (_fronts, address) = front(Router::new());
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // The preface and empty settings; the server's settings come first in its answer.
+    let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    tokio::io::AsyncWriteExt::write_all(&mut stream, hello).await.unwrap();
+    let mut head = [0; 9];
+    tokio::io::AsyncReadExt::read_exact(&mut stream, &mut head).await.unwrap();
+    assert_eq!(head[3], 4, "a SETTINGS frame");
+    let mut settings = vec![0; usize::from(head[2])];
+    tokio::io::AsyncReadExt::read_exact(&mut stream, &mut settings).await.unwrap();
+    let streams = settings.chunks(6).find(|setting| setting[..2] == [0, 3]).unwrap();
+    assert_eq!(streams[2..], MAX_STREAMS_PER_CONNECTION.to_be_bytes());
+}
+
+#[test]
+fn a_request_that_never_ends_is_cut_off_at_the_deadline() {
+    let forever = || async { std::future::pending::<()>().await };
+    let (fronts, address) = front(Router::new().route("/", get(forever)));
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    // Returns although the request doesn't.
+    fronts.stop(Duration::from_millis(200));
+}
+
+/// A listener with TLS, and what connects to it.
+fn secure() -> (Arc<ClientListenerTls>, TlsConnector) {
+    let dir = tempfile::tempdir().unwrap();
+    let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
+    let (cert, key) = (dir.path().join("crt"), dir.path().join("key"));
+    std::fs::write(&cert, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let files = TlsFiles { cert, key, ..TlsFiles::default() };
+    let tls = ClientListenerTls::new(&files, &TlsPolicy::default(), &[]).unwrap();
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from(made.cert.der().to_vec())).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    (Arc::new(tls), TlsConnector::from(Arc::new(config)))
+}
+
+async fn connect_from(from: &str, to: SocketAddr) -> TcpStream {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
+    socket.connect(to).await.unwrap()
+}
+
+/// How long a client from an address of its own takes to be let in.
+async fn time_of_a_handshake(connector: &TlsConnector, address: SocketAddr) -> Duration {
+    let start = Instant::now();
+    let tcp = connect_from("127.0.0.9", address).await;
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    connector.connect(name, tcp).await.unwrap();
+    start.elapsed()
+}
+
+#[tokio::test]
+async fn one_host_that_says_nothing_keeps_nobody_out() {
+    let (tls, connector) = secure();
+    let (_fronts, address) = start(Router::new(), Some(tls), MAX_CONNECTIONS);
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        silent.push(connect_from("127.0.0.66", address).await);
+    }
+    let took = time_of_a_handshake(&connector, address).await;
+    assert!(took < Duration::from_secs(2), "{took:?}");
+}
