@@ -151,8 +151,14 @@ fn tls(config: &Config, low: &LowArgs) -> Result<(), String> {
             return Err(format!("--{prefix}client-cert-auth needs --{prefix}trusted-ca-file"));
         }
     }
+    if !low.value("client-crl-file").is_empty() && low.value("trusted-ca-file").is_empty() {
+        return Err("--client-crl-file needs --trusted-ca-file: without a CA no client is checked"
+            .to_owned());
+    }
     let listens = |urls: &[super::ListenUrl]| urls.iter().any(super::ListenUrl::is_https);
-    if listens(&config.listen_client_urls) && config.client_tls.is_none() {
+    let clients =
+        [&config.listen_client_urls, &config.listen_client_http_urls, &config.listen_metrics_urls];
+    if clients.into_iter().any(|urls| listens(urls)) && config.client_tls.is_none() {
         return Err("TLS key/cert (--cert-file, --key-file) must be provided for client urls with HTTPS scheme".to_owned());
     }
     let peers = config.initial_cluster.iter().flat_map(|(_, urls)| urls).any(PeerUrl::is_https);

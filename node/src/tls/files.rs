@@ -1,4 +1,5 @@
-//! Certificates, keys, CAs and revocation lists in PEM files that may be replaced while in use.
+//! Certificates, keys, CAs and revocation lists in files that may be replaced while in use: PEM, and
+//! lists in DER as well.
 
 use std::{
     fmt,
@@ -11,12 +12,15 @@ use rustls::{
     RootCertStore, SignatureScheme,
     client::ResolvesClientCert,
     pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, pem, pem::PemObject},
-    server::{ClientHello, ResolvesServerCert},
+    server::{ClientHello, ResolvesServerCert, VerifierBuilderError, WebPkiClientVerifier},
     sign::CertifiedKey,
 };
 
 /// Handshakes within this time of the last look don't look again.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// What DER of a signed thing begins with.
+const DER_SEQUENCE: u8 = 0x30;
 
 /// Why TLS can't be set up.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +36,7 @@ pub enum TlsError {
         #[source]
         source: pem::Error,
     },
-    /// A file holds no certificate at all.
+    /// A file holds nothing of the kind that it was named for.
     #[error("cannot find {what} in {}", path.display())]
     Empty {
         /// What was looked for.
@@ -48,6 +52,15 @@ pub enum TlsError {
         /// Why.
         #[source]
         source: rustls::Error,
+    },
+    /// Nobody could be checked against it.
+    #[error("the revocation list in {} cannot be used", path.display())]
+    Revocations {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: VerifierBuilderError,
     },
     /// Peers can't be told from strangers.
     #[error("peer TLS needs --peer-trusted-ca-file")]
@@ -112,7 +125,7 @@ impl<T> Reloading<T> {
             }
             Err(error) => tracing::warn!(
                 files = ?self.paths,
-                error = %crate::server::chain(&error),
+                error = %crate::causes::chain(&error),
                 "TLS files cannot be read; those read before stay in force"
             ),
         }
@@ -161,17 +174,36 @@ pub(super) fn load_roots(path: &Path) -> Result<Reloading<RootCertStore>, TlsErr
 /// A list of revoked certificates.
 pub(super) type Crl = Vec<CertificateRevocationListDer<'static>>;
 
-pub(super) fn load_crl(path: &Path) -> Result<Reloading<Crl>, TlsError> {
-    let path = path.to_owned();
+/// Lists for those who are checked against `roots`. A file in which none is found is an error, lest
+/// it be taken for a list of nobody.
+pub(super) fn load_crl(
+    path: &Path,
+    roots: &Arc<Reloading<RootCertStore>>,
+) -> Result<Reloading<Crl>, TlsError> {
+    let (path, roots) = (path.to_owned(), Arc::clone(roots));
     Reloading::new(vec![path.clone()], move || {
-        CertificateRevocationListDer::pem_file_iter(&path)
-            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-            .map_err(|source| TlsError::File {
-                what: "a revocation list",
-                path: path.clone(),
-                source,
-            })
+        let lists = revocation_lists(&path)?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        WebPkiClientVerifier::builder_with_provider(roots.get(), provider)
+            .with_crls(lists.iter().cloned())
+            .build()
+            .map_err(|source| TlsError::Revocations { path: path.clone(), source })?;
+        Ok(lists)
     })
+}
+
+/// PEM, or one list in DER as etcd has it.
+fn revocation_lists(path: &Path) -> Result<Crl, TlsError> {
+    let what = "a revocation list";
+    let failed = |source| TlsError::File { what, path: path.to_owned(), source };
+    let content = std::fs::read(path).map_err(|error| failed(pem::Error::Io(error)))?;
+    let mut found = CertificateRevocationListDer::pem_slice_iter(&content)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(failed)?;
+    if found.is_empty() && content.first() == Some(&DER_SEQUENCE) {
+        found.push(CertificateRevocationListDer::from(content));
+    }
+    if found.is_empty() { Err(TlsError::Empty { what, path: path.to_owned() }) } else { Ok(found) }
 }
 
 fn certificates(path: &Path, what: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {

@@ -1,7 +1,7 @@
 //! TLS on both listeners and towards peers: files that may change, and who is believed.
 //!
 //! *Clients*: a server certificate; with `--trusted-ca-file`, every client must show a certificate of
-//! that CA, as in etcd. *Peers*: mutual TLS under the peer CA. Where the cluster's configuration binds
+//! that CA, as in etcd. *Peers*: mutual TLS 1.3 under the peer CA. Where the cluster's configuration binds
 //! a member to a key, that key decides: a certificate of the right CA with another key is refused,
 //! and a certificate of the right key that has expired is an alarm, not a refusal, so that no cluster
 //! dies because nobody renewed.
@@ -24,7 +24,7 @@ use std::{
 };
 
 use rustls::{
-    ClientConfig, RootCertStore, ServerConfig,
+    ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion,
     client::danger::ServerCertVerifier,
     pki_types::CertificateDer,
     server::{ParsedCertificate, danger::ClientCertVerifier},
@@ -43,6 +43,11 @@ use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 
 use crate::{identity::NodeKey, log_limit::LogLimit};
 
+/// ALPN of peer streams.
+pub const PEER_ALPN: &[u8] = b"muster-peer/1";
+/// Both ends are this program: nothing older has a place between them.
+const PEER_VERSIONS: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
+
 /// What one listener was given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
@@ -52,7 +57,7 @@ pub struct TlsFiles {
     pub key: PathBuf,
     /// The CA that those who connect must have a certificate of; none: they need none.
     pub trusted_ca: Option<PathBuf>,
-    /// Certificates of that CA that no longer count, PEM.
+    /// Certificates of that CA that no longer count, PEM or DER.
     pub crl: Option<PathBuf>,
     /// If not empty, the common name must be one of these.
     pub allowed_cn: Vec<String>,
@@ -77,7 +82,10 @@ impl ClientListenerTls {
     pub fn new(files: &TlsFiles, policy: &TlsPolicy, alpn: &[&[u8]]) -> Result<Self, TlsError> {
         let key = Arc::new(load_key(&files.cert, &files.key)?);
         let roots = files.trusted_ca.as_deref().map(load_roots).transpose()?.map(Arc::new);
-        let crl = files.crl.as_deref().map(load_crl).transpose()?.map(Arc::new);
+        let crl = match (&files.crl, &roots) {
+            (Some(crl), Some(roots)) => Some(Arc::new(load_crl(crl, roots)?)),
+            _ => None,
+        };
         let builder = ServerConfig::builder_with_provider(policy.provider())
             .with_protocol_versions(&policy.versions())
             .map_err(TlsError::Policy)?;
@@ -155,7 +163,6 @@ pub struct PeerTls {
     roots: Arc<Reloading<RootCertStore>>,
     crl: Option<Arc<Reloading<files::Crl>>>,
     bound: Arc<BoundKeys>,
-    policy: TlsPolicy,
     server: Arc<ServerConfig>,
 }
 
@@ -164,30 +171,32 @@ impl PeerTls {
     ///
     /// # Errors
     /// If a file is missing or can't be used.
-    pub fn new(files: &TlsFiles, policy: &TlsPolicy) -> Result<Self, TlsError> {
+    pub fn new(files: &TlsFiles) -> Result<Self, TlsError> {
         let key = Arc::new(load_key(&files.cert, &files.key)?);
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
         let ca = files.trusted_ca.as_deref().ok_or(TlsError::NoPeerCa)?;
         let roots = Arc::new(load_roots(ca)?);
-        let crl = files.crl.as_deref().map(load_crl).transpose()?.map(Arc::new);
+        let load_crl = |crl: &PathBuf| load_crl(crl, &roots).map(Arc::new);
+        let crl = files.crl.as_ref().map(load_crl).transpose()?;
         let bound = Arc::new(BoundKeys::default());
         let verifier = InboundPeer::new(
             NamedClients::new(
                 Arc::clone(&roots),
                 crl.clone(),
                 ClientNames::of(files),
-                policy.provider(),
+                Arc::clone(&provider),
             ),
             Arc::clone(&bound),
         );
-        let mut server = ServerConfig::builder_with_provider(policy.provider())
-            .with_protocol_versions(&policy.versions())
+        let mut server = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(PEER_VERSIONS)
             .map_err(TlsError::Policy)?
             .with_client_cert_verifier(Arc::new(verifier) as Arc<dyn ClientCertVerifier>)
             .with_cert_resolver(Arc::clone(&key) as _);
-        server.alpn_protocols = vec![crate::transport::ALPN.to_vec()];
+        server.alpn_protocols = vec![PEER_ALPN.to_vec()];
         never_resume(&mut server);
         let server = Arc::new(server);
-        Ok(Self { key, roots, crl, bound, policy: policy.clone(), server })
+        Ok(Self { key, roots, crl, bound, server })
     }
 
     /// When this member's certificate in force expires, in seconds since 1970.
@@ -206,22 +215,23 @@ impl PeerTls {
     /// without, its certificate must be the CA's and name the dialled host.
     ///
     /// # Errors
-    /// If the policy leaves nothing to offer.
+    /// If the library has nothing to offer.
     pub fn client_config(&self, bound: Option<NodeKey>) -> Result<Arc<ClientConfig>, TlsError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = OutboundPeer::new(
             Arc::clone(&self.roots),
             self.crl.clone(),
             bound,
             Arc::clone(&self.bound),
-            self.policy.provider(),
+            Arc::clone(&provider),
         );
-        let mut config = ClientConfig::builder_with_provider(self.policy.provider())
-            .with_protocol_versions(&self.policy.versions())
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(PEER_VERSIONS)
             .map_err(TlsError::Policy)?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier) as Arc<dyn ServerCertVerifier>)
             .with_client_cert_resolver(Arc::clone(&self.key) as _);
-        config.alpn_protocols = vec![crate::transport::ALPN.to_vec()];
+        config.alpn_protocols = vec![PEER_ALPN.to_vec()];
         config.resumption = rustls::client::Resumption::disabled();
         Ok(Arc::new(config))
     }

@@ -1,4 +1,4 @@
-//! Which TLS versions and cipher suites are offered.
+//! Which TLS versions and cipher suites clients are offered.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub enum TlsVersion {
     V13,
 }
 
-/// What a listener or a dialler may offer.
+/// What a listener for clients may offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsPolicy {
     /// The lowest version.

@@ -3,11 +3,14 @@
 use std::{path::Path, sync::Arc};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose,
-    RevokedCertParams, SerialNumber, date_time_ymd,
+    BasicConstraints, CertificateParams, CertificateRevocationList,
+    CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod,
+    KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
 };
-use rustls::{ClientConnection, ServerConnection, pki_types::ServerName};
+use rustls::{
+    ClientConnection, ServerConnection,
+    pki_types::{ServerName, pem::PemObject},
+};
 
 use super::*;
 
@@ -49,6 +52,10 @@ impl Ca {
     }
 
     fn crl(&self, serial: u64) -> String {
+        self.revocations(serial).pem().unwrap()
+    }
+
+    fn revocations(&self, serial: u64) -> CertificateRevocationList {
         CertificateRevocationListParams {
             this_update: date_time_ymd(2024, 1, 1),
             next_update: date_time_ymd(2060, 1, 1),
@@ -63,8 +70,6 @@ impl Ca {
             key_identifier_method: KeyIdMethod::Sha256,
         }
         .signed_by(&self.issuer)
-        .unwrap()
-        .pem()
         .unwrap()
     }
 }
@@ -90,7 +95,11 @@ fn files(dir: &Path, name: &str, leaf: &Leaf, ca: &Ca) -> TlsFiles {
 }
 
 fn peer(dir: &Path, name: &str, leaf: &Leaf, ca: &Ca) -> PeerTls {
-    PeerTls::new(&files(dir, name, leaf, ca), &TlsPolicy::default()).unwrap()
+    PeerTls::new(&files(dir, name, leaf, ca)).unwrap()
+}
+
+fn from_pem<T: PemObject>(text: &str) -> T {
+    T::from_pem_slice(text.as_bytes()).unwrap()
 }
 
 /// Shakes hands in memory; the error of whichever side refuses first.
@@ -205,12 +214,90 @@ fn a_revoked_peer_is_refused() {
     let crl = dir.path().join("crl");
     std::fs::write(&crl, ca.crl("revoked.test".len() as u64)).unwrap();
     let with_crl = TlsFiles { crl: Some(crl), ..files(dir.path(), "a", &a, &ca) };
-    let tls_a = PeerTls::new(&with_crl, &TlsPolicy::default()).unwrap();
+    let tls_a = PeerTls::new(&with_crl).unwrap();
     let tls_b = peer(dir.path(), "b", &b, &ca);
     let client = tls_b.client_config(None).unwrap();
     assert!(handshake(client, tls_a.server_config(), "a.test").is_err());
     let client = tls_a.client_config(None).unwrap();
     assert!(handshake(client, tls_b.server_config(), "revoked.test").is_err());
+}
+
+#[test]
+fn a_revocation_list_in_der_counts_as_in_etcd() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (a, b) = (ca.leaf("a.test", false), ca.leaf("revoked.test", false));
+    let crl = dir.path().join("crl");
+    std::fs::write(&crl, ca.revocations("revoked.test".len() as u64).der()).unwrap();
+    let with_crl = TlsFiles { crl: Some(crl), ..files(dir.path(), "a", &a, &ca) };
+    let tls_a = PeerTls::new(&with_crl).unwrap();
+    let tls_b = peer(dir.path(), "b", &b, &ca);
+    let client = tls_b.client_config(None).unwrap();
+    assert!(handshake(client, tls_a.server_config(), "a.test").is_err());
+    let clients = ClientListenerTls::new(&with_crl, &TlsPolicy::default(), &[]).unwrap();
+    let client = tls_b.client_config(None).unwrap();
+    assert!(handshake(client, clients.server_config(), "a.test").is_err());
+}
+
+#[test]
+fn a_file_without_a_revocation_list_is_no_list_of_nobody() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let a = ca.leaf("a.test", false);
+    let crl = dir.path().join("crl");
+    let with_crl = TlsFiles { crl: Some(crl.clone()), ..files(dir.path(), "a", &a, &ca) };
+    let not_a_list = "-----BEGIN X509 CRL-----\nMAA=\n-----END X509 CRL-----\n";
+    for content in ["", "junk", &ca.pem, not_a_list] {
+        std::fs::write(&crl, content).unwrap();
+        let error = PeerTls::new(&with_crl).unwrap_err();
+        assert!(error.to_string().contains("revocation list"), "{error}");
+        let error = ClientListenerTls::new(&with_crl, &TlsPolicy::default(), &[]).unwrap_err();
+        assert!(error.to_string().contains("revocation list"), "{error}");
+    }
+}
+
+#[test]
+fn a_revocation_list_that_breaks_leaves_the_old_one_in_force() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (a, b) = (ca.leaf("a.test", false), ca.leaf("revoked.test", false));
+    let crl = dir.path().join("crl");
+    std::fs::write(&crl, ca.crl("revoked.test".len() as u64)).unwrap();
+    let with_crl = TlsFiles { crl: Some(crl.clone()), ..files(dir.path(), "a", &a, &ca) };
+    let tls_a = PeerTls::new(&with_crl).unwrap();
+    std::fs::write(&crl, "").unwrap();
+    tls_a.reload();
+    let client = peer(dir.path(), "b", &b, &ca).client_config(None).unwrap();
+    assert!(handshake(client, tls_a.server_config(), "a.test").is_err());
+}
+
+#[test]
+fn peers_speak_tls_1_3_and_nothing_older() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
+    let tls_a = peer(dir.path(), "a", &a, &ca);
+    let mut roots = RootCertStore::empty();
+    roots.add(from_pem(&ca.pem)).unwrap();
+    let provider = || Arc::new(rustls::crypto::ring::default_provider());
+    let old = |versions: &[&'static rustls::SupportedProtocolVersion]| {
+        let mut config = ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(versions)
+            .unwrap()
+            .with_root_certificates(roots.clone())
+            .with_client_auth_cert(vec![from_pem(&b.pem)], from_pem(&b.key))
+            .unwrap();
+        config.alpn_protocols = vec![PEER_ALPN.to_vec()];
+        Arc::new(config)
+    };
+    let only_1_2 = old(&[&rustls::version::TLS12]);
+    assert!(handshake(only_1_2, tls_a.server_config(), "a.test").is_err());
+    assert!(handshake(old(&[&rustls::version::TLS13]), tls_a.server_config(), "a.test").is_ok());
+    let mut server = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS12])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![from_pem(&b.pem)], from_pem(&b.key))
+        .unwrap();
+    server.alpn_protocols = vec![PEER_ALPN.to_vec()];
+    let client = tls_a.client_config(None).unwrap();
+    assert!(handshake(client, Arc::new(server), "b.test").is_err());
 }
 
 #[test]
@@ -229,7 +316,7 @@ fn clients_need_an_allowed_name_where_names_are_given() {
             allowed_hostname: host.iter().map(ToString::to_string).collect(),
             ..files(dir.path(), "a", &a, &ca)
         };
-        let tls_a = PeerTls::new(&named, &TlsPolicy::default()).unwrap();
+        let tls_a = PeerTls::new(&named).unwrap();
         let client = tls_b.client_config(None).unwrap();
         assert_eq!(handshake(client, tls_a.server_config(), "a.test").is_ok(), accepted);
     }
@@ -240,9 +327,7 @@ fn a_client_without_a_certificate_is_refused_once_there_is_a_trusted_ca() {
     let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
     let server = ca.leaf("s.test", false);
     let mut roots = RootCertStore::empty();
-    roots
-        .add(rustls::pki_types::pem::PemObject::from_pem_slice(ca.pem.as_bytes()).unwrap())
-        .unwrap();
+    roots.add(from_pem(&ca.pem)).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let client = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -289,10 +374,10 @@ fn a_certificate_without_its_key_is_refused_at_the_start() {
     let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
     let mixed = Leaf { key: b.key, ..a };
     let files = files(dir.path(), "x", &mixed, &ca);
-    let error = PeerTls::new(&files, &TlsPolicy::default()).unwrap_err();
+    let error = PeerTls::new(&files).unwrap_err();
     assert!(matches!(error, TlsError::Unusable { .. }), "{error}");
     let empty = TlsFiles { trusted_ca: None, ..files };
-    assert!(PeerTls::new(&empty, &TlsPolicy::default()).is_err());
+    assert!(PeerTls::new(&empty).is_err());
 }
 
 #[test]
@@ -303,9 +388,7 @@ fn a_client_that_is_revoked_between_two_connections_cannot_come_back_on_its_old_
     std::fs::write(&crl, ca.crl(999)).unwrap();
     let with_crl = TlsFiles { crl: Some(crl.clone()), ..files(dir.path(), "s", &server, &ca) };
     let mut roots = RootCertStore::empty();
-    roots
-        .add(rustls::pki_types::pem::PemObject::from_pem_slice(ca.pem.as_bytes()).unwrap())
-        .unwrap();
+    roots.add(from_pem(&ca.pem)).unwrap();
     for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
         let tls = ClientListenerTls::new(&with_crl, &TlsPolicy::default(), &[]).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -314,13 +397,7 @@ fn a_client_that_is_revoked_between_two_connections_cannot_come_back_on_its_old_
             .with_protocol_versions(&[version])
             .unwrap()
             .with_root_certificates(roots.clone())
-            .with_client_auth_cert(
-                vec![
-                    rustls::pki_types::pem::PemObject::from_pem_slice(client.pem.as_bytes())
-                        .unwrap(),
-                ],
-                rustls::pki_types::pem::PemObject::from_pem_slice(client.key.as_bytes()).unwrap(),
-            )
+            .with_client_auth_cert(vec![from_pem(&client.pem)], from_pem(&client.key))
             .unwrap();
         let resuming = Arc::new(resuming);
         for _ in 0..2 {
@@ -359,6 +436,6 @@ fn the_expiry_of_the_certificate_in_force_is_known() {
     // 2021-01-01
     let expected = Some(1_609_459_200);
     let policy = TlsPolicy::default();
-    assert_eq!(PeerTls::new(&files, &policy).unwrap().expires_at(), expected);
+    assert_eq!(PeerTls::new(&files).unwrap().expires_at(), expected);
     assert_eq!(ClientListenerTls::new(&files, &policy, &[]).unwrap().expires_at(), expected);
 }

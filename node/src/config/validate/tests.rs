@@ -125,9 +125,18 @@ fn https_without_a_certificate_is_refused() {
         &["--listen-client-urls=https://127.0.0.1:1", "--advertise-client-urls=https://h:1"][..],
         &["--listen-peer-urls=https://127.0.0.1:1"],
         &["--initial-advertise-peer-urls=https://h:1"],
+        &["--listen-metrics-urls=https://127.0.0.1:1"],
+        &["--listen-client-http-urls=https://127.0.0.1:1"],
     ] {
         assert!(config(args).unwrap_err().contains("HTTPS scheme"), "{args:?}");
     }
+}
+
+#[test]
+fn a_revocation_list_that_nobody_would_be_checked_against_is_refused() {
+    let crl = ["--cert-file=c", "--key-file=k", "--client-crl-file=l"];
+    assert!(config(&crl).unwrap_err().contains("--client-crl-file needs --trusted-ca-file"));
+    assert!(config(&[&crl[..], &["--trusted-ca-file=ca"]].concat()).is_ok());
 }
 
 mod with_a_document {
