@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
+use bytes::Bytes;
 use raft::eraftpb::{Entry as RaftEntry, Snapshot};
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 
@@ -41,8 +42,27 @@ struct Asked {
     snapshot_wanted: Option<u64>,
 }
 
+/// What an entry's allocations cost besides what is asked for.
+const ALLOCATION_BYTES: usize = 64;
+
+/// Data up to this is copied when an entry is kept: it came as a slice of a message or a record, all
+/// of which it would keep alive.
+const COPY_BYTES: usize = 16 * 1024;
+
+/// What a kept entry costs in memory.
 fn cost(entry: &RaftEntry) -> usize {
-    entry.data.len() + entry.context.len() + size_of::<RaftEntry>()
+    entry.data.len() + entry.context.len() + size_of::<RaftEntry>() + ALLOCATION_BYTES
+}
+
+/// `entry` for the cache, where it outlives what it came with.
+fn kept(entry: &RaftEntry) -> RaftEntry {
+    let mut kept = entry.clone();
+    for part in [&mut kept.data, &mut kept.context] {
+        if part.len() <= COPY_BYTES {
+            *part = Bytes::copy_from_slice(part);
+        }
+    }
+    kept
 }
 
 impl LogView {
@@ -51,7 +71,8 @@ impl LogView {
         hard_state.commit = hard_state.commit.max(initial.applied.index);
         hard_state.commit =
             hard_state.commit.min(initial.terms.last().unwrap_or(initial.base).index);
-        let cache: VecDeque<_> = initial.entries.iter().map(entry_in).collect();
+        let cache: VecDeque<_> =
+            initial.entries.iter().map(|entry| kept(&entry_in(entry))).collect();
         Self {
             initial: RaftState::new(hard_state_in(&hard_state), members_in(&initial.members)),
             members: initial.members.clone(),
@@ -93,7 +114,7 @@ impl LogView {
         for entry in entries {
             self.terms.push(entry.index, entry.term);
             self.cache_bytes += cost(entry);
-            self.cache.push_back(entry.clone());
+            self.cache.push_back(kept(entry));
         }
     }
 
@@ -264,5 +285,43 @@ impl Storage for LogView {
                 Err(StorageError::SnapshotTemporarilyUnavailable.into())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EntryKind;
+
+    /// Entries as they come from a peer: each is a few bytes of a larger buffer.
+    fn sliced(index: u64) -> (Entry, Bytes) {
+        let buffer = Bytes::from(vec![7; 8192]);
+        (Entry { index, term: 1, kind: EntryKind::Normal, data: buffer.slice(100..116) }, buffer)
+    }
+
+    #[test]
+    fn a_kept_entry_keeps_nothing_alive_but_its_own_bytes() {
+        let (first, buffer) = sliced(1);
+        let mut initial = Initial { entries: vec![first], ..Initial::default() };
+        initial.terms.push(1, 1);
+        let mut view = LogView::new(&initial, 1 << 20);
+        drop(initial);
+        let (second, other) = sliced(2);
+        view.append(&[entry_in(&second)]);
+        drop(second);
+        assert!(buffer.is_unique() && other.is_unique());
+        assert_eq!(view.cached(1, 3, u64::MAX).unwrap()[1].data[..], [7; 16]);
+    }
+
+    #[test]
+    fn the_cache_is_bounded_by_what_its_entries_cost() {
+        let mut view = LogView::new(&Initial::default(), 100_000);
+        for index in 1..=10_000 {
+            view.append(&[entry_in(&sliced(index).0)]);
+            view.evict(index);
+        }
+        // An empty entry and the least that an allocator gives it.
+        assert!(view.cache.len() * (size_of::<RaftEntry>() + 16 + 64) <= 100_000);
+        assert!(view.cache.len() > 100);
     }
 }

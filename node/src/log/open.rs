@@ -81,6 +81,11 @@ impl Log {
         sync_dir(disk, member_dir)?;
         sync_dir(disk, &directory)?;
         let found = recover::recover(disk, &directory, options)?;
+        // Recovery has read past the records as well, in folios as large as readahead makes them:
+        // written to, they would cost what zeros in large pieces do.
+        for segment in found.segments.values() {
+            segment.file.reread().map_err(LogError::io("reread", &segment.path))?;
+        }
         let cut = (found.torn, found.end);
         let mut log = Self::resume(disk, directory, options, held, found);
         let cut = cut.0.then(|| (log.active.path.clone(), cut.1));

@@ -3,20 +3,29 @@
 use std::path::Path;
 
 use super::codec::Start;
-use super::frame::{self, HEADER, Kind};
+use super::frame::{self, BLOCK, HEADER, Kind};
 use super::segment::{
     Segment, Spare, encode_start, in_memory, make_file, number_in, segment_path, spare_path,
 };
 use super::{Log, LogError};
 use crate::disk::{Open, SharedDisk};
 
+/// Zeros are written in pieces of this. The page cache may keep what one write brought as one folio,
+/// and then each later sync of one block in it walks, and books, all of it.
+const PIECE: u64 = 4 * BLOCK;
+
 impl Log {
     /// Writes the next step of zeros, not synced yet.
     pub(super) fn fill(&mut self, from: u64) -> Result<(), LogError> {
         let to = (from + self.options.fill_bytes).min(self.active.bytes);
         let (path, file) = (&self.active.path, &self.active.file);
-        let zeros = vec![0; in_memory(to - from)];
-        file.write_at(from, &zeros).map_err(LogError::io_at("fill", path, from))?;
+        let zeros = [0; PIECE as usize];
+        let mut at = from;
+        while at < to {
+            let piece = in_memory(PIECE.min(to - at));
+            file.write_at(at, &zeros[..piece]).map_err(LogError::io_at("fill", path, at))?;
+            at += piece as u64;
+        }
         self.filled = to;
         Ok(())
     }

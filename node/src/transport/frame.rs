@@ -9,6 +9,11 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 pub(super) const HEADER_BYTES: usize = 5;
 /// How far the buffer may grow ahead of what has arrived: a claimed length alone costs nothing.
 const GROW_BYTES: usize = 64 * 1024;
+/// What is read at once, if no longer frame is on its way.
+const READ_BYTES: usize = 8 * 1024;
+/// Payloads up to this are copied out of the buffer. They outlive it in the consensus core's cache,
+/// and a slice would keep all of the buffer alive for a few bytes.
+const COPY_BYTES: usize = 32 * 1024;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +80,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
                 Parsed::Frame(kind, payload) => return Ok(Some((kind, payload))),
                 Parsed::Missing(bytes) => bytes,
             };
-            self.buffer.reserve(missing.clamp(HEADER_BYTES, GROW_BYTES).max(8 * 1024));
+            self.buffer.reserve(missing.clamp(READ_BYTES, GROW_BYTES));
             if self.inner.read_buf(&mut self.buffer).await? == 0 {
                 return if self.buffer.is_empty() {
                     Ok(None)
@@ -101,7 +106,12 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             return Ok(Parsed::Missing(whole - self.buffer.len()));
         }
         self.buffer.advance(HEADER_BYTES);
-        Ok(Parsed::Frame(kind, self.buffer.split_to(len - 1).freeze()))
+        if len - 1 > COPY_BYTES {
+            return Ok(Parsed::Frame(kind, self.buffer.split_to(len - 1).freeze()));
+        }
+        let payload = Bytes::copy_from_slice(&self.buffer[..len - 1]);
+        self.buffer.advance(len - 1);
+        Ok(Parsed::Frame(kind, payload))
     }
 }
 
@@ -166,6 +176,20 @@ mod tests {
             assert_eq!(end.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
             assert!(reader.buffer.capacity() <= 4 * GROW_BYTES);
         });
+    }
+
+    #[test]
+    fn a_small_payload_keeps_nothing_alive_but_itself() {
+        let mut bytes = BytesMut::new();
+        for n in 0..100u8 {
+            put(&mut bytes, Kind::Message, &[n; 40]);
+        }
+        let (frames, _) = run(read_all(&bytes, 1 << 20));
+        assert_eq!(frames.len(), 100);
+        for (_, payload) in frames {
+            let alone = payload.try_into_mut().expect("its memory is nobody else's");
+            assert!(alone.capacity() < 64, "{} bytes for 40", alone.capacity());
+        }
     }
 
     #[test]

@@ -352,3 +352,26 @@ fn a_batch_that_leaves_a_gap_is_a_broken_invariant() {
     write(&mut log, entries(1..=1, 1));
     let _ = log.write(&[batch(entries(3..=3, 1))]);
 }
+
+/// Bytes that the kernel has booked as written by this thread.
+fn booked_bytes() -> u64 {
+    let io = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+    let line = io.lines().find_map(|line| line.strip_prefix("write_bytes: ")).unwrap();
+    line.parse().unwrap()
+}
+
+#[test]
+fn a_sync_writes_its_record_and_not_the_zeros_around_it() {
+    let temporary = tempfile::tempdir().unwrap();
+    let disk: SharedDisk = std::sync::Arc::new(RealDisk);
+    let options = LogOptions::default();
+    Log::create(&disk, temporary.path(), &identity(), &options).unwrap();
+    let (mut log, _) = Log::open(&disk, temporary.path(), &options).unwrap();
+    while log.prepare().unwrap() {}
+    // The first MiB begins beside the first record, and so is never one piece.
+    (1..=300).for_each(|index| write(&mut log, entries(index..=index, 1)));
+    let before = booked_bytes();
+    (301..=350).for_each(|index| write(&mut log, entries(index..=index, 1)));
+    let each = (booked_bytes() - before) / 50;
+    assert!(each <= 64 * 1024, "{each} bytes for a record of 4 KiB");
+}
