@@ -19,6 +19,7 @@ use node_consensus::{
 
 use super::Notice;
 use super::mailbox::{Proposal, ReadToken};
+use super::outgoing::Outgoing;
 use super::peers::IncomingSnapshot;
 use super::proposals::{Proposals, Refusal};
 use super::reads::Reads;
@@ -60,6 +61,8 @@ pub struct Effects {
     pub discard: Vec<PathBuf>,
     /// A snapshot is wanted; answered by [`Notice::Built`].
     pub build_snapshot: bool,
+    /// The body that was built last isn't needed any more.
+    pub drop_snapshot: bool,
     /// To be read from the log; answered by [`Notice::Fetched`].
     pub fetches: Vec<Fetch>,
     /// The log may drop entries up to here; answered by [`Notice::Compacted`].
@@ -115,6 +118,7 @@ pub struct Driver {
     joining: Option<(u64, Position)>,
     incoming: Option<PathBuf>,
     building: bool,
+    outgoing: Option<Outgoing>,
     backlog: VecDeque<(u64, usize)>,
     backlog_bytes: usize,
     applied: Position,
@@ -148,6 +152,7 @@ impl Driver {
             joining: None,
             incoming: None,
             building: false,
+            outgoing: None,
             backlog: VecDeque::new(),
             backlog_bytes: 0,
             applied: initial.applied,
@@ -230,15 +235,24 @@ impl Driver {
             }
             Notice::Compacted(base) => {
                 self.consensus.compact(base.index);
+                if let Some(outgoing) = &mut self.outgoing {
+                    outgoing.compacted(base.index);
+                }
             }
             Notice::Installed(at) => self.installed(at),
             Notice::Built(at) => {
                 self.building = false;
+                self.outgoing = at.map(|at| Outgoing::new(at.index));
                 self.consensus.snapshot_built(at);
             }
             Notice::Fetched { id, entries } => self.consensus.fetched(id, &entries),
             Notice::Snapshot(snapshot) => self.snapshot(snapshot),
-            Notice::SnapshotSent { peer, arrived } => self.consensus.report_snapshot(peer, arrived),
+            Notice::SnapshotSent { peer, arrived } => {
+                if let Some(outgoing) = &mut self.outgoing {
+                    outgoing.end(peer);
+                }
+                self.consensus.report_snapshot(peer, arrived);
+            }
             Notice::Unreachable(peer) => self.consensus.report_unreachable(peer),
             Notice::Connected(peer) => {
                 self.connected.insert(peer);
@@ -261,6 +275,7 @@ impl Driver {
         self.hand_on_proposals();
         self.reads.ask(&mut self.consensus, self.now);
         self.drain();
+        self.drop_snapshot();
         let mut effects = mem::take(&mut self.effects);
         self.reads.release(self.applied, &mut effects.reads);
         effects
@@ -356,8 +371,21 @@ impl Driver {
         self.persist(ready);
     }
 
+    /// While another body is being built, that one takes the place of the last.
+    fn drop_snapshot(&mut self) {
+        let leads = self.consensus.leadership().0 == Role::Leader;
+        if !self.building && self.outgoing.as_ref().is_some_and(|body| body.is_over(leads)) {
+            self.outgoing = None;
+            self.consensus.snapshot_built(None);
+            self.effects.drop_snapshot = true;
+        }
+    }
+
     fn send(&mut self, message: Message) {
         if message.kind == MessageKind::Snapshot {
+            if let Some(outgoing) = &mut self.outgoing {
+                outgoing.begin(message.to);
+            }
             self.effects.send_snapshots.push(message);
         } else {
             self.effects.send.push(message);

@@ -17,6 +17,7 @@ mod handle;
 mod log_thread;
 mod mailbox;
 mod metrics;
+mod outgoing;
 mod peers;
 mod proposals;
 mod reads;
@@ -40,6 +41,8 @@ pub use mailbox::{
 };
 pub use metrics::{Durations, Metrics};
 pub use node_consensus::{Message, MessageKind, PeerState, PeerStatus, Position, Role};
+#[cfg(test)]
+pub(crate) use peers::recorded;
 pub use peers::{InboxFull, IncomingSnapshot, OutgoingSnapshot, PeerInbox, PeerSender, SendError};
 pub use proposals::Refusal;
 pub use run::{Parts, Running, start};

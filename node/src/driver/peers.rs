@@ -38,8 +38,8 @@ pub enum SendError {
 pub struct OutgoingSnapshot {
     /// Goes before the body; `message.to` is the receiver.
     pub message: Message,
-    /// The body, open at its beginning. The driver removes the file when it has built a newer one;
-    /// an open one stays readable.
+    /// The body, open at its beginning. The driver removes the file when all transfers of it have
+    /// ended.
     pub body: File,
     /// Its length in bytes.
     pub bytes: u64,
@@ -117,5 +117,60 @@ impl PeerInbox {
     /// No stream to `peer` stands any more.
     pub fn disconnected(&self, peer: u64) {
         self.inlet.notice(Notice::Disconnected(peer));
+    }
+}
+
+/// An inbox that nobody empties, for tests of what comes before it.
+#[cfg(test)]
+pub(crate) mod recorded {
+    use std::sync::{Mutex, mpsc};
+
+    use node_consensus::Position;
+
+    use super::*;
+    use crate::driver::Role;
+
+    /// What has come in.
+    #[derive(Debug, Default)]
+    pub(crate) struct Recorded {
+        pub(crate) messages: Mutex<Vec<Message>>,
+        pub(crate) snapshots: Mutex<Vec<PathBuf>>,
+    }
+
+    impl Inlet for Recorded {
+        fn message(&self, message: Message) -> Result<(), InboxFull> {
+            self.messages.lock().unwrap().push(message);
+            Ok(())
+        }
+
+        fn notice(&self, _: Notice) {}
+
+        fn snapshot(&self, snapshot: IncomingSnapshot) -> Receiver<bool> {
+            self.snapshots.lock().unwrap().push(snapshot.body);
+            let (installed, receiver) = mpsc::sync_channel(1);
+            installed.send(true).unwrap();
+            receiver
+        }
+    }
+
+    /// That of member 1, which follows nobody and has an empty log.
+    pub(crate) fn inbox() -> (PeerInbox, Arc<Recorded>) {
+        let status = NodeStatus {
+            member: 1,
+            leader: 0,
+            term: 0,
+            role: Role::Follower,
+            commit: 0,
+            applied: Position::default(),
+            durable: Position::default(),
+            first: 1,
+            last: 0,
+            quorum_connected: None,
+            leader_lost: None,
+            peers: Vec::new(),
+        };
+        let recorded = Arc::new(Recorded::default());
+        let status = watch::channel(Arc::new(status)).1;
+        (PeerInbox { inlet: Arc::clone(&recorded) as _, status }, recorded)
     }
 }

@@ -280,6 +280,10 @@ impl<M: StateMachine> CoreThread<M> {
         if effects.build_snapshot {
             self.apply_job(ApplyJob::Build);
         }
+        if effects.drop_snapshot {
+            let built = self.built.lock().unwrap_or_else(PoisonError::into_inner).take();
+            built.into_iter().for_each(|built| remove_quietly(&built.path));
+        }
         for path in effects.discard {
             self.mailbox.snapshot_ended(&path, false);
             remove_quietly(&path);

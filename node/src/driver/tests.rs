@@ -284,6 +284,13 @@ async fn a_member_that_missed_more_than_the_log_holds_gets_a_snapshot() {
     put(&nodes[&lagging], id).await.unwrap();
     let metrics = nodes[&lagging].handle.metrics();
     assert_eq!(metrics.snapshots_installed.load(std::sync::atomic::Ordering::Relaxed), 1);
+    // Its body, as large as the store, is gone with the transfer.
+    let bodies = cluster.dir.path().join(leader.to_string()).join("snapshots");
+    let start = std::time::Instant::now();
+    while std::fs::read_dir(&bodies).unwrap().count() > 0 {
+        assert!(start.elapsed() < Duration::from_secs(20), "a body stays");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     cluster.stop(lagging, nodes.remove(&lagging).unwrap());
     let expected: Vec<u64> = (1..=id).collect();
     assert_eq!(List::open(&cluster.dir.path().join(lagging.to_string())).requests, expected);

@@ -33,6 +33,11 @@ const NO_WATCH: i64 = -1;
 /// A stream that asked for a leader waits so many election time-outs for one.
 const LEADERLESS_ELECTIONS: u32 = 3;
 
+/// Watches of one stream.
+const MAX_WATCHES: usize = 100_000;
+/// Bytes of their keys.
+const MAX_KEY_BYTES: usize = 16 << 20;
+
 const DUPLICATE_ID: &str = "mvcc: duplicate watch ID provided on the WatchStream";
 const EMPTY_RANGE: &str = "mvcc: watcher range is empty";
 const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted";
@@ -124,6 +129,7 @@ impl From<Error> for End {
 struct Shape {
     previous: bool,
     fragment: bool,
+    key_bytes: usize,
 }
 
 struct WatchStream {
@@ -132,6 +138,8 @@ struct WatchStream {
     requests: Option<Streaming<WatchRequest>>,
     subscriber: Subscriber,
     shapes: BTreeMap<i64, Shape>,
+    /// Of all of them.
+    key_bytes: usize,
     next_id: i64,
     needs_leader: bool,
     max_response: usize,
@@ -158,6 +166,7 @@ impl WatchStream {
             context,
             requests: Some(requests),
             shapes: BTreeMap::new(),
+            key_bytes: 0,
             next_id: 0,
             needs_leader,
             max_response,
@@ -227,7 +236,8 @@ impl WatchStream {
     }
 
     fn forget(&mut self, watch_id: i64) {
-        if self.shapes.remove(&watch_id).is_some() {
+        if let Some(shape) = self.shapes.remove(&watch_id) {
+            self.key_bytes -= shape.key_bytes;
             self.context.metrics.watchers.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -238,12 +248,15 @@ impl WatchStream {
             request.key = Bytes::from_static(b"\0");
         }
         let range = KeyRange::new(request.key.clone(), request.range_end.clone());
+        let key_bytes = request.key.len() + request.range_end.len();
         let refused = if request.start_revision < 0 {
             Some(COMPACTED)
         } else if range.is_empty() {
             Some(EMPTY_RANGE)
         } else if request.watch_id != 0 && self.subscriber.has(request.watch_id) {
             Some(DUPLICATE_ID)
+        } else if self.shapes.len() >= MAX_WATCHES || self.key_bytes + key_bytes > MAX_KEY_BYTES {
+            Some(Error::TooManyRequests.text())
         } else {
             None
         };
@@ -254,7 +267,8 @@ impl WatchStream {
             return;
         }
         let watch_id = self.choose_id(request.watch_id);
-        let shape = Shape { previous: request.prev_kv, fragment: request.fragment };
+        let shape = Shape { previous: request.prev_kv, fragment: request.fragment, key_bytes };
+        self.key_bytes += key_bytes;
         self.shapes.insert(watch_id, shape);
         self.context.metrics.watchers.fetch_add(1, Ordering::Relaxed);
         let filtered = |filter: FilterType| request.filters().any(|f| f == filter);

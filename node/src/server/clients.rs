@@ -3,6 +3,8 @@
 //! Each front is a thread with a current-thread runtime of its own, so that a request is served
 //! where its connection is, without waking another core.
 
+mod half_sent;
+
 use std::{
     io,
     net::{SocketAddr, TcpListener as StdListener},
@@ -11,7 +13,7 @@ use std::{
 };
 
 use axum::Router;
-use http::Request;
+use http::{Request, header::CONTENT_TYPE};
 use hyper::body::Incoming;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -30,6 +32,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt as _;
 
+use self::half_sent::{Account, Counted, HalfSent};
 use crate::{http::Lenient, log_limit::LogLimit, tls::ClientListenerTls};
 
 /// Connections of clients that may be open at once, all fronts together; more are closed at once.
@@ -83,6 +86,8 @@ pub struct ClientLimits {
     pub keepalive_interval: Duration,
     /// `--grpc-keepalive-timeout`; zero: wait for ever
     pub keepalive_timeout: Duration,
+    /// Bytes of the largest request, its envelope included.
+    pub largest_request: usize,
 }
 
 /// The running fronts.
@@ -121,7 +126,7 @@ impl Fronts {
         max_connections: usize,
     ) -> io::Result<Self> {
         let stopping = CancellationToken::new();
-        let places = Places::new(max_connections);
+        let places = Places::new(max_connections, limits.largest_request);
         let mut ended = Vec::new();
         for n in 0..threads {
             let mut tasks = Vec::new();
@@ -163,12 +168,13 @@ impl Fronts {
 struct Places {
     free: Arc<Semaphore>,
     door: Door,
+    half_sent: Arc<HalfSent>,
     full: Arc<LogLimit<1>>,
     rejected: Arc<LogLimit<1>>,
 }
 
 impl Places {
-    fn new(max_connections: usize) -> Self {
+    fn new(max_connections: usize, largest_request: usize) -> Self {
         Self {
             free: Arc::new(Semaphore::new(max_connections)),
             door: Door::new(Bounds {
@@ -178,6 +184,7 @@ impl Places {
                 each: HANDSHAKES_EACH,
                 step: HANDSHAKE_STEP,
             }),
+            half_sent: HalfSent::new(largest_request),
             full: Arc::default(),
             rejected: Arc::default(),
         }
@@ -327,10 +334,11 @@ impl Front {
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
+        let account = self.places.half_sent.open(who.remote.ip());
         let service = self
             .router
             .clone()
-            .map_request(move |request: Request<Incoming>| arrived(request, &who));
+            .map_request(move |request: Request<Incoming>| arrived(request, &who, &account));
         let service = TowerToHyperService::new(service);
         let connection =
             self.builder.serve_connection_with_upgrades(TokioIo::new(Lenient::new(io)), service);
@@ -345,10 +353,16 @@ impl Front {
     }
 }
 
-/// Says where a request came from.
-fn arrived(mut request: Request<Incoming>, who: &ClientConnection) -> Request<Incoming> {
+/// Says where a request came from, and counts what it brings.
+fn arrived(
+    mut request: Request<Incoming>,
+    who: &ClientConnection,
+    account: &Arc<Account>,
+) -> Request<Counted<Incoming>> {
     request.extensions_mut().insert(who.clone());
-    request
+    let kind = request.headers().get(CONTENT_TYPE);
+    let grpc = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+    request.map(|body| Counted::new(body, Arc::clone(account), grpc))
 }
 
 #[cfg(test)]

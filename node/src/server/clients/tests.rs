@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use axum::{Extension, routing::get};
 
 use rustls::pki_types::{CertificateDer, ServerName};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::TlsConnector;
 
 use super::*;
@@ -29,6 +30,7 @@ fn start(
         max_concurrent_streams: u32::MAX,
         keepalive_interval: Duration::ZERO,
         keepalive_timeout: Duration::ZERO,
+        largest_request: 2 << 20,
     };
     let listener = ClientListener { socket, tls, router };
     (Fronts::start_bounded(1, &[listener], limits, connections).unwrap(), address)
@@ -146,4 +148,83 @@ async fn one_host_that_says_nothing_keeps_nobody_out() {
     }
     let took = time_of_a_handshake(&connector, address).await;
     assert!(took < Duration::from_secs(2), "{took:?}");
+}
+
+/// Speaks HTTP/2 by hand: requests that begin and never end, as far as flow control lets them.
+struct HalfSender {
+    stream: TcpStream,
+    window: usize,
+    ended: std::collections::BTreeSet<u32>,
+}
+
+impl HalfSender {
+    async fn connect(address: SocketAddr) -> Self {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+        stream.write_all(hello).await.unwrap();
+        Self { stream, window: 65_535, ended: std::collections::BTreeSet::new() }
+    }
+
+    async fn write(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+        let mut frame = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
+        frame.extend([kind, flags]);
+        frame.extend(stream.to_be_bytes());
+        frame.extend(payload);
+        self.stream.write_all(&frame).await.unwrap();
+    }
+
+    async fn read(&mut self) {
+        let mut head = [0; 9];
+        self.stream.read_exact(&mut head).await.unwrap();
+        let number = |bytes: &[u8]| bytes.iter().fold(0, |n, byte| n << 8 | u32::from(*byte));
+        let mut payload = vec![0; number(&head[..3]) as usize];
+        self.stream.read_exact(&mut payload).await.unwrap();
+        let stream = number(&head[5..]);
+        match head[3] {
+            // An answer's headers, or a reset.
+            1 | 3 => drop(self.ended.insert(stream)),
+            8 if stream == 0 => self.window += number(&payload) as usize,
+            _ => {}
+        }
+    }
+
+    /// Begins a message of 2 MB and sends half of it.
+    async fn begin(&mut self, stream: u32) {
+        let mut headers = vec![0x83, 0x86, 0x04, 2, b'/', b'x', 0x01, 1, b'h'];
+        headers.extend([0x0f, 0x10, 16]);
+        headers.extend(b"application/grpc");
+        self.write(1, 4, stream, &headers).await;
+        self.write(0, 0, stream, &[0, 0, 0x1f, 0, 0]).await;
+        for _ in 0..64 {
+            while self.window < 1 << 15 {
+                self.read().await;
+            }
+            if self.ended.contains(&stream) {
+                return;
+            }
+            self.window -= 1 << 14;
+            self.write(0, 0, stream, &[0; 1 << 14]).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_ends_none_of_its_requests_is_refused_more() {
+    let gather = async |body: axum::body::Body| {
+        axum::body::to_bytes(body, usize::MAX).await.is_ok().to_string()
+    };
+    let (_fronts, address) = front(Router::new().route("/x", axum::routing::post(gather)));
+    let mut client = HalfSender::connect(address).await;
+    for number in 0..24 {
+        client.begin(2 * number + 1).await;
+    }
+    // 24 MiB have been sent, and 16 MiB may be held.
+    let refused = async {
+        while client.ended.len() < 8 {
+            client.read().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), refused).await.expect("some are refused");
+    let answer = tokio::task::spawn_blocking(move || request(address, "/y")).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 404"), "others are served: {answer}");
 }
