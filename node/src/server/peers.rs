@@ -288,3 +288,6 @@ impl PeerEvents for Inbound {
         self.conclude(Verdict::Disowned(why));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -106,6 +106,19 @@ pub struct SnapshotReader {
     ended: bool,
 }
 
+#[cfg(test)]
+impl SnapshotReader {
+    /// One that `body` has arrived for.
+    pub(crate) fn arrived(body: &[u8]) -> Self {
+        let (sender, pieces) = mpsc::channel(2);
+        let end = Piece::End { len: body.len() as u64, crc: crc32c::crc32c(body) };
+        for piece in [Piece::Chunk(Bytes::copy_from_slice(body)), end] {
+            sender.try_send(piece).unwrap_or_else(|_| unreachable!("there is room for both"));
+        }
+        Self { pieces, current: Bytes::new(), len: 0, crc: 0, ended: false }
+    }
+}
+
 impl Read for SnapshotReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         while self.current.is_empty() {

@@ -1,0 +1,90 @@
+//! Members that have proven who they are, and then say what isn't true.
+
+use node_consensus::{Entry, Members};
+
+use super::*;
+use crate::{
+    disk::{Backend, Disk as _, Open, RealDisk},
+    driver::recorded,
+};
+
+fn message(kind: MessageKind, from: u64) -> Message {
+    Message {
+        kind,
+        from,
+        to: 1,
+        term: 1,
+        log_term: 0,
+        index: 0,
+        commit: 0,
+        commit_term: 0,
+        reject: false,
+        reject_hint: 0,
+        request_snapshot: 0,
+        context: Bytes::new(),
+        entries: Vec::<Entry>::new(),
+        snapshot: None,
+        members: None,
+    }
+}
+
+fn encoded(message: &Message) -> Bytes {
+    let mut bytes = BytesMut::new();
+    message.encode(&mut bytes);
+    bytes.freeze()
+}
+
+/// A small store's snapshot, of this position.
+fn whole_store(at: Position) -> Vec<u8> {
+    let dir = tempfile::tempdir().unwrap();
+    let file = RealDisk.open(&dir.path().join("db"), Open::New).unwrap();
+    let mut writer =
+        mvcc::Writer::open(Backend::new(file).unwrap(), mvcc::Options::default()).unwrap();
+    let put = |batch: &mut mvcc::Batch<'_>| {
+        batch.put(Bytes::from_static(b"k"), Bytes::from_static(b"v"), 0)?;
+        batch.end_request();
+        Ok(())
+    };
+    let _ = writer.batch(at, put).unwrap();
+    let mut body = Vec::new();
+    writer.store().view().write_snapshot(&mut body).unwrap();
+    body
+}
+
+#[test]
+fn a_message_in_another_members_name_goes_no_further() {
+    let dir = tempfile::tempdir().unwrap();
+    let (inbox, recorded) = recorded::inbox();
+    let inbound = Inbound::new(inbox, dir.path().to_owned(), watch::channel(None).0);
+    let vote = encoded(&message(MessageKind::RequestVote, 3));
+    inbound.message(MemberId(2), vote.clone());
+    assert!(recorded.messages.lock().unwrap().is_empty());
+    inbound.message(MemberId(3), vote);
+    assert_eq!(recorded.messages.lock().unwrap().len(), 1);
+}
+
+#[test]
+fn a_snapshot_is_read_through_before_it_is_handed_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (inbox, recorded) = recorded::inbox();
+    let inbound = Inbound::new(inbox, dir.path().to_owned(), watch::channel(None).0);
+    let at = Position { index: 3, term: 1 };
+    let receive = |at: Position, body: &[u8]| {
+        let members = Some(Members { voters: vec![1, 2], learners: Vec::new() });
+        let header = message(MessageKind::Snapshot, 2);
+        let header = encoded(&Message { snapshot: Some(at), members, ..header });
+        inbound.snapshot(MemberId(2), header, SnapshotReader::arrived(body))
+    };
+    let body = whole_store(at);
+    for (announced, body) in [
+        (Position { index: 1000, term: 1 }, &body[..]),
+        (at, &body[..body.len() / 2]),
+        (at, &b"junk"[..]),
+    ] {
+        assert!(receive(announced, body).is_err());
+        assert!(recorded.snapshots.lock().unwrap().is_empty());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing of it stays");
+    }
+    receive(at, &body).unwrap();
+    assert_eq!(recorded.snapshots.lock().unwrap().len(), 1);
+}

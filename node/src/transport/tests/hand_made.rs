@@ -1,0 +1,115 @@
+//! Peers made by hand: they prove who they are, and then do what no member does.
+
+use super::*;
+
+/// A stream to `node` whose hello was accepted.
+fn open(node: &Node, purpose: Purpose) -> TcpStream {
+    let mut stream = TcpStream::connect(node.address()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let hello = Hello { purpose, ..hello_to(node, local(2), 1) };
+    stream.write_all(&hello.encode()).unwrap();
+    let mut bytes = [0; LEN];
+    stream.read_exact(&mut bytes).unwrap();
+    assert_eq!(answer(&bytes), None);
+    stream
+}
+
+fn write(stream: &mut TcpStream, kind: frame::Kind, payload: &[u8]) {
+    let mut bytes = bytes::BytesMut::new();
+    frame::put(&mut bytes, kind, payload);
+    stream.write_all(&bytes).unwrap();
+}
+
+/// The payload of the next frame of this kind; others are passed over.
+fn read(stream: &mut TcpStream, kind: frame::Kind) -> Vec<u8> {
+    loop {
+        let mut head = [0; frame::HEADER_BYTES];
+        stream.read_exact(&mut head).unwrap();
+        let [a, b, c, d, found] = head;
+        let mut payload = vec![0; u32::from_be_bytes([a, b, c, d]) as usize - 1];
+        stream.read_exact(&mut payload).unwrap();
+        if found == kind as u8 {
+            return payload;
+        }
+    }
+}
+
+/// Takes the next dial of `node` and answers it as `local`.
+fn take(listener: &std::net::TcpListener, node: &Node, local: Local) -> TcpStream {
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.read_exact(&mut [0; LEN]).unwrap();
+    stream.write_all(&hello_to(node, local, 1).encode()).unwrap();
+    stream
+}
+
+fn knows_member_two(node: &Node) {
+    let nowhere = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
+    node.transport.set_membership(Membership { peers: vec![nowhere], ..Membership::default() });
+}
+
+#[test]
+fn a_snapshot_of_another_length_or_checksum_than_it_ends_with_is_refused() {
+    let a = Node::start(1);
+    knows_member_two(&a);
+    let body = b"the whole store";
+    let (len, crc) = (body.len() as u64, crc32c::crc32c(body));
+    for (len, crc, installed) in [(len + 1, crc, 0), (len, crc ^ 1, 0), (len, crc, 1)] {
+        let mut stream = open(&a, Purpose::Snapshot);
+        write(&mut stream, frame::Kind::SnapshotHeader, b"head");
+        write(&mut stream, frame::Kind::SnapshotChunk, body);
+        let end = [&len.to_be_bytes()[..], &crc.to_be_bytes()].concat();
+        write(&mut stream, frame::Kind::SnapshotEnd, &end);
+        assert_eq!(read(&mut stream, frame::Kind::SnapshotAnswer), [installed]);
+    }
+    assert_eq!(a.seen.snapshots.lock().unwrap().len(), 1);
+}
+
+#[test]
+fn the_newer_of_two_streams_of_a_peer_ends_the_older() {
+    let a = Node::start(1);
+    knows_member_two(&a);
+    let mut older = open(&a, Purpose::Messages);
+    write(&mut older, frame::Kind::Message, b"1");
+    eventually("the first is read", || a.messages().len() == 1);
+    let mut newer = open(&a, Purpose::Messages);
+    let ended = older.read(&mut [0]);
+    assert!(matches!(&ended, Ok(0)) || ended.is_err_and(|e| e.kind() != io::ErrorKind::WouldBlock));
+    write(&mut newer, frame::Kind::Message, b"2");
+    eventually("the second is read", || a.messages().len() == 2);
+}
+
+#[test]
+fn what_waited_for_a_lost_stream_is_not_sent_on_the_next() {
+    let limits = Limits { dead_after: PATIENCE, ..Limits::default() };
+    let a = Node::start_as(local(1), Seen::default(), limits);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let slow = peer_at(MemberId(2), listener.local_addr().unwrap());
+    a.transport.set_membership(Membership { peers: vec![slow], ..Membership::default() });
+    let unread = take(&listener, &a, local(2));
+    eventually("it is connected", || !a.transport.connected().is_empty());
+    // More than sockets take, so that some wait for the stream.
+    let stale = Bytes::from(vec![7; 1 << 20]);
+    while a.transport.send(MemberId(2), stale.clone()).is_ok() {}
+    drop(unread);
+    eventually("its loss is seen", || a.transport.connected().is_empty());
+    let mut next = take(&listener, &a, local(2));
+    eventually("it is connected again", || !a.transport.connected().is_empty());
+    a.transport.send(MemberId(2), Bytes::from_static(b"fresh")).unwrap();
+    assert_eq!(read(&mut next, frame::Kind::Message), b"fresh");
+}
+
+#[test]
+fn another_member_that_answers_for_the_one_that_was_dialled_is_refused() {
+    let a = Node::start(1);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let dialled = peer_at(MemberId(2), listener.local_addr().unwrap());
+    let other = peer_at(MemberId(3), "127.0.0.1:1".parse().unwrap());
+    let peers = vec![dialled, other];
+    a.transport.set_membership(Membership { peers, ..Membership::default() });
+    let mut stream = take(&listener, &a, local(3));
+    let ended = stream.read(&mut [0]);
+    assert!(matches!(&ended, Ok(0)) || ended.is_err_and(|e| e.kind() != io::ErrorKind::WouldBlock));
+    assert_eq!(a.refused("unknown_member"), 1);
+    assert!(a.transport.connected().is_empty());
+}
