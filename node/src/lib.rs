@@ -1,6 +1,7 @@
 //! A Raft key-value node that speaks etcd's v3 API.
 
 pub mod apply;
+pub mod causes;
 pub mod config;
 pub mod disk;
 pub mod driver;
@@ -8,6 +9,7 @@ pub mod http;
 pub mod identity;
 pub mod log;
 mod log_limit;
+pub mod logging;
 pub mod machine;
 pub mod mvcc;
 pub mod rpc;

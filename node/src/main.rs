@@ -3,8 +3,10 @@
 use std::{io::Write as _, process::ExitCode};
 
 use muster_node::{
+    causes::chain,
     config::{self, Command, CommandError, Config, Remark},
-    server::{self, logging::Logging},
+    logging::Logging,
+    server,
 };
 
 const FAILED: u8 = 1;
@@ -25,7 +27,7 @@ fn main() -> ExitCode {
             ExitCode::from(USAGE)
         }
         Err(CommandError::Config(error)) => {
-            complain(&format!("failed to verify flags: {}", server::chain(&error)));
+            complain(&format!("failed to verify flags: {}", chain(&error)));
             ExitCode::from(USAGE)
         }
     }
@@ -52,7 +54,7 @@ fn run(config: &Config, remarks: &[Remark]) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(error = server::chain(&error), next = error.next(), "server error");
+            tracing::error!(error = chain(&error), next = error.next(), "server error");
             ExitCode::from(match &error {
                 error if error.is_final() => DO_NOT_RESTART,
                 error if error.is_usage() => USAGE,

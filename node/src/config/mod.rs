@@ -31,6 +31,8 @@ use crate::{
 
 /// The etcd release whose behaviour and flags this node claims.
 pub const ETCD_VERSION: &str = "3.6.0";
+/// The version of the cluster's data and protocol: what etcd calls cluster and storage version.
+pub const CLUSTER_VERSION: &str = "3.6.0";
 
 /// What the command line asks for.
 #[derive(Debug)]

@@ -19,10 +19,7 @@ use axum::routing::get;
 
 pub use authority::Lenient;
 
-use crate::rpc::Context;
-
-/// The version of the cluster's data and protocol: what etcd calls cluster and storage version.
-pub(crate) const CLUSTER_VERSION: &str = "3.6.0";
+use crate::{config::CLUSTER_VERSION, rpc::Context};
 
 /// The whole table of paths.
 pub(crate) fn router(context: Arc<Context>) -> Router {

@@ -52,7 +52,7 @@ impl Maintenance {
             errors,
             db_size_in_use: i64::try_from(store.record_bytes()).unwrap_or(i64::MAX),
             is_learner: view.members().iter().any(|m| m.id == me && m.is_learner),
-            storage_version: crate::http::CLUSTER_VERSION.to_owned(),
+            storage_version: crate::config::CLUSTER_VERSION.to_owned(),
             db_size_quota: QUOTA_BYTES,
             downgrade_info: Some(DowngradeInfo::default()),
         }

@@ -107,11 +107,15 @@ pub struct Telemetry {
     pub client_tls: Option<Arc<ClientListenerTls>>,
 }
 
-/// The client port: gRPC services and HTTP paths in one router, told apart by path. Starts the
-/// tasks that they need on `tasks`; these end when `stop` is cancelled, and so do open watches.
+/// The gRPC services in one router, told apart by path, and what they share. Starts the tasks that
+/// they need on `tasks`; these end when `stop` is cancelled, and so do open watches.
 ///
 /// Call it within a tokio runtime, once.
-pub fn router(services: Services, tasks: &TaskTracker, stop: &CancellationToken) -> axum::Router {
+pub(crate) fn router(
+    services: Services,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) -> (axum::Router, Arc<Context>) {
     let Services { handle, store, hub, identity, request_ids, limits, telemetry } = services;
     let (health, health_service) = tonic_health::server::health_reporter();
     let context = Arc::new(Context {
@@ -129,7 +133,7 @@ pub fn router(services: Services, tasks: &TaskTracker, stop: &CancellationToken)
     });
     spawn_tasks(&context, health, tasks);
 
-    let max = context.limits.max_request_bytes + GRPC_OVERHEAD_BYTES;
+    let max = largest_message(context.limits.max_request_bytes);
     let kv = pb::kv_server::KvServer::new(kv::Kv(context.clone()));
     let cluster = pb::cluster_server::ClusterServer::new(cluster::Cluster(context.clone()));
     let maintenance =
@@ -143,9 +147,15 @@ pub fn router(services: Services, tasks: &TaskTracker, stop: &CancellationToken)
         .add_service(unimplemented::lock())
         .add_service(unimplemented::election())
         .add_service(health_service);
-    // Not merged by fallback: a path that is neither answers as an HTTP server does.
+    // Without a fallback of its own: a path that is no method answers as an HTTP server does.
     let grpc = routes.prepare().into_axum_router().reset_fallback();
-    limit::layer(grpc, max).merge(crate::http::router(context))
+    (limit::layer(grpc, max), context)
+}
+
+/// What a message may take, if requests may take `max_request_bytes`.
+#[must_use]
+pub fn largest_message(max_request_bytes: usize) -> usize {
+    max_request_bytes + GRPC_OVERHEAD_BYTES
 }
 
 fn spawn_tasks(

@@ -168,7 +168,7 @@ mod tests {
             log(LogError::Newer { path, offset: 0, kind: 9 }),
             store(StoreError::Format { found: 9, known: 1 }),
         ] {
-            let text = crate::server::chain(&error);
+            let text = crate::causes::chain(&error);
             assert!(error.is_final(), "{text}");
             assert!(text.contains("start this member with"), "{text}");
         }

@@ -3,11 +3,8 @@
 pub mod clients;
 mod disk;
 mod error;
-pub mod logging;
 mod node;
 mod peers;
-
-use std::fmt::Write as _;
 
 use axum::{
     Router,
@@ -24,22 +21,6 @@ pub use self::{
     peers::{Inbound, Outbound, Verdict},
 };
 use crate::config::{Config, Remark};
-
-/// An error and its causes, on one line.
-#[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // Some errors repeat their source in their own text.
-        if !text.ends_with(&cause_text) {
-            let _ = write!(text, ": {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
-}
 
 /// Runs a node until it is told to stop, or has to.
 ///
@@ -152,16 +133,6 @@ fn health_only(router: Router) -> Router {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("outer")]
-    struct Outer(#[source] std::io::Error);
-
-    #[test]
-    fn an_error_is_told_with_its_causes() {
-        let error = Outer(std::io::Error::other("inner"));
-        assert_eq!(chain(&error), "outer: inner");
-    }
 
     #[tokio::test]
     async fn the_metrics_address_serves_no_data() {

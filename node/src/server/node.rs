@@ -20,6 +20,7 @@ use crate::{
     apply::{Machine, Outcome},
     config::{Config, ETCD_VERSION, ListenUrl, PeerUrl},
     driver::{self, Handle, Running},
+    http,
     identity::{DataDir, InitialCluster, MemberId, Tombstone},
     rpc::{self, RequestIds},
     tls::{ClientListenerTls, PeerTls},
@@ -108,7 +109,9 @@ impl Node {
                 client_tls: client_tls.clone(),
             },
         };
-        let router = rpc::router(services, &tasks, &stopping);
+        // Methods and HTTP paths on one port, told apart by path.
+        let (grpc, context) = rpc::router(services, &tasks, &stopping);
+        let router = grpc.merge(http::router(context));
         let fronts = start_fronts(config, sockets, client_tls.as_ref(), &router)?;
         Ok(Self {
             local,
@@ -238,7 +241,7 @@ fn random() -> u64 {
 
 fn peer_tls(config: &Config) -> Result<Option<Arc<PeerTls>>, ServerError> {
     match &config.peer_tls {
-        Some(files) => Ok(Some(Arc::new(PeerTls::new(files, &config.tls_policy)?))),
+        Some(files) => Ok(Some(Arc::new(PeerTls::new(files)?))),
         None => Ok(None),
     }
 }
@@ -284,7 +287,9 @@ fn start_fronts(
 ) -> Result<Fronts, ServerError> {
     let listener = |router: axum::Router| {
         move |(socket, https): (std::net::TcpListener, bool)| {
-            let tls = if https { tls.cloned() } else { None };
+            let tls = https.then(|| {
+                Arc::clone(tls.expect("https without a certificate is refused with the flags"))
+            });
             ClientListener { socket, tls, router: router.clone() }
         }
     };
@@ -296,6 +301,7 @@ fn start_fronts(
         max_concurrent_streams: config.max_concurrent_streams,
         keepalive_interval: config.keepalive_interval,
         keepalive_timeout: config.keepalive_timeout,
+        largest_request: rpc::largest_message(config.max_request_bytes as usize),
     };
     // The driver's threads need the other cores.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -9,11 +9,10 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::ALPN;
 use crate::{
     config::PeerUrl,
     identity::NodeKey,
-    tls::{PeerTls, node_key_of},
+    tls::{PEER_ALPN, PeerTls, node_key_of},
 };
 
 /// What both kinds of stream can do.
@@ -62,7 +61,7 @@ pub(super) async fn accept(tcp: TcpStream, tls: Option<&Arc<PeerTls>>) -> io::Re
 }
 
 fn check_alpn(negotiated: Option<&[u8]>) -> io::Result<()> {
-    if negotiated == Some(ALPN) {
+    if negotiated == Some(PEER_ALPN) {
         Ok(())
     } else {
         Err(invalid("the other end does not speak muster-peer/1"))

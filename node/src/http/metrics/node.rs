@@ -8,8 +8,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::{Out, Scrape, signed};
-use crate::http::CLUSTER_VERSION;
-use crate::server::logging::lines_dropped;
+use crate::config::CLUSTER_VERSION;
+use crate::logging::lines_dropped;
 use crate::transport::PeerTraffic;
 
 /// etcd writes member ids as lower-case hex without zeros in front.

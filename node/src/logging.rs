@@ -269,7 +269,7 @@ impl Visit for Fields {
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        self.push(field.name(), &json(&super::chain(value)));
+        self.push(field.name(), &json(&crate::causes::chain(value)));
     }
 }
 

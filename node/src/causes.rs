@@ -1,0 +1,34 @@
+//! Errors in one line.
+
+use std::{error::Error, fmt::Write as _};
+
+/// An error and its causes.
+#[must_use]
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Some errors repeat their source in their own text.
+        if !text.ends_with(&cause_text) {
+            let _ = write!(text, ": {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] std::io::Error);
+
+    #[test]
+    fn an_error_is_told_with_its_causes() {
+        let error = Outer(std::io::Error::other("inner"));
+        assert_eq!(chain(&error), "outer: inner");
+    }
+}
