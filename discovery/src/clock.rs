@@ -1,10 +1,18 @@
 //! The service's time is Postgres' time, carried on between queries by the monotonic clock: all
 //! replicas and all tokens agree, whatever this host's wall clock says.
+//!
+//! The monotonic clock also shows when Postgres' clock was set: a jump forward may be taken back, so
+//! no deadline is believed before the time has gone evenly for a while; and after one backwards,
+//! what was stored in the meantime has to be looked at.
 
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use jiff::Timestamp;
+
+/// Postgres' clock was set if it is this far off what the monotonic clock carried on. Answers that
+/// come late are less than that.
+const JUMP: Duration = Duration::from_secs(10);
 
 /// A clock that was set by the last answer from Postgres.
 #[derive(Debug)]
@@ -16,6 +24,18 @@ pub struct Clock {
 struct Set {
     micros: i64,
     at: Instant,
+    /// Postgres' clock has not been set since.
+    even_since: Instant,
+    /// It was set back, and nobody has asked yet.
+    went_back: bool,
+}
+
+impl Set {
+    /// What the monotonic clock makes of it.
+    fn carried(&self) -> i64 {
+        let since = i64::try_from(self.at.elapsed().as_micros()).unwrap_or(i64::MAX);
+        self.micros.saturating_add(since)
+    }
 }
 
 impl Default for Clock {
@@ -23,22 +43,39 @@ impl Default for Clock {
     fn default() -> Self {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let micros = i64::try_from(since.as_micros()).unwrap_or(i64::MAX);
-        Clock { set: RwLock::new(Set { micros, at: Instant::now() }) }
+        let now = Instant::now();
+        Clock { set: RwLock::new(Set { micros, at: now, even_since: now, went_back: false }) }
     }
 }
 
 impl Clock {
     /// Postgres has just said that it is `micros`.
     pub fn set(&self, micros: i64) {
-        let set = Set { micros, at: Instant::now() };
-        *self.set.write().unwrap_or_else(PoisonError::into_inner) = set;
+        let mut set = self.set.write().unwrap_or_else(PoisonError::into_inner);
+        let (now, off) = (Instant::now(), micros.saturating_sub(set.carried()));
+        if Duration::from_micros(off.unsigned_abs()) > JUMP {
+            set.even_since = now;
+            set.went_back |= off < 0;
+            tracing::warn!(off_ms = off / 1_000, "the database's clock was set");
+        }
+        (set.micros, set.at) = (micros, now);
+    }
+
+    /// How long Postgres' clock has gone as evenly as the monotonic one, as far as this process
+    /// can know.
+    pub fn even_for(&self) -> Duration {
+        self.set.read().unwrap_or_else(PoisonError::into_inner).even_since.elapsed()
+    }
+
+    /// Whether it was set back since the last call.
+    pub fn take_went_back(&self) -> bool {
+        let mut set = self.set.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut set.went_back)
     }
 
     /// Microseconds since 1970.
     pub fn micros(&self) -> i64 {
-        let set = *self.set.read().unwrap_or_else(PoisonError::into_inner);
-        let since = i64::try_from(set.at.elapsed().as_micros()).unwrap_or(i64::MAX);
-        set.micros.saturating_add(since)
+        self.set.read().unwrap_or_else(PoisonError::into_inner).carried()
     }
 
     /// Whole seconds since 1970.
@@ -56,6 +93,22 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_jump_of_the_databases_clock_is_noticed_either_way() {
+        const HOUR: i64 = 3_600_000_000;
+        let clock = Clock::default();
+        let start = clock.micros();
+        std::thread::sleep(Duration::from_millis(20));
+        clock.set(start + 1_000_000);
+        assert!(clock.even_for() >= Duration::from_millis(20), "an answer that came late");
+        clock.set(start + HOUR);
+        assert!(clock.even_for() < Duration::from_millis(20));
+        assert!(!clock.take_went_back());
+        clock.set(start);
+        assert!(clock.take_went_back());
+        assert!(!clock.take_went_back(), "told once");
+    }
 
     #[test]
     fn it_goes_on_from_where_it_was_set_and_is_written_as_http_wants_it() {

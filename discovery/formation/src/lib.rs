@@ -38,7 +38,9 @@
 //!
 //! Leases lapse before an event is judged ([`Rule::LapseFirst`]), so the dead are not committed.
 //! Epochs are frozen above everything that was signed ([`Rule::FreezeAboveFloor`]). Whoever fails
-//! twice goes behind the standbys ([`Rule::CountedGoBehind`]). A re-made host finds room
+//! twice goes behind the standbys ([`Rule::CountedGoBehind`]), and of two that miss each other one
+//! fails ([`Rule::PairsAreCounted`]). A clock that was ahead leaves nothing behind that lasts
+//! ([`Rule::ClampStoredTimes`]). A re-made host finds room
 //! ([`Rule::UseIsASeat`]), a lost answer is given again ([`Rule::AckAgain`]), and what can't go on
 //! can be ended ([`Rule::RetireIsAnExit`]). [`service::explain`] says which of it is missing.
 //!

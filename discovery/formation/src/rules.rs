@@ -34,6 +34,12 @@ pub enum Rule {
     /// Whoever is counted twice goes behind the live standbys. Without it an unreachable host
     /// keeps its seat while a good one waits.
     CountedGoBehind,
+    /// Members who miss each other in pairs are counted although most reach each of them. Without
+    /// it one broken link between two of many hosts freezes the same list for ever.
+    PairsAreCounted,
+    /// Times that were stored lie no further ahead than one that is stored now could. Without it
+    /// a clock that was ahead for seconds holds everybody back for as long as it was ahead.
+    ClampStoredTimes,
     /// An ack for the committed proposal is answered with the document, however often it comes.
     /// Without it a lost answer strands the member.
     AckAgain,
@@ -86,12 +92,14 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule, in the order of declaration.
-    pub const EACH: [Rule; 19] = [
+    pub const EACH: [Rule; 21] = [
         Rule::LapseFirst,
         Rule::FreezeAboveFloor,
         Rule::OneSession,
         Rule::UseIsASeat,
         Rule::CountedGoBehind,
+        Rule::PairsAreCounted,
+        Rule::ClampStoredTimes,
         Rule::AckAgain,
         Rule::RetireIsAnExit,
         Rule::AbandonBeforeCommit,

@@ -11,6 +11,7 @@ mod sweep;
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use discovery_formation as formation;
 use discovery_formation::Rules;
@@ -262,8 +263,13 @@ impl App {
     }
 
     fn step(&self, transaction: &mut ClusterTransaction, event: Event) -> Outcome {
-        let context =
-            Context { rules: &Rules::ALL, settings: &self.settings, hash: &convert::proposal_hash };
+        let steady_after = Duration::from_millis(self.settings.steady_after().0);
+        let context = Context {
+            rules: &Rules::ALL,
+            settings: &self.settings,
+            steady: self.clock.even_for() >= steady_after,
+            hash: &convert::proposal_hash,
+        };
         step(&mut transaction.cluster, &context, transaction.now, event)
     }
 

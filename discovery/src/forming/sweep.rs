@@ -41,10 +41,26 @@ impl App {
             let batch = self.store.unsettled(after).await?;
             let Some(last) = batch.last() else { return Ok(()) };
             after = *last;
-            for cluster in batch {
-                if let Err(error) = self.apply(cluster, Incoming::Tick, None).await {
-                    tracing::warn!(cluster.id = %cluster, %error, "can't look after a cluster");
-                }
+            self.look_after(batch).await;
+        }
+    }
+
+    /// The clock that clusters were stored by was ahead, and so is the time at which the sweep would
+    /// look at them.
+    async fn take_back_stored_times(&self) -> Result<(), ApiError> {
+        let mut after = Uuid::nil();
+        loop {
+            let batch = self.store.forming(after).await?;
+            let Some(last) = batch.last() else { return Ok(()) };
+            after = *last;
+            self.look_after(batch).await;
+        }
+    }
+
+    async fn look_after(&self, clusters: Vec<Uuid>) {
+        for cluster in clusters {
+            if let Err(error) = self.apply(cluster, Incoming::Tick, None).await {
+                tracing::warn!(cluster.id = %cluster, %error, "can't look after a cluster");
             }
         }
     }
@@ -65,6 +81,10 @@ impl App {
         self.metrics.generation.set(generation.number);
         self.copy_news().await?;
         self.put_admins_back().await?;
+        self.clock.set(self.store.now().await?);
+        if self.clock.take_went_back() {
+            self.take_back_stored_times().await?;
+        }
         // One that can't be looked after keeps nobody else waiting.
         let mut stuck = Vec::new();
         while stuck.len() < STUCK_MAX {

@@ -1,5 +1,7 @@
 //! Clusters form.
 
+use std::time::Duration;
+
 use discovery_types::api::{ClusterState, ReportRequest, Standing};
 use discovery_types::problem::Code;
 use discovery_types::statement::StatementChain;
@@ -165,5 +167,36 @@ async fn every_answer_can_be_lost_and_asked_for_again() {
     let again = agent.ack(&seen).await.unwrap();
     assert_eq!(first.document, again.document);
     assert!(first.document.is_some());
+    service.stop().await;
+}
+
+/// As a clock leaves them that was an hour ahead and was set right.
+#[tokio::test]
+async fn times_that_were_stored_an_hour_ahead_are_over_in_time() {
+    let world = World::new().await;
+    let mut args = world.args("ledger");
+    args.times.prepare = Duration::from_secs(1);
+    let service = crate::server::start(args).await.unwrap();
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 3).await;
+    let token = world.token(&admin, &statement).await;
+    let agents: Vec<Agent> =
+        (1..=3).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    for agent in &agents {
+        agent.redeem().await.unwrap();
+    }
+    sqlx::raw_sql(
+        "UPDATE clusters SET frozen_us = frozen_us + 3600000000,
+             next_deadline_us = next_deadline_us + 3600000000;
+         UPDATE agents SET lease_us = lease_us + 3600000000, held_us = lease_us + 3600000000",
+    )
+    .execute(&mut world.database.connect().await)
+    .await
+    .unwrap();
+    let seen = agents[0].poll(None).await.unwrap();
+    assert_eq!((seen.state, seen.epoch), (ClusterState::Preparing, 1));
+    assert!(seen.lease_ms.is_some_and(|left| left <= 30_000), "{:?}", seen.lease_ms);
+    let late = agents[0].until(|seen| seen.epoch > 1);
+    tokio::time::timeout(Duration::from_secs(20), late).await.expect("given up after a second");
     service.stop().await;
 }

@@ -62,7 +62,8 @@ pub fn backup(database: &Arc<Database>, config: &Config) -> Arc<Database> {
     }
     let mut cluster = database.cluster.clone();
     let settings = Settings::DEFAULT;
-    let context = Context { rules: &config.rules, settings: &settings, hash: &hash_of };
+    let context =
+        Context { rules: &config.rules, settings: &settings, steady: true, hash: &hash_of };
     let _ = step(&mut cluster, &context, NOW, Event::DatabaseChanged);
     normalise(&mut cluster, config);
     Arc::new(Database { cluster, compared: database.compared })

@@ -19,7 +19,8 @@ pub fn serve(world: &mut World, config: &Config, event: Event) -> Result<Outcome
     let before = Arc::clone(&world.database);
     let mut cluster = before.cluster.clone();
     let settings = Settings::DEFAULT;
-    let context = Context { rules: &config.rules, settings: &settings, hash: &hash_of };
+    let context =
+        Context { rules: &config.rules, settings: &settings, steady: true, hash: &hash_of };
     let outcome = service::step(&mut cluster, &context, NOW, event);
     properties::after_transaction(&before.cluster, &cluster, &outcome)?;
     normalise(&mut cluster, config);

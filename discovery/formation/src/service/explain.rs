@@ -1,7 +1,8 @@
 //! Every wait explains itself: what is missing, who holds it, the last error, when it is judged
 //! again, and what to do.
 
-use crate::service::cluster::{Cluster, EndCause, Frozen, Phase, Place, Probe};
+use crate::service::cluster::{Cluster, EndCause, Frozen, Phase, Place};
+use crate::service::links;
 use crate::service::settings::Settings;
 use crate::service::time::next_deadline;
 use crate::values::{KeyId, Micros};
@@ -170,34 +171,12 @@ impl Writer<'_> {
     }
 
     fn unreached(&self, frozen: &Frozen) -> Option<Line> {
-        let mut who = Vec::new();
-        let mut sentences = Vec::new();
-        for (&prober, row) in &frozen.probes {
-            for (&peer, probe) in row {
-                if let Probe::Failed(why) = probe {
-                    who.push(peer);
-                    sentences.push(format!(
-                        "{} can't reach {}: {why}",
-                        self.name(prober),
-                        self.name(peer)
-                    ));
-                }
-            }
-        }
+        let broken = links::broken(frozen);
+        let what = links::sentence(&broken)?;
+        let mut who: Vec<KeyId> = broken.iter().flat_map(links::BrokenLink::ends).collect();
         who.sort_unstable();
         who.dedup();
-        let last_error = sentences.last().cloned();
-        (!who.is_empty()).then(|| {
-            let mut line = self.line(
-                "unreachable",
-                who,
-                sentences.join("; "),
-                "open the peer port between these hosts, or restart the agent with the address \
-                 under which the others reach it",
-            );
-            line.last_error = last_error;
-            line
-        })
+        Some(self.line("unreachable", who, what, &links::way_out(&broken)))
     }
 
     fn acks_missing(&self, frozen: &Frozen, settings: &Settings) -> Option<Line> {

@@ -4,6 +4,7 @@ mod adopt;
 mod cluster;
 mod event;
 mod explain;
+mod links;
 mod outcome;
 mod refusal;
 mod seats;

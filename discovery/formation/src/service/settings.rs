@@ -9,7 +9,7 @@ pub struct Settings {
     pub lease: Millis,
     /// How long a frozen list waits for its acks.
     pub prepare: Millis,
-    /// How often clusters that nobody polls are looked at. The caller's, not the machine's.
+    /// How often clusters that nobody polls are looked at.
     pub sweep: Millis,
     /// The first hold-back, doubled with each further count.
     pub hold_back: Millis,
@@ -36,6 +36,13 @@ impl Settings {
         hold_back_cap: Millis(60_000),
         keys_per_seat: 3,
     };
+
+    /// How long the clock must have gone evenly before a cluster's deadline is believed: a minute,
+    /// two sweeps.
+    #[must_use]
+    pub fn steady_after(&self) -> Millis {
+        Millis(self.sweep.0.saturating_mul(2))
+    }
 
     /// How long whoever has now been counted `counts` times (1 or more) is held back:
     /// 2^counts seconds by default.

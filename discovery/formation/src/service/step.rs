@@ -25,6 +25,9 @@ pub struct Context<'a> {
     pub rules: &'a Rules,
     /// Times and limits.
     pub settings: &'a Settings,
+    /// The clock has gone evenly for [`Settings::steady_after`]: only then does a deadline that has
+    /// passed end a cluster. A jump forward may be taken back.
+    pub steady: bool,
     /// The hash of a proposal: SHA-256 as the protocol writes it. Called at most twice in a step.
     pub hash: &'a dyn Fn(&Proposal) -> Hash,
 }

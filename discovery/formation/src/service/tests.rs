@@ -1,5 +1,8 @@
 //! The table of states and events, row by row, as transcripts.
 
+mod clock;
+mod links;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -8,15 +11,16 @@ use crate::fixtures::{
 };
 use crate::rules::Rules;
 use crate::service::{
-    Alarm, Answer, Cluster, Context, EPOCH_DISTANCE, EPOCH_MAX, EndCause, Event, Grant, Outcome,
-    Phase, Place, Poll, Probe, Redeem, Refusal, RefusalCode, Settings, Standing, explain,
-    next_deadline, step,
+    Alarm, Answer, Cluster, Context, EPOCH_DISTANCE, EPOCH_MAX, EndCause, Event, Grant, Line,
+    Outcome, Phase, Place, Poll, Probe, Redeem, Refusal, RefusalCode, Row, Settings, Standing,
+    explain, next_deadline, step,
 };
 use crate::values::{Document, GrantId, Hash, Micros, Record, Release, Session};
 
 struct Service {
     cluster: Cluster,
     now: Micros,
+    steady: bool,
 }
 
 impl Service {
@@ -24,12 +28,18 @@ impl Service {
         Service {
             cluster: Cluster::opened(statement(size), START.after(seconds(86_400))),
             now: START,
+            steady: true,
         }
     }
 
     fn step(&mut self, event: Event) -> Outcome {
         let settings = Settings::DEFAULT;
-        let context = Context { rules: &Rules::ALL, settings: &settings, hash: &hash_of };
+        let context = Context {
+            rules: &Rules::ALL,
+            settings: &settings,
+            steady: self.steady,
+            hash: &hash_of,
+        };
         step(&mut self.cluster, &context, self.now, event)
     }
 

@@ -1,7 +1,8 @@
 //! What time does to a cluster: leases lapse, lists time out, deadlines pass.
 
 use crate::rules::Rule;
-use crate::service::cluster::{Cluster, EndCause, Frozen, LastError, Phase, Place, Probe};
+use crate::service::cluster::{Cluster, EndCause, LastError, Phase, Place};
+use crate::service::links;
 use crate::service::outcome::{Change, Reopen};
 use crate::service::settings::Settings;
 use crate::service::step::Turn;
@@ -20,12 +21,33 @@ pub fn next_deadline(cluster: &Cluster, settings: &Settings, now: Micros) -> Opt
     let seated = cluster.agents.values().filter(|agent| matches!(agent.place, Place::Seat(_)));
     let holds = seated.map(|agent| agent.held_until).filter(|&until| until > now);
     let times_out = cluster.frozen.iter().map(|frozen| frozen.at.after(settings.prepare));
+    // A deadline that the last step has not believed is looked at again once it may be.
+    let expires =
+        if cluster.deadline > now { cluster.deadline } else { now.after(settings.steady_after()) };
     // It doesn't expire before the ledgers have been compared, and that is an event of its own.
-    let expires = (!cluster.unsettled).then_some(cluster.deadline);
+    let expires = (!cluster.unsettled).then_some(expires);
     leases.chain(holds).chain(times_out).chain(expires).min()
 }
 
 impl Turn<'_> {
+    /// Takes back what a clock that was ahead has stored: no lease ends later than one that is
+    /// given now, no hold later than the longest, and no list was frozen after now. A clock that is
+    /// set right so costs one such time, and not the whole difference.
+    pub(super) fn clamp_stored_times(&mut self) {
+        let (now, settings) = (self.now, self.context.settings);
+        let (lease, hold) = (now.after(settings.lease), now.after(settings.hold_back_cap));
+        let frozen = self.cluster.frozen.as_mut().map(|frozen| (&mut frozen.at, now));
+        let agents = self.cluster.agents.values_mut();
+        let stored = agents
+            .flat_map(|agent| [(&mut agent.lease_until, lease), (&mut agent.held_until, hold)]);
+        for (time, latest) in stored.chain(frozen) {
+            if *time > latest {
+                *time = latest;
+                self.changed = true;
+            }
+        }
+    }
+
     /// Everything that has become due by now, in one go.
     pub(super) fn pass_time(&mut self) {
         if !matches!(self.cluster.phase, Phase::Open | Phase::Preparing)
@@ -33,8 +55,11 @@ impl Turn<'_> {
         {
             return;
         }
+        if self.context.rules.on(Rule::ClampStoredTimes) {
+            self.clamp_stored_times();
+        }
         let may_end = !self.cluster.unsettled || !self.context.rules.on(Rule::EndWhenSettled);
-        if self.cluster.deadline <= self.now && may_end {
+        if self.cluster.deadline <= self.now && may_end && self.context.steady {
             self.end(Phase::Expired, EndCause::Deadline, "its deadline passed".to_owned());
             return;
         }
@@ -73,33 +98,19 @@ impl Turn<'_> {
         if frozen.at.after(self.context.settings.prepare) > self.now {
             return;
         }
-        let at_fault = at_fault(frozen);
+        let counts = |key| self.cluster.agents.get(&key).map_or(0, |agent| agent.counts);
+        let at_fault = links::at_fault(self.context.rules, frozen, counts);
         let missing = frozen.proposal.records.len() - frozen.acks.len();
         let text = format!("epoch {} timed out with {missing} acks missing", self.cluster.epoch);
-        self.cluster.last_error =
-            Some(LastError { at: self.now, key: at_fault.first().copied(), text });
+        // A broken link is nobody's alone.
+        let (key, text) = match links::sentence(&links::broken(frozen)) {
+            Some(broken) => (None, format!("{text}; {broken}")),
+            None => (at_fault.first().copied(), text),
+        };
+        self.cluster.last_error = Some(LastError { at: self.now, key, text });
         self.reopen(Reopen::TimedOut);
         for key in at_fault {
             self.count(key);
         }
     }
-}
-
-/// Whom most of the matrix misses, and who answered nothing.
-fn at_fault(frozen: &Frozen) -> Vec<KeyId> {
-    let members = || frozen.proposal.records.iter().map(|record| record.key);
-    let others = frozen.proposal.records.len().saturating_sub(1);
-    let misses =
-        |peer: KeyId, row: &super::cluster::Row| matches!(row.get(&peer), Some(Probe::Failed(_)));
-    members()
-        .filter(|key| {
-            let missed = frozen
-                .probes
-                .iter()
-                .filter(|(prober, row)| *prober != key && misses(*key, row))
-                .count();
-            let silent = !frozen.acks.contains_key(key) && !frozen.probes.contains_key(key);
-            silent || missed * 2 > others
-        })
-        .collect()
 }

@@ -1,0 +1,173 @@
+//! Who of a frozen list misses whom, and who is counted for it.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::rules::{Rule, Rules};
+use crate::service::cluster::{Frozen, Probe};
+use crate::values::{KeyId, Record};
+
+/// How many broken links one sentence names.
+const LINKS_NAMED: usize = 3;
+
+/// Two members of a list, at least one of whom doesn't reach the other.
+pub(super) struct BrokenLink<'a> {
+    one: &'a Record,
+    other: &'a Record,
+    /// What the first found of the second.
+    from_one: Option<&'a str>,
+    /// What the second found of the first.
+    from_other: Option<&'a str>,
+}
+
+/// Every link of the list that somebody has found broken.
+pub(super) fn broken(frozen: &Frozen) -> Vec<BrokenLink<'_>> {
+    let failure =
+        |prober: &Record, peer: &Record| match frozen.probes.get(&prober.key)?.get(&peer.key)? {
+            Probe::Reached => None,
+            Probe::Failed(why) => Some(why.as_str()),
+        };
+    let records = &frozen.proposal.records;
+    let mut links = Vec::new();
+    for (place, one) in records.iter().enumerate() {
+        for other in &records[place + 1..] {
+            let (from_one, from_other) = (failure(one, other), failure(other, one));
+            if from_one.is_some() || from_other.is_some() {
+                links.push(BrokenLink { one, other, from_one, from_other });
+            }
+        }
+    }
+    links
+}
+
+/// Whom a list that timed out is counted against: whom most of the matrix misses, and who answered
+/// nothing. If that is nobody, and members miss each other in pairs, a smallest set without which
+/// all links work: the same list would meet the same broken link for ever.
+pub(super) fn at_fault(
+    rules: &Rules,
+    frozen: &Frozen,
+    counts: impl Fn(KeyId) -> u32,
+) -> Vec<KeyId> {
+    let members = || frozen.proposal.records.iter().map(|record| record.key);
+    let others = frozen.proposal.records.len().saturating_sub(1);
+    let missed_by_most = |key: KeyId| {
+        let misses = |(prober, row): (&KeyId, &BTreeMap<KeyId, Probe>)| {
+            *prober != key && matches!(row.get(&key), Some(Probe::Failed(_)))
+        };
+        frozen.probes.iter().filter(|&row| misses(row)).count() * 2 > others
+    };
+    let silent = |key| !frozen.acks.contains_key(&key) && !frozen.probes.contains_key(&key);
+    let alone: Vec<KeyId> = members().filter(|&key| silent(key) || missed_by_most(key)).collect();
+    if !alone.is_empty() || !rules.on(Rule::PairsAreCounted) {
+        return alone;
+    }
+    let seats: Vec<(KeyId, u32)> = members().map(|key| (key, counts(key))).collect();
+    let pairs: Vec<[KeyId; 2]> =
+        broken(frozen).iter().map(|link| [link.one.key, link.other.key]).collect();
+    smallest_cover(&seats, &pairs)
+}
+
+/// The smallest set of `seats` (seat 1 first, each with how often it was counted) that touches
+/// every pair; of several the one that was counted less often, then the one with the higher seats.
+fn smallest_cover(seats: &[(KeyId, u32)], pairs: &[[KeyId; 2]]) -> Vec<KeyId> {
+    let chosen = |set: u32| {
+        seats
+            .iter()
+            .enumerate()
+            .filter(move |(place, _)| set >> place & 1 == 1)
+            .map(|(_, seat)| *seat)
+    };
+    let touches_all = |set: &u32| {
+        let keys: BTreeSet<KeyId> = chosen(*set).map(|(key, _)| key).collect();
+        pairs.iter().all(|pair| pair.iter().any(|key| keys.contains(key)))
+    };
+    // Nine seats at most: 512 sets.
+    let sets = (0..1 << seats.len()).filter(touches_all);
+    let best = sets.min_by_key(|&set| {
+        let counted: u32 = chosen(set).map(|(_, counts)| counts).sum();
+        (set.count_ones(), counted, Reverse(set))
+    });
+    best.map(|set| chosen(set).map(|(key, _)| key).collect()).unwrap_or_default()
+}
+
+/// The broken links in words, with both addresses; none if there are none.
+pub(super) fn sentence(links: &[BrokenLink<'_>]) -> Option<String> {
+    let named: Vec<String> = links.iter().take(LINKS_NAMED).map(ToString::to_string).collect();
+    let more = match links.len().saturating_sub(LINKS_NAMED) {
+        0 => String::new(),
+        more => format!("; and {more} more broken links"),
+    };
+    (!named.is_empty()).then(|| named.join("; ") + &more)
+}
+
+/// What to open, and where.
+pub(super) fn way_out(links: &[BrokenLink<'_>]) -> String {
+    let mut ports = BTreeSet::new();
+    for link in links {
+        let tried = [(link.from_one, link.other), (link.from_other, link.one)];
+        for (_, peer) in tried.iter().filter(|(failed, _)| failed.is_some()) {
+            ports.extend(
+                peer.peer_urls.iter().filter_map(|url| url.rsplit_once(':')).map(|at| at.1),
+            );
+        }
+    }
+    let ports: Vec<&str> = ports.into_iter().collect();
+    format!(
+        "open TCP port {} between these addresses, or restart the agent with the address under \
+         which the others reach it",
+        ports.join(" and ")
+    )
+}
+
+impl BrokenLink<'_> {
+    /// Both of its ends.
+    pub(super) fn ends(&self) -> [KeyId; 2] {
+        [self.one.key, self.other.key]
+    }
+}
+
+impl std::fmt::Display for BrokenLink<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let end = |record: &Record| {
+            let at: Vec<&str> =
+                record.peer_urls.iter().map(|url| url.trim_start_matches("https://")).collect();
+            format!("{} ({}) at {}", record.name, record.key, at.join(" and "))
+        };
+        let (one, other) = (end(self.one), end(self.other));
+        match (self.from_one, self.from_other) {
+            (Some(why), Some(_)) => write!(f, "{one} and {other} can't reach each other: {why}"),
+            (Some(why), None) => write!(f, "{one} can't reach {other}: {why}"),
+            (None, Some(why)) => write!(f, "{other} can't reach {one}: {why}"),
+            (None, None) => write!(f, "{one} and {other} reach each other"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::key;
+
+    /// Whom `counts` (seat 1 first) and these broken pairs are counted against.
+    fn cover(counts: &[u32], pairs: &[(u8, u8)]) -> Vec<u8> {
+        let seats: Vec<_> = (1..).map(key).zip(counts.iter().copied()).collect();
+        let pairs: Vec<_> = pairs.iter().map(|&(one, other)| [key(one), key(other)]).collect();
+        smallest_cover(&seats, &pairs).into_iter().map(|key| key.0[0]).collect()
+    }
+
+    #[test]
+    fn of_one_pair_it_is_whoever_was_counted_less_often_then_the_higher_seat() {
+        assert_eq!(cover(&[0, 0, 0], &[(1, 2)]), [2]);
+        assert_eq!(cover(&[0, 1, 0], &[(1, 2)]), [1]);
+        assert_eq!(cover(&[1, 1, 0], &[(1, 2)]), [2]);
+    }
+
+    #[test]
+    fn the_set_is_the_smallest_that_touches_every_pair() {
+        assert_eq!(cover(&[0; 5], &[]), [] as [u8; 0]);
+        assert_eq!(cover(&[9, 0, 0, 0, 0], &[(1, 2), (1, 3)]), [1], "one, however often counted");
+        assert_eq!(cover(&[0; 5], &[(1, 2), (3, 4)]), [2, 4]);
+        assert_eq!(cover(&[0; 5], &[(1, 2), (2, 3), (1, 3)]), [2, 3]);
+        assert_eq!(cover(&[0, 0, 1, 0, 0], &[(1, 2), (2, 3), (1, 3)]), [1, 2]);
+    }
+}

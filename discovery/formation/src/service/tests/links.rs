@@ -1,0 +1,83 @@
+//! Links between two hosts that are down, while each of the two reaches all others.
+
+use super::*;
+
+/// Every member of the frozen list probes the others over the links that work, and signs if all of
+/// them answer.
+fn probe_and_sign(service: &mut Service, broken: &[(u8, u8)]) {
+    let list: Vec<u8> = service.cluster.seats().values().map(|key| key.0[0]).collect();
+    let epoch = service.cluster.epoch;
+    for &prober in &list {
+        let works =
+            |peer: u8| !broken.contains(&(prober, peer)) && !broken.contains(&(peer, prober));
+        let probe = |peer: u8| match works(peer) {
+            true => Probe::Reached,
+            false => Probe::Failed("connection timed out".to_owned()),
+        };
+        let peers = list.iter().copied().filter(|&peer| peer != prober);
+        let row: Row = peers.clone().map(|peer| (key(peer), probe(peer))).collect();
+        let _ = service.yes(Event::Probes { key: key(prober), epoch, row });
+        if peers.into_iter().all(works) {
+            let _ = service.yes(ack(prober, epoch, &list));
+        }
+    }
+}
+
+/// Time passes until the frozen list is given up and the next one frozen; every host polls.
+fn next_list(service: &mut Service, hosts: &[u8]) {
+    let epoch = service.cluster.epoch;
+    for _ in 0..13 {
+        if service.cluster.epoch > epoch && service.cluster.phase == Phase::Preparing {
+            return;
+        }
+        service.pass(10);
+        for &host in hosts {
+            let _ = service.step(poll(host));
+        }
+    }
+    panic!("no list after {epoch} within two minutes");
+}
+
+#[test]
+fn two_hosts_that_miss_each_other_make_room_for_those_that_wait() {
+    let hosts = [1, 2, 3, 4, 5];
+    let mut service = Service::joined(3, &hosts);
+    for tries in 1..=10 {
+        probe_and_sign(&mut service, &[(1, 2)]);
+        if service.cluster.phase == Phase::Committed {
+            assert_eq!(tries, 4, "the two are counted in turn, and the first that was twice goes");
+            assert_eq!(
+                service.cluster.seats().into_values().collect::<Vec<_>>(),
+                [1, 4, 3].map(key)
+            );
+            return;
+        }
+        next_list(&mut service, &hosts);
+    }
+    panic!("still {:?} after ten lists", service.cluster.seats());
+}
+
+#[test]
+fn explain_names_the_two_with_their_addresses_and_the_port() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    probe_and_sign(&mut service, &[(1, 2)]);
+    let said = |service: &Service| {
+        let lines = explain(&service.cluster, &Settings::DEFAULT, service.now);
+        let text = |line: &Line| {
+            let error = line.last_error.clone().unwrap_or_default();
+            format!("{}: {} [{}] {}", line.code, line.what, error, line.way_out)
+        };
+        lines.iter().map(text).collect::<Vec<_>>().join("\n")
+    };
+    let broken = "host-1 (01010101) at 10.0.0.1:2380 and host-2 (02020202) at 10.0.0.2:2380 can't \
+                  reach each other: connection timed out";
+    let open = "open TCP port 2380 between these addresses";
+    let preparing = said(&service);
+    assert!(preparing.starts_with(&format!("unreachable: {broken} [] {open}")), "{preparing}");
+    service.pass(60);
+    let _ = service.yes(Event::Tick);
+    let held = said(&service);
+    assert!(held.contains("held back after a failed try: host-2"), "{held}");
+    let timed_out = format!("[epoch 1 timed out with 2 acks missing; {broken}]");
+    assert!(held.contains(&timed_out), "{held}");
+}
