@@ -80,7 +80,12 @@ pub fn configure(config: &mut ServiceConfig) {
             at("/v1/clusters/{id}/credentials", "POST").route(post().to(clusters::credentials)),
         )
         // Tokens.
-        .service(at("/v1/grants", "PUT").route(put().to(grants::put)))
+        .service(
+            at("/v1/grants", "GET, HEAD, PUT")
+                .route(put().to(grants::put))
+                .route(get().to(grants::list_all))
+                .route(head().to(grants::list_all)),
+        )
         .service(
             at("/v1/clusters/{id}/grants", "GET, HEAD")
                 .route(get().to(grants::list))
@@ -224,6 +229,7 @@ fn log_fault(response: &ServiceResponse<impl MessageBody>, route: &str) {
         clusters::retire,
         clusters::credentials,
         grants::put,
+        grants::list_all,
         grants::list,
         grants::show,
         grants::revoke,

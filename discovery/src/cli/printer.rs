@@ -1,13 +1,16 @@
 //! What a command says, and where: data on stdout, everything else on stderr.
 
 use std::error::Error;
-use std::io::Write;
+use std::io::{BufRead, IsTerminal, Read, Write};
 
 use comfy_table::{ContentArrangement, Table, presets};
 use discovery_types::text::printable;
 use serde::Serialize;
 
 use super::CliError;
+
+/// Longest line that is read as an answer.
+const MAX_ANSWER: u64 = 64;
 
 /// Both streams of a command.
 pub(super) struct Printer {
@@ -61,6 +64,17 @@ impl Printer {
     /// Something to worry about.
     pub(super) fn warn(&mut self, text: &str) {
         self.say(&format!("warning: {}", printable(text)));
+    }
+
+    /// Whether a person says yes. Without a terminal there is nobody to ask.
+    pub(super) fn confirmed(&mut self, question: &str) -> bool {
+        if !std::io::stdin().is_terminal() {
+            return false;
+        }
+        self.say(&format!("{question} Type yes to go on:"));
+        let mut answer = String::new();
+        let read = std::io::stdin().lock().take(MAX_ANSWER).read_line(&mut answer);
+        read.is_ok() && answer.trim() == "yes"
     }
 
     /// Why it failed, with its causes, and what to do next.

@@ -33,18 +33,21 @@ enum TokenCommand {
     /// Make a token and print the join bundle that a host needs
     #[command(after_help = "\
 Examples:
-  muster-discovery token create --cluster demo --out demo.bundle
-  muster-discovery token create --cluster demo --ttl 10m --cidr 10.1.0.0/16 > demo.bundle
+  muster-discovery token create --cluster demo --uses 1 --name db-1 --out db-1.bundle
+  muster-discovery token create --cluster demo --uses 1 --cidr 10.1.0.7 --out db-2.bundle
+  muster-discovery token create --cluster demo --ttl 10m --cidr 10.1.0.0/16 --out demo.bundle
 
 The token's secret is made on this machine; the service gets only its public half. Until the cluster
-commits, whoever has the bundle can take a seat: hand it over as you would a password, and revoke it
-with `token revoke` if it went astray.")]
+commits, whoever has the bundle can take as many seats as it has uses: with a bundle for all of them
+(the last example), the whole cluster. Where each host can be handed a bundle of its own, make each
+worth one use and bind it to a name or an address. Hand it over as you would a password, and revoke
+it with `token revoke` if it went astray.")]
     Create(CreateArgs),
-    /// List a cluster's tokens
+    /// List tokens, the newest first
     List {
-        /// Name or id of the cluster
+        /// Name or id of the cluster [default: all clusters]
         #[arg(long, value_name = "CLUSTER")]
-        cluster: String,
+        cluster: Option<String>,
     },
     /// Show a token's grant
     Show {
@@ -85,11 +88,22 @@ pub(super) async fn run(args: TokenArgs, printer: &mut Printer) -> Result<(), Cl
     match args.command {
         TokenCommand::Create(create) => self::create(&session, create, printer).await,
         TokenCommand::List { cluster } => {
-            let cluster = session.cluster(&cluster).await?;
-            let list = session.client.list_grants(cluster.cluster).await?;
+            let cluster = match cluster {
+                Some(cluster) => Some(session.cluster(&cluster).await?.cluster),
+                None => None,
+            };
+            let list = session.client.list_grants(cluster).await?;
+            let names = session.client.list_clusters(None).await?.clusters;
+            let name = |id| names.iter().find(|cluster| cluster.cluster == id);
             printer.value(&list, |out| {
-                let header = ["ID", "KIND", "STATE", "KEYS", "USES", "EXPIRES", "ISSUER"];
-                out.table(header, list.grants.iter().map(row));
+                let header =
+                    ["ID", "CLUSTER", "KIND", "STATE", "KEYS", "USES", "EXPIRES", "ISSUER"];
+                let rows = list.grants.iter().map(|view| {
+                    let cluster = view.grant.cluster;
+                    let called = name(cluster).map(|known| known.name.to_string());
+                    row(view, called.unwrap_or_else(|| cluster.to_string()))
+                });
+                out.table(header, rows);
             })
         }
         TokenCommand::Show { id } => {
@@ -166,16 +180,34 @@ fn hand_out(
     match out {
         Some(file) => {
             value["file"] = json!(file);
-            printer.note(&about);
-            printer.value(&value, |out| out.line(&file.display().to_string()))
+            printer.value(&value, |out| out.line(&file.display().to_string()))?;
         }
         None => {
             value["bundle"] = json!(bundle.expose_secret());
             printer.value(&value, |out| out.line(bundle.expose_secret()))?;
-            printer.note(&about);
-            Ok(())
         }
     }
+    printer.note(&about);
+    if let Some(danger) = danger(&view.grant) {
+        printer.warn(&danger);
+    }
+    Ok(())
+}
+
+/// What somebody can do who gets hold of the bundle before the cluster commits.
+fn danger(grant: &Grant) -> Option<String> {
+    let from = match grant.cidrs.is_empty() {
+        true => "from anywhere",
+        false => "from its addresses",
+    };
+    (grant.uses > 1).then(|| {
+        format!(
+            "until the commit, whoever holds this bundle can take {} seats {from}, and a majority \
+             of seats is the cluster: hand it over as you would its root password. Safer: a bundle \
+             for each host (--uses 1 with --name or --cidr)",
+            grant.uses
+        )
+    })
 }
 
 /// The grant for a token, with everything checked that can be checked without the service.
@@ -217,16 +249,17 @@ fn grant(
 }
 
 /// `10.1.0.0/16`; an address alone is itself.
-fn parse_block(text: &str) -> Result<IpNet, String> {
+pub(super) fn parse_block(text: &str) -> Result<IpNet, String> {
     let alone = || text.parse::<std::net::IpAddr>().ok().map(IpNet::from);
     let block = text.parse().ok().or_else(alone);
     block.ok_or_else(|| format!("`{text}` is no block of addresses, such as 10.1.0.0/16"))
 }
 
-fn row(view: &GrantView) -> [String; 7] {
+fn row(view: &GrantView, cluster: String) -> [String; 8] {
     let grant = &view.grant;
     [
         grant.id.to_string(),
+        cluster,
         grant.kind.to_string(),
         state(view.state).into(),
         view.keys.to_string(),

@@ -21,7 +21,7 @@ use crate::error::ApiError;
 use crate::ledger::Generation;
 use crate::store::StoreError;
 use crate::store::admins::Event;
-use crate::store::clusters::ClusterSummaryRow;
+use crate::store::clusters::{ClusterSummaryRow, Origin};
 
 /// Events that a cluster's timeline is made of, the newest ones.
 pub const TIMELINE_EVENTS: i64 = 500;
@@ -197,7 +197,7 @@ pub fn summary_of(row: &ClusterSummaryRow) -> Result<ClusterSummary, StoreError>
 }
 
 /// Agents as admins see them: seats in order, then standbys, then those who have lapsed.
-pub fn seats(cluster: &Cluster, addresses: &[(Vec<u8>, Option<String>)]) -> Vec<api::SeatView> {
+pub fn seats(cluster: &Cluster, origins: &[Origin]) -> Vec<api::SeatView> {
     let mut agents: Vec<_> = cluster.agents.iter().collect();
     agents.sort_by_key(|(_, agent)| match agent.place {
         Place::Seat(seat) => (0, u64::from(seat)),
@@ -223,6 +223,7 @@ pub fn seats(cluster: &Cluster, addresses: &[(Vec<u8>, Option<String>)]) -> Vec<
                 .ok()?
                 .claims_unverified(discovery_types::jws::Typ::Record)
                 .ok()?;
+            let origin = origins.iter().find(|origin| origin.key[..] == key.0);
             Some(api::SeatView {
                 seat,
                 name: record.name,
@@ -231,10 +232,8 @@ pub fn seats(cluster: &Cluster, addresses: &[(Vec<u8>, Option<String>)]) -> Vec<
                 peer_urls: record.peer_urls,
                 client_urls: record.client_urls,
                 grant: record.grant,
-                source: addresses
-                    .iter()
-                    .find(|(of, _)| of[..] == key.0)
-                    .and_then(|(_, address)| address.clone()),
+                source: origin.and_then(|origin| origin.address.clone()),
+                bound_to: origin.map(Origin::bound_to).unwrap_or_default(),
                 lease_until_ms: forming.then_some(milliseconds(agent.lease_until)),
                 acked: frozen.is_some_and(|frozen| frozen.acks.contains_key(key)),
                 probes: matrix.iter().find(row).map(|row| row.results.clone()).unwrap_or_default(),

@@ -206,7 +206,7 @@ pub async fn show_one(
             alarms: Vec::new(),
         }));
     };
-    let addresses = store.addresses(*path).await?;
+    let origins = store.origins(*path).await?;
     let events = store.events(*path, show::TIMELINE_EVENTS).await?;
     let generation = store.watch().generation.borrow().clone();
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);
@@ -214,7 +214,7 @@ pub async fn show_one(
     Ok(Json(ClusterView {
         summary,
         statement: Some(chain.newest_hash()),
-        seats: show::seats(&cluster, &addresses),
+        seats: show::seats(&cluster, &origins),
         timeline: show::timeline(events),
         explain: explanations(&cluster, &chain, settings, now, generation.as_ref()),
         document: cluster.frozen.as_ref().filter(|_| decided).map(|frozen| Digest(frozen.h.0)),
@@ -251,9 +251,11 @@ pub async fn explain(
     let found = app.store.read_cluster(*path).await?;
     let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
     let generation = app.store.look_at_generation().await?;
+    let origins = app.store.origins(*path).await?;
     Ok(Json(ExplainResponse {
         state: convert::state(cluster.phase),
         epoch: cluster.epoch,
+        seats: show::seats(&cluster, &origins),
         explain: explanations(&cluster, &chain, &app.settings, now, Some(&generation)),
     }))
 }

@@ -61,6 +61,14 @@ pub async fn put(
     view(&app, grant.id).await
 }
 
+/// All clusters' grants, the newest thousand.
+#[utoipa::path(get, path = "/v1/grants", tag = "grants",
+    responses((status = 200, body = GrantList), (status = "default", body = Problem)))]
+pub async fn list_all(request: HttpRequest, app: Data<App>) -> Result<Json<GrantList>, ApiError> {
+    authorise(&request, &app, Action::ReadGrants, None).await?;
+    listed(&app, None).await
+}
+
 /// A cluster's grants.
 #[utoipa::path(get, path = "/v1/clusters/{id}/grants", tag = "grants",
     params(("id" = Uuid, Path,)),
@@ -71,7 +79,11 @@ pub async fn list(
     path: Path<Uuid>,
 ) -> Result<Json<GrantList>, ApiError> {
     authorise(&request, &app, Action::ReadGrants, Some(*path)).await?;
-    let rows = app.store.grants(*path).await?;
+    listed(&app, Some(*path)).await
+}
+
+async fn listed(app: &App, cluster: Option<Uuid>) -> Result<Json<GrantList>, ApiError> {
+    let rows = app.store.grants(cluster).await?;
     let now = app.store.now().await?;
     let grants = rows.iter().map(|row| view_of(row, now)).collect::<Result<_, _>>()?;
     Ok(Json(GrantList { grants }))

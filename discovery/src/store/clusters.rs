@@ -2,8 +2,10 @@
 
 use discovery_formation as formation;
 use discovery_formation::service::{Cluster, EndCause, Settings, next_deadline};
-use discovery_types::jws::Jws;
+use discovery_types::grant::Grant;
+use discovery_types::jws::{Jws, Typ};
 use discovery_types::statement::Statement;
+use ipnet::IpNet;
 use uuid::Uuid;
 
 use super::cluster::{Authorities, AuthorityRow, CHANNEL, add_statement, authorities, event};
@@ -33,6 +35,26 @@ pub struct ClusterSummaryRow {
     pub seated: i64,
     /// Agents that wait.
     pub standbys: i64,
+}
+
+/// Where an agent comes from.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct Origin {
+    /// The agent's key.
+    pub key: Vec<u8>,
+    /// The address that it last came from.
+    pub address: Option<String>,
+    /// The grant that it came with; none where only a document tells of the agent.
+    pub grant_jws: Option<String>,
+}
+
+impl Origin {
+    /// The addresses that its token is bound to; none if it is bound to none.
+    pub fn bound_to(&self) -> Vec<IpNet> {
+        let jws = self.grant_jws.as_ref().and_then(|jws| jws.parse::<Jws>().ok());
+        let grant = jws.and_then(|jws| jws.claims_unverified::<Grant>(Typ::Grant).ok());
+        grant.map(|grant| grant.cidrs).unwrap_or_default()
+    }
 }
 
 /// What a draft holds.
@@ -294,12 +316,15 @@ impl Store {
         Ok(row)
     }
 
-    /// Source addresses of a cluster's agents, by key.
-    pub async fn addresses(&self, id: Uuid) -> Result<Vec<(Vec<u8>, Option<String>)>, StoreError> {
-        let rows = sqlx::query_as("SELECT key, address FROM agents WHERE cluster_id = $1")
-            .bind(id)
-            .fetch_all(&self.pool)
-            .await?;
+    /// Where a cluster's agents come from.
+    pub async fn origins(&self, id: Uuid) -> Result<Vec<Origin>, StoreError> {
+        let rows = sqlx::query_as(
+            "SELECT a.key, a.address, g.jws AS grant_jws FROM agents a
+             LEFT JOIN grants g ON g.id = a.grant_id WHERE a.cluster_id = $1",
+        )
+        .bind(id)
+        .fetch_all(&self.pool)
+        .await?;
         Ok(rows)
     }
 

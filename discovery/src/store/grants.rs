@@ -9,6 +9,9 @@ use super::cluster::GrantRow;
 use super::{Micros, Store, StoreError};
 use crate::domain::epoch_to_row;
 
+/// A list says no more than so many: the newest.
+pub const GRANTS_LISTED: i64 = 1_000;
+
 /// A grant with what became of it.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct GrantUse {
@@ -87,17 +90,19 @@ impl Store {
         Ok(row)
     }
 
-    /// A cluster's grants, newest first.
-    pub async fn grants(&self, cluster: Uuid) -> Result<Vec<GrantUse>, StoreError> {
+    /// The newest [`GRANTS_LISTED`] grants, of one cluster or of all, newest first.
+    pub async fn grants(&self, cluster: Option<Uuid>) -> Result<Vec<GrantUse>, StoreError> {
         let rows = sqlx::query_as(
             "SELECT g.id, g.cluster_id, g.kind, g.jws, g.token_key, g.uses, g.expires_us,
                     g.issued_by, g.stored_us, g.revoked_us, g.revoked_by, c.phase,
                     (SELECT count(*) FROM agents a WHERE a.grant_id = g.id) AS keys,
                     (SELECT void_before_us FROM generation) AS void_before_us
              FROM grants g JOIN clusters c ON c.id = g.cluster_id
-             WHERE g.cluster_id = $1 ORDER BY g.stored_us DESC, g.id LIMIT 1000",
+             WHERE $1::uuid IS NULL OR g.cluster_id = $1
+             ORDER BY g.stored_us DESC, g.id LIMIT $2",
         )
         .bind(cluster)
+        .bind(GRANTS_LISTED)
         .fetch_all(&self.pool)
         .await?;
         Ok(rows)

@@ -308,7 +308,7 @@ async fn an_agent_sees_its_own_cluster_and_no_other() {
     assert_eq!(client.show_cluster(other.cluster).await.unwrap_err().code(), Some(Code::Forbidden));
     assert_eq!(client.list_clusters(None).await.unwrap_err().code(), Some(Code::Forbidden));
     assert_eq!(
-        client.list_grants(statement.cluster).await.unwrap_err().code(),
+        client.list_grants(Some(statement.cluster)).await.unwrap_err().code(),
         Some(Code::Forbidden)
     );
     service.stop().await;

@@ -54,6 +54,14 @@ pub enum Host {
 }
 
 impl Host {
+    /// The address, where it is one.
+    pub fn address(&self) -> Option<IpAddr> {
+        match self {
+            Host::Address(address) => Some(*address),
+            Host::Dns(_) => None,
+        }
+    }
+
     /// True for loopback addresses and for names below `localhost`.
     pub fn is_loopback(&self) -> bool {
         match self {

@@ -4,13 +4,16 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use discovery_types::api::SeatView;
 use discovery_types::csr::Csr;
 use discovery_types::leaves::verify_leaf;
+use discovery_types::url::NodeUrl;
+use ipnet::IpNet;
 use serde_json::json;
 use zeroize::Zeroizing;
 
 use crate::cli::CliError;
-use crate::cli::printer::{Printer, time};
+use crate::cli::printer::{Printer, or_dash, time};
 use crate::cli::session::Session;
 
 struct Files {
@@ -19,13 +22,25 @@ struct Files {
     ca: PathBuf,
 }
 
+/// What was asked for.
+pub(super) struct Wanted<'a> {
+    /// Folder for the files.
+    pub(super) out: &'a Path,
+    /// Replace a certificate that is there.
+    pub(super) renew: bool,
+    /// Where the members should be; empty for what their tokens are bound to.
+    pub(super) expected: &'a [IpNet],
+    /// Whoever asks knows where the members come from.
+    pub(super) yes: bool,
+}
+
 pub(super) async fn credentials(
     session: &Session,
     cluster: &str,
-    out: &Path,
-    renew: bool,
+    wanted: &Wanted<'_>,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
+    let Wanted { out, renew, expected, yes } = *wanted;
     let files = Files {
         certificate: out.join("client.crt"),
         key: out.join("client.key"),
@@ -34,6 +49,9 @@ pub(super) async fn credentials(
     let pair = key_pair(&files, renew)?;
     let cluster = session.cluster(cluster).await?;
     let chain = session.chain(cluster.cluster).await?;
+    if !yes {
+        confirm_members(session, cluster.cluster, expected, printer).await?;
+    }
     let csr = Csr::new(&pair);
     let answer = session.client.credentials(cluster.cluster, &csr).await?;
     let statement = chain.newest();
@@ -84,6 +102,51 @@ pub(super) async fn credentials(
     Ok(())
 }
 
+/// Before anything is written into a cluster whose members aren't where their tokens were meant for,
+/// a person has to say so.
+async fn confirm_members(
+    session: &Session,
+    cluster: uuid::Uuid,
+    expected: &[IpNet],
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    let view = session.client.show_cluster(cluster).await?;
+    let strange = strange_members(&view.seats, expected);
+    if strange.is_empty() {
+        return Ok(());
+    }
+    for sentence in strange {
+        printer.warn(&sentence);
+    }
+    if printer.confirmed("Are these the hosts that you mean?") {
+        return Ok(());
+    }
+    Err(CliError::Usage(
+        "nothing was done: look at `cluster show`, then type yes, or add --yes".into(),
+    ))
+}
+
+/// A sentence for each seated member that isn't where it should be.
+fn strange_members(seats: &[SeatView], expected: &[IpNet]) -> Vec<String> {
+    let listed = |of: &[IpNet]| of.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let urls = |of: &[NodeUrl]| of.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let seated = seats.iter().filter(|seat| seat.seat.is_some());
+    seated
+        .filter_map(|seat| {
+            let expected = if expected.is_empty() { &seat.bound_to } else { expected };
+            seat.is_outside(expected).then(|| {
+                format!(
+                    "member {} came from {} and is at {}, not in {}",
+                    seat.name,
+                    or_dash(seat.source.as_ref()),
+                    urls(&seat.peer_urls),
+                    listed(expected)
+                )
+            })
+        })
+        .collect()
+}
+
 /// The key that is there, where that is asked for; a new one otherwise.
 fn key_pair(files: &Files, renew: bool) -> Result<rcgen::KeyPair, CliError> {
     match (files.key.exists(), renew) {
@@ -115,6 +178,36 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn seat(source: Option<&str>, url: &str, bound_to: &[&str]) -> SeatView {
+        serde_json::from_value(json!({
+            "seat": 1, "name": "a", "agent": "A".repeat(43), "incarnation": "0".repeat(32),
+            "peer_urls": [url], "client_urls": [], "grant": "a".repeat(16), "source": source,
+            "bound_to": bound_to, "lease_until_ms": null, "acked": true, "probes": [],
+            "last_nack": null,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn members_that_are_not_where_they_should_be_are_named() {
+        let inside = "https://10.1.0.7:2380";
+        let cases = [
+            (seat(Some("10.1.0.7"), inside, &[]), vec![], 0),
+            (seat(Some("10.1.0.7"), inside, &["10.1.0.0/16"]), vec![], 0),
+            (seat(Some("10.2.0.7"), inside, &["10.1.0.0/16"]), vec![], 1),
+            (seat(Some("10.1.0.7"), "https://10.2.0.7:2380", &["10.1.0.0/16"]), vec![], 1),
+            (seat(None, inside, &["10.1.0.0/16"]), vec![], 1),
+            (seat(Some("10.1.0.7"), inside, &["10.1.0.0/16"]), vec!["10.2.0.0/16"], 1),
+            (seat(Some("10.1.0.7"), inside, &["10.9.0.0/16"]), vec!["10.1.0.0/16"], 0),
+        ];
+        for (seat, expected, strange) in cases {
+            let expected: Vec<IpNet> =
+                expected.iter().map(|block| block.parse().unwrap()).collect();
+            let found = strange_members(std::slice::from_ref(&seat), &expected);
+            assert_eq!(found.len(), strange, "{seat:?} {expected:?}");
+        }
+    }
 
     #[test]
     fn the_environment_survives_a_shell() {

@@ -12,9 +12,11 @@ use discovery_types::name::Name;
 use discovery_types::retire::Retire;
 use discovery_types::role::Action;
 use discovery_types::statement::Permissions;
+use ipnet::IpNet;
 
 use super::printer::Printer;
 use super::session::Session;
+use super::token::parse_block;
 use super::{CliError, RemoteArgs};
 use crate::server::parse_duration;
 
@@ -90,7 +92,8 @@ Examples:
   etcdctl member list
 
 DIR gets client.crt, client.key and ca.crt (mode 0600). The key is made here. The certificate lasts a
-week; --renew replaces it.")]
+week; --renew replaces it. Where a member sits in the cluster that came from elsewhere than its token
+was bound to (token create --cidr), or than you say here with --cidr, it asks first.")]
     Credentials {
         /// Name or id
         cluster: String,
@@ -100,6 +103,12 @@ week; --renew replaces it.")]
         /// Replace a certificate that is there already; its key stays
         #[arg(long)]
         renew: bool,
+        /// Where the members should be; may be repeated [default: what their tokens are bound to]
+        #[arg(long, value_name = "CIDR", value_parser = parse_block)]
+        cidr: Vec<IpNet>,
+        /// Don't ask about members that came from unexpected addresses
+        #[arg(long)]
+        yes: bool,
     },
 }
 
@@ -179,8 +188,9 @@ pub(super) async fn run(args: ClusterArgs, printer: &mut Printer) -> Result<(), 
             let after = session.client.retire(cluster.cluster, &retire.sign(&session.key)).await?;
             show::summary(printer, &after)
         }
-        ClusterCommand::Credentials { cluster, out, renew } => {
-            credentials::credentials(&session, &cluster, &out, renew, printer).await
+        ClusterCommand::Credentials { cluster, out, renew, cidr, yes } => {
+            let wanted = credentials::Wanted { out: &out, renew, expected: &cidr, yes };
+            credentials::credentials(&session, &cluster, &wanted, printer).await
         }
     }
 }

@@ -48,7 +48,7 @@ pub(super) async fn show(
         head(out, &view);
         out.line("");
         out.table(
-            ["SEAT", "NAME", "PEER URLS", "CLIENT URLS", "ACKED", "REACHES", "LEASE UNTIL"],
+            ["SEAT", "NAME", "FROM", "PEER URLS", "CLIENT URLS", "ACKED", "REACHES", "LEASE UNTIL"],
             view.seats.iter().map(|of| seat(of, summary.state)),
         );
         if !view.timeline.is_empty() {
@@ -86,14 +86,24 @@ fn head(out: &mut Text<'_>, view: &ClusterView) {
     out.fields(&fields);
 }
 
-fn seat(seat: &SeatView, state: ClusterState) -> [String; 7] {
+/// Seat, name, and the address that it comes from.
+fn who(seat: &SeatView) -> [String; 3] {
+    let place = seat.seat.map_or_else(|| "standby".to_owned(), |seat| seat.to_string());
+    let from = or_dash(seat.source.as_ref());
+    let from = if seat.is_out_of_bounds() { format!("{from}(!)") } else { from };
+    [place, seat.name.to_string(), from]
+}
+
+fn seat(seat: &SeatView, state: ClusterState) -> [String; 8] {
     let urls = |urls: &[discovery_types::url::NodeUrl]| {
         urls.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
     };
     let reached = seat.probes.iter().filter(|probe| probe.reached).count();
+    let [place, name, from] = who(seat);
     [
-        seat.seat.map_or_else(|| "standby".to_owned(), |seat| seat.to_string()),
-        seat.name.to_string(),
+        place,
+        name,
+        from,
         urls(&seat.peer_urls),
         urls(&seat.client_urls),
         if seat.acked { "yes" } else { "-" }.into(),
@@ -116,6 +126,11 @@ pub(super) async fn explain(
     let answer = session.client.explain(id).await?;
     printer.value(&answer, |out| {
         out.line(&format!("{} (epoch {})", answer.state, answer.epoch));
+        if !answer.seats.is_empty() {
+            out.line("");
+            out.table(["SEAT", "NAME", "FROM"], answer.seats.iter().map(who));
+            out.line("");
+        }
         if answer.explain.is_empty() {
             out.line("waits for nothing");
         }

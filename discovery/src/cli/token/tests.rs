@@ -70,6 +70,17 @@ fn uses_are_the_size_or_one_for_a_named_member() {
 }
 
 #[test]
+fn a_bundle_that_is_worth_more_than_one_seat_comes_with_a_warning() {
+    let chain = chain(&SigningKey::generate());
+    let token = Token::generate(TokenKind::Boot);
+    let warning = |line| danger(&grant(&chain, &token, &typed(line), 1000).unwrap());
+    assert_eq!(warning("--uses 1"), None);
+    assert_eq!(warning("--name db-1"), None);
+    assert!(warning("").unwrap().contains("3 seats from anywhere"));
+    assert!(warning("--cidr 10.1.0.0/16").unwrap().contains("3 seats from its addresses"));
+}
+
+#[test]
 fn what_nobody_would_take_is_a_usage_error() {
     let chain = chain(&SigningKey::generate());
     let token = Token::generate(TokenKind::Boot);

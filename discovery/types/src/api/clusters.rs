@@ -1,5 +1,8 @@
 //! Clusters, as admins see them.
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -130,8 +133,11 @@ pub struct SeatView {
     pub client_urls: Vec<NodeUrl>,
     /// The grant that it came with.
     pub grant: GrantId,
-    /// Address that it last came from.
+    /// Address that it last came from, as the service saw it.
     pub source: Option<String>,
+    /// Addresses that its token is bound to; empty where it is bound to none.
+    #[schema(value_type = Vec<String>)]
+    pub bound_to: Vec<IpNet>,
     /// When its lease lapses, in milliseconds since 1970; none once committed.
     pub lease_until_ms: Option<i64>,
     /// Whether it signed the current proposal.
@@ -140,6 +146,22 @@ pub struct SeatView {
     pub probes: Vec<ProbeResult>,
     /// Why it refused last.
     pub last_nack: Option<String>,
+}
+
+impl SeatView {
+    /// Whether it comes from elsewhere than its token was bound to.
+    pub fn is_out_of_bounds(&self) -> bool {
+        self.is_outside(&self.bound_to)
+    }
+
+    /// Whether it comes from outside `blocks`, or from nobody knows where, or wants to be reached at
+    /// an address outside of them. No blocks are no bounds.
+    pub fn is_outside(&self, blocks: &[IpNet]) -> bool {
+        let inside = |address: IpAddr| blocks.iter().any(|block| block.contains(&address));
+        let source = self.source.as_deref().and_then(|text| text.parse::<IpAddr>().ok());
+        let mut hosts = self.peer_urls.iter().filter_map(|url| url.host().address());
+        !blocks.is_empty() && !(source.is_some_and(inside) && hosts.all(inside))
+    }
 }
 
 /// A point in a cluster's life.
@@ -222,6 +244,8 @@ pub struct ExplainResponse {
     pub state: ClusterState,
     /// Its epoch.
     pub epoch: u64,
+    /// Agents, as in [`ClusterView::seats`].
+    pub seats: Vec<SeatView>,
     /// What it waits for; empty if for nothing.
     pub explain: Vec<Explanation>,
 }

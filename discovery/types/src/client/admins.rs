@@ -87,9 +87,12 @@ impl Client {
         self.send(Method::PUT, "/v1/grants".into(), &SignedBody { jws: grant.clone() }).await
     }
 
-    /// A cluster's grants.
-    pub async fn list_grants(&self, cluster: Uuid) -> Result<GrantList, ClientError> {
-        self.get(format!("/v1/clusters/{cluster}/grants")).await
+    /// A cluster's grants, or all.
+    pub async fn list_grants(&self, cluster: Option<Uuid>) -> Result<GrantList, ClientError> {
+        match cluster {
+            Some(cluster) => self.get(format!("/v1/clusters/{cluster}/grants")).await,
+            None => self.get("/v1/grants".to_owned()).await,
+        }
     }
 
     /// One grant.
