@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 
 use crate::harness::process::exists;
+use crate::harness::programs::program;
 use crate::harness::world::WorldOptions;
 use crate::harness::{Agent, Etcdctl, Host, Network, World, until};
 use story::Story;
@@ -44,8 +45,7 @@ fn succeeded(output: &std::process::Output) -> bool {
 /// The first thing that did not work or was not true.
 pub fn run(options: &Options) -> Result<()> {
     let mut story = Story::default();
-    let network = if options.loopback { Network::loopback(HOSTS) } else { Network::best(HOSTS)? };
-    let mut world = discovery(&mut story, network)?;
+    let mut world = discovery(&mut story, options)?;
     let bundle = order(&mut story, &world)?;
     let mut agents = form(&mut story, &world, &bundle)?;
     let etcdctl = world.etcdctl("demo", &hosts(&world))?;
@@ -64,13 +64,9 @@ fn hosts(world: &World) -> Vec<&Host> {
     world.network.hosts.iter().collect()
 }
 
-fn discovery(story: &mut Story, network: Network) -> Result<World> {
+fn discovery(story: &mut Story, options: &Options) -> Result<World> {
     story.chapter("A private discovery service");
-    if network.hub.is_loopback() {
-        story.say("No network namespaces here: each host is an address of its own on loopback.");
-    } else {
-        story.say("Each host is a network namespace with an address of its own.");
-    }
+    let network = network(story, options);
     let world =
         World::start(network, WorldOptions { serve_args: Vec::new(), ..Default::default() })?;
     story.command("muster-discovery key new --out owner.pem          # on the admin's machine");
@@ -78,6 +74,22 @@ fn discovery(story: &mut Story, network: Network) -> Result<World> {
     story.command("muster-discovery serve --keys keys --managed-postgres pg --ledger ledger");
     story.checked(&format!("discovery and its own Postgres serve on {}", world.url()));
     Ok(world)
+}
+
+/// Namespaces where they can be made and used, else loopback.
+fn network(story: &Story, options: &Options) -> Network {
+    let why = match options.loopback {
+        true => "as asked".to_owned(),
+        false => match Network::namespaces(HOSTS) {
+            Ok(network) => {
+                story.say("Each host is a network namespace with an address of its own.");
+                return network;
+            }
+            Err(error) => format!("no network namespaces here: {error:#}"),
+        },
+    };
+    story.say(&format!("Each host is an address of its own on loopback ({why})."));
+    Network::loopback(HOSTS)
 }
 
 fn order(story: &mut Story, world: &World) -> Result<std::path::PathBuf> {
@@ -219,22 +231,21 @@ fn shut_down(story: &mut Story, agents: &mut [Agent]) -> Result<()> {
 fn keep(story: &mut Story, world: World, agents: Vec<Agent>, etcdctl: &Etcdctl) -> Result<()> {
     story.chapter("Left running (KEEP=1)");
     let credentials = etcdctl.credentials().display().to_string();
-    let hub = world.network.hub.command("env");
-    let prefix = if world.network.hub.is_loopback() {
-        String::new()
-    } else {
-        let words: Vec<_> = hub.get_args().map(|a| a.to_string_lossy().into_owned()).collect();
-        format!("ip {} ", words[..words.len().saturating_sub(1)].join(" "))
-    };
     story.say(&format!(
         "export ETCDCTL_API=3 ETCDCTL_CACERT={credentials}/ca.crt ETCDCTL_CERT={credentials}/client.crt \\\n  \
          ETCDCTL_KEY={credentials}/client.key ETCDCTL_ENDPOINTS={}",
         etcdctl.endpoints().join(",")
     ));
-    story.command(&format!("{prefix}etcdctl endpoint status --cluster -w table"));
+    let hub = world.network.hub.prefix();
+    story.command(&format!("{hub}etcdctl endpoint status --cluster -w table"));
     let mut pids = vec![world.discovery.as_ref().context("discovery runs")?.id()];
     for agent in agents {
-        story.command(&format!("muster-agent status --data-dir {}", agent.data_dir.display()));
+        story.command(&format!(
+            "{}{} status --data-dir {}",
+            agent.host.prefix(),
+            program("muster-agent")?.display(),
+            agent.data_dir.display()
+        ));
         pids.extend(agent.process_id());
         agent.keep();
     }
@@ -245,6 +256,6 @@ fn keep(story: &mut Story, world: World, agents: Vec<Agent>, etcdctl: &Etcdctl) 
     for namespace in namespaces {
         story.command(&format!("ip netns del {namespace}"));
     }
-    story.command(&format!("rm -r {}", folder.display()));
+    story.command(&format!("rm -rf {}", folder.display()));
     Ok(())
 }

@@ -33,6 +33,12 @@ impl Host {
         }
     }
 
+    /// What a person has to type before a command for it to run on this host.
+    pub fn prefix(&self) -> String {
+        let enter = |namespace: &String| format!("ip netns exec {namespace} ");
+        self.namespace.as_ref().map(enter).unwrap_or_default()
+    }
+
     /// Whether the host is only an address on the loopback interface.
     pub fn is_loopback(&self) -> bool {
         self.namespace.is_none()
@@ -69,16 +75,6 @@ impl Network {
         }
     }
 
-    /// Whether this process may make network namespaces.
-    pub fn may_make_namespaces() -> bool {
-        let name = format!("muster-try-{}", std::process::id());
-        let made = run("ip", &["netns", "add", &name]).is_ok();
-        if made {
-            let _ = run("ip", &["netns", "del", &name]);
-        }
-        made
-    }
-
     /// Hosts in network namespaces of their own; needs root.
     pub fn namespaces(hosts: u8) -> Result<Self> {
         let tag = format!("mu{}x{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
@@ -104,6 +100,8 @@ impl Network {
             let last = 10 + i;
             run_in(&name, &["addr", "add", &format!("{}/24", address(last)), "dev", "eth0"])?;
             run_in(&name, &["link", "set", "eth0", "up"])?;
+            // Made is not yet usable: a container may let us make one and not enter it.
+            run("ip", &["netns", "exec", &name, "true"])?;
             network.hosts.push(Host {
                 name: format!("host-{i}"),
                 address: address(last),
@@ -111,15 +109,6 @@ impl Network {
             });
         }
         Ok(network)
-    }
-
-    /// Namespaces where this process may make them, else loopback.
-    pub fn best(hosts: u8) -> Result<Self> {
-        if Self::may_make_namespaces() {
-            Self::namespaces(hosts)
-        } else {
-            Ok(Self::loopback(hosts))
-        }
     }
 
     /// Takes a host off the network, or puts it back; only in namespaces.
