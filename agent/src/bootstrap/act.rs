@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use discovery_formation::KeyId;
 use discovery_formation::agent::{Action, Event, Objection};
 use discovery_formation::service::{Probe, Row};
+use discovery_formation::{KeyId, Rules};
 use discovery_types::api::{AdoptRequest, NackRequest, ProbeResult, ProbesRequest};
 use discovery_types::convert;
 use discovery_types::jws::Jws;
@@ -27,6 +27,8 @@ impl Driver<'_> {
         while let Some(action) = queue.pop_front() {
             queue.extend(self.act_once(action).await?);
         }
+        let waits_for = self.protocol.agent.waits_for(&Rules::ALL);
+        self.progress.waits_for(waits_for.map(|objection| objection.to_string()));
         self.update_policy();
         Ok(())
     }

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use discovery_formation::agent::{Event, From, PATIENCE};
+use discovery_formation::agent::{Event, From};
 use discovery_formation::{Hash, KeyId};
 use discovery_types::api::{NackReason, NackRequest, PollRequest, ProbeResult, Session};
 use discovery_types::client::{Client, ClientConfig, ClientError};
@@ -46,6 +46,9 @@ use crate::retry::Retry;
 use crate::settings::Listen;
 use crate::state::journal::Join;
 use crate::status::{Board, Phase};
+
+/// The longest that a proposal waits for releases, whatever the service says.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(3600);
 
 /// How long a farewell may take when the agent is told to stop.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -385,7 +388,7 @@ impl<'a> Driver<'a> {
     async fn impatient(&mut self) -> Result<(), End> {
         let Some(offered) = &mut self.offered else { return Ok(()) };
         // Once for each proposal: the next time is far away.
-        offered.impatient_at += Duration::from_secs(3600);
+        offered.impatient_at += LONGEST_PATIENCE;
         let epoch = offered.epoch;
         let actions = self.protocol.step(Event::Impatient { epoch })?;
         self.act(actions).await
@@ -421,11 +424,6 @@ impl<'a> Driver<'a> {
             older.abort();
         }
     }
-}
-
-/// When a proposal that came now has waited long enough.
-fn patience_from_now() -> Instant {
-    Instant::now() + Duration::from_millis(PATIENCE.0)
 }
 
 async fn sleep_until(at: Option<Instant>) {

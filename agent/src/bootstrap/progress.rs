@@ -13,11 +13,18 @@ pub const REPEAT_EVERY: Duration = Duration::from_secs(5);
 /// A line that stays the same is said ever more seldom, down to this.
 const REPEAT_AT_LEAST_EVERY: Duration = Duration::from_secs(300);
 
+/// How long this host waits for something of its own before it says so: most of it comes at once.
+const WAIT_IS_NEWS_AFTER: Duration = Duration::from_secs(2);
+
 /// Remembers what was said.
 #[derive(Debug)]
 pub struct Progress {
     board: Board,
     explained: BTreeSet<String>,
+    /// The cluster as the service last showed it.
+    cluster: Option<(Phase, String)>,
+    /// What this host itself waits for, and since when.
+    waits_for: Option<(String, Instant)>,
     line: String,
     said_at: Option<Instant>,
     pause: Duration,
@@ -29,6 +36,8 @@ impl Progress {
         Self {
             board,
             explained: BTreeSet::new(),
+            cluster: None,
+            waits_for: None,
             line: String::new(),
             said_at: None,
             pause: REPEAT_EVERY,
@@ -59,22 +68,46 @@ impl Progress {
             ClusterState::Preparing => Phase::Preparing,
             _ => Phase::Waiting,
         };
-        self.say(phase, sentence(poll));
+        self.cluster = Some((phase, sentence(poll)));
+        self.tell();
+    }
+
+    /// This host itself waits for `what`; none: for nothing.
+    pub fn waits_for(&mut self, what: Option<String>) {
+        if self.waits_for.as_ref().map(|(known, _)| known) != what.as_ref() {
+            self.waits_for = what.map(|what| (what, Instant::now()));
+        }
+        self.tell();
+    }
+
+    fn tell(&mut self) {
+        let Some((phase, line)) = self.cluster.clone() else { return };
+        let lasting = self.waits_for.as_ref().filter(|(_, at)| at.elapsed() >= WAIT_IS_NEWS_AFTER);
+        let line = match lasting {
+            Some((what, _)) => format!("{line}, and has not signed it. {what}"),
+            None => line,
+        };
+        self.say(phase, line);
     }
 
     /// Something goes on: told at once if it is news, else at the next repetition.
-    pub fn say(&mut self, phase: Phase, line: String) {
+    fn say(&mut self, phase: Phase, line: String) {
         self.board.phase(phase, line.clone());
         if line != self.line {
             self.line = line;
             self.said_at = None;
             self.pause = REPEAT_EVERY;
-            self.repeat();
+            self.say_again();
         }
     }
 
-    /// Says the line again if it is time to.
+    /// Says the line again if it is time to, or a new one if this host has waited for long enough.
     pub fn repeat(&mut self) {
+        self.tell();
+        self.say_again();
+    }
+
+    fn say_again(&mut self) {
         let due = self.said_at.is_none_or(|at| at.elapsed() >= self.pause);
         if due && !self.line.is_empty() {
             tracing::info!("{}", self.line);
@@ -120,10 +153,10 @@ pub fn sentence(poll: &PollResponse) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn poll(state: ClusterState, standing: Standing, seated: u8) -> PollResponse {
+    pub fn poll(state: ClusterState, standing: Standing, seated: u8) -> PollResponse {
         PollResponse {
             rev: 1,
             now_ms: 0,
@@ -133,6 +166,7 @@ mod tests {
             seated,
             size: 3,
             lease_ms: None,
+            prepare_ms: None,
             statements: Vec::new(),
             proposal: None,
             matrix: Vec::new(),
@@ -153,6 +187,29 @@ mod tests {
             "the list of epoch 1 is proposed, waiting for all 3 to sign it: this host is the first \
              standby"
         );
+    }
+
+    #[test]
+    fn what_this_host_waits_for_stands_in_the_status_once_it_lasts() {
+        let board = Board::default();
+        let mut progress = Progress::new(board.clone());
+        progress.shown(&poll(ClusterState::Preparing, Standing::Seated(2), 3));
+        let reason = || board.read().reason.unwrap_or_default();
+        let what = "S6: run `muster-agent reset` on this host".to_owned();
+        progress.waits_for(Some(what.clone()));
+        assert!(!reason().contains("S6"), "it may come at once: {}", reason());
+        let long_ago = Instant::now().checked_sub(WAIT_IS_NEWS_AFTER).unwrap();
+        progress.waits_for = Some((what.clone(), long_ago));
+        progress.repeat();
+        assert_eq!(
+            reason(),
+            "the list of epoch 1 is proposed, waiting for all 3 to sign it: this host has seat 2, \
+             and has not signed it. S6: run `muster-agent reset` on this host"
+        );
+        progress.waits_for(Some(what));
+        assert!(reason().contains("S6"), "it goes on: {}", reason());
+        progress.waits_for(None);
+        assert!(!reason().contains("S6"), "{}", reason());
     }
 
     #[test]

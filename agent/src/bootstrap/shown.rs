@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use discovery_formation::agent::{Event, Offer, Shown};
+use discovery_formation::agent::{Event, Offer, Shown, patience};
+use discovery_formation::service::Settings;
 use discovery_formation::{KeyId, Millis};
 use discovery_types::api::{CommitDocument, NackReason, NackRequest, PollResponse, ProbeResult};
 use discovery_types::convert;
@@ -12,9 +14,11 @@ use discovery_types::jws::Jws;
 use discovery_types::proposal::{Proposal, Release, VerifiedProposal};
 use discovery_types::statement::{StatementChain, StatementError};
 
+use tokio::time::Instant;
+
 use super::errand::Errand;
 use super::mesh::Finding;
-use super::{Driver, Offered, own_addresses, patience_from_now};
+use super::{Driver, LONGEST_PATIENCE, Offered, own_addresses};
 use crate::exit::{End, chain};
 use crate::probe::Answer;
 use crate::protocol::state_end;
@@ -77,7 +81,7 @@ impl Driver<'_> {
             self.release_seen(release).await?;
         }
         match &poll.proposal {
-            Some(proposal) => self.offer(proposal).await?,
+            Some(proposal) => self.offer(proposal, patience_of(&poll)).await?,
             None => self.offered = None,
         }
         if let Some(document) = &poll.document
@@ -146,7 +150,7 @@ impl Driver<'_> {
         (release.cluster == self.join.cluster).then_some(release.epoch)
     }
 
-    async fn offer(&mut self, proposal: &Proposal) -> Result<(), End> {
+    async fn offer(&mut self, proposal: &Proposal, patience: Duration) -> Result<(), End> {
         let Some(chain) = self.chain.clone() else { return Ok(()) };
         let h = proposal.hash();
         let verified = match VerifiedProposal::verify(proposal, &chain) {
@@ -157,7 +161,7 @@ impl Driver<'_> {
             }
         };
         let list = convert::proposal(&verified);
-        self.note_offered(&list, convert::hash(&h));
+        self.note_offered(&list, convert::hash(&h), patience);
         let statement = chain.newest();
         let offer = Offer {
             h: convert::hash(&h),
@@ -188,7 +192,12 @@ impl Driver<'_> {
         facts.map_err(|error| End::Failed(format!("--machine-id-file: {error}")))
     }
 
-    fn note_offered(&mut self, list: &discovery_formation::Proposal, h: discovery_formation::Hash) {
+    fn note_offered(
+        &mut self,
+        list: &discovery_formation::Proposal,
+        h: discovery_formation::Hash,
+        patience: Duration,
+    ) {
         if self.offered.as_ref().is_some_and(|offered| offered.h == h) {
             return;
         }
@@ -198,7 +207,7 @@ impl Driver<'_> {
             epoch: list.epoch,
             seats,
             results: BTreeMap::new(),
-            impatient_at: patience_from_now(),
+            impatient_at: Instant::now() + patience,
         });
     }
 
@@ -289,12 +298,7 @@ impl Driver<'_> {
         })
     }
 
-    fn note_result<T>(
-        &mut self,
-        epoch: u64,
-        peer: KeyId,
-        result: &Result<(T, std::time::Duration), String>,
-    ) {
+    fn note_result<T>(&mut self, epoch: u64, peer: KeyId, result: &Result<(T, Duration), String>) {
         let Some(offered) = &mut self.offered else { return };
         let Some(&seat) = offered.seats.get(&peer) else { return };
         if offered.epoch != epoch {
@@ -307,7 +311,7 @@ impl Driver<'_> {
                 own_addresses(&*self.surroundings.host)
             );
         }
-        let micros = |(_, took): &(T, std::time::Duration)| u64::try_from(took.as_micros()).ok();
+        let micros = |(_, took): &(T, Duration)| u64::try_from(took.as_micros()).ok();
         let result = ProbeResult {
             seat,
             reached: result.is_ok(),
@@ -316,6 +320,12 @@ impl Driver<'_> {
         };
         offered.results.insert(peer, result);
     }
+}
+
+/// How long the proposal in this answer may wait for releases.
+fn patience_of(poll: &PollResponse) -> Duration {
+    let left = poll.prepare_ms.map_or(Settings::DEFAULT.prepare, Millis);
+    Duration::from_millis(patience(left).0).min(LONGEST_PATIENCE)
 }
 
 /// What the service takes as a reason.
@@ -330,7 +340,22 @@ pub(super) fn cut(text: String) -> String {
 
 #[cfg(test)]
 mod tests {
+    use discovery_types::api::{ClusterState, Standing};
+
     use super::*;
+    use crate::bootstrap::progress::tests::poll;
+
+    #[test]
+    fn patience_is_half_of_what_the_service_gives_the_list_and_bounded() {
+        let mut shown = poll(ClusterState::Preparing, Standing::Seated(1), 3);
+        let mut of = |left| {
+            shown.prepare_ms = left;
+            patience_of(&shown)
+        };
+        assert_eq!(of(Some(8_000)), Duration::from_secs(4));
+        assert_eq!(of(None), Duration::from_secs(30), "a service that doesn't say");
+        assert_eq!(of(Some(u64::MAX)), LONGEST_PATIENCE);
+    }
 
     #[test]
     fn a_reason_is_cut_between_characters() {

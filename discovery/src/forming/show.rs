@@ -64,6 +64,7 @@ pub fn poll_response(
         seated: cluster.seats().len() as u8,
         size: cluster.statement.size,
         lease_ms: agent.filter(|_| forming).map(|agent| now.until(agent.lease_until).0),
+        prepare_ms: prepare_ms(cluster, settings, *now),
         statements: chain.jws(),
         proposal,
         matrix: matrix(cluster),
@@ -71,6 +72,11 @@ pub fn poll_response(
         document: document.as_ref().map(|delivery| commit_document(delivery, &chain.jws())),
         explain: explanations(cluster, chain, settings, *now, generation),
     })
+}
+
+fn prepare_ms(cluster: &Cluster, settings: &Settings, now: formation::Micros) -> Option<u64> {
+    let frozen = cluster.frozen.as_ref().filter(|_| cluster.phase == Phase::Preparing)?;
+    Some(now.until(frozen.at.after(settings.prepare)).0)
 }
 
 /// A document with its chain and the asker's leaves.

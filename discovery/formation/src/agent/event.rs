@@ -25,8 +25,8 @@ pub enum Event {
     /// Another member's release, shown by the service; signature verified. Those in probe answers
     /// come with [`Event::Probed`].
     ReleaseSeen { key: KeyId, epoch: Epoch },
-    /// The proposal of `epoch` has waited for [`PATIENCE`](crate::agent::PATIENCE): say what is
-    /// missing.
+    /// The proposal of `epoch` has waited for as long as [`patience`](crate::agent::patience) lasts:
+    /// say what is missing.
     Impatient { epoch: Epoch },
     /// A whole document, verified.
     DocumentShown { document: Arc<Document>, machine: Machine },
@@ -184,8 +184,9 @@ pub enum Objection {
     EpochTooFar { epoch: Epoch, limit: Epoch },
     /// S6.
     #[error(
-        "S6: I signed the list of epoch {epoch}, and only {have} of the {need} releases that end it \
-         are here; missing: {missing}"
+        "S6: of the {need} releases that end the list of epoch {epoch}, which I signed, {have} are here; \
+         missing: {missing}. Start the agents there again or, if they are gone for good, run \
+         `muster-agent reset` on this host"
     )]
     Unreleased { epoch: Epoch, have: usize, need: usize, missing: String },
     /// S7.

@@ -13,4 +13,4 @@ pub use directory::{Directory, LOST_AND_FOUND, Listing, MARKER, MEMBER, TOMBSTON
 pub use event::{Action, Event, From, Objection, Offer, Output, ProbeAnswer, Shown, Target};
 pub use journal::{Bound, Journal, Member, Start};
 pub use start::{Decision, at_start};
-pub use step::{Agent, PATIENCE, SKEW_ALLOWED, Waiting};
+pub use step::{Agent, SKEW_ALLOWED, patience};

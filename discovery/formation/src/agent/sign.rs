@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::agent::directory::Directory;
 use crate::agent::event::{Objection, Offer};
-use crate::agent::journal::{Bound, Journal};
+use crate::agent::journal::{Bound, Journal, Member};
 use crate::agent::step::SKEW_ALLOWED;
 use crate::fitness;
 use crate::rules::{Rule, Rules};
@@ -102,21 +102,33 @@ pub(super) fn s6_releases(
         let missing = unreleased(journal, epoch, bound, releases);
         let (need, have) = (bound.releases_needed(), bound.members.len() - missing.len());
         if have < need {
-            let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
-            let missing = missing.join(", ");
-            return Err(Objection::Unreleased { epoch, have, need, missing });
+            return Err(Objection::Unreleased { epoch, have, need, missing: named(&missing) });
         }
     }
     Ok(())
 }
 
+/// Some of them, with where they listened: what fits into a sentence.
+fn named(missing: &[&Member]) -> String {
+    const NAMED: usize = 3;
+    let name = |member: &&Member| {
+        let at = member.peer_urls.first().map_or("", |url| url.trim_start_matches("https://"));
+        format!("{} at {at}", member.key)
+    };
+    let names: Vec<String> = missing.iter().take(NAMED).map(name).collect();
+    match missing.len().saturating_sub(NAMED) {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names.join(", ")),
+    }
+}
+
 /// The members of a signed list whose release of it isn't here.
-fn unreleased(
+fn unreleased<'a>(
     journal: &Journal,
     epoch: Epoch,
-    bound: &Bound,
+    bound: &'a Bound,
     releases: &BTreeMap<KeyId, Epoch>,
-) -> Vec<KeyId> {
+) -> Vec<&'a Member> {
     let released = |key: KeyId| {
         let known = if key == journal.key {
             journal.released
@@ -125,7 +137,7 @@ fn unreleased(
         };
         known >= epoch
     };
-    bound.members.iter().map(|member| member.key).filter(|&key| !released(key)).collect()
+    bound.members.iter().filter(|member| !released(member.key)).collect()
 }
 
 fn s7_nothing_begun(rules: &Rules, journal: &Journal, offer: &Offer) -> Result<(), Objection> {

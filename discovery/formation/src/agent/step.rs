@@ -16,9 +16,12 @@ use crate::values::{Document, Epoch, KeyId, Machine, Millis, Record, Session};
 /// How far this host's clock may be off the service's (S4).
 pub const SKEW_ALLOWED: Millis = Millis(30_000);
 
-/// How long a proposal may wait for releases before the agent says so (S6): half of the time that
-/// the service waits for acks.
-pub const PATIENCE: Millis = Millis(30_000);
+/// How long a proposal may wait for releases before the agent says so (S6), if the service gives it
+/// up in `left`: half of that, so that the service hears why before it has given it up.
+#[must_use]
+pub fn patience(left: Millis) -> Millis {
+    Millis(left.0 / 2)
+}
 
 /// Exit code: something is wrong that a person has to mend.
 const EXIT_FAILED: u8 = 1;
@@ -125,14 +128,11 @@ impl Agent {
         })
     }
 
-    /// What keeps this agent from signing the proposal that it looks at, if it has not answered.
+    /// The releases that this agent waits for before it signs the proposal that it looks at (S6).
     #[must_use]
-    pub fn waits_for(&self, rules: &Rules) -> Option<Waiting> {
+    pub fn waits_for(&self, rules: &Rules) -> Option<Objection> {
         let considered = self.considered.as_ref().filter(|considered| !considered.answered)?;
-        let unreached = unreached(self.journal.key, considered);
-        let unreleased =
-            sign::s6_releases(rules, &self.journal, &considered.offer, &self.releases).err();
-        Some(Waiting { epoch: considered.offer.proposal.epoch, unreached, unreleased })
+        sign::s6_releases(rules, &self.journal, &considered.offer, &self.releases).err()
     }
 
     fn persist(&self, output: &mut Output) {
@@ -441,29 +441,6 @@ impl Agent {
             }
         });
     }
-}
-
-/// What an agent waits for before it signs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
-    /// The proposal's epoch.
-    pub epoch: Epoch,
-    /// S3: peers that were not reached yet, and why.
-    pub unreached: BTreeMap<KeyId, String>,
-    /// S6: the releases that are missing.
-    pub unreleased: Option<Objection>,
-}
-
-fn unreached(own: KeyId, considered: &Considered) -> BTreeMap<KeyId, String> {
-    let peers = considered.offer.proposal.records.iter().map(|record| record.key);
-    peers
-        .filter(|&key| key != own)
-        .filter_map(|key| match considered.row.get(&key) {
-            Some(Probe::Reached) => None,
-            Some(Probe::Failed(why)) => Some((key, why.clone())),
-            None => Some((key, "not tried yet".to_owned())),
-        })
-        .collect()
 }
 
 fn known_answer_stands(considered: &Option<Considered>) -> bool {

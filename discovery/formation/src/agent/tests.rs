@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use crate::agent::{
     Action, Agent, Decision, Directory, Event, From, Journal, Listing, Offer, Output, ProbeAnswer,
-    Shown, Start, at_start, classify,
+    Shown, Start, at_start, classify, patience,
 };
-use crate::fixtures::{hash_of, key, machine, plain_record, proposal, record, statement, variant};
+use crate::fixtures::{
+    hash_of, key, machine, plain_record, proposal, record, seconds, statement, variant,
+};
 use crate::rules::Rules;
-use crate::service::{EPOCH_DISTANCE, EPOCH_MAX, Phase, RefusalCode};
+use crate::service::{EPOCH_DISTANCE, EPOCH_MAX, Phase, RefusalCode, Settings};
 use crate::values::{Document, Hash, Incarnation, Millis, Permissions, Record};
 
 const RULES: Rules = Rules::ALL;
@@ -202,10 +204,15 @@ fn s6_a_second_list_waits_for_the_releases_of_the_first() {
     let _ = reach(&mut agent, 2, 4);
     let row = reach(&mut agent, 2, 5);
     assert!(matches!(row.then[..], [Action::SendRow { .. }]), "green, but not released");
-    let waiting = agent.waits_for(&RULES).and_then(|waiting| waiting.unreleased);
-    assert!(waiting.is_some_and(|why| why.to_string().contains("1 of the 2 releases")));
+    assert_eq!(
+        agent.waits_for(&RULES).expect("it waits").to_string(),
+        "S6: of the 2 releases that end the list of epoch 1, which I signed, 1 are here; missing: \
+         02020202 at 10.0.0.2:2380, 03030303 at 10.0.0.3:2380. Start the agents there again or, if \
+         they are gone for good, run `muster-agent reset` on this host"
+    );
     let output = agent.step(&RULES, Event::ReleaseSeen { key: key(2), epoch: 1 });
     assert!(matches!(output.then[..], [Action::SignAck { epoch: 2, .. }]));
+    assert_eq!(agent.waits_for(&RULES), None);
 }
 
 #[test]
@@ -215,6 +222,7 @@ fn s6_patience_ends_in_a_refusal_that_names_who_is_missing() {
     let output = agent.step(&RULES, Event::Impatient { epoch: 2 });
     assert_eq!(nacked(&output).as_deref(), Some("Unreleased"));
     assert_eq!(agent.step(&RULES, Event::Impatient { epoch: 2 }), Output::default(), "said once");
+    assert_eq!(patience(Settings::DEFAULT.prepare), seconds(30), "before the list is given up");
 }
 
 #[test]

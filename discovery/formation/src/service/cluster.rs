@@ -155,7 +155,7 @@ pub type Row = BTreeMap<KeyId, Probe>;
 pub enum Probe {
     /// The right agent answered.
     Reached,
-    /// Not yet, and why: one sentence, at most 200 bytes are kept.
+    /// Not yet, and why: one sentence, of which 400 bytes are kept.
     Failed(String),
 }
 

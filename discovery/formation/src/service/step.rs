@@ -15,8 +15,9 @@ use crate::values::{
     Epoch, Hash, KeyId, Micros, Proposal, Record, Release, Session, Statement, quorum,
 };
 
-/// How much of a probe's or an agent's own words is kept.
-const SENTENCE_LIMIT: usize = 200;
+/// How many bytes of a probe's or an agent's own words are kept: the 300 characters that the API
+/// takes, and the word for the reason before them.
+const SENTENCE_LIMIT: usize = 400;
 
 /// What a step needs beside cluster, time and event.
 #[derive(Clone, Copy)]

@@ -70,6 +70,8 @@ pub struct PollResponse {
     pub size: u8,
     /// Milliseconds until the asker's lease lapses if it says nothing.
     pub lease_ms: Option<u64>,
+    /// Milliseconds until the frozen list is given up; none if none is.
+    pub prepare_ms: Option<u64>,
     /// The statement chain, in order.
     pub statements: Vec<Jws>,
     /// The frozen list, while preparing.
