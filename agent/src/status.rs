@@ -137,7 +137,7 @@ pub struct Status {
     pub client_listen: Option<String>,
     /// The node's process, once there is one.
     pub node: Option<NodeStatus>,
-    /// What last went wrong.
+    /// What went wrong, until it is over.
     pub last_error: Option<LastError>,
     /// When it tries again.
     pub next_retry_at: Option<jiff::Timestamp>,
@@ -191,6 +191,14 @@ impl Board {
         self.update(|status| {
             status.last_error = Some(LastError { at: jiff::Timestamp::now(), text });
             status.next_retry_at = next_retry_at;
+        });
+    }
+
+    /// What went wrong is over.
+    pub fn healed(&self) {
+        self.update(|status| {
+            status.last_error = None;
+            status.next_retry_at = None;
         });
     }
 
@@ -252,6 +260,14 @@ mod tests {
         assert_eq!(board.read(), first);
         board.phase(Phase::Preparing, None);
         assert_eq!(board.read().reason, None);
+    }
+
+    #[test]
+    fn what_is_over_is_no_error() {
+        let board = Board::default();
+        board.error("the node died: signal 9".to_owned(), Some(jiff::Timestamp::UNIX_EPOCH));
+        board.healed();
+        assert_eq!((board.read().last_error, board.read().next_retry_at), (None, None));
     }
 
     #[test]

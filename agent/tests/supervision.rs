@@ -159,6 +159,10 @@ async fn a_killed_node_is_started_again() {
                 stopping.cancel();
                 return;
             }
+            // So that there is a line which could be taken for its last words.
+            while !std::fs::read_to_string(layout.node_log()).unwrap().contains("began") {
+                std::thread::sleep(Duration::from_millis(5));
+            }
             let text = std::fs::read_to_string(layout.pid_file()).unwrap();
             let node = muster_agent::supervisor::process::Identity::from_text(&text).unwrap();
             let process = node.open().unwrap().unwrap();
@@ -170,6 +174,7 @@ async fn a_killed_node_is_started_again() {
     assert!(matches!(outcome, Outcome::Stopped), "{outcome:?}");
     assert_eq!(seen.deaths.len(), 1);
     assert!(seen.deaths[0].starts_with("signal 9"), "{:?}", seen.deaths);
+    assert!(!seen.deaths[0].contains("last words"), "it said nothing: {:?}", seen.deaths);
     assert_ne!(seen.pids[0], seen.pids[1]);
 }
 
@@ -182,6 +187,7 @@ async fn a_node_that_dies_at_once_is_given_up_with_its_last_words() {
     let Outcome::Ended(end) = outcome else { panic!("{outcome:?}") };
     assert_eq!(end.code(), 1);
     assert!(end.to_string().contains("the disk is on fire"), "{end}");
+    assert!(seen.deaths[0].ends_with("its last words: the disk is on fire"), "{:?}", seen.deaths);
     assert_eq!(world.log().lines().count(), usize::try_from(QUICK_DEATHS).unwrap());
 }
 

@@ -15,6 +15,8 @@ mod progress;
 pub mod record;
 mod shown;
 
+pub use self::shown::cut;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -224,7 +226,7 @@ impl<'a> Driver<'a> {
                 },
                 finding = self.mesh.next() => self.found(finding).await?,
                 () = sleep_until(impatient_at) => self.impatient().await?,
-                () = tokio::time::sleep(progress::REPEAT_EVERY) => self.progress.repeat(),
+                () = tokio::time::sleep(progress::LOOK_EVERY) => self.progress.look(),
             }
         }
     }
@@ -309,6 +311,7 @@ impl<'a> Driver<'a> {
     fn reached(&mut self) {
         if self.contact.complained.take().is_some() {
             tracing::info!("discovery answers again");
+            self.surroundings.board.healed();
         }
         self.contact.retry.succeeded();
     }

@@ -1,25 +1,30 @@
 //! What people hear while the cluster forms: each reason of the service once, and every few
 //! seconds what this host waits for.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use discovery_types::api::{ClusterState, PollResponse, Standing};
+use discovery_types::api::{ClusterState, Explanation, PollResponse, Standing};
 
 use crate::status::{Board, Phase};
 
-/// How soon the progress line is first repeated, and how often it is looked whether to.
-pub const REPEAT_EVERY: Duration = Duration::from_secs(5);
+/// How often it is looked whether something is to be said.
+pub const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How soon the progress line is first repeated.
+const REPEAT_EVERY: Duration = Duration::from_secs(5);
+/// A wait that lasts less is no news, the service's or this host's: every healthy cluster passes
+/// through some.
+const WORTH_SAYING: Duration = Duration::from_secs(2);
 /// A line that stays the same is said ever more seldom, down to this.
 const REPEAT_AT_LEAST_EVERY: Duration = Duration::from_secs(300);
-
-/// How long this host waits for something of its own before it says so: most of it comes at once.
-const WAIT_IS_NEWS_AFTER: Duration = Duration::from_secs(2);
 
 /// Remembers what was said.
 #[derive(Debug)]
 pub struct Progress {
     board: Board,
+    waits: Vec<Explanation>,
+    /// Since when there is each wait, by its code.
+    since: BTreeMap<String, Instant>,
     explained: BTreeSet<String>,
     /// The cluster as the service last showed it.
     cluster: Option<(Phase, String)>,
@@ -35,6 +40,8 @@ impl Progress {
     pub fn new(board: Board) -> Self {
         Self {
             board,
+            waits: Vec::new(),
+            since: BTreeMap::new(),
             explained: BTreeSet::new(),
             cluster: None,
             waits_for: None,
@@ -47,12 +54,10 @@ impl Progress {
     /// The service has answered.
     pub fn shown(&mut self, poll: &PollResponse) {
         let explain: Vec<String> = poll.explain.iter().map(ToString::to_string).collect();
-        for line in &explain {
-            if !self.explained.contains(line) {
-                tracing::info!(cluster.state = poll.state.as_str(), "discovery says: {line}");
-            }
+        self.waits.clone_from(&poll.explain);
+        for line in self.news(Instant::now()) {
+            tracing::info!("discovery says: {line}");
         }
-        self.explained = explain.iter().cloned().collect();
         let seat = match poll.standing {
             Standing::Seated(seat) | Standing::Member(seat) => Some(seat),
             Standing::Standby(_) | Standing::Reader => None,
@@ -82,7 +87,7 @@ impl Progress {
 
     fn tell(&mut self) {
         let Some((phase, line)) = self.cluster.clone() else { return };
-        let lasting = self.waits_for.as_ref().filter(|(_, at)| at.elapsed() >= WAIT_IS_NEWS_AFTER);
+        let lasting = self.waits_for.as_ref().filter(|(_, at)| at.elapsed() >= WORTH_SAYING);
         let line = match lasting {
             Some((what, _)) => format!("{line}, and has not signed it. {what}"),
             None => line,
@@ -101,8 +106,32 @@ impl Progress {
         }
     }
 
-    /// Says the line again if it is time to, or a new one if this host has waited for long enough.
-    pub fn repeat(&mut self) {
+    /// What of the service's explanations is to be said now: waits that have lasted, each text once.
+    fn news(&mut self, now: Instant) -> Vec<String> {
+        let Self { waits, since, explained, .. } = self;
+        since.retain(|code, _| waits.iter().any(|wait| wait.code == *code));
+        let mut news = Vec::new();
+        let mut standing = BTreeSet::new();
+        for wait in waits.iter() {
+            let began = *since.entry(wait.code.clone()).or_insert(now);
+            if now.duration_since(began) < WORTH_SAYING {
+                continue;
+            }
+            let line = wait.to_string();
+            if !explained.contains(&line) {
+                news.push(line.clone());
+            }
+            standing.insert(line);
+        }
+        *explained = standing;
+        news
+    }
+
+    /// Says what has become worth saying, and the progress line again if it is time to.
+    pub fn look(&mut self) {
+        for line in self.news(Instant::now()) {
+            tracing::info!("discovery says: {line}");
+        }
         self.tell();
         self.say_again();
     }
@@ -189,6 +218,38 @@ pub(super) mod tests {
         );
     }
 
+    fn waits(code: &str, missing: &str) -> Explanation {
+        Explanation {
+            code: code.to_owned(),
+            missing: missing.to_owned(),
+            held_by: Vec::new(),
+            last_error: None,
+            next_retry_ms: None,
+            command: None,
+        }
+    }
+
+    #[test]
+    fn a_wait_is_told_once_it_has_lasted_and_each_of_its_words_once() {
+        let mut progress = Progress::new(Board::default());
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs_f64(seconds);
+        progress.waits = vec![waits("nodes_not_reported", "a majority has not reported")];
+        assert!(progress.news(at(0.0)).is_empty());
+        assert!(progress.news(at(1.9)).is_empty(), "what every forming passes through");
+        // It was over in between: another wait.
+        progress.waits.clear();
+        assert!(progress.news(at(1.95)).is_empty());
+        progress.waits = vec![waits("acks_missing", "0 of 3 have signed")];
+        assert!(progress.news(at(2.1)).is_empty());
+        // Its words change, the wait is the same.
+        progress.waits = vec![waits("acks_missing", "1 of 3 have signed")];
+        assert_eq!(progress.news(at(4.2)), ["1 of 3 have signed"]);
+        assert!(progress.news(at(9.0)).is_empty());
+        progress.waits = vec![waits("acks_missing", "2 of 3 have signed")];
+        assert_eq!(progress.news(at(9.1)), ["2 of 3 have signed"]);
+    }
+
     #[test]
     fn what_this_host_waits_for_stands_in_the_status_once_it_lasts() {
         let board = Board::default();
@@ -198,9 +259,9 @@ pub(super) mod tests {
         let what = "S6: run `muster-agent reset` on this host".to_owned();
         progress.waits_for(Some(what.clone()));
         assert!(!reason().contains("S6"), "it may come at once: {}", reason());
-        let long_ago = Instant::now().checked_sub(WAIT_IS_NEWS_AFTER).unwrap();
+        let long_ago = Instant::now().checked_sub(WORTH_SAYING).unwrap();
         progress.waits_for = Some((what.clone(), long_ago));
-        progress.repeat();
+        progress.look();
         assert_eq!(
             reason(),
             "the list of epoch 1 is proposed, waiting for all 3 to sign it: this host has seat 2, \

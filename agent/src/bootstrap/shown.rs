@@ -329,7 +329,7 @@ fn patience_of(poll: &PollResponse) -> Duration {
 }
 
 /// What the service takes as a reason.
-pub(super) fn cut(text: String) -> String {
+pub fn cut(text: String) -> String {
     /// Characters in a reason, as the API has it.
     const LIMIT: usize = 300;
     match text.char_indices().nth(LIMIT) {

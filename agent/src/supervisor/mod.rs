@@ -140,9 +140,14 @@ impl Supervisor<'_> {
         }
     }
 
-    /// How it died, and its last words: the reason is most often in them.
+    /// How it died, and its last words if it ended by itself: the reason is most often in them.
+    /// One that was killed said nothing about it.
     fn death(&self, died: &NodeEnd) -> String {
-        match tail::last_lines(&self.layout.node_log(), 1).pop() {
+        let last = match died {
+            NodeEnd::Exited(_) => tail::last_lines(&self.layout.node_log(), 1).pop(),
+            NodeEnd::Killed(_) | NodeEnd::CannotExecute | NodeEnd::Unseen => None,
+        };
+        match last {
             Some(line) => format!("{died}; its last words: {}", tail::sentence(&line)),
             None => died.to_string(),
         }
