@@ -21,8 +21,48 @@ use crate::supervisor::{Program, environment};
 
 /// How long a node's program may take to say its version.
 const VERSION_DEADLINE: Duration = Duration::from_secs(10);
-/// The line of `--version` by which our own node is known.
+/// The line of `--version` by which our own node is known, and how etcd's begins.
 const OWN_NODE_LINE: &str = "Muster Node:";
+const ETCD_LINE: &str = "etcd Version: ";
+
+/// Which node a program is, by what it says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeKind {
+    /// Our own.
+    Muster,
+    /// An etcd of this version.
+    Etcd {
+        /// The 3 of 3.6.
+        major: u32,
+        /// The 6 of 3.6.
+        minor: u32,
+    },
+}
+
+impl NodeKind {
+    /// From what `--version` prints. Our own node says etcd's line too, for tools that look for it.
+    fn from_version(text: &str) -> Option<Self> {
+        if text.lines().any(|line| line.starts_with(OWN_NODE_LINE)) {
+            return Some(Self::Muster);
+        }
+        let mut parts = text.lines().next()?.strip_prefix(ETCD_LINE)?.split('.');
+        let (major, minor) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        Some(Self::Etcd { major, minor })
+    }
+
+    /// etcd compares the address that a peer calls from with the peer's certificate, and on one
+    /// machine or behind NAT a peer calls from another one. Whoever has a certificate of the peers'
+    /// own CA is a peer, so that says nothing. The flag that ends it lost its prefix in 3.6.
+    fn flag_for_any_source(self) -> Option<&'static str> {
+        match self {
+            Self::Muster => None,
+            Self::Etcd { major, minor } if (major, minor) < (3, 6) => {
+                Some("--experimental-peer-skip-client-san-verification")
+            }
+            Self::Etcd { .. } => Some("--peer-skip-client-san-verification"),
+        }
+    }
+}
 
 /// Everything that a node's start depends on.
 pub struct NodeCommand<'a> {
@@ -102,8 +142,8 @@ impl NodeCommand<'_> {
         Ok(())
     }
 
-    /// The node's whole command line. `is_own` is whether it knows `--muster-document`.
-    pub fn program(&self, path: &Path, is_own: bool, more: &[String]) -> Result<Program, End> {
+    /// The node's whole command line.
+    pub fn program(&self, path: &Path, kind: NodeKind, more: &[String]) -> Result<Program, End> {
         let (_, record) = self.seat()?;
         let tls = self.layout.tls();
         let text = |path: &Path| path.display().to_string();
@@ -128,9 +168,10 @@ impl NodeCommand<'_> {
         flag("peer-cert-file", file("peer.crt"));
         flag("peer-key-file", file("node.key"));
         flag("peer-trusted-ca-file", file("peer-ca.crt"));
-        if is_own {
+        if kind == NodeKind::Muster {
             flag("muster-document", text(&self.layout.member_document()));
         }
+        arguments.extend(kind.flag_for_any_source().map(str::to_owned));
         arguments.push("--client-cert-auth".to_owned());
         arguments.push("--peer-client-cert-auth".to_owned());
         arguments.extend(more.iter().cloned());
@@ -170,19 +211,18 @@ fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
     Ok(muster_files::replace_volatile(path, bytes)?)
 }
 
-/// The answer to `is_own_node`, awaited where it is needed; or why there is none.
-pub type IsOwnNode = Shared<BoxFuture<'static, Result<bool, String>>>;
+/// Which node the program is, awaited where it is needed; or why nobody knows.
+pub type AskedKind = Shared<BoxFuture<'static, Result<NodeKind, String>>>;
 
 /// Asks in the background, so that no launch waits for it.
-pub fn ask_is_own_node(program: &Path) -> IsOwnNode {
+pub fn ask_kind(program: &Path) -> AskedKind {
     let program = program.to_owned();
-    let asked = tokio::spawn(async move { is_own_node(&program).await });
+    let asked = tokio::spawn(async move { kind_of(&program).await });
     let answer = async move { asked.await.unwrap_or_else(|error| Err(error.to_string())) };
     answer.boxed().shared()
 }
 
-/// Whether `program` is our own node, by what it says of itself.
-async fn is_own_node(program: &Path) -> Result<bool, String> {
+async fn kind_of(program: &Path) -> Result<NodeKind, String> {
     let asked = tokio::process::Command::new(program)
         .arg("--version")
         .env_clear()
@@ -197,30 +237,34 @@ async fn is_own_node(program: &Path) -> Result<bool, String> {
         .await
         .map_err(|_| failed(format!("no answer within {} s", VERSION_DEADLINE.as_secs())))?
         .map_err(|error| failed(error.to_string()))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let own = text.lines().any(|line| line.starts_with(OWN_NODE_LINE));
-    let etcd = text.lines().next().is_some_and(|line| line.starts_with("etcd Version:"));
-    if own || etcd { Ok(own) } else { Err(failed("it is neither muster-node nor etcd".to_owned())) }
+    NodeKind::from_version(&String::from_utf8_lossy(&output.stdout))
+        .ok_or_else(|| failed("it is neither muster-node nor etcd".to_owned()))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
-    async fn says(text: &str) -> Result<bool, String> {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("node");
-        std::fs::write(&path, format!("#!/bin/sh\nprintf '{text}'\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        is_own_node(&path).await
+    #[test]
+    fn our_own_node_is_known_by_its_line_and_etcd_by_its_first() {
+        let own = NodeKind::from_version("etcd Version: 3.6.5\nMuster Node: 0.1.0\n");
+        assert_eq!(own, Some(NodeKind::Muster));
+        let etcd = NodeKind::from_version("etcd Version: 3.4.23\nGit SHA: x\n");
+        assert_eq!(etcd, Some(NodeKind::Etcd { major: 3, minor: 4 }));
+        let next = NodeKind::from_version("etcd Version: 3.7.0-alpha.0\n");
+        assert_eq!(next, Some(NodeKind::Etcd { major: 3, minor: 7 }));
+        for other in ["", "bash 5\n", "etcd Version: \n", "etcd Version: 4\n"] {
+            assert_eq!(NodeKind::from_version(other), None, "{other:?}");
+        }
     }
 
-    #[tokio::test]
-    async fn our_own_node_is_known_by_its_line_and_etcd_by_its_first() {
-        assert!(says("etcd Version: 3.6.5\\nMuster Node: 0.1.0\\n").await.unwrap());
-        assert!(!says("etcd Version: 3.4.23\\nGit SHA: x\\n").await.unwrap());
-        assert!(says("bash 5\\n").await.is_err());
+    #[test]
+    fn each_etcd_is_told_not_to_compare_addresses_in_its_own_words() {
+        let flag = |major, minor| NodeKind::Etcd { major, minor }.flag_for_any_source();
+        let experimental = Some("--experimental-peer-skip-client-san-verification");
+        let plain = Some("--peer-skip-client-san-verification");
+        assert_eq!([flag(3, 4), flag(3, 5), flag(3, 6)], [experimental, experimental, plain]);
+        assert_eq!([flag(3, 10), flag(4, 0)], [plain, plain]);
+        assert_eq!(NodeKind::Muster.flag_for_any_source(), None);
     }
 }

@@ -4,10 +4,11 @@
 //! A node serves whether or not anybody hears of it, so this is tried for as long as the agent
 //! runs, with growing pauses, and nothing waits for it.
 
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use discovery_types::api::{AdoptRequest, ClusterState, ReportRequest, Session};
+use discovery_types::api::{AdoptRequest, ClusterState, ReportRequest, Session, TroubleRequest};
 use discovery_types::client::{Client, ClientError};
 use discovery_types::digest::Digest;
 use discovery_types::problem::{Code, Problem};
@@ -20,14 +21,20 @@ use tokio_rustls::TlsConnector;
 use tonic::transport::{Endpoint, Uri};
 use uuid::Uuid;
 
+use crate::bootstrap::cut;
 use crate::exit::chain;
 use crate::health::Door;
 use crate::retry::Retry;
+use crate::tail;
 
 /// The longest that one question to the node may take.
 const ASK_DEADLINE: Duration = Duration::from_secs(3);
 /// How often a node that has no leader yet is asked again.
 const ASK_EVERY: Duration = Duration::from_millis(50);
+
+/// How long a node may be without a leader before discovery hears what its log says, and how often
+/// it hears it then.
+const TROUBLE_AFTER: Duration = Duration::from_secs(5);
 
 /// What a report is about.
 pub struct Report {
@@ -43,6 +50,8 @@ pub struct Report {
     pub adopt: AdoptRequest,
     /// The node.
     pub door: Door,
+    /// The node's log.
+    pub log: PathBuf,
 }
 
 /// Why the node's status isn't known.
@@ -128,7 +137,12 @@ impl Report {
     }
 
     async fn node_with_leader(&self) -> NodeStatus {
+        let mut waiting_since = Instant::now();
         loop {
+            if waiting_since.elapsed() >= TROUBLE_AFTER {
+                waiting_since = Instant::now();
+                self.tell_trouble().await;
+            }
             let asked = tokio::time::timeout(ASK_DEADLINE, ask(&self.door)).await;
             match asked.unwrap_or(Err(AskError::TimedOut)) {
                 Ok(status) if status.leader_id != 0 => return status,
@@ -136,6 +150,21 @@ impl Report {
                 Err(error) => tracing::debug!(error = chain(&error), "can't ask the node yet"),
             }
             tokio::time::sleep(ASK_EVERY).await;
+        }
+    }
+}
+
+impl Report {
+    /// Lets `explain` say why this node has no leader, in its own words.
+    async fn tell_trouble(&self) {
+        let Some(complaint) = tail::last_complaint(&self.log) else { return };
+        let trouble = TroubleRequest {
+            session: self.session,
+            h: self.h,
+            detail: cut(format!("the node has no leader; its log says: {complaint}")),
+        };
+        if let Err(error) = self.client.trouble(self.cluster, &trouble).await {
+            tracing::debug!(error = chain(&error), "discovery doesn't hear of the node's trouble");
         }
     }
 }

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::crash::{self, Step};
 use crate::exit::{End, chain};
 use crate::health::Door;
-use crate::node_command::{IsOwnNode, NodeCommand};
+use crate::node_command::{AskedKind, NodeCommand, NodeKind};
 use crate::protocol::Protocol;
 use crate::report::Report;
 use crate::settings::{Listen, Settings};
@@ -24,7 +24,7 @@ use crate::status::{Board, NodeStatus, Phase};
 use crate::supervisor::{
     Observer, Outcome, Program, Running, STOP_DEADLINE, Supervisor, environment,
 };
-use crate::tail::Tail;
+use crate::tail::{self, Tail};
 
 /// How often the node's directory is looked at for its log, at its first start.
 const LOOK_FOR_LOG: Duration = Duration::from_millis(20);
@@ -33,8 +33,8 @@ const LOOK_FOR_LOG: Duration = Duration::from_millis(20);
 pub struct Programs<'a> {
     /// This program, which is also the launcher.
     pub own: &'a Path,
-    /// Whether the node's program is our own.
-    pub is_own_node: IsOwnNode,
+    /// Which node the node's program is.
+    pub node_kind: AskedKind,
 }
 
 /// Runs and looks after the node of a held document until told to stop, or for good.
@@ -45,8 +45,8 @@ pub async fn run(
     board: &Board,
     stop: &CancellationToken,
 ) -> Result<(), End> {
-    let is_own = programs.is_own_node.await.map_err(End::Failed)?;
-    check_maker(&settings.layout, is_own)?;
+    let kind = programs.node_kind.await.map_err(End::Failed)?;
+    check_maker(&settings.layout, kind)?;
     let withheld = environment::withheld();
     if !withheld.is_empty() {
         tracing::warn!(
@@ -54,7 +54,7 @@ pub async fn run(
             withheld.join(", ")
         );
     }
-    let plan = Plan::of(&protocol, settings, is_own)?;
+    let plan = Plan::of(&protocol, settings, kind)?;
     plan.show(board);
     let layout = &settings.layout;
     let launcher =
@@ -78,23 +78,17 @@ pub async fn run(
 /// The node's own log lines go into the agent's log, marked as the node's, with their level where
 /// they say it as muster-node and etcd do.
 fn pass_on(line: &str) {
-    /// The level stands near the beginning of a line.
-    const WITHIN: usize = 64;
-    let head = line.get(..WITHIN).unwrap_or(line);
-    let is = |level: &str| head.contains(&format!("\"level\":\"{level}\""));
-    if ["error", "fatal", "panic", "dpanic"].into_iter().any(is) {
-        tracing::error!(target: "node", "node: {line}");
-    } else if is("warn") {
-        tracing::warn!(target: "node", "node: {line}");
-    } else {
-        tracing::info!(target: "node", "node: {line}");
+    match tail::level(line) {
+        Some(tracing::Level::ERROR) => tracing::error!(target: "node", "node: {line}"),
+        Some(_) => tracing::warn!(target: "node", "node: {line}"),
+        None => tracing::info!(target: "node", "node: {line}"),
     }
 }
 
 /// The two programs take each other's directories for empty or broken ones.
-fn check_maker(layout: &Layout, is_own: bool) -> Result<(), End> {
+fn check_maker(layout: &Layout, kind: NodeKind) -> Result<(), End> {
     let made_by_own = layout.node().join(OWN_NODE_FILE).exists();
-    if !node_dir::has_log(&layout.node()) || made_by_own == is_own {
+    if !node_dir::has_log(&layout.node()) || made_by_own == (kind == NodeKind::Muster) {
         return Ok(());
     }
     let maker = if made_by_own { "muster-node" } else { "etcd" };
@@ -122,7 +116,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn of(protocol: &Protocol, settings: &Settings, is_own: bool) -> Result<Self, End> {
+    fn of(protocol: &Protocol, settings: &Settings, kind: NodeKind) -> Result<Self, End> {
         let missing = |what: &str| {
             End::DoNotRestart(format!(
                 "the journal holds no {what}: the node can't be started from it"
@@ -148,7 +142,7 @@ impl Plan {
             listen,
         };
         command.write_files()?;
-        let program = command.program(&settings.node_binary, is_own, &settings.node_flags)?;
+        let program = command.program(&settings.node_binary, kind, &settings.node_flags)?;
         let (seat, record) = command.seat()?;
         let client_url = record.client_urls.first().ok_or_else(|| missing("client URL"))?;
         Ok(Self {
@@ -202,6 +196,7 @@ impl Plan {
                 statements: protocol.keepsakes.statements.clone(),
             },
             door: door.ok()?,
+            log: layout.node_log(),
         })
     }
 }
@@ -283,8 +278,9 @@ impl Observer for Shown {
                 starts: before.starts + 1,
                 last_death: before.last_death,
             });
-            status.next_retry_at = None;
         });
+        // Whatever went wrong before, it runs; how it last died stands in its own line.
+        self.board.healed();
     }
 
     fn died(&mut self, reason: &str, pause: Duration) {
@@ -313,12 +309,13 @@ mod tests {
     fn each_program_starts_only_on_data_of_its_own() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
-        assert!(check_maker(&layout, true).is_ok() && check_maker(&layout, false).is_ok());
+        let (own, etcd) = (NodeKind::Muster, NodeKind::Etcd { major: 3, minor: 7 });
+        assert!(check_maker(&layout, own).is_ok() && check_maker(&layout, etcd).is_ok());
         std::fs::create_dir_all(layout.node().join("member/wal")).unwrap();
-        assert!(check_maker(&layout, false).is_ok());
-        assert!(matches!(check_maker(&layout, true), Err(End::Usage(_))), "etcd's data");
+        assert!(check_maker(&layout, etcd).is_ok());
+        assert!(matches!(check_maker(&layout, own), Err(End::Usage(_))), "etcd's data");
         std::fs::write(layout.node().join(OWN_NODE_FILE), "1\n").unwrap();
-        assert!(check_maker(&layout, true).is_ok());
-        assert!(matches!(check_maker(&layout, false), Err(End::Usage(_))), "muster-node's data");
+        assert!(check_maker(&layout, own).is_ok());
+        assert!(matches!(check_maker(&layout, etcd), Err(End::Usage(_))), "muster-node's data");
     }
 }

@@ -221,6 +221,41 @@ pub fn last_lines(path: &Path, count: usize) -> Vec<String> {
     lines[lines.len().saturating_sub(count)..].iter().map(|line| (*line).to_owned()).collect()
 }
 
+/// Lines of a node's log that are looked through for a complaint.
+const COMPLAINT_LINES: usize = 200;
+
+/// The level that a line of muster-node's or etcd's log says it has.
+pub fn level(line: &str) -> Option<tracing::Level> {
+    /// The level stands near the beginning of a line.
+    const WITHIN: usize = 64;
+    let head = line.get(..WITHIN).unwrap_or(line);
+    let is = |level: &str| head.contains(&format!("\"level\":\"{level}\""));
+    let letter = plain(line).map(|(letter, _)| letter);
+    if ["error", "fatal", "panic", "dpanic"].into_iter().any(is)
+        || matches!(letter, Some("C" | "E"))
+    {
+        Some(tracing::Level::ERROR)
+    } else if is("warn") || letter == Some("W") {
+        Some(tracing::Level::WARN)
+    } else {
+        None
+    }
+}
+
+/// Level and text of a line as etcd 3.4 writes it: `DATE TIME W | package: text`.
+fn plain(line: &str) -> Option<(&str, &str)> {
+    let (head, text) = line.split_once(" | ")?;
+    let mut words = head.split(' ').skip(2);
+    let letter = words.next().filter(|letter| letter.len() == 1)?;
+    words.next().is_none().then_some((letter, text))
+}
+
+/// What the node last complained of in its log, for a person.
+pub fn last_complaint(path: &Path) -> Option<String> {
+    let lines = last_lines(path, COMPLAINT_LINES);
+    lines.iter().rev().find(|line| level(line).is_some()).map(|line| sentence(line))
+}
+
 /// What a line of a node's log says, for a person: the message and the error of a JSON line, any
 /// other line as it is.
 pub fn sentence(line: &str) -> String {
@@ -230,7 +265,7 @@ pub fn sentence(line: &str) -> String {
     match (field("msg"), field("error")) {
         (Some(message), Some(error)) => format!("{message}: {error}"),
         (Some(message), None) => message,
-        (None, _) => line.to_owned(),
+        (None, _) => plain(line).map_or(line, |(_, text)| text).to_owned(),
     }
 }
 
@@ -257,6 +292,28 @@ mod tests {
             .open(dir.join("node.log"))
             .unwrap();
         file.write_all(text.as_bytes()).unwrap();
+    }
+
+    #[test]
+    fn the_last_complaint_is_the_newest_line_that_warns() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("node.log");
+        assert_eq!(last_complaint(&log), None);
+        append(dir.path(), "{\"level\":\"info\",\"msg\":\"starting\"}\n");
+        assert_eq!(last_complaint(&log), None);
+        append(
+            dir.path(),
+            "{\"level\":\"warn\",\"ts\":\"x\",\"msg\":\"rejected\",\"error\":\"tls\"}\n\
+             {\"level\":\"info\",\"msg\":\"is starting a new election\"}\nplain text\n",
+        );
+        assert_eq!(last_complaint(&log).as_deref(), Some("rejected: tls"));
+        append(
+            dir.path(),
+            "2026-11-22 00:16:57.747603 W | rafthttp: health check for peer 8e9e could not connect\n\
+             2026-11-22 00:16:58.747603 I | raft: 8e9e is starting a new election\n",
+        );
+        let said = last_complaint(&log);
+        assert_eq!(said.as_deref(), Some("rafthttp: health check for peer 8e9e could not connect"));
     }
 
     #[test]

@@ -110,6 +110,7 @@ pub fn configure(config: &mut ServiceConfig) {
         .service(at("/v1/clusters/{id}/probes", "POST").route(post().to(forming::probes)))
         .service(at("/v1/clusters/{id}/release", "POST").route(post().to(forming::release)))
         .service(at("/v1/clusters/{id}/report", "POST").route(post().to(forming::report)))
+        .service(at("/v1/clusters/{id}/trouble", "POST").route(post().to(forming::trouble)))
         .service(at("/v1/clusters/{id}/adopt", "POST").route(post().to(forming::adopt)))
         // Membership: elsewhere.
         .service(members("/v1/clusters/{id}/members"))
@@ -241,6 +242,7 @@ fn log_fault(response: &ServiceResponse<impl MessageBody>, route: &str) {
         forming::probes,
         forming::release,
         forming::report,
+        forming::trouble,
         forming::adopt,
         database::accept,
         database::list,

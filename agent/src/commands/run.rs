@@ -19,7 +19,7 @@ use crate::exit::{End, chain};
 use crate::host::Host;
 use crate::host::local::LocalHost;
 use crate::joining::{join, read_bundle};
-use crate::node_command::{IsOwnNode, ask_is_own_node};
+use crate::node_command::{AskedKind, ask_kind};
 use crate::protocol::{Protocol, state_end};
 use crate::retry::Retry;
 use crate::settings::{Addresses, Settings};
@@ -54,9 +54,9 @@ pub async fn run(typed: cli::Run) -> Result<(), End> {
     let services = Services::start(&settings, &board).await?;
     let host: Arc<dyn Host> =
         Arc::new(LocalHost { machine_id_file: settings.machine_id_file.clone() });
-    let is_own_node = ask_is_own_node(&settings.node_binary);
+    let node_kind = ask_kind(&settings.node_binary);
     let agent =
-        Agent { settings: &settings, host, board: board.clone(), stop, own_program, is_own_node };
+        Agent { settings: &settings, host, board: board.clone(), stop, own_program, node_kind };
     let result = agent.live().await;
     let reason = match &result {
         Ok(()) => "told to stop".to_owned(),
@@ -117,7 +117,7 @@ struct Agent<'a> {
     board: Board,
     stop: CancellationToken,
     own_program: std::path::PathBuf,
-    is_own_node: IsOwnNode,
+    node_kind: AskedKind,
 }
 
 /// What was found at a start, with its journal.
@@ -330,7 +330,7 @@ impl Agent<'_> {
 
     async fn look_after(&self, protocol: Protocol) -> Result<(), End> {
         let program =
-            supervise::Programs { own: &self.own_program, is_own_node: self.is_own_node.clone() };
+            supervise::Programs { own: &self.own_program, node_kind: self.node_kind.clone() };
         supervise::run(protocol, self.settings, program, &self.board, &self.stop).await
     }
 

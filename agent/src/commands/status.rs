@@ -10,6 +10,7 @@ use crate::printer::Printer;
 use crate::state::{self, Layout, StateError, lock, node_dir};
 use crate::status::Status;
 use crate::supervisor::process::Identity;
+use crate::tail;
 
 /// What `--json` prints: the agent's own words, and what was found out just now.
 #[derive(Debug, Serialize)]
@@ -22,6 +23,8 @@ pub struct Report {
     pub node_health: Option<Health>,
     /// Why it could not be asked.
     pub node_health_error: Option<String>,
+    /// What its own log last complained of, while it runs and isn't ready.
+    pub node_complaint: Option<String>,
     /// The tombstone, if the cluster has removed this member.
     pub removed: Option<String>,
     /// What the agent wrote last.
@@ -62,7 +65,13 @@ async fn look(layout: &Layout) -> Result<Report, StateError> {
         (Some(_), Some(Err(error))) => (None, Some(error)),
         (Some(_), None) | (None, _) => (None, None),
     };
+    let ready = node_health.as_ref().is_some_and(|health| health.ready);
+    let node_complaint = match node_pid {
+        Some(_) if !ready => tail::last_complaint(&layout.node_log()),
+        _ => None,
+    };
     Ok(Report {
+        node_complaint,
         agent_running: lock::holder(&layout.agent_lock())?.is_some(),
         node_pid,
         node_health,
@@ -103,6 +112,7 @@ fn for_people(report: &Report) -> String {
     line("member", status.and_then(member_line));
     line("node", Some(node_line(report)));
     line("health", health_line(report));
+    line("node says", report.node_complaint.clone());
     for explain in status.map(|s| s.explain.as_slice()).unwrap_or_default() {
         line("missing", Some(explain.clone()));
     }

@@ -51,6 +51,8 @@ pub enum Incoming {
     Release { key: PublicKey, jws: Jws },
     /// What a member's node says.
     Report { key: PublicKey, session: Session, h: Digest, raft_cluster: u64 },
+    /// Why a member's node finds no leader.
+    Trouble { key: PublicKey, session: Session, h: Digest, text: String },
     /// The next statement, put by this admin.
     Restate { jws: Jws },
     /// A revoked grant, by this admin.
@@ -97,7 +99,8 @@ impl Incoming {
             | Incoming::Nack { key, .. }
             | Incoming::Probes { key, .. }
             | Incoming::Release { key, .. }
-            | Incoming::Report { key, .. } => *key,
+            | Incoming::Report { key, .. }
+            | Incoming::Trouble { key, .. } => *key,
             Incoming::Tick
             | Incoming::Restate { .. }
             | Incoming::RevokeGrant { .. }
@@ -146,6 +149,11 @@ impl App {
                 decided_list(&transaction.cluster, h)?;
                 let raft_cluster = *raft_cluster;
                 spoken(key, session, Event::Report { key: convert::key(key), raft_cluster })
+            }
+            Incoming::Trouble { key, session, h, text } => {
+                decided_list(&transaction.cluster, h)?;
+                let text = text.clone();
+                spoken(key, session, Event::Trouble { key: convert::key(key), text })
             }
             Incoming::Restate { jws } => self.prepare_restate(&chain, jws)?,
             Incoming::RevokeGrant { id, by } => {

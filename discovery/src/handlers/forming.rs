@@ -10,6 +10,7 @@ use discovery_types::access::Subject;
 use discovery_types::api::{
     AdoptRequest, ClusterSummary, MAX_ADOPT_BODY, NackRequest, PollRequest, PollResponse,
     ProbesRequest, RedeemResponse, ReportRequest, ReportResponse, Session, SignedBody,
+    TroubleRequest,
 };
 use discovery_types::convert;
 use discovery_types::document::VerifiedDocument;
@@ -286,6 +287,23 @@ pub async fn report(
         u64::from_str_radix(&body.raft_cluster_id, 16).map_err(|error| unreadable(&error))?;
     let incoming =
         Incoming::Report { key: caller.key, session: body.session, h: body.h, raft_cluster };
+    let applied = app.apply(*path, incoming, None).await?;
+    Ok(Json(ReportResponse { state: convert::state(applied.answer.phase) }))
+}
+
+/// Says what keeps a member's node from finding a leader.
+#[utoipa::path(post, path = "/v1/clusters/{id}/trouble", tag = "forming",
+    params(("id" = Uuid, Path,)), request_body = TroubleRequest,
+    responses((status = 200, body = ReportResponse), (status = "default", body = Problem)))]
+pub async fn trouble(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    Body(body): Body<TroubleRequest>,
+) -> Result<Json<ReportResponse>, ApiError> {
+    let caller = authorise(&request, &app, Action::Report, Some(*path)).await?;
+    let text = sentence(&body.detail);
+    let incoming = Incoming::Trouble { key: caller.key, session: body.session, h: body.h, text };
     let applied = app.apply(*path, incoming, None).await?;
     Ok(Json(ReportResponse { state: convert::state(applied.answer.phase) }))
 }

@@ -9,7 +9,7 @@ mod load;
 mod outage;
 mod process;
 mod report;
-mod stock;
+pub mod stock;
 mod tls;
 
 use std::path::PathBuf;

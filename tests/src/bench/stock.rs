@@ -9,20 +9,14 @@ use tokio::process::Command;
 const VERSION: &str = "v3.7.3";
 const MODULE: &str = "go.etcd.io/etcd/server/v3";
 /// The Debian package's.
-const INSTALLED: &str = "/usr/bin/etcd";
+pub const INSTALLED: &str = "/usr/bin/etcd";
 /// It took a minute or two on two cores.
 const BUILD_TIME: Duration = Duration::from_secs(900);
 
 /// The path of a stock etcd: built once under `work`, else the installed one.
 pub(super) async fn etcd(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
-    let dir = work.join("stock-etcd").join(VERSION);
-    let binary = dir.join("etcd");
-    if binary.exists() {
-        return Ok(binary);
-    }
-    say(&format!("building stock etcd {VERSION} with go, once"));
-    match build(&dir).await {
-        Ok(()) => Ok(binary),
+    match built(work, say).await {
+        Ok(binary) => Ok(binary),
         Err(error) if Path::new(INSTALLED).exists() => {
             say(&format!(
                 "NOTE: stock etcd {VERSION} could not be built ({error:#}); comparing with {INSTALLED}, which is older"
@@ -31,6 +25,20 @@ pub(super) async fn etcd(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
         }
         Err(error) => Err(error.context("there is no etcd to compare with")),
     }
+}
+
+/// The path of a stock etcd of this version, built once under `work`.
+///
+/// # Errors
+/// Where it can't be built: no go, or no module proxy.
+pub async fn built(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
+    let dir = work.join("stock-etcd").join(VERSION);
+    let binary = dir.join("etcd");
+    if !binary.exists() {
+        say(&format!("building stock etcd {VERSION} with go, once"));
+        build(&dir).await?;
+    }
+    Ok(binary)
 }
 
 async fn build(dir: &Path) -> Result<()> {

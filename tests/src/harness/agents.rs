@@ -23,6 +23,8 @@ pub struct AgentOptions {
     pub args: Vec<String>,
     /// Extra environment.
     pub env: Vec<(String, String)>,
+    /// What runs the agent, with its arguments; nothing for the agent itself.
+    pub through: Vec<String>,
 }
 
 /// One agent. Dropping it kills the agent and its node.
@@ -55,16 +57,24 @@ impl Agent {
     /// Starts (or starts again) the agent; its node, if one runs, is left alone.
     pub fn start(&mut self) -> Result<()> {
         self.process = None;
-        let mut command = self.host.command(program("muster-agent")?);
+        let agent = program("muster-agent")?;
+        let mut command = match self.options.through.split_first() {
+            Some((first, arguments)) => {
+                let mut command = self.host.command(first);
+                command.args(arguments).arg(agent);
+                command
+            }
+            None => self.host.command(agent),
+        };
         command
             .args(["run", "--data-dir", path_text(&self.data_dir)?])
-            .args(["--bundle-file", path_text(&self.bundle)?])
-            .args(&self.options.args)
-            .envs(self.options.env.iter().cloned());
+            .args(["--bundle-file", path_text(&self.bundle)?]);
         if self.host.is_loopback() {
             // All loopback hosts route to discovery from 127.0.0.1.
             command.args(["--advertise-address", &self.host.address.to_string()]);
         }
+        // Last: what comes after `--` is the node's.
+        command.args(&self.options.args).envs(self.options.env.iter().cloned());
         self.process = Some(Process::spawn(&self.host.name, command, &self.log)?);
         Ok(())
     }

@@ -29,6 +29,8 @@ pub enum Event {
     Release { key: KeyId, release: Release },
     /// A member's own node says which Raft cluster it is in.
     Report { key: KeyId, raft_cluster: u64 },
+    /// A member's own node finds no leader, and says why in its log.
+    Trouble { key: KeyId, text: String },
     /// The next statement, signed by an owner in the last one.
     Restate(Statement),
     /// A grant was revoked.

@@ -151,6 +151,7 @@ impl Turn<'_> {
             Event::Probes { key, epoch, row } => self.probes(key, epoch, row),
             Event::Release { key, release } => self.release(key, release),
             Event::Report { key, raft_cluster } => self.report(key, raft_cluster),
+            Event::Trouble { key, text } => self.trouble(key, text),
             Event::Restate(statement) => self.restate(statement),
             Event::GrantRevoked(grant) => {
                 if self.cluster.revoked.insert(grant) {
@@ -466,14 +467,23 @@ impl Turn<'_> {
         Ok(Asker::agent(key))
     }
 
-    fn report(&mut self, key: KeyId, raft_cluster: u64) -> Applied {
+    /// `key` is a member of the list that was decided.
+    fn check_member(&self, key: KeyId) -> Result<(), Refusal> {
         self.refuse_if_ended()?;
         if self.is_forming() {
             return Err(Refusal::NotCommitted { phase: self.cluster.phase });
         }
-        if !self.cluster.lists(key) {
-            return Err(Refusal::BootClosed { key });
-        }
+        if self.cluster.lists(key) { Ok(()) } else { Err(Refusal::BootClosed { key }) }
+    }
+
+    fn trouble(&mut self, key: KeyId, text: String) -> Applied {
+        self.check_member(key)?;
+        self.note_error(key, text);
+        Ok(Asker::agent(key))
+    }
+
+    fn report(&mut self, key: KeyId, raft_cluster: u64) -> Applied {
+        self.check_member(key)?;
         if self.cluster.reports.insert(key, raft_cluster) != Some(raft_cluster) {
             self.record_change(Change::Reported { key, raft_cluster });
         }

@@ -425,6 +425,19 @@ fn the_deadline_ends_what_is_not_committed() {
 }
 
 #[test]
+fn what_a_members_node_complains_of_is_explained_and_nobody_elses() {
+    let trouble = |host| Event::Trouble { key: key(host), text: "no route to db-2".to_owned() };
+    let mut service = Service::joined(3, &[1]);
+    assert!(matches!(service.no(trouble(1)), Refusal::NotCommitted { .. }));
+    let mut service = Service::committed();
+    assert!(matches!(service.no(trouble(9)), Refusal::BootClosed { .. }));
+    let _ = service.yes(trouble(1));
+    let lines = explain(&service.cluster, &Settings::DEFAULT, service.now);
+    let told = lines[0].last_error.as_deref().unwrap_or_default();
+    assert!(told.contains("no route to db-2") && told.starts_with("host-1"), "{lines:?}");
+}
+
+#[test]
 fn a_majority_of_equal_reports_is_formed() {
     let mut service = Service::committed();
     let report = |host, raft_cluster| Event::Report { key: key(host), raft_cluster };

@@ -197,6 +197,18 @@ pub struct ReportRequest {
     pub raft_index: u64,
 }
 
+/// `POST /v1/clusters/{id}/trouble`: what keeps a member's node from finding a leader.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TroubleRequest {
+    /// This run of the agent.
+    pub session: Session,
+    /// Hash of the document that the node was started from.
+    pub h: Digest,
+    /// What the node's log says, for people; at most 300 characters.
+    pub detail: String,
+}
+
 /// Answer to a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ReportResponse {

@@ -32,6 +32,7 @@
 //! | `POST /v1/clusters/{id}/probes` | [`ProbesRequest`] | [`PollResponse`] |
 //! | `POST /v1/clusters/{id}/release` | [`SignedBody`] | [`PollResponse`] |
 //! | `POST /v1/clusters/{id}/report` | [`ReportRequest`] | [`ReportResponse`] |
+//! | `POST /v1/clusters/{id}/trouble` | [`TroubleRequest`] | [`ReportResponse`] |
 //! | `POST /v1/clusters/{id}/adopt` | [`AdoptRequest`] | [`ClusterSummary`] |
 //!
 //! Requests deny unknown members; responses may grow, so they don't.
@@ -54,6 +55,7 @@ pub use clusters::{
 pub use formation::{
     AdoptRequest, MatrixRow, NackReason, NackRequest, PollRequest, PollResponse, ProbeResult,
     ProbesRequest, RedeemResponse, ReportRequest, ReportResponse, Session, Standing,
+    TroubleRequest,
 };
 pub use grants::{GrantList, GrantState, GrantView};
 pub use processes::{ProcessList, ProcessView};

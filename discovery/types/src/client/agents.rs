@@ -9,7 +9,7 @@ use super::http::{Body, REQUEST_LIMIT, Request};
 use super::{Client, ClientError};
 use crate::api::{
     AdoptRequest, ClusterSummary, Jwks, NackRequest, PollRequest, PollResponse, ProbesRequest,
-    RedeemResponse, ReportRequest, ReportResponse, SignedBody,
+    RedeemResponse, ReportRequest, ReportResponse, SignedBody, TroubleRequest,
 };
 use crate::jws::Jws;
 
@@ -92,6 +92,15 @@ impl Client {
         report: &ReportRequest,
     ) -> Result<ReportResponse, ClientError> {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/report"), report).await
+    }
+
+    /// Says what keeps this member's node from finding a leader.
+    pub async fn trouble(
+        &self,
+        cluster: Uuid,
+        trouble: &TroubleRequest,
+    ) -> Result<ReportResponse, ClientError> {
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/trouble"), trouble).await
     }
 
     /// Shows the service a document that it may have lost. Without an access token: a restored

@@ -1,0 +1,127 @@
+//! Stock etcd under the agent: the oldest that distributions have and the newest, on loopback
+//! addresses (where a peer calls from another address than its own) and on hosts of their own.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::bench::stock;
+use muster_tests::harness::agents::AgentOptions;
+use muster_tests::harness::world::{WorldOptions, path_text};
+use muster_tests::harness::{Agent, Host, Network, World, until, until_told};
+use serde_json::Value;
+
+const FORMED: Duration = Duration::from_secs(60);
+
+/// The Debian package's, 3.4.
+fn oldest() -> Option<PathBuf> {
+    let path = PathBuf::from(stock::INSTALLED);
+    if path.exists() {
+        return Some(path);
+    }
+    eprintln!("SKIPPED: no {} (scripts/setup tests installs it)", path.display());
+    None
+}
+
+/// Built once from the Go module proxy.
+fn newest() -> Option<PathBuf> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+    let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    match runtime.block_on(stock::built(work, &|text| eprintln!("{text}"))) {
+        Ok(path) => Some(path),
+        Err(error) => {
+            eprintln!("SKIPPED: no stock etcd could be built: {error:#}");
+            None
+        }
+    }
+}
+
+fn namespaces() -> Option<Network> {
+    match Network::namespaces(3) {
+        Ok(network) => Some(network),
+        Err(error) => {
+            eprintln!("SKIPPED: no network namespaces here: {error:#}");
+            None
+        }
+    }
+}
+
+fn start(world: &World, etcd: &Path, flags: &[&str]) -> Result<Vec<Agent>> {
+    let bundle = world.order("demo", 3)?;
+    let mut args = vec!["--node-binary".to_owned(), path_text(etcd)?.to_owned()];
+    args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    (0..3)
+        .map(|host| {
+            let options = AgentOptions { args: args.clone(), ..AgentOptions::default() };
+            let mut agent = world.agent_with(host, &bundle, options);
+            agent.start()?;
+            Ok(agent)
+        })
+        .collect()
+}
+
+fn forms(etcd: &Path, network: Network) -> Result<()> {
+    let world = World::start(network, WorldOptions::default())?;
+    let agents = start(&world, etcd, &[])?;
+    world.wait_cluster_state("demo", "formed", FORMED)?;
+    let hosts: Vec<&Host> = agents.iter().map(|agent| &agent.host).collect();
+    let etcdctl = world.etcdctl("demo", &hosts)?;
+    until("the cluster to take a write", FORMED, || etcdctl.run(&["put", "k", "v"]).ok())?;
+    let list = etcdctl.json(&["member", "list"])?;
+    let members = list["members"].as_array().context("a list of members")?;
+    ensure!(members.len() == 3, "{list}");
+    for agent in &agents {
+        ensure!(!agent.output().contains("rejected connection"), "{}", agent.output());
+    }
+    Ok(())
+}
+
+#[test]
+fn etcd_3_4_forms_on_loopback() -> Result<()> {
+    oldest().map_or(Ok(()), |etcd| forms(&etcd, Network::loopback(3)))
+}
+
+#[test]
+fn etcd_3_4_forms_on_hosts_of_their_own() -> Result<()> {
+    let (Some(etcd), Some(network)) = (oldest(), namespaces()) else { return Ok(()) };
+    forms(&etcd, network)
+}
+
+#[test]
+fn the_newest_etcd_forms_on_loopback() -> Result<()> {
+    newest().map_or(Ok(()), |etcd| forms(&etcd, Network::loopback(3)))
+}
+
+#[test]
+fn the_newest_etcd_forms_on_hosts_of_their_own() -> Result<()> {
+    let (Some(etcd), Some(network)) = (newest(), namespaces()) else { return Ok(()) };
+    forms(&etcd, network)
+}
+
+/// With the check switched on again no two nodes speak to each other, and whoever asks is told so in
+/// the nodes' own words.
+#[test]
+fn nodes_that_find_no_leader_say_why_in_status_and_explain() -> Result<()> {
+    let Some(etcd) = newest() else { return Ok(()) };
+    let world = World::start(Network::loopback(3), WorldOptions::default())?;
+    let agents = start(&world, &etcd, &["--", "--peer-skip-client-san-verification=false"])?;
+    until_told("status to say what the node's log says", FORMED, || {
+        let status = agents[0].status().ok()?;
+        says_why(&status["node_complaint"]).then_some(())
+    })?;
+    until_told("explain to say what a node's log says", FORMED, || {
+        let explained = world.admin_json(&["cluster", "explain", "demo"]).ok()?;
+        let waits = explained["explain"].as_array()?;
+        let reports = waits.iter().find(|wait| wait["code"] == "nodes_not_reported")?;
+        says_why(&reports["last_error"]).then_some(())
+    })?;
+    Ok(())
+}
+
+fn says_why(text: &Value) -> bool {
+    text.as_str().is_some_and(|text| {
+        ["rejected connection", "bad certificate", "could not connect", "connection refused"]
+            .iter()
+            .any(|words| text.contains(words))
+    })
+}
