@@ -270,6 +270,30 @@ fn the_first_start_is_marker_then_launching_then_exec_then_ran() {
 }
 
 #[test]
+fn nothing_starts_over_another_incarnations_marker() {
+    let strange = [Directory::Marked(Incarnation(2)), Directory::Log(Some(Incarnation(1)))];
+    for directory in strange {
+        let mut agent = signed();
+        let _ = show_document(&mut agent, document(1, &[1, 2, 3]));
+        let output = agent.step(&RULES, Event::Looked(directory));
+        assert!(matches!(output.then[..], [Action::Stop { exit: 1, .. }]), "{output:?}");
+        assert_eq!((output.durable, agent.journal.start), (None, Start::NotYet));
+    }
+    let mut agent = signed();
+    let _ = show_document(&mut agent, document(1, &[1, 2, 3]));
+    let output = agent.step(&RULES, Event::Looked(Directory::Marked(Incarnation(1))));
+    assert_eq!(output.then, [Action::Launch(From::List)], "it wrote that one itself");
+}
+
+#[test]
+fn each_start_has_a_higher_boot_counter_than_the_last() {
+    let journal = signed().journal;
+    let next = journal.clone().rebooted();
+    assert_eq!((journal.boot, next.boot), (1, 2));
+    assert_eq!(Agent::new(next, 9).session.boot, 2);
+}
+
+#[test]
 fn only_those_in_its_lists_get_an_answer_to_a_probe() {
     let mut agent = joined(1);
     assert_eq!(agent.answer_probe(key(2)), None);
