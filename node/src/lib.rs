@@ -11,6 +11,7 @@ pub mod log;
 mod log_limit;
 pub mod logging;
 pub mod machine;
+pub mod membership;
 pub mod mvcc;
 pub mod rpc;
 pub mod server;

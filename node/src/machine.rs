@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 
 use bytes::Bytes;
 
-pub use node_consensus::{EntryKind, Position};
+pub use node_consensus::{ConfChange, EntryKind, Members, Position};
 
 /// One committed entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +26,28 @@ pub struct Committed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
+/// What applying a batch of entries gave.
+#[derive(Debug)]
+pub struct Applied<O> {
+    /// Where the machine stands now.
+    pub at: Position,
+    /// An outcome for each entry that carries a request, for who waits.
+    pub outcomes: Vec<(RequestId, O)>,
+    /// What became of each entry of kind [`EntryKind::ConfChange`], in order.
+    pub changes: Vec<AppliedChange>,
+}
+
+/// What became of one change of members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AppliedChange {
+    /// The entry that asked for it.
+    pub index: u64,
+    /// What consensus has to do; nothing if it was refused.
+    pub change: Option<ConfChange>,
+    /// Who belongs to the cluster after it.
+    pub members: Members,
+}
+
 /// The state at one position, to be written while the state machine goes on.
 pub trait Snapshot: Send + 'static {
     /// Why it can't be written.
@@ -33,6 +55,9 @@ pub trait Snapshot: Send + 'static {
 
     /// The last entry in it.
     fn position(&self) -> Position;
+
+    /// Who belonged to the cluster at that position.
+    fn members(&self) -> Members;
 
     /// Writes it, for a member that is too far behind the log.
     fn write(&self, out: &mut dyn Write) -> Result<(), Self::Error>;
@@ -58,12 +83,12 @@ pub trait StateMachine: Send + 'static {
     /// The last entry whose effects survive a crash; the log keeps everything after it.
     fn durable(&self) -> Position;
 
+    /// Who belongs to the cluster at `applied()`.
+    fn members(&self) -> Members;
+
     /// Applies `entries` in order, in one transaction, not yet durable. Entries at or below
-    /// `applied()` are skipped. Returns an outcome for each entry that carries a request.
-    fn apply(
-        &mut self,
-        entries: &[Committed],
-    ) -> Result<Vec<(RequestId, Self::Outcome)>, Self::Error>;
+    /// `applied()` are skipped.
+    fn apply(&mut self, entries: &[Committed]) -> Result<Applied<Self::Outcome>, Self::Error>;
 
     /// Makes everything applied durable; returns the new `durable()`.
     fn checkpoint(&mut self) -> Result<Position, Self::Error>;

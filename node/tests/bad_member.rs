@@ -143,7 +143,10 @@ async fn a_snapshot_that_could_not_be_installed_is_refused_and_the_store_stays()
     members[leader].put("kept", "v").await.unwrap();
     let status = members[leader].status().await.unwrap();
     // A whole store, as a member would send it, of another position than it is announced with.
-    let body = whole_store();
+    let elsewhere = whole_store(Position { index: 3, term: 1 });
+    // And one of that position, with other members.
+    let at = Position { index: status.raft_index + 1000, term: status.raft_term };
+    let foreign = whole_store(at);
     let voters = {
         let mut voters = vec![
             ids.from,
@@ -154,11 +157,13 @@ async fn a_snapshot_that_could_not_be_installed_is_refused_and_the_store_stays()
         voters
     };
     for (run, body) in
-        [body.clone(), body[..body.len() / 2].to_vec(), b"junk".to_vec()].iter().enumerate()
+        [elsewhere.clone(), foreign, elsewhere[..elsewhere.len() / 2].to_vec(), b"junk".to_vec()]
+            .iter()
+            .enumerate()
     {
         let announced = Message {
             term: status.raft_term + 1,
-            snapshot: Some(Position { index: status.raft_index + 1000, term: status.raft_term }),
+            snapshot: Some(at),
             members: Some(Members { voters: voters.clone(), learners: Vec::new() }),
             ..message(MessageKind::Snapshot, &ids)
         };
@@ -189,7 +194,7 @@ fn answer(stream: &mut TcpStream) -> u8 {
 }
 
 /// A small store's snapshot.
-fn whole_store() -> Vec<u8> {
+fn whole_store(at: Position) -> Vec<u8> {
     use muster_node::{
         disk::{Backend, Disk as _, Open, RealDisk},
         mvcc::{Options, Writer},
@@ -197,7 +202,6 @@ fn whole_store() -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let file = RealDisk.open(&dir.path().join("db"), Open::New).unwrap();
     let mut writer = Writer::open(Backend::new(file).unwrap(), Options::default()).unwrap();
-    let at = Position { index: 3, term: 1 };
     let put = |batch: &mut muster_node::mvcc::Batch<'_>| {
         batch.put(Bytes::from_static(b"other"), Bytes::from_static(b"v"), 0)?;
         batch.end_request();

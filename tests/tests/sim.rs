@@ -29,6 +29,7 @@ fn every_invariant_holds_in_every_history() {
     // Histories in which nothing happens would prove nothing.
     assert!(found.total.puts > 5 * HISTORIES && found.total.reads > 5 * HISTORIES);
     assert!(found.total.crashes > HISTORIES && found.total.snapshots > HISTORIES / 50);
+    assert!(found.total.membership_changes > HISTORIES / 2);
     assert!(found.total.disk_failures > HISTORIES / 10, "{}", found.total.disk_failures);
 }
 

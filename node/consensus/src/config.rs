@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::{Entry, Guards, HardState, Position, Terms};
+use crate::{Entry, Guards, HardState, Members, Position, Terms};
 
 /// Knobs. [`Config::new`] has the product's values.
 #[derive(Clone, Debug)]
@@ -50,15 +50,6 @@ impl Config {
     }
 }
 
-/// Who votes. Learners have their place here; nothing adds one yet.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Members {
-    /// Members that vote and campaign.
-    pub voters: Vec<u64>,
-    /// Members that only receive.
-    pub learners: Vec<u64>,
-}
-
 /// What the log and the store hold when the process starts.
 #[derive(Clone, Debug, Default)]
 pub struct Initial {
@@ -72,7 +63,7 @@ pub struct Initial {
     pub entries: Vec<Entry>,
     /// The last entry that the store has applied.
     pub applied: Position,
-    /// Who belongs to the cluster.
+    /// Who belongs to the cluster once `applied` is.
     pub members: Members,
 }
 
@@ -142,7 +133,7 @@ pub(crate) fn validate(config: &Config, initial: &Initial) -> Result<(), ConfigE
     if config.member == 0 || members.voters.contains(&0) || members.learners.contains(&0) {
         return Err(ConfigError::ZeroId);
     }
-    if !members.voters.contains(&config.member) && !members.learners.contains(&config.member) {
+    if !members.contains(config.member) {
         return Err(ConfigError::NotAMember { member: config.member });
     }
     if config.heartbeat_ticks == 0 || config.election_ticks <= config.heartbeat_ticks {

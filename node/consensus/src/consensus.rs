@@ -1,5 +1,7 @@
 //! The instance: inputs, and the guards around each of them.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use raft::{RawNode, StateRole};
 use slog::{Discard, Logger, o};
@@ -7,13 +9,14 @@ use thiserror::Error;
 
 use crate::config::validate;
 use crate::convert::{
-    entry_in, entry_out, hard_state_out, members_out, message_in, message_out, peer_state_out,
-    role_out,
+    change_in, entry_in, entry_out, hard_state_out, members_out, message_in, message_out,
+    peer_state_out, role_out,
 };
 use crate::storage::LogView;
 use crate::{
-    Config, ConfigError, Entry, EntryKind, Guards, HardState, Initial, Message, MessageKind,
-    PeerStatus, Persist, Position, ReadContext, ReadState, Ready, Role, Status,
+    ConfChange, Config, ConfigError, Entry, EntryKind, Guards, HardState, Initial, Members,
+    Message, MessageKind, PeerStatus, Persist, Position, ReadContext, ReadState, Ready, Role,
+    Status,
 };
 
 /// The library draws its own election time-outs below this. It is so large that a draw never
@@ -85,6 +88,8 @@ pub struct Consensus {
     /// Proposals on their way to the leader.
     forwarding: Vec<Message>,
     persisted_hard_state: HardState,
+    /// What the library counts with.
+    members: Arc<Members>,
 }
 
 impl Consensus {
@@ -126,6 +131,7 @@ impl Consensus {
             forwards: 0,
             forwarding: Vec::new(),
             persisted_hard_state,
+            members: Arc::new(initial.members.sorted()),
         };
         consensus.fix_timeout();
         Ok(consensus)
@@ -243,7 +249,8 @@ impl Consensus {
     /// Campaigns now, if this member may and there is no leader.
     pub fn campaign(&mut self) {
         if self.raw.raft.promotable() && self.raw.raft.leader_id == 0 {
-            // The library refuses while a configuration change waits; there is none.
+            // The library refuses while a change of members is committed and not applied: it may
+            // be the one that takes this member's vote. The election time-out comes again.
             let _ = self.raw.campaign();
             self.after_input();
         }
@@ -251,10 +258,9 @@ impl Consensus {
 
     /// A leader starts handing over to `to`; false if this member doesn't lead, or `to` can't.
     pub fn transfer_leader(&mut self, to: u64) -> bool {
-        let members = self.raw.store().members();
         if self.raw.raft.state != StateRole::Leader
             || to == self.member
-            || !members.voters.contains(&to)
+            || !self.members.voters.contains(&to)
         {
             return false;
         }
@@ -277,9 +283,27 @@ impl Consensus {
         self.after_input();
     }
 
-    /// A snapshot is there to be sent (or, with `None`, no longer is).
-    pub fn snapshot_built(&mut self, at: Option<Position>) {
-        self.raw.mut_store().set_snapshot(at);
+    /// A snapshot is there to be sent (or, with `None`, no longer is): its position, and who belonged
+    /// to the cluster there.
+    pub fn snapshot_built(&mut self, snapshot: Option<(Position, Members)>) {
+        self.raw.mut_store().set_snapshot(snapshot);
+    }
+
+    /// The state machine has applied a change of members: consensus counts by it from now on.
+    ///
+    /// # Panics
+    /// If it would leave nobody to vote, or isn't one step: the state machine refuses such changes.
+    pub fn change_members(&mut self, change: ConfChange) {
+        let changed = self.raw.apply_conf_change(&change_in(change));
+        let state = changed
+            .unwrap_or_else(|error| panic!("{change:?} can't follow {:?}: {error}", self.members));
+        self.members = Arc::new(members_out(&state));
+        self.after_input();
+    }
+
+    /// Who takes part, as of the last change that was applied.
+    pub fn members(&self) -> &Arc<Members> {
+        &self.members
     }
 
     /// The answer to a [`Fetch`](crate::Fetch); empty if the log no longer has the entries.
@@ -351,9 +375,9 @@ impl Consensus {
         let metadata = theirs.snapshot().get_metadata();
         if metadata.index > 0 {
             let at = Position { index: metadata.index, term: metadata.term };
-            let members = members_out(metadata.get_conf_state());
+            self.members = Arc::new(members_out(metadata.get_conf_state()));
             ready.persist.snapshot = Some(at);
-            self.raw.mut_store().restore(at, members);
+            self.raw.mut_store().restore(at);
         }
         self.raw.mut_store().append(entries);
         ready.persist.entries = theirs.take_entries().into_iter().map(entry_out).collect();

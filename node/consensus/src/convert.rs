@@ -4,7 +4,8 @@ use bytes::Bytes;
 use raft::eraftpb;
 
 use crate::{
-    Entry, EntryKind, HardState, Members, Message, MessageKind, PeerState, Position, Role,
+    ConfChange, Entry, EntryKind, HardState, Members, Message, MessageKind, PeerState, Position,
+    Role,
 };
 
 /// What the library finds where it looks for a change of members: it decodes the data of one that
@@ -54,7 +55,12 @@ pub(crate) fn hard_state_in(state: &HardState) -> eraftpb::HardState {
 }
 
 pub(crate) fn members_out(state: &eraftpb::ConfState) -> Members {
-    Members { voters: state.voters.clone(), learners: state.learners.clone() }
+    let ascending = |ids: &[u64]| {
+        let mut ids = ids.to_vec();
+        ids.sort_unstable();
+        ids
+    };
+    Members { voters: ascending(&state.voters), learners: ascending(&state.learners) }
 }
 
 pub(crate) fn members_in(members: &Members) -> eraftpb::ConfState {
@@ -63,6 +69,17 @@ pub(crate) fn members_in(members: &Members) -> eraftpb::ConfState {
         learners: members.learners.clone(),
         ..Default::default()
     }
+}
+
+pub(crate) fn change_in(change: ConfChange) -> eraftpb::ConfChangeV2 {
+    let (kind, id) = match change {
+        ConfChange::Voter(id) => (eraftpb::ConfChangeType::AddNode, id),
+        ConfChange::Learner(id) => (eraftpb::ConfChangeType::AddLearnerNode, id),
+        ConfChange::Remove(id) => (eraftpb::ConfChangeType::RemoveNode, id),
+    };
+    let mut single = eraftpb::ConfChangeSingle { node_id: id, ..Default::default() };
+    single.set_change_type(kind);
+    eraftpb::ConfChangeV2 { changes: vec![single].into(), ..Default::default() }
 }
 
 pub(crate) fn snapshot_in(at: Position, members: &Members) -> eraftpb::Snapshot {

@@ -12,7 +12,8 @@
 //! 2. [`Ready::messages`] may leave at once. [`Ready::after_persist`] may leave only when
 //!    everything in this and all earlier [`Ready::persist`] is durable. No exception.
 //! 3. Say [`Consensus::persisted`] when that is so, in the order of the numbers.
-//! 4. Apply [`Ready::committed`] in order, and say [`Consensus::applied`].
+//! 4. Apply [`Ready::committed`] in order, and say [`Consensus::applied`]. For each entry of kind
+//!    [`EntryKind::ConfChange`] that was not refused there, [`Consensus::change_members`] first.
 //! 5. Read what [`Ready::fetches`] asks for from the log, and give it to [`Consensus::fetched`].
 //! 6. Build a snapshot when [`Ready::snapshot_wanted`] names a peer, and say so with
 //!    [`Consensus::snapshot_built`]; report how its transfer ended.
@@ -30,23 +31,26 @@
 //!
 //! # What it does not do
 //!
-//! Membership is what [`Initial::members`] says. Entries have a kind ([`EntryKind`]), so that
-//! changes of members have their place; one of a kind that this build does not know is refused.
+//! It does not say what a change of members means. It starts with [`Initial::members`] and follows
+//! each change once that is applied; whether one is sensible, and who the members are beside their
+//! ids, is the state machine's matter. One change is under way at a time, and is one step.
 
 mod config;
 mod consensus;
 mod convert;
 mod entry;
 mod guards;
+mod members;
 mod message;
 mod ready;
 mod storage;
 mod terms;
 
-pub use config::{Config, ConfigError, Initial, Members};
+pub use config::{Config, ConfigError, Initial};
 pub use consensus::{Consensus, ProposeError, StepError};
 pub use entry::{Entry, EntryKind, Position};
 pub use guards::Guards;
+pub use members::{ConfChange, Members};
 pub use message::{
     DecodeError, HardState, MAX_ENTRIES_PER_MESSAGE, MAX_INDEX, Message, MessageKind, ReadContext,
 };

@@ -21,7 +21,6 @@ const MESSAGES_PER_FETCH: u64 = 4;
 
 pub(crate) struct LogView {
     initial: RaftState,
-    members: Members,
     base: Position,
     terms: Terms,
     cache: VecDeque<RaftEntry>,
@@ -38,7 +37,7 @@ struct Asked {
     told: usize,
     next_fetch: u64,
     fetched: Vec<RaftEntry>,
-    snapshot: Option<Position>,
+    snapshot: Option<(Position, Members)>,
     snapshot_wanted: Option<u64>,
 }
 
@@ -75,7 +74,6 @@ impl LogView {
             initial.entries.iter().map(|entry| kept(&entry_in(entry))).collect();
         Self {
             initial: RaftState::new(hard_state_in(&hard_state), members_in(&initial.members)),
-            members: initial.members.clone(),
             base: initial.base,
             terms: initial.terms.clone(),
             cache_bytes: cache.iter().map(cost).sum(),
@@ -95,10 +93,6 @@ impl LogView {
 
     pub(crate) fn term_at(&self, index: u64) -> Option<u64> {
         if index == self.base.index { Some(self.base.term) } else { self.terms.get(index) }
-    }
-
-    pub(crate) fn members(&self) -> &Members {
-        &self.members
     }
 
     pub(crate) fn append(&mut self, entries: &[RaftEntry]) {
@@ -140,12 +134,11 @@ impl LogView {
     }
 
     /// A snapshot replaces everything.
-    pub(crate) fn restore(&mut self, at: Position, members: Members) {
+    pub(crate) fn restore(&mut self, at: Position) {
         self.base = at;
         self.terms = Terms::default();
         self.cache.clear();
         self.cache_bytes = 0;
-        self.members = members;
         let asked = self.asked.get_mut();
         asked.fetches.clear();
         asked.told = 0;
@@ -183,8 +176,8 @@ impl LogView {
         self.asked.get_mut().snapshot_wanted.take()
     }
 
-    pub(crate) fn set_snapshot(&mut self, at: Option<Position>) {
-        self.asked.get_mut().snapshot = at;
+    pub(crate) fn set_snapshot(&mut self, snapshot: Option<(Position, Members)>) {
+        self.asked.get_mut().snapshot = snapshot;
     }
 
     fn cached(&self, low: u64, high: u64, max_bytes: u64) -> Option<Vec<RaftEntry>> {
@@ -276,9 +269,9 @@ impl Storage for LogView {
 
     fn snapshot(&self, request_index: u64, to: u64) -> raft::Result<Snapshot> {
         let mut asked = self.asked.borrow_mut();
-        match asked.snapshot {
-            Some(at) if at.index >= request_index && at.index >= self.base.index => {
-                Ok(snapshot_in(at, &self.members))
+        match &asked.snapshot {
+            Some((at, members)) if at.index >= request_index && at.index >= self.base.index => {
+                Ok(snapshot_in(*at, members))
             }
             _ => {
                 asked.snapshot_wanted = Some(to);

@@ -6,7 +6,7 @@
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
 
-pub use crate::musterpb::{Command, PublishMember, command::Operation};
+pub use crate::musterpb::{Command, MemberChange, PublishMember, command::Operation};
 
 /// The version that this build writes, and the only one that it reads.
 pub const VERSION: u8 = 1;
@@ -65,8 +65,10 @@ pub fn decode(mut data: Bytes) -> Result<(u64, Operation), DecodeError> {
     let command = Command::decode(body).map_err(|e| DecodeError::Malformed(e.to_string()))?;
     let request_id = command.request_id;
     match command.operation {
+        Some(Operation::ChangeMember(MemberChange { change: None })) | None => {
+            Err(DecodeError::UnknownOperation { request_id })
+        }
         Some(operation) => Ok((request_id, operation)),
-        None => Err(DecodeError::UnknownOperation { request_id }),
     }
 }
 
@@ -100,6 +102,12 @@ mod tests {
     fn an_unknown_operation_is_refused_not_skipped() {
         // Field 1 = 7, field 100 = empty message.
         let data = Bytes::from_static(&[VERSION, 0x08, 7, 0xa2, 0x06, 0]);
+        assert_eq!(decode(data), Err(DecodeError::UnknownOperation { request_id: 7 }));
+    }
+
+    #[test]
+    fn an_unknown_change_of_members_is_refused_not_skipped() {
+        let data = encode(7, Operation::ChangeMember(MemberChange { change: None }));
         assert_eq!(decode(data), Err(DecodeError::UnknownOperation { request_id: 7 }));
     }
 

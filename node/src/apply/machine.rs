@@ -6,13 +6,18 @@ use std::sync::Arc;
 use node_proto::command::{self, Operation, PublishMember};
 use node_proto::etcdserverpb::alarm_request::AlarmAction;
 use node_proto::etcdserverpb::{
-    AlarmMember, AlarmRequest, AlarmResponse, AlarmType, CompactionResponse,
+    AlarmMember, AlarmRequest, AlarmResponse, AlarmType, CompactionResponse, Member,
 };
 use redb::StorageBackend;
 
 use super::outcome::{ApplyError, Failure, Outcome, Response};
 use super::txn::{apply_delete, apply_put, apply_txn, check_put, has_puts, header};
-use crate::machine::{Committed, EntryKind, Position, RequestId, Snapshot, StateMachine};
+use crate::identity::MemberId;
+use crate::machine::{
+    Applied, AppliedChange, Committed, EntryKind, Members, Position, RequestId, Snapshot,
+    StateMachine,
+};
+use crate::membership::{ChangeError, MemberChange};
 use crate::mvcc::watch::{Publisher, WatchHub};
 use crate::mvcc::{Batch, Options, Store, StoreError, View, Writer};
 
@@ -70,21 +75,27 @@ impl StateMachine for Machine {
         self.writer.durable()
     }
 
-    fn apply(&mut self, entries: &[Committed]) -> Result<Vec<(RequestId, Outcome)>, StoreError> {
-        let applied = self.writer.applied().index;
-        let new = entries.partition_point(|entry| entry.position.index <= applied);
+    fn members(&self) -> Members {
+        View::members(&self.writer.store().view()).voters_and_learners()
+    }
+
+    fn apply(&mut self, entries: &[Committed]) -> Result<Applied<Outcome>, StoreError> {
+        let before = self.writer.applied();
+        let mut applied = Applied { at: before, outcomes: Vec::new(), changes: Vec::new() };
+        let new = entries.partition_point(|entry| entry.position.index <= before.index);
         let entries = &entries[new..];
-        let Some(last) = entries.last() else { return Ok(Vec::new()) };
+        let Some(last) = entries.last() else { return Ok(applied) };
+        applied.at = last.position;
+        applied.outcomes.reserve(entries.len());
         let is_answered = &self.is_answered;
-        let (outcomes, events) = self.writer.batch(last.position, |batch| {
-            let mut outcomes = Vec::with_capacity(entries.len());
+        let (applied, events) = self.writer.batch(last.position, |batch| {
             for entry in entries {
-                outcomes.extend(apply_entry(batch, entry, is_answered)?);
+                apply_entry(batch, entry, is_answered, &mut applied)?;
             }
-            Ok(outcomes)
+            Ok(applied)
         })?;
         self.events.publish(events);
-        Ok(outcomes)
+        Ok(applied)
     }
 
     fn checkpoint(&mut self) -> Result<Position, StoreError> {
@@ -109,6 +120,10 @@ impl Snapshot for Arc<View> {
         self.applied()
     }
 
+    fn members(&self) -> Members {
+        View::members(self).voters_and_learners()
+    }
+
     fn write(&self, out: &mut dyn Write) -> Result<(), StoreError> {
         self.write_snapshot(out)
     }
@@ -118,9 +133,10 @@ fn apply_entry(
     batch: &mut Batch<'_>,
     entry: &Committed,
     is_answered: &dyn Fn(RequestId) -> bool,
-) -> Result<Option<(RequestId, Outcome)>, StoreError> {
+    applied: &mut Applied<Outcome>,
+) -> Result<(), StoreError> {
     if entry.kind == EntryKind::NoOp {
-        return Ok(None);
+        return Ok(());
     }
     let index = entry.position.index;
     let (id, operation) = command::decode(entry.data.clone())
@@ -129,19 +145,22 @@ fn apply_entry(
         return Err(StoreError::Kind { index, kind: entry.kind });
     }
     let answered = is_answered(RequestId(id));
-    let outcome = match apply_operation(batch, operation, answered) {
+    let outcome = match apply_operation(batch, operation, answered, index, &mut applied.changes) {
         Ok(response) => Ok(response),
         Err(Failure::Refused(why)) => Err(why),
         Err(Failure::Fatal(error)) => return Err(error),
     };
     batch.end_request();
-    Ok(Some((RequestId(id), outcome)))
+    applied.outcomes.push((RequestId(id), outcome));
+    Ok(())
 }
 
 fn apply_operation(
     batch: &mut Batch<'_>,
     operation: Operation,
     answered: bool,
+    index: u64,
+    changes: &mut Vec<AppliedChange>,
 ) -> Result<Response, Failure> {
     if let Some(why) = forbidden(batch.alarms(), &operation) {
         return Err(why.into());
@@ -161,6 +180,11 @@ fn apply_operation(
         }
         Operation::Alarm(alarm) => apply_alarm(batch, &alarm).map(Response::Alarm),
         Operation::PublishMember(member) => publish(batch, member),
+        Operation::ChangeMember(change) => {
+            let (done, response) = change_members(batch, change, index);
+            changes.push(done);
+            Ok(Response::MembersChanged(response.map_err(ApplyError::from)?))
+        }
     }
 }
 
@@ -173,6 +197,7 @@ pub(crate) fn entry_kind(operation: &Operation) -> EntryKind {
         | Operation::Compact(_)
         | Operation::Alarm(_)
         | Operation::PublishMember(_) => EntryKind::Normal,
+        Operation::ChangeMember(_) => EntryKind::ConfChange,
     }
 }
 
@@ -184,7 +209,8 @@ pub(crate) fn grows(operation: &Operation) -> bool {
         Operation::DeleteRange(_)
         | Operation::Compact(_)
         | Operation::Alarm(_)
-        | Operation::PublishMember(_) => false,
+        | Operation::PublishMember(_)
+        | Operation::ChangeMember(_) => false,
     }
 }
 
@@ -194,7 +220,11 @@ fn forbidden(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyError
         return None;
     }
     let raised = |alarm: AlarmType| alarms.iter().any(|a| a.alarm() == alarm);
-    let writes = !matches!(operation, Operation::Alarm(_) | Operation::PublishMember(_));
+    // What changes only who the members are may be what helps.
+    let writes = !matches!(
+        operation,
+        Operation::Alarm(_) | Operation::PublishMember(_) | Operation::ChangeMember(_)
+    );
     if writes && raised(AlarmType::Corrupt) {
         Some(ApplyError::Corrupt)
     } else if grows(operation) && raised(AlarmType::Nospace) {
@@ -215,8 +245,8 @@ fn apply_alarm(batch: &mut Batch<'_>, request: &AlarmRequest) -> Result<AlarmRes
         AlarmAction::Activate if request.alarm() == AlarmType::None => Vec::new(),
         AlarmAction::Activate => {
             // 0 stands for the cluster as a whole.
-            let id = request.member_id;
-            if id != 0 && !batch.members().iter().any(|member| member.id == id) {
+            let id = MemberId(request.member_id);
+            if id.0 != 0 && batch.members().member(id).is_none() {
                 return Err(ApplyError::MemberNotFound.into());
             }
             batch.raise_alarm(alarm);
@@ -233,11 +263,22 @@ fn apply_alarm(batch: &mut Batch<'_>, request: &AlarmRequest) -> Result<AlarmRes
     Ok(AlarmResponse { header: header(batch.revision()), alarms })
 }
 
+/// What consensus has to do, and the answer: all members after the change.
+fn change_members(
+    batch: &mut Batch<'_>,
+    change: command::MemberChange,
+    index: u64,
+) -> (AppliedChange, Result<Vec<Member>, ChangeError>) {
+    let wanted = MemberChange::try_from(change);
+    let changed = wanted.and_then(|change| batch.members_mut().change(change, index));
+    let table = batch.members();
+    let done = AppliedChange { index, change: changed.ok(), members: table.voters_and_learners() };
+    (done, changed.map(|_| table.members().map(Into::into).collect()))
+}
+
 fn publish(batch: &mut Batch<'_>, published: PublishMember) -> Result<Response, Failure> {
-    let found = batch.members().iter().find(|member| member.id == published.member_id);
-    let mut member = found.ok_or(ApplyError::MemberNotFound)?.clone();
-    member.name = published.name;
-    member.client_ur_ls = published.client_urls;
-    batch.put_member(member);
+    let PublishMember { member_id, name, client_urls } = published;
+    let published = batch.members_mut().publish(MemberId(member_id), name, client_urls);
+    published.map_err(ApplyError::from)?;
     Ok(Response::Published)
 }

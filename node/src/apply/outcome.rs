@@ -1,9 +1,10 @@
 //! What an applied request answers.
 
 use node_proto::etcdserverpb::{
-    AlarmResponse, CompactionResponse, DeleteRangeResponse, PutResponse, TxnResponse,
+    AlarmResponse, CompactionResponse, DeleteRangeResponse, Member, PutResponse, TxnResponse,
 };
 
+use crate::membership::ChangeError;
 use crate::mvcc::{ReadError, StoreError};
 
 /// The answer, or why the request changed nothing.
@@ -24,6 +25,8 @@ pub enum Response {
     Alarm(AlarmResponse),
     /// A member's name and URLs are published.
     Published,
+    /// A change of members; all of them after it.
+    MembersChanged(Vec<Member>),
 }
 
 /// Why a committed request changed nothing; the same on every member.
@@ -50,6 +53,18 @@ pub enum ApplyError {
     /// A member that is not in the cluster.
     #[error("member not found")]
     MemberNotFound,
+    /// A change of members that can't be.
+    #[error(transparent)]
+    Members(ChangeError),
+}
+
+impl From<ChangeError> for ApplyError {
+    fn from(error: ChangeError) -> Self {
+        match error {
+            ChangeError::NotFound => Self::MemberNotFound,
+            other => Self::Members(other),
+        }
+    }
 }
 
 /// Refused, or broken for good.

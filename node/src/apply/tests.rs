@@ -7,12 +7,17 @@ use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnio
 use node_proto::etcdserverpb::request_op::Request;
 use node_proto::etcdserverpb::response_op;
 use node_proto::etcdserverpb::{
-    AlarmRequest, CompactionRequest, Compare, DeleteRangeRequest, Member, PutRequest, RangeRequest,
+    AlarmRequest, CompactionRequest, Compare, DeleteRangeRequest, PutRequest, RangeRequest,
     RequestOp, TxnRequest, TxnResponse,
 };
 
 use super::*;
-use crate::machine::{Committed, EntryKind, Position, RequestId, StateMachine as _};
+use crate::identity::MemberId;
+use crate::machine::{
+    AppliedChange, Committed, ConfChange, EntryKind, Members, Position, RequestId,
+    StateMachine as _,
+};
+use crate::membership::{ChangeError, Member, MemberChange};
 use crate::mvcc::tests::{backend, disk};
 use crate::mvcc::{Compaction, Options, StoreError};
 
@@ -27,11 +32,23 @@ fn bytes(text: &str) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
 }
 
+fn member(id: u64) -> Member {
+    Member {
+        id: MemberId(id),
+        name: String::new(),
+        peer_urls: vec![format!("http://m{id}:2380")],
+        client_urls: Vec::new(),
+        is_learner: false,
+        incarnation: None,
+        node_key: None,
+    }
+}
+
 impl World {
     fn new() -> Self {
         let options = Options {
             compaction: Compaction::Inline,
-            members: vec![Member { id: 7, ..Member::default() }],
+            members: vec![member(7)],
             ..Options::default()
         };
         Self { machine: Machine::open(backend(&disk(1)), options).unwrap(), index: 0 }
@@ -39,15 +56,22 @@ impl World {
 
     fn apply(&mut self, operation: Operation) -> Outcome {
         self.index += 1;
-        let entry = Committed {
-            position: Position { index: self.index, term: 1 },
-            kind: EntryKind::Normal,
-            data: encode(self.index, operation),
-        };
-        let mut outcomes = self.machine.apply(&[entry]).unwrap();
-        let (id, outcome) = outcomes.pop().unwrap();
+        self.apply_as(EntryKind::Normal, operation).0
+    }
+
+    fn apply_as(&mut self, kind: EntryKind, operation: Operation) -> (Outcome, Vec<AppliedChange>) {
+        let position = Position { index: self.index, term: 1 };
+        let entry = Committed { position, kind, data: encode(self.index, operation) };
+        let mut applied = self.machine.apply(&[entry]).unwrap();
+        assert_eq!(applied.at, position);
+        let (id, outcome) = applied.outcomes.pop().unwrap();
         assert_eq!(id, RequestId(self.index));
-        outcome
+        (outcome, applied.changes)
+    }
+
+    fn change(&mut self, change: &MemberChange) -> (Outcome, Vec<AppliedChange>) {
+        self.index += 1;
+        self.apply_as(EntryKind::ConfChange, Operation::ChangeMember(change.into()))
     }
 
     fn put(&mut self, key: &str, value: &str) -> Outcome {
@@ -400,7 +424,8 @@ fn a_member_publishes_its_name_and_urls() {
     assert_eq!(world.apply(publish(7)), Ok(Response::Published));
     assert_eq!(world.apply(publish(8)), Err(ApplyError::MemberNotFound));
     let view = world.machine.store().view();
-    assert_eq!((&view.members()[0].name[..], view.members().len()), ("a", 1));
+    let names: Vec<_> = view.members().members().map(|member| &member.name[..]).collect();
+    assert_eq!(names, ["a"]);
     assert_eq!(world.revision(), 1, "members are not part of the key space");
 }
 
@@ -411,8 +436,8 @@ fn entries_that_were_applied_are_skipped_and_empty_ones_count() {
     let entry = |index, kind, data| Committed { position: Position { index, term: 2 }, kind, data };
     let again = entry(1, EntryKind::Normal, encode(1, Operation::Put(put("k", "again"))));
     let empty = entry(2, EntryKind::NoOp, Bytes::new());
-    let outcomes = world.machine.apply(&[again, empty]).unwrap();
-    assert!(outcomes.is_empty());
+    let applied = world.machine.apply(&[again, empty]).unwrap();
+    assert!(applied.outcomes.is_empty() && applied.changes.is_empty());
     assert_eq!(world.keys(), ["k=1"]);
     assert_eq!(world.machine.applied(), Position { index: 2, term: 2 });
 }
@@ -583,4 +608,31 @@ fn a_comparison_of_a_range_holds_if_it_does_for_each_key_of_many() {
     assert!(!holds(&mut world, wide("w")));
     world.put("k599", "w").unwrap();
     assert!(!holds(&mut world, wide("v")), "the last one counts as well");
+}
+
+#[test]
+fn a_change_of_members_is_in_the_table_and_told_to_consensus() {
+    let mut world = World::new();
+    let learner = Member { is_learner: true, ..member(9) };
+    let (outcome, changes) = world.change(&MemberChange::Add(learner));
+    let Ok(Response::MembersChanged(members)) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(
+        members.iter().map(|m| (m.id, m.is_learner)).collect::<Vec<_>>(),
+        [(7, false), (9, true)]
+    );
+    let members = Members { voters: vec![7], learners: vec![9] };
+    let change = Some(ConfChange::Learner(9));
+    assert_eq!(changes, [AppliedChange { index: 1, change, members: members.clone() }]);
+    assert_eq!(world.machine.members(), members);
+    assert_eq!(world.revision(), 1, "members are not part of the key space");
+}
+
+#[test]
+fn a_change_of_members_that_is_refused_changes_neither_table_nor_consensus() {
+    let mut world = World::new();
+    let (outcome, changes) = world.change(&MemberChange::Remove(MemberId(7)));
+    assert_eq!(outcome, Err(ApplyError::Members(ChangeError::LastVoter)));
+    let members = Members { voters: vec![7], learners: Vec::new() };
+    assert_eq!(changes, [AppliedChange { index: 1, change: None, members: members.clone() }]);
+    assert_eq!(world.machine.members(), members);
 }

@@ -4,7 +4,7 @@ use std::io::Read;
 
 use node_consensus::Position;
 
-use crate::machine::{Committed, RequestId, StateMachine};
+use crate::machine::{Applied, Committed, StateMachine};
 
 /// When the store is made durable, so that the log can drop what came before.
 #[derive(Clone, Copy, Debug)]
@@ -29,15 +29,6 @@ pub struct Applier<M> {
     bytes: usize,
 }
 
-/// What applying gave.
-#[derive(Debug)]
-pub struct Applied<O> {
-    /// Where the machine stands now.
-    pub at: Position,
-    /// For who waits.
-    pub outcomes: Vec<(RequestId, O)>,
-}
-
 impl<M: StateMachine> Applier<M> {
     /// Takes the machine over.
     pub fn new(machine: M, policy: CheckpointPolicy) -> Self {
@@ -47,12 +38,12 @@ impl<M: StateMachine> Applier<M> {
     /// Applies committed entries, in order.
     pub fn apply(&mut self, entries: &[Committed]) -> Result<Applied<M::Outcome>, M::Error> {
         self.bytes += entries.iter().map(|entry| entry.data.len()).sum::<usize>();
-        let outcomes = self.machine.apply(entries)?;
-        let at = self.machine.applied();
+        let applied = self.machine.apply(entries)?;
         if let Some(last) = entries.last() {
-            assert!(at.index >= last.position.index, "the state machine has skipped entries");
+            let reached = applied.at.index >= last.position.index;
+            assert!(reached, "the state machine has skipped entries");
         }
-        Ok(Applied { at, outcomes })
+        Ok(applied)
     }
 
     /// Whether so much has been applied that the store should be made durable.

@@ -15,8 +15,8 @@ use super::fatal::{snapshot_failed, store_failed};
 use super::handle::Waiters;
 use super::log_thread::micros;
 use super::mailbox::{Inlet as _, Mailbox, Notice};
-use super::{Applied, Applier, Metrics};
-use crate::machine::{Committed, StateMachine};
+use super::{Applier, Metrics};
+use crate::machine::{Applied, Committed, StateMachine};
 
 /// The store is made durable at the latest this long after something was applied.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
@@ -84,11 +84,11 @@ impl<M: StateMachine> ApplyThread<M> {
 
     fn apply(&mut self, entries: &[Committed]) {
         let started = Instant::now();
-        let Applied { at, outcomes } =
+        let Applied { at, outcomes, changes } =
             self.applier.apply(entries).unwrap_or_else(|error| store_failed::<M>(&error));
         self.metrics.applied.fetch_add(entries.len() as u64, Relaxed);
         self.metrics.apply_micros.fetch_add(micros(started), Relaxed);
-        self.mailbox.notice(Notice::Applied(at));
+        self.mailbox.notice(Notice::Applied { at, changes });
         self.waiters.answer(outcomes.into_iter().map(|(id, outcome)| (id, Ok(outcome))));
         if self.applier.is_checkpoint_due() {
             self.checkpoint();
@@ -116,6 +116,7 @@ impl<M: StateMachine> ApplyThread<M> {
         remove_quietly(path);
         self.metrics.snapshots_installed.fetch_add(1, Relaxed);
         self.mailbox.snapshot_ended(path, true);
-        self.mailbox.notice(Notice::Installed(at));
+        let members = self.applier.machine().members();
+        self.mailbox.notice(Notice::Installed { at, members });
     }
 }

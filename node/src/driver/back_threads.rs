@@ -46,7 +46,7 @@ pub(super) fn write_snapshots<S: Snapshot>(
     mailbox: &Mailbox,
 ) {
     for snapshot in jobs {
-        let at = snapshot.position();
+        let (at, members) = (snapshot.position(), snapshot.members());
         let path = dir.join(format!("outgoing-{:016x}", at.index));
         let written = write(&snapshot, &path);
         // It holds on to a part of the store.
@@ -64,7 +64,7 @@ pub(super) fn write_snapshots<S: Snapshot>(
                 remove_quietly(&old.path);
             }
         }
-        mailbox.notice(Notice::Built(written.ok().map(|()| at)));
+        mailbox.notice(Notice::Built(written.ok().map(|()| (at, members))));
     }
 }
 

@@ -11,10 +11,11 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::mem;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use node_consensus::{
-    Config, ConfigError, Consensus, Entry, Fetch, Guards, HardState, Initial, Message, MessageKind,
-    Position, ProposeError as ConsensusError, Ready, Role, Status, StepError,
+    Config, ConfigError, Consensus, Entry, Fetch, Guards, HardState, Initial, Members, Message,
+    MessageKind, Position, ProposeError as ConsensusError, Ready, Role, Status, StepError,
 };
 
 use super::Notice;
@@ -24,7 +25,23 @@ use super::peers::IncomingSnapshot;
 use super::proposals::{Proposals, Refusal};
 use super::reads::Reads;
 use crate::log::Batch;
-use crate::machine::{Committed, RequestId};
+use crate::machine::{AppliedChange, Committed, RequestId};
+
+/// Configurations that snapshots on their way can be of; older ones are not compared. One change is
+/// under way at a time, and a snapshot is built within a few.
+const REMEMBERED_CONFIGURATIONS: usize = 16;
+
+/// The member table and consensus must never disagree about who votes: whoever counts by the wrong
+/// one sees a majority where there is none.
+///
+/// # Panics
+/// If they do. The process ends; nothing that it could do next is safe.
+fn compare_members(index: u64, consensus: &Members, table: &Members) {
+    assert!(
+        consensus == table,
+        "after entry {index} consensus counts with {consensus:x?}, and the member table says {table:x?}: this member can't go on; replace it from its peers, and report this"
+    );
+}
 
 /// What the driver is told beside consensus' own configuration.
 #[derive(Clone, Copy, Debug)]
@@ -105,7 +122,8 @@ pub struct Driver {
     options: DriverOptions,
     guards: Guards,
     member: u64,
-    voters: Vec<u64>,
+    /// Who the members have been, from which entry on; the last ones count now.
+    configurations: VecDeque<(u64, Arc<Members>)>,
     election_ticks: u64,
     proposals: Proposals,
     reads: Reads,
@@ -140,7 +158,7 @@ impl Driver {
             options,
             guards: config.guards,
             member: config.member,
-            voters: initial.members.voters.clone(),
+            configurations: VecDeque::new(),
             election_ticks: config.election_ticks as u64,
             proposals: Proposals::default(),
             reads: Reads::new(options.read_retry_ticks),
@@ -161,8 +179,9 @@ impl Driver {
             now: 0,
             effects: Effects::default(),
         };
+        driver.note_members(initial.applied.index);
         driver.note_backlog(&initial.entries);
-        if driver.voters == [config.member] {
+        if driver.members().voters == [config.member] {
             driver.consensus.campaign();
         }
         Ok(driver)
@@ -202,7 +221,7 @@ impl Driver {
     pub fn message(&mut self, message: Message) {
         match message.kind {
             MessageKind::Propose => {
-                if message.to == self.member && self.voters.contains(&message.from) {
+                if message.to == self.member && self.members().contains(message.from) {
                     self.proposals.push_forwarded(message, self.now);
                 }
             }
@@ -227,7 +246,7 @@ impl Driver {
     pub fn notice(&mut self, notice: Notice) {
         match notice {
             Notice::Persisted(batch) => self.persisted(batch),
-            Notice::Applied(at) => self.applied(at),
+            Notice::Applied { at, changes } => self.applied(at, changes),
             Notice::Checkpointed(at) => {
                 self.durable = at;
                 let through = at.index.saturating_sub(self.options.catch_up_entries);
@@ -239,11 +258,14 @@ impl Driver {
                     outgoing.compacted(base.index);
                 }
             }
-            Notice::Installed(at) => self.installed(at),
-            Notice::Built(at) => {
+            Notice::Installed { at, members } => self.installed(at, &members),
+            Notice::Built(snapshot) => {
                 self.building = false;
-                self.outgoing = at.map(|at| Outgoing::new(at.index));
-                self.consensus.snapshot_built(at);
+                self.outgoing = snapshot.as_ref().map(|(at, _)| Outgoing::new(at.index));
+                if let Some((at, members)) = &snapshot {
+                    self.compare_snapshot(at.index, members);
+                }
+                self.consensus.snapshot_built(snapshot);
             }
             Notice::Fetched { id, entries } => self.consensus.fetched(id, &entries),
             Notice::Snapshot(snapshot) => self.snapshot(snapshot),
@@ -309,7 +331,29 @@ impl Driver {
     /// Whether the connected peers and this member are a quorum.
     pub fn is_quorum_connected(&self) -> bool {
         let reached = |id: &&u64| **id == self.member || self.connected.contains(id);
-        self.voters.iter().filter(reached).count() > self.voters.len() / 2
+        let voters = &self.members().voters;
+        voters.iter().filter(reached).count() > voters.len() / 2
+    }
+
+    /// Who takes part in consensus.
+    pub fn members(&self) -> &Arc<Members> {
+        self.consensus.members()
+    }
+
+    /// From entry `index` on the members are those that consensus has now.
+    fn note_members(&mut self, index: u64) {
+        if self.configurations.len() == REMEMBERED_CONFIGURATIONS {
+            self.configurations.pop_front();
+        }
+        self.configurations.push_back((index, Arc::clone(self.consensus.members())));
+    }
+
+    /// A snapshot is of the past: its members are compared with those of that time.
+    fn compare_snapshot(&self, index: u64, members: &Members) {
+        let then = self.configurations.iter().rev().find(|(from, _)| *from <= index);
+        if let Some((_, ours)) = then {
+            compare_members(index, ours, members);
+        }
     }
 
     fn hand_on_proposals(&mut self) {
@@ -484,7 +528,14 @@ impl Driver {
         }
     }
 
-    fn applied(&mut self, at: Position) {
+    fn applied(&mut self, at: Position, changes: Vec<AppliedChange>) {
+        for AppliedChange { index, change, members } in changes {
+            if let Some(change) = change {
+                self.consensus.change_members(change);
+                self.note_members(index);
+            }
+            compare_members(index, self.members(), &members);
+        }
         self.applied = at;
         while self.backlog.front().is_some_and(|(index, _)| *index <= at.index) {
             self.backlog_bytes -= self.backlog.pop_front().map_or(0, |(_, bytes)| bytes);
@@ -539,9 +590,12 @@ impl Driver {
             Some(Install { at, body: Some(body), intent, held: vec![(batch, ready, after)] });
     }
 
-    fn installed(&mut self, at: Position) {
+    fn installed(&mut self, at: Position, members: &Members) {
         let install = self.install.take().expect("the store installs what it was given");
         assert_eq!(install.at, at, "the store holds another snapshot than it was given");
+        compare_members(at.index, self.members(), members);
+        self.configurations.clear();
+        self.note_members(at.index);
         self.durable = at;
         self.backlog.clear();
         self.backlog_bytes = 0;

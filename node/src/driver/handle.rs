@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
-use node_consensus::{EntryKind, PeerStatus, Position, Role};
+use node_consensus::{EntryKind, Members, PeerStatus, Position, Role};
 use tokio::sync::{oneshot, watch};
 
 use super::mailbox::{Inlet, Mailbox, Notice, Proposal, ReadToken, Refused};
@@ -40,6 +40,8 @@ pub struct NodeStatus {
     pub leader_lost: Option<Instant>,
     /// Leaders only: the other members.
     pub peers: Vec<PeerStatus>,
+    /// Who takes part in consensus.
+    pub members: Arc<Members>,
 }
 
 /// Who waits for outcomes: the fronts put themselves in, apply and core take them out.
@@ -141,6 +143,21 @@ impl<O: Send + 'static> Handle<O> {
     /// applied here. While no leader is known it waits for one. Dropping the future gives up
     /// waiting, not the proposal.
     pub async fn propose(&self, payload: Bytes, id: RequestId) -> Result<O, ProposeError> {
+        self.propose_entry(EntryKind::Normal, payload, id).await
+    }
+
+    /// As [`propose`](Self::propose), for a change of members. It is refused while an earlier one is
+    /// not applied on the leader.
+    pub async fn propose_change(&self, payload: Bytes, id: RequestId) -> Result<O, ProposeError> {
+        self.propose_entry(EntryKind::ConfChange, payload, id).await
+    }
+
+    async fn propose_entry(
+        &self,
+        kind: EntryKind,
+        payload: Bytes,
+        id: RequestId,
+    ) -> Result<O, ProposeError> {
         if payload.len() > MAX_PROPOSAL_BYTES {
             return Err(ProposeError::TooLarge);
         }
@@ -154,7 +171,7 @@ impl<O: Send + 'static> Handle<O> {
             .insert(id, sender);
         assert!(previous.is_none(), "a request id is used once");
         let _waiting = Waiting { waiters: &self.waiters, id };
-        let proposal = Proposal { id, kind: EntryKind::Normal, data: payload };
+        let proposal = Proposal { id, kind, data: payload };
         self.mailbox.propose(proposal).map_err(|refused| match refused {
             Refused::Full => ProposeError::TooManyRequests,
             Refused::Stopped => ProposeError::Stopped,
@@ -232,7 +249,7 @@ impl<O: Send + 'static> Handle<O> {
             if to == now.member {
                 return Ok(());
             }
-            if !self.options.voters.contains(&to) {
+            if !now.members.voters.contains(&to) {
                 return Err(TransferError::BadTransferee);
             }
         }
@@ -249,10 +266,9 @@ impl<O: Send + 'static> Handle<O> {
     /// nobody could be found within an election time-out.
     pub async fn hand_over(&self) {
         let mut status = self.status.clone();
-        let alone = self.options.voters.len() == 1;
-        let leads = {
+        let (leads, alone) = {
             let now = status.borrow();
-            now.leader == now.member
+            (now.leader == now.member, now.members.voters.len() == 1)
         };
         if alone || !leads {
             return;

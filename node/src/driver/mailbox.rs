@@ -13,10 +13,10 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use node_consensus::{Entry, EntryKind, Message, Position};
+use node_consensus::{Entry, EntryKind, Members, Message, Position};
 
 use super::peers::{InboxFull, IncomingSnapshot};
-use crate::machine::RequestId;
+use crate::machine::{AppliedChange, RequestId};
 
 /// Proposals that wait for the core; more are refused as "too many requests".
 pub const MAX_QUEUED_PROPOSAL_BYTES: usize = 32 * 1024 * 1024;
@@ -47,15 +47,26 @@ pub enum Notice {
     /// The log is durable up to this batch.
     Persisted(u64),
     /// Applied up to here.
-    Applied(Position),
+    Applied {
+        /// Where the state machine stands.
+        at: Position,
+        /// What became of changes of members, in order.
+        changes: Vec<AppliedChange>,
+    },
     /// The store is durable up to here.
     Checkpointed(Position),
     /// The log begins after this position now.
     Compacted(Position),
     /// The store holds the snapshot.
-    Installed(Position),
-    /// A snapshot file is there to be sent, or couldn't be made.
-    Built(Option<Position>),
+    Installed {
+        /// Its position.
+        at: Position,
+        /// Who belongs to the cluster there, by the store.
+        members: Members,
+    },
+    /// A snapshot file is there to be sent, with who belonged to the cluster at its position; or it
+    /// couldn't be made.
+    Built(Option<(Position, Members)>),
     /// What a fetch asked for.
     Fetched {
         /// Which fetch.

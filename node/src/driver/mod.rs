@@ -31,7 +31,7 @@ mod tests;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use apply::{Applied, Applier, CheckpointPolicy};
+pub use apply::{Applier, CheckpointPolicy};
 pub use core::{Driver, DriverOptions, Effects};
 pub use error::{ProposeError, ReadError, TransferError};
 pub use handle::{Handle, NodeStatus};
@@ -57,8 +57,6 @@ pub const MAX_PROPOSAL_BYTES: usize = 10 * 1024 * 1024;
 pub struct Options {
     /// This member's id.
     pub member: u64,
-    /// All voters' ids, this member's among them.
-    pub voters: Vec<u64>,
     /// One tick; a leader's heartbeats go out each tick (`--heartbeat-interval`).
     pub tick: Duration,
     /// Ticks without a leader before an election (`--election-timeout` in ticks).
@@ -75,12 +73,11 @@ pub struct Options {
 
 impl Options {
     /// etcd's defaults: 100 ms heartbeats, 1 s election time-out.
-    pub fn new(member: u64, voters: Vec<u64>, snapshot_dir: PathBuf) -> Self {
+    pub fn new(member: u64, snapshot_dir: PathBuf) -> Self {
         let tick = Duration::from_millis(100);
         let election_ticks = 10;
         Self {
             member,
-            voters,
             tick,
             election_ticks,
             request_timeout: Duration::from_secs(5) + tick * 20,

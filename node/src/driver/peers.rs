@@ -168,6 +168,7 @@ pub(crate) mod recorded {
             quorum_connected: None,
             leader_lost: None,
             peers: Vec::new(),
+            members: Arc::default(),
         };
         let recorded = Arc::new(Recorded::default());
         let status = watch::channel(Arc::new(status)).1;

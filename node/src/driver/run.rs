@@ -81,7 +81,8 @@ pub fn start<M: StateMachine>(
 ) -> Result<(Handle<M::Outcome>, PeerInbox, Running), StartError> {
     let options = Arc::new(parts.options);
     empty_directory(&options.snapshot_dir).map_err(StartError::Snapshots)?;
-    let initial = recover(&mut parts.log, parts.machine.applied(), &options.voters)?;
+    let (applied, members) = (parts.machine.applied(), parts.machine.members());
+    let initial = recover(&mut parts.log, applied, members)?;
     let mut config = Config::new(options.member, parts.recovered.boot, parts.seed);
     config.election_ticks = options.election_ticks;
     let driver = Driver::new(&config, driver_options(&options), &initial)?;
@@ -192,6 +193,7 @@ fn node_status(
         quorum_connected,
         leader_lost,
         peers: status.peers,
+        members: Arc::clone(driver.members()),
     }
 }
 

@@ -23,8 +23,8 @@ pub enum StartError {
 }
 
 /// Compares log and store, finishes a snapshot's installation that a crash cut short, and reads
-/// the entries that the store has yet to apply.
-pub fn recover(log: &mut Log, applied: Position, voters: &[u64]) -> Result<Initial, StartError> {
+/// the entries that the store has yet to apply. `members` are the store's at `applied`.
+pub fn recover(log: &mut Log, applied: Position, members: Members) -> Result<Initial, StartError> {
     if log.check_store(applied)? == Fit::Installed {
         log.finish_install(applied)?;
     }
@@ -35,6 +35,6 @@ pub fn recover(log: &mut Log, applied: Position, voters: &[u64]) -> Result<Initi
         terms: log.terms().clone(),
         entries,
         applied,
-        members: Members { voters: voters.to_vec(), learners: Vec::new() },
+        members,
     })
 }

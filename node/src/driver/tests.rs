@@ -7,17 +7,22 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use bytes::{Bytes, BytesMut};
+use node_consensus::{Config, Initial};
 
 use super::*;
 use crate::disk::{RealDisk, SharedDisk};
 use crate::log::{Identity, Log, LogOptions};
-use crate::machine::{Committed, EntryKind, RequestId, Snapshot, StateMachine};
+use crate::machine::{
+    Applied, AppliedChange, Committed, ConfChange, EntryKind, Members, RequestId, Snapshot,
+    StateMachine,
+};
 
 /// Remembers the requests it has applied, in order; its file is its durability.
 struct List {
     applied: Position,
     durable: Position,
     requests: Vec<u64>,
+    members: Members,
     file: PathBuf,
 }
 
@@ -28,6 +33,7 @@ impl List {
             applied: Position::default(),
             durable: Position::default(),
             requests: Vec::new(),
+            members: Members::default(),
             file,
         };
         if let Ok(bytes) = std::fs::read(&list.file) {
@@ -38,6 +44,10 @@ impl List {
 
     fn save(&self) -> Vec<u8> {
         let mut numbers = vec![self.applied.index, self.applied.term];
+        for ids in [&self.members.voters, &self.members.learners] {
+            numbers.push(ids.len() as u64);
+            numbers.extend(ids);
+        }
         numbers.extend(&self.requests);
         numbers.iter().flat_map(|number| number.to_be_bytes()).collect()
     }
@@ -45,14 +55,22 @@ impl List {
     fn load(&mut self, bytes: &[u8]) {
         let mut numbers: Vec<u64> =
             bytes.chunks(8).map(|chunk| u64::from_be_bytes(chunk.try_into().unwrap())).collect();
-        self.requests = numbers.split_off(2);
-        self.applied = Position { index: numbers[0], term: numbers[1] };
+        let mut take =
+            |count: u64| -> Vec<u64> { numbers.drain(..usize::try_from(count).unwrap()).collect() };
+        let at = take(2);
+        self.applied = Position { index: at[0], term: at[1] };
+        let mut ids = || {
+            let count = take(1)[0];
+            take(count)
+        };
+        self.members = Members { voters: ids(), learners: ids() };
+        self.requests = numbers;
         self.durable = self.applied;
     }
 }
 
 /// What a list's file holds.
-struct Saved(Position, Vec<u8>);
+struct Saved(Position, Members, Vec<u8>);
 
 impl Snapshot for Saved {
     type Error = std::io::Error;
@@ -61,8 +79,12 @@ impl Snapshot for Saved {
         self.0
     }
 
+    fn members(&self) -> Members {
+        self.1.clone()
+    }
+
     fn write(&self, out: &mut dyn Write) -> std::io::Result<()> {
-        out.write_all(&self.1)
+        out.write_all(&self.2)
     }
 }
 
@@ -83,8 +105,12 @@ impl StateMachine for List {
         self.durable
     }
 
-    fn apply(&mut self, entries: &[Committed]) -> std::io::Result<Vec<(RequestId, u64)>> {
-        let mut outcomes = Vec::new();
+    fn members(&self) -> Members {
+        self.members.clone()
+    }
+
+    fn apply(&mut self, entries: &[Committed]) -> std::io::Result<Applied<u64>> {
+        let (mut outcomes, mut changes) = (Vec::new(), Vec::new());
         for entry in entries {
             assert_eq!(entry.position.index, self.applied.index + 1);
             self.applied = entry.position;
@@ -92,10 +118,18 @@ impl StateMachine for List {
                 continue;
             }
             let id = u64::from_be_bytes(entry.data[..8].try_into().unwrap());
-            self.requests.push(id);
             outcomes.push((RequestId(id), entry.position.index));
+            if entry.kind == EntryKind::ConfChange {
+                let learner = u64::from_be_bytes(entry.data[8..].try_into().unwrap());
+                let index = entry.position.index;
+                self.members.learners.push(learner);
+                let change = Some(ConfChange::Learner(learner));
+                changes.push(AppliedChange { index, change, members: self.members.clone() });
+                continue;
+            }
+            self.requests.push(id);
         }
-        Ok(outcomes)
+        Ok(Applied { at: self.applied, outcomes, changes })
     }
 
     fn checkpoint(&mut self) -> std::io::Result<Position> {
@@ -105,7 +139,7 @@ impl StateMachine for List {
     }
 
     fn snapshot(&self) -> Saved {
-        Saved(self.applied, self.save())
+        Saved(self.applied, self.members.clone(), self.save())
     }
 
     fn install_snapshot(&mut self, input: &mut dyn Read) -> std::io::Result<Position> {
@@ -169,19 +203,22 @@ impl Cluster {
             ..LogOptions::default()
         };
         if !Log::exists(&disk, &dir).unwrap() {
-            let identity =
-                Identity { cluster: 9, member, incarnation: 5, voters: self.voters.clone() };
+            let identity = Identity { cluster: 9, member, incarnation: 5 };
             Log::create(&disk, &dir, &identity, &small).unwrap();
         }
         let (log, recovered) = Log::open(&disk, &dir, &small).unwrap();
-        let mut options = Options::new(member, self.voters.clone(), dir.join("snapshots"));
+        let mut options = Options::new(member, dir.join("snapshots"));
         options.tick = Duration::from_millis(10);
         options.request_timeout = Duration::from_secs(30);
         options.campaign_when_connected = member == 1;
         options.catch_up_entries = 1;
+        let mut machine = List::open(&dir);
+        if machine.members == Members::default() {
+            machine.members.voters.clone_from(&self.voters);
+        }
         let parts = Parts {
             options,
-            machine: List::open(&dir),
+            machine,
             log,
             recovered,
             sender: Arc::new(self.net.clone()),
@@ -308,4 +345,88 @@ async fn without_a_quorum_a_request_times_out_and_says_why() {
     assert_eq!(short.read_barrier().await, Err(ReadError::NoLeader));
     cluster.stop(1, node);
     assert_eq!(short.propose(payload(2, 1), RequestId(2)).await, Err(ProposeError::Stopped));
+}
+
+#[tokio::test]
+async fn a_change_of_members_is_followed_by_all_and_outlives_a_restart() {
+    let cluster = Cluster::new(3);
+    let nodes: Vec<_> = (1..=3).map(|member| cluster.start(member)).collect();
+    let changed = Members { voters: vec![1, 2, 3], learners: vec![9] };
+    put(&nodes[0], 1).await.unwrap();
+    let change = Bytes::from([2_u64.to_be_bytes(), 9_u64.to_be_bytes()].concat());
+    nodes[0].handle.propose_change(change, RequestId(2)).await.unwrap();
+    for node in &nodes {
+        let mut status = node.handle.status();
+        status.wait_for(|now| *now.members == changed).await.unwrap();
+    }
+    for (member, node) in (1..=3).zip(nodes) {
+        cluster.stop(member, node);
+    }
+    let node = cluster.start(2);
+    assert_eq!(*node.handle.status().borrow().members, changed);
+    cluster.stop(2, node);
+}
+
+/// A single voter that has applied a change of members, and what its state machine says of it.
+fn after_a_change(change: ConfChange, members: Members) -> Driver {
+    let only = Members { voters: vec![1], learners: Vec::new() };
+    let initial = Initial { members: only, ..Initial::default() };
+    let options = DriverOptions {
+        campaign_when_connected: false,
+        catch_up_entries: 5,
+        proposal_ticks: 100,
+        read_retry_ticks: 2,
+        max_backlog_bytes: 1 << 20,
+    };
+    let mut driver = Driver::new(&Config::new(1, 1, 1), options, &initial).unwrap();
+    let data = Bytes::from_static(b"a change");
+    let mut pending = Some(Proposal { id: RequestId(1), kind: EntryKind::ConfChange, data });
+    loop {
+        let effects = driver.advance();
+        if let Some((number, _)) = effects.persist.last() {
+            driver.notice(Notice::Persisted(*number));
+        }
+        for entry in effects.apply {
+            let (at, index) = (entry.position, entry.position.index);
+            let mut changes = Vec::new();
+            let done = entry.kind == EntryKind::ConfChange;
+            if done {
+                let (change, members) = (Some(change), members.clone());
+                changes.push(AppliedChange { index, change, members });
+            }
+            driver.notice(Notice::Applied { at, changes });
+            if done {
+                return driver;
+            }
+            driver.propose(pending.take());
+        }
+    }
+}
+
+#[test]
+fn consensus_counts_with_a_member_once_its_change_is_applied() {
+    let changed = Members { voters: vec![1, 2], learners: Vec::new() };
+    let driver = after_a_change(ConfChange::Voter(2), changed.clone());
+    assert_eq!(**driver.members(), changed);
+    assert!(!driver.is_quorum_connected(), "one of two is no majority");
+}
+
+#[test]
+#[should_panic(expected = "the member table says Members { voters: [1, 2], learners: [] }")]
+fn a_member_table_that_disagrees_with_consensus_ends_the_process() {
+    // etcd 21694: the table forgot that it is a learner.
+    after_a_change(ConfChange::Learner(2), Members { voters: vec![1, 2], learners: Vec::new() });
+}
+
+#[test]
+#[should_panic(expected = "the member table says Members { voters: [1], learners: [] }")]
+fn a_snapshot_whose_members_are_not_those_of_its_position_is_not_sent() {
+    let changed = Members { voters: vec![1], learners: vec![2] };
+    let mut driver = after_a_change(ConfChange::Learner(2), changed.clone());
+    let before = Members { voters: vec![1], learners: Vec::new() };
+    let (now, _) = driver.positions();
+    let earlier = Position { index: now.index - 1, term: now.term };
+    driver.notice(Notice::Built(Some((earlier, before.clone()))));
+    driver.notice(Notice::Built(Some((now, changed))));
+    driver.notice(Notice::Built(Some((now, before))));
 }

@@ -11,6 +11,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use node_proto::etcdserverpb::{AlarmType, RangeRequest};
 
+use crate::identity::MemberId;
 use crate::rpc::{Context, Error};
 
 const TEXT: [(axum::http::HeaderName, &str); 2] = [
@@ -126,7 +127,7 @@ impl Check {
             Self::NonLearner => {
                 let me = context.identity.member_id;
                 let view = context.store.view();
-                let learner = view.members().iter().any(|m| m.id == me && m.is_learner);
+                let learner = view.members().is_learner(MemberId(me));
                 if learner { Err("not supported for learner".to_owned()) } else { Ok(()) }
             }
         }

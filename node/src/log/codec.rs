@@ -14,8 +14,6 @@ pub const VERSION: u8 = 2;
 pub const ENTRY_OVERHEAD: usize = 13;
 /// Bytes that any item takes besides entries.
 pub const ITEM_OVERHEAD: usize = 32;
-/// More members than any cluster has; keeps a segment's first record small.
-pub const MAX_MEMBERS: usize = 256;
 
 const BOOT: u8 = 1;
 const HARD_STATE: u8 = 2;
@@ -69,10 +67,6 @@ pub fn encode_start(out: &mut Vec<u8>, start: &Start) {
         out.extend_from_slice(&part.to_le_bytes());
     }
     out.extend_from_slice(&start.identity.incarnation.to_be_bytes());
-    count(out, start.identity.voters.len());
-    for voter in &start.identity.voters {
-        out.extend_from_slice(&voter.to_le_bytes());
-    }
     for part in [start.segment, start.segment_bytes, start.last.index, start.last.term] {
         out.extend_from_slice(&part.to_le_bytes());
     }
@@ -123,7 +117,7 @@ pub fn decode_start(payload: &Bytes) -> Result<Start, DecodeError> {
     let (cluster, member) = (input.word()?, input.word()?);
     let incarnation = input.take(16)?;
     let incarnation = u128::from_be_bytes(incarnation.as_ref().try_into().expect("sixteen bytes"));
-    let identity = Identity { cluster, member, incarnation, voters: input.ids()? };
+    let identity = Identity { cluster, member, incarnation };
     let (segment, segment_bytes) = (input.word()?, input.word()?);
     let last = input.position()?;
     Ok(Start { identity, segment, segment_bytes, last, repeated: input.items()? })
@@ -175,14 +169,6 @@ impl Input {
 
     fn position(&mut self) -> Result<Position, DecodeError> {
         Ok(Position { index: self.number()?, term: self.number()? })
-    }
-
-    fn ids(&mut self) -> Result<Vec<u64>, DecodeError> {
-        let count = self.count(8)?;
-        if count > MAX_MEMBERS {
-            return Err(DecodeError::Malformed("no cluster has that many members"));
-        }
-        (0..count).map(|_| self.word()).collect()
     }
 
     fn entries(&mut self) -> Result<Vec<Entry>, DecodeError> {
@@ -273,7 +259,7 @@ mod tests {
 
     fn start(repeated: Vec<Item>) -> Start {
         Start {
-            identity: Identity { cluster: 1, member: 2, incarnation: 7, voters: vec![2, 3, 4] },
+            identity: Identity { cluster: 1, member: 2, incarnation: 7 },
             segment: 3,
             segment_bytes: 65536,
             last: Position { index: 5, term: 6 },

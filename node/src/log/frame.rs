@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    const SELF: Identity = Identity { cluster: 1, member: 2, incarnation: 3, voters: Vec::new() };
+    const SELF: Identity = Identity { cluster: 1, member: 2, incarnation: 3 };
 
     fn record(payload: &[u8], segment: u64) -> Vec<u8> {
         let mut bytes = vec![0xff; HEADER];

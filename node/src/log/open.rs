@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use node_consensus::Position;
 
-use super::codec::{Item, MAX_MEMBERS, Start};
+use super::codec::{Item, Start};
 use super::frame::{BLOCK, HEADER};
 use super::reader::{Reader, Shared};
 use super::recover::{self, Found};
@@ -18,9 +18,6 @@ use crate::disk::{DirLock, SharedDisk};
 /// The directory's name beside the member's other files, and while it is being made.
 const NAME: &str = "wal";
 const NAME_WHILE_MADE: &str = "wal.tmp";
-
-/// A segment's first record with all its voters takes two blocks at most.
-const _: () = assert!(MAX_MEMBERS * 8 < BLOCK as usize);
 
 impl Log {
     /// Whether `member_dir` holds a log.
@@ -38,7 +35,6 @@ impl Log {
         options: &LogOptions,
     ) -> Result<(), LogError> {
         validate(options);
-        assert!(identity.voters.len() <= MAX_MEMBERS, "{} voters", identity.voters.len());
         let making = member_dir.join(NAME_WHILE_MADE);
         let directory = member_dir.join(NAME);
         disk.create_dir(&making).map_err(LogError::io("create", &making))?;

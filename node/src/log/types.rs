@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use node_consensus::{Entry, Guards, HardState, Position, Terms};
 
-/// Whose log it is; fixed when it is made, and, but for the voters, a part of every checksum.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Whose log it is; fixed when it is made, and a part of every checksum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// Raft cluster id.
     pub cluster: u64,
@@ -13,8 +13,6 @@ pub struct Identity {
     pub member: u64,
     /// Random; one life of one data directory.
     pub incarnation: u128,
-    /// The voters that the cluster was bootstrapped with.
-    pub voters: Vec<u64>,
 }
 
 impl Identity {

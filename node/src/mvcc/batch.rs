@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
-use node_proto::etcdserverpb::{AlarmMember, Member, RangeRequest, RangeResponse};
+use node_proto::etcdserverpb::{AlarmMember, RangeRequest, RangeResponse};
 use node_proto::mvccpb::KeyValue;
 use prost::Message as _;
 use redb::{Table, WriteTransaction};
@@ -16,6 +16,7 @@ use super::range::{Source, read};
 use super::revision::{KeyRange, Revision};
 use super::store::{Shared, weight};
 use super::tables::{Cluster, Progress, RECORDS};
+use crate::membership::MemberTable;
 
 /// What a finished batch hands back to the writer.
 pub(crate) struct Done {
@@ -224,19 +225,15 @@ impl<'txn> Batch<'txn> {
         Ok(())
     }
 
-    /// The cluster's members, by id.
+    /// Who belongs to the cluster.
     #[must_use]
-    pub fn members(&self) -> &[Member] {
+    pub fn members(&self) -> &MemberTable {
         &self.cluster.members
     }
 
-    /// Adds `member`, or replaces the one with its id.
-    pub fn put_member(&mut self, member: Member) {
-        let members = &mut self.cluster_mut().members;
-        match members.binary_search_by_key(&member.id, |m| m.id) {
-            Ok(at) => members[at] = member,
-            Err(at) => members.insert(at, member),
-        }
+    /// The same, to be changed.
+    pub fn members_mut(&mut self) -> &mut MemberTable {
+        Arc::make_mut(&mut self.cluster_mut().members)
     }
 
     /// The alarms that are raised, by member.

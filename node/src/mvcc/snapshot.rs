@@ -5,8 +5,10 @@
 //! records there were. Reader and writer hold one frame at a time.
 
 use std::io::{Read, Write};
+use std::sync::Arc;
 
-use node_proto::etcdserverpb::{AlarmMember, Member};
+use node_proto::etcdserverpb::AlarmMember;
+use node_proto::musterpb;
 use prost::Message;
 use redb::{Durability, ReadableTable as _};
 
@@ -14,12 +16,14 @@ use super::error::StoreError;
 use super::event::decode;
 use super::store::{View, Writer};
 use super::tables::{
-    Cluster, META, Progress, RECORDS, write_cluster, write_compacted, write_progress,
+    Cluster, META, Progress, RECORDS, decode_member, decode_removed, write_cluster,
+    write_compacted, write_progress,
 };
-use crate::machine::Position;
+use crate::machine::{Members, Position};
+use crate::membership::MemberTable;
 
 const MAGIC: [u8; 8] = *b"MUSTERKV";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// A frame of records is sent once it has so many bytes.
 const FRAME_BYTES: usize = 256 * 1024;
 /// No frame is larger: one record of the largest request, and room.
@@ -35,11 +39,12 @@ enum Kind {
     Records = 4,
     /// The number of records (8).
     End = 5,
+    Removed = 6,
 }
 
 impl Kind {
     fn of(byte: u8) -> Option<Self> {
-        [Self::Progress, Self::Member, Self::Alarm, Self::Records, Self::End]
+        [Self::Progress, Self::Member, Self::Removed, Self::Alarm, Self::Records, Self::End]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
     }
@@ -118,8 +123,11 @@ impl View {
         out.write_all(&VERSION.to_le_bytes()).map_err(StoreError::Stream)?;
         let mut frames = FrameWriter { out, checksum: 0 };
         frames.frame(Kind::Progress, &self.progress.encode())?;
-        for member in self.members() {
-            frames.frame(Kind::Member, &member.encode_to_vec())?;
+        for member in self.members().members() {
+            frames.frame(Kind::Member, &musterpb::Member::from(member).encode_to_vec())?;
+        }
+        for (id, member) in self.members().removed() {
+            frames.frame(Kind::Removed, &member.encode(id).encode_to_vec())?;
         }
         for alarm in self.alarms() {
             frames.frame(Kind::Alarm, &alarm.encode_to_vec())?;
@@ -135,19 +143,18 @@ impl Writer {
     pub fn install_snapshot(&mut self, input: &mut dyn Read) -> Result<Position, StoreError> {
         let shared = self.shared.clone();
         let (mut frames, progress) = begin(input)?;
-        let mut cluster = Cluster::default();
 
         let mut txn = shared.db.begin_write()?;
         txn.set_durability(Durability::Immediate)?;
         txn.set_quick_repair(true);
         txn.delete_table(RECORDS)?;
-        {
+        let cluster = {
             let mut records = txn.open_table(RECORDS)?;
-            read_frames(&mut frames, &mut cluster, |row, record| {
+            read_frames(&mut frames, |row, record| {
                 records.insert(row, record)?;
                 Ok(())
-            })?;
-        }
+            })?
+        };
         write_cluster(&txn, &cluster)?;
         {
             let mut meta = txn.open_table(META)?;
@@ -161,12 +168,12 @@ impl Writer {
 }
 
 /// Reads through what [`View::write_snapshot`] wrote, to its end, and returns the position that it
-/// is of: an error here is one that would come, or worse, if it were installed. Needs memory for one
+/// is of, and who belonged to the cluster there: an error here is one that would come, or worse, if it were installed. Needs memory for one
 /// frame.
-pub fn inspect_snapshot(input: &mut dyn Read) -> Result<Position, StoreError> {
+pub fn inspect_snapshot(input: &mut dyn Read) -> Result<(Position, Members), StoreError> {
     let (mut frames, progress) = begin(input)?;
-    read_frames(&mut frames, &mut Cluster::default(), |_, record| decode(record).map(drop))?;
-    Ok(progress.applied)
+    let cluster = read_frames(&mut frames, |_, record| decode(record).map(drop))?;
+    Ok((progress.applied, cluster.members.voters_and_learners()))
 }
 
 fn begin(input: &mut dyn Read) -> Result<(FrameReader<'_>, Progress), StoreError> {
@@ -210,14 +217,15 @@ fn write_records(view: &View, frames: &mut FrameWriter<'_>) -> Result<(), StoreE
 
 fn read_frames(
     frames: &mut FrameReader<'_>,
-    cluster: &mut Cluster,
     mut record: impl FnMut(u128, &[u8]) -> Result<(), StoreError>,
-) -> Result<(), StoreError> {
+) -> Result<Cluster, StoreError> {
     let mut count: u64 = 0;
+    let (mut members, mut removed, mut alarms) = (Vec::new(), Vec::new(), Vec::new());
     loop {
         match frames.frame()? {
-            Kind::Member => cluster.members.push(frames.message::<Member>()?),
-            Kind::Alarm => cluster.alarms.push(frames.message::<AlarmMember>()?),
+            Kind::Member => members.push(decode_member(&frames.payload).map_err(corrupt)?),
+            Kind::Removed => removed.push(decode_removed(&frames.payload).map_err(corrupt)?),
+            Kind::Alarm => alarms.push(frames.message::<AlarmMember>()?),
             Kind::Records => {
                 let mut rest = &frames.payload[..];
                 while !rest.is_empty() {
@@ -228,7 +236,10 @@ fn read_frames(
                     rest = after;
                 }
             }
-            Kind::End if frames.payload == count.to_le_bytes() => return Ok(()),
+            Kind::End if frames.payload == count.to_le_bytes() => {
+                let members = Arc::new(MemberTable::from_parts(members, removed));
+                return Ok(Cluster { members, alarms });
+            }
             Kind::End => return Err(corrupt("the number of records does not match")),
             Kind::Progress => return Err(corrupt("it says twice how far it goes")),
         }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
-use node_proto::etcdserverpb::{AlarmMember, Member, RangeRequest, RangeResponse};
+use node_proto::etcdserverpb::{AlarmMember, RangeRequest, RangeResponse};
 use node_proto::mvccpb::KeyValue;
 use redb::{
     Database, Durability, ReadOnlyTable, ReadableDatabase as _, ReadableTable as _, StorageBackend,
@@ -19,11 +19,12 @@ use super::index::Index;
 use super::range::{Gather, Source, Step};
 use super::revision::{KeyRange, Revision};
 use super::tables::{
-    self, ALARMS, Cluster, FORMAT, MEMBERS, META, Progress, RECORDS, read_cluster, read_compacted,
-    read_format, read_progress, write_cluster, write_format, write_progress,
+    self, ALARMS, Cluster, FORMAT, MEMBERS, META, Progress, RECORDS, REMOVED, read_cluster,
+    read_compacted, read_format, read_progress, write_cluster, write_format, write_progress,
 };
 use super::watch::WatchOptions;
 use crate::machine::Position;
+use crate::membership::{Member, MemberTable};
 
 /// Who takes away what a compaction has made unreachable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +46,8 @@ pub struct Options {
     pub compacted_keys_per_step: usize,
     /// What watches may take.
     pub watch: WatchOptions,
-    /// The members that a new store begins with; ignored when the store exists. The same on every
-    /// member of the cluster.
+    /// The members that a new store begins with; ignored when the store exists, which knows them
+    /// better. The same on every member of the cluster.
     pub members: Vec<Member>,
 }
 
@@ -91,9 +92,9 @@ impl View {
         self.progress.applied
     }
 
-    /// The cluster's members, by id.
+    /// Who belongs to the cluster.
     #[must_use]
-    pub fn members(&self) -> &[Member] {
+    pub fn members(&self) -> &MemberTable {
         &self.cluster.members
     }
 
@@ -115,6 +116,8 @@ pub(crate) struct Shared {
     pub(crate) hashes: Kept,
     /// A compaction has been asked for.
     pub(crate) wanted: Notify,
+    /// Those of the newest view, for who has to follow them.
+    members: watch::Sender<Arc<MemberTable>>,
     file_bytes: Arc<AtomicU64>,
     /// Bytes of all records.
     pub(crate) record_bytes: AtomicI64,
@@ -183,6 +186,12 @@ impl Store {
         self.shared.source(view).each(range, look)
     }
 
+    /// Who belongs to the cluster, and a way to wait for a change.
+    #[must_use]
+    pub fn members(&self) -> watch::Receiver<Arc<MemberTable>> {
+        self.shared.members.subscribe()
+    }
+
     /// Bytes of the file.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
@@ -241,6 +250,7 @@ impl Writer {
             }
         };
         let Loaded { records, progress, finished, cluster, index, record_bytes } = loaded;
+        let members = watch::Sender::new(cluster.members.clone());
         let view = View { records, cluster: cluster.clone(), progress };
         let unfinished = progress.compacted > finished;
         let shared = Shared {
@@ -252,6 +262,7 @@ impl Writer {
             compacted_keys_per_step: options.compacted_keys_per_step,
             hashes: Kept::default(),
             wanted: Notify::new(),
+            members,
             file_bytes,
             record_bytes: AtomicI64::new(record_bytes),
         };
@@ -371,6 +382,13 @@ impl Writer {
         };
         // Outside the lock: to end a read transaction takes a lock of its own.
         drop(last);
+        self.shared.members.send_if_modified(|known| {
+            let changed = !Arc::ptr_eq(known, &self.cluster.members);
+            if changed {
+                *known = self.cluster.members.clone();
+            }
+            changed
+        });
         Ok(())
     }
 }
@@ -423,6 +441,7 @@ fn prepare(db: &Database, members: Vec<Member>) -> Result<(), StoreError> {
     }
     txn.open_table(RECORDS)?;
     txn.open_table(MEMBERS)?;
+    txn.open_table(REMOVED)?;
     txn.open_table(ALARMS)?;
     {
         let mut meta = txn.open_table(META)?;
@@ -430,8 +449,7 @@ fn prepare(db: &Database, members: Vec<Member>) -> Result<(), StoreError> {
         write_progress(&mut meta, Progress::START)?;
         tables::write_compacted(&mut meta, Progress::START.compacted)?;
     }
-    let mut cluster = Cluster { members, alarms: Vec::new() };
-    cluster.members.sort_by_key(|member| member.id);
+    let cluster = Cluster { members: Arc::new(MemberTable::new(members)), alarms: Vec::new() };
     write_cluster(&txn, &cluster)?;
     txn.commit()?;
     Ok(())

@@ -1,14 +1,19 @@
 //! What lies in the store file.
 
-use node_proto::etcdserverpb::{AlarmMember, Member};
+use std::sync::Arc;
+
+use node_proto::etcdserverpb::AlarmMember;
+use node_proto::musterpb;
 use prost::Message as _;
 use redb::{ReadableTable, Table, TableDefinition};
 
 use super::error::StoreError;
+use crate::identity::MemberId;
 use crate::machine::Position;
+use crate::membership::{Member, MemberTable, RemovedMember};
 
 /// The file's format; another one is refused.
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 2;
 
 /// Revision → encoded `KeyValue`.
 pub(crate) const RECORDS: TableDefinition<'static, u128, &'static [u8]> =
@@ -19,6 +24,9 @@ pub(crate) const META: TableDefinition<'static, &'static str, &'static [u8]> =
 /// Member id → encoded `Member`.
 pub(crate) const MEMBERS: TableDefinition<'static, u64, &'static [u8]> =
     TableDefinition::new("members");
+/// Member id → encoded `RemovedMember`. Rows are only ever added.
+pub(crate) const REMOVED: TableDefinition<'static, u64, &'static [u8]> =
+    TableDefinition::new("removed");
 /// (member id, alarm type) → nothing.
 pub(crate) const ALARMS: TableDefinition<'static, (u64, i32), ()> = TableDefinition::new("alarms");
 
@@ -73,8 +81,8 @@ impl Progress {
 /// The replicated state that is small enough to be kept in RAM as a whole.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Cluster {
-    /// By id.
-    pub(crate) members: Vec<Member>,
+    /// Who belongs to the cluster, and who did.
+    pub(crate) members: Arc<MemberTable>,
     /// By member, then type.
     pub(crate) alarms: Vec<AlarmMember>,
 }
@@ -128,15 +136,20 @@ pub(crate) fn read_compacted(
     Ok(i64::from_le_bytes(bytes))
 }
 
-/// Rewrites members and alarms: they are few and change rarely.
+/// Rewrites members, removed ones and alarms: they are few and change rarely.
 pub(crate) fn write_cluster(
     txn: &redb::WriteTransaction,
     cluster: &Cluster,
 ) -> Result<(), StoreError> {
     let mut members = txn.open_table(MEMBERS)?;
     members.retain(|_, _| false)?;
-    for member in &cluster.members {
-        members.insert(member.id, &member.encode_to_vec()[..])?;
+    for member in cluster.members.members() {
+        members.insert(member.id.0, &musterpb::Member::from(member).encode_to_vec()[..])?;
+    }
+    let mut removed = txn.open_table(REMOVED)?;
+    removed.retain(|_, _| false)?;
+    for (id, member) in cluster.members.removed() {
+        removed.insert(id.0, &member.encode(id).encode_to_vec()[..])?;
     }
     let mut alarms = txn.open_table(ALARMS)?;
     alarms.retain(|_, ()| false)?;
@@ -147,17 +160,33 @@ pub(crate) fn write_cluster(
 }
 
 pub(crate) fn read_cluster(txn: &redb::ReadTransaction) -> Result<Cluster, StoreError> {
-    let mut cluster = Cluster::default();
+    let mut alarms = Vec::new();
+    let (mut members, mut removed) = (Vec::new(), Vec::new());
     for row in txn.open_table(MEMBERS)?.iter()? {
-        let member = Member::decode(row?.1.value())
-            .map_err(|error| StoreError::Corrupt(format!("a member's row: {error}")))?;
-        cluster.members.push(member);
+        members.push(decode_member(row?.1.value()).map_err(StoreError::Corrupt)?);
+    }
+    for row in txn.open_table(REMOVED)?.iter()? {
+        removed.push(decode_removed(row?.1.value()).map_err(StoreError::Corrupt)?);
     }
     for row in txn.open_table(ALARMS)?.iter()? {
         let (member_id, alarm) = row?.0.value();
-        cluster.alarms.push(AlarmMember { member_id, alarm });
+        alarms.push(AlarmMember { member_id, alarm });
     }
-    Ok(cluster)
+    Ok(Cluster { members: Arc::new(MemberTable::from_parts(members, removed)), alarms })
+}
+
+/// A member's row, or its frame in a snapshot.
+pub(crate) fn decode_member(row: &[u8]) -> Result<Member, String> {
+    let what = |error: &dyn std::error::Error| format!("a member's row: {error}");
+    let member = musterpb::Member::decode(row).map_err(|error| what(&error))?;
+    member.try_into().map_err(|error| what(&error))
+}
+
+/// A removed member's row, or its frame in a snapshot.
+pub(crate) fn decode_removed(row: &[u8]) -> Result<(MemberId, RemovedMember), String> {
+    let what = |error: &dyn std::error::Error| format!("a removed member's row: {error}");
+    let member = musterpb::RemovedMember::decode(row).map_err(|error| what(&error))?;
+    RemovedMember::decode(&member).map_err(|error| what(&error))
 }
 
 #[cfg(test)]

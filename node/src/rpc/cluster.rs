@@ -15,7 +15,7 @@ pub(super) struct Cluster(pub(super) Arc<Context>);
 impl Cluster {
     async fn list(&self, request: MemberListRequest) -> Result<MemberListResponse, Error> {
         self.0.barrier(!request.linearizable).await?;
-        let members = self.0.store.view().members().to_vec();
+        let members = self.0.store.view().members().members().map(Into::into).collect();
         // The Cluster service's headers have no revision, as in etcd.
         Ok(MemberListResponse { header: Some(self.0.header(0)), members })
     }

@@ -7,6 +7,7 @@ use tonic::{Code, Status};
 
 use crate::apply::{ApplyError, CheckError};
 use crate::driver::{ProposeError, ReadError as BarrierError, TransferError};
+use crate::membership::ChangeError;
 use crate::mvcc::{ReadError, StoreError};
 
 macro_rules! table {
@@ -61,6 +62,17 @@ table! {
     LeaseNotFound: NotFound "etcdserver: requested lease not found",
     /// No such member.
     MemberNotFound: NotFound "etcdserver: member not found",
+    /// An id that is taken.
+    MemberExists: FailedPrecondition "etcdserver: member ID already exist",
+    /// A peer URL that is taken.
+    PeerUrlExists: FailedPrecondition "etcdserver: Peer URLs already exists",
+    /// Only learners are promoted.
+    NotALearner: FailedPrecondition "etcdserver: can only promote a learner member",
+    /// A change that would leave no quorum of started members.
+    NotEnoughStarted: FailedPrecondition
+        "etcdserver: re-configuration failed due to not enough started members",
+    /// A new member's URLs are none.
+    BadMemberUrls: InvalidArgument "etcdserver: given member URLs are invalid",
     /// A change of members now could cost the quorum.
     Unhealthy: Unavailable "etcdserver: unhealthy cluster",
     /// More than `--max-request-bytes`.
@@ -123,6 +135,21 @@ impl From<ApplyError> for Error {
             ApplyError::NoSpace => Self::NoSpace,
             ApplyError::Corrupt => Self::Corrupt,
             ApplyError::MemberNotFound => Self::MemberNotFound,
+            ApplyError::Members(error) => error.into(),
+        }
+    }
+}
+
+impl From<ChangeError> for Error {
+    fn from(error: ChangeError) -> Self {
+        match error {
+            // To who adds a member, one that was removed is as much in the way as one that is there.
+            ChangeError::IdExists | ChangeError::Removed => Self::MemberExists,
+            ChangeError::PeerUrlExists => Self::PeerUrlExists,
+            ChangeError::NotFound => Self::MemberNotFound,
+            ChangeError::NotALearner => Self::NotALearner,
+            ChangeError::LastVoter => Self::NotEnoughStarted,
+            ChangeError::Malformed => Self::BadMemberUrls,
         }
     }
 }

@@ -15,6 +15,7 @@ use super::context::Context;
 use super::error::Error;
 use super::metrics::Method;
 use crate::apply::Response;
+use crate::identity::MemberId;
 use crate::mvcc::{KeyValueHash, ReadError, View};
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
@@ -51,7 +52,7 @@ impl Maintenance {
             raft_applied_index: view.applied().index,
             errors,
             db_size_in_use: i64::try_from(store.record_bytes()).unwrap_or(i64::MAX),
-            is_learner: view.members().iter().any(|m| m.id == me && m.is_learner),
+            is_learner: view.members().is_learner(MemberId(me)),
             storage_version: crate::config::CLUSTER_VERSION.to_owned(),
             db_size_quota: QUOTA_BYTES,
             downgrade_info: Some(DowngradeInfo::default()),

@@ -12,7 +12,7 @@ use node_proto::etcdserverpb::request_op::Request as Op;
 use node_proto::etcdserverpb::watch_client::WatchClient;
 use node_proto::etcdserverpb::watch_request::RequestUnion;
 use node_proto::etcdserverpb::{
-    AlarmRequest, CompactionRequest, HashKvRequest, LeaseGrantRequest, Member, MemberListRequest,
+    AlarmRequest, CompactionRequest, HashKvRequest, LeaseGrantRequest, MemberListRequest,
     PutRequest, RangeRequest, RequestOp, StatusRequest, TxnRequest, WatchCancelRequest,
     WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse, cluster_client,
     lease_client,
@@ -60,17 +60,16 @@ impl Node {
             Limits { watch_progress_interval: Duration::from_millis(200), ..Limits::default() };
         let dir = tempfile::tempdir().unwrap();
         let disk: SharedDisk = Arc::new(RealDisk);
-        let identity =
-            log::Identity { cluster: 9, member: MEMBER, incarnation: 5, voters: vec![MEMBER] };
+        let identity = log::Identity { cluster: 9, member: MEMBER, incarnation: 5 };
         let small = LogOptions { segment_bytes: 32 << 20, spare_segments: 0, ..Default::default() };
         Log::create(&disk, dir.path(), &identity, &small).unwrap();
         let (log, recovered) = Log::open(&disk, dir.path(), &small).unwrap();
         let file = disk.open(&dir.path().join("db"), Open::New).unwrap();
-        let member = Member { id: MEMBER, name: "one".to_owned(), ..Member::default() };
+        let member = crate::mvcc::tests::member(MEMBER, "one");
         let store = mvcc::Options { members: vec![member], ..mvcc::Options::default() };
         let machine = Machine::open(Backend::new(file).unwrap(), store).unwrap();
         let (store, hub) = (machine.store(), machine.hub());
-        let mut options = driver::Options::new(MEMBER, vec![MEMBER], dir.path().join("snapshots"));
+        let mut options = driver::Options::new(MEMBER, dir.path().join("snapshots"));
         options.campaign_when_connected = true;
         let sender = Arc::new(Nobody);
         let parts = driver::Parts { options, machine, log, recovered, sender, seed: 1 };

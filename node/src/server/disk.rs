@@ -7,8 +7,6 @@
 
 use std::{path::Path, sync::Arc};
 
-use node_proto::etcdserverpb::Member;
-
 use super::ServerError;
 use crate::{
     apply::Machine,
@@ -16,6 +14,7 @@ use crate::{
     disk::{Backend, Open, RealDisk, SharedDisk},
     identity::{ClusterId, DataDir, Incarnation, InitialCluster, MemberId},
     log::{self, Log, LogOptions, Recovered},
+    membership::Member,
     mvcc::Options as StoreOptions,
     transport::Local,
 };
@@ -121,11 +120,13 @@ fn open_store(
         .members
         .iter()
         .map(|member| Member {
-            id: member.id.0,
+            id: member.id,
             name: member.name.clone(),
-            peer_ur_ls: member.peer_urls.clone(),
-            client_ur_ls: member.client_urls.clone(),
+            peer_urls: member.peer_urls.clone(),
+            client_urls: member.client_urls.clone(),
             is_learner: false,
+            incarnation: member.incarnation,
+            node_key: member.node_key,
         })
         .collect();
     let options = StoreOptions { members, ..StoreOptions::default() };
@@ -146,6 +147,5 @@ fn log_identity(
         cluster: initial.id.0,
         member: own.id.0,
         incarnation: u128::from_be_bytes(incarnation.0),
-        voters: initial.members.iter().map(|member| member.id.0).collect(),
     }
 }

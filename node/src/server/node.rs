@@ -21,7 +21,8 @@ use crate::{
     config::{Config, ETCD_VERSION, ListenUrl, PeerUrl},
     driver::{self, Handle, Running},
     http,
-    identity::{DataDir, InitialCluster, MemberId, Tombstone},
+    identity::{DataDir, Tombstone},
+    membership::MemberTable,
     rpc::{self, RequestIds},
     tls::{ClientListenerTls, PeerTls},
     transport::{self, Limits, Listen, Local, Membership, Peer, Transport},
@@ -71,10 +72,8 @@ impl Node {
         let request_ids = RequestIds::new(local.member.0, recovered.boot);
         machine.answer_only(request_ids.own());
         say_starting(config, local, first_start, &machine);
-        let initial = config.initial();
         let store = machine.store();
         let hub = machine.hub();
-        let membership = membership(&store.view(), &local, &initial);
         let seat_one = config.initial_cluster.first().is_some_and(|(name, _)| *name == config.name);
         let outbound = Arc::new(Outbound::default());
         let options = driver_options(config, &recovered, &dir, first_start && seat_one);
@@ -94,8 +93,10 @@ impl Node {
         let options = transport_options(config, local, peer_tls.clone(), &dir);
         let transport = Transport::start(options, inbound as _)?;
         outbound.connect(transport.clone(), inbox);
-        transport.set_membership(membership);
         let (tasks, stopping) = (TaskTracker::new(), CancellationToken::new());
+        let mut members = store.members();
+        transport.set_membership(membership(&members.borrow_and_update(), &local));
+        tasks.spawn(follow_members(members, local, transport.clone(), stopping.clone()));
         let services = rpc::Services {
             handle: handle.clone(),
             store,
@@ -318,7 +319,6 @@ fn driver_options(
     let ticks = config.election.as_millis() / config.heartbeat.as_millis().max(1);
     driver::Options {
         member: recovered.identity.member,
-        voters: recovered.identity.voters.clone(),
         tick: config.heartbeat,
         election_ticks: usize::try_from(ticks).unwrap_or(usize::MAX),
         request_timeout: Duration::from_secs(5) + config.election * 2,
@@ -358,21 +358,27 @@ fn transport_options(
     transport::Options { local, listen, tls, marks: dir.join("member/peers"), limits }
 }
 
-/// The other members, as the store has them; bindings from the member document, by id.
-fn membership(view: &crate::mvcc::View, local: &Local, initial: &InitialCluster) -> Membership {
-    let peers = view
-        .members()
-        .iter()
-        .filter(|member| member.id != local.member.0)
-        .map(|member| {
-            let bound = initial.members.iter().find(|bound| bound.id.0 == member.id);
-            Peer {
-                id: MemberId(member.id),
-                urls: member.peer_ur_ls.iter().filter_map(|url| PeerUrl::parse(url).ok()).collect(),
-                incarnation: bound.and_then(|bound| bound.incarnation),
-                node_key: bound.and_then(|bound| bound.node_key),
-            }
-        })
-        .collect();
-    Membership { peers, ..Membership::default() }
+/// Tells the transport who is in the cluster, for as long as the node runs.
+async fn follow_members(
+    mut members: watch::Receiver<Arc<MemberTable>>,
+    local: Local,
+    transport: Transport,
+    stopping: CancellationToken,
+) {
+    while let Some(Ok(())) = stopping.run_until_cancelled(members.changed()).await {
+        let now = membership(&members.borrow_and_update(), &local);
+        transport.set_membership(now);
+    }
+}
+
+/// The other members, and those that were removed, as the store has them.
+fn membership(table: &MemberTable, local: &Local) -> Membership {
+    let others = table.members().filter(|member| member.id != local.member);
+    let peers = others.map(|member| Peer {
+        id: member.id,
+        urls: member.peer_urls.iter().filter_map(|url| PeerUrl::parse(url).ok()).collect(),
+        incarnation: member.incarnation,
+        node_key: member.node_key,
+    });
+    Membership { peers: peers.collect(), removed: table.removed().map(|(id, _)| id).collect() }
 }

@@ -23,7 +23,7 @@ use crate::{
     apply::entry_kind,
     driver::{
         IncomingSnapshot, MAX_PROPOSAL_BYTES, Message, MessageKind, OutgoingSnapshot, PeerInbox,
-        PeerSender, Position, SendError,
+        PeerSender, SendError,
     },
     identity::MemberId,
     mvcc,
@@ -227,15 +227,18 @@ fn free_bytes(path: &Path) -> io::Result<u64> {
 
 /// Reads a received body through, so that no damage to it, and no other body than announced, ever
 /// reaches the store.
-fn inspect(path: &Path, announced: Option<Position>) -> io::Result<()> {
+fn inspect(path: &Path, message: &Message) -> io::Result<()> {
     let found = mvcc::inspect_snapshot(&mut BufReader::new(File::open(path)?));
     let found = found.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-    if announced == Some(found) {
-        Ok(())
+    let (at, members) = found;
+    let what = if message.snapshot != Some(at) {
+        "the snapshot's body is of another position than it was announced with"
+    } else if message.members.as_ref() != Some(&members) {
+        "the snapshot's body has other members than it was announced with"
     } else {
-        let what = "the snapshot's body is of another position than it was announced with";
-        Err(io::Error::new(io::ErrorKind::InvalidData, what))
-    }
+        return Ok(());
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidData, what))
 }
 
 impl PeerEvents for Inbound {
@@ -254,7 +257,7 @@ impl PeerEvents for Inbound {
         let path = self.snapshot_dir.join(format!("incoming-{from}-{number}"));
         let (index, started) = (message.snapshot.map(|at| at.index), Instant::now());
         tracing::info!(peer.member.id = %from, index, "receiving a snapshot");
-        let received = receive(&path, &mut body).and_then(|()| inspect(&path, message.snapshot));
+        let received = receive(&path, &mut body).and_then(|()| inspect(&path, &message));
         if let Err(error) = received {
             let _ = std::fs::remove_file(&path);
             return Err(error);

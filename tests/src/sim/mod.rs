@@ -18,6 +18,7 @@
 
 mod clients;
 pub mod invariants;
+mod members;
 mod network;
 mod node;
 mod plan;

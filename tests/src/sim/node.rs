@@ -8,15 +8,15 @@ use muster_node::apply::{Machine, Outcome};
 use muster_node::disk::simulated::SimulatedDisk;
 use muster_node::disk::{Backend, Open};
 use muster_node::driver::{
-    Applied, Applier, CheckpointPolicy, Driver, DriverOptions, LogJob, Notice, Position, recover,
-    run_group,
+    Applier, CheckpointPolicy, Driver, DriverOptions, LogJob, Notice, Position, recover, run_group,
 };
 use muster_node::log::{Identity, Log, LogOptions, Reader};
-use muster_node::machine::{Committed, RequestId, Snapshot as _, StateMachine as _};
+use muster_node::machine::{Applied, Committed, RequestId, Snapshot as _, StateMachine as _};
 use muster_node::mvcc::{Compaction, Options as StoreOptions, Store, StoreError, View};
 use node_consensus::{Config, Guards};
 
 use super::Violation;
+use super::members::first_members;
 use super::plan::Plan;
 
 const MEMBER_DIR: &str = "/member";
@@ -113,7 +113,6 @@ impl Node {
     ) -> Result<Live, Box<dyn std::error::Error>> {
         let disk = self.disk.shared();
         let dir = Path::new(MEMBER_DIR);
-        let voters: Vec<u64> = (1..=plan.members).collect();
         let options = LogOptions {
             segment_bytes: 64 * 1024,
             spare_segments: 1,
@@ -128,17 +127,17 @@ impl Node {
         let store_options = StoreOptions {
             cache_bytes: 256 * 1024,
             compaction: Compaction::Inline,
+            members: first_members(plan.members),
             ..StoreOptions::default()
         };
         let machine = Machine::open(Backend::new(file)?, store_options)?;
         if !Log::exists(&disk, dir)? {
             let incarnation = u128::from(self.id) << 64 | 0xfeed;
-            let identity =
-                Identity { cluster: 1, member: self.id, incarnation, voters: voters.clone() };
+            let identity = Identity { cluster: 1, member: self.id, incarnation };
             Log::create(&disk, dir, &identity, &options)?;
         }
         let (mut log, recovered) = Log::open(&disk, dir, &options)?;
-        let initial = recover(&mut log, machine.applied(), &voters)?;
+        let initial = recover(&mut log, machine.applied(), machine.members())?;
         let mut config = Config::new(self.id, recovered.boot, seed);
         config.guards = guards;
         // Small, so that old entries are fetched from the log and messages are many.
@@ -217,10 +216,10 @@ impl Live {
         }
         match self.apply_jobs.remove(0) {
             ApplyJob::Apply(entries) => {
-                let Applied { at, outcomes } = self.applier.apply(&entries)?;
+                let Applied { at, outcomes, changes } = self.applier.apply(&entries)?;
                 done.applied = entries;
                 done.outcomes = outcomes;
-                done.notices.push(Notice::Applied(at));
+                done.notices.push(Notice::Applied { at, changes });
                 if self.applier.is_checkpoint_due() {
                     done.notices.push(Notice::Checkpointed(self.applier.checkpoint()?));
                 }
@@ -229,7 +228,8 @@ impl Live {
                 let body = self.bodies.remove(&path).expect("it was put there");
                 let installed = self.applier.install_snapshot(&mut body.as_slice())?;
                 assert_eq!(installed, at, "a body of another position");
-                done.notices.push(Notice::Installed(at));
+                let members = self.applier.machine().members();
+                done.notices.push(Notice::Installed { at, members });
             }
             ApplyJob::Build => self.snapshot = Some(self.applier.machine().snapshot()),
         }
@@ -246,7 +246,7 @@ impl Live {
         snapshot.write(&mut body)?;
         let at = snapshot.position();
         self.built = Some((at, body));
-        Ok(Notice::Built(Some(at)))
+        Ok(Notice::Built(Some((at, snapshot.members()))))
     }
 }
 

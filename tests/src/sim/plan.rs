@@ -27,6 +27,8 @@ pub(super) struct Plan {
     pub keys: u64,
     /// Entries between checkpoints.
     pub checkpoint_entries: u64,
+    /// Mean virtual microseconds between changes of the members; 0 for none.
+    pub membership_every: u64,
 }
 
 impl Plan {
@@ -52,6 +54,7 @@ impl Plan {
             keys: some(1000, 1, 4),
             checkpoint_entries: some(1000, 4, 60),
             disk_fault_every: some(400, 150_000, 800_000),
+            membership_every: some(400, 50_000, 400_000),
         }
     }
 }

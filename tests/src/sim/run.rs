@@ -122,5 +122,6 @@ fn sum(a: Report, b: Report) -> Report {
         crashes: a.crashes + b.crashes,
         disk_failures: a.disk_failures + b.disk_failures,
         snapshots: a.snapshots + b.snapshots,
+        membership_changes: a.membership_changes + b.membership_changes,
     }
 }

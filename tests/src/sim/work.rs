@@ -10,6 +10,7 @@ use node_consensus::Fetch;
 use super::Violation;
 use super::clients::put_revision;
 use super::invariants::log_matching::hash;
+use super::members::has_changed_members;
 use super::node::{ApplyJob, JobDone, Live};
 use super::world::{Event, World};
 
@@ -179,6 +180,7 @@ impl World {
             self.invariants.machines.observe(id, entry)?;
         }
         for (RequestId(request), outcome) in done.outcomes {
+            self.report.membership_changes += u64::from(has_changed_members(&outcome));
             let revision = put_revision(&outcome);
             self.trace(&[request, revision.unwrap_or(0).unsigned_abs()]);
             if let Some(revision) = revision {
@@ -186,7 +188,7 @@ impl World {
             }
         }
         for notice in done.notices {
-            if matches!(notice, Notice::Installed(_)) {
+            if matches!(notice, Notice::Installed { .. }) {
                 self.report.snapshots += 1;
             }
             let Some(live) = self.live(id, life) else { return Ok(()) };
@@ -232,6 +234,9 @@ impl World {
             let mut bytes = BytesMut::new();
             message.encode(&mut bytes);
             let bytes = bytes.freeze();
+            if !self.has_machine(message.to) {
+                continue;
+            }
             for delay in self.network.delays(&mut self.rng, &self.plan, id, message.to) {
                 let life = self.node(message.to).life;
                 self.after(
@@ -313,6 +318,10 @@ impl World {
 
     pub(super) fn send_snapshot(&mut self, id: u64, life: u64, message: &Message) {
         let to = message.to;
+        if !self.has_machine(to) {
+            self.after(1_000, Event::SnapshotReport { node: id, life, peer: to, arrived: false });
+            return;
+        }
         let delays = self.network.delays(&mut self.rng, &self.plan, id, to);
         let receiver = self.node(to).life;
         let body =

@@ -40,6 +40,7 @@ pub(super) enum Event {
     Restart { node: u64 },
     Pause,
     Transfer,
+    ChangeMembers,
 }
 
 /// What a history that held had in it.
@@ -61,6 +62,8 @@ pub struct Report {
     pub disk_failures: u64,
     /// Snapshots installed.
     pub snapshots: u64,
+    /// Changes of the members, each counted by every member that applied it.
+    pub membership_changes: u64,
 }
 
 pub(super) struct World {
@@ -133,6 +136,7 @@ impl World {
             (self.plan.pause_every, Event::Pause),
             (self.plan.disk_fault_every, Event::DiskFault),
             (self.plan.transfer_every, Event::Transfer),
+            (self.plan.membership_every, Event::ChangeMembers),
         ] {
             self.fault_after(every, event);
         }
@@ -198,7 +202,12 @@ impl World {
                 Ok(())
             }
             Event::Restart { node } => self.start(node),
-            Event::Partition | Event::Crash | Event::DiskFault | Event::Pause | Event::Transfer
+            Event::Partition
+            | Event::Crash
+            | Event::DiskFault
+            | Event::Pause
+            | Event::Transfer
+            | Event::ChangeMembers
                 if self.calm =>
             {
                 Ok(())
@@ -211,6 +220,10 @@ impl World {
                 }
                 self.fault_after(self.plan.partition_every, Event::Partition);
                 Ok(())
+            }
+            Event::ChangeMembers => {
+                self.fault_after(self.plan.membership_every, Event::ChangeMembers);
+                self.change_members()
             }
             Event::Crash => {
                 self.crash_one();
@@ -384,6 +397,7 @@ impl World {
             let what = format!("{} holds other data than {}", odd.0, hashes[0].0);
             return Err(Violation::new("equal stores", what));
         }
+        self.equal_members()?;
         self.invariants.acks.check(&self.invariants.machines, hashes[0].2)?;
         if let Some(id) = self.refused.iter().find(|id| self.invariants.machines.has_request(**id))
         {

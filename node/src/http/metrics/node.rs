@@ -9,6 +9,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::{Out, Scrape, signed};
 use crate::config::CLUSTER_VERSION;
+use crate::identity::MemberId;
 use crate::logging::lines_dropped;
 use crate::transport::PeerTraffic;
 
@@ -29,7 +30,7 @@ impl Scrape {
         let help =
             "Which version is running. 1 for 'cluster_version' label with current cluster version";
         out.fact("etcd_cluster_version", help, &[("cluster_version", CLUSTER_VERSION)])?;
-        let learner = self.0.store.view().members().iter().any(|m| m.id == me && m.is_learner);
+        let learner = self.0.store.view().members().is_learner(MemberId(me));
         out.gauge(
             "etcd_server_is_learner",
             "Whether or not this member is a learner. 1 if is, 0 otherwise",

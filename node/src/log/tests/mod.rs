@@ -14,7 +14,7 @@ use crate::disk::simulated::SimulatedDisk;
 use crate::disk::{Disk, DiskFile, Open, SharedDisk};
 
 fn identity() -> Identity {
-    Identity { cluster: 0xc1, member: 0xa, incarnation: 0xabcd << 100, voters: vec![0xa, 0xb, 0xc] }
+    Identity { cluster: 0xc1, member: 0xa, incarnation: 0xabcd << 100 }
 }
 
 fn small() -> LogOptions {

@@ -13,7 +13,9 @@ use node_proto::etcdserverpb::{RangeRequest, RangeResponse};
 use super::*;
 use crate::disk::simulated::SimulatedDisk;
 use crate::disk::{Backend, Disk as _, Open};
+use crate::identity::{Incarnation, MemberId, NodeKey};
 use crate::machine::Position;
+use crate::membership::Member;
 
 const DIR: &str = "/store";
 
@@ -29,6 +31,19 @@ pub(crate) fn disk(seed: u64) -> SimulatedDisk {
 
 pub(crate) fn backend(disk: &SimulatedDisk) -> Backend {
     Backend::new(disk.open(&Path::new(DIR).join("db"), Open::Existing).unwrap()).unwrap()
+}
+
+/// A member that is bound to an incarnation and a key.
+pub(crate) fn member(id: u64, name: &str) -> Member {
+    Member {
+        id: MemberId(id),
+        name: name.to_owned(),
+        peer_urls: vec![format!("http://{name}:2380")],
+        client_urls: Vec::new(),
+        is_learner: false,
+        incarnation: Some(Incarnation([u8::try_from(id).unwrap(); 16])),
+        node_key: Some(NodeKey([u8::try_from(id).unwrap(); 32])),
+    }
 }
 
 fn open(disk: &SimulatedDisk, compaction: Compaction) -> Writer {

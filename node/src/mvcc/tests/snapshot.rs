@@ -1,14 +1,14 @@
 //! The snapshot stream: whole or nothing.
 
-use node_proto::etcdserverpb::{AlarmMember, Member};
+use node_proto::etcdserverpb::AlarmMember;
 
 use super::*;
+use crate::identity::MemberId;
+use crate::membership::MemberChange;
 
 fn filled() -> Writer {
-    let options = Options {
-        members: vec![Member { id: 7, name: "seven".to_owned(), ..Member::default() }],
-        ..Options::default()
-    };
+    let options =
+        Options { members: vec![member(7, "seven"), member(8, "eight")], ..Options::default() };
     let mut writer = Writer::open(backend(&disk(1)), options).unwrap();
     for index in 1..=30 {
         put(&mut writer, index, &format!("k{}", index % 7), &"x".repeat(20_000));
@@ -16,6 +16,7 @@ fn filled() -> Writer {
     write(&mut writer, 31, |batch| {
         batch.raise_alarm(AlarmMember { member_id: 7, alarm: 1 });
         batch.compact(5).unwrap();
+        batch.members_mut().change(MemberChange::Remove(MemberId(8)), 31).unwrap();
     });
     writer
 }
@@ -47,6 +48,7 @@ fn everything_replicated_comes_across_and_survives_a_power_cut() {
     assert_eq!((a.members(), a.alarms()), (b.members(), b.alarms()));
     let records = |writer: &Writer| writer.store().stored_revisions().unwrap();
     assert_eq!(records(&writer), records(&other));
+    assert!(b.members().was_removed(MemberId(8)));
     assert_eq!(show(&writer.store(), 0), show(&other.store(), 0));
     assert_eq!(show(&writer.store(), 10), show(&other.store(), 10));
 }
@@ -74,4 +76,11 @@ fn one_flipped_bit_anywhere_is_found() {
         assert!(other.install_snapshot(&mut &bad[..]).is_err(), "byte {at}");
         assert_eq!(other.applied().index, 0);
     }
+}
+
+#[test]
+fn a_look_at_a_stream_tells_its_position_and_its_members() {
+    let (at, members) = inspect_snapshot(&mut &stream(&filled())[..]).unwrap();
+    assert_eq!(at, Position { index: 31, term: 1 });
+    assert_eq!(members, crate::machine::Members { voters: vec![7], learners: Vec::new() });
 }

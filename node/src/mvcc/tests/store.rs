@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::disk::simulated::SimulatedDisk;
+use crate::identity::MemberId;
+use crate::membership::MemberChange;
 
 fn fresh() -> (SimulatedDisk, Writer) {
     let disk = disk(1);
@@ -228,19 +230,47 @@ fn a_file_of_another_format_is_refused() {
     txn.commit().unwrap();
     drop(db);
     let refused = Writer::open(backend(&disk), Options::default()).err().unwrap();
-    assert!(matches!(refused, StoreError::Format { found: 7, known: 1 }), "{refused}");
+    assert!(matches!(refused, StoreError::Format { found: 7, known: 2 }), "{refused}");
 }
 
 #[test]
 fn the_members_a_store_begins_with_stay_over_a_restart() {
-    use node_proto::etcdserverpb::Member;
     let disk = disk(1);
-    let member = |id| Member { id, name: format!("m{id}"), ..Member::default() };
-    let options = Options { members: vec![member(9), member(3)], ..Options::default() };
+    let options = Options { members: vec![member(9, "m9"), member(3, "m3")], ..Options::default() };
     drop(Writer::open(backend(&disk), options).unwrap());
     let writer = open(&disk, Compaction::Background);
-    let ids: Vec<_> = writer.store().view().members().iter().map(|m| m.id).collect();
-    assert_eq!(ids, [3, 9]);
+    let view = writer.store().view();
+    let all: Vec<_> = view.members().members().collect();
+    assert_eq!(all, [&member(3, "m3"), &member(9, "m9")]);
+}
+
+#[test]
+fn members_change_with_the_applied_index_or_not_at_all() {
+    let disk = disk(1);
+    let options = Options { members: vec![member(3, "m3"), member(9, "m9")], ..Options::default() };
+    let mut writer = Writer::open(backend(&disk), options).unwrap();
+    let mut told = writer.store().members();
+    write(&mut writer, 1, |batch| {
+        batch.members_mut().change(MemberChange::Remove(MemberId(9)), 1).unwrap();
+    });
+    assert!(told.has_changed().unwrap() && told.borrow_and_update().was_removed(MemberId(9)));
+    write(&mut writer, 2, |_| ());
+    assert!(!told.has_changed().unwrap(), "nothing of theirs changed");
+    disk.crash();
+    drop(writer);
+    let mut writer = open(&disk, Compaction::Background);
+    let found = |writer: &Writer| {
+        let view = writer.store().view();
+        (view.applied().index, view.members().was_removed(MemberId(9)))
+    };
+    assert_eq!(found(&writer), (0, false), "neither was durable");
+    write(&mut writer, 1, |batch| {
+        batch.members_mut().change(MemberChange::Remove(MemberId(9)), 1).unwrap();
+    });
+    writer.checkpoint().unwrap();
+    disk.crash();
+    drop(writer);
+    assert_eq!(found(&open(&disk, Compaction::Background)), (1, true));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Members that have proven who they are, and then say what isn't true.
 
-use node_consensus::{Entry, Members};
+use node_consensus::{Entry, Members, Position};
 
 use super::*;
 use crate::{
@@ -34,12 +34,13 @@ fn encoded(message: &Message) -> Bytes {
     bytes.freeze()
 }
 
-/// A small store's snapshot, of this position.
+/// A small store's snapshot, of this position and of the voters 1 and 2.
 fn whole_store(at: Position) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let file = RealDisk.open(&dir.path().join("db"), Open::New).unwrap();
-    let mut writer =
-        mvcc::Writer::open(Backend::new(file).unwrap(), mvcc::Options::default()).unwrap();
+    let members = vec![mvcc::tests::member(1, "one"), mvcc::tests::member(2, "two")];
+    let options = mvcc::Options { members, ..mvcc::Options::default() };
+    let mut writer = mvcc::Writer::open(Backend::new(file).unwrap(), options).unwrap();
     let put = |batch: &mut mvcc::Batch<'_>| {
         batch.put(Bytes::from_static(b"k"), Bytes::from_static(b"v"), 0)?;
         batch.end_request();
@@ -69,22 +70,23 @@ fn a_snapshot_is_read_through_before_it_is_handed_on() {
     let (inbox, recorded) = recorded::inbox();
     let inbound = Inbound::new(inbox, dir.path().to_owned(), watch::channel(None).0);
     let at = Position { index: 3, term: 1 };
-    let receive = |at: Position, body: &[u8]| {
-        let members = Some(Members { voters: vec![1, 2], learners: Vec::new() });
+    let receive = |at: Position, voters: &[u64], body: &[u8]| {
+        let members = Some(Members { voters: voters.to_vec(), learners: Vec::new() });
         let header = message(MessageKind::Snapshot, 2);
         let header = encoded(&Message { snapshot: Some(at), members, ..header });
         inbound.snapshot(MemberId(2), header, SnapshotReader::arrived(body))
     };
     let body = whole_store(at);
-    for (announced, body) in [
-        (Position { index: 1000, term: 1 }, &body[..]),
-        (at, &body[..body.len() / 2]),
-        (at, &b"junk"[..]),
+    for (announced, voters, body) in [
+        (Position { index: 1000, term: 1 }, &[1, 2][..], &body[..]),
+        (at, &[1, 2, 3], &body[..]),
+        (at, &[1, 2], &body[..body.len() / 2]),
+        (at, &[1, 2], &b"junk"[..]),
     ] {
-        assert!(receive(announced, body).is_err());
+        assert!(receive(announced, voters, body).is_err());
         assert!(recorded.snapshots.lock().unwrap().is_empty());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing of it stays");
     }
-    receive(at, &body).unwrap();
+    receive(at, &[1, 2], &body).unwrap();
     assert_eq!(recorded.snapshots.lock().unwrap().len(), 1);
 }

@@ -1,0 +1,41 @@
+//! Changes of the table, as entries carry them.
+
+use super::Member;
+use crate::identity::MemberId;
+
+/// One change of the members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemberChange {
+    /// A new member, as learner or as voter.
+    Add(Member),
+    /// A learner gets its vote.
+    Promote(MemberId),
+    /// A member is one no longer, for ever.
+    Remove(MemberId),
+}
+
+/// Why a change was refused; the same on every member. The table is as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeError {
+    /// There is a member of this id or incarnation.
+    #[error("member ID already exists")]
+    IdExists,
+    /// A member of this id or incarnation was removed.
+    #[error("the member was removed, and never comes back")]
+    Removed,
+    /// Another member is reached there.
+    #[error("peer URL already exists")]
+    PeerUrlExists,
+    /// No such member.
+    #[error("member not found")]
+    NotFound,
+    /// It votes already.
+    #[error("can only promote a learner member")]
+    NotALearner,
+    /// Nobody would be left to vote.
+    #[error("the last voter can't be removed")]
+    LastVoter,
+    /// It has no id, no URL, or an incarnation or key that is none.
+    #[error("no member could be like this")]
+    Malformed,
+}

@@ -1,0 +1,113 @@
+use node_consensus::{ConfChange, Members};
+use node_proto::musterpb;
+
+use super::*;
+use crate::identity::{Incarnation, MemberId, NodeKey};
+
+fn member(id: u64) -> Member {
+    Member {
+        id: MemberId(id),
+        name: format!("m{id}"),
+        peer_urls: vec![format!("http://m{id}:2380")],
+        client_urls: Vec::new(),
+        is_learner: false,
+        incarnation: Some(Incarnation([u8::try_from(id).unwrap(); 16])),
+        node_key: Some(NodeKey([u8::try_from(id).unwrap(); 32])),
+    }
+}
+
+fn learner(id: u64) -> Member {
+    Member { is_learner: true, ..member(id) }
+}
+
+fn three() -> MemberTable {
+    MemberTable::new([member(3), member(1), member(2)])
+}
+
+#[test]
+fn a_learner_is_added_promoted_and_removed() {
+    let mut table = three();
+    assert_eq!(table.change(MemberChange::Add(learner(4)), 5), Ok(ConfChange::Learner(4)));
+    let expected = Members { voters: vec![1, 2, 3], learners: vec![4] };
+    assert_eq!(table.voters_and_learners(), expected);
+    assert_eq!(table.change(MemberChange::Promote(MemberId(4)), 6), Ok(ConfChange::Voter(4)));
+    assert_eq!(table.voters_and_learners().voters, [1, 2, 3, 4]);
+    assert_eq!(table.change(MemberChange::Remove(MemberId(4)), 7), Ok(ConfChange::Remove(4)));
+    let gone = RemovedMember { incarnation: member(4).incarnation, index: 7 };
+    assert_eq!(table.removed().collect::<Vec<_>>(), [(MemberId(4), &gone)]);
+}
+
+#[test]
+fn what_is_refused_changes_nothing() {
+    let mut table = three();
+    table.change(MemberChange::Remove(MemberId(3)), 5).unwrap();
+    let before = table.clone();
+    let fresh = |id| Member { incarnation: None, ..learner(id) };
+    for (change, why) in [
+        (MemberChange::Add(member(1)), ChangeError::IdExists),
+        (MemberChange::Add(Member { id: MemberId(9), ..member(1) }), ChangeError::IdExists),
+        (
+            MemberChange::Add(Member { peer_urls: member(2).peer_urls, ..fresh(9) }),
+            ChangeError::PeerUrlExists,
+        ),
+        (MemberChange::Add(fresh(3)), ChangeError::Removed),
+        (
+            MemberChange::Add(Member { incarnation: member(3).incarnation, ..fresh(9) }),
+            ChangeError::Removed,
+        ),
+        (MemberChange::Add(fresh(0)), ChangeError::Malformed),
+        (MemberChange::Add(Member { peer_urls: Vec::new(), ..fresh(9) }), ChangeError::Malformed),
+        (MemberChange::Promote(MemberId(1)), ChangeError::NotALearner),
+        (MemberChange::Promote(MemberId(9)), ChangeError::NotFound),
+        (MemberChange::Remove(MemberId(3)), ChangeError::NotFound),
+    ] {
+        assert_eq!(table.change(change.clone(), 6), Err(why), "{change:?}");
+        assert_eq!(table, before);
+    }
+}
+
+#[test]
+fn the_last_voter_stays() {
+    let mut table = MemberTable::new([member(1), learner(2)]);
+    let refused = table.change(MemberChange::Remove(MemberId(1)), 5);
+    assert_eq!(refused, Err(ChangeError::LastVoter));
+    table.change(MemberChange::Remove(MemberId(2)), 6).unwrap();
+}
+
+#[test]
+fn publishing_leaves_a_learner_a_learner() {
+    let mut table = MemberTable::new([member(1), learner(2)]);
+    table.publish(MemberId(2), "new".to_owned(), vec!["http://c:2379".to_owned()]).unwrap();
+    let found = table.member(MemberId(2)).unwrap();
+    assert!(found.is_learner && found.name == "new" && found.incarnation.is_some());
+    let refused = table.publish(MemberId(9), String::new(), Vec::new());
+    assert_eq!(refused, Err(ChangeError::NotFound));
+}
+
+#[test]
+fn members_and_changes_survive_their_bytes() {
+    let bare = Member { incarnation: None, node_key: None, ..learner(2) };
+    for member in [member(1), bare] {
+        assert_eq!(Member::try_from(musterpb::Member::from(&member)), Ok(member.clone()));
+        for change in [
+            MemberChange::Add(member),
+            MemberChange::Promote(MemberId(1)),
+            MemberChange::Remove(MemberId(1)),
+        ] {
+            let bytes = musterpb::MemberChange::from(&change);
+            assert_eq!(MemberChange::try_from(bytes), Ok(change));
+        }
+    }
+    let gone = RemovedMember { incarnation: None, index: 7 };
+    assert_eq!(RemovedMember::decode(&gone.encode(MemberId(3))), Ok((MemberId(3), gone)));
+}
+
+#[test]
+fn an_incarnation_of_another_length_is_refused() {
+    let mut bytes = musterpb::Member::from(&member(1));
+    bytes.incarnation = bytes.incarnation.slice(1..);
+    assert_eq!(Member::try_from(bytes.clone()), Err(MalformedMember));
+    let change = musterpb::member_change::Change::Add(bytes);
+    let change = musterpb::MemberChange { change: Some(change) };
+    assert_eq!(MemberChange::try_from(change), Err(ChangeError::Malformed));
+}
