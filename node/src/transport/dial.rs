@@ -7,7 +7,7 @@ use std::{
 };
 
 use backon::{BackoffBuilder, ExponentialBuilder};
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     sync::mpsc,
@@ -18,7 +18,7 @@ use super::{
     Refusal,
     frame::{self, FrameReader, Kind},
     hello::{self, Hello, Purpose},
-    peer::PeerHandle,
+    peer::{PeerHandle, Queued},
     service::Shared,
     stream::{self, PeerStream},
 };
@@ -48,7 +48,7 @@ pub(super) enum DialError {
 pub(super) async fn run(
     shared: Arc<Shared>,
     peer: Arc<PeerHandle>,
-    mut queue: mpsc::Receiver<Bytes>,
+    mut queue: mpsc::Receiver<Queued>,
 ) {
     let policy = ExponentialBuilder::default()
         .with_min_delay(shared.limits.redial.0)
@@ -143,7 +143,7 @@ async fn serve(
     shared: &Shared,
     peer: &PeerHandle,
     stream: PeerStream,
-    queue: &mut mpsc::Receiver<Bytes>,
+    queue: &mut mpsc::Receiver<Queued>,
 ) -> io::Error {
     let id = peer.record.id;
     let (reader, mut writer) = tokio::io::split(stream.io);
@@ -157,11 +157,10 @@ async fn serve(
     };
     peer.set_outbound(None, &*shared.events);
     if end.is_none() {
-        let _ = timeout(FAREWELL, farewell(peer, &mut writer, queue)).await;
+        let _ = timeout(FAREWELL, farewell(&mut writer, queue)).await;
     }
     // What waited for this stream is out of date by the time there is another.
-    while let Ok(message) = queue.try_recv() {
-        peer.taken(&message);
+    while queue.try_recv().is_ok() {
         shared.counters.dropped_away.fetch_add(1, Relaxed);
         peer.traffic.send_failures.fetch_add(1, Relaxed);
     }
@@ -172,7 +171,7 @@ async fn write<W: AsyncWrite + Unpin>(
     shared: &Shared,
     peer: &PeerHandle,
     writer: &mut W,
-    queue: &mut mpsc::Receiver<Bytes>,
+    queue: &mut mpsc::Receiver<Queued>,
 ) -> io::Error {
     let mut ping = interval(shared.limits.ping_interval);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -187,8 +186,7 @@ async fn write<W: AsyncWrite + Unpin>(
             }
         };
         for message in batch.drain(..) {
-            peer.taken(&message);
-            frame::put(&mut buffer, Kind::Message, &message);
+            frame::put(&mut buffer, Kind::Message, message.payload());
             if buffer.len() >= BATCH_BYTES
                 && let Err(error) = flush(shared, peer, writer, &mut buffer).await
             {
@@ -220,14 +218,12 @@ async fn flush<W: AsyncWrite + Unpin>(
 }
 
 async fn farewell<W: AsyncWrite + Unpin>(
-    peer: &PeerHandle,
     writer: &mut W,
-    queue: &mut mpsc::Receiver<Bytes>,
+    queue: &mut mpsc::Receiver<Queued>,
 ) -> io::Result<()> {
     let mut buffer = BytesMut::new();
     while let Ok(message) = queue.try_recv() {
-        peer.taken(&message);
-        frame::put(&mut buffer, Kind::Message, &message);
+        frame::put(&mut buffer, Kind::Message, message.payload());
     }
     writer.write_all(&buffer).await?;
     writer.shutdown().await

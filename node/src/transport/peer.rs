@@ -28,8 +28,8 @@ pub(super) struct PeerHandle {
     pub traffic: Traffic,
     /// It refused this member for good when it was last dialled.
     pub disowns: AtomicBool,
-    queue: mpsc::Sender<Bytes>,
-    queued_bytes: AtomicUsize,
+    queue: mpsc::Sender<Queued>,
+    queued_bytes: Arc<AtomicUsize>,
     queue_bytes_max: usize,
     frame_bytes_max: usize,
     state: Mutex<State>,
@@ -42,7 +42,7 @@ impl PeerHandle {
         record: Peer,
         limits: &Limits,
         gone: CancellationToken,
-    ) -> (Self, mpsc::Receiver<Bytes>) {
+    ) -> (Self, mpsc::Receiver<Queued>) {
         let (queue, receiver) = mpsc::channel(limits.queue_messages);
         let inbound = Mutex::new(gone.child_token());
         let handle = Self {
@@ -54,7 +54,7 @@ impl PeerHandle {
             traffic: Traffic::default(),
             disowns: AtomicBool::new(false),
             queue,
-            queued_bytes: AtomicUsize::new(0),
+            queued_bytes: Arc::default(),
             queue_bytes_max: limits.queue_bytes,
             frame_bytes_max: limits.frame_bytes,
             state: Mutex::default(),
@@ -73,17 +73,11 @@ impl PeerHandle {
         }
         let cost = cost(&message);
         let before = self.queued_bytes.fetch_add(cost, Ordering::Relaxed);
-        let taken = before + cost <= self.queue_bytes_max && self.queue.try_send(message).is_ok();
-        if !taken {
-            self.queued_bytes.fetch_sub(cost, Ordering::Relaxed);
+        let queued = Queued { message, bytes: Arc::clone(&self.queued_bytes) };
+        if before + cost > self.queue_bytes_max {
             return Err(SendError::Full);
         }
-        Ok(())
-    }
-
-    /// `message` has left the queue.
-    pub(super) fn taken(&self, message: &Bytes) {
-        self.queued_bytes.fetch_sub(cost(message), Ordering::Relaxed);
+        self.queue.try_send(queued).map_err(|_| SendError::Full)
     }
 
     /// Since when it can be sent to.
@@ -123,6 +117,26 @@ impl PeerHandle {
         let mut current = self.inbound.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *current, new.clone()).cancel();
         new
+    }
+}
+
+/// A message that waits for its peer. It is counted until it is dropped: written, or lost with its
+/// stream.
+#[derive(Debug)]
+pub(super) struct Queued {
+    message: Bytes,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl Queued {
+    pub(super) fn payload(&self) -> &[u8] {
+        &self.message
+    }
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.bytes.fetch_sub(cost(&self.message), Ordering::Relaxed);
     }
 }
 
@@ -176,7 +190,7 @@ mod tests {
         fn disowned(&self, _: crate::transport::Refusal) {}
     }
 
-    fn handle(limits: &Limits) -> (PeerHandle, mpsc::Receiver<Bytes>) {
+    fn handle(limits: &Limits) -> (PeerHandle, mpsc::Receiver<Queued>) {
         let record = Peer { id: MemberId(1), urls: Vec::new(), incarnation: None, node_key: None };
         let (handle, receiver) = PeerHandle::new(record, limits, CancellationToken::new());
         handle.set_outbound(Some(Instant::now()), &Told::default());
@@ -191,7 +205,7 @@ mod tests {
         assert_eq!(handle.push(message.clone()), Ok(()));
         assert_eq!(handle.push(message.clone()), Ok(()));
         assert_eq!(handle.push(message.clone()), Err(SendError::Full));
-        handle.taken(&receiver.try_recv().unwrap());
+        drop(receiver.try_recv().unwrap());
         assert_eq!(handle.push(message), Ok(()));
     }
 

@@ -67,7 +67,9 @@ fn a_snapshot_of_another_length_or_checksum_than_it_ends_with_is_refused() {
 
 #[test]
 fn the_newer_of_two_streams_of_a_peer_ends_the_older() {
-    let a = Node::start(1);
+    // Longer than anybody waits here: an end by silence is no end by the newer one.
+    let limits = Limits { dead_after: PATIENCE * 2, ..Limits::default() };
+    let a = Node::start_as(local(1), Seen::default(), limits);
     knows_member_two(&a);
     let mut older = open(&a, Purpose::Messages);
     write(&mut older, frame::Kind::Message, b"1");
@@ -79,24 +81,58 @@ fn the_newer_of_two_streams_of_a_peer_ends_the_older() {
     eventually("the second is read", || a.messages().len() == 2);
 }
 
+/// A member whose peer 2 is `listener`'s.
+fn dials(listener: &std::net::TcpListener) -> Node {
+    let limits = Limits { dead_after: PATIENCE * 2, ..Limits::default() };
+    let node = Node::start_as(local(1), Seen::default(), limits);
+    let slow = peer_at(MemberId(2), listener.local_addr().unwrap());
+    node.transport.set_membership(Membership { peers: vec![slow], ..Membership::default() });
+    node
+}
+
+/// A stream that `node` has dialled, with all that it takes waiting for it; how many that are.
+fn filled(listener: &std::net::TcpListener, node: &Node, message: &Bytes) -> (TcpStream, usize) {
+    let unread = take(listener, node, local(2));
+    eventually("it is connected", || !node.transport.connected().is_empty());
+    // What sockets take, and one batch that waits to be written, come first.
+    let (mut sent, before) = (0, node.transport.counters().dropped_full);
+    eventually("the queue is full", || {
+        while node.transport.send(MemberId(2), message.clone()).is_ok() {
+            sent += 1;
+        }
+        node.transport.counters().dropped_full > before + 8
+    });
+    (unread, sent)
+}
+
+fn lose(stream: TcpStream, node: &Node) {
+    drop(stream);
+    eventually("its loss is seen", || node.transport.connected().is_empty());
+}
+
 #[test]
 fn what_waited_for_a_lost_stream_is_not_sent_on_the_next() {
-    let limits = Limits { dead_after: PATIENCE, ..Limits::default() };
-    let a = Node::start_as(local(1), Seen::default(), limits);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let slow = peer_at(MemberId(2), listener.local_addr().unwrap());
-    a.transport.set_membership(Membership { peers: vec![slow], ..Membership::default() });
-    let unread = take(&listener, &a, local(2));
-    eventually("it is connected", || !a.transport.connected().is_empty());
-    // More than sockets take, so that some wait for the stream.
-    let stale = Bytes::from(vec![7; 1 << 20]);
-    while a.transport.send(MemberId(2), stale.clone()).is_ok() {}
-    drop(unread);
-    eventually("its loss is seen", || a.transport.connected().is_empty());
+    let a = dials(&listener);
+    // More than one batch of them fits the queue.
+    let (unread, _) = filled(&listener, &a, &Bytes::from(vec![7; 64 << 10]));
+    lose(unread, &a);
     let mut next = take(&listener, &a, local(2));
     eventually("it is connected again", || !a.transport.connected().is_empty());
     a.transport.send(MemberId(2), Bytes::from_static(b"fresh")).unwrap();
     assert_eq!(read(&mut next, frame::Kind::Message), b"fresh");
+}
+
+#[test]
+fn what_was_lost_with_a_stream_takes_no_room_of_the_next() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let a = dials(&listener);
+    let message = Bytes::from(vec![7; 1 << 20]);
+    for round in 0..3 {
+        let (unread, sent) = filled(&listener, &a, &message);
+        assert!(sent >= 60, "{sent} of 64 MiB in round {round}");
+        lose(unread, &a);
+    }
 }
 
 #[test]
