@@ -59,23 +59,7 @@ fn encoded(message: &Message) -> Vec<u8> {
 }
 
 fn message(kind: MessageKind, ids: &Ids) -> Message {
-    Message {
-        kind,
-        from: ids.from,
-        to: ids.to,
-        term: 0,
-        log_term: 0,
-        index: 0,
-        commit: 0,
-        commit_term: 0,
-        reject: false,
-        reject_hint: 0,
-        request_snapshot: 0,
-        context: Bytes::new(),
-        entries: Vec::new(),
-        snapshot: None,
-        members: None,
-    }
+    Message::new(kind, ids.from, ids.to)
 }
 
 /// Two members that run, and what a bad third one knows of their leader.

@@ -130,7 +130,8 @@ pub struct Message {
 }
 
 impl Message {
-    pub(crate) fn new(kind: MessageKind, from: u64, to: u64) -> Self {
+    /// A message that says nothing yet.
+    pub fn new(kind: MessageKind, from: u64, to: u64) -> Self {
         Self {
             kind,
             from,

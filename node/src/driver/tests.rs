@@ -321,10 +321,13 @@ async fn a_member_that_missed_more_than_the_log_holds_gets_a_snapshot() {
     put(&nodes[&lagging], id).await.unwrap();
     let metrics = nodes[&lagging].handle.metrics();
     assert_eq!(metrics.snapshots_installed.load(std::sync::atomic::Ordering::Relaxed), 1);
-    // Its body, as large as the store, is gone with the transfer.
-    let bodies = cluster.dir.path().join(leader.to_string()).join("snapshots");
+    // Its body, as large as the store, is gone with the transfer, whoever has sent it.
+    let bodies = || {
+        let of = |member: u64| cluster.dir.path().join(member.to_string()).join("snapshots");
+        (1..=3).map(|member| std::fs::read_dir(of(member)).unwrap().count()).sum::<usize>()
+    };
     let start = std::time::Instant::now();
-    while std::fs::read_dir(&bodies).unwrap().count() > 0 {
+    while bodies() > 0 {
         assert!(start.elapsed() < Duration::from_secs(20), "a body stays");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

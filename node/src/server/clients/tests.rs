@@ -162,7 +162,11 @@ impl HalfSender {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
         stream.write_all(hello).await.unwrap();
-        Self { stream, window: 65_535, ended: std::collections::BTreeSet::new() }
+        let mut client = Self { stream, window: 65_535, ended: std::collections::BTreeSet::new() };
+        // The server's settings, which hold once they are acknowledged.
+        client.read().await;
+        client.write(4, 1, 0, &[]).await;
+        client
     }
 
     async fn write(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {

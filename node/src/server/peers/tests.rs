@@ -1,6 +1,6 @@
 //! Members that have proven who they are, and then say what isn't true.
 
-use node_consensus::{Entry, Members, Position};
+use node_consensus::{Members, Position};
 
 use super::*;
 use crate::{
@@ -9,23 +9,7 @@ use crate::{
 };
 
 fn message(kind: MessageKind, from: u64) -> Message {
-    Message {
-        kind,
-        from,
-        to: 1,
-        term: 1,
-        log_term: 0,
-        index: 0,
-        commit: 0,
-        commit_term: 0,
-        reject: false,
-        reject_hint: 0,
-        request_snapshot: 0,
-        context: Bytes::new(),
-        entries: Vec::<Entry>::new(),
-        snapshot: None,
-        members: None,
-    }
+    Message { term: 1, ..Message::new(kind, from, 1) }
 }
 
 fn encoded(message: &Message) -> Bytes {
