@@ -137,8 +137,12 @@ impl Consensus {
         Ok(consensus)
     }
 
-    /// One tick of the clock.
+    /// One tick of the clock. None passes while a snapshot is on its way into log and store: who
+    /// stands for election then is asked by the library for entries that the snapshot has replaced.
     pub fn tick(&mut self) {
+        if self.is_restoring() {
+            return;
+        }
         self.raw.tick();
         self.after_input();
     }
@@ -248,7 +252,7 @@ impl Consensus {
 
     /// Campaigns now, if this member may and there is no leader.
     pub fn campaign(&mut self) {
-        if self.raw.raft.promotable() && self.raw.raft.leader_id == 0 {
+        if self.raw.raft.promotable() && self.raw.raft.leader_id == 0 && !self.is_restoring() {
             // The library refuses while a change of members is committed and not applied: it may
             // be the one that takes this member's vote. The election time-out comes again.
             let _ = self.raw.campaign();
@@ -440,6 +444,11 @@ impl Consensus {
         self.raw.raft.lead_transferee.is_some()
     }
 
+    /// Whether a snapshot was taken that is not applied yet.
+    fn is_restoring(&self) -> bool {
+        self.raw.store().base().index > self.raw.raft.raft_log.applied
+    }
+
     fn after_input(&mut self) {
         self.fix_timeout();
         if self.raw.raft.state == StateRole::Leader {
@@ -486,6 +495,8 @@ impl Consensus {
             // The library would pass it on in the asker's name, to the asker itself if that leads by
             // now. Who asked will ask again.
             MessageKind::ReadIndex if self.raw.raft.state != StateRole::Leader => return Ok(None),
+            // A leader that would hand over asks again.
+            MessageKind::TimeoutNow if self.is_restoring() => return Ok(None),
             MessageKind::Heartbeat if message.commit > log.last_index() => {
                 return impossible("it commits entries that are not in this member's log");
             }
@@ -565,3 +576,6 @@ impl Persist {
         self.hard_state.is_none() && self.entries.is_empty() && self.snapshot.is_none()
     }
 }
+
+#[cfg(test)]
+mod tests;
