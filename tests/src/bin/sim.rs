@@ -30,7 +30,7 @@ struct Arguments {
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=9))]
     members: Option<u64>,
     /// Virtual milliseconds with faults.
-    #[arg(long, default_value_t = 1_000)]
+    #[arg(long, default_value_t = 2_000)]
     milliseconds: u64,
     /// Threads.
     #[arg(long, default_value_t = 2)]
@@ -84,29 +84,25 @@ fn report(found: &Campaign, started: Instant, as_json: bool) {
             "histories_per_second": rate,
             "steps": total.steps,
             "committed": total.committed,
-            "puts": total.puts,
+            "elections": total.elections,
+            "writes": total.writes,
+            "refused": total.refused,
             "reads": total.reads,
             "crashes": total.crashes,
             "disk_failures": total.disk_failures,
             "snapshots": total.snapshots,
+            "interrupted_installs": total.interrupted_installs,
+            "torn": total.torn,
+            "conflicts": total.conflicts,
+            "compactions": total.compactions,
+            "notices": total.notices,
             "trace": format!("{:016x}", total.trace),
             "failure": failure,
         });
         println!("{document:#}");
         return;
     }
-    println!(
-        "{} histories in {seconds:.1} s ({rate:.0}/s): {} steps, {} entries, {} puts, {} reads, {} crashes, {} failed disks, {} snapshots; trace {:016x}",
-        found.histories,
-        total.steps,
-        total.committed,
-        total.puts,
-        total.reads,
-        total.crashes,
-        total.disk_failures,
-        total.snapshots,
-        total.trace,
-    );
+    println!("{} histories in {seconds:.1} s ({rate:.0}/s): {total:?}", found.histories);
     if let Some((seed, what)) = failure {
         println!("seed {seed}: {what}\nreplay: make sim SEED={seed}");
     }

@@ -1,76 +1,203 @@
-//! Clients: each does one thing at a time, a put or a linearizable read, on any member.
+//! Clients: each does one thing at a time, on any member: it changes keys, compacts, or reads, now
+//! or at an old revision, and with or without a barrier.
 
 use bytes::Bytes;
-use muster_node::apply::{Outcome, Response};
-use muster_node::mvcc::Store;
 use node_proto::command::{self, Operation};
-use node_proto::etcdserverpb::{PutRequest, RangeRequest};
+use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+use node_proto::etcdserverpb::request_op::Request;
+use node_proto::etcdserverpb::{
+    CompactionRequest, Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
+};
 
 use super::rng::Rng;
 
-/// A client waits this long, then the fate of its put is unknown.
+/// A client waits this long at most, then the fate of what it asked for is unknown.
 pub(super) const CLIENT_TIMEOUT: u64 = 1_200_000;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Request ids say which member's client waits for the outcome.
+const MEMBERS: u64 = 16;
+
+/// No client waits for what this one asks for.
+pub(super) const NOBODY: u64 = 0;
+
+/// What a client asks for.
+#[derive(Clone, Debug)]
 pub(super) enum Kind {
-    Put,
-    Read,
+    /// To be proposed.
+    Write(Bytes),
+    /// To be read, after a barrier if `linearizable`.
+    Read { request: RangeRequest, linearizable: bool },
 }
 
 /// One operation on its way.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Operating {
-    pub key: u64,
-    /// Request id of a put, token of a read. Never used twice.
+    /// Request id of a write, token of a read. Never used twice.
     pub id: u64,
     /// The highest revision that was known to anybody when it began.
     pub floor: i64,
     pub node: u64,
+    /// What is to be read.
+    pub read: Option<RangeRequest>,
+    /// It began when all was well: then it must be answered.
+    pub must_end: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Client {
     pub operating: Option<Operating>,
+    /// Operations that must be answered, and were.
+    pub served: u64,
 }
 
-pub(super) fn key_name(key: u64) -> Bytes {
-    Bytes::from(format!("key-{key}"))
+pub(super) fn request_id(number: u64, node: u64) -> u64 {
+    number * MEMBERS + node
 }
 
-/// A value that says which put it is; some are longer than a sector, so that they can be torn.
-pub(super) fn put_command(id: u64, key: u64, rng: &mut Rng) -> Bytes {
-    let mut value = id.to_be_bytes().to_vec();
-    let filler = match rng.range(0, 10) {
-        0..7 => rng.range(0, 60),
-        7..9 => rng.range(400, 1500),
-        _ => rng.range(1500, 6000),
-    };
-    let fill = u8::try_from(id % 250).expect("below 250") + 1;
-    value.resize(8 + usize::try_from(filler).expect("small"), fill);
-    let put = PutRequest { key: key_name(key), value: value.into(), ..PutRequest::default() };
-    command::encode(id, Operation::Put(put))
+/// Whether somebody on `node` waits for this request's outcome.
+pub(super) fn is_of(request: u64, node: u64) -> bool {
+    request % MEMBERS == node
 }
 
-/// The revision that a put was given; None if it was refused.
-pub(super) fn put_revision(outcome: &Outcome) -> Option<i64> {
-    match outcome {
-        Ok(Response::Put(put)) => put.header.as_ref().map(|header| header.revision),
-        _ => None,
+fn key(number: u64) -> Bytes {
+    Bytes::from(format!("key-{number}"))
+}
+
+/// Draws what clients ask for.
+pub(super) struct Draw<'a> {
+    pub rng: &'a mut Rng,
+    pub keys: u64,
+    /// The highest revision that a client knows.
+    pub known: i64,
+}
+
+impl Draw<'_> {
+    pub fn kind(&mut self, id: u64) -> Kind {
+        let operation = match self.rng.range(0, 100) {
+            0..34 => {
+                let key = self.key();
+                Operation::Put(self.put(id, key))
+            }
+            34..41 => Operation::DeleteRange(self.delete()),
+            41..53 => Operation::Txn(self.txn(id)),
+            53..57 => {
+                let revision = (self.known - self.small(12)).max(1);
+                Operation::Compact(CompactionRequest { revision, physical: false })
+            }
+            draw => {
+                let request = self.range();
+                return Kind::Read { request, linearizable: draw < 90 };
+            }
+        };
+        Kind::Write(command::encode(id, operation))
     }
-}
 
-/// What a key holds: the put's id and its revision.
-pub(super) fn read_key(store: &Store, key: u64) -> Result<Option<(u64, i64)>, String> {
-    let request = RangeRequest { key: key_name(key), ..RangeRequest::default() };
-    let response = store
-        .range(&store.view(), &request)
-        .map_err(|error| format!("a read failed: {error:?}"))?;
-    let Some(found) = response.kvs.first() else { return Ok(None) };
-    let id = found.value.first_chunk().ok_or("a value was cut short")?;
-    let id = u64::from_be_bytes(*id);
-    let fill = u8::try_from(id % 250).expect("below 250") + 1;
-    if found.value[8..].iter().any(|byte| *byte != fill) {
-        return Err(format!("the value of put {id} was changed"));
+    fn small(&mut self, bound: u64) -> i64 {
+        i64::try_from(self.rng.range(0, bound)).expect("small")
     }
-    Ok(Some((id, found.mod_revision)))
+
+    fn key(&mut self) -> Bytes {
+        key(self.rng.range(0, self.keys))
+    }
+
+    /// A key and an end: one key, some keys, those of a prefix, or all from one on.
+    pub fn keys(&mut self) -> (Bytes, Bytes) {
+        let (from, to) = (self.rng.range(0, self.keys), self.rng.range(0, self.keys + 1));
+        match self.rng.range(0, 6) {
+            0..2 => (key(from), Bytes::new()),
+            2 => (key(from.min(to)), key(from.max(to))),
+            3 => (key(from), Bytes::from_static(b"\0")),
+            4 => (Bytes::from_static(b"key-"), Bytes::from_static(b"key.")),
+            _ => (Bytes::from_static(b"\0"), Bytes::from_static(b"\0")),
+        }
+    }
+
+    /// A value that says which put it is; some are longer than a sector, so that they can be torn.
+    fn put(&mut self, id: u64, key: Bytes) -> PutRequest {
+        let prev_kv = self.rng.chance(200);
+        if self.rng.chance(120) {
+            return PutRequest { key, prev_kv, ignore_value: true, ..PutRequest::default() };
+        }
+        let mut value = id.to_be_bytes().to_vec();
+        let filler = match self.rng.range(0, 10) {
+            0..5 => self.rng.range(0, 60),
+            5..9 => self.rng.range(400, 1500),
+            _ => self.rng.range(1500, 6000),
+        };
+        let fill = u8::try_from(id % 250).expect("below 250") + 1;
+        value.resize(8 + usize::try_from(filler).expect("small"), fill);
+        PutRequest { key, value: value.into(), prev_kv, ..PutRequest::default() }
+    }
+
+    fn delete(&mut self) -> DeleteRangeRequest {
+        let (key, range_end) = self.keys();
+        DeleteRangeRequest { key, range_end, prev_kv: self.rng.chance(300) }
+    }
+
+    fn range(&mut self) -> RangeRequest {
+        let (key, range_end) = self.keys();
+        let revision = if self.rng.chance(250) { self.known + 1 - self.small(15) } else { 0 };
+        RangeRequest {
+            key,
+            range_end,
+            revision: revision.max(0),
+            limit: if self.rng.chance(150) { self.small(4) } else { 0 },
+            keys_only: self.rng.chance(80),
+            count_only: self.rng.chance(80),
+            ..RangeRequest::default()
+        }
+    }
+
+    fn txn(&mut self, id: u64) -> TxnRequest {
+        let compare = (0..self.rng.range(0, 3)).map(|_| self.compare()).collect();
+        TxnRequest { compare, success: self.branch(id), failure: self.branch(id) }
+    }
+
+    fn compare(&mut self) -> Compare {
+        let (key, range_end) = self.keys();
+        let results = [
+            CompareResult::Equal,
+            CompareResult::NotEqual,
+            CompareResult::Greater,
+            CompareResult::Less,
+        ];
+        let near = (self.known - self.small(8)).max(0);
+        let (target, union) = match self.rng.range(0, 4) {
+            0 => (CompareTarget::Version, TargetUnion::Version(self.small(4))),
+            1 => (CompareTarget::Create, TargetUnion::CreateRevision(near)),
+            2 => (CompareTarget::Mod, TargetUnion::ModRevision(near)),
+            _ => {
+                let some = self.rng.range(0, 500).to_be_bytes().to_vec();
+                (CompareTarget::Value, TargetUnion::Value(some.into()))
+            }
+        };
+        Compare {
+            result: results[self.rng.pick(results.len())] as i32,
+            target: target as i32,
+            key,
+            range_end,
+            target_union: Some(union),
+        }
+    }
+
+    /// Puts of different keys, reads, or a delete: never a put and a delete, which may meet in a
+    /// key, and that is refused before it is proposed.
+    fn branch(&mut self, id: u64) -> Vec<RequestOp> {
+        let mut operations = Vec::new();
+        if self.rng.chance(200) {
+            operations.push(Request::RequestDeleteRange(self.delete()));
+        } else {
+            let first = self.rng.range(0, self.keys);
+            for number in first..self.keys.min(first + self.rng.range(0, 4)) {
+                let put = self.put(id, key(number));
+                operations.push(Request::RequestPut(put));
+            }
+        }
+        if self.rng.chance(300) {
+            let at = self.rng.pick(operations.len() + 1);
+            let range = self.range();
+            operations.insert(at, Request::RequestRange(range));
+        }
+        operations.into_iter().map(|request| RequestOp { request: Some(request) }).collect()
+    }
 }

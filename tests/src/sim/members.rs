@@ -9,6 +9,7 @@ use muster_node::membership::{Member, MemberChange, MemberTable};
 use node_proto::command::{self, Operation};
 
 use super::Violation;
+use super::clients::{NOBODY, request_id};
 use super::world::World;
 
 /// Ids from here on have no machine.
@@ -50,7 +51,7 @@ impl World {
 
     /// Somebody is asked to change the members, by what it knows of them.
     pub(super) fn change_members(&mut self) -> Result<(), Violation> {
-        let (id, request) = (self.any_member(), self.next_id);
+        let (id, request) = (self.any_member(), request_id(self.next_id, NOBODY));
         self.next_id += 1;
         let Some(live) = &mut self.node(id).live else { return Ok(()) };
         let change = next_change(live.store.view().members());

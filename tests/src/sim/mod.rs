@@ -4,8 +4,14 @@
 //! and the real store (mvcc over `redb`) over a simulated disk. Around it everything is decided by
 //! one seed: message loss, duplication, delay and reordering, partitions in one or both
 //! directions, crashes at any operation of the disk with unsynced sectors lost or torn, disks that
-//! fail or are full at any operation, restarts, pauses, and clocks that run at different speeds. After every step the invariants are checked
-//! (one file each in [`invariants`]); then faults end, and the cluster has to converge and serve.
+//! fail or are full at any operation, restarts, pauses, and clocks that run at different speeds. Some
+//! faults aim (`faults`): at a leader, at who has just acknowledged something, at the middle of a
+//! write or of a snapshot's installation; a member is cut off until the log has gone on without it.
+//!
+//! After every step the invariants are checked (one file each in [`invariants`]): those of Raft;
+//! that every outcome, every read and every store is what a plain [`model`] of the committed
+//! requests says; that each watch is told all of it once and in order. Then the faults end, and the
+//! cluster has to converge and to answer whatever it is asked.
 //!
 //! A history is a function of its seed: the same seed gives the same trace hash, and a failure
 //! says which seed replays it.
@@ -17,14 +23,17 @@
 //! one; the tests that use them run in the dev profile.
 
 mod clients;
+mod faults;
 pub mod invariants;
 mod members;
+pub mod model;
 mod network;
 mod node;
 mod plan;
 mod requests;
 mod rng;
 mod run;
+mod streams;
 mod work;
 mod world;
 
@@ -45,7 +54,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { members: None, duration: 1_000_000, guards: Guards::ALL }
+        Self { members: None, duration: 2_000_000, guards: Guards::ALL }
     }
 }
 

@@ -9,6 +9,8 @@ use super::rng::Rng;
 pub(super) struct Network {
     /// (from, to) that nothing passes.
     cut: BTreeSet<(u64, u64)>,
+    /// Who hears nobody and is heard by nobody.
+    alone: BTreeSet<u64>,
 }
 
 impl Network {
@@ -17,7 +19,8 @@ impl Network {
     }
 
     pub fn is_cut(&self, from: u64, to: u64) -> bool {
-        self.cut.contains(&(from, to))
+        let alone = self.alone.contains(&from) || self.alone.contains(&to);
+        alone || self.cut.contains(&(from, to))
     }
 
     /// Splits the members in two, in both directions or in one, or cuts one link.
@@ -38,6 +41,21 @@ impl Network {
                 }
             }
         }
+    }
+
+    /// Nobody hears `id`, and `id` nobody.
+    pub fn cut_off(&mut self, id: u64) {
+        self.alone.insert(id);
+    }
+
+    /// Whether somebody is cut off.
+    pub fn is_anybody_alone(&self) -> bool {
+        !self.alone.is_empty()
+    }
+
+    /// `id` is heard again.
+    pub fn rejoin(&mut self, id: u64) {
+        self.alone.remove(&id);
     }
 
     fn cut(&mut self, from: u64, to: u64, one_way: bool) {

@@ -10,14 +10,17 @@ use muster_node::disk::{Backend, Open};
 use muster_node::driver::{
     Applier, CheckpointPolicy, Driver, DriverOptions, LogJob, Notice, Position, recover, run_group,
 };
-use muster_node::log::{Identity, Log, LogOptions, Reader};
+use muster_node::log::{Batch, Identity, Log, LogOptions, Reader};
 use muster_node::machine::{Applied, Committed, RequestId, Snapshot as _, StateMachine as _};
+use muster_node::mvcc::watch::{WatchHub, WatchOptions};
 use muster_node::mvcc::{Compaction, Options as StoreOptions, Store, StoreError, View};
 use node_consensus::{Config, Guards};
 
 use super::Violation;
+use super::clients::is_of;
 use super::members::first_members;
 use super::plan::Plan;
+use super::streams::Hub;
 
 const MEMBER_DIR: &str = "/member";
 
@@ -41,6 +44,17 @@ pub(super) struct Live {
     pub log_group: Option<Vec<LogJob>>,
     pub apply_jobs: Vec<ApplyJob>,
     pub apply_busy: bool,
+    /// Where watches are asked for.
+    pub watches: WatchHub,
+    /// What tells them, run by hand.
+    pub hub: Hub,
+    pub hub_is_due: bool,
+    /// The last entry given to the log.
+    pub log_last: u64,
+    /// A snapshot is on its way into log and store.
+    pub installing: bool,
+    /// The log had a torn end.
+    pub was_torn: bool,
     /// Reads old entries.
     pub reader: Reader,
     /// A snapshot that is being written.
@@ -126,11 +140,20 @@ impl Node {
         disk.sync_dir(dir)?;
         let store_options = StoreOptions {
             cache_bytes: 256 * 1024,
-            compaction: Compaction::Inline,
+            compaction: Compaction::Background,
+            compacted_keys_per_step: 2,
+            watch: WatchOptions {
+                queued_deliveries: plan.queued_deliveries,
+                ring_bytes: plan.watch_bytes,
+                feed_bytes: plan.watch_bytes,
+                records_per_piece: 3,
+            },
             members: first_members(plan.members),
             ..StoreOptions::default()
         };
-        let machine = Machine::open(Backend::new(file)?, store_options)?;
+        let mut machine = Machine::open(Backend::new(file)?, store_options)?;
+        let own = self.id;
+        machine.answer_only(move |RequestId(request)| is_of(request, own));
         if !Log::exists(&disk, dir)? {
             let incarnation = u128::from(self.id) << 64 | 0xfeed;
             let identity = Identity { cluster: 1, member: self.id, incarnation };
@@ -144,19 +167,33 @@ impl Node {
         config.cache_bytes = 8 * 1024;
         config.max_message_bytes = 4 * 1024;
         config.max_inflight_messages = 8;
+        let mut max_backlog_bytes = 128 << 20;
+        if plan.uncommitted_bytes > 0 {
+            config.max_uncommitted_bytes = plan.uncommitted_bytes;
+            // More than can be uncommitted: who drops appends must still be able to take those that
+            // replace what it has.
+            max_backlog_bytes = 60_000;
+        }
         let driver_options = DriverOptions {
             campaign_when_connected: false,
-            catch_up_entries: 5,
+            catch_up_entries: plan.catch_up_entries,
             proposal_ticks: 150,
             read_retry_ticks: 2,
-            max_backlog_bytes: 128 << 20,
+            max_backlog_bytes,
         };
         let driver = Driver::new(&config, driver_options, &initial)?;
-        let store = machine.store();
+        let (store, watches) = (machine.store(), machine.hub());
+        let hub = Box::pin(machine.hub().run());
         let policy = CheckpointPolicy { bytes: usize::MAX, entries: plan.checkpoint_entries };
         Ok(Live {
             driver,
             reader: log.reader(),
+            watches,
+            hub,
+            hub_is_due: false,
+            log_last: log.last().index,
+            installing: false,
+            was_torn: recovered.cut.is_some(),
             snapshot: None,
             snapshot_busy: false,
             log,
@@ -169,6 +206,16 @@ impl Node {
             built: None,
             bodies: BTreeMap::new(),
         })
+    }
+
+    /// Whether its process is in the middle of taking over a snapshot.
+    pub fn is_installing(&self) -> bool {
+        self.live.as_ref().is_some_and(|live| live.installing)
+    }
+
+    /// Whether its log had a torn end when its process began.
+    pub fn was_torn(&self) -> bool {
+        self.live.as_ref().is_some_and(|live| live.was_torn)
     }
 
     /// A write of the log that is under way when its process ends has got somewhere: nowhere yet,
@@ -208,11 +255,26 @@ pub(super) struct JobDone {
 }
 
 impl Live {
+    /// Looks at what goes into the log: entries that replace others, snapshots that come in.
+    pub fn note_log<'a>(&mut self, batches: impl Iterator<Item = &'a Batch>) -> u64 {
+        let mut conflicts = 0;
+        for batch in batches {
+            self.installing |= batch.installing.is_some();
+            if let Some(at) = batch.snapshot {
+                (self.installing, self.log_last) = (false, at.index);
+            }
+            if let (Some(first), Some(last)) = (batch.entries.first(), batch.entries.last()) {
+                conflicts += u64::from(first.index <= self.log_last);
+                self.log_last = last.index;
+            }
+        }
+        conflicts
+    }
+
     /// One job, as the apply thread does it.
-    pub fn apply_one(&mut self) -> Result<JobDone, Box<dyn std::error::Error>> {
-        let mut done = JobDone::default();
+    pub fn apply_one(&mut self, done: &mut JobDone) -> Result<(), Box<dyn std::error::Error>> {
         if self.apply_jobs.is_empty() {
-            return Ok(done);
+            return Ok(());
         }
         match self.apply_jobs.remove(0) {
             ApplyJob::Apply(entries) => {
@@ -233,7 +295,7 @@ impl Live {
             }
             ApplyJob::Build => self.snapshot = Some(self.applier.machine().snapshot()),
         }
-        Ok(done)
+        Ok(())
     }
 }
 

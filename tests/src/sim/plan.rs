@@ -17,6 +17,18 @@ pub(super) struct Plan {
     pub crash_every: u64,
     pub pause_every: u64,
     pub transfer_every: u64,
+    /// The leader is cut off until another one leads.
+    pub depose_every: u64,
+    /// A member is cut off until the others have compacted what it lacks.
+    pub cut_off_every: u64,
+    /// All members lose power at about the same time.
+    pub power_cut_every: u64,
+    /// Per mille of acknowledgements to a peer or a client after which power fails soon.
+    pub crash_after_ack: u64,
+    /// Per mille of the log's writes that a power cut ends in the middle.
+    pub crash_in_write: u64,
+    /// Per mille of steps of a snapshot's installation after which power fails soon.
+    pub crash_in_install: u64,
     /// A disk that fails, or is full, at one of its next operations.
     pub disk_fault_every: u64,
     /// Per mille of disk operations' groups that are slow.
@@ -29,6 +41,14 @@ pub(super) struct Plan {
     pub checkpoint_entries: u64,
     /// Mean virtual microseconds between changes of the members; 0 for none.
     pub membership_every: u64,
+    /// Entries that the log keeps behind a checkpoint.
+    pub catch_up_entries: u64,
+    /// Bytes of uncommitted proposals that a leader takes; 0 for as many as in production.
+    pub uncommitted_bytes: u64,
+    /// Deliveries that wait for a client that watches.
+    pub queued_deliveries: usize,
+    /// Bytes of events kept for watchers, and on their way to them.
+    pub watch_bytes: usize,
 }
 
 impl Plan {
@@ -47,12 +67,22 @@ impl Plan {
             partition_every: some(700, 200_000, 900_000),
             crash_every: some(800, 150_000, 800_000),
             pause_every: some(400, 300_000, 1_000_000),
-            transfer_every: some(300, 300_000, 1_000_000),
+            transfer_every: some(300, 200_000, 800_000),
+            depose_every: some(850, 120_000, 400_000),
+            cut_off_every: some(800, 100_000, 400_000),
+            power_cut_every: some(400, 400_000, 1_200_000),
+            crash_after_ack: some(500, 1, 6),
+            crash_in_write: some(800, 12, 48),
+            crash_in_install: some(600, 100, 400),
             slow_disk: some(500, 1, 80),
             drift: some(700, 10, 300),
-            clients: usize::try_from(some(1000, 2, 6)).expect("small"),
-            keys: some(1000, 1, 4),
-            checkpoint_entries: some(1000, 4, 60),
+            clients: usize::try_from(some(1000, 3, 7)).expect("small"),
+            keys: some(1000, 1, 8),
+            checkpoint_entries: some(1000, 2, 12),
+            catch_up_entries: some(1000, 1, 5),
+            queued_deliveries: usize::try_from(some(1000, 1, 6)).expect("small"),
+            watch_bytes: usize::try_from(some(1000, 1_000, 30_000)).expect("small"),
+            uncommitted_bytes: some(300, 5_000, 9_000),
             disk_fault_every: some(400, 150_000, 800_000),
             membership_every: some(400, 50_000, 400_000),
         }

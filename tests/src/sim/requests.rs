@@ -1,42 +1,60 @@
 //! What clients ask of members, and what they make of the answers.
 
+use muster_node::apply::{ApplyError, Outcome};
 use muster_node::driver::{Proposal, ReadToken};
 use muster_node::machine::{EntryKind, RequestId};
+use muster_node::mvcc::ReadError;
+use node_proto::etcdserverpb::RangeRequest;
 
 use super::Violation;
-use super::clients::{CLIENT_TIMEOUT, Kind, Operating, put_command, read_key};
+use super::clients::{CLIENT_TIMEOUT, Draw, Kind, NOBODY, Operating, is_of, request_id};
+use super::invariants::linearizable::Answered;
+use super::invariants::store::header_revision;
+use super::members::has_changed_members;
 use super::world::{Event, World};
 
 impl World {
     pub(super) fn client(&mut self, client: usize) -> Result<(), Violation> {
-        if self.clients[client].operating.is_some() || (self.calm && self.served) {
+        if self.clients[client].operating.is_some() || self.is_content(client) {
             return Ok(());
         }
-        let node = self.any_member();
-        let kind = if self.rng.chance(500) { Kind::Put } else { Kind::Read };
-        let key = self.rng.range(0, self.plan.keys);
+        let leader = if self.rng.chance(400) { self.leader(0) } else { None };
+        let node = leader.unwrap_or_else(|| self.any_member());
         if self.node(node).live.is_none() {
             self.next_operation(client);
             return Ok(());
         }
-        let id = self.next_id;
+        let id = request_id(self.next_id, node);
         self.next_id += 1;
-        let floor = match kind {
-            Kind::Put => self.invariants.clients.put_floor(),
-            Kind::Read => self.invariants.clients.read_floor(key),
+        let floor = self.invariants.clients.floor();
+        let mut draw = Draw { rng: &mut self.rng, keys: self.plan.keys, known: floor };
+        let kind = draw.kind(id);
+        if let Kind::Read { request, linearizable: false } = &kind {
+            let found = self.read(node, request)?;
+            self.trace(&[id, found.unwrap_or(0).unsigned_abs()]);
+            self.next_operation(client);
+            return Ok(());
+        }
+        let read = match &kind {
+            Kind::Read { request, .. } => Some(request.clone()),
+            Kind::Write(_) => None,
         };
-        let command = put_command(id, key, &mut self.rng);
-        self.clients[client].operating = Some(Operating { key, id, floor, node });
-        self.after(CLIENT_TIMEOUT, Event::ClientTimeout { client, id });
+        let must_end = self.must_end(node, matches!(kind, Kind::Write(_)));
+        self.clients[client].operating = Some(Operating { id, floor, node, read, must_end });
+        let patience =
+            if must_end { CLIENT_TIMEOUT } else { self.rng.range(50_000, CLIENT_TIMEOUT / 3) };
+        self.after(patience, Event::ClientTimeout { client, id });
         let life = self.node(node).life;
         let Some(live) = self.live(node, life) else { return Ok(()) };
         match kind {
-            Kind::Put => {
-                let proposal =
-                    Proposal { id: RequestId(id), kind: EntryKind::Normal, data: command };
-                live.driver.propose([proposal]);
+            Kind::Write(data) => {
+                live.driver.propose([Proposal {
+                    id: RequestId(id),
+                    kind: EntryKind::Normal,
+                    data,
+                }]);
             }
-            Kind::Read => live.driver.read([id]),
+            Kind::Read { .. } => live.driver.read([id]),
         }
         if self.paused(node).is_some() {
             return Ok(());
@@ -47,49 +65,105 @@ impl World {
     /// The client has had its answer, or gives up.
     pub(super) fn next_operation(&mut self, client: usize) {
         self.clients[client].operating = None;
-        let delay = self.rng.range(500, 30_000);
+        // Now and then all at once, so that proposals share a batch.
+        let delay = if self.rng.chance(300) { 500 } else { self.rng.range(500, 15_000) };
         self.after(delay, Event::Client { client });
     }
 
-    pub(super) fn operation(&self, node: u64, id: u64) -> Option<(usize, Operating)> {
+    fn operation(&self, node: u64, id: u64) -> Option<(usize, Operating)> {
         self.clients.iter().enumerate().find_map(|(client, state)| {
-            let operating = state.operating?;
-            (operating.id == id && operating.node == node).then_some((client, operating))
+            let operating = state.operating.as_ref()?;
+            (operating.id == id && operating.node == node).then(|| (client, operating.clone()))
         })
     }
 
-    pub(super) fn end_operation(&mut self, node: u64, id: u64) {
-        if let Some((client, _)) = self.operation(node, id) {
+    pub(super) fn timed_out(&mut self, client: usize, id: u64) -> Result<(), Violation> {
+        let Some(operating) = self.clients[client].operating.as_ref() else { return Ok(()) };
+        if operating.id != id {
+            return Ok(());
+        }
+        if operating.must_end {
+            let what =
+                format!("request {id} on {}: no answer, though all was well", operating.node);
+            return Err(Violation::new("every request is answered", what));
+        }
+        self.next_operation(client);
+        Ok(())
+    }
+
+    /// A member says that a proposal will never have an effect.
+    pub(super) fn was_refused(&mut self, node: u64, id: u64) {
+        self.refused.push(id);
+        self.report.refused += 1;
+        self.ended(node, id);
+    }
+
+    fn ended(&mut self, node: u64, id: u64) {
+        if let Some((client, operating)) = self.operation(node, id) {
+            self.clients[client].served += u64::from(operating.must_end);
             self.next_operation(client);
         }
     }
 
-    pub(super) fn put_done(&mut self, node: u64, id: u64, revision: i64) -> Result<(), Violation> {
-        let Some((client, operating)) = self.operation(node, id) else { return Ok(()) };
-        self.invariants.clients.put(id, operating.key, operating.floor, revision)?;
-        self.invariants.acks.acknowledged(id, revision);
-        self.report.puts += 1;
-        self.served = self.calm;
-        self.next_operation(client);
+    /// A member has applied a request; whoever waits for it there has his answer.
+    pub(super) fn outcome(
+        &mut self,
+        node: u64,
+        id: u64,
+        outcome: &Outcome,
+    ) -> Result<(), Violation> {
+        if is_of(id, NOBODY) {
+            self.report.membership_changes += u64::from(has_changed_members(outcome));
+            return Ok(());
+        }
+        let revision = header_revision(outcome);
+        self.trace(&[id, revision.unwrap_or(0).unsigned_abs()]);
+        let done = self.invariants.stores.answer(node, id, is_of(id, node), outcome)?;
+        let changed = done.changed;
+        let Some((_, operating)) = self.operation(node, id) else { return Ok(()) };
+        if let Some(revision) = revision {
+            let answered = if changed { Answered::Change } else { Answered::Read };
+            self.invariants.clients.answered(id, answered, operating.floor, revision)?;
+            self.invariants.acks.acknowledged(id, revision);
+        }
+        self.report.writes += 1;
+        self.ended(node, id);
         Ok(())
     }
 
     pub(super) fn read_done(&mut self, node: u64, token: ReadToken) -> Result<(), Violation> {
-        let Some((client, operating)) = self.operation(node, token) else { return Ok(()) };
-        let life = self.node(node).life;
-        let Some(live) = self.live(node, life) else { return Ok(()) };
-        let found = match read_key(&live.store, operating.key) {
-            Ok(found) => found,
-            Err(_) if self.node(node).disk.is_off() || self.node(node).disk.has_failed() => {
-                self.next_operation(client);
-                return Ok(());
-            }
-            Err(why) => return Err(Violation::new("values stay as they were put", why)),
-        };
-        self.trace(&[token, found.map_or(0, |(put, _)| put)]);
-        self.invariants.clients.read(operating.key, operating.floor, found)?;
-        self.report.reads += 1;
-        self.next_operation(client);
+        let Some((_, operating)) = self.operation(node, token) else { return Ok(()) };
+        let Some(request) = &operating.read else { return Ok(()) };
+        let revision = self.read(node, request)?;
+        self.trace(&[token, revision.unwrap_or(0).unsigned_abs()]);
+        if let Some(revision) = revision {
+            let answered = Answered::Read;
+            self.invariants.clients.answered(token, answered, operating.floor, revision)?;
+            self.report.reads += 1;
+        }
+        self.ended(node, token);
         Ok(())
+    }
+
+    /// Reads a member's store as it stands, and compares; the store's revision, unless its disk
+    /// gave out.
+    fn read(&mut self, node: u64, request: &RangeRequest) -> Result<Option<i64>, Violation> {
+        let life = self.node(node).life;
+        let Some(live) = self.live(node, life) else { return Ok(None) };
+        let view = live.store.view();
+        let found = match live.store.range(&view, request) {
+            Ok(response) => Ok(response),
+            Err(ReadError::Compacted | ReadError::Superseded) => Err(ApplyError::Compacted),
+            Err(ReadError::Future) => Err(ApplyError::FutureRevision),
+            Err(ReadError::Store(error)) => {
+                let disk = &self.node(node).disk;
+                if disk.is_off() || disk.has_failed() {
+                    return Ok(None);
+                }
+                return Err(Violation::new("stores hold the model", format!("{node}: {error:?}")));
+            }
+        };
+        self.invariants.stores.read(node, &view, request, &found)?;
+        Ok(Some(view.revision()))
     }
 }

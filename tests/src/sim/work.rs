@@ -5,12 +5,11 @@ use muster_node::driver::{
     Effects, IncomingSnapshot, LogJob, Message, Notice, run_fetch, run_group,
 };
 use muster_node::machine::RequestId;
+use muster_node::mvcc::CompactionProgress;
 use node_consensus::Fetch;
 
 use super::Violation;
-use super::clients::put_revision;
 use super::invariants::log_matching::hash;
-use super::members::has_changed_members;
 use super::node::{ApplyJob, JobDone, Live};
 use super::world::{Event, World};
 
@@ -122,7 +121,8 @@ impl World {
             return Ok(());
         }
         let Some(live) = self.live(id, life) else { return Ok(()) };
-        let done = live.apply_one();
+        let mut done = JobDone::default();
+        let result = live.apply_one(&mut done);
         let writes = live.snapshot.is_some() && !live.snapshot_busy;
         live.snapshot_busy |= writes;
         if live.apply_jobs.is_empty() {
@@ -134,12 +134,15 @@ impl World {
             let delay = self.rng.range(100, 60_000);
             self.after(delay, Event::SnapshotWritten { node: id, life });
         }
-        match done {
-            Ok(done) => self.applied(id, life, done),
-            Err(error) => {
-                let down = self.node(id).down(&*error);
-                self.went_down(id, down)
-            }
+        let down = result.err().map(|error| self.node(id).down(&*error));
+        // Also what was applied before the checkpoint behind it failed: it may be durable.
+        for entry in &done.applied {
+            self.invariants.machines.observe(id, entry)?;
+            self.invariants.stores.model.apply(entry);
+        }
+        match down {
+            None => self.applied(id, life, done),
+            Some(down) => self.went_down(id, down),
         }
     }
 
@@ -176,25 +179,42 @@ impl World {
     }
 
     pub(super) fn applied(&mut self, id: u64, life: u64, done: JobDone) -> Result<(), Violation> {
-        for entry in &done.applied {
-            self.invariants.machines.observe(id, entry)?;
+        for (RequestId(request), outcome) in &done.outcomes {
+            self.outcome(id, *request, outcome)?;
         }
-        for (RequestId(request), outcome) in done.outcomes {
-            self.report.membership_changes += u64::from(has_changed_members(&outcome));
-            let revision = put_revision(&outcome);
-            self.trace(&[request, revision.unwrap_or(0).unsigned_abs()]);
-            if let Some(revision) = revision {
-                self.put_done(id, request, revision)?;
-            }
-        }
+        self.wake_hub(id);
         for notice in done.notices {
             if matches!(notice, Notice::Installed { .. }) {
                 self.report.snapshots += 1;
+                self.check_store(id, false)?;
             }
+            let delay = self.rng.range(100, 30_000);
+            self.after(delay, Event::CompactStep { node: id, life });
             let Some(live) = self.live(id, life) else { return Ok(()) };
             live.driver.notice(notice);
         }
         self.advance(id)
+    }
+
+    /// A piece of the store's compaction, if one is under way.
+    pub(super) fn compact_step(&mut self, id: u64, life: u64) -> Result<(), Violation> {
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        let before = *live.store.finished_compactions().borrow();
+        match live.store.compact_step() {
+            Ok(progress) => {
+                let finished = *live.store.finished_compactions().borrow() > before;
+                self.report.compactions += u64::from(finished);
+                if progress == CompactionProgress::More {
+                    let delay = self.rng.range(100, 20_000);
+                    self.after(delay, Event::CompactStep { node: id, life });
+                }
+                Ok(())
+            }
+            Err(error) => {
+                let down = self.node(id).down(&error);
+                self.went_down(id, down)
+            }
+        }
     }
 
     /// Everything that follows from what a member was given, then the invariants.
@@ -212,6 +232,11 @@ impl World {
         let node = &self.nodes[usize::try_from(id - 1).expect("few")];
         let Some(live) = &node.live else { return Ok(()) };
         let status = live.driver.status();
+        let seat = &mut self.leaders[usize::try_from(id - 1).expect("few")];
+        if *seat != (status.leader, status.term) {
+            *seat = (status.leader, status.term);
+            self.led_since = self.now;
+        }
         let invariants = &mut self.invariants;
         invariants.elections.observe(id, &status)?;
         invariants.monotone.observe(id, life, &status)?;
@@ -225,6 +250,7 @@ impl World {
         life: u64,
         effects: Effects,
     ) -> Result<(), Violation> {
+        self.aim(id, &effects);
         for message in &effects.send {
             if message.from != id {
                 let what = format!("{id} sends {message:?}");
@@ -277,8 +303,7 @@ impl World {
             }
         }
         for (RequestId(request), _) in effects.refused {
-            self.refused.push(request);
-            self.end_operation(id, request);
+            self.was_refused(id, request);
         }
         for (token, _) in effects.reads {
             self.read_done(id, token)?;
@@ -300,7 +325,9 @@ impl World {
             return;
         }
         let Some(live) = self.live(id, life) else { return };
+        let conflicts = live.note_log(jobs.iter().filter_map(written));
         live.log_jobs.append(&mut jobs);
+        self.report.conflicts += conflicts;
         self.begin_group(id, life);
     }
 
@@ -312,8 +339,11 @@ impl World {
         }
         live.log_group = Some(std::mem::take(&mut live.log_jobs));
         let slow = !self.calm && self.rng.chance(self.plan.slow_disk);
-        let delay = if slow { self.rng.range(5_000, 300_000) } else { self.rng.range(80, 1_500) };
+        let delay = if slow { self.rng.range(5_000, 300_000) } else { self.rng.range(100, 3_000) };
         self.after(delay, Event::LogDone { node: id, life });
+        if !self.calm && self.rng.chance(self.plan.crash_in_write) {
+            self.after(delay / 2, Event::CutWrite { node: id, life });
+        }
     }
 
     pub(super) fn send_snapshot(&mut self, id: u64, life: u64, message: &Message) {

@@ -4,24 +4,29 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use muster_node::disk::simulated::{Failure, Fault, Operation};
 use muster_node::driver::Notice;
 use muster_node::machine::StateMachine as _;
 use node_consensus::Fetch;
 
-use super::clients::Client;
+use super::clients::{Client, Draw};
+use super::faults::Trouble;
 use super::invariants::Invariants;
 use super::invariants::progress::stuck;
 use super::network::Network;
-use super::node::{Down, Node, broken};
+use super::node::{Node, broken};
 use super::plan::Plan;
 use super::rng::Rng;
+use super::streams::{STREAMS, Stream};
 use super::{Options, Violation};
 
 /// Virtual microseconds of one tick.
 const TICK: u64 = 10_000;
 /// After the faults, this long may pass until all is well.
 const CALM: u64 = 20_000_000;
+/// With one leader for so long, nothing is left to be settled.
+const STEADY: u64 = 300_000;
+/// Operations of each client that are answered after that.
+const SERVED: u64 = 3;
 
 #[derive(Debug)]
 pub(super) enum Event {
@@ -32,15 +37,15 @@ pub(super) enum Event {
     Fetch { node: u64, life: u64, fetch: Fetch },
     SnapshotWritten { node: u64, life: u64 },
     SnapshotReport { node: u64, life: u64, peer: u64, arrived: bool },
+    CompactStep { node: u64, life: u64 },
+    Hub { node: u64, life: u64 },
     Client { client: usize },
     ClientTimeout { client: usize, id: u64 },
-    Partition,
-    Crash,
-    DiskFault,
+    Stream { stream: usize },
+    Trouble(Trouble),
+    Rejoin { node: u64, deposed: bool, until: u64 },
+    CutWrite { node: u64, life: u64 },
     Restart { node: u64 },
-    Pause,
-    Transfer,
-    ChangeMembers,
 }
 
 /// What a history that held had in it.
@@ -52,9 +57,13 @@ pub struct Report {
     pub steps: u64,
     /// Entries committed.
     pub committed: u64,
-    /// Puts acknowledged.
-    pub puts: u64,
-    /// Reads answered.
+    /// Terms that had a leader.
+    pub elections: u64,
+    /// Writes answered.
+    pub writes: u64,
+    /// Proposals refused.
+    pub refused: u64,
+    /// Reads answered after a barrier.
     pub reads: u64,
     /// Crashes and kills.
     pub crashes: u64,
@@ -64,6 +73,18 @@ pub struct Report {
     pub snapshots: u64,
     /// Changes of the members, each counted by every member that applied it.
     pub membership_changes: u64,
+    /// Processes that ended while they took over a snapshot.
+    pub interrupted_installs: u64,
+    /// Logs that were found with a torn end.
+    pub torn: u64,
+    /// Entries in a log that another leader's replaced.
+    pub conflicts: u64,
+    /// Compactions of the store finished.
+    pub compactions: u64,
+    /// Notices that watches were told.
+    pub notices: u64,
+    /// Progress that watches asked for.
+    pub progress_asked: u64,
 }
 
 pub(super) struct World {
@@ -77,14 +98,17 @@ pub(super) struct World {
     pub(super) nodes: Vec<Node>,
     pub(super) network: Network,
     pub(super) clients: Vec<Client>,
+    pub(super) streams: Vec<Stream>,
     pub(super) invariants: Invariants,
     pub(super) next_id: u64,
     pub(super) bodies: u64,
     pub(super) refused: Vec<u64>,
     /// Faults have ended.
     pub(super) calm: bool,
-    /// A put that began after that was acknowledged.
-    pub(super) served: bool,
+    /// Since when nobody has changed his mind about who leads.
+    pub(super) led_since: u64,
+    /// Leader and term, as each member has them.
+    pub(super) leaders: Vec<(u64, u64)>,
     pub(super) report: Report,
 }
 
@@ -92,7 +116,7 @@ impl World {
     pub fn new(seed: u64, options: Options) -> Self {
         let mut rng = Rng::new(seed);
         let plan = Plan::new(&mut rng, options.members);
-        let nodes = (1..=plan.members)
+        let nodes: Vec<Node> = (1..=plan.members)
             .map(|id| {
                 let drift = if plan.drift > 0 { rng.range(0, plan.drift) } else { 0 };
                 let tick = TICK * (1000 + drift) / (1000 + plan.drift / 2);
@@ -100,6 +124,9 @@ impl World {
             })
             .collect();
         let clients = (0..plan.clients).map(|_| Client::default()).collect();
+        let leaders = vec![(0, 0); nodes.len()];
+        let mut draw = Draw { rng: &mut rng, keys: plan.keys, known: 1 };
+        let streams = (0..STREAMS).map(|_| Stream::new(&mut draw)).collect();
         Self {
             options,
             seed,
@@ -111,12 +138,14 @@ impl World {
             nodes,
             network: Network::default(),
             clients,
+            streams,
             invariants: Invariants::default(),
             next_id: 1,
             bodies: 0,
             refused: Vec::new(),
             calm: false,
-            served: false,
+            led_since: 0,
+            leaders,
             report: Report::default(),
         }
     }
@@ -130,16 +159,11 @@ impl World {
             let after = self.rng.range(1, 200_000);
             self.after(after, Event::Client { client });
         }
-        for (every, event) in [
-            (self.plan.partition_every, Event::Partition),
-            (self.plan.crash_every, Event::Crash),
-            (self.plan.pause_every, Event::Pause),
-            (self.plan.disk_fault_every, Event::DiskFault),
-            (self.plan.transfer_every, Event::Transfer),
-            (self.plan.membership_every, Event::ChangeMembers),
-        ] {
-            self.fault_after(every, event);
+        for stream in 0..self.streams.len() {
+            let after = self.rng.range(1, 100_000);
+            self.after(after, Event::Stream { stream });
         }
+        self.begin_faults();
         while self.now < self.options.duration {
             self.step()?;
         }
@@ -157,13 +181,6 @@ impl World {
     pub(super) fn after(&mut self, delay: u64, event: Event) {
         self.sequence += 1;
         self.queue.insert((self.now + delay, self.sequence), event);
-    }
-
-    pub(super) fn fault_after(&mut self, every: u64, event: Event) {
-        if every > 0 && !self.calm {
-            let delay = self.rng.range(1, 2 * every);
-            self.after(delay, event);
-        }
     }
 
     pub(super) fn node(&mut self, id: u64) -> &mut Node {
@@ -195,129 +212,28 @@ impl World {
                 self.notice(node, life, Notice::SnapshotSent { peer, arrived })
             }
             Event::Client { client } => self.client(client),
-            Event::ClientTimeout { client, id } => {
-                if self.clients[client].operating.is_some_and(|operating| operating.id == id) {
-                    self.next_operation(client);
-                }
+            Event::ClientTimeout { client, id } => self.timed_out(client, id),
+            Event::CompactStep { node, life } => self.compact_step(node, life),
+            Event::Hub { node, life } => {
+                self.run_hub(node, life);
                 Ok(())
             }
+            Event::Stream { stream } => self.stream(stream),
             Event::Restart { node } => self.start(node),
-            Event::Partition
-            | Event::Crash
-            | Event::DiskFault
-            | Event::Pause
-            | Event::Transfer
-            | Event::ChangeMembers
-                if self.calm =>
-            {
+            Event::Trouble(trouble) => self.trouble(trouble),
+            Event::Rejoin { node, deposed, until } => {
+                self.rejoin(node, deposed, until);
                 Ok(())
             }
-            Event::Partition => {
-                if self.rng.chance(400) {
-                    self.network.heal();
-                } else {
-                    self.network.partition(&mut self.rng, self.plan.members);
-                }
-                self.fault_after(self.plan.partition_every, Event::Partition);
+            Event::CutWrite { node, life } => {
+                self.cut_a_write(node, life);
                 Ok(())
-            }
-            Event::ChangeMembers => {
-                self.fault_after(self.plan.membership_every, Event::ChangeMembers);
-                self.change_members()
-            }
-            Event::Crash => {
-                self.crash_one();
-                self.fault_after(self.plan.crash_every, Event::Crash);
-                Ok(())
-            }
-            Event::DiskFault => {
-                self.fail_a_disk();
-                self.fault_after(self.plan.disk_fault_every, Event::DiskFault);
-                Ok(())
-            }
-            Event::Pause => {
-                let (id, long) = (self.any_member(), self.rng.range(20_000, 500_000));
-                let until = self.now + long;
-                self.node(id).paused_until = until;
-                self.fault_after(self.plan.pause_every, Event::Pause);
-                Ok(())
-            }
-            Event::Transfer => {
-                let id = self.any_member();
-                let life = self.node(id).life;
-                self.fault_after(self.plan.transfer_every, Event::Transfer);
-                self.notice(id, life, Notice::Transfer(None))
             }
         }
     }
 
     pub(super) fn any_member(&mut self) -> u64 {
         self.rng.range(1, self.plan.members + 1)
-    }
-
-    pub(super) fn went_down(&mut self, id: u64, down: Down) -> Result<(), Violation> {
-        match down {
-            Down::Broken(why) => Err(broken(id, &why)),
-            Down::Crashed => {
-                self.take_down(id, false);
-                Ok(())
-            }
-            Down::DiskFailed => {
-                self.report.disk_failures += 1;
-                // The process ends; the kernel keeps what it believes to be on the medium.
-                let process_only = self.rng.chance(700);
-                self.take_down(id, process_only);
-                Ok(())
-            }
-        }
-    }
-
-    /// Somebody loses power now, or in the middle of one of the next operations of its disk.
-    pub(super) fn crash_one(&mut self) {
-        let id = self.any_member();
-        let style = self.rng.range(0, 10);
-        let operations = self.rng.range(1, 12);
-        match style {
-            0..3 => self.take_down(id, false),
-            3..4 => self.take_down(id, true),
-            _ => self.node(id).disk.power_off_after(operations),
-        }
-    }
-
-    /// One of the next operations of somebody's disk fails, or finds it full.
-    pub(super) fn fail_a_disk(&mut self) {
-        let id = self.any_member();
-        let operations = [
-            Operation::Sync,
-            Operation::Sync,
-            Operation::Write,
-            Operation::Resize,
-            Operation::SyncDir,
-            Operation::Rename,
-        ];
-        let operation = operations[self.rng.pick(operations.len())];
-        let failure = if self.rng.chance(600) { Failure::Io } else { Failure::NoSpace };
-        let after = self.rng.range(0, 12);
-        self.node(id).disk.inject(Fault { operation, after, times: 1, failure });
-    }
-
-    pub(super) fn take_down(&mut self, id: u64, process_only: bool) {
-        self.report.crashes += 1;
-        let operations = if self.rng.chance(300) { None } else { Some(self.rng.range(1, 6)) };
-        let node = self.node(id);
-        node.cut_short(operations);
-        if process_only {
-            node.kill()
-        } else {
-            node.crash()
-        }
-        for client in 0..self.clients.len() {
-            if self.clients[client].operating.is_some_and(|operating| operating.node == id) {
-                self.next_operation(client);
-            }
-        }
-        let delay = self.rng.range(5_000, 400_000);
-        self.after(delay, Event::Restart { node: id });
     }
 
     pub(super) fn start(&mut self, id: u64) -> Result<(), Violation> {
@@ -331,36 +247,39 @@ impl World {
         if let Err(down) = node.boot(&plan, seed ^ life, guards) {
             return self.went_down(id, down);
         }
-        let life = self.node(id).life;
+        let (life, torn) = (self.node(id).life, self.node(id).was_torn());
+        self.report.torn += u64::from(torn);
         let delay = self.rng.range(1, TICK);
         self.after(delay, Event::Tick { node: id, life });
+        self.check_store(id, false)?;
+        self.after(delay, Event::CompactStep { node: id, life });
         self.advance(id)
     }
 
-    pub(super) fn end_faults(&mut self) -> Result<(), Violation> {
-        self.calm = true;
-        self.network.heal();
-        self.plan.loss = 0;
-        self.plan.duplication = 0;
-        self.plan.late = 0;
-        for id in 1..=self.plan.members {
-            let now = self.now;
-            let node = self.node(id);
-            node.paused_until = now;
-            let armed = node.live.is_some();
-            if armed {
-                // A power cut that is still to come comes now.
-                self.take_down(id, false);
-            }
-            self.node(id).disk.crash();
-            self.start(id)?;
-        }
-        Ok(())
+    /// All is well, and has been for a while.
+    pub(super) fn is_steady(&self) -> bool {
+        let first = self.leaders[0];
+        let agreed = first.0 != 0 && self.leaders.iter().all(|leader| *leader == first);
+        self.calm && agreed && self.now - self.led_since > STEADY
     }
 
-    /// All members run, agree and have nothing left to do, and the cluster has served.
+    /// Whether what a client asks of `node` now has to be answered. A follower passes a proposal
+    /// on, and isn't told if the leader can't take it.
+    pub(super) fn must_end(&self, node: u64, is_write: bool) -> bool {
+        let taken = self.plan.uncommitted_bytes == 0 || self.leaders[0].0 == node;
+        self.is_steady() && (taken || !is_write)
+    }
+
+    /// After the faults a client goes on until it has been served.
+    pub(super) fn is_content(&self, client: usize) -> bool {
+        self.calm && self.clients[client].served >= SERVED
+    }
+
+    /// All members run, agree and have nothing left to do; all clients have been served, and all
+    /// watches told.
     pub(super) fn is_settled(&self) -> bool {
-        let idle = self.clients.iter().all(|client| client.operating.is_none());
+        let idle = (0..self.clients.len())
+            .all(|client| self.clients[client].operating.is_none() && self.is_content(client));
         let mut positions = self.nodes.iter().map(|node| {
             let live = node.live.as_ref()?;
             let status = live.driver.status();
@@ -368,13 +287,23 @@ impl World {
             let even = status.leader != 0 && status.commit == status.last;
             even.then_some((status.leader, status.last, applied))
         });
+        if !idle {
+            return false;
+        }
         let first = positions.next().flatten();
         let together = first.is_some_and(|(_, last, applied)| applied.index == last);
-        self.served && idle && together && positions.all(|position| position == first)
+        let model = &self.invariants.stores.model;
+        together
+            && positions.all(|position| position == first)
+            && self.streams.iter().all(|stream| stream.watch.is_done(model))
     }
 
     pub(super) fn describe(&self) -> String {
-        let mut text = format!("served {}", self.served);
+        let served: Vec<u64> = self.clients.iter().map(|client| client.served).collect();
+        let mut text = format!("served {served:?}");
+        for stream in &self.streams {
+            text = format!("{text}; {:?}", stream.watch);
+        }
         for node in &self.nodes {
             let status = node.live.as_ref().map(|live| live.driver.status());
             text = format!("{text}; {}: {status:?}", node.id);
@@ -382,8 +311,18 @@ impl World {
         text
     }
 
+    /// A member's store holds what it should.
+    pub(super) fn check_store(&mut self, id: u64, all: bool) -> Result<(), Violation> {
+        let at = usize::try_from(id - 1).expect("few");
+        let Some(live) = &self.nodes[at].live else { return Ok(()) };
+        self.invariants.stores.holds(id, &live.store, all)
+    }
+
     pub(super) fn finish(mut self) -> Result<Report, Violation> {
         let mut hashes = Vec::new();
+        for id in 1..=self.plan.members {
+            self.check_store(id, true)?;
+        }
         for node in &self.nodes {
             let Some(live) = &node.live else { continue };
             let view = live.store.view();
@@ -405,6 +344,7 @@ impl World {
             return Err(Violation::new("a refusal is final", what));
         }
         self.trace(&[u64::from(hashes[0].1)]);
+        self.report.elections = self.invariants.elections.elections();
         self.report.committed = self.invariants.machines.last();
         Ok(self.report)
     }

@@ -29,6 +29,11 @@ impl ElectionSafety {
         Err(Violation::new("election safety", what))
     }
 
+    /// Terms that had a leader.
+    pub fn elections(&self) -> u64 {
+        self.leaders.len() as u64
+    }
+
     /// A vote has left a member.
     pub fn sent(&mut self, message: &Message) -> Result<(), Violation> {
         let candidate = match message.kind {

@@ -8,6 +8,8 @@ pub mod log_matching;
 pub mod monotone;
 pub mod progress;
 pub mod state_machine;
+pub mod store;
+pub mod watch;
 
 use node_consensus::{Message, MessageKind};
 
@@ -28,6 +30,8 @@ pub struct Invariants {
     pub monotone: monotone::Monotone,
     /// Reads and writes as if there were one copy.
     pub clients: linearizable::Linearizable,
+    /// Answers and stores are the model's.
+    pub stores: store::Stores,
     /// What was acknowledged stays.
     pub acks: durable_acks::DurableAcks,
 }

@@ -1,0 +1,284 @@
+//! Faults, some at random and some that aim: at the moments and states in which the rare things
+//! happen; and their end.
+
+use muster_node::disk::simulated::{Failure, Fault, Operation};
+use muster_node::driver::{Effects, Notice};
+use node_consensus::{MessageKind, Role};
+
+use super::Violation;
+use super::network::Network;
+use super::node::{Down, Node, broken};
+use super::streams::Stream;
+use super::world::{Event, World};
+
+/// How often it is looked whether a member that was cut off has been left behind.
+const LOOK: u64 = 20_000;
+
+/// A member is cut off this long at most.
+const LONGEST_CUT: u64 = 800_000;
+
+/// A fault that comes again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// Some members can't hear each other.
+    Partition,
+    /// A member loses its power or its process.
+    Crash,
+    /// All members lose power at about the same time.
+    PowerCut,
+    /// A disk fails or is full.
+    Disk,
+    /// A member stands still.
+    Pause,
+    /// A leader is asked to hand over.
+    Transfer,
+    /// A leader is cut off.
+    Depose,
+    /// A member is cut off until the log has gone on without it.
+    CutOff,
+    /// A learner comes or goes: no fault, but one may come in between.
+    ChangeMembers,
+}
+
+impl World {
+    pub(super) fn begin_faults(&mut self) {
+        for trouble in [
+            Trouble::Partition,
+            Trouble::Crash,
+            Trouble::PowerCut,
+            Trouble::Disk,
+            Trouble::Pause,
+            Trouble::Transfer,
+            Trouble::Depose,
+            Trouble::CutOff,
+            Trouble::ChangeMembers,
+        ] {
+            self.next_trouble(trouble);
+        }
+    }
+
+    fn next_trouble(&mut self, trouble: Trouble) {
+        let every = match trouble {
+            Trouble::Partition => self.plan.partition_every,
+            Trouble::Crash => self.plan.crash_every,
+            Trouble::PowerCut => self.plan.power_cut_every,
+            Trouble::Disk => self.plan.disk_fault_every,
+            Trouble::Pause => self.plan.pause_every,
+            Trouble::Transfer => self.plan.transfer_every,
+            Trouble::Depose => self.plan.depose_every,
+            Trouble::CutOff => self.plan.cut_off_every,
+            Trouble::ChangeMembers => self.plan.membership_every,
+        };
+        if every > 0 && !self.calm {
+            let delay = self.rng.range(1, 2 * every);
+            self.after(delay, Event::Trouble(trouble));
+        }
+    }
+
+    pub(super) fn trouble(&mut self, trouble: Trouble) -> Result<(), Violation> {
+        if self.calm {
+            return Ok(());
+        }
+        self.next_trouble(trouble);
+        match trouble {
+            Trouble::Partition if self.rng.chance(400) => self.network.heal(),
+            Trouble::Partition => self.network.partition(&mut self.rng, self.plan.members),
+            Trouble::Crash => self.crash_one(),
+            Trouble::PowerCut => {
+                for id in 1..=self.plan.members {
+                    let operations = self.rng.range(1, 8);
+                    if self.rng.chance(500) {
+                        self.take_down(id, false);
+                    } else {
+                        self.node(id).disk.power_off_after(operations);
+                    }
+                }
+            }
+            Trouble::Disk => self.fail_a_disk(),
+            Trouble::Pause => {
+                let (id, long) = (self.any_member(), self.rng.range(20_000, 500_000));
+                let until = self.now + long;
+                self.node(id).paused_until = until;
+            }
+            Trouble::Transfer => {
+                let id = self.any_member();
+                let life = self.node(id).life;
+                return self.notice(id, life, Notice::Transfer(None));
+            }
+            Trouble::ChangeMembers => return self.change_members(),
+            // One at a time: two of three would leave nobody to go on.
+            Trouble::Depose | Trouble::CutOff if self.network.is_anybody_alone() => {}
+            Trouble::Depose | Trouble::CutOff => {
+                let deposed = trouble == Trouble::Depose;
+                let id = if deposed { self.leader(0) } else { Some(self.any_member()) };
+                if let Some(id) = id {
+                    self.network.cut_off(id);
+                    let until = self.now + LONGEST_CUT;
+                    self.after(LOOK, Event::Rejoin { node: id, deposed, until });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Who leads, other than `not`.
+    pub(super) fn leader(&self, not: u64) -> Option<u64> {
+        let leads = |node: &&Node| {
+            let role = node.live.as_ref().map(|live| live.driver.leadership().0);
+            node.id != not && role == Some(Role::Leader)
+        };
+        self.nodes.iter().find(leads).map(|node| node.id)
+    }
+
+    /// A member that was cut off is heard again: at `until`, or once the log has gone on without it,
+    /// or another member leads.
+    pub(super) fn rejoin(&mut self, id: u64, deposed: bool, until: u64) {
+        let last = self.node(id).live.as_ref().map(|live| live.driver.status().last);
+        let has_compacted = |node: &Node| {
+            let first = node.live.as_ref().map(|live| live.driver.status().first);
+            last.zip(first).is_some_and(|(last, first)| last + 1 < first)
+        };
+        let enough = if deposed {
+            self.leader(id).is_some()
+        } else {
+            self.nodes.iter().any(|node| node.id != id && has_compacted(node))
+        };
+        if self.now >= until || enough || self.calm {
+            self.network.rejoin(id);
+        } else {
+            self.after(LOOK, Event::Rejoin { node: id, deposed, until });
+        }
+    }
+
+    /// Power fails while the log writes.
+    pub(super) fn cut_a_write(&mut self, id: u64, life: u64) {
+        let writes = self.live(id, life).is_some_and(|live| live.log_group.is_some());
+        if writes && !self.calm {
+            self.take_down(id, false);
+        }
+    }
+
+    /// Power fails soon after a member has acknowledged something, or in the middle of taking over
+    /// a snapshot.
+    pub(super) fn aim(&mut self, id: u64, effects: &Effects) {
+        if self.calm {
+            return;
+        }
+        let acks = effects
+            .send
+            .iter()
+            .any(|message| message.kind == MessageKind::AppendResponse && !message.reject);
+        let installs = effects.install.is_some()
+            || effects
+                .persist
+                .iter()
+                .any(|(_, batch)| batch.installing.is_some() || batch.snapshot.is_some());
+        let per_mille = if installs {
+            self.plan.crash_in_install
+        } else if acks {
+            self.plan.crash_after_ack
+        } else {
+            0
+        };
+        if self.rng.chance(per_mille) {
+            let operations = self.rng.range(1, if installs { 10 } else { 4 });
+            self.node(id).disk.power_off_after(operations);
+        }
+    }
+
+    pub(super) fn went_down(&mut self, id: u64, down: Down) -> Result<(), Violation> {
+        match down {
+            Down::Broken(why) => Err(broken(id, &why)),
+            Down::Crashed => {
+                self.take_down(id, false);
+                Ok(())
+            }
+            Down::DiskFailed => {
+                self.report.disk_failures += 1;
+                // The process ends; the kernel keeps what it believes to be on the medium.
+                let process_only = self.rng.chance(700);
+                self.take_down(id, process_only);
+                Ok(())
+            }
+        }
+    }
+
+    /// Somebody loses power now, or in the middle of one of the next operations of its disk.
+    pub(super) fn crash_one(&mut self) {
+        let writes = |node: &&Node| node.live.as_ref().is_some_and(|live| live.log_group.is_some());
+        let writing = self.nodes.iter().find(writes).map(|node| node.id);
+        let id = match writing {
+            Some(id) if self.rng.chance(600) => id,
+            _ => self.any_member(),
+        };
+        let style = self.rng.range(0, 10);
+        let operations = self.rng.range(1, 12);
+        match style {
+            0..5 => self.take_down(id, false),
+            5..6 => self.take_down(id, true),
+            _ => self.node(id).disk.power_off_after(operations),
+        }
+    }
+
+    /// One of the next operations of somebody's disk fails, or finds it full.
+    pub(super) fn fail_a_disk(&mut self) {
+        let id = self.any_member();
+        let operations = [
+            Operation::Sync,
+            Operation::Sync,
+            Operation::Write,
+            Operation::Resize,
+            Operation::SyncDir,
+            Operation::Rename,
+        ];
+        let operation = operations[self.rng.pick(operations.len())];
+        let failure = if self.rng.chance(600) { Failure::Io } else { Failure::NoSpace };
+        let after = self.rng.range(0, 12);
+        self.node(id).disk.inject(Fault { operation, after, times: 1, failure });
+    }
+
+    pub(super) fn take_down(&mut self, id: u64, process_only: bool) {
+        self.report.crashes += 1;
+        self.report.interrupted_installs += u64::from(self.node(id).is_installing());
+        let operations =
+            if self.rng.chance(100) { None } else { Some(1 + u64::from(self.rng.chance(250))) };
+        let node = self.node(id);
+        node.cut_short(operations);
+        if process_only {
+            node.kill()
+        } else {
+            node.crash()
+        }
+        for client in 0..self.clients.len() {
+            let operating = self.clients[client].operating.as_ref();
+            if operating.is_some_and(|operating| operating.node == id) {
+                self.next_operation(client);
+            }
+        }
+        self.streams.iter_mut().for_each(|stream| stream.disconnect(id));
+        let delay = self.rng.range(5_000, 400_000);
+        self.after(delay, Event::Restart { node: id });
+    }
+
+    pub(super) fn end_faults(&mut self) -> Result<(), Violation> {
+        self.calm = true;
+        self.streams.iter_mut().for_each(Stream::hurry);
+        self.network = Network::default();
+        self.plan.loss = 0;
+        self.plan.duplication = 0;
+        self.plan.late = 0;
+        for id in 1..=self.plan.members {
+            let now = self.now;
+            let node = self.node(id);
+            node.paused_until = now;
+            let armed = node.live.is_some();
+            if armed {
+                // A power cut that is still to come comes now.
+                self.take_down(id, false);
+            }
+            self.node(id).disk.crash();
+            self.start(id)?;
+        }
+        Ok(())
+    }
+}

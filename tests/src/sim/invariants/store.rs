@@ -1,0 +1,114 @@
+//! What members answer and hold is what the model says: every outcome, every read, every store.
+
+use muster_node::apply::{ApplyError, Outcome, Response};
+use muster_node::mvcc::{KeyRange, Store, View};
+use node_proto::etcdserverpb::{RangeRequest, RangeResponse, ResponseHeader};
+
+use crate::sim::Violation;
+use crate::sim::model::{Done, Model, State};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Stores {
+    /// What they should hold.
+    pub model: Model,
+}
+
+fn differs(what: String) -> Violation {
+    Violation::new("answers are the model's", what)
+}
+
+fn holds_other(what: String) -> Violation {
+    Violation::new("stores hold the model", what)
+}
+
+/// The revision that an answer speaks of.
+pub fn header_revision(outcome: &Outcome) -> Option<i64> {
+    let header: &Option<ResponseHeader> = match outcome.as_ref().ok()? {
+        Response::Put(response) => &response.header,
+        Response::DeleteRange(response) => &response.header,
+        Response::Txn(response) => &response.header,
+        Response::Compact(response) => &response.header,
+        Response::Alarm(_) | Response::Published | Response::MembersChanged(_) => return None,
+    };
+    header.as_ref().map(|header| header.revision)
+}
+
+impl Stores {
+    /// A member has applied a request. Where nobody waits for the answer it may lack what would
+    /// have to be read for it.
+    pub fn answer(
+        &self,
+        member: u64,
+        request: u64,
+        is_awaited: bool,
+        outcome: &Outcome,
+    ) -> Result<&Done, Violation> {
+        let done = self.model.done(request).expect("the model has what is committed first");
+        let expected = &done.outcome;
+        let same = if is_awaited {
+            outcome == expected
+        } else {
+            outcome.as_ref().err() == expected.as_ref().err()
+                && header_revision(outcome) == header_revision(expected)
+        };
+        if same {
+            return Ok(done);
+        }
+        Err(differs(format!("{member}, request {request}: {outcome:?}, not {expected:?}")))
+    }
+
+    /// A member has answered a range from `view`.
+    pub fn read(
+        &self,
+        member: u64,
+        view: &View,
+        request: &RangeRequest,
+        found: &Result<RangeResponse, ApplyError>,
+    ) -> Result<(), Violation> {
+        let expected = self.model.range(self.state(member, view)?, request);
+        if *found == expected {
+            return Ok(());
+        }
+        Err(differs(format!("{member}, {request:?}: {found:?}, not {expected:?}")))
+    }
+
+    /// How a view stands, which must be as the model stood there.
+    fn state(&self, member: u64, view: &View) -> Result<State, Violation> {
+        let at = view.applied().index;
+        let state = State { revision: view.revision(), compacted: view.compacted() };
+        match self.model.state(at) {
+            Some(expected) if expected == state => Ok(state),
+            expected => {
+                Err(holds_other(format!("{member} at entry {at}: {state:?}, not {expected:?}")))
+            }
+        }
+    }
+
+    /// A member's store holds what it should at its newest revision and, if `all`, at every one that
+    /// can be read.
+    pub fn holds(&self, member: u64, store: &Store, all: bool) -> Result<(), Violation> {
+        let view = store.view();
+        let state = self.state(member, &view)?;
+        let first = if all { state.compacted.max(1) } else { state.revision };
+        let everything = KeyRange::From(bytes::Bytes::from_static(b"\0"));
+        for revision in first..=state.revision {
+            let request = RangeRequest {
+                key: bytes::Bytes::from_static(b"\0"),
+                range_end: bytes::Bytes::from_static(b"\0"),
+                revision,
+                ..RangeRequest::default()
+            };
+            let found = store
+                .range(&view, &request)
+                .map_err(|error| holds_other(format!("{member} at {revision}: {error:?}")))?;
+            let expected = self.model.all(&everything, revision);
+            if found.kvs != expected {
+                let found = found.kvs;
+                let what = format!("{member} at {revision}: {found:?}, not {expected:?}");
+                return Err(holds_other(what));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,121 @@
+//! A watch is told each change that it wants once, in order and whole revisions at a time; nothing
+//! that a progress notice has covered; and in the end everything. It can go on elsewhere from where
+//! it was told.
+
+use muster_node::mvcc::watch::{Picked, WatchSpec};
+use muster_node::mvcc::{EventKind, KeyRange, Revision};
+use node_proto::mvccpb::KeyValue;
+use prost::Message as _;
+
+use crate::sim::Violation;
+use crate::sim::model::{Change, Model};
+
+/// One watch, as its client knows it.
+#[derive(Debug)]
+pub struct Watch {
+    range: KeyRange,
+    no_put: bool,
+    no_delete: bool,
+    /// Everything up to here has been told.
+    told: Revision,
+    /// What the last progress notice said.
+    covered: i64,
+}
+
+fn violated(what: String) -> Violation {
+    Violation::new("watch", what)
+}
+
+/// The last point of a revision.
+fn end_of(main: i64) -> Revision {
+    Revision { main, sub: u32::MAX }
+}
+
+impl Watch {
+    /// A watch from `start` on.
+    pub fn new(range: KeyRange, no_put: bool, no_delete: bool, start: i64) -> Self {
+        Self { range, no_put, no_delete, told: end_of(start - 1), covered: 0 }
+    }
+
+    /// What to ask a member for, to go on.
+    pub fn spec(&self) -> WatchSpec {
+        WatchSpec {
+            range: self.range.clone(),
+            start_revision: self.next_revision(),
+            no_put: self.no_put,
+            no_delete: self.no_delete,
+            progress_notify: true,
+        }
+    }
+
+    /// The first revision that it has not been told of.
+    pub fn next_revision(&self) -> i64 {
+        self.told.main.max(self.covered) + 1
+    }
+
+    fn wants(&self, change: &Change) -> bool {
+        let passes = if change.is_put { !self.no_put } else { !self.no_delete };
+        passes && self.range.contains(&change.kv.key)
+    }
+
+    fn next<'m>(&self, model: &'m Model) -> Option<&'m Change> {
+        model.next_change(self.told, |change| self.wants(change))
+    }
+
+    /// Events have come.
+    pub fn events(&mut self, model: &Model, picked: &Picked) -> Result<(), Violation> {
+        for event in picked.events() {
+            let kv = KeyValue::decode(event.kv.clone())
+                .map_err(|error| violated(format!("an event can't be read: {error}")))?;
+            let is_put = event.kind == EventKind::Put;
+            let found = Change { at: event.revision, kv, is_put };
+            let expected = self.next(model);
+            if expected != Some(&found) {
+                return Err(violated(format!("told {found:?}, not {expected:?}")));
+            }
+            if found.at.main <= self.covered {
+                let covered = self.covered;
+                return Err(violated(format!("told {found:?} after progress to {covered}")));
+            }
+            self.told = found.at;
+        }
+        self.nothing_left(model, picked.revision(), "events")
+    }
+
+    /// A progress notice has come.
+    pub fn progress(&mut self, model: &Model, revision: i64) -> Result<(), Violation> {
+        self.nothing_left(model, revision, "progress")?;
+        if revision < self.covered {
+            return Err(violated(format!(
+                "progress went back from {} to {revision}",
+                self.covered
+            )));
+        }
+        self.covered = revision;
+        Ok(())
+    }
+
+    fn nothing_left(&self, model: &Model, revision: i64, of: &str) -> Result<(), Violation> {
+        match self.next(model) {
+            Some(left) if left.at.main <= revision => {
+                Err(violated(format!("{of} up to {revision} without {left:?}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// It was ended, since what comes next has been compacted away; it begins again there.
+    pub fn compacted(&mut self, from: i64) -> Result<(), Violation> {
+        if from <= self.next_revision() {
+            let next = self.next_revision();
+            return Err(violated(format!("ended for a compaction at {from}, with {next} to come")));
+        }
+        self.told = self.told.max(end_of(from - 1));
+        Ok(())
+    }
+
+    /// In the end it has been told everything.
+    pub fn is_done(&self, model: &Model) -> bool {
+        self.next(model).is_none()
+    }
+}

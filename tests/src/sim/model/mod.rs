@@ -1,0 +1,199 @@
+//! What the store has to be, in plain maps: every change of every key, in order.
+//!
+//! It is fed with the committed entries, once each, and shares nothing with the store but the types
+//! of requests and answers: no index, no table, no batch, no compaction that takes anything away.
+//! Every outcome, every read at the position that its member had reached, every member's store and
+//! every watch is compared with it.
+
+mod read;
+mod txn;
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use muster_node::apply::{ApplyError, Outcome, Response};
+use muster_node::machine::Committed;
+use muster_node::mvcc::{KeyRange, Revision};
+use node_proto::command::{self, Operation};
+use node_proto::etcdserverpb::{
+    CompactionResponse, DeleteRangeRequest, DeleteRangeResponse, PutRequest, PutResponse,
+    ResponseHeader,
+};
+use node_proto::mvccpb::KeyValue;
+
+/// One change of one key, as watchers are shown it: a delete has the key and its revision only.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// When.
+    pub at: Revision,
+    /// What the key holds from then on.
+    pub kv: KeyValue,
+    /// A put, not a delete.
+    pub is_put: bool,
+}
+
+/// How a store stands after an entry of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State {
+    /// The newest revision.
+    pub revision: i64,
+    /// Nothing before it can be read.
+    pub compacted: i64,
+}
+
+/// What a request of the log gave.
+#[derive(Clone, Debug)]
+pub struct Done {
+    /// The whole answer.
+    pub outcome: Outcome,
+    /// It made a revision of its own.
+    pub changed: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Model {
+    now: State,
+    keys: BTreeMap<Bytes, Vec<Change>>,
+    changes: Vec<Change>,
+    /// By index.
+    states: BTreeMap<u64, State>,
+    /// By request.
+    done: BTreeMap<u64, Done>,
+    /// Changes so far of the request that is being applied.
+    sub: u32,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        let now = State { revision: 1, compacted: -1 };
+        Self {
+            now,
+            keys: BTreeMap::new(),
+            changes: Vec::new(),
+            states: BTreeMap::from([(0, now)]),
+            done: BTreeMap::new(),
+            sub: 0,
+        }
+    }
+}
+
+fn header(revision: i64) -> Option<ResponseHeader> {
+    Some(ResponseHeader { revision, ..ResponseHeader::default() })
+}
+
+impl Model {
+    /// Takes a committed entry, if it is the first to have it.
+    pub fn apply(&mut self, entry: &Committed) {
+        let index = entry.position.index;
+        if self.states.contains_key(&index) {
+            return;
+        }
+        // Members are no part of it.
+        if let Ok((request, operation)) = command::decode(entry.data.clone())
+            && !matches!(operation, Operation::ChangeMember(_))
+        {
+            let outcome = self.operation(operation);
+            let changed = self.sub > 0;
+            self.now.revision = self.revision();
+            self.sub = 0;
+            self.done.insert(request, Done { outcome, changed });
+        }
+        self.states.insert(index, self.now);
+    }
+
+    /// How a store stands that has applied this entry; none if nobody has.
+    pub fn state(&self, index: u64) -> Option<State> {
+        self.states.get(&index).copied()
+    }
+
+    /// What a committed request gave.
+    pub fn done(&self, request: u64) -> Option<&Done> {
+        self.done.get(&request)
+    }
+
+    /// The first change after `told` that `wants` picks.
+    pub fn next_change(&self, told: Revision, wants: impl Fn(&Change) -> bool) -> Option<&Change> {
+        let from = self.changes.partition_point(|change| change.at <= told);
+        self.changes[from..].iter().find(|change| wants(change))
+    }
+
+    /// The newest revision, with the changes so far of the request that is being applied.
+    fn revision(&self) -> i64 {
+        self.now.revision + i64::from(self.sub > 0)
+    }
+
+    fn operation(&mut self, operation: Operation) -> Outcome {
+        match operation {
+            Operation::Put(put) => {
+                self.check_put(&put)?;
+                Ok(Response::Put(self.put(&put)))
+            }
+            Operation::DeleteRange(delete) => Ok(Response::DeleteRange(self.delete(&delete))),
+            Operation::Txn(txn) => self.txn(&txn).map(Response::Txn),
+            Operation::Compact(compact) => {
+                if compact.revision <= self.now.compacted {
+                    return Err(ApplyError::Compacted);
+                }
+                if compact.revision > self.now.revision {
+                    return Err(ApplyError::FutureRevision);
+                }
+                self.now.compacted = compact.revision;
+                Ok(Response::Compact(CompactionResponse { header: header(self.now.revision) }))
+            }
+            Operation::Alarm(_) | Operation::PublishMember(_) | Operation::ChangeMember(_) => {
+                unreachable!("no simulated client asks for it")
+            }
+        }
+    }
+
+    fn check_put(&self, put: &PutRequest) -> Result<(), ApplyError> {
+        let needs_key = put.ignore_value || put.ignore_lease;
+        if needs_key && self.live(&put.key, i64::MAX).is_none() {
+            return Err(ApplyError::KeyNotFound);
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, is_put: bool, kv: KeyValue) {
+        let at = Revision { main: self.now.revision + 1, sub: self.sub };
+        self.sub += 1;
+        let change = Change { at, kv, is_put };
+        self.keys.entry(change.kv.key.clone()).or_default().push(change.clone());
+        self.changes.push(change);
+    }
+
+    fn put(&mut self, put: &PutRequest) -> PutResponse {
+        let before = self.live(&put.key, i64::MAX).cloned();
+        let now = self.now.revision + 1;
+        let value = match &before {
+            Some(before) if put.ignore_value => before.value.clone(),
+            _ => put.value.clone(),
+        };
+        self.change(
+            true,
+            KeyValue {
+                key: put.key.clone(),
+                create_revision: before.as_ref().map_or(now, |before| before.create_revision),
+                mod_revision: now,
+                version: before.as_ref().map_or(0, |before| before.version) + 1,
+                value,
+                lease: 0,
+            },
+        );
+        PutResponse { header: header(now), prev_kv: before.filter(|_| put.prev_kv) }
+    }
+
+    fn delete(&mut self, delete: &DeleteRangeRequest) -> DeleteRangeResponse {
+        let range = KeyRange::new(delete.key.clone(), delete.range_end.clone());
+        let before = self.all(&range, i64::MAX);
+        let main = self.now.revision + 1;
+        for kv in &before {
+            let gone = KeyValue { key: kv.key.clone(), mod_revision: main, ..KeyValue::default() };
+            self.change(false, gone);
+        }
+        let deleted = i64::try_from(before.len()).expect("few");
+        let prev_kvs = if delete.prev_kv { before } else { Vec::new() };
+        DeleteRangeResponse { header: header(self.revision()), deleted, prev_kvs }
+    }
+}

@@ -1,0 +1,48 @@
+//! Reading the model, now or at a revision.
+
+use muster_node::apply::ApplyError;
+use muster_node::mvcc::KeyRange;
+use node_proto::etcdserverpb::{RangeRequest, RangeResponse};
+use node_proto::mvccpb::KeyValue;
+
+use super::{Model, State, header};
+
+impl Model {
+    /// What `key` held at `revision`.
+    pub(super) fn live(&self, key: &[u8], revision: i64) -> Option<&KeyValue> {
+        let changes = self.keys.get(key)?;
+        let last = changes.iter().rev().find(|change| change.at.main <= revision)?;
+        last.is_put.then_some(&last.kv)
+    }
+
+    /// What there was in a range at `revision`, by key.
+    pub fn all(&self, range: &KeyRange, revision: i64) -> Vec<KeyValue> {
+        let keys = self.keys.keys().filter(|key| range.contains(key));
+        keys.filter_map(|key| self.live(key, revision).cloned()).collect()
+    }
+
+    /// What a store in `state` answers.
+    pub fn range(&self, state: State, request: &RangeRequest) -> Result<RangeResponse, ApplyError> {
+        let at = if request.revision > 0 { request.revision } else { state.revision };
+        if at > state.revision {
+            return Err(ApplyError::FutureRevision);
+        }
+        if at < state.compacted {
+            return Err(ApplyError::Compacted);
+        }
+        let mut kvs = self.all(&KeyRange::new(request.key.clone(), request.range_end.clone()), at);
+        let count = i64::try_from(kvs.len()).expect("few");
+        let limit = usize::try_from(request.limit).unwrap_or(0);
+        let mut more = false;
+        if request.count_only {
+            kvs.clear();
+        } else if limit > 0 && kvs.len() > limit {
+            kvs.truncate(limit);
+            more = true;
+        }
+        if request.keys_only {
+            kvs.iter_mut().for_each(|kv| kv.value.clear());
+        }
+        Ok(RangeResponse { header: header(state.revision), kvs, more, count })
+    }
+}

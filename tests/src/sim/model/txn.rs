@@ -1,0 +1,77 @@
+//! Transactions on the model: all comparisons first, then all that could be refused, then the
+//! changes.
+
+use muster_node::apply::ApplyError;
+use muster_node::mvcc::KeyRange;
+use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+use node_proto::etcdserverpb::request_op::Request;
+use node_proto::etcdserverpb::response_op::Response;
+use node_proto::etcdserverpb::{Compare, RequestOp, ResponseOp, TxnRequest, TxnResponse};
+use node_proto::mvccpb::KeyValue;
+
+use super::{Model, State, header};
+
+impl Model {
+    pub(super) fn txn(&mut self, request: &TxnRequest) -> Result<TxnResponse, ApplyError> {
+        let succeeded = request.compare.iter().all(|compare| self.holds(compare));
+        let operations = if succeeded { &request.success } else { &request.failure };
+        for operation in operations {
+            match asked(operation) {
+                Request::RequestPut(put) => self.check_put(put)?,
+                Request::RequestRange(range) => {
+                    self.range(self.now, range)?;
+                }
+                Request::RequestDeleteRange(_) => {}
+                Request::RequestTxn(_) => unreachable!("no simulated client nests them"),
+            }
+        }
+        let mut responses = Vec::new();
+        for operation in operations {
+            let response = match asked(operation) {
+                Request::RequestPut(put) => Response::ResponsePut(self.put(put)),
+                Request::RequestDeleteRange(delete) => {
+                    Response::ResponseDeleteRange(self.delete(delete))
+                }
+                Request::RequestRange(range) => {
+                    let state = State { revision: self.revision(), ..self.now };
+                    Response::ResponseRange(self.range(state, range)?)
+                }
+                Request::RequestTxn(_) => unreachable!("refused above"),
+            };
+            responses.push(ResponseOp { response: Some(response) });
+        }
+        Ok(TxnResponse { header: header(self.revision()), succeeded, responses })
+    }
+
+    /// A comparison with a range holds if it does for each key in it; with no key, if it does for a
+    /// key that was never there, which has no value.
+    fn holds(&self, compare: &Compare) -> bool {
+        let range = KeyRange::new(compare.key.clone(), compare.range_end.clone());
+        let kvs = self.all(&range, i64::MAX);
+        if kvs.is_empty() {
+            return compare.target() != CompareTarget::Value
+                && holds_for(compare, &KeyValue::default());
+        }
+        kvs.iter().all(|kv| holds_for(compare, kv))
+    }
+}
+
+fn asked(operation: &RequestOp) -> &Request {
+    operation.request.as_ref().expect("simulated clients ask for something")
+}
+
+fn holds_for(compare: &Compare, kv: &KeyValue) -> bool {
+    let order = match compare.target_union.as_ref().expect("simulated clients compare") {
+        TargetUnion::Version(version) => kv.version.cmp(version),
+        TargetUnion::CreateRevision(revision) => kv.create_revision.cmp(revision),
+        TargetUnion::ModRevision(revision) => kv.mod_revision.cmp(revision),
+        TargetUnion::Value(value) => kv.value.cmp(value),
+        TargetUnion::Lease(lease) => kv.lease.cmp(lease),
+    };
+    match compare.result() {
+        CompareResult::Equal => order.is_eq(),
+        CompareResult::NotEqual => order.is_ne(),
+        CompareResult::Greater => order.is_gt(),
+        CompareResult::Less => order.is_lt(),
+    }
+}

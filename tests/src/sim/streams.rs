@@ -1,0 +1,163 @@
+//! Clients that watch: one watch each, on a stream to some member; some read slowly, all of them
+//! move to another member now and then, or have to.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+
+use muster_node::mvcc::KeyRange;
+use muster_node::mvcc::watch::{Notice, Subscriber};
+
+use super::Violation;
+use super::clients::Draw;
+use super::invariants::watch::Watch;
+use super::world::{Event, World};
+
+/// Streams in each history.
+pub(super) const STREAMS: usize = 3;
+
+/// The only watch of each stream.
+const WATCH: i64 = 1;
+
+/// Notices and pieces of the past that a stream takes in a turn when it reads all there is.
+const TURN: usize = 64;
+
+/// A piece of the past may be read and have nothing to tell; after so many it comes again later.
+const IN_VAIN: usize = 4;
+
+/// A member's hub, run by hand.
+pub(super) type Hub = Pin<Box<dyn Future<Output = ()>>>;
+
+/// One stream.
+pub(super) struct Stream {
+    pub watch: Watch,
+    subscriber: Option<Subscriber>,
+    /// Whom it is connected to.
+    node: u64,
+    /// Virtual microseconds between its turns, at most.
+    pace: u64,
+    /// Notices that it takes in a turn.
+    takes: usize,
+}
+
+impl Stream {
+    pub fn new(draw: &mut Draw<'_>) -> Self {
+        let (key, end) = draw.keys();
+        let slow = draw.rng.chance(300);
+        let (no_put, no_delete) = (draw.rng.chance(100), draw.rng.chance(100));
+        Self {
+            watch: Watch::new(KeyRange::new(key, end), no_put, no_delete, 1),
+            subscriber: None,
+            node: 0,
+            pace: if slow { 200_000 } else { 8_000 },
+            takes: if slow { 2 } else { TURN },
+        }
+    }
+
+    /// The member is gone, and the connection with it.
+    pub fn disconnect(&mut self, node: u64) {
+        if self.node == node {
+            self.subscriber = None;
+        }
+    }
+
+    /// From now on it reads all there is.
+    pub fn hurry(&mut self) {
+        (self.pace, self.takes) = (8_000, TURN);
+    }
+}
+
+/// Polls once; what is not ready now may be in a later turn.
+fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+impl World {
+    /// A stream's turn.
+    pub(super) fn stream(&mut self, number: usize) -> Result<(), Violation> {
+        let delay = self.rng.range(200, self.streams[number].pace);
+        self.after(delay, Event::Stream { stream: number });
+        let moves = self.rng.chance(20);
+        let asks = self.rng.chance(150);
+        if moves {
+            self.streams[number].subscriber = None;
+        }
+        if self.streams[number].subscriber.is_none() {
+            self.connect(number);
+        }
+        let Self { streams, invariants, report, .. } = self;
+        let stream = &mut streams[number];
+        let Some(subscriber) = &mut stream.subscriber else { return Ok(()) };
+        if asks {
+            let asked = if delay.is_multiple_of(2) {
+                poll_once(subscriber.request_progress())
+            } else {
+                poll_once(subscriber.request_periodic_progress())
+            };
+            report.progress_asked += u64::from(asked.is_some());
+        }
+        let model = &invariants.stores.model;
+        let mut in_vain = 0;
+        for _ in 0..stream.takes {
+            let Some(notice) = poll_once(subscriber.next()) else {
+                in_vain += 1;
+                if in_vain == IN_VAIN {
+                    break;
+                }
+                continue;
+            };
+            let Ok(notice) = notice else {
+                // Its store can't be read any more; the member will be gone in a moment.
+                stream.subscriber = None;
+                break;
+            };
+            report.notices += 1;
+            match notice {
+                Notice::Events { picked, .. } => stream.watch.events(model, &picked)?,
+                Notice::Progress { revision } | Notice::WatchProgress { revision, .. } => {
+                    stream.watch.progress(model, revision)?;
+                }
+                Notice::Compacted { compact_revision, .. } => {
+                    stream.watch.compacted(compact_revision)?;
+                    stream.subscriber = None;
+                    break;
+                }
+            }
+        }
+        let node = stream.node;
+        self.wake_hub(node);
+        Ok(())
+    }
+
+    fn connect(&mut self, number: usize) {
+        let node = self.any_member();
+        let Some(live) = self.node(node).live.as_ref() else { return };
+        let mut subscriber = live.watches.subscribe();
+        let stream = &mut self.streams[number];
+        subscriber.add(WATCH, stream.watch.spec());
+        stream.subscriber = Some(subscriber);
+        stream.node = node;
+    }
+
+    /// A member's hub has something to do, and will, some time.
+    pub(super) fn wake_hub(&mut self, node: u64) {
+        let life = self.node(node).life;
+        let Some(live) = self.live(node, life) else { return };
+        if !std::mem::replace(&mut live.hub_is_due, true) {
+            let slow = self.rng.chance(100);
+            let delay =
+                if slow { self.rng.range(5_000, 60_000) } else { self.rng.range(20, 3_000) };
+            self.after(delay, Event::Hub { node, life });
+        }
+    }
+
+    pub(super) fn run_hub(&mut self, node: u64, life: u64) {
+        let Some(live) = self.live(node, life) else { return };
+        live.hub_is_due = false;
+        let over = poll_once(live.hub.as_mut());
+        assert!(over.is_none(), "a hub ends only with its machine");
+    }
+}
