@@ -47,8 +47,6 @@ fn cargo(scratch: &Path, target: &Path, arguments: &[&str]) -> Result<Vec<Value>
         .arg("--message-format=json-render-diagnostics")
         .current_dir(scratch)
         .env("CARGO_TARGET_DIR", target)
-        // The mutants' code is nobody's to read.
-        .env("RUSTFLAGS", "-Awarnings")
         .stderr(Stdio::inherit())
         .output()
         .context("cargo can't be run")?;
@@ -70,7 +68,6 @@ pub fn build(
                 cargo(scratch, target, &["build", "-q", "-p", "muster-tests", "--bin", "sim"])?
             }
             Program::Unit(package) => {
-                // A package's programs are what its integration tests run.
                 cargo(scratch, target, &["test", "-q", "--no-run", "-p", package, "--lib"])?
             }
             Program::Test(package, name) => {
