@@ -11,31 +11,31 @@
 //! | `supervisor/`, `launcher`, `tail` | the node's process, how it is started, its log |
 //! | `health`, `status`, `metrics` | what can be asked |
 
-pub mod bootstrap;
-pub mod cli;
-pub mod commands;
-pub mod crash;
+mod bootstrap;
+mod cli;
+mod commands;
+mod crash;
 pub mod exit;
-pub mod health;
-pub mod host;
-pub mod joining;
-pub mod keys;
-pub mod launcher;
-pub mod logging;
-pub mod machine;
-pub mod metrics;
-pub mod node_command;
-pub mod printer;
-pub mod probe;
-pub mod protocol;
-pub mod report;
-pub mod retry;
-pub mod settings;
+mod health;
+mod host;
+mod joining;
+mod keys;
+mod launcher;
+mod logging;
+mod machine;
+mod metrics;
+mod node_command;
+mod printer;
+mod probe;
+mod protocol;
+mod report;
+mod retry;
+mod settings;
 pub mod state;
-pub mod status;
-pub mod supervise;
+mod status;
+mod supervise;
 pub mod supervisor;
-pub mod tail;
+mod tail;
 
 use std::process::ExitCode;
 

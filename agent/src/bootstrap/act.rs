@@ -12,7 +12,7 @@ use discovery_types::proposal::{Ack, Release};
 
 use super::errand::Errand;
 use super::shown::cut;
-use super::{Driver, Formed};
+use super::{Bootstrap, Formed};
 use crate::crash;
 use crate::exit::End;
 use crate::probe::Answer;
@@ -20,7 +20,7 @@ use crate::probe::server::Policy;
 use crate::protocol::state_end;
 use crate::state::node_dir;
 
-impl Driver<'_> {
+impl Bootstrap<'_> {
     /// Carries `actions` out, and those that follow from them, in order.
     pub(super) async fn act(&mut self, actions: Vec<Action>) -> Result<(), End> {
         let mut queue = VecDeque::from(actions);

@@ -87,7 +87,7 @@ struct Offered {
 }
 
 /// The one owner of forming.
-pub struct Driver<'a> {
+pub struct Bootstrap<'a> {
     protocol: &'a mut Protocol,
     surroundings: Surroundings,
     join: Join,
@@ -124,8 +124,8 @@ struct Contact {
     pin: usize,
 }
 
-impl<'a> Driver<'a> {
-    /// Over a journal whose record is made, or is about to be made by [`Driver::form`].
+impl<'a> Bootstrap<'a> {
+    /// Over a journal whose record is made, or is about to be made by [`Bootstrap::form`].
     pub fn new(
         protocol: &'a mut Protocol,
         join: Join,

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::errand::Errand;
 use super::mesh::Finding;
-use super::{Driver, LONGEST_PATIENCE, Offered, own_addresses};
+use super::{Bootstrap, LONGEST_PATIENCE, Offered, own_addresses};
 use crate::exit::{End, chain};
 use crate::probe::Answer;
 use crate::protocol::state_end;
@@ -59,7 +59,7 @@ enum Unusable {
     NoLeaves,
 }
 
-impl Driver<'_> {
+impl Bootstrap<'_> {
     /// Takes in an answer, whichever request it is for.
     pub(super) async fn absorb(&mut self, poll: PollResponse) -> Result<(), End> {
         if let Err(error) = self.take_chain(&poll.statements) {

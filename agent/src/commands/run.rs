@@ -13,7 +13,7 @@ use discovery_types::key::SigningKey;
 use discovery_types::record::{Record, SignedRecord};
 use tokio_util::sync::CancellationToken;
 
-use crate::bootstrap::{Driver, Formed, Surroundings, own_addresses, record};
+use crate::bootstrap::{Bootstrap, Formed, Surroundings, own_addresses, record};
 use crate::crash::{self, Step};
 use crate::exit::{End, chain};
 use crate::host::Host;
@@ -55,9 +55,9 @@ pub async fn run(typed: cli::Run) -> Result<(), End> {
     let host: Arc<dyn Host> =
         Arc::new(LocalHost { machine_id_file: settings.machine_id_file.clone() });
     let node_kind = ask_kind(&settings.node_binary);
-    let agent =
-        Agent { settings: &settings, host, board: board.clone(), stop, own_program, node_kind };
-    let result = agent.live().await;
+    let daemon =
+        Daemon { settings: &settings, host, board: board.clone(), stop, own_program, node_kind };
+    let result = daemon.live().await;
     let reason = match &result {
         Ok(()) => "told to stop".to_owned(),
         Err(end) => end.to_string(),
@@ -111,7 +111,8 @@ impl Services {
     }
 }
 
-struct Agent<'a> {
+/// The agent as a program that runs.
+struct Daemon<'a> {
     settings: &'a Settings,
     host: Arc<dyn Host>,
     board: Board,
@@ -128,7 +129,7 @@ struct Found {
     document: Option<discovery_types::document::VerifiedDocument>,
 }
 
-impl Agent<'_> {
+impl Daemon<'_> {
     /// Journal and directory decide, nobody is asked.
     async fn live(&self) -> Result<(), End> {
         loop {
@@ -284,8 +285,8 @@ impl Agent<'_> {
         drop(bundle);
         protocol.keepsakes.listen = Some(addresses.listen);
         self.show(&protocol, &record, &addresses);
-        let driver = Driver::new(&mut protocol, join, addresses.listen, self.surroundings())?;
-        let formed = driver.form(&record).await?;
+        let bootstrap = Bootstrap::new(&mut protocol, join, addresses.listen, self.surroundings())?;
+        let formed = bootstrap.form(&record).await?;
         self.formed(formed, protocol).await
     }
 
@@ -298,8 +299,8 @@ impl Agent<'_> {
         })?;
         let Found { key, journal, keepsakes, document } = found;
         let mut protocol = Protocol::new(layout.clone(), key, journal, keepsakes, document);
-        let driver = Driver::new(&mut protocol, join, listen, self.surroundings())?;
-        let formed = driver.launch_held().await?;
+        let bootstrap = Bootstrap::new(&mut protocol, join, listen, self.surroundings())?;
+        let formed = bootstrap.launch_held().await?;
         self.formed(formed, protocol).await
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use self::policy::{Policy, Verdict, jitter};
+use self::policy::{AfterDeath, Policy, jitter};
 pub use self::running::{NodeEnd, Program, Running, StartError};
 use crate::exit::{End, chain};
 use crate::launcher::CANNOT_EXECUTE;
@@ -154,12 +154,12 @@ impl Supervisor<'_> {
     }
 
     /// What a death means: the pause before the next start, or the end.
-    fn judge(&self, died: &NodeEnd, verdict: Verdict) -> Result<Duration, End> {
+    fn judge(&self, died: &NodeEnd, then: AfterDeath) -> Result<Duration, End> {
         let last = tail::last_lines(&self.layout.node_log(), LAST_LINES).join("\n  ");
         let with_log = |text: String| {
             if last.is_empty() { text } else { format!("{text}\nits last lines:\n  {last}") }
         };
-        match (died, verdict) {
+        match (died, then) {
             (NodeEnd::Exited(NODE_DO_NOT_RESTART), _) => Err(End::DoNotRestart(with_log(
                 "the node asks not to be started again (exit code 3)".to_owned(),
             ))),
@@ -167,12 +167,12 @@ impl Supervisor<'_> {
                 "{} can't be executed (exit code {CANNOT_EXECUTE}); see --node-binary",
                 self.node.path.display()
             ))),
-            (_, Verdict::GiveUp { quick_deaths }) => Err(End::Failed(with_log(format!(
+            (_, AfterDeath::GiveUp { quick_deaths }) => Err(End::Failed(with_log(format!(
                 "the node died {quick_deaths} times in a row within {} s of its start, last with \
                  {died}",
                 policy::QUICK.as_secs()
             )))),
-            (_, Verdict::Restart { after }) => Ok(after),
+            (_, AfterDeath::Restart { after }) => Ok(after),
         }
     }
 }

@@ -13,7 +13,7 @@ pub const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// What to do about a death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AfterDeath {
     /// Start it again after this pause.
     Restart {
         /// How long to wait first.
@@ -34,18 +34,18 @@ pub struct Policy {
 
 impl Policy {
     /// A node died after `lived`. `jitter` in 0..=1 spreads hosts that fail together.
-    pub fn died(&mut self, lived: Duration, jitter: f64) -> Verdict {
+    pub fn died(&mut self, lived: Duration, jitter: f64) -> AfterDeath {
         if lived >= QUICK {
             self.quick_deaths = 0;
         } else {
             self.quick_deaths += 1;
         }
         if self.quick_deaths >= QUICK_DEATHS {
-            return Verdict::GiveUp { quick_deaths: self.quick_deaths };
+            return AfterDeath::GiveUp { quick_deaths: self.quick_deaths };
         }
         let doublings = self.quick_deaths.saturating_sub(1);
         let pause = FIRST_PAUSE.saturating_mul(1 << doublings.min(16)).min(LONGEST_PAUSE);
-        Verdict::Restart { after: pause.mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0) }
+        AfterDeath::Restart { after: pause.mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0) }
     }
 }
 
@@ -69,20 +69,20 @@ mod tests {
         let mut pauses = Vec::new();
         let end = loop {
             match policy.died(Duration::from_secs(1), 1.0) {
-                Verdict::Restart { after } => pauses.push(after.as_millis()),
-                end @ Verdict::GiveUp { .. } => break end,
+                AfterDeath::Restart { after } => pauses.push(after.as_millis()),
+                end @ AfterDeath::GiveUp { .. } => break end,
             }
         };
         assert_eq!(pauses, [200, 400, 800, 1600, 3200, 6400, 12800]);
-        assert_eq!(end, Verdict::GiveUp { quick_deaths: QUICK_DEATHS });
+        assert_eq!(end, AfterDeath::GiveUp { quick_deaths: QUICK_DEATHS });
     }
 
     #[test]
     fn a_node_that_lived_long_is_started_again_for_ever() {
         let mut policy = Policy::default();
         for _ in 0..1_000 {
-            let verdict = policy.died(QUICK, 1.0);
-            assert_eq!(verdict, Verdict::Restart { after: FIRST_PAUSE });
+            let then = policy.died(QUICK, 1.0);
+            assert_eq!(then, AfterDeath::Restart { after: FIRST_PAUSE });
         }
     }
 
@@ -93,13 +93,13 @@ mod tests {
             policy.died(Duration::ZERO, 0.0);
         }
         policy.died(QUICK, 0.0);
-        assert!(matches!(policy.died(Duration::ZERO, 0.0), Verdict::Restart { .. }));
+        assert!(matches!(policy.died(Duration::ZERO, 0.0), AfterDeath::Restart { .. }));
     }
 
     #[test]
     fn jitter_spreads_a_pause_over_its_upper_half() {
         let low = Policy::default().died(Duration::ZERO, 0.0);
-        assert_eq!(low, Verdict::Restart { after: FIRST_PAUSE / 2 });
+        assert_eq!(low, AfterDeath::Restart { after: FIRST_PAUSE / 2 });
         assert!((0.0..=1.0).contains(&jitter()));
     }
 }

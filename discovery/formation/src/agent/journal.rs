@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::rules::{Rule, Rules};
 use crate::service::{EPOCH_DISTANCE, EPOCH_MAX};
 use crate::values::{Document, Epoch, Hash, Incarnation, KeyId, Machine, Proposal, Record, quorum};
 
@@ -119,6 +120,31 @@ impl Journal {
     #[must_use]
     pub fn epoch_limit(&self) -> Epoch {
         self.highest_epoch().saturating_add(EPOCH_DISTANCE).min(EPOCH_MAX)
+    }
+
+    /// What must hold of every journal, whatever came in; the name of the first thing that doesn't.
+    #[must_use]
+    pub fn broken(&self, rules: &Rules) -> Option<&'static str> {
+        let bound = |held: &Document| {
+            let bound = self.bound.get(&held.proposal.epoch);
+            bound.is_some_and(|bound| bound.h == held.h)
+        };
+        let held = self.held.as_deref();
+        let kept = rules.on(Rule::HoldAboveReleased) && rules.on(Rule::HeldReleasesNothing);
+        let broken = [
+            (
+                rules.on(Rule::HoldWhatWasSigned) && held.is_some_and(|held| !bound(held)),
+                "a document is held that was not signed",
+            ),
+            (
+                kept && held.is_some_and(|held| held.proposal.epoch <= self.released),
+                "a document is held that was released",
+            ),
+            (self.start != Start::NotYet && held.is_none(), "a node was launched from no document"),
+            (!self.bound.is_empty() && self.record.is_none(), "a list was signed without a record"),
+            (self.boot == 0, "it was shown before the first start was counted"),
+        ];
+        broken.into_iter().find_map(|(is_broken, what)| is_broken.then_some(what))
     }
 
     /// Whether the record may be replaced by another one (an address changed): not while a list

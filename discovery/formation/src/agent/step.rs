@@ -99,6 +99,8 @@ impl Agent {
                 output.then.push(Action::Stop { exit: EXIT_FOR_GOOD, reason });
             }
         }
+        let broken = self.journal.broken(rules);
+        assert_eq!(broken, None, "an agent must not go on, nor write such a journal");
         output
     }
 

@@ -286,6 +286,31 @@ fn nothing_starts_over_another_incarnations_marker() {
 }
 
 #[test]
+fn a_journal_that_no_agent_can_have_is_known_as_broken() {
+    type Change = fn(&mut Journal);
+    let held: Change = |journal| journal.held = Some(document(1, &[1, 2, 3]));
+    let changes: [(Change, Option<&str>); 6] = [
+        (held, None),
+        (
+            |j| j.held = Some(document(1, &[1, 2, 4])),
+            Some("a document is held that was not signed"),
+        ),
+        (|j| j.start = Start::Launching, Some("a node was launched from no document")),
+        (|j| j.record = None, Some("a list was signed without a record")),
+        (|j| j.boot = 0, Some("it was shown before the first start was counted")),
+        (
+            |j| (j.held, j.released) = (Some(document(1, &[1, 2, 3])), 1),
+            Some("a document is held that was released"),
+        ),
+    ];
+    for (change, broken) in changes {
+        let mut journal = signed().journal;
+        change(&mut journal);
+        assert_eq!(journal.broken(&RULES), broken);
+    }
+}
+
+#[test]
 fn each_start_has_a_higher_boot_counter_than_the_last() {
     let journal = signed().journal;
     let next = journal.clone().rebooted();
