@@ -71,7 +71,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         std::fs::write(path("file"), "").unwrap();
-        symlink("file", path("link")).unwrap();
+        std::fs::write(path("target"), "").unwrap();
+        symlink("target", path("link")).unwrap();
         std::fs::hard_link(path("file"), path("second")).unwrap();
         std::fs::create_dir(path("folder")).unwrap();
         rustix::fs::mknodat(
