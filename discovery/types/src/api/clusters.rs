@@ -160,7 +160,8 @@ impl SeatView {
         let inside = |address: IpAddr| blocks.iter().any(|block| block.contains(&address));
         let source = self.source.as_deref().and_then(|text| text.parse::<IpAddr>().ok());
         let mut hosts = self.peer_urls.iter().filter_map(|url| url.host().address());
-        !blocks.is_empty() && !(source.is_some_and(inside) && hosts.all(inside))
+        let is_inside = source.is_some_and(inside) && hosts.all(inside);
+        !blocks.is_empty() && !is_inside
     }
 }
 
