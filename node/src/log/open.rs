@@ -49,7 +49,7 @@ impl Log {
         let path = segment_path(&making, 1);
         let file = make_file(disk, &path, options.segment_bytes)?;
         let start = Start {
-            identity: identity.clone(),
+            identity: *identity,
             segment: 1,
             segment_bytes: options.segment_bytes,
             last: Position::default(),
@@ -91,7 +91,7 @@ impl Log {
         log.write_pending()?;
         log.drop_unneeded()?;
         let recovered = Recovered {
-            identity: log.identity.clone(),
+            identity: log.identity,
             boot,
             hard_state: log.hard_state(),
             base: log.base(),

@@ -47,7 +47,7 @@ pub fn recover(
     let numbers = numbers(disk, directory)?;
     let first = *numbers.first().expect("no segments at all is a gap");
     let (segment, record, start) = Segment::open(disk, directory, first)?;
-    let identity = start.identity.clone();
+    let identity = start.identity;
     let mut walk = Walk {
         options,
         history: History::begin(&start),

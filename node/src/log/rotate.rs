@@ -42,7 +42,7 @@ impl Log {
             let shared = self.reader.shared();
             (shared.history.last(), shared.history.repeated())
         };
-        let identity = self.identity.clone();
+        let identity = self.identity;
         let start = Start { identity, segment: number, segment_bytes: bytes, last, repeated };
         let (record, checksum) = encode_start(&start, self.sequence, self.previous);
         spare.file.write_at(0, &record).map_err(LogError::io("write", &spare.path))?;
