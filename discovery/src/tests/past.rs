@@ -256,8 +256,67 @@ async fn a_pooled_connection_to_an_old_primary_decides_nothing() {
         .execute(&mut world.database.connect().await)
         .await
         .unwrap();
+    let before = connections(&world).await;
     let refused = agent.ack(&seen).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
     assert!(committed(&world.database, statement.cluster).await.is_none());
+    let now = connections(&world).await;
+    assert!(before.iter().any(|pid| !now.contains(pid)), "it is given to nobody again");
+    one.stop().await;
+}
+
+/// The service's connections, by the server's process.
+async fn connections(world: &World) -> Vec<i32> {
+    sqlx::query_scalar(
+        "SELECT pid FROM pg_stat_activity
+         WHERE datname = current_database() AND application_name = 'muster-discovery'",
+    )
+    .fetch_all(&mut world.database.connect().await)
+    .await
+    .unwrap()
+}
+
+/// Everything is as it was but for what `sql` changes, as a dump of the rows alone would.
+async fn set_back(world: &World, sql: &'static str) {
+    let mut connection = world.database.connect().await;
+    sqlx::raw_sql("SET session_replication_role = replica").execute(&mut connection).await.unwrap();
+    sqlx::raw_sql(sql).execute(&mut connection).await.unwrap();
+}
+
+#[tokio::test]
+async fn rows_that_know_of_fewer_sweeps_are_the_past() {
+    let world = World::new().await;
+    let one = start(unswept(&world, "ledger")).await.unwrap();
+    let store = &one.app().store;
+    store.look_again(Occasion::Sweep).await.unwrap();
+    assert_eq!(store.look_at_generation().await.unwrap().number, 1);
+    set_back(&world, "UPDATE processes SET beat = beat - 1").await;
+    store.look_again(Occasion::Doubt).await.unwrap();
+    let generation = store.look_at_generation().await.unwrap();
+    assert_eq!(generation.number, 2, "{generation:?}");
+    one.stop().await;
+}
+
+#[tokio::test]
+async fn a_history_that_went_another_way_is_not_copied_but_noticed() {
+    let world = World::new().await;
+    let one = start(unswept(&world, "ledger")).await.unwrap();
+    formed(&world, &one).await;
+    let store = &one.app().store;
+    let copied = || store.ledger().known().unwrap().copied.number;
+    eventually("copied", async || copied() == 1).await;
+    // Decision 1 is another one now, and a second one follows it.
+    set_back(&world, "UPDATE decisions SET hash = sha256('x')").await;
+    let mut connection = world.database.connect().await;
+    sqlx::raw_sql("SELECT add_decision(gen_random_uuid(), sha256('y'), NULL)")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    store.copy_news().await.unwrap();
+    assert_eq!((copied(), store.ledger().commits()), (1, 1));
+    store.look_again(Occasion::Doubt).await.unwrap();
+    let generation = store.look_at_generation().await.unwrap();
+    assert_eq!(generation.number, 2, "{generation:?}");
+    assert_eq!((copied(), store.ledger().commits()), (2, 2), "copied as another history");
     one.stop().await;
 }
