@@ -43,10 +43,18 @@ async fn listen_once(app: &App, pause: &mut Duration) -> Result<(), sqlx::Error>
     let mut listener = PgListener::connect_with(app.store.pool()).await?;
     listener.listen_all([CHANNEL, ledger::CHANNEL]).await?;
     *pause = FIRST_PAUSE;
+    copy(app).await;
     app.wakes.wake_all();
     loop {
         match listener.try_recv().await? {
-            Some(hint) if hint.channel() == ledger::CHANNEL => copy(app).await,
+            Some(hint) if hint.channel() == ledger::CHANNEL => {
+                // One copy takes all that is there: those announced meanwhile are in it.
+                let known = app.store.ledger().known().map_or(0, |known| known.copied.number);
+                if hint.payload().parse().is_ok_and(|number: u64| number <= known) {
+                    continue;
+                }
+                copy(app).await;
+            }
             Some(hint) => match hint.payload().parse() {
                 Ok(cluster) => app.wakes.wake(cluster),
                 Err(_) => tracing::debug!("a hint that names no cluster"),

@@ -39,7 +39,7 @@ impl App {
         let document = match shown {
             Some(document) => document,
             None => {
-                let grants = transaction.grants_of(&frozen.proposal).await?;
+                let grants = transaction.grants_of(&frozen.proposal)?;
                 let damaged = |_| StoreError::damaged(format!("a record of cluster {id}"));
                 let proposal = convert::wire_proposal(&frozen.proposal, grants).map_err(damaged)?;
                 assert_eq!(proposal.hash().0, h.0, "the wire's hash and the machine's are one");

@@ -10,7 +10,7 @@ use discovery_types::convert;
 use discovery_types::digest::Digest;
 use discovery_types::document::VerifiedDocument;
 use discovery_types::grant::{GrantId, TokenKind, VerifiedGrant};
-use discovery_types::jws::{Jws, Typ};
+use discovery_types::jws::Jws;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
 use discovery_types::proposal::{Ack, Release};
@@ -22,7 +22,7 @@ use discovery_types::statement::StatementChain;
 
 use crate::app::App;
 use crate::error::{ApiError, sentence};
-use crate::store::cluster::{ClusterTransaction, GrantRow};
+use crate::store::cluster::ClusterTransaction;
 
 /// Longest record, endorsement and grant of a seat, together, in bytes; and longest ack. Nine of
 /// them must fit into a document, which in base64 may have [`MAX_JWS`] bytes: one that doesn't
@@ -37,8 +37,8 @@ const MAX_ACK: usize = 1_024;
 pub enum Incoming {
     /// Time has passed.
     Tick,
-    /// An opened redeem, from this address.
-    Redeem { redeem: Box<Redeem>, address: IpAddr },
+    /// An opened redeem with what its record claims, from this address.
+    Redeem { redeem: Box<Redeem>, claimed: Box<Record>, address: IpAddr },
     /// A poll.
     Poll { key: PublicKey, session: Session, highest_epoch: u64, holds: Option<Digest> },
     /// A signed ack.
@@ -87,13 +87,18 @@ impl From<Event> for Prepared {
 }
 
 impl Incoming {
+    /// The grant that it names.
+    pub(super) fn grant(&self) -> Option<String> {
+        match self {
+            Incoming::Redeem { claimed, .. } => Some(claimed.grant.to_string()),
+            _ => None,
+        }
+    }
+
     /// The agent who asks.
     pub(super) fn asker(&self) -> Option<formation::KeyId> {
         let key = match self {
-            Incoming::Redeem { redeem, .. } => {
-                let claimed: Record = redeem.signed.record.claims_unverified(Typ::Record).ok()?;
-                claimed.agent_key
-            }
+            Incoming::Redeem { claimed, .. } => claimed.agent_key,
             Incoming::Poll { key, .. }
             | Incoming::Ack { key, .. }
             | Incoming::Nack { key, .. }
@@ -123,8 +128,8 @@ impl App {
         let chain = transaction.chain.clone();
         Ok(match incoming {
             Incoming::Tick => Event::Tick.into(),
-            Incoming::Redeem { redeem, address } => {
-                prepare_redeem(transaction, redeem, *address).await?.into()
+            Incoming::Redeem { redeem, claimed, address } => {
+                prepare_redeem(transaction, redeem, claimed, *address)?.into()
             }
             Incoming::Poll { key, session, highest_epoch, holds } => Event::Poll(Poll {
                 key: convert::key(key),
@@ -185,17 +190,13 @@ impl App {
     }
 }
 
-async fn prepare_redeem(
-    transaction: &mut ClusterTransaction,
+fn prepare_redeem(
+    transaction: &ClusterTransaction,
     redeem: &Redeem,
+    claimed: &Record,
     address: IpAddr,
 ) -> Result<Event, ApiError> {
     let chain = transaction.chain.clone();
-    let claimed: Record = redeem
-        .signed
-        .record
-        .claims_unverified(Typ::Record)
-        .map_err(discovery_types::record::RecordError::Record)?;
     let unknown = || {
         let next = "Check that the bundle is for this service and cluster, or ask for another.";
         ApiError::new(Code::GrantUnknown, "The token is not known here.", next)
@@ -208,7 +209,7 @@ async fn prepare_redeem(
         let detail = "The join bundle pins a statement that this cluster doesn't have.";
         return Err(ApiError::new(Code::StatementRefused, detail, next));
     }
-    let row: GrantRow = transaction.grant(&claimed.grant.to_string()).await?.ok_or_else(unknown)?;
+    let row = transaction.asked().ok_or_else(unknown)?;
     let jws: Jws = row.jws.parse().map_err(|_| unknown())?;
     let grant = VerifiedGrant::verify(&jws, &chain)?;
     if grant.key.as_bytes()[..] != row.token_key || grant.kind != TokenKind::Boot {
@@ -431,7 +432,7 @@ pub fn statement_allows(
 mod tests {
     use discovery_types::SIZES;
     use discovery_types::document::Document;
-    use discovery_types::jws::MAX_JWS;
+    use discovery_types::jws::{MAX_JWS, Typ};
     use discovery_types::key::SigningKey;
     use discovery_types::proposal::Proposal;
     use discovery_types::record::SignedRecord;

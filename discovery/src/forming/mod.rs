@@ -50,6 +50,8 @@ pub struct Applied {
     pub document: Option<Delivery>,
     /// Grants of the frozen list, if the asker is to sign it.
     pub grants: Vec<Jws>,
+    /// The grant that was redeemed.
+    pub asked: Option<String>,
 }
 
 /// A document on its way to a member; the ledger has it.
@@ -74,7 +76,8 @@ impl App {
             _ => Trust::Verify,
         };
         let accepts = matches!(incoming, Incoming::DatabaseAccepted { .. });
-        let transaction = self.store.begin_cluster(cluster, trust).await?;
+        let asked = incoming.grant();
+        let transaction = self.store.begin_cluster(cluster, trust, asked.as_deref()).await?;
         let mut transaction = transaction.ok_or_else(|| ApiError::not_found("such cluster"))?;
         if let Gate::Past(difference) = transaction.gate() {
             transaction.hang_up().await;
@@ -114,11 +117,12 @@ impl App {
         let grants = match (&answer, &transaction.cluster.frozen) {
             (Ok(Answer { proposal: Some(_), .. }), Some(frozen)) => {
                 let list = frozen.proposal.clone();
-                transaction.grants_of(&list).await?
+                transaction.grants_of(&list)?
             }
             _ => Vec::new(),
         };
         let (now, chain) = (transaction.now, transaction.chain.clone());
+        let asked = transaction.asked().map(|grant| grant.jws.clone());
         crash_points("before", &changes, committed.is_some());
         let cluster = transaction.commit().await?;
         crash_points("after", &changes, committed.is_some());
@@ -130,7 +134,7 @@ impl App {
             crate::crash::point("after", "ledger");
         }
         let answer = answer.map_err(|refusal| self.refused(&refusal, &cluster))?;
-        Ok(Applied { cluster, chain, now, answer, document: delivery, grants })
+        Ok(Applied { cluster, chain, now, answer, document: delivery, grants, asked })
     }
 
     /// Reads how a cluster looks to `key`, without a lock; the ledger has what leaves.
@@ -158,7 +162,8 @@ impl App {
         if let Some(entry) = entry {
             self.store.let_out(entry).await?;
         }
-        Ok(Applied { cluster, chain, now, answer, document: delivery, grants })
+        let asked = None;
+        Ok(Applied { cluster, chain, now, answer, document: delivery, grants, asked })
     }
 
     /// A decided cluster's document, with the leaves of `key`, and the statements. Unlike a poll

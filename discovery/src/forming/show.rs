@@ -37,7 +37,7 @@ pub fn poll_response(
     settings: &Settings,
     generation: Option<&Generation>,
 ) -> Result<PollResponse, ApiError> {
-    let Applied { cluster, chain, now, answer, document, grants } = applied;
+    let Applied { cluster, chain, now, answer, document, grants, .. } = applied;
     let agent = key.and_then(|key| cluster.agents.get(&key));
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     let damaged = |_| StoreError::damaged("a record of the frozen list");

@@ -58,7 +58,8 @@ pub async fn redeem(
         .record
         .claims_unverified(Typ::Record)
         .map_err(discovery_types::record::RecordError::Record)?;
-    let incoming = Incoming::Redeem { redeem: Box::new(redeem), address };
+    let incoming =
+        Incoming::Redeem { redeem: Box::new(redeem), claimed: Box::new(claimed), address };
     let applied = app.apply(cluster, incoming, Some(address)).await;
     let unknown = || {
         let next = "Check that the bundle is for this service and cluster, or ask for another.";
@@ -68,13 +69,13 @@ pub async fn redeem(
         Code::NotFound => unknown(),
         _ => error,
     })?;
-    let grant = app.store.grant(&claimed.grant.to_string()).await?.ok_or_else(unknown)?;
+    let grant = applied.asked.as_ref().ok_or_else(unknown)?;
     let agent = convert::key(&key);
     Ok(Json(RedeemResponse {
         token: app.token(&key, Subject::Agent(cluster)),
         issuer: app.issuer.to_string(),
         jwks: jwks_of(&app),
-        grant: grant.grant.jws.parse().map_err(|error| unreadable(&error))?,
+        grant: grant.parse().map_err(|error| unreadable(&error))?,
         poll: respond(&app, &applied, Some(agent))?,
     }))
 }

@@ -78,7 +78,7 @@ impl Seen {
     /// This position, or what is known of the same history if that is further on.
     pub(super) fn no_less_than(&self, known: Option<&Seen>) -> Seen {
         let mut seen = self.clone();
-        if let Some(known) = known.filter(|known| known.is_of_the_same(self)) {
+        if let Some(known) = known.filter(|known| known.history() == self.history()) {
             seen.wal = seen.wal.max(known.wal);
             seen.beat = seen.beat.max(known.beat);
         }
@@ -87,8 +87,11 @@ impl Seen {
 
     /// Whether only the position may differ.
     pub fn is_of_the_same(&self, other: &Seen) -> bool {
-        let history = |seen: &Seen| (seen.place(), seen.generation);
-        history(self) == history(other) && self.processes == other.processes
+        self.history() == other.history() && self.processes == other.processes
+    }
+
+    fn history(&self) -> (Place, u64) {
+        (self.place(), self.generation)
     }
 }
 
@@ -218,7 +221,7 @@ impl Index {
                 if self.seen.as_ref().is_none_or(|old| old.generation != seen.generation) {
                     self.copied = UNCOPIED;
                 }
-                self.seen = Some(seen);
+                self.seen = Some(seen.no_less_than(self.seen.as_ref()));
             }
         }
     }
@@ -266,7 +269,6 @@ impl Index {
     pub(super) fn take_position(&mut self, position: Seen) {
         // What goes with it stands in the ledger, and may be newer there.
         let Some(seen) = &mut self.seen else { return };
-        let position = Seen { processes: seen.processes.clone(), ..position };
         *seen = seen.no_less_than(Some(&position));
     }
 }

@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use super::{Micros, Store, StoreError};
 use crate::domain::epoch_to_row;
+use crate::ledger;
 
 impl Store {
     /// SHA-256 over all elements: whether they are still those that were read.
@@ -48,6 +49,10 @@ impl Store {
         let now = discovery_formation::Micros(now.unsigned_abs());
         let body = serde_json::json!({ "sequence": sequence, "by": by });
         super::cluster::event(&mut transaction, Uuid::nil(), now, "admins_changed", &body).await?;
+        sqlx::query("SELECT pg_notify($1, 'admins')")
+            .bind(ledger::CHANNEL)
+            .execute(&mut *transaction)
+            .await?;
         transaction.commit().await?;
         Ok(())
     }

@@ -12,6 +12,7 @@ mod past;
 mod processes;
 mod refusals;
 mod restore;
+mod round_trips;
 mod set_back;
 mod starting;
 mod support;

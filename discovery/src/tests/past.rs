@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use discovery_types::api::ClusterState;
 use discovery_types::client::Client;
 use discovery_types::jws::Jws;
 use discovery_types::problem::Code;
@@ -106,9 +107,14 @@ async fn what_another_process_let_out_forms_no_second_time_when_a_dump_is_loaded
     was_last_seen_long_ago(&world.database, delivered).await;
     assert!(admin.forget_process(delivered).await.unwrap().settled);
     nobody_forms_it_again(&world, &two, (&statement, &token), &decided).await;
-    // A token from after it is no way either.
+    // A token from after it is no way either, nor a process that knows of nothing.
     let fresh = another_token(&world, &admin, &statement).await;
     nobody_forms_it_again(&world, &two, (&statement, &fresh), &decided).await;
+    let three = start(world.args("ledger-3")).await.unwrap();
+    nobody_forms_it_again(&world, &three, (&statement, &fresh), &decided).await;
+    let state = world.owner(&three).show_cluster(statement.cluster).await.unwrap().summary.state;
+    assert_eq!(state, ClusterState::Abandoned, "closed for everybody");
+    three.stop().await;
     // The one who let it out comes back after all.
     let one = world.serve().await;
     eventually("its document is back", async || {
@@ -238,6 +244,50 @@ async fn a_ledger_put_back_is_filled_from_the_database_and_somebody_hears_of_it(
 }
 
 #[tokio::test]
+async fn a_ledger_with_a_line_cut_out_is_filled_from_the_start() {
+    let world = World::new().await;
+    let one = world.serve().await;
+    let (statement, ..) = formed(&world, &one).await;
+    let ledger = one.app().store.ledger().clone();
+    eventually("copied", async || ledger.known().unwrap().copied.number == 1).await;
+    drop(ledger);
+    one.stop().await;
+    let path = world.folder.path().join("ledger/ledger.jsonl");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let lines = text.lines().filter(|line| !line.contains(r#""kind":"commit""#));
+    std::fs::write(&path, lines.map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+    let one = world.serve().await;
+    assert!(one.app().store.ledger().entry(statement.cluster).is_some());
+    assert_eq!(alarms(&world, &one, "ledger_set_back").await, "1");
+    one.stop().await;
+}
+
+#[tokio::test]
+async fn who_freezes_a_list_has_copied_first_what_others_decided() {
+    let world = World::new().await;
+    let one = start(unswept(&world, "ledger")).await.unwrap();
+    let admin = world.owner(&one);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let store = &one.app().store;
+    eventually("swept for the only time", async || {
+        store.ledger().known().is_some_and(|known| known.beat == 1)
+    })
+    .await;
+    // Decided elsewhere, and the hint is still on its way.
+    let other = Uuid::now_v7();
+    sqlx::query("INSERT INTO decisions VALUES (1, $1, sha256('h'), NULL, 0, sha256('chain'))")
+        .bind(other)
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
+    let seen = Agent::new(&world, &one, &statement, &token, 1).redeem().await.unwrap();
+    assert!(seen.proposal.is_some(), "frozen");
+    assert!(store.ledger().entry(other).is_some());
+    one.stop().await;
+}
+
+#[tokio::test]
 async fn a_pooled_connection_to_an_old_primary_decides_nothing() {
     let world = World::new().await;
     let one = start(unswept(&world, "ledger")).await.unwrap();
@@ -288,7 +338,10 @@ async fn rows_that_know_of_fewer_sweeps_are_the_past() {
     let world = World::new().await;
     let one = start(unswept(&world, "ledger")).await.unwrap();
     let store = &one.app().store;
+    let beat = || store.ledger().known().map(|known| known.beat);
+    eventually("swept for the only time", async || beat() == Some(1)).await;
     store.look_again(Occasion::Sweep).await.unwrap();
+    assert_eq!(beat(), Some(2));
     assert_eq!(store.look_at_generation().await.unwrap().number, 1);
     set_back(&world, "UPDATE processes SET beat = beat - 1").await;
     store.look_again(Occasion::Doubt).await.unwrap();

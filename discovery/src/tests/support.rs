@@ -95,6 +95,11 @@ fn forget_dead_ones() {
     }
 }
 
+/// Where the shared Postgres listens.
+pub fn socket() -> &'static Path {
+    &postgres().socket
+}
+
 /// A new, empty database.
 pub struct Database {
     /// Its name.

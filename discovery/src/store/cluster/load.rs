@@ -1,6 +1,6 @@
 //! Rows → cluster.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use discovery_formation as formation;
@@ -51,17 +51,18 @@ pub(super) struct ClusterRow {
     error_text: Option<String>,
 }
 
-#[derive(Debug, sqlx::FromRow)]
+#[derive(Debug, Deserialize)]
 struct AgentRow {
     record: String,
     token_record: String,
+    grant_id: String,
     grant: String,
-    key: Vec<u8>,
+    key: Hex,
     seat: Option<i16>,
     standby: Option<i64>,
     lease_us: i64,
     boot: Option<i64>,
-    nonce: Option<Vec<u8>>,
+    nonce: Option<Hex>,
     highest_epoch: i64,
     counts: i32,
     held_us: i64,
@@ -69,11 +70,122 @@ struct AgentRow {
     release_jws: Option<String>,
 }
 
-#[derive(Debug, sqlx::FromRow)]
+#[derive(Debug, Deserialize)]
 struct SeatRow {
     record: String,
     token_record: String,
+    grant_id: String,
     grant: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct AckRow {
+    key: Hex,
+    epoch: i64,
+    jws: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct ProbeRow {
+    key: Hex,
+    epoch: i64,
+    row: MatrixRow,
+}
+
+#[derive(Debug, Deserialize)]
+struct ReportRow {
+    key: Hex,
+    raft_cluster: Hex,
+}
+
+/// Bytes, as JSON brings them.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "String")]
+struct Hex(Vec<u8>);
+
+impl TryFrom<String> for Hex {
+    type Error = data_encoding::DecodeError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        data_encoding::HEXLOWER.decode(text.as_bytes()).map(Hex)
+    }
+}
+
+/// What a cluster is made of beside its own row, and what the database says of itself.
+#[derive(Debug, sqlx::FromRow)]
+pub(super) struct Loaded {
+    /// The clock, read after the lock was taken.
+    pub(super) now: i64,
+    pub(super) settled: bool,
+    pub(super) void_before_us: i64,
+    pub(super) generation: i64,
+    /// The newest decision, and the hash at the one that the ledger has copied.
+    pub(super) newest: i64,
+    pub(super) at_copied: Option<Vec<u8>>,
+    pub(super) statements: Vec<String>,
+    /// The grant that was asked for, if it is this cluster's.
+    pub(super) asked: Option<Json<AskedGrant>>,
+    agents: Json<Vec<AgentRow>>,
+    seats: Json<Vec<SeatRow>>,
+    acks: Json<Vec<AckRow>>,
+    probes: Json<Vec<ProbeRow>>,
+    reports: Json<Vec<ReportRow>>,
+    revoked: Vec<String>,
+}
+
+/// A grant that a redeem names.
+#[derive(Clone, Debug, Deserialize)]
+pub struct AskedGrant {
+    /// The signed grant.
+    pub jws: String,
+    /// The token's public key, as its row has it.
+    #[serde(deserialize_with = "hex")]
+    pub token_key: Vec<u8>,
+    /// When it was revoked.
+    pub revoked_us: Option<i64>,
+}
+
+fn hex<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+    Hex::deserialize(deserializer).map(|Hex(bytes)| bytes)
+}
+
+/// One statement: what isn't this cluster's isn't looked at, and each part has an index.
+const LOAD: &str = "
+SELECT now_us() AS now, g.settled, g.void_before_us, g.number AS generation,
+    (SELECT coalesce(max(number), 0) FROM decisions) AS newest,
+    (SELECT hash FROM decisions WHERE number = $2) AS at_copied,
+    ARRAY(SELECT jws FROM statements WHERE cluster_id = $1 ORDER BY sequence) AS statements,
+    (SELECT jsonb_build_object('jws', jws, 'token_key', encode(token_key, 'hex'),
+         'revoked_us', revoked_us) FROM grants WHERE id = $3 AND cluster_id = $1) AS asked,
+    ARRAY(SELECT id FROM grants WHERE cluster_id = $1 AND revoked_us IS NOT NULL) AS revoked,
+    (SELECT coalesce(jsonb_agg(r), '[]') FROM (
+        SELECT a.record, a.token_record, a.grant_id, gr.jws AS grant, encode(a.key, 'hex') AS key,
+            a.seat, a.standby, a.lease_us, a.boot, encode(a.nonce, 'hex') AS nonce,
+            a.highest_epoch, a.counts, a.held_us, a.release_epoch, a.release_jws
+        FROM agents a JOIN grants gr ON gr.id = a.grant_id WHERE a.cluster_id = $1) r) AS agents,
+    (SELECT coalesce(jsonb_agg(r ORDER BY r.seat), '[]') FROM (
+        SELECT f.seat, f.record, f.token_record, f.grant_id, gr.jws AS grant
+        FROM frozen_seats f JOIN grants gr ON gr.id = f.grant_id WHERE f.cluster_id = $1) r)
+        AS seats,
+    (SELECT coalesce(jsonb_agg(r), '[]') FROM (
+        SELECT encode(key, 'hex') AS key, epoch, jws FROM acks WHERE cluster_id = $1) r) AS acks,
+    (SELECT coalesce(jsonb_agg(r), '[]') FROM (
+        SELECT encode(key, 'hex') AS key, epoch, row FROM probes WHERE cluster_id = $1) r)
+        AS probes,
+    (SELECT coalesce(jsonb_agg(r), '[]') FROM (
+        SELECT encode(key, 'hex') AS key, encode(raft_cluster, 'hex') AS raft_cluster
+        FROM reports WHERE cluster_id = $1) r) AS reports
+FROM generation g";
+
+/// Everything of a cluster beside its row; `asked` is a grant's id, `copied` a decision's number.
+pub(super) async fn beside(
+    connection: &mut PgConnection,
+    id: Uuid,
+    copied: u64,
+    asked: Option<&str>,
+) -> Result<Loaded, StoreError> {
+    let loaded = sqlx::query_as(LOAD).bind(id).bind(copied as i64).bind(asked);
+    Ok(loaded.fetch_one(connection).await?)
 }
 
 /// A probe's result as `probes.row` holds it: peer's key in hex → what happened.
@@ -121,11 +233,11 @@ pub(super) async fn read(
     Ok(row)
 }
 
-/// Everything else of the cluster.
-pub(super) async fn load(
-    connection: &mut PgConnection,
+/// The cluster, from its row and what stands beside it.
+pub(super) fn load(
     caches: &Caches,
     row: ClusterRow,
+    loaded: Loaded,
     chain: &StatementChain,
     trust: Trust,
 ) -> Result<Cluster, StoreError> {
@@ -161,12 +273,13 @@ pub(super) async fn load(
         }
         _ => None,
     };
+    let lists = (loaded.seats.0, loaded.acks.0, loaded.probes.0);
     let frozen = match header {
-        Some(header) => Some(frozen(connection, caches, id, header, (chain, trust)).await?),
+        Some(header) => Some(frozen(caches, id, header, lists, (chain, trust))?),
         None => None,
     };
     let reports = match phase {
-        Phase::Committed | Phase::Formed => reports(connection, id).await?,
+        Phase::Committed | Phase::Formed => reports(loaded.reports.0),
         _ => BTreeMap::new(),
     };
     Ok(Cluster {
@@ -177,11 +290,11 @@ pub(super) async fn load(
         floor: row.floor.unsigned_abs(),
         rev: row.rev.unsigned_abs(),
         deadline: micros(row.deadline_us),
-        agents: agents(connection, caches, id, (chain, trust)).await?,
+        agents: agents(caches, id, loaded.agents.0, (chain, trust))?,
         next_place: row.next_place.unsigned_abs(),
         frozen,
         reports,
-        revoked: revoked(connection, id).await?,
+        revoked: loaded.revoked.into_iter().map(|id| formation::GrantId(id.into())).collect(),
         ended,
         split,
         unsettled: row.unsettled,
@@ -196,24 +309,15 @@ struct FrozenHeader {
     at: formation::Micros,
 }
 
-async fn agents(
-    connection: &mut PgConnection,
+fn agents(
     caches: &Caches,
     id: Uuid,
+    rows: Vec<AgentRow>,
     (chain, trust): (&StatementChain, Trust),
 ) -> Result<BTreeMap<formation::KeyId, Agent>, StoreError> {
-    let rows: Vec<AgentRow> = sqlx::query_as(
-        "SELECT a.record, a.token_record, g.jws AS grant, a.key, a.seat, a.standby, a.lease_us,
-                a.boot, a.nonce, a.highest_epoch, a.counts, a.held_us, a.release_epoch,
-                a.release_jws
-         FROM agents a JOIN grants g ON g.id = a.grant_id WHERE a.cluster_id = $1",
-    )
-    .bind(id)
-    .fetch_all(connection)
-    .await?;
     let mut agents = BTreeMap::new();
     for row in rows {
-        let agent_key = key(&row.key)
+        let agent_key = key(&row.key.0)
             .ok_or_else(|| StoreError::damaged(format!("an agent's key in cluster {id}")))?;
         let grant = caches.grant(&row.grant, chain, trust)?;
         let record = caches.record(&row.record, &row.token_record, &grant.key, trust)?;
@@ -232,7 +336,7 @@ fn agent(row: AgentRow, record: Arc<formation::Record>, uses: u32) -> Agent {
         (None, Some(order)) => Place::Standby(order.unsigned_abs()),
         (None, None) => Place::Absent,
     };
-    let nonce = row.nonce.and_then(|nonce| <[u8; 16]>::try_from(nonce).ok());
+    let nonce = row.nonce.and_then(|nonce| <[u8; 16]>::try_from(nonce.0).ok());
     let session = row.boot.zip(nonce).map(|(boot, nonce)| formation::Session {
         boot: boot.unsigned_abs(),
         nonce: u128::from_be_bytes(nonce),
@@ -254,38 +358,18 @@ fn agent(row: AgentRow, record: Arc<formation::Record>, uses: u32) -> Agent {
     }
 }
 
-async fn frozen(
-    connection: &mut PgConnection,
+fn frozen(
     caches: &Caches,
     id: Uuid,
     header: FrozenHeader,
+    (rows, acks, probes): (Vec<SeatRow>, Vec<AckRow>, Vec<ProbeRow>),
     (chain, trust): (&StatementChain, Trust),
 ) -> Result<Frozen, StoreError> {
-    let rows: Vec<SeatRow> = sqlx::query_as(
-        "SELECT f.record, f.token_record, g.jws AS grant
-         FROM frozen_seats f JOIN grants g ON g.id = f.grant_id
-         WHERE f.cluster_id = $1 ORDER BY f.seat",
-    )
-    .bind(id)
-    .fetch_all(&mut *connection)
-    .await?;
     let mut records = Vec::with_capacity(rows.len());
     for row in rows {
         let grant = caches.grant(&row.grant, chain, trust)?;
         records.push(caches.record(&row.record, &row.token_record, &grant.key, trust)?);
     }
-    let acks: Vec<(Vec<u8>, String)> =
-        sqlx::query_as("SELECT key, jws FROM acks WHERE cluster_id = $1 AND epoch = $2")
-            .bind(id)
-            .bind(header.epoch as i64)
-            .fetch_all(&mut *connection)
-            .await?;
-    let probes: Vec<(Vec<u8>, Json<MatrixRow>)> =
-        sqlx::query_as("SELECT key, row FROM probes WHERE cluster_id = $1 AND epoch = $2")
-            .bind(id)
-            .bind(header.epoch as i64)
-            .fetch_all(connection)
-            .await?;
     let proposal = formation::Proposal {
         cluster: convert::cluster(id),
         statement: header.statement,
@@ -299,10 +383,15 @@ async fn frozen(
         proposal,
         h: header.h,
         at: header.at,
-        acks: acks.into_iter().filter_map(|(of, jws)| Some((key(&of)?, jws.into()))).collect(),
+        acks: acks
+            .into_iter()
+            .filter(|ack| ack.epoch.unsigned_abs() == header.epoch)
+            .filter_map(|ack| Some((key(&ack.key.0)?, ack.jws.into())))
+            .collect(),
         probes: probes
             .into_iter()
-            .filter_map(|(of, Json(row))| Some((key(&of)?, matrix_row(row))))
+            .filter(|probe| probe.epoch.unsigned_abs() == header.epoch)
+            .filter_map(|probe| Some((key(&probe.key.0)?, matrix_row(probe.row))))
             .collect(),
     })
 }
@@ -320,32 +409,22 @@ fn matrix_row(row: MatrixRow) -> BTreeMap<formation::KeyId, Probe> {
         .collect()
 }
 
-async fn reports(
-    connection: &mut PgConnection,
-    id: Uuid,
-) -> Result<BTreeMap<formation::KeyId, u64>, StoreError> {
-    let rows: Vec<(Vec<u8>, Vec<u8>)> =
-        sqlx::query_as("SELECT key, raft_cluster FROM reports WHERE cluster_id = $1")
-            .bind(id)
-            .fetch_all(connection)
-            .await?;
-    let report = |(of, raft): (Vec<u8>, Vec<u8>)| {
-        Some((key(&of)?, u64::from_be_bytes(raft.try_into().ok()?)))
+fn reports(rows: Vec<ReportRow>) -> BTreeMap<formation::KeyId, u64> {
+    let report = |row: ReportRow| {
+        Some((key(&row.key.0)?, u64::from_be_bytes(row.raft_cluster.0.try_into().ok()?)))
     };
-    Ok(rows.into_iter().filter_map(report).collect())
+    rows.into_iter().filter_map(report).collect()
 }
 
-async fn revoked(
-    connection: &mut PgConnection,
-    id: Uuid,
-) -> Result<BTreeSet<formation::GrantId>, StoreError> {
-    let rows: Vec<String> = sqlx::query_scalar(
-        "SELECT id FROM grants WHERE cluster_id = $1 AND revoked_us IS NOT NULL",
-    )
-    .bind(id)
-    .fetch_all(connection)
-    .await?;
-    Ok(rows.into_iter().map(|id| formation::GrantId(id.into())).collect())
+impl Loaded {
+    /// The signed grants that belong to agents, seats and the asker, by id.
+    pub(super) fn grants(&self, asked: Option<&str>) -> BTreeMap<String, String> {
+        let agents = self.agents.0.iter().map(|row| (row.grant_id.clone(), row.grant.clone()));
+        let seats = self.seats.0.iter().map(|row| (row.grant_id.clone(), row.grant.clone()));
+        let asked = asked.zip(self.asked.as_ref());
+        let asked = asked.map(|(id, Json(grant))| (id.to_owned(), grant.jws.clone()));
+        agents.chain(seats).chain(asked).collect()
+    }
 }
 
 fn micros(value: i64) -> formation::Micros {

@@ -5,9 +5,11 @@ mod load;
 mod records;
 mod save;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use discovery_formation as formation;
+use discovery_formation::Hash;
 use discovery_formation::memory::{Gate, Known, Mark, Read, gate};
 use discovery_formation::service::{Change, Cluster, Phase};
 use discovery_types::grant::{GrantId, VerifiedGrant};
@@ -17,11 +19,10 @@ use sqlx::{PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
 use super::{Micros, Store, StoreError};
-use crate::domain::{describe, epoch_to_row};
-use crate::kek::Purpose;
+use crate::domain::epoch_to_row;
 use crate::ledger;
 
-pub use load::Trust;
+pub use load::{AskedGrant, Trust};
 pub(crate) use records::Caches;
 pub(super) use save::event;
 
@@ -46,6 +47,9 @@ pub struct ClusterTransaction {
     read: Read,
     /// Tokens issued before this admit nobody: the database was set back, or accepted.
     pub void_before: formation::Micros,
+    asked: Option<AskedGrant>,
+    /// Signed grants by id: of all agents, of the frozen list, and the one that was asked for.
+    grants: BTreeMap<String, String>,
 }
 
 /// A grant's row.
@@ -93,15 +97,6 @@ pub struct Authorities {
     pub client: AuthorityRow,
 }
 
-/// Column value of a purpose.
-pub fn purpose_column(purpose: Purpose) -> &'static str {
-    match purpose {
-        Purpose::PeerCa => "peer",
-        Purpose::ClientCa => "client",
-        Purpose::Database => "none",
-    }
-}
-
 /// A member's peer and client leaf, in DER.
 pub type LeafPair = (Vec<u8>, Vec<u8>);
 
@@ -121,35 +116,33 @@ pub struct NewCommit {
 }
 
 impl Store {
-    /// Locks and loads a cluster; `None` if there is none, or only a draft of it.
+    /// Locks and loads a cluster, with the grant that is asked for; `None` if there is none, or
+    /// only a draft of it.
     pub async fn begin_cluster(
         &self,
         id: Uuid,
         trust: Trust,
+        asked: Option<&str>,
     ) -> Result<Option<ClusterTransaction>, StoreError> {
         // Before anything is read: what is copied meanwhile is ahead of it.
         let known = self.ledger.known();
+        let copied = known.map_or(0, |known| known.copied.number);
         let mut transaction = self.pool.begin().await?;
+        // Alone: what is read with it was not there yet when it waited for the lock.
         let Some(row) = load::lock(&mut transaction, id).await? else { return Ok(None) };
-        let (now, settled, void_before, generation, newest, at_copied) =
-            sqlx::query_as::<_, (i64, bool, i64, i64, i64, Option<Vec<u8>>)>(
-                "SELECT now_us(), settled, void_before_us, number,
-                        (SELECT coalesce(max(number), 0) FROM decisions),
-                        (SELECT hash FROM decisions WHERE number = $1) FROM generation",
-            )
-            .bind(known.map_or(0, |known| known.copied.number as i64))
-            .fetch_one(&mut *transaction)
-            .await?;
+        let loaded = load::beside(&mut transaction, id, copied, asked).await?;
         let read = Read {
-            generation: generation.unsigned_abs(),
-            newest: newest.unsigned_abs(),
-            at_copied: at_copied.and_then(|hash| hash.try_into().ok()).map(formation::Hash),
+            generation: loaded.generation.unsigned_abs(),
+            newest: loaded.newest.unsigned_abs(),
+            at_copied: loaded.at_copied.as_deref().and_then(|h| h.try_into().ok()).map(Hash),
         };
-        let chain = self.caches.chain(&mut transaction, id).await?;
-        let cluster = load::load(&mut transaction, &self.caches, row, &chain, trust).await?;
-        let now = formation::Micros(now.unsigned_abs());
+        let (now, settled) = (formation::Micros(loaded.now.unsigned_abs()), loaded.settled);
+        let void_before = formation::Micros(loaded.void_before_us.unsigned_abs());
+        let grants = loaded.grants(asked);
+        let asked = loaded.asked.as_ref().map(|grant| grant.0.clone());
+        let chain = self.caches.chain(id, &loaded.statements)?;
+        let cluster = load::load(&self.caches, row, loaded, &chain, trust)?;
         let before = cluster.clone();
-        let void_before = formation::Micros(void_before.unsigned_abs());
         Ok(Some(ClusterTransaction {
             transaction,
             cluster,
@@ -160,6 +153,8 @@ impl Store {
             known,
             read,
             void_before,
+            asked,
+            grants,
         }))
     }
 
@@ -169,17 +164,15 @@ impl Store {
         id: Uuid,
     ) -> Result<Option<(Cluster, Arc<StatementChain>, formation::Micros)>, StoreError> {
         // One snapshot for all tables.
-        let mut transaction = self.pool.begin().await?;
-        sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            .execute(&mut *transaction)
-            .await?;
+        let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
+        let mut transaction = self.pool.begin_with(begin).await?;
         let Some(row) = load::read(&mut transaction, id).await? else { return Ok(None) };
-        let now: i64 = sqlx::query_scalar("SELECT now_us()").fetch_one(&mut *transaction).await?;
-        let chain = self.caches.chain(&mut transaction, id).await?;
-        let cluster =
-            load::load(&mut transaction, &self.caches, row, &chain, Trust::Verify).await?;
+        let loaded = load::beside(&mut transaction, id, 0, None).await?;
         transaction.commit().await?;
-        Ok(Some((cluster, chain, formation::Micros(now.unsigned_abs()))))
+        let now = formation::Micros(loaded.now.unsigned_abs());
+        let chain = self.caches.chain(id, &loaded.statements)?;
+        let cluster = load::load(&self.caches, row, loaded, &chain, Trust::Verify)?;
+        Ok(Some((cluster, chain, now)))
     }
 }
 
@@ -215,25 +208,17 @@ impl ClusterTransaction {
         }
     }
 
-    /// A grant, if it is this cluster's.
-    pub async fn grant(&mut self, id: &str) -> Result<Option<GrantRow>, StoreError> {
-        let cluster = self.id();
-        let row = sqlx::query_as(
-            "SELECT id, cluster_id, kind, jws, token_key, uses, expires_us, issued_by, stored_us,
-                    revoked_us, revoked_by
-             FROM grants WHERE id = $1 AND cluster_id = $2",
-        )
-        .bind(id)
-        .bind(cluster)
-        .fetch_optional(&mut *self.transaction)
-        .await?;
-        Ok(row)
+    /// The grant that was asked for, if it is this cluster's.
+    pub fn asked(&self) -> Option<&AskedGrant> {
+        self.asked.as_ref()
     }
 
     /// The signed grants that the records of `list` name, each once.
-    pub async fn grants_of(&mut self, list: &formation::Proposal) -> Result<Vec<Jws>, StoreError> {
-        let cluster = self.id();
-        grants_of(&mut self.transaction, cluster, list).await
+    pub fn grants_of(&self, list: &formation::Proposal) -> Result<Vec<Jws>, StoreError> {
+        let ids: BTreeSet<&str> = list.records.iter().map(|record| &*record.grant.0).collect();
+        let damaged = || StoreError::damaged(format!("a grant of cluster {}", self.id()));
+        let jws = |id: &str| self.grants.get(id)?.parse().ok();
+        ids.into_iter().map(|id| jws(id).ok_or_else(damaged)).collect()
     }
 
     /// Both CAs.
@@ -256,21 +241,13 @@ impl ClusterTransaction {
         if phases == (Phase::Abandoned, Phase::Committed) {
             save::free_name(&mut self.transaction, id).await?;
         }
-        save::save(&mut self.transaction, &self.before, &self.cluster, next_deadline, now, address)
-            .await?;
-        for change in changes.iter().filter(|change| !is_repeated(&self.before, change)) {
-            let (kind, body) = describe(change);
-            save::event(&mut self.transaction, id, now, kind, &body).await?;
-        }
+        let said: Vec<&Change> =
+            changes.iter().filter(|change| !is_repeated(&self.before, change)).collect();
+        let tells = !changes.is_empty();
+        let beside = save::Beside { next_deadline, now, address, changes: &said, tells };
+        save::save(&mut self.transaction, &self.before, &self.cluster, &beside).await?;
         if let Some(commit) = commit {
             save::commit(&mut self.transaction, id, now, commit).await?;
-        }
-        if !changes.is_empty() {
-            sqlx::query("SELECT pg_notify($1, $2)")
-                .bind(CHANNEL)
-                .bind(id.to_string())
-                .execute(&mut *self.transaction)
-                .await?;
         }
         Ok(())
     }
@@ -326,20 +303,15 @@ pub async fn authorities(
     connection: &mut PgConnection,
     cluster: Uuid,
 ) -> Result<Authorities, StoreError> {
-    let mut found = Vec::new();
-    for purpose in [Purpose::PeerCa, Purpose::ClientCa] {
-        let row: Option<AuthorityRow> = sqlx::query_as(
-            "SELECT certificate, wrapped_key FROM authorities
-             WHERE cluster_id = $1 AND purpose = $2",
-        )
-        .bind(cluster)
-        .bind(purpose_column(purpose))
-        .fetch_optional(&mut *connection)
-        .await?;
-        found.push(row.ok_or_else(|| StoreError::damaged(format!("cluster {cluster} has no CA")))?);
-    }
-    let client = found.pop().expect("two were pushed");
-    let peer = found.pop().expect("two were pushed");
+    let rows: Vec<AuthorityRow> = sqlx::query_as(
+        "SELECT certificate, wrapped_key FROM authorities
+         WHERE cluster_id = $1 AND purpose IN ('peer', 'client') ORDER BY purpose DESC",
+    )
+    .bind(cluster)
+    .fetch_all(connection)
+    .await?;
+    let [peer, client] = <[AuthorityRow; 2]>::try_from(rows)
+        .map_err(|_| StoreError::damaged(format!("cluster {cluster} has no CA")))?;
     Ok(Authorities { peer, client })
 }
 

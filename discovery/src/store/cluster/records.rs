@@ -14,7 +14,6 @@ use discovery_types::jws::{Jws, Typ};
 use discovery_types::key::PublicKey;
 use discovery_types::record::{Endorsement, Record, SignedRecord};
 use discovery_types::statement::StatementChain;
-use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::super::StoreError;
@@ -33,37 +32,27 @@ pub(crate) struct Caches {
 
 impl Caches {
     /// A cluster's statements.
-    pub(super) async fn chain(
+    pub(super) fn chain(
         &self,
-        connection: &mut PgConnection,
         cluster: Uuid,
+        rows: &[String],
     ) -> Result<Arc<StatementChain>, StoreError> {
         let damaged = |what: &str| StoreError::damaged(format!("{what} of cluster {cluster}"));
-        let newest: Option<Vec<u8>> = sqlx::query_scalar(
-            "SELECT hash FROM statements WHERE cluster_id = $1 ORDER BY sequence DESC LIMIT 1",
-        )
-        .bind(cluster)
-        .fetch_optional(&mut *connection)
-        .await?;
-        let newest = newest.and_then(|hash| hash.try_into().ok()).map(Digest);
-        let newest = newest.ok_or_else(|| damaged("the statement chain"))?;
-        if let Some(chain) = remembered(&self.chains, &newest) {
+        let rows: Vec<&[u8]> = rows.iter().map(String::as_bytes).collect();
+        if rows.is_empty() {
+            return Err(damaged("the statement chain"));
+        }
+        // A JWS has no line break in it.
+        let name = Digest::of(&rows.join(&b'\n'));
+        if let Some(chain) = remembered(&self.chains, &name) {
             return Ok(chain);
         }
-        let rows: Vec<String> = sqlx::query_scalar(
-            "SELECT jws FROM statements WHERE cluster_id = $1 ORDER BY sequence",
-        )
-        .bind(cluster)
-        .fetch_all(connection)
-        .await?;
-        let jws: Result<Vec<Jws>, _> = rows.iter().map(|row| row.parse::<Jws>()).collect();
-        let jws = jws.map_err(|_| damaged("a statement"))?;
-        let chain = StatementChain::verify_links(&jws).map_err(|_| damaged("a statement"))?;
-        if chain.newest_hash() != newest || chain.newest().cluster != cluster {
-            return Err(damaged("a statement"));
-        }
-        let chain = Arc::new(chain);
-        remember(&self.chains, newest, &chain);
+        let jws = |row: &&[u8]| std::str::from_utf8(row).ok()?.parse::<Jws>().ok();
+        let jws: Option<Vec<Jws>> = rows.iter().map(jws).collect();
+        let chain = jws.and_then(|jws| StatementChain::verify_links(&jws).ok());
+        let chain = chain.filter(|chain| chain.newest().cluster == cluster);
+        let chain = Arc::new(chain.ok_or_else(|| damaged("a statement"))?);
+        remember(&self.chains, name, &chain);
         Ok(chain)
     }
 

@@ -1,53 +1,150 @@
-//! Cluster → rows: only what differs from what was loaded.
+//! Cluster → rows: only what differs from what was loaded, in one statement.
 
+use data_encoding::{BASE64, HEXLOWER};
 use discovery_formation as formation;
-use discovery_formation::service::{Agent, Cluster, Frozen, Place, Probe};
-use serde_json::Value;
+use discovery_formation::service::{Agent, Change, Cluster, Frozen, Place, Probe};
+use serde_json::{Value, json};
 use sqlx::PgConnection;
 use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::super::StoreError;
-use super::NewCommit;
 use super::load::{MatrixRow, ProbeJson};
-use crate::domain::epoch_to_row;
+use super::{CHANNEL, NewCommit};
+use crate::domain::{describe, epoch_to_row};
 
-/// Writes what differs. `address` is noted for keys that are new.
+/// Rows of every table of a cluster. The parts of such a statement don't see one another's changes,
+/// and need not: what refers to a new row is checked when all are there, and a commit, which looks
+/// at what it decides, comes after it.
+const SAVE: &str = "
+WITH c AS (
+    UPDATE clusters c SET phase = n.phase, deadline_us = n.deadline_us, epoch = n.epoch,
+        floor = n.floor, rev = n.rev, next_place = n.next_place, frozen_epoch = n.frozen_epoch,
+        frozen_h = decode(n.frozen_h, 'hex'),
+        frozen_statement = decode(n.frozen_statement, 'hex'), frozen_us = n.frozen_us,
+        unsettled = n.unsettled, ended_cause = n.ended_cause, ended_us = n.ended_us,
+        ended_by = n.ended_by, split_other = decode(n.split_other, 'hex'),
+        split_epoch = n.split_epoch, error_us = n.error_us,
+        error_key = decode(n.error_key, 'hex'), error_text = n.error_text,
+        next_deadline_us = n.next_deadline_us
+    FROM jsonb_to_recordset($2) AS n (phase text, deadline_us bigint, epoch bigint, floor bigint,
+        rev bigint, next_place bigint, frozen_epoch bigint, frozen_h text, frozen_statement text,
+        frozen_us bigint, unsettled boolean, ended_cause text, ended_us bigint, ended_by text,
+        split_other text, split_epoch bigint, error_us bigint, error_key text, error_text text,
+        next_deadline_us bigint)
+    WHERE c.id = $1::uuid
+), a AS (
+    INSERT INTO agents (cluster_id, size, key, grant_id, record, token_record, seat, standby,
+        lease_us, boot, nonce, highest_epoch, counts, held_us, release_epoch, release_jws, address,
+        redeemed_us)
+    SELECT $1, n.size, decode(n.key, 'hex'), n.grant_id, n.record, n.token_record, n.seat,
+        n.standby, n.lease_us, n.boot, decode(n.nonce, 'hex'), n.highest_epoch, n.counts,
+        n.held_us, n.release_epoch, n.release_jws, n.address, $9::bigint
+    FROM jsonb_to_recordset($3) AS n (size smallint, key text, grant_id text, record text,
+        token_record text, seat smallint, standby bigint, lease_us bigint, boot bigint, nonce text,
+        highest_epoch bigint, counts integer, held_us bigint, release_epoch bigint,
+        release_jws text, address text)
+    ON CONFLICT (cluster_id, key) DO UPDATE SET grant_id = excluded.grant_id,
+        record = excluded.record, token_record = excluded.token_record, seat = excluded.seat,
+        standby = excluded.standby, lease_us = excluded.lease_us, boot = excluded.boot,
+        nonce = excluded.nonce, highest_epoch = excluded.highest_epoch, counts = excluded.counts,
+        held_us = excluded.held_us, release_epoch = excluded.release_epoch,
+        release_jws = excluded.release_jws
+), f AS (
+    INSERT INTO frozen_seats (cluster_id, size, epoch, seat, key, name, incarnation, node_key,
+        grant_id, record, token_record)
+    SELECT $1, n.size, n.epoch, n.seat, decode(n.key, 'hex'), n.name,
+        decode(n.incarnation, 'hex'), decode(n.node_key, 'hex'), n.grant_id, n.record,
+        n.token_record
+    FROM jsonb_to_recordset($4) AS n (size smallint, epoch bigint, seat smallint, key text,
+        name text, incarnation text, node_key text, grant_id text, record text, token_record text)
+), u AS (
+    INSERT INTO frozen_urls (cluster_id, url, seat)
+    SELECT $1, url, n.seat
+    FROM jsonb_to_recordset($4) AS n (seat smallint, urls text[]), unnest(n.urls) AS url
+), k AS (
+    INSERT INTO acks (cluster_id, key, epoch, jws)
+    SELECT $1, decode(n.key, 'hex'), n.epoch, n.jws
+    FROM jsonb_to_recordset($5) AS n (key text, epoch bigint, jws text)
+), p AS (
+    INSERT INTO probes (cluster_id, key, epoch, row)
+    SELECT $1, decode(n.key, 'hex'), n.epoch, n.row
+    FROM jsonb_to_recordset($6) AS n (key text, epoch bigint, row jsonb)
+    ON CONFLICT (cluster_id, key) DO UPDATE SET epoch = excluded.epoch, row = excluded.row
+), r AS (
+    INSERT INTO reports (cluster_id, key, raft_cluster)
+    SELECT $1, decode(n.key, 'hex'), decode(n.raft_cluster, 'hex')
+    FROM jsonb_to_recordset($7) AS n (key text, raft_cluster text)
+    ON CONFLICT (cluster_id, key) DO UPDATE SET raft_cluster = excluded.raft_cluster
+), e AS (
+    INSERT INTO events (stream, number, at_us, kind, body, previous, hash)
+    SELECT $1, 1, $9, n.kind, n.body, '', ''
+    FROM ROWS FROM (jsonb_to_recordset($8) AS (kind text, body text))
+        WITH ORDINALITY AS n (kind, body, place) ORDER BY n.place
+)
+SELECT pg_notify($10, $1::text) FROM generate_series(1, $11::int)";
+
+/// What is saved beside the cluster itself.
+pub(super) struct Beside<'a> {
+    pub(super) next_deadline: Option<formation::Micros>,
+    pub(super) now: formation::Micros,
+    /// Source address of keys that are new.
+    pub(super) address: Option<&'a str>,
+    /// Events, and whether others are told.
+    pub(super) changes: &'a [&'a Change],
+    pub(super) tells: bool,
+}
+
+/// Writes what differs.
 pub(super) async fn save(
     connection: &mut PgConnection,
     before: &Cluster,
     after: &Cluster,
-    next_deadline: Option<formation::Micros>,
-    now: formation::Micros,
-    address: Option<&str>,
+    beside: &Beside<'_>,
 ) -> Result<(), StoreError> {
-    // A renewed lease alone leaves the cluster's row in peace: its next deadline may then stand
-    // too early there, and the sweep finds nothing to do and moves it.
-    if row_differs(before, after) || before == after {
-        cluster_row(connection, after, next_deadline).await?;
-    }
     let id = Uuid::from_u128(after.id.0);
-    for (key, agent) in &after.agents {
-        if before.agents.get(key) != Some(agent) {
-            agent_row(connection, after, *key, agent, now, address).await?;
-        }
-    }
-    if before.frozen != after.frozen {
-        frozen_rows(connection, after, before.frozen.as_ref(), after.frozen.as_ref()).await?;
-    }
-    for (key, raft_cluster) in &after.reports {
-        if before.reports.get(key) != Some(raft_cluster) {
-            sqlx::query(
-                "INSERT INTO reports (cluster_id, key, raft_cluster) VALUES ($1, $2, $3)
-                 ON CONFLICT (cluster_id, key) DO UPDATE SET raft_cluster = $3",
-            )
+    let list = |cluster: &Cluster| cluster.frozen.as_ref().map(|frozen| frozen.h);
+    let same = list(before) == list(after);
+    if !same && before.frozen.is_some() {
+        // Acks, probes and URLs go with their seats.
+        sqlx::query("DELETE FROM frozen_seats WHERE cluster_id = $1")
             .bind(id)
-            .bind(&key.0[..])
-            .bind(&raft_cluster.to_be_bytes()[..])
             .execute(&mut *connection)
             .await?;
-        }
     }
+    // A renewed lease alone leaves the cluster's row in peace: its next deadline may then stand
+    // too early there, and the sweep finds nothing to do and moves it.
+    let own = match row_differs(before, after) || before == after {
+        true => vec![cluster_row(after, beside.next_deadline)?],
+        false => Vec::new(),
+    };
+    let agents = after.agents.iter().filter(|(key, agent)| before.agents.get(key) != Some(*agent));
+    let agents = agents.map(|(key, agent)| agent_row(after, *key, agent, beside.address));
+    let frozen = after.frozen.as_ref();
+    let new_seats = frozen.filter(|_| !same);
+    let known = before.frozen.as_ref().filter(|_| same);
+    let reports = after.reports.iter().filter(|(key, raft)| before.reports.get(key) != Some(*raft));
+    let reports = reports.map(|(key, raft_cluster)| {
+        json!({ "key": hex(&key.0), "raft_cluster": format!("{raft_cluster:016x}") })
+    });
+    let events = beside.changes.iter().map(|change| {
+        let (kind, body) = describe(change);
+        json!({ "kind": kind, "body": body.to_string() })
+    });
+    sqlx::query(SAVE)
+        .bind(id)
+        .bind(Json(own))
+        .bind(Json(agents.collect::<Result<Vec<_>, _>>()?))
+        .bind(Json(new_seats.map_or(Ok(Vec::new()), |frozen| seat_rows(after, frozen))?))
+        .bind(Json(frozen.map_or(Ok(Vec::new()), |frozen| ack_rows(known, frozen))?))
+        .bind(Json(frozen.map_or(Ok(Vec::new()), |frozen| probe_rows(known, frozen))?))
+        .bind(Json(reports.collect::<Vec<Value>>()))
+        .bind(Json(events.collect::<Vec<Value>>()))
+        .bind(epoch_to_row(beside.now.0)?)
+        .bind(CHANNEL)
+        .bind(i32::from(beside.tells))
+        .execute(connection)
+        .await?;
     Ok(())
 }
 
@@ -66,190 +163,120 @@ fn row_differs(before: &Cluster, after: &Cluster) -> bool {
         || before.frozen.as_ref().map(|f| (f.h, f.at)) != after.frozen.as_ref().map(|f| (f.h, f.at))
 }
 
-async fn cluster_row(
-    connection: &mut PgConnection,
+fn hex(bytes: &[u8]) -> String {
+    HEXLOWER.encode(bytes)
+}
+
+fn cluster_row(
     cluster: &Cluster,
     next_deadline: Option<formation::Micros>,
-) -> Result<(), StoreError> {
+) -> Result<Value, StoreError> {
     let frozen = cluster.frozen.as_ref();
     let (ended, split) = (cluster.ended.as_ref(), cluster.split.as_ref());
     let error = cluster.last_error.as_ref();
-    sqlx::query(
-        "UPDATE clusters SET phase = $2, deadline_us = $3, epoch = $4, floor = $5, rev = $6,
-             next_place = $7, frozen_epoch = $8, frozen_h = $9, frozen_statement = $10,
-             frozen_us = $11, unsettled = $12, ended_cause = $13, ended_us = $14, ended_by = $15,
-             split_other = $16, split_epoch = $17, error_us = $18, error_key = $19,
-             error_text = $20, next_deadline_us = $21
-         WHERE id = $1",
-    )
-    .bind(Uuid::from_u128(cluster.id.0))
-    .bind(cluster.phase.as_str())
-    .bind(epoch_to_row(cluster.deadline.0)?)
-    .bind(epoch_to_row(cluster.epoch)?)
-    .bind(epoch_to_row(cluster.floor)?)
-    .bind(epoch_to_row(cluster.rev)?)
-    .bind(epoch_to_row(cluster.next_place)?)
-    .bind(frozen.map(|frozen| epoch_to_row(frozen.proposal.epoch)).transpose()?)
-    .bind(frozen.map(|frozen| frozen.h.0.to_vec()))
-    .bind(frozen.map(|frozen| frozen.proposal.statement.0.to_vec()))
-    .bind(frozen.map(|frozen| epoch_to_row(frozen.at.0)).transpose()?)
-    .bind(cluster.unsettled)
-    .bind(ended.map(|ended| ended.cause.as_str()))
-    .bind(ended.map(|ended| epoch_to_row(ended.at.0)).transpose()?)
-    .bind(ended.map(|ended| ended.by.as_str()))
-    .bind(split.map(|split| split.other.0.to_vec()))
-    .bind(split.map(|split| epoch_to_row(split.epoch)).transpose()?)
-    .bind(error.map(|error| epoch_to_row(error.at.0)).transpose()?)
-    .bind(error.and_then(|error| error.key).map(|key| key.0.to_vec()))
-    .bind(error.map(|error| error.text.as_str()))
-    .bind(next_deadline.map(|at| epoch_to_row(at.0)).transpose()?)
-    .execute(connection)
-    .await?;
-    Ok(())
+    let row = |number: u64| epoch_to_row(number);
+    Ok(json!({
+        "phase": cluster.phase.as_str(),
+        "deadline_us": row(cluster.deadline.0)?,
+        "epoch": row(cluster.epoch)?,
+        "floor": row(cluster.floor)?,
+        "rev": row(cluster.rev)?,
+        "next_place": row(cluster.next_place)?,
+        "frozen_epoch": frozen.map(|frozen| row(frozen.proposal.epoch)).transpose()?,
+        "frozen_h": frozen.map(|frozen| hex(&frozen.h.0)),
+        "frozen_statement": frozen.map(|frozen| hex(&frozen.proposal.statement.0)),
+        "frozen_us": frozen.map(|frozen| row(frozen.at.0)).transpose()?,
+        "unsettled": cluster.unsettled,
+        "ended_cause": ended.map(|ended| ended.cause.as_str()),
+        "ended_us": ended.map(|ended| row(ended.at.0)).transpose()?,
+        "ended_by": ended.map(|ended| ended.by.as_str()),
+        "split_other": split.map(|split| hex(&split.other.0)),
+        "split_epoch": split.map(|split| row(split.epoch)).transpose()?,
+        "error_us": error.map(|error| row(error.at.0)).transpose()?,
+        "error_key": error.and_then(|error| error.key).map(|key| hex(&key.0)),
+        "error_text": error.map(|error| error.text.as_str()),
+        "next_deadline_us": next_deadline.map(|at| row(at.0)).transpose()?,
+    }))
 }
 
-async fn agent_row(
-    connection: &mut PgConnection,
+fn agent_row(
     cluster: &Cluster,
     key: formation::KeyId,
     agent: &Agent,
-    now: formation::Micros,
     address: Option<&str>,
-) -> Result<(), StoreError> {
+) -> Result<Value, StoreError> {
     let (seat, standby) = match agent.place {
-        Place::Seat(seat) => (Some(i16::from(seat)), None),
+        Place::Seat(seat) => (Some(seat), None),
         Place::Standby(order) => (None, Some(epoch_to_row(order)?)),
         Place::Absent => (None, None),
     };
-    let release = agent.release.as_ref();
-    sqlx::query(
-        "INSERT INTO agents (cluster_id, size, key, grant_id, record, token_record, seat, standby,
-             lease_us, boot, nonce, highest_epoch, counts, held_us, release_epoch, release_jws,
-             address, redeemed_us)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
-         ON CONFLICT (cluster_id, key) DO UPDATE SET grant_id = $4, record = $5, token_record = $6,
-             seat = $7, standby = $8, lease_us = $9, boot = $10, nonce = $11, highest_epoch = $12,
-             counts = $13, held_us = $14, release_epoch = $15, release_jws = $16",
-    )
-    .bind(Uuid::from_u128(cluster.id.0))
-    .bind(i16::from(cluster.statement.size))
-    .bind(&key.0[..])
-    .bind(&*agent.record.grant.0)
-    .bind(&*agent.record.jws)
-    .bind(&*agent.record.token_jws)
-    .bind(seat)
-    .bind(standby)
-    .bind(epoch_to_row(agent.lease_until.0)?)
-    .bind(agent.session.map(|session| epoch_to_row(session.boot)).transpose()?)
-    .bind(agent.session.map(|session| session.nonce.to_be_bytes().to_vec()))
-    .bind(epoch_to_row(agent.highest_epoch)?)
-    .bind(i32::try_from(agent.counts).unwrap_or(i32::MAX))
-    .bind(epoch_to_row(agent.held_until.0)?)
-    .bind(release.map(|release| epoch_to_row(release.epoch)).transpose()?)
-    .bind(release.map(|release| &*release.jws))
-    .bind(address)
-    .bind(epoch_to_row(now.0)?)
-    .execute(connection)
-    .await?;
-    Ok(())
+    let (session, release) = (agent.session, agent.release.as_ref());
+    Ok(json!({
+        "size": cluster.statement.size,
+        "key": hex(&key.0),
+        "grant_id": &*agent.record.grant.0,
+        "record": &*agent.record.jws,
+        "token_record": &*agent.record.token_jws,
+        "seat": seat,
+        "standby": standby,
+        "lease_us": epoch_to_row(agent.lease_until.0)?,
+        "boot": session.map(|session| epoch_to_row(session.boot)).transpose()?,
+        "nonce": session.map(|session| hex(&session.nonce.to_be_bytes())),
+        "highest_epoch": epoch_to_row(agent.highest_epoch)?,
+        "counts": i32::try_from(agent.counts).unwrap_or(i32::MAX),
+        "held_us": epoch_to_row(agent.held_until.0)?,
+        "release_epoch": release.map(|release| epoch_to_row(release.epoch)).transpose()?,
+        "release_jws": release.map(|release| &*release.jws),
+        "address": address,
+    }))
 }
 
-async fn frozen_rows(
-    connection: &mut PgConnection,
-    cluster: &Cluster,
-    before: Option<&Frozen>,
-    after: Option<&Frozen>,
-) -> Result<(), StoreError> {
-    let id = Uuid::from_u128(cluster.id.0);
-    let same = before.map(|frozen| frozen.h) == after.map(|frozen| frozen.h);
-    if !same {
-        // Acks, probes and URLs go with their seats.
-        sqlx::query("DELETE FROM frozen_seats WHERE cluster_id = $1")
-            .bind(id)
-            .execute(&mut *connection)
-            .await?;
-        if let Some(frozen) = after {
-            seat_rows(connection, cluster, frozen).await?;
-        }
-    }
-    let Some(after) = after else { return Ok(()) };
-    let before = before.filter(|_| same);
-    let epoch = epoch_to_row(after.proposal.epoch)?;
-    for (key, jws) in &after.acks {
-        if before.is_some_and(|before| before.acks.contains_key(key)) {
-            continue;
-        }
-        sqlx::query("INSERT INTO acks (cluster_id, key, epoch, jws) VALUES ($1, $2, $3, $4)")
-            .bind(id)
-            .bind(&key.0[..])
-            .bind(epoch)
-            .bind(&**jws)
-            .execute(&mut *connection)
-            .await?;
-    }
-    for (key, row) in &after.probes {
-        if before.is_some_and(|before| before.probes.get(key) == Some(row)) {
-            continue;
-        }
-        let row: MatrixRow = row
-            .iter()
-            .map(|(peer, found)| {
-                let found = match found {
-                    Probe::Reached => ProbeJson::Reached,
-                    Probe::Failed(why) => ProbeJson::Failed(why.clone()),
-                };
-                (data_encoding::HEXLOWER.encode(&peer.0), found)
-            })
-            .collect();
-        sqlx::query(
-            "INSERT INTO probes (cluster_id, key, epoch, row) VALUES ($1, $2, $3, $4)
-             ON CONFLICT (cluster_id, key) DO UPDATE SET epoch = $3, row = $4",
-        )
-        .bind(id)
-        .bind(&key.0[..])
-        .bind(epoch)
-        .bind(Json(row))
-        .execute(&mut *connection)
-        .await?;
-    }
-    Ok(())
+fn seat_rows(cluster: &Cluster, frozen: &Frozen) -> Result<Vec<Value>, StoreError> {
+    let epoch = epoch_to_row(frozen.proposal.epoch)?;
+    let row = |(seat, record): (u8, &std::sync::Arc<formation::Record>)| {
+        let urls: Vec<&String> = record.peer_urls.iter().chain(&record.client_urls).collect();
+        json!({
+            "size": cluster.statement.size,
+            "epoch": epoch,
+            "seat": seat,
+            "key": hex(&record.key.0),
+            "name": record.name,
+            "incarnation": hex(&record.incarnation.0.to_be_bytes()),
+            "node_key": hex(&record.node_key.0),
+            "grant_id": &*record.grant.0,
+            "record": &*record.jws,
+            "token_record": &*record.token_jws,
+            "urls": urls,
+        })
+    };
+    Ok((1_u8..).zip(&frozen.proposal.records).map(row).collect())
 }
 
-async fn seat_rows(
-    connection: &mut PgConnection,
-    cluster: &Cluster,
-    frozen: &Frozen,
-) -> Result<(), StoreError> {
-    let id = Uuid::from_u128(cluster.id.0);
-    for (seat, record) in (1_i16..).zip(&frozen.proposal.records) {
-        sqlx::query(
-            "INSERT INTO frozen_seats (cluster_id, size, epoch, seat, key, name, incarnation,
-                 node_key, grant_id, record, token_record)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
-        )
-        .bind(id)
-        .bind(i16::from(cluster.statement.size))
-        .bind(epoch_to_row(frozen.proposal.epoch)?)
-        .bind(seat)
-        .bind(&record.key.0[..])
-        .bind(&record.name)
-        .bind(&record.incarnation.0.to_be_bytes()[..])
-        .bind(&record.node_key.0[..])
-        .bind(&*record.grant.0)
-        .bind(&*record.jws)
-        .bind(&*record.token_jws)
-        .execute(&mut *connection)
-        .await?;
-        for url in record.peer_urls.iter().chain(&record.client_urls) {
-            sqlx::query("INSERT INTO frozen_urls (cluster_id, url, seat) VALUES ($1, $2, $3)")
-                .bind(id)
-                .bind(url)
-                .bind(seat)
-                .execute(&mut *connection)
-                .await?;
-        }
-    }
-    Ok(())
+fn ack_rows(known: Option<&Frozen>, frozen: &Frozen) -> Result<Vec<Value>, StoreError> {
+    let epoch = epoch_to_row(frozen.proposal.epoch)?;
+    let new = |key: &&formation::KeyId| known.is_none_or(|known| !known.acks.contains_key(key));
+    let rows = frozen.acks.iter().filter(|(key, _)| new(key));
+    Ok(rows
+        .map(|(key, jws)| json!({ "key": hex(&key.0), "epoch": epoch, "jws": &**jws }))
+        .collect())
+}
+
+fn probe_rows(known: Option<&Frozen>, frozen: &Frozen) -> Result<Vec<Value>, StoreError> {
+    let epoch = epoch_to_row(frozen.proposal.epoch)?;
+    let known = |key: &formation::KeyId| known.and_then(|known| known.probes.get(key));
+    let new = frozen.probes.iter().filter(|(key, row)| known(key) != Some(*row));
+    let row = |(key, row): (&formation::KeyId, &formation::service::Row)| {
+        let found = |(peer, found): (&formation::KeyId, &Probe)| {
+            let found = match found {
+                Probe::Reached => ProbeJson::Reached,
+                Probe::Failed(why) => ProbeJson::Failed(why.clone()),
+            };
+            (hex(&peer.0), found)
+        };
+        let row: MatrixRow = row.iter().map(found).collect();
+        json!({ "key": hex(&key.0), "epoch": epoch, "row": row })
+    };
+    Ok(new.map(row).collect())
 }
 
 /// A cluster comes back to life: if its name was taken meanwhile, it gets a part of its id.
@@ -286,16 +313,26 @@ pub(in crate::store) async fn event(
     Ok(())
 }
 
-/// The decision, with the members' certificates.
+/// The decision, with the members' certificates. After the rows that it decides.
 pub(super) async fn commit(
     connection: &mut PgConnection,
     id: Uuid,
     now: formation::Micros,
     commit: &NewCommit,
 ) -> Result<(), StoreError> {
+    let leaves = (1_u8..).zip(&commit.leaves).flat_map(|(seat, (peer, client))| {
+        [("peer", peer), ("client", client)].map(|(purpose, certificate)| {
+            json!({ "seat": seat, "purpose": purpose, "certificate": BASE64.encode(certificate) })
+        })
+    });
     sqlx::query(
-        "INSERT INTO commits (cluster_id, epoch, h, document, adopted, committed_us)
-         VALUES ($1, $2, $3, $4, $5, $6)",
+        "WITH c AS (
+             INSERT INTO commits (cluster_id, epoch, h, document, adopted, committed_us)
+             VALUES ($1, $2, $3, $4, $5, $6)
+         )
+         INSERT INTO leaves (cluster_id, seat, purpose, certificate)
+         SELECT $1, n.seat, n.purpose, decode(n.certificate, 'base64')
+         FROM jsonb_to_recordset($7) AS n (seat smallint, purpose text, certificate text)",
     )
     .bind(id)
     .bind(epoch_to_row(commit.epoch)?)
@@ -303,20 +340,8 @@ pub(super) async fn commit(
     .bind(commit.document.as_str())
     .bind(commit.adopted)
     .bind(epoch_to_row(now.0)?)
-    .execute(&mut *connection)
+    .bind(Json(leaves.collect::<Vec<Value>>()))
+    .execute(connection)
     .await?;
-    for (seat, (peer, client)) in (1_i16..).zip(&commit.leaves) {
-        for (purpose, certificate) in [("peer", peer), ("client", client)] {
-            sqlx::query(
-                "INSERT INTO leaves (cluster_id, seat, purpose, certificate) VALUES ($1, $2, $3, $4)",
-            )
-            .bind(id)
-            .bind(seat)
-            .bind(purpose)
-            .bind(certificate)
-            .execute(&mut *connection)
-            .await?;
-        }
-    }
     Ok(())
 }

@@ -1,0 +1,102 @@
+//! What the busiest requests cost Postgres, counted on the wire.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+
+use super::agent::Agent;
+use super::support::{World, socket};
+use crate::server::{Running, start};
+
+/// Between the service and Postgres: counts how often the server says that it waits for the next
+/// question (`ReadyForQuery`, one for each round trip).
+struct Counter(Arc<AtomicUsize>);
+
+impl Counter {
+    fn listen(dir: &Path) -> Self {
+        let listener = UnixListener::bind(dir.join(".s.PGSQL.5432")).unwrap();
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = count.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let server = UnixStream::connect(socket().join(".s.PGSQL.5432")).await.unwrap();
+                let (mut from_client, to_client) = client.into_split();
+                let (from_server, mut to_server) = server.into_split();
+                tokio::spawn(async move {
+                    let _ = tokio::io::copy(&mut from_client, &mut to_server).await;
+                });
+                tokio::spawn(pass_on(from_server, to_client, counted.clone()));
+            }
+        });
+        Counter(count)
+    }
+
+    /// Round trips of `asks`.
+    async fn of(&self, asks: impl Future<Output = ()>) -> usize {
+        let before = self.0.load(Ordering::Relaxed);
+        asks.await;
+        self.0.load(Ordering::Relaxed) - before
+    }
+}
+
+/// Every message: a type, a length that counts itself, a body.
+async fn pass_on(
+    mut from: tokio::net::unix::OwnedReadHalf,
+    mut to: tokio::net::unix::OwnedWriteHalf,
+    count: Arc<AtomicUsize>,
+) -> std::io::Result<()> {
+    loop {
+        let kind = from.read_u8().await?;
+        let length = from.read_u32().await?;
+        let mut body = vec![0; length as usize - 4];
+        from.read_exact(&mut body).await?;
+        if kind == b'Z' {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        to.write_all(&[&[kind][..], &length.to_be_bytes(), &body].concat()).await?;
+    }
+}
+
+async fn counted(world: &World) -> (Running, Counter) {
+    let dir = world.folder.path().join("counted");
+    std::fs::create_dir(&dir).unwrap();
+    let counter = Counter::listen(&dir);
+    let mut args = world.args("ledger");
+    let path = dir.display().to_string().replace('/', "%2F");
+    args.database.database_url =
+        Some(format!("postgres://muster@{path}:5432/{}", world.database.name));
+    // One connection listens for hints, one is left; and nothing is asked but what the test asks.
+    args.database.pool_size = 2;
+    args.times.sweep = Duration::from_secs(3_600);
+    (start(args).await.unwrap(), counter)
+}
+
+/// The redeem that is counted comes after others have taught the connection the statements.
+#[tokio::test]
+async fn a_redeem_takes_five_round_trips() {
+    let world = World::new().await;
+    let (service, counter) = counted(&world).await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 5).await;
+    let token = world.token(&admin, &statement).await;
+    let agents: Vec<Agent> =
+        (1..=5).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    for agent in &agents[..3] {
+        agent.redeem().await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let trips = counter.of(async { drop(agents[3].redeem().await.unwrap()) }).await;
+    println!("a redeem: {trips} round trips");
+    assert!(trips <= 5, "{trips}");
+    // The last seat: a list is frozen, with its seats, addresses and events.
+    let trips = counter.of(async { drop(agents[4].redeem().await.unwrap()) }).await;
+    println!("the redeem that freezes: {trips} round trips");
+    assert!(trips <= 5, "{trips}");
+    let trips = counter.of(async { drop(agents[4].poll(None).await.unwrap()) }).await;
+    println!("a poll: {trips} round trips");
+    service.stop().await;
+}
