@@ -1,7 +1,7 @@
 //! Which history of which database this is, and which processes it waits for.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicBool, AtomicI64};
 
 use discovery_formation::memory::Fill;
 use sqlx::PgConnection;
@@ -77,6 +77,8 @@ pub struct DatabaseWatch {
     pub changed: Notify,
     /// The settled generation that the whole ledger was compared with, in this life.
     pub(super) compared: AtomicI64,
+    /// The ledger was found to be older than the database says that it was: told once.
+    pub(super) set_back: AtomicBool,
     /// Where alarms are counted.
     pub metrics: Arc<Metrics>,
 }
@@ -84,8 +86,13 @@ pub struct DatabaseWatch {
 impl DatabaseWatch {
     /// Of a database that was never seen.
     pub fn new(metrics: Arc<Metrics>) -> Self {
-        let (generation, compared) = (watch::channel(None).0, AtomicI64::new(0));
-        DatabaseWatch { generation, changed: Notify::new(), compared, metrics }
+        DatabaseWatch {
+            generation: watch::channel(None).0,
+            changed: Notify::new(),
+            compared: AtomicI64::new(0),
+            set_back: AtomicBool::new(false),
+            metrics,
+        }
     }
 }
 

@@ -90,7 +90,7 @@ pub(crate) async fn look(
         ledger.note(seen.clone()).await.map_err(failed)?;
     }
     let fill = verdict.unwrap_or(Fill::Other);
-    if fill == Fill::All {
+    if fill == Fill::All && !watch.set_back.swap(true, Ordering::Relaxed) {
         watch.metrics.alarm("ledger_set_back");
         tracing::error!(
             process = %ledger.process(),

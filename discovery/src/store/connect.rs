@@ -22,8 +22,6 @@ const SESSION: &str = "SET statement_timeout = '2s'; SET lock_timeout = '2s'; \
      SET application_name = 'muster-discovery'";
 /// A connection is given up after this long, so that a failed-over address is looked up again.
 const CONNECTION_LIFE: Duration = Duration::from_secs(30 * 60);
-/// A connection that has idled for longer is tried out before it is used again.
-const IDLE_TRUST: Duration = Duration::from_secs(1);
 
 /// The pool's bounds.
 #[derive(Clone, Copy, Debug)]
@@ -87,16 +85,6 @@ pub async fn connect(
         .max_connections(settings.size)
         .acquire_timeout(settings.wait)
         .max_lifetime(CONNECTION_LIFE)
-        // One that was used a moment ago is there; of another one Postgres is asked first.
-        .test_before_acquire(false)
-        .before_acquire(|connection, meta| {
-            Box::pin(async move {
-                if meta.idle_for > IDLE_TRUST {
-                    connection.ping().await?;
-                }
-                Ok(true)
-            })
-        })
         .after_connect(move |connection, _| {
             let (ledger, watch) = (compared_ledger.clone(), compared_watch.clone());
             Box::pin(async move {

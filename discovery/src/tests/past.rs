@@ -247,17 +247,30 @@ async fn a_ledger_put_back_is_filled_from_the_database_and_somebody_hears_of_it(
 async fn a_ledger_with_a_line_cut_out_is_filled_from_the_start() {
     let world = World::new().await;
     let one = world.serve().await;
-    let (statement, ..) = formed(&world, &one).await;
-    let ledger = one.app().store.ledger().clone();
-    eventually("copied", async || ledger.known().unwrap().copied.number == 1).await;
-    drop(ledger);
+    let admin = world.owner(&one);
+    let mut clusters = Vec::new();
+    for (number, name) in (1..).zip(["first", "second"]) {
+        let statement = world.cluster(&admin, name, 1).await;
+        let token = world.token(&admin, &statement).await;
+        form(&mut [Agent::new(&world, &one, &statement, &token, 1)]).await;
+        clusters.push(statement.cluster);
+        eventually("copied", async || {
+            one.app().store.ledger().known().unwrap().copied.number == number
+        })
+        .await;
+    }
     one.stop().await;
+    // All that tells of the first one, and what was let out of the second one.
     let path = world.folder.path().join("ledger/ledger.jsonl");
     let text = std::fs::read_to_string(&path).unwrap();
-    let lines = text.lines().filter(|line| !line.contains(r#""kind":"commit""#));
-    std::fs::write(&path, lines.map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+    let first = text.lines().find(|line| line.contains(r#""kind":"copied""#)).unwrap();
+    let kept = |line: &&str| !line.contains(r#""kind":"commit""#) && *line != first;
+    let lines: Vec<&str> = text.lines().filter(kept).collect();
+    std::fs::write(&path, lines.join("\n") + "\n").unwrap();
     let one = world.serve().await;
-    assert!(one.app().store.ledger().entry(statement.cluster).is_some());
+    for cluster in clusters {
+        assert!(one.app().store.ledger().entry(cluster).is_some());
+    }
     assert_eq!(alarms(&world, &one, "ledger_set_back").await, "1");
     one.stop().await;
 }

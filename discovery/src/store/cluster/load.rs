@@ -28,7 +28,7 @@ pub enum Trust {
 
 /// The columns of `clusters`, without those that never change.
 #[derive(Debug, sqlx::FromRow)]
-pub(super) struct ClusterRow {
+struct ClusterRow {
     id: Uuid,
     phase: String,
     deadline_us: i64,
@@ -111,9 +111,11 @@ impl TryFrom<String> for Hex {
     }
 }
 
-/// What a cluster is made of beside its own row, and what the database says of itself.
+/// All that a cluster is made of, and what the database says of itself.
 #[derive(Debug, sqlx::FromRow)]
 pub(super) struct Loaded {
+    #[sqlx(flatten)]
+    row: ClusterRow,
     /// The clock, read after the lock was taken.
     pub(super) now: i64,
     pub(super) settled: bool,
@@ -151,7 +153,10 @@ fn hex<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::
 
 /// One statement: what isn't this cluster's isn't looked at, and each part has an index.
 const LOAD: &str = "
-SELECT now_us() AS now, g.settled, g.void_before_us, g.number AS generation,
+SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.frozen_epoch,
+    c.frozen_h, c.frozen_statement, c.frozen_us, c.unsettled, c.ended_cause, c.ended_us,
+    c.ended_by, c.split_other, c.split_epoch, c.error_us, c.error_key, c.error_text,
+    now_us() AS now, g.settled, g.void_before_us, g.number AS generation,
     (SELECT coalesce(max(number), 0) FROM decisions) AS newest,
     (SELECT hash FROM decisions WHERE number = $2) AS at_copied,
     ARRAY(SELECT jws FROM statements WHERE cluster_id = $1 ORDER BY sequence) AS statements,
@@ -175,17 +180,18 @@ SELECT now_us() AS now, g.settled, g.void_before_us, g.number AS generation,
     (SELECT coalesce(jsonb_agg(r), '[]') FROM (
         SELECT encode(key, 'hex') AS key, encode(raft_cluster, 'hex') AS raft_cluster
         FROM reports WHERE cluster_id = $1) r) AS reports
-FROM generation g";
+FROM generation g JOIN clusters c ON c.id = $1 AND c.phase <> 'draft'";
 
-/// Everything of a cluster beside its row; `asked` is a grant's id, `copied` a decision's number.
-pub(super) async fn beside(
+/// Everything of a cluster; `None` for drafts, which aren't clusters yet. `asked` is a grant's id,
+/// `copied` a decision's number.
+pub(super) async fn read(
     connection: &mut PgConnection,
     id: Uuid,
     copied: u64,
     asked: Option<&str>,
-) -> Result<Loaded, StoreError> {
+) -> Result<Option<Loaded>, StoreError> {
     let loaded = sqlx::query_as(LOAD).bind(id).bind(copied as i64).bind(asked);
-    Ok(loaded.fetch_one(connection).await?)
+    Ok(loaded.fetch_optional(connection).await?)
 }
 
 /// A probe's result as `probes.row` holds it: peer's key in hex → what happened.
@@ -199,48 +205,14 @@ pub(super) enum ProbeJson {
 /// A row of the matrix.
 pub(super) type MatrixRow = BTreeMap<String, ProbeJson>;
 
-/// The row, locked; `None` for drafts, which aren't clusters yet.
-pub(super) async fn lock(
-    connection: &mut PgConnection,
-    id: Uuid,
-) -> Result<Option<ClusterRow>, StoreError> {
-    let row = sqlx::query_as(
-        "SELECT id, phase, deadline_us, epoch, floor, rev, next_place, frozen_epoch, frozen_h,
-                frozen_statement, frozen_us, unsettled, ended_cause, ended_us, ended_by,
-                split_other, split_epoch, error_us, error_key, error_text
-         FROM clusters WHERE id = $1 AND phase <> 'draft' FOR UPDATE",
-    )
-    .bind(id)
-    .fetch_optional(connection)
-    .await?;
-    Ok(row)
-}
-
-/// The row, as it is.
-pub(super) async fn read(
-    connection: &mut PgConnection,
-    id: Uuid,
-) -> Result<Option<ClusterRow>, StoreError> {
-    let row = sqlx::query_as(
-        "SELECT id, phase, deadline_us, epoch, floor, rev, next_place, frozen_epoch, frozen_h,
-                frozen_statement, frozen_us, unsettled, ended_cause, ended_us, ended_by,
-                split_other, split_epoch, error_us, error_key, error_text
-         FROM clusters WHERE id = $1 AND phase <> 'draft'",
-    )
-    .bind(id)
-    .fetch_optional(connection)
-    .await?;
-    Ok(row)
-}
-
-/// The cluster, from its row and what stands beside it.
+/// The cluster, from its rows.
 pub(super) fn load(
     caches: &Caches,
-    row: ClusterRow,
     loaded: Loaded,
     chain: &StatementChain,
     trust: Trust,
 ) -> Result<Cluster, StoreError> {
+    let row = loaded.row;
     let id = row.id;
     let damaged = |what: &str| StoreError::damaged(format!("{what} of cluster {id}"));
     let phase = Phase::parse(&row.phase).ok_or_else(|| damaged("the phase"))?;

@@ -15,7 +15,7 @@ use discovery_formation::service::{Change, Cluster, Phase};
 use discovery_types::grant::{GrantId, VerifiedGrant};
 use discovery_types::jws::{Jws, Typ};
 use discovery_types::statement::{Statement, StatementChain};
-use sqlx::{PgConnection, Postgres, Transaction};
+use sqlx::{AssertSqlSafe, PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
 use super::{Micros, Store, StoreError};
@@ -127,10 +127,11 @@ impl Store {
         // Before anything is read: what is copied meanwhile is ahead of it.
         let known = self.ledger.known();
         let copied = known.map_or(0, |known| known.copied.number);
-        let mut transaction = self.pool.begin().await?;
-        // Alone: what is read with it was not there yet when it waited for the lock.
-        let Some(row) = load::lock(&mut transaction, id).await? else { return Ok(None) };
-        let loaded = load::beside(&mut transaction, id, copied, asked).await?;
+        // The lock by itself: what is read with it would be of before it was waited for.
+        let begin = format!("BEGIN; SELECT 1 FROM clusters WHERE id = '{id}' FOR UPDATE");
+        let mut transaction = self.pool.begin_with(AssertSqlSafe(begin)).await?;
+        let loaded = load::read(&mut transaction, id, copied, asked).await?;
+        let Some(loaded) = loaded else { return Ok(None) };
         let read = Read {
             generation: loaded.generation.unsigned_abs(),
             newest: loaded.newest.unsigned_abs(),
@@ -141,7 +142,7 @@ impl Store {
         let grants = loaded.grants(asked);
         let asked = loaded.asked.as_ref().map(|grant| grant.0.clone());
         let chain = self.caches.chain(id, &loaded.statements)?;
-        let cluster = load::load(&self.caches, row, loaded, &chain, trust)?;
+        let cluster = load::load(&self.caches, loaded, &chain, trust)?;
         let before = cluster.clone();
         Ok(Some(ClusterTransaction {
             transaction,
@@ -166,12 +167,12 @@ impl Store {
         // One snapshot for all tables.
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
         let mut transaction = self.pool.begin_with(begin).await?;
-        let Some(row) = load::read(&mut transaction, id).await? else { return Ok(None) };
-        let loaded = load::beside(&mut transaction, id, 0, None).await?;
+        let loaded = load::read(&mut transaction, id, 0, None).await?;
         transaction.commit().await?;
+        let Some(loaded) = loaded else { return Ok(None) };
         let now = formation::Micros(loaded.now.unsigned_abs());
         let chain = self.caches.chain(id, &loaded.statements)?;
-        let cluster = load::load(&self.caches, row, loaded, &chain, Trust::Verify)?;
+        let cluster = load::load(&self.caches, loaded, &chain, Trust::Verify)?;
         Ok(Some((cluster, chain, now)))
     }
 }
