@@ -82,11 +82,6 @@ impl Protocol {
         }
         Ok(output.then)
     }
-
-    /// Makes a change of the keepsakes durable by itself.
-    pub fn keep(&self) -> Result<(), StateError> {
-        journal::write(&self.layout, &self.agent.journal, &self.keepsakes)
-    }
 }
 
 /// How a broken state ends the agent.

@@ -208,6 +208,7 @@ impl Board {
     }
 
     /// What it says now.
+    #[cfg(test)]
     pub fn read(&self) -> Status {
         self.sender.borrow().clone()
     }

@@ -71,12 +71,12 @@ impl Bootstrap<'_> {
                 crash::at(crash::Step::Marker);
                 return self.protocol.step(Event::MarkerWritten);
             }
-            Action::Launch(from) => {
+            Action::Launch(_) => {
                 self.mesh.stop();
                 if let Some(listener) = self.listener.take() {
                     listener.close().await;
                 }
-                self.outcome = Some(Formed::Launch(from));
+                self.outcome = Some(Formed::Launch);
             }
             // The supervision reports, once the node says what to report.
             Action::Report => {}

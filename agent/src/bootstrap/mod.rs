@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use discovery_formation::agent::{Event, From};
+use discovery_formation::agent::Event;
 use discovery_formation::{Hash, KeyId};
 use discovery_types::api::{NackReason, NackRequest, PollRequest, ProbeResult, Session};
 use discovery_types::client::{Client, ClientConfig, ClientError};
@@ -59,7 +59,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub enum Formed {
     /// The node may start.
-    Launch(From),
+    Launch,
     /// The node's data is lost, or was never this host's to have.
     ReplacementWanted(String),
     /// The agent was told to stop.

@@ -114,14 +114,15 @@ impl Bootstrap<'_> {
     /// Keeps the longest chain; a shorter one (a restored database) changes nothing.
     fn take_chain(&mut self, statements: &[Jws]) -> Result<(), Unusable> {
         let known = &self.protocol.keepsakes.statements;
-        if self.chain.is_some() && (statements == known || known.starts_with(statements)) {
+        let relation = relation(known, statements);
+        if self.chain.is_some() && relation == Relation::NothingNew {
             return Ok(());
         }
         let chain = StatementChain::verify_from_pin(statements, &self.join.statement)?;
         if chain.newest().cluster != self.join.cluster {
             return Err(Unusable::OtherCluster);
         }
-        if !statements.starts_with(known) {
+        if relation == Relation::Branch {
             return Err(Unusable::Branch);
         }
         let name = chain.newest().name.to_string();
@@ -328,6 +329,27 @@ fn patience_of(poll: &PollResponse) -> Duration {
     Duration::from_millis(patience(left).0).min(LONGEST_PATIENCE)
 }
 
+/// What a chain that is shown is to the one that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Relation {
+    /// The same, or an earlier state of it.
+    NothingNew,
+    /// It goes on where that one ends.
+    Longer,
+    /// Neither.
+    Branch,
+}
+
+fn relation<T: PartialEq>(known: &[T], shown: &[T]) -> Relation {
+    if known.starts_with(shown) {
+        Relation::NothingNew
+    } else if shown.starts_with(known) {
+        Relation::Longer
+    } else {
+        Relation::Branch
+    }
+}
+
 /// What the service takes as a reason.
 pub fn cut(text: String) -> String {
     /// Characters in a reason, as the API has it.
@@ -355,6 +377,17 @@ mod tests {
         assert_eq!(of(Some(8_000)), Duration::from_secs(4));
         assert_eq!(of(None), Duration::from_secs(30), "a service that doesn't say");
         assert_eq!(of(Some(u64::MAX)), LONGEST_PATIENCE);
+    }
+
+    #[test]
+    fn a_restored_services_shorter_chain_is_nothing_new_and_another_one_a_branch() {
+        let known = [1, 2, 3];
+        assert_eq!(relation(&known, &[1, 2]), Relation::NothingNew);
+        assert_eq!(relation(&known, &known), Relation::NothingNew);
+        assert_eq!(relation(&known, &[1, 2, 3, 4]), Relation::Longer);
+        assert_eq!(relation(&known, &[1, 2, 4]), Relation::Branch);
+        assert_eq!(relation(&known, &[1, 4, 3, 5]), Relation::Branch);
+        assert_eq!(relation(&[], &[1]), Relation::Longer);
     }
 
     #[test]

@@ -320,7 +320,7 @@ impl Daemon<'_> {
 
     async fn formed(&self, formed: Formed, protocol: Protocol) -> Result<(), End> {
         match formed {
-            Formed::Launch(_) => self.look_after(protocol).await,
+            Formed::Launch => self.look_after(protocol).await,
             Formed::Stopped => Ok(()),
             Formed::ReplacementWanted(why) => {
                 while !self.wait_for_replacement(&why).await {}

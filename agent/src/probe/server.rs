@@ -53,6 +53,7 @@ pub enum ListenError {
 pub struct ProbeListener {
     stop: CancellationToken,
     tasks: TaskTracker,
+    #[cfg(test)]
     address: SocketAddr,
 }
 
@@ -65,14 +66,21 @@ impl ProbeListener {
     ) -> Result<Self, ListenError> {
         let bind = |source| ListenError::Bind { at, source };
         let listener = TcpListener::bind(at).await.map_err(bind)?;
+        #[cfg(test)]
         let address = listener.local_addr().map_err(bind)?;
         let acceptor = TlsAcceptor::from(identity.server_config()?);
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         tasks.spawn(accept(listener, acceptor, policy, stop.clone(), tasks.clone()));
-        Ok(Self { stop, tasks, address })
+        Ok(Self {
+            stop,
+            tasks,
+            #[cfg(test)]
+            address,
+        })
     }
 
     /// Where it listens.
+    #[cfg(test)]
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -28,6 +28,7 @@ pub enum IdentityError {
 pub struct ProbeIdentity {
     certificate: CertificateDer<'static>,
     key: PrivateKeyDer<'static>,
+    #[cfg(test)]
     public: PublicKey,
     provider: Arc<CryptoProvider>,
 }
@@ -38,10 +39,17 @@ impl ProbeIdentity {
         let TlsIdentity { mut chain, key: private } = key.tls_identity();
         let certificate = chain.swap_remove(0);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        Self { certificate, key: private, public: *key.public(), provider }
+        Self {
+            certificate,
+            key: private,
+            #[cfg(test)]
+            public: *key.public(),
+            provider,
+        }
     }
 
     /// The key that peers see.
+    #[cfg(test)]
     pub fn public(&self) -> PublicKey {
         self.public
     }

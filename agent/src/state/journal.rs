@@ -265,6 +265,7 @@ mod tests {
         journal.released = 2;
         journal.boot = 9;
         journal.start = Start::Launching;
+        journal.tombstone = true;
         write(&layout, &journal, &keepsakes).unwrap();
         let (same_key, loaded) = read(&layout).unwrap().unwrap();
         assert_eq!(loaded.journal, journal);
