@@ -49,7 +49,7 @@ struct Look {
 }
 
 /// Whether to go on looking.
-enum Verdict {
+enum Next {
     NeedsMore,
     LookOn,
     Enough,
@@ -75,35 +75,35 @@ impl<S> Lenient<S> {
 
 impl Look {
     /// Moves what is complete from `held` to `done`, mended.
-    fn go_on(&mut self, done: &mut Vec<u8>) -> Verdict {
+    fn go_on(&mut self, done: &mut Vec<u8>) -> Next {
         if !self.has_preface {
             let seen = self.held.len().min(PREFACE.len());
             if self.held[..seen] != PREFACE[..seen] {
-                return Verdict::Enough;
+                return Next::Enough;
             }
             if seen < PREFACE.len() {
-                return Verdict::NeedsMore;
+                return Next::NeedsMore;
             }
             self.has_preface = true;
             done.extend(self.held.drain(..PREFACE.len()));
         }
         loop {
             let Some(head) = self.held.first_chunk::<FRAME_HEADER>() else {
-                return Verdict::NeedsMore;
+                return Next::NeedsMore;
             };
             let length =
                 usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
             let (kind, flags, end) = (head[3], head[4], FRAME_HEADER + length);
             if end > MAX_HELD_BYTES {
-                return Verdict::Enough;
+                return Next::Enough;
             }
             if self.held.len() < end {
-                return Verdict::NeedsMore;
+                return Next::NeedsMore;
             }
             let mended = kind == HEADERS && mend(&mut self.held[FRAME_HEADER..end], flags);
             done.extend(self.held.drain(..end));
             if kind == HEADERS {
-                return if mended { Verdict::LookOn } else { Verdict::Enough };
+                return if mended { Next::LookOn } else { Next::Enough };
             }
         }
     }
@@ -228,11 +228,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Lenient<S> {
             ready!(Pin::new(&mut this.stream).poll_read(cx, &mut read))?;
             look.held.extend_from_slice(read.filled());
             look.has_ended = read.filled().is_empty();
-            let mut verdict = look.go_on(&mut this.done);
-            while matches!(verdict, Verdict::LookOn) {
-                verdict = look.go_on(&mut this.done);
+            let mut next = look.go_on(&mut this.done);
+            while matches!(next, Next::LookOn) {
+                next = look.go_on(&mut this.done);
             }
-            if look.has_ended || matches!(verdict, Verdict::Enough) {
+            if look.has_ended || matches!(next, Next::Enough) {
                 this.done.append(&mut look.held);
                 if !look.has_ended {
                     this.look = None;

@@ -23,12 +23,12 @@ pub struct MemberDocument {
     /// This member's seat.
     pub seat: u32,
     /// Every member, in seat order.
-    pub members: Vec<MemberRecord>,
+    pub members: Vec<DocumentMember>,
 }
 
 /// One member's bindings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MemberRecord {
+pub struct DocumentMember {
     /// Its seat, from 1.
     pub seat: u32,
     /// Its name.
@@ -138,7 +138,7 @@ impl MemberDocument {
 
     /// The record of the member called `name`.
     #[must_use]
-    pub fn member(&self, name: &str) -> Option<&MemberRecord> {
+    pub fn member(&self, name: &str) -> Option<&DocumentMember> {
         self.members.iter().find(|member| member.name == name)
     }
 
@@ -171,7 +171,7 @@ impl MemberDocument {
 }
 
 impl RawMember {
-    fn check(self, n: usize) -> Result<MemberRecord, DocumentError> {
+    fn check(self, n: usize) -> Result<DocumentMember, DocumentError> {
         let invalid = |what: String| DocumentError::Invalid(format!("seat {}: {what}", n + 1));
         if self.seat as usize != n + 1 {
             return Err(invalid(format!("it calls itself seat {}", self.seat)));
@@ -179,7 +179,7 @@ impl RawMember {
         if self.name.is_empty() || self.peer_urls.is_empty() {
             return Err(invalid("it has no name or no peer URL".to_owned()));
         }
-        Ok(MemberRecord {
+        Ok(DocumentMember {
             seat: self.seat,
             incarnation: self
                 .incarnation

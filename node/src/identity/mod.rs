@@ -19,7 +19,7 @@ use ring::{
 
 pub use self::{
     data_dir::{DataDir, DataDirError, Tombstone},
-    document::{DocumentError, MemberDocument, MemberRecord},
+    document::{DocumentError, DocumentMember, MemberDocument},
     initial::{InitialCluster, InitialMember},
 };
 

@@ -6,7 +6,7 @@ use node_consensus::{Entry, HardState, Position};
 
 use super::codec::{self, ENTRY_OVERHEAD, ITEM_OVERHEAD, Item};
 use super::frame::{self, BLOCK, HEADER, Kind};
-use super::history::Place;
+use super::history::Location;
 use super::segment::in_memory;
 use super::writer::RESERVED_BLOCKS;
 use super::{Batch, Log, LogError};
@@ -143,11 +143,11 @@ impl Log {
         }
         self.sync_record()?;
         let pending = &mut self.pending;
-        let place = Place { segment: self.active.number, offset: self.offset };
+        let location = Location { segment: self.active.number, offset: self.offset };
         self.sealed = pending.items.is_empty();
         let mut shared = self.reader.shared_mut();
         for (number, item) in pending.items.drain(..).enumerate() {
-            shared.history.add(&item, place, number).expect("append has asserted as much");
+            shared.history.add(&item, location, number).expect("append has asserted as much");
         }
         drop(shared);
         pending.buffer.clear();

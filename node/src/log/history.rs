@@ -9,7 +9,7 @@ use super::codec::{Item, Start};
 
 /// Where a record stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     pub segment: u64,
     pub offset: u64,
 }
@@ -19,7 +19,7 @@ pub struct Place {
 pub struct Piece {
     pub first: u64,
     pub last: u64,
-    pub place: Place,
+    pub location: Location,
     /// Which item of the record.
     pub item: usize,
 }
@@ -88,7 +88,7 @@ impl History {
     /// The oldest segment that still holds an entry after `index`.
     pub fn oldest_segment(&self, index: u64) -> Option<u64> {
         let needed = self.pieces.iter().filter(|piece| piece.last > index);
-        needed.map(|piece| piece.place.segment).min()
+        needed.map(|piece| piece.location.segment).min()
     }
 
     /// Whether every entry after the base has its place.
@@ -97,7 +97,12 @@ impl History {
     }
 
     /// Adds the `number`-th item of the record at `place`; refuses what can't be.
-    pub fn add(&mut self, item: &Item, place: Place, number: usize) -> Result<(), &'static str> {
+    pub fn add(
+        &mut self,
+        item: &Item,
+        location: Location,
+        number: usize,
+    ) -> Result<(), &'static str> {
         match item {
             Item::Boot(boot) if *boot <= self.boot => return Err("the count of boots went back"),
             Item::Boot(boot) => self.boot = *boot,
@@ -105,7 +110,7 @@ impl History {
                 return Err("the term went back");
             }
             Item::HardState(state) => self.hard_state = *state,
-            Item::Entries(entries) => self.add_entries(entries, place, number)?,
+            Item::Entries(entries) => self.add_entries(entries, location, number)?,
             Item::Base(at) => self.compact(*at)?,
             Item::Installing(at) => self.installing = Some(*at),
             Item::Snapshot(at) => self.restore(*at)?,
@@ -116,7 +121,7 @@ impl History {
     fn add_entries(
         &mut self,
         entries: &[Entry],
-        place: Place,
+        location: Location,
         item: usize,
     ) -> Result<(), &'static str> {
         let (Some(first), Some(last)) = (entries.first(), entries.last()) else {
@@ -139,7 +144,7 @@ impl History {
         if let Some(piece) = self.pieces.back_mut() {
             piece.last = piece.last.min(first.index - 1);
         }
-        self.pieces.push_back(Piece { first: first.index, last: last.index, place, item });
+        self.pieces.push_back(Piece { first: first.index, last: last.index, location, item });
         for entry in entries {
             self.terms.push(entry.index, entry.term);
         }
@@ -180,8 +185,8 @@ impl History {
 mod tests {
     use super::*;
 
-    fn place(segment: u64) -> Place {
-        Place { segment, offset: 0 }
+    fn location(segment: u64) -> Location {
+        Location { segment, offset: 0 }
     }
 
     fn entries(first: u64, terms: &[u64]) -> Item {
@@ -196,47 +201,47 @@ mod tests {
     #[test]
     fn a_later_append_replaces_the_conflicting_suffix() {
         let mut history = History::default();
-        history.add(&entries(1, &[1, 1, 1, 1]), place(1), 0).unwrap();
-        history.add(&entries(3, &[2]), place(2), 0).unwrap();
+        history.add(&entries(1, &[1, 1, 1, 1]), location(1), 0).unwrap();
+        history.add(&entries(3, &[2]), location(2), 0).unwrap();
         assert_eq!(history.last(), at(3, 2));
         let segments: Vec<_> =
-            (0..=4).map(|index| history.piece(index).map(|piece| piece.place.segment)).collect();
+            (0..=4).map(|index| history.piece(index).map(|piece| piece.location.segment)).collect();
         assert_eq!(segments, [None, Some(1), Some(1), Some(2), None]);
     }
 
     #[test]
     fn a_base_frees_the_segments_before_it() {
         let mut history = History::default();
-        history.add(&entries(1, &[1, 1]), place(1), 0).unwrap();
-        history.add(&entries(3, &[1, 1]), place(2), 0).unwrap();
-        history.add(&Item::Base(at(2, 1)), place(2), 1).unwrap();
+        history.add(&entries(1, &[1, 1]), location(1), 0).unwrap();
+        history.add(&entries(3, &[1, 1]), location(2), 0).unwrap();
+        history.add(&Item::Base(at(2, 1)), location(2), 1).unwrap();
         assert_eq!(history.oldest_segment(0), Some(2));
         assert_eq!((history.term(1), history.term(2), history.term(3)), (None, Some(1), Some(1)));
-        history.add(&Item::Base(at(4, 1)), place(2), 2).unwrap();
+        history.add(&Item::Base(at(4, 1)), location(2), 2).unwrap();
         assert_eq!((history.oldest_segment(0), history.last()), (None, at(4, 1)));
     }
 
     #[test]
     fn a_snapshot_replaces_everything() {
         let mut history = History::default();
-        history.add(&entries(1, &[1, 1]), place(1), 0).unwrap();
-        history.add(&Item::Installing(at(10, 3)), place(1), 0).unwrap();
+        history.add(&entries(1, &[1, 1]), location(1), 0).unwrap();
+        history.add(&Item::Installing(at(10, 3)), location(1), 0).unwrap();
         assert_eq!((history.last(), history.installing), (at(2, 1), Some(at(10, 3))));
-        history.add(&Item::Snapshot(at(10, 3)), place(1), 0).unwrap();
+        history.add(&Item::Snapshot(at(10, 3)), location(1), 0).unwrap();
         assert_eq!((history.last(), history.base), (at(10, 3), at(10, 3)));
         assert_eq!(history.installing, None);
-        history.add(&entries(11, &[3]), place(1), 1).unwrap();
+        history.add(&entries(11, &[3]), location(1), 1).unwrap();
         assert_eq!(history.last(), at(11, 3));
     }
 
     #[test]
     fn what_can_not_be_is_refused() {
         let mut history = History::default();
-        history.add(&entries(1, &[2, 2]), place(1), 0).unwrap();
-        history.add(&Item::Base(at(1, 2)), place(1), 0).unwrap();
-        history.add(&Item::Boot(2), place(1), 0).unwrap();
+        history.add(&entries(1, &[2, 2]), location(1), 0).unwrap();
+        history.add(&Item::Base(at(1, 2)), location(1), 0).unwrap();
+        history.add(&Item::Boot(2), location(1), 0).unwrap();
         let state = HardState { term: 2, vote: 1, commit: 1 };
-        history.add(&Item::HardState(state), place(1), 0).unwrap();
+        history.add(&Item::HardState(state), location(1), 0).unwrap();
         for wrong in [
             entries(4, &[2]),
             entries(1, &[2]),
@@ -247,7 +252,7 @@ mod tests {
             Item::HardState(HardState { term: 1, ..state }),
             Item::Snapshot(at(0, 0)),
         ] {
-            assert!(history.add(&wrong, place(1), 0).is_err(), "{wrong:?}");
+            assert!(history.add(&wrong, location(1), 0).is_err(), "{wrong:?}");
         }
     }
 
@@ -264,8 +269,8 @@ mod tests {
     #[test]
     fn what_replaced_a_lost_tail_and_was_compacted_does_not_bring_it_back() {
         let mut history = after_lost_segments(at(20, 1), at(10, 1));
-        history.add(&entries(11, &[2, 2]), place(4), 0).unwrap();
-        history.add(&Item::Base(at(12, 2)), place(4), 1).unwrap();
+        history.add(&entries(11, &[2, 2]), location(4), 0).unwrap();
+        history.add(&Item::Base(at(12, 2)), location(4), 1).unwrap();
         assert_eq!(history.last(), at(12, 2));
         assert!(history.is_whole());
     }
@@ -273,9 +278,9 @@ mod tests {
     #[test]
     fn a_log_that_lacks_entries_after_its_base_is_not_whole() {
         let mut history = after_lost_segments(at(450, 3), at(50, 1));
-        history.add(&entries(451, &[3, 3]), place(4), 0).unwrap();
+        history.add(&entries(451, &[3, 3]), location(4), 0).unwrap();
         assert!(!history.is_whole());
-        history.add(&Item::Base(at(450, 3)), place(4), 1).unwrap();
+        history.add(&Item::Base(at(450, 3)), location(4), 1).unwrap();
         assert!(history.is_whole());
     }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use node_consensus::{Entry, Position};
 
 use super::codec::Item;
-use super::history::{History, Piece, Place};
+use super::history::{History, Location, Piece};
 use super::segment::{Segment, record};
 use super::{Damage, LogError};
 
@@ -51,12 +51,12 @@ impl Reader {
         let mut entries: Vec<Entry> = Vec::new();
         let mut bytes = 0;
         let mut next = low;
-        let mut held: Option<(Place, Vec<Item>)> = None;
+        let mut held: Option<(Location, Vec<Item>)> = None;
         while next < high {
             let Some((piece, segment, verify)) = self.locate(next)? else { break };
-            if held.as_ref().is_none_or(|(place, _)| *place != piece.place) {
-                match read_record(&segment, piece.place.offset, verify) {
-                    Ok(items) => held = Some((piece.place, items)),
+            if held.as_ref().is_none_or(|(location, _)| *location != piece.location) {
+                match read_record(&segment, piece.location.offset, verify) {
+                    Ok(items) => held = Some((piece.location, items)),
                     // The segment may have been recycled in between: then the entry is elsewhere.
                     Err(_) if self.locate(next)?.map(|found| found.0) != Some(piece) => continue,
                     Err(error) => return Err(error),
@@ -65,7 +65,7 @@ impl Reader {
             let items = held.as_ref().map_or(&[][..], |(_, items)| items);
             let Some(found) = entries_of(items, &piece, next) else {
                 let damage = Damage::Contradiction("an entry isn't where it was");
-                return Err(LogError::damaged(&segment.path, piece.place.offset, damage));
+                return Err(LogError::damaged(&segment.path, piece.location.offset, damage));
             };
             for entry in found.iter().take_while(|entry| entry.index < high) {
                 bytes += entry.data.len() as u64 + ENTRY_COST;
@@ -104,7 +104,7 @@ impl Reader {
         }
         let piece = shared.history.piece(index);
         Ok(piece.map(|piece| {
-            let segment = &shared.segments[&piece.place.segment];
+            let segment = &shared.segments[&piece.location.segment];
             (piece, segment.clone(), shared.verify)
         }))
     }

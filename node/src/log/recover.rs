@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::codec::{self, Start};
 use super::frame::{self, Kind};
-use super::history::{History, Place};
+use super::history::{History, Location};
 use super::segment::{self, Record, Segment, number_in, segment_path};
 use super::{Damage, Identity, LogError, LogOptions};
 use crate::disk::SharedDisk;
@@ -116,9 +116,9 @@ impl Walk<'_> {
                     return Err(LogError::Newer { path, offset, kind });
                 }
             }
-            let place = Place { segment: segment.number, offset: self.offset };
+            let location = Location { segment: segment.number, offset: self.offset };
             for (number, item) in segment.items(self.offset, &record)?.iter().enumerate() {
-                let added = self.history.add(item, place, number);
+                let added = self.history.add(item, location, number);
                 added.map_err(|what| here(Damage::Contradiction(what)))?;
             }
             self.sequence += 1;
