@@ -182,6 +182,9 @@ async fn a_dump_loaded_over_the_tables_under_living_connections_is_noticed() {
     let one = world.serve().await;
     let two = start(unswept(&world, "ledger-2")).await.unwrap();
     let (statement, token, dump, decided) = formed(&world, &one).await;
+    // Until it has heard of the commit it has nothing to tell the two histories apart by but its
+    // next connection or sweep.
+    eventually("copied", async || two.app().store.ledger().commits() == 1).await;
     one.stop().await;
     // Every connection of two stays; its tables go from under it.
     world.database.restore(&dump, &["--clean", "--if-exists"]);
