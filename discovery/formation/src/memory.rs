@@ -39,7 +39,7 @@ use crate::service::{EndCause, Phase};
 use crate::values::Hash;
 
 /// What tells one database from another, and no dump carries. Compared, never ordered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
     /// The server's system identifier.
     pub system: u64,
@@ -292,12 +292,16 @@ fn went_back(known: &Known, newest: u64, at_copied: Option<Hash>) -> Result<(), 
 /// What a transaction on one cluster reads of the database, under that cluster's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
+    /// Where the connection leads.
+    pub place: Place,
     /// The generation.
     pub generation: u64,
     /// The number of the newest decision.
     pub newest: u64,
     /// The hash at the number that the ledger has copied.
     pub at_copied: Option<Hash>,
+    /// How often this process has swept, as its row says; `None`: it has none.
+    pub beat: Option<u64>,
 }
 
 /// Whether a process may freeze, decide or end what it has just read.
@@ -314,7 +318,8 @@ pub enum Gate {
 }
 
 /// May a transaction that has read this freeze, decide or end anything? A pooled connection may
-/// lead to a primary that was replaced, or to tables that were set back under it.
+/// lead to a primary that was replaced, or to tables that were set back under it: before anything is
+/// copied out of them, only place and beat tell.
 #[must_use]
 pub fn gate(known: Option<&Known>, read: &Read) -> Gate {
     let Some(known) = known else { return Gate::Look };
@@ -324,6 +329,16 @@ pub fn gate(known: Option<&Known>, read: &Read) -> Gate {
     }
     if read.generation > known.generation {
         return Gate::Look;
+    }
+    if let Some(moved) = moved(&known.place, &read.place) {
+        return Gate::Past(moved);
+    }
+    match read.beat {
+        None => return Gate::Past(Difference::Process),
+        Some(is) if is < known.beat => {
+            return Gate::Past(Difference::Beat { was: known.beat, is });
+        }
+        Some(_) => {}
     }
     match went_back(known, read.newest, read.at_copied) {
         Err(difference) => Gate::Past(difference),

@@ -242,24 +242,37 @@ impl Looked<'_> {
     }
 }
 
+/// The database's and its core tables' oids. By name each time: they may have been made anew.
+macro_rules! oids {
+    () => {
+        "(SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS database_oid,
+         (SELECT array_agg(coalesce(to_regclass(name)::oid::bigint, 0) ORDER BY place)
+          FROM unnest(ARRAY['clusters', 'commits', 'decisions', 'processes'])
+              WITH ORDINALITY AS t (name, place)) AS table_oids"
+    };
+}
+pub(crate) use oids;
+
+/// Where a connection leads now that led to `known` when it was made: the server stays the same.
+pub(crate) fn place_now(known: &Place, database: i64, tables: &[i64]) -> Option<Place> {
+    let system = known.system.to_string();
+    place(&system, known.timeline.into(), database, tables)
+}
+
 pub(crate) async fn server_of(connection: &mut PgConnection) -> Result<Server, sqlx::Error> {
     // The flushed position never goes back after a crash; the inserted one may. On a replica
-    // neither can be asked for. Tables by name at each call: they may have been made anew.
-    sqlx::query_as(
+    // neither can be asked for.
+    sqlx::query_as(concat!(
         "SELECT r AS in_recovery, s.system_identifier::text AS system_identifier,
                 CASE WHEN r THEN 0 ELSE
                     ('x' || substr(pg_walfile_name(pg_current_wal_flush_lsn()), 1, 8))::bit(32)::bigint
                 END AS timeline,
                 CASE WHEN r THEN 0 ELSE
                     pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint
-                END AS wal,
-                (SELECT oid::bigint FROM pg_database WHERE datname = current_database())
-                    AS database_oid,
-                (SELECT array_agg(coalesce(to_regclass(name)::oid::bigint, 0) ORDER BY place)
-                 FROM unnest(ARRAY['clusters', 'commits', 'decisions', 'processes'])
-                     WITH ORDINALITY AS t (name, place)) AS table_oids
-         FROM pg_is_in_recovery() AS r, pg_control_system() AS s",
-    )
+                END AS wal, ",
+        oids!(),
+        " FROM pg_is_in_recovery() AS r, pg_control_system() AS s",
+    ))
     .fetch_one(connection)
     .await
 }

@@ -58,7 +58,7 @@ pub use file::LedgerError;
 pub use generation::{DatabaseWatch, Generation, Process};
 pub use index::{Authority, Commit, Seen};
 pub use look::Occasion;
-pub(crate) use look::{look, server_of};
+pub(crate) use look::{look, oids, place_now, server_of};
 
 use index::{Copied, Index, Line};
 

@@ -109,21 +109,32 @@ fn a_ledger_that_holds_less_than_the_database_says_is_filled() {
 
 #[test]
 fn who_decides_has_copied_what_it_sees_and_sees_what_it_has_copied() {
-    let read = Read { generation: 2, newest: 5, at_copied: Some(hash(5)) };
+    let read =
+        Read { place: PLACE, generation: 2, newest: 5, at_copied: Some(hash(5)), beat: Some(9) };
     let gate = |read: Read| gate(Some(&known()), &read);
     assert_eq!(gate(read), Gate::Open);
     assert_eq!(gate(Read { newest: 6, ..read }), Gate::Copy);
-    assert_eq!(gate(Read { generation: 3, newest: 0, at_copied: None }), Gate::Look);
+    assert_eq!(
+        gate(Read { beat: Some(10), ..read }),
+        Gate::Open,
+        "killed between row and position"
+    );
+    let moved = Place { tables: [1, 2, 9, 4], ..PLACE };
+    let anew = Read { place: moved, generation: 3, newest: 0, at_copied: None, beat: Some(0) };
+    assert_eq!(gate(anew), Gate::Look);
     for (read, difference) in [
         (Read { generation: 1, ..read }, Difference::Generation { was: 2, is: 1 }),
         (Read { newest: 4, at_copied: None, ..read }, Difference::Decisions { was: 5, is: 4 }),
         (Read { newest: 6, at_copied: Some(hash(1)), ..read }, Difference::History { at: 5 }),
+        (Read { place: moved, ..read }, Difference::Loaded),
+        (Read { beat: None, ..read }, Difference::Process),
+        (Read { beat: Some(8), ..read }, Difference::Beat { was: 9, is: 8 }),
     ] {
         assert_eq!(gate(read), Gate::Past(difference));
     }
     assert_eq!(super::gate(None, &read), Gate::Look);
     let fresh = Known { copied: Mark::START, ..known() };
-    let first = Read { generation: 2, newest: 0, at_copied: None };
+    let first = Read { newest: 0, at_copied: None, ..read };
     assert_eq!(super::gate(Some(&fresh), &first), Gate::Open);
 }
 

@@ -124,6 +124,10 @@ pub(super) struct Loaded {
     /// The newest decision, and the hash at the one that the ledger has copied.
     pub(super) newest: i64,
     pub(super) at_copied: Option<Vec<u8>>,
+    /// How often the asking process has swept, and where its connection leads.
+    pub(super) beat: Option<i64>,
+    pub(super) database_oid: i64,
+    pub(super) table_oids: Vec<i64>,
     pub(super) statements: Vec<String>,
     /// The grant that was asked for, if it is this cluster's.
     pub(super) asked: Option<Json<AskedGrant>>,
@@ -152,13 +156,17 @@ fn hex<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::
 }
 
 /// One statement: what isn't this cluster's isn't looked at, and each part has an index.
-const LOAD: &str = "
+const LOAD: &str = concat!(
+    "
 SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.frozen_epoch,
     c.frozen_h, c.frozen_statement, c.frozen_us, c.unsettled, c.ended_cause, c.ended_us,
     c.ended_by, c.split_other, c.split_epoch, c.error_us, c.error_key, c.error_text,
     now_us() AS now, g.settled, g.void_before_us, g.number AS generation,
     (SELECT coalesce(max(number), 0) FROM decisions) AS newest,
     (SELECT hash FROM decisions WHERE number = $2) AS at_copied,
+    (SELECT beat FROM processes WHERE id = $4) AS beat, ",
+    crate::ledger::oids!(),
+    ",
     ARRAY(SELECT jws FROM statements WHERE cluster_id = $1 ORDER BY sequence) AS statements,
     (SELECT jsonb_build_object('jws', jws, 'token_key', encode(token_key, 'hex'),
          'revoked_us', revoked_us) FROM grants WHERE id = $3 AND cluster_id = $1) AS asked,
@@ -180,7 +188,8 @@ SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.fr
     (SELECT coalesce(jsonb_agg(r), '[]') FROM (
         SELECT encode(key, 'hex') AS key, encode(raft_cluster, 'hex') AS raft_cluster
         FROM reports WHERE cluster_id = $1) r) AS reports
-FROM generation g JOIN clusters c ON c.id = $1 AND c.phase <> 'draft'";
+FROM generation g JOIN clusters c ON c.id = $1 AND c.phase <> 'draft'"
+);
 
 /// Everything of a cluster; `None` for drafts, which aren't clusters yet. `asked` is a grant's id,
 /// `copied` a decision's number.
@@ -189,8 +198,9 @@ pub(super) async fn read(
     id: Uuid,
     copied: u64,
     asked: Option<&str>,
+    process: Uuid,
 ) -> Result<Option<Loaded>, StoreError> {
-    let loaded = sqlx::query_as(LOAD).bind(id).bind(copied as i64).bind(asked);
+    let loaded = sqlx::query_as(LOAD).bind(id).bind(copied as i64).bind(asked).bind(process);
     Ok(loaded.fetch_optional(connection).await?)
 }
 

@@ -130,9 +130,15 @@ impl Store {
         // The lock by itself: what is read with it would be of before it was waited for.
         let begin = format!("BEGIN; SELECT 1 FROM clusters WHERE id = '{id}' FOR UPDATE");
         let mut transaction = self.pool.begin_with(AssertSqlSafe(begin)).await?;
-        let loaded = load::read(&mut transaction, id, copied, asked).await?;
+        let loaded = load::read(&mut transaction, id, copied, asked, self.ledger.process()).await?;
         let Some(loaded) = loaded else { return Ok(None) };
+        // A process that knows no database has to look first, wherever this leads.
+        let known_place = known.map(|known| known.place).unwrap_or_default();
+        let place = ledger::place_now(&known_place, loaded.database_oid, &loaded.table_oids)
+            .ok_or_else(|| StoreError::damaged("the oids of this database"))?;
         let read = Read {
+            place,
+            beat: loaded.beat.map(i64::unsigned_abs),
             generation: loaded.generation.unsigned_abs(),
             newest: loaded.newest.unsigned_abs(),
             at_copied: loaded.at_copied.as_deref().and_then(|h| h.try_into().ok()).map(Hash),
@@ -167,7 +173,7 @@ impl Store {
         // One snapshot for all tables.
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
         let mut transaction = self.pool.begin_with(begin).await?;
-        let loaded = load::read(&mut transaction, id, 0, None).await?;
+        let loaded = load::read(&mut transaction, id, 0, None, self.ledger.process()).await?;
         transaction.commit().await?;
         let Some(loaded) = loaded else { return Ok(None) };
         let now = formation::Micros(loaded.now.unsigned_abs());
