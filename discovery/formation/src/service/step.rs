@@ -524,7 +524,10 @@ impl Turn<'_> {
         if committed && self.context.rules.on(Rule::AbandonBeforeCommit) {
             return Err(Refusal::AlreadyCommitted { phase: self.cluster.phase });
         }
-        if self.cluster.phase != Phase::Abandoned {
+        // One that `db accept` or a ledger has closed may come back with its document: whoever asks
+        // must not be told that it is given up.
+        let cause = self.cluster.ended.as_ref().map(|ended| ended.cause);
+        if cause != Some(EndCause::Abandon) {
             self.refuse_if_ended()?;
             // A ledger may still show that it was committed, and its nodes run.
             if self.cluster.unsettled && self.context.rules.on(Rule::EndWhenSettled) {

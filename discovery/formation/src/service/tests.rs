@@ -495,6 +495,8 @@ fn a_document_undoes_db_accept_and_no_other_end() {
     let _ = service.yes(Event::DatabaseAccepted { by: "ann".to_owned() });
     let cause = service.cluster.ended.as_ref().map(|ended| ended.cause);
     assert_eq!(cause, Some(EndCause::DatabaseAccepted));
+    // Nor is anybody told that it is given up for good.
+    assert_eq!(variant(&service.no(Event::Abandon { by: "ann".to_owned() })), "Ended");
     let _ = service.yes(Event::Adopt(document(1, &[1, 2, 3])));
     assert_eq!(service.cluster.phase, Phase::Committed);
     let mut service = Service::joined(3, &[1]);
