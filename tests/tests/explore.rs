@@ -3,7 +3,7 @@
 
 #![allow(clippy::print_stdout, reason = "a test's report, shown with --nocapture")]
 
-use muster_tests::explore::{Config, Faults, Limits, Report, World, explore};
+use muster_tests::explore::{Config, Faults, Limits, Report, Setback, World, explore};
 
 fn holds_everywhere(config: &Config) {
     let report: Report = explore(config, World::new(config), &Limits::default(), |_| {});
@@ -100,6 +100,30 @@ fn two_seats_restore_without_ledger_where_the_lists_share_a_host() {
 }
 
 #[test]
+fn one_seat_two_hosts_database_and_ledger_set_back() {
+    let faults = Faults { restores: 1, ledgers: 1, ends: 1, ..Faults::default() };
+    holds_everywhere(&Config {
+        faults,
+        epochs: 1,
+        setbacks: &[Setback::Dump, Setback::InPlace],
+        roads: 16,
+        ..Config::sound("1 seat, 2 hosts, database and ledger set back, an end", 1, 2)
+    });
+}
+
+#[test]
+fn two_seats_three_hosts_rows_set_back_under_the_processes() {
+    let faults = Faults { restores: 1, ..Faults::default() };
+    holds_everywhere(&Config {
+        faults,
+        epochs: 2,
+        setbacks: &[Setback::InPlace],
+        roads: 64,
+        ..Config::sound("2 seats, 3 hosts, rows set back under the processes", 2, 3)
+    });
+}
+
+#[test]
 fn two_seats_three_hosts_restore_and_pause() {
     let faults = Faults { restores: 1, pauses: 1, ..Faults::default() };
     holds_everywhere(&Config {
@@ -159,6 +183,28 @@ fn three_seats_four_hosts_one_made_anew() {
         late: true,
         roads: 256,
         ..Config::sound("3 seats, 4 hosts, one made anew", 3, 4)
+    });
+}
+
+#[test]
+fn three_seats_four_hosts_a_link_down() {
+    let faults = Faults { links: 1, ..Faults::default() };
+    holds_everywhere(&Config {
+        faults,
+        epochs: 2,
+        roads: 8,
+        ..Config::sound("3 seats, 4 hosts, a link down", 3, 4)
+    });
+}
+
+#[test]
+fn two_seats_three_hosts_clock_ahead_and_a_death() {
+    let faults = Faults { clocks: 1, deaths: 1, ..Faults::default() };
+    holds_everywhere(&Config {
+        faults,
+        epochs: 2,
+        roads: 8,
+        ..Config::sound("2 seats, 3 hosts, clock ahead, a death", 2, 3)
     });
 }
 

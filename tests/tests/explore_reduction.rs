@@ -4,7 +4,9 @@
 #![allow(clippy::print_stdout, reason = "a test's report, shown with --nocapture")]
 
 use formation_explored::{Rule, Rules};
-use muster_tests::explore::{Config, Faults, Limits, Property, Report, World, cases, explore};
+use muster_tests::explore::{
+    Config, Faults, Limits, Property, Report, Setback, World, cases, explore,
+};
 
 fn explored(config: &Config, reduced: bool) -> Report {
     let config = Config { reduced, ..config.clone() };
@@ -106,6 +108,46 @@ fn two_seats_restore_without_ledger() {
     };
     config.environment.ledger = false;
     finds_the_same(&config);
+}
+
+#[test]
+fn one_seat_set_back_in_each_way() {
+    finds_the_same(&Config {
+        faults: Faults { restores: 1, ledgers: 1, ..Faults::default() },
+        setbacks: &[Setback::Dump, Setback::InPlace],
+        epochs: 1,
+        roads: 8,
+        ..Config::sound("1 seat, 1 host, database and ledger set back", 1, 1)
+    });
+}
+
+#[test]
+fn two_seats_a_link_down() {
+    finds_the_same(&Config {
+        faults: Faults { links: 1, timeouts: 1, ..Faults::default() },
+        epochs: 1,
+        roads: 4,
+        ..Config::sound("2 seats, 3 hosts, a link down", 2, 3)
+    });
+}
+
+#[test]
+fn one_seat_clock_ahead() {
+    finds_the_same(&Config {
+        faults: Faults { clocks: 1, remakes: 1, ..Faults::default() },
+        epochs: 1,
+        late: true,
+        ..Config::sound("1 seat, 1 host, clock ahead, made anew", 1, 1)
+    });
+}
+
+#[test]
+fn two_seats_clock_ahead_and_a_restore() {
+    finds_the_same(&Config {
+        faults: Faults { clocks: 1, restores: 1, ..Faults::default() },
+        epochs: 1,
+        ..Config::sound("2 seats, 2 hosts, clock ahead, restore", 2, 2)
+    });
 }
 
 #[test]

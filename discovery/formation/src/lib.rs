@@ -48,8 +48,9 @@
 //!
 //! The `tests` crate runs these very sources over all interleavings of hosts, processes, messages
 //! and faults within bounds. Switched off alone, each rule lets its disaster be found again, save
-//! four that others stand behind. Of these [`Rule::OneListPerEpoch`] is shown to matter once
-//! [`Rule::HoldAboveReleased`] is off as well; [`Rule::OneDocument`], [`Rule::HoldWhatWasSigned`]
+//! five that others stand behind. Of these [`Rule::OneListPerEpoch`] is shown to matter once
+//! [`Rule::HoldAboveReleased`] is off as well, and [`Rule::AbandonBeforeCommit`] once there are no
+//! ledgers; [`Rule::OneDocument`], [`Rule::HoldWhatWasSigned`]
 //! and [`Rule::OneSession`] matter when a disk or a copy has already broken what the others rely
 //! on: each says so, and the tests beside the code show what it refuses.
 //!

@@ -59,6 +59,9 @@ pub enum Rule {
     /// S6: no second list before enough members of each earlier one have released it. Without it
     /// one host is the majority's last vote in two lists.
     ReleasesFirst,
+    /// S6 waits for so many releases that fewer than a quorum are left. Without it (for one less)
+    /// the quorum that is left starts, while those who released are the majority of another list.
+    EnoughReleases,
     /// A document is held only if its epoch is above everything that was released. Without it a
     /// promise to others is broken.
     HoldAboveReleased,
@@ -92,7 +95,7 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule, in the order of declaration.
-    pub const EACH: [Rule; 21] = [
+    pub const EACH: [Rule; 22] = [
         Rule::LapseFirst,
         Rule::FreezeAboveFloor,
         Rule::OneSession,
@@ -106,6 +109,7 @@ impl Rule {
         Rule::EndWhenSettled,
         Rule::OneListPerEpoch,
         Rule::ReleasesFirst,
+        Rule::EnoughReleases,
         Rule::HoldAboveReleased,
         Rule::HoldWhatWasSigned,
         Rule::HeldReleasesNothing,

@@ -10,8 +10,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use formation_explored::{Rule, Rules};
 use muster_tests::explore::{
-    Config, Faults, HOSTS, Limits, Progress, Report, Walks, World, explore, ladder, walk_at_random,
+    Config, Environment, Faults, HOSTS, Limits, Progress, Report, Setback, Walks, World, explore,
+    ladder, walk_at_random,
 };
 use serde_json::{Value, json};
 
@@ -67,6 +69,24 @@ struct Arguments {
     /// Changed databases that an owner accepts.
     #[arg(long, default_value_t = 0)]
     accepts: u8,
+    /// Ledgers that are put back to an older copy.
+    #[arg(long, default_value_t = 0)]
+    ledgers: u8,
+    /// Restores may also set the rows back under the processes.
+    #[arg(long)]
+    in_place: bool,
+    /// Links between two hosts that go down.
+    #[arg(long, default_value_t = 0)]
+    links: u8,
+    /// Times that the service's clock is half an hour ahead, and right again.
+    #[arg(long, default_value_t = 0)]
+    clocks: u8,
+    /// No ledgers: what then keeps two lists that share a host from both getting a majority.
+    #[arg(long)]
+    without_ledger: bool,
+    /// Rules to leave out, by their names, to see what they are for.
+    #[arg(long, value_parser = rule)]
+    without: Vec<Rule>,
     /// Faults of all kinds together; 255 for no bound beyond those of each kind.
     #[arg(long, default_value_t = 255)]
     together: u8,
@@ -123,11 +143,28 @@ impl Arguments {
                 timeouts: self.timeouts,
                 ends: self.ends,
                 accepts: self.accepts,
+                ledgers: self.ledgers,
+                links: self.links,
+                clocks: self.clocks,
                 ..Faults::default()
+            },
+            rules: self.without.iter().fold(Rules::ALL, |rules, &rule| rules.without(rule)),
+            environment: Environment { ledger: !self.without_ledger, ..Environment::SOUND },
+            expects_ledger: !self.without_ledger,
+            setbacks: if self.in_place {
+                &[Setback::Dump, Setback::InPlace]
+            } else {
+                &[Setback::Dump]
             },
             ..Config::sound("command line", self.seats, hosts)
         }
     }
+}
+
+fn rule(name: &str) -> Result<Rule, String> {
+    let known = || Rule::EACH.map(|rule| format!("{rule:?}")).join(", ");
+    let named = Rule::EACH.into_iter().find(|rule| format!("{rule:?}") == name);
+    named.ok_or_else(|| format!("there is no such rule; there are {}", known()))
 }
 
 /// One configuration and what came of it.
@@ -207,6 +244,9 @@ fn described(config: &Config) -> String {
         ("time-outs", faults.timeouts),
         ("ends", faults.ends),
         ("accepts", faults.accepts),
+        ("ledgers put back", faults.ledgers),
+        ("links down", faults.links),
+        ("clocks ahead", faults.clocks),
     ];
     let number = |count: u8| if count == u8::MAX { "any".to_owned() } else { count.to_string() };
     let some = kinds.iter().filter(|(_, count)| *count > 0);

@@ -1,17 +1,21 @@
 //! What can happen next in a world.
 
 use std::fmt;
+use std::sync::Arc;
 
 use formation_explored::agent::{Decision, Start, at_start};
+use formation_explored::memory::Entry;
 use formation_explored::service::{Frozen, Phase, Place};
 use formation_explored::{Epoch, Hash, KeyId};
 
 use crate::explore::config::Config;
+use crate::explore::database::{Database, PROCESSES};
 use crate::explore::host_side::directory_of;
 use crate::explore::identity::{list, list_of, machine, members_of, name};
 use crate::explore::idle;
+use crate::explore::processes::{Setback, have_swept_since_backup, is_up_to_date};
 use crate::explore::reduce;
-use crate::explore::world::{Mode, NOW, PROCESSES, World};
+use crate::explore::world::{Mode, World};
 
 /// One atomic step of somebody.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,8 +50,12 @@ pub enum Action {
     ShowDocument(usize),
     /// A process writes the document to its ledger and lets it out.
     Publish(usize),
-    /// A process connects to a restored database, compares, and puts back what is missing.
-    Connect(usize),
+    /// A process looks at its database, compares, and puts back what is missing.
+    Look(usize),
+    /// A process counts a sweep, and looks.
+    Sweep(usize),
+    /// Through the other process than the first.
+    By(usize, Box<Action>),
     /// A lease has lapsed.
     Lapse(KeyId),
     /// The frozen list's time is over.
@@ -60,10 +68,21 @@ pub enum Action {
     Expire,
     /// An owner accepts the changed database.
     Accept,
+    /// The link between two hosts goes down.
+    Cut(usize, usize),
+    /// The service's clock jumps ahead.
+    ClockAhead,
+    /// It is set right.
+    ClockBack,
     /// Somebody takes a backup.
     Backup,
     /// Somebody restores it.
-    Restore,
+    Restore(Setback),
+    /// Somebody copies a process's ledger.
+    SaveLedger(usize),
+    /// The copy is put in the ledger's place while its process is down; with the position beside it
+    /// or without.
+    PutLedgerBack(usize, bool),
     /// An agent is killed and starts again.
     Kill(usize),
     /// A host dies for good.
@@ -103,8 +122,32 @@ impl Action {
             | Action::LoseDirectory(at)
             | Action::Remake(at)
             | Action::Clone(at, _) => Some(*at),
+            Action::By(_, action) => action.host(),
             _ => None,
         }
+    }
+
+    /// A process serves it.
+    #[must_use]
+    pub fn asks_the_service(&self) -> bool {
+        matches!(
+            self,
+            Action::Join(_)
+                | Action::Speak(_)
+                | Action::SpeakLate(_)
+                | Action::Consider(..)
+                | Action::LosePatience(..)
+                | Action::DeliverAck(..)
+                | Action::DeliverRelease(_)
+                | Action::Report(_)
+                | Action::ShowDocument(_)
+                | Action::Lapse(_)
+                | Action::TimeOut
+                | Action::HoldOver(_)
+                | Action::Abandon
+                | Action::Expire
+                | Action::Accept
+        )
     }
 
     /// Something breaks, pauses, or is given up: what the bounds count. That the lease of a host
@@ -113,17 +156,21 @@ impl Action {
     pub fn is_fault(&self, world: &World) -> bool {
         match self {
             Action::Lapse(key) => !world.is_past(*key),
+            Action::By(_, action) => action.is_fault(world),
             Action::TimeOut
             | Action::Abandon
             | Action::Expire
             | Action::Accept
-            | Action::Restore
+            | Action::Restore(_)
+            | Action::PutLedgerBack(..)
             | Action::Kill(_)
             | Action::Die(_)
             | Action::LoseDirectory(_)
             | Action::Remake(_)
             | Action::Clone(..)
             | Action::Crash(_)
+            | Action::Cut(..)
+            | Action::ClockAhead
             | Action::Read(_) => true,
             _ => false,
         }
@@ -151,15 +198,35 @@ impl fmt::Display for Action {
             Action::Report(at) => write!(f, "{} reports its Raft cluster", host(at)),
             Action::ShowDocument(at) => write!(f, "{} shows its document", host(at)),
             Action::Publish(at) => write!(f, "process {at} lets the document out"),
-            Action::Connect(at) => write!(f, "process {at} connects to the restored database"),
+            Action::Look(at) => write!(f, "process {at} looks at its database"),
+            Action::Sweep(at) => write!(f, "process {at} sweeps"),
+            Action::By(at, action) => write!(f, "through process {at}: {action}"),
             Action::Lapse(key) => write!(f, "{}'s lease lapses", name(*key)),
             Action::TimeOut => write!(f, "the frozen list times out"),
             Action::HoldOver(key) => write!(f, "{} is not held back any more", name(*key)),
             Action::Abandon => write!(f, "an operator abandons the cluster"),
             Action::Expire => write!(f, "the deadline passes"),
             Action::Accept => write!(f, "an owner accepts the database"),
+            Action::Cut(one, other) => {
+                write!(f, "the link between {} and {} goes down", host(one), host(other))
+            }
+            Action::ClockAhead => write!(f, "the service's clock jumps half an hour ahead"),
+            Action::ClockBack => write!(f, "the service's clock is set right"),
             Action::Backup => write!(f, "a backup is taken"),
-            Action::Restore => write!(f, "the backup is restored"),
+            Action::Restore(Setback::Dump) => write!(f, "the backup is loaded into a new database"),
+            Action::Restore(Setback::InPlace) => {
+                write!(f, "the rows are set back to the backup, under the processes")
+            }
+            Action::SaveLedger(at) => write!(f, "process {at}'s ledger is copied"),
+            Action::PutLedgerBack(at, true) => {
+                write!(f, "process {at}'s ledger is put back to the copy")
+            }
+            Action::PutLedgerBack(at, false) => {
+                write!(
+                    f,
+                    "process {at}'s ledger is put back to the copy, the position beside it isn't"
+                )
+            }
             Action::Kill(at) => write!(f, "{}'s agent is killed and starts again", host(at)),
             Action::Die(at) => write!(f, "{} dies for good", host(at)),
             Action::LoseDirectory(at) => {
@@ -195,9 +262,12 @@ pub fn enumerate(world: &World, config: &Config) -> Vec<Action> {
         return actions;
     }
     for host in 0..config.hosts {
-        // Of hosts that nobody has heard of, one stands for all that are like it.
+        // Of hosts that nobody has heard of, one stands for all that are like it and that the same
+        // hosts reach.
         let like = |other: usize| {
-            world.hosts[other] == world.hosts[host] && world.hosts[host].journal.is_none()
+            world.hosts[other] == world.hosts[host]
+                && world.hosts[host].journal.is_none()
+                && world.links.are_same_with_swapped(host, other)
         };
         if world.hosts[host].alive && !(0..host).any(like) {
             of_host(world, config, host, &mut actions);
@@ -206,9 +276,13 @@ pub fn enumerate(world: &World, config: &Config) -> Vec<Action> {
     if config.liar {
         return actions;
     }
-    let ready = world.processes.iter().any(|process| process.connected);
-    if ready {
-        of_service(world, config, &mut actions);
+    of_links(world, config, &mut actions);
+    of_service(world, config, &mut actions);
+    if reduce::may_serve_differently(world, config) {
+        let asks = |action: &&Action| action.asks_the_service();
+        let by_other = |action: &Action| Action::By(1, Box::new(action.clone()));
+        let others: Vec<Action> = actions.iter().filter(asks).map(by_other).collect();
+        actions.extend(others);
     }
     of_database(world, config, &mut actions);
     if !config.environment.row_lock {
@@ -317,13 +391,26 @@ fn forming(world: &World, config: &Config, at: usize, actions: &mut Vec<Action>)
     }
 }
 
+/// Links go down, between hosts that have been heard of: nobody probes another (`reduce`).
+fn of_links(world: &World, config: &Config, actions: &mut Vec<Action>) {
+    if world.left.links == 0 || is_over(world, config) {
+        return;
+    }
+    let may_fail = |&at: &usize| !reduce::is_untouched(&world.hosts[at], config);
+    for one in (0..config.hosts).filter(may_fail) {
+        let others = (one + 1..config.hosts).filter(may_fail);
+        let up = others.filter(|&other| world.links.joins(one, other));
+        actions.extend(up.map(|other| Action::Cut(one, other)));
+    }
+}
+
 /// The service's part is done for good: it takes no ack any more, and no restore will make it.
 /// Whoever joins, polls or signs now changes nothing that a property looks at.
 fn is_over(world: &World, config: &Config) -> bool {
     let forming = matches!(world.database.cluster.phase, Phase::Open | Phase::Preparing);
     let may_return = world.left.restores > 0
-        || world.processes.iter().any(|process| !process.connected || process.read.is_some())
-        || world.database.cluster.unsettled
+        || !reduce::are_ledgers_content(world, config)
+        || world.processes.iter().any(|process| process.read.is_some())
         || !config.rules.on(formation_explored::Rule::AbandonBeforeCommit);
     !config.liar && !forming && !may_return
 }
@@ -360,6 +447,9 @@ fn of_service(world: &World, config: &Config, actions: &mut Vec<Action>) {
     if is_over(world, config) {
         return;
     }
+    if world.is_ahead {
+        actions.push(Action::ClockBack);
+    }
     if config.late {
         let past = world.said.past.iter().map(|journal| journal.key);
         let dead = world.hosts.iter().filter(|host| !host.alive);
@@ -392,12 +482,15 @@ fn of_service(world: &World, config: &Config, actions: &mut Vec<Action>) {
     if forming {
         for (&key, agent) in &cluster.agents {
             let may_lapse = world.left.pauses > 0 || world.is_past(key);
-            if agent.place != Place::Absent && agent.lease_until > NOW && may_lapse {
+            if agent.place != Place::Absent && agent.lease_until > world.now() && may_lapse {
                 actions.push(Action::Lapse(key));
             }
-            if agent.held_until > NOW {
+            if agent.held_until > world.now() {
                 actions.push(Action::HoldOver(key));
             }
+        }
+        if world.left.clocks > 0 && !world.is_ahead {
+            actions.push(Action::ClockAhead);
         }
         if cluster.phase == Phase::Preparing && world.left.timeouts > 0 {
             actions.push(Action::TimeOut);
@@ -405,7 +498,7 @@ fn of_service(world: &World, config: &Config, actions: &mut Vec<Action>) {
         if world.left.ends > 0 {
             actions.extend([Action::Abandon, Action::Expire]);
         }
-        if cluster.unsettled && world.left.accepts > 0 {
+        if !world.database.settled && world.left.accepts > 0 {
             actions.push(Action::Accept);
         }
     } else if !config.rules.on(formation_explored::Rule::AbandonBeforeCommit) && world.left.ends > 0
@@ -420,16 +513,20 @@ fn of_database(world: &World, config: &Config, actions: &mut Vec<Action>) {
     for at in 0..PROCESSES {
         let process = &world.processes[at];
         // Two processes in the same state are one.
-        if at > 0 && *process == world.processes[0] {
+        if at > 0 && reduce::are_processes_alike(world) {
             continue;
         }
         if !process.connected {
-            actions.push(Action::Connect(at));
+            actions.push(Action::Look(at));
             continue;
         }
-        let inside = |h: &Hash| process.ledger.contains(h) || !config.environment.ledger;
+        let whole = |h: Hash| Some(Entry::Commit { h, document: true });
+        let inside = |h: &Hash| process.ledger.entry == whole(*h) || !config.environment.ledger;
         // A ledger that nobody will ever ask may have anything in it.
-        let asked = !config.reduced || !reduce::is_database_final(world);
+        let asked = !config.reduced || !reduce::is_database_final(world, config);
+        if asked {
+            of_process(world, config, at, actions);
+        }
         let out = |h: &Hash| world.said.documents.contains(h) && (inside(h) || !asked);
         let decided_h = cluster.frozen.as_ref().map(|frozen| frozen.h);
         if decided && decided_h.is_some_and(|h| !out(&h)) {
@@ -451,8 +548,42 @@ fn of_database(world: &World, config: &Config, actions: &mut Vec<Action>) {
                 actions.push(Action::Backup);
             }
         } else {
-            actions.push(Action::Restore);
+            // A ledger that was put back has been compared since: see `processes`.
+            let compared = world.processes.iter().all(|process| process.connected);
+            let may = |setback: &&Setback| match setback {
+                Setback::Dump => compared,
+                Setback::InPlace => compared && have_swept_since_backup(world),
+            };
+            actions.extend(config.setbacks.iter().filter(may).map(|&how| Action::Restore(how)));
         }
+    }
+}
+
+/// What a connected process does by itself, and what may happen to its ledger.
+fn of_process(world: &World, config: &Config, at: usize, actions: &mut Vec<Action>) {
+    let process = &world.processes[at];
+    if !config.environment.ledger {
+        return;
+    }
+    if !is_up_to_date(world, config, at) {
+        actions.push(Action::Look(at));
+    }
+    let beat = |backup: &Arc<Database>| world.database.rows[at].beat == backup.rows[at].beat;
+    let counts = config.setbacks.contains(&Setback::InPlace) && world.left.restores > 0;
+    if counts && world.backup.as_ref().is_some_and(beat) {
+        actions.push(Action::Sweep(at));
+    }
+    if world.left.ledgers == 0 {
+        return;
+    }
+    match &process.saved {
+        None if world.processes.iter().all(|process| process.saved.is_none()) => {
+            actions.push(Action::SaveLedger(at));
+        }
+        Some(saved) if saved.entry != process.ledger.entry && is_up_to_date(world, config, at) => {
+            actions.extend([true, false].map(|whole| Action::PutLedgerBack(at, whole)));
+        }
+        _ => {}
     }
 }
 
@@ -467,7 +598,7 @@ fn of_unlocked(world: &World, config: &Config, actions: &mut Vec<Action>) {
             }
             Some(read) => {
                 let mut then = world.clone();
-                then.database = std::sync::Arc::clone(read);
+                then.database = Arc::clone(read);
                 let mut inner = Vec::new();
                 of_service(&then, config, &mut inner);
                 for host in 0..config.hosts {

@@ -8,6 +8,7 @@ use formation_explored::service::{Event, Refusal};
 use crate::explore::actions::Action;
 use crate::explore::config::Config;
 use crate::explore::host_side as hosts;
+use crate::explore::processes;
 use crate::explore::properties::Violation;
 use crate::explore::reduce;
 use crate::explore::service_side as service;
@@ -19,11 +20,16 @@ use crate::explore::world::{Mode, World};
 /// The property that does not hold any more.
 pub fn apply(world: &World, config: &Config, action: &Action) -> Result<World, Violation> {
     let mut next = world.clone();
+    if let Action::By(at, action) = action {
+        let through = World { serving: *at, ..world.clone() };
+        return apply(&through, config, action).map(|next| World { serving: 0, ..next });
+    }
     if reduce::are_strangers(world, config) {
         next.alone = action.host().and_then(|at| u8::try_from(at).ok());
         // Of these nothing can happen any more: what is left of them is no difference.
         let left = &mut next.left;
         (left.pauses, left.timeouts, left.ends, left.accepts) = (0, 0, 0, 0);
+        (left.links, left.clocks, next.is_ahead) = (0, 0, false);
     }
     apply_to(&mut next, config, action)?;
     if action.is_fault(world) && next.together != u8::MAX {
@@ -31,7 +37,7 @@ pub fn apply(world: &World, config: &Config, action: &Action) -> Result<World, V
         next.left = next.left.at_most(next.together);
     }
     if reduce::is_as_good_as_out(&next, config) {
-        service::publish(&mut next, config, 0)?;
+        processes::publish(&mut next, config, 0)?;
     }
     if next.is_hurried() {
         hurry(&mut next, config)?;
@@ -105,8 +111,13 @@ fn apply_to(world: &mut World, config: &Config, action: &Action) -> Result<(), V
                 let _ = service::serve(world, config, Event::Adopt((*held).clone()))?;
             }
         }
-        Action::Publish(at) => service::publish(world, config, *at)?,
-        Action::Connect(at) => service::connect(world, config, *at)?,
+        Action::Publish(at) => processes::publish(world, config, *at)?,
+        Action::Look(at) => processes::look(world, config, *at)?,
+        Action::Sweep(at) => processes::sweep(world, config, *at)?,
+        Action::SaveLedger(at) => {
+            let process = &mut world.processes[*at];
+            process.saved = Some(process.ledger.clone());
+        }
         Action::Write(at, inner) => {
             let Some(read) = world.processes[*at].read.take() else { return Ok(()) };
             world.database = read;
@@ -145,13 +156,25 @@ fn fault(world: &mut World, config: &Config, action: &Action) -> Result<(), Viol
         }
         Action::Accept => {
             world.left.accepts -= 1;
-            let event = Event::DatabaseAccepted { by: String::new() };
-            let _ = service::serve(world, config, event)?;
+            service::accept(world, config)?;
         }
+        Action::Cut(one, other) => {
+            spend(&mut world.left.links);
+            world.links.cut(*one, *other);
+        }
+        Action::ClockAhead => {
+            world.left.clocks -= 1;
+            world.is_ahead = true;
+        }
+        Action::ClockBack => world.is_ahead = false,
         Action::Backup => world.backup = Some(reduce::backup(&world.database, config)),
-        Action::Restore => {
+        Action::Restore(how) => {
             world.left.restores -= 1;
-            service::restore(world, config);
+            processes::restore(world, *how);
+        }
+        Action::PutLedgerBack(at, with_position) => {
+            world.left.ledgers -= 1;
+            processes::put_ledger_copy_back(&mut world.processes[*at], *with_position);
         }
         Action::Kill(at) => {
             world.left.kills -= 1;
@@ -177,7 +200,7 @@ fn fault(world: &mut World, config: &Config, action: &Action) -> Result<(), Viol
         }
         Action::Crash(at) => {
             world.left.crashes -= 1;
-            service::crash(world, config, *at);
+            processes::crash(world, config, *at);
         }
         Action::Read(at) => {
             world.left.overlaps -= 1;

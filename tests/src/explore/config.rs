@@ -2,6 +2,8 @@
 
 use formation_explored::Rules;
 
+use crate::explore::processes::Setback;
+
 /// How far an exploration goes, and what may go wrong in it.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -35,6 +37,8 @@ pub struct Config {
     pub lost_and_found: bool,
     /// Backups are taken in these phases only: open, preparing, committed.
     pub backup_in: [bool; 3],
+    /// How they are put back.
+    pub setbacks: &'static [Setback],
     /// Members report their Raft cluster, one by one. It decides nothing, so that large
     /// explorations do without.
     pub reports: bool,
@@ -53,8 +57,17 @@ pub struct Config {
 pub struct Environment {
     /// A transaction locks the cluster's row first.
     pub row_lock: bool,
-    /// Processes keep a ledger and compare it with a changed database.
+    /// Each process keeps a ledger, and compares its database with it.
     pub ledger: bool,
+    /// Which database it is, no dump carries, and each process looks.
+    pub place: bool,
+    /// Each process counts its sweeps, in its row and beside its ledger.
+    pub beats: bool,
+    /// Ledgers are complete: each process copies what others have decided, and decides nothing
+    /// before it has.
+    pub complete: bool,
+    /// A process's row says how much its ledger held.
+    pub entries: bool,
     /// The ledger is synced before a document leaves.
     pub ledger_sync: bool,
     /// The agent's journal is synced before anything is shown.
@@ -63,8 +76,16 @@ pub struct Environment {
 
 impl Environment {
     /// As the programs have it.
-    pub const SOUND: Environment =
-        Environment { row_lock: true, ledger: true, ledger_sync: true, journal_sync: true };
+    pub const SOUND: Environment = Environment {
+        row_lock: true,
+        ledger: true,
+        place: true,
+        beats: true,
+        complete: true,
+        entries: true,
+        ledger_sync: true,
+        journal_sync: true,
+    };
 }
 
 /// How often each thing may happen on one path.
@@ -94,6 +115,12 @@ pub struct Faults {
     pub overlaps: u8,
     /// A process crashes; without a synced ledger its last entry is lost.
     pub crashes: u8,
+    /// A process's ledger is put back to an older copy.
+    pub ledgers: u8,
+    /// A link between two hosts goes down, both ways, for good.
+    pub links: u8,
+    /// The service's clock is [`AHEAD`](crate::explore::world::AHEAD) for a while, then right again.
+    pub clocks: u8,
 }
 
 impl Faults {
@@ -113,6 +140,9 @@ impl Faults {
             accepts: self.accepts.min(together),
             overlaps: self.overlaps.min(together),
             crashes: self.crashes.min(together),
+            ledgers: self.ledgers.min(together),
+            links: self.links.min(together),
+            clocks: self.clocks.min(together),
         }
     }
 }
@@ -137,6 +167,7 @@ impl Config {
             quiet_lapses: false,
             lost_and_found: false,
             backup_in: [true; 3],
+            setbacks: &[Setback::Dump],
             reports: false,
             roads: 1,
             together: u8::MAX,
@@ -145,7 +176,7 @@ impl Config {
     }
 
     /// The full bounds: 3 seats, 5 hosts, 3 epochs, 2 processes, 1 restore, 1 wipe of either kind,
-    /// 1 death, late messages, pauses at any point.
+    /// 1 death, 1 link down, the clock ahead once, late messages, pauses at any point.
     #[must_use]
     pub fn full() -> Config {
         Config {
@@ -159,9 +190,13 @@ impl Config {
                 timeouts: u8::MAX,
                 ends: 1,
                 accepts: 1,
+                ledgers: 1,
+                links: 1,
+                clocks: 1,
                 ..Faults::default()
             },
             late: true,
+            setbacks: &[Setback::Dump, Setback::InPlace],
             roads: 4096,
             ..Config::sound("full", 3, 5)
         }

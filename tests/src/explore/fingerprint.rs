@@ -5,13 +5,15 @@
 //! fingerprint. Sets are summed over their members' fingerprints, so they need no order.
 
 use formation_explored::agent::{Directory, Journal, Start};
+use formation_explored::memory::Entry;
 use formation_explored::service::{Agent, Cluster, EndCause, Phase, Place, Probe};
 use formation_explored::{Hash, Incarnation, KeyId};
 
 use crate::explore::config::Config;
+use crate::explore::database::{Database, Ledger};
 use crate::explore::identity::{HOSTS, epoch_of, host_of, life_of, members_of};
 use crate::explore::reduce::Relevance;
-use crate::explore::world::{Database, Host, Mode, NOW, World};
+use crate::explore::world::{Host, Mode, NOW, World, is_far};
 
 /// Two lanes of multiply-and-fold.
 #[derive(Clone, Copy)]
@@ -148,6 +150,9 @@ fn with_faults(world: &World, without: u128) -> u128 {
         left.accepts,
         left.overlaps,
         left.crashes,
+        left.ledgers,
+        left.links,
+        left.clocks,
         world.together,
     ] {
         mix.word(u64::from(count));
@@ -180,9 +185,10 @@ fn smallest(world: &World, relevance: &Relevance<'_>, signs: &[(u128, usize)]) -
     best
 }
 
-/// A host that nobody has ever heard of.
+/// A host that nobody has ever heard of, and that is linked with everybody: one is like the other.
 fn is_untouched(world: &World, at: usize) -> bool {
-    world.hosts[at].journal.is_none() && world.hosts[at].life == 0
+    let host = &world.hosts[at];
+    host.journal.is_none() && host.life == 0 && world.links.are_whole_at(at)
 }
 
 fn permuted(order: &[usize], from: usize, count: usize) -> Vec<Vec<usize>> {
@@ -215,6 +221,7 @@ fn sign(view: &View<'_>, at: usize) -> u128 {
     let view = View { places: own, ..*view };
     view.host(&mut mix, &world.hosts[at]);
     let mine = |key: &KeyId| host_of(*key) == at;
+    view.links(&mut mix, |from, to| from == at || to == at);
     for database in [Some(&world.database), world.backup.as_ref()].into_iter().flatten() {
         let cluster = &database.cluster;
         let agents = cluster.agents.iter().filter(|(key, _)| mine(key));
@@ -252,6 +259,8 @@ impl View<'_> {
         for &at in order {
             self.host(&mut mix, &world.hosts[at]);
         }
+        self.links(&mut mix, |_, _| true);
+        mix.flag(world.is_ahead);
         let said = &world.said;
         mix.word(said.epoch);
         mix.flag(said.abandoned);
@@ -275,14 +284,40 @@ impl View<'_> {
         mix.done()
     }
 
+    /// Those links that are down and that `which` asks for.
+    fn links(&self, mix: &mut Mix, which: impl Fn(usize, usize) -> bool) {
+        let name = |host: usize| u64::from(self.places[host]);
+        let down = self.world.links.down().filter(|&(from, to)| which(from, to));
+        mix.sum(down.map(|(from, to)| {
+            let mut mix = Mix::new(11);
+            mix.word(name(from) << 8 | name(to));
+            mix.done()
+        }));
+    }
+
     /// Which process is which doesn't matter either.
     fn processes(&self, mix: &mut Mix) {
         let (world, places) = (self.world, self.places);
+        for database in [Some(&world.database), world.backup.as_ref()].into_iter().flatten() {
+            mix.word(u64::from(database.place) << 32 | u64::from(database.noted));
+            mix.word(database.generation);
+            mix.flag(database.settled);
+            decisions(mix, &database.decisions, places);
+        }
         mix.sum(world.processes.iter().enumerate().map(|(at, process)| {
             let mut mix = Mix::new(3);
             mix.flag(process.connected);
-            mix.flag(world.database.compared[at]);
-            mix.sum(process.ledger.iter().map(|h| u128::from(list(*h, places))));
+            for database in [Some(&world.database), world.backup.as_ref()].into_iter().flatten() {
+                let row = database.rows[at];
+                mix.word(row.entries);
+                mix.word(row.beat);
+                mix.flag(row.is_back);
+            }
+            ledger(&mut mix, &process.ledger, places);
+            if world.left.ledgers > 0 {
+                mix.flag(process.saved.is_some());
+                process.saved.iter().for_each(|saved| ledger(&mut mix, saved, places));
+            }
             match &process.read {
                 None => mix.word(0),
                 Some(read) => self.database(&mut mix, read),
@@ -306,6 +341,34 @@ impl View<'_> {
             mix.word(journal.boot);
         }
         mix.done()
+    }
+}
+
+fn ledger(mix: &mut Mix, ledger: &Ledger, places: &Order) {
+    decisions(mix, ledger.entry.as_slice(), places);
+    let Some(known) = &ledger.known else { return mix.word(0) };
+    mix.word(u64::from(known.place) + 1);
+    mix.word(known.generation);
+    mix.word(known.beat);
+    decisions(mix, &known.copied, places);
+}
+
+fn decisions(mix: &mut Mix, decisions: &[Entry], places: &Order) {
+    mix.word(decisions.len() as u64);
+    for decision in decisions {
+        mix.word(match decision {
+            Entry::Commit { h, document } => list(*h, places) ^ u64::from(*document),
+            Entry::End(cause) => end(*cause),
+        });
+    }
+}
+
+fn end(cause: EndCause) -> u64 {
+    match cause {
+        EndCause::Abandon => 1,
+        EndCause::DatabaseAccepted => 2,
+        EndCause::Deadline => 3,
+        EndCause::Retire => 4,
     }
 }
 
@@ -335,12 +398,7 @@ impl View<'_> {
         mix.word(cluster.floor);
         mix.flag(cluster.unsettled);
         mix.flag(cluster.deadline > NOW);
-        mix.word(cluster.ended.as_ref().map_or(0, |ended| match ended.cause {
-            EndCause::Abandon => 1,
-            EndCause::DatabaseAccepted => 2,
-            EndCause::Deadline => 3,
-            EndCause::Retire => 4,
-        }));
+        mix.word(cluster.ended.as_ref().map_or(0, |ended| end(ended.cause)));
         mix.word(cluster.split.as_ref().map_or(0, |split| list(split.other, places)));
         mix.sum(cluster.agents.iter().map(|(key, each)| self.agent(*key, each)));
         mix.sum(cluster.reports.keys().map(|key| pair(*key, 1, places)));
@@ -351,6 +409,7 @@ impl View<'_> {
         let places = self.places;
         let Some(frozen) = &cluster.frozen else { return mix.word(0) };
         mix.word(list(frozen.h, places));
+        mix.flag(is_far(frozen.at));
         mix.sum(frozen.acks.keys().map(|key| pair(*key, 1, places)));
         mix.sum(frozen.probes.iter().map(|(prober, row)| {
             let reached = |probe: &Probe| u64::from(*probe == Probe::Reached);
@@ -369,8 +428,9 @@ impl View<'_> {
             Place::Seat(seat) => 1 << 8 | u64::from(seat),
             Place::Standby(order) => 2 << 8 | order,
         });
-        mix.flag(agent.lease_until > NOW);
-        mix.flag(agent.held_until > NOW);
+        for until in [agent.lease_until, agent.held_until] {
+            mix.word(u64::from(until > NOW) + u64::from(is_far(until)));
+        }
         mix.word(u64::from(agent.counts));
         mix.word(agent.highest_epoch);
         mix.word(agent.release.as_ref().map_or(0, |release| release.epoch));
@@ -383,7 +443,6 @@ impl View<'_> {
     fn host(&self, mix: &mut Mix, host: &Host) {
         let places = self.places;
         mix.flag(host.alive);
-        mix.flag(host.reachable);
         mix.word(u64::from(host.life));
         if !host.alive && self.relevance.forgets_the_dead {
             // Nothing on it is ever looked at again.

@@ -15,7 +15,7 @@ use crate::explore::identity::{
 };
 use crate::explore::properties::{self, Property, Violation};
 use crate::explore::service_side::serve;
-use crate::explore::world::{Host, Mode, World};
+use crate::explore::world::{AHEAD, Host, Mode, World};
 
 /// What lies in `host`'s node directory, by the production code's own classes.
 #[must_use]
@@ -143,7 +143,7 @@ pub fn consider(
         statement: statement(config.seats).hash,
         size: config.seats,
         invalid: std::collections::BTreeMap::new(),
-        skew: Millis(0),
+        skew: if world.is_ahead { AHEAD } else { Millis(0) },
         directory: directory_of(config, &world.hosts[at]),
         machine: machine(at),
     };
@@ -156,7 +156,7 @@ pub fn consider(
     let output = agent.step(&config.rules, Event::Offered(Box::new(offer)));
     let targets = perform(world, config, at, output)?;
     for target in targets.unwrap_or_default() {
-        let result = probe(world, own, &target);
+        let result = probe(world, at, own, &target);
         let event = Event::Probed { epoch, peer: target.key, result };
         let output = agent.step(&config.rules, event);
         perform(world, config, at, output)?;
@@ -170,11 +170,16 @@ pub fn consider(
 
 /// What `from` hears when it probes `target`: the answer that the target's own code gives. A peer in
 /// the same list is taken to have seen it: the prober retries until then.
-fn probe(world: &World, from: KeyId, target: &Target) -> Result<ProbeAnswer, String> {
+fn probe(
+    world: &World,
+    prober: usize,
+    from: KeyId,
+    target: &Target,
+) -> Result<ProbeAnswer, String> {
     let closed = || "connection closed".to_owned();
     let at = host_of(target.key);
     let host = &world.hosts[at];
-    if !host.reachable {
+    if !world.links.reaches(prober, at) {
         return Err("unreachable".to_owned());
     }
     let listening = matches!(host.mode, Mode::Runs | Mode::Looks | Mode::Marks);

@@ -8,7 +8,7 @@ use formation_explored::{Epoch, Hash, KeyId, Rule, Session};
 use crate::explore::config::Config;
 use crate::explore::identity::epoch_of;
 use crate::explore::service_side::nonce_of;
-use crate::explore::world::{NOW, World};
+use crate::explore::world::{SOON, World};
 
 /// Whoever holds a document releases nothing.
 #[must_use]
@@ -36,7 +36,8 @@ pub fn says_nothing_new(world: &World, config: &Config, at: usize, journal: &Jou
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     let highest = journal.highest_epoch();
     let no_news = highest <= known.highest_epoch || (config.reduced && highest < cluster.epoch);
-    let live = known.place != Place::Absent && known.lease_until > NOW;
+    let renewed = world.now().after(SOON);
+    let live = known.place != Place::Absent && known.lease_until == renewed;
     // With a copy about, the other holder of the key may be the one at `at`.
     let only = world.key(at) == journal.key && config.faults.clones == 0;
     only && known.session == Some(session) && (!forming || (live && no_news))
@@ -77,6 +78,6 @@ pub fn misses_releases(world: &World, config: &Config, journal: &Journal, h: Has
                 (if key == journal.key { said.max(own) } else { said }) >= epoch
             };
             let count = bound.members.iter().filter(|member| released(member.key)).count();
-            count < bound.releases_needed()
+            count < bound.releases_needed(&config.rules)
         })
 }

@@ -2,63 +2,91 @@
 //! clusters have, each with a part of the faults, chosen by measuring so that all of them together
 //! take about half an hour on two cores. A run says of each whether it was exhausted.
 
-use crate::explore::config::{Config, Faults};
+use crate::explore::config::{Config, Environment, Faults};
+use crate::explore::processes::Setback;
 
 /// From one in this many states the road is walked.
 const ROADS: u64 = 256;
-
-const NONE: Faults = Faults {
-    restores: 0,
-    lost_directories: 0,
-    remakes: 0,
-    deaths: 0,
-    kills: 0,
-    clones: 0,
-    pauses: 0,
-    timeouts: 0,
-    ends: 0,
-    accepts: 0,
-    overlaps: 0,
-    crashes: 0,
-};
 
 /// The rungs, in the order in which they are climbed.
 #[must_use]
 pub fn ladder() -> Vec<Config> {
     vec![
-        rung("a pause", 3, 5, 3, Faults { pauses: 1, ..NONE }),
-        rung("a list that times out", 3, 5, 3, Faults { timeouts: 1, ..NONE }),
-        rung("a death", 3, 5, 3, Faults { deaths: 1, ..NONE }),
+        rung("a pause", 3, 5, 3, Faults { pauses: 1, ..Faults::default() }),
+        rung("a list that times out", 3, 5, 3, Faults { timeouts: 1, ..Faults::default() }),
+        rung("a death", 3, 5, 3, Faults { deaths: 1, ..Faults::default() }),
         rung(
             "a kill, a lost directory, an end",
             3,
             5,
             3,
-            Faults { kills: 1, lost_directories: 1, ends: 1, ..NONE },
+            Faults { kills: 1, lost_directories: 1, ends: 1, ..Faults::default() },
         ),
-        rung("a host made anew", 3, 5, 2, Faults { remakes: 1, ..NONE }),
-        rung("a restore", 3, 5, 2, Faults { restores: 1, ..NONE }),
-        rung("a restore and a pause", 3, 3, 2, Faults { restores: 1, pauses: 1, ..NONE }),
+        rung("a host made anew", 3, 5, 2, Faults { remakes: 1, ..Faults::default() }),
+        rung("a restore", 3, 5, 2, Faults { restores: 1, ..Faults::default() }),
+        rung(
+            "a restore and a pause",
+            3,
+            3,
+            2,
+            Faults { restores: 1, pauses: 1, ..Faults::default() },
+        ),
+        rung("a link down", 3, 5, 2, Faults { links: 1, ..Faults::default() }),
+        rung("the clock ahead", 3, 4, 2, Faults { clocks: 1, ..Faults::default() }),
+        rung(
+            "the clock ahead, a link down, a death",
+            2,
+            3,
+            2,
+            Faults { clocks: 1, links: 1, deaths: 1, ..Faults::default() },
+        ),
+        Config {
+            setbacks: BOTH,
+            ..rung("a restore of either kind", 3, 4, 2, Faults { restores: 1, ..Faults::default() })
+        },
+        Config {
+            setbacks: BOTH,
+            ..rung(
+                "database and ledger set back, a pause, an end",
+                1,
+                2,
+                2,
+                Faults { restores: 1, ledgers: 1, pauses: 1, ends: 1, ..Faults::default() },
+            )
+        },
+        without_ledger("a restore without ledger", 5, Faults { restores: 1, ..Faults::default() }),
+        without_ledger(
+            "a restore without ledger, a host made anew",
+            4,
+            Faults { restores: 1, remakes: 1, ..Faults::default() },
+        ),
         rung(
             "a pause and a list that times out",
             3,
             4,
             2,
-            Faults { pauses: 1, timeouts: 1, ..NONE },
+            Faults { pauses: 1, timeouts: 1, ..Faults::default() },
         ),
         rung(
             "a restore, a kill, a lost directory",
             2,
             3,
             2,
-            Faults { restores: 1, kills: 1, lost_directories: 1, ..NONE },
+            Faults { restores: 1, kills: 1, lost_directories: 1, ..Faults::default() },
         ),
         rung(
             "a death, a kill, a lost directory, an end, a pause",
             3,
             4,
             2,
-            Faults { deaths: 1, kills: 1, lost_directories: 1, ends: 1, pauses: 1, ..NONE },
+            Faults {
+                deaths: 1,
+                kills: 1,
+                lost_directories: 1,
+                ends: 1,
+                pauses: 1,
+                ..Faults::default()
+            },
         ),
         Config {
             together: 2,
@@ -69,6 +97,18 @@ pub fn ladder() -> Vec<Config> {
             ..rung("any two faults of the full bounds", 1, 2, 3, Config::full().faults)
         },
     ]
+}
+
+const BOTH: &[Setback] = &[Setback::Dump, Setback::InPlace];
+
+/// What three seats rely on if nobody has a ledger: with two a majority is everybody, so that two
+/// lists that share a host can't both have one.
+fn without_ledger(name: &'static str, hosts: usize, faults: Faults) -> Config {
+    Config {
+        environment: Environment { ledger: false, ..Environment::SOUND },
+        expects_ledger: false,
+        ..rung(name, 3, hosts, 2, faults)
+    }
 }
 
 fn rung(name: &'static str, seats: u8, hosts: usize, epochs: u64, faults: Faults) -> Config {

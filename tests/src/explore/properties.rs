@@ -3,11 +3,11 @@
 use std::fmt;
 
 use formation_explored::service::{Change, Cluster, Outcome, Place};
-use formation_explored::{Hash, KeyId, quorum};
+use formation_explored::{Hash, KeyId, Micros, quorum};
 
 use crate::explore::config::Config;
 use crate::explore::identity::{incarnation, list, members_of, name};
-use crate::explore::world::{Host, NOW, World};
+use crate::explore::world::{Host, World};
 
 /// The seven properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,6 +86,7 @@ pub fn after_transaction(
     before: &Cluster,
     after: &Cluster,
     outcome: &Outcome,
+    now: Micros,
 ) -> Result<(), Violation> {
     let in_seats = after.agents.values().filter(|agent| matches!(agent.place, Place::Seat(_)));
     let seats = after.seats();
@@ -105,7 +106,7 @@ pub fn after_transaction(
     let decided = outcome.changes.iter().any(|change| matches!(change, Change::Committed { .. }));
     if let (true, Some(frozen)) = (decided, &after.frozen) {
         let gone = frozen.proposal.records.iter().find(|record| {
-            before.agents.get(&record.key).is_none_or(|agent| agent.lease_until <= NOW)
+            before.agents.get(&record.key).is_none_or(|agent| agent.lease_until <= now)
         });
         if let Some(record) = gone {
             let what = format!("{} was committed though its lease had lapsed", name(record.key));

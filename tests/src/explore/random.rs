@@ -124,7 +124,7 @@ fn one(
             idle += 1;
             continue;
         }
-        restored |= matches!(action, Action::Restore) && !world.said.committed.is_empty();
+        restored |= matches!(action, Action::Restore(_)) && !world.said.committed.is_empty();
         idle = 0;
         walks.steps += 1;
         world = next;
@@ -161,12 +161,13 @@ fn weight(world: &World, action: &Action, faults: u32) -> u32 {
     match action {
         Action::Abandon | Action::Expire => faults / 10,
         // What makes the rest of a walk worth while.
-        Action::Restore if !world.said.committed.is_empty() => 3 * faults,
+        Action::Restore(_) if !world.said.committed.is_empty() => 3 * faults,
         Action::LosePatience(..) => faults,
         action if action.is_fault(world) => faults,
         Action::Consider(_, h) if frozen.is_none_or(|frozen| frozen.h != *h) => 500,
         Action::SeeEpoch(..) | Action::Speak(_) | Action::Backup | Action::SpeakLate(_) => 1_000,
         Action::ShowDocument(_) | Action::Report(_) | Action::Lapse(_) => 1_000,
+        Action::ClockBack => 1_000,
         _ => 10_000,
     }
 }

@@ -11,13 +11,16 @@
 use std::sync::Arc;
 
 use formation_explored::agent::{Bound, Directory, Journal};
+use formation_explored::memory::{Entry, compare};
 use formation_explored::service::{Cluster, Context, Event, Phase, Place, Settings, step};
 use formation_explored::{Epoch, Hash, KeyId, Rule};
 
 use crate::explore::config::Config;
+use crate::explore::database::{Database, PROCESSES};
 use crate::explore::host_side::directory_of;
 use crate::explore::identity::{epoch_of, hash_of, members_of};
-use crate::explore::world::{Database, Host, Mode, NOW, PROCESSES, World, normalise};
+use crate::explore::processes::Setback;
+use crate::explore::world::{Host, Mode, NOW, World, normalise};
 
 /// What of the row nothing looks at.
 ///
@@ -54,10 +57,14 @@ pub fn row(cluster: &mut Cluster) {
 
 /// A backup as it will be found. After a restore the first thing that any process does is to tell
 /// the row that its database has changed, which throws a frozen list away: so whatever had come in
-/// for it makes no difference between two backups. Needs the ledger: without it nobody notices.
+/// for it makes no difference between two backups. Needs what no dump carries: without it nobody may notice. What a
+/// clock that is ahead would make of it depends on whether it still is: with one nothing is left out.
 #[must_use]
 pub fn backup(database: &Arc<Database>, config: &Config) -> Arc<Database> {
-    if !config.reduced || !config.environment.ledger {
+    let is_noticed = config.environment.ledger
+        && config.environment.place
+        && !config.setbacks.contains(&Setback::InPlace);
+    if !config.reduced || !is_noticed || config.faults.clocks > 0 {
         return Arc::clone(database);
     }
     let mut cluster = database.cluster.clone();
@@ -66,7 +73,7 @@ pub fn backup(database: &Arc<Database>, config: &Config) -> Arc<Database> {
         Context { rules: &config.rules, settings: &settings, steady: true, hash: &hash_of };
     let _ = step(&mut cluster, &context, NOW, Event::DatabaseChanged);
     normalise(&mut cluster, config);
-    Arc::new(Database { cluster, compared: database.compared })
+    Arc::new(Database { cluster, ..(**database).clone() })
 }
 
 /// After a restore no service is there until a process connects. What hosts do by themselves
@@ -80,7 +87,9 @@ pub fn waits_for_a_process(world: &World, config: &Config) -> bool {
 /// Nobody can have heard of this host, whatever the number of its life.
 ///
 /// That it dies or is made anew is left out: a host that is never heard of does the same as a dead
-/// one, and one that begins later does the same as a new one. The road (property 7) does count
+/// one, and one that begins later does the same as a new one. Its links stay up as well: they carry
+/// probes only, nobody probes a host before it has joined, and they may go down as soon as it has.
+/// The road (property 7) does count
 /// hosts that could still join: it is walked a second time without one of them.
 #[must_use]
 pub fn is_untouched(host: &Host, config: &Config) -> bool {
@@ -88,16 +97,63 @@ pub fn is_untouched(host: &Host, config: &Config) -> bool {
     config.reduced && host.journal.is_none() && host.mode == Mode::Runs && blank()
 }
 
-/// No restore can come any more, no process has something to compare, no transaction is half done:
-/// what the database says is what it will go on from.
+/// No restore can come any more, no ledger has anything to say, no transaction is half done: what
+/// the database says is what it will go on from.
 #[must_use]
-pub fn is_database_final(world: &World) -> bool {
+pub fn is_database_final(world: &World, config: &Config) -> bool {
     world.left.restores == 0
         && world.left.overlaps == 0
         && world.left.crashes == 0
-        && !world.database.cluster.unsettled
-        && world.database.compared == [true; PROCESSES]
-        && world.processes.iter().all(|process| process.connected && process.read.is_none())
+        && are_ledgers_content(world, config)
+        && world.processes.iter().all(|process| process.read.is_none())
+}
+
+/// Nothing was set back, or everybody has noticed and it is settled: no process finds a difference
+/// however often it looks, and no ledger speaks against what the database decides.
+#[must_use]
+pub fn are_ledgers_content(world: &World, config: &Config) -> bool {
+    let database = &world.database;
+    if !config.environment.ledger || !has_been_set_back(world, config) {
+        return world.processes.iter().all(|process| process.connected);
+    }
+    let is_content = |at: usize| {
+        let process = &world.processes[at];
+        let memory = process.ledger.memory(&config.environment);
+        let agrees = match process.ledger.entry {
+            None => true,
+            Some(Entry::Commit { h, .. }) => database.commit() == Some(h),
+            Some(Entry::End(_)) => database.cluster.phase.has_ended(),
+        };
+        let same = compare(&memory, &database.shown_to(at, &memory, &config.environment));
+        process.connected && agrees && same.is_ok()
+    };
+    database.settled && !database.cluster.unsettled && (0..PROCESSES).all(is_content)
+}
+
+/// A database or a ledger is not what it was.
+fn has_been_set_back(world: &World, config: &Config) -> bool {
+    let (left, all) = (&world.left, &config.faults.at_most(config.together));
+    left.restores < all.restores || left.ledgers < all.ledgers
+}
+
+/// Which process serves makes a difference: the database was set back, and they don't know the same
+/// of it. Before that all of them read the same row, and none decides what another has decided; what
+/// each has let out or copied is its own step.
+#[must_use]
+pub fn may_serve_differently(world: &World, config: &Config) -> bool {
+    let can_be_set_back = config.faults.restores > 0 || config.faults.ledgers > 0;
+    let matters = !config.reduced
+        || (has_been_set_back(world, config) && !are_ledgers_content(world, config));
+    config.environment.ledger && can_be_set_back && matters && !are_processes_alike(world)
+}
+
+/// The processes are in the same state, and every database says the same of both.
+#[must_use]
+pub fn are_processes_alike(world: &World) -> bool {
+    let rows = |database: &Arc<Database>| database.rows[0] == database.rows[1];
+    world.processes[0] == world.processes[1]
+        && rows(&world.database)
+        && world.backup.as_ref().is_none_or(rows)
 }
 
 /// The decided list, if its document may as well be out already: the database is final, so letting
@@ -110,7 +166,7 @@ pub fn is_as_good_as_out(world: &World, config: &Config) -> bool {
         && !config.liar
         && matches!(cluster.phase, Phase::Committed | Phase::Formed)
         && cluster.split.is_none()
-        && is_database_final(world)
+        && is_database_final(world, config)
         && cluster.frozen.as_ref().is_some_and(|frozen| !world.said.documents.contains(&frozen.h))
 }
 
@@ -138,7 +194,7 @@ pub fn are_strangers(world: &World, config: &Config) -> bool {
         && config.rules.on(Rule::AbandonBeforeCommit)
         && cluster.phase == Phase::Committed
         && cluster.split.is_none()
-        && is_database_final(world)
+        && is_database_final(world, config)
         && world.said.documents.len() == 1
         && world.said.documents.contains(&frozen.h)
         && world.said.committed.contains(&frozen.h)
@@ -156,7 +212,7 @@ pub fn is_the_end(world: &World, config: &Config) -> bool {
     config.reduced
         && !config.liar
         && world.database.cluster.phase.has_ended()
-        && is_database_final(world)
+        && is_database_final(world, config)
         && world.said.documents.is_empty()
         && !world.hosts.iter().any(holds)
 }
@@ -192,7 +248,7 @@ impl<'a> Relevance<'a> {
         let mut relevance = Relevance {
             lowest: lowest.filter(|_| on).unwrap_or(0),
             journals_last: config.environment.journal_sync && config.faults.clones == 0,
-            ledgers_asked: !(on && is_database_final(world)),
+            ledgers_asked: !(on && is_database_final(world, config)),
             boots_count: !config.reduced || config.faults.clones > 0,
             forgets_the_dead: config.reduced,
             late: config.late || !config.reduced,
@@ -264,6 +320,6 @@ impl<'a> Relevance<'a> {
         }
         let released = |key: KeyId| world.said.releases.get(&key).is_some_and(|&r| r >= epoch);
         let count = bound.members.iter().filter(|member| released(member.key)).count();
-        count < bound.releases_needed()
+        count < bound.releases_needed(&self.config.rules)
     }
 }

@@ -11,6 +11,7 @@ use crate::explore::actions::Action;
 use crate::explore::apply::apply;
 use crate::explore::config::{Config, Environment, Faults};
 use crate::explore::identity::{key, list_of};
+use crate::explore::processes::Setback;
 use crate::explore::properties::Property;
 use crate::explore::search::{Limits, Report, explore};
 use crate::explore::world::World;
@@ -28,12 +29,20 @@ pub enum Switch {
     LedgerSync,
     /// The journal's sync.
     JournalSync,
+    /// What no dump carries.
+    Place,
+    /// The count of sweeps.
+    Beats,
+    /// That ledgers are complete.
+    Complete,
+    /// What a process's row says of its ledger.
+    Entries,
 }
 
 /// One known disaster.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// `R1` to `R15`, or a name for the rules that no regression of the protocol's list isolates.
+    /// `R1` to `R19`, or a name for the rules that no regression of the protocol's list isolates.
     pub name: &'static str,
     /// What happens.
     pub story: &'static str,
@@ -67,6 +76,10 @@ impl Case {
             Switch::Ledger => config.environment.ledger = false,
             Switch::LedgerSync => config.environment.ledger_sync = false,
             Switch::JournalSync => config.environment.journal_sync = false,
+            Switch::Place => config.environment.place = false,
+            Switch::Beats => config.environment.beats = false,
+            Switch::Complete => config.environment.complete = false,
+            Switch::Entries => config.environment.entries = false,
         }
         self.run(&config)
     }
@@ -99,6 +112,7 @@ const TWO_CLUSTERS: &[Property] =
 pub fn cases() -> Vec<Case> {
     let mut cases = two_clusters();
     cases.extend(beyond_the_database());
+    cases.extend(set_back());
     cases.extend(first_starts());
     cases.extend(seats_and_exits());
     cases.extend(other_rules());
@@ -141,7 +155,7 @@ fn committed_and_restored() -> Vec<Action> {
         Action::Publish(0),
         Action::SeeDocument(0, list),
         Action::SeeDocument(1, list),
-        Action::Restore,
+        Action::Restore(Setback::Dump),
         Action::Lapse(key(0, 0)),
         Action::Lapse(key(1, 0)),
     ]
@@ -191,6 +205,25 @@ fn two_clusters() -> Vec<Case> {
     backup_in_preparing
         .extend((0..3).map(|host| Action::DeliverAck(key(host, 0), first_list(&[0, 1, 2]))));
     backup_in_preparing.extend(committed_and_restored());
+    let mut backup_of_nobody = vec![Action::Backup];
+    backup_of_nobody.extend(committed_by_all(&[0, 1, 2]));
+    backup_of_nobody.extend(committed_and_restored().into_iter().take(4));
+    cases.push(Case {
+        violates: TWO_CLUSTERS,
+        before: backup_of_nobody,
+        ..case(
+            "one release too few",
+            "backup before anybody came; {A,B,C} commits, A and B start; restore; A is made anew, and \
+             {A2,C,D} forms, for C counts its own release alone",
+            Switch::Rule(Rule::EnoughReleases),
+            Config {
+                name: "one release too few",
+                hosts: 4,
+                faults: Faults { restores: 1, remakes: 1, ..Faults::default() },
+                ..restored.clone()
+            },
+        )
+    });
     cases.push(Case {
         violates: TWO_CLUSTERS,
         before: backup_in_preparing,
@@ -209,7 +242,7 @@ fn beyond_the_database() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut disjoint = vec![Action::Backup];
     disjoint.extend(committed_by_all(&[0, 1, 2]));
-    disjoint.extend([Action::Publish(0), Action::Restore]);
+    disjoint.extend([Action::Publish(0), Action::Restore(Setback::Dump)]);
     disjoint.extend((0..3).map(|host| Action::SeeDocument(host, first_list(&[0, 1, 2]))));
     cases.push(Case {
         violates: TWO_CLUSTERS,
@@ -250,6 +283,46 @@ fn beyond_the_database() -> Vec<Case> {
         )
     });
     cases
+}
+
+/// R16 and R17: two processes, of which one alone has let the document out.
+fn set_back() -> Vec<Case> {
+    // Without roads: on most of them the process with the ledger is stuck, and that comes first.
+    let one_seat =
+        |name, faults| Config { epochs: 2, faults, roads: 0, ..Config::sound(name, 1, 2) };
+    let restored = Faults { restores: 1, ..Faults::default() };
+    let with_ledger = Faults { ledgers: 1, ..restored };
+    let two_clusters = |name, story, switch, config| Case {
+        violates: TWO_CLUSTERS,
+        ..case(name, story, switch, config)
+    };
+    vec![
+        two_clusters(
+            "R16",
+            "the process that delivered is down, a dump is loaded into the same server, and the other \
+             process forms a second cluster",
+            Switch::Place,
+            one_seat("R16", restored),
+        ),
+        two_clusters(
+            "R16 in place",
+            "the rows are set back under the processes, and one that has let out nothing goes on",
+            Switch::Beats,
+            Config { setbacks: &[Setback::InPlace], ..one_seat("R16 in place", restored) },
+        ),
+        two_clusters(
+            "R17",
+            "a ledger is put back to one entry less, then the database",
+            Switch::Entries,
+            one_seat("R17", with_ledger),
+        ),
+        two_clusters(
+            "R17 with its position",
+            "a ledger and the position beside it are put back, then the database",
+            Switch::Complete,
+            one_seat("R17 with its position", with_ledger),
+        ),
+    ]
 }
 
 fn first_starts() -> Vec<Case> {
@@ -338,6 +411,36 @@ fn seats_and_exits() -> Vec<Case> {
             },
         ),
         Case {
+            before: vec![Action::Cut(0, 1)],
+            ..case(
+                "R18",
+                "five hosts, three seats, one link down: the same list for ever",
+                Switch::Rule(Rule::PairsAreCounted),
+                Config { epochs: 1, roads: 4, ..Config::sound("R18", 3, 5) },
+            )
+        },
+        case(
+            "R19",
+            "the clock is half an hour ahead for a moment: a host that refused then is held back for \
+             half an hour",
+            Switch::Rule(Rule::ClampStoredTimes),
+            Config {
+                epochs: 2,
+                faults: Faults { clocks: 1, ..Faults::default() },
+                ..Config::sound("R19", 1, 1)
+            },
+        ),
+        case(
+            "R19 frozen",
+            "the clock is half an hour ahead, a list is frozen, the clock is set right, a member dies",
+            Switch::Rule(Rule::ClampStoredTimes),
+            Config {
+                epochs: 1,
+                faults: Faults { clocks: 1, deaths: 1, ..Faults::default() },
+                ..Config::sound("R19 frozen", 2, 2)
+            },
+        ),
+        Case {
             before: signed_e2_and_restored_to_e1(),
             ..case(
                 "R14",
@@ -370,7 +473,7 @@ fn signed_e2_and_restored_to_e1() -> Vec<Action> {
         Action::HoldOver(key(1, 0)),
         Action::Consider(0, second),
         Action::Consider(1, second),
-        Action::Restore,
+        Action::Restore(Setback::Dump),
     ]
 }
 
@@ -474,6 +577,8 @@ fn ends() -> Vec<Case> {
                 Switch::Rule(Rule::AbandonBeforeCommit),
                 Config {
                     epochs: 1,
+                    // Behind the rule stands the ledger of whoever has let the document out.
+                    environment: Environment { ledger: false, ..Environment::SOUND },
                     faults: Faults { ends: 1, ..Faults::default() },
                     ..Config::sound("abandon before commit", 1, 1)
                 },

@@ -8,12 +8,14 @@ use formation_explored::{Epoch, Hash, KeyId, quorum};
 use crate::explore::actions::Action;
 use crate::explore::apply::apply;
 use crate::explore::config::Config;
+use crate::explore::database::PROCESSES;
 use crate::explore::host_side::{directory_of, see_refusal};
 use crate::explore::identity::{machine, members_of, name};
+use crate::explore::processes::is_up_to_date;
 use crate::explore::properties::{Property, Violation};
 use crate::explore::reduce::is_untouched;
 use crate::explore::service_side::{deliver_ack, serve, speak};
-use crate::explore::world::{Host, Mode, NOW, PROCESSES, World};
+use crate::explore::world::{Host, Mode, NOW, World, is_far};
 
 /// A road that takes more rounds than this goes nowhere.
 const ROUNDS: usize = 80;
@@ -39,6 +41,8 @@ pub fn walk(world: &World, config: &Config) -> Result<(), Violation> {
 fn from(world: &World, config: &Config) -> Result<(), Violation> {
     let mut at = world.clone();
     at.alone = None;
+    // The clock is right again, whatever was stored while it wasn't.
+    at.is_ahead = false;
     // On the road everything in flight has arrived, been lost, or ended.
     for process in &mut at.processes {
         process.read = None;
@@ -63,8 +67,8 @@ fn from(world: &World, config: &Config) -> Result<(), Violation> {
 fn round(from: &World, config: &Config) -> Result<World, Violation> {
     let mut world = from.clone();
     for process in 0..PROCESSES {
-        if !world.processes[process].connected {
-            world = apply(&world, config, &Action::Connect(process))?;
+        if !is_up_to_date(&world, config, process) {
+            world = apply(&world, config, &Action::Look(process))?;
         }
     }
     for host in 0..config.hosts {
@@ -148,17 +152,19 @@ fn talk(mut world: World, config: &Config, at: usize) -> Result<World, Violation
     Ok(world)
 }
 
-/// Nothing happens any more until time passes: the next deadline does.
+/// Nothing happens any more until time passes: the next deadline does. Nobody waits for one that
+/// was stored by a clock that was ahead: it is further off than any period.
 fn pass_time(from: &World, config: &Config) -> Result<World, Violation> {
     let cluster = &from.database.cluster;
     for (&key, agent) in &cluster.agents {
-        if agent.held_until > NOW {
+        if agent.held_until > NOW && !is_far(agent.held_until) {
             return apply(from, config, &Action::HoldOver(key));
         }
     }
     for (&key, agent) in &cluster.agents {
         let silent = from.is_past(key) || !speaks(from, key);
-        if agent.place != Place::Absent && agent.lease_until > NOW && silent {
+        let ends = agent.lease_until > NOW && !is_far(agent.lease_until);
+        if agent.place != Place::Absent && ends && silent {
             return apply(from, config, &Action::Lapse(key));
         }
     }
@@ -177,7 +183,7 @@ fn pass_time(from: &World, config: &Config) -> Result<World, Violation> {
             }
         }
     }
-    if cluster.phase == Phase::Preparing {
+    if cluster.phase == Phase::Preparing && !is_far(frozen.at) {
         return apply(from, config, &Action::TimeOut);
     }
     Ok(next)
@@ -207,11 +213,12 @@ fn arrived(world: &World, config: &Config) -> Result<(), Violation> {
         );
         Err(Violation::of(Property::AWayOut, what))
     };
-    if cluster.split.is_none() && !cluster.unsettled {
+    if cluster.split.is_none() && !cluster.unsettled && world.database.settled {
         if matches!(cluster.phase, Phase::Open | Phase::Preparing) {
-            let usable = (0..config.hosts).filter(|&at| is_usable(world, at)).count();
-            if usable >= usize::from(config.seats) {
-                return stuck(&format!("{usable} hosts could form the cluster, and don't"));
+            let able = hosts_that_could(world, config);
+            if !able.is_empty() {
+                let names: Vec<String> = able.iter().map(|&at| name(world.key(at))).collect();
+                return stuck(&format!("{} could form the cluster, and don't", names.join(", ")));
             }
         }
         if let (Phase::Committed, Some(h)) = (cluster.phase, decided(world)) {
@@ -237,21 +244,38 @@ fn arrived(world: &World, config: &Config) -> Result<(), Violation> {
     }
 }
 
+/// As many hosts as there are seats, usable, each of which reaches each other; none if there are no
+/// such.
+fn hosts_that_could(world: &World, config: &Config) -> Vec<usize> {
+    let usable: Vec<usize> = (0..config.hosts).filter(|&at| is_usable(world, config, at)).collect();
+    let sets = (0_u32..1 << usable.len()).filter(|set| set.count_ones() == u32::from(config.seats));
+    let members = |set: u32| {
+        let chosen = usable.iter().enumerate().filter(move |(place, _)| set >> place & 1 == 1);
+        chosen.map(|(_, &at)| at).collect::<Vec<usize>>()
+    };
+    let linked = |set: &Vec<usize>| {
+        let joined = |&one: &usize| set.iter().all(|&other| world.links.joins(one, other));
+        set.iter().all(joined)
+    };
+    sets.map(members).find(linked).unwrap_or_default()
+}
+
 /// A host that a new list could have in it. Judged by what is on it, not by the production code's
 /// view of that.
-fn is_usable(world: &World, at: usize) -> bool {
+fn is_usable(world: &World, config: &Config, at: usize) -> bool {
     let host = &world.hosts[at];
     let blank = host.directory.marker.is_none()
         && !host.directory.log
         && host.directory.entries.iter().all(|entry| entry == "lost+found");
     // Exit code 1 is for what a person mends; whether they had to is what is asked here.
     let ended = matches!(host.mode, Mode::Stopped(3) | Mode::WantsReplacement);
-    let may_sign = host.journal.as_ref().is_none_or(|journal| may_sign_again(world, journal));
-    host.alive && host.reachable && blank && !ended && may_sign
+    let may_sign =
+        host.journal.as_ref().is_none_or(|journal| may_sign_again(world, config, journal));
+    host.alive && blank && !ended && may_sign
 }
 
 /// It holds nothing, and each list that it signed can still be released by enough of its members.
-fn may_sign_again(world: &World, journal: &Journal) -> bool {
+fn may_sign_again(world: &World, config: &Config, journal: &Journal) -> bool {
     let released = |key: KeyId, epoch: Epoch| {
         world.said.releases.get(&key).is_some_and(|&released| released >= epoch)
     };
@@ -260,7 +284,7 @@ fn may_sign_again(world: &World, journal: &Journal) -> bool {
     let can_end = |(&epoch, bound): (&Epoch, &formation_explored::agent::Bound)| {
         let members = bound.members.iter().map(|member| member.key);
         members.filter(|&key| released(key, epoch) || can_release(key)).count()
-            >= bound.releases_needed()
+            >= bound.releases_needed(&config.rules)
     };
     journal.held.is_none() && journal.bound.iter().all(can_end)
 }

@@ -4,33 +4,89 @@ use std::sync::Arc;
 
 use formation_explored::agent::Journal;
 use formation_explored::service::{
-    self, Context, Event, Grant, Outcome, Phase, Poll, Redeem, Settings,
+    self, Cluster, Context, Event, Grant, Outcome, Phase, Poll, Redeem, Refusal, Settings,
 };
-use formation_explored::{Epoch, Hash, KeyId, Millis, Release, Session};
+use formation_explored::{Epoch, Hash, KeyId, Release, Session};
 
 use crate::explore::config::Config;
-use crate::explore::host_side::document_of;
+use crate::explore::database::decision;
 use crate::explore::identity::{grant, hash_of, host_of};
+use crate::explore::processes::{look, may_decide};
 use crate::explore::properties::{self, Violation};
-use crate::explore::world::{Database, NOW, PASSED, PROCESSES, World, normalise};
+use crate::explore::world::{DAY, NOW, PASSED, World, normalise};
 
-/// One transaction: the production code's step on the row, and what everybody can know from it.
+/// One transaction of the process that serves. It freezes, decides and ends nothing that its ledger
+/// speaks against, nor anything before that has all that the database has: it looks anew then, and
+/// tries once more.
 pub fn serve(world: &mut World, config: &Config, event: Event) -> Result<Outcome, Violation> {
-    let before = Arc::clone(&world.database);
-    let mut cluster = before.cluster.clone();
+    let at = world.serving;
+    if !world.processes[at].connected {
+        look(world, config, at)?;
+    }
+    for _ in 0..2 {
+        let (cluster, outcome) = step(world, config, event.clone())?;
+        let refused = config.environment.ledger
+            && !matches!(event, Event::DatabaseAccepted { .. })
+            && decision(&outcome).is_some_and(|decision| !may_decide(world, config, decision));
+        if !refused {
+            save(world, config, cluster, &outcome);
+            return Ok(outcome);
+        }
+        look(world, config, at)?;
+    }
+    let answer = Err(Refusal::Unsettled);
+    let (changes, alarms) = (Vec::new(), Vec::new());
+    Ok(Outcome { answer, changed: false, changes, committed: None, alarms })
+}
+
+/// One transaction that asks no ledger.
+pub fn transact(world: &mut World, config: &Config, event: Event) -> Result<Outcome, Violation> {
+    let (cluster, outcome) = step(world, config, event)?;
+    save(world, config, cluster, &outcome);
+    Ok(outcome)
+}
+
+/// The production code's step on the row, which hears first what became of its database.
+fn step(world: &World, config: &Config, event: Event) -> Result<(Cluster, Outcome), Violation> {
+    let before = &world.database.cluster;
+    let mut cluster = before.clone();
     let settings = Settings::DEFAULT;
-    let context =
-        Context { rules: &config.rules, settings: &settings, steady: true, hash: &hash_of };
-    let outcome = service::step(&mut cluster, &context, NOW, event);
-    properties::after_transaction(&before.cluster, &cluster, &outcome)?;
+    let context = Context {
+        rules: &config.rules,
+        settings: &settings,
+        steady: !world.is_ahead,
+        hash: &hash_of,
+    };
+    let now = world.now();
+    let first = match (world.database.settled, cluster.unsettled) {
+        (false, false) => Some(Event::DatabaseChanged),
+        (true, true) => Some(Event::DatabaseSettled),
+        _ => None,
+    };
+    let heard = first.map(|first| service::step(&mut cluster, &context, now, first));
+    let between = cluster.clone();
+    let mut outcome = service::step(&mut cluster, &context, now, event);
+    properties::after_transaction(&between, &cluster, &outcome, now)?;
+    if let Some(mut heard) = heard {
+        properties::after_transaction(before, &between, &heard, now)?;
+        heard.changes.append(&mut outcome.changes);
+        outcome.changes = heard.changes;
+    }
+    Ok((cluster, outcome))
+}
+
+/// Writes down what a transaction has made of the row, and what everybody can know from it.
+fn save(world: &mut World, config: &Config, mut cluster: Cluster, outcome: &Outcome) {
     normalise(&mut cluster, config);
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     let shown: Option<Epoch> = forming.then_some(cluster.epoch);
     let frozen = (cluster.phase == Phase::Preparing)
         .then(|| cluster.frozen.as_ref().map(|frozen| frozen.h))
         .flatten();
-    if cluster != before.cluster {
-        world.database = Arc::new(Database { cluster, compared: before.compared });
+    if cluster != world.database.cluster {
+        let database = Arc::make_mut(&mut world.database);
+        database.cluster = cluster;
+        database.note_decisions(outcome);
     }
     let said = &world.said;
     let news = shown.is_some_and(|epoch| epoch > said.epoch)
@@ -42,7 +98,6 @@ pub fn serve(world: &mut World, config: &Config, event: Event) -> Result<Outcome
         said.proposals.extend(frozen);
         said.committed.extend(outcome.committed);
     }
-    Ok(outcome)
 }
 
 /// Changes the row as time does, then looks at it unless nobody does yet.
@@ -74,7 +129,7 @@ pub fn speak(world: &mut World, config: &Config, journal: &Journal) -> Result<Ou
             grant: Grant {
                 id: grant(),
                 uses: u32::from(config.seats),
-                expires: NOW.after(Millis(1)),
+                expires: NOW.after(DAY),
                 revoked: false,
             },
         }),
@@ -140,57 +195,13 @@ pub fn expire(world: &mut World, config: &Config) -> Result<(), Violation> {
     let_pass(world, config, true, |cluster| cluster.deadline = PASSED)
 }
 
-/// A process lets the decided document out: ledger first.
-pub fn publish(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
-    let frozen = world.database.cluster.frozen.as_ref();
-    let Some(h) = frozen.map(|frozen| frozen.h) else { return Ok(()) };
-    properties::document_leaves(world, config, h)?;
-    if config.environment.ledger {
-        world.processes[at].ledger.insert(h);
-    }
-    Arc::make_mut(&mut world.said).documents.insert(h);
+/// An owner accepts the database as it is: the process that is asked puts its own ledger back first.
+pub fn accept(world: &mut World, config: &Config) -> Result<(), Violation> {
+    look(world, config, world.serving)?;
+    let event = Event::DatabaseAccepted { by: String::new() };
+    let _ = transact(world, config, event)?;
+    let database = Arc::make_mut(&mut world.database);
+    database.settled = true;
+    database.cluster.unsettled = false;
     Ok(())
-}
-
-/// The backup is put in the database's place.
-pub fn restore(world: &mut World, config: &Config) {
-    let Some(backup) = world.backup.take() else { return };
-    let mut database = (*backup).clone();
-    Arc::make_mut(&mut world.said).abandoned = false;
-    if config.environment.ledger {
-        database.compared = [false; PROCESSES];
-        for process in &mut world.processes {
-            process.connected = false;
-        }
-    }
-    for process in &mut world.processes {
-        process.read = None;
-    }
-    world.database = Arc::new(database);
-}
-
-/// A process finds another database than it knew: it says so, puts back what its ledger has, and
-/// settles once every process has.
-pub fn connect(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
-    if world.database.compared == [false; PROCESSES] {
-        let _ = serve(world, config, Event::DatabaseChanged)?;
-    }
-    let ledger: Vec<Hash> = world.processes[at].ledger.iter().copied().collect();
-    for h in ledger {
-        let _ = serve(world, config, Event::Adopt(document_of(h)))?;
-    }
-    world.processes[at].connected = true;
-    Arc::make_mut(&mut world.database).compared[at] = true;
-    if world.database.compared == [true; PROCESSES] {
-        let _ = serve(world, config, Event::DatabaseSettled)?;
-    }
-    Ok(())
-}
-
-/// A process crashes: what it had not synced is lost.
-pub fn crash(world: &mut World, config: &Config, at: usize) {
-    if !config.environment.ledger_sync {
-        world.processes[at].ledger.clear();
-    }
-    world.processes[at].read = None;
 }

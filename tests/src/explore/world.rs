@@ -2,7 +2,9 @@
 //!
 //! **Time** is nothing but a set of deadlines, each of which may have passed: the clock stands
 //! still, and an action makes one lease, list or hold-back be over. That allows every real order of
-//! events and more, so whatever holds here holds for every clock.
+//! events and more, so whatever holds here holds for every clock. Once the service's clock may be
+//! ahead: whatever is stored then is stored with times that nobody should wait for, and the road
+//! (property 7) waits for none of them.
 //!
 //! **Messages** are a growing set: acks and releases may arrive late, twice or never. What the
 //! service has ever shown (epochs, lists, documents) may reach an agent at any later time, in any
@@ -16,16 +18,21 @@ use formation_explored::service::{Cluster, Phase};
 use formation_explored::{Epoch, Hash, Incarnation, KeyId, Micros, Millis};
 
 use crate::explore::config::{Config, Faults};
+use crate::explore::database::{Database, Ledger, PROCESSES, Process, Remembered};
 use crate::explore::identity::{HOSTS, host_of, key, statement};
+use crate::explore::links::Links;
 use crate::explore::reduce;
 
-/// The time that it always is.
+/// The time that it is, unless the clock is ahead.
 pub const NOW: Micros = Micros(1_000_000_000_000);
+/// How far a clock that is ahead is ahead: far above every lease, list and hold-back.
+pub const AHEAD: Millis = Millis(30 * 60 * 1_000);
+/// A deadline or a grant that passes only if somebody lets it.
+pub const DAY: Millis = Millis(24 * 3600 * 1_000);
+/// A deadline that has not passed is this far off: within every period.
+pub const SOON: Millis = Millis(1_000);
 /// A deadline that has passed.
 pub const PASSED: Micros = Micros(0);
-/// How many discovery processes share the database.
-pub const PROCESSES: usize = 2;
-
 /// Everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct World {
@@ -33,10 +40,16 @@ pub struct World {
     pub database: Arc<Database>,
     /// A backup of it, once taken.
     pub backup: Option<Arc<Database>>,
-    /// The discovery processes.
+    /// The discovery processes. All of them serve.
     pub processes: [Process; PROCESSES],
+    /// Which of them serves what happens next; the first, unless an action says so.
+    pub serving: usize,
     /// The hosts; those beyond the configuration's number never do anything.
     pub hosts: [Arc<Host>; HOSTS],
+    /// Which of them reach each other.
+    pub links: Links,
+    /// The service's clock is [`AHEAD`].
+    pub is_ahead: bool,
     /// What has been said.
     pub said: Arc<Said>,
     /// What may still go wrong.
@@ -47,33 +60,11 @@ pub struct World {
     pub alone: Option<u8>,
 }
 
-/// What a database holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Database {
-    /// The row, in the normal form of [`normalise`].
-    pub cluster: Cluster,
-    /// Which processes have put back what their ledgers know, since this database was restored.
-    pub compared: [bool; PROCESSES],
-}
-
-/// A discovery process.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Process {
-    /// Documents in its ledger.
-    pub ledger: BTreeSet<Hash>,
-    /// It has looked at the present database.
-    pub connected: bool,
-    /// Without row lock: what a transaction under way has read.
-    pub read: Option<Arc<Database>>,
-}
-
 /// A host and its disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     /// Not dead for good.
     pub alive: bool,
-    /// Others' probes reach it.
-    pub reachable: bool,
     /// Which key it has now, counted from 0.
     pub life: u8,
     /// The agent's journal.
@@ -136,14 +127,21 @@ impl World {
     /// Before anything has happened.
     #[must_use]
     pub fn new(config: &Config) -> World {
-        let cluster = Cluster::opened(statement(config.seats), NOW.after(Millis(1_000_000)));
-        let connected = Process { connected: true, ..Process::default() };
+        let cluster = Cluster::opened(statement(config.seats), NOW.after(DAY));
+        let database = Arc::new(Database::new(cluster));
+        let known = config.environment.ledger.then(|| Remembered {
+            place: database.place,
+            generation: database.generation,
+            copied: Vec::new(),
+            beat: 0,
+        });
+        let ledger = Ledger { entry: None, known };
+        let process = Process { ledger, connected: true, ..Process::default() };
         let host = |host: usize| {
             let entries =
                 if config.lost_and_found { vec!["lost+found".to_owned()] } else { vec![] };
             Arc::new(Host {
                 alive: host < config.hosts,
-                reachable: config.unreachable >> host & 1 == 0,
                 life: 0,
                 journal: None,
                 unsynced: None,
@@ -153,11 +151,18 @@ impl World {
                 data_lost: false,
             })
         };
+        let mut links = Links::default();
+        for host in (0..HOSTS).filter(|host| config.unreachable >> host & 1 == 1) {
+            links.hide(host);
+        }
         World {
-            database: Arc::new(Database { cluster, compared: [true; PROCESSES] }),
+            database,
             backup: None,
-            processes: [connected.clone(), connected],
+            processes: std::array::from_fn(|_| process.clone()),
+            serving: 0,
             hosts: std::array::from_fn(host),
+            links,
+            is_ahead: false,
             said: Arc::new(Said { epoch: 1, ..Said::default() }),
             left: config.faults.at_most(config.together),
             together: config.together,
@@ -179,8 +184,16 @@ impl World {
             && Arc::ptr_eq(&self.said, &other.said)
             && self.hosts.iter().zip(&other.hosts).all(|(one, other)| Arc::ptr_eq(one, other))
             && self.processes == other.processes
+            && self.links == other.links
+            && self.is_ahead == other.is_ahead
             && self.left == other.left
             && self.together == other.together
+    }
+
+    /// What the service's clock says.
+    #[must_use]
+    pub fn now(&self) -> Micros {
+        if self.is_ahead { NOW.after(AHEAD) } else { NOW }
     }
 
     /// The key that `host` has now.
@@ -233,22 +246,35 @@ pub fn normalise(cluster: &mut Cluster, config: &Config) {
         }
     }
     cluster.next_place = order.len() as u64 + 1;
-    let soon = NOW.after(Millis(1_000));
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     for agent in cluster.agents.values_mut() {
-        agent.lease_until = if agent.lease_until > NOW && agent.place != Place::Absent && forming {
-            soon
-        } else {
-            PASSED
-        };
-        agent.held_until = if agent.held_until > NOW && forming { soon } else { PASSED };
+        let has_lease = agent.place != Place::Absent && forming;
+        agent.lease_until = if has_lease { nearest(agent.lease_until) } else { PASSED };
+        agent.held_until = if forming { nearest(agent.held_until) } else { PASSED };
         // One count and two differ; more don't.
         agent.counts = agent.counts.min(2);
     }
     if let Some(frozen) = &mut cluster.frozen {
-        frozen.at = NOW;
+        frozen.at = if is_far(frozen.at) && forming { NOW.after(AHEAD) } else { NOW };
         if !forming {
             frozen.probes.clear();
         }
     }
+}
+
+/// Of a time to come only this matters: whether it was stored by a clock that was ahead.
+fn nearest(until: Micros) -> Micros {
+    if until <= NOW {
+        PASSED
+    } else if until <= NOW.after(AHEAD) {
+        NOW.after(SOON)
+    } else {
+        NOW.after(AHEAD).after(SOON)
+    }
+}
+
+/// Stored by a clock that was ahead: nobody should have to wait for it.
+#[must_use]
+pub fn is_far(stored: Micros) -> bool {
+    stored >= NOW.after(AHEAD)
 }

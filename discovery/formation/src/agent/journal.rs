@@ -79,8 +79,9 @@ impl Bound {
     /// How many of its members must have released it before another list may be signed: one more
     /// than leaves a quorum that could still hold its document.
     #[must_use]
-    pub fn releases_needed(&self) -> usize {
-        self.members.len() - quorum(self.members.len()) + 1
+    pub fn releases_needed(&self, rules: &Rules) -> usize {
+        let leaves_a_quorum = self.members.len() - quorum(self.members.len());
+        leaves_a_quorum + usize::from(rules.on(Rule::EnoughReleases))
     }
 }
 

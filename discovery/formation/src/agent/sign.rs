@@ -100,7 +100,7 @@ pub(super) fn s6_releases(
             continue;
         }
         let missing = unreleased(journal, epoch, bound, releases);
-        let (need, have) = (bound.releases_needed(), bound.members.len() - missing.len());
+        let (need, have) = (bound.releases_needed(rules), bound.members.len() - missing.len());
         if have < need {
             return Err(Objection::Unreleased { epoch, have, need, missing: named(&missing) });
         }

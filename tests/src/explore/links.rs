@@ -1,0 +1,80 @@
+//! Which host reaches which.
+
+use crate::explore::identity::HOSTS;
+
+/// A bit for each ordered pair of hosts of which the first can't reach the second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Links {
+    down: u64,
+}
+
+fn bit(from: usize, to: usize) -> u64 {
+    1 << (from * HOSTS + to)
+}
+
+impl Links {
+    /// Takes the link between two hosts down, both ways.
+    pub fn cut(&mut self, one: usize, other: usize) {
+        self.down |= bit(one, other) | bit(other, one);
+    }
+
+    /// Nobody reaches `host` any more, which itself still reaches everybody.
+    pub fn hide(&mut self, host: usize) {
+        self.down |=
+            (0..HOSTS).filter(|&from| from != host).fold(0, |all, from| all | bit(from, host));
+    }
+
+    /// Whether probes of `from` come to `to`.
+    #[must_use]
+    pub fn reaches(self, from: usize, to: usize) -> bool {
+        self.down & bit(from, to) == 0
+    }
+
+    /// Whether each of the two reaches the other.
+    #[must_use]
+    pub fn joins(self, one: usize, other: usize) -> bool {
+        self.reaches(one, other) && self.reaches(other, one)
+    }
+
+    /// Everybody reaches `host`, and it everybody.
+    #[must_use]
+    pub fn are_whole_at(self, host: usize) -> bool {
+        (0..HOSTS).all(|other| self.joins(host, other))
+    }
+
+    /// Every pair, the first of which can't reach the second.
+    pub fn down(self) -> impl Iterator<Item = (usize, usize)> {
+        let pairs = (0..HOSTS).flat_map(|from| (0..HOSTS).map(move |to| (from, to)));
+        pairs.filter(move |&(from, to)| !self.reaches(from, to))
+    }
+
+    /// Whether the links are the same if these two hosts change their names.
+    #[must_use]
+    pub fn are_same_with_swapped(self, one: usize, other: usize) -> bool {
+        let swapped = |host: usize| match host {
+            host if host == one => other,
+            host if host == other => one,
+            host => host,
+        };
+        self.down().all(|(from, to)| !self.reaches(swapped(from), swapped(to)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_hosts_may_change_names_only_if_the_same_ones_reach_them() {
+        let mut links = Links::default();
+        links.cut(0, 1);
+        assert!(!links.reaches(1, 0) && !links.joins(0, 1) && links.joins(0, 2));
+        assert!(links.are_same_with_swapped(0, 1));
+        assert!(links.are_same_with_swapped(2, 3));
+        assert!(!links.are_same_with_swapped(1, 2));
+        links.hide(2);
+        assert!(links.reaches(2, 0) && !links.reaches(0, 2) && links.reaches(1, 3));
+        assert!(!links.are_same_with_swapped(2, 3));
+        assert!(links.are_whole_at(5) == links.joins(5, 2));
+    }
+}
