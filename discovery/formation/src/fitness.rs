@@ -113,3 +113,55 @@ pub fn together(one: &Record, other: &Record, permissions: Permissions) -> Resul
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{plain_record, variant};
+
+    fn judged(url: &str, permissions: Permissions) -> String {
+        let record = Record { peer_urls: vec![url.to_owned()], ..plain_record(1) };
+        fit(&record, permissions).map_or_else(|why| variant(&why), |()| "fits".to_owned())
+    }
+
+    #[test]
+    fn addresses_that_others_can_not_reach_are_named() {
+        for (url, answer) in [
+            ("https://10.0.0.1:2380", "fits"),
+            ("https://10.0.0.1:1024", "fits"),
+            ("https://10.0.0.1:1023", "LowPort"),
+            ("https://10.0.0.1:0", "Malformed"),
+            ("https://10.0.0.1", "Malformed"),
+            ("http://10.0.0.1:2380", "Malformed"),
+            ("https://127.8.8.8:2380", "Loopback"),
+            ("https://[::ffff:127.0.0.1]:2380", "Loopback"),
+            ("https://localhost:2380", "Loopback"),
+            ("https://a.localhost:2380", "Loopback"),
+            ("https://0.0.0.0:2380", "Unspecified"),
+            ("https://[::]:2380", "Unspecified"),
+        ] {
+            assert_eq!(judged(url, Permissions::default()), answer, "{url}");
+        }
+        let all =
+            Permissions { allow_loopback: true, allow_low_ports: true, ..Permissions::default() };
+        assert_eq!(judged("https://localhost:1", all), "fits");
+    }
+
+    #[test]
+    fn two_records_share_nothing_that_one_member_has() {
+        let clash = |change: fn(&mut Record)| {
+            let mut other = plain_record(2);
+            change(&mut other);
+            let result = together(&plain_record(1), &other, Permissions::default());
+            result.map_or_else(|clash| variant(&clash), |()| "none".to_owned())
+        };
+        assert_eq!(clash(|_| {}), "none");
+        assert_eq!(clash(|other| other.key = plain_record(1).key), "Key");
+        assert_eq!(clash(|other| other.incarnation = plain_record(1).incarnation), "Incarnation");
+        assert_eq!(clash(|other| other.node_key = plain_record(1).node_key), "Incarnation");
+        assert_eq!(clash(|other| other.name = plain_record(1).name), "Name");
+        assert_eq!(clash(|other| other.peer_urls = plain_record(1).client_urls), "Url");
+        assert_eq!(clash(|other| other.client_urls = plain_record(1).peer_urls), "Url");
+        assert_eq!(clash(|other| other.machine = plain_record(1).machine), "Machine");
+    }
+}

@@ -1,5 +1,7 @@
 //! S1 to S7, the order of the journal, and the restart table, as transcripts.
 
+mod edges;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -213,6 +215,25 @@ fn s6_a_second_list_waits_for_the_releases_of_the_first() {
     let output = agent.step(&RULES, Event::ReleaseSeen { key: key(2), epoch: 1 });
     assert!(matches!(output.then[..], [Action::SignAck { epoch: 2, .. }]));
     assert_eq!(agent.waits_for(&RULES), None);
+}
+
+#[test]
+fn s6_a_lower_release_takes_nothing_back() {
+    let mut agent = signed();
+    let _ = agent.step(&RULES, Event::ReleaseSeen { key: key(2), epoch: 1 });
+    let _ = agent.step(&RULES, Event::ReleaseSeen { key: key(3), epoch: 5 });
+    let _ = agent.step(&RULES, Event::ReleaseSeen { key: key(3), epoch: 0 });
+    let _ = offered(&mut agent, offer(2, &[1, 4, 5]));
+    let _ = reach(&mut agent, 2, 4);
+    let output = reach(&mut agent, 2, 5);
+    assert!(matches!(output.then[..], [Action::SignAck { epoch: 2, .. }]), "{output:?}");
+    // In epoch 2 host 3's release of epoch 5 counts, an older message of it must not.
+    let _ = agent.step(&RULES, Event::ReleaseSeen { key: key(4), epoch: 2 });
+    let _ = agent.step(&RULES, Event::ReleaseSeen { key: key(4), epoch: 1 });
+    let _ = offered(&mut agent, offer(3, &[1, 6, 7]));
+    let _ = reach(&mut agent, 3, 6);
+    let output = reach(&mut agent, 3, 7);
+    assert!(matches!(output.then[..], [Action::SignAck { epoch: 3, .. }]), "{output:?}");
 }
 
 #[test]

@@ -41,7 +41,9 @@ impl Turn<'_> {
             if agent.counts < 2 || agent.held_until <= self.now {
                 continue;
             }
-            let Some(next) = self.first_standby(Some(key)) else { continue };
+            let Some(next) = self.first_standby(Some(key)) else {
+                continue;
+            };
             let order = self.cluster.next_place;
             self.cluster.next_place += 1;
             self.agent_mut(key).place = Place::Standby(order);
@@ -63,6 +65,7 @@ impl Turn<'_> {
     }
 
     fn seat(&mut self, key: KeyId, seat: Seat) {
+        assert!(!self.cluster.seats().contains_key(&seat), "seat {seat} is given to a second one");
         self.agent_mut(key).place = Place::Seat(seat);
         self.record_change(Change::Seated { key, seat });
     }
@@ -103,6 +106,7 @@ impl Turn<'_> {
         let mut epoch = self.cluster.epoch;
         if self.context.rules.on(Rule::FreezeAboveFloor) {
             epoch = epoch.max(self.cluster.floor.saturating_add(1));
+            assert!(epoch > self.cluster.floor, "epoch {epoch} may have been signed before");
         }
         let records = seats.values().map(|key| Arc::clone(&self.cluster.agents[key].record));
         let proposal = Proposal {

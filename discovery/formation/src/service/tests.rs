@@ -1,5 +1,6 @@
 //! The table of states and events, row by row, as transcripts.
 
+mod bounds;
 mod clock;
 mod links;
 
@@ -15,7 +16,7 @@ use crate::service::{
     Outcome, Phase, Place, Poll, Probe, Redeem, Refusal, RefusalCode, Row, Settings, Standing,
     explain, next_deadline, step,
 };
-use crate::values::{Document, GrantId, Hash, Micros, Record, Release, Session};
+use crate::values::{ClusterId, Document, GrantId, Hash, Micros, Record, Release, Session};
 
 struct Service {
     cluster: Cluster,

@@ -15,7 +15,8 @@ fn twelve_seconds_of_a_clock_half_an_hour_ahead_hold_nobody_back_for_half_an_hou
     let _ = service.yes(nack(2, epoch));
     service.pass(12);
     service.now = Micros(service.now.0 - AHEAD * 1_000_000);
-    let _ = service.yes(poll(1));
+    let outcome = service.step(Event::Tick);
+    assert!(outcome.changed, "what was taken back is saved, or it is ahead again when next loaded");
     let next = next_deadline(&service.cluster, &Settings::DEFAULT, service.now);
     assert!(next <= Some(service.now.after(seconds(60))), "{next:?}");
     for _ in 0..7 {
@@ -39,6 +40,9 @@ fn a_list_that_a_clock_a_day_ahead_froze_is_given_up_in_time() {
     assert_eq!(service.cluster.phase, Phase::Preparing);
     let epoch = service.cluster.epoch;
     service.now = Micros(service.now.0 - day * 1_000_000);
+    let _ = service.yes(Event::Tick);
+    let frozen_at = service.cluster.frozen.as_ref().map(|frozen| frozen.at);
+    assert_eq!(frozen_at, Some(service.now));
     // Host 3 has died, and host 4 waits.
     let _ = service.yes(redeem(4));
     for _ in 0..10 {

@@ -1,0 +1,218 @@
+//! The edges of rules: one more, one less, half, nobody.
+
+use super::*;
+
+fn redeem_one_use(host: u8) -> Event {
+    let Event::Redeem(mut event) = redeem(host) else { unreachable!("it is a redeem") };
+    event.grant.uses = 1;
+    Event::Redeem(event)
+}
+
+fn row(found: &[(u8, bool)]) -> Row {
+    let probe = |works| match works {
+        true => Probe::Reached,
+        false => Probe::Failed("timed out".to_owned()),
+    };
+    found.iter().map(|&(peer, works)| (key(peer), probe(works))).collect()
+}
+
+fn counts(service: &Service) -> Vec<u32> {
+    service.cluster.agents.values().map(|agent| agent.counts).collect()
+}
+
+#[test]
+fn a_token_of_one_use_holds_one_seat_and_its_other_keys_wait() {
+    let mut service = Service::of_size(3);
+    let _ = service.yes(redeem_one_use(1));
+    let second = service.yes(redeem_one_use(2));
+    assert_eq!(second.standing, Some(Standing::Standby { ahead: 0 }));
+    assert_eq!(service.cluster.seats().len(), 1);
+    service.pass(50);
+    let _ = service.yes(poll(2));
+    service.pass(41);
+    let _ = service.yes(Event::Tick);
+    assert_eq!(service.cluster.seats()[&1], key(2), "the use is free with the seat");
+}
+
+#[test]
+fn whom_half_of_the_matrix_misses_is_not_at_fault_alone() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    // Host 1 is missed by one of two; the pair is counted, which is the higher seat's.
+    for (host, found) in [
+        (1, row(&[(2, true), (3, true)])),
+        (2, row(&[(1, false), (3, true)])),
+        (3, row(&[(1, true), (2, true)])),
+    ] {
+        let _ = service.yes(Event::Probes { key: key(host), epoch: 1, row: found });
+    }
+    service.pass(60);
+    let _ = service.yes(Event::Tick);
+    assert_eq!(counts(&service), [0, 1, 0]);
+}
+
+#[test]
+fn a_standby_that_is_held_back_takes_nobodys_seat() {
+    let mut service = Service::joined(3, &[1, 2, 3, 4]);
+    // Host 4 has been held back while it sat in an earlier list.
+    let held_until = service.now.after(seconds(60));
+    service.cluster.agents.get_mut(&key(4)).expect("it waits").held_until = held_until;
+    for epoch in 1..=2 {
+        let _ = service.yes(nack(2, epoch));
+        assert_eq!(service.cluster.seats()[&2], key(2), "nothing would be won");
+        service.pass(4);
+        let _ = service.yes(Event::Tick);
+    }
+    let free = service.yes(redeem(5));
+    assert_eq!(free.standing, Some(Standing::Standby { ahead: 1 }));
+    let _ = service.yes(nack(2, 3));
+    assert_eq!(service.cluster.seats()[&2], key(5), "the first that isn't held back");
+}
+
+#[test]
+fn a_frozen_list_is_looked_at_when_its_time_is_over() {
+    let service = Service::joined(3, &[1, 2, 3]);
+    let next = next_deadline(&service.cluster, &Settings::DEFAULT, service.now);
+    assert_eq!(next, Some(START.after(Settings::DEFAULT.prepare)), "before any lease ends");
+}
+
+#[test]
+fn a_standby_that_redeems_again_is_told_that_the_members_are_decided() {
+    let mut service = Service::joined(3, &[1, 2, 3, 4]);
+    for host in [1, 2, 3] {
+        let _ = service.yes(ack(host, 1, &[1, 2, 3]));
+    }
+    let again = |host| redeem_with(record(host), session(host, 2), 0);
+    assert_eq!(variant(&service.no(again(4))), "BootClosed");
+    assert!(service.yes(again(3)).document.is_some(), "a member gets it again");
+}
+
+#[test]
+fn leases_and_holds_end_at_their_time_and_not_after_it() {
+    let mut service = Service::joined(3, &[1, 2]);
+    service.pass(90);
+    let _ = service.yes(Event::Tick);
+    assert!(service.cluster.seats().is_empty());
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    let _ = service.yes(nack(3, 1));
+    service.pass(1);
+    let _ = service.yes(Event::Tick);
+    assert_eq!(service.cluster.phase, Phase::Open, "held back for two seconds");
+}
+
+#[test]
+fn a_row_says_nothing_about_oneself_or_a_stranger() {
+    let mut service = Service::joined(3, &[1, 2, 3, 4]);
+    let found = row(&[(1, false), (2, true), (4, false)]);
+    let _ = service.yes(Event::Probes { key: key(1), epoch: 1, row: found });
+    let frozen = service.cluster.frozen.as_ref().expect("preparing");
+    assert_eq!(frozen.probes[&key(1)], row(&[(2, true)]));
+}
+
+#[test]
+fn what_others_write_is_kept_up_to_a_bound() {
+    let mut service = Service::joined(1, &[1]);
+    let reason = "é".repeat(1_000);
+    let _ = service.step(Event::Nack { key: key(1), epoch: 1, reason });
+    let kept = service.cluster.last_error.as_ref().map(|error| error.text.len());
+    assert_eq!(kept, Some(400), "bytes, between two characters");
+}
+
+#[test]
+fn a_majority_of_equal_reports_forms_it() {
+    let mut service = Service::committed();
+    let report = |host, raft_cluster| Event::Report { key: key(host), raft_cluster };
+    let _ = service.yes(report(1, 7));
+    let _ = service.yes(report(2, 8));
+    assert_eq!(service.cluster.phase, Phase::Committed, "two that differ are no majority");
+    let _ = service.yes(report(3, 7));
+    assert_eq!(service.cluster.phase, Phase::Formed);
+}
+
+#[test]
+fn a_token_that_the_store_knows_as_revoked_and_a_record_of_another_cluster_or_grant_are_refused() {
+    let mut service = Service::of_size(3);
+    let redeem = |change: &dyn Fn(&mut Redeem)| {
+        let Event::Redeem(mut event) = redeem(1) else { unreachable!("it is a redeem") };
+        change(&mut event);
+        Event::Redeem(event)
+    };
+    let revoked = service.no(redeem(&|event| event.grant.revoked = true));
+    assert_eq!(variant(&revoked), "GrantRevoked");
+    let other = Record { cluster: ClusterId(8), ..plain_record(1) };
+    let foreign = service.no(redeem(&|event| event.record = Arc::new(other.clone())));
+    assert_eq!(variant(&foreign), "ForeignRecord");
+    let foreign = service.no(redeem(&|event| event.grant.id = GrantId(Arc::from("join"))));
+    assert_eq!(variant(&foreign), "ForeignRecord");
+    assert!(service.cluster.agents.is_empty());
+}
+
+#[test]
+fn a_record_under_another_grant_holds_as_many_seats_as_that_one_may() {
+    let mut service = Service::joined(3, &[1]);
+    let moved = Record { hash: Hash([42; 32]), ..plain_record(1) };
+    let Event::Redeem(mut event) = redeem_with(Arc::new(moved), session(1, 2), 0) else {
+        unreachable!("it is a redeem")
+    };
+    event.grant.uses = 1;
+    let _ = service.yes(Event::Redeem(event));
+    assert_eq!(service.cluster.agents[&key(1)].uses, 1);
+}
+
+#[test]
+fn whose_hold_is_over_keeps_its_seat_however_often_it_was_counted() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    for epoch in 1..=2 {
+        let _ = service.yes(nack(2, epoch));
+        service.pass(4);
+        let _ = service.yes(Event::Tick);
+    }
+    service.cluster.agents.get_mut(&key(3)).expect("seated").lease_until = service.now;
+    let _ = service.yes(Event::Tick);
+    let _ = service.yes(redeem(4));
+    assert_eq!(service.cluster.seats()[&2], key(2));
+    assert_eq!(service.cluster.seats()[&3], key(4));
+}
+
+#[test]
+fn a_standby_that_would_clash_with_who_sits_goes_on_waiting() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    service.cluster.agents.get_mut(&key(3)).expect("seated").lease_until = service.now;
+    let named = Record { name: "host-3".to_owned(), ..plain_record(4) };
+    let _ = service.yes(redeem_with(Arc::new(named), session(4, 1), 0));
+    assert_eq!(service.cluster.seats()[&3], key(4));
+    let _ = service.yes(poll(3));
+    service.cluster.agents.get_mut(&key(1)).expect("seated").lease_until = service.now;
+    let _ = service.yes(Event::Tick);
+    assert_eq!(service.cluster.seats().len(), 2, "two of one name can't be in one list");
+}
+
+#[test]
+fn an_ack_over_another_list_is_refused_after_the_commit_too() {
+    let mut service = Service::committed();
+    assert_eq!(variant(&service.no(ack(1, 1, &[1, 2, 4]))), "OtherProposal");
+}
+
+#[test]
+fn what_is_not_committed_is_not_retired() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    let refusal = service.no(Event::Retire { by: "ann".to_owned() });
+    assert_eq!(variant(&refusal), "NothingToRetire");
+    assert_eq!(service.cluster.phase, Phase::Preparing);
+}
+
+#[test]
+fn an_adopted_document_seats_its_members_and_nobody_else() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    let _ = service.yes(Event::Adopt(document(5, &[4, 5, 6])));
+    assert_eq!(service.cluster.agents[&key(1)].place, Place::Absent);
+    assert_eq!(service.cluster.seats().into_values().collect::<Vec<_>>(), [4, 5, 6].map(key));
+    assert_eq!(service.cluster.floor, 5);
+}
+
+#[test]
+fn no_epoch_passes_the_ceiling_however_close_the_cluster_is_to_it() {
+    let mut service = Service::joined(3, &[1]);
+    service.cluster.floor = EPOCH_MAX - 1;
+    let _ = service.yes(poll_of(1, EPOCH_MAX));
+    assert_eq!(variant(&service.no(poll_of(1, EPOCH_MAX + 1))), "EpochTooFar");
+}
