@@ -1,8 +1,10 @@
 //! The agent's machine: from key to running node.
 
 mod directory;
+mod documents;
 mod event;
 mod journal;
+mod offers;
 mod sign;
 mod start;
 mod step;

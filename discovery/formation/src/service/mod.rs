@@ -1,7 +1,9 @@
 //! The service's machine: one cluster, one event, one transaction.
 
+mod admission;
 mod adopt;
 mod cluster;
+mod ends;
 mod event;
 mod explain;
 mod links;
@@ -13,6 +15,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 mod time;
+mod votes;
 
 pub use cluster::{
     Agent, Cluster, EndCause, Ended, Frozen, LastError, Phase, Place, Probe, Row, Split,

@@ -1,0 +1,196 @@
+//! Who comes in, and who stays: redeems, polls, leases.
+
+use std::sync::Arc;
+
+use crate::fitness;
+use crate::rules::Rule;
+use crate::service::cluster::{Agent, Phase, Place};
+use crate::service::event::{Poll, Redeem};
+use crate::service::outcome::{Alarm, Change, Reopen};
+use crate::service::refusal::Refusal;
+use crate::service::settings::{EPOCH_DISTANCE, EPOCH_MAX};
+use crate::service::step::{Applied, Asker, Turn};
+use crate::values::{Epoch, KeyId, Micros, Record, Session};
+
+impl Turn<'_> {
+    pub(super) fn redeem(&mut self, redeem: &Redeem) -> Applied {
+        self.refuse_if_ended()?;
+        let record = &redeem.record;
+        if record.cluster != self.cluster.id || record.grant != redeem.grant.id {
+            return Err(Refusal::ForeignRecord);
+        }
+        let key = record.key;
+        if self.is_forming() {
+            self.check_epoch(redeem.highest_epoch)?;
+        }
+        if self.cluster.agents.contains_key(&key) {
+            self.redeem_again(redeem)?;
+        } else {
+            if !self.is_forming() {
+                return Err(Refusal::BootClosed { key });
+            }
+            self.admit(redeem)?;
+        }
+        Ok(Asker { key: Some(key), holds: redeem.holds })
+    }
+
+    /// A new key: everything about its token is judged now, and never again.
+    fn admit(&mut self, redeem: &Redeem) -> Result<(), Refusal> {
+        let grant = &redeem.grant;
+        if grant.revoked || self.cluster.revoked.contains(&grant.id) {
+            return Err(Refusal::GrantRevoked);
+        }
+        if grant.expires <= self.now {
+            return Err(Refusal::GrantExpired { expired: grant.expires });
+        }
+        let of_grant = |agent: &&Agent| agent.record.grant == grant.id;
+        let admitted = self.cluster.agents.values().filter(of_grant).count();
+        let limit =
+            usize::from(self.cluster.statement.size) * self.context.settings.keys_per_seat as usize;
+        if admitted >= limit {
+            return Err(Refusal::TooManyKeys { admitted, limit });
+        }
+        if !self.context.rules.on(Rule::UseIsASeat) && admitted >= grant.uses as usize {
+            return Err(Refusal::GrantUsed);
+        }
+        self.check_record(&redeem.record)?;
+        let key = redeem.record.key;
+        let agent = Agent {
+            record: Arc::clone(&redeem.record),
+            uses: grant.uses,
+            place: Place::Absent,
+            lease_until: self.now,
+            session: Some(redeem.session),
+            highest_epoch: 0,
+            counts: 0,
+            held_until: Micros(0),
+            release: None,
+        };
+        self.cluster.agents.insert(key, agent);
+        self.record_change(Change::Joined { key });
+        self.renew(key, redeem.highest_epoch);
+        Ok(())
+    }
+
+    fn check_record(&self, record: &Record) -> Result<(), Refusal> {
+        let permissions = self.cluster.statement.permissions;
+        fitness::fit(record, permissions).map_err(Refusal::Unfit)?;
+        for (&other, agent) in &self.cluster.agents {
+            if other != record.key && agent.place != Place::Absent {
+                fitness::together(record, &agent.record, permissions)
+                    .map_err(|clash| Refusal::Duplicate { other, clash })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn redeem_again(&mut self, redeem: &Redeem) -> Result<(), Refusal> {
+        let key = redeem.record.key;
+        let known = &self.cluster.agents[&key];
+        let same_record = known.record.hash == redeem.record.hash;
+        let newer = known.session.is_none_or(|session| redeem.session.boot > session.boot);
+        if !same_record && self.is_forming() && newer {
+            self.check_record(&redeem.record)?;
+        }
+        self.take_over(key, redeem.session)?;
+        if !self.is_forming() {
+            if !self.cluster.lists(key) {
+                return Err(Refusal::BootClosed { key });
+            }
+            return if same_record { Ok(()) } else { Err(Refusal::RecordChanged { key }) };
+        }
+        if !same_record {
+            if !newer {
+                return Err(Refusal::RecordChanged { key });
+            }
+            self.replace_record(key, redeem);
+        }
+        self.renew(key, redeem.highest_epoch);
+        Ok(())
+    }
+
+    fn replace_record(&mut self, key: KeyId, redeem: &Redeem) {
+        let agent = self.agent_mut(key);
+        agent.record = Arc::clone(&redeem.record);
+        agent.uses = redeem.grant.uses;
+        self.record_change(Change::RecordReplaced { key });
+        if self.cluster.phase == Phase::Preparing && self.cluster.lists(key) {
+            self.reopen(Reopen::RecordReplaced(key));
+        }
+    }
+
+    pub(super) fn poll(&mut self, poll: &Poll) -> Applied {
+        self.refuse_if_ended()?;
+        let key = poll.key;
+        if !self.cluster.agents.contains_key(&key) {
+            return Err(Refusal::UnknownKey { key });
+        }
+        if self.is_forming() {
+            self.check_epoch(poll.highest_epoch)?;
+        }
+        self.take_over(key, poll.session)?;
+        if self.is_forming() {
+            self.renew(key, poll.highest_epoch);
+        } else if !self.cluster.lists(key) {
+            return Err(Refusal::BootClosed { key });
+        }
+        Ok(Asker { key: Some(key), holds: poll.holds })
+    }
+
+    pub(super) fn speaks(&mut self, key: KeyId, session: Session) -> Applied {
+        self.refuse_if_ended()?;
+        if !self.cluster.agents.contains_key(&key) {
+            return Err(Refusal::UnknownKey { key });
+        }
+        self.take_over(key, session)?;
+        Ok(Asker::agent(key))
+    }
+
+    /// Whether an agent can have come to `epoch` by what services proposed to it.
+    pub(super) fn check_epoch(&self, epoch: Epoch) -> Result<(), Refusal> {
+        let seen = self.cluster.epoch.max(self.cluster.floor);
+        let limit = seen.saturating_add(EPOCH_DISTANCE).min(EPOCH_MAX);
+        if epoch > limit {
+            return Err(Refusal::EpochTooFar { sent: epoch, limit });
+        }
+        Ok(())
+    }
+
+    /// Lets `session` hold `key`, or says who does.
+    fn take_over(&mut self, key: KeyId, session: Session) -> Result<(), Refusal> {
+        let one_session = self.context.rules.on(Rule::OneSession);
+        let agent = self.agent_mut(key);
+        match agent.session {
+            Some(last) if last == session => Ok(()),
+            Some(last) if session.boot <= last.boot && one_session => {
+                self.alarms.push(Alarm::KeyElsewhere { key });
+                self.note_error(key, "two holders of this agent's key have spoken".to_owned());
+                Err(Refusal::KeyElsewhere { key, last: last.boot, sent: session.boot })
+            }
+            _ => {
+                agent.session = Some(session);
+                self.changed = true;
+                Ok(())
+            }
+        }
+    }
+
+    /// A word from an agent of a cluster that is forming: its lease, its place, the floor.
+    fn renew(&mut self, key: KeyId, highest_epoch: Epoch) {
+        let until = self.now.after(self.context.settings.lease);
+        let place = self.cluster.next_place;
+        let agent = self.agent_mut(key);
+        agent.lease_until = until;
+        agent.highest_epoch = agent.highest_epoch.max(highest_epoch);
+        let returned = agent.place == Place::Absent;
+        if returned {
+            agent.place = Place::Standby(place);
+        }
+        self.changed = true;
+        self.cluster.floor = self.cluster.floor.max(highest_epoch);
+        if returned {
+            self.cluster.next_place += 1;
+            self.record_change(Change::Queued { key });
+        }
+    }
+}

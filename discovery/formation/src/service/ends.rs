@@ -1,0 +1,75 @@
+//! How a cluster ends, and what a database that isn't the one last seen does to it.
+
+use crate::rules::Rule;
+use crate::service::cluster::{EndCause, Ended, Phase};
+use crate::service::outcome::{Change, Reopen};
+use crate::service::refusal::Refusal;
+use crate::service::step::{Applied, Asker, Turn};
+
+impl Turn<'_> {
+    pub(super) fn abandon(&mut self, by: String) -> Applied {
+        let committed = matches!(self.cluster.phase, Phase::Committed | Phase::Formed);
+        if committed && self.context.rules.on(Rule::AbandonBeforeCommit) {
+            return Err(Refusal::AlreadyCommitted { phase: self.cluster.phase });
+        }
+        // One that `db accept` or a ledger has closed may come back with its document: whoever asks
+        // must not be told that it is given up.
+        let cause = self.cluster.ended.as_ref().map(|ended| ended.cause);
+        if cause != Some(EndCause::Abandon) {
+            self.refuse_if_ended()?;
+            // A ledger may still show that it was committed, and its nodes run.
+            if self.cluster.unsettled && self.context.rules.on(Rule::EndWhenSettled) {
+                return Err(Refusal::Unsettled);
+            }
+            self.end(Phase::Abandoned, EndCause::Abandon, by);
+        }
+        Ok(Asker::NOBODY)
+    }
+
+    pub(super) fn retire(&mut self, by: String) -> Applied {
+        match self.cluster.phase {
+            Phase::Retired => Ok(Asker::NOBODY),
+            phase @ (Phase::Open | Phase::Preparing) => Err(Refusal::NothingToRetire { phase }),
+            phase @ (Phase::Committed | Phase::Formed) => {
+                if !self.context.rules.on(Rule::RetireIsAnExit) {
+                    return Err(Refusal::AlreadyCommitted { phase });
+                }
+                self.end(Phase::Retired, EndCause::Retire, by);
+                Ok(Asker::NOBODY)
+            }
+            Phase::Expired | Phase::Abandoned => {
+                self.refuse_if_ended()?;
+                Ok(Asker::NOBODY)
+            }
+        }
+    }
+
+    pub(super) fn database_changed(&mut self) -> Applied {
+        if !self.cluster.unsettled {
+            self.cluster.unsettled = true;
+            self.record_change(Change::Unsettled);
+        }
+        if self.cluster.phase == Phase::Preparing {
+            self.reopen(Reopen::DatabaseChanged);
+        }
+        Ok(Asker::NOBODY)
+    }
+
+    pub(super) fn database_settled(&mut self) -> Applied {
+        if self.cluster.unsettled {
+            self.cluster.unsettled = false;
+            self.record_change(Change::Settled);
+        }
+        Ok(Asker::NOBODY)
+    }
+
+    pub(super) fn end(&mut self, phase: Phase, cause: EndCause, by: String) {
+        self.cluster.phase = phase;
+        self.cluster.ended = Some(Ended { cause, at: self.now, by });
+        // A retired cluster keeps its list; an uncommitted proposal is nothing any more.
+        if phase != Phase::Retired {
+            self.cluster.frozen = None;
+        }
+        self.record_change(Change::Ended { phase });
+    }
+}

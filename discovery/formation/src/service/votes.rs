@@ -1,0 +1,148 @@
+//! What agents say of the list that was frozen, and of the cluster that it became.
+
+use std::sync::Arc;
+
+use crate::rules::Rule;
+use crate::service::cluster::{Frozen, Phase, Probe, Row};
+use crate::service::outcome::{Change, Reopen};
+use crate::service::refusal::Refusal;
+use crate::service::step::{Applied, Asker, Turn};
+use crate::values::{Epoch, Hash, KeyId, Release, quorum};
+
+/// How many bytes of a probe's or an agent's own words are kept: the 300 characters that the API
+/// takes, and the word for the reason before them.
+const SENTENCE_LIMIT: usize = 400;
+
+impl Turn<'_> {
+    pub(super) fn ack(&mut self, key: KeyId, epoch: Epoch, h: Hash, jws: Arc<str>) -> Applied {
+        self.refuse_if_ended()?;
+        if self.is_forming() {
+            let size = usize::from(self.cluster.statement.size);
+            let frozen = self.frozen_at(key, epoch)?;
+            if frozen.h != h {
+                return Err(Refusal::OtherProposal { sent: h, h: frozen.h, epoch });
+            }
+            if frozen.acks.insert(key, jws).is_none() {
+                let complete = frozen.acks.len() == size;
+                self.record_change(Change::Acked { key, epoch });
+                if complete {
+                    self.cluster.phase = Phase::Committed;
+                    self.committed = Some(h);
+                    self.record_change(Change::Committed { epoch, h });
+                }
+            }
+            return Ok(Asker::agent(key));
+        }
+        match &self.cluster.frozen {
+            Some(frozen) if self.cluster.lists(key) => {
+                if frozen.h != h {
+                    return Err(Refusal::OtherProposal { sent: h, h: frozen.h, epoch });
+                }
+                if !self.context.rules.on(Rule::AckAgain) {
+                    return Err(self.stale(epoch));
+                }
+                Ok(Asker::agent(key))
+            }
+            _ => Err(Refusal::BootClosed { key }),
+        }
+    }
+
+    fn stale(&self, sent: Epoch) -> Refusal {
+        Refusal::StaleEpoch { sent, epoch: self.cluster.epoch, phase: self.cluster.phase }
+    }
+
+    /// The present proposal, if it has this epoch and `key` has a seat in it.
+    fn frozen_at(&mut self, key: KeyId, epoch: Epoch) -> Result<&mut Frozen, Refusal> {
+        let stale = self.stale(epoch);
+        if self.cluster.phase != Phase::Preparing || self.cluster.epoch != epoch {
+            return Err(stale);
+        }
+        match &mut self.cluster.frozen {
+            Some(frozen) if frozen.proposal.seat_of(key).is_some() => Ok(frozen),
+            Some(_) => Err(Refusal::NotSeated { key, epoch }),
+            None => Err(stale),
+        }
+    }
+
+    pub(super) fn nack(&mut self, key: KeyId, epoch: Epoch, reason: &str) -> Applied {
+        self.refuse_if_ended()?;
+        self.frozen_at(key, epoch)?;
+        let reason = shortened(reason);
+        self.note_error(key, reason.clone());
+        self.reopen(Reopen::Refused { key, reason });
+        self.count(key);
+        Ok(Asker::agent(key))
+    }
+
+    pub(super) fn probes(&mut self, key: KeyId, epoch: Epoch, mut row: Row) -> Applied {
+        self.refuse_if_ended()?;
+        let frozen = self.frozen_at(key, epoch)?;
+        row.retain(|&peer, _| peer != key && frozen.proposal.seat_of(peer).is_some());
+        for probe in row.values_mut() {
+            if let Probe::Failed(why) = probe {
+                *why = shortened(why);
+            }
+        }
+        if frozen.probes.get(&key) != Some(&row) {
+            frozen.probes.insert(key, row);
+            self.record_change(Change::Probed { key, epoch });
+        }
+        Ok(Asker::agent(key))
+    }
+
+    pub(super) fn release(&mut self, key: KeyId, release: Release) -> Applied {
+        self.refuse_if_ended()?;
+        if !self.cluster.agents.contains_key(&key) {
+            return Err(Refusal::UnknownKey { key });
+        }
+        let epoch = release.epoch;
+        self.check_epoch(epoch)?;
+        let agent = self.agent_mut(key);
+        if agent.release.as_ref().is_none_or(|known| known.epoch < epoch) {
+            agent.release = Some(release);
+            agent.highest_epoch = agent.highest_epoch.max(epoch);
+            self.cluster.floor = self.cluster.floor.max(epoch);
+            self.record_change(Change::Released { key, epoch });
+        }
+        Ok(Asker::agent(key))
+    }
+
+    /// `key` is a member of the list that was decided.
+    fn check_member(&self, key: KeyId) -> Result<(), Refusal> {
+        self.refuse_if_ended()?;
+        if self.is_forming() {
+            return Err(Refusal::NotCommitted { phase: self.cluster.phase });
+        }
+        if self.cluster.lists(key) { Ok(()) } else { Err(Refusal::BootClosed { key }) }
+    }
+
+    pub(super) fn trouble(&mut self, key: KeyId, text: String) -> Applied {
+        self.check_member(key)?;
+        self.note_error(key, text);
+        Ok(Asker::agent(key))
+    }
+
+    pub(super) fn report(&mut self, key: KeyId, raft_cluster: u64) -> Applied {
+        self.check_member(key)?;
+        if self.cluster.reports.insert(key, raft_cluster) != Some(raft_cluster) {
+            self.record_change(Change::Reported { key, raft_cluster });
+        }
+        let agreeing = self.cluster.reports.values().filter(|&&id| id == raft_cluster).count();
+        let size = usize::from(self.cluster.statement.size);
+        if self.cluster.phase == Phase::Committed && agreeing >= quorum(size) {
+            self.cluster.phase = Phase::Formed;
+            self.record_change(Change::Formed { raft_cluster });
+        }
+        Ok(Asker::agent(key))
+    }
+}
+
+/// At most [`SENTENCE_LIMIT`] bytes of what somebody else wrote.
+fn shortened(text: &str) -> String {
+    text.chars()
+        .scan(0, |length, c| {
+            *length += c.len_utf8();
+            (*length <= SENTENCE_LIMIT).then_some(c)
+        })
+        .collect()
+}
