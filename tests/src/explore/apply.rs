@@ -158,10 +158,6 @@ fn fault(world: &mut World, config: &Config, action: &Action) -> Result<(), Viol
             world.left.accepts -= 1;
             service::accept(world, config)?;
         }
-        Action::Cut(one, other) => {
-            spend(&mut world.left.links);
-            world.links.cut(*one, *other);
-        }
         Action::ClockAhead => {
             world.left.clocks -= 1;
             world.is_ahead = true;
@@ -175,6 +171,26 @@ fn fault(world: &mut World, config: &Config, action: &Action) -> Result<(), Viol
         Action::PutLedgerBack(at, with_position) => {
             world.left.ledgers -= 1;
             processes::put_ledger_copy_back(&mut world.processes[*at], *with_position);
+        }
+        Action::Crash(at) => {
+            world.left.crashes -= 1;
+            processes::crash(world, config, *at);
+        }
+        Action::Read(at) => {
+            world.left.overlaps -= 1;
+            world.processes[*at].read = Some(Arc::clone(&world.database));
+        }
+        other => of_host(world, config, other)?,
+    }
+    Ok(())
+}
+
+/// What breaks on hosts and between them.
+fn of_host(world: &mut World, config: &Config, action: &Action) -> Result<(), Violation> {
+    match action {
+        Action::Cut(one, other) => {
+            spend(&mut world.left.links);
+            world.links.cut(*one, *other);
         }
         Action::Kill(at) => {
             world.left.kills -= 1;
@@ -197,14 +213,6 @@ fn fault(world: &mut World, config: &Config, action: &Action) -> Result<(), Viol
         Action::Clone(from, to) => {
             world.left.clones -= 1;
             hosts::clone_disk(world, config, *from, *to)?;
-        }
-        Action::Crash(at) => {
-            world.left.crashes -= 1;
-            processes::crash(world, config, *at);
-        }
-        Action::Read(at) => {
-            world.left.overlaps -= 1;
-            world.processes[*at].read = Some(Arc::clone(&world.database));
         }
         _ => {}
     }

@@ -11,6 +11,12 @@ const ROADS: u64 = 256;
 /// The rungs, in the order in which they are climbed.
 #[must_use]
 pub fn ladder() -> Vec<Config> {
+    let mut rungs = hosts_and_people();
+    rungs.extend(links_clock_and_ledgers());
+    rungs
+}
+
+fn hosts_and_people() -> Vec<Config> {
     vec![
         rung("a pause", 3, 5, 3, Faults { pauses: 1, ..Faults::default() }),
         rung("a list that times out", 3, 5, 3, Faults { timeouts: 1, ..Faults::default() }),
@@ -30,35 +36,6 @@ pub fn ladder() -> Vec<Config> {
             3,
             2,
             Faults { restores: 1, pauses: 1, ..Faults::default() },
-        ),
-        rung("a link down", 3, 5, 2, Faults { links: 1, ..Faults::default() }),
-        rung("the clock ahead", 3, 4, 2, Faults { clocks: 1, ..Faults::default() }),
-        rung(
-            "the clock ahead, a link down, a death",
-            2,
-            3,
-            2,
-            Faults { clocks: 1, links: 1, deaths: 1, ..Faults::default() },
-        ),
-        Config {
-            setbacks: BOTH,
-            ..rung("a restore of either kind", 3, 4, 2, Faults { restores: 1, ..Faults::default() })
-        },
-        Config {
-            setbacks: BOTH,
-            ..rung(
-                "database and ledger set back, a pause, an end",
-                1,
-                2,
-                2,
-                Faults { restores: 1, ledgers: 1, pauses: 1, ends: 1, ..Faults::default() },
-            )
-        },
-        without_ledger("a restore without ledger", 5, Faults { restores: 1, ..Faults::default() }),
-        without_ledger(
-            "a restore without ledger, a host made anew",
-            4,
-            Faults { restores: 1, remakes: 1, ..Faults::default() },
         ),
         rung(
             "a pause and a list that times out",
@@ -96,6 +73,40 @@ pub fn ladder() -> Vec<Config> {
             together: 2,
             ..rung("any two faults of the full bounds", 1, 2, 3, Config::full().faults)
         },
+    ]
+}
+
+fn links_clock_and_ledgers() -> Vec<Config> {
+    vec![
+        rung("a link down", 3, 5, 2, Faults { links: 1, ..Faults::default() }),
+        rung("the clock ahead", 3, 4, 2, Faults { clocks: 1, ..Faults::default() }),
+        rung(
+            "the clock ahead, a link down, a death",
+            2,
+            3,
+            2,
+            Faults { clocks: 1, links: 1, deaths: 1, ..Faults::default() },
+        ),
+        Config {
+            setbacks: BOTH,
+            ..rung("a restore of either kind", 3, 4, 2, Faults { restores: 1, ..Faults::default() })
+        },
+        Config {
+            setbacks: BOTH,
+            ..rung(
+                "database and ledger set back, a pause, an end",
+                1,
+                2,
+                2,
+                Faults { restores: 1, ledgers: 1, pauses: 1, ends: 1, ..Faults::default() },
+            )
+        },
+        without_ledger("a restore without ledger", 5, Faults { restores: 1, ..Faults::default() }),
+        without_ledger(
+            "a restore without ledger, a host made anew",
+            4,
+            Faults { restores: 1, remakes: 1, ..Faults::default() },
+        ),
     ]
 }
 

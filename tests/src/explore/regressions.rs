@@ -115,6 +115,7 @@ pub fn cases() -> Vec<Case> {
     cases.extend(set_back());
     cases.extend(first_starts());
     cases.extend(seats_and_exits());
+    cases.extend(links_and_clock());
     cases.extend(other_rules());
     cases.extend(ends());
     cases
@@ -205,25 +206,7 @@ fn two_clusters() -> Vec<Case> {
     backup_in_preparing
         .extend((0..3).map(|host| Action::DeliverAck(key(host, 0), first_list(&[0, 1, 2]))));
     backup_in_preparing.extend(committed_and_restored());
-    let mut backup_of_nobody = vec![Action::Backup];
-    backup_of_nobody.extend(committed_by_all(&[0, 1, 2]));
-    backup_of_nobody.extend(committed_and_restored().into_iter().take(4));
-    cases.push(Case {
-        violates: TWO_CLUSTERS,
-        before: backup_of_nobody,
-        ..case(
-            "one release too few",
-            "backup before anybody came; {A,B,C} commits, A and B start; restore; A is made anew, and \
-             {A2,C,D} forms, for C counts its own release alone",
-            Switch::Rule(Rule::EnoughReleases),
-            Config {
-                name: "one release too few",
-                hosts: 4,
-                faults: Faults { restores: 1, remakes: 1, ..Faults::default() },
-                ..restored.clone()
-            },
-        )
-    });
+    cases.push(one_release_too_few(restored.clone()));
     cases.push(Case {
         violates: TWO_CLUSTERS,
         before: backup_in_preparing,
@@ -235,6 +218,28 @@ fn two_clusters() -> Vec<Case> {
         )
     });
     cases
+}
+
+fn one_release_too_few(restored: Config) -> Case {
+    let mut backup_of_nobody = vec![Action::Backup];
+    backup_of_nobody.extend(committed_by_all(&[0, 1, 2]));
+    backup_of_nobody.extend(committed_and_restored().into_iter().take(4));
+    Case {
+        violates: TWO_CLUSTERS,
+        before: backup_of_nobody,
+        ..case(
+            "one release too few",
+            "backup before anybody came; {A,B,C} commits, A and B start; restore; A is made anew, and \
+             {A2,C,D} forms, for C counts its own release alone",
+            Switch::Rule(Rule::EnoughReleases),
+            Config {
+                name: "one release too few",
+                hosts: 4,
+                faults: Faults { restores: 1, remakes: 1, ..Faults::default() },
+                ..restored
+            },
+        )
+    }
 }
 
 /// R4 to R6.
@@ -411,6 +416,30 @@ fn seats_and_exits() -> Vec<Case> {
             },
         ),
         Case {
+            before: signed_e2_and_restored_to_e1(),
+            ..case(
+                "R14",
+                "restore to e1; the agents have signed e2; the next freeze must be e3",
+                Switch::Rule(Rule::FreezeAboveFloor),
+                Config {
+                    faults: Faults { restores: 1, timeouts: 1, ..Faults::default() },
+                    ..Config::sound("R14", 2, 2)
+                },
+            )
+        },
+        case(
+            "R15",
+            "the commit's answer is lost, and the agent asks again",
+            Switch::Rule(Rule::AckAgain),
+            Config { epochs: 1, ..Config::sound("R15", 2, 2) },
+        ),
+    ]
+}
+
+/// R18 and R19.
+fn links_and_clock() -> Vec<Case> {
+    vec![
+        Case {
             before: vec![Action::Cut(0, 1)],
             ..case(
                 "R18",
@@ -439,24 +468,6 @@ fn seats_and_exits() -> Vec<Case> {
                 faults: Faults { clocks: 1, deaths: 1, ..Faults::default() },
                 ..Config::sound("R19 frozen", 2, 2)
             },
-        ),
-        Case {
-            before: signed_e2_and_restored_to_e1(),
-            ..case(
-                "R14",
-                "restore to e1; the agents have signed e2; the next freeze must be e3",
-                Switch::Rule(Rule::FreezeAboveFloor),
-                Config {
-                    faults: Faults { restores: 1, timeouts: 1, ..Faults::default() },
-                    ..Config::sound("R14", 2, 2)
-                },
-            )
-        },
-        case(
-            "R15",
-            "the commit's answer is lost, and the agent asks again",
-            Switch::Rule(Rule::AckAgain),
-            Config { epochs: 1, ..Config::sound("R15", 2, 2) },
         ),
     ]
 }
