@@ -118,6 +118,7 @@ pub struct Handle<O> {
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) waiters: Arc<Waiters<O>>,
     pub(super) status: watch::Receiver<Arc<NodeStatus>>,
+    pub(super) leader: watch::Receiver<u64>,
     pub(super) space: watch::Receiver<bool>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) options: Arc<Options>,
@@ -130,6 +131,7 @@ impl<O> Clone for Handle<O> {
             mailbox: Arc::clone(&self.mailbox),
             waiters: Arc::clone(&self.waiters),
             status: self.status.clone(),
+            leader: self.leader.clone(),
             space: self.space.clone(),
             metrics: Arc::clone(&self.metrics),
             options: Arc::clone(&self.options),
@@ -215,6 +217,12 @@ impl<O: Send + 'static> Handle<O> {
             Err(_) if self.status.borrow().leader == 0 => Err(ReadError::NoLeader),
             Err(_) => Err(ReadError::Timeout),
         }
+    }
+
+    /// Who leads, 0 while nobody does: wakes who waits for it when that changes, and not, as the
+    /// status does, with every round of consensus.
+    pub fn leader(&self) -> watch::Receiver<u64> {
+        self.leader.clone()
     }
 
     /// The status, and a way to wait for its changes.

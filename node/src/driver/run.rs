@@ -93,6 +93,7 @@ pub fn start<M: StateMachine>(
     let built = BuiltSlot::default();
     let (status_sender, status) =
         watch::channel(Arc::new(node_status(&driver, None, None, &options)));
+    let (leader_sender, leader) = watch::channel(status.borrow().leader);
     let (to_log, log_jobs) = sync_channel(QUEUED_JOBS);
     let (to_apply, apply_jobs) = sync_channel(QUEUED_JOBS);
     let (to_fetch, fetches) = sync_channel(QUEUED_FETCHES);
@@ -125,6 +126,7 @@ pub fn start<M: StateMachine>(
         metrics: Arc::clone(&metrics),
         sender: parts.sender,
         status: status_sender,
+        leader_sender,
         built,
         to_log,
         to_fetch,
@@ -142,6 +144,7 @@ pub fn start<M: StateMachine>(
         mailbox: Arc::clone(&mailbox),
         waiters,
         status,
+        leader,
         space,
         metrics,
         options,
@@ -205,6 +208,7 @@ struct CoreThread<M: StateMachine> {
     metrics: Arc<Metrics>,
     sender: Arc<dyn PeerSender>,
     status: watch::Sender<Arc<NodeStatus>>,
+    leader_sender: watch::Sender<u64>,
     built: BuiltSlot,
     to_log: SyncSender<LogJob>,
     to_fetch: SyncSender<Fetch>,
@@ -384,5 +388,7 @@ impl<M: StateMachine> CoreThread<M> {
             connected,
             &self.options,
         )));
+        let leader = self.leader;
+        self.leader_sender.send_if_modified(|told| std::mem::replace(told, leader) != leader);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use node_proto::etcdserverpb::cluster_server;
-use node_proto::etcdserverpb::{MemberListRequest, MemberListResponse};
+use node_proto::etcdserverpb::{MemberListRequest, MemberListResponse, ResponseHeader};
 use tonic::{Request, Status};
 
 use super::context::Context;
@@ -17,7 +17,7 @@ impl Cluster {
         self.0.barrier(!request.linearizable).await?;
         let members = self.0.store.view().members().members().map(Into::into).collect();
         // The Cluster service's headers have no revision, as in etcd.
-        Ok(MemberListResponse { header: Some(self.0.header(0)), members })
+        Ok(MemberListResponse { header: Some(ResponseHeader::default()), members })
     }
 }
 
@@ -27,12 +27,6 @@ impl cluster_server::Cluster for Cluster {
         &self,
         request: Request<MemberListRequest>,
     ) -> Result<tonic::Response<MemberListResponse>, Status> {
-        let call = self.0.metrics.start(Method::MemberList);
-        let result = match self.0.check_leader(request.metadata()) {
-            Ok(()) => self.list(request.into_inner()).await.map_err(Status::from),
-            Err(status) => Err(status),
-        };
-        call.end(result.as_ref().err());
-        result.map(tonic::Response::new)
+        self.0.call(Method::MemberList, request, async |request| self.list(request).await).await
     }
 }

@@ -7,12 +7,14 @@ use node_proto::command::{self, Operation};
 use node_proto::etcdserverpb::ResponseHeader;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 use tonic::metadata::MetadataMap;
+use tonic::{Request, Status};
 
 use super::error::Error;
+use super::metrics::Method;
+use super::proposal::Proposal;
 use super::{Identity, Limits, Metrics, RequestIds, Telemetry};
-use crate::apply::{Outcome, Response, grows};
+use crate::apply::{Outcome, grows};
 use crate::driver::{Handle, NodeStatus};
 use crate::machine::RequestId;
 use crate::mvcc::watch::WatchHub;
@@ -22,6 +24,8 @@ use crate::mvcc::{ReadError, Store, View};
 pub(crate) struct Context {
     pub(crate) handle: Handle<Outcome>,
     pub(crate) status: watch::Receiver<Arc<NodeStatus>>,
+    /// Who leads; 0: nobody.
+    pub(crate) leader: watch::Receiver<u64>,
     /// Whether this member's disk is almost full.
     pub(crate) space: watch::Receiver<bool>,
     pub(crate) store: Store,
@@ -40,17 +44,40 @@ pub(crate) fn requires_leader(metadata: &MetadataMap) -> bool {
 }
 
 /// The bytes to propose. What no member could read back is refused: once committed, it would stop
-/// every one of them, at each start.
+/// every one of them, at each start. Only transactions can be nested too deep for that.
 fn encode(id: RequestId, operation: Operation, max_bytes: usize) -> Result<Bytes, Error> {
+    let may_be_deep = matches!(operation, Operation::Txn(_));
     let payload = command::encode(id.0, operation);
     if payload.len() > max_bytes {
         return Err(Error::RequestTooLarge);
     }
-    if let Err(error) = command::decode(payload.clone()) {
+    if may_be_deep && let Err(error) = command::decode(payload.clone()) {
         tracing::debug!(%error, "refused a request that no member could apply");
         return Err(Error::TooManyOps);
     }
     Ok(payload)
+}
+
+/// A response that [`Context::call`] can complete.
+pub(crate) trait Answer {
+    /// Its header, if it has one.
+    fn header(&mut self) -> Option<&mut ResponseHeader>;
+}
+
+macro_rules! answers {
+    ($($name:ident)*) => {
+        $(impl Answer for node_proto::etcdserverpb::$name {
+            fn header(&mut self) -> Option<&mut ResponseHeader> {
+                self.header.as_mut()
+            }
+        })*
+    };
+}
+
+answers! {
+    RangeResponse PutResponse DeleteRangeResponse TxnResponse CompactionResponse
+    MemberListResponse
+    StatusResponse AlarmResponse HashKvResponse MoveLeaderResponse
 }
 
 impl Context {
@@ -64,33 +91,51 @@ impl Context {
         }
     }
 
-    /// Fills in a header that has, perhaps, a revision.
-    pub(crate) fn fill(&self, header: &mut Option<ResponseHeader>) {
-        let revision = header.as_ref().map_or(0, |header| header.revision);
-        *header = Some(self.header(revision));
-    }
-
     pub(crate) fn has_leader(&self) -> bool {
-        self.status.borrow().leader != 0
+        *self.leader.borrow() != 0
     }
 
-    /// Refuses a request that [`requires_leader`] while there is none.
-    pub(crate) fn check_leader(&self, metadata: &MetadataMap) -> Result<(), Status> {
+    /// Whether a call may go ahead, by what came with it.
+    pub(crate) fn admit(&self, metadata: &MetadataMap) -> Result<(), Error> {
         if requires_leader(metadata) && !self.has_leader() {
-            return Err(Error::NoLeader.into());
+            return Err(Error::NoLeader);
         }
         Ok(())
     }
 
-    /// Puts `operation` through consensus and waits for what it came to.
-    pub(crate) async fn propose(&self, operation: Operation) -> Result<Response, Error> {
+    /// The way of every unary call: counted, admitted, done, and its header, if it has one, filled
+    /// in where only the revision is known so far.
+    pub(crate) async fn call<Q, T: Answer>(
+        &self,
+        method: Method,
+        request: Request<Q>,
+        work: impl AsyncFnOnce(Q) -> Result<T, Error>,
+    ) -> Result<tonic::Response<T>, Status> {
+        let call = self.metrics.start(method);
+        let result = match self.admit(request.metadata()) {
+            Ok(()) => work(request.into_inner()).await,
+            Err(error) => Err(error),
+        };
+        let result = result.map_err(Status::from);
+        call.end(result.as_ref().err());
+        let mut answer = result?;
+        if let Some(header) = answer.header() {
+            *header = self.header(header.revision);
+        }
+        Ok(tonic::Response::new(answer))
+    }
+
+    /// Puts a request through consensus and waits for what it came to.
+    pub(crate) async fn propose<P: Proposal>(&self, request: P) -> Result<P::Answer, Error> {
+        let operation = request.operation();
         if grows(&operation) && *self.space.borrow() {
             return Err(Error::NoSpace);
         }
         let id = self.request_ids.next();
         let payload = encode(id, operation, self.limits.max_request_bytes)?;
         let _pending = self.metrics.pending();
-        Ok(self.handle.propose(payload, id).await??)
+        let response = self.handle.propose(payload, id).await??;
+        Ok(P::answer(response).expect("apply answers each operation in kind"))
     }
 
     /// Waits until this member's store shows everything acknowledged before the call, unless the

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use node_proto::command::Operation;
 use node_proto::etcdserverpb::kv_server;
 use node_proto::etcdserverpb::{
     CompactionRequest, CompactionResponse, DeleteRangeRequest, DeleteRangeResponse, PutRequest,
@@ -14,8 +13,7 @@ use super::context::Context;
 use super::error::Error;
 use super::metrics::Method;
 use crate::apply::{
-    Response, check_delete, check_put, check_range, check_txn, is_read_only, is_serializable,
-    read_only_txn,
+    check_delete, check_put, check_range, check_txn, is_read_only, is_serializable, read_only_txn,
 };
 use crate::mvcc::{ReadError, Step};
 
@@ -47,18 +45,12 @@ impl Kv {
 
     async fn put(&self, request: PutRequest) -> Result<PutResponse, Error> {
         check_put(&request)?;
-        match self.0.propose(Operation::Put(request)).await? {
-            Response::Put(response) => Ok(response),
-            other => unreachable!("a put is answered as a put, not by {other:?}"),
-        }
+        self.0.propose(request).await
     }
 
     async fn delete(&self, request: DeleteRangeRequest) -> Result<DeleteRangeResponse, Error> {
         check_delete(&request)?;
-        match self.0.propose(Operation::DeleteRange(request)).await? {
-            Response::DeleteRange(response) => Ok(response),
-            other => unreachable!("a delete is answered as a delete, not by {other:?}"),
-        }
+        self.0.propose(request).await
     }
 
     async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, Error> {
@@ -67,42 +59,17 @@ impl Kv {
             self.0.barrier(is_serializable(&request)).await?;
             return self.0.read(|store, view| read_only_txn(store, view, &request)).await;
         }
-        match self.0.propose(Operation::Txn(request)).await? {
-            Response::Txn(response) => Ok(response),
-            other => unreachable!("a transaction is answered as one, not by {other:?}"),
-        }
+        self.0.propose(request).await
     }
 
     async fn compact(&self, request: CompactionRequest) -> Result<CompactionResponse, Error> {
         let mut finished = self.0.store.finished_compactions();
-        let response = match self.0.propose(Operation::Compact(request)).await? {
-            Response::Compact(response) => response,
-            other => unreachable!("a compaction is answered as one, not by {other:?}"),
-        };
+        let response = self.0.propose(request).await?;
         if request.physical {
             let done = finished.wait_for(|revision| *revision >= request.revision);
             done.await.map_err(|_| Error::Stopped)?;
         }
         Ok(response)
-    }
-
-    /// Counts the call, refuses it without a leader if it asked for that, fills in the header.
-    async fn answer<Q, T>(
-        &self,
-        method: Method,
-        request: Request<Q>,
-        header: impl Fn(&mut T) -> &mut Option<node_proto::etcdserverpb::ResponseHeader>,
-        work: impl AsyncFnOnce(Q) -> Result<T, Error>,
-    ) -> Answer<T> {
-        let call = self.0.metrics.start(method);
-        let result = match self.0.check_leader(request.metadata()) {
-            Ok(()) => work(request.into_inner()).await.map_err(Status::from),
-            Err(status) => Err(status),
-        };
-        call.end(result.as_ref().err());
-        let mut response = result?;
-        self.0.fill(header(&mut response));
-        Ok(tonic::Response::new(response))
     }
 }
 
@@ -110,12 +77,12 @@ impl Kv {
 impl kv_server::Kv for Kv {
     async fn range(&self, request: Request<RangeRequest>) -> Answer<RangeResponse> {
         let work = async |request: RangeRequest| self.range(&request).await;
-        self.answer(Method::Range, request, |r| &mut r.header, work).await
+        self.0.call(Method::Range, request, work).await
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Answer<PutResponse> {
         let work = async |request| self.put(request).await;
-        self.answer(Method::Put, request, |r| &mut r.header, work).await
+        self.0.call(Method::Put, request, work).await
     }
 
     async fn delete_range(
@@ -123,16 +90,16 @@ impl kv_server::Kv for Kv {
         request: Request<DeleteRangeRequest>,
     ) -> Answer<DeleteRangeResponse> {
         let work = async |request| self.delete(request).await;
-        self.answer(Method::DeleteRange, request, |r| &mut r.header, work).await
+        self.0.call(Method::DeleteRange, request, work).await
     }
 
     async fn txn(&self, request: Request<TxnRequest>) -> Answer<TxnResponse> {
         let work = async |request| self.txn(request).await;
-        self.answer(Method::Txn, request, |r| &mut r.header, work).await
+        self.0.call(Method::Txn, request, work).await
     }
 
     async fn compact(&self, request: Request<CompactionRequest>) -> Answer<CompactionResponse> {
         let work = async |request| self.compact(request).await;
-        self.answer(Method::Compact, request, |r| &mut r.header, work).await
+        self.0.call(Method::Compact, request, work).await
     }
 }

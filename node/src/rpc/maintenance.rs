@@ -2,19 +2,18 @@
 
 use std::sync::Arc;
 
-use node_proto::command::Operation;
 use node_proto::etcdserverpb::alarm_request::AlarmAction;
 use node_proto::etcdserverpb::maintenance_server;
 use node_proto::etcdserverpb::{
     AlarmMember, AlarmRequest, AlarmResponse, AlarmType, DowngradeInfo, HashKvRequest,
-    HashKvResponse, MoveLeaderRequest, MoveLeaderResponse, StatusRequest, StatusResponse,
+    HashKvResponse, MoveLeaderRequest, MoveLeaderResponse, ResponseHeader, StatusRequest,
+    StatusResponse,
 };
 use tonic::{Request, Status};
 
 use super::context::Context;
 use super::error::Error;
 use super::metrics::Method;
-use crate::apply::Response;
 use crate::identity::MemberId;
 use crate::mvcc::{KeyValueHash, ReadError, View};
 
@@ -24,6 +23,10 @@ type Answer<T> = Result<tonic::Response<T>, Status>;
 const QUOTA_BYTES: i64 = 2 * 1024 * 1024 * 1024;
 
 pub(super) struct Maintenance(pub(super) Arc<Context>);
+
+fn header(revision: i64) -> Option<ResponseHeader> {
+    Some(ResponseHeader { revision, ..ResponseHeader::default() })
+}
 
 /// How `etcdctl` and etcd's `errors` list show an alarm.
 fn show(alarm: &AlarmMember) -> String {
@@ -43,7 +46,7 @@ impl Maintenance {
         }
         errors.extend(view.alarms().iter().map(show));
         StatusResponse {
-            header: Some(self.0.header(view.revision())),
+            header: header(view.revision()),
             version: self.0.identity.version.to_owned(),
             db_size: i64::try_from(store.file_bytes()).unwrap_or(i64::MAX),
             leader: node.leader,
@@ -64,10 +67,7 @@ impl Maintenance {
             return Err(Error::UnknownMethod);
         }
         if request.action() != AlarmAction::Get {
-            return match self.0.propose(Operation::Alarm(request)).await? {
-                Response::Alarm(response) => Ok(response),
-                other => unreachable!("an alarm is answered as one, not by {other:?}"),
-            };
+            return self.0.propose(request).await;
         }
         self.0.barrier(false).await?;
         let view = self.0.store.view();
@@ -75,7 +75,7 @@ impl Maintenance {
             request.alarm() == AlarmType::None || alarm.alarm == request.alarm
         };
         let alarms = view.alarms().iter().filter(wanted).copied().collect();
-        Ok(AlarmResponse { header: Some(self.0.header(view.revision())), alarms })
+        Ok(AlarmResponse { header: header(view.revision()), alarms })
     }
 
     /// Runs `hash` where it may block; again on a newer view if a compaction overtakes it.
@@ -99,7 +99,7 @@ impl Maintenance {
     async fn hash_kv(&self, revision: i64) -> Result<HashKvResponse, Error> {
         let (view, hash) = self.hash(revision).await?;
         Ok(HashKvResponse {
-            header: Some(self.0.header(view.revision())),
+            header: header(view.revision()),
             hash: hash.hash,
             compact_revision: hash.compact_revision,
             hash_revision: hash.revision,
@@ -108,41 +108,29 @@ impl Maintenance {
 
     async fn move_leader(&self, target: u64) -> Result<MoveLeaderResponse, Error> {
         self.0.handle.transfer_leader(target).await?;
-        Ok(MoveLeaderResponse { header: Some(self.0.header(0)) })
-    }
-
-    async fn count<T>(
-        &self,
-        method: Method,
-        work: impl Future<Output = Result<T, Error>>,
-    ) -> Answer<T> {
-        let call = self.0.metrics.start(method);
-        let result = work.await.map_err(Status::from);
-        call.end(result.as_ref().err());
-        result.map(tonic::Response::new)
+        // Without a header, as in etcd.
+        Ok(MoveLeaderResponse { header: None })
     }
 }
 
 #[tonic::async_trait]
 impl maintenance_server::Maintenance for Maintenance {
-    async fn status(&self, _: Request<StatusRequest>) -> Answer<StatusResponse> {
-        self.count(Method::Status, async { Ok(self.status()) }).await
+    async fn status(&self, request: Request<StatusRequest>) -> Answer<StatusResponse> {
+        self.0.call(Method::Status, request, async |_| Ok(self.status())).await
     }
 
     async fn alarm(&self, request: Request<AlarmRequest>) -> Answer<AlarmResponse> {
-        self.count(Method::Alarm, async {
-            let mut response = self.alarm(request.into_inner()).await?;
-            self.0.fill(&mut response.header);
-            Ok(response)
-        })
-        .await
+        let work = async |request| self.alarm(request).await;
+        self.0.call(Method::Alarm, request, work).await
     }
 
     async fn hash_kv(&self, request: Request<HashKvRequest>) -> Answer<HashKvResponse> {
-        self.count(Method::HashKv, self.hash_kv(request.into_inner().revision)).await
+        let work = async |request: HashKvRequest| self.hash_kv(request.revision).await;
+        self.0.call(Method::HashKv, request, work).await
     }
 
     async fn move_leader(&self, request: Request<MoveLeaderRequest>) -> Answer<MoveLeaderResponse> {
-        self.count(Method::MoveLeader, self.move_leader(request.into_inner().target_id)).await
+        let work = async |request: MoveLeaderRequest| self.move_leader(request.target_id).await;
+        self.0.call(Method::MoveLeader, request, work).await
     }
 }

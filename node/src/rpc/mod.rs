@@ -13,6 +13,7 @@ mod kv;
 mod limit;
 mod maintenance;
 mod metrics;
+mod proposal;
 mod space;
 mod unimplemented;
 mod watch;
@@ -120,6 +121,7 @@ pub(crate) fn router(
     let (health, health_service) = tonic_health::server::health_reporter();
     let context = Arc::new(Context {
         status: handle.status(),
+        leader: handle.leader(),
         space: handle.short_of_space(),
         handle,
         store,
@@ -183,8 +185,8 @@ fn spawn_tasks(
 async fn tell_health(context: Arc<Context>, health: tonic_health::server::HealthReporter) {
     use tonic_health::ServingStatus;
     health.set_service_status("", ServingStatus::NotServing).await;
-    let mut status = context.status.clone();
-    if status.wait_for(|status| status.leader != 0).await.is_ok() {
+    let mut leader = context.leader.clone();
+    if leader.wait_for(|leader| *leader != 0).await.is_ok() {
         health.set_service_status("", ServingStatus::Serving).await;
     }
 }

@@ -10,7 +10,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use node_proto::command::Operation;
 use node_proto::etcdserverpb::alarm_request::AlarmAction;
 use node_proto::etcdserverpb::{AlarmRequest, AlarmType};
 
@@ -47,12 +46,12 @@ impl Done {
 }
 
 pub(super) async fn guard(context: Arc<Context>) {
-    let (mut space, mut status) = (context.space.clone(), context.status.clone());
+    let (mut space, mut leader) = (context.space.clone(), context.leader.clone());
     let own = context.identity.member_id;
     let mut done = Done::default();
     loop {
         let short = *space.borrow_and_update();
-        let leads = status.borrow_and_update().leader == own;
+        let leads = *leader.borrow_and_update() == own;
         match done.next(short, leads) {
             Next::HandOver => {
                 done.handed_over = true;
@@ -70,9 +69,7 @@ pub(super) async fn guard(context: Arc<Context>) {
                 done.handed_over &= short;
                 let changed = tokio::select! {
                     changed = space.changed() => changed,
-                    // The status changes with each round: it is only looked at in need.
-                    changed = status.wait_for(|now| (now.leader == own) != leads), if short =>
-                        changed.map(|_| ()),
+                    changed = leader.changed() => changed,
                 };
                 if changed.is_err() {
                     return;
@@ -88,7 +85,7 @@ async fn set(context: &Context, action: AlarmAction) -> Result<(), Error> {
         member_id: context.identity.member_id,
         alarm: AlarmType::Nospace.into(),
     };
-    context.propose(Operation::Alarm(request)).await.map(|_| ())
+    context.propose(request).await.map(|_| ())
 }
 
 #[cfg(test)]

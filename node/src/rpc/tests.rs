@@ -48,6 +48,7 @@ impl PeerSender for Nobody {
 struct Node {
     address: SocketAddr,
     channel: Channel,
+    leader: tokio::sync::watch::Receiver<u64>,
     _fronts: Fronts,
     _running: driver::Running,
     stop: CancellationToken,
@@ -75,6 +76,7 @@ impl Node {
         let parts = driver::Parts { options, machine, log, recovered, sender, seed: 1 };
         let (handle, _, running) = driver::start(parts).unwrap();
         let stop = CancellationToken::new();
+        let leader = handle.leader();
         let services = Services {
             handle,
             store,
@@ -98,7 +100,7 @@ impl Node {
         let fronts = Fronts::start(1, &[listener], limits).unwrap();
         let endpoint = Channel::from_shared(format!("http://{address}")).unwrap();
         let channel = endpoint.connect().await.unwrap();
-        Self { address, channel, _fronts: fronts, _running: running, stop, _dir: dir }
+        Self { address, channel, leader, _fronts: fronts, _running: running, stop, _dir: dir }
     }
 
     fn kv(&self) -> KvClient<Channel> {
@@ -389,6 +391,28 @@ async fn a_watch_from_a_compacted_revision_is_created_and_then_cancelled() {
 }
 
 #[tokio::test]
+async fn watches_that_a_compaction_overtook_count_until_they_are_cancelled() {
+    let node = Node::start().await;
+    for _ in 0..5 {
+        node.put("k", "v").await;
+    }
+    node.compact(4).await.unwrap();
+    let mut watching = Watching::open(&node).await;
+    let large = WatchCreateRequest { start_revision: 3, ..watch(&"k".repeat(1 << 20)) };
+    for id in 0..16 {
+        assert_eq!(watching.create(large.clone()).await.watch_id, id);
+        let overtaken = watching.next().await;
+        assert_eq!((overtaken.watch_id, overtaken.compact_revision), (id, 4));
+    }
+    let refused = watching.create(large.clone()).await;
+    assert!(refused.canceled && refused.watch_id == -1);
+    assert_eq!(refused.cancel_reason, "etcdserver: too many requests");
+    watching.ask(RequestUnion::CancelRequest(WatchCancelRequest { watch_id: 3 })).await;
+    assert!(watching.next().await.canceled);
+    assert_eq!(watching.create(large).await.watch_id, 16);
+}
+
+#[tokio::test]
 async fn progress_comes_by_itself_and_on_request() {
     let node = Node::start().await;
     let last = node.put("other", "v").await;
@@ -499,7 +523,6 @@ async fn metrics_have_etcds_names() {
         "etcd_disk_wal_fsync_duration_seconds_count ",
         "etcd_disk_wal_fsync_duration_seconds_bucket{le=\"8.192\"} ",
         "etcd_disk_wal_fsync_duration_seconds_bucket{le=\"+Inf\"} ",
-        "muster_log_lines_dropped_total ",
         "process_open_fds ",
         "process_max_fds ",
         "process_resident_memory_bytes ",
@@ -507,6 +530,10 @@ async fn metrics_have_etcds_names() {
         let line = body.lines().find_map(|line| line.strip_prefix(name));
         assert!(line.is_some_and(|value| value.parse::<f64>().unwrap() > 0.0), "{name}");
     }
+    // Counted for the whole process: tests beside this one may have dropped some.
+    let dropped =
+        body.lines().find_map(|line| line.strip_prefix("muster_log_lines_dropped_total "));
+    assert!(dropped.is_some_and(|value| value.parse::<u64>().is_ok()), "{dropped:?}");
 }
 
 #[tokio::test]
@@ -541,4 +568,24 @@ async fn grpc_health_serves_and_an_unknown_service_is_unimplemented() {
     let path = http::uri::PathAndQuery::from_static("/nosuch.Service/Method");
     let answer = grpc.unary(tonic::Request::new(StatusRequest {}), path, codec).await;
     assert_eq!(told(answer), (Code::Unimplemented, "unknown service nosuch.Service".to_owned()));
+}
+
+#[tokio::test]
+async fn who_waits_for_the_loss_of_a_leader_is_not_woken_by_writes() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let node = Node::start().await;
+    node.put("k", "v").await;
+    let wakes = Arc::new(AtomicUsize::new(0));
+    let (counter, leader) = (wakes.clone(), node.leader.clone());
+    let mut lost = Box::pin(watch::leader_is_lost(leader, Duration::from_secs(3)));
+    let waiting = tokio::spawn(std::future::poll_fn(move |context| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        lost.as_mut().poll(context)
+    }));
+    for _ in 0..50 {
+        node.put("k", "v").await;
+    }
+    assert_eq!(wakes.load(Ordering::Relaxed), 1, "once, to begin with");
+    assert!(!waiting.is_finished());
+    waiting.abort();
 }

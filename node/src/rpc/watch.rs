@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
@@ -91,7 +92,7 @@ impl StreamingService<WatchRequest> for WatchService {
         let context = self.context.clone();
         let max_response = self.max_request;
         Box::pin(async move {
-            context.check_leader(request.metadata())?;
+            context.admit(request.metadata())?;
             let needs_leader = requires_leader(request.metadata());
             let stream =
                 WatchStream::new(context, request.into_inner(), needs_leader, max_response);
@@ -141,7 +142,8 @@ struct WatchStream {
     /// Of all of them.
     key_bytes: usize,
     next_id: i64,
-    needs_leader: bool,
+    /// Ends with the stream's patience, if it asked for a leader.
+    leader_lost: Pin<Box<dyn Future<Output = ()> + Send>>,
     max_response: usize,
     ready: VecDeque<Frame>,
     timer: tokio::time::Interval,
@@ -158,6 +160,15 @@ impl WatchStream {
         let every = context.limits.watch_progress_interval;
         let mut timer = tokio::time::interval_at(tokio::time::Instant::now() + every, every);
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let patience = context.limits.election_timeout * LEADERLESS_ELECTIONS;
+        let leader = context.leader.clone();
+        let leader_lost = async move {
+            if needs_leader {
+                leader_is_lost(leader, patience).await;
+            } else {
+                std::future::pending().await
+            }
+        };
         let metrics = &context.metrics;
         metrics.calls(Method::Watch).started.fetch_add(1, Ordering::Relaxed);
         metrics.watch_streams.fetch_add(1, Ordering::Relaxed);
@@ -168,7 +179,7 @@ impl WatchStream {
             shapes: BTreeMap::new(),
             key_bytes: 0,
             next_id: 0,
-            needs_leader,
+            leader_lost: Box::pin(leader_lost),
             max_response,
             ready: VecDeque::new(),
             timer,
@@ -193,9 +204,7 @@ impl WatchStream {
                     self.tell(notice.map_err(Error::from)?);
                 }
                 _ = self.timer.tick() => self.subscriber.request_periodic_progress().await,
-                () = leader_is_lost(&context), if self.needs_leader => {
-                    return Err(Error::NoLeader.into());
-                }
+                () = &mut self.leader_lost => return Err(Error::NoLeader.into()),
                 () = context.stop.cancelled() => return Err(Error::Stopped.into()),
             }
         }
@@ -299,7 +308,7 @@ impl WatchStream {
         match notice {
             Notice::Events { watch_id, picked } => self.tell_events(watch_id, &picked),
             Notice::Compacted { watch_id, compact_revision } => {
-                self.forget(watch_id);
+                // It counts until the client cancels it: its id is taken until then.
                 let head = self.head(watch_id, 0);
                 self.push(WatchResponse { canceled: true, compact_revision, ..head });
             }
@@ -370,15 +379,16 @@ async fn next_request(
     }
 }
 
-/// Returns once there has been no leader for three election time-outs.
-async fn leader_is_lost(context: &Context) {
-    let mut status = context.status.clone();
-    let patience = context.limits.election_timeout * LEADERLESS_ELECTIONS;
+/// Returns once there has been no leader for as long as `patience`.
+pub(super) async fn leader_is_lost(
+    mut leader: tokio::sync::watch::Receiver<u64>,
+    patience: Duration,
+) {
     loop {
-        if status.wait_for(|status| status.leader == 0).await.is_err() {
+        if leader.wait_for(|leader| *leader == 0).await.is_err() {
             return;
         }
-        let back = status.wait_for(|status| status.leader != 0);
+        let back = leader.wait_for(|leader| *leader != 0);
         match tokio::time::timeout(patience, back).await {
             Ok(Ok(_)) => {}
             _ => return,

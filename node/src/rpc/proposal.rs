@@ -1,0 +1,47 @@
+//! What goes through consensus, and what comes back: each request with its own answer.
+
+use node_proto::command::Operation;
+use node_proto::etcdserverpb::{
+    AlarmRequest, AlarmResponse, CompactionRequest, CompactionResponse, DeleteRangeRequest,
+    DeleteRangeResponse, PutRequest, PutResponse, TxnRequest, TxnResponse,
+};
+
+use crate::apply::Response;
+
+/// A request that changes something.
+pub(crate) trait Proposal {
+    /// What it is answered with.
+    type Answer;
+
+    fn operation(self) -> Operation;
+
+    /// The answer within what apply says; `None` of another request's.
+    fn answer(response: Response) -> Option<Self::Answer>;
+}
+
+macro_rules! proposals {
+    ($($name:ident: $request:ty => $answer:ty,)*) => {
+        $(impl Proposal for $request {
+            type Answer = $answer;
+
+            fn operation(self) -> Operation {
+                Operation::$name(self)
+            }
+
+            fn answer(response: Response) -> Option<$answer> {
+                match response {
+                    Response::$name(answer) => Some(answer),
+                    _ => None,
+                }
+            }
+        })*
+    };
+}
+
+proposals! {
+    Put: PutRequest => PutResponse,
+    DeleteRange: DeleteRangeRequest => DeleteRangeResponse,
+    Txn: TxnRequest => TxnResponse,
+    Compact: CompactionRequest => CompactionResponse,
+    Alarm: AlarmRequest => AlarmResponse,
+}
