@@ -1,6 +1,11 @@
 //! Stock etcd under the agent: the oldest that distributions have and the newest, on loopback
 //! addresses (where a peer calls from another address than its own) and on hosts of their own.
 
+#![allow(
+    clippy::print_stderr,
+    reason = "what is skipped, and why, is for who reads the test's output"
+)]
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

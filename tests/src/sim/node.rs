@@ -89,6 +89,43 @@ pub(super) enum Down {
     Broken(String),
 }
 
+/// The store's options: small bounds, so that a short history reaches them.
+fn store_options(plan: &Plan) -> StoreOptions {
+    StoreOptions {
+        cache_bytes: 256 * 1024,
+        compaction: Compaction::Background,
+        compacted_keys_per_step: 2,
+        watch: WatchOptions {
+            queued_deliveries: plan.queued_deliveries,
+            ring_bytes: plan.watch_bytes,
+            feed_bytes: plan.watch_bytes,
+            records_per_piece: 3,
+        },
+        members: first_members(plan.members),
+    }
+}
+
+/// The options of the driver, and `config` with this plan's bounds: small, so that old entries are
+/// fetched from the log and messages are many.
+fn driver_options(plan: &Plan, mut config: Config) -> (Config, DriverOptions) {
+    config.cache_bytes = 8 * 1024;
+    config.max_message_bytes = 4 * 1024;
+    config.max_inflight_messages = 8;
+    let mut max_backlog_bytes = 128 << 20;
+    if plan.uncommitted_bytes > 0 {
+        config.max_uncommitted_bytes = plan.uncommitted_bytes;
+        max_backlog_bytes = 60_000;
+    }
+    let options = DriverOptions {
+        campaign_when_connected: false,
+        catch_up_entries: plan.catch_up_entries,
+        proposal_ticks: 150,
+        read_retry_ticks: 2,
+        max_backlog_bytes,
+    };
+    (config, options)
+}
+
 impl Node {
     pub fn new(id: u64, seed: u64, tick: u64) -> Self {
         let disk = SimulatedDisk::new(seed);
@@ -138,20 +175,7 @@ impl Node {
         disk.sync_dir(Path::new("/"))?;
         let file = disk.open(&dir.join("db"), Open::ExistingOrNew)?;
         disk.sync_dir(dir)?;
-        let store_options = StoreOptions {
-            cache_bytes: 256 * 1024,
-            compaction: Compaction::Background,
-            compacted_keys_per_step: 2,
-            watch: WatchOptions {
-                queued_deliveries: plan.queued_deliveries,
-                ring_bytes: plan.watch_bytes,
-                feed_bytes: plan.watch_bytes,
-                records_per_piece: 3,
-            },
-            members: first_members(plan.members),
-            ..StoreOptions::default()
-        };
-        let mut machine = Machine::open(Backend::new(file)?, store_options)?;
+        let mut machine = Machine::open(Backend::new(file)?, store_options(plan))?;
         let own = self.id;
         machine.answer_only(move |RequestId(request)| is_of(request, own));
         if !Log::exists(&disk, dir)? {
@@ -161,26 +185,8 @@ impl Node {
         }
         let (mut log, recovered) = Log::open(&disk, dir, &options)?;
         let initial = recover(&mut log, machine.applied(), machine.members())?;
-        let mut config = Config::new(self.id, recovered.boot, seed);
-        config.guards = guards;
-        // Small, so that old entries are fetched from the log and messages are many.
-        config.cache_bytes = 8 * 1024;
-        config.max_message_bytes = 4 * 1024;
-        config.max_inflight_messages = 8;
-        let mut max_backlog_bytes = 128 << 20;
-        if plan.uncommitted_bytes > 0 {
-            config.max_uncommitted_bytes = plan.uncommitted_bytes;
-            // More than can be uncommitted: who drops appends must still be able to take those that
-            // replace what it has.
-            max_backlog_bytes = 60_000;
-        }
-        let driver_options = DriverOptions {
-            campaign_when_connected: false,
-            catch_up_entries: plan.catch_up_entries,
-            proposal_ticks: 150,
-            read_retry_ticks: 2,
-            max_backlog_bytes,
-        };
+        let (config, driver_options) =
+            driver_options(plan, Config { guards, ..Config::new(self.id, recovered.boot, seed) });
         let driver = Driver::new(&config, driver_options, &initial)?;
         let (store, watches) = (machine.store(), machine.hub());
         let hub = Box::pin(machine.hub().run());
