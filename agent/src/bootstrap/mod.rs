@@ -247,7 +247,6 @@ impl<'a> Bootstrap<'a> {
                 boot: session.boot,
                 nonce: session.nonce,
                 highest_epoch: journal.highest_epoch(),
-                h: journal.held.as_ref().map(|held| convert::digest(held.h)),
             };
             self.work.spawn(errand::poll(client, self.join.cluster, poll, pause));
         } else {

@@ -40,7 +40,7 @@ pub enum Incoming {
     /// An opened redeem with what its record claims, from this address.
     Redeem { redeem: Box<Redeem>, claimed: Box<Record>, address: IpAddr },
     /// A poll.
-    Poll { key: PublicKey, session: Session, highest_epoch: u64, holds: Option<Digest> },
+    Poll { key: PublicKey, session: Session, highest_epoch: u64 },
     /// A signed ack.
     Ack { key: PublicKey, jws: Jws },
     /// A refusal to sign.
@@ -131,11 +131,10 @@ impl App {
             Incoming::Redeem { redeem, claimed, address } => {
                 prepare_redeem(transaction, redeem, claimed, *address)?.into()
             }
-            Incoming::Poll { key, session, highest_epoch, holds } => Event::Poll(Poll {
+            Incoming::Poll { key, session, highest_epoch } => Event::Poll(Poll {
                 key: convert::key(key),
                 session: convert::session(session.boot, &session.nonce),
                 highest_epoch: *highest_epoch,
-                holds: holds.as_ref().map(convert::hash),
             })
             .into(),
             Incoming::Ack { key, jws } => prepare_ack(transaction, key, jws)?.into(),
@@ -246,7 +245,6 @@ fn prepare_redeem(
         record: convert::record(&record),
         session: convert::session(redeem.boot, &redeem.nonce),
         highest_epoch: redeem.highest_epoch,
-        holds: None,
         grant: Grant {
             // By what the issuer signed: the columns beside it are anybody's who may write there.
             id: formation::GrantId(grant.id.to_string().into()),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use data_encoding::BASE64;
 use discovery_formation as formation;
 use discovery_formation::service::{
-    Answer, Cluster, Line, Phase, Place, Probe, Settings, Standing, explain,
+    Answer, Cluster, Line, Phase, Probe, Seating, Settings, Standing, explain,
 };
 use discovery_types::api::{
     self, ClusterState, ClusterSummary, CommitDocument, Explanation, PollResponse, ProbeResult,
@@ -205,18 +205,18 @@ pub fn summary_of(row: &ClusterSummaryRow) -> Result<ClusterSummary, StoreError>
 /// Agents as admins see them: seats in order, then standbys, then those who have lapsed.
 pub fn seats(cluster: &Cluster, origins: &[Origin]) -> Vec<api::SeatView> {
     let mut agents: Vec<_> = cluster.agents.iter().collect();
-    agents.sort_by_key(|(_, agent)| match agent.place {
-        Place::Seat(seat) => (0, u64::from(seat)),
-        Place::Standby(order) => (1, order),
-        Place::Absent => (2, agent.lease_until.0),
+    agents.sort_by_key(|(_, agent)| match agent.seating {
+        Seating::Seat(seat) => (0, u64::from(seat)),
+        Seating::Standby(order) => (1, order),
+        Seating::Absent => (2, agent.lease_until.0),
     });
     let matrix = matrix(cluster);
     agents
         .into_iter()
         .filter_map(|(key, agent)| {
-            let seat = match agent.place {
-                Place::Seat(seat) => Some(seat),
-                Place::Standby(_) | Place::Absent => None,
+            let seat = match agent.seating {
+                Seating::Seat(seat) => Some(seat),
+                Seating::Standby(_) | Seating::Absent => None,
             };
             let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
             let row = |row: &&api::MatrixRow| Some(row.seat) == seat;

@@ -108,7 +108,6 @@ pub async fn poll(
         key: caller.key,
         session: Session { boot: body.boot, nonce: body.nonce },
         highest_epoch: body.highest_epoch,
-        holds: body.h,
     };
     let applied = app.apply(*path, incoming, None).await?;
     let key = agent_key(&caller);

@@ -28,7 +28,6 @@ pub struct Agent {
     pub boot: u64,
     pub nonce: Nonce,
     pub highest_epoch: u64,
-    pub holds: Option<Digest>,
     token: SigningKey,
     /// What the bundle pins.
     pub statement: Digest,
@@ -67,7 +66,6 @@ impl Agent {
             boot: 1,
             nonce: Nonce::random(),
             highest_epoch: 0,
-            holds: None,
             token: SigningKey::from_seed(seed),
             statement: statement.sign(&world.owner).hash(),
             service: world.context.pins[0],
@@ -102,7 +100,6 @@ impl Agent {
             boot: self.boot,
             nonce: self.nonce,
             highest_epoch: self.highest_epoch,
-            h: self.holds,
         };
         self.client.poll(self.record.cluster, &request).await
     }

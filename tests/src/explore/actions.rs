@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use formation_explored::agent::{Decision, Start, at_start};
 use formation_explored::memory::Entry;
-use formation_explored::service::{Frozen, Phase, Place};
+use formation_explored::service::{Frozen, Phase, Seating};
 use formation_explored::{Epoch, Hash, KeyId};
 
 use crate::explore::config::Config;
@@ -454,8 +454,9 @@ fn of_service(world: &World, config: &Config, actions: &mut Vec<Action>) {
         let past = world.said.past.iter().map(|journal| journal.key);
         let dead = world.hosts.iter().filter(|host| !host.alive);
         let dead = dead.filter_map(|host| host.journal.as_ref().map(|journal| journal.key));
-        let unplaced =
-            |key: &KeyId| cluster.agents.get(key).is_none_or(|agent| agent.place == Place::Absent);
+        let unplaced = |key: &KeyId| {
+            cluster.agents.get(key).is_none_or(|agent| agent.seating == Seating::Absent)
+        };
         actions.extend(past.chain(dead).filter(unplaced).map(Action::SpeakLate));
     }
     for &(key, h) in &world.said.acks {
@@ -466,7 +467,7 @@ fn of_service(world: &World, config: &Config, actions: &mut Vec<Action>) {
     }
     for (&key, &epoch) in &world.said.releases {
         let known = cluster.agents.get(&key);
-        let new = |agent: &formation_explored::service::Agent| {
+        let new = |agent: &formation_explored::service::Applicant| {
             if config.reduced {
                 // Below that it is no news to the row (`reduce::row`).
                 epoch >= cluster.epoch && agent.highest_epoch < epoch
@@ -482,7 +483,7 @@ fn of_service(world: &World, config: &Config, actions: &mut Vec<Action>) {
     if forming {
         for (&key, agent) in &cluster.agents {
             let may_lapse = world.left.pauses > 0 || world.is_past(key);
-            if agent.place != Place::Absent && agent.lease_until > world.now() && may_lapse {
+            if agent.seating != Seating::Absent && agent.lease_until > world.now() && may_lapse {
                 actions.push(Action::Lapse(key));
             }
             if agent.held_until > world.now() {

@@ -6,7 +6,7 @@
 
 use formation_explored::agent::{Directory, Journal, Start};
 use formation_explored::memory::Entry;
-use formation_explored::service::{Agent, Cluster, EndCause, Phase, Place, Probe};
+use formation_explored::service::{Applicant, Cluster, EndCause, Phase, Probe, Seating};
 use formation_explored::{Hash, Incarnation, KeyId};
 
 use crate::explore::config::Config;
@@ -420,13 +420,13 @@ impl View<'_> {
         }));
     }
 
-    fn agent(&self, key: KeyId, agent: &Agent) -> u128 {
+    fn agent(&self, key: KeyId, agent: &Applicant) -> u128 {
         let mut mix = Mix::new(8);
         mix.word(name(key, self.places));
-        mix.word(match agent.place {
-            Place::Absent => 0,
-            Place::Seat(seat) => 1 << 8 | u64::from(seat),
-            Place::Standby(order) => 2 << 8 | order,
+        mix.word(match agent.seating {
+            Seating::Absent => 0,
+            Seating::Seat(seat) => 1 << 8 | u64::from(seat),
+            Seating::Standby(order) => 2 << 8 | order,
         });
         for until in [agent.lease_until, agent.held_until] {
             mix.word(u64::from(until > NOW) + u64::from(is_far(until)));

@@ -2,7 +2,7 @@
 //! anything out; whatever is not seen here is tried, and found to have changed nothing.
 
 use formation_explored::agent::Journal;
-use formation_explored::service::{Phase, Place};
+use formation_explored::service::{Phase, Seating};
 use formation_explored::{Epoch, Hash, KeyId, Rule, Session};
 
 use crate::explore::config::Config;
@@ -37,7 +37,7 @@ pub fn says_nothing_new(world: &World, config: &Config, at: usize, journal: &Jou
     let highest = journal.highest_epoch();
     let no_news = highest <= known.highest_epoch || (config.reduced && highest < cluster.epoch);
     let renewed = world.now().after(SOON);
-    let live = known.place != Place::Absent && known.lease_until == renewed;
+    let live = known.seating != Seating::Absent && known.lease_until == renewed;
     // With a copy about, the other holder of the key may be the one at `at`.
     let only = world.key(at) == journal.key && config.faults.clones == 0;
     only && known.session == Some(session) && (!forming || (live && no_news))

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use formation_explored::service::{Change, Cluster, Outcome, Place};
+use formation_explored::service::{Change, Cluster, Outcome, Seating};
 use formation_explored::{Hash, KeyId, Micros, quorum};
 
 use crate::explore::config::Config;
@@ -88,7 +88,7 @@ pub fn after_transaction(
     outcome: &Outcome,
     now: Micros,
 ) -> Result<(), Violation> {
-    let in_seats = after.agents.values().filter(|agent| matches!(agent.place, Place::Seat(_)));
+    let in_seats = after.agents.values().filter(|agent| matches!(agent.seating, Seating::Seat(_)));
     let seats = after.seats();
     let size = after.statement.size;
     if in_seats.count() != seats.len() || seats.keys().any(|&seat| seat == 0 || seat > size) {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use formation_explored::agent::{Bound, Directory, Journal};
 use formation_explored::memory::{Entry, compare};
-use formation_explored::service::{Cluster, Context, Event, Phase, Place, Settings, step};
+use formation_explored::service::{Cluster, Context, Event, Phase, Seating, Settings, step};
 use formation_explored::{Epoch, Hash, KeyId, Rule};
 
 use crate::explore::config::Config;
@@ -49,7 +49,7 @@ pub fn row(cluster: &mut Cluster) {
         if !forming {
             agent.counts = 0;
             if !listed.contains(key) {
-                agent.place = Place::Absent;
+                agent.seating = Seating::Absent;
             }
         }
     }

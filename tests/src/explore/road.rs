@@ -2,7 +2,7 @@
 //! and what to do, and doing that works.
 
 use formation_explored::agent::{Decision, Journal, Start, at_start};
-use formation_explored::service::{Event, Phase, Place, Settings, explain};
+use formation_explored::service::{Event, Phase, Seating, Settings, explain};
 use formation_explored::{Epoch, Hash, KeyId, quorum};
 
 use crate::explore::actions::Action;
@@ -164,7 +164,7 @@ fn pass_time(from: &World, config: &Config) -> Result<World, Violation> {
     for (&key, agent) in &cluster.agents {
         let silent = from.is_past(key) || !speaks(from, key);
         let ends = agent.lease_until > NOW && !is_far(agent.lease_until);
-        if agent.place != Place::Absent && ends && silent {
+        if agent.seating != Seating::Absent && ends && silent {
             return apply(from, config, &Action::Lapse(key));
         }
     }

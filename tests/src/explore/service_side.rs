@@ -118,14 +118,12 @@ fn let_pass(
 pub fn speak(world: &mut World, config: &Config, journal: &Journal) -> Result<Outcome, Violation> {
     let session = Session { boot: journal.boot, nonce: nonce_of(world, journal) };
     let highest_epoch = journal.highest_epoch();
-    let holds = journal.held.as_ref().map(|held| held.h);
     let known = world.database.cluster.agents.contains_key(&journal.key);
     let event = match (&journal.record, known) {
         (Some(record), false) => Event::Redeem(Redeem {
             record: Arc::clone(record),
             session,
             highest_epoch,
-            holds,
             grant: Grant {
                 id: grant(),
                 uses: u32::from(config.seats),
@@ -133,7 +131,7 @@ pub fn speak(world: &mut World, config: &Config, journal: &Journal) -> Result<Ou
                 revoked: false,
             },
         }),
-        _ => Event::Poll(Poll { key: journal.key, session, highest_epoch, holds }),
+        _ => Event::Poll(Poll { key: journal.key, session, highest_epoch }),
     };
     serve(world, config, event)
 }

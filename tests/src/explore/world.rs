@@ -230,7 +230,7 @@ impl World {
 /// Forgets what no rule looks at, so that states that differ in nothing else are one: revision, last
 /// error, how far off a deadline is.
 pub fn normalise(cluster: &mut Cluster, config: &Config) {
-    use formation_explored::service::Place;
+    use formation_explored::service::Seating;
     if config.reduced && !config.liar {
         reduce::row(cluster);
     }
@@ -242,13 +242,13 @@ pub fn normalise(cluster: &mut Cluster, config: &Config) {
     let order: Vec<KeyId> = cluster.standbys().into_values().collect();
     for (place, key) in (1..).zip(&order) {
         if let Some(agent) = cluster.agents.get_mut(key) {
-            agent.place = Place::Standby(place);
+            agent.seating = Seating::Standby(place);
         }
     }
     cluster.next_place = order.len() as u64 + 1;
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     for agent in cluster.agents.values_mut() {
-        let has_lease = agent.place != Place::Absent && forming;
+        let has_lease = agent.seating != Seating::Absent && forming;
         agent.lease_until = if has_lease { nearest(agent.lease_until) } else { PASSED };
         agent.held_until = if forming { nearest(agent.held_until) } else { PASSED };
         // One count and two differ; more don't.

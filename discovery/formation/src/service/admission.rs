@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use crate::fitness;
 use crate::rules::Rule;
-use crate::service::cluster::{Agent, Phase, Place};
+use crate::service::cluster::{Applicant, Phase, Seating};
 use crate::service::event::{Poll, Redeem};
 use crate::service::outcome::{Alarm, Change, Reopen};
 use crate::service::refusal::Refusal;
 use crate::service::settings::{EPOCH_DISTANCE, EPOCH_MAX};
-use crate::service::step::{Applied, Asker, Turn};
+use crate::service::step::{Applied, Turn};
 use crate::values::{Epoch, KeyId, Micros, Record, Session};
 
 impl Turn<'_> {
@@ -31,7 +31,7 @@ impl Turn<'_> {
             }
             self.admit(redeem)?;
         }
-        Ok(Asker { key: Some(key), holds: redeem.holds })
+        Ok(Some(key))
     }
 
     /// A new key: everything about its token is judged now, and never again.
@@ -43,7 +43,7 @@ impl Turn<'_> {
         if grant.expires <= self.now {
             return Err(Refusal::GrantExpired { expired: grant.expires });
         }
-        let of_grant = |agent: &&Agent| agent.record.grant == grant.id;
+        let of_grant = |agent: &&Applicant| agent.record.grant == grant.id;
         let admitted = self.cluster.agents.values().filter(of_grant).count();
         let limit =
             usize::from(self.cluster.statement.size) * self.context.settings.keys_per_seat as usize;
@@ -55,10 +55,10 @@ impl Turn<'_> {
         }
         self.check_record(&redeem.record)?;
         let key = redeem.record.key;
-        let agent = Agent {
+        let agent = Applicant {
             record: Arc::clone(&redeem.record),
             uses: grant.uses,
-            place: Place::Absent,
+            seating: Seating::Absent,
             lease_until: self.now,
             session: Some(redeem.session),
             highest_epoch: 0,
@@ -76,7 +76,7 @@ impl Turn<'_> {
         let permissions = self.cluster.statement.permissions;
         fitness::fit(record, permissions).map_err(Refusal::Unfit)?;
         for (&other, agent) in &self.cluster.agents {
-            if other != record.key && agent.place != Place::Absent {
+            if other != record.key && agent.seating != Seating::Absent {
                 fitness::together(record, &agent.record, permissions)
                     .map_err(|clash| Refusal::Duplicate { other, clash })?;
             }
@@ -134,7 +134,7 @@ impl Turn<'_> {
         } else if !self.cluster.lists(key) {
             return Err(Refusal::BootClosed { key });
         }
-        Ok(Asker { key: Some(key), holds: poll.holds })
+        Ok(Some(key))
     }
 
     pub(super) fn speaks(&mut self, key: KeyId, session: Session) -> Applied {
@@ -143,7 +143,7 @@ impl Turn<'_> {
             return Err(Refusal::UnknownKey { key });
         }
         self.take_over(key, session)?;
-        Ok(Asker::agent(key))
+        Ok(Some(key))
     }
 
     /// Whether an agent can have come to `epoch` by what services proposed to it.
@@ -175,16 +175,16 @@ impl Turn<'_> {
         }
     }
 
-    /// A word from an agent of a cluster that is forming: its lease, its place, the floor.
+    /// A word from an agent of a cluster that is forming: its lease, its seating, the floor.
     fn renew(&mut self, key: KeyId, highest_epoch: Epoch) {
         let until = self.now.after(self.context.settings.lease);
         let place = self.cluster.next_place;
         let agent = self.agent_mut(key);
         agent.lease_until = until;
         agent.highest_epoch = agent.highest_epoch.max(highest_epoch);
-        let returned = agent.place == Place::Absent;
+        let returned = agent.seating == Seating::Absent;
         if returned {
-            agent.place = Place::Standby(place);
+            agent.seating = Seating::Standby(place);
         }
         self.changed = true;
         self.cluster.floor = self.cluster.floor.max(highest_epoch);

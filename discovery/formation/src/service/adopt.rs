@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::service::cluster::{Agent, EndCause, Frozen, Phase, Place, Split};
+use crate::service::cluster::{Applicant, EndCause, Frozen, Phase, Seating, Split};
 use crate::service::outcome::{Alarm, Change};
 use crate::service::refusal::Refusal;
 use crate::service::settings::EPOCH_MAX;
-use crate::service::step::{Applied, Asker, Turn};
+use crate::service::step::{Applied, Turn};
 use crate::values::{Document, Micros, Seat};
 
 impl Turn<'_> {
@@ -39,21 +39,21 @@ impl Turn<'_> {
             }
             Phase::Expired | Phase::Abandoned | Phase::Retired => self.refuse_if_ended()?,
         }
-        Ok(Asker::NOBODY)
+        Ok(None)
     }
 
     /// The document decides: its members sit where it says, nobody else does.
     fn take(&mut self, document: Document) {
         for agent in self.cluster.agents.values_mut() {
-            if let Place::Seat(_) = agent.place {
-                agent.place = Place::Absent;
+            if let Seating::Seat(_) = agent.seating {
+                agent.seating = Seating::Absent;
             }
         }
         for (seat, record) in (1 as Seat..).zip(&document.proposal.records) {
-            let agent = self.cluster.agents.entry(record.key).or_insert_with(|| Agent {
+            let agent = self.cluster.agents.entry(record.key).or_insert_with(|| Applicant {
                 record: Arc::clone(record),
                 uses: u32::from(self.cluster.statement.size),
-                place: Place::Absent,
+                seating: Seating::Absent,
                 lease_until: Micros(0),
                 session: None,
                 highest_epoch: 0,
@@ -62,7 +62,7 @@ impl Turn<'_> {
                 release: None,
             });
             agent.record = Arc::clone(record);
-            agent.place = Place::Seat(seat);
+            agent.seating = Seating::Seat(seat);
         }
         let (epoch, h) = (document.proposal.epoch, document.h);
         self.cluster.phase = Phase::Committed;

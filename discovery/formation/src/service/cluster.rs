@@ -78,7 +78,7 @@ pub struct Cluster {
     pub deadline: Micros,
     /// Every agent key that has redeemed, seated or not. Rows are never deleted: they count
     /// towards the limit of keys.
-    pub agents: BTreeMap<KeyId, Agent>,
+    pub agents: BTreeMap<KeyId, Applicant>,
     /// The next place in the queue of standbys; only grows.
     pub next_place: u64,
     /// In preparing: the proposal. From the commit on: the decided list. Else none.
@@ -98,16 +98,16 @@ pub struct Cluster {
     pub last_error: Option<LastError>,
 }
 
-/// One agent key in one cluster.
+/// What the service keeps of one agent that has redeemed: no more than this decides on its seat.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Agent {
+pub struct Applicant {
     /// Its newest record.
     pub record: Arc<Record>,
     /// How many seats the grant of its record may hold at once.
     pub uses: u32,
     /// Seat, queue or neither.
-    pub place: Place,
-    /// Its lease; judged only while the cluster is open or preparing and `place` isn't `Absent`.
+    pub seating: Seating,
+    /// Its lease; judged only while the cluster is open or preparing and `seating` isn't `Absent`.
     pub lease_until: Micros,
     /// The session that holds the key; none after an adoption, until it speaks.
     pub session: Option<Session>,
@@ -121,9 +121,9 @@ pub struct Agent {
     pub release: Option<Release>,
 }
 
-/// Where an agent stands.
+/// Whether an applicant sits, waits or has gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Place {
+pub enum Seating {
     /// In a seat, 1 to `size`.
     Seat(Seat),
     /// Waiting; the smallest number waits longest.
@@ -251,9 +251,9 @@ impl Cluster {
     /// Who sits where, seat 1 first.
     #[must_use]
     pub fn seats(&self) -> BTreeMap<Seat, KeyId> {
-        let seat = |(&key, agent): (&KeyId, &Agent)| match agent.place {
-            Place::Seat(seat) => Some((seat, key)),
-            Place::Standby(_) | Place::Absent => None,
+        let seat = |(&key, agent): (&KeyId, &Applicant)| match agent.seating {
+            Seating::Seat(seat) => Some((seat, key)),
+            Seating::Standby(_) | Seating::Absent => None,
         };
         self.agents.iter().filter_map(seat).collect()
     }
@@ -261,9 +261,9 @@ impl Cluster {
     /// Who waits, longest first.
     #[must_use]
     pub fn standbys(&self) -> BTreeMap<u64, KeyId> {
-        let standby = |(&key, agent): (&KeyId, &Agent)| match agent.place {
-            Place::Standby(order) => Some((order, key)),
-            Place::Seat(_) | Place::Absent => None,
+        let standby = |(&key, agent): (&KeyId, &Applicant)| match agent.seating {
+            Seating::Standby(order) => Some((order, key)),
+            Seating::Seat(_) | Seating::Absent => None,
         };
         self.agents.iter().filter_map(standby).collect()
     }

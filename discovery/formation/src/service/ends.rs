@@ -4,7 +4,7 @@ use crate::rules::Rule;
 use crate::service::cluster::{EndCause, Ended, Phase};
 use crate::service::outcome::{Change, Reopen};
 use crate::service::refusal::Refusal;
-use crate::service::step::{Applied, Asker, Turn};
+use crate::service::step::{Applied, Turn};
 
 impl Turn<'_> {
     pub(super) fn abandon(&mut self, by: String) -> Applied {
@@ -23,23 +23,23 @@ impl Turn<'_> {
             }
             self.end(Phase::Abandoned, EndCause::Abandon, by);
         }
-        Ok(Asker::NOBODY)
+        Ok(None)
     }
 
     pub(super) fn retire(&mut self, by: String) -> Applied {
         match self.cluster.phase {
-            Phase::Retired => Ok(Asker::NOBODY),
+            Phase::Retired => Ok(None),
             phase @ (Phase::Open | Phase::Preparing) => Err(Refusal::NothingToRetire { phase }),
             phase @ (Phase::Committed | Phase::Formed) => {
                 if !self.context.rules.on(Rule::RetireIsAnExit) {
                     return Err(Refusal::AlreadyCommitted { phase });
                 }
                 self.end(Phase::Retired, EndCause::Retire, by);
-                Ok(Asker::NOBODY)
+                Ok(None)
             }
             Phase::Expired | Phase::Abandoned => {
                 self.refuse_if_ended()?;
-                Ok(Asker::NOBODY)
+                Ok(None)
             }
         }
     }
@@ -52,7 +52,7 @@ impl Turn<'_> {
         if self.cluster.phase == Phase::Preparing {
             self.reopen(Reopen::DatabaseChanged);
         }
-        Ok(Asker::NOBODY)
+        Ok(None)
     }
 
     pub(super) fn database_settled(&mut self) -> Applied {
@@ -60,7 +60,7 @@ impl Turn<'_> {
             self.cluster.unsettled = false;
             self.record_change(Change::Settled);
         }
-        Ok(Asker::NOBODY)
+        Ok(None)
     }
 
     pub(super) fn end(&mut self, phase: Phase, cause: EndCause, by: String) {

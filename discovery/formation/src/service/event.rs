@@ -58,8 +58,6 @@ pub struct Redeem {
     pub session: Session,
     /// The highest epoch that it signed or released, 0 for none.
     pub highest_epoch: Epoch,
-    /// The document that it holds, if any.
-    pub holds: Option<Hash>,
     /// The grant that the record names, as the database knows it.
     pub grant: Grant,
 }
@@ -86,6 +84,4 @@ pub struct Poll {
     pub session: Session,
     /// The highest epoch that it signed or released, 0 for none.
     pub highest_epoch: Epoch,
-    /// The document that it holds, if any.
-    pub holds: Option<Hash>,
 }

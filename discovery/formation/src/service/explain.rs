@@ -1,7 +1,7 @@
 //! Every wait explains itself: what is missing, who holds it, the last error, when it is judged
 //! again, and what to do.
 
-use crate::service::cluster::{Cluster, EndCause, Frozen, Phase, Place};
+use crate::service::cluster::{Cluster, EndCause, Frozen, Phase, Seating};
 use crate::service::links;
 use crate::service::settings::Settings;
 use crate::service::time::next_deadline;
@@ -126,7 +126,7 @@ impl Writer<'_> {
             .cluster
             .agents
             .iter()
-            .filter(|(_, agent)| agent.place == Place::Absent)
+            .filter(|(_, agent)| agent.seating == Seating::Absent)
             .map(|(&key, _)| key)
             .collect();
         let waiting: Vec<KeyId> = self.cluster.standbys().into_values().collect();

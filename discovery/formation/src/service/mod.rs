@@ -18,7 +18,7 @@ mod time;
 mod votes;
 
 pub use cluster::{
-    Agent, Cluster, EndCause, Ended, Frozen, LastError, Phase, Place, Probe, Row, Split,
+    Applicant, Cluster, EndCause, Ended, Frozen, LastError, Phase, Probe, Row, Seating, Split,
 };
 pub use event::{Event, Grant, Poll, Redeem};
 pub use explain::{Line, explain};

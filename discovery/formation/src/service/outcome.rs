@@ -52,8 +52,6 @@ pub struct Answer {
     pub proposal: Option<Hash>,
     /// From the commit on, to those listed: serve the document with the asker's leaves.
     pub document: Option<Hash>,
-    /// The asker holds a document that isn't decided here: it must show it (adopt).
-    pub show_document: bool,
 }
 
 /// Where an agent stands, as shown to it.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::fitness;
 use crate::rules::Rule;
-use crate::service::cluster::{Frozen, Phase, Place};
+use crate::service::cluster::{Frozen, Phase, Seating};
 use crate::service::outcome::Change;
 use crate::service::step::Turn;
 use crate::values::{KeyId, Proposal, Seat};
@@ -46,7 +46,7 @@ impl Turn<'_> {
             };
             let order = self.cluster.next_place;
             self.cluster.next_place += 1;
-            self.agent_mut(key).place = Place::Standby(order);
+            self.agent_mut(key).seating = Seating::Standby(order);
             self.record_change(Change::Queued { key });
             self.seat(next, seat);
         }
@@ -66,7 +66,7 @@ impl Turn<'_> {
 
     fn seat(&mut self, key: KeyId, seat: Seat) {
         assert!(!self.cluster.seats().contains_key(&seat), "seat {seat} is given to a second one");
-        self.agent_mut(key).place = Place::Seat(seat);
+        self.agent_mut(key).seating = Seating::Seat(seat);
         self.record_change(Change::Seated { key, seat });
     }
 

@@ -1,7 +1,7 @@
 //! One event: the table of states and events, row by row.
 
 use crate::rules::{Rule, Rules};
-use crate::service::cluster::{Agent, Cluster, EndCause, LastError, Phase, Place};
+use crate::service::cluster::{Applicant, Cluster, EndCause, LastError, Phase, Seating};
 use crate::service::event::Event;
 use crate::service::outcome::{Alarm, Answer, Change, Outcome, Reopen, Standing};
 use crate::service::refusal::Refusal;
@@ -55,12 +55,12 @@ pub fn view(cluster: &Cluster, key: Option<KeyId>) -> Answer {
     let agent = key.and_then(|key| cluster.agents.get(&key));
     let listed = key.is_some_and(|key| cluster.lists(key));
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed);
-    let standing = agent.map(|agent| match agent.place {
-        Place::Seat(seat) => Standing::Seat(seat),
-        Place::Standby(order) => {
+    let standing = agent.map(|agent| match agent.seating {
+        Seating::Seat(seat) => Standing::Seat(seat),
+        Seating::Standby(order) => {
             Standing::Standby { ahead: cluster.standbys().range(..order).count() }
         }
-        Place::Absent => Standing::Out,
+        Seating::Absent => Standing::Out,
     });
     let h = cluster.frozen.as_ref().filter(|_| listed).map(|frozen| frozen.h);
     Answer {
@@ -70,7 +70,6 @@ pub fn view(cluster: &Cluster, key: Option<KeyId>) -> Answer {
         standing,
         proposal: h.filter(|_| cluster.phase == Phase::Preparing),
         document: h.filter(|_| decided),
-        show_document: false,
     }
 }
 
@@ -85,21 +84,8 @@ pub(super) struct Turn<'a> {
     pub(super) alarms: Vec<Alarm>,
 }
 
-/// Who asked, and which document it holds.
-pub(super) struct Asker {
-    pub(super) key: Option<KeyId>,
-    pub(super) holds: Option<Hash>,
-}
-
-impl Asker {
-    pub(super) const NOBODY: Asker = Asker { key: None, holds: None };
-
-    pub(super) fn agent(key: KeyId) -> Asker {
-        Asker { key: Some(key), holds: None }
-    }
-}
-
-pub(super) type Applied = Result<Asker, Refusal>;
+/// Who asked, or why not.
+pub(super) type Applied = Result<Option<KeyId>, Refusal>;
 
 impl Turn<'_> {
     pub(super) fn record_change(&mut self, change: Change) {
@@ -111,11 +97,7 @@ impl Turn<'_> {
         if !self.changes.is_empty() {
             self.cluster.rev += 1;
         }
-        let answer = result.map(|asker| {
-            let mut answer = view(self.cluster, asker.key);
-            answer.show_document = asker.holds.is_some() && asker.holds != answer.document;
-            answer
-        });
+        let answer = result.map(|asker| view(self.cluster, asker));
         Outcome {
             answer,
             changed: self.changed,
@@ -131,7 +113,7 @@ impl Turn<'_> {
             return Err(Refusal::Split { decided, other: split.other });
         }
         match event {
-            Event::Tick => Ok(Asker::NOBODY),
+            Event::Tick => Ok(None),
             Event::Redeem(redeem) => self.redeem(&redeem),
             Event::Poll(poll) => self.poll(&poll),
             Event::Speaks { key, session } => self.speaks(key, session),
@@ -146,7 +128,7 @@ impl Turn<'_> {
                 if self.cluster.revoked.insert(grant) {
                     self.record_change(Change::GrantRevoked);
                 }
-                Ok(Asker::NOBODY)
+                Ok(None)
             }
             Event::Adopt(document) => self.adopt(document),
             Event::Abandon { by } => self.abandon(by),
@@ -182,7 +164,7 @@ impl Turn<'_> {
         self.refuse_if_ended()?;
         let newest = &self.cluster.statement;
         if statement.hash == newest.hash {
-            return Ok(Asker::NOBODY);
+            return Ok(None);
         }
         if statement.cluster != self.cluster.id || statement.size != newest.size {
             return Err(Refusal::StatementFixed);
@@ -198,7 +180,7 @@ impl Turn<'_> {
         if self.cluster.phase == Phase::Preparing {
             self.reopen(Reopen::Restated);
         }
-        Ok(Asker::NOBODY)
+        Ok(None)
     }
 
     pub(super) fn reopen(&mut self, why: Reopen) {
@@ -208,7 +190,7 @@ impl Turn<'_> {
         self.record_change(Change::Reopened { epoch: self.cluster.epoch, why });
     }
 
-    pub(super) fn agent_mut(&mut self, key: KeyId) -> &mut Agent {
+    pub(super) fn agent_mut(&mut self, key: KeyId) -> &mut Applicant {
         self.cluster.agents.get_mut(&key).expect("the caller has looked the key up")
     }
 

@@ -13,7 +13,7 @@ use crate::fixtures::{
 use crate::rules::Rules;
 use crate::service::{
     Alarm, Answer, Cluster, Context, EPOCH_DISTANCE, EPOCH_MAX, EndCause, Event, Grant, Line,
-    Outcome, Phase, Place, Poll, Probe, Redeem, Refusal, RefusalCode, Row, Settings, Standing,
+    Outcome, Phase, Poll, Probe, Redeem, Refusal, RefusalCode, Row, Seating, Settings, Standing,
     explain, next_deadline, step,
 };
 use crate::values::{ClusterId, Document, GrantId, Hash, Micros, Record, Release, Session};
@@ -84,7 +84,7 @@ fn grant() -> Grant {
 }
 
 fn redeem_with(record: Arc<Record>, session: Session, highest_epoch: u64) -> Event {
-    Event::Redeem(Redeem { record, session, highest_epoch, holds: None, grant: grant() })
+    Event::Redeem(Redeem { record, session, highest_epoch, grant: grant() })
 }
 
 fn session(host: u8, boot: u64) -> Session {
@@ -100,7 +100,7 @@ fn poll(host: u8) -> Event {
 }
 
 fn poll_of(host: u8, highest_epoch: u64) -> Event {
-    Event::Poll(Poll { key: key(host), session: session(host, 1), highest_epoch, holds: None })
+    Event::Poll(Poll { key: key(host), session: session(host, 1), highest_epoch })
 }
 
 fn ack(host: u8, epoch: u64, list: &[u8]) -> Event {
@@ -260,7 +260,7 @@ fn whoever_refuses_twice_goes_behind_the_standby() {
     let _ = service.yes(Event::Tick);
     let _ = service.yes(nack(2, 2));
     assert_eq!(service.cluster.seats()[&2], key(4));
-    assert!(matches!(service.cluster.agents[&key(2)].place, Place::Standby(_)));
+    assert!(matches!(service.cluster.agents[&key(2)].seating, Seating::Standby(_)));
     assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Preparing, 3));
 }
 
@@ -503,15 +503,6 @@ fn a_document_undoes_db_accept_and_no_other_end() {
     let mut service = Service::joined(3, &[1]);
     let _ = service.yes(Event::Abandon { by: "ann".to_owned() });
     assert_eq!(variant(&service.no(Event::Adopt(document(1, &[1, 2, 3])))), "Ended");
-}
-
-#[test]
-fn whoever_holds_an_unknown_document_is_asked_for_it() {
-    let mut service = Service::joined(3, &[1]);
-    let holds = Some(document(1, &[1, 2, 3]).h);
-    let event = Poll { key: key(1), session: session(1, 1), highest_epoch: 1, holds };
-    assert!(service.yes(Event::Poll(event)).show_document);
-    assert!(!service.yes(poll_of(1, 1)).show_document);
 }
 
 #[test]

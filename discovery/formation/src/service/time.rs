@@ -1,7 +1,7 @@
 //! What time does to a cluster: leases lapse, lists time out, deadlines pass.
 
 use crate::rules::Rule;
-use crate::service::cluster::{Cluster, EndCause, LastError, Phase, Place};
+use crate::service::cluster::{Cluster, EndCause, LastError, Phase, Seating};
 use crate::service::links;
 use crate::service::outcome::{Change, Reopen};
 use crate::service::settings::Settings;
@@ -15,10 +15,10 @@ pub fn next_deadline(cluster: &Cluster, settings: &Settings, now: Micros) -> Opt
     if !matches!(cluster.phase, Phase::Open | Phase::Preparing) {
         return None;
     }
-    let live = cluster.agents.values().filter(|agent| agent.place != Place::Absent);
+    let live = cluster.agents.values().filter(|agent| agent.seating != Seating::Absent);
     let leases = live.map(|agent| agent.lease_until);
     // The end of a hold-back that has passed was judged by the step before.
-    let seated = cluster.agents.values().filter(|agent| matches!(agent.place, Place::Seat(_)));
+    let seated = cluster.agents.values().filter(|agent| matches!(agent.seating, Seating::Seat(_)));
     let holds = seated.map(|agent| agent.held_until).filter(|&until| until > now);
     let times_out = cluster.frozen.iter().map(|frozen| frozen.at.after(settings.prepare));
     // A deadline that the last step has not believed is looked at again once it may be.
@@ -71,8 +71,8 @@ impl Turn<'_> {
 
     /// Frees what lapsed leases held; a member of the frozen list, if one of them was.
     fn lapse(&mut self) -> Option<KeyId> {
-        let due = |agent: &crate::service::cluster::Agent| {
-            agent.place != Place::Absent && agent.lease_until <= self.now
+        let due = |agent: &crate::service::cluster::Applicant| {
+            agent.seating != Seating::Absent && agent.lease_until <= self.now
         };
         let lapsed: Vec<KeyId> = self
             .cluster
@@ -86,7 +86,7 @@ impl Turn<'_> {
             if self.cluster.phase == Phase::Preparing && self.cluster.lists(key) {
                 member = Some(key);
             }
-            self.agent_mut(key).place = Place::Absent;
+            self.agent_mut(key).seating = Seating::Absent;
             self.record_change(Change::Lapsed { key });
         }
         member

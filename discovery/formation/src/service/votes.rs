@@ -6,7 +6,7 @@ use crate::rules::Rule;
 use crate::service::cluster::{Frozen, Phase, Probe, Row};
 use crate::service::outcome::{Change, Reopen};
 use crate::service::refusal::Refusal;
-use crate::service::step::{Applied, Asker, Turn};
+use crate::service::step::{Applied, Turn};
 use crate::values::{Epoch, Hash, KeyId, Release, quorum};
 
 /// How many bytes of a probe's or an agent's own words are kept: the 300 characters that the API
@@ -31,7 +31,7 @@ impl Turn<'_> {
                     self.record_change(Change::Committed { epoch, h });
                 }
             }
-            return Ok(Asker::agent(key));
+            return Ok(Some(key));
         }
         match &self.cluster.frozen {
             Some(frozen) if self.cluster.lists(key) => {
@@ -41,7 +41,7 @@ impl Turn<'_> {
                 if !self.context.rules.on(Rule::AckAgain) {
                     return Err(self.stale(epoch));
                 }
-                Ok(Asker::agent(key))
+                Ok(Some(key))
             }
             _ => Err(Refusal::BootClosed { key }),
         }
@@ -71,7 +71,7 @@ impl Turn<'_> {
         self.note_error(key, reason.clone());
         self.reopen(Reopen::Refused { key, reason });
         self.count(key);
-        Ok(Asker::agent(key))
+        Ok(Some(key))
     }
 
     pub(super) fn probes(&mut self, key: KeyId, epoch: Epoch, mut row: Row) -> Applied {
@@ -87,7 +87,7 @@ impl Turn<'_> {
             frozen.probes.insert(key, row);
             self.record_change(Change::Probed { key, epoch });
         }
-        Ok(Asker::agent(key))
+        Ok(Some(key))
     }
 
     pub(super) fn release(&mut self, key: KeyId, release: Release) -> Applied {
@@ -104,7 +104,7 @@ impl Turn<'_> {
             self.cluster.floor = self.cluster.floor.max(epoch);
             self.record_change(Change::Released { key, epoch });
         }
-        Ok(Asker::agent(key))
+        Ok(Some(key))
     }
 
     /// `key` is a member of the list that was decided.
@@ -119,7 +119,7 @@ impl Turn<'_> {
     pub(super) fn trouble(&mut self, key: KeyId, text: String) -> Applied {
         self.check_member(key)?;
         self.note_error(key, text);
-        Ok(Asker::agent(key))
+        Ok(Some(key))
     }
 
     pub(super) fn report(&mut self, key: KeyId, raft_cluster: u64) -> Applied {
@@ -133,7 +133,7 @@ impl Turn<'_> {
             self.cluster.phase = Phase::Formed;
             self.record_change(Change::Formed { raft_cluster });
         }
-        Ok(Asker::agent(key))
+        Ok(Some(key))
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use discovery_formation as formation;
 use discovery_formation::service::{
-    Agent, Cluster, EndCause, Ended, Frozen, LastError, Phase, Place, Probe, Split,
+    Applicant, Cluster, EndCause, Ended, Frozen, LastError, Phase, Probe, Seating, Split,
 };
 use discovery_types::convert;
 use discovery_types::statement::StatementChain;
@@ -296,7 +296,7 @@ fn agents(
     id: Uuid,
     rows: Vec<AgentRow>,
     (chain, trust): (&StatementChain, Trust),
-) -> Result<BTreeMap<formation::KeyId, Agent>, StoreError> {
+) -> Result<BTreeMap<formation::KeyId, Applicant>, StoreError> {
     let mut agents = BTreeMap::new();
     for row in rows {
         let agent_key = key(&row.key.0)
@@ -312,11 +312,11 @@ fn agents(
     Ok(agents)
 }
 
-fn agent(row: AgentRow, record: Arc<formation::Record>, uses: u32) -> Agent {
-    let place = match (row.seat, row.standby) {
-        (Some(seat), _) => Place::Seat(seat as u8),
-        (None, Some(order)) => Place::Standby(order.unsigned_abs()),
-        (None, None) => Place::Absent,
+fn agent(row: AgentRow, record: Arc<formation::Record>, uses: u32) -> Applicant {
+    let seating = match (row.seat, row.standby) {
+        (Some(seat), _) => Seating::Seat(seat as u8),
+        (None, Some(order)) => Seating::Standby(order.unsigned_abs()),
+        (None, None) => Seating::Absent,
     };
     let nonce = row.nonce.and_then(|nonce| <[u8; 16]>::try_from(nonce.0).ok());
     let session = row.boot.zip(nonce).map(|(boot, nonce)| formation::Session {
@@ -327,10 +327,10 @@ fn agent(row: AgentRow, record: Arc<formation::Record>, uses: u32) -> Agent {
         .release_epoch
         .zip(row.release_jws)
         .map(|(epoch, jws)| formation::Release { epoch: epoch.unsigned_abs(), jws: jws.into() });
-    Agent {
+    Applicant {
         record,
         uses,
-        place,
+        seating,
         lease_until: micros(row.lease_us),
         session,
         highest_epoch: row.highest_epoch.unsigned_abs(),

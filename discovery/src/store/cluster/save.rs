@@ -2,7 +2,7 @@
 
 use data_encoding::{BASE64, HEXLOWER};
 use discovery_formation as formation;
-use discovery_formation::service::{Agent, Change, Cluster, Frozen, Place, Probe};
+use discovery_formation::service::{Applicant, Change, Cluster, Frozen, Probe, Seating};
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use sqlx::types::Json;
@@ -202,13 +202,13 @@ fn cluster_row(
 fn agent_row(
     cluster: &Cluster,
     key: formation::KeyId,
-    agent: &Agent,
+    agent: &Applicant,
     address: Option<&str>,
 ) -> Result<Value, StoreError> {
-    let (seat, standby) = match agent.place {
-        Place::Seat(seat) => (Some(seat), None),
-        Place::Standby(order) => (None, Some(epoch_to_row(order)?)),
-        Place::Absent => (None, None),
+    let (seat, standby) = match agent.seating {
+        Seating::Seat(seat) => (Some(seat), None),
+        Seating::Standby(order) => (None, Some(epoch_to_row(order)?)),
+        Seating::Absent => (None, None),
     };
     let (session, release) = (agent.session, agent.release.as_ref());
     Ok(json!({

@@ -33,8 +33,6 @@ pub struct PollRequest {
     pub nonce: Nonce,
     /// The highest epoch that it signed or released, 0 if none.
     pub highest_epoch: u64,
-    /// Hash of the document that it holds, if it holds one.
-    pub h: Option<Digest>,
 }
 
 /// What an agent is to the cluster.

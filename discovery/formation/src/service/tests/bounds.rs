@@ -204,7 +204,7 @@ fn what_is_not_committed_is_not_retired() {
 fn an_adopted_document_seats_its_members_and_nobody_else() {
     let mut service = Service::joined(3, &[1, 2, 3]);
     let _ = service.yes(Event::Adopt(document(5, &[4, 5, 6])));
-    assert_eq!(service.cluster.agents[&key(1)].place, Place::Absent);
+    assert_eq!(service.cluster.agents[&key(1)].seating, Seating::Absent);
     assert_eq!(service.cluster.seats().into_values().collect::<Vec<_>>(), [4, 5, 6].map(key));
     assert_eq!(service.cluster.floor, 5);
 }
