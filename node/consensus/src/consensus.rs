@@ -451,13 +451,10 @@ impl Consensus {
 
     fn after_input(&mut self) {
         self.fix_timeout();
-        if self.raw.raft.state == StateRole::Leader {
-            // 0.7.0 can leave `next` at or below `matched` after a late rejection, and would send
-            // again what the peer has.
-            for (_, progress) in self.raw.raft.mut_prs().iter_mut() {
-                progress.next_idx = progress.next_idx.max(progress.matched + 1);
-            }
-        }
+        debug_assert!(
+            self.raw.raft.prs().iter().all(|(_, peer)| peer.next_idx > peer.matched),
+            "what a peer has is not sent to it again"
+        );
     }
 
     /// Replaces the library's draw, if it has drawn, by one that the seed determines.
@@ -538,7 +535,7 @@ impl Consensus {
     }
 
     /// A rejection at or below what the peer is known to have is late; one that hints below it is
-    /// raised to it. Returns whether the message still says anything.
+    /// raised to it: 0.7.0 would send again what the peer has. Returns whether the message still says anything.
     fn mend_rejection(&mut self, message: &mut Message) -> bool {
         if !message.reject || message.request_snapshot != 0 {
             return true;

@@ -285,11 +285,36 @@ impl Storage for LogView {
 mod tests {
     use super::*;
     use crate::EntryKind;
+    use crate::convert::entry_out;
 
     /// Entries as they come from a peer: each is a few bytes of a larger buffer.
     fn sliced(index: u64) -> (Entry, Bytes) {
         let buffer = Bytes::from(vec![7; 8192]);
         (Entry { index, term: 1, kind: EntryKind::Normal, data: buffer.slice(100..116) }, buffer)
+    }
+
+    fn entry(index: u64, term: u64) -> RaftEntry {
+        let data = Bytes::from_static(b"x");
+        entry_in(&Entry { index, term, kind: EntryKind::Normal, data })
+    }
+
+    #[test]
+    fn fetched_entries_that_the_log_has_replaced_since_are_not_sent() {
+        let mut view = LogView::new(&Initial::default(), 0);
+        view.append(&[entry(1, 1), entry(2, 1), entry(3, 1)]);
+        view.evict(3);
+        let ask = |view: &LogView| view.entries(1, 4, None, GetEntriesContext::empty(true));
+        assert!(ask(&view).is_err());
+        let fetch = view.take_fetches()[0];
+        let old: Vec<Entry> = (1..=3).map(|index| entry_out(entry(index, 1))).collect();
+        view.append(&[entry(2, 2), entry(3, 2)]);
+        view.evict(3);
+        assert!(view.fetched(fetch.id, &old).is_some());
+        assert!(ask(&view).is_err());
+        let fetch = view.take_fetches()[0];
+        let new = [(1, 1), (2, 2), (3, 2)].map(|(index, term)| entry_out(entry(index, term)));
+        assert!(view.fetched(fetch.id, &new).is_some());
+        assert_eq!(ask(&view).unwrap().len(), 3);
     }
 
     #[test]

@@ -14,21 +14,13 @@ pub struct Terms {
 impl Terms {
     /// Appends entry `index`; whatever stood at or after it is gone.
     pub fn push(&mut self, index: u64, term: u64) {
-        self.truncate(index);
+        while self.runs.last().is_some_and(|run| run.0 >= index) {
+            self.runs.pop();
+        }
         if self.runs.last().is_none_or(|run| run.1 != term) {
             self.runs.push((index, term));
         }
         self.last = index;
-    }
-
-    /// Drops everything at `from` and after it.
-    pub fn truncate(&mut self, from: u64) {
-        while self.runs.last().is_some_and(|run| run.0 >= from) {
-            self.runs.pop();
-        }
-        if !self.runs.is_empty() && self.last >= from {
-            self.last = from - 1;
-        }
     }
 
     /// Drops everything up to `through`.

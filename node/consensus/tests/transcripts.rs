@@ -1,0 +1,147 @@
+//! What members say to each other, as transcripts: one file in `transcripts/` for each case.
+//!
+//! A file is commands and, below each block of them, what came of it; a command in brackets says
+//! nothing. A file that differs fails, and stays as it is: only `UPDATE_GOLDENFILES=1` writes it
+//! anew, and never in CI. Read the difference before it is committed. The commands stand in `run`.
+
+mod cluster;
+
+use std::error::Error;
+use std::path::Path;
+
+use cluster::Cluster;
+use goldenscript::{ArgumentConsumer, Command, Context, Runner};
+use node_consensus::{ConfChange, EntryKind, Members};
+use test_each_file::test_each_path;
+
+test_each_path! { in "node/consensus/tests/transcripts" as transcript => check }
+
+fn check(path: &Path) {
+    let set = |variable| std::env::var_os(variable).is_some();
+    assert!(!(set("CI") && set("UPDATE_GOLDENFILES")), "CI compares transcripts, and writes none");
+    goldenscript::run(&mut Script::default(), path).expect("the transcript is as it was");
+}
+
+#[derive(Default)]
+struct Script {
+    cluster: Cluster,
+}
+
+type Failed = Box<dyn Error>;
+
+fn number(text: &str) -> Result<u64, Failed> {
+    Ok(text.parse()?)
+}
+
+fn numbers(text: &str) -> Result<Vec<u64>, Failed> {
+    text.split(',').filter(|part| !part.is_empty()).map(number).collect()
+}
+
+impl Script {
+    /// A new cluster, each member a follower; with `leader=`, that one has been elected.
+    fn begin(&mut self, args: &mut ArgumentConsumer<'_>) -> Result<(), Failed> {
+        let ids = |text: Option<&str>| numbers(text.unwrap_or(""));
+        let members = Members {
+            voters: ids(args.take_key("voters"))?,
+            learners: ids(args.take_key("learners"))?,
+        };
+        let cache_bytes = args.take_key("cache").map_or(Ok(usize::MAX), str::parse)?;
+        self.cluster = Cluster::new(&members, cache_bytes);
+        if let Some(leader) = args.take_key("leader") {
+            self.cluster.elect(number(leader)?);
+        }
+        Ok(())
+    }
+}
+
+impl Runner for Script {
+    type Command = Command;
+
+    fn run(&mut self, command: &Command, _: &Context) -> Result<String, Failed> {
+        let mut args = command.consume_args();
+        if command.name == "cluster" {
+            self.begin(&mut args)?;
+            args.reject_next()?;
+            return Ok(self.cluster.take_story());
+        }
+        let cluster = &mut self.cluster;
+        if command.name == "settle" {
+            cluster.settle();
+            return Ok(cluster.take_story());
+        }
+        let id = number(args.next_pos().ok_or("which member?")?)?;
+        match command.name.as_str() {
+            // N ticks of one member's clock.
+            "tick" => {
+                for _ in 0..number(args.next_pos().unwrap_or("1"))? {
+                    cluster.member(id).tick();
+                }
+                cluster.work(id);
+            }
+            "campaign" => {
+                cluster.member(id).campaign();
+                cluster.work(id);
+            }
+            // Requests, in one round.
+            "propose" => {
+                let mut data = Vec::new();
+                while let Some(text) = args.next_pos() {
+                    data.push(text.to_owned());
+                }
+                cluster.propose(id, EntryKind::Normal, data)?;
+            }
+            // A change of members; its text is what the state machine will make of it.
+            "change" => {
+                let (what, who) = args.next_key().ok_or("voter=, learner= or remove=")?;
+                number(who)?;
+                cluster.propose(id, EntryKind::ConfChange, vec![format!("{what}={who}")])?;
+            }
+            "read" => cluster.read(id),
+            "transfer" => {
+                let to = number(args.take_key("to").ok_or("to whom?")?)?;
+                let begun = cluster.member(id).transfer_leader(to);
+                cluster.tell(format!("{id} {}", if begun { "hands over" } else { "refuses" }));
+                cluster.work(id);
+            }
+            // One round of messages to one member.
+            "deliver" => cluster.deliver(id),
+            // Nothing reaches it, and nothing of it arrives.
+            "cut" => cluster.cut(id),
+            "heal" => cluster.heal(id),
+            // Its disk answers nothing that it is given to write.
+            "stall" => cluster.stall(id, true),
+            "resume" => cluster.stall(id, false),
+            // Power goes, and comes back: what was not durable is gone.
+            "restart" => cluster.restart(id),
+            "compact" => {
+                let to = number(args.next_pos().ok_or("up to where?")?)?;
+                cluster.compact(id, to);
+            }
+            // The snapshot that it made is no longer there.
+            "forget_snapshot" => cluster.member(id).snapshot_built(None),
+            // A message that no honest member sends, or that comes too late.
+            "forge" => {
+                let mut fields = Vec::new();
+                while let Some((key, value)) = args.next_key() {
+                    fields.push((key.to_owned(), value.to_owned()));
+                }
+                cluster.forge(id, &fields)?;
+            }
+            "status" => cluster.status(id),
+            other => return Err(format!("unknown command {other}").into()),
+        }
+        args.reject_next()?;
+        Ok(cluster.take_story())
+    }
+}
+
+/// What the state machine reads out of a change's text.
+fn parse_change(text: &str) -> ConfChange {
+    let (what, who) = text.split_once('=').expect("the script has checked it");
+    let id = who.parse().expect("the script has checked it");
+    match what {
+        "voter" => ConfChange::Voter(id),
+        "learner" => ConfChange::Learner(id),
+        _ => ConfChange::Remove(id),
+    }
+}
