@@ -1,5 +1,10 @@
 //! The agent's journal: whole on the disk before anything that follows from it leaves the host.
 
+#![allow(
+    clippy::print_stderr,
+    reason = "what is skipped, and why, is for who reads the test's output"
+)]
+
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Duration;
