@@ -258,7 +258,7 @@ impl Store {
     /// This process has put its ledger back into `generation`; settles it if it was the last.
     /// Returns whether it is settled now.
     pub(super) async fn ledger_is_back(&self, generation: i64) -> Result<bool, StoreError> {
-        let mut transaction = self.pool().begin().await?;
+        let mut transaction = self.begin("BEGIN").await?;
         lock_alone(&mut transaction).await?;
         sqlx::query("UPDATE processes SET generation = $2 WHERE id = $1")
             .bind(self.ledger().process())
@@ -305,7 +305,7 @@ impl Store {
 
     /// An owner says that a process won't come back. `false`: there is none of that id.
     pub async fn forget_process(&self, id: Uuid, by: &str) -> Result<bool, StoreError> {
-        let mut transaction = self.pool().begin().await?;
+        let mut transaction = self.begin("BEGIN").await?;
         lock_alone(&mut transaction).await?;
         let forgotten = sqlx::query(
             "UPDATE processes SET forgotten_us = now_us(), forgotten_by = $2 WHERE id = $1",
@@ -334,7 +334,7 @@ impl Store {
         number: i64,
         by: &str,
     ) -> Result<Option<u64>, StoreError> {
-        let mut transaction = self.pool().begin().await?;
+        let mut transaction = self.begin("BEGIN").await?;
         lock_alone(&mut transaction).await?;
         let generation = read(&mut transaction).await?;
         if generation.number != number {

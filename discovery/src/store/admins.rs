@@ -36,7 +36,7 @@ impl Store {
         jws: &Jws,
         by: &str,
     ) -> Result<(), StoreError> {
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.begin("BEGIN").await?;
         let now: i64 = sqlx::query_scalar(
             "INSERT INTO admin_elements (sequence, hash, jws, stored_us)
              VALUES ($1, $2, $3, now_us()) RETURNING stored_us",

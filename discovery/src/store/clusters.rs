@@ -107,7 +107,7 @@ impl Store {
         life: std::time::Duration,
         [peer, client]: [&WrappedCa; 2],
     ) -> Result<Micros, StoreError> {
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.begin("BEGIN").await?;
         let deadline: i64 = sqlx::query_scalar(
             "INSERT INTO clusters (id, name, size, phase, created_us, created_by, deadline_us)
              VALUES ($1, $2, $3, 'draft', now_us(), $4, now_us() + $5) RETURNING deadline_us",
@@ -172,7 +172,7 @@ impl Store {
         by: &str,
     ) -> Result<Opened, StoreError> {
         let id = Uuid::from_u128(statement.cluster.0);
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.begin("BEGIN").await?;
         let draft: Option<Uuid> = sqlx::query_scalar(
             "SELECT id FROM clusters WHERE id = $1 AND phase = 'draft' FOR UPDATE",
         )
@@ -241,7 +241,7 @@ impl Store {
         [peer, client]: [&AuthorityRow; 2],
     ) -> Result<(), StoreError> {
         let id = first.cluster;
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.begin("BEGIN").await?;
         // A draft of it may have come back with the backup, or nothing at all.
         sqlx::query(
             "INSERT INTO clusters (id, name, size, phase, created_us, created_by, deadline_us, rev)
@@ -375,7 +375,7 @@ impl Store {
 
     /// Removes drafts that nobody signed, and assertions that have expired anyway.
     pub async fn clear_out(&self) -> Result<(), StoreError> {
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.begin("BEGIN").await?;
         let dead: Vec<Uuid> = sqlx::query_scalar(
             "SELECT id FROM clusters WHERE phase = 'draft' AND deadline_us <= now_us()
              ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED",
@@ -413,7 +413,7 @@ impl Store {
     /// Ends a cluster that forms, without reading what belongs to it: rows that somebody damaged
     /// must not keep it from being given up. `false`: it doesn't form.
     pub async fn give_up(&self, id: Uuid, cause: EndCause, by: &str) -> Result<bool, StoreError> {
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.begin("BEGIN").await?;
         let ended: Option<i64> = sqlx::query_scalar(
             "UPDATE clusters SET phase = 'abandoned', ended_cause = $2, ended_us = now_us(),
                  ended_by = $3, frozen_epoch = NULL, frozen_h = NULL, frozen_statement = NULL,
@@ -444,7 +444,7 @@ impl Store {
 
     /// Removes a draft that must never become a cluster.
     pub async fn drop_draft(&self, id: Uuid) -> Result<(), StoreError> {
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.begin("BEGIN").await?;
         for sql in [
             "DELETE FROM authorities a USING clusters c
              WHERE c.id = a.cluster_id AND c.id = $1 AND c.phase = 'draft'",

@@ -12,6 +12,8 @@ const TRANSIENT: [&str; 7] = [
     "55P03", // lock not available
     "25P03", // idle in transaction for too long
 ];
+/// What a server says to a connection that it ends: by hand, after a crash, before it is up again.
+const ENDED: [&str; 3] = ["57P01", "57P02", "57P03"];
 const UNIQUE_VIOLATION: &str = "23505";
 
 /// A failed store call.
@@ -44,6 +46,15 @@ impl StoreError {
     /// A row that doesn't parse or verify.
     pub fn damaged(what: impl Into<String>) -> Self {
         StoreError::Damaged { what: what.into() }
+    }
+}
+
+/// Whether it was the connection that failed, and not what was asked.
+pub(super) fn is_dead_connection(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_) => true,
+        sqlx::Error::Database(told) => told.code().is_some_and(|code| ENDED.contains(&&*code)),
+        _ => false,
     }
 }
 

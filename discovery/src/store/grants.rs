@@ -61,7 +61,7 @@ impl Store {
         by: &str,
         now: formation::Micros,
     ) -> Result<(), StoreError> {
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.begin("BEGIN").await?;
         if insert(&mut transaction, grant, by, now).await? {
             let body = serde_json::json!({ "grant": grant.id.to_string(), "by": by });
             // The event's chain is written under the cluster's lock.

@@ -15,7 +15,7 @@ mod key_directory;
 use std::sync::Arc;
 
 use sqlx::pool::PoolConnection;
-use sqlx::{PgPool, Postgres};
+use sqlx::{PgPool, Postgres, SqlSafeStr, Transaction};
 
 use crate::ledger::{DatabaseWatch, Ledger};
 
@@ -43,6 +43,25 @@ impl Store {
     /// A connection.
     pub(crate) async fn acquire(&self) -> Result<PoolConnection<Postgres>, StoreError> {
         Ok(self.pool.acquire().await?)
+    }
+
+    /// BEGIN, and what `begin` asks along with it. The pool may hold connections that died a moment
+    /// ago. On one that can't begin nothing was done, and it is gone from the pool: so the next is
+    /// tried, and no more of them than there were.
+    pub(crate) async fn begin(
+        &self,
+        begin: impl SqlSafeStr,
+    ) -> Result<Transaction<'static, Postgres>, StoreError> {
+        let begin = begin.into_sql_str();
+        for _ in 0..self.pool.size() {
+            match self.pool.begin_with(begin.clone()).await {
+                Err(error) if error::is_dead_connection(&error) => {
+                    tracing::debug!(%error, "a pooled connection has died");
+                }
+                begun => return Ok(begun?),
+            }
+        }
+        Ok(self.pool.begin_with(begin).await?)
     }
 
     /// This process's ledger.

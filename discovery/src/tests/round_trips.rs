@@ -12,10 +12,10 @@ use super::agent::Agent;
 use super::support::{World, socket};
 use crate::server::{Running, start};
 
-/// What was asked before has come back by then.
+/// What was asked before has come back by then, and the pool still trusts the connection.
 const SETTLES: Duration = Duration::from_millis(300);
-/// When the pool gives a connection away, and when it takes it back.
-const PINGS: usize = 2;
+/// When the pool takes a connection back; it isn't asked again when it is given away soon after.
+const PINGS: usize = 1;
 /// BEGIN with the lock, all that is read, all that is written, COMMIT.
 const STATEMENTS: usize = 4;
 
@@ -106,5 +106,29 @@ async fn a_redeem_takes_four_statements() {
     assert!(trips <= STATEMENTS + PINGS, "{trips}");
     let trips = counter.of(async { drop(agents[4].poll(None).await.unwrap()) }).await;
     println!("a poll: {trips} round trips");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_connection_that_died_in_the_pool_fails_no_request_of_an_agent() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 3).await;
+    let token = world.token(&admin, &statement).await;
+    for number in 1..=2 {
+        let agent = Agent::new(&world, &service, &statement, &token, number);
+        // Several at a time, so that more than one connection lies there when they are ended.
+        let _ = tokio::join!(admin.list_clusters(None), admin.list_processes(), agent.redeem());
+        let ended: Vec<bool> = sqlx::query_scalar(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+             WHERE datname = current_database() AND application_name = 'muster-discovery'",
+        )
+        .fetch_all(&mut world.database.connect().await)
+        .await
+        .unwrap();
+        assert!(ended.len() > 1 && ended.iter().all(|ended| *ended), "{ended:?}");
+        agent.redeem().await.unwrap();
+    }
     service.stop().await;
 }

@@ -129,7 +129,7 @@ impl Store {
         let copied = known.map_or(0, |known| known.copied.number);
         // The lock by itself: what is read with it would be of before it was waited for.
         let begin = format!("BEGIN; SELECT 1 FROM clusters WHERE id = '{id}' FOR UPDATE");
-        let mut transaction = self.pool.begin_with(AssertSqlSafe(begin)).await?;
+        let mut transaction = self.begin(AssertSqlSafe(begin)).await?;
         let loaded = load::read(&mut transaction, id, copied, asked, self.ledger.process()).await?;
         let Some(loaded) = loaded else { return Ok(None) };
         // A process that knows no database has to look first, wherever this leads.
@@ -172,7 +172,7 @@ impl Store {
     ) -> Result<Option<(Cluster, Arc<StatementChain>, formation::Micros)>, StoreError> {
         // One snapshot for all tables.
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
-        let mut transaction = self.pool.begin_with(begin).await?;
+        let mut transaction = self.begin(begin).await?;
         let loaded = load::read(&mut transaction, id, 0, None, self.ledger.process()).await?;
         transaction.commit().await?;
         let Some(loaded) = loaded else { return Ok(None) };
