@@ -31,7 +31,9 @@
 //! # What this does not do
 //!
 //! It can't see a database that was set back together with every ledger, to a moment at which all of
-//! this agreed. What is left then are the hosts: see the crate's own essay.
+//! this agreed; nor rows of a dump that is younger than this process's last sweep, put into the same
+//! tables under its living connections, before it has heard of what was decided since. What is left
+//! then are the hosts: see the crate's own essay.
 
 use std::fmt;
 

@@ -176,20 +176,59 @@ async fn a_process_that_the_dump_forgot_is_waited_for() {
     two.stop().await;
 }
 
+/// What is put back under a process that has all its connections, doesn't sweep, and hasn't heard
+/// what was decided: nothing is copied that would tell the two histories apart.
+async fn nobody_forms_it_again_unheard(put_back: impl AsyncFnOnce(&World, &[u8])) {
+    let world = World::new().await;
+    let mut args = unswept(&world, "ledger-2");
+    // One listens, one is left.
+    args.database.pool_size = 2;
+    let two = start(args).await.unwrap();
+    let beat = || two.app().store.ledger().known().map(|known| known.beat);
+    eventually("swept once", async || beat() == Some(1)).await;
+    eventually("connected", async || connections(&world).await.len() == 2).await;
+    let before = connections(&world).await;
+
+    let one = world.serve().await;
+    let admin = world.owner(&one);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let dump = world.database.dump();
+    two.app().store.look_again(Occasion::Sweep).await.unwrap();
+    sqlx::raw_sql(
+        "DO $$ BEGIN EXECUTE replace(
+             pg_get_functiondef('add_decision'::regproc), 'muster_decision', 'nobody_hears');
+         END $$",
+    )
+    .execute(&mut world.database.connect().await)
+    .await
+    .unwrap();
+    form(&mut [Agent::new(&world, &one, &statement, &token, 1)]).await;
+    let decided = committed(&world.database, statement.cluster).await.unwrap();
+    one.stop().await;
+    put_back(&world, &dump).await;
+
+    let known = two.app().store.ledger().known().unwrap();
+    assert_eq!((known.generation, known.copied.number), (1, 0), "it has heard of nothing");
+    eventually("one is gone", async || connections(&world).await.len() <= 2).await;
+    assert_eq!(connections(&world).await, before, "it has connected anew");
+    nobody_forms_it_again(&world, &two, (&statement, &token), &decided).await;
+    assert_eq!(two.app().store.look_at_generation().await.unwrap().number, 2);
+    two.stop().await;
+}
+
 #[tokio::test]
 async fn a_dump_loaded_over_the_tables_under_living_connections_is_noticed() {
-    let world = World::new().await;
-    let one = world.serve().await;
-    let two = start(unswept(&world, "ledger-2")).await.unwrap();
-    let (statement, token, dump, decided) = formed(&world, &one).await;
-    // Until it has heard of the commit it has nothing to tell the two histories apart by but its
-    // next connection or sweep.
-    eventually("copied", async || two.app().store.ledger().commits() == 1).await;
-    one.stop().await;
-    // Every connection of two stays; its tables go from under it.
-    world.database.restore(&dump, &["--clean", "--if-exists"]);
-    nobody_forms_it_again(&world, &two, (&statement, &token), &decided).await;
-    two.stop().await;
+    nobody_forms_it_again_unheard(async |world, dump| {
+        world.database.restore(dump, &["--clean", "--if-exists"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn rows_of_a_dump_in_the_same_tables_under_living_connections_are_noticed() {
+    nobody_forms_it_again_unheard(async |world, dump| world.database.set_rows_back(dump).await)
+        .await;
 }
 
 /// Copies a folder of files.
@@ -335,7 +374,7 @@ async fn a_pooled_connection_to_an_old_primary_decides_nothing() {
 async fn connections(world: &World) -> Vec<i32> {
     sqlx::query_scalar(
         "SELECT pid FROM pg_stat_activity
-         WHERE datname = current_database() AND application_name = 'muster-discovery'",
+         WHERE datname = current_database() AND application_name = 'muster-discovery' ORDER BY pid",
     )
     .fetch_all(&mut world.database.connect().await)
     .await

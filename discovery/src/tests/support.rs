@@ -185,6 +185,22 @@ impl Database {
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     }
 
+    /// The rows of a dump in the place of those that are there, in the same tables.
+    pub async fn set_rows_back(&self, dump: &[u8]) {
+        let mut connection = self.connect().await;
+        sqlx::raw_sql(
+            "SET session_replication_role = replica;
+             DO $$ BEGIN EXECUTE (
+                 SELECT 'TRUNCATE ' || string_agg(quote_ident(tablename), ', ')
+                 FROM pg_tables WHERE schemaname = 'public'
+             ); END $$",
+        )
+        .execute(&mut connection)
+        .await
+        .unwrap();
+        self.restore(dump, &["--data-only", "--disable-triggers"]);
+    }
+
     pub async fn connect(&self) -> PgConnection {
         options(&self.name).connect().await.unwrap()
     }
