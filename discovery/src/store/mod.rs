@@ -45,23 +45,29 @@ impl Store {
         Ok(self.pool.acquire().await?)
     }
 
-    /// BEGIN, and what `begin` asks along with it. The pool may hold connections that died a moment
-    /// ago. On one that can't begin nothing was done, and it is gone from the pool: so the next is
-    /// tried, and no more of them than there were.
+    /// A transaction. `begin` is BEGIN with its options and nothing else: what fails, or is given up,
+    /// while it is asked for leaves a connection in the pool that is in a transaction and doesn't
+    /// know it. For the same reason it is asked in a task of its own, which goes on when whoever
+    /// waits for it leaves.
     pub(crate) async fn begin(
         &self,
         begin: impl SqlSafeStr,
     ) -> Result<Transaction<'static, Postgres>, StoreError> {
-        let begin = begin.into_sql_str();
-        for _ in 0..self.pool.size() {
-            match self.pool.begin_with(begin.clone()).await {
-                Err(error) if error::is_dead_connection(&error) => {
-                    tracing::debug!(%error, "a pooled connection has died");
+        let (pool, begin) = (self.pool.clone(), begin.into_sql_str());
+        let begun = tokio::spawn(async move {
+            // The pool may hold connections that died a moment ago. On one that can't begin nothing
+            // was done, and it is gone from the pool: the next is tried, and no more than there were.
+            for _ in 0..pool.size() {
+                match pool.begin_with(begin.clone()).await {
+                    Err(error) if error::is_dead_connection(&error) => {
+                        tracing::debug!(%error, "a pooled connection has died");
+                    }
+                    begun => return begun,
                 }
-                begun => return Ok(begun?),
             }
-        }
-        Ok(self.pool.begin_with(begin).await?)
+            pool.begin_with(begin).await
+        });
+        Ok(begun.await.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))??)
     }
 
     /// This process's ledger.

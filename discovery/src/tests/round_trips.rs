@@ -16,8 +16,8 @@ use crate::server::{Running, start};
 const SETTLES: Duration = Duration::from_millis(300);
 /// When the pool takes a connection back; it isn't asked again when it is given away soon after.
 const PINGS: usize = 1;
-/// BEGIN with the lock, all that is read, all that is written, COMMIT.
-const STATEMENTS: usize = 4;
+/// BEGIN, the lock, all that is read, all that is written, COMMIT.
+const STATEMENTS: usize = 5;
 
 /// Between the service and Postgres: counts how often the server says that it waits for the next
 /// question (`ReadyForQuery`, one for each round trip).
@@ -86,7 +86,7 @@ async fn counted(world: &World) -> (Running, Counter) {
 
 /// The redeem that is counted comes after others have taught the connection the statements.
 #[tokio::test]
-async fn a_redeem_takes_four_statements() {
+async fn a_redeem_takes_five_statements() {
     let world = World::new().await;
     let (service, counter) = counted(&world).await;
     let admin = world.owner(&service);
@@ -130,5 +130,44 @@ async fn a_connection_that_died_in_the_pool_fails_no_request_of_an_agent() {
         assert!(ended.len() > 1 && ended.iter().all(|ended| *ended), "{ended:?}");
         agent.redeem().await.unwrap();
     }
+    service.stop().await;
+}
+
+/// A dump, an ALTER TABLE, another process that was stopped in the middle: the cluster's row is
+/// locked for longer than anybody waits.
+#[tokio::test]
+async fn a_lock_that_is_waited_for_in_vain_spoils_no_connection() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 3).await;
+    let token = world.token(&admin, &statement).await;
+    let agents: Vec<Agent> =
+        (1..=3).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    agents[0].redeem().await.unwrap();
+    let mut locker = world.database.connect().await;
+    let lock = "BEGIN; SELECT 1 FROM clusters FOR UPDATE";
+    sqlx::raw_sql(lock).execute(&mut locker).await.unwrap();
+    // One waits until the lock's time-out, two leave before it.
+    let leaves = Duration::from_millis(300);
+    let (waited, ..) = tokio::join!(
+        agents[0].poll(None),
+        tokio::time::timeout(leaves, agents[1].redeem()),
+        tokio::time::timeout(leaves, agents[2].redeem()),
+    );
+    assert!(waited.is_err(), "the row is locked");
+    sqlx::raw_sql("ROLLBACK").execute(&mut locker).await.unwrap();
+    for _ in 0..20 {
+        agents[0].poll(None).await.unwrap();
+        admin.explain(statement.cluster).await.unwrap();
+    }
+    let left: i64 = sqlx::query_scalar(
+        "SELECT count(*) FROM pg_stat_activity
+         WHERE datname = current_database() AND state LIKE 'idle in transaction%'",
+    )
+    .fetch_one(&mut locker)
+    .await
+    .unwrap();
+    assert_eq!(left, 0, "connections in the pool are in transactions");
     service.stop().await;
 }

@@ -15,7 +15,7 @@ use discovery_formation::service::{Change, Cluster, Phase};
 use discovery_types::grant::{GrantId, VerifiedGrant};
 use discovery_types::jws::{Jws, Typ};
 use discovery_types::statement::{Statement, StatementChain};
-use sqlx::{AssertSqlSafe, PgConnection, Postgres, Transaction};
+use sqlx::{PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
 use super::{Micros, Store, StoreError};
@@ -127,9 +127,12 @@ impl Store {
         // Before anything is read: what is copied meanwhile is ahead of it.
         let known = self.ledger.known();
         let copied = known.map_or(0, |known| known.copied.number);
-        // The lock by itself: what is read with it would be of before it was waited for.
-        let begin = format!("BEGIN; SELECT 1 FROM clusters WHERE id = '{id}' FOR UPDATE");
-        let mut transaction = self.begin(AssertSqlSafe(begin)).await?;
+        let mut transaction = self.begin("BEGIN").await?;
+        // By itself: what is read with the lock would be of before it was waited for.
+        sqlx::query("SELECT 1 FROM clusters WHERE id = $1 FOR UPDATE")
+            .bind(id)
+            .execute(&mut *transaction)
+            .await?;
         let loaded = load::read(&mut transaction, id, copied, asked, self.ledger.process()).await?;
         let Some(loaded) = loaded else { return Ok(None) };
         // A process that knows no database has to look first, wherever this leads.
