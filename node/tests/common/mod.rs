@@ -13,8 +13,8 @@ use std::{
 };
 
 use node_proto::etcdserverpb::{
-    HashKvRequest, PutRequest, RangeRequest, StatusRequest, StatusResponse, kv_client::KvClient,
-    maintenance_client::MaintenanceClient,
+    HashKvRequest, PutRequest, RangeRequest, RequestOp, StatusRequest, StatusResponse, TxnRequest,
+    kv_client::KvClient, maintenance_client::MaintenanceClient, request_op, response_op,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tonic::transport::{Channel, Endpoint};
@@ -173,6 +173,20 @@ impl Member {
         let request = RangeRequest { key: key.to_owned().into(), ..RangeRequest::default() };
         let answer = KvClient::new(self.channel()).range(request).await?.into_inner();
         Ok(answer.kvs.first().map(|kv| String::from_utf8(kv.value.to_vec()).unwrap()))
+    }
+
+    /// The same in a transaction that only reads.
+    pub async fn get_in_txn(&self, key: &str) -> Result<Option<String>, tonic::Status> {
+        let range = RangeRequest { key: key.to_owned().into(), ..RangeRequest::default() };
+        let request = Some(request_op::Request::RequestRange(range));
+        let success = vec![RequestOp { request }];
+        let request = TxnRequest { success, ..TxnRequest::default() };
+        let answer = KvClient::new(self.channel()).txn(request).await?.into_inner();
+        let Some(response_op::Response::ResponseRange(range)) = &answer.responses[0].response
+        else {
+            panic!("{answer:?}");
+        };
+        Ok(range.kvs.first().map(|kv| String::from_utf8(kv.value.to_vec()).unwrap()))
     }
 
     pub async fn status(&self) -> Result<StatusResponse, tonic::Status> {
