@@ -74,6 +74,24 @@ async fn who_stops_after_the_first_byte_is_sent_away() {
 }
 
 #[tokio::test]
+async fn who_never_gets_its_turn_is_sent_away() {
+    let step = Duration::from_millis(300);
+    let (address, mut told) = open(Bounds { handshakes: 0, step, ..BOUNDS }).await;
+    let _waiting = connect("127.0.0.2", address, b"xx").await;
+    assert!(matches!(next(&mut told).await, (_, Err(Turned::Late))));
+}
+
+#[tokio::test]
+async fn who_shakes_hands_has_left_the_room_of_the_silent() {
+    let (address, mut told) = open(Bounds { silent: 1, ..BOUNDS }).await;
+    let _half = connect("127.0.0.2", address, b"x").await;
+    // Until it is inside.
+    sleep(Duration::from_millis(100)).await;
+    let _next = connect("127.0.0.2", address, b"xx").await;
+    assert!(is_admitted(&next(&mut told).await));
+}
+
+#[tokio::test]
 async fn one_host_with_a_byte_on_each_connection_keeps_itself_waiting_and_nobody_else() {
     let (address, mut told) = open(BOUNDS).await;
     let mut half = Vec::new();

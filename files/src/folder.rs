@@ -229,6 +229,16 @@ mod tests {
     }
 
     #[test]
+    fn an_absolute_link_leads_away_from_where_it_stands() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().join("real");
+        own_folder(&real.join("inner")).unwrap();
+        symlink(&real, dir.path().join("link")).unwrap();
+        let opened = own_folder(&dir.path().join("link/inner")).unwrap().metadata().unwrap();
+        assert_eq!(opened.ino(), real.join("inner").metadata().unwrap().ino());
+    }
+
+    #[test]
     fn a_file_is_no_folder() {
         let file = tempfile::NamedTempFile::new().unwrap();
         assert!(matches!(own_folder(file.path()), Err(Error::NotAFolder(_))));

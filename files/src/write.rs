@@ -195,13 +195,25 @@ mod tests {
     }
 
     #[test]
+    fn a_file_has_the_mode_that_it_was_made_with_whatever_the_umask() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ca.pem");
+        create(&path, b"", 0o666).unwrap();
+        assert_eq!(mode(&path), 0o666);
+    }
+
+    #[test]
     fn what_a_crash_left_is_known_and_swept_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal.json");
         replace(&path, b"whole").unwrap();
         let left = write_aside(&path, b"ha", PRIVATE, true).unwrap();
         assert!(is_aside(left.file_name().unwrap()));
-        assert!(!is_aside(OsStr::new("journal.json.unfinished-business")));
+        let hex = "0123456789abcdef0123456789abcdef";
+        assert!(is_aside(OsStr::new(&format!("x{ASIDE}{hex}"))));
+        for other in [&hex[1..], "these are 32 bytes, but not hex.", "business"] {
+            assert!(!is_aside(OsStr::new(&format!("x{ASIDE}{other}"))), "{other}");
+        }
         sweep(dir.path()).unwrap();
         let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().collect();
         assert_eq!(names.len(), 1);
