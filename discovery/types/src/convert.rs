@@ -259,6 +259,7 @@ pub fn document(verified: &VerifiedDocument) -> formation::Document {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::World;
 
     #[test]
     fn each_refusal_comes_off_the_wire_as_it_went_in() {
@@ -279,6 +280,25 @@ mod tests {
             assert_eq!(phase(state).map(Phase::as_str), Some(state.as_str()));
         }
         assert_eq!(phase(ClusterState::Draft), None);
+    }
+
+    #[test]
+    fn each_field_of_a_statement_and_a_record_comes_from_its_own() {
+        let world = World::new(1);
+        let read = statement(&world.chain());
+        assert_eq!((read.sequence, read.size), (1, 1));
+        let even = formation::Permissions { allow_even: true, ..Default::default() };
+        assert_eq!(read.permissions, even);
+
+        let (written, signed) = (&world.records[0], world.signed(0));
+        let node_key = written.csr.verify().unwrap().node_key;
+        let read = read_record(written, &signed, &node_key);
+        let hashes = [signed.record.hash(), signed.endorsement.hash(), node_key];
+        assert_eq!([read.hash, read.token_hash, read.node_key].map(digest), hashes);
+        assert_eq!(read.peer_urls, ["https://10.0.0.1:2380"]);
+        assert_eq!(read.client_urls, ["https://10.0.0.1:2379"]);
+        assert_eq!(public_key(read.key), written.agent_key);
+        assert_eq!(wire_incarnation(read.incarnation), written.incarnation);
     }
 
     #[test]

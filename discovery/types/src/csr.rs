@@ -180,6 +180,22 @@ mod tests {
     }
 
     #[test]
+    fn a_request_has_nothing_behind_it_and_is_not_longer_than_the_longest() {
+        let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+        let named = |name: &str| {
+            let mut params = rcgen::CertificateParams::default();
+            params.distinguished_name.push(rcgen::DnType::CommonName, name);
+            params.serialize_request(&pair).unwrap().der().to_vec()
+        };
+        let short = named("x");
+        assert!(Csr::from_der(short.clone()).verify().is_ok());
+        let long = named(&"x".repeat(MAX_CSR));
+        for der in [[&short[..], &[0]].concat(), long] {
+            assert_eq!(Csr::from_der(der).verify().err(), Some(CsrError::Malformed));
+        }
+    }
+
+    #[test]
     fn junk_is_refused() {
         for der in [vec![], vec![0x30, 0x80], vec![0; 4096]] {
             assert_eq!(Csr::from_der(der).verify().err(), Some(CsrError::Malformed));
