@@ -156,10 +156,8 @@ fn an_expired_certificate_of_a_bound_key_is_an_alarm_and_the_cluster_forms() {
     eventually("the others say so", || cluster.members[..2].iter().all(said));
 }
 
-#[test]
-fn a_member_of_the_right_ca_with_another_key_is_refused() {
-    let mut cluster = three(None);
-    cluster.start();
+/// Gives a member of a cluster that runs another key, and sees it refused and the others serve.
+fn refuses_another_key(cluster: &mut Secured) {
     cluster.members[2].kill();
     let other = KeyPair::generate().unwrap();
     let dir = cluster.tls(2);
@@ -178,6 +176,25 @@ fn a_member_of_the_right_ca_with_another_key_is_refused() {
         let put = ["--command-timeout=1s", "put", "still", "serving"];
         cluster.etcdctl(0, &put).is_none_or(|(done, _)| done)
     });
+}
+
+#[test]
+fn a_member_of_the_right_ca_with_another_key_is_refused() {
+    let mut cluster = three(None);
+    cluster.start();
+    refuses_another_key(&mut cluster);
+}
+
+#[test]
+fn bindings_outlive_the_document() {
+    let mut cluster = three(None);
+    cluster.start();
+    for member in &mut cluster.members {
+        assert_eq!(member.stop(), Some(0));
+        member.args.retain(|arg| !arg.starts_with("--muster-document"));
+    }
+    cluster.start();
+    refuses_another_key(&mut cluster);
 }
 
 #[test]

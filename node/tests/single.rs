@@ -34,6 +34,50 @@ async fn what_was_put_is_got_after_an_orderly_stop_and_after_a_kill() {
 }
 
 #[tokio::test]
+async fn a_restart_does_not_ask_what_the_cluster_began_with() {
+    let (_root, mut member) = scratch();
+    member.start();
+    member.ready();
+    member.put("a", "1").await.unwrap();
+    let id = member.status().await.unwrap().header.unwrap();
+    member.args.retain(|arg| !arg.starts_with("--initial-cluster"));
+    let args = member.args.clone();
+    for told in [
+        &[][..],
+        &["--initial-cluster=other=https://127.0.0.1:1"],
+        &["--initial-cluster=one=http://127.0.0.1:1", "--initial-cluster-token=another"],
+        &["--initial-cluster-state=existing"],
+    ] {
+        assert_eq!(member.stop(), Some(0));
+        member.args = args.iter().cloned().chain(told.iter().map(ToString::to_string)).collect();
+        member.start();
+        member.ready();
+        assert_eq!(member.get("a").await.unwrap().as_deref(), Some("1"), "{told:?}");
+        let now = member.status().await.unwrap().header.unwrap();
+        assert_eq!((now.cluster_id, now.member_id), (id.cluster_id, id.member_id), "{told:?}");
+    }
+}
+
+#[test]
+fn a_first_start_that_names_no_such_member_or_would_join_is_a_usage_error() {
+    for (told, text) in [
+        (
+            "--initial-cluster=other=http://127.0.0.1:1",
+            "couldn't find local name \\\"one\\\" in the initial cluster configuration",
+        ),
+        ("--initial-cluster=one=http://127.0.0.1:1", "missing from --initial-advertise-peer-urls"),
+        ("--initial-cluster-state=existing", "joining a running cluster is not supported yet"),
+    ] {
+        let (_root, mut member) = scratch();
+        member.args.push(told.to_owned());
+        member.start();
+        assert_eq!(member.exit_code(), Some(2), "{}", member.log());
+        assert!(member.log().contains(text), "{}", member.log());
+        assert!(!member.data_dir.join("member").exists(), "nothing was begun");
+    }
+}
+
+#[tokio::test]
 async fn every_acknowledged_write_outlives_a_kill_in_mid_stream() {
     let (_root, mut member) = scratch();
     member.start();

@@ -124,7 +124,7 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(MEMBER, "raft-write-timeout", Duration, "5s", "TIME", "Write time-out of peer streams.")
         .ignored("silent peer streams are closed after 5 s"),
     flag(CLUSTERING, "initial-advertise-peer-urls", Text, "http://localhost:2380", "URLS", "This member's peer URLs, as the others reach them."),
-    flag(CLUSTERING, "initial-cluster", Text, "", "NAME=URL,...", "The first members: name and peer URL of each. Default: this member alone."),
+    flag(CLUSTERING, "initial-cluster", Text, "", "NAME=URL,...", "The first members: name and peer URL of each; only a first start looks at it. Default: this member alone."),
     flag(CLUSTERING, "initial-cluster-state", OneOf(&["new", "existing"]), "new", "STATE", "\"new\" to begin a cluster, \"existing\" to join one that has added this member."),
     flag(CLUSTERING, "initial-cluster-token", Text, "etcd-cluster", "TOKEN", "Makes ids of this cluster different from all others'."),
     flag(CLUSTERING, "advertise-client-urls", Text, "http://localhost:2379", "URLS", "This member's client URLs, as clients reach them."),

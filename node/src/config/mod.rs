@@ -8,6 +8,7 @@
 //!
 //! Sources: etcd `server/etcdmain/config.go`, `server/embed/config.go`, `pkg/flags`.
 
+mod bootstrap;
 mod duration;
 mod flags;
 mod help;

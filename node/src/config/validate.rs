@@ -1,14 +1,11 @@
-//! Relations between settings, with etcd's texts (etcd `embed.Config.Validate`,
-//! `etcdserver/api/membership`, `etcdserver/config`).
+//! Relations between settings, with etcd's texts (etcd `embed.Config.Validate`).
 
 use std::time::Duration;
 
 use super::{Config, LowArgs, PeerUrl, Remark, UrlError, UsageError, low::parse_bool};
-use crate::{
-    identity::{DocumentError, InitialCluster, MemberDocument},
-    tls::TlsVersion,
-};
+use crate::{identity::DocumentError, tls::TlsVersion};
 
+pub(super) const NO_PEER_CERTIFICATE: &str = "TLS key/cert (--peer-cert-file, --peer-key-file) must be provided for peer urls with HTTPS scheme";
 const MAX_ELECTION: Duration = Duration::from_millis(50_000);
 
 /// Settings that can be understood, but not followed: exit code 1.
@@ -47,14 +44,12 @@ pub enum ConfigError {
 
 /// Checks what the types can't say.
 pub(super) fn validate(config: &Config, low: &LowArgs) -> Result<(), ConfigError> {
-    let checks: [&dyn Fn() -> Result<(), String>; 7] = [
+    let checks: [&dyn Fn() -> Result<(), String>; 5] = [
         &|| unsupported(low),
         &|| advertised(config, low),
         &|| times(config),
         &|| limits(config),
         &|| tls(config, low),
-        &|| members(config),
-        &|| document(config),
     ];
     checks.iter().try_for_each(|check| check()).map_err(ConfigError::Relation)
 }
@@ -161,9 +156,12 @@ fn tls(config: &Config, low: &LowArgs) -> Result<(), String> {
     if clients.into_iter().any(|urls| listens(urls)) && config.client_tls.is_none() {
         return Err("TLS key/cert (--cert-file, --key-file) must be provided for client urls with HTTPS scheme".to_owned());
     }
-    let peers = config.initial_cluster.iter().flat_map(|(_, urls)| urls).any(PeerUrl::is_https);
+    let peers = config.advertise_peer_urls.iter().any(PeerUrl::is_https);
     if (listens(&config.listen_peer_urls) || peers) && config.peer_tls.is_none() {
-        return Err("TLS key/cert (--peer-cert-file, --peer-key-file) must be provided for peer urls with HTTPS scheme".to_owned());
+        return Err(NO_PEER_CERTIFICATE.to_owned());
+    }
+    if config.document.is_some() && config.peer_tls.is_none() {
+        return Err("--muster-document binds members to keys, and so needs peer TLS".to_owned());
     }
     if config.peer_tls.as_ref().is_some_and(|files| files.trusted_ca.is_none()) {
         return Err("--peer-cert-file needs --peer-trusted-ca-file".to_owned());
@@ -191,101 +189,6 @@ pub(super) fn plaintext(config: &Config) -> Vec<Remark> {
     .filter(|(_, url)| !url.is_https())
     .map(|(flag, url)| Remark::Plaintext { flag, url: url.to_string() })
     .collect()
-}
-
-fn members(config: &Config) -> Result<(), String> {
-    let Some((_, own)) = config.initial_cluster.iter().find(|(name, _)| *name == config.name)
-    else {
-        return Err(format!(
-            "couldn't find local name \"{}\" in the initial cluster configuration",
-            config.name
-        ));
-    };
-    let all: Vec<&PeerUrl> = config.initial_cluster.iter().flat_map(|(_, urls)| urls).collect();
-    let shown = || {
-        let mut parts: Vec<String> = config
-            .initial_cluster
-            .iter()
-            .flat_map(|(name, urls)| urls.iter().map(move |url| format!("{name}={url}")))
-            .collect();
-        parts.sort_unstable();
-        parts.join(",")
-    };
-    let duplicate = all.iter().enumerate().any(|(n, url)| all[..n].contains(url));
-    if duplicate {
-        return Err(format!("initial cluster {} has duplicate url", shown()));
-    }
-    let missing = |of: &[PeerUrl], from: &[PeerUrl]| {
-        of.iter().find(|url| !from.iter().any(|other| url.reaches_same(other))).cloned()
-    };
-    let list =
-        |urls: &[PeerUrl]| urls.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-    let advertised = &config.advertise_peer_urls;
-    if let Some(url) = missing(own, advertised) {
-        return Err(format!(
-            "--initial-cluster has {}={url} but missing from --initial-advertise-peer-urls={}",
-            config.name,
-            list(advertised)
-        ));
-    }
-    if let Some(url) = missing(advertised, own) {
-        return Err(format!(
-            "--initial-advertise-peer-urls has {url} but missing from --initial-cluster={}",
-            shown()
-        ));
-    }
-    Ok(())
-}
-
-/// The document must speak of the same cluster as the command line.
-fn document(config: &Config) -> Result<(), String> {
-    let Some(document) = &config.document else {
-        return Ok(());
-    };
-    let own = document.members.get(document.seat as usize - 1).map(|member| member.name.as_str());
-    if own != Some(config.name.as_str()) {
-        return Err(format!(
-            "--muster-document is for member \"{}\", not for \"{}\"",
-            own.unwrap_or_default(),
-            config.name
-        ));
-    }
-    if document.document != config.initial_cluster_token {
-        return Err("--muster-document and --initial-cluster-token differ".to_owned());
-    }
-    if !same_members(config, document) {
-        return Err("--muster-document and --initial-cluster do not name the same members, in the same order, with the same URLs".to_owned());
-    }
-    if config.peer_tls.is_none() {
-        return Err("--muster-document binds members to keys, and so needs peer TLS".to_owned());
-    }
-    Ok(())
-}
-
-fn same_members(config: &Config, document: &MemberDocument) -> bool {
-    let sorted = |mut urls: Vec<String>| {
-        urls.sort_unstable();
-        urls
-    };
-    config.initial_cluster.len() == document.members.len()
-        && config.initial_cluster.iter().zip(&document.members).all(|((name, urls), record)| {
-            *name == record.name
-                && sorted(urls.iter().map(ToString::to_string).collect())
-                    == sorted(record.peer_urls.clone())
-        })
-}
-
-impl Config {
-    /// The first configuration, with ids and bindings.
-    #[must_use]
-    pub fn initial(&self) -> InitialCluster {
-        let members: Vec<(String, Vec<String>)> = self
-            .initial_cluster
-            .iter()
-            .map(|(name, urls)| (name.clone(), urls.iter().map(ToString::to_string).collect()))
-            .collect();
-        InitialCluster::new(&members, &self.initial_cluster_token, self.document.as_ref())
-    }
 }
 
 #[cfg(test)]

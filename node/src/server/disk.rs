@@ -40,23 +40,19 @@ pub(super) struct Found {
 /// Opens the data directory, or makes it what a first start needs.
 pub(super) fn open(config: &Config) -> Result<Found, ServerError> {
     let dir = DataDir::open(&config.data_dir)?;
-    let initial = config.initial();
-    let bound = initial.member(&config.name).and_then(|member| member.incarnation);
-    let has_log = dir.has_log()?;
-    if !has_log {
-        may_bootstrap(config, &initial)?;
-    }
-    let incarnation = dir.claim(bound)?;
+    // With a log, the store's members count, and what the cluster began with is not asked for.
+    let initial = if dir.has_log()? { None } else { Some(may_bootstrap(config)?) };
+    let incarnation = dir.claim(config.bound_incarnation())?;
     let boot = dir.count_boot()?;
     let member_dir = dir.join(MEMBER_DIR);
     let disk: SharedDisk = Arc::new(RealDisk);
     let system = |action| move |source| ServerError::System { action, source };
     disk.create_dir(&member_dir).map_err(system("make the member's directory"))?;
     disk.sync_dir(dir.path()).map_err(system("sync the data directory"))?;
-    let machine = open_store(&disk, &member_dir, &initial, has_log)?;
+    let machine = open_store(&disk, &member_dir, initial.as_ref())?;
     let options = LogOptions::default();
-    if !has_log {
-        let identity = log_identity(config, &initial, incarnation);
+    if let Some(initial) = &initial {
+        let identity = log_identity(config, initial, incarnation);
         Log::create(&disk, &member_dir, &identity, &options).map_err(ServerError::Log)?;
     }
     // Also where a crash came between the two.
@@ -84,41 +80,41 @@ pub(super) fn open(config: &Config) -> Result<Found, ServerError> {
         incarnation,
         boot,
     };
-    Ok(Found { dir, local, first_start: !has_log, machine, log, recovered })
+    Ok(Found { dir, local, first_start: initial.is_some(), machine, log, recovered })
 }
 
-/// A first start is for a new cluster whose members can be told apart.
-fn may_bootstrap(config: &Config, initial: &InitialCluster) -> Result<(), ServerError> {
+/// A first start is for a new cluster, which names this member and whose members can be told apart.
+fn may_bootstrap(config: &Config) -> Result<InitialCluster, ServerError> {
     if config.initial_cluster_state == ClusterState::Existing {
         return Err(ServerError::CannotJoin);
     }
+    let initial = config.initial().map_err(ServerError::Bootstrap)?;
     match initial.identical_ids() {
         Some((a, b)) => Err(ServerError::IdenticalIds(a.name.clone(), b.name.clone())),
-        None => Ok(()),
+        None => Ok(initial),
     }
 }
 
 fn open_store(
     disk: &SharedDisk,
     member_dir: &Path,
-    initial: &InitialCluster,
-    has_log: bool,
+    initial: Option<&InitialCluster>,
 ) -> Result<Machine, ServerError> {
     let path = member_dir.join(STORE);
     let system = |action| move |source| ServerError::System { action, source };
     let exists = disk.exists(&path).map_err(system("look for the store"))?;
-    if has_log && !exists {
+    if initial.is_none() && !exists {
         return Err(ServerError::StoreGone(path));
     }
-    if !has_log && exists {
+    if initial.is_some() && exists {
         // A first start that was cut short before it had a log: it promised nothing to anybody.
         disk.remove(&path).map_err(system("remove an unfinished store"))?;
     }
-    let how = if has_log { Open::Existing } else { Open::New };
+    let how = if initial.is_some() { Open::New } else { Open::Existing };
     let file = disk.open(&path, how).map_err(system("open the store"))?;
     let members = initial
-        .members
-        .iter()
+        .into_iter()
+        .flat_map(|initial| &initial.members)
         .map(|member| Member {
             id: member.id,
             name: member.name.clone(),
@@ -142,7 +138,7 @@ fn log_identity(
     initial: &InitialCluster,
     incarnation: Incarnation,
 ) -> log::Identity {
-    let own = initial.member(&config.name).expect("validation found this member in the list");
+    let own = initial.member(&config.name).expect("a bootstrap names this member");
     log::Identity {
         cluster: initial.id.0,
         member: own.id.0,

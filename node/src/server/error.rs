@@ -3,6 +3,7 @@
 use std::{io, net::SocketAddr, path::PathBuf};
 
 use crate::{
+    config::ConfigError,
     disk, driver,
     identity::{DataDirError, Incarnation},
     log::LogError,
@@ -72,6 +73,9 @@ pub enum ServerError {
         .0.display()
     )]
     StoreGone(PathBuf),
+    /// What a new cluster would begin with can't be.
+    #[error("cannot begin a cluster")]
+    Bootstrap(#[source] ConfigError),
     /// Two first members have one id.
     #[error("member exists with identical ID: {0} and {1}")]
     IdenticalIds(String, String),
@@ -106,6 +110,7 @@ impl ServerError {
             | Self::Tls(_)
             | Self::Listen { .. }
             | Self::System { .. }
+            | Self::Bootstrap(_)
             | Self::IdenticalIds(..)
             | Self::CannotJoin => false,
         }
@@ -114,7 +119,7 @@ impl ServerError {
     /// Whether another command line would help, and nothing else.
     #[must_use]
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::IdenticalIds(..) | Self::CannotJoin)
+        matches!(self, Self::Bootstrap(_) | Self::IdenticalIds(..) | Self::CannotJoin)
     }
 
     /// What to do about it, where the error doesn't say so itself.

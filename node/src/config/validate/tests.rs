@@ -1,5 +1,5 @@
 use super::super::{Command, CommandError, Remark, parse};
-use crate::config::Config;
+use crate::{config::Config, identity::InitialCluster};
 
 fn config(args: &[&str]) -> Result<Config, String> {
     match parse(args.iter().map(ToString::to_string), []) {
@@ -8,6 +8,11 @@ fn config(args: &[&str]) -> Result<Config, String> {
         Err(CommandError::Config(error)) => Err(error.to_string()),
         Err(CommandError::Usage(error)) => panic!("{error}"),
     }
+}
+
+/// What a member without a log makes of it.
+fn bootstrap(args: &[&str]) -> Result<InitialCluster, String> {
+    config(args)?.initial().map_err(|error| error.to_string())
 }
 
 const THREE: &str = "a=http://h1:2380,b=http://h2:2380,c=http://h3:2380";
@@ -19,7 +24,7 @@ fn without_any_flag_it_is_etcds_single_node() {
     assert_eq!(config.data_dir.to_str(), Some("default.etcd"));
     assert_eq!(config.listen_client_urls[0].address().to_string(), "127.0.0.1:2379");
     // etcd's well-known ids of a node that was started so.
-    let initial = config.initial();
+    let initial = config.initial().unwrap();
     assert_eq!(initial.members[0].id.to_string(), "8e9e05c52164694d");
     assert_eq!(initial.id.to_string(), "cdf818194e3a8c32");
 }
@@ -100,7 +105,15 @@ fn contradictions_are_refused_with_etcds_texts() {
         ),
         (vec!["--cipher-suites=RC4"], "unexpected TLS cipher suite \"RC4\""),
     ] {
-        assert_eq!(config(&args).unwrap_err(), error);
+        assert_eq!(bootstrap(&args).unwrap_err(), error);
+    }
+}
+
+#[test]
+fn who_has_a_log_may_be_told_of_any_first_configuration() {
+    for list in ["a=http://h1:1,b=http://h1:1", "other=https://h9:1", THREE] {
+        assert!(config(&["--name=d", "--initial-cluster", list]).is_ok(), "{list}");
+        assert!(bootstrap(&["--name=d", "--initial-cluster", list]).is_err(), "{list}");
     }
 }
 
@@ -142,7 +155,10 @@ fn a_revocation_list_that_nobody_would_be_checked_against_is_refused() {
 mod with_a_document {
     use super::*;
 
-    fn start(change: impl Fn(&mut serde_json::Value), args: &[&str]) -> Result<Config, String> {
+    fn start(
+        change: impl Fn(&mut serde_json::Value),
+        args: &[&str],
+    ) -> Result<InitialCluster, String> {
         let mut document = serde_json::json!({
             "version": 1, "document": "ab".repeat(32), "cluster_name": "demo", "self": {"seat": 2},
             "members": [
@@ -168,12 +184,12 @@ mod with_a_document {
             "--peer-trusted-ca-file=ca",
         ];
         all.extend(args);
-        config(&all)
+        bootstrap(&all)
     }
 
     #[test]
     fn bindings_reach_the_first_configuration() {
-        let initial = start(|_| {}, &[]).unwrap().initial();
+        let initial = start(|_| {}, &[]).unwrap();
         let own = initial.member("b").unwrap();
         assert_eq!(own.incarnation.unwrap().to_string(), "22".repeat(16));
         assert_eq!(own.node_key.unwrap().to_string(), "bb".repeat(32));

@@ -1,0 +1,114 @@
+//! The first configuration: what only a member without a log is told.
+//!
+//! Whoever has a log takes its cluster's members from its store. Then `--initial-cluster` may be
+//! missing or long out of date, and nobody looks at it. Texts are etcd's
+//! (`etcdserver/api/membership`, `etcdserver/config`).
+
+use super::{Config, ConfigError, PeerUrl, validate::NO_PEER_CERTIFICATE};
+use crate::identity::{Incarnation, InitialCluster, MemberDocument};
+
+impl Config {
+    /// The first configuration, with ids and bindings.
+    ///
+    /// # Errors
+    /// If the settings that describe it contradict each other, or don't name this member.
+    pub fn initial(&self) -> Result<InitialCluster, ConfigError> {
+        members(self).and_then(|()| document(self)).map_err(ConfigError::Relation)?;
+        let members: Vec<(String, Vec<String>)> = self
+            .initial_cluster
+            .iter()
+            .map(|(name, urls)| (name.clone(), urls.iter().map(ToString::to_string).collect()))
+            .collect();
+        Ok(InitialCluster::new(&members, &self.initial_cluster_token, self.document.as_ref()))
+    }
+
+    /// The incarnation that the member document, if there is one, binds this member to.
+    #[must_use]
+    pub fn bound_incarnation(&self) -> Option<Incarnation> {
+        Some(self.document.as_ref()?.member(&self.name)?.incarnation)
+    }
+}
+
+fn members(config: &Config) -> Result<(), String> {
+    let Some((_, own)) = config.initial_cluster.iter().find(|(name, _)| *name == config.name)
+    else {
+        return Err(format!(
+            "couldn't find local name \"{}\" in the initial cluster configuration",
+            config.name
+        ));
+    };
+    if config.peer_tls.is_none()
+        && config.initial_cluster.iter().flat_map(|(_, urls)| urls).any(PeerUrl::is_https)
+    {
+        return Err(NO_PEER_CERTIFICATE.to_owned());
+    }
+    let all: Vec<&PeerUrl> = config.initial_cluster.iter().flat_map(|(_, urls)| urls).collect();
+    let shown = || {
+        let mut parts: Vec<String> = config
+            .initial_cluster
+            .iter()
+            .flat_map(|(name, urls)| urls.iter().map(move |url| format!("{name}={url}")))
+            .collect();
+        parts.sort_unstable();
+        parts.join(",")
+    };
+    let duplicate = all.iter().enumerate().any(|(n, url)| all[..n].contains(url));
+    if duplicate {
+        return Err(format!("initial cluster {} has duplicate url", shown()));
+    }
+    let missing = |of: &[PeerUrl], from: &[PeerUrl]| {
+        of.iter().find(|url| !from.iter().any(|other| url.reaches_same(other))).cloned()
+    };
+    let list =
+        |urls: &[PeerUrl]| urls.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    let advertised = &config.advertise_peer_urls;
+    if let Some(url) = missing(own, advertised) {
+        return Err(format!(
+            "--initial-cluster has {}={url} but missing from --initial-advertise-peer-urls={}",
+            config.name,
+            list(advertised)
+        ));
+    }
+    if let Some(url) = missing(advertised, own) {
+        return Err(format!(
+            "--initial-advertise-peer-urls has {url} but missing from --initial-cluster={}",
+            shown()
+        ));
+    }
+    Ok(())
+}
+
+/// The document must speak of the same cluster as the command line.
+fn document(config: &Config) -> Result<(), String> {
+    let Some(document) = &config.document else {
+        return Ok(());
+    };
+    let own = document.members.get(document.seat as usize - 1).map(|member| member.name.as_str());
+    if own != Some(config.name.as_str()) {
+        return Err(format!(
+            "--muster-document is for member \"{}\", not for \"{}\"",
+            own.unwrap_or_default(),
+            config.name
+        ));
+    }
+    if document.document != config.initial_cluster_token {
+        return Err("--muster-document and --initial-cluster-token differ".to_owned());
+    }
+    if !same_members(config, document) {
+        return Err("--muster-document and --initial-cluster do not name the same members, in the same order, with the same URLs".to_owned());
+    }
+    Ok(())
+}
+
+fn same_members(config: &Config, document: &MemberDocument) -> bool {
+    let sorted = |mut urls: Vec<String>| {
+        urls.sort_unstable();
+        urls
+    };
+    config.initial_cluster.len() == document.members.len()
+        && config.initial_cluster.iter().zip(&document.members).all(|((name, urls), record)| {
+            *name == record.name
+                && sorted(urls.iter().map(ToString::to_string).collect())
+                    == sorted(record.peer_urls.clone())
+        })
+}
