@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Where state lies unless told otherwise.
-pub const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
+pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
 
 /// The host's side of Muster.
 #[derive(Debug, Parser)]
@@ -31,7 +31,7 @@ pub const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
         KillMode=mixed stops the agent first, and it stops the node; KillMode=process lets the \
         node live through a restart of the agent, which adopts it again."
 )]
-pub struct Cli {
+pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -39,7 +39,7 @@ pub struct Cli {
 
 /// The verbs.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Join or form the cluster, then run the node and keep it running.
     Run(Box<Run>),
     /// Say what the agent and the node are doing, and why they wait.
@@ -57,7 +57,7 @@ pub enum Command {
 
 impl Command {
     /// Whether its output, and so its errors too, are read by programs.
-    pub fn is_for_programs(&self) -> bool {
+    pub(crate) fn is_for_programs(&self) -> bool {
         match self {
             Self::Run(run) => run.log_format == LogFormat::Json,
             Self::Status(status) => status.json,
@@ -69,7 +69,7 @@ impl Command {
 
 /// Where state lies.
 #[derive(Args, Clone, Debug)]
-pub struct DataDir {
+pub(crate) struct DataDir {
     /// The folder with the agent's and the node's state; `run` makes it (0700) if it is missing.
     #[arg(long, value_name = "DIR", env = "MUSTER_DATA_DIR", default_value = DEFAULT_DATA_DIR)]
     pub data_dir: PathBuf,
@@ -77,7 +77,7 @@ pub struct DataDir {
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
+pub(crate) enum LogFormat {
     /// For people.
     #[default]
     Text,
@@ -87,7 +87,7 @@ pub enum LogFormat {
 
 /// `run`, as typed.
 #[derive(Args, Debug)]
-pub struct Run {
+pub(crate) struct Run {
     /// Where state lies.
     #[command(flatten)]
     pub data_dir: DataDir,
@@ -155,7 +155,7 @@ pub struct Run {
 
 /// `status`, as typed.
 #[derive(Args, Debug)]
-pub struct Status {
+pub(crate) struct Status {
     /// Where state lies.
     #[command(flatten)]
     pub data_dir: DataDir,
@@ -166,7 +166,7 @@ pub struct Status {
 
 /// `reset`, as typed.
 #[derive(Args, Debug)]
-pub struct Reset {
+pub(crate) struct Reset {
     /// Where state lies.
     #[command(flatten)]
     pub data_dir: DataDir,
@@ -180,7 +180,7 @@ pub struct Reset {
 
 /// `launch-node`, as the agent types it.
 #[derive(Args, Debug)]
-pub struct LaunchNode {
+pub(crate) struct LaunchNode {
     /// Where to say which process this is.
     #[arg(long)]
     pub pid_file: PathBuf,

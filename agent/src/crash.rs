@@ -4,7 +4,7 @@
 
 /// The step after whose durable write the process dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub(crate) enum Step {
     /// The agent's key and the first journal are durable.
     Key,
     /// The record is durable, the redeem not yet sent.
@@ -31,7 +31,7 @@ pub enum Step {
 
 impl Step {
     /// The name that `MUSTER_CRASH_AT` takes.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Key => "key",
             Self::Redeem => "redeem",
@@ -50,7 +50,7 @@ impl Step {
 
 /// Kills this process with SIGKILL if `MUSTER_CRASH_AT` names `step`.
 #[cfg(debug_assertions)]
-pub fn at(step: Step) {
+pub(crate) fn at(step: Step) {
     if std::env::var("MUSTER_CRASH_AT").is_ok_and(|wanted| wanted == step.name()) {
         let own = rustix::process::getpid();
         // A process may always signal itself; SIGKILL doesn't return.

@@ -21,7 +21,7 @@ const ANSWER_LIMIT: u64 = 64 * 1024;
 
 /// Why the node could not be asked.
 #[derive(Debug, thiserror::Error)]
-pub enum HealthError {
+pub(crate) enum HealthError {
     /// The certificates in the agent's folder.
     #[error("can't use the certificates in the agent's tls folder")]
     Certificates(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -38,7 +38,7 @@ pub enum HealthError {
 
 /// What the node says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Health {
+pub(crate) struct Health {
     /// Whether it serves linearizable requests.
     pub ready: bool,
     /// Its own words.
@@ -47,7 +47,7 @@ pub struct Health {
 
 /// Where and as whom to ask.
 #[derive(Clone, Debug)]
-pub struct Door {
+pub(crate) struct Door {
     /// Where the node listens for clients, as an address that this host can connect to.
     pub address: SocketAddr,
     /// The name or address that stands in its certificate.
@@ -58,7 +58,7 @@ pub struct Door {
 impl Door {
     /// The node whose client listener is `listen` and whose advertised host is `host`, with the
     /// files of `tls`.
-    pub fn new(tls: &Path, listen: SocketAddr, host: &str) -> Result<Self, HealthError> {
+    pub(crate) fn new(tls: &Path, listen: SocketAddr, host: &str) -> Result<Self, HealthError> {
         let unspecified = listen.ip().is_unspecified();
         let address = match listen.ip() {
             IpAddr::V4(_) if unspecified => Ipv4Addr::LOCALHOST.into(),
@@ -71,12 +71,12 @@ impl Door {
     }
 
     /// The TLS configuration: the client CA as the root, the member's client leaf as identity.
-    pub fn tls(&self) -> &ClientConfig {
+    pub(crate) fn tls(&self) -> &ClientConfig {
         &self.config
     }
 
     /// Asks `/readyz`; a node that doesn't know it (stock etcd before 3.5.11) is asked `/health`.
-    pub async fn ask(&self) -> Result<Health, HealthError> {
+    pub(crate) async fn ask(&self) -> Result<Health, HealthError> {
         let question = async {
             match self.get("/readyz").await? {
                 (404, _) => Ok(judge(self.get("/health").await?)),

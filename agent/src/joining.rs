@@ -16,7 +16,7 @@ use crate::state::journal::{Join, Keepsakes};
 const BUNDLE_LIMIT: u64 = 16 * 1024;
 
 /// Reads the bundle that was named; nothing if none was.
-pub fn read_bundle(settings: &Settings) -> Result<Option<Bundle>, End> {
+pub(crate) fn read_bundle(settings: &Settings) -> Result<Option<Bundle>, End> {
     let Some(source) = &settings.bundle else { return Ok(None) };
     let mut text = Zeroizing::new(String::new());
     let (name, read) = match source {
@@ -51,7 +51,7 @@ fn warn_of_readers(path: &Path, file: &File) -> std::io::Result<()> {
 }
 
 /// Which cluster to join: the journal's, with the places and pins of a newer bundle.
-pub fn join(keepsakes: &Keepsakes, bundle: Option<&Bundle>) -> Result<Join, End> {
+pub(crate) fn join(keepsakes: &Keepsakes, bundle: Option<&Bundle>) -> Result<Join, End> {
     let known = keepsakes.join.as_ref();
     let told = bundle.map(|bundle| Join {
         urls: bundle.urls.clone(),

@@ -9,7 +9,7 @@ use zeroize::Zeroizing;
 use crate::state::{self, Layout, StateError};
 
 /// The node's signing request, over the key on disk; a new key is made if there is none.
-pub fn node_request(layout: &Layout) -> Result<Csr, StateError> {
+pub(crate) fn node_request(layout: &Layout) -> Result<Csr, StateError> {
     let path = layout.node_key();
     if let Some(bytes) = state::read(&path)? {
         let bytes = Zeroizing::new(bytes);

@@ -26,16 +26,16 @@ use crate::state::{StateError, lock};
 use crate::supervisor::process::Identity;
 
 /// The launcher's exit code when another node already holds the lock (EX_TEMPFAIL).
-pub const ALREADY_RUNNING: u8 = 75;
+pub(crate) const ALREADY_RUNNING: u8 = 75;
 /// The launcher's exit code when the node's program can't be executed (as shells do it).
-pub const CANNOT_EXECUTE: u8 = 126;
+pub(crate) const CANNOT_EXECUTE: u8 = 126;
 
 /// How often a lock that is held is tried, and the pause between.
 const LOCK_TRIES: u32 = 5;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Becomes the node. Returns only on failure: the exit code and the reason.
-pub fn launch(arguments: &LaunchNode) -> (u8, String) {
+pub(crate) fn launch(arguments: &LaunchNode) -> (u8, String) {
     match prepare(arguments) {
         Ok(Some(mut node)) => {
             crash::at(crash::Step::Launcher);

@@ -11,7 +11,7 @@ use crate::cli::LogFormat;
 const DEFAULT_FILTER: &str = "info";
 
 /// Starts logging for the whole process. `MUSTER_LOG` takes a filter as in `info,muster_agent=debug`.
-pub fn start(format: LogFormat) {
+pub(crate) fn start(format: LogFormat) {
     let filter =
         EnvFilter::try_from_env("MUSTER_LOG").unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

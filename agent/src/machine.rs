@@ -26,7 +26,7 @@ const PLACEHOLDERS: &[&str] = &[
 ];
 
 /// From the texts of the system's files, absent where there is none.
-pub fn from_texts(dmi_uuid: Option<&str>, machine_id: Option<&str>) -> Machine {
+pub(crate) fn from_texts(dmi_uuid: Option<&str>, machine_id: Option<&str>) -> Machine {
     let known = [(DMI_UUID, dmi_uuid), (MACHINE_ID, machine_id)];
     let fact = |(fact, text): (&str, Option<&str>)| Some((fact.to_owned(), hashed(fact, text?)?));
     Machine(known.into_iter().filter_map(fact).collect())
@@ -47,7 +47,7 @@ fn hashed(kind: &str, text: &str) -> Option<String> {
 /// # Errors
 /// Only for a `machine_id_file` that can't be read or holds nothing; a system file that is missing
 /// is a fact that isn't known.
-pub fn read(machine_id_file: Option<&Path>) -> std::io::Result<Machine> {
+pub(crate) fn read(machine_id_file: Option<&Path>) -> std::io::Result<Machine> {
     if let Some(path) = machine_id_file {
         let text = std::fs::read_to_string(path)?;
         let facts = from_texts(None, Some(&text));

@@ -38,7 +38,7 @@ struct VersionLabel {
 }
 
 /// The metrics' text for `status`.
-pub fn render(status: &Status) -> String {
+pub(crate) fn render(status: &Status) -> String {
     let mut registry = Registry::with_prefix("muster_agent");
     let build = Family::<VersionLabel, Gauge>::default();
     build.get_or_create(&VersionLabel { version: env!("CARGO_PKG_VERSION") }).set(1);
@@ -74,12 +74,12 @@ fn seconds(at: jiff::Timestamp) -> f64 {
 }
 
 /// Binds the listener.
-pub async fn bind(at: SocketAddr) -> io::Result<TcpListener> {
+pub(crate) async fn bind(at: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(at).await
 }
 
 /// Serves until cancelled.
-pub async fn serve(
+pub(crate) async fn serve(
     listener: TcpListener,
     status: watch::Receiver<Status>,
     stop: CancellationToken,

@@ -27,7 +27,7 @@ const ETCD_LINE: &str = "etcd Version: ";
 
 /// Which node a program is, by what it says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NodeKind {
+pub(crate) enum NodeKind {
     /// Our own.
     Muster,
     /// An etcd of this version.
@@ -65,7 +65,7 @@ impl NodeKind {
 }
 
 /// Everything that a node's start depends on.
-pub struct NodeCommand<'a> {
+pub(crate) struct NodeCommand<'a> {
     /// Where everything lies.
     pub layout: &'a Layout,
     /// The committed list.
@@ -107,7 +107,7 @@ struct DocumentMember<'a> {
 
 impl NodeCommand<'_> {
     /// This host's seat and record.
-    pub fn seat(&self) -> Result<(u8, &VerifiedRecord), End> {
+    pub(crate) fn seat(&self) -> Result<(u8, &VerifiedRecord), End> {
         let seat = self.document.proposal().seat_of(self.own);
         let seat = seat.ok_or_else(|| {
             End::DoNotRestart("the held document has no seat for this host's key".to_owned())
@@ -117,7 +117,7 @@ impl NodeCommand<'_> {
 
     /// Writes certificates and the member list. They follow from the journal and are compared at
     /// each start, so that one which a crash has damaged is written again.
-    pub fn write_files(&self) -> Result<(), End> {
+    pub(crate) fn write_files(&self) -> Result<(), End> {
         let (seat, _) = self.seat()?;
         let tls = self.layout.tls();
         let member_document = MemberDocument {
@@ -143,7 +143,12 @@ impl NodeCommand<'_> {
     }
 
     /// The node's whole command line.
-    pub fn program(&self, path: &Path, kind: NodeKind, more: &[String]) -> Result<Program, End> {
+    pub(crate) fn program(
+        &self,
+        path: &Path,
+        kind: NodeKind,
+        more: &[String],
+    ) -> Result<Program, End> {
         let (_, record) = self.seat()?;
         let tls = self.layout.tls();
         let text = |path: &Path| path.display().to_string();
@@ -212,10 +217,10 @@ fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
 }
 
 /// Which node the program is, awaited where it is needed; or why nobody knows.
-pub type AskedKind = Shared<BoxFuture<'static, Result<NodeKind, String>>>;
+pub(crate) type AskedKind = Shared<BoxFuture<'static, Result<NodeKind, String>>>;
 
 /// Asks in the background, so that no launch waits for it.
-pub fn ask_kind(program: &Path) -> AskedKind {
+pub(crate) fn ask_kind(program: &Path) -> AskedKind {
     let program = program.to_owned();
     let asked = tokio::spawn(async move { kind_of(&program).await });
     let answer = async move { asked.await.unwrap_or_else(|error| Err(error.to_string())) };

@@ -3,18 +3,18 @@
 use std::io::{self, Write};
 
 /// Where a command's result goes.
-pub struct Printer<'a> {
+pub(crate) struct Printer<'a> {
     out: &'a mut dyn Write,
 }
 
 impl<'a> Printer<'a> {
     /// Prints to `out`.
-    pub fn new(out: &'a mut dyn Write) -> Self {
+    pub(crate) fn new(out: &'a mut dyn Write) -> Self {
         Self { out }
     }
 
     /// One line for people, or the one JSON document of a `--json`.
-    pub fn line(&mut self, text: &str) -> io::Result<()> {
+    pub(crate) fn line(&mut self, text: &str) -> io::Result<()> {
         match writeln!(self.out, "{text}").and_then(|()| self.out.flush()) {
             // Whoever reads us has had enough (`| head`).
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

@@ -18,7 +18,7 @@ use crate::state::journal::{self, Keepsakes};
 use crate::state::{Layout, StateError};
 
 /// The machine with its journal on disk.
-pub struct Protocol {
+pub(crate) struct Protocol {
     /// Where everything lies.
     pub layout: Layout,
     /// The agent's private key.
@@ -33,7 +33,7 @@ pub struct Protocol {
 
 impl Protocol {
     /// The machine over a journal that is on disk, with its boot counter.
-    pub fn new(
+    pub(crate) fn new(
         layout: Layout,
         key: SigningKey,
         journal: Journal,
@@ -46,12 +46,12 @@ impl Protocol {
     }
 
     /// This run's nonce, as it stands on the wire.
-    pub fn nonce(&self) -> Nonce {
+    pub(crate) fn nonce(&self) -> Nonce {
         Nonce(self.agent.session.nonce.to_be_bytes())
     }
 
     /// Applies one event: whatever has to be durable is, when this returns.
-    pub fn step(&mut self, event: Event) -> Result<Vec<Action>, End> {
+    pub(crate) fn step(&mut self, event: Event) -> Result<Vec<Action>, End> {
         let held_before = self.agent.journal.held.is_some();
         let start_before = self.agent.journal.start;
         let output = self.agent.step(&Rules::ALL, event);
@@ -85,6 +85,6 @@ impl Protocol {
 }
 
 /// How a broken state ends the agent.
-pub fn state_end(error: StateError) -> End {
+pub(crate) fn state_end(error: StateError) -> End {
     if error.is_retryable() { End::Failed(chain(&error)) } else { End::DoNotRestart(chain(&error)) }
 }

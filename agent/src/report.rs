@@ -37,7 +37,7 @@ const ASK_EVERY: Duration = Duration::from_millis(50);
 const TROUBLE_AFTER: Duration = Duration::from_secs(5);
 
 /// What a report is about.
-pub struct Report {
+pub(crate) struct Report {
     /// The service.
     pub client: Arc<Client>,
     /// The cluster.
@@ -80,7 +80,7 @@ impl Report {
     /// Reports until discovery says that the cluster is formed, so that this host knows it too;
     /// then the cluster's state there. A service that has lost the commit is shown the document
     /// first. Nothing if it never takes the report. `heard` is told of each answer.
-    pub async fn deliver(self, heard: impl Fn(ClusterState)) -> Option<ClusterState> {
+    pub(crate) async fn deliver(self, heard: impl Fn(ClusterState)) -> Option<ClusterState> {
         let mut retry = Retry::default();
         loop {
             let status = self.node_with_leader().await;

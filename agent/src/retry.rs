@@ -11,7 +11,7 @@ const CAP: Duration = Duration::from_secs(30);
 
 /// Pauses between attempts; a success starts it anew.
 #[derive(Debug)]
-pub struct Retry {
+pub(crate) struct Retry {
     pauses: ExponentialBackoff,
     attempts: u32,
 }
@@ -24,18 +24,18 @@ impl Default for Retry {
 
 impl Retry {
     /// How long to wait before the next attempt.
-    pub fn next_pause(&mut self) -> Duration {
+    pub(crate) fn next_pause(&mut self) -> Duration {
         self.attempts = self.attempts.saturating_add(1);
         self.pauses.next().unwrap_or(CAP)
     }
 
     /// Failures in a row.
-    pub fn attempts(&self) -> u32 {
+    pub(crate) fn attempts(&self) -> u32 {
         self.attempts
     }
 
     /// An attempt succeeded.
-    pub fn succeeded(&mut self) {
+    pub(crate) fn succeeded(&mut self) {
         *self = Self::default();
     }
 }

@@ -42,7 +42,7 @@ const OWN_FLAGS: &[&str] = &[
 
 /// Where a join bundle comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BundleSource {
+pub(crate) enum BundleSource {
     /// A file.
     File(PathBuf),
     /// Standard input.
@@ -51,7 +51,7 @@ pub enum BundleSource {
 
 /// How this host is reached, as far as it was said.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Addressing {
+pub(crate) struct Addressing {
     /// The host or address for both URLs; worked out from the route to discovery if absent.
     pub advertise: Option<String>,
     /// The port for the other members.
@@ -77,7 +77,7 @@ pub struct Listen {
 
 /// How this host is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Addresses {
+pub(crate) struct Addresses {
     /// For the other members.
     pub peer_url: NodeUrl,
     /// For clients.
@@ -88,7 +88,7 @@ pub struct Addresses {
 
 /// `run`, resolved.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Where state lies.
     pub layout: Layout,
     /// Where the bundle comes from, if it was said.
@@ -109,7 +109,7 @@ pub struct Settings {
 
 impl Settings {
     /// Resolves what was typed. `own_program` is this program, `search_path` the `PATH`.
-    pub fn resolve(
+    pub(crate) fn resolve(
         typed: cli::Run,
         own_program: &Path,
         search_path: Option<&std::ffi::OsStr>,
@@ -208,7 +208,7 @@ impl Addressing {
     }
 
     /// Whether everything was said, so that the route to discovery needn't be asked.
-    pub fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.advertise.is_some() || (self.peer_url.is_some() && self.client_url.is_some())
     }
 
@@ -222,7 +222,11 @@ impl Addressing {
 
     /// The addresses, where packets to discovery leave from `route`, and `own` are this host's.
     /// `route` may be absent only if the addressing is complete.
-    pub fn addresses(&self, route: Option<IpAddr>, own: &[IpAddr]) -> Result<Addresses, End> {
+    pub(crate) fn addresses(
+        &self,
+        route: Option<IpAddr>,
+        own: &[IpAddr],
+    ) -> Result<Addresses, End> {
         let by_default = |port| match (&self.advertise, route) {
             (Some(host), _) => self.url_of("--advertise-address", host, port),
             (None, Some(address)) => url_of_address("the route to discovery", address, port),

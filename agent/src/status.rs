@@ -11,12 +11,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// The layout of the file.
-pub const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 
 /// What the agent is at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Phase {
+pub(crate) enum Phase {
     /// It reads its state.
     #[default]
     Starting,
@@ -42,7 +42,7 @@ pub enum Phase {
 
 impl Phase {
     /// As it stands in JSON and metrics.
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "starting",
             Self::Contacting => "contacting",
@@ -58,7 +58,7 @@ impl Phase {
     }
 
     /// All of them, for metrics.
-    pub const EACH: [Self; 10] = [
+    pub(crate) const EACH: [Self; 10] = [
         Self::Starting,
         Self::Contacting,
         Self::Waiting,
@@ -74,7 +74,7 @@ impl Phase {
 
 /// The node's process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeStatus {
+pub(crate) struct NodeStatus {
     /// Its program.
     pub program: String,
     /// Its pid while it runs.
@@ -89,7 +89,7 @@ pub struct NodeStatus {
 
 /// A thing that went wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LastError {
+pub(crate) struct LastError {
     /// When.
     pub at: jiff::Timestamp,
     /// What, with its causes.
@@ -98,7 +98,7 @@ pub struct LastError {
 
 /// The whole of it. Serialises to what `status --json` prints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
+pub(crate) struct Status {
     /// Of the layout.
     pub version: u32,
     /// The agent's pid.
@@ -147,7 +147,7 @@ pub struct Status {
 
 /// A handle on the status: cheap to clone, never blocks.
 #[derive(Clone, Debug)]
-pub struct Board {
+pub(crate) struct Board {
     sender: watch::Sender<Status>,
 }
 
@@ -165,7 +165,7 @@ impl Default for Board {
 
 impl Board {
     /// Changes it; readers hear of it only if it is different afterwards.
-    pub fn update(&self, change: impl FnOnce(&mut Status)) {
+    pub(crate) fn update(&self, change: impl FnOnce(&mut Status)) {
         self.sender.send_if_modified(|status| {
             let before = status.clone();
             change(status);
@@ -178,7 +178,7 @@ impl Board {
     }
 
     /// The agent is at `phase` now, for `reason`.
-    pub fn phase(&self, phase: Phase, reason: impl Into<Option<String>>) {
+    pub(crate) fn phase(&self, phase: Phase, reason: impl Into<Option<String>>) {
         let reason = reason.into();
         self.update(|status| {
             status.phase = phase;
@@ -187,7 +187,7 @@ impl Board {
     }
 
     /// Something went wrong; it is tried again at `next_retry_at`, if that is known.
-    pub fn error(&self, text: String, next_retry_at: Option<jiff::Timestamp>) {
+    pub(crate) fn error(&self, text: String, next_retry_at: Option<jiff::Timestamp>) {
         self.update(|status| {
             status.last_error = Some(LastError { at: jiff::Timestamp::now(), text });
             status.next_retry_at = next_retry_at;
@@ -195,7 +195,7 @@ impl Board {
     }
 
     /// What went wrong is over.
-    pub fn healed(&self) {
+    pub(crate) fn healed(&self) {
         self.update(|status| {
             status.last_error = None;
             status.next_retry_at = None;
@@ -203,19 +203,19 @@ impl Board {
     }
 
     /// Follows it.
-    pub fn watch(&self) -> watch::Receiver<Status> {
+    pub(crate) fn watch(&self) -> watch::Receiver<Status> {
         self.sender.subscribe()
     }
 
     /// What it says now.
     #[cfg(test)]
-    pub fn read(&self) -> Status {
+    pub(crate) fn read(&self) -> Status {
         self.sender.borrow().clone()
     }
 }
 
 /// Writes the status to `path` at each change until cancelled, and once more then.
-pub async fn keep_file(
+pub(crate) async fn keep_file(
     mut status: watch::Receiver<Status>,
     path: PathBuf,
     stop: CancellationToken,

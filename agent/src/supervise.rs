@@ -30,7 +30,7 @@ use crate::tail::{self, Tail};
 const LOOK_FOR_LOG: Duration = Duration::from_millis(20);
 
 /// What is executed.
-pub struct Programs<'a> {
+pub(crate) struct Programs<'a> {
     /// This program, which is also the launcher.
     pub own: &'a Path,
     /// Which node the node's program is.
@@ -38,7 +38,7 @@ pub struct Programs<'a> {
 }
 
 /// Runs and looks after the node of a held document until told to stop, or for good.
-pub async fn run(
+pub(crate) async fn run(
     mut protocol: Protocol,
     settings: &Settings,
     programs: Programs<'_>,

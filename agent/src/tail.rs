@@ -21,7 +21,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use tokio_util::sync::CancellationToken;
 
 /// What is kept of the node's log: this much at least, and at most twice as much.
-pub const KEEP_BYTES: u64 = 16 * 1024 * 1024;
+pub(crate) const KEEP_BYTES: u64 = 16 * 1024 * 1024;
 /// A longer line is passed on in pieces.
 const LINE_LIMIT: usize = 16 * 1024;
 /// How often the file is looked at.
@@ -33,7 +33,7 @@ const BLOCK: u64 = 4096;
 
 /// Follows one log file across restarts of its writer.
 #[derive(Debug)]
-pub struct Tail {
+pub(crate) struct Tail {
     path: PathBuf,
     position_file: PathBuf,
     open: Option<Open>,
@@ -55,7 +55,7 @@ struct Open {
 impl Tail {
     /// Follows `path` from where `position_file` says that an earlier agent stopped, if it spoke
     /// of the same file; else from its start.
-    pub fn new(path: PathBuf, position_file: PathBuf) -> Self {
+    pub(crate) fn new(path: PathBuf, position_file: PathBuf) -> Self {
         Self {
             path,
             position_file,
@@ -67,7 +67,7 @@ impl Tail {
     }
 
     /// Passes lines to `sink` until cancelled, then what is left.
-    pub async fn follow(mut self, stop: CancellationToken, sink: fn(&str)) {
+    pub(crate) async fn follow(mut self, stop: CancellationToken, sink: fn(&str)) {
         loop {
             let stopped = stop.is_cancelled();
             let mut passed = self;
@@ -206,7 +206,7 @@ fn give_back(open: &mut Open, keep: u64, warned: &mut bool) -> io::Result<()> {
 }
 
 /// The last lines of a node's log, for a message about why it died.
-pub fn last_lines(path: &Path, count: usize) -> Vec<String> {
+pub(crate) fn last_lines(path: &Path, count: usize) -> Vec<String> {
     let read = (|| {
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
@@ -225,7 +225,7 @@ pub fn last_lines(path: &Path, count: usize) -> Vec<String> {
 const COMPLAINT_LINES: usize = 200;
 
 /// The level that a line of muster-node's or etcd's log says it has.
-pub fn level(line: &str) -> Option<tracing::Level> {
+pub(crate) fn level(line: &str) -> Option<tracing::Level> {
     /// The level stands near the beginning of a line.
     const WITHIN: usize = 64;
     let head = line.get(..WITHIN).unwrap_or(line);
@@ -251,14 +251,14 @@ fn plain(line: &str) -> Option<(&str, &str)> {
 }
 
 /// What the node last complained of in its log, for a person.
-pub fn last_complaint(path: &Path) -> Option<String> {
+pub(crate) fn last_complaint(path: &Path) -> Option<String> {
     let lines = last_lines(path, COMPLAINT_LINES);
     lines.iter().rev().find(|line| level(line).is_some()).map(|line| sentence(line))
 }
 
 /// What a line of a node's log says, for a person: the message and the error of a JSON line, any
 /// other line as it is.
-pub fn sentence(line: &str) -> String {
+pub(crate) fn sentence(line: &str) -> String {
     let fields: Option<serde_json::Map<String, serde_json::Value>> =
         serde_json::from_str(line).ok();
     let field = |name| fields.as_ref()?.get(name)?.as_str().map(str::to_owned);

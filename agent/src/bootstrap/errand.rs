@@ -16,7 +16,7 @@ use crate::status::Board;
 
 /// A message.
 #[derive(Clone, Debug)]
-pub enum Errand {
+pub(super) enum Errand {
     /// An ack.
     Ack(Jws),
     /// A refusal of a proposal.
@@ -31,7 +31,7 @@ pub enum Errand {
 
 /// Of a kind only the newest is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub(super) enum Kind {
     /// [`Errand::Ack`] or [`Errand::Nack`]: the answer to a proposal.
     Answer,
     /// [`Errand::Row`].
@@ -55,7 +55,7 @@ impl std::fmt::Display for Kind {
 
 /// What came of something that was sent.
 #[derive(Debug)]
-pub enum Done {
+pub(super) enum Done {
     /// A redeem.
     Redeemed(Result<Box<RedeemResponse>, ClientError>),
     /// A poll.
@@ -66,7 +66,7 @@ pub enum Done {
 
 impl Errand {
     /// Which kind it is.
-    pub fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> Kind {
         match self {
             Self::Ack(_) | Self::Nack(_) => Kind::Answer,
             Self::Row(_) => Kind::Row,
@@ -76,7 +76,7 @@ impl Errand {
     }
 
     /// Sends it until it has arrived, or the service has refused it.
-    pub async fn carry_out(self, client: Arc<Client>, cluster: Uuid, board: Board) -> Done {
+    pub(super) async fn carry_out(self, client: Arc<Client>, cluster: Uuid, board: Board) -> Done {
         let kind = self.kind();
         let mut retry = Retry::default();
         let mut told = None;
@@ -126,13 +126,18 @@ fn is_worth_repeating(error: &ClientError) -> bool {
 }
 
 /// Redeems, once, after `pause`.
-pub async fn redeem(client: Arc<Client>, envelope: Jws, pause: Duration) -> Done {
+pub(super) async fn redeem(client: Arc<Client>, envelope: Jws, pause: Duration) -> Done {
     tokio::time::sleep(pause).await;
     Done::Redeemed(client.redeem(&envelope).await.map(Box::new))
 }
 
 /// Polls, once, after `pause`.
-pub async fn poll(client: Arc<Client>, cluster: Uuid, poll: PollRequest, pause: Duration) -> Done {
+pub(super) async fn poll(
+    client: Arc<Client>,
+    cluster: Uuid,
+    poll: PollRequest,
+    pause: Duration,
+) -> Done {
     tokio::time::sleep(pause).await;
     Done::Polled(client.poll(cluster, &poll).await.map(Box::new))
 }

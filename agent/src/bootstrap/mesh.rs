@@ -27,7 +27,7 @@ const FINDINGS: usize = 64;
 
 /// What a probe of one peer found.
 #[derive(Debug)]
-pub struct Finding {
+pub(super) struct Finding {
     /// For the proposal of this epoch.
     pub epoch: Epoch,
     /// Whom it was about.
@@ -37,7 +37,7 @@ pub struct Finding {
 }
 
 /// Probers at work, for one list at a time.
-pub struct Mesh {
+pub(super) struct Mesh {
     identity: Arc<ProbeIdentity>,
     /// The list whose members are probed.
     list: Option<Hash>,
@@ -48,14 +48,14 @@ pub struct Mesh {
 
 impl Mesh {
     /// Nobody is probed yet.
-    pub fn new(identity: Arc<ProbeIdentity>) -> Self {
+    pub(super) fn new(identity: Arc<ProbeIdentity>) -> Self {
         let (sender, findings) = mpsc::channel(FINDINGS);
         Self { identity, list: None, stop: CancellationToken::new(), sender, findings }
     }
 
     /// Probes `targets` for the list `h` of `epoch`; the probers of another list stop, and what they
     /// found is forgotten. Those whose release is waited for (`wanted`) are asked again and again.
-    pub fn start(
+    pub(super) fn start(
         &mut self,
         (epoch, h): (Epoch, Hash),
         targets: Vec<Target>,
@@ -86,7 +86,7 @@ impl Mesh {
     }
 
     /// Stops every prober.
-    pub fn stop(&mut self) {
+    pub(super) fn stop(&mut self) {
         self.stop.cancel();
         self.stop = CancellationToken::new();
         self.list = None;
@@ -94,7 +94,7 @@ impl Mesh {
     }
 
     /// The next finding. Safe to drop.
-    pub async fn next(&mut self) -> Finding {
+    pub(super) async fn next(&mut self) -> Finding {
         self.findings.recv().await.expect("this value holds a sender itself")
     }
 }

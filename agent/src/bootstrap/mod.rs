@@ -12,10 +12,10 @@ mod act;
 mod errand;
 mod mesh;
 mod progress;
-pub mod record;
+pub(crate) mod record;
 mod shown;
 
-pub use self::shown::cut;
+pub(crate) use self::shown::cut;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// How forming ended.
 #[derive(Debug)]
-pub enum Formed {
+pub(crate) enum Formed {
     /// The node may start.
     Launch,
     /// The node's data is lost, or was never this host's to have.
@@ -67,7 +67,7 @@ pub enum Formed {
 }
 
 /// What forming needs from outside.
-pub struct Surroundings {
+pub(crate) struct Surroundings {
     /// This machine.
     pub host: Arc<dyn Host>,
     /// Where to say what goes on.
@@ -87,7 +87,7 @@ struct Offered {
 }
 
 /// The one owner of forming.
-pub struct Bootstrap<'a> {
+pub(crate) struct Bootstrap<'a> {
     protocol: &'a mut Protocol,
     surroundings: Surroundings,
     join: Join,
@@ -126,7 +126,7 @@ struct Contact {
 
 impl<'a> Bootstrap<'a> {
     /// Over a journal whose record is made, or is about to be made by [`Bootstrap::form`].
-    pub fn new(
+    pub(crate) fn new(
         protocol: &'a mut Protocol,
         join: Join,
         listen: Listen,
@@ -164,14 +164,14 @@ impl<'a> Bootstrap<'a> {
     }
 
     /// Goes on to the launch of a document that is held already; asks nobody.
-    pub async fn launch_held(mut self) -> Result<Formed, End> {
+    pub(crate) async fn launch_held(mut self) -> Result<Formed, End> {
         let actions = self.look()?;
         self.act(actions).await?;
         self.until_outcome().await
     }
 
     /// Forms the cluster with `record`.
-    pub async fn form(mut self, record: &SignedRecord) -> Result<Formed, End> {
+    pub(crate) async fn form(mut self, record: &SignedRecord) -> Result<Formed, End> {
         self.listen().await?;
         let own = *self.protocol.key.public();
         let record = convert::own_record(record, &own).map_err(|error| {
@@ -436,7 +436,7 @@ async fn sleep_until(at: Option<Instant>) {
 }
 
 /// All addresses of this host, in one line.
-pub fn own_addresses(host: &dyn Host) -> String {
+pub(crate) fn own_addresses(host: &dyn Host) -> String {
     let addresses: Vec<String> = host.addresses().iter().map(ToString::to_string).collect();
     addresses.join(", ")
 }

@@ -9,7 +9,7 @@ use discovery_types::api::{ClusterState, Explanation, PollResponse, Standing};
 use crate::status::{Board, Phase};
 
 /// How often it is looked whether something is to be said.
-pub const LOOK_EVERY: Duration = Duration::from_millis(500);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How soon the progress line is first repeated.
 const REPEAT_EVERY: Duration = Duration::from_secs(5);
 /// A wait that lasts less is no news, the service's or this host's: every healthy cluster passes
@@ -20,7 +20,7 @@ const REPEAT_AT_LEAST_EVERY: Duration = Duration::from_secs(300);
 
 /// Remembers what was said.
 #[derive(Debug)]
-pub struct Progress {
+pub(super) struct Progress {
     board: Board,
     waits: Vec<Explanation>,
     /// Since when there is each wait, by its code.
@@ -37,7 +37,7 @@ pub struct Progress {
 
 impl Progress {
     /// Nothing was said yet.
-    pub fn new(board: Board) -> Self {
+    pub(super) fn new(board: Board) -> Self {
         Self {
             board,
             waits: Vec::new(),
@@ -52,7 +52,7 @@ impl Progress {
     }
 
     /// The service has answered.
-    pub fn shown(&mut self, poll: &PollResponse) {
+    pub(super) fn shown(&mut self, poll: &PollResponse) {
         let explain: Vec<String> = poll.explain.iter().map(ToString::to_string).collect();
         self.waits.clone_from(&poll.explain);
         for line in self.news(Instant::now()) {
@@ -78,7 +78,7 @@ impl Progress {
     }
 
     /// This host itself waits for `what`; none: for nothing.
-    pub fn waits_for(&mut self, what: Option<String>) {
+    pub(super) fn waits_for(&mut self, what: Option<String>) {
         if self.waits_for.as_ref().map(|(known, _)| known) != what.as_ref() {
             self.waits_for = what.map(|what| (what, Instant::now()));
         }
@@ -128,7 +128,7 @@ impl Progress {
     }
 
     /// Says what has become worth saying, and the progress line again if it is time to.
-    pub fn look(&mut self) {
+    pub(super) fn look(&mut self) {
         for line in self.news(Instant::now()) {
             tracing::info!("discovery says: {line}");
         }
@@ -149,7 +149,7 @@ impl Progress {
 }
 
 /// What the cluster looks like from this host.
-pub fn sentence(poll: &PollResponse) -> String {
+pub(super) fn sentence(poll: &PollResponse) -> String {
     let PollResponse { size, seated, epoch, .. } = poll;
     let mine = match poll.standing {
         Standing::Seated(seat) | Standing::Member(seat) => format!("this host has seat {seat}"),
@@ -185,7 +185,7 @@ pub fn sentence(poll: &PollResponse) -> String {
 pub(super) mod tests {
     use super::*;
 
-    pub fn poll(state: ClusterState, standing: Standing, seated: u8) -> PollResponse {
+    pub(crate) fn poll(state: ClusterState, standing: Standing, seated: u8) -> PollResponse {
         PollResponse {
             rev: 1,
             now_ms: 0,

@@ -19,7 +19,7 @@ use crate::settings::{Addresses, Settings};
 use crate::state::journal::signed_record;
 
 /// The local address that packets to the service leave from, and this host's other ones.
-pub async fn route(host: &dyn Host, urls: &[ServiceUrl]) -> Result<IpAddr, String> {
+pub(crate) async fn route(host: &dyn Host, urls: &[ServiceUrl]) -> Result<IpAddr, String> {
     let mut last = "no URL of the service is known".to_owned();
     for url in urls {
         match resolve(url).await {
@@ -46,7 +46,7 @@ async fn resolve(url: &ServiceUrl) -> Result<SocketAddr, String> {
 
 /// The record for this start: the journal's if it still says the truth (or may not change any
 /// more), else a new one, which takes a bundle. Makes the node's key durable before it is named.
-pub fn for_this_start(
+pub(crate) fn for_this_start(
     protocol: &Protocol,
     settings: &Settings,
     host: &dyn Host,
@@ -109,7 +109,7 @@ pub fn for_this_start(
 }
 
 /// The host's name and four hex digits of its key: two hosts that were given one name differ.
-pub fn default_name(host_name: &str, key: &PublicKey) -> Name {
+pub(crate) fn default_name(host_name: &str, key: &PublicKey) -> Name {
     /// A name has 63 characters; five are the digits'.
     const LONGEST: usize = 58;
     let first_label = host_name.split('.').next().unwrap_or_default().to_ascii_lowercase();

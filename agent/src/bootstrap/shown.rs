@@ -351,7 +351,7 @@ fn relation<T: PartialEq>(known: &[T], shown: &[T]) -> Relation {
 }
 
 /// What the service takes as a reason.
-pub fn cut(text: String) -> String {
+pub(crate) fn cut(text: String) -> String {
     /// Characters in a reason, as the API has it.
     const LIMIT: usize = 300;
     match text.char_indices().nth(LIMIT) {

@@ -1,5 +1,5 @@
 //! One file per verb.
 
-pub mod reset;
-pub mod run;
-pub mod status;
+pub(crate) mod reset;
+pub(crate) mod run;
+pub(crate) mod status;

@@ -17,7 +17,7 @@ struct Done<'a> {
 }
 
 /// Runs it.
-pub fn run(typed: &Reset, printer: &mut Printer<'_>) -> Result<(), End> {
+pub(crate) fn run(typed: &Reset, printer: &mut Printer<'_>) -> Result<(), End> {
     let layout = Layout::new(&typed.data_dir.data_dir)
         .map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
     if !layout.root().is_dir() {

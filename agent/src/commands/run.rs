@@ -34,7 +34,7 @@ use crate::{cli, metrics, status, supervise};
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
 /// Runs it.
-pub async fn run(typed: cli::Run) -> Result<(), End> {
+pub(crate) async fn run(typed: cli::Run) -> Result<(), End> {
     let own_program = std::env::current_exe()
         .map_err(|error| End::Failed(format!("can't find this program's own file: {error}")))?;
     let path = std::env::var_os("PATH");

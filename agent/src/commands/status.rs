@@ -14,7 +14,7 @@ use crate::tail;
 
 /// What `--json` prints: the agent's own words, and what was found out just now.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     /// Whether an agent holds the data directory.
     pub agent_running: bool,
     /// The node's pid, if one runs.
@@ -33,7 +33,7 @@ pub struct Report {
 }
 
 /// Runs it.
-pub async fn run(typed: &cli::Status, printer: &mut Printer<'_>) -> Result<(), End> {
+pub(crate) async fn run(typed: &cli::Status, printer: &mut Printer<'_>) -> Result<(), End> {
     let layout = Layout::new(&typed.data_dir.data_dir)
         .map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
     if !layout.root().is_dir() {

@@ -8,7 +8,7 @@ use discovery_formation::Machine;
 
 /// A machine that exists on paper.
 #[derive(Clone, Debug)]
-pub struct FakeHost {
+pub(crate) struct FakeHost {
     /// What `facts` answers.
     pub facts: Machine,
     /// What `route_to` answers, and the only one of `addresses`.

@@ -11,7 +11,7 @@ use crate::machine;
 
 /// This machine.
 #[derive(Clone, Debug, Default)]
-pub struct LocalHost {
+pub(crate) struct LocalHost {
     /// Takes the place of the system's machine facts.
     pub machine_id_file: Option<PathBuf>,
 }

@@ -2,8 +2,8 @@
 //! from files under its own data directory. One implementation is real, one is for tests.
 
 #[cfg(test)]
-pub mod fake;
-pub mod local;
+pub(crate) mod fake;
+pub(crate) mod local;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use discovery_formation::Machine;
 
 /// What the agent asks of its machine.
-pub trait Host: Send + Sync + 'static {
+pub(crate) trait Host: Send + Sync + 'static {
     /// What makes it this machine.
     fn facts(&self) -> io::Result<Machine>;
     /// Its name, for a default.

@@ -13,7 +13,7 @@ use super::{ANSWER_LIMIT, Answer, PROBE_DEADLINE, ProbeIdentity};
 
 /// Why a peer did not answer, in words for the matrix.
 #[derive(Debug, thiserror::Error)]
-pub enum ProbeError {
+pub(crate) enum ProbeError {
     /// No connection: nothing there, no route, a firewall.
     #[error("can't connect to {at}")]
     Connect {
@@ -59,7 +59,7 @@ pub enum ProbeError {
 }
 
 /// Asks the agent that holds `expected` at `at` (`host:port`) for its answer.
-pub async fn probe(
+pub(crate) async fn probe(
     identity: &ProbeIdentity,
     expected: PublicKey,
     at: &str,

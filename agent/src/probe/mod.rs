@@ -8,9 +8,9 @@
 //! Certificates here are wrappings for bare keys: self-signed, compared by key, without chain,
 //! names or dates.
 
-pub mod client;
-pub mod server;
-pub mod tls;
+pub(crate) mod client;
+pub(crate) mod server;
+pub(crate) mod tls;
 
 use std::time::Duration;
 
@@ -19,18 +19,18 @@ use discovery_types::jws::Jws;
 use discovery_types::key::PublicKey;
 use serde::{Deserialize, Serialize};
 
-pub use self::tls::ProbeIdentity;
+pub(crate) use self::tls::ProbeIdentity;
 
 /// The protocol's name in the TLS handshake.
-pub const ALPN: &[u8] = b"muster-probe/1";
+pub(crate) const ALPN: &[u8] = b"muster-probe/1";
 /// The longest answer, with its newline.
-pub const ANSWER_LIMIT: usize = 4 * 1024;
+pub(crate) const ANSWER_LIMIT: usize = 4 * 1024;
 /// The longest that a probe may take from connect to answer.
-pub const PROBE_DEADLINE: Duration = Duration::from_secs(3);
+pub(crate) const PROBE_DEADLINE: Duration = Duration::from_secs(3);
 
 /// What a probed agent says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
+pub(crate) struct Answer {
     /// Its public key: what the handshake has proved, said again.
     pub key: PublicKey,
     /// Its node's incarnation.

@@ -24,7 +24,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What the listener may say, and to whom. Changes as the agent's journal does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Policy {
+pub(crate) struct Policy {
     /// Who gets an answer: the keys in the proposal and in every list that this agent signed.
     pub askers: BTreeSet<PublicKey>,
     /// The answer; nothing before there is one.
@@ -33,7 +33,7 @@ pub struct Policy {
 
 /// Why there is no listener.
 #[derive(Debug, thiserror::Error)]
-pub enum ListenError {
+pub(crate) enum ListenError {
     /// The address can't be listened on.
     #[error("can't listen on {at}")]
     Bind {
@@ -50,7 +50,7 @@ pub enum ListenError {
 
 /// A listener at work. Dropping it without `close` leaves its port open until the tasks notice.
 #[derive(Debug)]
-pub struct ProbeListener {
+pub(crate) struct ProbeListener {
     stop: CancellationToken,
     tasks: TaskTracker,
     #[cfg(test)]
@@ -59,7 +59,7 @@ pub struct ProbeListener {
 
 impl ProbeListener {
     /// Listens on `at`.
-    pub async fn open(
+    pub(crate) async fn open(
         at: SocketAddr,
         identity: &ProbeIdentity,
         policy: watch::Receiver<Policy>,
@@ -81,12 +81,12 @@ impl ProbeListener {
 
     /// Where it listens.
     #[cfg(test)]
-    pub fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Gives the address back; once it returns, the node can listen there.
-    pub async fn close(self) {
+    pub(crate) async fn close(self) {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;

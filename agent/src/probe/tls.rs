@@ -17,7 +17,7 @@ use super::ALPN;
 
 /// Why an agent's key can't be wrapped for TLS.
 #[derive(Debug, thiserror::Error)]
-pub enum IdentityError {
+pub(crate) enum IdentityError {
     /// The TLS library refused it.
     #[error("can't use the agent's key for TLS")]
     Tls(#[from] Error),
@@ -25,7 +25,7 @@ pub enum IdentityError {
 
 /// This agent's key in its wrapping.
 #[derive(Debug)]
-pub struct ProbeIdentity {
+pub(crate) struct ProbeIdentity {
     certificate: CertificateDer<'static>,
     key: PrivateKeyDer<'static>,
     #[cfg(test)]
@@ -35,7 +35,7 @@ pub struct ProbeIdentity {
 
 impl ProbeIdentity {
     /// Wraps the agent's key.
-    pub fn new(key: &SigningKey) -> Self {
+    pub(crate) fn new(key: &SigningKey) -> Self {
         let TlsIdentity { mut chain, key: private } = key.tls_identity();
         let certificate = chain.swap_remove(0);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -50,13 +50,13 @@ impl ProbeIdentity {
 
     /// The key that peers see.
     #[cfg(test)]
-    pub fn public(&self) -> PublicKey {
+    pub(crate) fn public(&self) -> PublicKey {
         self.public
     }
 
     /// For the listener: asks for a client certificate and requires one; whose it is, the listener
     /// decides after the handshake.
-    pub fn server_config(&self) -> Result<Arc<ServerConfig>, IdentityError> {
+    pub(crate) fn server_config(&self) -> Result<Arc<ServerConfig>, IdentityError> {
         let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_client_cert_verifier(Arc::new(AnyAgent { provider: Arc::clone(&self.provider) }))
@@ -68,7 +68,10 @@ impl ProbeIdentity {
     }
 
     /// For asking the one agent that holds `expected`.
-    pub fn client_config(&self, expected: PublicKey) -> Result<Arc<ClientConfig>, IdentityError> {
+    pub(crate) fn client_config(
+        &self,
+        expected: PublicKey,
+    ) -> Result<Arc<ClientConfig>, IdentityError> {
         let verifier = ThatAgent { expected, provider: Arc::clone(&self.provider) };
         let mut config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&rustls::version::TLS13])?
@@ -82,7 +85,7 @@ impl ProbeIdentity {
 }
 
 /// The Ed25519 key in a certificate.
-pub fn key_of(certificate: &CertificateDer<'_>) -> Result<PublicKey, Error> {
+pub(crate) fn key_of(certificate: &CertificateDer<'_>) -> Result<PublicKey, Error> {
     client_key(certificate).map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))
 }
 

@@ -8,18 +8,18 @@ use crate::values::{
     Record, Statement,
 };
 
-pub const CLUSTER: ClusterId = ClusterId(7);
-pub const START: Micros = Micros(1_000_000_000);
+pub(crate) const CLUSTER: ClusterId = ClusterId(7);
+pub(crate) const START: Micros = Micros(1_000_000_000);
 
-pub fn key(host: u8) -> KeyId {
+pub(crate) fn key(host: u8) -> KeyId {
     KeyId([host; 32])
 }
 
-pub fn machine(host: u8) -> Machine {
+pub(crate) fn machine(host: u8) -> Machine {
     Machine(BTreeMap::from([("id".to_owned(), host.to_string())]))
 }
 
-pub fn plain_record(host: u8) -> Record {
+pub(crate) fn plain_record(host: u8) -> Record {
     Record {
         key: key(host),
         hash: Hash([host; 32]),
@@ -37,11 +37,11 @@ pub fn plain_record(host: u8) -> Record {
     }
 }
 
-pub fn record(host: u8) -> Arc<Record> {
+pub(crate) fn record(host: u8) -> Arc<Record> {
     Arc::new(plain_record(host))
 }
 
-pub fn statement(size: u8) -> Statement {
+pub(crate) fn statement(size: u8) -> Statement {
     Statement {
         hash: Hash([200; 32]),
         sequence: 1,
@@ -51,7 +51,7 @@ pub fn statement(size: u8) -> Statement {
     }
 }
 
-pub fn hash_of(proposal: &Proposal) -> Hash {
+pub(crate) fn hash_of(proposal: &Proposal) -> Hash {
     let mut bytes = [0; 32];
     bytes[24..].copy_from_slice(&proposal.epoch.to_be_bytes());
     for (place, record) in proposal.records.iter().enumerate() {
@@ -60,16 +60,16 @@ pub fn hash_of(proposal: &Proposal) -> Hash {
     Hash(bytes)
 }
 
-pub fn proposal(epoch: u64, hosts: &[u8]) -> Proposal {
+pub(crate) fn proposal(epoch: u64, hosts: &[u8]) -> Proposal {
     let records = hosts.iter().map(|&host| record(host)).collect();
     Proposal { cluster: CLUSTER, statement: statement(3).hash, epoch, records }
 }
 
-pub fn seconds(count: u64) -> Millis {
+pub(crate) fn seconds(count: u64) -> Millis {
     Millis(count * 1_000)
 }
 
 /// The name of an enum's variant.
-pub fn variant(value: &impl std::fmt::Debug) -> String {
+pub(crate) fn variant(value: &impl std::fmt::Debug) -> String {
     format!("{value:?}").chars().take_while(|c| c.is_alphanumeric()).collect()
 }
