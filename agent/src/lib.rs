@@ -12,6 +12,7 @@
 //! | `health`, `status`, `metrics` | what can be asked |
 
 #![warn(unreachable_pub)]
+
 mod bootstrap;
 mod cli;
 mod commands;

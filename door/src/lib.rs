@@ -14,6 +14,7 @@
 //! What it does not do: bound connections that were admitted, or count how often somebody comes.
 
 #![warn(unreachable_pub)]
+
 mod room;
 
 use std::{

@@ -9,6 +9,7 @@
 //! refuses such a folder, and [`open`] takes no link, pipe, or file that has another name.
 
 #![warn(unreachable_pub)]
+
 mod error;
 mod folder;
 mod open;

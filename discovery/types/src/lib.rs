@@ -20,6 +20,7 @@
 //! that the protocol names.
 
 #![warn(unreachable_pub)]
+
 pub mod access;
 pub mod admin;
 pub mod api;

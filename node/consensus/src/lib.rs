@@ -36,6 +36,7 @@
 //! ids, is the state machine's matter. One change is under way at a time, and is one step.
 
 #![warn(unreachable_pub)]
+
 mod config;
 mod consensus;
 mod convert;
