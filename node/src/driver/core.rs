@@ -56,7 +56,9 @@ pub struct DriverOptions {
     /// Ticks after which an unanswered read is asked again.
     pub read_retry_ticks: u64,
     /// Bytes of entries in the log but not yet applied, after which a leader refuses proposals and
-    /// a follower drops appends (the leader sends them again).
+    /// a follower drops appends (the leader sends them again). More than consensus lets a leader
+    /// hold uncommitted: those can't be applied, and a follower that dropped appends because of
+    /// them would drop for ever what should replace them.
     pub max_backlog_bytes: usize,
 }
 
@@ -148,11 +150,20 @@ pub struct Driver {
 
 impl Driver {
     /// Starts from what log and store hold.
+    ///
+    /// # Panics
+    ///
+    /// If the bounds don't fit each other: see [`DriverOptions::max_backlog_bytes`].
     pub fn new(
         config: &Config,
         options: DriverOptions,
         initial: &Initial,
     ) -> Result<Self, ConfigError> {
+        let (uncommitted, backlog) = (config.max_uncommitted_bytes, options.max_backlog_bytes);
+        assert!(
+            uncommitted < backlog as u64,
+            "{uncommitted} bytes may be uncommitted, so {backlog} are no bound on the backlog"
+        );
         let mut driver = Self {
             consensus: Consensus::new(config, initial)?,
             options,

@@ -370,18 +370,31 @@ async fn a_change_of_members_is_followed_by_all_and_outlives_a_restart() {
     cluster.stop(2, node);
 }
 
-/// A single voter that has applied a change of members, and what its state machine says of it.
-fn after_a_change(change: ConfChange, members: Members) -> Driver {
-    let only = Members { voters: vec![1], learners: Vec::new() };
-    let initial = Initial { members: only, ..Initial::default() };
-    let options = DriverOptions {
+fn options(max_backlog_bytes: usize) -> DriverOptions {
+    DriverOptions {
         campaign_when_connected: false,
         catch_up_entries: 5,
         proposal_ticks: 100,
         read_retry_ticks: 2,
-        max_backlog_bytes: 1 << 20,
-    };
-    let mut driver = Driver::new(&Config::new(1, 1, 1), options, &initial).unwrap();
+        max_backlog_bytes,
+    }
+}
+
+/// Else a follower full of uncommitted entries would drop for ever what should replace them.
+#[test]
+#[should_panic(expected = "1000 are no bound on the backlog")]
+fn what_may_be_uncommitted_fits_into_the_backlog() {
+    let only = Members { voters: vec![1], learners: Vec::new() };
+    let initial = Initial { members: only, ..Initial::default() };
+    let config = Config { max_uncommitted_bytes: 1_000, ..Config::new(1, 1, 1) };
+    drop(Driver::new(&config, options(1_000), &initial));
+}
+
+/// A single voter that has applied a change of members, and what its state machine says of it.
+fn after_a_change(change: ConfChange, members: Members) -> Driver {
+    let only = Members { voters: vec![1], learners: Vec::new() };
+    let initial = Initial { members: only, ..Initial::default() };
+    let mut driver = Driver::new(&Config::new(1, 1, 1), options(128 << 20), &initial).unwrap();
     let data = Bytes::from_static(b"a change");
     let mut pending = Some(Proposal { id: RequestId(1), kind: EntryKind::ConfChange, data });
     loop {
