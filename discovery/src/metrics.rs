@@ -9,13 +9,14 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 /// What a person should look at: what `alarms` counts.
-const ALARMS: [&str; 10] = [
+const ALARMS: [&str; 11] = [
     "admin_rows_contradict_the_ledger",
     "admin_rows_ignored",
     "assertion_replayed",
     "connections_refused",
     "database_set_back",
     "key_elsewhere",
+    "ledger_copied",
     "ledger_entry_refused",
     "ledger_set_back",
     "rate_limited",

@@ -18,4 +18,6 @@ mod write;
 pub use error::Error;
 pub use folder::own_folder;
 pub use open::{open, read};
-pub use write::{create, is_aside, rename, replace, replace_volatile, sweep, sync, sync_folder};
+pub use write::{
+    create, is_aside, rename, replace, replace_by, replace_volatile, sweep, sync, sync_folder,
+};

@@ -27,6 +27,19 @@ pub fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     sync_folder(path)
 }
 
+/// As [`replace`], with what is written told by the very file that it is written to.
+///
+/// # Errors
+/// As [`replace`].
+pub fn replace_by(
+    path: &Path,
+    bytes: impl FnOnce(&File) -> std::io::Result<Vec<u8>>,
+) -> Result<(), Error> {
+    let aside = write_aside_by(path, PRIVATE, true, bytes)?;
+    put(&aside, path)?;
+    sync_folder(path)
+}
+
 /// As [`replace`], without asking the disk to keep it: for what can be worked out again.
 ///
 /// # Errors
@@ -109,11 +122,21 @@ pub fn sweep(folder: &Path) -> Result<(), Error> {
 }
 
 fn write_aside(path: &Path, bytes: &[u8], mode: u32, keep: bool) -> Result<PathBuf, Error> {
+    write_aside_by(path, mode, keep, |_| Ok(bytes))
+}
+
+fn write_aside_by<B: AsRef<[u8]>>(
+    path: &Path,
+    mode: u32,
+    keep: bool,
+    bytes: impl FnOnce(&File) -> std::io::Result<B>,
+) -> Result<PathBuf, Error> {
     let aside = aside_of(path)?;
     // Exclusive: neither a link nor a file that somebody has opened before is written through.
     let opened = OpenOptions::new().write(true).create_new(true).mode(mode).open(&aside);
     let written = opened.map_err(Error::io("create", &aside)).and_then(|mut file| {
-        let result = fill(&mut file, bytes, mode, keep).map_err(Error::io("write", &aside));
+        let result = bytes(&file).and_then(|bytes| fill(&mut file, bytes.as_ref(), mode, keep));
+        let result = result.map_err(Error::io("write", &aside));
         if result.is_err() {
             // What is left of it on a full disk helps nobody.
             let _ = std::fs::remove_file(&aside);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::index::{Line, Seen};
-use super::position;
+use super::position::{self, Position};
 
 const NAME: &str = "ledger.jsonl";
 const VERSION: u32 = 2;
@@ -152,9 +152,14 @@ impl LedgerFile {
         self.append(&[&Line::Seal])
     }
 
+    /// The database's position as it was written down.
+    pub(super) fn read_position(&self) -> Result<Option<Position>, LedgerError> {
+        position::read(&self.dir, &self.file)
+    }
+
     /// Writes the database's position down, beside the ledger.
-    pub(super) fn write_position(&self, seen: &Seen) -> Result<(), LedgerError> {
-        position::write(&self.dir, seen)
+    pub(super) fn write_position(&self, seen: &Seen, is_copy: bool) -> Result<(), LedgerError> {
+        position::write(&self.dir, seen, &self.file, is_copy)
     }
 }
 

@@ -41,8 +41,9 @@ impl Generation {
         let waiting: Vec<String> = self.missing.iter().map(Uuid::to_string).collect();
         Some(format!(
             "the database changed ({}): nothing is frozen or committed until each discovery process \
-             that used it has put its ledger's commits back; still missing: {}. Start them, or have \
-             an owner run `muster-discovery process forget ID` for one that is gone for good, or \
+             that used it has put its ledger's commits back; still missing: {}. Start them (one that \
+             runs and is missing has a ledger that was copied or put back, too, and may be as old as \
+             this database), or have an owner run `muster-discovery process forget ID` for one that is gone for good, or \
              `muster-discovery db accept`, which abandons every cluster that isn't committed and \
              revokes every token",
             self.reason,
@@ -79,6 +80,8 @@ pub struct DatabaseWatch {
     pub(super) compared: AtomicI64,
     /// The ledger was found to be older than the database says that it was: told once.
     pub(super) set_back: AtomicBool,
+    /// It was found not to be where it was written: told once.
+    pub(super) copied: AtomicBool,
     /// Where alarms are counted.
     pub metrics: Arc<Metrics>,
 }
@@ -91,6 +94,7 @@ impl DatabaseWatch {
             changed: Notify::new(),
             compared: AtomicI64::new(0),
             set_back: AtomicBool::new(false),
+            copied: AtomicBool::new(false),
             metrics,
         }
     }

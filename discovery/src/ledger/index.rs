@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::UNCOPIED;
+use super::position::Home;
 
 /// A commit that this process let out: enough to put the cluster back into an empty database.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -123,6 +124,11 @@ pub(super) enum Line {
     Commit(Box<Commit>),
     Copied(Copied),
     Seen(Seen),
+    /// The same in the file beside the ledger, with where that was written.
+    Here {
+        seen: Seen,
+        home: Option<Home>,
+    },
     /// An element of the admin chain; they follow one another from the first on.
     Admin {
         jws: String,
@@ -204,7 +210,7 @@ impl Index {
 
     pub(super) fn apply(&mut self, line: Line) {
         match line {
-            Line::Header { .. } | Line::Seal => {}
+            Line::Header { .. } | Line::Seal | Line::Here { .. } => {}
             Line::Admin { jws } => {
                 // Two callers may have sent the same one.
                 if self.admins.last() != Some(&jws) {

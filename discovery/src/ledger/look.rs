@@ -103,6 +103,12 @@ pub(crate) async fn look(
         _ => UNCOPIED,
     };
     copy::copy(connection, ledger, watch, from).await?;
+    if ledger.is_copy() {
+        tell_of_copy(ledger, watch);
+        if generation.settled {
+            ledger.settle_here();
+        }
+    }
     seen.beat = renew(connection, ledger, occasion).await?.unsigned_abs();
     if occasion == Occasion::Sweep || fill != Fill::New {
         // The row first: less there than here is the past, one more is a kill between the two.
@@ -113,6 +119,20 @@ pub(crate) async fn look(
     }
     generation::publish(watch, ledger.process(), generation);
     Ok(())
+}
+
+/// Once in a life.
+fn tell_of_copy(ledger: &Ledger, watch: &DatabaseWatch) {
+    if watch.copied.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    watch.metrics.alarm("ledger_copied");
+    tracing::error!(
+        process = %ledger.process(),
+        "this ledger is not where it was written: it was put back from a backup, or copied. What it \
+         lacks of the database is filled in. If the database was put back as well, nothing tells how \
+         old the two are, and an owner has to decide; and no second process may run on it"
+    );
 }
 
 /// This process lives, and its ledger holds so much. Returns how often it has swept.

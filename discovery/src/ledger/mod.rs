@@ -23,6 +23,9 @@
 //!    back when a host, or the process that let it out, shows the document.
 //! 5. **A ledger may go back in time as well.** The database says how many commits were in it and
 //!    how often its process has swept; one that holds less is filled from the database, aloud.
+//!    If the database went back as well, all of it may agree; so the file beside the ledger says
+//!    where it was written (`position`). A copy puts back what it holds and doesn't count as *back*:
+//!    a database that differs then waits for an owner.
 //!
 //! # The file
 //!
@@ -36,7 +39,9 @@
 //! # What it does not do
 //!
 //! If a database is set back by copying its files, so that Postgres can't tell, together with every
-//! ledger, nobody notices but the hosts of the clusters that have formed since.
+//! ledger, somebody hears that the ledgers are copies, and nothing waits: only the hosts of the
+//! clusters that have formed since know better. A file system that was set back whole, as a machine's
+//! snapshot is, brings its files' births along.
 
 mod copy;
 mod file;
@@ -47,6 +52,7 @@ mod position;
 mod put_back;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use discovery_formation::memory::{Entry, Known, Mark, Memory};
@@ -84,6 +90,7 @@ enum What {
 pub struct Ledger {
     process: Uuid,
     index: Arc<RwLock<Index>>,
+    is_copy: Arc<AtomicBool>,
     appends: mpsc::Sender<Append>,
     failed: watch::Receiver<bool>,
 }
@@ -96,23 +103,40 @@ impl Ledger {
         for line in lines {
             index.apply(line);
         }
-        if let Some(position) = position::read(dir)? {
-            index.take_position(position);
+        let position = file.read_position()?;
+        let at_home = position.as_ref().map(|position| position.at_home);
+        if let Some(position) = position {
+            index.take_position(position.seen);
         }
+        // One that holds no commit yet may not have come to its first position.
+        let is_copy = !at_home.unwrap_or(index.commits() == 0);
+        let is_copy = Arc::new(AtomicBool::new(is_copy));
         let index = Arc::new(RwLock::new(index));
         let (appends, queue) = mpsc::channel(QUEUE);
         let (failed_sender, failed) = watch::channel(false);
-        let shared = index.clone();
+        let (shared, shared_copy) = (index.clone(), is_copy.clone());
         std::thread::Builder::new()
             .name("ledger".into())
-            .spawn(move || write(file, queue, &shared, &failed_sender))
+            .spawn(move || write(file, queue, &(shared, shared_copy), &failed_sender))
             .map_err(|source| LedgerError::Io { what: "can't start a thread".into(), source })?;
-        Ok(Ledger { process, index, appends, failed })
+        Ok(Ledger { process, index, is_copy, appends, failed })
     }
 
     /// This process's name among those that share a database.
     pub fn process(&self) -> Uuid {
         self.process
+    }
+
+    /// Whether it is not where it was written: put back from a backup, copied, brought along by a
+    /// cloned machine. It then may be as old as a database that was put back as well.
+    pub fn is_copy(&self) -> bool {
+        self.is_copy.load(Ordering::Acquire)
+    }
+
+    /// It holds all that a settled database does, so it is a whole ledger again; the next position
+    /// is written as one of its own.
+    fn settle_here(&self) {
+        self.is_copy.store(false, Ordering::Release);
     }
 
     /// What is held of a cluster.
@@ -220,7 +244,7 @@ const UNCOPIED: Mark = Mark::START;
 fn write(
     mut file: file::LedgerFile,
     mut queue: mpsc::Receiver<Append>,
-    index: &RwLock<Index>,
+    (index, is_copy): &(Arc<RwLock<Index>>, Arc<AtomicBool>),
     failed: &watch::Sender<bool>,
 ) {
     while let Some(first) = queue.blocking_recv() {
@@ -228,7 +252,8 @@ fn write(
         while let Ok(next) = queue.try_recv() {
             batch.push(next);
         }
-        if let Err(error) = write_batch(&mut file, &batch, index) {
+        let is_copy = is_copy.load(Ordering::Acquire);
+        if let Err(error) = write_batch(&mut file, &batch, index, is_copy) {
             tracing::error!(%error, cause = ?error, "the ledger's disk failed; stopping");
             let _ = failed.send(true);
             for append in batch {
@@ -263,6 +288,7 @@ fn write_batch(
     file: &mut file::LedgerFile,
     batch: &[Append],
     index: &RwLock<Index>,
+    is_copy: bool,
 ) -> Result<(), LedgerError> {
     let mut lines: Vec<&Line> = Vec::new();
     for append in batch {
@@ -271,7 +297,7 @@ fn write_batch(
             What::Position(seen) => {
                 // Two looks may come in either order; the file never goes back.
                 let known = index.read().unwrap_or_else(PoisonError::into_inner).seen();
-                file.write_position(&seen.no_less_than(known.as_ref()))?;
+                file.write_position(&seen.no_less_than(known.as_ref()), is_copy)?;
             }
         }
     }

@@ -108,6 +108,15 @@ impl App {
         }
         self.put_admins_back().await?;
         let restored = self.put_entries_back().await?;
+        if self.store.ledger().is_copy() {
+            tracing::error!(
+                generation = generation.number,
+                restored,
+                "what this ledger holds is back, and it may be as old as the database: an owner has to \
+                 decide, with `muster-discovery db accept`"
+            );
+            return Ok(restored);
+        }
         tracing::info!(generation = generation.number, restored, "the ledger is back");
         if !self.store.ledger_is_back(generation.number).await? {
             tracing::warn!("other processes have yet to put their ledgers back");

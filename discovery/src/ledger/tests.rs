@@ -257,8 +257,9 @@ async fn after_a_failed_write_nothing_more_is_taken() {
     // A disk that is full for the first write, and would have room for the next.
     let dir = tempfile::tempdir().unwrap();
     let fifo = file::LedgerFile::over(std::fs::File::create("/dev/full").unwrap(), dir.path());
-    let writer = std::thread::spawn(move || write(fifo, queue, &shared, &failed_sender));
-    let ledger = Ledger { process: Uuid::nil(), index, appends, failed };
+    let writer =
+        std::thread::spawn(move || write(fifo, queue, &(shared, Arc::default()), &failed_sender));
+    let ledger = Ledger { process: Uuid::nil(), index, is_copy: Arc::default(), appends, failed };
     let id = Uuid::now_v7();
     let first = ledger.ensure(commit(id, AA)).await;
     assert!(matches!(first, Err(LedgerError::Failed)), "{first:?}");

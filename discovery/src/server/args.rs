@@ -38,7 +38,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:8443")]
     pub listen: Vec<SocketAddr>,
     /// Directory of this process's ledger of commits: outside Postgres, not in the key directory,
-    /// one per process, and worth a backup of its own
+    /// one per process, on a disk that outlives the database's. One that is put back from a backup is
+    /// known as a copy: together with a restored database it waits for an owner's `db accept`
     #[arg(long, value_name = "DIR")]
     pub ledger: PathBuf,
     #[command(flatten)]

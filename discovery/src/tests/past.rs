@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use discovery_types::api::ClusterState;
+use discovery_types::api::{AcceptRequest, ClusterState};
 use discovery_types::client::Client;
 use discovery_types::jws::Jws;
 use discovery_types::problem::Code;
@@ -282,6 +282,51 @@ async fn a_ledger_put_back_is_filled_from_the_database_and_somebody_hears_of_it(
     one.stop().await;
     let one = world.serve().await;
     assert_eq!(alarms(&world, &one, "ledger_set_back").await, "0");
+    one.stop().await;
+}
+
+/// The plainest of recoveries: last night's dump, and last night's copy of the ledger.
+#[tokio::test]
+async fn a_dump_and_a_ledger_of_the_same_night_wait_for_an_owner() {
+    let world = World::new().await;
+    let (ledger, kept) = (world.folder.path().join("ledger"), world.folder.path().join("kept"));
+    let one = world.serve().await;
+    let admin = world.owner(&one);
+    let first = world.cluster(&admin, "first", 1).await;
+    let token = world.token(&admin, &first).await;
+    form(&mut [Agent::new(&world, &one, &first, &token, 1)]).await;
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    one.stop().await;
+    copy(&ledger, &kept);
+    let dump = world.database.dump();
+    let one = world.serve().await;
+    form(&mut [Agent::new(&world, &one, &statement, &token, 1)]).await;
+    let decided = committed(&world.database, statement.cluster).await.unwrap();
+    one.stop().await;
+    copy(&kept, &ledger);
+    world.database.load(&dump).await;
+
+    // However often it is started.
+    for _ in 0..2 {
+        let one = world.serve().await;
+        let fresh = another_token(&world, &world.owner(&one), &statement).await;
+        nobody_forms_it_again(&world, &one, (&statement, &fresh), &decided).await;
+        assert!(!world.owner(&one).list_processes().await.unwrap().settled);
+        assert_eq!(alarms(&world, &one, "ledger_copied").await, "1");
+        one.stop().await;
+    }
+    let one = world.serve().await;
+    let accept = AcceptRequest { system_identifier: None };
+    let accepted = world.owner(&one).accept_database(&accept).await.unwrap();
+    assert_eq!(accepted.abandoned, [statement.cluster]);
+    nobody_forms_it_again(&world, &one, (&statement, &token), &decided).await;
+    one.stop().await;
+    // From then on it is the ledger of this place.
+    let one = world.serve().await;
+    one.stop().await;
+    let one = world.serve().await;
+    assert_eq!(alarms(&world, &one, "ledger_copied").await, "0");
     one.stop().await;
 }
 
