@@ -415,6 +415,19 @@ fn the_corruption_alarm_forbids_every_write() {
 }
 
 #[test]
+fn members_can_be_changed_under_any_alarm() {
+    for alarm in [1, 2] {
+        let mut world = World::new();
+        let alarm = AlarmRequest { action: AlarmAction::Activate.into(), member_id: 7, alarm };
+        world.apply(Operation::Alarm(alarm)).unwrap();
+        let (added, _) = world.change(&MemberChange::Add(member(9)));
+        assert!(added.is_ok(), "{alarm:?}: {added:?}");
+        let (removed, _) = world.change(&MemberChange::Remove(MemberId(7)));
+        assert!(removed.is_ok(), "{alarm:?}: {removed:?}");
+    }
+}
+
+#[test]
 fn a_member_publishes_its_name_and_urls() {
     let mut world = World::new();
     let publish = |member_id| {

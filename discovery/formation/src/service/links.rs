@@ -146,7 +146,7 @@ impl std::fmt::Display for BrokenLink<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::key;
+    use crate::fixtures::{key, plain_record};
 
     /// Whom `counts` (seat 1 first) and these broken pairs are counted against.
     fn cover(counts: &[u32], pairs: &[(u8, u8)]) -> Vec<u8> {
@@ -169,5 +169,40 @@ mod tests {
         assert_eq!(cover(&[0; 5], &[(1, 2), (3, 4)]), [2, 4]);
         assert_eq!(cover(&[0; 5], &[(1, 2), (2, 3), (1, 3)]), [2, 3]);
         assert_eq!(cover(&[0, 0, 1, 0, 0], &[(1, 2), (2, 3), (1, 3)]), [1, 2]);
+    }
+
+    #[test]
+    fn who_cannot_reach_whom_is_said_the_right_way_round_with_the_port_of_the_other() {
+        let at = |host, port| {
+            let peer_urls = vec![format!("https://10.0.0.{host}:{port}")];
+            Record { peer_urls, ..plain_record(host) }
+        };
+        let (one, other) = (at(1, 1111), at(2, 2222));
+        let link =
+            |from_one, from_other| BrokenLink { one: &one, other: &other, from_one, from_other };
+        for (link, first, second, port) in [
+            (link(Some("refused"), None), "host-1", "host-2", "port 2222 between"),
+            (link(None, Some("refused")), "host-2", "host-1", "port 1111 between"),
+        ] {
+            let said = link.to_string();
+            assert!(said.starts_with(first), "{said}");
+            assert!(said.contains(&format!("can't reach {second}")), "{said}");
+            let open = way_out(&[link]);
+            assert!(open.contains(port), "{open}");
+        }
+    }
+
+    #[test]
+    fn a_sentence_names_three_links_and_counts_the_others() {
+        let (one, other) = (plain_record(1), plain_record(2));
+        let broken = |count: usize| {
+            let link =
+                || BrokenLink { one: &one, other: &other, from_one: Some("x"), from_other: None };
+            sentence(&(0..count).map(|_| link()).collect::<Vec<_>>())
+        };
+        assert_eq!(broken(0), None);
+        let said = |count| broken(count).expect("there are some");
+        assert!(!said(LINKS_NAMED).contains("more"));
+        assert!(said(LINKS_NAMED + 1).ends_with("; and 1 more broken links"));
     }
 }

@@ -73,6 +73,16 @@ fn a_document_under_a_foreign_chain_is_refused() {
 
 /// Nine seats, each with the largest record that is taken and a grant of its own.
 #[test]
+fn every_seat_of_a_document_is_claimed_and_none_besides() {
+    let world = World::new(3);
+    let jws = world.document(1).sign(&world.service);
+    for agent in &world.agents {
+        assert_eq!(VerifiedDocument::claims_seat(&jws, &agent.key_id()), Ok(true));
+    }
+    assert_eq!(VerifiedDocument::claims_seat(&jws, &world.owner.key_id()), Ok(false));
+}
+
+#[test]
 fn the_largest_document_fits_its_bound() {
     let typ = |typ: Typ| typ.max_bytes();
     let seat = typ(Typ::Record) + 500 + 500 + 900;
