@@ -1,5 +1,7 @@
 //! The whole table.
 
+use std::sync::LazyLock;
+
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{CACHE_CONTROL, DATE, HeaderValue};
@@ -306,7 +308,10 @@ impl Modify for Conventions {
     }
 }
 
-/// The API's description, as it is served.
-pub fn openapi_text() -> String {
-    Api::openapi().to_pretty_json().expect("a description made of plain values encodes")
+/// The API's description, as it is served: made once.
+pub fn openapi_text() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| {
+        Api::openapi().to_pretty_json().expect("a description made of plain values encodes")
+    });
+    &TEXT
 }

@@ -98,6 +98,9 @@ pub struct TimeArgs {
     /// How long a draft waits for its statement
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     pub draft: Duration,
+    /// How long an answer waits for a client that doesn't read it; then the connection ends
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = parse_duration)]
+    pub unread: Duration,
     /// How long running requests get after SIGTERM
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub drain: Duration,

@@ -20,6 +20,7 @@ use actix_web::rt::net::TcpStream;
 use actix_web::web::Data;
 use futures_util::future::LocalBoxFuture;
 use muster_door::{Bounds, Knock, Turned, network};
+use rustix::net::sockopt::set_tcp_user_timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::tls::remember_peer;
@@ -46,16 +47,23 @@ pub(super) struct Door {
     strangers: muster_door::Door,
     rate: Arc<AddressLimit>,
     metrics: Arc<Metrics>,
+    unread: Duration,
+}
+
+/// Bounds of the sockets that one service has, over all workers.
+pub(super) struct Sockets {
+    /// In all.
+    pub(super) max: usize,
+    /// Of one address.
+    pub(super) each: usize,
+    /// How long an answer waits for somebody who doesn't read it.
+    pub(super) unread: Duration,
 }
 
 impl Door {
-    /// At most `max` sockets, `each` from one address, opened at `rate`.
-    pub(super) fn new(
-        max: usize,
-        each: usize,
-        rate: Arc<AddressLimit>,
-        metrics: Arc<Metrics>,
-    ) -> Self {
+    /// Sockets are opened at `rate` by one address.
+    pub(super) fn new(sockets: &Sockets, rate: Arc<AddressLimit>, metrics: Arc<Metrics>) -> Self {
+        let &Sockets { max, each, unread } = sockets;
         let bounds = Bounds {
             // Whoever says nothing leaves as many to those who do.
             silent: max.div_ceil(2),
@@ -64,7 +72,7 @@ impl Door {
             step: HANDSHAKE_STEP,
         };
         let strangers = muster_door::Door::new(bounds);
-        Door { sockets: Places::new(usize::MAX, each), strangers, rate, metrics }
+        Door { sockets: Places::new(max, each), strangers, rate, metrics, unread }
     }
 
     fn enter(&self, address: IpAddr) -> Option<(Knock, Place<IpAddr>)> {
@@ -155,6 +163,9 @@ where
         Box::pin(async move {
             let handshake = async |socket: TcpStream| {
                 let _ = socket.set_nodelay(true);
+                // Counts while there is something to send and the other end takes nothing.
+                let unread = u32::try_from(door.unread.as_millis()).unwrap_or(u32::MAX);
+                set_tcp_user_timeout(&socket, unread)?;
                 acceptor.call(socket).await.map_err(std::io::Error::other)
             };
             let opened = knock.admit(socket, handshake).await.map_err(|turned| {

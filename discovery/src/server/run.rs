@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::args::DATABASE_URL;
-use super::door::{self, Door, HANDSHAKES};
+use super::door::{self, Door, HANDSHAKES, Sockets};
 use super::tls::server_config;
 use super::{DatabaseArgs, ServeArgs, ServerError, TimeArgs};
 use crate::app::{ADOPTIONS, App};
@@ -137,7 +137,8 @@ pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
     let app = app(&args, keys, store);
 
     let (max, each) = (args.limits.max_connections, args.limits.max_connections_per_address);
-    let door = Door::new(max, each, app.connections.clone(), app.metrics.clone());
+    let bounds = Sockets { max, each, unread: args.times.unread };
+    let door = Door::new(&bounds, app.connections.clone(), app.metrics.clone());
     actix_tls::accept::max_concurrent_tls_connect(HANDSHAKES);
     let mut server = actix_server::Server::build()
         .max_concurrent_connections(args.limits.max_connections)

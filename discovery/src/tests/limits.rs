@@ -252,6 +252,32 @@ async fn one_address_that_says_nothing_takes_no_handshakes_from_another() {
 }
 
 #[tokio::test]
+async fn who_reads_no_answer_loses_the_connection() {
+    use tokio::io::AsyncWriteExt;
+    let world = World::new().await;
+    let service = world.serve().await;
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(1_024).unwrap();
+    let socket = socket.connect(service.addresses[0]).await.unwrap();
+    let config = discovery_types::client::client_tls_config(&world.context.pins, None);
+    let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config));
+    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+    let mut stream = connector.connect(name, socket).await.unwrap();
+    let requests = "GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n".repeat(40);
+    stream.write_all(requests.as_bytes()).await.unwrap();
+    let tcp = stream.get_ref().0;
+    let ended = async {
+        // An end that was made without a word is heard of when something is sent.
+        while tcp.try_write(b"x").is_ok() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let patience = Duration::from_secs(30);
+    tokio::time::timeout(patience, ended).await.expect("the connection stays for ever");
+    service.stop().await;
+}
+
+#[tokio::test]
 async fn silent_sockets_from_many_addresses_delay_nobody() {
     let world = World::new().await;
     let service = world.serve().await;

@@ -3,7 +3,7 @@
 #[test]
 fn the_kept_description_is_the_served_one() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
-    let served = crate::routes::openapi_text() + "\n";
+    let served = format!("{}\n", crate::routes::openapi_text());
     if std::env::var_os("UPDATE_OPENAPI").is_some() {
         std::fs::write(path, &served).unwrap();
     }

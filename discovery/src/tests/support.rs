@@ -236,6 +236,7 @@ pub fn times() -> TimeArgs {
         poll: Duration::from_secs(5),
         deadline: Duration::from_secs(86_400),
         draft: Duration::from_secs(600),
+        unread: Duration::from_secs(2),
         drain: Duration::from_secs(5),
     }
 }
