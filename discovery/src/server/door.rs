@@ -20,10 +20,10 @@ use actix_web::rt::net::TcpStream;
 use actix_web::web::Data;
 use futures_util::future::LocalBoxFuture;
 use muster_door::{Bounds, Knock, Turned, network};
-use rustix::net::sockopt::set_tcp_user_timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::tls::remember_peer;
+use super::unread::Unread;
 use crate::app::App;
 use crate::limits::{AddressLimit, Place, Places};
 use crate::metrics::Metrics;
@@ -86,7 +86,7 @@ impl Door {
     }
 }
 
-type Opened = (TlsStream<TcpStream>, Protocol, Option<SocketAddr>);
+type Opened = (Unread<TlsStream<TcpStream>>, Protocol, Option<SocketAddr>);
 
 /// What serves one worker's connections of one listener.
 pub(super) fn service(
@@ -107,8 +107,8 @@ pub(super) fn service(
         .graceful_shutdown_signal(move || ended(draining.clone()))
         .client_request_timeout(HEADER_TIMEOUT)
         .client_disconnect_timeout(DISCONNECT_TIMEOUT)
-        .on_connect_ext(|connection: &TlsStream<TcpStream>, extensions| {
-            remember_peer(connection, extensions);
+        .on_connect_ext(|connection: &Unread<TlsStream<TcpStream>>, extensions| {
+            remember_peer(&connection.stream, extensions);
         })
         .finish::<_, BoxBody>(map_config(application, |()| AppConfig::default()));
     let mut tls = tls.clone();
@@ -163,9 +163,6 @@ where
         Box::pin(async move {
             let handshake = async |socket: TcpStream| {
                 let _ = socket.set_nodelay(true);
-                // Counts while there is something to send and the other end takes nothing.
-                let unread = u32::try_from(door.unread.as_millis()).unwrap_or(u32::MAX);
-                set_tcp_user_timeout(&socket, unread)?;
                 acceptor.call(socket).await.map_err(std::io::Error::other)
             };
             let opened = knock.admit(socket, handshake).await.map_err(|turned| {
@@ -173,6 +170,7 @@ where
                     door.metrics.alarm("connections_refused");
                 }
             })?;
+            let opened = Unread::new(opened, door.unread);
             let served = http.call((opened, Protocol::Http1, Some(address))).await;
             drop(place);
             served.map_err(|_| ())

@@ -4,6 +4,7 @@ mod args;
 mod door;
 mod run;
 pub(crate) mod tls;
+mod unread;
 
 use discovery_types::context::Context;
 use discovery_types::name::Name;
