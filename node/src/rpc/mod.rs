@@ -30,6 +30,7 @@ pub(crate) use context::Context;
 pub use error::Error;
 pub use ids::RequestIds;
 pub use metrics::{Method, Metrics};
+pub use watch::PATH as WATCH_PATH;
 
 use crate::apply::Outcome;
 use crate::driver::Handle;

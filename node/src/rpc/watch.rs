@@ -55,6 +55,9 @@ impl WatchService {
     }
 }
 
+/// The only method, and the only one whose requests are streams.
+pub const PATH: &str = "/etcdserverpb.Watch/Watch";
+
 impl NamedService for WatchService {
     const NAME: &'static str = "etcdserverpb.Watch";
 }
@@ -69,7 +72,7 @@ impl Service<http::Request<tonic::body::Body>> for WatchService {
     }
 
     fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
-        if request.uri().path() != "/etcdserverpb.Watch/Watch" {
+        if request.uri().path() != PATH {
             return Box::pin(async { Ok(Status::unimplemented("").into_http()) });
         }
         let this = self.clone();

@@ -32,8 +32,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt as _;
 
-use self::half_sent::{Account, Counted, HalfSent};
-use crate::{http::Lenient, log_limit::LogLimit, tls::ClientListenerTls};
+use self::half_sent::{Account, Counted, HalfSent, Kind};
+use crate::{http::Lenient, log_limit::LogLimit, rpc, tls::ClientListenerTls};
 
 /// Connections of clients that may be open at once, all fronts together; more are closed at once.
 /// Fewer if the process may not open twice as many files: log and store must always find some.
@@ -360,9 +360,14 @@ fn arrived(
     account: &Arc<Account>,
 ) -> Request<Counted<Incoming>> {
     request.extensions_mut().insert(who.clone());
-    let kind = request.headers().get(CONTENT_TYPE);
-    let grpc = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
-    request.map(|body| Counted::new(body, Arc::clone(account), grpc))
+    let media = request.headers().get(CONTENT_TYPE);
+    let grpc = media.is_some_and(|media| media.as_bytes().starts_with(b"application/grpc"));
+    let kind = match grpc {
+        false => Kind::Plain,
+        true if request.uri().path() == rpc::WATCH_PATH => Kind::Stream,
+        true => Kind::Unary,
+    };
+    request.map(|body| Counted::new(body, Arc::clone(account), kind))
 }
 
 #[cfg(test)]

@@ -1,17 +1,19 @@
-//! Bytes of requests that have begun and not ended.
+//! Requests that have begun and not ended, and what each makes us keep.
 //!
 //! A message is gathered in memory before anybody looks at it, on each of the streams that a
-//! connection may have open: a client that never ends what it begins could fill all memory. So what a
-//! request holds is counted, from a size on that ordinary ones stay below, and what would be too much
-//! is refused as a full queue refuses: one connection holds so much, and one network an equal share of
-//! what all of them may hold. Whoever fills his share keeps nobody else from theirs.
+//! connection may have open: a client that never ends what it begins could fill all memory. So what
+//! a request holds is counted from the moment that it is waited for: its stream, and its message as
+//! large as the header claims, since the library makes room for that before a byte of it has come.
+//! What would be too much is refused as a full queue refuses: one connection holds so much, and one
+//! network an equal share of what all of them may hold. Whoever fills his share keeps nobody else
+//! from theirs. A request that is there when it is first asked for costs nothing.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use axum::BoxError;
 use bytes::Bytes;
@@ -21,24 +23,32 @@ use tonic::Status;
 use crate::rpc;
 
 /// For one connection.
-const CONNECTION_BYTES: usize = 16 << 20;
+const CONNECTION_BYTES: usize = 32 << 20;
 /// For all of them; a network has an equal share of it, and that is never less than the largest
 /// request takes.
-const ALL_BYTES: usize = 64 << 20;
-/// A request that holds no more than this is not counted.
+const ALL_BYTES: usize = 128 << 20;
+/// What a stream keeps beside its message: headers, the library's first buffer, its task.
+const STREAM_BYTES: usize = 16 << 10;
+/// A stream of messages that has all of those that it began is somebody's, and no longer counted,
+/// unless one of them took more than this: the buffer stays as large.
 const SMALL_BYTES: usize = 4 << 10;
+/// What the library takes where we don't say how much. It makes no room for a larger message,
+/// nor for one larger than the largest request, but refuses it.
+const LIBRARY_BYTES: usize = 4 << 20;
 /// A message's flag and length.
 const HEADER: usize = 5;
 
 /// What all connections hold.
 #[derive(Debug)]
 pub(super) struct HalfSent {
+    /// What the largest that is not refused on sight holds.
     largest_request: usize,
     networks: Mutex<BTreeMap<IpAddr, usize>>,
 }
 
 impl HalfSent {
     pub(super) fn new(largest_request: usize) -> Arc<Self> {
+        let largest_request = STREAM_BYTES + HEADER + largest_request.max(LIBRARY_BYTES);
         Arc::new(Self { largest_request, networks: Mutex::default() })
     }
 
@@ -99,40 +109,51 @@ impl Account {
     }
 }
 
+/// What a request's body consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Bytes, gathered until the request ends.
+    Plain,
+    /// A message of gRPC's, kept until the request ends.
+    Unary,
+    /// Messages, of which each is served when it is there.
+    Stream,
+}
+
 /// A request's body, counted while it comes.
 #[derive(Debug)]
 pub(super) struct Counted<B> {
     inner: B,
     account: Arc<Account>,
-    message: Message,
+    messages: Messages,
     charged: usize,
     refused: bool,
 }
 
-/// The message that is coming, or came last: until another begins, or the request ends, somebody
-/// may be holding it.
+/// What has come of a request's messages, and what they claimed.
 #[derive(Debug)]
-struct Message {
-    /// Whether messages are told apart; else the whole body is one.
-    framed: bool,
+struct Messages {
+    kind: Kind,
+    /// Claims above this are not believed.
+    most: usize,
     header: [u8; HEADER],
     header_seen: usize,
     left: usize,
+    /// What the message that is coming, or came last, has or will have; of a unary request all.
     held: usize,
+    /// The most that was held.
+    largest: usize,
 }
 
-impl Message {
-    /// Goes on by `data`. Whether another message has begun in it.
-    fn advance(&mut self, mut data: &[u8]) -> bool {
-        if !self.framed {
+impl Messages {
+    fn advance(&mut self, mut data: &[u8]) {
+        if self.kind == Kind::Plain {
             self.held += data.len();
-            return false;
+            data = &[];
         }
-        let mut begun = false;
         while let Some(first) = data.first() {
             if self.header_seen < HEADER {
-                if self.header_seen == 0 {
-                    begun = true;
+                if self.header_seen == 0 && self.kind == Kind::Stream {
                     self.held = 0;
                 }
                 self.header[self.header_seen] = *first;
@@ -142,42 +163,57 @@ impl Message {
                 if self.header_seen == HEADER {
                     let [_, a, b, c, d] = self.header;
                     self.left = u32::from_be_bytes([a, b, c, d]) as usize;
+                    self.held += if self.left <= self.most { self.left } else { 0 };
                 }
             } else {
                 let part = self.left.min(data.len());
                 self.left -= part;
-                self.held += part;
                 data = &data[part..];
             }
             if self.header_seen == HEADER && self.left == 0 {
                 self.header_seen = 0;
             }
+            self.largest = self.largest.max(self.held);
         }
-        begun
+        self.largest = self.largest.max(self.held);
+    }
+
+    /// What the request makes us keep while its next bytes are waited for.
+    fn cost(&self) -> usize {
+        let between = self.header_seen == 0 && self.largest > 0;
+        if self.kind == Kind::Stream && between {
+            return if self.largest > SMALL_BYTES { self.largest } else { 0 };
+        }
+        STREAM_BYTES + self.largest
     }
 }
 
 impl<B> Counted<B> {
-    /// Counts `inner` to `account`; `framed` if it is gRPC's.
-    pub(super) fn new(inner: B, account: Arc<Account>, framed: bool) -> Self {
-        let message = Message { framed, header: [0; HEADER], header_seen: 0, left: 0, held: 0 };
-        Self { inner, account, message, charged: 0, refused: false }
+    /// Counts `inner` to `account`.
+    pub(super) fn new(inner: B, account: Arc<Account>, kind: Kind) -> Self {
+        let most = account.all.largest_request - STREAM_BYTES - HEADER;
+        let messages = Messages {
+            kind,
+            most,
+            header: [0; HEADER],
+            header_seen: 0,
+            left: 0,
+            held: 0,
+            largest: 0,
+        };
+        Self { inner, account, messages, charged: 0, refused: false }
     }
 
-    /// False if what came is too much.
-    fn count(&mut self, data: &[u8]) -> bool {
-        if self.message.advance(data) {
-            self.account.release(std::mem::take(&mut self.charged));
+    /// Charges what the request costs now. False if that is too much.
+    fn charge(&mut self) -> bool {
+        let cost = self.messages.cost();
+        if cost <= self.charged {
+            self.account.release(self.charged - cost);
+        } else if !self.account.charge(cost - self.charged) {
+            return false;
         }
-        if self.message.held <= SMALL_BYTES {
-            return true;
-        }
-        let more = self.message.held - self.charged;
-        let fits = self.account.charge(more);
-        if fits {
-            self.charged += more;
-        }
-        fits
+        self.charged = cost;
+        true
     }
 }
 
@@ -196,15 +232,18 @@ where
         if self.refused {
             return Poll::Ready(None);
         }
-        let frame = ready!(Pin::new(&mut self.inner).poll_frame(context));
-        if let Some(Ok(frame)) = &frame
+        let polled = Pin::new(&mut self.inner).poll_frame(context);
+        if let Poll::Ready(Some(Ok(frame))) = &polled
             && let Some(data) = frame.data_ref()
-            && !self.count(data)
         {
+            self.messages.advance(data);
+        }
+        let goes_on = matches!(polled, Poll::Pending | Poll::Ready(Some(Ok(_))));
+        if goes_on && !self.inner.is_end_stream() && !self.charge() {
             self.refused = true;
             return Poll::Ready(Some(Err(Status::from(rpc::Error::TooManyRequests).into())));
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+        polled.map(|frame| frame.map(|frame| frame.map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -223,86 +262,4 @@ impl<B> Drop for Counted<B> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const REQUEST: usize = 2 << 20;
-
-    fn ip(last: u16) -> IpAddr {
-        let [high, low] = last.to_be_bytes();
-        [10, 0, high, low].into()
-    }
-
-    fn message(bytes: usize) -> Vec<u8> {
-        let mut message = vec![0; HEADER + bytes];
-        message[1..HEADER].copy_from_slice(&u32::try_from(bytes).unwrap().to_be_bytes());
-        message
-    }
-
-    fn body(account: &Arc<Account>) -> Counted<()> {
-        Counted::new((), Arc::clone(account), true)
-    }
-
-    fn held(all: &HalfSent) -> usize {
-        all.networks.lock().unwrap().values().sum()
-    }
-
-    #[test]
-    fn one_connection_holds_so_much_and_gets_it_back() {
-        let all = HalfSent::new(REQUEST);
-        let account = all.open(ip(1));
-        let half = &message(1 << 20)[..1 << 19];
-        let mut bodies: Vec<_> = (0..100).map(|_| body(&account)).collect();
-        let taken = bodies.iter_mut().filter_map(|body| body.count(half).then_some(())).count();
-        assert_eq!(taken, CONNECTION_BYTES / half.len());
-        assert!(held(&all) <= CONNECTION_BYTES);
-        drop(bodies);
-        assert_eq!((held(&all), account.held.load(Ordering::Relaxed)), (0, 0));
-        assert!(body(&account).count(half));
-    }
-
-    #[test]
-    fn one_network_with_many_connections_leaves_others_their_share() {
-        let all = HalfSent::new(REQUEST);
-        let half = &message(REQUEST)[..REQUEST - 1];
-        let mut bodies = Vec::new();
-        for _ in 0..200 {
-            let mut body = body(&all.open(ip(1)));
-            body.count(half);
-            bodies.push(body);
-        }
-        assert!(held(&all) <= ALL_BYTES);
-        // However many there are, each may send its largest request.
-        for other in 2..100 {
-            let mut body = body(&all.open(ip(other)));
-            assert!(body.count(half), "{other}");
-            bodies.push(body);
-        }
-    }
-
-    #[test]
-    fn a_message_is_held_until_the_next_one_begins_however_it_is_cut() {
-        let all = HalfSent::new(REQUEST);
-        let mut body = body(&all.open(ip(1)));
-        let mut wire = [message(10_000), message(0), message(20_000), message(5)].concat();
-        let rest = wire.split_off(10_000 + HEADER);
-        for piece in wire.chunks(777) {
-            assert!(body.count(piece));
-        }
-        assert_eq!(held(&all), 10_000 + HEADER, "whoever waits for the request's end has it");
-        for piece in rest[..HEADER + HEADER + 20_000].chunks(3) {
-            assert!(body.count(piece));
-        }
-        assert_eq!(held(&all), 20_000 + HEADER);
-        assert!(body.count(&rest[HEADER + HEADER + 20_000..]));
-        assert_eq!(held(&all), 0, "small ones are not counted");
-    }
-
-    #[test]
-    fn a_body_that_is_not_grpc_is_one_message() {
-        let all = HalfSent::new(REQUEST);
-        let mut body = Counted::new((), all.open(ip(1)), false);
-        assert!(body.count(&[0; 5_000]) && body.count(&[0; 5_000]));
-        assert_eq!(held(&all), 10_000);
-    }
-}
+mod tests;

@@ -192,12 +192,28 @@ impl HalfSender {
         }
     }
 
-    /// Begins a message of 2 MB and sends half of it.
-    async fn begin(&mut self, stream: u32) {
+    async fn open(&mut self, stream: u32) {
         let mut headers = vec![0x83, 0x86, 0x04, 2, b'/', b'x', 0x01, 1, b'h'];
         headers.extend([0x0f, 0x10, 16]);
         headers.extend(b"application/grpc");
         self.write(1, 4, stream, &headers).await;
+    }
+
+    /// Begins a message of 2 MB and sends 4000 bytes of it.
+    async fn claim(&mut self, stream: u32) {
+        self.open(stream).await;
+        while self.window < 1 << 15 {
+            self.read().await;
+        }
+        let mut message = vec![0, 0, 0x1f, 0, 0];
+        message.resize(4_000, 0);
+        self.window -= message.len();
+        self.write(0, 0, stream, &message).await;
+    }
+
+    /// Begins a message of 2 MB and sends half of it.
+    async fn begin(&mut self, stream: u32) {
+        self.open(stream).await;
         self.write(0, 0, stream, &[0, 0, 0x1f, 0, 0]).await;
         for _ in 0..64 {
             while self.window < 1 << 15 {
@@ -222,7 +238,7 @@ async fn a_client_that_ends_none_of_its_requests_is_refused_more() {
     for number in 0..24 {
         client.begin(2 * number + 1).await;
     }
-    // 24 MiB have been sent, and 16 MiB may be held.
+    // 48 MB have been begun, and 32 MiB may be held.
     let refused = async {
         while client.ended.len() < 8 {
             client.read().await;
@@ -231,4 +247,23 @@ async fn a_client_that_ends_none_of_its_requests_is_refused_more() {
     tokio::time::timeout(Duration::from_secs(20), refused).await.expect("some are refused");
     let answer = tokio::task::spawn_blocking(move || request(address, "/y")).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 404"), "others are served: {answer}");
+}
+
+#[tokio::test]
+async fn a_client_that_claims_much_and_sends_little_is_refused_more() {
+    let gather = async |body: axum::body::Body| {
+        axum::body::to_bytes(body, usize::MAX).await.is_ok().to_string()
+    };
+    let (_fronts, address) = front(Router::new().route("/x", axum::routing::post(gather)));
+    let mut client = HalfSender::connect(address).await;
+    for number in 0..1_000 {
+        client.claim(2 * number + 1).await;
+    }
+    // Two gigabytes were claimed, and 32 MiB may be held.
+    let refused = async {
+        while client.ended.len() < 980 {
+            client.read().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), refused).await.expect("most are refused");
 }

@@ -1,0 +1,194 @@
+//! Bodies that begin and don't end, by hand.
+
+use std::collections::VecDeque;
+use std::task::Waker;
+
+use super::*;
+
+const REQUEST: usize = 2 << 20;
+
+fn ip(last: u16) -> IpAddr {
+    let [high, low] = last.to_be_bytes();
+    [10, 0, high, low].into()
+}
+
+fn message(bytes: usize) -> Vec<u8> {
+    let mut message = vec![0; HEADER + bytes];
+    message[1..HEADER].copy_from_slice(&u32::try_from(bytes).unwrap().to_be_bytes());
+    message
+}
+
+/// What has come of a request, and whether that is all.
+#[derive(Debug, Default)]
+struct Sent {
+    pieces: VecDeque<Bytes>,
+    ended: bool,
+}
+
+impl Body for Sent {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match self.pieces.pop_front() {
+            Some(piece) => Poll::Ready(Some(Ok(Frame::data(piece)))),
+            None if self.ended => Poll::Ready(None),
+            None => Poll::Pending,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended && self.pieces.is_empty()
+    }
+}
+
+fn body(account: &Arc<Account>, kind: Kind) -> Counted<Sent> {
+    Counted::new(Sent::default(), Arc::clone(account), kind)
+}
+
+impl Counted<Sent> {
+    /// Sends, and reads all that is there. False if it was refused.
+    fn sends(&mut self, data: &[u8]) -> bool {
+        if !data.is_empty() {
+            self.inner.pieces.push_back(Bytes::copy_from_slice(data));
+        }
+        self.reads()
+    }
+
+    fn reads(&mut self) -> bool {
+        let mut context = Context::from_waker(Waker::noop());
+        loop {
+            match Pin::new(&mut *self).poll_frame(&mut context) {
+                Poll::Ready(Some(Ok(_))) => {}
+                Poll::Ready(Some(Err(_))) => return false,
+                Poll::Ready(None) => return !self.refused,
+                Poll::Pending => return true,
+            }
+        }
+    }
+}
+
+fn held(all: &HalfSent) -> usize {
+    all.networks.lock().unwrap().values().sum()
+}
+
+#[test]
+fn a_request_that_began_is_counted_as_it_claims_whatever_came_of_it() {
+    let all = HalfSent::new(REQUEST);
+    for (came, cost) in [(0, 0), (1, 1), (4, 4), (5, HEADER + REQUEST), (4_000, HEADER + REQUEST)] {
+        let account = all.open(ip(1));
+        let mut bodies: Vec<_> = (0..4096).map(|_| body(&account, Kind::Unary)).collect();
+        let taken =
+            bodies.iter_mut().filter_map(|b| b.sends(&message(REQUEST)[..came]).then_some(()));
+        assert_eq!(taken.count(), CONNECTION_BYTES / (STREAM_BYTES + cost), "{came} bytes came");
+        assert!(held(&all) > CONNECTION_BYTES - STREAM_BYTES - HEADER - REQUEST);
+        drop(bodies);
+        assert_eq!((held(&all), account.held.load(Ordering::Relaxed)), (0, 0));
+        assert!(body(&account, Kind::Unary).sends(&message(REQUEST)[..came]));
+    }
+}
+
+#[test]
+fn one_network_with_many_connections_leaves_others_their_share() {
+    let all = HalfSent::new(REQUEST);
+    let half = &message(REQUEST)[..REQUEST - 1];
+    let mut bodies = Vec::new();
+    for _ in 0..200 {
+        let mut body = body(&all.open(ip(1)), Kind::Unary);
+        body.sends(half);
+        bodies.push(body);
+    }
+    assert!(held(&all) <= ALL_BYTES);
+    // However many there are, each may send its largest request.
+    for other in 2..200 {
+        let mut body = body(&all.open(ip(other)), Kind::Unary);
+        assert!(body.sends(half), "{other}");
+        bodies.push(body);
+    }
+}
+
+#[test]
+fn honest_clients_are_not_refused() {
+    let all = HalfSent::new(REQUEST);
+    // A thousand small puts at once, of which each has begun and none has ended.
+    let one = all.open(ip(1));
+    let mut puts: Vec<_> = (0..1_000).map(|_| body(&one, Kind::Unary)).collect();
+    assert!(puts.iter_mut().all(|put| put.sends(&[]) && put.sends(&message(1_000)[..500])));
+    drop(puts);
+    // Ten clients of each of seven hosts with 1.5 MB each: a hundred megabytes.
+    let mut large = Vec::new();
+    for client in 0..70 {
+        let mut put = body(&all.open(ip(client % 7)), Kind::Unary);
+        assert!(put.sends(&message(1_500_000)[..700_000]), "{client}");
+        large.push(put);
+    }
+    drop(large);
+    // The same from one host.
+    let ten: Vec<_> = (0..10).map(|_| all.open(ip(1))).collect();
+    let mut large: Vec<_> = (0..70).map(|n| body(&ten[n % 10], Kind::Unary)).collect();
+    assert!(large.iter_mut().all(|put| put.sends(&message(1_500_000)[..700_000])));
+}
+
+#[test]
+fn a_request_that_is_all_there_costs_nothing() {
+    let all = HalfSent::new(REQUEST);
+    let account = all.open(ip(1));
+    let mut puts: Vec<_> = (0..4_096).map(|_| body(&account, Kind::Unary)).collect();
+    for put in &mut puts {
+        put.inner.ended = true;
+        assert!(put.sends(&message(1_000)));
+    }
+    assert_eq!(held(&all), 0);
+}
+
+#[test]
+fn a_unary_request_keeps_all_that_it_brought() {
+    let all = HalfSent::new(REQUEST);
+    let mut body = body(&all.open(ip(1)), Kind::Unary);
+    let wire = [message(10_000), message(0), message(20_000)].concat();
+    for piece in wire[..wire.len() - 1].chunks(777) {
+        assert!(body.sends(piece));
+    }
+    assert_eq!(held(&all), STREAM_BYTES + wire.len());
+    body.inner.ended = true;
+    assert!(body.sends(&wire[wire.len() - 1..]));
+    drop(body);
+    assert_eq!(held(&all), 0);
+}
+
+#[test]
+fn a_stream_is_counted_until_its_message_is_there_and_for_its_largest() {
+    let all = HalfSent::new(REQUEST);
+    let mut body = body(&all.open(ip(1)), Kind::Stream);
+    assert!(body.sends(&[]));
+    assert_eq!(held(&all), STREAM_BYTES, "nothing came yet");
+    let small = message(1_000);
+    assert!(body.sends(&small[..500]));
+    assert_eq!(held(&all), STREAM_BYTES + HEADER + 1_000);
+    assert!(body.sends(&small[500..]));
+    assert_eq!(held(&all), 0, "a small one is its watch's affair");
+    let wire = [message(10_000), message(5)].concat();
+    for piece in wire.chunks(3) {
+        assert!(body.sends(piece));
+    }
+    assert_eq!(held(&all), 10_000 + HEADER, "the buffer stays");
+}
+
+#[test]
+fn a_claim_that_is_refused_on_sight_is_not_counted() {
+    let all = HalfSent::new(REQUEST);
+    let mut body = body(&all.open(ip(1)), Kind::Unary);
+    assert!(body.sends(&[0, 0xff, 0xff, 0xff, 0xff]));
+    assert_eq!(held(&all), STREAM_BYTES + HEADER);
+}
+
+#[test]
+fn a_body_that_is_not_grpc_is_one_message() {
+    let all = HalfSent::new(REQUEST);
+    let mut body = body(&all.open(ip(1)), Kind::Plain);
+    assert!(body.sends(&[0; 5_000]) && body.sends(&[0; 5_000]));
+    assert_eq!(held(&all), STREAM_BYTES + 10_000);
+}
