@@ -134,9 +134,7 @@ pub(crate) struct Run {
     pub machine_id_file: Option<PathBuf>,
 
     /// The node's program (default: muster-node beside this program, else in PATH). Stock etcd
-    /// will do; it also compares the address that a peer connects from with the one in its
-    /// certificate, so on loopback or behind address translation it needs
-    /// `-- --experimental-peer-skip-client-san-verification`.
+    /// will do.
     #[arg(long, value_name = "PATH")]
     pub node_binary: Option<PathBuf>,
 

@@ -2,8 +2,10 @@
 //!
 //! It decides nothing: discovery shows the cluster as formed when a majority has reported one id.
 //! A node serves whether or not anybody hears of it, so this is tried for as long as the agent
-//! runs, with growing pauses, and nothing waits for it.
+//! runs, with growing pauses, and nothing waits for it. Once it is settled it is said again now and
+//! then: a service that was restored from a backup has forgotten it.
 
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,7 +26,7 @@ use uuid::Uuid;
 use crate::bootstrap::cut;
 use crate::exit::chain;
 use crate::health::Door;
-use crate::retry::Retry;
+use crate::retry::{Retry, jittered};
 use crate::tail;
 
 /// The longest that one question to the node may take.
@@ -35,6 +37,9 @@ const ASK_EVERY: Duration = Duration::from_millis(50);
 /// How long a node may be without a leader before discovery hears what its log says, and how often
 /// it hears it then.
 const TROUBLE_AFTER: Duration = Duration::from_secs(5);
+
+/// The shortest time until a settled report is made again; jitter adds at most as much.
+const AGAIN: Duration = Duration::from_secs(300);
 
 /// What a report is about.
 pub(crate) struct Report {
@@ -77,35 +82,20 @@ struct NodeStatus {
 }
 
 impl Report {
-    /// Reports until discovery says that the cluster is formed, so that this host knows it too;
-    /// then the cluster's state there. A service that has lost the commit is shown the document
-    /// first. Nothing if it never takes the report. `heard` is told of each answer.
-    pub(crate) async fn deliver(self, heard: impl Fn(ClusterState)) -> Option<ClusterState> {
-        let mut retry = Retry::default();
-        loop {
-            let status = self.node_with_leader().await;
-            match self.once(&status).await {
-                Ok(ClusterState::Committed) => {
-                    heard(ClusterState::Committed);
-                    tracing::debug!("a majority has not reported yet");
-                }
-                Ok(state) => {
-                    heard(state);
-                    tracing::info!(
-                        cluster.state = state.as_str(),
-                        raft_cluster_id = format!("{:016x}", status.cluster_id),
-                        "discovery knows that this member runs, as most of them do"
-                    );
-                    return Some(state);
-                }
-                Err(ClientError::Problem(problem)) if !may_pass(&problem) => {
-                    tracing::warn!("discovery doesn't take this member's report: {problem}");
-                    return None;
-                }
-                Err(error) => tracing::debug!(error = chain(&error), "can't report yet"),
+    /// Reports until discovery says that the cluster is formed, so that this host knows it too, and
+    /// from then on now and then. A service that has lost the commit is shown the document first.
+    /// `heard` is told of each answer.
+    pub(crate) async fn deliver(self, heard: impl Fn(ClusterState)) -> Infallible {
+        let first = async || self.node_with_leader().await;
+        let later = async || self.leader_now().await;
+        let tell = async |status: &NodeStatus| {
+            let answer = self.once(status).await;
+            if let Ok(state) = &answer {
+                heard(*state);
             }
-            tokio::time::sleep(retry.next_pause()).await;
-        }
+            answer
+        };
+        keep_telling(first, later, tell).await
     }
 
     async fn once(&self, status: &NodeStatus) -> Result<ClusterState, ClientError> {
@@ -143,13 +133,21 @@ impl Report {
                 waiting_since = Instant::now();
                 self.tell_trouble().await;
             }
-            let asked = tokio::time::timeout(ASK_DEADLINE, ask(&self.door)).await;
-            match asked.unwrap_or(Err(AskError::TimedOut)) {
-                Ok(status) if status.leader_id != 0 => return status,
-                Ok(_) => {}
-                Err(error) => tracing::debug!(error = chain(&error), "can't ask the node yet"),
+            if let Some(status) = self.leader_now().await {
+                return status;
             }
             tokio::time::sleep(ASK_EVERY).await;
+        }
+    }
+
+    async fn leader_now(&self) -> Option<NodeStatus> {
+        let asked = tokio::time::timeout(ASK_DEADLINE, ask(&self.door)).await;
+        match asked.unwrap_or(Err(AskError::TimedOut)) {
+            Ok(status) => (status.leader_id != 0).then_some(status),
+            Err(error) => {
+                tracing::debug!(error = chain(&error), "can't ask the node yet");
+                None
+            }
         }
     }
 }
@@ -166,6 +164,69 @@ impl Report {
         if let Err(error) = self.client.trouble(self.cluster, &trouble).await {
             tracing::debug!(error = chain(&error), "discovery doesn't hear of the node's trouble");
         }
+    }
+}
+
+/// Tells what `first` found until that is settled, and then what `later` finds, now and then. A node
+/// that has lost its leader since has nothing to report.
+async fn keep_telling(
+    first: impl AsyncFn() -> NodeStatus,
+    later: impl AsyncFn() -> Option<NodeStatus>,
+    tell: impl AsyncFn(&NodeStatus) -> Result<ClusterState, ClientError>,
+) -> Infallible {
+    let mut retry = Retry::default();
+    let mut said = String::new();
+    let mut status = first().await;
+    loop {
+        let answer = tell(&status).await;
+        let settled = is_settled(&answer);
+        log(&answer, &status, &mut said);
+        if !settled {
+            tokio::time::sleep(retry.next_pause()).await;
+            status = first().await;
+            continue;
+        }
+        retry.succeeded();
+        status = loop {
+            tokio::time::sleep(jittered(AGAIN)).await;
+            if let Some(status) = later().await {
+                break status;
+            }
+        };
+    }
+}
+
+/// Whether asking again soon would change nothing.
+fn is_settled(answer: &Result<ClusterState, ClientError>) -> bool {
+    match answer {
+        Ok(state) => *state != ClusterState::Committed,
+        Err(ClientError::Problem(problem)) => !may_pass(problem),
+        Err(_) => false,
+    }
+}
+
+/// Logs an answer; for the operator only if it is another than the one that was `said` last.
+fn log(answer: &Result<ClusterState, ClientError>, status: &NodeStatus, said: &mut String) {
+    let settled = is_settled(answer);
+    let says = match answer {
+        Ok(state) => state.to_string(),
+        Err(error) => chain(error),
+    };
+    let is_news = settled && says != *said;
+    match answer {
+        Ok(state) if is_news => tracing::info!(
+            cluster.state = state.as_str(),
+            raft_cluster_id = format!("{:016x}", status.cluster_id),
+            "discovery knows that this member runs, as most of them do"
+        ),
+        Ok(_) => tracing::debug!(cluster.state = says, "reported"),
+        Err(_) if is_news => {
+            tracing::warn!("discovery doesn't take this member's report: {says}");
+        }
+        Err(_) => tracing::debug!(error = says, "can't report yet"),
+    }
+    if settled {
+        *said = says;
     }
 }
 
@@ -211,4 +272,58 @@ async fn ask(door: &Door) -> Result<NodeStatus, AskError> {
         raft_term: response.raft_term,
         raft_index: response.raft_index,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    fn running() -> NodeStatus {
+        NodeStatus { cluster_id: 7, member_id: 1, leader_id: 1, raft_term: 2, raft_index: 3 }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_restored_service_hears_again_from_a_member_that_only_runs() {
+        let restored = 3;
+        let begun = tokio::time::Instant::now();
+        let told = RefCell::new(Vec::new());
+        let tell = async |_: &NodeStatus| {
+            told.borrow_mut().push(begun.elapsed());
+            // Formed; then a restore takes the service back to before the reports.
+            match told.borrow().len() {
+                count if count < restored || count > restored + 1 => Ok(ClusterState::Formed),
+                _ => Ok(ClusterState::Committed),
+            }
+        };
+        let keep = keep_telling(async || running(), async || Some(running()), tell);
+        let _ = tokio::time::timeout(Duration::from_secs(3600), keep).await;
+        let told = told.into_inner();
+        let pauses: Vec<_> = told.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(pauses.len() >= 6, "{pauses:?}");
+        for (at, pause) in pauses.iter().enumerate() {
+            let waits_for_others = (restored - 1..=restored).contains(&at);
+            let expected = if waits_for_others { ..=Duration::from_secs(1) } else { ..=2 * AGAIN };
+            assert!(expected.contains(pause), "{pauses:?}");
+            assert!(waits_for_others || *pause >= AGAIN, "no more often: {pauses:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_has_lost_its_leader_reports_nothing_and_is_asked_seldom() {
+        let (told, asked) = (RefCell::new(0), RefCell::new(0));
+        let later = async || {
+            *asked.borrow_mut() += 1;
+            None
+        };
+        let tell = async |_: &NodeStatus| {
+            *told.borrow_mut() += 1;
+            Ok(ClusterState::Formed)
+        };
+        let keep = keep_telling(async || running(), later, tell);
+        let _ = tokio::time::timeout(Duration::from_secs(3600), keep).await;
+        assert_eq!(*told.borrow(), 1);
+        assert!((6..=12).contains(&*asked.borrow()), "{asked:?}");
+    }
 }

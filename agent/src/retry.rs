@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+use backon::{BackoffBuilder, ConstantBuilder, ExponentialBackoff, ExponentialBuilder};
 
 /// The first pause after a failure.
 const FIRST: Duration = Duration::from_millis(100);
@@ -38,6 +38,12 @@ impl Retry {
     pub(crate) fn succeeded(&mut self) {
         *self = Self::default();
     }
+}
+
+/// `delay`, and at most as much again, so that hosts that began together don't come together.
+pub(crate) fn jittered(delay: Duration) -> Duration {
+    let once = ConstantBuilder::default().with_delay(delay).with_jitter().build().next();
+    once.unwrap_or(delay)
 }
 
 fn pauses() -> ExponentialBackoff {

@@ -190,6 +190,11 @@ impl Addressing {
         let url = |flag, text: &Option<String>| {
             text.as_deref().map(|text| parse::<NodeUrl>(flag, text)).transpose()
         };
+        if typed.peer_port == 0 || typed.client_port == 0 {
+            return Err(End::Usage(
+                "--peer-port and --client-port can't be 0: the others have to know them".to_owned(),
+            ));
+        }
         if typed.peer_port == typed.client_port {
             return Err(End::Usage("--peer-port and --client-port must differ".to_owned()));
         }
@@ -291,6 +296,13 @@ mod tests {
         let own: Vec<IpAddr> = own.iter().map(|address| address.parse().unwrap()).collect();
         let route = Some(route.parse().unwrap());
         resolve(arguments).unwrap().addressing.addresses(route, &own).unwrap()
+    }
+
+    #[test]
+    fn port_0_is_nothing_that_others_could_be_told() {
+        for flag in ["--peer-port", "--client-port"] {
+            assert!(matches!(resolve(&[flag, "0"]), Err(End::Usage(_))), "{flag}");
+        }
     }
 
     #[test]

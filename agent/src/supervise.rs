@@ -1,6 +1,7 @@
 //! The agent's life once its node may start: supervision, the node's log, the first sight of its
 //! data, and the report to discovery.
 
+use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -211,7 +212,6 @@ async fn attend(
     let layout = protocol.layout.clone();
     let mut ran = protocol.agent.journal.start == Start::Ran;
     let mut report = Box::pin(deliver(plan.report(protocol, &layout), board.clone()));
-    let mut reporting = true;
     let mut supervision = std::pin::pin!(supervision);
     loop {
         tokio::select! {
@@ -224,16 +224,19 @@ async fn attend(
                     tracing::info!("the node has its own log: from now on it starts from that");
                 }
             }
-            _ = &mut report, if ran && reporting => reporting = false,
+            never = &mut report, if ran => match never {},
         }
     }
 }
 
-async fn deliver(report: Option<Report>, board: Board) -> Option<ClusterState> {
+async fn deliver(report: Option<Report>, board: Board) -> Infallible {
     let show = |state: ClusterState| {
         board.update(|status| status.cluster_phase = Some(state.to_string()));
     };
-    report?.deliver(show).await
+    match report {
+        Some(report) => report.deliver(show).await,
+        None => std::future::pending().await,
+    }
 }
 
 fn conclude(outcome: Outcome, protocol: &mut Protocol) -> Result<(), End> {

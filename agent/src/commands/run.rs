@@ -224,8 +224,10 @@ impl Daemon<'_> {
     /// True if the agent was told to stop.
     async fn wait_for_replacement(&self, why: &str) -> bool {
         let text = format!(
-            "the node's data is lost: {why}. This member has to be replaced by an operator; the \
-             directory is looked at again every {} s, in case a volume is mounted late",
+            "the node's data is lost: {why}. If it is not coming back: with stock etcd, remove \
+             this member (etcdctl member remove) and add a new one (etcdctl member add) by hand; \
+             muster-node can't replace a member yet, and serves on with the others. The directory is \
+             looked at again every {} s, in case a volume is mounted late",
             LOOK_AGAIN.as_secs()
         );
         tracing::error!("{text}");

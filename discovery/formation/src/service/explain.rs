@@ -213,8 +213,11 @@ impl Writer<'_> {
                 "the list is decided; a majority has not yet reported its Raft cluster; missing: {}",
                 self.names(&missing)
             ),
-            "start the agents on these hosts; if a majority of them is lost for good, have an owner \
-             run `muster-discovery cluster retire NAME` and create a new cluster",
+            "look at `muster-agent status` on these hosts and start the agents that don't run; one \
+             that runs reports again within 10 minutes, also to a service that was restored, or at \
+             once if it is restarted (its node goes on running); only if a majority of the hosts is \
+             lost for good, have an owner run `muster-discovery cluster retire NAME` and create a \
+             new cluster",
         ))
     }
 
@@ -223,8 +226,9 @@ impl Writer<'_> {
         let by = ended.map(|ended| ended.by.clone()).unwrap_or_default();
         let way_out = match ended.map(|ended| ended.cause) {
             Some(EndCause::DatabaseAccepted) => {
-                "create a new cluster; if a host holds this one's document, starting its agent \
-                 brings the cluster back"
+                "if a host holds this one's document, its agent brings the cluster back: one that \
+                 runs does so within 10 minutes or when it is restarted (its node goes on running), \
+                 another when it is started; create a new cluster only if no host does"
             }
             _ => "create a new cluster with `muster-discovery cluster create NAME`",
         };
