@@ -22,10 +22,6 @@ const SESSION: &str = "SET statement_timeout = '2s'; SET lock_timeout = '2s'; \
      SET application_name = 'muster-discovery'";
 /// A connection is given up after this long, so that a failed-over address is looked up again.
 const CONNECTION_LIFE: Duration = Duration::from_secs(30 * 60);
-/// A connection answers when the pool takes it back; it isn't asked again before this has passed.
-/// Longer, and one to a host that is gone without a word would cost a request its patience; who
-/// meets one that died within it begins anew ([`Store::begin`]).
-const VOUCHED_FOR: Duration = Duration::from_secs(1);
 
 /// The pool's bounds.
 #[derive(Clone, Copy, Debug)]
@@ -89,15 +85,6 @@ pub async fn connect(
         .max_connections(settings.size)
         .acquire_timeout(settings.wait)
         .max_lifetime(CONNECTION_LIFE)
-        .test_before_acquire(false)
-        .before_acquire(|connection, pooled| {
-            Box::pin(async move {
-                if pooled.idle_for >= VOUCHED_FOR {
-                    connection.ping().await?;
-                }
-                Ok(true)
-            })
-        })
         .after_connect(move |connection, _| {
             let (ledger, watch) = (compared_ledger.clone(), compared_watch.clone());
             Box::pin(async move {
