@@ -81,7 +81,9 @@ impl Store {
         Ok(KeyValueHash { revision: upto, ..hash })
     }
 
-    /// Hashes the records up to `upto`; of those up to `compacted`, what is in force at `upto`.
+    /// Hashes the records up to `upto`; of those up to `compacted`, what is in force at `upto`; if
+    /// nothing is, what the compaction left, as in etcd (it takes an empty list of what to keep for
+    /// none).
     pub(crate) fn hash_upto(
         &self,
         records: &impl ReadableTable<u128, &'static [u8]>,
@@ -89,6 +91,7 @@ impl Store {
         compacted: i64,
     ) -> Result<KeyValueHash, ReadError> {
         let end = Revision { main: upto + 1, sub: 0 }.to_row();
+        let in_force = if read(&self.shared.index).is_empty_at(upto) { compacted } else { upto };
         let mut hash = crc32c::crc32c(BUCKET);
         for row in records.range(..end).map_err(ReadError::from)? {
             let (at, record) = row.map_err(ReadError::from)?;
@@ -101,7 +104,7 @@ impl Store {
                 if index.compacted() > upto {
                     return Err(ReadError::Superseded);
                 }
-                if index.get(&kv.key, upto) != Some(at) {
+                if index.get(&kv.key, in_force) != Some(at) {
                     continue;
                 }
             }

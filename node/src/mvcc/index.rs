@@ -137,6 +137,11 @@ impl Index {
         self.keys.get(key)?.at(revision)?.live()
     }
 
+    /// Whether no key was there at `revision`.
+    pub(crate) fn is_empty_at(&self, revision: i64) -> bool {
+        !self.keys.values().any(|history| history.at(revision).and_then(Stamp::live).is_some())
+    }
+
     /// The newest state of `key`, if it is there.
     pub(crate) fn newest(&self, key: &[u8]) -> Option<Newest> {
         let history = self.keys.get(key)?;

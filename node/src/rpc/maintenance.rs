@@ -28,10 +28,13 @@ fn header(revision: i64) -> Option<ResponseHeader> {
     Some(ResponseHeader { revision, ..ResponseHeader::default() })
 }
 
-/// How `etcdctl` and etcd's `errors` list show an alarm.
+/// How `etcdctl` and etcd's `errors` list show an alarm: no member is not shown.
 fn show(alarm: &AlarmMember) -> String {
     let kind = alarm.alarm().as_str_name();
-    format!("memberID:{} alarm:{kind} ", alarm.member_id)
+    match alarm.member_id {
+        0 => format!("alarm:{kind} "),
+        id => format!("memberID:{id} alarm:{kind} "),
+    }
 }
 
 impl Maintenance {
