@@ -4,10 +4,10 @@ SHELL := /bin/bash
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build release demo test verify audit sim explore bench clean
+.PHONY: help setup build release demo test verify audit sim explore fuzz-etcd bench clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install what is missing (Debian packages; needs root for that)
 	@scripts/setup
@@ -41,6 +41,9 @@ sim: setup ## seeded simulation of the node: make sim N=100000, or SEED=… to r
 
 explore: setup ## explore the bootstrap protocol: the ladder, full bounds, random walks (2 h)
 	$(CARGO) run --release -q -p muster-tests --bin explore --locked -- --full
+
+fuzz-etcd: release ## the same random requests to stock etcd and to muster-node: N=100000, or SEED=… to replay
+	@target/release/fuzz-etcd --requests $(or $(N),20000) $(if $(SEED),--seed $(SEED))
 
 bench: release ## muster-node beside stock etcd, same client, same run
 	@target/release/bench $(ARGS)

@@ -5,6 +5,8 @@ pub mod bench;
 pub mod client;
 pub mod demo;
 pub mod explore;
+pub mod fuzz_etcd;
 pub mod harness;
 pub mod mutants;
 pub mod sim;
+pub mod stock;

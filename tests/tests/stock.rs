@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::bench::stock;
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::world::{WorldOptions, path_text};
 use muster_tests::harness::{Agent, Host, Network, World, until, until_told};
+use muster_tests::stock;
 use serde_json::Value;
 
 const FORMED: Duration = Duration::from_secs(60);

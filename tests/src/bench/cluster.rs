@@ -184,7 +184,7 @@ impl Cluster {
 }
 
 /// Ports that were free a moment ago: held together, so that they differ.
-fn free_ports(count: usize) -> Result<Vec<u16>> {
+pub(crate) fn free_ports(count: usize) -> Result<Vec<u16>> {
     let held = (0..count)
         .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
         .collect::<std::io::Result<Vec<_>>>()?;

@@ -4,12 +4,11 @@
 //! of the rounds; the rounds of the two programs alternate, so that a disturbance from outside hits
 //! both. CPU time is what the kernel charged the three servers, read before and after each load.
 
-mod cluster;
+pub(crate) mod cluster;
 mod load;
 mod outage;
-mod process;
+pub(crate) mod process;
 mod report;
-pub mod stock;
 mod tls;
 
 use std::path::PathBuf;
@@ -118,7 +117,7 @@ async fn programs(plan: &Plan, say: &dyn Fn(&str)) -> Result<Vec<Program>> {
     if wanted("etcd") {
         let path = match &plan.etcd {
             Some(path) => path.clone(),
-            None => stock::etcd(&plan.work, say).await?,
+            None => crate::stock::etcd(&plan.work, say).await?,
         };
         programs.push(Program::find("etcd", path).await?);
     }

@@ -13,13 +13,13 @@ const TICKS_PER_SECOND: f64 = 100.0;
 
 /// A running server; dropping it kills it and waits for its end.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(crate) struct Server {
     child: Child,
 }
 
 impl Server {
     /// Starts `program` with `args`; what it prints is appended to `log`.
-    pub(super) fn start(program: &Path, args: &[String], log: &Path) -> Result<Self> {
+    pub(crate) fn start(program: &Path, args: &[String], log: &Path) -> Result<Self> {
         let log = File::options().create(true).append(true).open(log)?;
         let child = Command::new(program)
             .args(args)

@@ -31,7 +31,7 @@ mod network;
 mod node;
 mod plan;
 mod requests;
-mod rng;
+pub(crate) mod rng;
 mod run;
 mod streams;
 mod work;

@@ -1,7 +1,7 @@
 //! SplitMix64 (Steele, Lea and Flood 2014).
 
 #[derive(Clone, Debug)]
-pub(super) struct Rng(u64);
+pub(crate) struct Rng(u64);
 
 impl Rng {
     pub fn new(seed: u64) -> Self {

@@ -14,7 +14,10 @@ pub const INSTALLED: &str = "/usr/bin/etcd";
 const BUILD_TIME: Duration = Duration::from_secs(900);
 
 /// The path of a stock etcd: built once under `work`, else the installed one.
-pub(super) async fn etcd(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
+///
+/// # Errors
+/// When it can't be built and none is installed.
+pub async fn etcd(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
     match built(work, say).await {
         Ok(binary) => Ok(binary),
         Err(error) if Path::new(INSTALLED).exists() => {
@@ -39,6 +42,19 @@ pub async fn built(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
         build(&dir).await?;
     }
     Ok(binary)
+}
+
+/// A stock etcd of this version's minor release, if one has been built under `work` or is
+/// installed.
+#[must_use]
+pub fn present(work: &Path) -> Option<PathBuf> {
+    let built = work.join("stock-etcd").join(VERSION).join("etcd");
+    let minor = VERSION.trim_start_matches('v').rsplit_once('.')?.0;
+    [built, PathBuf::from(INSTALLED)].into_iter().find(|path| {
+        let output = std::process::Command::new(path).arg("--version").output();
+        let first = format!("etcd Version: {minor}.");
+        output.is_ok_and(|output| output.stdout.starts_with(first.as_bytes()))
+    })
 }
 
 async fn build(dir: &Path) -> Result<()> {

@@ -1,0 +1,83 @@
+//! `make fuzz-etcd`: the same random requests to stock etcd and to muster-node.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Instant, SystemTime};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use muster_tests::{fuzz_etcd, stock};
+
+/// Requests before both begin again from nothing.
+const PER_RUN: u64 = 5_000;
+
+/// The same random requests to stock etcd and to muster-node; the first difference ends it.
+#[derive(Debug, Parser)]
+#[command(name = "fuzz-etcd")]
+struct Args {
+    /// How many requests.
+    #[arg(long, default_value_t = 20_000)]
+    requests: u64,
+    /// Replay this seed, for one run of all requests [default: from the clock].
+    #[arg(long)]
+    seed: Option<u64>,
+    /// The muster-node [default: the one beside this program].
+    #[arg(long)]
+    muster: Option<PathBuf>,
+    /// The etcd [default: a stock one, built once with go].
+    #[arg(long)]
+    etcd: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    match fuzz(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "fuzz-etcd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn fuzz(args: &Args) -> Result<()> {
+    let own = std::env::current_exe()?;
+    let folder = own.parent().context("this program lies in a folder")?;
+    let work = folder.parent().context("the folder lies in target")?;
+    let muster = args.muster.clone().unwrap_or_else(|| folder.join("muster-node"));
+    let mut out = std::io::stdout().lock();
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        let say = |text: &str| {
+            let _ = writeln!(std::io::stderr(), "{text}");
+        };
+        let etcd = match &args.etcd {
+            Some(path) => path.clone(),
+            None => stock::etcd(work, &say).await?,
+        };
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
+        let mut seed = args.seed.unwrap_or(now);
+        let mut left = args.requests;
+        while left > 0 {
+            let requests = if args.seed.is_some() { left } else { left.min(PER_RUN) };
+            let dir = tempfile::tempdir()?;
+            let start = Instant::now();
+            let report = fuzz_etcd::run(&etcd, &muster, dir.path(), seed, requests).await?;
+            writeln!(
+                out,
+                "seed {seed}: {} requests answered alike, {} of them refusals; watches compared {} \
+                 times ({:.0} s)",
+                report.requests,
+                report.refused,
+                report.settles,
+                start.elapsed().as_secs_f64()
+            )?;
+            for (why, count) in report.allowed {
+                writeln!(out, "  {count} differ and may: {why}")?;
+            }
+            left -= requests;
+            seed = seed.wrapping_add(1);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,237 @@
+//! Requests drawn from a seed: few keys, many odd values.
+//!
+//! What is not drawn, and why: alarms of kinds, and actions on alarms, that etcd does not know (they make
+//! etcd panic), alarms of members that are not in the cluster (etcd keeps any number of them, this node
+//! refuses them), transactions nested deeper than this node's bound, and more than twelve keys
+//! (etcd's sort leaves equal ones of more than twelve in any order).
+
+use bytes::Bytes;
+use node_proto::etcdserverpb::compare::TargetUnion;
+use node_proto::etcdserverpb::request_op::Request;
+use node_proto::etcdserverpb::{
+    CompactionRequest, Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp,
+    TxnRequest, WatchCreateRequest,
+};
+
+use crate::sim::rng::Rng;
+
+/// Whom a request names: ids differ between the two servers.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Who {
+    Itself,
+    Nobody,
+    Stranger,
+}
+
+/// One request, as both servers get it.
+#[derive(Clone, Debug)]
+pub(super) enum Call {
+    Range(RangeRequest),
+    Put(PutRequest),
+    Delete(DeleteRangeRequest),
+    Txn(TxnRequest),
+    Compact(CompactionRequest),
+    HashKv(i64),
+    Status,
+    Alarm {
+        action: i32,
+        who: Who,
+        alarm: i32,
+    },
+    MoveLeader(Who),
+    Watch(Box<WatchCreateRequest>),
+    CancelWatch(i64),
+    WatchProgress,
+    /// A new stream takes the place of the one so far.
+    Reopen,
+}
+
+/// Where the servers stand, as the next request is drawn.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Known {
+    pub(super) revision: i64,
+    pub(super) compacted: i64,
+    pub(super) has_alarms: bool,
+}
+
+pub(super) struct Draw<'r> {
+    pub(super) rng: &'r mut Rng,
+    pub(super) known: Known,
+}
+
+impl Draw<'_> {
+    pub(super) fn call(&mut self) -> Call {
+        if self.known.has_alarms && self.rng.chance(250) {
+            return Call::Alarm { action: 2, who: Who::Itself, alarm: self.one_of(&[0, 1, 2]) };
+        }
+        match self.rng.range(0, 1000) {
+            0..300 => Call::Range(self.range()),
+            300..480 => Call::Put(self.put()),
+            480..560 => Call::Delete(self.delete()),
+            560..820 => Call::Txn(self.txn(0)),
+            820..850 => Call::Compact(self.compact()),
+            850..890 => Call::HashKv(self.revision()),
+            890..900 => Call::Status,
+            900..912 => Call::Alarm {
+                action: self.one_of(&[0, 0, 1, 2]),
+                who: if self.rng.chance(300) { Who::Nobody } else { Who::Itself },
+                alarm: self.one_of(&[0, 1, 2]),
+            },
+            912..920 => Call::MoveLeader(self.one_of(&[Who::Itself, Who::Nobody, Who::Stranger])),
+            920..960 => Call::Watch(Box::new(self.watch())),
+            960..980 => Call::CancelWatch(self.watch_id()),
+            980..997 => Call::WatchProgress,
+            _ => Call::Reopen,
+        }
+    }
+
+    fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.rng.pick(of.len())]
+    }
+
+    fn key(&mut self) -> Bytes {
+        const KEYS: [&str; 12] = ["a", "aa", "ab", "b", "b\0", "c", "d", "da", "e", "f", "\0", "z"];
+        if self.rng.chance(15) { Bytes::new() } else { self.one_of(&KEYS).into() }
+    }
+
+    fn range_end(&mut self) -> Bytes {
+        let ends = ["", "", "", "\0", "\0", "b", "c", "e", "zz", "a"];
+        self.one_of(&ends).into()
+    }
+
+    fn revision(&mut self) -> i64 {
+        let Known { revision, compacted, .. } = self.known;
+        match self.rng.range(0, 10) {
+            0..4 => 0,
+            4 => revision,
+            5 => revision + self.one_of(&[1, 2, 1000]),
+            6 => compacted + self.one_of(&[-1, 0, 1]),
+            7 => self.one_of(&[-1, -2, i64::MIN, i64::MAX]),
+            _ => revision - i64::try_from(self.rng.range(0, 30)).unwrap_or(0),
+        }
+    }
+
+    fn bound(&mut self) -> i64 {
+        if self.rng.chance(900) { 0 } else { self.revision() }
+    }
+
+    fn range(&mut self) -> RangeRequest {
+        RangeRequest {
+            key: self.key(),
+            range_end: self.range_end(),
+            limit: self.one_of(&[0, 0, 0, 1, 2, 5, -1]),
+            revision: self.revision(),
+            sort_order: self.one_of(&[0, 0, 0, 1, 2, 2, 3]),
+            sort_target: self.one_of(&[0, 0, 1, 2, 3, 4, 5]),
+            serializable: self.rng.chance(300),
+            keys_only: self.rng.chance(200),
+            count_only: self.rng.chance(150),
+            min_mod_revision: self.bound(),
+            max_mod_revision: self.bound(),
+            min_create_revision: self.bound(),
+            max_create_revision: self.bound(),
+        }
+    }
+
+    fn value(&mut self) -> Bytes {
+        match self.rng.range(0, 4) {
+            0 => Bytes::new(),
+            1 => Bytes::from_static(b"same"),
+            _ => self.rng.range(0, 1000).to_string().into(),
+        }
+    }
+
+    fn put(&mut self) -> PutRequest {
+        PutRequest {
+            key: self.key(),
+            value: self.value(),
+            lease: if self.rng.chance(40) { 77 } else { 0 },
+            prev_kv: self.rng.chance(300),
+            ignore_value: self.rng.chance(60),
+            ignore_lease: self.rng.chance(60),
+        }
+    }
+
+    fn delete(&mut self) -> DeleteRangeRequest {
+        DeleteRangeRequest {
+            key: self.key(),
+            range_end: self.range_end(),
+            prev_kv: self.rng.chance(400),
+        }
+    }
+
+    fn compare(&mut self) -> Compare {
+        let number = self.one_of(&[0, 1, 2, self.known.revision]);
+        Compare {
+            result: self.one_of(&[0, 0, 1, 2, 3, 9]),
+            target: self.one_of(&[0, 1, 2, 3, 3, 4, 9]),
+            key: self.key(),
+            range_end: if self.rng.chance(700) { Bytes::new() } else { self.range_end() },
+            target_union: match self.rng.range(0, 6) {
+                0 => None,
+                1 => Some(TargetUnion::Version(number)),
+                2 => Some(TargetUnion::CreateRevision(number)),
+                3 => Some(TargetUnion::ModRevision(number)),
+                4 => Some(TargetUnion::Lease(0)),
+                _ => Some(TargetUnion::Value(self.value())),
+            },
+        }
+    }
+
+    fn operation(&mut self, depth: u32) -> RequestOp {
+        let request = match self.rng.range(0, 100) {
+            0..35 => Some(Request::RequestRange(self.range())),
+            35..65 => Some(Request::RequestPut(self.put())),
+            65..85 => Some(Request::RequestDeleteRange(self.delete())),
+            85..99 if depth < 3 => Some(Request::RequestTxn(self.txn(depth + 1))),
+            85..99 => Some(Request::RequestRange(RangeRequest {
+                key: Bytes::from_static(b"a"),
+                ..RangeRequest::default()
+            })),
+            _ => None,
+        };
+        RequestOp { request }
+    }
+
+    fn txn(&mut self, depth: u32) -> TxnRequest {
+        let compares = self.rng.range(0, 3);
+        let (success, failure) = (self.rng.range(0, 4), self.rng.range(0, 3));
+        TxnRequest {
+            compare: (0..compares).map(|_| self.compare()).collect(),
+            success: (0..success).map(|_| self.operation(depth)).collect(),
+            failure: (0..failure).map(|_| self.operation(depth)).collect(),
+        }
+    }
+
+    fn compact(&mut self) -> CompactionRequest {
+        let revision = match self.rng.range(0, 4) {
+            0 => self.revision(),
+            _ => self.known.revision - i64::try_from(self.rng.range(0, 12)).unwrap_or(0),
+        };
+        // Else a checksum might be asked for before all of it is done.
+        CompactionRequest { revision, physical: true }
+    }
+
+    fn watch_id(&mut self) -> i64 {
+        self.one_of(&[0, 1, 2, 3, 7, -1])
+    }
+
+    fn watch(&mut self) -> WatchCreateRequest {
+        WatchCreateRequest {
+            key: self.key(),
+            range_end: self.range_end(),
+            start_revision: self.revision(),
+            progress_notify: self.rng.chance(200),
+            filters: match self.rng.range(0, 8) {
+                0 => vec![0],
+                1 => vec![1],
+                2 => vec![0, 1],
+                3 => vec![5],
+                _ => Vec::new(),
+            },
+            prev_kv: self.rng.chance(400),
+            watch_id: if self.rng.chance(700) { 0 } else { self.watch_id() },
+            fragment: self.rng.chance(200),
+        }
+    }
+}
