@@ -119,7 +119,7 @@ pub struct Faults {
     pub ledgers: u8,
     /// A link between two hosts goes down, both ways, for good.
     pub links: u8,
-    /// The service's clock is [`AHEAD`](crate::explore::world::AHEAD) for a while, then right again.
+    /// The service's clock is `AHEAD` for a while, then right again.
     pub clocks: u8,
 }
 

@@ -48,7 +48,7 @@ pub struct World {
     pub hosts: [Arc<Host>; HOSTS],
     /// Which of them reach each other.
     pub links: Links,
-    /// The service's clock is [`AHEAD`].
+    /// The service's clock is `AHEAD`.
     pub is_ahead: bool,
     /// What has been said.
     pub said: Arc<Said>,
