@@ -30,10 +30,15 @@ use crate::app::App;
 use crate::domain::describe;
 use crate::error::ApiError;
 use crate::ledger::{self, Occasion};
+use crate::store::StoreError;
 use crate::store::cluster::{ClusterTransaction, LeafPair, Trust};
 
 pub use event::{Incoming, is_void, statement_allows};
 pub use show::{explanations, poll_response, summary_of};
+
+/// How long an event may take, or a look: longer than all its statements, of which Postgres ends each
+/// after two seconds.
+const LONGEST: Duration = Duration::from_secs(20);
 
 /// What became of an event. A refusal is no error: what time did to the cluster stands.
 #[derive(Debug)]
@@ -66,6 +71,15 @@ pub struct Delivery {
 impl App {
     /// Applies one event. Errors with the refusal, as a problem, where the machine says no.
     pub async fn apply(
+        &self,
+        cluster: Uuid,
+        incoming: Incoming,
+        address: Option<IpAddr>,
+    ) -> Result<Applied, ApiError> {
+        in_time(self.apply_event(cluster, incoming, address)).await
+    }
+
+    async fn apply_event(
         &self,
         cluster: Uuid,
         incoming: Incoming,
@@ -139,6 +153,14 @@ impl App {
 
     /// Reads how a cluster looks to `key`, without a lock; the ledger has what leaves.
     pub async fn look(
+        &self,
+        cluster: Uuid,
+        key: Option<formation::KeyId>,
+    ) -> Result<Applied, ApiError> {
+        in_time(self.look_for(cluster, key)).await
+    }
+
+    async fn look_for(
         &self,
         cluster: Uuid,
         key: Option<formation::KeyId>,
@@ -317,6 +339,12 @@ impl App {
             }
         }
     }
+}
+
+/// Whoever waits for a Postgres that falls silent in the middle is told so.
+async fn in_time<T>(work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
+    let done = tokio::time::timeout(LONGEST, work).await;
+    done.unwrap_or_else(|_| Err(StoreError::silent().into()))
 }
 
 /// What of a step must not be done in a database that was set back.

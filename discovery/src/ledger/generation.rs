@@ -280,15 +280,18 @@ impl Store {
     /// put back. Returns when the commit is durable.
     pub async fn let_out(&self, commit: Commit) -> Result<(), LedgerError> {
         self.ledger().ensure(commit).await?;
-        let counted =
-            sqlx::query("UPDATE processes SET entries = greatest(entries, $2) WHERE id = $1")
-                .bind(self.ledger().process())
-                .bind(self.ledger().commits() as i64)
-                .execute(self.pool())
-                .await;
-        if let Err(error) = counted {
+        if let Err(error) = self.count_entries().await {
             tracing::debug!(%error, "the sweep will count this commit");
         }
+        Ok(())
+    }
+
+    async fn count_entries(&self) -> Result<(), StoreError> {
+        sqlx::query("UPDATE processes SET entries = greatest(entries, $2) WHERE id = $1")
+            .bind(self.ledger().process())
+            .bind(self.ledger().commits() as i64)
+            .execute(&mut *self.acquire().await?)
+            .await?;
         Ok(())
     }
 
@@ -302,7 +305,7 @@ impl Store {
         )
         .bind(self.ledger().process())
         .bind(self.ledger().commits() as i64)
-        .fetch_all(self.pool())
+        .fetch_all(&mut *self.acquire().await?)
         .await?;
         Ok(rows)
     }

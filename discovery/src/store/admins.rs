@@ -16,7 +16,7 @@ impl Store {
                                       'UTF8')), now_us()
              FROM admin_elements",
         )
-        .fetch_one(&self.pool)
+        .fetch_one(&mut *self.acquire().await?)
         .await?;
         Ok(row)
     }
@@ -24,7 +24,7 @@ impl Store {
     /// All elements as they stand, in order.
     pub async fn admin_elements(&self) -> Result<Vec<String>, StoreError> {
         let rows = sqlx::query_scalar("SELECT jws FROM admin_elements ORDER BY sequence")
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *self.acquire().await?)
             .await?;
         Ok(rows)
     }
@@ -71,7 +71,7 @@ impl Store {
         .bind(&key[..])
         .bind(jti)
         .bind(expires_us)
-        .execute(&self.pool)
+        .execute(&mut *self.acquire().await?)
         .await?;
         Ok(inserted.rows_affected() == 1)
     }
@@ -82,7 +82,7 @@ impl Store {
             "SELECT cluster_id FROM agents WHERE key = $1 ORDER BY redeemed_us DESC LIMIT 1",
         )
         .bind(&key[..])
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *self.acquire().await?)
         .await?;
         Ok(row)
     }
@@ -95,7 +95,7 @@ impl Store {
         )
         .bind(stream)
         .bind(limit)
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.acquire().await?)
         .await?;
         let event = |(number, at_us, kind, body): (i64, i64, String, String)| Event {
             number,

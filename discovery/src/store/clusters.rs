@@ -142,14 +142,14 @@ impl Store {
                  AND phase IN ('open', 'preparing', 'committed', 'formed'))",
         )
         .bind(name)
-        .fetch_one(&self.pool)
+        .fetch_one(&mut *self.acquire().await?)
         .await?;
         Ok(taken)
     }
 
     /// A live draft.
     pub async fn draft(&self, id: Uuid) -> Result<Option<Draft>, StoreError> {
-        let mut connection = self.pool.acquire().await?;
+        let mut connection = self.acquire().await?;
         let row: Option<(String, i16, i64)> = sqlx::query_as(
             "SELECT name, size, deadline_us FROM clusters
              WHERE id = $1 AND phase = 'draft' AND deadline_us > now_us()",
@@ -295,7 +295,7 @@ impl Store {
         )
         .bind(name)
         .bind(LIST_LIMIT)
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.acquire().await?)
         .await?;
         Ok(rows)
     }
@@ -311,7 +311,7 @@ impl Store {
              FROM clusters c WHERE c.id = $1",
         )
         .bind(id)
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *self.acquire().await?)
         .await?;
         Ok(row)
     }
@@ -323,14 +323,14 @@ impl Store {
              LEFT JOIN grants g ON g.id = a.grant_id WHERE a.cluster_id = $1",
         )
         .bind(id)
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.acquire().await?)
         .await?;
         Ok(rows)
     }
 
     /// A cluster's CAs.
     pub async fn authorities(&self, id: Uuid) -> Result<Authorities, StoreError> {
-        let mut connection = self.pool.acquire().await?;
+        let mut connection = self.acquire().await?;
         authorities(&mut connection, id).await
     }
 
@@ -342,7 +342,7 @@ impl Store {
         )
         .bind(SWEEP_BATCH)
         .bind(stuck)
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.acquire().await?)
         .await?;
         Ok(rows)
     }
@@ -355,7 +355,7 @@ impl Store {
         )
         .bind(after)
         .bind(SWEEP_BATCH)
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.acquire().await?)
         .await?;
         Ok(rows)
     }
@@ -368,7 +368,7 @@ impl Store {
         )
         .bind(after)
         .bind(SWEEP_BATCH)
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.acquire().await?)
         .await?;
         Ok(rows)
     }
@@ -401,7 +401,7 @@ impl Store {
                      WHERE expires_us < now_us() - 60000000 ORDER BY expires_us LIMIT $1)",
             )
             .bind(ASSERTIONS_BATCH)
-            .execute(&self.pool)
+            .execute(&mut *self.acquire().await?)
             .await?
             .rows_affected();
             if deleted < ASSERTIONS_BATCH.unsigned_abs() {
@@ -466,7 +466,7 @@ impl Store {
         .bind(&commit.h)
         .bind(self.ledger.process())
         .bind(why)
-        .execute(&self.pool)
+        .execute(&mut *self.acquire().await?)
         .await?;
         Ok(())
     }

@@ -84,6 +84,8 @@ pub async fn connect(
     let pool = PgPoolOptions::new()
         .max_connections(settings.size)
         .acquire_timeout(settings.wait)
+        // The store asks itself, in bounded time, and where BEGIN is asked anyway that is enough.
+        .test_before_acquire(false)
         .max_lifetime(CONNECTION_LIFE)
         .after_connect(move |connection, _| {
             let (ledger, watch) = (compared_ledger.clone(), compared_watch.clone());

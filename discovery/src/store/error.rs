@@ -43,6 +43,11 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Postgres doesn't say anything.
+    pub(crate) fn silent() -> Self {
+        StoreError::Unavailable(silent())
+    }
+
     /// A row that doesn't parse or verify.
     pub fn damaged(what: impl Into<String>) -> Self {
         StoreError::Damaged { what: what.into() }
@@ -56,6 +61,11 @@ pub(super) fn is_dead_connection(error: &sqlx::Error) -> bool {
         sqlx::Error::Database(told) => told.code().is_some_and(|code| ENDED.contains(&&*code)),
         _ => false,
     }
+}
+
+/// Postgres is there, or was, and says nothing.
+pub(super) fn silent() -> sqlx::Error {
+    sqlx::Error::Protocol("Postgres doesn't answer".into())
 }
 
 impl From<sqlx::Error> for StoreError {

@@ -85,7 +85,7 @@ impl Store {
              FROM grants g JOIN clusters c ON c.id = g.cluster_id WHERE g.id = $1",
         )
         .bind(id)
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *self.acquire().await?)
         .await?;
         Ok(row)
     }
@@ -103,7 +103,7 @@ impl Store {
         )
         .bind(cluster)
         .bind(GRANTS_LISTED)
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.acquire().await?)
         .await?;
         Ok(rows)
     }

@@ -11,19 +11,25 @@ mod connect;
 mod error;
 pub mod grants;
 mod key_directory;
+mod transaction;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
-use sqlx::{PgPool, Postgres, SqlSafeStr, Transaction};
+use sqlx::{Connection, PgPool, Postgres, SqlSafeStr};
 
 use crate::ledger::{DatabaseWatch, Ledger};
 
 pub use connect::{ConnectError, PoolSettings, connect};
 pub use error::StoreError;
+pub(crate) use transaction::Transaction;
 
 /// Microseconds since 1970 by Postgres' clock.
 pub type Micros = i64;
+
+/// How long a pooled connection has to say that it lives.
+const PING_WAIT: Duration = Duration::from_secs(1);
 
 /// A handle to the database; clones share the pool.
 #[derive(Clone, Debug)]
@@ -35,39 +41,33 @@ pub struct Store {
 }
 
 impl Store {
-    /// The pool.
+    /// For whoever listens, and for the end.
     pub(crate) fn pool(&self) -> &PgPool {
         &self.pool
     }
 
-    /// A connection.
+    /// A connection that answers.
     pub(crate) async fn acquire(&self) -> Result<PoolConnection<Postgres>, StoreError> {
-        Ok(self.pool.acquire().await?)
-    }
-
-    /// A transaction. `begin` is BEGIN with its options and nothing else: what fails, or is given up,
-    /// while it is asked for leaves a connection in the pool that is in a transaction and doesn't
-    /// know it. For the same reason it is asked in a task of its own, which goes on when whoever
-    /// waits for it leaves.
-    pub(crate) async fn begin(
-        &self,
-        begin: impl SqlSafeStr,
-    ) -> Result<Transaction<'static, Postgres>, StoreError> {
-        let (pool, begin) = (self.pool.clone(), begin.into_sql_str());
-        let begun = tokio::spawn(async move {
-            // The pool may hold connections that died a moment ago. On one that can't begin nothing
-            // was done, and it is gone from the pool: the next is tried, and no more than there were.
-            for _ in 0..pool.size() {
-                match pool.begin_with(begin.clone()).await {
-                    Err(error) if error::is_dead_connection(&error) => {
-                        tracing::debug!(%error, "a pooled connection has died");
-                    }
-                    begun => return begun,
+        for _ in 0..=self.pool.size() {
+            let mut connection = self.pool.acquire().await?;
+            match tokio::time::timeout(PING_WAIT, connection.ping()).await {
+                Ok(Ok(())) => return Ok(connection),
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, "a pooled connection has died");
+                    connection.close_on_drop();
+                }
+                Err(_) => {
+                    connection.close_on_drop();
+                    break;
                 }
             }
-            pool.begin_with(begin).await
-        });
-        Ok(begun.await.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))??)
+        }
+        Err(StoreError::silent())
+    }
+
+    /// A transaction that begins with `begin`.
+    pub(crate) async fn begin(&self, begin: impl SqlSafeStr) -> Result<Transaction, StoreError> {
+        Ok(Transaction::begin(&self.pool, begin).await?)
     }
 
     /// This process's ledger.
@@ -82,6 +82,6 @@ impl Store {
 
     /// Asks Postgres for the time.
     pub async fn now(&self) -> Result<Micros, StoreError> {
-        Ok(sqlx::query_scalar("SELECT now_us()").fetch_one(&self.pool).await?)
+        Ok(sqlx::query_scalar("SELECT now_us()").fetch_one(&mut *self.acquire().await?).await?)
     }
 }

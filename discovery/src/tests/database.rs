@@ -1,28 +1,26 @@
 //! Postgres away, and back.
 
-use discovery_types::problem::Code;
+use std::path::Path;
+use std::time::Duration;
 
+use discovery_types::problem::Code;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::time::timeout;
+
+use super::agent::Agent;
 use super::support::{World, folder, get};
-use crate::server::start;
+use crate::server::{Running, start};
 
 #[tokio::test]
 async fn without_postgres_the_service_lives_says_so_and_comes_back_with_it() {
     let world = World::new().await;
     let pg = folder();
-    let mut args = world.args("ledger");
-    args.database.database_url = None;
-    args.database.managed_postgres = Some(pg.path().join("pg"));
-    let service = start(args).await.unwrap();
+    let service = serve_with_postgres(&world, &pg.path().join("pg")).await;
     let admin = world.owner(&service);
     world.cluster(&admin, "demo", 1).await;
 
-    let pid = rustix::process::Pid::from_raw(service.postgres_pid().unwrap() as i32).unwrap();
-    // Stopped, so that it neither answers nor dies nor is started again.
-    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
-    let children = children_of(pid);
-    for child in &children {
-        let _ = rustix::process::kill_process(*child, rustix::process::Signal::STOP);
-    }
+    let pid = postmaster(&service);
+    let silent = Silent::make(pid);
     let (status, body) = get(&world, &service, "/readyz").await;
     assert_eq!(status, 503, "{body}");
     assert_eq!(get(&world, &service, "/livez").await.0, 200);
@@ -30,15 +28,13 @@ async fn without_postgres_the_service_lives_says_so_and_comes_back_with_it() {
     assert_eq!(refused.code(), Some(Code::DatabaseUnavailable), "{refused}");
     assert!(refused.is_retryable());
 
-    for process in children.iter().chain([&pid]) {
-        let _ = rustix::process::kill_process(*process, rustix::process::Signal::CONT);
-    }
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    drop(silent);
+    kill_process(pid, Signal::KILL).unwrap();
     for _ in 0..600 {
         if admin.list_clusters(None).await.is_ok() {
             break;
         }
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(admin.list_clusters(None).await.unwrap().clusters.len(), 1);
     assert_eq!(get(&world, &service, "/readyz").await.0, 200);
@@ -46,11 +42,91 @@ async fn without_postgres_the_service_lives_says_so_and_comes_back_with_it() {
     assert!(!pg.path().join("pg/data/postmaster.pid").exists(), "stopped in order");
 }
 
-fn children_of(parent: rustix::process::Pid) -> Vec<rustix::process::Pid> {
+/// Agents that poll, redeem, wait for a lock; an admin: whatever they were about.
+#[tokio::test]
+async fn a_postgres_that_falls_silent_keeps_no_request_waiting() {
+    const SOON: Duration = Duration::from_secs(10);
+    let world = World::new().await;
+    let pg = folder();
+    let service = serve_with_postgres(&world, &pg.path().join("pg")).await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 3).await;
+    let token = world.token(&admin, &statement).await;
+    let agents: Vec<Agent> =
+        (1..=3).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    // So that the pool has connections that lie idle.
+    let _ = tokio::join!(agents[0].redeem(), agents[0].poll(None), agents[1].redeem());
+    let lock = "BEGIN; SELECT 1 FROM clusters FOR UPDATE";
+    let mut locker = service.app().store.acquire().await.unwrap();
+    sqlx::raw_sql(lock).execute(&mut *locker).await.unwrap();
+    let silence = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        Silent::make(postmaster(&service))
+    };
+    let (waits, silent) = tokio::join!(timeout(SOON, agents[0].poll(None)), silence);
+    let told = waits.expect("who waits for a lock is told").unwrap_err();
+    assert_eq!(told.code(), Some(Code::DatabaseUnavailable), "{told}");
+    let (redeemed, polled, explained) = tokio::join!(
+        timeout(SOON, agents[2].redeem()),
+        timeout(SOON, agents[1].poll(None)),
+        timeout(SOON, admin.explain(statement.cluster)),
+    );
+    for told in [redeemed.unwrap().unwrap_err(), polled.unwrap().unwrap_err()] {
+        assert_eq!(told.code(), Some(Code::DatabaseUnavailable), "{told}");
+    }
+    let told = explained.unwrap().unwrap_err();
+    assert_eq!(told.code(), Some(Code::DatabaseUnavailable), "{told}");
+    drop(silent);
+    sqlx::raw_sql("ROLLBACK").execute(&mut *locker).await.unwrap();
+    drop(locker);
+    let back = async {
+        while agents[2].redeem().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(SOON, back).await.expect("it answers again");
+    service.stop().await;
+}
+
+/// With a Postgres of its own.
+async fn serve_with_postgres(world: &World, dir: &Path) -> Running {
+    let mut args = world.args("ledger");
+    args.database.database_url = None;
+    args.database.managed_postgres = Some(dir.to_owned());
+    start(args).await.unwrap()
+}
+
+fn postmaster(service: &Running) -> Pid {
+    Pid::from_raw(service.postgres_pid().unwrap() as i32).unwrap()
+}
+
+/// A Postgres that neither answers nor dies nor is started again, as long as this lives.
+struct Silent(Vec<Pid>);
+
+impl Silent {
+    /// The postmaster first: it makes no more of them.
+    fn make(postmaster: Pid) -> Self {
+        kill_process(postmaster, Signal::STOP).unwrap();
+        let mut processes = children_of(postmaster);
+        for child in &processes {
+            let _ = kill_process(*child, Signal::STOP);
+        }
+        processes.push(postmaster);
+        Silent(processes)
+    }
+}
+
+impl Drop for Silent {
+    fn drop(&mut self) {
+        for process in &self.0 {
+            let _ = kill_process(*process, Signal::CONT);
+        }
+    }
+}
+
+fn children_of(parent: Pid) -> Vec<Pid> {
     let parent = parent.as_raw_nonzero().get();
     let path = format!("/proc/{parent}/task/{parent}/children");
     let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.split_whitespace()
-        .filter_map(|pid| rustix::process::Pid::from_raw(pid.parse().ok()?))
-        .collect()
+    text.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
 }

@@ -15,10 +15,10 @@ use discovery_formation::service::{Change, Cluster, Phase};
 use discovery_types::grant::{GrantId, VerifiedGrant};
 use discovery_types::jws::{Jws, Typ};
 use discovery_types::statement::{Statement, StatementChain};
-use sqlx::{PgConnection, Postgres, Transaction};
+use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
-use super::{Micros, Store, StoreError};
+use super::{Micros, Store, StoreError, Transaction};
 use crate::domain::epoch_to_row;
 use crate::ledger;
 
@@ -31,7 +31,7 @@ pub const CHANNEL: &str = "muster_cluster";
 
 /// A cluster under its row's lock.
 pub struct ClusterTransaction {
-    transaction: Transaction<'static, Postgres>,
+    transaction: Transaction,
     /// As it is now; the caller changes it.
     pub cluster: Cluster,
     before: Cluster,
@@ -127,12 +127,9 @@ impl Store {
         // Before anything is read: what is copied meanwhile is ahead of it.
         let known = self.ledger.known();
         let copied = known.map_or(0, |known| known.copied.number);
-        let mut transaction = self.begin("BEGIN").await?;
-        // By itself: what is read with the lock would be of before it was waited for.
-        sqlx::query("SELECT 1 FROM clusters WHERE id = $1 FOR UPDATE")
-            .bind(id)
-            .execute(&mut *transaction)
-            .await?;
+        // The lock is a statement by itself: what one reads that waits for it is of before the wait.
+        let locked = format!("BEGIN; SELECT 1 FROM clusters WHERE id = '{id}' FOR UPDATE");
+        let mut transaction = self.begin(AssertSqlSafe(locked)).await?;
         let loaded = load::read(&mut transaction, id, copied, asked, self.ledger.process()).await?;
         let Some(loaded) = loaded else { return Ok(None) };
         // A process that knows no database has to look first, wherever this leads.
