@@ -1,11 +1,13 @@
 //! A Raft key-value node that speaks etcd's v3 API.
 
+#![warn(unreachable_pub)]
+
 pub mod apply;
 pub mod causes;
 pub mod config;
 pub mod disk;
 pub mod driver;
-pub mod http;
+mod http;
 pub mod identity;
 pub mod log;
 mod log_limit;
@@ -13,7 +15,7 @@ pub mod logging;
 pub mod machine;
 pub mod membership;
 pub mod mvcc;
-pub mod rpc;
+mod rpc;
 pub mod server;
-pub mod tls;
-pub mod transport;
+mod tls;
+mod transport;

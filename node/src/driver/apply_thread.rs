@@ -38,7 +38,7 @@ pub(super) struct ApplyThread<M: StateMachine> {
 }
 
 impl<M: StateMachine> ApplyThread<M> {
-    pub fn run(mut self) {
+    pub(super) fn run(mut self) {
         loop {
             match self.jobs.recv_timeout(CHECKPOINT_INTERVAL) {
                 Ok(ApplyJob::Apply(mut entries)) => {

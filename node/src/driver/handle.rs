@@ -58,7 +58,10 @@ impl<O> Default for Waiters<O> {
 }
 
 impl<O> Waiters<O> {
-    pub fn answer(&self, outcomes: impl IntoIterator<Item = (RequestId, Result<O, ProposeError>)>) {
+    pub(super) fn answer(
+        &self,
+        outcomes: impl IntoIterator<Item = (RequestId, Result<O, ProposeError>)>,
+    ) {
         let mut waiting = self.proposals.lock().unwrap_or_else(PoisonError::into_inner);
         for (id, outcome) in outcomes {
             if let Some(sender) = waiting.remove(&id) {
@@ -68,7 +71,7 @@ impl<O> Waiters<O> {
         }
     }
 
-    pub fn answer_reads(
+    pub(super) fn answer_reads(
         &self,
         answers: impl IntoIterator<Item = (ReadToken, Result<Position, ReadError>)>,
     ) {
@@ -81,7 +84,7 @@ impl<O> Waiters<O> {
     }
 
     /// Nobody gets an answer any more.
-    pub fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.proposals.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.reads.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }

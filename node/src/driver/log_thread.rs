@@ -30,7 +30,7 @@ pub(super) struct WalThread {
 
 impl WalThread {
     /// The second value tells whether the disk's space runs short.
-    pub fn new(
+    pub(super) fn new(
         mut log: Log,
         jobs: Receiver<LogJob>,
         mailbox: Arc<Mailbox>,
@@ -43,7 +43,7 @@ impl WalThread {
         (Self { log, jobs, mailbox, metrics, space, looked: Instant::now() }, short)
     }
 
-    pub fn run(mut self) {
+    pub(super) fn run(mut self) {
         let mut idle_work = true;
         loop {
             let patience = if idle_work { IDLE } else { LOOK_AT_SPACE };

@@ -145,7 +145,7 @@ impl Mailbox {
         self.mail.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn propose(&self, proposal: Proposal) -> Result<(), Refused> {
+    pub(super) fn propose(&self, proposal: Proposal) -> Result<(), Refused> {
         let mut mail = self.lock();
         if mail.stop {
             return Err(Refused::Stopped);
@@ -161,7 +161,7 @@ impl Mailbox {
         Ok(())
     }
 
-    pub fn read(&self, token: ReadToken) -> Result<(), Refused> {
+    pub(super) fn read(&self, token: ReadToken) -> Result<(), Refused> {
         let mut mail = self.lock();
         if mail.stop {
             return Err(Refused::Stopped);
@@ -175,7 +175,7 @@ impl Mailbox {
         Ok(())
     }
 
-    pub fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.lock().stop = true;
         self.arrived.notify_one();
         // Nobody gets an answer any more.
@@ -183,7 +183,7 @@ impl Mailbox {
     }
 
     /// A received snapshot is part of the state now, or never will be.
-    pub fn snapshot_ended(&self, body: &Path, installed: bool) {
+    pub(super) fn snapshot_ended(&self, body: &Path, installed: bool) {
         if let Some(sender) = self.lock_snapshots().remove(body) {
             // Who gave up meanwhile needs no answer.
             let _ = sender.try_send(installed);
@@ -195,7 +195,7 @@ impl Mailbox {
     }
 
     /// Everything that is there; waits until `deadline` for something to come.
-    pub fn take(&self, deadline: Instant) -> Mail {
+    pub(super) fn take(&self, deadline: Instant) -> Mail {
         let mut mail = self.lock();
         while mail.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());

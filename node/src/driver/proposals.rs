@@ -52,19 +52,19 @@ pub(super) struct Proposals {
 }
 
 impl Proposals {
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }
 
     /// False if there are too many.
-    pub fn push_own(&mut self, proposal: Proposal, now: u64) -> bool {
+    pub(super) fn push_own(&mut self, proposal: Proposal, now: u64) -> bool {
         let Proposal { id, kind, data } = proposal;
         self.push(Pending { own: Some(id), kind, data, hops: 0, since: now })
     }
 
     /// Takes what a peer passed on, once: a message that the network has doubled is not proposed
     /// twice.
-    pub fn push_forwarded(&mut self, message: Message, now: u64) {
+    pub(super) fn push_forwarded(&mut self, message: Message, now: u64) {
         let seen = self.seen.entry(message.from).or_default();
         if !seen.is_new(message.commit, message.index) {
             return;
@@ -90,14 +90,14 @@ impl Proposals {
     }
 
     /// Forgets what came before tick `before`: nobody waits for it any more.
-    pub fn expire(&mut self, before: u64) {
+    pub(super) fn expire(&mut self, before: u64) {
         while self.pending.front().is_some_and(|pending| pending.since < before) {
             self.bytes -= self.pending.pop_front().map_or(0, |pending| pending.data.len());
         }
     }
 
     /// The next round. Followers pass on proposals of one origin at a time, so that hops count.
-    pub fn take(&mut self, leads: bool) -> Option<Group> {
+    pub(super) fn take(&mut self, leads: bool) -> Option<Group> {
         let Pending { hops, kind, .. } = *self.pending.front()?;
         let mut group = Group { hops, kind, ..Group::default() };
         let most = if kind == EntryKind::ConfChange { 1 } else { ROUND_PROPOSALS };

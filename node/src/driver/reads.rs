@@ -36,12 +36,12 @@ pub(super) struct Reads {
 }
 
 impl Reads {
-    pub fn new(retry_ticks: u64) -> Self {
+    pub(super) fn new(retry_ticks: u64) -> Self {
         Self { retry_ticks, ..Self::default() }
     }
 
     /// False if there are too many.
-    pub fn push(&mut self, token: ReadToken, now: u64) -> bool {
+    pub(super) fn push(&mut self, token: ReadToken, now: u64) -> bool {
         if self.tokens >= MAX_QUEUED_READS {
             return false;
         }
@@ -52,7 +52,7 @@ impl Reads {
 
     /// Forgets who came before tick `before`, and has given up: else the dead would take the place
     /// of the living while nobody leads or nothing is applied.
-    pub fn expire(&mut self, before: u64) {
+    pub(super) fn expire(&mut self, before: u64) {
         let mut left = 0;
         let mut expire = |tokens: &mut Vec<Waiting>| {
             tokens.retain(|(_, since)| *since >= before);
@@ -67,7 +67,7 @@ impl Reads {
 
     /// Asks for all who wait, and again for those whose round got no answer: under a new context,
     /// since an old one may still be acknowledged.
-    pub fn ask(&mut self, consensus: &mut Consensus, now: u64) {
+    pub(super) fn ask(&mut self, consensus: &mut Consensus, now: u64) {
         let (_, leader, term) = consensus.leadership();
         let retry_ticks = self.retry_ticks;
         let mut again = Vec::new();
@@ -88,7 +88,7 @@ impl Reads {
         self.rounds.push_back(Round { context, tokens, since: now, leader: (leader, term) });
     }
 
-    pub fn confirmed(&mut self, states: &[ReadState]) {
+    pub(super) fn confirmed(&mut self, states: &[ReadState]) {
         for state in states {
             let at = self.rounds.iter().position(|round| round.context == state.context);
             if let Some(round) = at.and_then(|at| self.rounds.remove(at)) {
@@ -98,7 +98,7 @@ impl Reads {
     }
 
     /// Those whose index is applied.
-    pub fn release(&mut self, applied: Position, out: &mut Vec<(ReadToken, Position)>) {
+    pub(super) fn release(&mut self, applied: Position, out: &mut Vec<(ReadToken, Position)>) {
         while let Some(first) = self.confirmed.first_entry() {
             if *first.key() > applied.index {
                 return;

@@ -31,7 +31,7 @@ const READ_BYTES: usize = 4 * 1024;
 
 /// A connection whose requests may name their authority by a URL.
 #[derive(Debug)]
-pub struct Lenient<S> {
+pub(crate) struct Lenient<S> {
     stream: S,
     look: Option<Look>,
     /// Looked at, and not yet read: from `given` on.
@@ -57,7 +57,7 @@ enum Next {
 
 impl<S> Lenient<S> {
     /// Looks at `stream` from its first byte on.
-    pub fn new(stream: S) -> Self {
+    pub(crate) fn new(stream: S) -> Self {
         Self { stream, look: Some(Look::default()), done: Vec::new(), given: 0 }
     }
 

@@ -17,7 +17,7 @@ use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-pub use authority::Lenient;
+pub(crate) use authority::Lenient;
 
 use crate::{config::CLUSTER_VERSION, rpc::Context};
 

@@ -9,11 +9,11 @@ use node_consensus::{Entry, EntryKind, HardState, MAX_INDEX, Position};
 use super::Identity;
 
 /// The format of segments; others are refused.
-pub const VERSION: u8 = 2;
+pub(super) const VERSION: u8 = 2;
 /// Bytes that an entry takes besides its data.
-pub const ENTRY_OVERHEAD: usize = 13;
+pub(super) const ENTRY_OVERHEAD: usize = 13;
 /// Bytes that any item takes besides entries.
-pub const ITEM_OVERHEAD: usize = 32;
+pub(super) const ITEM_OVERHEAD: usize = 32;
 
 const BOOT: u8 = 1;
 const HARD_STATE: u8 = 2;
@@ -24,7 +24,7 @@ const INSTALLING: u8 = 6;
 
 /// One thing that a record says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Item {
+pub(super) enum Item {
     /// How often the log has been opened.
     Boot(u64),
     /// Replaces the last one.
@@ -41,7 +41,7 @@ pub enum Item {
 
 /// What a segment's first record says, besides repeating what earlier segments said.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Start {
+pub(super) struct Start {
     pub identity: Identity,
     pub segment: u64,
     pub segment_bytes: u64,
@@ -52,7 +52,7 @@ pub struct Start {
 
 /// The bytes say nothing, or nothing that this build understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DecodeError {
+pub(super) enum DecodeError {
     /// They contradict themselves.
     Malformed(&'static str),
     /// A tag or version of the future.
@@ -61,7 +61,7 @@ pub enum DecodeError {
     UnknownEntry { index: u64, kind: u8 },
 }
 
-pub fn encode_start(out: &mut Vec<u8>, start: &Start) {
+pub(super) fn encode_start(out: &mut Vec<u8>, start: &Start) {
     out.push(VERSION);
     for part in [start.identity.cluster, start.identity.member] {
         out.extend_from_slice(&part.to_le_bytes());
@@ -75,7 +75,7 @@ pub fn encode_start(out: &mut Vec<u8>, start: &Start) {
     }
 }
 
-pub fn encode(out: &mut Vec<u8>, item: &Item) {
+pub(super) fn encode(out: &mut Vec<u8>, item: &Item) {
     match item {
         Item::Boot(count) => words(out, BOOT, &[*count]),
         Item::HardState(state) => words(out, HARD_STATE, &[state.term, state.vote, state.commit]),
@@ -108,7 +108,7 @@ fn count(out: &mut Vec<u8>, count: usize) {
     out.extend_from_slice(&count.to_le_bytes());
 }
 
-pub fn decode_start(payload: &Bytes) -> Result<Start, DecodeError> {
+pub(super) fn decode_start(payload: &Bytes) -> Result<Start, DecodeError> {
     let mut input = Input { rest: payload.clone() };
     match input.byte()? {
         VERSION => {}
@@ -123,7 +123,7 @@ pub fn decode_start(payload: &Bytes) -> Result<Start, DecodeError> {
     Ok(Start { identity, segment, segment_bytes, last, repeated: input.items()? })
 }
 
-pub fn decode(payload: &Bytes) -> Result<Vec<Item>, DecodeError> {
+pub(super) fn decode(payload: &Bytes) -> Result<Vec<Item>, DecodeError> {
     Input { rest: payload.clone() }.items()
 }
 

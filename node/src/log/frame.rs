@@ -15,9 +15,9 @@
 use super::Identity;
 
 /// Records begin on multiples of this; no sector belongs to two of them.
-pub const BLOCK: u64 = 4096;
+pub(super) const BLOCK: u64 = 4096;
 /// Bytes before the payload.
-pub const HEADER: usize = 28;
+pub(super) const HEADER: usize = 28;
 
 const MAGIC: [u8; 4] = *b"MLG1";
 const CHECKED: usize = 24;
@@ -25,7 +25,7 @@ const CHECKED: usize = 24;
 /// What a record is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub(super) enum Kind {
     /// The first of a segment.
     Start = 1,
     /// Items.
@@ -36,7 +36,7 @@ pub enum Kind {
 
 /// A header as found; not yet known to be true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub(super) struct Header {
     pub length: u32,
     pub sequence: u64,
     pub previous: u32,
@@ -45,7 +45,7 @@ pub struct Header {
 }
 
 /// What the checksums of one segment begin with.
-pub fn seed(identity: &Identity, segment: u64) -> u32 {
+pub(super) fn seed(identity: &Identity, segment: u64) -> u32 {
     let mut crc = crc32c::crc32c(b"muster log");
     for part in [identity.cluster, identity.member, segment] {
         crc = crc32c::crc32c_append(crc, &part.to_le_bytes());
@@ -54,13 +54,19 @@ pub fn seed(identity: &Identity, segment: u64) -> u32 {
 }
 
 /// The room that a record of this payload takes.
-pub fn padded(payload: usize) -> u64 {
+pub(super) fn padded(payload: usize) -> u64 {
     ((HEADER + payload) as u64).next_multiple_of(BLOCK)
 }
 
 /// Turns a buffer, `HEADER` bytes of anything and then the payload, into a record. Returns its
 /// checksum.
-pub fn finish(buffer: &mut Vec<u8>, seed: u32, sequence: u64, previous: u32, kind: Kind) -> u32 {
+pub(super) fn finish(
+    buffer: &mut Vec<u8>,
+    seed: u32,
+    sequence: u64,
+    previous: u32,
+    kind: Kind,
+) -> u32 {
     let payload = buffer.len() - HEADER;
     let length = u32::try_from(payload).expect("a record fits a segment, and that is far smaller");
     buffer[..4].copy_from_slice(&MAGIC);
@@ -76,7 +82,7 @@ pub fn finish(buffer: &mut Vec<u8>, seed: u32, sequence: u64, previous: u32, kin
 }
 
 /// A header, if these bytes look like one.
-pub fn parse(bytes: &[u8]) -> Option<Header> {
+pub(super) fn parse(bytes: &[u8]) -> Option<Header> {
     let bytes = bytes.get(..HEADER)?;
     if bytes[..4] != MAGIC || bytes[21..CHECKED] != [0; 3] {
         return None;
@@ -93,13 +99,13 @@ pub fn parse(bytes: &[u8]) -> Option<Header> {
 }
 
 /// Whether header and payload (as much of `record` as the header says) match their checksum.
-pub fn is_valid(header: &Header, seed: u32, record: &[u8]) -> bool {
+pub(super) fn is_valid(header: &Header, seed: u32, record: &[u8]) -> bool {
     let Some(payload) = payload(header, record) else { return false };
     checksum(seed, &record[..CHECKED], payload) == header.checksum
 }
 
 /// The payload in a record's bytes, if they reach that far.
-pub fn payload<'a>(header: &Header, record: &'a [u8]) -> Option<&'a [u8]> {
+pub(super) fn payload<'a>(header: &Header, record: &'a [u8]) -> Option<&'a [u8]> {
     let end = HEADER.checked_add(usize::try_from(header.length).ok()?)?;
     record.get(HEADER..end)
 }

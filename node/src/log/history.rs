@@ -9,14 +9,14 @@ use super::codec::{Item, Start};
 
 /// Where a record stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Location {
+pub(super) struct Location {
     pub segment: u64,
     pub offset: u64,
 }
 
 /// A run of entries that one item holds and no later one has replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub(super) struct Piece {
     pub first: u64,
     pub last: u64,
     pub location: Location,
@@ -26,7 +26,7 @@ pub struct Piece {
 
 /// The sum of all records up to one.
 #[derive(Clone, Debug, Default)]
-pub struct History {
+pub(super) struct History {
     pub boot: u64,
     pub hard_state: HardState,
     pub base: Position,
@@ -41,7 +41,7 @@ pub struct History {
 
 impl History {
     /// What the first segment that is left begins with.
-    pub fn begin(start: &Start) -> Self {
+    pub(super) fn begin(start: &Start) -> Self {
         let mut history = Self::default();
         for item in &start.repeated {
             match item {
@@ -57,27 +57,27 @@ impl History {
     }
 
     /// What a new segment repeats.
-    pub fn repeated(&self) -> Vec<Item> {
+    pub(super) fn repeated(&self) -> Vec<Item> {
         let mut items =
             vec![Item::Boot(self.boot), Item::HardState(self.hard_state), Item::Base(self.base)];
         items.extend(self.installing.map(Item::Installing));
         items
     }
 
-    pub fn last(&self) -> Position {
+    pub(super) fn last(&self) -> Position {
         self.terms.last().unwrap_or(self.floor)
     }
 
-    pub fn terms(&self) -> &Terms {
+    pub(super) fn terms(&self) -> &Terms {
         &self.terms
     }
 
-    pub fn term(&self, index: u64) -> Option<u64> {
+    pub(super) fn term(&self, index: u64) -> Option<u64> {
         if index == self.base.index { Some(self.base.term) } else { self.terms.get(index) }
     }
 
     /// The piece that holds an entry.
-    pub fn piece(&self, index: u64) -> Option<Piece> {
+    pub(super) fn piece(&self, index: u64) -> Option<Piece> {
         if index <= self.base.index {
             return None;
         }
@@ -86,18 +86,18 @@ impl History {
     }
 
     /// The oldest segment that still holds an entry after `index`.
-    pub fn oldest_segment(&self, index: u64) -> Option<u64> {
+    pub(super) fn oldest_segment(&self, index: u64) -> Option<u64> {
         let needed = self.pieces.iter().filter(|piece| piece.last > index);
         needed.map(|piece| piece.location.segment).min()
     }
 
     /// Whether every entry after the base has its place.
-    pub fn is_whole(&self) -> bool {
+    pub(super) fn is_whole(&self) -> bool {
         self.last().index <= self.base.index || self.piece(self.base.index + 1).is_some()
     }
 
     /// Adds the `number`-th item of the record at `place`; refuses what can't be.
-    pub fn add(
+    pub(super) fn add(
         &mut self,
         item: &Item,
         location: Location,

@@ -12,7 +12,7 @@ use crate::disk::SharedDisk;
 
 /// A log as found, and where it goes on.
 #[derive(Debug)]
-pub struct Found {
+pub(super) struct Found {
     pub identity: Identity,
     pub history: History,
     pub segments: BTreeMap<u64, Segment>,
@@ -25,7 +25,7 @@ pub struct Found {
 }
 
 /// The numbers of all segments, without gaps.
-pub fn numbers(disk: &SharedDisk, directory: &Path) -> Result<BTreeSet<u64>, LogError> {
+pub(super) fn numbers(disk: &SharedDisk, directory: &Path) -> Result<BTreeSet<u64>, LogError> {
     let names = disk.list(directory).map_err(LogError::io("list", directory))?;
     let numbers: BTreeSet<_> = names.iter().filter_map(|name| number_in(name, "wal")).collect();
     let first = numbers.first().copied().unwrap_or(1);
@@ -39,7 +39,7 @@ pub fn numbers(disk: &SharedDisk, directory: &Path) -> Result<BTreeSet<u64>, Log
 }
 
 /// Reads everything.
-pub fn recover(
+pub(super) fn recover(
     disk: &SharedDisk,
     directory: &Path,
     options: &LogOptions,

@@ -13,7 +13,7 @@ use crate::disk::{DiskFile, Open, SharedDisk, read_padded};
 
 /// An open segment.
 #[derive(Clone, Debug)]
-pub struct Segment {
+pub(super) struct Segment {
     pub number: u64,
     pub path: PathBuf,
     pub file: Arc<dyn DiskFile>,
@@ -23,7 +23,7 @@ pub struct Segment {
 
 /// A file that waits to become a segment.
 #[derive(Debug)]
-pub struct Spare {
+pub(super) struct Spare {
     pub path: PathBuf,
     pub file: Arc<dyn DiskFile>,
     /// Blocks below this have been written before, so that a sync finds them allocated.
@@ -32,34 +32,34 @@ pub struct Spare {
 
 /// A record that matches its checksum.
 #[derive(Clone, Debug)]
-pub struct Record {
+pub(super) struct Record {
     pub header: Header,
     pub payload: Bytes,
 }
 
 impl Record {
-    pub fn room(&self) -> u64 {
+    pub(super) fn room(&self) -> u64 {
         frame::padded(self.payload.len())
     }
 }
 
-pub fn segment_path(directory: &Path, number: u64) -> PathBuf {
+pub(super) fn segment_path(directory: &Path, number: u64) -> PathBuf {
     directory.join(format!("{number:016x}.wal"))
 }
 
-pub fn spare_path(directory: &Path, number: u64) -> PathBuf {
+pub(super) fn spare_path(directory: &Path, number: u64) -> PathBuf {
     directory.join(format!("{number:016x}.spare"))
 }
 
 /// The number in a segment's or spare's name; `extension` tells which.
-pub fn number_in(name: &str, extension: &str) -> Option<u64> {
+pub(super) fn number_in(name: &str, extension: &str) -> Option<u64> {
     let number = name.strip_suffix(extension)?.strip_suffix('.')?;
     let plain = number.len() == 16 && number.bytes().all(|byte| byte.is_ascii_hexdigit());
     if plain { u64::from_str_radix(number, 16).ok() } else { None }
 }
 
 /// Makes a file of a segment's size, with its space, durably but for its name.
-pub fn make_file(
+pub(super) fn make_file(
     disk: &SharedDisk,
     path: &Path,
     bytes: u64,
@@ -72,7 +72,7 @@ pub fn make_file(
 }
 
 /// A segment's first record, ready to be written, and its checksum.
-pub fn encode_start(start: &Start, sequence: u64, previous: u32) -> (Vec<u8>, u32) {
+pub(super) fn encode_start(start: &Start, sequence: u64, previous: u32) -> (Vec<u8>, u32) {
     let mut buffer = vec![0; HEADER];
     codec::encode_start(&mut buffer, start);
     let seed = frame::seed(&start.identity, start.segment);
@@ -82,7 +82,7 @@ pub fn encode_start(start: &Start, sequence: u64, previous: u32) -> (Vec<u8>, u3
 
 impl Segment {
     /// Opens a segment and reads what its first record says.
-    pub fn open(
+    pub(super) fn open(
         disk: &SharedDisk,
         directory: &Path,
         number: u64,
@@ -115,13 +115,13 @@ impl Segment {
     }
 
     /// The record at `offset`, if there is a valid one that ends before `end`.
-    pub fn read(&self, offset: u64, end: u64) -> Result<Option<Record>, LogError> {
+    pub(super) fn read(&self, offset: u64, end: u64) -> Result<Option<Record>, LogError> {
         let Some((header, bytes)) = self.read_unchecked(offset, end)? else { return Ok(None) };
         Ok(frame::is_valid(&header, self.seed, &bytes).then(|| record(header, bytes)))
     }
 
     /// The same, whether its checksum is right or not.
-    pub fn read_unchecked(
+    pub(super) fn read_unchecked(
         &self,
         offset: u64,
         end: u64,
@@ -131,13 +131,13 @@ impl Segment {
     }
 
     /// What a record says, item by item.
-    pub fn items(&self, offset: u64, record: &Record) -> Result<Vec<codec::Item>, LogError> {
+    pub(super) fn items(&self, offset: u64, record: &Record) -> Result<Vec<codec::Item>, LogError> {
         codec::decode(&record.payload).map_err(|error| undecodable(&self.path, offset, error))
     }
 
     /// Where a valid record stands at or after `from` whose sequence number is `sequence` or
     /// higher.
-    pub fn find_later(&self, from: u64, sequence: u64) -> Result<Option<u64>, LogError> {
+    pub(super) fn find_later(&self, from: u64, sequence: u64) -> Result<Option<u64>, LogError> {
         const WINDOW: u64 = 256 * BLOCK;
         let mut window = Vec::new();
         let mut at = from;
@@ -172,7 +172,7 @@ impl Segment {
     }
 }
 
-pub fn undecodable(path: &Path, offset: u64, error: DecodeError) -> LogError {
+pub(super) fn undecodable(path: &Path, offset: u64, error: DecodeError) -> LogError {
     match error {
         DecodeError::Malformed(what) => {
             LogError::damaged(path, offset, Damage::Contradiction(what))
@@ -184,13 +184,13 @@ pub fn undecodable(path: &Path, offset: u64, error: DecodeError) -> LogError {
     }
 }
 
-pub fn record(header: Header, bytes: Bytes) -> Record {
+pub(super) fn record(header: Header, bytes: Bytes) -> Record {
     let payload = bytes.slice(HEADER..);
     Record { header, payload }
 }
 
 /// A number of bytes that are about to be in memory.
-pub fn in_memory(bytes: u64) -> usize {
+pub(super) fn in_memory(bytes: u64) -> usize {
     usize::try_from(bytes).expect("segments are far smaller than memory can address")
 }
 

@@ -14,23 +14,24 @@ macro_rules! table {
     ($($(#[$doc:meta])* $name:ident: $code:ident $text:literal,)*) => {
         /// An error that a client is told.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Error {
+        pub(crate) enum Error {
             $($(#[$doc])* $name,)*
         }
 
         impl Error {
             /// All of them.
-            pub const ALL: &[Self] = &[$(Self::$name),*];
+            #[cfg(test)]
+            pub(crate) const ALL: &[Self] = &[$(Self::$name),*];
 
             /// The gRPC code.
             #[must_use]
-            pub fn code(self) -> Code {
+            pub(crate) fn code(self) -> Code {
                 match self { $(Self::$name => Code::$code,)* }
             }
 
             /// The text, as clients compare it.
             #[must_use]
-            pub fn text(self) -> &'static str {
+            pub(crate) fn text(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
         }
@@ -97,8 +98,6 @@ table! {
         "etcdserver: request timed out, possibly due to connection lost",
     /// The CORRUPT alarm is raised.
     Corrupt: DataLoss "etcdserver: corrupt cluster",
-    /// A learner serves few things.
-    NotSupportedForLearner: FailedPrecondition "etcdserver: rpc not supported for learner",
     /// An action that is none.
     UnknownMethod: Unknown "etcdserver: unknown method",
     /// The store failed: this process is about to stop.

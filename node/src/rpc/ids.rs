@@ -12,7 +12,7 @@ use crate::machine::RequestId;
 /// hash, and counts from there: two runs' ids could only meet if their places lay closer than the
 /// number of requests that one of them makes.
 #[derive(Debug)]
-pub struct RequestIds {
+pub(crate) struct RequestIds {
     first: u64,
     next: AtomicU64,
 }
@@ -23,7 +23,7 @@ const RUN_LENGTH: u64 = 1 << 40;
 impl RequestIds {
     /// `boot` must be another one at each start of this member.
     #[must_use]
-    pub fn new(member_id: u64, boot: u64) -> Self {
+    pub(crate) fn new(member_id: u64, boot: u64) -> Self {
         let mut seed = [0; 16];
         seed[..8].copy_from_slice(&member_id.to_be_bytes());
         seed[8..].copy_from_slice(&boot.to_be_bytes());
@@ -35,13 +35,13 @@ impl RequestIds {
 
     /// Tells this run's ids from those of others. Of 2^24 foreign ids one is taken for its own, so
     /// nothing but work may depend on it.
-    pub fn own(&self) -> impl Fn(RequestId) -> bool + Send + use<> {
+    pub(crate) fn own(&self) -> impl Fn(RequestId) -> bool + Send + use<> {
         let first = self.first;
         move |id| id.0.wrapping_sub(first) < RUN_LENGTH
     }
 
     /// The next one.
-    pub fn next(&self) -> RequestId {
+    pub(crate) fn next(&self) -> RequestId {
         RequestId(self.next.fetch_add(1, Ordering::Relaxed))
     }
 }

@@ -8,17 +8,17 @@ macro_rules! methods {
     ($($name:ident = $service:literal, $method:literal, $kind:literal;)*) => {
         /// The methods that are counted.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Method {
+        pub(crate) enum Method {
             $(#[doc = concat!("`", $service, "/", $method, "`")] $name,)*
         }
 
         impl Method {
             /// All of them, in the order of the counters.
-            pub const ALL: &[Self] = &[$(Self::$name),*];
+            pub(crate) const ALL: &[Self] = &[$(Self::$name),*];
 
             /// As metrics name it: service, method, type.
             #[must_use]
-            pub fn labels(self) -> (&'static str, &'static str, &'static str) {
+            pub(crate) fn labels(self) -> (&'static str, &'static str, &'static str) {
                 match self { $(Self::$name => ($service, $method, $kind),)* }
             }
         }
@@ -44,7 +44,7 @@ const CODES: usize = 17;
 
 /// One method's counters.
 #[derive(Debug, Default)]
-pub struct Calls {
+pub(crate) struct Calls {
     /// Begun.
     pub started: AtomicU64,
     /// Ended, by code.
@@ -53,7 +53,7 @@ pub struct Calls {
 
 /// The API's counters.
 #[derive(Debug)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     calls: Vec<Calls>,
     /// Writes that wait for their outcome.
     pub pending: AtomicI64,
@@ -80,18 +80,18 @@ impl Default for Metrics {
 impl Metrics {
     /// The counters of `method`.
     #[must_use]
-    pub fn calls(&self, method: Method) -> &Calls {
+    pub(crate) fn calls(&self, method: Method) -> &Calls {
         &self.calls[method as usize]
     }
 
     /// Counts a write for as long as the answer is kept.
-    pub fn pending(&self) -> Pending<'_> {
+    pub(crate) fn pending(&self) -> Pending<'_> {
         self.pending.fetch_add(1, Ordering::Relaxed);
         Pending(&self.pending)
     }
 
     /// Counts a call from its start to its end.
-    pub fn start(&self, method: Method) -> Call<'_> {
+    pub(crate) fn start(&self, method: Method) -> Call<'_> {
         let calls = self.calls(method);
         calls.started.fetch_add(1, Ordering::Relaxed);
         Call { calls, code: Code::Cancelled }
@@ -100,7 +100,7 @@ impl Metrics {
 
 /// A write that waits for its outcome.
 #[derive(Debug)]
-pub struct Pending<'a>(&'a AtomicI64);
+pub(crate) struct Pending<'a>(&'a AtomicI64);
 
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
@@ -110,14 +110,14 @@ impl Drop for Pending<'_> {
 
 /// A call that is under way; one that is dropped unended was cancelled by its client.
 #[derive(Debug)]
-pub struct Call<'a> {
+pub(crate) struct Call<'a> {
     calls: &'a Calls,
     code: Code,
 }
 
 impl Call<'_> {
     /// Ends the call: with `error`, or well.
-    pub fn end(mut self, error: Option<&Status>) {
+    pub(crate) fn end(mut self, error: Option<&Status>) {
         self.code = error.map_or(Code::Ok, Status::code);
     }
 }

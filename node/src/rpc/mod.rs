@@ -27,10 +27,10 @@ use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
 
 pub(crate) use context::Context;
-pub use error::Error;
-pub use ids::RequestIds;
-pub use metrics::{Method, Metrics};
-pub use watch::PATH as WATCH_PATH;
+pub(crate) use error::Error;
+pub(crate) use ids::RequestIds;
+pub(crate) use metrics::{Method, Metrics};
+pub(crate) use watch::PATH as WATCH_PATH;
 
 use crate::apply::Outcome;
 use crate::driver::Handle;
@@ -44,7 +44,7 @@ const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
 
 /// Who answers.
 #[derive(Clone, Debug)]
-pub struct Identity {
+pub(crate) struct Identity {
     /// The cluster.
     pub cluster_id: u64,
     /// This member.
@@ -55,7 +55,7 @@ pub struct Identity {
 
 /// What requests may ask for.
 #[derive(Clone, Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// `--max-request-bytes`.
     pub max_request_bytes: usize,
     /// `--max-txn-ops`.
@@ -81,7 +81,7 @@ impl Default for Limits {
 }
 
 /// Everything that the API is made of.
-pub struct Services {
+pub(crate) struct Services {
     /// Consensus.
     pub handle: Handle<Outcome>,
     /// Reads.
@@ -100,7 +100,7 @@ pub struct Services {
 
 /// Sources of metrics that the API itself doesn't need.
 #[derive(Clone, Default)]
-pub struct Telemetry {
+pub(crate) struct Telemetry {
     /// Traffic with peers.
     pub transport: Option<Transport>,
     /// This member's certificate towards peers.
@@ -157,7 +157,7 @@ pub(crate) fn router(
 
 /// What a message may take, if requests may take `max_request_bytes`.
 #[must_use]
-pub fn largest_message(max_request_bytes: usize) -> usize {
+pub(crate) fn largest_message(max_request_bytes: usize) -> usize {
     max_request_bytes + GRPC_OVERHEAD_BYTES
 }
 

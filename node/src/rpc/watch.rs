@@ -56,7 +56,7 @@ impl WatchService {
 }
 
 /// The only method, and the only one whose requests are streams.
-pub const PATH: &str = "/etcdserverpb.Watch/Watch";
+pub(crate) const PATH: &str = "/etcdserverpb.Watch/Watch";
 
 impl NamedService for WatchService {
     const NAME: &'static str = "etcdserverpb.Watch";

@@ -60,15 +60,13 @@ const HEADER_LIST_BYTES: u32 = 16 << 10;
 
 /// Who sent a request: in the extensions of each.
 #[derive(Clone, Debug)]
-pub struct ClientConnection {
+pub(crate) struct ClientConnection {
     /// The socket's other end.
     pub remote: SocketAddr,
-    /// Common name of its certificate, if it showed one.
-    pub common_name: Option<Arc<str>>,
 }
 
 /// One address to listen on, and what is served there.
-pub struct ClientListener {
+pub(crate) struct ClientListener {
     /// The bound socket.
     pub socket: StdListener,
     /// Its TLS, if its URL is https.
@@ -79,7 +77,7 @@ pub struct ClientListener {
 
 /// HTTP/2 settings that flags decide.
 #[derive(Clone, Copy, Debug)]
-pub struct ClientLimits {
+pub(crate) struct ClientLimits {
     /// `--max-concurrent-streams`
     pub max_concurrent_streams: u32,
     /// `--grpc-keepalive-interval`; zero: never
@@ -91,7 +89,7 @@ pub struct ClientLimits {
 }
 
 /// The running fronts.
-pub struct Fronts {
+pub(crate) struct Fronts {
     stopping: CancellationToken,
     ended: Vec<mpsc::Receiver<()>>,
 }
@@ -100,7 +98,7 @@ pub struct Fronts {
 ///
 /// # Errors
 /// As the system says.
-pub fn bind(address: SocketAddr) -> io::Result<StdListener> {
+pub(crate) fn bind(address: SocketAddr) -> io::Result<StdListener> {
     let socket = StdListener::bind(address)?;
     socket.set_nonblocking(true)?;
     Ok(socket)
@@ -111,7 +109,7 @@ impl Fronts {
     ///
     /// # Errors
     /// If a thread can't be made.
-    pub fn start(
+    pub(crate) fn start(
         threads: usize,
         listeners: &[ClientListener],
         limits: ClientLimits,
@@ -150,7 +148,7 @@ impl Fronts {
     }
 
     /// Stops accepting, lets requests finish, and after `deadline` cuts off those that don't.
-    pub fn stop(&self, deadline: Duration) {
+    pub(crate) fn stop(&self, deadline: Duration) {
         self.stopping.cancel();
         let end = std::time::Instant::now() + deadline;
         for ended in &self.ended {
@@ -301,16 +299,11 @@ impl Front {
             let Some(tcp) = self.admit(knock, tcp, remote, async |tcp| Ok(tcp)).await else {
                 return;
             };
-            return self.serve(tcp, ClientConnection { remote, common_name: None }).await;
+            return self.serve(tcp, ClientConnection { remote }).await;
         };
         let accept = async |tcp| TlsAcceptor::from(tls.server_config()).accept(tcp).await;
         let Some(stream) = self.admit(knock, tcp, remote, accept).await else { return };
-        let certificates = stream.get_ref().1.peer_certificates();
-        let common_name = certificates
-            .and_then(<[_]>::first)
-            .and_then(|certificate| crate::tls::common_name_of(certificate))
-            .map(Arc::from);
-        self.serve(stream, ClientConnection { remote, common_name }).await;
+        self.serve(stream, ClientConnection { remote }).await;
     }
 
     /// Nobody who is still shaking hands when the node stops is waited for.

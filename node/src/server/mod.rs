@@ -1,6 +1,6 @@
 //! From a configuration to a running node, and back down in order.
 
-pub mod clients;
+pub(crate) mod clients;
 mod disk;
 mod error;
 mod node;
@@ -15,8 +15,8 @@ use axum::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-pub use self::{
-    error::ServerError,
+pub use self::error::ServerError;
+use self::{
     node::Node,
     peers::{Inbound, Outbound, Verdict},
 };

@@ -40,7 +40,7 @@ const PUBLISH_AGAIN: Duration = Duration::from_millis(500);
 const FRAME_OVERHEAD: usize = 16 << 20;
 
 /// A running node. Dropping it stops it hard; `stop` does so in order.
-pub struct Node {
+pub(super) struct Node {
     local: Local,
     dir: DataDir,
     handle: Handle<Outcome>,
@@ -64,7 +64,7 @@ impl Node {
     ///
     /// # Errors
     /// If anything is missing or damaged. Nothing is left running.
-    pub fn start(config: &Config) -> Result<Self, ServerError> {
+    pub(super) fn start(config: &Config) -> Result<Self, ServerError> {
         let client_tls = client_tls(config)?;
         let peer_tls = peer_tls(config)?;
         let sockets = bind_clients(config)?;
@@ -135,7 +135,7 @@ impl Node {
 
     /// Returns once the cluster has committed this member's name and client URLs: from then on it
     /// serves everything. Tries for as long as that takes.
-    pub async fn published(&self) {
+    pub(super) async fn published(&self) {
         let mut tries = 0_u32;
         loop {
             let id = self.ids.next();
@@ -163,7 +163,7 @@ impl Node {
     ///
     /// # Errors
     /// Always: `Removed`, `Disowned`, or what kept the tombstone from being written.
-    pub async fn removed(&self) -> ServerError {
+    pub(super) async fn removed(&self) -> ServerError {
         let mut verdict = self.verdict.clone();
         let verdict = verdict.wait_for(Option::is_some).await.ok().and_then(|verdict| *verdict);
         let by = match verdict {
@@ -186,7 +186,7 @@ impl Node {
     }
 
     /// Re-reads certificates, keys and CAs.
-    pub fn reload(&self) {
+    pub(super) fn reload(&self) {
         if let Some(tls) = &self.peer_tls {
             tls.reload();
         }
@@ -197,13 +197,13 @@ impl Node {
 
     /// Who this is.
     #[must_use]
-    pub fn local(&self) -> Local {
+    pub(super) fn local(&self) -> Local {
         self.local
     }
 
     /// Stops in order: another member leads, clients are answered, what was promised is on disk,
     /// peers are told goodbye. Each under a deadline; what is acknowledged is durable already.
-    pub async fn stop(self) {
+    pub(super) async fn stop(self) {
         let started = Instant::now();
         self.handle.hand_over().await;
         self.stopping.cancel();

@@ -40,13 +40,13 @@ const LOOK_EVERY_BYTES: u64 = 64 << 20;
 /// What the driver sends by. The transport can only start once the driver has, so it is put in
 /// later; until then every peer is away.
 #[derive(Default)]
-pub struct Outbound {
+pub(super) struct Outbound {
     link: OnceLock<(Transport, PeerInbox)>,
 }
 
 impl Outbound {
     /// From now on there are peers.
-    pub fn connect(&self, transport: Transport, inbox: PeerInbox) {
+    pub(super) fn connect(&self, transport: Transport, inbox: PeerInbox) {
         // Called once, by the one who started both.
         let _ = self.link.set((transport, inbox));
     }
@@ -111,7 +111,7 @@ fn send(transport: &Transport, snapshot: OutgoingSnapshot) -> io::Result<()> {
 }
 
 /// What comes from peers, on its way to the driver.
-pub struct Inbound {
+pub(super) struct Inbound {
     inbox: PeerInbox,
     snapshot_dir: PathBuf,
     snapshots: AtomicU64,
@@ -121,7 +121,7 @@ pub struct Inbound {
 
 /// Why peers will never take this member again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(super) enum Verdict {
     /// It was removed, says this one.
     Removed(MemberId),
     /// Its data directory is not that of the member.
@@ -132,7 +132,7 @@ impl Inbound {
     /// Snapshots are written to `snapshot_dir`; what peers say of this member for good is told
     /// through `verdict`.
     #[must_use]
-    pub fn new(
+    pub(super) fn new(
         inbox: PeerInbox,
         snapshot_dir: PathBuf,
         verdict: watch::Sender<Option<Verdict>>,

@@ -31,9 +31,9 @@ use rustls::{
     sign::CertifiedKey,
 };
 
-pub use self::{
+pub(crate) use self::{
     files::TlsError,
-    policy::{CIPHER_SUITES, TlsPolicy, TlsVersion, cipher_suite},
+    policy::{TlsPolicy, TlsVersion, cipher_suite},
 };
 use self::{
     files::{Reloading, load_crl, load_key, load_roots},
@@ -44,7 +44,7 @@ use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 use crate::{identity::NodeKey, log_limit::LogLimit};
 
 /// ALPN of peer streams.
-pub const PEER_ALPN: &[u8] = b"muster-peer/1";
+pub(crate) const PEER_ALPN: &[u8] = b"muster-peer/1";
 /// Both ends are this program: nothing older has a place between them.
 const PEER_VERSIONS: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
 
@@ -67,7 +67,7 @@ pub struct TlsFiles {
 
 /// TLS of a listener for clients.
 #[derive(Debug)]
-pub struct ClientListenerTls {
+pub(crate) struct ClientListenerTls {
     key: Arc<Reloading<CertifiedKey>>,
     roots: Option<Arc<Reloading<RootCertStore>>>,
     crl: Option<Arc<Reloading<files::Crl>>>,
@@ -79,7 +79,11 @@ impl ClientListenerTls {
     ///
     /// # Errors
     /// If a file can't be read or used.
-    pub fn new(files: &TlsFiles, policy: &TlsPolicy, alpn: &[&[u8]]) -> Result<Self, TlsError> {
+    pub(crate) fn new(
+        files: &TlsFiles,
+        policy: &TlsPolicy,
+        alpn: &[&[u8]],
+    ) -> Result<Self, TlsError> {
         let key = Arc::new(load_key(&files.cert, &files.key)?);
         let roots = files.trusted_ca.as_deref().map(load_roots).transpose()?.map(Arc::new);
         let crl = match (&files.crl, &roots) {
@@ -107,18 +111,18 @@ impl ClientListenerTls {
 
     /// When the server's certificate in force expires, in seconds since 1970.
     #[must_use]
-    pub fn expires_at(&self) -> Option<i64> {
+    pub(crate) fn expires_at(&self) -> Option<i64> {
         expiry_of(&self.key.get())
     }
 
     /// What an acceptor needs.
     #[must_use]
-    pub fn server_config(&self) -> Arc<ServerConfig> {
+    pub(crate) fn server_config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.config)
     }
 
     /// Re-reads every file now, changed or not.
-    pub fn reload(&self) {
+    pub(crate) fn reload(&self) {
         self.key.reload();
         if let Some(roots) = &self.roots {
             roots.reload();
@@ -158,7 +162,7 @@ impl BoundKeys {
 
 /// TLS between members, in both directions.
 #[derive(Debug)]
-pub struct PeerTls {
+pub(crate) struct PeerTls {
     key: Arc<Reloading<CertifiedKey>>,
     roots: Arc<Reloading<RootCertStore>>,
     crl: Option<Arc<Reloading<files::Crl>>>,
@@ -171,7 +175,7 @@ impl PeerTls {
     ///
     /// # Errors
     /// If a file is missing or can't be used.
-    pub fn new(files: &TlsFiles) -> Result<Self, TlsError> {
+    pub(crate) fn new(files: &TlsFiles) -> Result<Self, TlsError> {
         let key = Arc::new(load_key(&files.cert, &files.key)?);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let ca = files.trusted_ca.as_deref().ok_or(TlsError::NoPeerCa)?;
@@ -201,13 +205,13 @@ impl PeerTls {
 
     /// When this member's certificate in force expires, in seconds since 1970.
     #[must_use]
-    pub fn expires_at(&self) -> Option<i64> {
+    pub(crate) fn expires_at(&self) -> Option<i64> {
         expiry_of(&self.key.get())
     }
 
     /// What an acceptor of peers needs.
     #[must_use]
-    pub fn server_config(&self) -> Arc<ServerConfig> {
+    pub(crate) fn server_config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.server)
     }
 
@@ -216,7 +220,10 @@ impl PeerTls {
     ///
     /// # Errors
     /// If the library has nothing to offer.
-    pub fn client_config(&self, bound: Option<NodeKey>) -> Result<Arc<ClientConfig>, TlsError> {
+    pub(crate) fn client_config(
+        &self,
+        bound: Option<NodeKey>,
+    ) -> Result<Arc<ClientConfig>, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = OutboundPeer::new(
             Arc::clone(&self.roots),
@@ -237,18 +244,18 @@ impl PeerTls {
     }
 
     /// Sets the keys that the cluster's configuration binds its members to.
-    pub fn bind(&self, keys: HashSet<NodeKey>) {
+    pub(crate) fn bind(&self, keys: HashSet<NodeKey>) {
         *self.bound.keys.write().unwrap_or_else(std::sync::PoisonError::into_inner) = keys;
     }
 
     /// How many handshakes were accepted on a bound key although its certificate has expired.
-    #[must_use]
-    pub fn expired_accepted(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn expired_accepted(&self) -> u64 {
         self.bound.expired.load(Ordering::Relaxed)
     }
 
     /// Re-reads every file now, changed or not.
-    pub fn reload(&self) {
+    pub(crate) fn reload(&self) {
         self.key.reload();
         self.roots.reload();
         if let Some(crl) = &self.crl {
@@ -259,7 +266,7 @@ impl PeerTls {
 
 /// The key that a certificate certifies; `None` if it can't be parsed.
 #[must_use]
-pub fn node_key_of(certificate: &CertificateDer<'_>) -> Option<NodeKey> {
+pub(crate) fn node_key_of(certificate: &CertificateDer<'_>) -> Option<NodeKey> {
     let parsed = ParsedCertificate::try_from(certificate).ok()?;
     Some(NodeKey::of_spki(&parsed.subject_public_key_info()))
 }
@@ -267,14 +274,6 @@ pub fn node_key_of(certificate: &CertificateDer<'_>) -> Option<NodeKey> {
 fn expiry_of(key: &CertifiedKey) -> Option<i64> {
     let (_, leaf) = X509Certificate::from_der(key.cert.first()?).ok()?;
     Some(leaf.validity().not_after.timestamp())
-}
-
-/// The common name in a certificate's subject: whom etcd takes a client for.
-#[must_use]
-pub fn common_name_of(certificate: &CertificateDer<'_>) -> Option<String> {
-    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
-    let name = parsed.subject().iter_common_name().next()?.as_str().ok()?;
-    Some(name.to_owned())
 }
 
 #[cfg(test)]

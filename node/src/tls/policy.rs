@@ -35,7 +35,7 @@ impl Default for TlsPolicy {
 }
 
 /// The names that `--cipher-suites` takes (those of Go's crypto/tls), and what they are.
-pub const CIPHER_SUITES: [(&str, CipherSuite); 9] = [
+pub(crate) const CIPHER_SUITES: [(&str, CipherSuite); 9] = [
     ("TLS_AES_128_GCM_SHA256", CipherSuite::TLS13_AES_128_GCM_SHA256),
     ("TLS_AES_256_GCM_SHA384", CipherSuite::TLS13_AES_256_GCM_SHA384),
     ("TLS_CHACHA20_POLY1305_SHA256", CipherSuite::TLS13_CHACHA20_POLY1305_SHA256),
@@ -62,7 +62,7 @@ pub const CIPHER_SUITES: [(&str, CipherSuite); 9] = [
 /// The suite called `name`, if it is one that is safe to offer. The short names of Go's two
 /// ChaCha20 suites are taken as well.
 #[must_use]
-pub fn cipher_suite(name: &str) -> Option<CipherSuite> {
+pub(crate) fn cipher_suite(name: &str) -> Option<CipherSuite> {
     CIPHER_SUITES
         .iter()
         .find(|(known, _)| {

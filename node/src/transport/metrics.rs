@@ -7,7 +7,7 @@ use crate::identity::MemberId;
 
 /// Counters since the start; cheap enough for the data path.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub(crate) struct Counters {
     pub(super) sent_messages: AtomicU64,
     pub(super) sent_bytes: AtomicU64,
     pub(super) received_messages: AtomicU64,
@@ -23,7 +23,7 @@ pub struct Counters {
 
 /// The counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CountersSnapshot {
+pub(crate) struct CountersSnapshot {
     /// Messages written to peers.
     pub sent_messages: u64,
     /// Bytes written to peers, frames included.
@@ -59,7 +59,7 @@ pub(super) struct Traffic {
 
 /// One peer's counters at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeerTraffic {
+pub(crate) struct PeerTraffic {
     /// Which.
     pub peer: MemberId,
     /// Whether it can be sent to now.

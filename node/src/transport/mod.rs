@@ -31,12 +31,7 @@ mod stream;
 mod tests;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt, io,
-    net::SocketAddr,
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, Instant},
+    collections::BTreeSet, fmt, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration,
 };
 
 use bytes::Bytes;
@@ -47,7 +42,7 @@ use crate::{
     tls::PeerTls,
 };
 
-pub use self::{
+pub(crate) use self::{
     hello::Refusal,
     metrics::{Counters, CountersSnapshot, PeerTraffic},
     snapshot::{SnapshotReader, SnapshotWriter},
@@ -55,7 +50,7 @@ pub use self::{
 
 /// This member, as its hello states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Local {
+pub(crate) struct Local {
     /// The cluster it belongs to.
     pub cluster: ClusterId,
     /// Its id.
@@ -68,7 +63,7 @@ pub struct Local {
 
 /// Another member, as the cluster's configuration records it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// Its id.
     pub id: MemberId,
     /// Where it is reached; tried in turn.
@@ -81,7 +76,7 @@ pub struct Peer {
 
 /// Who is in the cluster: replaces what was known before.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Membership {
+pub(crate) struct Membership {
     /// Everybody else.
     pub peers: Vec<Peer>,
     /// Who was a member once and never will be again.
@@ -89,7 +84,7 @@ pub struct Membership {
 }
 
 /// Where received things go.
-pub trait PeerEvents: Send + Sync + 'static {
+pub(crate) trait PeerEvents: Send + Sync + 'static {
     /// A message from `from`, its bytes not yet decoded. Returns false if it had to be dropped.
     /// Must not block.
     fn message(&self, from: MemberId, message: Bytes) -> bool;
@@ -113,7 +108,7 @@ pub trait PeerEvents: Send + Sync + 'static {
 }
 
 /// What the transport needs to start.
-pub struct Options {
+pub(crate) struct Options {
     /// Who this is.
     pub local: Local,
     /// Where it listens; all of them are bound before `start` returns.
@@ -128,7 +123,7 @@ pub struct Options {
 
 /// One address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listen {
+pub(crate) struct Listen {
     /// The address.
     pub address: SocketAddr,
     /// Whether streams there are TLS.
@@ -137,7 +132,7 @@ pub struct Listen {
 
 /// Times and bounds of peer streams.
 #[derive(Clone, Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Messages that may wait for one peer; more are dropped.
     pub queue_messages: usize,
     /// Bytes that may wait for one peer; more are dropped.
@@ -178,7 +173,7 @@ impl Default for Limits {
 
 /// Why a message was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SendError {
+pub(crate) enum SendError {
     /// No member has this id.
     #[error("no such peer")]
     Unknown,
@@ -224,7 +219,7 @@ pub enum StartError {
 
 /// A handle on the running transport; clones are the same one.
 #[derive(Clone)]
-pub struct Transport {
+pub(crate) struct Transport {
     shared: Arc<service::Shared>,
 }
 
@@ -240,13 +235,13 @@ impl Transport {
     ///
     /// # Errors
     /// If an address can't be bound or the remembered marks can't be read.
-    pub fn start(options: Options, events: Arc<dyn PeerEvents>) -> Result<Self, StartError> {
+    pub(crate) fn start(options: Options, events: Arc<dyn PeerEvents>) -> Result<Self, StartError> {
         service::start(options, events).map(|shared| Self { shared })
     }
 
     /// Tells who is in the cluster now. New peers are dialled; streams of peers that are gone, or
     /// whose record changed, are closed.
-    pub fn set_membership(&self, membership: Membership) {
+    pub(crate) fn set_membership(&self, membership: Membership) {
         self.shared.set_membership(membership);
     }
 
@@ -254,7 +249,7 @@ impl Transport {
     ///
     /// # Errors
     /// If it was dropped, and why.
-    pub fn send(&self, to: MemberId, message: Bytes) -> Result<(), SendError> {
+    pub(crate) fn send(&self, to: MemberId, message: Bytes) -> Result<(), SendError> {
         self.shared.send(to, message)
     }
 
@@ -263,37 +258,41 @@ impl Transport {
     ///
     /// # Errors
     /// If there is no such peer.
-    pub fn open_snapshot(&self, to: MemberId, header: Bytes) -> Result<SnapshotWriter, SendError> {
+    pub(crate) fn open_snapshot(
+        &self,
+        to: MemberId,
+        header: Bytes,
+    ) -> Result<SnapshotWriter, SendError> {
         self.shared.open_snapshot(to, header)
     }
 
     /// Since when each peer has been connected; those that aren't are absent.
-    #[must_use]
-    pub fn connected(&self) -> BTreeMap<MemberId, Instant> {
+    #[cfg(test)]
+    pub(crate) fn connected(&self) -> std::collections::BTreeMap<MemberId, std::time::Instant> {
         self.shared.connected()
     }
 
     /// What has happened so far.
     #[must_use]
-    pub fn counters(&self) -> CountersSnapshot {
+    pub(crate) fn counters(&self) -> CountersSnapshot {
         self.shared.counters.snapshot()
     }
 
     /// What went to each peer and came from it, by id.
     #[must_use]
-    pub fn traffic(&self) -> Vec<PeerTraffic> {
+    pub(crate) fn traffic(&self) -> Vec<PeerTraffic> {
         self.shared.traffic()
     }
 
     /// The addresses that are listened on, ports resolved.
-    #[must_use]
-    pub fn local_addresses(&self) -> &[SocketAddr] {
+    #[cfg(test)]
+    pub(crate) fn local_addresses(&self) -> &[SocketAddr] {
         &self.shared.addresses
     }
 
     /// Closes every stream and ends the thread; waits for it at most `deadline`. What is queued is
     /// sent first if the peers take it in time.
-    pub fn stop(&self, deadline: Duration) {
+    pub(crate) fn stop(&self, deadline: Duration) {
         self.shared.stop(deadline);
     }
 }

@@ -34,6 +34,7 @@ pub(super) struct Shared {
     pub tls: Option<Arc<PeerTls>>,
     pub counters: Arc<Counters>,
     pub events: Arc<dyn PeerEvents>,
+    #[cfg(test)]
     pub addresses: Vec<SocketAddr>,
     pub tasks: TaskTracker,
     pub stopping: CancellationToken,
@@ -78,6 +79,7 @@ pub(super) fn start(
         tls: options.tls,
         counters: Arc::new(Counters::default()),
         events,
+        #[cfg(test)]
         addresses: listeners.iter().map(|(_, address, _)| *address).collect(),
         listeners: Mutex::new(listeners),
         tasks,
@@ -201,6 +203,7 @@ impl Shared {
         Ok(writer)
     }
 
+    #[cfg(test)]
     pub(super) fn connected(&self) -> BTreeMap<MemberId, Instant> {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         members.peers.iter().filter_map(|(id, peer)| Some((*id, peer.connected_since()?))).collect()

@@ -43,7 +43,7 @@ enum Piece {
 }
 
 /// The sending end of one snapshot. Dropping it without `finish` breaks it off.
-pub struct SnapshotWriter {
+pub(crate) struct SnapshotWriter {
     pieces: mpsc::Sender<Piece>,
     answer: oneshot::Receiver<io::Result<()>>,
     buffer: BytesMut,
@@ -56,7 +56,7 @@ impl SnapshotWriter {
     ///
     /// # Errors
     /// If the stream broke, or the peer could not install it.
-    pub fn finish(mut self) -> io::Result<()> {
+    pub(crate) fn finish(mut self) -> io::Result<()> {
         self.flush()?;
         let end = Piece::End { len: self.len, crc: self.crc };
         if self.pieces.blocking_send(end).is_err() {
@@ -98,7 +98,7 @@ impl Write for SnapshotWriter {
 }
 
 /// The receiving end of one snapshot. Ends only if everything arrived whole.
-pub struct SnapshotReader {
+pub(crate) struct SnapshotReader {
     pieces: mpsc::Receiver<Piece>,
     current: Bytes,
     len: u64,

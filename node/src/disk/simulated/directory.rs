@@ -35,16 +35,16 @@ fn apply(names: &mut BTreeMap<String, u64>, change: &Change) {
 }
 
 impl Directory {
-    pub fn get(&self, name: &str) -> Option<u64> {
+    pub(super) fn get(&self, name: &str) -> Option<u64> {
         self.seen.get(name).copied()
     }
 
-    pub fn names(&self) -> Vec<String> {
+    pub(super) fn names(&self) -> Vec<String> {
         self.seen.keys().cloned().collect()
     }
 
     /// Everything that a crash may leave a name for.
-    pub fn all_inodes(&self) -> impl Iterator<Item = u64> {
+    pub(super) fn all_inodes(&self) -> impl Iterator<Item = u64> {
         let linked = self.changes.iter().filter_map(|change| match change {
             Change::Link { inode, .. } => Some(*inode),
             Change::Unlink { .. } | Change::Rename { .. } => None,
@@ -52,18 +52,18 @@ impl Directory {
         self.seen.values().chain(self.durable.values()).copied().chain(linked)
     }
 
-    pub fn change(&mut self, change: Change) {
+    pub(super) fn change(&mut self, change: Change) {
         apply(&mut self.seen, &change);
         self.changes.push(change);
     }
 
-    pub fn sync(&mut self) {
+    pub(super) fn sync(&mut self) {
         self.durable = self.seen.clone();
         self.changes.clear();
     }
 
     /// Some of the changes survive: those before a moment of the seed's choice.
-    pub fn crash(&mut self, rng: &mut Rng) {
+    pub(super) fn crash(&mut self, rng: &mut Rng) {
         let survive = rng.below(self.changes.len() + 1);
         for change in self.changes.drain(..).take(survive) {
             apply(&mut self.durable, &change);

@@ -89,35 +89,35 @@ pub(super) fn power_is_off() -> io::Error {
 }
 
 impl Faults {
-    pub fn inject(&mut self, fault: Fault) {
+    pub(super) fn inject(&mut self, fault: Fault) {
         self.orders.push(fault);
     }
 
-    pub fn power_off_after(&mut self, operations: u64) {
+    pub(super) fn power_off_after(&mut self, operations: u64) {
         self.power = Some(operations);
     }
 
-    pub fn power_on(&mut self) {
+    pub(super) fn power_on(&mut self) {
         self.power = None;
         self.now = false;
         self.failed = false;
         self.orders.clear();
     }
 
-    pub fn has_failed(&self) -> bool {
+    pub(super) fn has_failed(&self) -> bool {
         self.failed
     }
 
-    pub fn is_off(&self) -> bool {
+    pub(super) fn is_off(&self) -> bool {
         self.power == Some(0)
     }
 
-    pub fn went_off_now(&self) -> bool {
+    pub(super) fn went_off_now(&self) -> bool {
         self.now
     }
 
     /// Counts one operation, and fails it if that was ordered.
-    pub fn meet(&mut self, operation: Operation) -> io::Result<()> {
+    pub(super) fn meet(&mut self, operation: Operation) -> io::Result<()> {
         self.now = false;
         match &mut self.power {
             Some(0) => return Err(power_is_off()),

@@ -38,18 +38,18 @@ fn position(at: u64) -> usize {
 }
 
 impl File {
-    pub fn len(&self) -> u64 {
+    pub(super) fn len(&self) -> u64 {
         self.len as u64
     }
 
-    pub fn read(&self, offset: u64, out: &mut [u8]) -> usize {
+    pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> usize {
         let from = position(offset).min(self.len);
         let to = (from + out.len()).min(self.len);
         out[..to - from].copy_from_slice(&self.bytes[from..to]);
         to - from
     }
 
-    pub fn write(&mut self, offset: u64, data: &[u8]) {
+    pub(super) fn write(&mut self, offset: u64, data: &[u8]) {
         if data.is_empty() {
             return;
         }
@@ -62,7 +62,7 @@ impl File {
         self.bytes[from..to].copy_from_slice(data);
     }
 
-    pub fn resize(&mut self, len: u64) {
+    pub(super) fn resize(&mut self, len: u64) {
         let len = position(len);
         if len > self.len {
             self.grow(len);
@@ -109,13 +109,13 @@ impl File {
         }
     }
 
-    pub fn sync(&mut self) {
+    pub(super) fn sync(&mut self) {
         self.dirty.clear();
         self.durable_len = self.len;
     }
 
     /// Some sectors arrive, the others are forgotten by the kernel.
-    pub fn fail_sync(&mut self, rng: &mut Rng) {
+    pub(super) fn fail_sync(&mut self, rng: &mut Rng) {
         for (sector, older) in std::mem::take(&mut self.dirty) {
             if rng.coin() {
                 self.lost.insert(sector, older[0]);
@@ -124,13 +124,13 @@ impl File {
     }
 
     /// The cache goes; what is read from now on is what the medium holds.
-    pub fn drop_cache(&mut self) {
+    pub(super) fn drop_cache(&mut self) {
         for (sector, content) in std::mem::take(&mut self.lost) {
             self.restore(sector, &content);
         }
     }
 
-    pub fn crash(&mut self, rng: &mut Rng) {
+    pub(super) fn crash(&mut self, rng: &mut Rng) {
         let loss = match rng.below(4) {
             0 => Loss::Nothing,
             1 => Loss::Everything,
