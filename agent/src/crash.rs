@@ -29,6 +29,7 @@ pub(crate) enum Step {
     Ran,
 }
 
+#[cfg(debug_assertions)]
 impl Step {
     /// The name that `MUSTER_CRASH_AT` takes.
     pub(crate) fn name(self) -> &'static str {
@@ -63,4 +64,4 @@ pub(crate) fn at(step: Step) {
 
 /// Nothing, in a release build.
 #[cfg(not(debug_assertions))]
-pub fn at(_step: Step) {}
+pub(crate) fn at(_step: Step) {}
