@@ -25,11 +25,12 @@ test: ## every test: unit, store, simulation, exploration, end to end
 	@scripts/setup tests
 	@scripts/test
 
-verify: ## what a reviewer runs: unused dependencies, each crate on its own, then the tests (with format, lints, docs)
+verify: ## what a reviewer runs: unused dependencies, each crate on its own, the release build's lints, then the tests (with format, lints, docs)
 	@scripts/setup verify
 	$(CARGO) machete
 	for crate in muster-files muster-door discovery-types discovery-formation muster-discovery muster-agent node-proto node-consensus muster-node; do \
 	  $(CARGO) check -p $$crate --locked || exit 1; done
+	$(CARGO) clippy --release --workspace --bins --locked --quiet -- -D warnings
 	@scripts/test
 
 audit: ## advisories, licences, bans (cargo-deny; needs network)
