@@ -229,6 +229,20 @@ mod tests {
     }
 
     #[test]
+    fn a_link_of_anothers_is_not_followed_to_what_anybody_may_use() {
+        // Where everybody may put one.
+        let link = tempfile::Builder::new().make_in("/tmp", |path| symlink("/", path)).unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::lchown(link.path(), Some(THEM), None).unwrap();
+        }
+        let owner = link.path().symlink_metadata().unwrap().uid();
+        // Whoever else we are, it is not ours.
+        let refused = walk(link.path(), owner + 1).unwrap_err();
+        assert!(matches!(refused, Error::NotOurs { path, .. } if path == link.path()));
+        assert_eq!(walk(link.path(), owner).unwrap(), Path::new("/"));
+    }
+
+    #[test]
     fn an_absolute_link_leads_away_from_where_it_stands() {
         let dir = tempfile::tempdir().unwrap();
         let real = dir.path().join("real");

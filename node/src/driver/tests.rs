@@ -1,6 +1,8 @@
 //! The threads, over real files, with a state machine small enough to see through. What may go
 //! wrong in time is the simulation's matter.
 
+mod follower;
+
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::path::Path;

@@ -67,6 +67,17 @@ fn what_is_refused_changes_nothing() {
 }
 
 #[test]
+fn no_two_members_share_any_of_their_urls() {
+    let urls = |names: &[&str]| names.iter().map(|name| format!("http://{name}:2380")).collect();
+    let mut table = MemberTable::new([Member { peer_urls: urls(&["a", "b"]), ..member(1) }]);
+    let added = |names| MemberChange::Add(Member { peer_urls: urls(names), ..learner(2) });
+    for taken in [&["a"][..], &["b"], &["c", "a"], &["c", "b"]] {
+        assert_eq!(table.change(added(taken), 5), Err(ChangeError::PeerUrlExists), "{taken:?}");
+    }
+    table.change(added(&["c", "d"]), 5).unwrap();
+}
+
+#[test]
 fn the_last_voter_stays() {
     let mut table = MemberTable::new([member(1), learner(2)]);
     let refused = table.change(MemberChange::Remove(MemberId(1)), 5);

@@ -25,6 +25,9 @@ impl Ca {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let key = KeyPair::generate().unwrap();
+        // No two of one name: by it a certificate finds its CA's list.
+        let name = key.public_key_pem();
+        params.distinguished_name.push(DnType::OrganizationalUnitName, name);
         let pem = params.self_signed(&key).unwrap().pem();
         Self { issuer: Issuer::new(params, key), pem }
     }
@@ -236,6 +239,25 @@ fn a_revocation_list_in_der_counts_as_in_etcd() {
     let clients = ClientListenerTls::new(&with_crl, &TlsPolicy::default(), &[]).unwrap();
     let client = tls_b.client_config(None).unwrap();
     assert!(handshake(client, clients.server_config(), "a.test").is_err());
+}
+
+#[test]
+fn a_file_may_have_the_lists_of_several_cas() {
+    let (dir, ca, other) = (tempfile::tempdir().unwrap(), Ca::new(), Ca::new());
+    let (crl, trusted) = (dir.path().join("crl"), dir.path().join("both"));
+    let serial = "revoked.test".len() as u64;
+    std::fs::write(&crl, ca.crl(serial) + &other.crl(serial)).unwrap();
+    std::fs::write(&trusted, ca.pem.clone() + &other.pem).unwrap();
+    let a = files(dir.path(), "a", &ca.leaf("a.test", false), &ca);
+    let with_crl = TlsFiles { crl: Some(crl), trusted_ca: Some(trusted), ..a };
+    let tls_a = PeerTls::new(&with_crl).unwrap();
+    for issuer in [&ca, &other] {
+        for (name, is_refused) in [("b.test", false), ("revoked.test", true)] {
+            let tls_b = peer(dir.path(), "b", &issuer.leaf(name, false), &ca);
+            let client = tls_b.client_config(None).unwrap();
+            assert_eq!(handshake(client, tls_a.server_config(), "a.test").is_err(), is_refused);
+        }
+    }
 }
 
 #[test]

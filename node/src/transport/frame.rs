@@ -166,6 +166,16 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_frame_is_read_and_one_byte_more_is_refused() {
+        for (length, is_read) in [(100, true), (101, false)] {
+            let mut bytes = BytesMut::new();
+            put(&mut bytes, Kind::Message, &vec![7; length]);
+            let (frames, end) = run(read_all(&bytes, 100));
+            assert_eq!((frames.len() == 1, end.is_ok()), (is_read, is_read), "{length} bytes");
+        }
+    }
+
+    #[test]
     fn a_claimed_length_alone_allocates_next_to_nothing() {
         let mut bytes = BytesMut::new();
         bytes.put_u32(1 << 29);

@@ -126,7 +126,9 @@ fn an_installation_that_a_crash_cut_short_is_finished() {
     let disk = disk(1);
     let mut log = create(&disk);
     let first = 3;
-    write(&mut log, entries(1..=first, 1));
+    // The vote is of a term that the snapshot's comes after.
+    let voted = Some(hard_state(1, 2, 3));
+    log.write(&[Batch { hard_state: voted, ..batch(entries(1..=first, 1)) }]).unwrap();
     let snapshot = at(50, 4);
     log.write(&[Batch { installing: Some(snapshot), ..Batch::default() }]).unwrap();
     while log.segments() < 3 {
@@ -188,6 +190,24 @@ fn segments_roll_are_recycled_and_their_former_life_never_shows() {
     }
     assert!(names.len() > 5, "{names:?}");
     assert!(files(&disk, "wal").len() + files(&disk, "spare").len() <= 4);
+}
+
+#[test]
+fn a_segment_that_is_lost_is_missed_also_when_power_failed_right_after_it_was_begun() {
+    for seed in 0..10 {
+        let disk = disk(seed);
+        let mut log = create(&disk);
+        while log.segments() < 2 {
+            let next = log.last().index + 1;
+            write(&mut log, entries(next..=next, 1));
+        }
+        disk.crash();
+        drop(log);
+        disk.remove(files(&disk, "wal").last().unwrap()).unwrap();
+        let error = open(&disk).unwrap_err();
+        let LogError::Corrupt { what, .. } = &error else { panic!("{error}") };
+        assert_eq!(*what, Damage::Missing);
+    }
 }
 
 #[test]

@@ -26,15 +26,15 @@ pub(super) enum Piece {
     Compacted { compacted: i64 },
 }
 
-/// Reads what `spec` wants from `next` on, and no more than `at_most` records but for the rest of a
-/// revision.
+/// Reads what `spec` wants from `next` on in a `view` of `store`, and no more than `at_most` records
+/// but for the rest of a revision.
 pub(super) fn read_piece(
     store: &Store,
+    view: &View,
     spec: &WatchSpec,
     next: i64,
     at_most: usize,
 ) -> Result<Piece, StoreError> {
-    let view = store.view();
     let newest = view.revision();
     // Where the index is ahead of the view, what it still has is in the view as well.
     let (compacted, narrow) = {
@@ -51,8 +51,8 @@ pub(super) fn read_piece(
         return Ok(Piece::UpToDate);
     }
     let (events, told) = match narrow {
-        Some((changes, upto)) => read_changes(&view, changes, upto, at_most)?,
-        None => read_all(&view, next, at_most)?,
+        Some((changes, upto)) => read_changes(view, changes, upto, at_most)?,
+        None => read_all(view, next, at_most)?,
     };
     let group = GroupKey::of(spec);
     let batch = Arc::new(EventBatch { revision: told, events });

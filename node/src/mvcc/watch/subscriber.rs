@@ -305,7 +305,13 @@ impl Subscriber {
             self.behind.pop_front();
             return Ok(());
         };
-        match read_piece(&self.store, &watch.spec, next, self.records_per_piece)? {
+        match read_piece(
+            &self.store,
+            &self.store.view(),
+            &watch.spec,
+            next,
+            self.records_per_piece,
+        )? {
             Piece::Read { events, next } => {
                 self.behind.rotate_left(1);
                 watch.state = State::CatchesUp { next };

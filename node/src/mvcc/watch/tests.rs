@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::task::JoinHandle;
 
+use super::catch_up::{Piece, read_piece};
 use super::*;
 use crate::machine::Position;
 use crate::mvcc::tests::{backend, disk};
@@ -207,12 +208,15 @@ async fn a_replay_that_does_not_fit_the_queue_is_gone_on_with_from_the_store() {
 
 #[tokio::test]
 async fn what_the_ring_has_no_room_for_is_read_from_the_store() {
-    let mut world = World::with(WatchOptions { ring_bytes: 300, ..WatchOptions::default() });
-    let mut subscriber = world.hub.subscribe();
-    tokio::task::yield_now().await;
-    subscriber.add(1, spec("k", "", 2));
-    let last = world.put_all(10);
-    assert_eq!(told_until(&mut subscriber, 1, last).await, (2..=last).collect::<Vec<i64>>());
+    // With one more each time, the first that it has no room for is the first that is wanted.
+    for puts in 1..=10 {
+        let mut world = World::with(WatchOptions { ring_bytes: 300, ..WatchOptions::default() });
+        let mut subscriber = world.hub.subscribe();
+        tokio::task::yield_now().await;
+        subscriber.add(1, spec("k", "", 2));
+        let last = world.put_all(puts);
+        assert_eq!(told_until(&mut subscriber, 1, last).await, (2..=last).collect::<Vec<i64>>());
+    }
 }
 
 #[tokio::test]
@@ -287,6 +291,41 @@ async fn a_watch_from_before_the_compaction_ends_and_says_where_it_could_begin()
     assert!(subscriber.remove(1).await);
     subscriber.add(1, spec("k", "", 4));
     assert_eq!(told_until(&mut subscriber, 1, 6).await, [4, 5, 6]);
+}
+
+#[tokio::test]
+async fn a_compaction_between_two_looks_at_the_store_leaves_nothing_out() {
+    let mut world = World::running();
+    world.put_all(5);
+    let (store, before) = (world.writer.store(), world.writer.store().view());
+    world.compact(4);
+    // That view still has what the index has no more.
+    for (next, is_compacted) in [(3, true), (4, false)] {
+        let piece = read_piece(&store, &before, &spec("k", "", next), next, 10).unwrap();
+        let said = matches!(piece, Piece::Compacted { compacted: 4 });
+        assert_eq!(said, is_compacted, "from {next}");
+    }
+}
+
+#[tokio::test]
+async fn the_past_is_read_a_piece_at_a_time() {
+    let mut world = World::running();
+    for key in 0..600 {
+        world.put(&format!("k{key}"));
+    }
+    let options = WatchOptions { records_per_piece: 3, ..WatchOptions::default() };
+    let hub = WatchHub { options, ..world.hub.clone() };
+    // A range of few keys, and one of many.
+    for (watched, last) in [(spec("k1", "k2", 190), 201), (spec("\0", "\0", 590), 601)] {
+        let mut subscriber = hub.subscribe();
+        subscriber.add(1, watched);
+        let mut told = 0;
+        while told < last {
+            let Notice::Events { picked, .. } = next(&mut subscriber).await else { panic!() };
+            assert!(picked.events().count() <= 3, "{}", picked.events().count());
+            told = picked.events().last().unwrap().revision.main;
+        }
+    }
 }
 
 #[tokio::test]

@@ -152,17 +152,20 @@ async fn one_host_that_says_nothing_keeps_nobody_out() {
 
 /// Speaks HTTP/2 by hand: requests that begin and never end, as far as flow control lets them.
 struct HalfSender {
+    media: &'static str,
     stream: TcpStream,
     window: usize,
     ended: std::collections::BTreeSet<u32>,
 }
 
 impl HalfSender {
-    async fn connect(address: SocketAddr) -> Self {
+    /// One whose requests are of this media type.
+    async fn connect(media: &'static str, address: SocketAddr) -> Self {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
         stream.write_all(hello).await.unwrap();
-        let mut client = Self { stream, window: 65_535, ended: std::collections::BTreeSet::new() };
+        let ended = std::collections::BTreeSet::new();
+        let mut client = Self { media, stream, window: 65_535, ended };
         // The server's settings, which hold once they are acknowledged.
         client.read().await;
         client.write(4, 1, 0, &[]).await;
@@ -194,8 +197,8 @@ impl HalfSender {
 
     async fn open(&mut self, stream: u32) {
         let mut headers = vec![0x83, 0x86, 0x04, 2, b'/', b'x', 0x01, 1, b'h'];
-        headers.extend([0x0f, 0x10, 16]);
-        headers.extend(b"application/grpc");
+        headers.extend([0x0f, 0x10, u8::try_from(self.media.len()).unwrap()]);
+        headers.extend(self.media.as_bytes());
         self.write(1, 4, stream, &headers).await;
     }
 
@@ -234,7 +237,7 @@ async fn a_client_that_ends_none_of_its_requests_is_refused_more() {
         axum::body::to_bytes(body, usize::MAX).await.is_ok().to_string()
     };
     let (_fronts, address) = front(Router::new().route("/x", axum::routing::post(gather)));
-    let mut client = HalfSender::connect(address).await;
+    let mut client = HalfSender::connect("application/grpc", address).await;
     for number in 0..24 {
         client.begin(2 * number + 1).await;
     }
@@ -255,7 +258,7 @@ async fn a_client_that_claims_much_and_sends_little_is_refused_more() {
         axum::body::to_bytes(body, usize::MAX).await.is_ok().to_string()
     };
     let (_fronts, address) = front(Router::new().route("/x", axum::routing::post(gather)));
-    let mut client = HalfSender::connect(address).await;
+    let mut client = HalfSender::connect("application/grpc", address).await;
     for number in 0..1_000 {
         client.claim(2 * number + 1).await;
     }
@@ -266,4 +269,40 @@ async fn a_client_that_claims_much_and_sends_little_is_refused_more() {
         }
     };
     tokio::time::timeout(Duration::from_secs(20), refused).await.expect("most are refused");
+}
+
+#[tokio::test]
+async fn a_body_that_is_not_grpc_claims_nothing() {
+    let gather = async |body: axum::body::Body| {
+        axum::body::to_bytes(body, usize::MAX).await.is_ok().to_string()
+    };
+    let (_fronts, address) = front(Router::new().route("/x", axum::routing::post(gather)));
+    let mut client = HalfSender::connect("application/json", address).await;
+    // What would be a claim of 2 MB is a few bytes of somebody's text.
+    for number in 0..500 {
+        client.claim(2 * number + 1).await;
+    }
+    // One that ends is answered, and no other is.
+    client.open(1_001).await;
+    client.write(0, 1, 1_001, b"x").await;
+    let answered = async {
+        while !client.ended.contains(&1_001) {
+            client.read().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), answered).await.expect("it is answered");
+    assert_eq!(client.ended.len(), 1);
+}
+
+#[test]
+fn who_is_still_shaking_hands_is_not_waited_for_at_the_end() {
+    let (tls, _) = secure();
+    let (fronts, address) = start(Router::new(), Some(tls), MAX_CONNECTIONS);
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    // The beginning of a client's hello.
+    stream.write_all(&[22, 3, 1]).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    let start = Instant::now();
+    fronts.stop(Duration::from_secs(20));
+    assert!(start.elapsed() < HANDSHAKE_STEP / 2, "{:?}", start.elapsed());
 }

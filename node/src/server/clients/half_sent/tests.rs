@@ -111,6 +111,37 @@ fn one_network_with_many_connections_leaves_others_their_share() {
 }
 
 #[test]
+fn a_network_has_an_equal_share_and_no_more() {
+    let all = HalfSent::new(REQUEST);
+    let mut bodies: Vec<_> = (2..=8).map(|other| body(&all.open(ip(other)), Kind::Unary)).collect();
+    assert!(bodies.iter_mut().all(|small| small.sends(&[])));
+    let others = held(&all);
+    // It takes as many connections as it likes, and all of them together hold an eighth.
+    for _ in 0..200 {
+        let mut large = body(&all.open(ip(1)), Kind::Unary);
+        large.sends(&message(REQUEST)[..REQUEST - 1]);
+        bodies.push(large);
+    }
+    let one = STREAM_BYTES + HEADER + REQUEST;
+    assert_eq!((held(&all) - others) / one, ALL_BYTES / 8 / one);
+}
+
+#[test]
+fn who_was_refused_is_not_listened_to_when_there_is_room_again() {
+    let all = HalfSent::new(REQUEST);
+    let account = all.open(ip(1));
+    let mut others: Vec<_> = (0..4_096).map(|_| body(&account, Kind::Unary)).collect();
+    let taken = others.iter_mut().filter_map(|o| o.sends(&message(REQUEST)[..4_000]).then_some(()));
+    assert!(taken.count() < 4_096);
+    let mut refused = body(&account, Kind::Unary);
+    assert!(!refused.sends(&message(REQUEST)[..4_000]));
+    drop(others);
+    assert!(!refused.sends(&[0; 4_000]), "half of it is gone");
+    assert!(refused.is_end_stream());
+    assert_eq!(held(&all), 0);
+}
+
+#[test]
 fn honest_clients_are_not_refused() {
     let all = HalfSent::new(REQUEST);
     // A thousand small puts at once, of which each has begun and none has ended.

@@ -1,0 +1,81 @@
+//! What a follower writes and says, and what waits for it, by hand.
+
+use node_consensus::{Entry, HardState};
+
+use super::*;
+use crate::log::Batch;
+
+const FIRST: Position = Position { index: 1, term: 1 };
+
+/// Member 1 of three, of which 2 leads.
+fn follower() -> Driver {
+    let initial = Initial { members: three(), ..Initial::default() };
+    Driver::new(&Config::new(1, 1, 1), options(128 << 20), &initial).unwrap()
+}
+
+fn three() -> Members {
+    Members { voters: vec![1, 2, 3], learners: Vec::new() }
+}
+
+fn from(leader: u64, kind: MessageKind, term: u64) -> Message {
+    Message { term, ..Message::new(kind, leader, 1) }
+}
+
+/// Entry `at`, right after another one of its term, and how far is committed.
+fn append(at: Position, commit: u64) -> Message {
+    let Position { index, term } = at;
+    let entry = Entry { index, term, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
+    let log_term = if index == 1 { 0 } else { term };
+    let message = from(2, MessageKind::Append, term);
+    Message { index: index - 1, log_term, commit, entries: vec![entry], ..message }
+}
+
+fn hard_state(term: u64, commit: u64) -> Option<HardState> {
+    Some(HardState { term, vote: 0, commit })
+}
+
+#[test]
+fn a_commit_index_goes_with_the_next_write() {
+    let mut driver = follower();
+    driver.message(append(FIRST, 0));
+    let written = driver.advance().persist;
+    assert_eq!(written[0].1.hard_state, hard_state(1, 0));
+    driver.notice(Notice::Persisted(1));
+    driver.message(Message { commit: 1, ..from(2, MessageKind::Heartbeat, 1) });
+    assert_eq!(driver.advance().persist, [], "no write for it alone");
+    driver.message(append(Position { index: 2, term: 1 }, 1));
+    let written = driver.advance().persist;
+    assert_eq!(written[0].1.hard_state, hard_state(1, 1));
+}
+
+#[test]
+fn a_snapshot_takes_three_steps_each_durable_before_the_next() {
+    let mut driver = follower();
+    driver.message(append(FIRST, 1));
+    let written = driver.advance().persist;
+    assert_eq!((written[0].0, written[0].1.entries.len()), (1, 1));
+    // While that is being written:
+    let (at, body) = (Position { index: 50, term: 4 }, PathBuf::from("body"));
+    let message = from(2, MessageKind::Snapshot, 4);
+    let message = Message { snapshot: Some(at), members: Some(three()), ..message };
+    driver.notice(Notice::Snapshot(IncomingSnapshot { message, body: body.clone() }));
+    // The log's intent. The old log counts as yet, and with it its commit index.
+    let intent = Batch { hard_state: hard_state(4, 1), installing: Some(at), ..Batch::default() };
+    assert_eq!(driver.advance().persist, [(2, intent)]);
+    driver.notice(Notice::Persisted(1));
+    assert_eq!(driver.advance().install, None, "the intent is not durable");
+    driver.notice(Notice::Persisted(2));
+    assert_eq!(driver.advance().install, Some((at, body)));
+    // A new leader's term comes meanwhile, and waits.
+    driver.message(from(3, MessageKind::Heartbeat, 5));
+    assert_eq!(driver.advance().persist, []);
+    driver.notice(Notice::Installed { at, members: three() });
+    let effects = driver.advance();
+    let joined = Batch { hard_state: hard_state(4, 50), snapshot: Some(at), ..Batch::default() };
+    let term = Batch { hard_state: hard_state(5, 50), ..Batch::default() };
+    assert_eq!(effects.persist, [(3, joined), (4, term)]);
+    assert_eq!(effects.send, [], "nobody is told before the log has it");
+    driver.notice(Notice::Persisted(3));
+    let told = driver.advance().send;
+    assert_eq!((told[0].kind, told[0].to, told[0].index), (MessageKind::AppendResponse, 2, 50));
+}
