@@ -4,7 +4,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build release demo test verify audit sim explore fuzz-etcd bench clean
+.PHONY: help setup build release demo test verify audit sim explore fuzz-etcd mutants bench clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ explore: setup ## explore the bootstrap protocol: the ladder, full bounds, rando
 
 fuzz-etcd: release ## the same random requests to stock etcd and to muster-node: N=100000, or SEED=… to replay
 	@target/release/fuzz-etcd --requests $(or $(N),20000) $(if $(SEED),--seed $(SEED))
+
+mutants: setup ## small bugs, one at a time: which of them do the tests find? ONLY=4xx,110 or FILE=watch (tests/mutants/watch.txt)
+	$(CARGO) run -q -p muster-tests --bin mutants --locked -- $(if $(ONLY),--only $(ONLY)) $(if $(FILE),--file $(FILE)) $(ARGS)
 
 bench: release ## muster-node beside stock etcd, same client, same run
 	@target/release/bench $(ARGS)

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
-use muster_tests::mutants::build::{build, package_name, program};
+use muster_tests::mutants::build::{build, program};
 use muster_tests::mutants::list::{Finder, Mutant, is_chosen, read_all};
 use muster_tests::mutants::run::{Bench, Found};
 use muster_tests::mutants::tree::{copy, crate_of};
@@ -27,10 +27,10 @@ struct Arguments {
     /// Only these numbers; x stands for any digit (4xx,110).
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Only those in this package.
+    /// Only those of this list (log stands for tests/mutants/log.txt).
     #[arg(long)]
-    package: Option<String>,
-    /// Seconds that one run of tests may take; one that takes longer counts as a find.
+    file: Option<String>,
+    /// Seconds that one run of tests may take; one that takes longer has found nothing.
     #[arg(long, default_value_t = 240)]
     seconds: u64,
     /// Runs at a time.
@@ -49,13 +49,9 @@ fn main() -> Result<ExitCode> {
     let root = std::env::current_dir()?;
     let all = read_all(&root.join("tests/mutants"))
         .context("run it in the workspace's root; the lists are tests/mutants/*.txt")?;
-    let mut chosen = Vec::new();
-    for mutant in all.iter().filter(|mutant| is_chosen(mutant.id, &arguments.only)) {
-        let package = package_name(&root, &crate_of(&root, &mutant.file)?)?;
-        if arguments.package.as_ref().is_none_or(|wanted| *wanted == package) {
-            chosen.push(mutant.clone());
-        }
-    }
+    let of_file = |mutant: &&Mutant| arguments.file.as_ref().is_none_or(|f| *f == mutant.list);
+    let of_number = |mutant: &&Mutant| is_chosen(mutant.id, &arguments.only);
+    let chosen: Vec<Mutant> = all.iter().filter(of_file).filter(of_number).cloned().collect();
     ensure!(!chosen.is_empty(), "no mutant is chosen");
     if arguments.list {
         chosen.iter().for_each(|mutant| {
@@ -78,52 +74,100 @@ fn main() -> Result<ExitCode> {
     let programs = build(&tree, &scratch.join("build"), &programs)?;
     let limit = Duration::from_secs(arguments.seconds);
     let bench = Bench { scratch: &tree, programs: &programs, limit };
-    without(&bench, &chosen)?;
-    let results = try_all(&bench, &chosen, arguments.jobs)?;
+    let useless = without(&bench, &chosen)?;
+    let results = try_all(&bench, &chosen, &useless, arguments.jobs)?;
     Ok(report(&chosen, &results))
 }
 
-/// Every finder passes as long as no mutant is switched on: else it would find anything.
-fn without(bench: &Bench<'_>, chosen: &[Mutant]) -> Result<()> {
-    let mut seen: BTreeSet<(PathBuf, &Finder)> = BTreeSet::new();
+/// A finder, and the crate whose tests it runs.
+type Tests<'a> = (PathBuf, &'a Finder);
+
+fn tests_of<'a>(bench: &Bench<'_>, mutant: &Mutant, finder: &'a Finder) -> Result<Tests<'a>> {
+    Ok((crate_of(Path::new(bench.scratch), &mutant.file)?, finder))
+}
+
+/// Finders that do not pass as long as no mutant is switched on: they would find anything.
+fn without<'a>(bench: &Bench<'_>, chosen: &'a [Mutant]) -> Result<BTreeMap<Tests<'a>, String>> {
+    let (mut seen, mut useless) = (BTreeSet::new(), BTreeMap::new());
     for mutant in chosen {
         for finder in &mutant.finders {
+            let tests = tests_of(bench, mutant, finder)?;
             // That the simulation finds nothing is a test of its own, and a long one.
             let is_sim = matches!(finder, Finder::Sim { .. });
-            let package = crate_of(Path::new(bench.scratch), &mutant.file)?;
-            if !is_sim && seen.insert((package, finder)) {
-                let found = bench.run(mutant, finder, false)?;
-                ensure!(found == Found::Nothing, "{finder:?} fails without any mutant: {found:?}");
+            if is_sim || !seen.insert(tests.clone()) {
+                continue;
+            }
+            let found = bench.run(mutant, finder, false)?;
+            if found != Found::Nothing {
+                eprintln!("without any mutant {finder:?} gives {found:?}");
+                useless.insert(tests, format!("without it, too: {found:?}"));
             }
         }
     }
-    Ok(())
+    Ok(useless)
 }
 
-/// What each mutant was found by; nothing if it survived.
-type Results = BTreeMap<u32, Option<Found>>;
+/// What came of a mutant.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Verdict {
+    Killed(String),
+    Survived,
+    /// A finder could not say.
+    Open(String),
+    /// No test can find it: not tried.
+    Equivalent(String),
+}
 
-fn try_all(bench: &Bench<'_>, chosen: &[Mutant], jobs: usize) -> Result<Results> {
+impl Verdict {
+    fn told(&self) -> String {
+        match self {
+            Self::Killed(by) => format!("killed by {by}"),
+            Self::Survived => "SURVIVED".to_owned(),
+            Self::Open(why) => format!("OPEN, {why}"),
+            Self::Equivalent(why) => format!("equivalent: {why}"),
+        }
+    }
+}
+
+type Results = BTreeMap<u32, Verdict>;
+
+fn try_one(
+    bench: &Bench<'_>,
+    mutant: &Mutant,
+    useless: &BTreeMap<Tests<'_>, String>,
+) -> Result<Verdict> {
+    if let Some(why) = &mutant.equivalent {
+        return Ok(Verdict::Equivalent(why.clone()));
+    }
+    let mut verdict = Verdict::Survived;
+    for finder in &mutant.finders {
+        let found = match useless.get(&tests_of(bench, mutant, finder)?) {
+            Some(why) => Found::Unclear(why.clone()),
+            None => bench.run(mutant, finder, true)?,
+        };
+        match found {
+            Found::By(who) => return Ok(Verdict::Killed(who)),
+            Found::Unclear(why) => verdict = Verdict::Open(why),
+            Found::Nothing => {}
+        }
+    }
+    Ok(verdict)
+}
+
+fn try_all(
+    bench: &Bench<'_>,
+    chosen: &[Mutant],
+    useless: &BTreeMap<Tests<'_>, String>,
+    jobs: usize,
+) -> Result<Results> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Results::new()));
     let work = || -> Result<()> {
         while let Some(mutant) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
             let began = Instant::now();
-            let mut found = None;
-            for finder in &mutant.finders {
-                let outcome = bench.run(mutant, finder, true)?;
-                if outcome != Found::Nothing {
-                    found = Some(outcome);
-                    break;
-                }
-            }
-            let how = match &found {
-                Some(Found::By(who)) => format!("killed by {who}"),
-                Some(_) => "killed: it hangs".to_owned(),
-                None => "SURVIVED".to_owned(),
-            };
+            let verdict = try_one(bench, mutant, useless)?;
             let took = began.elapsed().as_secs_f64();
-            println!("{} {how} ({took:.1} s): {}", mutant.id, mutant.title);
-            results.lock().expect("nobody panics with it").insert(mutant.id, found);
+            println!("{} {} ({took:.1} s): {}", mutant.id, verdict.told(), mutant.title);
+            results.lock().expect("nobody panics with it").insert(mutant.id, verdict);
         }
         Ok(())
     };
@@ -134,18 +178,41 @@ fn try_all(bench: &Bench<'_>, chosen: &[Mutant], jobs: usize) -> Result<Results>
     Ok(results.into_inner().expect("nobody panics with it"))
 }
 
+/// One line for each list, and again what was not found.
 fn report(chosen: &[Mutant], results: &Results) -> ExitCode {
-    let survived = |mutant: &&Mutant| results[&mutant.id].is_none();
-    let killed = chosen.iter().filter(|mutant| !survived(mutant)).count();
-    let (known, new): (Vec<_>, Vec<_>) =
-        chosen.iter().filter(survived).partition(|mutant| mutant.survives.is_some());
-    println!("{killed} of {} killed, {} survive as known", chosen.len(), known.len());
-    for mutant in known {
-        let why = mutant.survives.as_deref().unwrap_or_default();
-        println!("known: {} {}: {why}", mutant.id, mutant.title);
+    let mut lists: BTreeMap<&str, [usize; 4]> = BTreeMap::new();
+    for mutant in chosen {
+        let counts = lists.entry(&mutant.list).or_default();
+        counts[match results[&mutant.id] {
+            Verdict::Killed(_) => 0,
+            Verdict::Survived => 1,
+            Verdict::Open(_) => 2,
+            Verdict::Equivalent(_) => 3,
+        }] += 1;
     }
-    for mutant in &new {
-        println!("SURVIVED: {} {}: {}", mutant.id, mutant.file.display(), mutant.title);
+    println!("\n{:<12}  tried killed survived open equivalent", "list");
+    let mut all = [0; 4];
+    for (list, counts) in lists {
+        line(list, counts);
+        all.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
     }
-    if new.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    line("all", all);
+    for mutant in chosen {
+        let verdict = &results[&mutant.id];
+        if matches!(verdict, Verdict::Survived | Verdict::Open(_)) {
+            println!(
+                "{} {} {}: {}",
+                mutant.id,
+                verdict.told(),
+                mutant.file.display(),
+                mutant.title
+            );
+        }
+    }
+    if all[1] + all[2] == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn line(list: &str, [killed, survived, open, equivalent]: [usize; 4]) {
+    let tried = killed + survived + open;
+    println!("{list:<12} {tried:>6} {killed:>6} {survived:>8} {open:>4} {equivalent:>10}");
 }

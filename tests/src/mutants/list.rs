@@ -21,6 +21,8 @@ pub enum Finder {
 pub struct Mutant {
     /// Its number, also in what replaces the text.
     pub id: u32,
+    /// The name of its list.
+    pub list: String,
     /// What it does wrong.
     pub title: String,
     /// Where, from the workspace's root on.
@@ -31,8 +33,8 @@ pub struct Mutant {
     pub replacement: String,
     /// What should find it, cheapest first.
     pub finders: Vec<Finder>,
-    /// Why nothing finds it, if that is known and accepted.
-    pub survives: Option<String>,
+    /// Why no test can find it.
+    pub equivalent: Option<String>,
 }
 
 /// All mutants of the `*.txt` files of a directory, by number.
@@ -42,7 +44,9 @@ pub fn read_all(directory: &Path) -> Result<Vec<Mutant>> {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "txt") {
             let text = fs_err::read_to_string(&path)?;
-            let found = parse(&text).with_context(|| format!("in {}", path.display()))?;
+            let list =
+                path.file_stem().and_then(|name| name.to_str()).context("a name in UTF-8")?;
+            let found = parse(list, &text).with_context(|| format!("in {}", path.display()))?;
             mutants.extend(found);
         }
     }
@@ -53,8 +57,8 @@ pub fn read_all(directory: &Path) -> Result<Vec<Mutant>> {
     Ok(mutants)
 }
 
-/// Reads one file.
-pub fn parse(text: &str) -> Result<Vec<Mutant>> {
+/// Reads the text of one list.
+pub fn parse(list: &str, text: &str) -> Result<Vec<Mutant>> {
     let mut lines = text.lines().peekable();
     let mut mutants = Vec::new();
     while let Some(line) = lines.next() {
@@ -65,7 +69,7 @@ pub fn parse(text: &str) -> Result<Vec<Mutant>> {
         let (id, title) = head.split_once(": ").with_context(|| format!("no title: {line}"))?;
         let id: u32 = id.parse().with_context(|| format!("no number: {line}"))?;
         let one = parse_one(id, title, &mut lines).with_context(|| format!("mutant {id}"))?;
-        mutants.push(one);
+        mutants.push(Mutant { list: list.to_owned(), ..one });
     }
     Ok(mutants)
 }
@@ -75,26 +79,30 @@ fn parse_one<'a>(
     title: &str,
     lines: &mut impl Iterator<Item = &'a str>,
 ) -> Result<Mutant> {
-    let (mut file, mut finders, mut survives) = (None, Vec::new(), None);
+    let (mut file, mut finders, mut equivalent) = (None, Vec::new(), None);
     loop {
         let line = lines.next().context("it ends too early")?;
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         match word {
             "in" => file = Some(PathBuf::from(rest)),
-            "survives" => survives = Some(rest.to_owned()),
+            "equivalent" => equivalent = Some(rest.to_owned()),
             "<<<<" => break,
             _ => finders.push(finder(word, rest)?),
         }
     }
     let text = until(lines, "====")?;
     let replacement = until(lines, ">>>>")?;
-    ensure!(!finders.is_empty() || survives.is_some(), "nothing is named that should find it");
+    ensure!(
+        finders.is_empty() == equivalent.is_some(),
+        "name what should find it, or else why nothing can"
+    );
     ensure!(
         replacement.contains(&format!("mutant({id})")),
         "what replaces the text does not ask mutant({id})"
     );
+    let (title, list) = (title.to_owned(), String::new());
     let file = file.context("no `in`")?;
-    Ok(Mutant { id, title: title.to_owned(), file, text, replacement, finders, survives })
+    Ok(Mutant { id, list, title, file, text, replacement, finders, equivalent })
 }
 
 fn finder(word: &str, rest: &str) -> Result<Finder> {
@@ -111,7 +119,7 @@ fn finder(word: &str, rest: &str) -> Result<Finder> {
             let name = words.next().context("what test?")?;
             Finder::Test { package, name, filters: words.collect() }
         }
-        _ => bail!("`{word}` is none of in, survives, unit, unit-of, sim, test, <<<<"),
+        _ => bail!("`{word}` is none of in, equivalent, unit, unit-of, sim, test, <<<<"),
     })
 }
 
@@ -145,8 +153,9 @@ mod tests {
     fn a_list_says_where_what_and_who_should_find_it() {
         let text = "# a comment\n\nmutant 7: one too many\nin node/src/a.rs\nunit a:: b::\nsim 20\n\
             <<<<\n  let x = 1;\n====\n  let x = 1 + u64::from(crate::mutant(7));\n>>>>\n";
-        let [mutant] = &parse(text).unwrap()[..] else { panic!("one mutant") };
+        let [mutant] = &parse("a", text).unwrap()[..] else { panic!("one mutant") };
         assert_eq!((mutant.id, &*mutant.title, &*mutant.text), (7, "one too many", "  let x = 1;"));
+        assert_eq!(mutant.list, "a");
         let filters = vec!["a::".to_owned(), "b::".to_owned()];
         let unit = Finder::Unit { package: None, filters };
         assert_eq!(mutant.finders, [unit, Finder::Sim { histories: 20 }]);
@@ -155,7 +164,18 @@ mod tests {
     #[test]
     fn what_can_never_switch_on_is_refused() {
         let text = "mutant 7: none\nin a.rs\nunit\n<<<<\na\n====\nb\n>>>>\n";
-        assert!(format!("{:#}", parse(text).unwrap_err()).contains("does not ask mutant(7)"));
+        assert!(format!("{:#}", parse("a", text).unwrap_err()).contains("does not ask mutant(7)"));
+    }
+
+    #[test]
+    fn it_is_to_be_found_or_nothing_can_find_it() {
+        let text = |lines| format!("mutant 7: x\nin a.rs\n{lines}<<<<\na\n====\nmutant(7)\n>>>>");
+        let known = parse("a", &text("equivalent it is the same\n")).unwrap().remove(0);
+        assert_eq!(known.equivalent.as_deref(), Some("it is the same"));
+        for neither_or_both in ["", "unit\nequivalent it is the same\n"] {
+            let error = format!("{:#}", parse("a", &text(neither_or_both)).unwrap_err());
+            assert!(error.contains("name what should find it"), "{error}");
+        }
     }
 
     #[test]

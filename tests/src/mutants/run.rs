@@ -1,11 +1,13 @@
 //! Runs finders against a mutant.
 
 use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::build::{Program, program};
 use super::list::{Finder, Mutant};
@@ -20,8 +22,8 @@ pub enum Found {
     Nothing,
     /// A test failed, or the simulation found a violation: in its own words.
     By(String),
-    /// It did not end in time.
-    TimeLimit,
+    /// It says neither: why.
+    Unclear(String),
 }
 
 /// Where things are.
@@ -40,6 +42,8 @@ impl Bench<'_> {
         let which = program(self.scratch, mutant, finder)?;
         let path = self.programs.get(&which).context("it was built")?;
         let log = tempfile::NamedTempFile::new()?;
+        // What a test that is ended by force leaves behind goes with it.
+        let temporary = tempfile::tempdir()?;
         let mut command = Command::new(path);
         match finder {
             Finder::Sim { histories } => {
@@ -57,6 +61,8 @@ impl Bench<'_> {
         command
             .current_dir(directory.unwrap_or_else(|| self.scratch.to_owned()))
             .env_remove("MUTANT")
+            .env("TMPDIR", temporary.path())
+            .process_group(0)
             .stdin(Stdio::null())
             .stdout(log.reopen()?)
             .stderr(log.reopen()?);
@@ -70,23 +76,26 @@ impl Bench<'_> {
                 break status;
             }
             if began.elapsed() > self.limit {
-                child.kill()?;
-                child.wait()?;
-                // A history always ends: too many of them for this machine are no find.
-                let is_sim = matches!(finder, Finder::Sim { .. });
-                return Ok(if is_sim { Found::Nothing } else { Found::TimeLimit });
+                end(&mut child)?;
+                return Ok(Found::Unclear(format!("not done after {} s", self.limit.as_secs())));
             }
             std::thread::sleep(LOOK);
         };
         let said = String::from_utf8_lossy(&fs_err::read(log.path())?).into_owned();
         if status.success() {
-            let nothing_ran =
-                said.contains("running 0 tests") && !said.contains("; 0 filtered out");
-            anyhow::ensure!(!nothing_ran, "mutant {}: no test fits {finder:?}", mutant.id);
-            return Ok(Found::Nothing);
+            let none = said.contains("running 0 tests") && !said.contains("; 0 filtered out");
+            return Ok(if none { Found::Unclear("no such test".into()) } else { Found::Nothing });
         }
         Ok(Found::By(headline(&said)))
     }
+}
+
+/// Ends a test and the programs that it has started.
+fn end(child: &mut Child) -> Result<()> {
+    let id = i32::try_from(child.id())?;
+    kill_process_group(Pid::from_raw(id).context("a child has a number")?, Signal::KILL)?;
+    child.wait()?;
+    Ok(())
 }
 
 /// The name of the first test that failed, or what the simulation found.
@@ -112,11 +121,44 @@ fn directory_of(scratch: &Path, package: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mutants::list::parse;
 
     #[test]
     fn who_found_it_is_named() {
         assert_eq!(headline("test a::b ... ok\ntest a::c ... FAILED\n"), "a::c");
         assert_eq!(headline("3 histories\nseed 4: monotone: x\n"), "seed 4: monotone: x");
         assert_eq!(headline("aborted"), "the process ended");
+    }
+
+    /// What comes of a shell script in the place of a test program.
+    fn found(script: &str) -> Found {
+        use std::os::unix::fs::PermissionsExt as _;
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("test");
+        fs_err::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let which = Program::Unit("p".into());
+        let programs = BTreeMap::from([(which, path)]);
+        let limit = Duration::from_millis(500);
+        let bench = Bench { scratch: scratch.path(), programs: &programs, limit };
+        let list = "mutant 7: x\nin a.rs\nunit-of p\n<<<<\na\n====\nmutant(7)\n>>>>";
+        let mutant = parse("a", list).unwrap().remove(0);
+        fs_err::write(scratch.path().join("Cargo.toml"), "members = []").unwrap();
+        bench.run(&mutant, &mutant.finders[0], true).unwrap()
+    }
+
+    #[test]
+    fn only_what_fails_has_found_something() {
+        assert_eq!(found("echo 'test result: ok. 1 passed'"), Found::Nothing);
+        assert_eq!(found("[ $MUTANT != 7 ]"), Found::By("the process ended".into()));
+        let none = "echo 'running 0 tests'; echo '0 passed; 9 filtered out'";
+        assert_eq!(found(none), Found::Unclear("no such test".into()));
+    }
+
+    #[test]
+    fn what_does_not_end_has_found_nothing_and_is_ended_with_all_that_it_began() {
+        let began = Instant::now();
+        assert_eq!(found("sleep 60 & sleep 60"), Found::Unclear("not done after 0 s".into()));
+        assert!(began.elapsed() < Duration::from_secs(30));
     }
 }

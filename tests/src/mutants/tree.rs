@@ -134,7 +134,7 @@ mod tests {
 
     fn mutant(id: u32, text: &str) -> Mutant {
         let list = format!("mutant {id}: x\nin a.rs\nunit\n<<<<\n{text}\n====\nmutant({id})\n>>>>");
-        parse(&list).unwrap().remove(0)
+        parse("a", &list).unwrap().remove(0)
     }
 
     #[test]
