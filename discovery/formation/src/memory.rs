@@ -270,6 +270,14 @@ pub fn compare(memory: &Memory, database: &Database) -> Result<Fill, Difference>
     })
 }
 
+/// Does this process live elsewhere too, on a copy of its ledger? `is_ours`: its row was written by
+/// this life of it. Every life counts its beginning as a sweep, so that a row of the past knows of no
+/// more sweeps than this life does.
+#[must_use]
+pub fn lives_elsewhere(known: &Known, own: &Own, is_ours: bool) -> bool {
+    !is_ours && own.beat > known.beat
+}
+
 fn moved(was: &Place, is: &Place) -> Option<Difference> {
     if was.system != is.system {
         return Some(Difference::Server);

@@ -281,6 +281,7 @@ impl App {
     async fn found_another_database(&self, cluster: Uuid, why: &str) -> ApiError {
         tracing::error!(cluster.id = %cluster, why, "the database was set back");
         self.metrics.alarm("database_set_back");
+        self.store.watch().compare_again();
         if let Err(error) = self.store.look_again(Occasion::Doubt).await {
             return error.into();
         }

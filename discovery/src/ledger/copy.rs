@@ -5,9 +5,8 @@ use discovery_formation::memory::{Entry, Mark};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::Ledger;
-use super::generation::DatabaseWatch;
 use super::index::{Copied, packed};
+use super::{DatabaseWatch, Ledger};
 
 /// Decisions copied by one statement, and in one line.
 const BATCH: usize = 1_000;

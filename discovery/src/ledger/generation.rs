@@ -1,16 +1,12 @@
 //! Which history of which database this is, and which processes it waits for.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64};
-
 use discovery_formation::memory::Fill;
 use sqlx::PgConnection;
-use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 use super::look::{Found, Looked, Occasion, Row, Server};
+use super::watch::publish;
 use super::{Commit, LedgerError, look, server_of};
-use crate::metrics::Metrics;
 use crate::store::{Micros, Store, StoreError};
 
 /// Whoever changes the generation holds this advisory lock alone; a commit holds it with others
@@ -67,57 +63,6 @@ pub struct Process {
     pub last_seen_us: Micros,
     /// When an owner said that it won't come back.
     pub forgotten_us: Option<Micros>,
-}
-
-/// What is known of the database, for those who must not ask it: `/readyz`, `explain`, metrics.
-#[derive(Debug)]
-pub struct DatabaseWatch {
-    /// The generation as last read; `None` before the first connection.
-    pub generation: watch::Sender<Option<Generation>>,
-    /// Wakes whoever puts the ledger back.
-    pub changed: Notify,
-    /// The settled generation that the whole ledger was compared with, in this life.
-    pub(super) compared: AtomicI64,
-    /// The ledger was found to be older than the database says that it was: told once.
-    pub(super) set_back: AtomicBool,
-    /// It was found not to be where it was written: told once.
-    pub(super) copied: AtomicBool,
-    /// Where alarms are counted.
-    pub metrics: Arc<Metrics>,
-}
-
-impl DatabaseWatch {
-    /// Of a database that was never seen.
-    pub fn new(metrics: Arc<Metrics>) -> Self {
-        DatabaseWatch {
-            generation: watch::channel(None).0,
-            changed: Notify::new(),
-            compared: AtomicI64::new(0),
-            set_back: AtomicBool::new(false),
-            copied: AtomicBool::new(false),
-            metrics,
-        }
-    }
-}
-
-/// Makes it known; wakes whoever puts the ledger back if there is news and we are waited for.
-pub(super) fn publish(watch: &DatabaseWatch, own: Uuid, generation: Generation) {
-    let waited_for = !generation.settled && generation.missing.contains(&own);
-    let news = watch.generation.send_if_modified(|known| {
-        let changed = known.as_ref() != Some(&generation);
-        if changed {
-            if let Some(text) = generation.explain() {
-                tracing::error!(generation = generation.number, "{text}");
-            } else if known.as_ref().is_some_and(|known| !known.settled) {
-                tracing::info!(generation = generation.number, "the database is settled");
-            }
-            *known = Some(generation);
-        }
-        changed
-    });
-    if news && waited_for {
-        watch.changed.notify_one();
-    }
 }
 
 /// Under the lock: writes the first generation, the next one, or only this process's row.
@@ -239,9 +184,14 @@ impl Store {
     /// Looks at the database as a new connection does: pooled ones outlive a restore that only
     /// replaces the tables, and a primary that was replaced.
     pub async fn look_again(&self, occasion: Occasion) -> Result<(), StoreError> {
-        let mut connection = self.acquire().await?;
-        look(&mut connection, self.ledger(), self.watch(), occasion).await?;
-        Ok(())
+        let store = self.clone();
+        // It goes on when whoever waits for it leaves: it may be in a transaction.
+        let looks = tokio::spawn(async move {
+            let mut connection = store.acquire().await?;
+            look(&mut connection, store.ledger(), store.watch(), occasion).await?;
+            Ok(())
+        });
+        looks.await.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?
     }
 
     /// Copies what the ledger lacks, once somebody has said that there is something.
@@ -386,32 +336,4 @@ async fn settle_if_complete(connection: &mut PgConnection) -> Result<bool, Store
     let text = "every known process has put its ledger's commits back";
     note_event(connection, "database_settled", generation.number, text).await?;
     Ok(true)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn unsettled(missing: Vec<Uuid>) -> Generation {
-        Generation { number: 2, settled: false, reason: "a backup".into(), changed_us: 0, missing }
-    }
-
-    async fn is_woken(watch: &DatabaseWatch) -> bool {
-        let wait = std::time::Duration::ZERO;
-        tokio::time::timeout(wait, watch.changed.notified()).await.is_ok()
-    }
-
-    #[tokio::test]
-    async fn only_news_that_this_process_is_waited_for_wake_whoever_puts_the_ledger_back() {
-        let watch = DatabaseWatch::new(Arc::default());
-        let (own, other) = (Uuid::now_v7(), Uuid::now_v7());
-        publish(&watch, own, unsettled(vec![own, other]));
-        assert!(is_woken(&watch).await);
-        publish(&watch, own, unsettled(vec![own, other]));
-        assert!(!is_woken(&watch).await, "nothing new");
-        publish(&watch, own, unsettled(vec![other]));
-        assert!(!is_woken(&watch).await, "others are waited for");
-        publish(&watch, own, unsettled(vec![own]));
-        assert!(is_woken(&watch).await, "set back once more");
-    }
 }

@@ -3,12 +3,16 @@
 use std::sync::atomic::Ordering;
 
 use discovery_formation::Hash;
-use discovery_formation::memory::{Database, Difference, Fill, Mark, Noted, Own, Place, compare};
+use discovery_formation::memory::{
+    Database, Difference, Fill, Mark, Noted, Own, Place, compare, lives_elsewhere,
+};
 use sqlx::{Connection, PgConnection};
+use uuid::Uuid;
 
-use super::generation::{self, DatabaseWatch, begin};
+use super::generation::{self, Generation, begin};
 use super::put_back::first_contradicted;
-use super::{Ledger, Seen, UNCOPIED, copy};
+use super::watch::publish;
+use super::{DatabaseWatch, Ledger, Seen, UNCOPIED, copy};
 
 /// Whether this look counts as a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,32 +75,26 @@ pub(crate) async fn look(
         (verdict, row) = looked.judge(&mut transaction).await?;
         begin(&mut transaction, &looked, &row, &verdict).await?;
     }
+    let elsewhere = verdict.is_ok() && looked.lives_elsewhere(&row);
+    if occasion == Occasion::Sweep && watch.meets(elsewhere) {
+        return Err(sqlx::Error::Configuration(ELSEWHERE.into()));
+    }
     let generation = generation::read(&mut transaction).await?;
     let processes = generation::known_processes(&mut transaction).await?;
     transaction.commit().await?;
-    let place = server.place()?;
-    let mut seen = Seen {
-        system_identifier: place.system,
-        timeline: place.timeline,
-        database: place.database,
-        tables: place.tables,
-        generation: generation.number.unsigned_abs(),
-        wal: server.wal.unsigned_abs(),
-        beat: row.beat.unwrap_or(0).unsigned_abs(),
-        processes,
-    };
+    let mut seen = looked.seen(&generation, &row, processes)?;
     let failed = |error| sqlx::Error::Io(std::io::Error::other(error));
     if ledger.seen().is_none_or(|old| !old.is_of_the_same(&seen)) {
         ledger.note(seen.clone()).await.map_err(failed)?;
     }
-    let fill = verdict.unwrap_or(Fill::Other);
-    if fill == Fill::All && !watch.set_back.swap(true, Ordering::Relaxed) {
-        watch.metrics.alarm("ledger_set_back");
-        tracing::error!(
-            process = %ledger.process(),
-            "this ledger holds less than the database says that it did: it was put back to an older \
-             state. It is filled from the database; look who did that, and why"
-        );
+    let fill = match verdict {
+        // Its sweeps are no sign of an older ledger.
+        Ok(_) if elsewhere => Fill::New,
+        Ok(fill) => fill,
+        Err(_) => Fill::Other,
+    };
+    if fill == Fill::All {
+        tell_of_older(ledger, watch);
     }
     let from = match (fill, ledger.known()) {
         (Fill::New, Some(known)) => known.copied,
@@ -109,16 +107,32 @@ pub(crate) async fn look(
             ledger.settle_here();
         }
     }
-    seen.beat = renew(connection, ledger, occasion).await?.unsigned_abs();
-    if occasion == Occasion::Sweep || fill != Fill::New {
+    // The beginning of a life counts as a sweep.
+    let counts = occasion == Occasion::Sweep || !watch.began.load(Ordering::Relaxed);
+    seen.beat = renew(connection, ledger, watch.life, counts).await?.unsigned_abs();
+    if counts || fill != Fill::New {
         // The row first: less there than here is the past, one more is a kill between the two.
         ledger.note(seen).await.map_err(failed)?;
     }
+    watch.began.store(true, Ordering::Relaxed);
     if generation.settled {
         watch.compared.store(generation.number, Ordering::Relaxed);
     }
-    generation::publish(watch, ledger.process(), generation);
+    publish(watch, ledger.process(), generation);
     Ok(())
+}
+
+/// Once in a life.
+fn tell_of_older(ledger: &Ledger, watch: &DatabaseWatch) {
+    if watch.set_back.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    watch.metrics.alarm("ledger_set_back");
+    tracing::error!(
+        process = %ledger.process(),
+        "this ledger holds less than the database says that it did: it was put back to an older \
+         state. It is filled from the database; look who did that, and why"
+    );
 }
 
 /// Once in a life.
@@ -139,15 +153,18 @@ fn tell_of_copy(ledger: &Ledger, watch: &DatabaseWatch) {
 async fn renew(
     connection: &mut PgConnection,
     ledger: &Ledger,
-    occasion: Occasion,
+    life: Uuid,
+    counts: bool,
 ) -> Result<i64, sqlx::Error> {
     sqlx::query_scalar(
         "UPDATE processes SET last_seen_us = now_us(), entries = greatest(entries, $2),
-             beat = beat + $3 WHERE id = $1 RETURNING beat",
+             beat = beat + $3, life = CASE WHEN $3 = 0 THEN life ELSE $4 END
+         WHERE id = $1 RETURNING beat",
     )
     .bind(ledger.process())
     .bind(ledger.commits() as i64)
-    .bind(i64::from(occasion == Occasion::Sweep))
+    .bind(i64::from(counts))
+    .bind(life)
     .fetch_one(connection)
     .await
 }
@@ -159,6 +176,15 @@ pub(super) struct Looked<'a> {
     watch: &'a DatabaseWatch,
     pub(super) before: discovery_formation::memory::Memory,
 }
+
+/// What this process ends with.
+pub(crate) const ELSEWHERE: &str = "two processes use copies of one ledger: another one goes by this one's id \
+     in the database. Look for a cloned machine, or a ledger that was copied to a second host; leave one \
+     of the two running, and give the other an empty --ledger of its own";
+
+/// Nothing is written into it: what pg_restore makes next would not fit.
+pub(crate) const HALF_LOADED: &str = "this database isn't whole: keys, indexes or triggers are missing. \
+     Wait for the restore that is under way; one that broke off is begun anew, with an empty database";
 
 /// What stands in the tables.
 #[derive(Debug, sqlx::FromRow)]
@@ -172,10 +198,20 @@ pub(super) struct Row {
     table_oids: Option<Vec<i64>>,
     newest: i64,
     at_copied: Option<Vec<u8>>,
+    /// Whether everything is there that a restore makes last.
+    is_whole: bool,
     /// This process's own row.
     entries: Option<i64>,
     pub(super) beat: Option<i64>,
+    life: Option<Uuid>,
     pub(super) forgotten: bool,
+}
+
+impl Row {
+    fn own(&self) -> Option<Own> {
+        let (entries, beat) = self.entries.zip(self.beat)?;
+        Some(Own { entries: entries.unsigned_abs(), beat: beat.unsigned_abs() })
+    }
 }
 
 /// Why a database isn't taken for the one that was known.
@@ -204,9 +240,9 @@ impl Looked<'_> {
         let copied = self.before.known.map_or(Mark::START, |known| known.copied);
         let row: Row = sqlx::query_as(
             "SELECT g.number AS generation, g.settled, g.system_identifier, g.timeline,
-                    g.database_oid, g.table_oids, p.entries, p.beat,
+                    g.database_oid, g.table_oids, p.entries, p.beat, p.life,
                     coalesce(p.forgotten_us IS NOT NULL, false) AS forgotten,
-                    (SELECT coalesce(max(number), 0) FROM decisions) AS newest,
+                    is_whole(), (SELECT coalesce(max(number), 0) FROM decisions) AS newest,
                     (SELECT hash FROM decisions WHERE number = $2) AS at_copied
              FROM (SELECT 1) AS one LEFT JOIN generation g ON true LEFT JOIN processes p ON p.id = $1",
         )
@@ -214,6 +250,9 @@ impl Looked<'_> {
         .bind(copied.number as i64)
         .fetch_one(&mut *connection)
         .await?;
+        if !row.is_whole {
+            return Err(sqlx::Error::Configuration(HALF_LOADED.into()));
+        }
         let verdict = match compare(&self.before, &self.database(&row)?) {
             Err(difference) => Err(Found::Differs(difference)),
             Ok(fill) => {
@@ -233,6 +272,33 @@ impl Looked<'_> {
         Ok((verdict, row))
     }
 
+    /// What is noted of the database.
+    fn seen(
+        &self,
+        generation: &Generation,
+        row: &Row,
+        processes: Vec<Uuid>,
+    ) -> Result<Seen, sqlx::Error> {
+        let place = self.server.place()?;
+        Ok(Seen {
+            system_identifier: place.system,
+            timeline: place.timeline,
+            database: place.database,
+            tables: place.tables,
+            generation: generation.number.unsigned_abs(),
+            wal: self.server.wal.unsigned_abs(),
+            beat: row.beat.unwrap_or(0).unsigned_abs(),
+            processes,
+        })
+    }
+
+    fn lives_elsewhere(&self, row: &Row) -> bool {
+        let began = self.watch.began.load(Ordering::Relaxed);
+        let (known, is_ours) = (self.before.known, row.life == Some(self.watch.life));
+        let known = known.zip(row.own()).filter(|_| began);
+        known.is_some_and(|(known, own)| lives_elsewhere(&known, &own, is_ours))
+    }
+
     fn database(&self, row: &Row) -> Result<Database, sqlx::Error> {
         let hash = row.at_copied.as_deref().and_then(|hash| hash.try_into().ok()).map(Hash);
         let noted = row.generation.map(|number| {
@@ -247,17 +313,13 @@ impl Looked<'_> {
                 noted.unwrap_or(Place { system: 0, timeline: 0, database: 0, tables: [0; 4] });
             Noted { place, generation: number.unsigned_abs() }
         });
-        let own = row.entries.zip(row.beat).map(|(entries, beat)| Own {
-            entries: entries.unsigned_abs(),
-            beat: beat.unsigned_abs(),
-        });
         Ok(Database {
             place: self.server.place()?,
             wal: self.server.wal.unsigned_abs(),
             noted,
             newest: row.newest.unsigned_abs(),
             at_copied: hash,
-            own,
+            own: row.own(),
         })
     }
 }

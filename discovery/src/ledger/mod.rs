@@ -27,6 +27,10 @@
 //!    where it was written (`position`). A copy puts back what it holds and doesn't count as *back*:
 //!    a database that differs then waits for an owner.
 //!
+//! 6. **Two processes on copies of one ledger** both write one row, with the number of their life. Who
+//!    finds another's number there at two sweeps in a row ends, and says why; one that knows its
+//!    ledger for a copy does at the first.
+//!
 //! # The file
 //!
 //! A line per entry: 16 hex digits of the SHA-256 of the JSON, a blank, the JSON. Once a batch of
@@ -50,21 +54,23 @@ mod index;
 mod look;
 mod position;
 mod put_back;
+mod watch;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use discovery_formation::memory::{Entry, Known, Mark, Memory};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 pub(crate) use copy::copy;
 pub use file::LedgerError;
-pub use generation::{DatabaseWatch, Generation, Process};
+pub use generation::{Generation, Process};
 pub use index::{Authority, Commit, Seen};
 pub use look::Occasion;
-pub(crate) use look::{look, oids, place_now, server_of};
+pub(crate) use look::{ELSEWHERE, HALF_LOADED, look, oids, place_now, server_of};
+pub use watch::DatabaseWatch;
 
 use index::{Copied, Index, Line};
 
@@ -92,7 +98,7 @@ pub struct Ledger {
     index: Arc<RwLock<Index>>,
     is_copy: Arc<AtomicBool>,
     appends: mpsc::Sender<Append>,
-    failed: watch::Receiver<bool>,
+    failed: tokio::sync::watch::Receiver<bool>,
 }
 
 impl Ledger {
@@ -113,7 +119,7 @@ impl Ledger {
         let is_copy = Arc::new(AtomicBool::new(is_copy));
         let index = Arc::new(RwLock::new(index));
         let (appends, queue) = mpsc::channel(QUEUE);
-        let (failed_sender, failed) = watch::channel(false);
+        let (failed_sender, failed) = tokio::sync::watch::channel(false);
         let (shared, shared_copy) = (index.clone(), is_copy.clone());
         std::thread::Builder::new()
             .name("ledger".into())
@@ -218,7 +224,7 @@ impl Ledger {
     }
 
     /// Becomes true when the disk has failed; the process should then stop.
-    pub fn failed(&self) -> watch::Receiver<bool> {
+    pub fn failed(&self) -> tokio::sync::watch::Receiver<bool> {
         self.failed.clone()
     }
 
@@ -245,7 +251,7 @@ fn write(
     mut file: file::LedgerFile,
     mut queue: mpsc::Receiver<Append>,
     (index, is_copy): &(Arc<RwLock<Index>>, Arc<AtomicBool>),
-    failed: &watch::Sender<bool>,
+    failed: &tokio::sync::watch::Sender<bool>,
 ) {
     while let Some(first) = queue.blocking_recv() {
         let mut batch = vec![first];

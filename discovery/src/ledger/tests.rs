@@ -251,7 +251,7 @@ async fn each_batch_is_sealed_once_it_is_durable() {
 #[tokio::test]
 async fn after_a_failed_write_nothing_more_is_taken() {
     let (appends, queue) = mpsc::channel(QUEUE);
-    let (failed_sender, failed) = watch::channel(false);
+    let (failed_sender, failed) = tokio::sync::watch::channel(false);
     let index = Arc::new(RwLock::new(Index::default()));
     let shared = index.clone();
     // A disk that is full for the first write, and would have room for the next.

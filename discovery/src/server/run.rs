@@ -25,7 +25,7 @@ use crate::auth::AdminDirectory;
 use crate::background;
 use crate::clock::Clock;
 use crate::keydir::Keydir;
-use crate::ledger::{Ledger, LedgerError};
+use crate::ledger::{ELSEWHERE, Ledger, LedgerError};
 use crate::limits::{AddressLimit, Places};
 use crate::managed_postgres::{
     ManagedPostgres, ManagedPostgresError, SUPERUSER, Settings as PostgresSettings,
@@ -74,6 +74,7 @@ pub async fn serve(args: ServeArgs) -> Result<(), ServerError> {
     };
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let mut ledger_failed = running.app.store.ledger().failed();
+    let mut elsewhere = running.app.store.watch().elsewhere.subscribe();
     let ended = tokio::select! {
         _ = terminate.recv() => Ok("SIGTERM"),
         _ = interrupt.recv() => Ok("SIGINT"),
@@ -81,6 +82,9 @@ pub async fn serve(args: ServeArgs) -> Result<(), ServerError> {
             message: "the ledger's disk has failed: mend it, then start again".into(),
             source: None,
         }),
+        Ok(_) = elsewhere.wait_for(|met| *met) => {
+            Err(ServerError::lasting(true, "this process must not go on", ELSEWHERE))
+        }
         ended = &mut running.server => Err(match ended {
             Ok(Ok(())) => ServerError::Failed { message: "the listener ended".into(), source: None },
             Ok(Err(error)) => ServerError::failed("the listener failed", error),

@@ -11,7 +11,7 @@ use sqlx::{ConnectOptions, Connection};
 
 use super::{Store, StoreError, check, key_directory};
 use crate::keydir::Keydir;
-use crate::ledger::{DatabaseWatch, Ledger, Occasion, look};
+use crate::ledger::{DatabaseWatch, HALF_LOADED, Ledger, Occasion, look};
 use crate::metrics::Metrics;
 
 static MIGRATOR: Migrator = sqlx::migrate!("../migrations");
@@ -41,6 +41,9 @@ pub enum ConnectError {
     /// It answers, and isn't fit.
     #[error("this Postgres can't keep promises: {}", .0.join("; "))]
     Unfit(Vec<String>),
+    /// Somebody is at it.
+    #[error("{HALF_LOADED}")]
+    HalfLoaded,
     /// It is another service's.
     #[error(
         "this database belongs to the service with the pin {pin}, which has another key directory: \
@@ -75,6 +78,10 @@ pub async fn connect(
         return Err(ConnectError::Unfit(findings.refusals));
     }
     MIGRATOR.run(&mut connection).await.map_err(ConnectError::Migrate)?;
+    let whole = sqlx::query_scalar("SELECT is_whole()").fetch_one(&mut connection).await;
+    if !whole.map_err(StoreError::from)? {
+        return Err(ConnectError::HalfLoaded);
+    }
     // Before this process stands in the database.
     key_directory::check(&mut connection, keys).await?;
     connection.close().await.map_err(StoreError::from)?;

@@ -6,6 +6,7 @@ mod database;
 mod faults;
 mod forged_rows;
 mod forming;
+mod half_loaded;
 mod limits;
 mod openapi;
 mod past;

@@ -185,7 +185,7 @@ async fn nobody_forms_it_again_unheard(put_back: impl AsyncFnOnce(&World, &[u8])
     args.database.pool_size = 2;
     let two = start(args).await.unwrap();
     let beat = || two.app().store.ledger().known().map(|known| known.beat);
-    eventually("swept once", async || beat() == Some(1)).await;
+    eventually("begun, and swept once", async || beat() == Some(2)).await;
     eventually("connected", async || connections(&world).await.len() == 2).await;
     let before = connections(&world).await;
 
@@ -195,14 +195,7 @@ async fn nobody_forms_it_again_unheard(put_back: impl AsyncFnOnce(&World, &[u8])
     let token = world.token(&admin, &statement).await;
     let dump = world.database.dump();
     two.app().store.look_again(Occasion::Sweep).await.unwrap();
-    sqlx::raw_sql(
-        "DO $$ BEGIN EXECUTE replace(
-             pg_get_functiondef('add_decision'::regproc), 'muster_decision', 'nobody_hears');
-         END $$",
-    )
-    .execute(&mut world.database.connect().await)
-    .await
-    .unwrap();
+    world.database.keep_decisions_quiet().await;
     form(&mut [Agent::new(&world, &one, &statement, &token, 1)]).await;
     let decided = committed(&world.database, statement.cluster).await.unwrap();
     one.stop().await;
@@ -371,7 +364,7 @@ async fn who_freezes_a_list_has_copied_first_what_others_decided() {
     let token = world.token(&admin, &statement).await;
     let store = &one.app().store;
     eventually("swept for the only time", async || {
-        store.ledger().known().is_some_and(|known| known.beat == 1)
+        store.ledger().known().is_some_and(|known| known.beat == 2)
     })
     .await;
     // Decided elsewhere, and the hint is still on its way.
@@ -439,9 +432,9 @@ async fn rows_that_know_of_fewer_sweeps_are_the_past() {
     let one = start(unswept(&world, "ledger")).await.unwrap();
     let store = &one.app().store;
     let beat = || store.ledger().known().map(|known| known.beat);
-    eventually("swept for the only time", async || beat() == Some(1)).await;
+    eventually("swept for the only time", async || beat() == Some(2)).await;
     store.look_again(Occasion::Sweep).await.unwrap();
-    assert_eq!(beat(), Some(2));
+    assert_eq!(beat(), Some(3));
     assert_eq!(store.look_at_generation().await.unwrap().number, 1);
     set_back(&world, "UPDATE processes SET beat = beat - 1").await;
     store.look_again(Occasion::Doubt).await.unwrap();

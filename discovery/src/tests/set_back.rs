@@ -80,6 +80,25 @@ async fn a_database_that_was_set_back_ends_no_cluster_that_committed() {
     service.stop().await;
 }
 
+/// Nothing was copied that the database could lack: only what the ledger holds tells.
+#[tokio::test]
+async fn a_database_set_back_before_its_commit_was_copied_gets_it_back() {
+    let world = World::new().await;
+    let service = crate::server::start(unswept(&world)).await.unwrap();
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    world.database.keep_decisions_quiet().await;
+    form(&mut [Agent::new(&world, &service, &statement, &token, 1)]).await;
+    set_tables_back(&world, statement.cluster).await;
+    let copied = service.app().store.ledger().known().unwrap().copied;
+    assert_eq!(copied.number, 0);
+    let refused = admin.abandon(statement.cluster, "nobody came").await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
+    eventually_committed(&world, statement.cluster).await;
+    service.stop().await;
+}
+
 #[tokio::test]
 async fn the_last_ack_of_a_list_that_the_ledger_contradicts_commits_nothing() {
     let world = World::new().await;

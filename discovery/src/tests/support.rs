@@ -164,6 +164,12 @@ impl Database {
 
     /// DROP, CREATE, `pg_restore`: the way back to a dump that every manual tells.
     pub async fn load(&self, dump: &[u8]) {
+        self.make_anew().await;
+        self.restore(dump, &[]);
+    }
+
+    /// DROP, CREATE.
+    pub async fn make_anew(&self) {
         let mut connection = options("postgres").connect().await.unwrap();
         for sql in [
             format!("DROP DATABASE {} WITH (FORCE)", self.name),
@@ -171,14 +177,19 @@ impl Database {
         ] {
             sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
         }
-        self.restore(dump, &[]);
+    }
+
+    /// What `dump` consists of, a line for each part; `--use-list` takes such lines back.
+    pub fn parts(dump: &[u8]) -> String {
+        let file = file_of(dump);
+        let done = client("pg_restore").arg("--list").arg(file.path()).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).unwrap()
     }
 
     /// `pg_restore`, with these options.
     pub fn restore(&self, dump: &[u8], options: &[&str]) {
-        use std::io::Write;
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        file.write_all(dump).unwrap();
+        let file = file_of(dump);
         let mut restore = client("pg_restore");
         restore.args(["--exit-on-error", "--dbname", &self.name]).args(options).arg(file.path());
         let done = restore.output().unwrap();
@@ -201,6 +212,18 @@ impl Database {
         self.restore(dump, &["--data-only", "--disable-triggers"]);
     }
 
+    /// Decisions are told to nobody any more: each process finds them when it looks.
+    pub async fn keep_decisions_quiet(&self) {
+        sqlx::raw_sql(
+            "DO $$ BEGIN EXECUTE replace(
+                 pg_get_functiondef('add_decision'::regproc), 'muster_decision', 'nobody_hears');
+             END $$",
+        )
+        .execute(&mut self.connect().await)
+        .await
+        .unwrap();
+    }
+
     pub async fn connect(&self) -> PgConnection {
         options(&self.name).connect().await.unwrap()
     }
@@ -209,6 +232,13 @@ impl Database {
         let socket = postgres().socket.display().to_string().replace('/', "%2F");
         format!("postgres://muster@{socket}:5432/{}", self.name)
     }
+}
+
+pub fn file_of(bytes: &[u8]) -> tempfile::NamedTempFile {
+    use std::io::Write;
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(bytes).unwrap();
+    file
 }
 
 /// One of Postgres' own programs, on the shared server.

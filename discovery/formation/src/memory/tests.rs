@@ -28,6 +28,18 @@ fn database() -> Database {
 }
 
 #[test]
+fn who_wrote_a_row_after_this_life_began_lives_elsewhere() {
+    let own = |beat| Own { entries: 3, beat };
+    assert!(lives_elsewhere(&known(), &own(10), false));
+    assert!(
+        !lives_elsewhere(&known(), &own(10), true),
+        "a kill between row and ledger, or a sweep"
+    );
+    assert!(!lives_elsewhere(&known(), &own(9), false), "a row from before this life");
+    assert!(!lives_elsewhere(&known(), &own(3), false), "a dump from a life before");
+}
+
+#[test]
 fn the_database_that_was_left_is_the_same_one_and_what_is_new_in_it_is_copied() {
     assert_eq!(compare(&memory(), &database()), Ok(Fill::New));
     let later = Database { wal: 200, newest: 9, ..database() };

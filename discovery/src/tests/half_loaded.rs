@@ -1,0 +1,67 @@
+//! A dump that is being loaded while services run: none of them writes before all of it is there.
+
+use std::time::Duration;
+
+use discovery_types::api::ClusterState;
+
+use super::support::{Database, World, file_of};
+use crate::server::start;
+
+/// Many sweeps, and as many connections.
+const A_WHILE: Duration = Duration::from_millis(1_500);
+
+async fn generation(world: &World) -> i64 {
+    sqlx::query_scalar("SELECT number FROM generation")
+        .fetch_one(&mut world.database.connect().await)
+        .await
+        .unwrap()
+}
+
+/// Tables, rows, and all that is made after them but for one part.
+async fn load_all_but(world: &World, dump: &[u8], last: &str) -> String {
+    let parts = Database::parts(dump);
+    let (rest, first): (Vec<&str>, Vec<&str>) = parts.lines().partition(|line| line.contains(last));
+    assert_eq!(rest.len(), 1, "{rest:?}");
+    world.database.make_anew().await;
+    let list = file_of(first.join("\n").as_bytes());
+    world.database.restore(dump, &["--use-list", list.path().to_str().unwrap()]);
+    rest[0].to_owned()
+}
+
+#[tokio::test]
+async fn a_living_service_leaves_a_half_loaded_database_alone() {
+    let world = World::new().await;
+    let service = start(world.args("ledger")).await.unwrap();
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let dump = world.database.dump();
+
+    let last = load_all_but(&world, &dump, " ends_are_numbered ").await;
+    tokio::time::sleep(A_WHILE).await;
+    assert_eq!(generation(&world).await, 1, "it has written into a half-loaded database");
+    assert!(admin.list_clusters(None).await.is_err());
+    let list = file_of(last.as_bytes());
+    world.database.restore(&dump, &["--use-list", list.path().to_str().unwrap()]);
+    for _ in 0..400 {
+        if admin.list_processes().await.is_ok_and(|listed| listed.settled) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    assert_eq!(generation(&world).await, 2, "a dump was loaded");
+    let state = admin.show_cluster(statement.cluster).await.unwrap().summary.state;
+    assert_eq!(state, ClusterState::Open);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_service_that_starts_leaves_a_half_loaded_database_alone() {
+    let world = World::new().await;
+    let service = start(world.args("ledger")).await.unwrap();
+    service.stop().await;
+    let dump = world.database.dump();
+    load_all_but(&world, &dump, " ends_are_numbered ").await;
+    let refused = start(world.args("ledger")).await.err().expect("it doesn't start");
+    assert_eq!(refused.exit_code(), 1, "{refused}");
+    assert_eq!(generation(&world).await, 1);
+}
