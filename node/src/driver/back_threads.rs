@@ -2,17 +2,14 @@
 //! writing snapshots for those that lag further. Each on a thread of its own, so that a snapshot of
 //! gigabytes doesn't hold up a follower that needs a few entries.
 
-use std::fs::File;
-use std::io::{BufWriter, Write as _};
-use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, PoisonError};
 
-use node_consensus::{Fetch, Position};
+use node_consensus::Fetch;
 
 use super::fatal::log_failed;
-use super::mailbox::{Inlet as _, Mailbox, Notice};
+use super::mailbox::{Inlet as _, Mailbox};
 use super::run_fetch;
+use super::snapshots::{Files, Snapshots};
 use crate::log::Reader;
 use crate::machine::Snapshot;
 
@@ -30,53 +27,13 @@ pub(super) fn fetch(log: &Reader, jobs: &Receiver<Fetch>, mailbox: &Mailbox) {
     }
 }
 
-/// A snapshot that is ready to be sent.
-pub(super) struct BuiltFile {
-    pub at: Position,
-    pub path: PathBuf,
-}
-
-pub(super) type BuiltSlot = Arc<Mutex<Option<BuiltFile>>>;
-
-/// Writes snapshots into `dir` until its queue ends.
+/// Writes snapshots until its queue ends.
 pub(super) fn write_snapshots<S: Snapshot>(
-    dir: &Path,
     jobs: &Receiver<S>,
-    slot: &BuiltSlot,
+    snapshots: &Snapshots<Files>,
     mailbox: &Mailbox,
 ) {
     for snapshot in jobs {
-        let (at, members) = (snapshot.position(), snapshot.members());
-        let path = dir.join(format!("outgoing-{:016x}", at.index));
-        let written = write(&snapshot, &path);
-        // It holds on to a part of the store.
-        drop(snapshot);
-        if let Err(error) = &written {
-            let error = &**error;
-            tracing::error!(error, index = at.index, "a snapshot couldn't be made");
-            // Half of one takes space for nothing.
-            remove_quietly(&path);
-        } else {
-            let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(old) = slot.replace(BuiltFile { at, path })
-                && old.at != at
-            {
-                remove_quietly(&old.path);
-            }
-        }
-        mailbox.notice(Notice::Built(written.ok().map(|()| (at, members))));
-    }
-}
-
-fn write<S: Snapshot>(snapshot: &S, path: &Path) -> Result<(), Box<dyn std::error::Error>> {
-    let mut out = BufWriter::new(File::create(path)?);
-    snapshot.write(&mut out)?;
-    Ok(out.flush()?)
-}
-
-/// A file that stays costs space only until the next start.
-pub(super) fn remove_quietly(path: &Path) {
-    if let Err(error) = std::fs::remove_file(path) {
-        tracing::warn!(path = %path.display(), %error, "a snapshot's file couldn't be removed");
+        mailbox.notice(snapshots.build(snapshot));
     }
 }

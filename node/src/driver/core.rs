@@ -19,7 +19,7 @@ use node_consensus::{
 };
 
 use super::Notice;
-use super::mailbox::{Proposal, ReadToken};
+use super::mail::{Proposal, ReadToken};
 use super::outgoing::Outgoing;
 use super::peers::IncomingSnapshot;
 use super::proposals::{Proposals, Refusal};

@@ -6,43 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
-use node_consensus::{EntryKind, Members, PeerStatus, Position, Role};
+use node_consensus::{EntryKind, Position};
 use tokio::sync::{oneshot, watch};
 
-use super::mailbox::{Inlet, Mailbox, Notice, Proposal, ReadToken, Refused};
-use super::{MAX_PROPOSAL_BYTES, Metrics, Options, ProposeError, ReadError, TransferError};
+use super::mail::{Notice, Proposal, ReadToken, Refused};
+use super::mailbox::{Inlet as _, Mailbox};
+use super::{
+    MAX_PROPOSAL_BYTES, Metrics, NodeStatus, Options, ProposeError, ReadError, TransferError,
+};
 use crate::machine::RequestId;
-
-/// A moment's view of this member, as the core last published it.
-#[derive(Clone, Debug)]
-pub struct NodeStatus {
-    /// This member.
-    pub member: u64,
-    /// The leader it knows; 0 is none.
-    pub leader: u64,
-    /// Its term.
-    pub term: u64,
-    /// Its part.
-    pub role: Role,
-    /// Highest committed index it knows.
-    pub commit: u64,
-    /// The last entry applied.
-    pub applied: Position,
-    /// The last entry that the store holds durably.
-    pub durable: Position,
-    /// First index in the log.
-    pub first: u64,
-    /// Last index in the log.
-    pub last: u64,
-    /// Streams that stand, and this member itself, reach a quorum; since when.
-    pub quorum_connected: Option<Instant>,
-    /// When this member last knew that it had lost a leader.
-    pub leader_lost: Option<Instant>,
-    /// Leaders only: the other members.
-    pub peers: Vec<PeerStatus>,
-    /// Who takes part in consensus.
-    pub members: Arc<Members>,
-}
 
 /// Who waits for outcomes: the fronts put themselves in, apply and core take them out.
 #[derive(Debug)]
@@ -184,22 +156,7 @@ impl<O: Send + 'static> Handle<O> {
         match tokio::time::timeout(self.options.request_timeout, receiver).await {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(_)) => Err(ProposeError::Stopped),
-            Err(_) => Err(self.why_late(started)),
-        }
-    }
-
-    /// As etcd tells time-outs apart (server/etcdserver/errors, `parseProposeCtxErr`).
-    fn why_late(&self, started: Instant) -> ProposeError {
-        let status = self.status.borrow();
-        let after = |at: Instant| at >= started;
-        if status.leader == 0 && !status.leader_lost.is_some_and(after) {
-            ProposeError::NoLeader
-        } else if status.leader_lost.is_some_and(after) {
-            ProposeError::TimeoutLeaderFailed
-        } else if status.quorum_connected.is_none_or(after) {
-            ProposeError::TimeoutConnectionLost
-        } else {
-            ProposeError::Timeout
+            Err(_) => Err(self.status.borrow().why_late(started)),
         }
     }
 

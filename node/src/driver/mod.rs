@@ -1,11 +1,20 @@
 //! The one owner of consensus.
 //!
 //! [`Handle`] is what the API side holds; [`PeerSender`] and [`PeerInbox`] are the seam to the
-//! transport. Threads, as in ARCHITECTURE.md: **core** owns consensus, timers and barriers; **wal**
-//! turns everything queued into one write and one sync; **apply** is the only writer of the state
-//! machine and answers who waits; **fetch** and **back** read old entries and write snapshots. What
-//! they run ([`Driver`], [`Applier`], [`run_group`], [`run_fetch`]) is what the simulation runs in
-//! one thread.
+//! transport. What is decided is decided by types without thread, lock or clock, and both the
+//! threads of production and the events of the simulation (`tests/src/sim`) run them:
+//!
+//! | type | owns | thread |
+//! |---|---|---|
+//! | [`Mail`] | what waits for consensus, and its bounds | all put in, **core** takes out |
+//! | [`Core`] | [`Driver`]: consensus, timers, barriers; who is told what was lost | **core** |
+//! | [`LogWriter`] | the log: what becomes one write and one sync, what is done when idle | **wal** |
+//! | [`Applier`] | the state machine: what shares a transaction, who is answered when | **apply** |
+//! | [`Snapshots`] | the bodies of snapshots: which one counts, when a file goes | core, apply, **back** |
+//! | [`run_fetch`] | nothing: reads old entries | **fetch** |
+//!
+//! `run`, `apply_thread`, `log_thread`, `back_threads` and `mailbox` are the channels, locks and waits
+//! around them, and hold no decision that isn't about waiting.
 
 mod apply;
 mod apply_thread;
@@ -15,14 +24,18 @@ mod error;
 mod fatal;
 mod handle;
 mod log_thread;
+mod mail;
 mod mailbox;
 mod metrics;
 mod outgoing;
 mod peers;
 mod proposals;
 mod reads;
+mod round;
 mod run;
+mod snapshots;
 mod start;
+mod status;
 mod wal;
 
 #[cfg(test)]
@@ -31,23 +44,32 @@ mod tests;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use apply::{Applier, CheckpointPolicy};
+pub use apply::{Applier, ApplyJob, ApplyOutlets, CheckpointPolicy, Turn, TurnError};
 pub use core::{Driver, DriverOptions, Effects};
 pub use error::{ProposeError, ReadError, TransferError};
-pub use handle::{Handle, NodeStatus};
-pub use mailbox::{
+pub use handle::Handle;
+pub use mail::{
     MAX_QUEUED_MESSAGE_BYTES, MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS, MAX_QUEUED_READS,
-    Notice, Proposal, ReadToken,
+    Mail, MailBounds, Notice, Proposal, ReadToken, Refused,
 };
 pub use metrics::{Durations, Metrics};
 pub use node_consensus::{Message, MessageKind, PeerState, PeerStatus, Position, Role};
 #[cfg(test)]
 pub(crate) use peers::recorded;
-pub use peers::{InboxFull, IncomingSnapshot, OutgoingSnapshot, PeerInbox, PeerSender, SendError};
+pub use peers::{
+    InboxFull, IncomingSnapshot, OutgoingSnapshot, PeerInbox, PeerSender, SendError, is_wanted,
+};
 pub use proposals::Refusal;
+pub use round::{Core, Outlets};
 pub use run::{Parts, Running, start};
+pub use snapshots::{Bodies, Files, Snapshots};
 pub use start::{StartError, recover};
-pub use wal::{LogJob, run_fetch, run_group};
+pub use status::NodeStatus;
+pub use wal::{LogJob, LogWriter, gather, run_fetch};
+
+/// Jobs that wait for the log or the state machine, and those that one of them takes at once. The
+/// driver's bound on bytes that are not applied comes first; if this one is reached, the core waits.
+const QUEUED_JOBS: usize = 4096;
 
 /// The largest proposal; etcd's default request limit is 1.5 MiB, its hard one above that is ours.
 pub const MAX_PROPOSAL_BYTES: usize = 10 * 1024 * 1024;

@@ -10,7 +10,8 @@ use thiserror::Error;
 use tokio::sync::watch;
 
 use super::NodeStatus;
-use super::mailbox::{Inlet, Notice};
+use super::mail::Notice;
+use super::mailbox::Inlet;
 
 /// Where messages to peers go. One queue per peer, bounded in bytes.
 pub trait PeerSender: Send + Sync + 'static {
@@ -86,10 +87,7 @@ impl PeerInbox {
     /// there is no need to receive its body.
     pub fn wants_snapshot(&self, from: u64, message: &Message) -> bool {
         let status = self.status.borrow();
-        message.kind == MessageKind::Snapshot
-            && message.from == from
-            && message.term >= status.term
-            && message.snapshot.is_some_and(|at| at.index > status.commit)
+        is_wanted(from, message, status.term, status.commit)
     }
 
     /// A whole snapshot, which [`wants_snapshot`](Self::wants_snapshot) has let pass. What is
@@ -97,11 +95,6 @@ impl PeerInbox {
     /// it ends without either when the node stops.
     pub fn deliver_snapshot(&self, snapshot: IncomingSnapshot) -> Receiver<bool> {
         self.inlet.snapshot(snapshot)
-    }
-
-    /// Something to `peer` was lost, or its connection broke.
-    pub fn unreachable(&self, peer: u64) {
-        self.inlet.notice(Notice::Unreachable(peer));
     }
 
     /// How [`PeerSender::send_snapshot`] to `peer` ended.
@@ -118,6 +111,15 @@ impl PeerInbox {
     pub fn disconnected(&self, peer: u64) {
         self.inlet.notice(Notice::Disconnected(peer));
     }
+}
+
+/// Whether the snapshot that `message` from `from` announces would bring a member on that has got to
+/// `term` and `commit`.
+pub fn is_wanted(from: u64, message: &Message, term: u64, commit: u64) -> bool {
+    message.kind == MessageKind::Snapshot
+        && message.from == from
+        && message.term >= term
+        && message.snapshot.is_some_and(|at| at.index > commit)
 }
 
 /// An inbox that nobody empties, for tests of what comes before it.
@@ -153,9 +155,9 @@ pub(crate) mod recorded {
         }
     }
 
-    /// That of member 1, which follows nobody and has an empty log.
-    pub(crate) fn inbox() -> (PeerInbox, Arc<Recorded>) {
-        let status = NodeStatus {
+    /// Member 1, which follows nobody and has an empty log.
+    pub(crate) fn status() -> NodeStatus {
+        NodeStatus {
             member: 1,
             leader: 0,
             term: 0,
@@ -169,9 +171,13 @@ pub(crate) mod recorded {
             leader_lost: None,
             peers: Vec::new(),
             members: Arc::default(),
-        };
+        }
+    }
+
+    /// That of [`status`].
+    pub(crate) fn inbox() -> (PeerInbox, Arc<Recorded>) {
         let recorded = Arc::new(Recorded::default());
-        let status = watch::channel(Arc::new(status)).1;
+        let status = watch::channel(Arc::new(status())).1;
         (PeerInbox { inlet: Arc::clone(&recorded) as _, status }, recorded)
     }
 }

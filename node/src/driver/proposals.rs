@@ -6,7 +6,7 @@ use bytes::Bytes;
 use node_consensus::{Entry, EntryKind, Message};
 
 use super::MAX_PROPOSAL_BYTES;
-use super::mailbox::{MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS, Proposal};
+use super::mail::{MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS, Proposal};
 use crate::machine::RequestId;
 
 /// Bytes and number of proposals in one round. What is left comes with the next.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use node_consensus::{Consensus, Position, ReadContext, ReadState};
 
-use super::mailbox::{MAX_QUEUED_READS, ReadToken};
+use super::mail::{MAX_QUEUED_READS, ReadToken};
 
 /// Rounds on their way at once. Who comes later waits for one to end, and shares the next.
 const MAX_ROUNDS: usize = 4;

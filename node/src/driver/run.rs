@@ -1,34 +1,34 @@
 //! The start of a member's threads, and the one that owns consensus: core.
 
-use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use node_consensus::{Config, Fetch, Message, Role};
+use node_consensus::{Config, Fetch, Message, Position, Role, StepError};
 use tokio::sync::watch;
 
-use super::apply_thread::{ApplyJob, ApplyThread};
-use super::back_threads::{
-    BuiltSlot, QUEUED_FETCHES, QUEUED_SNAPSHOTS, fetch, remove_quietly, write_snapshots,
-};
-use super::core::{Driver, DriverOptions, Effects};
+use super::apply_thread::{ToOthers, apply};
+use super::back_threads::{QUEUED_FETCHES, QUEUED_SNAPSHOTS, fetch, write_snapshots};
+use super::core::{Driver, DriverOptions};
 use super::fatal::spawn;
-use super::handle::{Handle, NodeStatus, Waiters};
+use super::handle::{Handle, Waiters};
 use super::log_thread::WalThread;
-use super::mailbox::{Inlet as _, Mail, Mailbox, Notice};
-use super::peers::{OutgoingSnapshot, PeerInbox, PeerSender};
-use super::{Applier, CheckpointPolicy, LogJob, Metrics, Options, ReadError, StartError, recover};
+use super::mail::{Mail, Notice, ReadToken};
+use super::mailbox::{Inlet as _, Mailbox};
+use super::peers::{OutgoingSnapshot, PeerInbox, PeerSender, SendError};
+use super::round::{Core, Outlets};
+use super::snapshots::{Files, Snapshots};
+use super::status::{NodeStatus, Seen};
+use super::{
+    Applier, ApplyJob, CheckpointPolicy, LogJob, LogWriter, Metrics, Options, QUEUED_JOBS,
+    ReadError, Refusal, StartError, recover,
+};
 use crate::log::{Log, Recovered};
 use crate::log_limit::LogLimit;
-use crate::machine::StateMachine;
-
-/// Jobs that wait for the log or the state machine. The driver's bound on bytes that are not
-/// applied comes first; if this one is reached, the core waits.
-const QUEUED_JOBS: usize = 4096;
+use crate::machine::{RequestId, StateMachine};
 
 /// What a member is made of.
 pub struct Parts<M> {
@@ -90,51 +90,52 @@ pub fn start<M: StateMachine>(
     let mailbox = Arc::new(Mailbox::default());
     let waiters = Arc::new(Waiters::default());
     let metrics = Arc::new(Metrics::default());
-    let built = BuiltSlot::default();
-    let (status_sender, status) =
-        watch::channel(Arc::new(node_status(&driver, None, None, &options)));
-    let (leader_sender, leader) = watch::channel(status.borrow().leader);
+    let snapshots = Arc::new(Snapshots::new(options.snapshot_dir.clone(), Files));
+    let seen = Seen::default();
+    let first = NodeStatus::of(&driver, options.member, &seen);
+    let (leader_sender, leader) = watch::channel(first.leader);
+    let (status_sender, status) = watch::channel(Arc::new(first));
     let (to_log, log_jobs) = sync_channel(QUEUED_JOBS);
     let (to_apply, apply_jobs) = sync_channel(QUEUED_JOBS);
     let (to_fetch, fetches) = sync_channel(QUEUED_FETCHES);
-    let (to_back, snapshots) = sync_channel(QUEUED_SNAPSHOTS);
+    let (to_back, wanted) = sync_channel(QUEUED_SNAPSHOTS);
     let reader = parts.log.reader();
 
     let mut threads = Vec::new();
-    let (wal, space) =
-        WalThread::new(parts.log, log_jobs, Arc::clone(&mailbox), Arc::clone(&metrics));
+    let writer = LogWriter::new(parts.log, Arc::clone(&metrics));
+    let (wal, space) = WalThread::new(writer, log_jobs, Arc::clone(&mailbox));
     threads.push(spawn("wal", move || wal.run())?);
-    let apply = ApplyThread {
-        applier: Applier::new(parts.machine, CheckpointPolicy::default()),
-        jobs: apply_jobs,
+    let policy = CheckpointPolicy::default();
+    let applier = Applier::new(parts.machine, policy, Arc::clone(&metrics));
+    let out = ToOthers {
         mailbox: Arc::clone(&mailbox),
         waiters: Arc::clone(&waiters),
-        metrics: Arc::clone(&metrics),
+        snapshots: Arc::clone(&snapshots),
         to_back,
     };
-    threads.push(spawn("apply", move || apply.run())?);
-    let (dir, slot, inbox) =
-        (options.snapshot_dir.clone(), Arc::clone(&built), Arc::clone(&mailbox));
-    threads.push(spawn("back", move || write_snapshots(&dir, &snapshots, &slot, &inbox))?);
+    threads.push(spawn("apply", move || apply(applier, &apply_jobs, out))?);
+    let (bodies, inbox) = (Arc::clone(&snapshots), Arc::clone(&mailbox));
+    threads.push(spawn("back", move || write_snapshots(&wanted, &bodies, &inbox))?);
     let inbox = Arc::clone(&mailbox);
     threads.push(spawn("fetch", move || fetch(&reader, &fetches, &inbox))?);
-    let core: CoreThread<M> = CoreThread {
-        driver,
-        options: Arc::clone(&options),
+    let out: ToThreads<M> = ToThreads {
         mailbox: Arc::clone(&mailbox),
         waiters: Arc::clone(&waiters),
-        metrics: Arc::clone(&metrics),
         sender: parts.sender,
-        status: status_sender,
-        leader_sender,
-        built,
+        snapshots,
         to_log,
         to_fetch,
         to_apply,
-        leader: 0,
-        leader_lost: None,
-        quorum_connected: None,
-        refused_messages: LogLimit::new(),
+        bad_messages: LogLimit::new(),
+    };
+    let core = CoreThread {
+        core: Core::new(driver, Arc::clone(&metrics)),
+        out,
+        options: Arc::clone(&options),
+        metrics: Arc::clone(&metrics),
+        status: status_sender,
+        leader: leader_sender,
+        seen,
     };
     // First in, so that it is joined first: the others end when it drops their queues.
     threads.insert(0, spawn("core", move || core.run())?);
@@ -175,199 +176,43 @@ fn empty_directory(path: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-fn node_status(
-    driver: &Driver,
-    leader_lost: Option<Instant>,
-    quorum_connected: Option<Instant>,
-    options: &Options,
-) -> NodeStatus {
-    let status = driver.status();
-    let (applied, durable) = driver.positions();
-    NodeStatus {
-        member: options.member,
-        leader: status.leader,
-        term: status.term,
-        role: status.role,
-        commit: status.commit,
-        applied,
-        durable,
-        first: status.first,
-        last: status.last,
-        quorum_connected,
-        leader_lost,
-        peers: status.peers,
-        members: Arc::clone(driver.members()),
-    }
-}
-
 struct CoreThread<M: StateMachine> {
-    driver: Driver,
+    core: Core,
+    out: ToThreads<M>,
     options: Arc<Options>,
-    mailbox: Arc<Mailbox>,
-    waiters: Arc<Waiters<M::Outcome>>,
     metrics: Arc<Metrics>,
-    sender: Arc<dyn PeerSender>,
     status: watch::Sender<Arc<NodeStatus>>,
-    leader_sender: watch::Sender<u64>,
-    built: BuiltSlot,
-    to_log: SyncSender<LogJob>,
-    to_fetch: SyncSender<Fetch>,
-    to_apply: SyncSender<ApplyJob>,
-    leader: u64,
-    leader_lost: Option<Instant>,
-    quorum_connected: Option<Instant>,
-    refused_messages: LogLimit<1>,
+    leader: watch::Sender<u64>,
+    seen: Seen,
 }
 
 impl<M: StateMachine> CoreThread<M> {
     fn run(mut self) {
         let mut next_tick = Instant::now() + self.options.tick;
         // A single voter has campaigned already.
-        let effects = self.driver.advance();
-        self.execute(effects);
+        self.core.round(Mail::default(), false, &mut self.out);
         loop {
-            let deadline = if self.driver.has_more() { Instant::now() } else { next_tick };
-            let mail = self.mailbox.take(deadline);
+            let deadline = if self.core.has_more() { Instant::now() } else { next_tick };
+            let mail = self.out.mailbox.take(deadline);
             let stop = mail.stop;
-            self.feed(mail);
             let now = Instant::now();
-            if now >= next_tick {
-                // After a pause one tick is due, not as many as were missed: nobody was there to
-                // hear a leader.
-                self.driver.tick();
+            let tick = now >= next_tick;
+            if tick {
                 next_tick = now + self.options.tick;
             }
-            let effects = self.driver.advance();
-            self.execute(effects);
+            self.core.round(mail, tick, &mut self.out);
             self.publish(now);
             if stop {
-                self.waiters.stop();
+                self.out.waiters.stop();
                 return;
             }
         }
     }
 
-    fn feed(&mut self, mail: Mail) {
-        self.metrics.messages_received.fetch_add(mail.messages.len() as u64, Relaxed);
-        self.metrics.proposals.fetch_add(mail.proposals.len() as u64, Relaxed);
-        for notice in mail.notices {
-            self.driver.notice(notice);
-        }
-        for message in mail.messages {
-            self.driver.message(message);
-        }
-        self.driver.propose(mail.proposals);
-        self.driver.read(mail.reads);
-    }
-
-    fn execute(&mut self, effects: Effects) {
-        self.send(effects.send);
-        for message in effects.send_snapshots {
-            self.send_snapshot(message);
-        }
-        for (number, batch) in effects.persist {
-            self.log_job(LogJob::Write(number, batch));
-        }
-        for fetch in effects.fetches {
-            let id = fetch.id;
-            if self.to_fetch.try_send(fetch).is_err() {
-                self.mailbox.notice(Notice::Fetched { id, entries: Vec::new() });
-            }
-        }
-        if let Some(through) = effects.compact {
-            self.log_job(LogJob::Compact(through));
-        }
-        if !effects.apply.is_empty() {
-            self.apply_job(ApplyJob::Apply(effects.apply));
-        }
-        if let Some((at, body)) = effects.install {
-            self.apply_job(ApplyJob::Install(at, body));
-        }
-        if effects.build_snapshot {
-            self.apply_job(ApplyJob::Build);
-        }
-        if effects.drop_snapshot {
-            let built = self.built.lock().unwrap_or_else(PoisonError::into_inner).take();
-            built.into_iter().for_each(|built| remove_quietly(&built.path));
-        }
-        for path in effects.discard {
-            self.mailbox.snapshot_ended(&path, false);
-            remove_quietly(&path);
-        }
-        for error in effects.bad_messages {
-            self.metrics.messages_refused.fetch_add(1, Relaxed);
-            if let Some(suppressed) = self.refused_messages.pass(0, Instant::now()) {
-                tracing::warn!(%error, suppressed, "a peer's message was refused");
-            }
-        }
-        if !effects.refused.is_empty() {
-            self.metrics.proposals_refused.fetch_add(effects.refused.len() as u64, Relaxed);
-            let refused = effects.refused.into_iter();
-            self.waiters.answer(refused.map(|(id, why)| (id, Err(why.into()))));
-        }
-        if !effects.reads.is_empty() {
-            self.metrics.reads.fetch_add(effects.reads.len() as u64, Relaxed);
-            let reads = effects.reads.into_iter();
-            self.waiters.answer_reads(reads.map(|(token, at)| (token, Ok(at))));
-        }
-        let refused = effects.refused_reads.into_iter();
-        self.waiters.answer_reads(refused.map(|token| (token, Err(ReadError::TooManyRequests))));
-        self.metrics.read_rounds.store(self.driver.read_rounds(), Relaxed);
-    }
-
-    fn send(&mut self, messages: Vec<Message>) {
-        let mut lost = Vec::new();
-        for message in messages {
-            let to = message.to;
-            match self.sender.try_send(message) {
-                Ok(()) => {
-                    self.metrics.messages_sent.fetch_add(1, Relaxed);
-                }
-                Err(_) => {
-                    self.metrics.messages_dropped.fetch_add(1, Relaxed);
-                    if !lost.contains(&to) {
-                        lost.push(to);
-                    }
-                }
-            }
-        }
-        for peer in lost {
-            self.mailbox.notice(Notice::Unreachable(peer));
-        }
-    }
-
-    fn send_snapshot(&mut self, message: Message) {
-        let peer = message.to;
-        let built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
-        let body = built
-            .as_ref()
-            .filter(|built| message.snapshot == Some(built.at))
-            .and_then(|built| File::open(&built.path).ok());
-        let measured = body.and_then(|body| Some((body.metadata().ok()?.len(), body)));
-        match measured {
-            Some((bytes, body)) => {
-                self.metrics.snapshots_sent.fetch_add(1, Relaxed);
-                self.sender.send_snapshot(OutgoingSnapshot { message, body, bytes });
-            }
-            None => self.mailbox.notice(Notice::SnapshotSent { peer, arrived: false }),
-        }
-    }
-
-    fn log_job(&self, job: LogJob) {
-        // The thread ends only after this one.
-        let _ = self.to_log.send(job);
-    }
-
-    fn apply_job(&self, job: ApplyJob) {
-        let _ = self.to_apply.send(job);
-    }
-
     fn publish(&mut self, now: Instant) {
-        let (role, leader, term) = self.driver.leadership();
-        if leader != self.leader {
-            if self.leader != 0 {
-                self.leader_lost = Some(now);
-            }
+        let driver = self.core.driver();
+        let (role, leader, term) = driver.leadership();
+        if self.seen.observe(leader, driver.is_quorum_connected(), now) {
             if leader != 0 {
                 self.metrics.leader_changes.fetch_add(1, Relaxed);
                 let leader_id = format_args!("{leader:x}");
@@ -375,20 +220,80 @@ impl<M: StateMachine> CoreThread<M> {
             } else {
                 tracing::warn!(term, "leader lost");
             }
-            self.leader = leader;
         }
-        self.quorum_connected = match (self.driver.is_quorum_connected(), self.quorum_connected) {
-            (true, since) => since.or(Some(now)),
-            (false, _) => None,
-        };
-        let (lost, connected) = (self.leader_lost, self.quorum_connected);
-        self.status.send_replace(Arc::new(node_status(
-            &self.driver,
-            lost,
-            connected,
-            &self.options,
-        )));
-        let leader = self.leader;
-        self.leader_sender.send_if_modified(|told| std::mem::replace(told, leader) != leader);
+        let status = NodeStatus::of(driver, self.options.member, &self.seen);
+        self.status.send_replace(Arc::new(status));
+        self.leader.send_if_modified(|told| std::mem::replace(told, leader) != leader);
+    }
+}
+
+/// To the other threads, to the peers, and to who waits.
+struct ToThreads<M: StateMachine> {
+    mailbox: Arc<Mailbox>,
+    waiters: Arc<Waiters<M::Outcome>>,
+    sender: Arc<dyn PeerSender>,
+    snapshots: Arc<Snapshots<Files>>,
+    to_log: SyncSender<LogJob>,
+    to_fetch: SyncSender<Fetch>,
+    to_apply: SyncSender<ApplyJob>,
+    bad_messages: LogLimit<1>,
+}
+
+impl<M: StateMachine> Outlets for ToThreads<M> {
+    fn send(&mut self, message: Message) -> Result<(), SendError> {
+        self.sender.try_send(message)
+    }
+
+    fn send_snapshot(&mut self, message: Message) -> bool {
+        let body = self.snapshots.body_of(&message);
+        let measured = body.and_then(|body| Some((body.metadata().ok()?.len(), body)));
+        let Some((bytes, body)) = measured else { return false };
+        self.sender.send_snapshot(OutgoingSnapshot { message, body, bytes });
+        true
+    }
+
+    fn log(&mut self, job: LogJob) {
+        // The thread ends only after this one.
+        let _ = self.to_log.send(job);
+    }
+
+    fn apply(&mut self, job: ApplyJob) {
+        let _ = self.to_apply.send(job);
+    }
+
+    fn fetch(&mut self, fetch: Fetch) -> bool {
+        self.to_fetch.try_send(fetch).is_ok()
+    }
+
+    fn drop_snapshot(&mut self) {
+        self.snapshots.drop_built();
+    }
+
+    fn discard(&mut self, body: &Path) {
+        self.mailbox.snapshot_ended(body, false);
+        self.snapshots.remove(body);
+    }
+
+    fn notice(&mut self, notice: Notice) {
+        self.mailbox.notice(notice);
+    }
+
+    fn bad_message(&mut self, error: &StepError) {
+        if let Some(suppressed) = self.bad_messages.pass(0, Instant::now()) {
+            tracing::warn!(%error, suppressed, "a peer's message was refused");
+        }
+    }
+
+    fn refuse(&mut self, proposals: Vec<(RequestId, Refusal)>) {
+        self.waiters.answer(proposals.into_iter().map(|(id, why)| (id, Err(why.into()))));
+    }
+
+    fn allow(&mut self, reads: Vec<(ReadToken, Position)>) {
+        self.waiters.answer_reads(reads.into_iter().map(|(token, at)| (token, Ok(at))));
+    }
+
+    fn refuse_reads(&mut self, reads: Vec<ReadToken>) {
+        let refused = reads.into_iter().map(|token| (token, Err(ReadError::TooManyRequests)));
+        self.waiters.answer_reads(refused);
     }
 }

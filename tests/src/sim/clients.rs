@@ -23,8 +23,8 @@ pub(super) const NOBODY: u64 = 0;
 /// What a client asks for.
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
-    /// To be proposed.
-    Write(Bytes),
+    /// To be proposed; whether it makes the data grow.
+    Write { data: Bytes, grows: bool },
     /// To be read, after a barrier if `linearizable`.
     Read { request: RangeRequest, linearizable: bool },
 }
@@ -89,7 +89,8 @@ impl Draw<'_> {
                 return Kind::Read { request, linearizable: draw < 90 };
             }
         };
-        Kind::Write(command::encode(id, operation))
+        let grows = matches!(operation, Operation::Put(_) | Operation::Txn(_));
+        Kind::Write { data: command::encode(id, operation), grows }
     }
 
     fn small(&mut self, bound: u64) -> i64 {

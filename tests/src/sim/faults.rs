@@ -2,12 +2,13 @@
 //! happen; and their end.
 
 use muster_node::disk::simulated::{Failure, Fault, Operation};
-use muster_node::driver::{Effects, Notice};
+use muster_node::driver::Notice;
 use node_consensus::{MessageKind, Role};
 
 use super::Violation;
 use super::network::Network;
-use super::node::{Down, Node, broken};
+use super::node::{Down, Live, Node, SEGMENT_BYTES, broken};
+use super::ports::Sent;
 use super::streams::Stream;
 use super::world::{Event, World};
 
@@ -16,6 +17,9 @@ const LOOK: u64 = 20_000;
 
 /// A member is cut off this long at most.
 const LONGEST_CUT: u64 = 800_000;
+
+/// A disk that is almost full has less than this: twice a segment of the log.
+const LITTLE_SPACE: u64 = 2 * SEGMENT_BYTES;
 
 /// A fault that comes again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +40,8 @@ pub(super) enum Trouble {
     Depose,
     /// A member is cut off until the log has gone on without it.
     CutOff,
+    /// A disk is almost full, for a while.
+    LittleSpace,
     /// A learner comes or goes: no fault, but one may come in between.
     ChangeMembers,
 }
@@ -51,6 +57,7 @@ impl World {
             Trouble::Transfer,
             Trouble::Depose,
             Trouble::CutOff,
+            Trouble::LittleSpace,
             Trouble::ChangeMembers,
         ] {
             self.next_trouble(trouble);
@@ -67,6 +74,7 @@ impl World {
             Trouble::Transfer => self.plan.transfer_every,
             Trouble::Depose => self.plan.depose_every,
             Trouble::CutOff => self.plan.cut_off_every,
+            Trouble::LittleSpace => self.plan.little_space_every,
             Trouble::ChangeMembers => self.plan.membership_every,
         };
         if every > 0 && !self.calm {
@@ -105,6 +113,12 @@ impl World {
                 let life = self.node(id).life;
                 return self.notice(id, life, Notice::Transfer(None));
             }
+            Trouble::LittleSpace => {
+                let (id, bytes) = (self.any_member(), self.rng.range(0, LITTLE_SPACE));
+                self.node(id).disk.leave_free(bytes);
+                let long = self.rng.range(50_000, 400_000);
+                self.after(long, Event::SpaceBack { node: id });
+            }
             Trouble::ChangeMembers => return self.change_members(),
             // One at a time: two of three would leave nobody to go on.
             Trouble::Depose | Trouble::CutOff if self.network.is_anybody_alone() => {}
@@ -124,7 +138,7 @@ impl World {
     /// Who leads, other than `not`.
     pub(super) fn leader(&self, not: u64) -> Option<u64> {
         let leads = |node: &&Node| {
-            let role = node.live.as_ref().map(|live| live.driver.leadership().0);
+            let role = node.live.as_ref().map(|live| live.core.driver().leadership().0);
             node.id != not && role == Some(Role::Leader)
         };
         self.nodes.iter().find(leads).map(|node| node.id)
@@ -133,9 +147,9 @@ impl World {
     /// A member that was cut off is heard again: at `until`, or once the log has gone on without it,
     /// or another member leads.
     pub(super) fn rejoin(&mut self, id: u64, deposed: bool, until: u64) {
-        let last = self.node(id).live.as_ref().map(|live| live.driver.status().last);
+        let last = self.node(id).live.as_ref().map(|live| live.core.driver().status().last);
         let has_compacted = |node: &Node| {
-            let first = node.live.as_ref().map(|live| live.driver.status().first);
+            let first = node.live.as_ref().map(|live| live.core.driver().status().first);
             last.zip(first).is_some_and(|(last, first)| last + 1 < first)
         };
         let enough = if deposed {
@@ -160,19 +174,15 @@ impl World {
 
     /// Power fails soon after a member has acknowledged something, or in the middle of taking over
     /// a snapshot.
-    pub(super) fn aim(&mut self, id: u64, effects: &Effects) {
+    pub(super) fn aim(&mut self, id: u64, sent: &Sent) {
         if self.calm {
             return;
         }
-        let acks = effects
-            .send
+        let acks = sent
+            .messages
             .iter()
-            .any(|message| message.kind == MessageKind::AppendResponse && !message.reject);
-        let installs = effects.install.is_some()
-            || effects
-                .persist
-                .iter()
-                .any(|(_, batch)| batch.installing.is_some() || batch.snapshot.is_some());
+            .any(|(message, _)| message.kind == MessageKind::AppendResponse && !message.reject);
+        let installs = sent.installs;
         let per_mille = if installs {
             self.plan.crash_in_install
         } else if acks {
@@ -205,7 +215,7 @@ impl World {
 
     /// Somebody loses power now, or in the middle of one of the next operations of its disk.
     pub(super) fn crash_one(&mut self) {
-        let writes = |node: &&Node| node.live.as_ref().is_some_and(|live| live.log_group.is_some());
+        let writes = |node: &&Node| node.live.as_ref().is_some_and(Live::may_tear);
         let writing = self.nodes.iter().find(writes).map(|node| node.id);
         let id = match writing {
             Some(id) if self.rng.chance(600) => id,
@@ -240,6 +250,7 @@ impl World {
     pub(super) fn take_down(&mut self, id: u64, process_only: bool) {
         self.report.crashes += 1;
         self.report.interrupted_installs += u64::from(self.node(id).is_installing());
+        self.break_transfers(id);
         let operations =
             if self.rng.chance(100) { None } else { Some(1 + u64::from(self.rng.chance(250))) };
         let node = self.node(id);
@@ -276,7 +287,9 @@ impl World {
                 // A power cut that is still to come comes now.
                 self.take_down(id, false);
             }
-            self.node(id).disk.crash();
+            let disk = &self.node(id).disk;
+            disk.leave_free(u64::MAX);
+            disk.crash();
             self.start(id)?;
         }
         Ok(())

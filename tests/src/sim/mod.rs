@@ -1,8 +1,9 @@
 //! The seeded simulation of the node: members, network, disks and clients in one thread.
 //!
-//! What runs is the production code: [`Driver`](muster_node::driver::Driver), the log, the applier
-//! and the real store (mvcc over `redb`) over a simulated disk. Around it everything is decided by
-//! one seed: message loss, duplication, delay and reordering, partitions in one or both
+//! What runs is the production code: everything in [`muster_node::driver`] but its threads (the core's
+//! mail and rounds, the log's groups, the machine's turns, the bodies of snapshots), with small bounds,
+//! and the real store (mvcc over `redb`) over a simulated disk. When each of them runs, and
+//! everything around them, is decided by one seed: message loss, duplication, delay and reordering, partitions in one or both
 //! directions, crashes at any operation of the disk with unsynced sectors lost or torn, disks that
 //! fail or are full at any operation, restarts, pauses, and clocks that run at different speeds. Some
 //! faults aim (`faults`): at a leader, at who has just acknowledged something, at the middle of a
@@ -25,11 +26,13 @@
 mod clients;
 mod faults;
 pub mod invariants;
+mod links;
 mod members;
 pub mod model;
 mod network;
 mod node;
 mod plan;
+mod ports;
 mod requests;
 pub(crate) mod rng;
 mod run;

@@ -1,17 +1,20 @@
 //! One simulated machine: its disk, and the member that runs on it while it is up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::error::Error;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use muster_node::apply::{Machine, Outcome};
+use muster_node::apply::Machine;
 use muster_node::disk::simulated::SimulatedDisk;
 use muster_node::disk::{Backend, Open};
 use muster_node::driver::{
-    Applier, CheckpointPolicy, Driver, DriverOptions, LogJob, Notice, Position, recover, run_group,
+    Applier, ApplyJob, CheckpointPolicy, Core, Driver, DriverOptions, LogJob, LogWriter, Mail,
+    Metrics, Notice, Snapshots, Turn, TurnError, gather, recover,
 };
-use muster_node::log::{Batch, Identity, Log, LogOptions, Reader};
-use muster_node::machine::{Applied, Committed, RequestId, Snapshot as _, StateMachine as _};
+use muster_node::log::{Identity, Log, LogOptions, Reader};
+use muster_node::machine::{RequestId, StateMachine as _};
 use muster_node::mvcc::watch::{WatchHub, WatchOptions};
 use muster_node::mvcc::{Compaction, Options as StoreOptions, Store, StoreError, View};
 use node_consensus::{Config, Guards};
@@ -20,51 +23,59 @@ use super::Violation;
 use super::clients::is_of;
 use super::members::first_members;
 use super::plan::Plan;
+use super::ports::{CorePorts, MachinePorts, Memory, Sent, Told, Written};
+use super::rng::Rng;
 use super::streams::Hub;
 
 const MEMBER_DIR: &str = "/member";
 
-/// Something for the state machine.
-#[derive(Debug)]
-pub(super) enum ApplyJob {
-    Apply(Vec<Committed>),
-    Install(Position, PathBuf),
-    Build,
-}
+/// Of the log.
+pub(super) const SEGMENT_BYTES: u64 = 64 * 1024;
 
 /// A member while its process runs.
 pub(super) struct Live {
-    pub driver: Driver,
-    pub log: Log,
+    pub core: Core,
+    /// What waits for the core.
+    pub mail: Mail,
+    pub tick_is_due: bool,
+    /// The core is busy; it has an event of its own.
+    pub core_is_due: bool,
+    pub writer: LogWriter,
     pub applier: Applier<Machine>,
     pub store: Store,
     /// What waits for the log.
-    pub log_jobs: Vec<LogJob>,
+    pub log_jobs: VecDeque<LogJob>,
     /// What the log is writing: taken when the write began. What comes meanwhile waits.
     pub log_group: Option<Vec<LogJob>>,
-    pub apply_jobs: Vec<ApplyJob>,
-    pub apply_busy: bool,
+    /// What waits for the machine, and what it is doing.
+    pub apply_jobs: VecDeque<ApplyJob>,
+    pub turn: Option<Turn>,
     /// Where watches are asked for.
     pub watches: WatchHub,
     /// What tells them, run by hand.
     pub hub: Hub,
     pub hub_is_due: bool,
-    /// The last entry given to the log.
-    pub log_last: u64,
-    /// A snapshot is on its way into log and store.
-    pub installing: bool,
+    pub written: Written,
     /// The log had a torn end.
     pub was_torn: bool,
-    /// Reads old entries.
+    /// Reads old entries, so many at the moment.
     pub reader: Reader,
-    /// A snapshot that is being written.
-    pub snapshot: Option<Arc<View>>,
-    pub snapshot_busy: bool,
-    /// The snapshot that was built last.
-    pub built: Option<(Position, Vec<u8>)>,
-    /// Snapshots that have arrived.
-    pub bodies: BTreeMap<PathBuf, Vec<u8>>,
+    pub fetching: usize,
+    /// The snapshot that is being written.
+    pub writing: Option<Arc<View>>,
+    pub snapshots: Snapshots<Memory>,
+    /// What is behind `snapshots`.
+    pub bodies: Memory,
+    /// The next body to be sent is gone.
+    pub loses_body: bool,
+    /// Streams that stand: to which peer, and to which of its processes.
+    pub connected: BTreeMap<u64, u64>,
+    /// Snapshots that have arrived: from whom, and from which of its processes.
+    pub transfers: BTreeMap<PathBuf, (u64, u64)>,
 }
+
+/// What a disk writes whole or not at all.
+const SECTOR_BYTES: usize = 512;
 
 /// A machine.
 pub(super) struct Node {
@@ -165,7 +176,7 @@ impl Node {
         let disk = self.disk.shared();
         let dir = Path::new(MEMBER_DIR);
         let options = LogOptions {
-            segment_bytes: 64 * 1024,
+            segment_bytes: SEGMENT_BYTES,
             spare_segments: 1,
             fill_bytes: 32 * 1024,
             max_record_bytes: 32 * 1024,
@@ -178,45 +189,58 @@ impl Node {
         let mut machine = Machine::open(Backend::new(file)?, store_options(plan))?;
         let own = self.id;
         machine.answer_only(move |RequestId(request)| is_of(request, own));
-        if !Log::exists(&disk, dir)? {
+        let is_new = !Log::exists(&disk, dir)?;
+        if is_new {
             let incarnation = u128::from(self.id) << 64 | 0xfeed;
             let identity = Identity { cluster: 1, member: self.id, incarnation };
             Log::create(&disk, dir, &identity, &options)?;
         }
         let (mut log, recovered) = Log::open(&disk, dir, &options)?;
         let initial = recover(&mut log, machine.applied(), machine.members())?;
-        let (config, driver_options) =
+        let (config, mut driver_options) =
             driver_options(plan, Config { guards, ..Config::new(self.id, recovered.boot, seed) });
+        driver_options.campaign_when_connected = is_new && own == 1;
         let driver = Driver::new(&config, driver_options, &initial)?;
+        let metrics = Arc::<Metrics>::default();
         let (store, watches) = (machine.store(), machine.hub());
         let hub = Box::pin(machine.hub().run());
         let policy = CheckpointPolicy { bytes: usize::MAX, entries: plan.checkpoint_entries };
+        let bodies = Memory::default();
+        let mut faults = Rng::new(seed);
+        if faults.chance(plan.lost_bodies) {
+            bodies.fail_once();
+        }
         Ok(Live {
-            driver,
+            core: Core::new(driver, Arc::clone(&metrics)),
+            mail: Mail::new(plan.mail),
+            tick_is_due: false,
+            core_is_due: false,
             reader: log.reader(),
             watches,
             hub,
             hub_is_due: false,
-            log_last: log.last().index,
-            installing: false,
+            written: Written { last: log.last().index, ..Written::default() },
             was_torn: recovered.cut.is_some(),
-            snapshot: None,
-            snapshot_busy: false,
-            log,
-            applier: Applier::new(machine, policy),
+            fetching: 0,
+            writing: None,
+            snapshots: Snapshots::new("/outgoing".into(), bodies.clone()),
+            bodies,
+            loses_body: faults.chance(plan.lost_bodies),
+            connected: BTreeMap::new(),
+            transfers: BTreeMap::new(),
+            writer: LogWriter::new(log, Arc::clone(&metrics)),
+            applier: Applier::new(machine, policy, metrics),
             store,
-            log_jobs: Vec::new(),
+            log_jobs: VecDeque::new(),
             log_group: None,
-            apply_jobs: Vec::new(),
-            apply_busy: false,
-            built: None,
-            bodies: BTreeMap::new(),
+            apply_jobs: VecDeque::new(),
+            turn: None,
         })
     }
 
     /// Whether its process is in the middle of taking over a snapshot.
     pub fn is_installing(&self) -> bool {
-        self.live.as_ref().is_some_and(|live| live.installing)
+        self.live.as_ref().is_some_and(|live| live.written.installing)
     }
 
     /// Whether its log had a torn end when its process began.
@@ -232,7 +256,7 @@ impl Node {
         if let Some(operations) = operations {
             self.disk.power_off_after(operations);
             // Whether it got to its end is for the restart to find out.
-            let _ = run_group(&mut live.log, group);
+            let _ = live.writer.run(group);
         }
     }
 
@@ -252,69 +276,89 @@ impl Node {
     }
 }
 
-/// What one job of the state machine gave.
-#[derive(Default)]
-pub(super) struct JobDone {
-    pub notices: Vec<Notice>,
-    pub outcomes: Vec<(RequestId, Outcome)>,
-    pub applied: Vec<Committed>,
-}
-
 impl Live {
-    /// Looks at what goes into the log: entries that replace others, snapshots that come in.
-    pub fn note_log<'a>(&mut self, batches: impl Iterator<Item = &'a Batch>) -> u64 {
-        let mut conflicts = 0;
-        for batch in batches {
-            self.installing |= batch.installing.is_some();
-            if let Some(at) = batch.snapshot {
-                (self.installing, self.log_last) = (false, at.index);
-            }
-            if let (Some(first), Some(last)) = (batch.entries.first(), batch.entries.last()) {
-                conflicts += u64::from(first.index <= self.log_last);
-                self.log_last = last.index;
-            }
-        }
-        conflicts
+    /// Whether the core waits for the log or the machine to take what it has for them.
+    pub fn is_blocked(&self, bound: usize) -> bool {
+        self.log_jobs.len() >= bound || self.apply_jobs.len() >= bound
     }
 
-    /// One job, as the apply thread does it.
-    pub fn apply_one(&mut self, done: &mut JobDone) -> Result<(), Box<dyn std::error::Error>> {
-        if self.apply_jobs.is_empty() {
-            return Ok(());
-        }
-        match self.apply_jobs.remove(0) {
-            ApplyJob::Apply(entries) => {
-                let Applied { at, outcomes, changes } = self.applier.apply(&entries)?;
-                done.applied = entries;
-                done.outcomes = outcomes;
-                done.notices.push(Notice::Applied { at, changes });
-                if self.applier.is_checkpoint_due() {
-                    done.notices.push(Notice::Checkpointed(self.applier.checkpoint()?));
-                }
-            }
-            ApplyJob::Install(at, path) => {
-                let body = self.bodies.remove(&path).expect("it was put there");
-                let installed = self.applier.install_snapshot(&mut body.as_slice())?;
-                assert_eq!(installed, at, "a body of another position");
-                let members = self.applier.machine().members();
-                done.notices.push(Notice::Installed { at, members });
-            }
-            ApplyJob::Build => self.snapshot = Some(self.applier.machine().snapshot()),
-        }
-        Ok(())
+    /// Whether the core has something to do.
+    pub fn has_work(&self) -> bool {
+        self.tick_is_due || !self.mail.is_empty() || self.core.has_more()
     }
-}
 
-impl Live {
-    /// The snapshot that was asked for, as the thread behind the apply thread writes it.
-    pub fn write_snapshot(&mut self) -> Result<Notice, StoreError> {
-        self.snapshot_busy = false;
-        let Some(snapshot) = self.snapshot.take() else { return Ok(Notice::Built(None)) };
-        let mut body = Vec::new();
-        snapshot.write(&mut body)?;
-        let at = snapshot.position();
-        self.built = Some((at, body));
-        Ok(Notice::Built(Some((at, snapshot.members()))))
+    /// A round of the core.
+    pub fn round(&mut self, rng: &mut Rng, plan: &Plan, calm: bool) -> Sent {
+        let (mail, tick) = (self.mail.take(), mem::take(&mut self.tick_is_due));
+        let mut ports = CorePorts {
+            rng,
+            plan,
+            calm,
+            mail: &mut self.mail,
+            log_jobs: &mut self.log_jobs,
+            apply_jobs: &mut self.apply_jobs,
+            written: &mut self.written,
+            snapshots: &self.snapshots,
+            loses_body: &mut self.loses_body,
+            connected: &self.connected,
+            fetching: &mut self.fetching,
+            sent: Sent::default(),
+        };
+        self.core.round(mail, tick, &mut ports);
+        ports.sent
+    }
+
+    /// Whether the log is writing so much that a power cut may leave a part of it.
+    pub fn may_tear(&self) -> bool {
+        let batches = self.log_group.iter().flatten().filter_map(LogJob::batch);
+        batches.flat_map(|batch| &batch.entries).map(|entry| entry.data.len()).sum::<usize>()
+            > 2 * SECTOR_BYTES
+    }
+
+    /// The log takes what waits for it, unless it is still writing. Whether it begins to.
+    pub fn begin_group(&mut self) -> bool {
+        if self.log_group.is_some() {
+            return false;
+        }
+        let Some(first) = self.log_jobs.pop_front() else { return false };
+        let more = std::iter::from_fn(|| self.log_jobs.pop_front());
+        self.log_group = Some(gather(first, more));
+        true
+    }
+
+    /// The same of the machine; how many jobs it takes.
+    pub fn begin_turn(&mut self) -> usize {
+        if self.turn.is_some() {
+            return 0;
+        }
+        let before = self.apply_jobs.len();
+        let Some(first) = self.apply_jobs.pop_front() else { return 0 };
+        let more = std::iter::from_fn(|| self.apply_jobs.pop_front());
+        self.turn = Some(Turn::gather(first, more));
+        before - self.apply_jobs.len()
+    }
+
+    /// The machine does what it has taken; if `idle`, it makes the store durable. What it told, and
+    /// whether it can go on.
+    pub fn run_turn(&mut self, turn: Turn, idle: bool) -> (Told, Result<(), Box<dyn Error>>) {
+        let told = Told::default();
+        let mut out = MachinePorts { snapshots: &self.snapshots, writing: &mut self.writing, told };
+        let mut done = self.applier.run(turn, &mut out);
+        if done.is_ok() && idle {
+            done = self.applier.checkpoint(&mut out).map_err(TurnError::Store);
+        }
+        let done = done.map_err(|error: TurnError<StoreError>| -> Box<dyn Error> {
+            match error {
+                TurnError::Store(error) => error.into(),
+                TurnError::Body(error) => error.into(),
+            }
+        });
+        (out.told, done)
+    }
+
+    /// The snapshot that was asked for is written.
+    pub fn write_snapshot(&mut self) -> Option<Notice> {
+        self.writing.take().map(|snapshot| self.snapshots.build(snapshot))
     }
 }
 

@@ -1,6 +1,8 @@
 //! Which faults a history has, and how many: drawn once from the seed. Each history leaves some
 //! out, so that rare combinations are not always drowned by the others.
 
+use muster_node::driver::{MAX_QUEUED_MESSAGE_BYTES, MailBounds};
+
 use super::rng::Rng;
 
 #[derive(Clone, Debug)]
@@ -25,7 +27,8 @@ pub(super) struct Plan {
     pub power_cut_every: u64,
     /// Per mille of acknowledgements to a peer or a client after which power fails soon.
     pub crash_after_ack: u64,
-    /// Per mille of the log's writes that a power cut ends in the middle.
+    /// Per mille of the log's writes that a power cut ends in the middle: of those that it may tear,
+    /// and of the others an eighth.
     pub crash_in_write: u64,
     /// Per mille of steps of a snapshot's installation after which power fails soon.
     pub crash_in_install: u64,
@@ -45,6 +48,20 @@ pub(super) struct Plan {
     pub catch_up_entries: u64,
     /// Bytes of uncommitted proposals that a leader takes; 0 for as many as in production.
     pub uncommitted_bytes: u64,
+    /// What waits for a core.
+    pub mail: MailBounds,
+    /// Jobs that wait for the log, or for the machine, before the core waits for them.
+    pub queued_jobs: usize,
+    /// Old entries that are read at once.
+    pub queued_fetches: usize,
+    /// Per mille of what comes in that finds the core busy.
+    pub busy_core: u64,
+    /// Per mille of messages that find the stream's queue full.
+    pub full_streams: u64,
+    /// Per mille of processes that lose a snapshot's body, and of those that can't write one.
+    pub lost_bodies: u64,
+    /// Mean virtual microseconds between disks that are almost full; 0 for none.
+    pub little_space_every: u64,
     /// Deliveries that wait for a client that watches.
     pub queued_deliveries: usize,
     /// Bytes of events kept for watchers, and on their way to them.
@@ -58,8 +75,27 @@ impl Plan {
             let drawn = rng.range(low, high);
             if rng.chance(chance) { drawn } else { 0 }
         };
+        let small = |drawn: u64, else_: usize| match usize::try_from(drawn) {
+            Ok(0) | Err(_) => else_,
+            Ok(small) => small,
+        };
+        let bounds = MailBounds::default();
+        let mail = MailBounds {
+            proposals: small(some(300, 1, 6), bounds.proposals),
+            proposal_bytes: small(some(300, 7_000, 20_000), bounds.proposal_bytes),
+            // The largest transaction fits.
+            message_bytes: small(some(300, 45_000, 80_000), bounds.message_bytes),
+            reads: small(some(300, 1, 4), bounds.reads),
+        };
         Self {
             members,
+            mail,
+            queued_jobs: small(some(200, 2, 12), 4096),
+            queued_fetches: small(some(500, 1, 3), 64),
+            busy_core: some(600, 5, 300),
+            full_streams: some(400, 1, 40),
+            lost_bodies: some(700, 100, 600),
+            little_space_every: some(300, 200_000, 900_000),
             loss: some(600, 1, 120),
             duplication: some(500, 1, 100),
             late: some(700, 1, 120),
@@ -72,7 +108,7 @@ impl Plan {
             cut_off_every: some(800, 100_000, 400_000),
             power_cut_every: some(400, 400_000, 1_200_000),
             crash_after_ack: some(500, 1, 6),
-            crash_in_write: some(800, 12, 48),
+            crash_in_write: some(800, 40, 120),
             crash_in_install: some(600, 100, 400),
             slow_disk: some(500, 1, 80),
             drift: some(700, 10, 300),
@@ -86,5 +122,10 @@ impl Plan {
             disk_fault_every: some(400, 150_000, 800_000),
             membership_every: some(400, 50_000, 400_000),
         }
+    }
+
+    /// Whether a leader has room for whatever followers may have for it.
+    pub fn takes_all_that_is_passed_on(&self) -> bool {
+        self.uncommitted_bytes == 0 && self.mail.message_bytes == MAX_QUEUED_MESSAGE_BYTES
     }
 }

@@ -1,7 +1,7 @@
 //! What clients ask of members, and what they make of the answers.
 
 use muster_node::apply::{ApplyError, Outcome};
-use muster_node::driver::{Proposal, ReadToken};
+use muster_node::driver::{Proposal, ReadToken, Refused};
 use muster_node::machine::{EntryKind, RequestId};
 use muster_node::mvcc::ReadError;
 use node_proto::etcdserverpb::RangeRequest;
@@ -37,29 +37,30 @@ impl World {
         }
         let read = match &kind {
             Kind::Read { request, .. } => Some(request.clone()),
-            Kind::Write(_) => None,
+            Kind::Write { .. } => None,
         };
-        let must_end = self.must_end(node, matches!(kind, Kind::Write(_)));
+        let must_end = self.must_end(node, matches!(kind, Kind::Write { .. }));
         self.clients[client].operating = Some(Operating { id, floor, node, read, must_end });
         let patience =
             if must_end { CLIENT_TIMEOUT } else { self.rng.range(50_000, CLIENT_TIMEOUT / 3) };
         self.after(patience, Event::ClientTimeout { client, id });
         let life = self.node(node).life;
         let Some(live) = self.live(node, life) else { return Ok(()) };
-        match kind {
-            Kind::Write(data) => {
-                live.driver.propose([Proposal {
-                    id: RequestId(id),
-                    kind: EntryKind::Normal,
-                    data,
-                }]);
+        let asked = match kind {
+            // As the API does: what frees space is still taken.
+            Kind::Write { grows: true, .. } if live.writer.is_short() => Err(Refused::Full),
+            Kind::Write { data, .. } => {
+                let (id, kind) = (RequestId(id), EntryKind::Normal);
+                live.mail.propose(Proposal { id, kind, data })
             }
-            Kind::Read { .. } => live.driver.read([id]),
-        }
-        if self.paused(node).is_some() {
+            Kind::Read { .. } => live.mail.read(id),
+        };
+        if asked.is_err() {
+            self.report.full_queues += 1;
+            self.was_refused(node, id);
             return Ok(());
         }
-        self.advance(node)
+        self.wake(node)
     }
 
     /// The client has had its answer, or gives up.
@@ -91,6 +92,14 @@ impl World {
         Ok(())
     }
 
+    /// A member has taken over a snapshot. An outcome that comes to it in there is told to nobody.
+    pub(super) fn outcomes_lost(&mut self, node: u64) {
+        let operating = self.clients.iter_mut().filter_map(|client| client.operating.as_mut());
+        for operating in operating.filter(|operating| operating.node == node) {
+            operating.must_end &= operating.read.is_some();
+        }
+    }
+
     /// A member says that a proposal will never have an effect.
     pub(super) fn was_refused(&mut self, node: u64, id: u64) {
         self.refused.push(id);
@@ -98,7 +107,7 @@ impl World {
         self.ended(node, id);
     }
 
-    fn ended(&mut self, node: u64, id: u64) {
+    pub(super) fn ended(&mut self, node: u64, id: u64) {
         if let Some((client, operating)) = self.operation(node, id) {
             self.clients[client].served += u64::from(operating.must_end);
             self.next_operation(client);

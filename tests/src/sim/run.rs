@@ -131,5 +131,9 @@ fn sum(a: Report, b: Report) -> Report {
         compactions: a.compactions + b.compactions,
         notices: a.notices + b.notices,
         progress_asked: a.progress_asked + b.progress_asked,
+        shared_turns: a.shared_turns + b.shared_turns,
+        full_queues: a.full_queues + b.full_queues,
+        lost_bodies: a.lost_bodies + b.lost_bodies,
+        short_of_space: a.short_of_space + b.short_of_space,
     }
 }

@@ -1,24 +1,18 @@
-//! What members do: a step of one of them, and what follows from it.
+//! What members do: something comes in, their core takes it in a round, and what follows goes out.
+//! What is decided in it is production's ([`muster_node::driver`]); here is only when.
 
 use bytes::{Bytes, BytesMut};
-use muster_node::driver::{
-    Effects, IncomingSnapshot, LogJob, Message, Notice, run_fetch, run_group,
-};
+use muster_node::driver::{Message, Notice, run_fetch};
 use muster_node::machine::RequestId;
 use muster_node::mvcc::CompactionProgress;
 use node_consensus::Fetch;
 
 use super::Violation;
 use super::invariants::log_matching::hash;
-use super::node::{ApplyJob, JobDone, Live};
-use super::world::{Event, World};
-
-fn written(job: &LogJob) -> Option<&muster_node::log::Batch> {
-    match job {
-        LogJob::Write(_, batch) => Some(batch),
-        LogJob::Compact(_) => None,
-    }
-}
+use super::links::Transfer;
+use super::node::Live;
+use super::ports::{Sent, Told};
+use super::world::{Event, World, place};
 
 impl World {
     pub(super) fn live(&mut self, id: u64, life: u64) -> Option<&mut Live> {
@@ -40,11 +34,14 @@ impl World {
             self.after(wait, Event::Tick { node: id, life });
             return Ok(());
         }
-        live.driver.tick();
+        live.tick_is_due = true;
         let tick = self.node(id).tick;
         let jitter = self.rng.range(0, tick / 10 + 1);
         self.after(tick + jitter, Event::Tick { node: id, life });
-        self.advance(id)
+        if self.rng.chance(100) {
+            self.idle_log(id, life)?;
+        }
+        self.wake(id)
     }
 
     pub(super) fn deliver(
@@ -52,33 +49,25 @@ impl World {
         to: u64,
         life: u64,
         bytes: Bytes,
-        body: Option<Bytes>,
+        body: Option<Transfer>,
     ) -> Result<(), Violation> {
-        if let Some(wait) = self.paused(to) {
-            self.after(wait, Event::Deliver { to, life, bytes, body });
-            return Ok(());
-        }
         self.trace(&[to, hash(&bytes)]);
-        self.bodies += 1;
-        let name = format!("/incoming/{}", self.bodies);
-        let Some(live) = self.live(to, life) else { return Ok(()) };
         let message = Message::decode(bytes)
             .map_err(|error| Violation::new("what is sent can be read", error.to_string()))?;
-        match body {
-            None => live.driver.message(message),
-            Some(body) => {
-                live.bodies.insert(name.clone().into(), body.to_vec());
-                let snapshot = IncomingSnapshot { message, body: name.into() };
-                live.driver.notice(Notice::Snapshot(snapshot));
-            }
+        if let Some(transfer) = body {
+            return self.receive_snapshot(to, life, message, transfer);
         }
-        self.advance(to)
+        let Some(live) = self.live(to, life) else { return Ok(()) };
+        if live.mail.message(message).is_err() {
+            self.report.full_queues += 1;
+        }
+        self.wake(to)
     }
 
     pub(super) fn notice(&mut self, id: u64, life: u64, notice: Notice) -> Result<(), Violation> {
         let Some(live) = self.live(id, life) else { return Ok(()) };
-        live.driver.notice(notice);
-        self.advance(id)
+        live.mail.notice(notice);
+        self.wake(id)
     }
 
     pub(super) fn log_done(&mut self, id: u64, life: u64) -> Result<(), Violation> {
@@ -86,28 +75,36 @@ impl World {
             self.after(wait, Event::LogDone { node: id, life });
             return Ok(());
         }
-        let prepare = self.rng.chance(100);
         let Some(live) = self.live(id, life) else { return Ok(()) };
-        let Some(jobs) = live.log_group.take() else { return Ok(()) };
-        let written: Vec<_> = jobs.iter().filter_map(written).cloned().collect();
-        let mut done = run_group(&mut live.log, jobs);
-        if done.is_ok()
-            && prepare
-            && let Err(error) = live.log.prepare()
-        {
-            done = Err(error);
-        }
-        match done {
+        let Some(group) = live.log_group.take() else { return Ok(()) };
+        let written: Vec<_> = group.iter().filter_map(|job| job.batch().cloned()).collect();
+        match live.writer.run(group) {
             Ok(notices) => {
                 for notice in notices {
-                    live.driver.notice(notice);
+                    live.mail.notice(notice);
                 }
                 self.begin_group(id, life);
                 for batch in written {
                     self.invariants.logs.observe(id, &batch.entries, None)?;
                 }
-                self.advance(id)
+                self.wake(id)
             }
+            Err(error) => {
+                let down = self.node(id).down(&error);
+                self.went_down(id, down)
+            }
+        }
+    }
+
+    /// With nothing to write, the log prepares for later; now and then it looks at the disk's space.
+    fn idle_log(&mut self, id: u64, life: u64) -> Result<(), Violation> {
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        let changed = live.writer.look_at_space();
+        let short = changed && live.writer.is_short();
+        let done = if live.log_group.is_none() { live.writer.idle() } else { Ok(()) };
+        self.report.short_of_space += u64::from(short);
+        match done {
+            Ok(()) => Ok(()),
             Err(error) => {
                 let down = self.node(id).down(&error);
                 self.went_down(id, down)
@@ -120,30 +117,46 @@ impl World {
             self.after(wait, Event::ApplyDone { node: id, life });
             return Ok(());
         }
+        let idle = self.rng.chance(10);
         let Some(live) = self.live(id, life) else { return Ok(()) };
-        let mut done = JobDone::default();
-        let result = live.apply_one(&mut done);
-        let writes = live.snapshot.is_some() && !live.snapshot_busy;
-        live.snapshot_busy |= writes;
-        if live.apply_jobs.is_empty() {
-            live.apply_busy = false;
-        } else {
-            self.after(100, Event::ApplyDone { node: id, life });
-        }
-        if writes {
+        let Some(turn) = live.turn.take() else { return Ok(()) };
+        // Also what was applied before a checkpoint behind it failed: it may be durable.
+        let entries = turn.entries().to_vec();
+        let (told, result) = live.run_turn(turn, idle);
+        self.begin_turn(id, life);
+        if told.writes {
             let delay = self.rng.range(100, 60_000);
             self.after(delay, Event::SnapshotWritten { node: id, life });
         }
         let down = result.err().map(|error| self.node(id).down(&*error));
-        // Also what was applied before the checkpoint behind it failed: it may be durable.
-        for entry in &done.applied {
+        for entry in &entries {
             self.invariants.machines.observe(id, entry)?;
             self.invariants.stores.model.apply(entry);
         }
         match down {
-            None => self.applied(id, life, done),
+            None => self.applied(id, life, told),
             Some(down) => self.went_down(id, down),
         }
+    }
+
+    fn applied(&mut self, id: u64, life: u64, told: Told) -> Result<(), Violation> {
+        for (RequestId(request), outcome) in &told.outcomes {
+            self.outcome(id, *request, outcome)?;
+        }
+        self.wake_hub(id);
+        for body in &told.installed {
+            self.report.snapshots += 1;
+            self.check_store(id, false)?;
+            self.transfer_ended(id, body, true);
+            self.outcomes_lost(id);
+        }
+        for notice in told.notices {
+            let delay = self.rng.range(100, 30_000);
+            self.after(delay, Event::CompactStep { node: id, life });
+            let Some(live) = self.live(id, life) else { return Ok(()) };
+            live.mail.notice(notice);
+        }
+        self.wake(id)
     }
 
     /// Old entries are read beside the log's writer, and may be gone by then.
@@ -153,6 +166,7 @@ impl World {
             return Ok(());
         }
         let Some(live) = self.live(id, life) else { return Ok(()) };
+        live.fetching -= 1;
         match run_fetch(&live.reader, fetch) {
             Ok(notice) => self.notice(id, life, notice),
             Err(error) => {
@@ -169,31 +183,8 @@ impl World {
             return Ok(());
         }
         let Some(live) = self.live(id, life) else { return Ok(()) };
-        match live.write_snapshot() {
-            Ok(notice) => self.notice(id, life, notice),
-            Err(error) => {
-                let down = self.node(id).down(&error);
-                self.went_down(id, down)
-            }
-        }
-    }
-
-    pub(super) fn applied(&mut self, id: u64, life: u64, done: JobDone) -> Result<(), Violation> {
-        for (RequestId(request), outcome) in &done.outcomes {
-            self.outcome(id, *request, outcome)?;
-        }
-        self.wake_hub(id);
-        for notice in done.notices {
-            if matches!(notice, Notice::Installed { .. }) {
-                self.report.snapshots += 1;
-                self.check_store(id, false)?;
-            }
-            let delay = self.rng.range(100, 30_000);
-            self.after(delay, Event::CompactStep { node: id, life });
-            let Some(live) = self.live(id, life) else { return Ok(()) };
-            live.driver.notice(notice);
-        }
-        self.advance(id)
+        let Some(notice) = live.write_snapshot() else { return Ok(()) };
+        self.notice(id, life, notice)
     }
 
     /// A piece of the store's compaction, if one is under way.
@@ -217,22 +208,58 @@ impl World {
         }
     }
 
-    /// Everything that follows from what a member was given, then the invariants.
-    pub(super) fn advance(&mut self, id: u64) -> Result<(), Violation> {
-        let life = self.node(id).life;
+    /// Something waits for a member's core. Most often it is taken at once; else what gathers
+    /// meanwhile shares a round.
+    pub(super) fn wake(&mut self, id: u64) -> Result<(), Violation> {
+        // The tick that waits for the pause's end ends it.
+        if self.paused(id).is_some() {
+            return Ok(());
+        }
+        let (life, bound) = (self.node(id).life, self.plan.queued_jobs);
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        if live.core_is_due || live.is_blocked(bound) {
+            return Ok(());
+        }
+        if self.rng.chance(self.plan.busy_core) {
+            let delay = self.rng.range(50, 3_000);
+            self.after(delay, Event::Core { node: id, life });
+            if let Some(live) = self.live(id, life) {
+                live.core_is_due = true;
+            }
+            return Ok(());
+        }
+        self.rounds(id)
+    }
+
+    /// A core that was busy isn't any more.
+    pub(super) fn core(&mut self, id: u64, life: u64) -> Result<(), Violation> {
+        if let Some(wait) = self.paused(id) {
+            self.after(wait, Event::Core { node: id, life });
+            return Ok(());
+        }
+        let bound = self.plan.queued_jobs;
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        live.core_is_due = false;
+        if live.is_blocked(bound) { Ok(()) } else { self.rounds(id) }
+    }
+
+    /// Rounds of a member's core until nothing is left for it, then the invariants.
+    pub(super) fn rounds(&mut self, id: u64) -> Result<(), Violation> {
+        let (life, bound) = (self.node(id).life, self.plan.queued_jobs);
         loop {
+            let Self { nodes, rng, plan, calm, .. } = self;
+            let Some(live) = nodes[place(id)].live.as_mut() else { return Ok(()) };
+            let sent = live.round(rng, plan, *calm);
+            self.carry_out(id, life, sent)?;
             let Some(live) = self.live(id, life) else { return Ok(()) };
-            let effects = live.driver.advance();
-            self.execute(id, life, effects)?;
-            let Some(live) = self.live(id, life) else { return Ok(()) };
-            if !live.driver.has_more() {
+            if live.is_blocked(bound) || !live.has_work() {
                 break;
             }
         }
-        let node = &self.nodes[usize::try_from(id - 1).expect("few")];
-        let Some(live) = &node.live else { return Ok(()) };
-        let status = live.driver.status();
-        let seat = &mut self.leaders[usize::try_from(id - 1).expect("few")];
+        let Some(live) = &self.nodes[place(id)].live else { return Ok(()) };
+        let driver = live.core.driver();
+        let status = driver.status();
+        let seat = &mut self.leaders[place(id)];
         if *seat != (status.leader, status.term) {
             *seat = (status.leader, status.term);
             self.led_since = self.now;
@@ -240,137 +267,83 @@ impl World {
         let invariants = &mut self.invariants;
         invariants.elections.observe(id, &status)?;
         invariants.monotone.observe(id, life, &status)?;
-        let term_at = |index| live.driver.term_at(index);
+        let term_at = |index| driver.term_at(index);
         invariants.leaders.observe(id, &status, &invariants.machines, term_at)
     }
 
-    pub(super) fn execute(
-        &mut self,
-        id: u64,
-        life: u64,
-        effects: Effects,
-    ) -> Result<(), Violation> {
-        self.aim(id, &effects);
-        for message in &effects.send {
+    fn carry_out(&mut self, id: u64, life: u64, sent: Sent) -> Result<(), Violation> {
+        self.aim(id, &sent);
+        self.report.full_queues += sent.full;
+        self.report.lost_bodies += sent.bodiless;
+        for (message, stream) in &sent.messages {
             if message.from != id {
                 let what = format!("{id} sends {message:?}");
                 return Err(Violation::new("a member speaks for itself", what));
             }
             self.invariants.sent(message)?;
-            let mut bytes = BytesMut::new();
-            message.encode(&mut bytes);
-            let bytes = bytes.freeze();
-            if !self.has_machine(message.to) {
-                continue;
-            }
-            for delay in self.network.delays(&mut self.rng, &self.plan, id, message.to) {
-                let life = self.node(message.to).life;
-                self.after(
-                    delay,
-                    Event::Deliver { to: message.to, life, bytes: bytes.clone(), body: None },
-                );
-            }
+            let Some(life) = *stream else { continue };
+            self.send(message, life);
         }
-        for message in effects.send_snapshots {
-            self.send_snapshot(id, life, &message);
+        for (message, body) in sent.snapshots {
+            self.send_snapshot(id, life, &message, body);
         }
-        self.queue_log(id, life, effects.persist, effects.compact);
-        for fetch in effects.fetches {
+        self.begin_group(id, life);
+        for fetch in sent.fetches {
             let delay = self.rng.range(50, 5_000);
             self.after(delay, Event::Fetch { node: id, life, fetch });
         }
-        let mut jobs = Vec::new();
-        if !effects.apply.is_empty() {
-            jobs.push(ApplyJob::Apply(effects.apply));
+        self.begin_turn(id, life);
+        for body in &sent.discarded {
+            self.transfer_ended(id, body, false);
         }
-        jobs.extend(effects.install.map(|(at, path)| ApplyJob::Install(at, path)));
-        if effects.build_snapshot {
-            jobs.push(ApplyJob::Build);
-        }
-        let delay = self.rng.range(50, 3_000);
-        if let Some(live) = self.live(id, life)
-            && !jobs.is_empty()
-        {
-            live.apply_jobs.append(&mut jobs);
-            if !live.apply_busy {
-                live.apply_busy = true;
-                self.after(delay, Event::ApplyDone { node: id, life });
-            }
-        }
-        if let Some(live) = self.live(id, life) {
-            for path in effects.discard {
-                live.bodies.remove(&path);
-            }
-        }
-        for (RequestId(request), _) in effects.refused {
+        for RequestId(request) in sent.refused {
             self.was_refused(id, request);
         }
-        for (token, _) in effects.reads {
+        for token in sent.refused_reads {
+            self.ended(id, token);
+        }
+        for token in sent.reads {
             self.read_done(id, token)?;
         }
         Ok(())
     }
 
-    pub(super) fn queue_log(
-        &mut self,
-        id: u64,
-        life: u64,
-        persist: Vec<(u64, muster_node::log::Batch)>,
-        compact: Option<u64>,
-    ) {
-        let mut jobs: Vec<_> =
-            persist.into_iter().map(|(number, batch)| LogJob::Write(number, batch)).collect();
-        jobs.extend(compact.map(LogJob::Compact));
-        if jobs.is_empty() {
-            return;
+    /// A message leaves on a stream to that process of the peer's.
+    fn send(&mut self, message: &Message, life: u64) {
+        let (from, to) = (message.from, message.to);
+        let mut bytes = BytesMut::new();
+        message.encode(&mut bytes);
+        let bytes = bytes.freeze();
+        for delay in self.network.delays(&mut self.rng, &self.plan, from, to) {
+            self.after(delay, Event::Deliver { to, life, bytes: bytes.clone(), body: None });
         }
-        let Some(live) = self.live(id, life) else { return };
-        let conflicts = live.note_log(jobs.iter().filter_map(written));
-        live.log_jobs.append(&mut jobs);
-        self.report.conflicts += conflicts;
-        self.begin_group(id, life);
     }
 
-    /// The log takes what waits for it as one group, unless it is still writing the last one.
     fn begin_group(&mut self, id: u64, life: u64) {
         let Some(live) = self.live(id, life) else { return };
-        if live.log_group.is_some() || live.log_jobs.is_empty() {
+        let conflicts = std::mem::take(&mut live.written.conflicts);
+        let begins = live.begin_group();
+        let may_tear = live.may_tear();
+        self.report.conflicts += conflicts;
+        if !begins {
             return;
         }
-        live.log_group = Some(std::mem::take(&mut live.log_jobs));
         let slow = !self.calm && self.rng.chance(self.plan.slow_disk);
         let delay = if slow { self.rng.range(5_000, 300_000) } else { self.rng.range(100, 3_000) };
         self.after(delay, Event::LogDone { node: id, life });
-        if !self.calm && self.rng.chance(self.plan.crash_in_write) {
+        let cut = if may_tear { self.plan.crash_in_write } else { self.plan.crash_in_write / 8 };
+        if !self.calm && self.rng.chance(cut) {
             self.after(delay / 2, Event::CutWrite { node: id, life });
         }
     }
 
-    pub(super) fn send_snapshot(&mut self, id: u64, life: u64, message: &Message) {
-        let to = message.to;
-        if !self.has_machine(to) {
-            self.after(1_000, Event::SnapshotReport { node: id, life, peer: to, arrived: false });
-            return;
+    fn begin_turn(&mut self, id: u64, life: u64) {
+        let Some(live) = self.live(id, life) else { return };
+        let jobs = live.begin_turn();
+        if jobs > 0 {
+            self.report.shared_turns += u64::from(jobs > 1);
+            let delay = self.rng.range(50, 3_000);
+            self.after(delay, Event::ApplyDone { node: id, life });
         }
-        let delays = self.network.delays(&mut self.rng, &self.plan, id, to);
-        let receiver = self.node(to).life;
-        let body =
-            self.live(id, life).and_then(|live| live.built.as_ref()).and_then(|(at, body)| {
-                (message.snapshot == Some(*at)).then(|| Bytes::from(body.clone()))
-            });
-        let arrived = body.is_some() && !delays.is_empty();
-        let mut bytes = BytesMut::new();
-        message.encode(&mut bytes);
-        let bytes = bytes.freeze();
-        let mut last = 1_000;
-        for delay in delays {
-            last = last.max(delay);
-            if body.is_some() {
-                let deliver =
-                    Event::Deliver { to, life: receiver, bytes: bytes.clone(), body: body.clone() };
-                self.after(delay, deliver);
-            }
-        }
-        self.after(last, Event::SnapshotReport { node: id, life, peer: to, arrived });
     }
 }

@@ -12,6 +12,7 @@ use super::clients::{Client, Draw};
 use super::faults::Trouble;
 use super::invariants::Invariants;
 use super::invariants::progress::stuck;
+use super::links::Transfer;
 use super::network::Network;
 use super::node::{Node, broken};
 use super::plan::Plan;
@@ -31,7 +32,9 @@ const SERVED: u64 = 3;
 #[derive(Debug)]
 pub(super) enum Event {
     Tick { node: u64, life: u64 },
-    Deliver { to: u64, life: u64, bytes: Bytes, body: Option<Bytes> },
+    Core { node: u64, life: u64 },
+    Deliver { to: u64, life: u64, bytes: Bytes, body: Option<Transfer> },
+    Dial { node: u64, life: u64 },
     LogDone { node: u64, life: u64 },
     ApplyDone { node: u64, life: u64 },
     Fetch { node: u64, life: u64, fetch: Fetch },
@@ -45,6 +48,7 @@ pub(super) enum Event {
     Trouble(Trouble),
     Rejoin { node: u64, deposed: bool, until: u64 },
     CutWrite { node: u64, life: u64 },
+    SpaceBack { node: u64 },
     Restart { node: u64 },
 }
 
@@ -85,6 +89,19 @@ pub struct Report {
     pub notices: u64,
     /// Progress that watches asked for.
     pub progress_asked: u64,
+    /// Turns of a machine that took more than one job.
+    pub shared_turns: u64,
+    /// Things that found a queue full.
+    pub full_queues: u64,
+    /// Snapshots that were to be sent and had no body.
+    pub lost_bodies: u64,
+    /// Times that a member ran short of space.
+    pub short_of_space: u64,
+}
+
+/// Where a member stands in a list of all.
+pub(super) fn place(id: u64) -> usize {
+    usize::try_from(id - 1).expect("few")
 }
 
 pub(super) struct World {
@@ -184,7 +201,7 @@ impl World {
     }
 
     pub(super) fn node(&mut self, id: u64) -> &mut Node {
-        &mut self.nodes[usize::try_from(id - 1).expect("few")]
+        &mut self.nodes[place(id)]
     }
 
     pub(super) fn trace(&mut self, parts: &[u64]) {
@@ -204,6 +221,8 @@ impl World {
         match event {
             Event::Tick { node, life } => self.tick(node, life),
             Event::Deliver { to, life, bytes, body } => self.deliver(to, life, bytes, body),
+            Event::Core { node, life } => self.core(node, life),
+            Event::Dial { node, life } => self.dial(node, life),
             Event::LogDone { node, life } => self.log_done(node, life),
             Event::ApplyDone { node, life } => self.apply_done(node, life),
             Event::Fetch { node, life, fetch } => self.fetch(node, life, fetch),
@@ -221,6 +240,10 @@ impl World {
             Event::Stream { stream } => self.stream(stream),
             Event::Restart { node } => self.start(node),
             Event::Trouble(trouble) => self.trouble(trouble),
+            Event::SpaceBack { node } => {
+                self.node(node).disk.leave_free(u64::MAX);
+                Ok(())
+            }
             Event::Rejoin { node, deposed, until } => {
                 self.rejoin(node, deposed, until);
                 Ok(())
@@ -253,7 +276,9 @@ impl World {
         self.after(delay, Event::Tick { node: id, life });
         self.check_store(id, false)?;
         self.after(delay, Event::CompactStep { node: id, life });
-        self.advance(id)
+        let delay = self.rng.range(200, 5_000);
+        self.after(delay, Event::Dial { node: id, life });
+        self.rounds(id)
     }
 
     /// All is well, and has been for a while.
@@ -266,7 +291,7 @@ impl World {
     /// Whether what a client asks of `node` now has to be answered. A follower passes a proposal
     /// on, and isn't told if the leader can't take it.
     pub(super) fn must_end(&self, node: u64, is_write: bool) -> bool {
-        let taken = self.plan.uncommitted_bytes == 0 || self.leaders[0].0 == node;
+        let taken = self.plan.takes_all_that_is_passed_on() || self.leaders[0].0 == node;
         self.is_steady() && (taken || !is_write)
     }
 
@@ -282,9 +307,10 @@ impl World {
             .all(|client| self.clients[client].operating.is_none() && self.is_content(client));
         let mut positions = self.nodes.iter().map(|node| {
             let live = node.live.as_ref()?;
-            let status = live.driver.status();
+            let status = live.core.driver().status();
             let applied = live.applier.machine().applied();
-            let even = status.leader != 0 && status.commit == status.last;
+            let connected = live.core.driver().is_quorum_connected();
+            let even = connected && status.leader != 0 && status.commit == status.last;
             even.then_some((status.leader, status.last, applied))
         });
         if !idle {
@@ -305,7 +331,7 @@ impl World {
             text = format!("{text}; {:?}", stream.watch);
         }
         for node in &self.nodes {
-            let status = node.live.as_ref().map(|live| live.driver.status());
+            let status = node.live.as_ref().map(|live| live.core.driver().status());
             text = format!("{text}; {}: {status:?}", node.id);
         }
         text
@@ -313,8 +339,7 @@ impl World {
 
     /// A member's store holds what it should.
     pub(super) fn check_store(&mut self, id: u64, all: bool) -> Result<(), Violation> {
-        let at = usize::try_from(id - 1).expect("few");
-        let Some(live) = &self.nodes[at].live else { return Ok(()) };
+        let Some(live) = &self.nodes[place(id)].live else { return Ok(()) };
         self.invariants.stores.holds(id, &live.store, all)
     }
 

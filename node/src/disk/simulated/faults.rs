@@ -71,9 +71,11 @@ pub struct Lies {
     pub directories: bool,
 }
 
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct Faults {
     pub lies: Lies,
+    /// Bytes by which files may still grow.
+    pub free: u64,
     orders: Vec<Fault>,
     /// Operations left; none: no end in sight.
     power: Option<u64>,
@@ -82,6 +84,20 @@ pub(super) struct Faults {
     /// An order was carried out.
     failed: bool,
     pub counts: Counts,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self {
+            lies: Lies::default(),
+            free: u64::MAX,
+            orders: Vec::new(),
+            power: None,
+            now: false,
+            failed: false,
+            counts: Counts::default(),
+        }
+    }
 }
 
 pub(super) fn power_is_off() -> io::Error {
@@ -140,16 +156,27 @@ impl Faults {
                 failure = Some(order.failure);
             }
         }
-        self.failed |= failure.is_some();
-        match failure {
-            None => Ok(()),
-            Some(Failure::Io) => {
-                Err(io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error()))
-            }
-            Some(Failure::NoSpace) => {
-                Err(io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error()))
-            }
+        failure.map_or(Ok(()), |failure| self.fail(failure))
+    }
+
+    /// A file grows.
+    pub(super) fn take(&mut self, bytes: u64) -> io::Result<()> {
+        if bytes > self.free {
+            return self.fail(Failure::NoSpace);
         }
+        if self.free < u64::MAX {
+            self.free -= bytes;
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, failure: Failure) -> io::Result<()> {
+        self.failed = true;
+        let number = match failure {
+            Failure::Io => rustix::io::Errno::IO,
+            Failure::NoSpace => rustix::io::Errno::NOSPC,
+        };
+        Err(io::Error::from_raw_os_error(number.raw_os_error()))
     }
 
     fn count(&mut self, operation: Operation) {

@@ -110,6 +110,12 @@ impl SimulatedDisk {
         self.lock().faults.power_off_after(operations);
     }
 
+    /// From now on files may grow by so many bytes together, and then the disk is full; `u64::MAX` is
+    /// no bound. What is removed or cut gives nothing back.
+    pub fn leave_free(&self, bytes: u64) {
+        self.lock().faults.free = bytes;
+    }
+
     /// From now on, some syncs only pretend.
     pub fn lie(&self, lies: Lies) {
         self.lock().faults.lies = lies;
@@ -304,9 +310,8 @@ impl Disk for SimulatedDisk {
         Ok(())
     }
 
-    /// What is full is ordered by [`SimulatedDisk::inject`], not reckoned.
     fn free_bytes(&self, _: &Path) -> io::Result<u64> {
-        Ok(u64::MAX)
+        Ok(self.lock().faults.free)
     }
 
     fn lock_dir(&self, path: &Path) -> io::Result<DirLock> {
@@ -352,6 +357,16 @@ impl Handle {
         operation: Operation,
         act: impl FnOnce(&mut File, &mut Rng, io::Result<()>) -> io::Result<T>,
     ) -> io::Result<T> {
+        self.with_len(operation, 0, act)
+    }
+
+    /// As [`with`](Self::with), for what may make the file so long.
+    fn with_len<T>(
+        &self,
+        operation: Operation,
+        len: u64,
+        act: impl FnOnce(&mut File, &mut Rng, io::Result<()>) -> io::Result<T>,
+    ) -> io::Result<T> {
         let mut state = self.disk.lock();
         if state.boot != self.boot {
             return Err(power_is_off());
@@ -362,7 +377,10 @@ impl Handle {
             return Err(power_is_off());
         }
         match inodes.get_mut(&self.inode) {
-            Some(Inode::File(file)) => act(file, rng, met),
+            Some(Inode::File(file)) => {
+                let grows = len.saturating_sub(file.len());
+                act(file, rng, met.and_then(|()| faults.take(grows)))
+            }
             _ => Err(io::ErrorKind::NotFound.into()),
         }
     }
@@ -374,7 +392,7 @@ impl DiskFile for Handle {
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.with(Operation::Write, |file, rng, met| {
+        self.with_len(Operation::Write, offset + data.len() as u64, |file, rng, met| {
             // What fails has written a part of it.
             let part = if met.is_ok() { data.len() } else { rng.below(data.len() + 1) };
             file.write(offset, &data[..part]);
@@ -383,11 +401,13 @@ impl DiskFile for Handle {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.with(Operation::Resize, |file, _, met| met.map(|()| file.resize(len)))
+        self.with_len(Operation::Resize, len, |file, _, met| met.map(|()| file.resize(len)))
     }
 
     fn allocate(&self, len: u64) -> io::Result<()> {
-        self.with(Operation::Resize, |file, _, met| met.map(|()| file.resize(len.max(file.len()))))
+        self.with_len(Operation::Resize, len, |file, _, met| {
+            met.map(|()| file.resize(len.max(file.len())))
+        })
     }
 
     fn len(&self) -> io::Result<u64> {

@@ -52,6 +52,24 @@ fn unsynced_sectors_survive_whole_or_not_at_all_in_any_mixture() {
 }
 
 #[test]
+fn files_grow_until_the_disk_is_full_and_what_is_there_can_still_be_written() {
+    let disk = SimulatedDisk::new(1);
+    file(&disk, "f").write_at(0, &[1; 1000]).unwrap();
+    disk.leave_free(1000);
+    file(&disk, "f").write_at(500, &[2; 1000]).unwrap();
+    assert_eq!(disk.free_bytes(Path::new("/")).unwrap(), 500);
+    assert!(!disk.has_failed());
+    let full = file(&disk, "g").allocate(501).unwrap_err();
+    assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+    assert!(disk.has_failed());
+    file(&disk, "g").set_len(500).unwrap();
+    file(&disk, "f").write_at(0, &[3; 1500]).unwrap();
+    file(&disk, "g").write_at(0, &[3; 501]).unwrap_err();
+    disk.leave_free(u64::MAX);
+    file(&disk, "g").write_at(0, &[3; 501]).unwrap();
+}
+
+#[test]
 fn the_same_seed_loses_the_same() {
     let run = |seed| {
         let disk = SimulatedDisk::new(seed);

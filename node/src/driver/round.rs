@@ -1,0 +1,362 @@
+//! One round of the core: what has come in goes to the [`Driver`], what follows goes out. No clock,
+//! no thread, no I/O of its own.
+//!
+//! What goes out may be refused: a peer's queue is full, a snapshot's body is gone, the reader of old
+//! entries is busy. Consensus waits for an answer to each of these, so that what is lost is told to
+//! it, here and nowhere else.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use node_consensus::{Fetch, Message, Position, StepError};
+
+use super::core::{Driver, Effects};
+use super::mail::{Mail, Notice, ReadToken};
+use super::{ApplyJob, LogJob, Metrics, Refusal, SendError};
+use crate::machine::RequestId;
+
+/// Where a round's effects go. Nothing waits there: what comes of it is told by a [`Notice`].
+pub trait Outlets {
+    /// Queues a message for `message.to`.
+    fn send(&mut self, message: Message) -> Result<(), SendError>;
+    /// Starts to send the snapshot that `message` speaks of; its end is told by
+    /// [`Notice::SnapshotSent`]. False if there is no such body: then nothing was started.
+    fn send_snapshot(&mut self, message: Message) -> bool;
+    /// Queues a job for the log.
+    fn log(&mut self, job: LogJob);
+    /// Queues a job for the state machine.
+    fn apply(&mut self, job: ApplyJob);
+    /// Has old entries read. False if too much waits for that already.
+    fn fetch(&mut self, fetch: Fetch) -> bool;
+    /// Nobody needs the snapshot that was built last.
+    fn drop_snapshot(&mut self);
+    /// Nobody needs this snapshot, which was received.
+    fn discard(&mut self, body: &Path);
+    /// Into the mail for the next round.
+    fn notice(&mut self, notice: Notice);
+    /// A peer's message was refused.
+    fn bad_message(&mut self, error: &StepError);
+    /// These proposals will never have an effect.
+    fn refuse(&mut self, proposals: Vec<(RequestId, Refusal)>);
+    /// These reads may go ahead, at this position or later.
+    fn allow(&mut self, reads: Vec<(ReadToken, Position)>);
+    /// These reads were too many.
+    fn refuse_reads(&mut self, reads: Vec<ReadToken>);
+}
+
+/// The owner of the driver: the core thread in production, an event of the simulation.
+#[derive(Debug)]
+pub struct Core {
+    driver: Driver,
+    metrics: Arc<Metrics>,
+}
+
+impl Core {
+    /// The first [`round`](Self::round) may have effects without anything having come in.
+    pub fn new(driver: Driver, metrics: Arc<Metrics>) -> Self {
+        Self { driver, metrics }
+    }
+
+    /// The driver, to look at.
+    pub fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// Whether the next round has something to do, whatever comes in.
+    pub fn has_more(&self) -> bool {
+        self.driver.has_more()
+    }
+
+    /// Everything that follows from `mail`, and from a tick if one is due. After a pause one is, not
+    /// as many as were missed: nobody was there to hear a leader.
+    pub fn round(&mut self, mail: Mail, tick: bool, out: &mut impl Outlets) {
+        self.metrics.messages_received.fetch_add(mail.messages.len() as u64, Relaxed);
+        self.metrics.proposals.fetch_add(mail.proposals.len() as u64, Relaxed);
+        for notice in mail.notices {
+            self.driver.notice(notice);
+        }
+        for message in mail.messages {
+            self.driver.message(message);
+        }
+        self.driver.propose(mail.proposals);
+        self.driver.read(mail.reads);
+        if tick {
+            self.driver.tick();
+        }
+        let effects = self.driver.advance();
+        self.execute(effects, out);
+    }
+
+    fn execute(&self, effects: Effects, out: &mut impl Outlets) {
+        let metrics = &*self.metrics;
+        self.send(effects.send, out);
+        for message in effects.send_snapshots {
+            let peer = message.to;
+            if out.send_snapshot(message) {
+                metrics.snapshots_sent.fetch_add(1, Relaxed);
+            } else {
+                out.notice(Notice::SnapshotSent { peer, arrived: false });
+            }
+        }
+        for (number, batch) in effects.persist {
+            out.log(LogJob::Write(number, batch));
+        }
+        for fetch in effects.fetches {
+            if !out.fetch(fetch) {
+                out.notice(Notice::Fetched { id: fetch.id, entries: Vec::new() });
+            }
+        }
+        if let Some(through) = effects.compact {
+            out.log(LogJob::Compact(through));
+        }
+        if !effects.apply.is_empty() {
+            out.apply(ApplyJob::Apply(effects.apply));
+        }
+        if let Some((at, body)) = effects.install {
+            out.apply(ApplyJob::Install(at, body));
+        }
+        if effects.build_snapshot {
+            out.apply(ApplyJob::Build);
+        }
+        if effects.drop_snapshot {
+            out.drop_snapshot();
+        }
+        effects.discard.iter().map(PathBuf::as_path).for_each(|body| out.discard(body));
+        metrics.messages_refused.fetch_add(effects.bad_messages.len() as u64, Relaxed);
+        effects.bad_messages.iter().for_each(|error| out.bad_message(error));
+        if !effects.refused.is_empty() {
+            metrics.proposals_refused.fetch_add(effects.refused.len() as u64, Relaxed);
+            out.refuse(effects.refused);
+        }
+        if !effects.reads.is_empty() {
+            metrics.reads.fetch_add(effects.reads.len() as u64, Relaxed);
+            out.allow(effects.reads);
+        }
+        if !effects.refused_reads.is_empty() {
+            out.refuse_reads(effects.refused_reads);
+        }
+        metrics.read_rounds.store(self.driver.read_rounds(), Relaxed);
+    }
+
+    /// Whoever lost something is tried with less until it answers again: told once for each peer.
+    fn send(&self, messages: Vec<Message>, out: &mut impl Outlets) {
+        let (mut sent, mut dropped) = (0, 0);
+        let mut lost = Vec::new();
+        for message in messages {
+            let to = message.to;
+            if out.send(message).is_ok() {
+                sent += 1;
+            } else {
+                dropped += 1;
+                if !lost.contains(&to) {
+                    lost.push(to);
+                }
+            }
+        }
+        self.metrics.messages_sent.fetch_add(sent, Relaxed);
+        self.metrics.messages_dropped.fetch_add(dropped, Relaxed);
+        for peer in lost {
+            out.notice(Notice::Unreachable(peer));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use node_consensus::{Config, Initial, Members, MessageKind, PeerState, Role};
+
+    use super::*;
+    use crate::driver::DriverOptions;
+
+    /// Takes everything but what it is told not to, and remembers it.
+    #[derive(Default)]
+    struct Recorder {
+        away: Vec<u64>,
+        has_body: bool,
+        reads_old_entries: bool,
+        sent: Vec<(u64, MessageKind)>,
+        log: Vec<LogJob>,
+        machine: Vec<ApplyJob>,
+        mail: Mail,
+    }
+
+    impl Outlets for Recorder {
+        fn send(&mut self, message: Message) -> Result<(), SendError> {
+            if self.away.contains(&message.to) {
+                return Err(SendError::NotConnected);
+            }
+            self.sent.push((message.to, message.kind));
+            Ok(())
+        }
+
+        fn send_snapshot(&mut self, _: Message) -> bool {
+            self.has_body
+        }
+
+        fn log(&mut self, job: LogJob) {
+            self.log.push(job);
+        }
+
+        fn apply(&mut self, job: ApplyJob) {
+            self.machine.push(job);
+        }
+
+        fn fetch(&mut self, _: Fetch) -> bool {
+            self.reads_old_entries
+        }
+
+        fn drop_snapshot(&mut self) {}
+
+        fn discard(&mut self, _: &Path) {}
+
+        fn notice(&mut self, notice: Notice) {
+            self.mail.notice(notice);
+        }
+
+        fn bad_message(&mut self, _: &StepError) {}
+
+        fn refuse(&mut self, _: Vec<(RequestId, Refusal)>) {}
+
+        fn allow(&mut self, _: Vec<(ReadToken, Position)>) {}
+
+        fn refuse_reads(&mut self, _: Vec<ReadToken>) {}
+    }
+
+    /// Member 1 of three, who has just started.
+    fn core() -> Core {
+        let members = Members { voters: vec![1, 2, 3], learners: Vec::new() };
+        let initial = Initial { members, ..Initial::default() };
+        let options = DriverOptions {
+            campaign_when_connected: false,
+            catch_up_entries: 5,
+            proposal_ticks: 100,
+            read_retry_ticks: 2,
+            max_backlog_bytes: 128 << 20,
+        };
+        let driver = Driver::new(&Config::new(1, 1, 1), options, &initial).unwrap();
+        Core::new(driver, Arc::default())
+    }
+
+    fn notice(notice: Notice) -> Mail {
+        let mut mail = Mail::default();
+        mail.notice(notice);
+        mail
+    }
+
+    /// Gives the core all that its outlets and a quick disk have for it, until nothing is left.
+    fn settle(core: &mut Core, out: &mut Recorder) {
+        loop {
+            for job in std::mem::take(&mut out.log) {
+                if let LogJob::Write(number, _) = job {
+                    out.mail.notice(Notice::Persisted(number));
+                }
+            }
+            let mail = out.mail.take();
+            if mail.is_empty() && !core.has_more() {
+                return;
+            }
+            core.round(mail, false, out);
+        }
+    }
+
+    /// Member 1, elected by 2.
+    fn leader(out: &mut Recorder) -> Core {
+        let mut core = core();
+        core.round(notice(Notice::Campaign), false, out);
+        settle(&mut core, out);
+        for kind in [MessageKind::RequestPreVoteResponse, MessageKind::RequestVoteResponse] {
+            out.mail.message(Message { term: 1, ..Message::new(kind, 2, 1) }).unwrap();
+            settle(&mut core, out);
+        }
+        assert_eq!(core.driver().leadership(), (Role::Leader, 1, 1));
+        core
+    }
+
+    #[test]
+    fn who_lost_messages_is_told_to_consensus_once() {
+        let mut out = Recorder { away: vec![2], ..Recorder::default() };
+        let message = |to| Message::new(MessageKind::Append, 1, to);
+        let send = vec![message(2), message(3), message(2)];
+        let core = core();
+        core.execute(Effects { send, ..Effects::default() }, &mut out);
+        assert_eq!(out.sent, [(3, MessageKind::Append)]);
+        assert!(matches!(out.mail.notices[..], [Notice::Unreachable(2)]));
+        assert_eq!(core.metrics.messages_sent.load(Relaxed), 1);
+        assert_eq!(core.metrics.messages_dropped.load(Relaxed), 2);
+    }
+
+    #[test]
+    fn a_leader_that_lost_an_append_goes_back_to_probing() {
+        let mut out = Recorder::default();
+        let mut core = leader(&mut out);
+        let last = core.driver().status().last;
+        let ack =
+            Message { term: 1, index: last, ..Message::new(MessageKind::AppendResponse, 2, 1) };
+        out.mail.message(ack).unwrap();
+        settle(&mut core, &mut out);
+        let state = |core: &Core| {
+            let peers = core.driver().status().peers;
+            peers.iter().find(|peer| peer.member == 2).map(|peer| peer.state)
+        };
+        assert_eq!(state(&core), Some(PeerState::Replicate));
+        out.away.push(2);
+        core.round(Mail::default(), true, &mut out);
+        settle(&mut core, &mut out);
+        assert_eq!(state(&core), Some(PeerState::Probe));
+    }
+
+    #[test]
+    fn a_snapshot_without_a_body_has_not_arrived() {
+        let announce = || Effects {
+            send_snapshots: vec![Message::new(MessageKind::Snapshot, 1, 3)],
+            ..Effects::default()
+        };
+        let core = core();
+        let mut out = Recorder::default();
+        core.execute(announce(), &mut out);
+        let told = &out.mail.notices[..];
+        assert!(matches!(told, [Notice::SnapshotSent { peer: 3, arrived: false }]), "{told:?}");
+        assert_eq!(core.metrics.snapshots_sent.load(Relaxed), 0);
+        let mut out = Recorder { has_body: true, ..Recorder::default() };
+        core.execute(announce(), &mut out);
+        assert!(out.mail.is_empty(), "whoever sends it tells how that ended");
+        assert_eq!(core.metrics.snapshots_sent.load(Relaxed), 1);
+    }
+
+    #[test]
+    fn a_fetch_that_found_no_room_has_found_nothing() {
+        let fetch = Fetch { id: 4, low: 1, high: 2, max_bytes: 9 };
+        let effects = || Effects { fetches: vec![fetch], ..Effects::default() };
+        let mut out = Recorder::default();
+        core().execute(effects(), &mut out);
+        let told = &out.mail.notices[..];
+        assert!(matches!(told, [Notice::Fetched { id: 4, entries }] if entries.is_empty()));
+        let mut out = Recorder { reads_old_entries: true, ..Recorder::default() };
+        core().execute(effects(), &mut out);
+        assert!(out.mail.is_empty());
+    }
+
+    #[test]
+    fn the_machine_gets_entries_then_a_snapshot_then_the_order_to_build_one() {
+        let at = Position { index: 7, term: 1 };
+        let entry = crate::machine::Committed {
+            position: Position { index: 1, term: 1 },
+            kind: crate::machine::EntryKind::NoOp,
+            data: bytes::Bytes::new(),
+        };
+        let effects = Effects {
+            apply: vec![entry],
+            install: Some((at, "body".into())),
+            build_snapshot: true,
+            ..Effects::default()
+        };
+        let mut out = Recorder::default();
+        core().execute(effects, &mut out);
+        let jobs = &out.machine[..];
+        assert!(
+            matches!(jobs, [ApplyJob::Apply(_), ApplyJob::Install(..), ApplyJob::Build]),
+            "{jobs:?}"
+        );
+    }
+}

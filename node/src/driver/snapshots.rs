@@ -1,0 +1,224 @@
+//! The bodies of snapshots: built here to be sent, or received to be installed.
+//!
+//! Each is as large as the store. Of those built here the last one counts: who is sent it, and when it
+//! may go, is the driver's matter ([`Outgoing`](super::outgoing::Outgoing)); a newer one takes its
+//! place as soon as it is written, so that a message which still speaks of the old one finds no body.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use node_consensus::{Message, Position};
+
+use super::mail::Notice;
+use crate::machine::Snapshot;
+
+/// Where bodies lie.
+pub trait Bodies {
+    /// One that is being written.
+    type New: Write;
+    /// One that is being read.
+    type Body: Read;
+    /// Begins a body, in place of any that was there.
+    fn create(&self, path: &Path) -> io::Result<Self::New>;
+    /// A body from its beginning.
+    fn open(&self, path: &Path) -> io::Result<Self::Body>;
+    /// Forgets a body.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+}
+
+/// In files, as in production.
+#[derive(Clone, Copy, Debug)]
+pub struct Files;
+
+impl Bodies for Files {
+    type New = File;
+    type Body = File;
+
+    fn create(&self, path: &Path) -> io::Result<File> {
+        File::create(path)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<File> {
+        File::open(path)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_file(path)
+    }
+}
+
+/// All bodies of one member.
+#[derive(Debug)]
+pub struct Snapshots<B> {
+    dir: PathBuf,
+    bodies: B,
+    /// The one built last.
+    built: Mutex<Option<(Position, PathBuf)>>,
+}
+
+impl<B: Bodies> Snapshots<B> {
+    /// Those in `dir`; none has been built yet.
+    pub fn new(dir: PathBuf, bodies: B) -> Self {
+        Self { dir, bodies, built: Mutex::default() }
+    }
+
+    /// Writes a body, which then is the one built last; what to tell the driver.
+    pub fn build<S: Snapshot>(&self, snapshot: S) -> Notice {
+        let (at, members) = (snapshot.position(), snapshot.members());
+        let path = self.dir.join(format!("outgoing-{:016x}", at.index));
+        let written = self.write(&snapshot, &path);
+        // It holds on to a part of the store.
+        drop(snapshot);
+        if let Err(error) = &written {
+            let error = &**error;
+            tracing::error!(error, index = at.index, "a snapshot couldn't be made");
+            // Half of one takes space for nothing.
+            self.remove(&path);
+            return Notice::Built(None);
+        }
+        let old = self.lock().replace((at, path.clone()));
+        old.filter(|(_, old)| *old != path).into_iter().for_each(|(_, old)| self.remove(&old));
+        Notice::Built(Some((at, members)))
+    }
+
+    fn write<S: Snapshot>(
+        &self,
+        snapshot: &S,
+        path: &Path,
+    ) -> Result<(), Box<dyn std::error::Error>> {
+        let mut out = BufWriter::new(self.bodies.create(path)?);
+        snapshot.write(&mut out)?;
+        Ok(out.flush()?)
+    }
+
+    /// The body that `message` speaks of, if it is the one built last and can be read.
+    pub fn body_of(&self, message: &Message) -> Option<B::Body> {
+        // Opened under the lock, so that it isn't removed meanwhile.
+        let built = self.lock();
+        let (_, path) = built.as_ref().filter(|(at, _)| message.snapshot == Some(*at))?;
+        self.bodies.open(path).ok()
+    }
+
+    /// Nobody needs the one built last.
+    pub fn drop_built(&self) {
+        let built = self.lock().take();
+        built.into_iter().for_each(|(_, path)| self.remove(&path));
+    }
+
+    /// A body that was received.
+    pub fn open(&self, path: &Path) -> io::Result<B::Body> {
+        self.bodies.open(path)
+    }
+
+    /// What stays costs space only until the next start.
+    pub fn remove(&self, path: &Path) {
+        if let Err(error) = self.bodies.remove(path) {
+            tracing::warn!(path = %path.display(), %error, "a snapshot's file couldn't be removed");
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<(Position, PathBuf)>> {
+        self.built.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use node_consensus::{Members, MessageKind};
+
+    use super::*;
+
+    struct Saved(u64);
+
+    impl Snapshot for Saved {
+        type Error = io::Error;
+
+        fn position(&self) -> Position {
+            Position { index: self.0, term: 1 }
+        }
+
+        fn members(&self) -> Members {
+            Members { voters: vec![self.0], learners: Vec::new() }
+        }
+
+        fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+            write!(out, "body {}", self.0)
+        }
+    }
+
+    fn announced(index: u64) -> Message {
+        let snapshot = Some(Position { index, term: 1 });
+        Message { snapshot, ..Message::new(MessageKind::Snapshot, 1, 2) }
+    }
+
+    fn in_dir(dir: &Path) -> Vec<String> {
+        let names = dir.read_dir().unwrap().map(|entry| entry.unwrap().file_name());
+        names.map(|name| name.into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn only_the_body_built_last_is_there_and_only_for_who_speaks_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshots = Snapshots::new(dir.path().to_owned(), Files);
+        assert!(snapshots.body_of(&announced(3)).is_none());
+        for index in [3, 3, 5] {
+            let Notice::Built(Some((at, members))) = snapshots.build(Saved(index)) else {
+                panic!("it was written")
+            };
+            assert_eq!((at.index, members.voters), (index, vec![index]));
+        }
+        assert!(snapshots.body_of(&announced(3)).is_none(), "a newer one took its place");
+        let mut body = String::new();
+        snapshots.body_of(&announced(5)).unwrap().read_to_string(&mut body).unwrap();
+        assert_eq!(body, "body 5");
+        assert_eq!(in_dir(dir.path()), ["outgoing-0000000000000005"]);
+        snapshots.drop_built();
+        assert!(snapshots.body_of(&announced(5)).is_none());
+        assert!(in_dir(dir.path()).is_empty());
+        snapshots.drop_built();
+    }
+
+    /// Files that give out at the first byte.
+    struct Full(Cell<bool>);
+
+    impl Bodies for Full {
+        type New = Full;
+        type Body = File;
+
+        fn create(&self, path: &Path) -> io::Result<Full> {
+            File::create(path).map(|_| Full(Cell::new(false)))
+        }
+
+        fn open(&self, path: &Path) -> io::Result<File> {
+            File::open(path)
+        }
+
+        fn remove(&self, path: &Path) -> io::Result<()> {
+            self.0.set(true);
+            std::fs::remove_file(path)
+        }
+    }
+
+    impl Write for Full {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::StorageFull.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn half_a_body_is_none_and_takes_no_space() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshots = Snapshots::new(dir.path().to_owned(), Full(Cell::new(false)));
+        assert!(matches!(snapshots.build(Saved(4)), Notice::Built(None)));
+        assert!(snapshots.bodies.0.get() && in_dir(dir.path()).is_empty());
+        assert!(snapshots.body_of(&announced(4)).is_none());
+    }
+}

@@ -1,0 +1,153 @@
+//! What this member says of itself, and what it has seen of leaders and peers over time.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use node_consensus::{Members, PeerStatus, Position, Role};
+
+use super::core::Driver;
+use super::error::ProposeError;
+
+/// A moment's view of this member, as the core last published it.
+#[derive(Clone, Debug)]
+pub struct NodeStatus {
+    /// This member.
+    pub member: u64,
+    /// The leader it knows; 0 is none.
+    pub leader: u64,
+    /// Its term.
+    pub term: u64,
+    /// Its part.
+    pub role: Role,
+    /// Highest committed index it knows.
+    pub commit: u64,
+    /// The last entry applied.
+    pub applied: Position,
+    /// The last entry that the store holds durably.
+    pub durable: Position,
+    /// First index in the log.
+    pub first: u64,
+    /// Last index in the log.
+    pub last: u64,
+    /// Streams that stand, and this member itself, reach a quorum; since when.
+    pub quorum_connected: Option<Instant>,
+    /// When this member last knew that it had lost a leader.
+    pub leader_lost: Option<Instant>,
+    /// Leaders only: the other members.
+    pub peers: Vec<PeerStatus>,
+    /// Who takes part in consensus.
+    pub members: Arc<Members>,
+}
+
+impl NodeStatus {
+    /// That of `driver` on `member`.
+    pub(super) fn of(driver: &Driver, member: u64, seen: &Seen) -> Self {
+        let status = driver.status();
+        let (applied, durable) = driver.positions();
+        Self {
+            member,
+            leader: status.leader,
+            term: status.term,
+            role: status.role,
+            commit: status.commit,
+            applied,
+            durable,
+            first: status.first,
+            last: status.last,
+            quorum_connected: seen.quorum_connected,
+            leader_lost: seen.leader_lost,
+            peers: status.peers,
+            members: Arc::clone(driver.members()),
+        }
+    }
+
+    /// Why a request that began at `started` was not answered in time. As etcd tells time-outs apart
+    /// (server/etcdserver/errors, `parseProposeCtxErr`).
+    pub(super) fn why_late(&self, started: Instant) -> ProposeError {
+        let after = |at: Instant| at >= started;
+        if self.leader_lost.is_some_and(after) {
+            ProposeError::TimeoutLeaderFailed
+        } else if self.leader == 0 {
+            ProposeError::NoLeader
+        } else if self.quorum_connected.is_none_or(after) {
+            ProposeError::TimeoutConnectionLost
+        } else {
+            ProposeError::Timeout
+        }
+    }
+}
+
+/// Since when things are as they are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// 0 is none.
+    pub leader: u64,
+    leader_lost: Option<Instant>,
+    quorum_connected: Option<Instant>,
+}
+
+impl Seen {
+    /// How things are now; whether the leader is another one than before.
+    pub(super) fn observe(&mut self, leader: u64, is_quorum_connected: bool, now: Instant) -> bool {
+        self.quorum_connected = self.quorum_connected.or(Some(now)).filter(|_| is_quorum_connected);
+        let changed = leader != self.leader;
+        if changed && self.leader != 0 {
+            self.leader_lost = Some(now);
+        }
+        self.leader = leader;
+        changed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn at(start: Instant, millis: u64) -> Instant {
+        start + Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn a_leader_is_lost_when_another_takes_its_place_too() {
+        let (mut seen, start) = (Seen::default(), Instant::now());
+        assert!(!seen.observe(0, false, start) && seen.observe(2, false, at(start, 1)));
+        assert_eq!(seen.leader_lost, None, "there was none before");
+        assert!(!seen.observe(2, false, at(start, 2)) && seen.observe(3, false, at(start, 3)));
+        assert_eq!(seen.leader_lost, Some(at(start, 3)));
+        assert!(seen.observe(0, false, at(start, 4)) && seen.observe(3, false, at(start, 5)));
+        assert_eq!(seen.leader_lost, Some(at(start, 4)), "nobody is no leader to lose");
+    }
+
+    #[test]
+    fn a_quorum_counts_from_the_moment_that_it_stands_without_a_break() {
+        let (mut seen, start) = (Seen::default(), Instant::now());
+        seen.observe(0, true, start);
+        seen.observe(0, true, at(start, 1));
+        assert_eq!(seen.quorum_connected, Some(start));
+        seen.observe(0, false, at(start, 2));
+        assert_eq!(seen.quorum_connected, None);
+        seen.observe(0, true, at(start, 3));
+        assert_eq!(seen.quorum_connected, Some(at(start, 3)));
+    }
+
+    #[test]
+    fn a_request_is_late_for_the_first_reason_that_fits() {
+        let start = Instant::now();
+        let late = |leader, leader_lost: Option<u64>, quorum_connected: Option<u64>| {
+            let mut status = crate::driver::peers::recorded::status();
+            status.leader = leader;
+            status.leader_lost = leader_lost.map(|millis| at(start, millis));
+            status.quorum_connected = quorum_connected.map(|millis| at(start, millis));
+            status.why_late(at(start, 5))
+        };
+        assert_eq!(late(0, None, Some(1)), ProposeError::NoLeader);
+        assert_eq!(late(0, Some(4), Some(1)), ProposeError::NoLeader);
+        assert_eq!(late(0, Some(5), Some(1)), ProposeError::TimeoutLeaderFailed);
+        assert_eq!(late(2, Some(6), None), ProposeError::TimeoutLeaderFailed);
+        assert_eq!(late(2, Some(4), None), ProposeError::TimeoutConnectionLost);
+        assert_eq!(late(2, None, Some(5)), ProposeError::TimeoutConnectionLost);
+        assert_eq!(late(2, None, Some(4)), ProposeError::Timeout);
+    }
+}
