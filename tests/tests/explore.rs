@@ -3,7 +3,10 @@
 
 #![allow(clippy::print_stdout, reason = "a test's report, shown with --nocapture")]
 
-use muster_tests::explore::{Config, Faults, Limits, Report, Setback, World, explore};
+use formation_explored::{Rule, Rules};
+use muster_tests::explore::{
+    Config, Faults, Limits, Property, Report, Setback, World, explore, ladder,
+};
 
 fn holds_everywhere(config: &Config) {
     let report: Report = explore(config, World::new(config), &Limits::default(), |_| {});
@@ -97,6 +100,22 @@ fn two_seats_restore_without_ledger_where_the_lists_share_a_host() {
     };
     config.environment.ledger = false;
     holds_everywhere(&config);
+}
+
+/// With two seats a majority is everybody, so that two lists that share a host can't both have one.
+/// With three, and nobody's ledger to ask, it is S6 that keeps the host that both lists share from
+/// giving each its majority: without it they are found, from the very start.
+#[test]
+fn three_seats_five_hosts_restore_without_ledger() {
+    let is_it = |config: &Config| config.name == "a restore without ledger";
+    let rung = ladder().into_iter().find(is_it).expect("a rung of the ladder");
+    let config = Config { epochs: 2, ..rung };
+    holds_everywhere(&config);
+    let without = Config { rules: Rules::ALL.without(Rule::ReleasesFirst), ..config };
+    let report = explore(&without, World::new(&without), &Limits::default(), |_| {});
+    let found = report.found.expect("two lists with a majority each");
+    println!("without S6: {} states\n{}", report.states, found.transcript.join("\n"));
+    assert_eq!(found.violation.property, Property::NoTwoMajorities);
 }
 
 #[test]

@@ -81,7 +81,8 @@ struct Arguments {
     /// Times that the service's clock is half an hour ahead, and right again.
     #[arg(long, default_value_t = 0)]
     clocks: u8,
-    /// No ledgers: what then keeps two lists that share a host from both getting a majority.
+    /// No ledgers, and property 3 alone: what keeps two lists that share a host from both getting a
+    /// majority.
     #[arg(long)]
     without_ledger: bool,
     /// Rules to leave out, by their names, to see what they are for.
@@ -151,6 +152,7 @@ impl Arguments {
             rules: self.without.iter().fold(Rules::ALL, |rules, &rule| rules.without(rule)),
             environment: Environment { ledger: !self.without_ledger, ..Environment::SOUND },
             expects_ledger: !self.without_ledger,
+            majorities_only: self.without_ledger,
             setbacks: if self.in_place {
                 &[Setback::Dump, Setback::InPlace]
             } else {

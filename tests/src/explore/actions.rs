@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use formation_explored::agent::{Decision, Start, at_start};
 use formation_explored::memory::Entry;
-use formation_explored::service::{Frozen, Phase, Seating};
+use formation_explored::service::{Phase, Seating};
 use formation_explored::{Epoch, Hash, KeyId};
 
 use crate::explore::config::Config;
@@ -34,6 +34,8 @@ pub enum Action {
     LosePatience(usize, Hash),
     /// An ack arrives.
     DeliverAck(KeyId, Hash),
+    /// The acks of all members arrive.
+    DeliverAcks(Hash),
     /// A release arrives.
     DeliverRelease(KeyId),
     /// An agent gets a document.
@@ -138,6 +140,7 @@ impl Action {
                 | Action::Consider(..)
                 | Action::LosePatience(..)
                 | Action::DeliverAck(..)
+                | Action::DeliverAcks(_)
                 | Action::DeliverRelease(_)
                 | Action::Report(_)
                 | Action::ShowDocument(_)
@@ -190,6 +193,7 @@ impl fmt::Display for Action {
                 write!(f, "{} has waited for the releases that {} needs", host(at), list(*h))
             }
             Action::DeliverAck(key, h) => write!(f, "{}'s ack of {} arrives", name(*key), list(*h)),
+            Action::DeliverAcks(h) => write!(f, "the acks of {} arrive", list(*h)),
             Action::DeliverRelease(key) => write!(f, "{}'s release arrives", name(*key)),
             Action::SeeDocument(at, h) => write!(f, "{} gets the document {}", host(at), list(*h)),
             Action::Act(at) => write!(f, "{} goes on towards its node", host(at)),
@@ -247,7 +251,7 @@ impl fmt::Display for Action {
 #[must_use]
 pub fn enumerate(world: &World, config: &Config) -> Vec<Action> {
     let mut actions = Vec::with_capacity(32);
-    if reduce::is_the_end(world, config) {
+    if reduce::is_the_end(world, config) || reduce::has_one_majority_at_most(world, config) {
         return actions;
     }
     if reduce::waits_for_a_process(world, config) {
@@ -459,12 +463,7 @@ fn of_service(world: &World, config: &Config, actions: &mut Vec<Action>) {
         };
         actions.extend(past.chain(dead).filter(unplaced).map(Action::SpeakLate));
     }
-    for &(key, h) in &world.said.acks {
-        let waits = |f: &Frozen| f.h == h && !f.acks.contains_key(&key);
-        if cluster.phase == Phase::Preparing && cluster.frozen.as_ref().is_some_and(waits) {
-            actions.push(Action::DeliverAck(key, h));
-        }
-    }
+    of_acks(world, config, actions);
     for (&key, &epoch) in &world.said.releases {
         let known = cluster.agents.get(&key);
         let new = |agent: &formation_explored::service::Applicant| {
@@ -506,6 +505,24 @@ fn of_service(world: &World, config: &Config, actions: &mut Vec<Action>) {
     {
         actions.push(Action::Abandon);
     }
+}
+
+/// Acks arrive for the list that is frozen.
+fn of_acks(world: &World, config: &Config, actions: &mut Vec<Action>) {
+    let cluster = &world.database.cluster;
+    let Some(frozen) = cluster.frozen.as_ref().filter(|_| cluster.phase == Phase::Preparing) else {
+        return;
+    };
+    let h = frozen.h;
+    let is_signed = |key: &KeyId| world.said.acks.contains(&(*key, h));
+    if reduce::do_acks_arrive_together(world, config) {
+        if members_of(h).all(|key| is_signed(&key)) {
+            actions.push(Action::DeliverAcks(h));
+        }
+        return;
+    }
+    let waits = |key: &KeyId| is_signed(key) && !frozen.acks.contains_key(key);
+    actions.extend(members_of(h).filter(waits).map(|key| Action::DeliverAck(key, h)));
 }
 
 fn of_database(world: &World, config: &Config, actions: &mut Vec<Action>) {

@@ -8,6 +8,7 @@ use formation_explored::service::{Event, Refusal};
 use crate::explore::actions::Action;
 use crate::explore::config::Config;
 use crate::explore::host_side as hosts;
+use crate::explore::identity::members_of;
 use crate::explore::processes;
 use crate::explore::properties::Violation;
 use crate::explore::reduce;
@@ -93,6 +94,11 @@ fn apply_to(world: &mut World, config: &Config, action: &Action) -> Result<(), V
         Action::DeliverAck(key, h) => {
             let _ = service::deliver_ack(world, config, *key, *h)?;
         }
+        Action::DeliverAcks(h) => {
+            for key in members_of(*h) {
+                let _ = service::deliver_ack(world, config, key, *h)?;
+            }
+        }
         Action::DeliverRelease(key) => service::deliver_release(world, config, *key)?,
         Action::SeeDocument(at, h) => hosts::see_document(world, config, *at, *h)?,
         Action::Act(at) => hosts::act(world, config, *at)?,
@@ -166,7 +172,7 @@ fn fault(world: &mut World, config: &Config, action: &Action) -> Result<(), Viol
         Action::Backup => world.backup = Some(reduce::backup(&world.database, config)),
         Action::Restore(how) => {
             world.left.restores -= 1;
-            processes::restore(world, *how);
+            processes::restore(world, config, *how);
         }
         Action::PutLedgerBack(at, with_position) => {
             world.left.ledgers -= 1;

@@ -25,6 +25,8 @@ pub struct Config {
     pub unreachable: u8,
     /// Two documents are wrong even if their lists share no host, as only the ledger can prevent.
     pub expects_ledger: bool,
+    /// Property 3 alone is asked: what can't come to a second majority any more isn't followed.
+    pub majorities_only: bool,
     /// There is no honest service: any list of known records may be shown at any time.
     pub liar: bool,
     /// The only lists that a liar shows, as hosts with the epoch; all if empty.
@@ -161,6 +163,7 @@ impl Config {
             faults: Faults::default(),
             unreachable: 0,
             expects_ledger: true,
+            majorities_only: false,
             liar: false,
             lies: Vec::new(),
             late: false,

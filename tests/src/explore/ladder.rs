@@ -101,10 +101,16 @@ fn links_clock_and_ledgers() -> Vec<Config> {
                 Faults { restores: 1, ledgers: 1, pauses: 1, ends: 1, ..Faults::default() },
             )
         },
-        without_ledger("a restore without ledger", 5, Faults { restores: 1, ..Faults::default() }),
+        without_ledger(
+            "a restore without ledger",
+            5,
+            3,
+            Faults { restores: 1, ..Faults::default() },
+        ),
         without_ledger(
             "a restore without ledger, a host made anew",
             4,
+            2,
             Faults { restores: 1, remakes: 1, ..Faults::default() },
         ),
     ]
@@ -113,12 +119,15 @@ fn links_clock_and_ledgers() -> Vec<Config> {
 const BOTH: &[Setback] = &[Setback::Dump, Setback::InPlace];
 
 /// What three seats rely on if nobody has a ledger: with two a majority is everybody, so that two
-/// lists that share a host can't both have one.
-fn without_ledger(name: &'static str, hosts: usize, faults: Faults) -> Config {
+/// lists that share a host can't both have one. Two majorities of lists that share a host are five
+/// keys: of five hosts, or of four of which one is made anew.
+fn without_ledger(name: &'static str, hosts: usize, epochs: u64, faults: Faults) -> Config {
     Config {
         environment: Environment { ledger: false, ..Environment::SOUND },
         expects_ledger: false,
-        ..rung(name, 3, hosts, 2, faults)
+        majorities_only: true,
+        roads: 0,
+        ..rung(name, 3, hosts, epochs, faults)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::explore::config::Config;
 use crate::explore::database::{Ledger, PROCESSES, Process, Remembered, Row};
 use crate::explore::host_side::document_of;
 use crate::explore::properties::{self, Violation};
+use crate::explore::reduce;
 use crate::explore::service_side::{serve, transact};
 use crate::explore::world::{World, normalise};
 
@@ -199,7 +200,7 @@ pub fn publish(world: &mut World, config: &Config, at: usize) -> Result<(), Viol
 }
 
 /// The backup is put in the database's place.
-pub fn restore(world: &mut World, setback: Setback) {
+pub fn restore(world: &mut World, config: &Config, setback: Setback) {
     let Some(backup) = world.backup.take() else { return };
     let mut database = (*backup).clone();
     Arc::make_mut(&mut world.said).abandoned = false;
@@ -208,7 +209,7 @@ pub fn restore(world: &mut World, setback: Setback) {
         Setback::InPlace => world.database.place,
     };
     for process in &mut world.processes {
-        process.connected &= setback == Setback::InPlace;
+        process.connected &= setback == Setback::InPlace || reduce::remembers_nothing(config);
         process.read = None;
     }
     world.database = Arc::new(database);

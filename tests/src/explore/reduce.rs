@@ -13,12 +13,12 @@ use std::sync::Arc;
 use formation_explored::agent::{Bound, Directory, Journal};
 use formation_explored::memory::{Entry, compare};
 use formation_explored::service::{Cluster, Context, Event, Phase, Seating, Settings, step};
-use formation_explored::{Epoch, Hash, KeyId, Rule};
+use formation_explored::{Epoch, Hash, KeyId, Rule, quorum};
 
 use crate::explore::config::Config;
 use crate::explore::database::{Database, PROCESSES};
 use crate::explore::host_side::directory_of;
-use crate::explore::identity::{epoch_of, hash_of, members_of};
+use crate::explore::identity::{epoch_of, hash_of, incarnation, members_of};
 use crate::explore::processes::Setback;
 use crate::explore::world::{Host, Mode, NOW, World, normalise};
 
@@ -27,8 +27,9 @@ use crate::explore::world::{Host, Mode, NOW, World, normalise};
 /// `floor` and `highest_epoch` are read by one place, the freeze, which takes an epoch of at least
 /// `epoch`: below that they say nothing, and the row's epoch never falls. A stored release only
 /// raises those two; agents hear of releases from `Said`. From the commit on, or the end, the row
-/// is asked for its list and for who sits in it, never again for counts, standbys or acks.
-pub fn row(cluster: &mut Cluster) {
+/// is asked for its list and for who sits in it, never again for counts, standbys or acks. And only
+/// a list's time-out, on the road (property 7) too, asks who has reached whom.
+pub fn row(cluster: &mut Cluster, config: &Config) {
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     let epoch = cluster.epoch;
     if cluster.floor < epoch {
@@ -38,6 +39,10 @@ pub fn row(cluster: &mut Cluster) {
         Some(frozen) if !forming => {
             frozen.acks.clear();
             members_of(frozen.h).collect()
+        }
+        Some(frozen) if config.faults.timeouts == 0 && config.roads == 0 => {
+            frozen.probes.clear();
+            Vec::new()
         }
         _ => Vec::new(),
     };
@@ -74,6 +79,28 @@ pub fn backup(database: &Arc<Database>, config: &Config) -> Arc<Database> {
     let _ = step(&mut cluster, &context, NOW, Event::DatabaseChanged);
     normalise(&mut cluster, config);
     Arc::new(Database { cluster, ..(**database).clone() })
+}
+
+/// Processes have no ledgers and keep nothing between two transactions: one is like the other, and
+/// one that has just connected like one that always was. After a restore they are there at once.
+#[must_use]
+pub fn remembers_nothing(config: &Config) -> bool {
+    config.reduced && !config.environment.ledger && config.environment.row_lock
+}
+
+/// The acks of a list arrive together, once all of its members have signed. Until the last one is
+/// there, only the list's time-out looks at the others (who has answered nothing is counted), so
+/// that one which arrives earlier makes no difference if none is to come; the road (property 7)
+/// brings every ack that was signed before it waits for anything. Needs that leases are judged
+/// before the ack is, else the first of them is one too late; and the row lock: without it a
+/// transaction brings what it read long ago, one by one.
+#[must_use]
+pub fn do_acks_arrive_together(world: &World, config: &Config) -> bool {
+    config.reduced
+        && !config.liar
+        && config.environment.row_lock
+        && config.rules.on(Rule::LapseFirst)
+        && world.left.timeouts == 0
 }
 
 /// After a restore no service is there until a process connects. What hosts do by themselves
@@ -156,9 +183,9 @@ pub fn are_processes_alike(world: &World) -> bool {
         && world.backup.as_ref().is_none_or(rows)
 }
 
-/// The decided list, if its document may as well be out already: the database is final, so letting
-/// it out is possible from now on for ever, takes nothing back, and agents may see it as late as
-/// they like.
+/// The decided list's document may as well be out already: the database is final, so letting it out
+/// is possible from now on for ever, takes nothing back, and agents may see it as late as they like.
+/// So it is without ledgers, whatever becomes of the database: no process remembers what it let out.
 #[must_use]
 pub fn is_as_good_as_out(world: &World, config: &Config) -> bool {
     let cluster = &world.database.cluster;
@@ -166,7 +193,7 @@ pub fn is_as_good_as_out(world: &World, config: &Config) -> bool {
         && !config.liar
         && matches!(cluster.phase, Phase::Committed | Phase::Formed)
         && cluster.split.is_none()
-        && is_database_final(world, config)
+        && (is_database_final(world, config) || remembers_nothing(config))
         && cluster.frozen.as_ref().is_some_and(|frozen| !world.said.documents.contains(&frozen.h))
 }
 
@@ -215,6 +242,41 @@ pub fn is_the_end(world: &World, config: &Config) -> bool {
         && is_database_final(world, config)
         && world.said.documents.is_empty()
         && !world.hosts.iter().any(holds)
+}
+
+/// Where property 3 alone is asked: no restore is left, so that the present database decides one
+/// /// list at most from here on, and of those that earlier ones decided none can have a majority. That
+/// takes members that have started with it, or still can: who hold its document, or whose journal
+/// knows that they signed it and have not released it. There are never more of them: journals never
+/// forget, and a member that dies or is made anew is none any more.
+#[must_use]
+pub fn has_one_majority_at_most(world: &World, config: &Config) -> bool {
+    let applies = config.reduced
+        && config.majorities_only
+        && !config.liar
+        && config.environment.row_lock
+        && config.environment.journal_sync
+        && config.faults.clones == 0
+        && config.rules.on(Rule::AbandonBeforeCommit)
+        && config.rules.on(Rule::HoldAboveReleased)
+        && config.rules.on(Rule::HoldWhatWasSigned);
+    let mut earlier = world.said.committed.iter().filter(|&&h| world.database.commit() != Some(h));
+    applies && world.left.restores == 0 && !earlier.any(|&h| can_have_a_majority(world, h))
+}
+
+fn can_have_a_majority(world: &World, h: Hash) -> bool {
+    let epoch = epoch_of(h);
+    let starts = |key: &KeyId| {
+        let journal = world.live_journal(*key);
+        world.said.started.get(&incarnation(*key)) == Some(&h)
+            || journal.is_some_and(|journal| {
+                let holds = journal.held.as_ref().is_some_and(|held| held.h == h);
+                let signed = journal.bound.get(&epoch).is_some_and(|bound| bound.h == h);
+                holds || (signed && epoch > journal.released)
+            })
+    };
+    let size = members_of(h).count();
+    members_of(h).filter(starts).count() >= quorum(size)
 }
 
 /// What of what was said can still make a difference. Made once for each state.

@@ -186,6 +186,7 @@ fn two_clusters() -> Vec<Case> {
     let restored = Config {
         environment: no_ledger,
         expects_ledger: false,
+        majorities_only: true,
         epochs: 2,
         faults: Faults { restores: 1, ..Faults::default() },
         roads: 0,

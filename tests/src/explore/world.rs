@@ -232,7 +232,7 @@ impl World {
 pub fn normalise(cluster: &mut Cluster, config: &Config) {
     use formation_explored::service::Seating;
     if config.reduced && !config.liar {
-        reduce::row(cluster);
+        reduce::row(cluster, config);
     }
     cluster.rev = 1;
     cluster.last_error = None;
