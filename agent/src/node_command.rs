@@ -248,6 +248,8 @@ async fn kind_of(program: &Path) -> Result<NodeKind, String> {
 
 #[cfg(test)]
 mod tests {
+    use discovery_types::fixtures::World;
+
     use super::*;
 
     #[test]
@@ -271,5 +273,71 @@ mod tests {
         assert_eq!([flag(3, 4), flag(3, 5), flag(3, 6)], [experimental, experimental, plain]);
         assert_eq!([flag(3, 10), flag(4, 0)], [plain, plain]);
         assert_eq!(NodeKind::Muster.flag_for_any_source(), None);
+    }
+
+    /// Seat 2 of three, with a folder for its files.
+    struct Second {
+        world: World,
+        document: VerifiedDocument,
+        leaves: Leaves,
+        layout: Layout,
+        _folder: tempfile::TempDir,
+    }
+
+    impl Second {
+        fn new() -> Self {
+            let (world, folder) = (World::new(3), tempfile::tempdir().unwrap());
+            let jws = world.document(7).sign(&world.service);
+            let document = VerifiedDocument::verify(&jws, &world.chain()).unwrap();
+            let layout = Layout::new(folder.path()).unwrap();
+            layout.create().unwrap();
+            Self { leaves: world.leaves(1), world, document, layout, _folder: folder }
+        }
+
+        fn command(&self) -> NodeCommand<'_> {
+            let address = |port| ([10, 0, 0, 2], port).into();
+            NodeCommand {
+                layout: &self.layout,
+                document: &self.document,
+                statement: &self.world.statement,
+                leaves: &self.leaves,
+                own: self.world.agents[1].public(),
+                listen: Listen { peer: address(2380), client: address(2379) },
+            }
+        }
+    }
+
+    #[test]
+    fn a_node_is_told_of_all_members_and_asks_everybody_for_a_certificate() {
+        let second = Second::new();
+        let etcd = NodeKind::Etcd { major: 3, minor: 6 };
+        let program = second.command().program(Path::new("/etcd"), etcd, &[]).unwrap();
+        let arguments = program.arguments;
+        let value = |flag: &str| {
+            let at = arguments.iter().position(|argument| argument == flag).unwrap();
+            arguments[at + 1].as_str()
+        };
+        assert_eq!(value("--name"), "db-2");
+        assert_eq!(value("--initial-advertise-peer-urls"), "https://10.0.0.2:2380");
+        let all = [1, 2, 3].map(|seat| format!("db-{seat}=https://10.0.0.{seat}:2380"));
+        assert_eq!(value("--initial-cluster"), all.join(","));
+        for flag in ["--client-cert-auth", "--peer-client-cert-auth"] {
+            assert!(arguments.iter().any(|argument| argument == flag), "{flag}");
+        }
+    }
+
+    #[test]
+    fn each_certificate_stands_in_its_own_file() {
+        let second = Second::new();
+        second.command().write_files().unwrap();
+        for (name, expected) in [
+            ("peer.crt", &second.leaves.peer),
+            ("client.crt", &second.leaves.client),
+            ("peer-ca.crt", &second.world.statement.peer_ca),
+            ("client-ca.crt", &second.world.statement.client_ca),
+        ] {
+            let written = std::fs::read_to_string(second.layout.tls().join(name)).unwrap();
+            assert_eq!(written, *expected, "{name}");
+        }
     }
 }

@@ -108,6 +108,9 @@ mod tests {
         clock.set(start);
         assert!(clock.take_went_back());
         assert!(!clock.take_went_back(), "told once");
+        clock.set(start - HOUR);
+        clock.set(start);
+        assert!(clock.take_went_back(), "though it was put right before anybody asked");
     }
 
     #[test]

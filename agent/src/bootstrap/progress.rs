@@ -251,6 +251,22 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_wait_that_comes_back_is_another_wait() {
+        let mut progress = Progress::new(Board::default());
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs_f64(seconds);
+        let wait = waits("acks_missing", "0 of 3 have signed");
+        progress.waits = vec![wait.clone()];
+        assert!(progress.news(at(0.0)).is_empty());
+        assert_eq!(progress.news(at(2.1)), ["0 of 3 have signed"]);
+        progress.waits.clear();
+        assert!(progress.news(at(3.0)).is_empty());
+        progress.waits = vec![wait];
+        assert!(progress.news(at(3.1)).is_empty(), "it has not lasted");
+        assert_eq!(progress.news(at(5.2)), ["0 of 3 have signed"]);
+    }
+
+    #[test]
     fn what_this_host_waits_for_stands_in_the_status_once_it_lasts() {
         let board = Board::default();
         let mut progress = Progress::new(board.clone());

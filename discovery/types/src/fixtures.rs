@@ -1,4 +1,7 @@
-//! A small world for tests: an owner, a cluster, a token, agents with records.
+//! A small world for tests, here and in what builds on this: an owner, a cluster, a token, agents
+//! with records.
+
+#![allow(missing_docs, clippy::unwrap_used, reason = "for tests; a failed step fails the test")]
 
 use uuid::Uuid;
 
@@ -17,13 +20,13 @@ use crate::role::Role;
 use crate::statement::{Permissions, Statement, StatementChain};
 use crate::token::Token;
 
-pub(crate) struct TestCa {
+pub struct TestCa {
     pub issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
     pub pem: String,
 }
 
 impl TestCa {
-    pub(crate) fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
         let mut params = rcgen::CertificateParams::default();
         params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Constrained(0));
@@ -32,13 +35,13 @@ impl TestCa {
         Self { issuer: rcgen::Issuer::new(params, key), pem }
     }
 
-    pub(crate) fn issue(&self, csr: &Csr) -> String {
+    pub fn issue(&self, csr: &Csr) -> String {
         let key = csr.verify().unwrap().public_key;
         rcgen::CertificateParams::default().signed_by(&key, &self.issuer).unwrap().pem()
     }
 }
 
-pub(crate) struct World {
+pub struct World {
     pub owner: SigningKey,
     pub issuer: SigningKey,
     pub service: SigningKey,
@@ -52,7 +55,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(size: u8) -> Self {
+    pub fn new(size: u8) -> Self {
         let (owner, issuer) = (SigningKey::generate(), SigningKey::generate());
         let (peer_ca, client_ca) = (TestCa::new("peers"), TestCa::new("clients"));
         let admin = |key: &SigningKey, name: &str, role| Admin {
@@ -105,20 +108,20 @@ impl World {
         }
     }
 
-    pub(crate) fn chain(&self) -> StatementChain {
+    pub fn chain(&self) -> StatementChain {
         let first = self.statement.sign(&self.owner);
         StatementChain::verify_from_owners(&[first], &[*self.owner.public()]).unwrap()
     }
 
-    pub(crate) fn verified_grant(&self) -> VerifiedGrant {
+    pub fn verified_grant(&self) -> VerifiedGrant {
         VerifiedGrant::verify(&self.grant.sign(&self.issuer), &self.chain()).unwrap()
     }
 
-    pub(crate) fn signed(&self, i: usize) -> SignedRecord {
+    pub fn signed(&self, i: usize) -> SignedRecord {
         self.records[i].sign(&self.agents[i], self.token.key())
     }
 
-    pub(crate) fn proposal(&self, epoch: u64) -> Proposal {
+    pub fn proposal(&self, epoch: u64) -> Proposal {
         Proposal {
             cluster: self.statement.cluster,
             statement: self.chain().newest_hash(),
@@ -128,17 +131,17 @@ impl World {
         }
     }
 
-    pub(crate) fn acks(&self, proposal: &Proposal) -> Vec<Jws> {
+    pub fn acks(&self, proposal: &Proposal) -> Vec<Jws> {
         let (cluster, epoch, h) = (proposal.cluster, proposal.epoch, proposal.hash());
         self.agents.iter().map(|agent| Ack { cluster, epoch, h }.sign(agent)).collect()
     }
 
-    pub(crate) fn document(&self, epoch: u64) -> Document {
+    pub fn document(&self, epoch: u64) -> Document {
         let proposal = self.proposal(epoch);
         Document { version: 1, acks: self.acks(&proposal), proposal }
     }
 
-    pub(crate) fn leaves(&self, i: usize) -> Leaves {
+    pub fn leaves(&self, i: usize) -> Leaves {
         let csr = &self.records[i].csr;
         Leaves { peer: self.peer_ca.issue(csr), client: self.client_ca.issue(csr) }
     }

@@ -50,8 +50,8 @@ pub mod tls;
 pub mod token;
 pub mod url;
 
-#[cfg(test)]
-mod fixtures;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
 
 /// Smallest and largest cluster that a statement may ask for.
 pub const SIZES: std::ops::RangeInclusive<u8> = 1..=9;
