@@ -12,6 +12,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::build::{Program, program};
 use super::list::{Finder, Mutant};
 
+/// Characters that are told of what a finder said.
+const HEADLINE: usize = 160;
 /// How often a running test is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -105,7 +107,8 @@ fn headline(said: &str) -> String {
         Some(test.to_owned())
     });
     let seed = said.lines().find(|line| line.starts_with("seed ")).map(str::to_owned);
-    failed.or(seed).unwrap_or_else(|| "the process ended".to_owned())
+    let found = failed.or(seed).unwrap_or_else(|| "the process ended".to_owned());
+    found.chars().take(HEADLINE).collect()
 }
 
 /// The directory of a package, where Cargo runs its tests.
@@ -128,6 +131,7 @@ mod tests {
         assert_eq!(headline("test a::b ... ok\ntest a::c ... FAILED\n"), "a::c");
         assert_eq!(headline("3 histories\nseed 4: monotone: x\n"), "seed 4: monotone: x");
         assert_eq!(headline("aborted"), "the process ended");
+        assert_eq!(headline(&format!("seed 4: {}", "x".repeat(9_999))).len(), HEADLINE);
     }
 
     /// What comes of a shell script in the place of a test program.
