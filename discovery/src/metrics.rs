@@ -9,7 +9,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 /// What a person should look at: what `alarms` counts.
-const ALARMS: [&str; 11] = [
+const ALARMS: [&str; 12] = [
     "admin_rows_contradict_the_ledger",
     "admin_rows_ignored",
     "assertion_replayed",
@@ -19,6 +19,7 @@ const ALARMS: [&str; 11] = [
     "ledger_copied",
     "ledger_entry_refused",
     "ledger_set_back",
+    "ledger_used_twice",
     "rate_limited",
     "split",
 ];

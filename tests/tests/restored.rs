@@ -1,5 +1,5 @@
 //! What comes back from the past (a database from a backup, a data directory on another machine)
-//! forms no second cluster, and is told what to do.
+//! forms no second cluster, and is told what to do; so is a ledger that two processes use.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Agent, Host, Network, World, until, until_told};
+use muster_tests::harness::{Agent, Host, Network, Process, World, until, until_told};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -165,6 +165,141 @@ fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decid
     world.wait_cluster_state("demo", "formed", LIMIT)?;
     let now = raft_cluster(&world, &world.network.hosts[..3])?;
     ensure!(now == identity, "the Raft cluster was {identity:x} and is {now:x}");
+    Ok(())
+}
+
+/// One of Postgres' own programs.
+fn postgres(program: &str, args: &[&str]) -> Result<()> {
+    let output = Command::new(program).args(args).output().context(program.to_owned())?;
+    ensure!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// Two processes on one Postgres, of which the second formed a cluster and was killed, and the
+/// database as it was before.
+struct Restored {
+    world: World,
+    members: Vec<Agent>,
+    /// A host that never saw the commit, with the bundle of then.
+    late: Agent,
+    identity: u64,
+}
+
+const SECOND: &str = "discovery-2";
+
+fn restored_without_who_formed_it() -> Result<Restored> {
+    let options = WorldOptions { ports: vec![8443, 8444], ..WorldOptions::default() };
+    let mut world = World::prepare(Network::loopback(4), options)?;
+    // The survivor has the Postgres. Hosts ask the first address first: it hands nobody a document.
+    let mut survivor = world.spawn_discovery("discovery", 8444, None)?;
+    survivor.wait_for_output("listening", LIMIT)?;
+    world.discovery = Some(survivor);
+    world.wait_ready()?;
+    let mut formed_it = start_second(&world, 8443)?;
+    let bundle = world.order("demo", 3)?;
+    let (url, dump) = (world.database_url()?, world.path("dump"));
+    let dump = path_text(&dump)?;
+    postgres("pg_dump", &["--format=custom", "--file", dump, &url])?;
+
+    let members = world.start_agents(0..3, &bundle)?;
+    world.wait_cluster_state("demo", "formed", LIMIT)?;
+    let identity = raft_cluster(&world, &world.network.hosts[..3])?;
+    formed_it.kill();
+    let ledger = fs_err::read_to_string(world.path("discovery-ledger").join("ledger.jsonl"))?;
+    ensure!(!ledger.contains(r#""kind":"commit""#), "the survivor let it out as well: {ledger}");
+
+    let server = url.replace(":///muster?", ":///postgres?");
+    for sql in ["DROP DATABASE muster WITH (FORCE)", "CREATE DATABASE muster TEMPLATE template0"] {
+        postgres("psql", &["-X", "-q", "-c", sql, &server])?;
+    }
+    postgres("pg_restore", &["--exit-on-error", "--dbname", &url, dump])?;
+
+    let mut late = world.agent(3, &bundle);
+    late.start()?;
+    let explained = until_told("discovery to say why it waits", LIMIT, || {
+        let text = world.admin_command(&["cluster", "explain", "demo"]).ok()?;
+        text.contains("process forget").then_some(text)
+    })?;
+    for said in ["a dump", "db accept", "Start them"] {
+        ensure!(explained.contains(said), "{said:?} is not said: {explained}");
+    }
+    Ok(Restored { world, members, late, identity })
+}
+
+fn start_second(world: &World, port: u16) -> Result<Process> {
+    let url = world.database_url()?;
+    let mut process = world.spawn_discovery(SECOND, port, Some(&url))?;
+    process.wait_for_output("listening", LIMIT)?;
+    Ok(process)
+}
+
+impl Restored {
+    /// The late host was sent away and runs nothing; the cluster is the one that it was.
+    fn ends_as_one_cluster(mut self) -> Result<()> {
+        // Those that go on running tell the service within minutes; one that is restarted, at once.
+        for agent in &mut self.members {
+            ensure!(agent.terminate(LIMIT)? == 0, "{}", agent.output());
+            agent.start()?;
+        }
+        self.world.wait_cluster_state("demo", "formed", LIMIT)?;
+        let code = self.late.exit_code(LIMIT)?;
+        ensure!(code == 3, "the late host ended with {code}:\n{}", self.late.output());
+        ensure!(!self.late.node_dir().join("member").exists(), "it has started a node");
+        let now = raft_cluster(&self.world, &self.world.network.hosts[..3])?;
+        ensure!(now == self.identity, "the Raft cluster was {:x} and is {now:x}", self.identity);
+        for agent in &mut self.members {
+            ensure!(agent.is_running(), "{} has ended:\n{}", agent.host.name, agent.output());
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_dump_loaded_without_the_process_that_formed_the_cluster_waits_for_it() -> Result<()> {
+    let restored = restored_without_who_formed_it()?;
+    let _formed_it = start_second(&restored.world, 8443)?;
+    restored.ends_as_one_cluster()
+}
+
+#[test]
+fn a_dump_loaded_without_the_process_that_formed_the_cluster_goes_on_when_it_is_forgotten()
+-> Result<()> {
+    let restored = restored_without_who_formed_it()?;
+    let world = &restored.world;
+    let gone = until_told("one process alone to be missing", LIMIT, || {
+        let listed = world.admin_json(&["process", "list"]).ok()?;
+        let processes = listed["processes"].as_array()?.iter();
+        let missing: Vec<_> = processes.filter(|process| process["missing"] == true).collect();
+        let [gone] = missing[..] else { return None };
+        gone["id"].as_str().map(str::to_owned)
+    })?;
+    // Nobody forgets one that was seen a minute ago.
+    world.psql(&format!(
+        "UPDATE processes SET last_seen_us = last_seen_us - 61000000 WHERE id = '{gone}'"
+    ))?;
+    world.admin_command(&["process", "forget", &gone, "--yes"])?;
+    restored.ends_as_one_cluster()
+}
+
+#[test]
+fn of_two_processes_on_copies_of_one_ledger_the_one_with_the_copy_ends_and_says_why() -> Result<()>
+{
+    let mut world = World::start(Network::loopback(1), WorldOptions::default())?;
+    world.order("demo", 3)?;
+    world.stop_discovery()?;
+    copy(&world.path("discovery-ledger"), &world.path(&format!("{SECOND}-ledger")))?;
+    world.start_discovery()?;
+    let mut second = start_second(&world, 8444)?;
+    let code = second.exit_code(LIMIT)?;
+    ensure!(code == 3, "it ended with {code}:\n{}", second.output());
+    for said in ["two processes use copies of one ledger", "an empty --ledger of its own"] {
+        ensure!(second.output().contains(said), "{said:?} is not said:\n{}", second.output());
+    }
+    // Several sweeps later.
+    std::thread::sleep(Duration::from_secs(4));
+    let first = world.discovery.as_mut().context("discovery runs")?;
+    ensure!(first.is_running(), "both ended:\n{}", first.output());
+    world.wait_cluster_state("demo", "open", LIMIT)?;
     Ok(())
 }
 
