@@ -1,7 +1,6 @@
 //! `cluster credentials`: a client certificate over a key that is made here.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use discovery_types::api::SeatView;
@@ -46,12 +45,12 @@ pub(super) async fn credentials(
         key: out.join("client.key"),
         ca: out.join("ca.crt"),
     };
+    own_folder(out)?;
     let pair = key_pair(&files, renew)?;
     let cluster = session.cluster(cluster).await?;
     let chain = session.chain(cluster.cluster).await?;
-    if !yes {
-        confirm_members(session, cluster.cluster, expected, printer).await?;
-    }
+    let view = session.client.show_cluster(cluster.cluster).await?;
+    confirm_members(&view.seats, expected, yes, printer)?;
     let csr = Csr::new(&pair);
     let answer = session.client.credentials(cluster.cluster, &csr).await?;
     let statement = chain.newest();
@@ -59,12 +58,6 @@ pub(super) async fn credentials(
     verify_leaf("client", &answer.certificate, &ours, &statement.client_ca)
         .map_err(|error| CliError::Answer(error.to_string()))?;
 
-    fs_err::create_dir_all(out.parent().unwrap_or(Path::new(".")))
-        .and_then(|()| match out.is_dir() {
-            true => Ok(()),
-            false => std::fs::DirBuilder::new().mode(0o700).create(out),
-        })
-        .map_err(|source| CliError::file("making", out, source))?;
     // A renewed certificate is over the same key, so each file fits the others at any moment.
     if !files.key.exists() {
         let pem = Zeroizing::new(pair.serialize_pem());
@@ -103,22 +96,21 @@ pub(super) async fn credentials(
 }
 
 /// Before anything is written into a cluster whose members aren't where their tokens were meant for,
-/// a person has to say so.
-async fn confirm_members(
-    session: &Session,
-    cluster: uuid::Uuid,
+/// a person has to say so; who has said it beforehand is told all the same.
+fn confirm_members(
+    seats: &[SeatView],
     expected: &[IpNet],
+    yes: bool,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
-    let view = session.client.show_cluster(cluster).await?;
-    let strange = strange_members(&view.seats, expected);
+    let strange = strange_members(seats, expected);
     if strange.is_empty() {
         return Ok(());
     }
     for sentence in strange {
         printer.warn(&sentence);
     }
-    if printer.confirmed("Are these the hosts that you mean?") {
+    if yes || printer.confirmed("Are these the hosts that you mean?") {
         return Ok(());
     }
     Err(CliError::Usage(
@@ -145,6 +137,15 @@ fn strange_members(seats: &[SeatView], expected: &[IpNet]) -> Vec<String> {
             })
         })
         .collect()
+}
+
+/// Whoever owns the folder, or may write there, could swap the CA or the key later.
+fn own_folder(out: &Path) -> Result<(), CliError> {
+    match muster_files::own_folder(out) {
+        Ok(_) => Ok(()),
+        Err(error) if error.is_refusal() => Err(CliError::Usage(error.to_string())),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The key that is there, where that is asked for; a new one otherwise.
@@ -206,6 +207,41 @@ mod tests {
                 expected.iter().map(|block| block.parse().unwrap()).collect();
             let found = strange_members(std::slice::from_ref(&seat), &expected);
             assert_eq!(found.len(), strange, "{seat:?} {expected:?}");
+        }
+    }
+
+    #[derive(Clone, Default)]
+    struct Said(std::rc::Rc<std::cell::RefCell<Vec<u8>>>);
+
+    impl std::io::Write for Said {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.borrow_mut().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn who_said_yes_beforehand_is_warned_all_the_same() {
+        let said = Said::default();
+        let mut printer = Printer::new(false, Box::new(said.clone()), Box::new(said.clone()));
+        let seats = [seat(Some("10.2.0.7"), "https://10.2.0.7:2380", &["10.1.0.0/16"])];
+        confirm_members(&seats, &[], true, &mut printer).unwrap();
+        let said = String::from_utf8(said.0.take()).unwrap();
+        assert!(said.contains("warning: member a came from 10.2.0.7"), "{said}");
+    }
+
+    #[test]
+    fn a_folder_that_others_may_write_to_is_refused_before_anything_is_asked() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        own_folder(&dir.path().join("new/one")).unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        for folder in [dir.path(), &dir.path().join("new")] {
+            let refused = own_folder(folder).unwrap_err();
+            assert_eq!(refused.exit_code(), 2, "{refused}");
         }
     }
 
