@@ -179,12 +179,31 @@ impl From<StoreError> for ApiError {
                 let next = "Send a smaller number.";
                 ApiError::new(Code::InvalidRequest, sentence(error), next)
             }
-            StoreError::Refused(_) => {
-                let next = "Look into the service's log.";
-                ApiError::new(Code::Internal, "The database refused.", next)
+            StoreError::Refused(sqlx::Error::Database(told)) => {
+                refused(told.code().as_deref(), told.message())
             }
+            StoreError::Refused(_) => refused(None, ""),
         };
         refused.because(&error)
+    }
+}
+
+/// What to say of an error of Postgres, and what to do about it. Its own words are for the log, but
+/// for a database that was dropped: whoever does that wonders where it should be.
+fn refused(code: Option<&str>, message: &str) -> ApiError {
+    /// Postgres' "invalid_catalog_name".
+    const NO_SUCH_DATABASE: &str = "3D000";
+    match code {
+        Some(NO_SUCH_DATABASE) => ApiError::new(
+            Code::DatabaseUnavailable,
+            format!("Postgres says: {message}."),
+            "Create the database again and restore its backup into it. Nodes that run go on \
+             meanwhile.",
+        ),
+        _ => {
+            let next = "Look into the service's log.";
+            ApiError::new(Code::Internal, "The database refused.", next)
+        }
     }
 }
 
@@ -233,5 +252,16 @@ impl From<GrantError> for ApiError {
     fn from(error: GrantError) -> Self {
         let next = "Mint another one with `muster-discovery token create`.";
         ApiError::new(Code::GrantRefused, sentence(error), next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_postgres_says_of_the_schema_is_for_the_log() {
+        let error = refused(Some("42501"), "permission denied for table grants");
+        assert!(!error.to_string().contains("grants"), "{error}");
     }
 }

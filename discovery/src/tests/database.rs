@@ -88,6 +88,35 @@ async fn a_postgres_that_falls_silent_keeps_no_request_waiting() {
     service.stop().await;
 }
 
+#[tokio::test]
+async fn a_database_that_was_dropped_is_named_with_the_way_back() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let dump = world.database.dump();
+    world.database.remove().await;
+    let missing = format!("database \"{}\" does not exist", world.database.name);
+    for told in [
+        admin.list_clusters(None).await.unwrap_err(),
+        admin.explain(statement.cluster).await.unwrap_err(),
+    ] {
+        assert_eq!(told.code(), Some(Code::DatabaseUnavailable), "{told}");
+        let text = told.to_string();
+        assert!(text.contains(&missing) && text.contains("restore its backup"), "{text}");
+    }
+    world.database.make_anew().await;
+    world.database.restore(&dump, &[]);
+    for _ in 0..400 {
+        if admin.list_processes().await.is_ok_and(|listed| listed.settled) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    assert_eq!(admin.list_clusters(None).await.unwrap().clusters.len(), 1);
+    service.stop().await;
+}
+
 /// With a Postgres of its own.
 async fn serve_with_postgres(world: &World, dir: &Path) -> Running {
     let mut args = world.args("ledger");

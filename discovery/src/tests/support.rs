@@ -168,15 +168,19 @@ impl Database {
         self.restore(dump, &[]);
     }
 
+    /// DROP; whoever is connected is thrown out.
+    pub async fn remove(&self) {
+        let sql = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
+        let mut connection = options("postgres").connect().await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+    }
+
     /// DROP, CREATE.
     pub async fn make_anew(&self) {
+        self.remove().await;
+        let sql = format!("CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8'", self.name);
         let mut connection = options("postgres").connect().await.unwrap();
-        for sql in [
-            format!("DROP DATABASE {} WITH (FORCE)", self.name),
-            format!("CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8'", self.name),
-        ] {
-            sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
-        }
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
     }
 
     /// What `dump` consists of, a line for each part; `--use-list` takes such lines back.
