@@ -53,10 +53,18 @@ fn unsaid(list: &ProcessList, id: Uuid) -> CliError {
     let Some(process) = list.processes.iter().find(|process| process.id == id) else {
         return CliError::Usage(format!("there is no process {id}: muster-discovery process list"));
     };
+    let counted = process.ledger_entries;
+    let holds = match process.missing {
+        true => {
+            format!(
+                "its ledger may hold commits that this database has lost, beside {counted} known"
+            )
+        }
+        false => format!("its ledger holds {counted} commit(s)"),
+    };
     CliError::Usage(format!(
-        "its ledger holds {} commit(s) that can't be put back once it is forgotten; it was last \
-         seen {}: say --yes to do it",
-        commits(process),
+        "{holds}; they can't be put back from it once it is forgotten. It was last seen {}: say \
+         --yes to do it",
         time(process.last_seen_ms)
     ))
 }

@@ -131,7 +131,12 @@ async fn create(
     let cluster = session.cluster(&args.cluster).await?;
     let chain = session.chain(cluster.cluster).await?;
     session.needs_in_statement(&chain, TokenKind::Boot.action())?;
-    let now = session.client.context().await?.now_ms.div_euclid(1000);
+    let now_ms = session.client.context().await?.now_ms;
+    let own_ms = jiff::Timestamp::now().as_millisecond();
+    if let Some(difference) = clocks_differ(now_ms, own_ms) {
+        printer.warn(&difference);
+    }
+    let now = now_ms.div_euclid(1000);
     let token = Token::generate(TokenKind::Boot);
     let grant = grant(&chain, &token, &args, u64::try_from(now).unwrap_or_default())?;
     let bundle = Bundle {
@@ -188,10 +193,34 @@ fn hand_out(
         }
     }
     printer.note(&about);
+    if view.state == GrantState::Expired {
+        printer.warn(
+            "it has expired already: the clock of the service's Postgres was set ahead. Look at that \
+             clock, and mint another one once it is right",
+        );
+    }
     if let Some(danger) = danger(&view.grant) {
         printer.warn(&danger);
     }
     Ok(())
+}
+
+/// Agents whose clock differs by more from the service's sign nothing.
+const SKEW_MS: u64 = 30_000;
+
+/// A token lives by the service's clock, which is its Postgres': where that is wrong, tokens expire at
+/// birth, or never.
+fn clocks_differ(service_ms: i64, own_ms: i64) -> Option<String> {
+    let off = service_ms.saturating_sub(own_ms);
+    let way = if off > 0 { "ahead of" } else { "behind" };
+    (off.unsigned_abs() > SKEW_MS).then(|| {
+        format!(
+            "the service's clock (its Postgres') is {} s {way} this machine's: tokens expire by the \
+             service's, and hosts that are more than 30 s off it form nothing. Set whichever is \
+             wrong",
+            off.unsigned_abs() / 1_000
+        )
+    })
 }
 
 /// What somebody can do who gets hold of the bundle before the cluster commits.

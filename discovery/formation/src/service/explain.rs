@@ -7,6 +7,9 @@ use crate::service::settings::Settings;
 use crate::service::time::next_deadline;
 use crate::values::{KeyId, Micros};
 
+/// How a nack begins whose sender waits for releases (S6); the wire's word for it.
+const UNRELEASED: &str = "unreleased: ";
+
 /// One thing that the cluster waits for, or why it never will go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
@@ -73,6 +76,17 @@ impl Writer<'_> {
             Some(key) => format!("{}: {}", self.name(key), error.text),
             None => error.text.clone(),
         })
+    }
+
+    /// Who waits for the releases of a list that it signed needs a person, before anything else.
+    fn advised(&self, otherwise: &str) -> String {
+        let waits = self.cluster.last_error.as_ref().filter(|e| e.text.starts_with(UNRELEASED));
+        let Some(key) = waits.and_then(|error| error.key) else { return otherwise.to_owned() };
+        let who = self.name(key);
+        format!(
+            "start the agents again that {who} waits for or, if those hosts are gone for good, run \
+             `muster-agent reset` on it; else {otherwise}"
+        )
     }
 
     fn line(&self, code: &'static str, who: Vec<KeyId>, what: String, way_out: &str) -> Line {
@@ -146,8 +160,10 @@ impl Writer<'_> {
             "seats_free",
             gone,
             what,
-            "start `muster-agent run` with the bundle on more hosts, or on these again; give up with \
-             `muster-discovery cluster abandon NAME`",
+            &self.advised(
+                "start `muster-agent run` with the bundle on more hosts, or on these again; give up \
+                 with `muster-discovery cluster abandon NAME`",
+            ),
         ))
     }
 
@@ -163,8 +179,10 @@ impl Writer<'_> {
             "held_back",
             held.clone(),
             format!("held back after a failed try: {}", self.names(&held)),
-            "mend what the last error says, or start one more host: a standby takes the seat of \
-             whoever fails twice",
+            &self.advised(
+                "mend what the last error says, or start one more host: a standby takes the seat of \
+                 whoever fails twice",
+            ),
         );
         line.next = Some(until);
         Some(line)
@@ -193,8 +211,10 @@ impl Writer<'_> {
                     frozen.acks.len(),
                     self.names(&missing)
                 ),
-                "look at `muster-agent status` on these hosts; the list is tried anew when its time \
-                 is over",
+                &self.advised(
+                    "look at `muster-agent status` on these hosts; the list is tried anew when its \
+                     time is over",
+                ),
             );
             line.next = Some(frozen.at.after(settings.prepare));
             line

@@ -260,8 +260,13 @@ impl Refusal {
             Refusal::ForeignRecord | Refusal::ForeignDocument => {
                 "check which cluster the bundle is for".into()
             }
-            Refusal::GrantExpired { .. }
-            | Refusal::GrantRevoked
+            Refusal::GrantExpired { .. } => {
+                "mint a new one with `muster-discovery token create` and hand out its bundle; if this \
+                 one can't be so old, compare the clocks of the service's Postgres, of the admin's \
+                 machine and of this host"
+                    .into()
+            }
+            Refusal::GrantRevoked
             | Refusal::TooManyKeys { .. }
             | Refusal::GrantUsed => {
                 "mint a new one with `muster-discovery token create` and hand out its bundle".into()

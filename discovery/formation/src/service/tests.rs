@@ -439,6 +439,26 @@ fn what_a_members_node_complains_of_is_explained_and_nobody_elses() {
 }
 
 #[test]
+fn who_waits_for_releases_is_what_explain_says_to_look_at_first() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    let reason = "unreleased: S6: of the 2 releases that end the list of epoch 1, 1 are here";
+    let _ = service.yes(Event::Nack { key: key(2), epoch: 1, reason: reason.to_owned() });
+    let lines = explain(&service.cluster, &Settings::DEFAULT, service.now);
+    assert!(!lines.is_empty());
+    for line in lines {
+        let told = &line.way_out;
+        assert!(
+            told.contains("run `muster-agent reset` on it") && told.contains("host-2"),
+            "{told}"
+        );
+    }
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    let _ = service.yes(nack(2, 1));
+    let lines = explain(&service.cluster, &Settings::DEFAULT, service.now);
+    assert!(lines.iter().all(|line| !line.way_out.contains("reset")), "{lines:?}");
+}
+
+#[test]
 fn a_majority_of_equal_reports_is_formed() {
     let mut service = Service::committed();
     let report = |host, raft_cluster| Event::Report { key: key(host), raft_cluster };

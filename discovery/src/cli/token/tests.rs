@@ -89,3 +89,12 @@ fn what_nobody_would_take_is_a_usage_error() {
         assert!(matches!(refused, Err(CliError::Usage(_))), "{line}: {refused:?}");
     }
 }
+
+#[test]
+fn a_service_whose_clock_is_off_is_told_before_its_tokens_puzzle_anybody() {
+    assert_eq!(clocks_differ(1_000_000, 1_029_999), None);
+    let ahead = clocks_differ(4_600_000, 1_000_000).unwrap();
+    assert!(ahead.contains("is 3600 s ahead of this machine's"), "{ahead}");
+    let behind = clocks_differ(1_000_000, 1_031_000).unwrap();
+    assert!(behind.contains("is 31 s behind this machine's"), "{behind}");
+}
