@@ -40,7 +40,7 @@ pub enum ProposeError {
     #[error("too many uncommitted proposals")]
     Full,
     /// The last change of members, or what this leader found when its term began, is not applied
-    /// yet.
+    /// yet, by the leader or by a quorum.
     #[error("an earlier change of members is under way")]
     ChangeUnderWay,
 }
@@ -90,6 +90,9 @@ pub struct Consensus {
     persisted_hard_state: HardState,
     /// What the library counts with.
     members: Arc<Members>,
+    /// Leaders only: the term, and an entry in it that was appended after every change of members
+    /// that this leader has applied. None: it is still to be appended.
+    settles: (u64, Option<u64>),
 }
 
 impl Consensus {
@@ -132,6 +135,7 @@ impl Consensus {
             forwarding: Vec::new(),
             persisted_hard_state,
             members: Arc::new(initial.members.sorted()),
+            settles: (0, None),
         };
         consensus.fix_timeout();
         Ok(consensus)
@@ -161,8 +165,7 @@ impl Consensus {
     /// Appends `proposals`, all of one kind, in one go if this member leads, else sends them on to
     /// the leader. `hops` is 0 for one's own, else what [`Message::log_term`] said.
     ///
-    /// A change of members is proposed alone, and taken only once everything before it that may be
-    /// one is applied here.
+    /// A change of members is proposed alone, and taken only when [`Self::may_change`] says so.
     ///
     /// # Panics
     /// If a change of members is not alone, or for what only a leader itself makes.
@@ -181,7 +184,7 @@ impl Consensus {
         if self.raw.raft.state != StateRole::Leader {
             return self.forward(kind, proposals, hops);
         }
-        if kind == EntryKind::ConfChange && self.raw.raft.has_pending_conf() {
+        if kind == EntryKind::ConfChange && !self.may_change() {
             // The library would append an empty entry in its place, and say nothing.
             return Err(ProposeError::ChangeUnderWay);
         }
@@ -293,7 +296,8 @@ impl Consensus {
         self.raw.mut_store().set_snapshot(snapshot);
     }
 
-    /// The state machine has applied a change of members: consensus counts by it from now on.
+    /// The state machine has applied a change of members: consensus counts by it from now on. A
+    /// leader that is a member no longer leads no longer.
     ///
     /// # Panics
     /// If it would leave nobody to vote, or isn't one step: the state machine refuses such changes.
@@ -302,7 +306,55 @@ impl Consensus {
         let state = changed
             .unwrap_or_else(|error| panic!("{change:?} can't follow {:?}: {error}", self.members));
         self.members = Arc::new(members_out(&state));
+        if self.raw.raft.state == StateRole::Leader {
+            self.settles.1 = None;
+            if !self.members.voters.contains(&self.member) {
+                let term = self.raw.raft.term;
+                self.raw.raft.become_follower(term, 0);
+            }
+        }
         self.after_input();
+    }
+
+    /// Whether a change of members would be taken now: this member leads, and a quorum can't fall
+    /// back behind the last change.
+    ///
+    /// Members count by a change once they have applied it, so that two changes in a row could
+    /// leave some of them two configurations behind, with a majority of their own there (etcd
+    /// 11284). So a leader follows each change that it has applied by an entry of its own. Whoever
+    /// has that entry on disk has there as well, since both came with one message, that the change
+    /// is committed; it applies it before it can campaign. When the entry is committed, a quorum is
+    /// that far.
+    pub fn may_change(&self) -> bool {
+        let raft = &self.raw.raft;
+        raft.state == StateRole::Leader
+            && !raft.has_pending_conf()
+            && self.settles.0 == raft.term
+            && self.settles.1.is_some_and(|index| index <= raft.raft_log.committed)
+    }
+
+    /// A leader appends the entry that [`Self::may_change`] waits for, unless it is there or the
+    /// leader is about to be none.
+    ///
+    /// The entry that it begins its term with will do: that comes after every change that it had
+    /// applied. One that it found in its log and has yet to apply gets an entry of its own.
+    fn settle(&mut self) {
+        let raft = &self.raw.raft;
+        if raft.state != StateRole::Leader {
+            return;
+        }
+        if self.settles.0 != raft.term {
+            self.settles = (raft.term, Some(raft.raft_log.last_index()));
+        }
+        if self.settles.1.is_some() || raft.lead_transferee.is_some() {
+            return;
+        }
+        let mut message = raft::eraftpb::Message { from: self.member, ..Default::default() };
+        message.set_msg_type(raft::eraftpb::MessageType::MsgPropose);
+        message.set_entries(vec![raft::eraftpb::Entry::default()].into());
+        if self.raw.step(message).is_ok() {
+            self.settles.1 = Some(self.raw.raft.raft_log.last_index());
+        }
     }
 
     /// Who takes part, as of the last change that was applied.
@@ -451,6 +503,7 @@ impl Consensus {
 
     fn after_input(&mut self) {
         self.fix_timeout();
+        self.settle();
         debug_assert!(
             self.raw.raft.prs().iter().all(|(_, peer)| peer.next_idx > peer.matched),
             "what a peer has is not sent to it again"

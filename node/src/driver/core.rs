@@ -15,14 +15,14 @@ use std::sync::Arc;
 
 use node_consensus::{
     Config, ConfigError, Consensus, Entry, Fetch, Guards, HardState, Initial, Members, Message,
-    MessageKind, Position, ProposeError as ConsensusError, Ready, Role, Status, StepError,
+    MessageKind, PeerStatus, Position, Ready, Role, Status, StepError,
 };
 
 use super::Notice;
 use super::mail::{Proposal, ReadToken};
 use super::outgoing::Outgoing;
 use super::peers::IncomingSnapshot;
-use super::proposals::{Proposals, Refusal};
+use super::proposals::{Group, Proposals};
 use super::reads::Reads;
 use crate::log::Batch;
 use crate::machine::{AppliedChange, Committed, RequestId};
@@ -87,7 +87,7 @@ pub struct Effects {
     /// The log may drop entries up to here; answered by [`Notice::Compacted`].
     pub compact: Option<u64>,
     /// Proposals that will never have an effect.
-    pub refused: Vec<(RequestId, Refusal)>,
+    pub refused: Vec<RequestId>,
     /// Reads that may go ahead, at this position or later.
     pub reads: Vec<(ReadToken, Position)>,
     /// Reads that were too many.
@@ -214,7 +214,7 @@ impl Driver {
         for proposal in proposals {
             let id = proposal.id;
             if overloaded || !self.proposals.push_own(proposal, self.now) {
-                self.effects.refused.push((id, Refusal::TooMany));
+                self.effects.refused.push(id);
             }
         }
     }
@@ -370,23 +370,28 @@ impl Driver {
     fn hand_on_proposals(&mut self) {
         loop {
             let (role, leader, _) = self.consensus.leadership();
-            if leader == 0 || (role == Role::Leader && self.consensus.is_transferring()) {
+            let leads = role == Role::Leader;
+            if leader == 0 || (leads && self.consensus.is_transferring()) {
                 return;
             }
-            let Some(group) = self.proposals.take(role == Role::Leader) else { return };
-            if let Err(error) = self.consensus.propose_many(group.kind, group.data, group.hops) {
-                let why = match error {
-                    ConsensusError::ChangeUnderWay => Refusal::ChangeUnderWay,
-                    ConsensusError::NoLeader
-                    | ConsensusError::Transferring
-                    | ConsensusError::Full => Refusal::TooMany,
-                };
-                self.effects.refused.extend(group.own.into_iter().map(|id| (id, why)));
+            if (!leads || self.consensus.may_change())
+                && let Some(change) = self.proposals.take_change()
+            {
+                self.hand_on(change);
+                continue;
             }
-            if role == Role::Leader {
+            let Some(group) = self.proposals.take(leads) else { return };
+            self.hand_on(group);
+            if leads {
                 // One proposal per round: what is left over comes with the next.
                 return;
             }
+        }
+    }
+
+    fn hand_on(&mut self, group: Group) {
+        if self.consensus.propose_many(group.kind, group.data, group.hops).is_err() {
+            self.effects.refused.extend(group.own);
         }
     }
 
@@ -637,7 +642,9 @@ impl Driver {
     /// Who should lead when this member shouldn't.
     fn successor(&self) -> Option<u64> {
         let peers = self.consensus.status().peers;
-        peers.iter().filter(|peer| peer.active).max_by_key(|peer| peer.matched).map(|p| p.member)
+        let votes = |peer: &&PeerStatus| self.members().voters.contains(&peer.member);
+        let able = peers.iter().filter(votes).filter(|peer| peer.active);
+        able.max_by_key(|peer| peer.matched).map(|peer| peer.member)
     }
 
     /// A leader whose disk has not answered for two election time-outs hands over.

@@ -2,21 +2,15 @@
 
 use thiserror::Error;
 
-use super::Refusal;
-
 /// Why a proposal has no outcome.
 ///
-/// Only [`ProposeError::TooManyRequests`], [`ProposeError::ChangeUnderWay`],
-/// [`ProposeError::TooLarge`] and [`ProposeError::Stopped`] say that it had none and never will; after the others it may still
-/// be applied, or have been.
+/// Only [`ProposeError::TooManyRequests`], [`ProposeError::TooLarge`] and [`ProposeError::Stopped`]
+/// say that it had none and never will; after the others it may still be applied, or have been.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum ProposeError {
     /// A queue is full. Later is better than more.
     #[error("too many requests")]
     TooManyRequests,
-    /// A change of members, while an earlier one is under way.
-    #[error("an earlier change of members is under way")]
-    ChangeUnderWay,
     /// Larger than [`MAX_PROPOSAL_BYTES`](super::MAX_PROPOSAL_BYTES).
     #[error("the request is too large")]
     TooLarge,
@@ -35,15 +29,6 @@ pub enum ProposeError {
     /// This member is going down.
     #[error("the server is stopping")]
     Stopped,
-}
-
-impl From<Refusal> for ProposeError {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::TooMany => Self::TooManyRequests,
-            Refusal::ChangeUnderWay => Self::ChangeUnderWay,
-        }
-    }
 }
 
 /// Why a linearizable read can't be answered.

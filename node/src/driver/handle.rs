@@ -123,8 +123,8 @@ impl<O: Send + 'static> Handle<O> {
         self.propose_entry(EntryKind::Normal, payload, id).await
     }
 
-    /// As [`propose`](Self::propose), for a change of members. It is refused while an earlier one is
-    /// not applied on the leader.
+    /// As [`propose`](Self::propose), for a change of members. It waits while a quorum is not known
+    /// to have the one before it.
     pub async fn propose_change(&self, payload: Bytes, id: RequestId) -> Result<O, ProposeError> {
         self.propose_entry(EntryKind::ConfChange, payload, id).await
     }

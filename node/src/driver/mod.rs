@@ -59,7 +59,6 @@ pub(crate) use peers::recorded;
 pub use peers::{
     InboxFull, IncomingSnapshot, OutgoingSnapshot, PeerInbox, PeerSender, SendError, is_wanted,
 };
-pub use proposals::Refusal;
 pub use round::{Core, Outlets};
 pub use run::{Parts, Running, start};
 pub use snapshots::{Bodies, Files, Snapshots};

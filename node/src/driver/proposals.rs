@@ -16,14 +16,8 @@ const ROUND_PROPOSALS: usize = 4096;
 /// How far back a passed-on message may come late and still be taken.
 const WINDOW: u64 = 1024;
 
-/// Why a proposal will never have an effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// There are too many.
-    TooMany,
-    /// It would change the members, and an earlier change is under way.
-    ChangeUnderWay,
-}
+/// Changes of members that wait for the one before them; more are refused.
+const MAX_QUEUED_CHANGES: usize = 64;
 
 #[derive(Debug)]
 struct Pending {
@@ -47,11 +41,15 @@ pub(super) struct Group {
 #[derive(Debug, Default)]
 pub(super) struct Proposals {
     pending: VecDeque<Pending>,
+    /// Changes of members. A leader's wait until one may be made, and hold up nothing else.
+    changes: VecDeque<Pending>,
+    /// Of both.
     bytes: usize,
     seen: BTreeMap<u64, Seen>,
 }
 
 impl Proposals {
+    /// Whether any could go now.
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }
@@ -81,31 +79,43 @@ impl Proposals {
 
     fn push(&mut self, pending: Pending) -> bool {
         let bytes = self.bytes + pending.data.len();
-        if bytes > MAX_QUEUED_PROPOSAL_BYTES || self.pending.len() >= MAX_QUEUED_PROPOSALS {
+        let (queue, most) = match pending.kind {
+            EntryKind::ConfChange => (&mut self.changes, MAX_QUEUED_CHANGES),
+            EntryKind::Normal | EntryKind::NoOp => (&mut self.pending, MAX_QUEUED_PROPOSALS),
+        };
+        if bytes > MAX_QUEUED_PROPOSAL_BYTES || queue.len() >= most {
             return false;
         }
         self.bytes = bytes;
-        self.pending.push_back(pending);
+        queue.push_back(pending);
         true
     }
 
     /// Forgets what came before tick `before`: nobody waits for it any more.
     pub(super) fn expire(&mut self, before: u64) {
-        while self.pending.front().is_some_and(|pending| pending.since < before) {
-            self.bytes -= self.pending.pop_front().map_or(0, |pending| pending.data.len());
+        for queue in [&mut self.pending, &mut self.changes] {
+            while let Some(late) = queue.pop_front_if(|pending| pending.since < before) {
+                self.bytes -= late.data.len();
+            }
         }
+    }
+
+    /// The next change of members; its own round.
+    pub(super) fn take_change(&mut self) -> Option<Group> {
+        let Pending { own, kind, data, hops, .. } = self.changes.pop_front()?;
+        self.bytes -= data.len();
+        Some(Group { kind, data: vec![data], own: own.into_iter().collect(), hops })
     }
 
     /// The next round. Followers pass on proposals of one origin at a time, so that hops count.
     pub(super) fn take(&mut self, leads: bool) -> Option<Group> {
         let Pending { hops, kind, .. } = *self.pending.front()?;
         let mut group = Group { hops, kind, ..Group::default() };
-        let most = if kind == EntryKind::ConfChange { 1 } else { ROUND_PROPOSALS };
         let mut bytes = 0;
         while let Some(pending) = self.pending.front() {
-            let full = group.data.len() >= most
+            let full = group.data.len() >= ROUND_PROPOSALS
                 || (!group.data.is_empty() && bytes + pending.data.len() > ROUND_BYTES);
-            if full || pending.kind != kind || (!leads && pending.hops != hops) {
+            if full || (!leads && pending.hops != hops) {
                 break;
             }
             let Some(pending) = self.pending.pop_front() else { break };
@@ -175,15 +185,31 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_members_has_a_round_of_its_own() {
+    fn a_change_of_members_has_a_round_of_its_own_and_holds_nothing_up() {
         use EntryKind::{ConfChange, Normal};
         let mut proposals = Proposals::default();
-        for (id, kind) in (1..).zip([Normal, Normal, ConfChange, ConfChange, Normal]) {
+        for (id, kind) in (1..).zip([Normal, ConfChange, ConfChange, Normal]) {
             assert!(proposals.push_own(proposal(id, kind, Bytes::from_static(b"x")), 0));
         }
-        let rounds = std::iter::from_fn(|| proposals.take(true));
-        let rounds: Vec<_> = rounds.map(|group| (group.kind, group.data.len())).collect();
-        assert_eq!(rounds, [(Normal, 2), (ConfChange, 1), (ConfChange, 1), (Normal, 1)]);
+        let sizes = |group: Option<Group>| group.map(|group| (group.kind, group.data.len()));
+        assert_eq!(sizes(proposals.take(true)), Some((Normal, 2)));
+        assert!(proposals.is_empty(), "a change waits until one may be made");
+        for _ in 0..2 {
+            assert_eq!(sizes(proposals.take_change()), Some((ConfChange, 1)));
+        }
+        assert_eq!((sizes(proposals.take_change()), proposals.bytes), (None, 0));
+    }
+
+    #[test]
+    fn changes_that_wait_are_bounded_and_expire() {
+        let mut proposals = Proposals::default();
+        let change = |id| proposal(id, EntryKind::ConfChange, Bytes::from_static(b"x"));
+        for id in 0..MAX_QUEUED_CHANGES as u64 {
+            assert!(proposals.push_own(change(id), 3));
+        }
+        assert!(!proposals.push_own(change(u64::MAX), 3));
+        proposals.expire(4);
+        assert_eq!((proposals.take_change().is_none(), proposals.bytes), (true, 0));
     }
 
     fn proposal(id: u64, kind: EntryKind, data: Bytes) -> Proposal {

@@ -13,7 +13,7 @@ use node_consensus::{Fetch, Message, Position, StepError};
 
 use super::core::{Driver, Effects};
 use super::mail::{Mail, Notice, ReadToken};
-use super::{ApplyJob, LogJob, Metrics, Refusal, SendError};
+use super::{ApplyJob, LogJob, Metrics, SendError};
 use crate::machine::RequestId;
 
 /// Where a round's effects go. Nothing waits there: what comes of it is told by a [`Notice`].
@@ -38,7 +38,7 @@ pub trait Outlets {
     /// A peer's message was refused.
     fn bad_message(&mut self, error: &StepError);
     /// These proposals will never have an effect.
-    fn refuse(&mut self, proposals: Vec<(RequestId, Refusal)>);
+    fn refuse(&mut self, proposals: Vec<RequestId>);
     /// These reads may go ahead, at this position or later.
     fn allow(&mut self, reads: Vec<(ReadToken, Position)>);
     /// These reads were too many.
@@ -216,7 +216,7 @@ mod tests {
 
         fn bad_message(&mut self, _: &StepError) {}
 
-        fn refuse(&mut self, _: Vec<(RequestId, Refusal)>) {}
+        fn refuse(&mut self, _: Vec<RequestId>) {}
 
         fn allow(&mut self, _: Vec<(ReadToken, Position)>) {}
 

@@ -23,8 +23,8 @@ use super::round::{Core, Outlets};
 use super::snapshots::{Files, Snapshots};
 use super::status::{NodeStatus, Seen};
 use super::{
-    Applier, ApplyJob, CheckpointPolicy, LogJob, LogWriter, Metrics, Options, QUEUED_JOBS,
-    ReadError, Refusal, StartError, recover,
+    Applier, ApplyJob, CheckpointPolicy, LogJob, LogWriter, Metrics, Options, ProposeError,
+    QUEUED_JOBS, ReadError, StartError, recover,
 };
 use crate::log::{Log, Recovered};
 use crate::log_limit::LogLimit;
@@ -284,8 +284,9 @@ impl<M: StateMachine> Outlets for ToThreads<M> {
         }
     }
 
-    fn refuse(&mut self, proposals: Vec<(RequestId, Refusal)>) {
-        self.waiters.answer(proposals.into_iter().map(|(id, why)| (id, Err(why.into()))));
+    fn refuse(&mut self, proposals: Vec<RequestId>) {
+        let refused = proposals.into_iter();
+        self.waiters.answer(refused.map(|id| (id, Err(ProposeError::TooManyRequests))));
     }
 
     fn allow(&mut self, reads: Vec<(ReadToken, Position)>) {

@@ -157,7 +157,6 @@ impl From<ProposeError> for Error {
     fn from(error: ProposeError) -> Self {
         match error {
             ProposeError::TooManyRequests => Self::TooManyRequests,
-            ProposeError::ChangeUnderWay => Self::Unhealthy,
             ProposeError::TooLarge => Self::RequestTooLarge,
             ProposeError::NoLeader => Self::NoLeader,
             ProposeError::Timeout => Self::Timeout,

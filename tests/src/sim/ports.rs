@@ -12,7 +12,7 @@ use bytes::Bytes;
 use muster_node::apply::{Machine, Outcome};
 use muster_node::driver::{
     ApplyJob, ApplyOutlets, Bodies, LogJob, Mail, Message, Notice, Outlets, Position, ReadToken,
-    Refusal, SendError, Snapshots,
+    SendError, Snapshots,
 };
 use muster_node::log::Batch;
 use muster_node::machine::RequestId;
@@ -198,8 +198,8 @@ impl Outlets for CorePorts<'_> {
 
     fn bad_message(&mut self, _: &StepError) {}
 
-    fn refuse(&mut self, proposals: Vec<(RequestId, Refusal)>) {
-        self.sent.refused.extend(proposals.into_iter().map(|(id, _)| id));
+    fn refuse(&mut self, proposals: Vec<RequestId>) {
+        self.sent.refused.extend(proposals);
     }
 
     fn allow(&mut self, reads: Vec<(ReadToken, Position)>) {
