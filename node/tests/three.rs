@@ -4,46 +4,7 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
-
-use common::{Member, PATIENCE, etcdctl, eventually, settled, three};
-
-fn started(root: &std::path::Path) -> Vec<Member> {
-    let mut members = three(root);
-    members.iter_mut().for_each(Member::start);
-    members.iter_mut().for_each(Member::ready);
-    members
-}
-
-fn all(members: &[Member]) -> Vec<&Member> {
-    members.iter().collect()
-}
-
-/// Puts until it is acknowledged: for when a leader has just been lost.
-async fn put_again(member: &Member, key: &str, value: &str) -> i64 {
-    let start = Instant::now();
-    loop {
-        match member.put(key, value).await {
-            Ok(revision) => return revision,
-            Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
-        }
-    }
-}
-
-async fn same_hash(members: &[Member], revision: i64) {
-    let start = Instant::now();
-    loop {
-        let mut hashes = Vec::new();
-        for member in members {
-            hashes.push(member.hash(revision).await.ok());
-        }
-        if hashes.iter().all(|hash| hash.is_some() && *hash == hashes[0]) {
-            return;
-        }
-        assert!(start.elapsed() < PATIENCE, "hashes differ: {hashes:?}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
+use common::{Member, all, etcdctl, eventually, put_again, same_hash, settled, started, three};
 
 #[tokio::test]
 async fn the_first_seat_leads_first_and_every_member_takes_writes() {

@@ -65,7 +65,7 @@ pub fn decode(mut data: Bytes) -> Result<(u64, Operation), DecodeError> {
     let command = Command::decode(body).map_err(|e| DecodeError::Malformed(e.to_string()))?;
     let request_id = command.request_id;
     match command.operation {
-        Some(Operation::ChangeMember(MemberChange { change: None })) | None => {
+        Some(Operation::ChangeMember(MemberChange { change: None, .. })) | None => {
             Err(DecodeError::UnknownOperation { request_id })
         }
         Some(operation) => Ok((request_id, operation)),
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn an_unknown_change_of_members_is_refused_not_skipped() {
-        let data = encode(7, Operation::ChangeMember(MemberChange { change: None }));
+        let data = encode(7, Operation::ChangeMember(MemberChange::default()));
         assert_eq!(decode(data), Err(DecodeError::UnknownOperation { request_id: 7 }));
     }
 

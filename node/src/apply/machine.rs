@@ -14,8 +14,8 @@ use super::outcome::{ApplyError, Failure, Outcome, Response};
 use super::txn::{apply_delete, apply_put, apply_txn, check_put, has_puts, header};
 use crate::identity::MemberId;
 use crate::machine::{
-    Applied, AppliedChange, Committed, EntryKind, Members, Position, RequestId, Snapshot,
-    StateMachine,
+    Applied, AppliedChange, Committed, ConfChange, EntryKind, Members, Position, RequestId,
+    Snapshot, StateMachine,
 };
 use crate::membership::{ChangeError, MemberChange};
 use crate::mvcc::watch::{Publisher, WatchHub};
@@ -269,16 +269,27 @@ fn change_members(
     change: command::MemberChange,
     index: u64,
 ) -> (AppliedChange, Result<Vec<Member>, ChangeError>) {
-    let wanted = MemberChange::try_from(change);
-    let changed = wanted.and_then(|change| batch.members_mut().change(change, index));
+    let changed = change_table(batch, change, index);
     let table = batch.members();
-    let done = AppliedChange { index, change: changed.ok(), members: table.voters_and_learners() };
+    let change = changed.ok().flatten();
+    let done = AppliedChange { index, change, members: table.voters_and_learners() };
     (done, changed.map(|_| table.members().map(Into::into).collect()))
 }
 
+fn change_table(
+    batch: &mut Batch<'_>,
+    change: command::MemberChange,
+    index: u64,
+) -> Result<Option<ConfChange>, ChangeError> {
+    if change.planned_at.is_some_and(|at| at != batch.members().changed()) {
+        return Err(ChangeError::Stale);
+    }
+    batch.members_mut().change(MemberChange::try_from(change)?, index)
+}
+
 fn publish(batch: &mut Batch<'_>, published: PublishMember) -> Result<Response, Failure> {
-    let PublishMember { member_id, name, client_urls } = published;
-    let published = batch.members_mut().publish(MemberId(member_id), name, client_urls);
-    published.map_err(ApplyError::from)?;
+    let id = MemberId(published.member_id);
+    let said = published.try_into().map_err(ApplyError::from)?;
+    batch.members_mut().publish(id, said).map_err(ApplyError::from)?;
     Ok(Response::Published)
 }

@@ -1,7 +1,7 @@
 //! Commands against the machine: what each answers, and what it leaves.
 
 use bytes::Bytes;
-use node_proto::command::{Operation, PublishMember, encode};
+use node_proto::command::{self, Operation, PublishMember, encode};
 use node_proto::etcdserverpb::alarm_request::AlarmAction;
 use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use node_proto::etcdserverpb::request_op::Request;
@@ -41,6 +41,8 @@ fn member(id: u64) -> Member {
         is_learner: false,
         incarnation: None,
         node_key: None,
+        changed: 0,
+        vote_when_ready: false,
     }
 }
 
@@ -72,6 +74,14 @@ impl World {
     fn change(&mut self, change: &MemberChange) -> (Outcome, Vec<AppliedChange>) {
         self.index += 1;
         self.apply_as(EntryKind::ConfChange, Operation::ChangeMember(change.into()))
+    }
+
+    /// The same, judged on the configuration of entry `at`.
+    fn planned(&mut self, change: &MemberChange, at: u64) -> Outcome {
+        self.index += 1;
+        let mut change = command::MemberChange::from(change);
+        change.planned_at = Some(at);
+        self.apply_as(EntryKind::ConfChange, Operation::ChangeMember(change)).0
     }
 
     fn put(&mut self, key: &str, value: &str) -> Outcome {
@@ -432,7 +442,13 @@ fn a_member_publishes_its_name_and_urls() {
     let mut world = World::new();
     let publish = |member_id| {
         let client_urls = vec!["http://10.0.0.1:2379".to_owned()];
-        Operation::PublishMember(PublishMember { member_id, name: "a".to_owned(), client_urls })
+        let name = "a".to_owned();
+        Operation::PublishMember(PublishMember {
+            member_id,
+            name,
+            client_urls,
+            ..Default::default()
+        })
     };
     assert_eq!(world.apply(publish(7)), Ok(Response::Published));
     assert_eq!(world.apply(publish(8)), Err(ApplyError::MemberNotFound));
@@ -638,6 +654,19 @@ fn a_change_of_members_is_in_the_table_and_told_to_consensus() {
     assert_eq!(changes, [AppliedChange { index: 1, change, members: members.clone() }]);
     assert_eq!(world.machine.members(), members);
     assert_eq!(world.revision(), 1, "members are not part of the key space");
+}
+
+#[test]
+fn a_change_that_was_judged_on_other_members_is_refused() {
+    let mut world = World::new();
+    let learner = Member { is_learner: true, ..member(9) };
+    let added = world.planned(&MemberChange::Add(learner), 0);
+    assert!(added.is_ok(), "{added:?}");
+    let now = world.machine.store().view().members().changed();
+    let promotion = MemberChange::Promote(MemberId(9));
+    let stale = world.planned(&promotion, 0);
+    assert_eq!(stale, Err(ApplyError::Members(ChangeError::Stale)));
+    assert!(world.planned(&promotion, now).is_ok());
 }
 
 #[test]

@@ -13,13 +13,25 @@ impl Config {
     /// # Errors
     /// If the settings that describe it contradict each other, or don't name this member.
     pub fn initial(&self) -> Result<InitialCluster, ConfigError> {
-        members(self).and_then(|()| document(self)).map_err(ConfigError::Relation)?;
+        named(self)
+            .and_then(|()| advertised(self))
+            .and_then(|()| document(self))
+            .map_err(ConfigError::Relation)?;
         let members: Vec<(String, Vec<String>)> = self
             .initial_cluster
             .iter()
             .map(|(name, urls)| (name.clone(), urls.iter().map(ToString::to_string).collect()))
             .collect();
         Ok(InitialCluster::new(&members, &self.initial_cluster_token, self.document.as_ref()))
+    }
+
+    /// Whether the settings say which members a running cluster has, this one among them. Where this
+    /// one is reached was said when it was added.
+    ///
+    /// # Errors
+    /// If they contradict each other, or don't name this member.
+    pub(crate) fn check_join(&self) -> Result<(), ConfigError> {
+        named(self).map_err(ConfigError::Relation)
     }
 
     /// The incarnation that the member document, if there is one, binds this member to.
@@ -29,33 +41,41 @@ impl Config {
     }
 }
 
-fn members(config: &Config) -> Result<(), String> {
-    let Some((_, own)) = config.initial_cluster.iter().find(|(name, _)| *name == config.name)
-    else {
+/// The members can be told apart, and this one is among them.
+fn named(config: &Config) -> Result<(), String> {
+    if !config.initial_cluster.iter().any(|(name, _)| *name == config.name) {
         return Err(format!(
             "couldn't find local name \"{}\" in the initial cluster configuration",
             config.name
         ));
-    };
+    }
     if config.peer_tls.is_none()
         && config.initial_cluster.iter().flat_map(|(_, urls)| urls).any(PeerUrl::is_https)
     {
         return Err(NO_PEER_CERTIFICATE.to_owned());
     }
     let all: Vec<&PeerUrl> = config.initial_cluster.iter().flat_map(|(_, urls)| urls).collect();
-    let shown = || {
-        let mut parts: Vec<String> = config
-            .initial_cluster
-            .iter()
-            .flat_map(|(name, urls)| urls.iter().map(move |url| format!("{name}={url}")))
-            .collect();
-        parts.sort_unstable();
-        parts.join(",")
-    };
     let duplicate = all.iter().enumerate().any(|(n, url)| all[..n].contains(url));
     if duplicate {
-        return Err(format!("initial cluster {} has duplicate url", shown()));
+        return Err(format!("initial cluster {} has duplicate url", shown(config)));
     }
+    Ok(())
+}
+
+fn shown(config: &Config) -> String {
+    let mut parts: Vec<String> = config
+        .initial_cluster
+        .iter()
+        .flat_map(|(name, urls)| urls.iter().map(move |url| format!("{name}={url}")))
+        .collect();
+    parts.sort_unstable();
+    parts.join(",")
+}
+
+/// The others are told the same of this member as it says itself.
+fn advertised(config: &Config) -> Result<(), String> {
+    let own = config.initial_cluster.iter().find(|(name, _)| *name == config.name);
+    let own = own.map(|(_, urls)| urls.as_slice()).unwrap_or_default();
     let missing = |of: &[PeerUrl], from: &[PeerUrl]| {
         of.iter().find(|url| !from.iter().any(|other| url.reaches_same(other))).cloned()
     };
@@ -72,7 +92,7 @@ fn members(config: &Config) -> Result<(), String> {
     if let Some(url) = missing(advertised, own) {
         return Err(format!(
             "--initial-advertise-peer-urls has {url} but missing from --initial-cluster={}",
-            shown()
+            shown(config)
         ));
     }
     Ok(())

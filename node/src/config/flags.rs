@@ -129,16 +129,14 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(CLUSTERING, "initial-cluster-token", Text, "etcd-cluster", "TOKEN", "Makes ids of this cluster different from all others'."),
     flag(CLUSTERING, "advertise-client-urls", Text, "http://localhost:2379", "URLS", "This member's client URLs, as clients reach them."),
     flag(CLUSTERING, "muster-document", Text, "", "FILE", "Binds each first member to its incarnation and key (JSON; written by muster-agent)."),
-    flag(CLUSTERING, "strict-reconfig-check", Bool, "true", "", "Refuse membership changes that would endanger quorum.")
-        .ignored("members are not changed at run time yet"),
+    flag(CLUSTERING, "strict-reconfig-check", Bool, "true", "", "Refuse membership changes that would endanger quorum."),
     flag(CLUSTERING, "pre-vote", Bool, "true", "", "Ask before disturbing a cluster with an election.")
         .ignored("pre-vote is always on"),
     flag(CLUSTERING, "auto-compaction-mode", OneOf(&["periodic", "revision"]), "periodic", "MODE", "How --auto-compaction-retention is read.")
         .ignored("only clients compact yet"),
     flag(CLUSTERING, "auto-compaction-retention", Text, "0", "N", "How much history to keep; 0: all.")
         .ignored("only clients compact yet"),
-    flag(CLUSTERING, "max-learners", Uint, "1", "N", "Learners that may be in the cluster at once.")
-        .ignored("members are not changed at run time yet"),
+    flag(CLUSTERING, "max-learners", Uint, "1", "N", "Learners that may be in the cluster at once."),
     flag(CLUSTERING, "discovery", Text, "", "URL", "Discovery service, protocol v2."),
     flag(CLUSTERING, "discovery-fallback", OneOf(&["exit", "proxy"]), "exit", "WHAT", "What to do if discovery fails.")
         .ignored("without discovery there is nothing to fall back from"),

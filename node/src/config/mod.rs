@@ -164,6 +164,10 @@ pub struct Config {
     pub initial_cluster_state: ClusterState,
     /// `--initial-cluster-token`
     pub initial_cluster_token: String,
+    /// `--strict-reconfig-check`
+    pub strict_reconfig_check: bool,
+    /// `--max-learners`
+    pub max_learners: u64,
     /// `--muster-document`, read
     pub document: Option<MemberDocument>,
     /// `--heartbeat-interval`

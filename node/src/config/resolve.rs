@@ -43,6 +43,8 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
             _ => ClusterState::New,
         },
         initial_cluster_token: low.value("initial-cluster-token").to_owned(),
+        strict_reconfig_check: boolean(low, "strict-reconfig-check"),
+        max_learners: uint(low, "max-learners"),
         document,
         heartbeat: Duration::from_millis(uint(low, "heartbeat-interval")),
         election: Duration::from_millis(uint(low, "election-timeout")),

@@ -56,6 +56,16 @@ impl MemberId {
     }
 }
 
+impl MemberId {
+    /// The id of a member that is added now: as at a bootstrap, with the time in the token's place.
+    /// etcd takes seconds; here it is nanoseconds, so that two members that one URL had within a
+    /// second are told apart.
+    #[must_use]
+    pub(crate) fn added_at(peer_urls: &[String], since_epoch: std::time::Duration) -> Self {
+        Self::at_bootstrap(peer_urls, &since_epoch.as_nanos().to_string())
+    }
+}
+
 impl ClusterId {
     /// The id of a cluster that begins with `members`: the first eight bytes of SHA-1 over their
     /// ids, ascending, big endian (etcd `RaftCluster.genID`).
@@ -175,6 +185,13 @@ mod tests {
         assert_eq!(MemberId::at_bootstrap(&urls, token), MemberId::at_bootstrap(&turned, token));
         let (a, b) = (MemberId(7), MemberId(9));
         assert_eq!(ClusterId::of(&[a, b]), ClusterId::of(&[b, a]));
+    }
+
+    #[test]
+    fn a_url_added_twice_within_a_second_is_two_members() {
+        let urls = ["http://a:1".to_owned()];
+        let at = |nanos| MemberId::added_at(&urls, std::time::Duration::new(1_700_000_000, nanos));
+        assert_ne!(at(1), at(2));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use node_consensus::Position;
+use node_consensus::{HardState, Position};
 
 use super::codec::{Item, Start};
 use super::frame::{BLOCK, HEADER};
@@ -34,6 +34,18 @@ impl Log {
         identity: &Identity,
         options: &LogOptions,
     ) -> Result<(), LogError> {
+        Self::create_after(Position::default(), disk, member_dir, identity, options)
+    }
+
+    /// As [`create`](Self::create), for a member that begins with a store in which everything up to
+    /// `base` is applied, durably.
+    pub fn create_after(
+        base: Position,
+        disk: &SharedDisk,
+        member_dir: &Path,
+        identity: &Identity,
+        options: &LogOptions,
+    ) -> Result<(), LogError> {
         validate(options);
         let making = member_dir.join(NAME_WHILE_MADE);
         let directory = member_dir.join(NAME);
@@ -52,8 +64,8 @@ impl Log {
             identity: *identity,
             segment: 1,
             segment_bytes: options.segment_bytes,
-            last: Position::default(),
-            repeated: Vec::new(),
+            last: base,
+            repeated: beginning(base),
         };
         let (bytes, _) = encode_start(&start, 1, 0);
         file.write_at(0, &bytes).map_err(LogError::io("write", &path))?;
@@ -141,6 +153,15 @@ impl Log {
             written_bytes: 0,
         }
     }
+}
+
+/// What the first record of a log that begins after `base` says beside whose it is.
+fn beginning(base: Position) -> Vec<Item> {
+    if base == Position::default() {
+        return Vec::new();
+    }
+    let state = HardState { term: base.term, vote: 0, commit: base.index };
+    vec![Item::HardState(state), Item::Base(base)]
 }
 
 fn validate(options: &LogOptions) {

@@ -12,6 +12,8 @@ pub enum MemberChange {
     Promote(MemberId),
     /// A member is one no longer, for ever.
     Remove(MemberId),
+    /// A member is reached at these peer URLs from now on.
+    Update(MemberId, Vec<String>),
 }
 
 /// Why a change was refused; the same on every member. The table is as it was.
@@ -26,6 +28,9 @@ pub enum ChangeError {
     /// Another member is reached there.
     #[error("peer URL already exists")]
     PeerUrlExists,
+    /// It is not the incarnation that the member is bound to.
+    #[error("the member is bound to another incarnation")]
+    OtherIncarnation,
     /// No such member.
     #[error("member not found")]
     NotFound,
@@ -35,6 +40,9 @@ pub enum ChangeError {
     /// Nobody would be left to vote.
     #[error("the last voter can't be removed")]
     LastVoter,
+    /// It was judged on an earlier configuration than the present one.
+    #[error("the members have changed since this change was judged")]
+    Stale,
     /// It has no id, no URL, or an incarnation or key that is none.
     #[error("no member could be like this")]
     Malformed,

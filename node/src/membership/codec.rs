@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use node_proto::{etcdserverpb, musterpb};
 
-use super::{ChangeError, Member, MemberChange, RemovedMember};
+use super::{ChangeError, Member, MemberChange, Published, RemovedMember};
 use crate::identity::{Incarnation, MemberId, NodeKey};
 
 /// A row or frame that is a message, but no member.
@@ -21,6 +21,8 @@ impl From<&Member> for musterpb::Member {
             is_learner: member.is_learner,
             incarnation: optional(member.incarnation.map(|incarnation| incarnation.0)),
             node_key: optional(member.node_key.map(|key| key.0)),
+            changed: member.changed,
+            vote_when_ready: member.vote_when_ready,
         }
     }
 }
@@ -37,6 +39,8 @@ impl TryFrom<musterpb::Member> for Member {
             is_learner: member.is_learner,
             incarnation: exact(&member.incarnation)?.map(Incarnation),
             node_key: exact(&member.node_key)?.map(NodeKey),
+            changed: member.changed,
+            vote_when_ready: member.vote_when_ready,
         })
     }
 }
@@ -49,6 +53,33 @@ impl From<&Member> for etcdserverpb::Member {
             peer_ur_ls: member.peer_urls.clone(),
             client_ur_ls: member.client_urls.clone(),
             is_learner: member.is_learner,
+        }
+    }
+}
+
+impl TryFrom<musterpb::PublishMember> for Published {
+    type Error = ChangeError;
+
+    fn try_from(published: musterpb::PublishMember) -> Result<Self, ChangeError> {
+        let malformed = |MalformedMember| ChangeError::Malformed;
+        Ok(Self {
+            incarnation: exact(&published.incarnation).map_err(malformed)?.map(Incarnation),
+            node_key: exact(&published.node_key).map_err(malformed)?.map(NodeKey),
+            name: published.name,
+            client_urls: published.client_urls,
+        })
+    }
+}
+
+impl Published {
+    /// What the member `id` proposes.
+    pub(crate) fn encode(&self, id: MemberId) -> musterpb::PublishMember {
+        musterpb::PublishMember {
+            member_id: id.0,
+            name: self.name.clone(),
+            client_urls: self.client_urls.clone(),
+            incarnation: optional(self.incarnation.map(|incarnation| incarnation.0)),
+            node_key: optional(self.node_key.map(|key| key.0)),
         }
     }
 }
@@ -71,13 +102,15 @@ impl RemovedMember {
 impl From<&MemberChange> for musterpb::MemberChange {
     fn from(change: &MemberChange) -> Self {
         use musterpb::member_change::Change;
-        Self {
-            change: Some(match change {
-                MemberChange::Add(member) => Change::Add(member.into()),
-                MemberChange::Promote(id) => Change::Promote(id.0),
-                MemberChange::Remove(id) => Change::Remove(id.0),
-            }),
-        }
+        let change = match change {
+            MemberChange::Add(member) => Change::Add(member.into()),
+            MemberChange::Promote(id) => Change::Promote(id.0),
+            MemberChange::Remove(id) => Change::Remove(id.0),
+            MemberChange::Update(id, urls) => {
+                Change::Update(musterpb::MemberUpdate { id: id.0, peer_urls: urls.clone() })
+            }
+        };
+        Self { change: Some(change), planned_at: None }
     }
 }
 
@@ -92,6 +125,7 @@ impl TryFrom<musterpb::MemberChange> for MemberChange {
             }
             Some(Change::Promote(id)) => Ok(Self::Promote(MemberId(id))),
             Some(Change::Remove(id)) => Ok(Self::Remove(MemberId(id))),
+            Some(Change::Update(update)) => Ok(Self::Update(MemberId(update.id), update.peer_urls)),
             // Commands without a change are not decoded.
             None => Err(ChangeError::Malformed),
         }

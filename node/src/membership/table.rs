@@ -24,6 +24,31 @@ pub struct Member {
     pub incarnation: Option<Incarnation>,
     /// The only key that may speak for it; none until one is bound.
     pub node_key: Option<NodeKey>,
+    /// The entry that added, promoted or updated it last; 0 if it is as the cluster began.
+    pub changed: u64,
+    /// A learner that was asked for as a voter: the leader promotes it once it is in sync.
+    pub vote_when_ready: bool,
+}
+
+/// What a member says of itself at each start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Published {
+    /// Its name.
+    pub name: String,
+    /// Where clients reach it.
+    pub client_urls: Vec<String>,
+    /// The incarnation of its data directory.
+    pub incarnation: Option<Incarnation>,
+    /// Its key towards peers, if it has one.
+    pub node_key: Option<NodeKey>,
+}
+
+impl Member {
+    /// Whether it has ever run: it says its name when it does.
+    #[must_use]
+    pub(crate) fn is_started(&self) -> bool {
+        !self.name.is_empty()
+    }
 }
 
 /// What is left of a member that was removed.
@@ -97,19 +122,36 @@ impl MemberTable {
         Members { voters: ids(false), learners: ids(true) }
     }
 
+    /// The entry that made the members what they are; 0 if they are as the cluster began. What a
+    /// member publishes of itself does not count.
+    #[must_use]
+    pub fn changed(&self) -> u64 {
+        let removed = self.removed.values().map(|removed| removed.index);
+        self.members().map(|member| member.changed).chain(removed).max().unwrap_or(0)
+    }
+
     /// Carries out `change`, which entry `index` asks for, or refuses it and changes nothing. Gives
     /// what consensus has to do in turn.
-    pub fn change(&mut self, change: MemberChange, index: u64) -> Result<ConfChange, ChangeError> {
+    pub fn change(
+        &mut self,
+        change: MemberChange,
+        index: u64,
+    ) -> Result<Option<ConfChange>, ChangeError> {
         match change {
-            MemberChange::Add(member) => self.add(member),
+            MemberChange::Add(member) => {
+                self.add(Member { changed: index, ..member }).map(Option::Some)
+            }
             MemberChange::Promote(id) => {
                 let member = self.members.get_mut(&id).ok_or(ChangeError::NotFound)?;
                 if !member.is_learner {
                     return Err(ChangeError::NotALearner);
                 }
                 member.is_learner = false;
-                Ok(ConfChange::Voter(id.0))
+                member.vote_when_ready = false;
+                member.changed = index;
+                Ok(Some(ConfChange::Voter(id.0)))
             }
+            MemberChange::Update(id, peer_urls) => self.update(id, peer_urls, index).map(|()| None),
             MemberChange::Remove(id) => {
                 let member = self.member(id).ok_or(ChangeError::NotFound)?;
                 let voters = self.members().filter(|member| !member.is_learner).count();
@@ -119,7 +161,7 @@ impl MemberTable {
                 let removed = RemovedMember { incarnation: member.incarnation, index };
                 self.members.remove(&id);
                 self.removed.insert(id, removed);
-                Ok(ConfChange::Remove(id.0))
+                Ok(Some(ConfChange::Remove(id.0)))
             }
         }
     }
@@ -142,8 +184,7 @@ impl MemberTable {
         {
             return Err(ChangeError::IdExists);
         }
-        if self.members().any(|other| other.peer_urls.iter().any(|u| member.peer_urls.contains(u)))
-        {
+        if self.is_taken(&member.peer_urls, id) {
             return Err(ChangeError::PeerUrlExists);
         }
         let change =
@@ -152,14 +193,49 @@ impl MemberTable {
         Ok(change)
     }
 
-    /// A member says its name and where clients find it. Nothing else of it can change this way.
-    pub fn publish(
-        &mut self,
-        id: MemberId,
-        name: String,
-        client_urls: Vec<String>,
-    ) -> Result<(), ChangeError> {
+    fn update(&mut self, id: MemberId, urls: Vec<String>, index: u64) -> Result<(), ChangeError> {
+        let taken = self.is_taken(&urls, id);
         let member = self.members.get_mut(&id).ok_or(ChangeError::NotFound)?;
+        if urls.is_empty() {
+            return Err(ChangeError::Malformed);
+        }
+        if taken {
+            return Err(ChangeError::PeerUrlExists);
+        }
+        member.peer_urls = urls;
+        member.changed = index;
+        Ok(())
+    }
+
+    /// Whether one of these is a peer URL of another member than `id`.
+    fn is_taken(&self, urls: &[String], id: MemberId) -> bool {
+        let others = self.members().filter(|other| other.id != id);
+        others.flat_map(|other| &other.peer_urls).any(|url| urls.contains(url))
+    }
+
+    /// A member says its name and where clients find it. Nothing else of it can change this way,
+    /// but that it is bound to who it is, once: in a cluster whose other members are bound to
+    /// incarnations, or to keys, one that was added without such a binding gets it at its first
+    /// start.
+    pub(crate) fn publish(&mut self, id: MemberId, said: Published) -> Result<(), ChangeError> {
+        let Published { name, client_urls, incarnation, node_key } = said;
+        let incarnations = self.members().any(|member| member.incarnation.is_some());
+        let keys = self.members().any(|member| member.node_key.is_some());
+        let was_here = self.removed.values().any(|gone| gone.incarnation == incarnation)
+            || self.members().any(|other| other.id != id && other.incarnation == incarnation);
+        let member = self.members.get_mut(&id).ok_or(ChangeError::NotFound)?;
+        if incarnation.is_some() {
+            let other = member.incarnation.is_some_and(|bound| Some(bound) != incarnation);
+            if other || was_here {
+                return Err(ChangeError::OtherIncarnation);
+            }
+        }
+        if incarnations {
+            member.incarnation = member.incarnation.or(incarnation);
+        }
+        if keys {
+            member.node_key = member.node_key.or(node_key);
+        }
         member.name = name;
         member.client_urls = client_urls;
         Ok(())

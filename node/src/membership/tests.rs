@@ -13,6 +13,8 @@ fn member(id: u64) -> Member {
         is_learner: false,
         incarnation: Some(Incarnation([u8::try_from(id).unwrap(); 16])),
         node_key: Some(NodeKey([u8::try_from(id).unwrap(); 32])),
+        changed: 0,
+        vote_when_ready: false,
     }
 }
 
@@ -27,14 +29,43 @@ fn three() -> MemberTable {
 #[test]
 fn a_learner_is_added_promoted_and_removed() {
     let mut table = three();
-    assert_eq!(table.change(MemberChange::Add(learner(4)), 5), Ok(ConfChange::Learner(4)));
+    assert_eq!(table.change(MemberChange::Add(learner(4)), 5), Ok(Some(ConfChange::Learner(4))));
     let expected = Members { voters: vec![1, 2, 3], learners: vec![4] };
     assert_eq!(table.voters_and_learners(), expected);
-    assert_eq!(table.change(MemberChange::Promote(MemberId(4)), 6), Ok(ConfChange::Voter(4)));
+    assert_eq!(table.change(MemberChange::Promote(MemberId(4)), 6), Ok(Some(ConfChange::Voter(4))));
     assert_eq!(table.voters_and_learners().voters, [1, 2, 3, 4]);
-    assert_eq!(table.change(MemberChange::Remove(MemberId(4)), 7), Ok(ConfChange::Remove(4)));
+    assert_eq!(table.change(MemberChange::Remove(MemberId(4)), 7), Ok(Some(ConfChange::Remove(4))));
     let gone = RemovedMember { incarnation: member(4).incarnation, index: 7 };
     assert_eq!(table.removed().collect::<Vec<_>>(), [(MemberId(4), &gone)]);
+}
+
+#[test]
+fn a_member_moves_and_keeps_everything_but_its_peer_urls() {
+    let mut table = three();
+    let asked_for_a_voter = Member { vote_when_ready: true, ..learner(4) };
+    table.change(MemberChange::Add(asked_for_a_voter.clone()), 5).unwrap();
+    let urls = vec!["http://elsewhere:2380".to_owned(), "http://m4:2380".to_owned()];
+    assert_eq!(table.change(MemberChange::Update(MemberId(4), urls.clone()), 6), Ok(None));
+    let moved = Member { peer_urls: urls, changed: 6, ..asked_for_a_voter };
+    assert_eq!(table.member(MemberId(4)), Some(&moved));
+    assert_eq!(table.voters_and_learners().learners, [4]);
+}
+
+#[test]
+fn the_table_knows_which_entry_made_it_what_it_is() {
+    let mut table = three();
+    assert_eq!(table.changed(), 0);
+    for (change, index) in [
+        (MemberChange::Add(learner(4)), 5),
+        (MemberChange::Promote(MemberId(4)), 6),
+        (MemberChange::Update(MemberId(1), vec!["http://x:1".to_owned()]), 7),
+        (MemberChange::Remove(MemberId(4)), 8),
+    ] {
+        table.change(change, index).unwrap();
+        assert_eq!(table.changed(), index);
+    }
+    table.publish(MemberId(1), said("n")).unwrap();
+    assert_eq!(table.changed(), 8, "what a member says of itself is no change of members");
 }
 
 #[test]
@@ -60,6 +91,9 @@ fn what_is_refused_changes_nothing() {
         (MemberChange::Promote(MemberId(1)), ChangeError::NotALearner),
         (MemberChange::Promote(MemberId(9)), ChangeError::NotFound),
         (MemberChange::Remove(MemberId(3)), ChangeError::NotFound),
+        (MemberChange::Update(MemberId(3), member(3).peer_urls), ChangeError::NotFound),
+        (MemberChange::Update(MemberId(1), member(2).peer_urls), ChangeError::PeerUrlExists),
+        (MemberChange::Update(MemberId(1), Vec::new()), ChangeError::Malformed),
     ] {
         assert_eq!(table.change(change.clone(), 6), Err(why), "{change:?}");
         assert_eq!(table, before);
@@ -88,22 +122,58 @@ fn the_last_voter_stays() {
 #[test]
 fn publishing_leaves_a_learner_a_learner() {
     let mut table = MemberTable::new([member(1), learner(2)]);
-    table.publish(MemberId(2), "new".to_owned(), vec!["http://c:2379".to_owned()]).unwrap();
+    table.publish(MemberId(2), said("new")).unwrap();
     let found = table.member(MemberId(2)).unwrap();
     assert!(found.is_learner && found.name == "new" && found.incarnation.is_some());
-    let refused = table.publish(MemberId(9), String::new(), Vec::new());
-    assert_eq!(refused, Err(ChangeError::NotFound));
+    assert_eq!(table.publish(MemberId(9), said("n")), Err(ChangeError::NotFound));
+}
+
+fn said(name: &str) -> Published {
+    let client_urls = vec!["http://c:2379".to_owned()];
+    Published { name: name.to_owned(), client_urls, ..Published::default() }
+}
+
+#[test]
+fn a_member_is_bound_at_its_first_start_where_the_others_are() {
+    let unbound = Member { incarnation: None, node_key: None, ..learner(4) };
+    let mut table = MemberTable::new([member(1), unbound.clone()]);
+    let (incarnation, node_key) = (member(4).incarnation, member(4).node_key);
+    let first = Published { incarnation, node_key, ..said("d") };
+    table.publish(MemberId(4), first.clone()).unwrap();
+    let bound = table.member(MemberId(4)).unwrap();
+    assert_eq!((bound.incarnation, bound.node_key), (incarnation, node_key));
+    let renewed = Published { node_key: member(5).node_key, ..first.clone() };
+    table.publish(MemberId(4), renewed).unwrap();
+    assert_eq!(table.member(MemberId(4)).unwrap().node_key, node_key, "bound once");
+    for other in [member(5).incarnation, member(1).incarnation] {
+        let wiped = Published { incarnation: other, ..first.clone() };
+        let refused = table.publish(MemberId(4), wiped);
+        assert_eq!(refused, Err(ChangeError::OtherIncarnation));
+    }
+    // A cluster of etcd's kind binds nobody.
+    let plain = Member { id: MemberId(1), ..unbound.clone() };
+    let mut table = MemberTable::new([plain, unbound]);
+    table.publish(MemberId(4), first).unwrap();
+    let free = table.member(MemberId(4)).unwrap();
+    assert_eq!((free.incarnation, free.node_key), (None, None));
 }
 
 #[test]
 fn members_and_changes_survive_their_bytes() {
-    let bare = Member { incarnation: None, node_key: None, ..learner(2) };
+    let bare = Member {
+        incarnation: None,
+        node_key: None,
+        changed: 7,
+        vote_when_ready: true,
+        ..learner(2)
+    };
     for member in [member(1), bare] {
         assert_eq!(Member::try_from(musterpb::Member::from(&member)), Ok(member.clone()));
         for change in [
             MemberChange::Add(member),
             MemberChange::Promote(MemberId(1)),
             MemberChange::Remove(MemberId(1)),
+            MemberChange::Update(MemberId(1), vec!["http://x:1".to_owned()]),
         ] {
             let bytes = musterpb::MemberChange::from(&change);
             assert_eq!(MemberChange::try_from(bytes), Ok(change));
@@ -119,6 +189,6 @@ fn an_incarnation_of_another_length_is_refused() {
     bytes.incarnation = bytes.incarnation.slice(1..);
     assert_eq!(Member::try_from(bytes.clone()), Err(MalformedMember));
     let change = musterpb::member_change::Change::Add(bytes);
-    let change = musterpb::MemberChange { change: Some(change) };
+    let change = musterpb::MemberChange { change: Some(change), planned_at: None };
     assert_eq!(MemberChange::try_from(change), Err(ChangeError::Malformed));
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use node_proto::command::{self, Operation};
-use node_proto::etcdserverpb::ResponseHeader;
+use node_proto::etcdserverpb::{RangeRequest, ResponseHeader, StatusRequest};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
@@ -13,12 +13,15 @@ use tonic::{Request, Status};
 use super::error::Error;
 use super::metrics::Method;
 use super::proposal::Proposal;
-use super::{Identity, Limits, Metrics, RequestIds, Telemetry};
+use super::{Identity, Limits, Metrics, RequestIds, Rules, Telemetry};
 use crate::apply::{Outcome, grows};
 use crate::driver::{Handle, NodeStatus};
+use crate::identity::MemberId;
 use crate::machine::RequestId;
+use crate::membership::MemberTable;
 use crate::mvcc::watch::WatchHub;
 use crate::mvcc::{ReadError, Store, View};
+use crate::transport::Transport;
 
 /// Handles, identity and limits.
 pub(crate) struct Context {
@@ -30,6 +33,14 @@ pub(crate) struct Context {
     pub(crate) space: watch::Receiver<bool>,
     pub(crate) store: Store,
     pub(crate) hub: WatchHub,
+    /// Who belongs to the cluster.
+    pub(crate) members: watch::Receiver<Arc<MemberTable>>,
+    /// The other members; `None` where there can be none.
+    pub(crate) peers: Option<Transport>,
+    /// How changes of members are judged.
+    pub(crate) rules: Rules,
+    /// Held by the one change of members that this member, as leader, has under way.
+    pub(crate) changing: tokio::sync::Mutex<()>,
     pub(crate) identity: Identity,
     pub(crate) request_ids: RequestIds,
     pub(crate) limits: Limits,
@@ -76,8 +87,41 @@ macro_rules! answers {
 
 answers! {
     RangeResponse PutResponse DeleteRangeResponse TxnResponse CompactionResponse
-    MemberListResponse
+    MemberListResponse MemberAddResponse MemberRemoveResponse MemberUpdateResponse
+    MemberPromoteResponse
     StatusResponse AlarmResponse HashKvResponse MoveLeaderResponse
+}
+
+/// A request, as a learner sees it: of most of them it could only give old answers.
+pub(crate) trait Ask {
+    /// Whether learners answer it.
+    fn is_for_learners(&self) -> bool {
+        false
+    }
+}
+
+impl Ask for RangeRequest {
+    fn is_for_learners(&self) -> bool {
+        self.serializable
+    }
+}
+
+impl Ask for StatusRequest {
+    fn is_for_learners(&self) -> bool {
+        true
+    }
+}
+
+macro_rules! not_for_learners {
+    ($($name:ident)*) => {
+        $(impl Ask for node_proto::etcdserverpb::$name {})*
+    };
+}
+
+not_for_learners! {
+    PutRequest DeleteRangeRequest TxnRequest CompactionRequest
+    MemberListRequest MemberAddRequest MemberRemoveRequest MemberUpdateRequest MemberPromoteRequest
+    AlarmRequest HashKvRequest MoveLeaderRequest
 }
 
 impl Context {
@@ -96,7 +140,11 @@ impl Context {
     }
 
     /// Whether a call may go ahead, by what came with it.
-    pub(crate) fn admit(&self, metadata: &MetadataMap) -> Result<(), Error> {
+    pub(crate) fn admit(&self, metadata: &MetadataMap, is_for_learners: bool) -> Result<(), Error> {
+        let me = MemberId(self.identity.member_id);
+        if !is_for_learners && self.members.borrow().is_learner(me) {
+            return Err(Error::NotSupportedForLearner);
+        }
         if requires_leader(metadata) && !self.has_leader() {
             return Err(Error::NoLeader);
         }
@@ -105,14 +153,14 @@ impl Context {
 
     /// The way of every unary call: counted, admitted, done, and its header, if it has one, filled
     /// in where only the revision is known so far.
-    pub(crate) async fn call<Q, T: Answer>(
+    pub(crate) async fn call<Q: Ask, T: Answer>(
         &self,
         method: Method,
         request: Request<Q>,
         work: impl AsyncFnOnce(Q) -> Result<T, Error>,
     ) -> Result<tonic::Response<T>, Status> {
         let call = self.metrics.start(method);
-        let result = match self.admit(request.metadata()) {
+        let result = match self.admit(request.metadata(), request.get_ref().is_for_learners()) {
             Ok(()) => work(request.into_inner()).await,
             Err(error) => Err(error),
         };

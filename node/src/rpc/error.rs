@@ -7,7 +7,7 @@ use tonic::{Code, Status};
 
 use crate::apply::{ApplyError, CheckError};
 use crate::driver::{ProposeError, ReadError as BarrierError, TransferError};
-use crate::membership::ChangeError;
+use crate::membership::{ChangeError, Objection};
 use crate::mvcc::{ReadError, StoreError};
 
 macro_rules! table {
@@ -20,13 +20,18 @@ macro_rules! table {
 
         impl Error {
             /// All of them.
-            #[cfg(test)]
             pub(crate) const ALL: &[Self] = &[$(Self::$name),*];
 
             /// The gRPC code.
             #[must_use]
             pub(crate) fn code(self) -> Code {
                 match self { $(Self::$name => Code::$code,)* }
+            }
+
+            /// The one with this text, if there is one.
+            #[must_use]
+            pub(crate) fn of_text(text: &str) -> Option<Self> {
+                Self::ALL.iter().find(|error| error.text() == text).copied()
             }
 
             /// The text, as clients compare it.
@@ -69,9 +74,17 @@ table! {
     PeerUrlExists: FailedPrecondition "etcdserver: Peer URLs already exists",
     /// Only learners are promoted.
     NotALearner: FailedPrecondition "etcdserver: can only promote a learner member",
+    /// A learner that is too far behind, or doesn't answer.
+    LearnerNotReady: FailedPrecondition
+        "etcdserver: can only promote a learner member which is in sync with leader",
+    /// As many learners as there may be.
+    TooManyLearners: FailedPrecondition "etcdserver: too many learner members in cluster",
     /// A change that would leave no quorum of started members.
     NotEnoughStarted: FailedPrecondition
         "etcdserver: re-configuration failed due to not enough started members",
+    /// What came with a request to bind a new member by is no such thing.
+    BadBinding: InvalidArgument
+        "muster-incarnation takes 32 and muster-node-key 64 lower-case hex digits",
     /// A new member's URLs are none.
     BadMemberUrls: InvalidArgument "etcdserver: given member URLs are invalid",
     /// A change of members now could cost the quorum.
@@ -98,6 +111,8 @@ table! {
         "etcdserver: request timed out, possibly due to connection lost",
     /// The CORRUPT alarm is raised.
     Corrupt: DataLoss "etcdserver: corrupt cluster",
+    /// A learner serves few things.
+    NotSupportedForLearner: FailedPrecondition "etcdserver: rpc not supported for learner",
     /// An action that is none.
     UnknownMethod: Unknown "etcdserver: unknown method",
     /// The store failed: this process is about to stop.
@@ -143,12 +158,27 @@ impl From<ChangeError> for Error {
     fn from(error: ChangeError) -> Self {
         match error {
             // To who adds a member, one that was removed is as much in the way as one that is there.
-            ChangeError::IdExists | ChangeError::Removed => Self::MemberExists,
+            ChangeError::IdExists | ChangeError::Removed | ChangeError::OtherIncarnation => {
+                Self::MemberExists
+            }
             ChangeError::PeerUrlExists => Self::PeerUrlExists,
             ChangeError::NotFound => Self::MemberNotFound,
             ChangeError::NotALearner => Self::NotALearner,
             ChangeError::LastVoter => Self::NotEnoughStarted,
+            // Whoever judged it judges it again; who gave up is told what is in the way.
+            ChangeError::Stale => Self::Unhealthy,
             ChangeError::Malformed => Self::BadMemberUrls,
+        }
+    }
+}
+
+impl From<Objection> for Error {
+    fn from(objection: Objection) -> Self {
+        match objection {
+            Objection::NotEnoughStarted => Self::NotEnoughStarted,
+            Objection::Unhealthy => Self::Unhealthy,
+            Objection::LearnerNotReady => Self::LearnerNotReady,
+            Objection::TooManyLearners => Self::TooManyLearners,
         }
     }
 }

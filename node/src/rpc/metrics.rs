@@ -32,6 +32,10 @@ methods! {
     Txn = "etcdserverpb.KV", "Txn", "unary";
     Compact = "etcdserverpb.KV", "Compact", "unary";
     Watch = "etcdserverpb.Watch", "Watch", "bidi_stream";
+    MemberAdd = "etcdserverpb.Cluster", "MemberAdd", "unary";
+    MemberRemove = "etcdserverpb.Cluster", "MemberRemove", "unary";
+    MemberUpdate = "etcdserverpb.Cluster", "MemberUpdate", "unary";
+    MemberPromote = "etcdserverpb.Cluster", "MemberPromote", "unary";
     MemberList = "etcdserverpb.Cluster", "MemberList", "unary";
     Status = "etcdserverpb.Maintenance", "Status", "unary";
     Alarm = "etcdserverpb.Maintenance", "Alarm", "unary";

@@ -14,6 +14,7 @@ mod limit;
 mod maintenance;
 mod metrics;
 mod proposal;
+mod reconfigure;
 mod space;
 mod unimplemented;
 mod watch;
@@ -30,6 +31,7 @@ pub(crate) use context::Context;
 pub(crate) use error::Error;
 pub(crate) use ids::RequestIds;
 pub(crate) use metrics::{Method, Metrics};
+pub(crate) use reconfigure::Rules;
 pub(crate) use watch::PATH as WATCH_PATH;
 
 use crate::apply::Outcome;
@@ -94,6 +96,10 @@ pub(crate) struct Services {
     pub request_ids: RequestIds,
     /// What requests may ask for.
     pub limits: Limits,
+    /// The other members; `None` where there can be none.
+    pub peers: Option<Transport>,
+    /// How changes of members are judged.
+    pub rules: Rules,
     /// What `/metrics` tells beside all that.
     pub telemetry: Telemetry,
 }
@@ -101,8 +107,6 @@ pub(crate) struct Services {
 /// Sources of metrics that the API itself doesn't need.
 #[derive(Clone, Default)]
 pub(crate) struct Telemetry {
-    /// Traffic with peers.
-    pub transport: Option<Transport>,
     /// This member's certificate towards peers.
     pub peer_tls: Option<Arc<PeerTls>>,
     /// This member's certificate towards clients.
@@ -118,15 +122,20 @@ pub(crate) fn router(
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) -> (axum::Router, Arc<Context>) {
-    let Services { handle, store, hub, identity, request_ids, limits, telemetry } = services;
+    let Services { handle, store, hub, identity, request_ids, limits, peers, rules, telemetry } =
+        services;
     let (health, health_service) = tonic_health::server::health_reporter();
     let context = Arc::new(Context {
         status: handle.status(),
         leader: handle.leader(),
         space: handle.short_of_space(),
         handle,
+        members: store.members(),
         store,
         hub,
+        peers,
+        rules,
+        changing: tokio::sync::Mutex::default(),
         identity,
         request_ids,
         limits,
@@ -178,6 +187,7 @@ fn spawn_tasks(
     until_stop(Box::pin(context.hub.clone().run()));
     until_stop(Box::pin(compact(context.store.clone(), context.limits.compaction_pause)));
     until_stop(Box::pin(space::guard(context.clone())));
+    until_stop(Box::pin(reconfigure::promote_when_ready(context.clone())));
     until_stop(Box::pin(tell_health(context.clone(), health)));
 }
 

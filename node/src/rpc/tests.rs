@@ -84,6 +84,8 @@ impl Node {
             identity: Identity { cluster_id: 9, member_id: MEMBER, version: "3.6.0" },
             request_ids: RequestIds::new(MEMBER, 1),
             limits,
+            peers: None,
+            rules: Rules { strict: true, max_learners: 1 },
             telemetry: Telemetry::default(),
         };
         let (grpc, context) = router(services, &TaskTracker::new(), &stop);

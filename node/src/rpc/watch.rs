@@ -95,7 +95,7 @@ impl StreamingService<WatchRequest> for WatchService {
         let context = self.context.clone();
         let max_response = self.max_request;
         Box::pin(async move {
-            context.admit(request.metadata())?;
+            context.admit(request.metadata(), false)?;
             let needs_leader = requires_leader(request.metadata());
             let stream =
                 WatchStream::new(context, request.into_inner(), needs_leader, max_response);

@@ -5,17 +5,23 @@
 //! the log has its name, and once the log has its name the member never bootstraps again: a mark
 //! outside the member's own directory says so even when the log is lost.
 
-use std::{path::Path, sync::Arc};
+use std::{io::BufReader, path::Path, sync::Arc};
 
-use super::ServerError;
+use super::{
+    ServerError,
+    join::{self, Joining},
+    node::random,
+};
 use crate::{
     apply::Machine,
     config::{ClusterState, Config},
     disk::{Backend, Open, RealDisk, SharedDisk},
     identity::{ClusterId, DataDir, Incarnation, InitialCluster, MemberId},
     log::{self, Log, LogOptions, Recovered},
+    machine::{Position, StateMachine as _},
     membership::Member,
     mvcc::Options as StoreOptions,
+    tls::PeerTls,
     transport::Local,
 };
 
@@ -25,6 +31,8 @@ const MEMBER_DIR: &str = "member";
 const STORE: &str = "db";
 /// Where snapshots on their way in and out lie, in it.
 const SNAPSHOT_DIR: &str = "snap";
+/// The whole state, as a new member has received it, in that one.
+const JOINING: &str = "joining";
 
 /// Everything that a member has on disk, open.
 pub(super) struct Found {
@@ -37,28 +45,62 @@ pub(super) struct Found {
     pub recovered: Recovered,
 }
 
+/// How a member without a log begins.
+enum Beginning {
+    /// With the others of a new cluster.
+    New(InitialCluster),
+    /// With what a running cluster has.
+    Joins(Joining),
+}
+
 /// Opens the data directory, or makes it what a first start needs.
-pub(super) fn open(config: &Config) -> Result<Found, ServerError> {
+pub(super) async fn open(
+    config: &Config,
+    tls: Option<&Arc<PeerTls>>,
+) -> Result<Found, ServerError> {
     let dir = DataDir::open(&config.data_dir)?;
     // With a log, the store's members count, and what the cluster began with is not asked for.
-    let initial = if dir.has_log()? { None } else { Some(may_bootstrap(config)?) };
+    let beginning = match config.initial_cluster_state {
+        _ if dir.has_log()? => None,
+        ClusterState::New => Some(Beginning::New(may_bootstrap(config)?)),
+        ClusterState::Existing => Some(Beginning::Joins(join::ask(config, tls).await?)),
+    };
     let incarnation = dir.claim(config.bound_incarnation())?;
-    let boot = dir.count_boot()?;
+    let (boot, run) = (dir.count_boot()?, random());
     let member_dir = dir.join(MEMBER_DIR);
     let disk: SharedDisk = Arc::new(RealDisk);
     let system = |action| move |source| ServerError::System { action, source };
     disk.create_dir(&member_dir).map_err(system("make the member's directory"))?;
     disk.sync_dir(dir.path()).map_err(system("sync the data directory"))?;
-    let machine = open_store(&disk, &member_dir, initial.as_ref())?;
-    let options = LogOptions::default();
-    if let Some(initial) = &initial {
-        let identity = log_identity(config, initial, incarnation);
-        Log::create(&disk, &member_dir, &identity, &options).map_err(ServerError::Log)?;
-    }
-    // Also where a crash came between the two.
-    dir.mark_log()?;
     let snapshots = member_dir.join(SNAPSHOT_DIR);
     disk.create_dir(&snapshots).map_err(system("make the directory for snapshots"))?;
+    let options = LogOptions::default();
+    let create = |cluster: ClusterId, member: MemberId, base| {
+        let incarnation = u128::from_be_bytes(incarnation.0);
+        let identity = log::Identity { cluster: cluster.0, member: member.0, incarnation };
+        Log::create_after(base, &disk, &member_dir, &identity, &options).map_err(ServerError::Log)
+    };
+    let machine = match &beginning {
+        None => open_store(&disk, &member_dir, Open::Existing, Vec::new())?,
+        Some(Beginning::New(initial)) => {
+            let own = initial.member(&config.name).expect("a bootstrap names this member");
+            let machine = open_store(&disk, &member_dir, Open::New, first_members(initial))?;
+            create(initial.id, own.id, Position::default())?;
+            machine
+        }
+        Some(Beginning::Joins(joining)) => {
+            let (cluster, member) = (joining.cluster, joining.member);
+            let local = Local { cluster, member, incarnation, boot, run };
+            let body = snapshots.join(JOINING);
+            let at = join::fetch(joining, &local, tls, &body).await?;
+            let mut machine = open_store(&disk, &member_dir, Open::New, Vec::new())?;
+            install(&mut machine, &body, &member_dir.join(STORE))?;
+            create(cluster, member, at)?;
+            machine
+        }
+    };
+    // Also where a crash came between the two.
+    dir.mark_log()?;
     let (log, recovered) = Log::open(&disk, &member_dir, &options).map_err(ServerError::Log)?;
     if let Some((path, offset)) = &recovered.cut {
         tracing::warn!(
@@ -79,15 +121,13 @@ pub(super) fn open(config: &Config) -> Result<Found, ServerError> {
         member: MemberId(recovered.identity.member),
         incarnation,
         boot,
+        run,
     };
-    Ok(Found { dir, local, first_start: initial.is_some(), machine, log, recovered })
+    Ok(Found { dir, local, first_start: beginning.is_some(), machine, log, recovered })
 }
 
 /// A first start is for a new cluster, which names this member and whose members can be told apart.
 fn may_bootstrap(config: &Config) -> Result<InitialCluster, ServerError> {
-    if config.initial_cluster_state == ClusterState::Existing {
-        return Err(ServerError::CannotJoin);
-    }
     let initial = config.initial().map_err(ServerError::Bootstrap)?;
     match initial.identical_ids() {
         Some((a, b)) => Err(ServerError::IdenticalIds(a.name.clone(), b.name.clone())),
@@ -95,36 +135,34 @@ fn may_bootstrap(config: &Config) -> Result<InitialCluster, ServerError> {
     }
 }
 
+/// Everything that the whole state, received into `body`, holds, durably.
+fn install(machine: &mut Machine, body: &Path, store: &Path) -> Result<(), ServerError> {
+    let system = |action| move |source| ServerError::System { action, source };
+    let file = std::fs::File::open(body).map_err(system("open the received state"))?;
+    machine
+        .install_snapshot(&mut BufReader::new(file))
+        .map_err(|source| ServerError::Store { path: store.to_owned(), source })?;
+    std::fs::remove_file(body).map_err(system("remove the received state"))
+}
+
 fn open_store(
     disk: &SharedDisk,
     member_dir: &Path,
-    initial: Option<&InitialCluster>,
+    how: Open,
+    members: Vec<Member>,
 ) -> Result<Machine, ServerError> {
     let path = member_dir.join(STORE);
     let system = |action| move |source| ServerError::System { action, source };
     let exists = disk.exists(&path).map_err(system("look for the store"))?;
-    if initial.is_none() && !exists {
-        return Err(ServerError::StoreGone(path));
-    }
-    if initial.is_some() && exists {
+    match how {
+        Open::Existing if !exists => return Err(ServerError::StoreGone(path)),
         // A first start that was cut short before it had a log: it promised nothing to anybody.
-        disk.remove(&path).map_err(system("remove an unfinished store"))?;
+        Open::New if exists => {
+            disk.remove(&path).map_err(system("remove an unfinished store"))?;
+        }
+        _ => {}
     }
-    let how = if initial.is_some() { Open::New } else { Open::Existing };
     let file = disk.open(&path, how).map_err(system("open the store"))?;
-    let members = initial
-        .into_iter()
-        .flat_map(|initial| &initial.members)
-        .map(|member| Member {
-            id: member.id,
-            name: member.name.clone(),
-            peer_urls: member.peer_urls.clone(),
-            client_urls: member.client_urls.clone(),
-            is_learner: false,
-            incarnation: member.incarnation,
-            node_key: member.node_key,
-        })
-        .collect();
     let options = StoreOptions { members, ..StoreOptions::default() };
     let backend = Backend::new(file).map_err(system("read the store past the page cache"))?;
     let machine = Machine::open(backend, options)
@@ -133,15 +171,17 @@ fn open_store(
     Ok(machine)
 }
 
-fn log_identity(
-    config: &Config,
-    initial: &InitialCluster,
-    incarnation: Incarnation,
-) -> log::Identity {
-    let own = initial.member(&config.name).expect("a bootstrap names this member");
-    log::Identity {
-        cluster: initial.id.0,
-        member: own.id.0,
-        incarnation: u128::from_be_bytes(incarnation.0),
-    }
+fn first_members(initial: &InitialCluster) -> Vec<Member> {
+    let members = initial.members.iter().map(|member| Member {
+        id: member.id,
+        name: member.name.clone(),
+        peer_urls: member.peer_urls.clone(),
+        client_urls: member.client_urls.clone(),
+        is_learner: false,
+        incarnation: member.incarnation,
+        node_key: member.node_key,
+        changed: 0,
+        vote_when_ready: false,
+    });
+    members.collect()
 }

@@ -2,6 +2,7 @@
 
 use std::{io, net::SocketAddr, path::PathBuf};
 
+use super::join::JoinRefusal;
 use crate::{
     config::ConfigError,
     disk, driver,
@@ -79,11 +80,9 @@ pub enum ServerError {
     /// Two first members have one id.
     #[error("member exists with identical ID: {0} and {1}")]
     IdenticalIds(String, String),
-    /// Joining is not possible yet.
-    #[error(
-        "--initial-cluster-state=existing needs a data directory with a log: joining a running cluster is not supported yet"
-    )]
-    CannotJoin,
+    /// The running cluster doesn't have this member as it was started.
+    #[error(transparent)]
+    Join(#[from] JoinRefusal),
     /// Peers know this member under another incarnation or a later start.
     #[error(
         "the other members refuse this one for good, because {0}; what it promised them is lost: replace this member"
@@ -112,14 +111,14 @@ impl ServerError {
             | Self::System { .. }
             | Self::Bootstrap(_)
             | Self::IdenticalIds(..)
-            | Self::CannotJoin => false,
+            | Self::Join(_) => false,
         }
     }
 
     /// Whether another command line would help, and nothing else.
     #[must_use]
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::Bootstrap(_) | Self::IdenticalIds(..) | Self::CannotJoin)
+        matches!(self, Self::Bootstrap(_) | Self::IdenticalIds(..))
     }
 
     /// What to do about it, where the error doesn't say so itself.

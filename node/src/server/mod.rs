@@ -3,6 +3,7 @@
 pub(crate) mod clients;
 mod disk;
 mod error;
+mod join;
 mod node;
 mod peers;
 
@@ -15,7 +16,7 @@ use axum::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-pub use self::error::ServerError;
+pub use self::{error::ServerError, join::JoinRefusal};
 use self::{
     node::Node,
     peers::{Inbound, Outbound, Verdict},
@@ -31,7 +32,12 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(system)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(system)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(system)?;
-    let node = Node::start(config)?;
+    // Joining may take as long as it takes to fetch the whole state.
+    let node = tokio::select! {
+        node = Node::start(config) => node?,
+        _ = terminate.recv() => return Ok(()),
+        _ = interrupt.recv() => return Ok(()),
+    };
     let mut ready = false;
     let end = loop {
         tokio::select! {
@@ -54,7 +60,8 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
         }
         Err(error) => {
             tracing::warn!("data-dir used by this member must be removed");
-            // Nobody follows a member that was removed: there is nothing to hand over.
+            // Whoever asked this member for its own removal is still answered.
+            node.stop().await;
             Err(error)
         }
     }

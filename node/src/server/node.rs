@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use node_proto::command::{self, Operation, PublishMember};
+use node_proto::command::{self, Operation};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -18,11 +18,12 @@ use super::{
 };
 use crate::{
     apply::{Machine, Outcome},
-    config::{Config, ETCD_VERSION, ListenUrl, PeerUrl},
+    config::{ClusterState, Config, ETCD_VERSION, ListenUrl, PeerUrl},
     driver::{self, Handle, Running},
     http,
     identity::{DataDir, Tombstone},
-    membership::MemberTable,
+    membership::{MemberTable, Published},
+    mvcc::Store,
     rpc::{self, RequestIds},
     tls::{ClientListenerTls, PeerTls},
     transport::{self, Limits, Listen, Local, Membership, Peer, Transport},
@@ -50,6 +51,7 @@ pub(super) struct Node {
     peer_tls: Option<Arc<PeerTls>>,
     client_tls: Option<Arc<ClientListenerTls>>,
     verdict: watch::Receiver<Option<Verdict>>,
+    members: watch::Receiver<Arc<MemberTable>>,
     ids: RequestIds,
     name: String,
     client_urls: Vec<String>,
@@ -64,19 +66,19 @@ impl Node {
     ///
     /// # Errors
     /// If anything is missing or damaged. Nothing is left running.
-    pub(super) fn start(config: &Config) -> Result<Self, ServerError> {
+    pub(super) async fn start(config: &Config) -> Result<Self, ServerError> {
         let client_tls = client_tls(config)?;
         let peer_tls = peer_tls(config)?;
         let sockets = bind_clients(config)?;
-        let Found { dir, local, first_start, mut machine, log, recovered } = disk::open(config)?;
+        let found = disk::open(config, peer_tls.as_ref()).await?;
+        let Found { dir, local, first_start, mut machine, log, recovered } = found;
         let request_ids = RequestIds::new(local.member.0, recovered.boot);
         machine.answer_only(request_ids.own());
         say_starting(config, local, first_start, &machine);
-        let store = machine.store();
-        let hub = machine.hub();
-        let seat_one = config.initial_cluster.first().is_some_and(|(name, _)| *name == config.name);
+        let (store, hub) = (machine.store(), machine.hub());
+        check_is_member(&store, &dir, &local)?;
         let outbound = Arc::new(Outbound::default());
-        let options = driver_options(config, &recovered, &dir, first_start && seat_one);
+        let options = driver_options(config, &recovered, &dir, first_start);
         let snapshot_dir = options.snapshot_dir.clone();
         let boot = recovered.boot;
         let parts = driver::Parts {
@@ -91,10 +93,10 @@ impl Node {
         let (verdict_sender, verdict) = watch::channel(None);
         let inbound = Inbound::new(inbox.clone(), snapshot_dir, verdict_sender);
         let options = transport_options(config, local, peer_tls.clone(), &dir);
-        let transport = Transport::start(options, inbound as _)?;
+        let transport = Transport::start(options, Arc::clone(&inbound) as _)?;
         outbound.connect(transport.clone(), inbox);
         let (tasks, stopping) = (TaskTracker::new(), CancellationToken::new());
-        let mut members = store.members();
+        let (mut members, own_members) = (store.members(), store.members());
         transport.set_membership(membership(&members.borrow_and_update(), &local));
         tasks.spawn(follow_members(members, local, transport.clone(), stopping.clone()));
         let services = rpc::Services {
@@ -104,14 +106,16 @@ impl Node {
             identity: rpc_identity(&local),
             request_ids,
             limits: rpc_limits(config),
+            peers: Some(transport.clone()),
+            rules: rpc_rules(config),
             telemetry: rpc::Telemetry {
-                transport: Some(transport.clone()),
                 peer_tls: peer_tls.clone(),
                 client_tls: client_tls.clone(),
             },
         };
         // Methods and HTTP paths on one port, told apart by path.
         let (grpc, context) = rpc::router(services, &tasks, &stopping);
+        inbound.answer_by(&context);
         let router = grpc.merge(http::router(context));
         let fronts = start_fronts(config, sockets, client_tls.as_ref(), &router)?;
         Ok(Self {
@@ -124,6 +128,7 @@ impl Node {
             peer_tls,
             client_tls,
             verdict,
+            members: own_members,
             // A run of its own, which no boot counter reaches from below.
             ids: RequestIds::new(local.member.0, u64::MAX - boot),
             name: config.name.clone(),
@@ -139,11 +144,13 @@ impl Node {
         let mut tries = 0_u32;
         loop {
             let id = self.ids.next();
-            let operation = Operation::PublishMember(PublishMember {
-                member_id: self.local.member.0,
+            let said = Published {
                 name: self.name.clone(),
                 client_urls: self.client_urls.clone(),
-            });
+                incarnation: Some(self.local.incarnation),
+                node_key: self.peer_tls.as_ref().and_then(|tls| tls.node_key()),
+            };
+            let operation = Operation::PublishMember(said.encode(self.local.member));
             let error = match self.handle.propose(command::encode(id.0, operation), id).await {
                 Ok(Ok(_)) => return,
                 Ok(Err(refused)) => refused.to_string(),
@@ -158,31 +165,26 @@ impl Node {
         }
     }
 
-    /// Returns once a peer, proven to be one, says that this member was removed, or so many refuse its
-    /// data directory that no quorum is left. A removed member's tombstone is on disk by then.
+    /// Returns once this member has applied its own removal, or a peer, proven to be one, tells it of
+    /// that, or so many refuse its data directory that no quorum is left. A removed member's
+    /// tombstone is on disk by then.
     ///
     /// # Errors
     /// Always: `Removed`, `Disowned`, or what kept the tombstone from being written.
     pub(super) async fn removed(&self) -> ServerError {
-        let mut verdict = self.verdict.clone();
-        let verdict = verdict.wait_for(Option::is_some).await.ok().and_then(|verdict| *verdict);
-        let by = match verdict {
-            Some(Verdict::Removed(by)) => by,
-            Some(Verdict::Disowned(why)) => return ServerError::Disowned(why),
-            // The transport is gone: the node is stopping.
-            None => return std::future::pending().await,
+        let (mut verdict, mut members) = (self.verdict.clone(), self.members.clone());
+        let me = self.local.member;
+        let by = tokio::select! {
+            Ok(_) = members.wait_for(|table| table.was_removed(me)) => "log".to_owned(),
+            Ok(verdict) = verdict.wait_for(Option::is_some) => match *verdict {
+                Some(Verdict::Removed(by)) => by.to_string(),
+                Some(Verdict::Disowned(why)) => return ServerError::Disowned(why),
+                None => unreachable!("there is one"),
+            },
+            // The store and the transport are gone: the node is stopping.
+            else => return std::future::pending().await,
         };
-        let tombstone = Tombstone::new(
-            self.local.incarnation,
-            self.local.member,
-            self.local.cluster,
-            jiff::Timestamp::now().to_string(),
-            by.to_string(),
-        );
-        match self.dir.bury(&tombstone) {
-            Ok(()) => ServerError::Removed,
-            Err(error) => error.into(),
-        }
+        bury(&self.dir, &self.local, &by)
     }
 
     /// Re-reads certificates, keys and CAs.
@@ -225,6 +227,25 @@ impl Node {
     }
 }
 
+/// The process may have died between the member's removal and its tombstone.
+fn check_is_member(store: &Store, dir: &DataDir, local: &Local) -> Result<(), ServerError> {
+    if store.view().members().was_removed(local.member) {
+        return Err(bury(dir, local, "log"));
+    }
+    Ok(())
+}
+
+/// Writes the tombstone; `Removed`, or what kept it from being written.
+fn bury(dir: &DataDir, local: &Local, by: &str) -> ServerError {
+    let now = jiff::Timestamp::now().to_string();
+    let tombstone =
+        Tombstone::new(local.incarnation, local.member, local.cluster, now, by.to_owned());
+    match dir.bury(&tombstone) {
+        Ok(()) => ServerError::Removed,
+        Err(error) => error.into(),
+    }
+}
+
 fn say_starting(config: &Config, local: Local, first_start: bool, machine: &Machine) {
     use crate::machine::StateMachine as _;
     let applied = machine.applied().index;
@@ -234,7 +255,7 @@ fn say_starting(config: &Config, local: Local, first_start: bool, machine: &Mach
     );
 }
 
-fn random() -> u64 {
+pub(super) fn random() -> u64 {
     let mut bytes = [0; 8];
     SystemRandom::new().fill(&mut bytes).expect("the operating system gives random bytes");
     u64::from_le_bytes(bytes)
@@ -314,15 +335,17 @@ fn driver_options(
     config: &Config,
     recovered: &crate::log::Recovered,
     dir: &DataDir,
-    campaign_when_connected: bool,
+    first_start: bool,
 ) -> driver::Options {
+    let seat_one = config.initial_cluster.first().is_some_and(|(name, _)| *name == config.name);
+    let begins = first_start && config.initial_cluster_state == ClusterState::New;
     let ticks = config.election.as_millis() / config.heartbeat.as_millis().max(1);
     driver::Options {
         member: recovered.identity.member,
         tick: config.heartbeat,
         election_ticks: usize::try_from(ticks).unwrap_or(usize::MAX),
         request_timeout: Duration::from_secs(5) + config.election * 2,
-        campaign_when_connected,
+        campaign_when_connected: begins && seat_one,
         snapshot_dir: dir.join("member/snap"),
         catch_up_entries: config.snapshot_catchup_entries,
     }
@@ -330,6 +353,10 @@ fn driver_options(
 
 fn rpc_identity(local: &Local) -> rpc::Identity {
     rpc::Identity { cluster_id: local.cluster.0, member_id: local.member.0, version: ETCD_VERSION }
+}
+
+fn rpc_rules(config: &Config) -> rpc::Rules {
+    rpc::Rules { strict: config.strict_reconfig_check, max_learners: config.max_learners }
 }
 
 fn rpc_limits(config: &Config) -> rpc::Limits {

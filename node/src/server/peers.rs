@@ -8,15 +8,17 @@ use std::{
     io::{self, BufReader, Read, Seek, Write},
     path::{Path, PathBuf},
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Instant,
 };
 
 use bytes::{Bytes, BytesMut};
+use futures_util::future::BoxFuture;
 use node_consensus::Entry;
-use node_proto::command;
+use node_proto::{command, musterpb};
+use prost::Message as _;
 use tokio::sync::watch;
 
 use crate::{
@@ -27,6 +29,7 @@ use crate::{
     },
     identity::MemberId,
     mvcc,
+    rpc::Context,
     transport::{self, PeerEvents, Refusal, SnapshotReader, SnapshotWriter, Transport},
 };
 
@@ -117,6 +120,8 @@ pub(super) struct Inbound {
     snapshots: AtomicU64,
     undecodable: AtomicU64,
     verdict: watch::Sender<Option<Verdict>>,
+    /// What answers other members' requests, once it is there.
+    context: OnceLock<Weak<Context>>,
 }
 
 /// Why peers will never take this member again.
@@ -143,7 +148,18 @@ impl Inbound {
             snapshots: AtomicU64::new(0),
             undecodable: AtomicU64::new(0),
             verdict,
+            context: OnceLock::new(),
         })
+    }
+
+    /// From now on, other members' requests are answered.
+    pub(super) fn answer_by(&self, context: &Arc<Context>) {
+        // Called once, by the one who made both.
+        let _ = self.context.set(Arc::downgrade(context));
+    }
+
+    fn context(&self) -> Option<Arc<Context>> {
+        self.context.get()?.upgrade()
     }
 
     /// The first verdict counts.
@@ -198,7 +214,7 @@ fn check_proposal(entry: &Entry) -> Result<(), String> {
 }
 
 /// Writes `body` to `path`, durably, if it is not too long.
-fn receive(path: &Path, mut body: impl Read) -> io::Result<()> {
+pub(super) fn receive(path: &Path, mut body: impl Read) -> io::Result<()> {
     let mut file = File::create(path)?;
     let mut received = 0;
     loop {
@@ -273,6 +289,41 @@ impl PeerEvents for Inbound {
             Ok(false) => Err(io::Error::other("the snapshot was not needed any more")),
             Err(_) => Err(io::Error::other("this member is stopping")),
         }
+    }
+
+    fn census(&self) -> Option<Bytes> {
+        let context = self.context()?;
+        let view = context.store.view();
+        let census = musterpb::Census {
+            cluster_id: context.identity.cluster_id,
+            member_id: context.identity.member_id,
+            changed: view.members().changed(),
+            members: view.members().members().map(Into::into).collect(),
+        };
+        Some(census.encode_to_vec().into())
+    }
+
+    fn request(&self, from: MemberId, request: Bytes) -> BoxFuture<'static, Option<Bytes>> {
+        let context = self.context();
+        Box::pin(async move {
+            let answer = context?.answer_member(request).await;
+            if answer.is_none() {
+                tracing::error!(peer.member.id = %from, "a peer asked what can't be understood");
+            }
+            answer
+        })
+    }
+
+    fn state(&self, to: MemberId, mut out: SnapshotWriter) -> io::Result<()> {
+        let context = self.context().ok_or(io::ErrorKind::NotConnected)?;
+        let (view, started) = (context.store.view(), Instant::now());
+        let index = view.applied().index;
+        tracing::info!(peer.member.id = %to, index, "sending the whole state to a new member");
+        view.write_snapshot(&mut out).map_err(io::Error::other)?;
+        out.finish()?;
+        let duration_ms = millis(started);
+        tracing::info!(peer.member.id = %to, index, duration_ms, "the new member has it");
+        Ok(())
     }
 
     fn reachable(&self, peer: MemberId, reachable: bool) {

@@ -209,6 +209,12 @@ impl PeerTls {
         expiry_of(&self.key.get())
     }
 
+    /// The key that this member proves itself by.
+    #[must_use]
+    pub(crate) fn node_key(&self) -> Option<NodeKey> {
+        self.key.get().cert.first().and_then(node_key_of)
+    }
+
     /// What an acceptor of peers needs.
     #[must_use]
     pub(crate) fn server_config(&self) -> Arc<ServerConfig> {

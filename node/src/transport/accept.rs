@@ -18,6 +18,7 @@ use super::{
     frame::{FrameReader, Kind, put},
     hello::{self, Hello, Purpose},
     peer::PeerHandle,
+    request,
     service::Shared,
     snapshot, stream,
     stream::{Duplex, PeerStream},
@@ -94,6 +95,16 @@ async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, k
             () = peer.gone.cancelled() => Ok(()),
             ended = snapshot::receive(&shared, &peer, stream.io) => ended,
         },
+        // Also if it is a member no longer by then: it may be what it asked for.
+        Purpose::Request => tokio::select! {
+            () = shared.stopping.cancelled() => Ok(()),
+            ended = request::answer(&shared, &peer, stream.io) => ended,
+        },
+        Purpose::State => tokio::select! {
+            () = peer.gone.cancelled() => Ok(()),
+            ended = snapshot::serve(&shared, &peer, stream.io) => ended,
+        },
+        Purpose::Members => Ok(()),
     };
     if let Err(error) = ended {
         tracing::warn!(peer.member.id = %peer.record.id, remote, %error, "a peer's stream broke");
@@ -115,12 +126,16 @@ async fn admit(
         shared.counters.refuse(refusal);
         io::Error::new(io::ErrorKind::InvalidData, refusal)
     })?;
+    if theirs.purpose == Purpose::Members && theirs.answer.is_none() {
+        tell_members(shared, stream, &theirs).await?;
+        return Ok(None);
+    }
     let admitted = if theirs.answer.is_some() {
         Err(Refusal::Protocol)
     } else {
         shared.admit(&theirs, stream.key).await
     };
-    let mut ours = Hello::new(&shared.local, shared.run, theirs.from, theirs.purpose);
+    let mut ours = Hello::new(&shared.local, theirs.from, theirs.purpose);
     ours.answer = admitted.as_ref().err().copied();
     stream.io.write_all(&ours.encode()).await?;
     stream.io.flush().await?;
@@ -132,6 +147,17 @@ async fn admit(
             Ok(None)
         }
     }
+}
+
+/// Whoever may speak here at all may know who the members are: who is about to join must, before it
+/// can say which of them it is. The hello answers to whom it spoke.
+async fn tell_members(shared: &Shared, mut stream: PeerStream, theirs: &Hello) -> io::Result<()> {
+    let ours = Hello::new(&shared.local, theirs.from, theirs.purpose);
+    stream.io.write_all(&ours.encode()).await?;
+    if let Some(members) = shared.events.census() {
+        write_frame(&mut stream.io, Kind::Answer, &members).await?;
+    }
+    stream.io.shutdown().await
 }
 
 async fn read_messages(shared: &Shared, peer: &PeerHandle, io: Box<dyn Duplex>) -> io::Result<()> {

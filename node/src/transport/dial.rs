@@ -102,6 +102,22 @@ pub(super) async fn run(
     }
 }
 
+/// Connects to any of the peer's URLs.
+pub(super) async fn connect_any(
+    shared: &Shared,
+    peer: &PeerHandle,
+    purpose: Purpose,
+) -> io::Result<PeerStream> {
+    let mut stream = Err(io::ErrorKind::NotConnected.into());
+    for url in &peer.record.urls {
+        stream = connect(shared, peer, url, purpose).await.map_err(io::Error::other);
+        if stream.is_ok() {
+            break;
+        }
+    }
+    stream
+}
+
 /// Connects, and exchanges hellos, within the handshake's time.
 pub(super) async fn connect(
     shared: &Shared,
@@ -111,7 +127,7 @@ pub(super) async fn connect(
 ) -> Result<PeerStream, DialError> {
     let handshake = async {
         let mut stream = stream::dial(url, shared.tls.as_ref(), peer.record.node_key).await?;
-        let ours = Hello::new(&shared.local, shared.run, peer.record.id, purpose);
+        let ours = Hello::new(&shared.local, peer.record.id, purpose);
         stream.io.write_all(&ours.encode()).await?;
         stream.io.flush().await?;
         let mut bytes = [0; hello::LEN];

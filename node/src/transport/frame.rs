@@ -33,6 +33,10 @@ pub(super) enum Kind {
     SnapshotEnd = 5,
     /// "I have installed it" (one byte 1) or "I could not" (0).
     SnapshotAnswer = 6,
+    /// What a member asks.
+    Request = 7,
+    /// What it is told.
+    Answer = 8,
 }
 
 impl Kind {
@@ -45,6 +49,8 @@ impl Kind {
             Self::SnapshotChunk,
             Self::SnapshotEnd,
             Self::SnapshotAnswer,
+            Self::Request,
+            Self::Answer,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)

@@ -3,7 +3,7 @@
 //! ```text
 //! 0  magic "MUSTERP1"   8
 //! 8  version            2   big endian, as all numbers
-//! 10 purpose            1   0 messages, 1 snapshot
+//! 10 purpose            1   0 messages, 1 snapshot, 2 request, 3 members, 4 state
 //! 11 answer             1   0 from the dialler and for "accepted"; else why not
 //! 12 zero               4
 //! 16 cluster            8
@@ -24,9 +24,23 @@ const VERSION: u16 = 1;
 
 /// What a stream is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(super) enum Purpose {
-    Messages,
-    Snapshot,
+    /// Consensus' messages.
+    Messages = 0,
+    /// A snapshot from the dialler.
+    Snapshot = 1,
+    /// One request of the dialler, and its answer.
+    Request = 2,
+    /// Who are the members? Also for who doesn't know yet which of them it is: ids are 0.
+    Members = 3,
+    /// The whole state, for a member that begins with it.
+    State = 4,
+}
+
+impl Purpose {
+    const ALL: [Self; 5] =
+        [Self::Messages, Self::Snapshot, Self::Request, Self::Members, Self::State];
 }
 
 /// Why a stream was refused. The numbers are the wire's.
@@ -117,7 +131,7 @@ pub(super) struct Hello {
 }
 
 impl Hello {
-    pub(super) fn new(local: &Local, run: u64, to: MemberId, purpose: Purpose) -> Self {
+    pub(super) fn new(local: &Local, to: MemberId, purpose: Purpose) -> Self {
         Self {
             purpose,
             answer: None,
@@ -126,7 +140,7 @@ impl Hello {
             to,
             incarnation: local.incarnation,
             boot: local.boot,
-            run,
+            run: local.run,
         }
     }
 
@@ -134,10 +148,7 @@ impl Hello {
         let mut out = [0; LEN];
         out[..8].copy_from_slice(MAGIC);
         out[8..10].copy_from_slice(&VERSION.to_be_bytes());
-        out[10] = match self.purpose {
-            Purpose::Messages => 0,
-            Purpose::Snapshot => 1,
-        };
+        out[10] = self.purpose as u8;
         out[11] = self.answer.map_or(0, |refusal| refusal as u8);
         out[16..24].copy_from_slice(&self.cluster.0.to_be_bytes());
         out[24..32].copy_from_slice(&self.from.0.to_be_bytes());
@@ -155,11 +166,8 @@ impl Hello {
         if bytes[8..10] != VERSION.to_be_bytes() {
             return Err(Refusal::Version);
         }
-        let purpose = match bytes[10] {
-            0 => Purpose::Messages,
-            1 => Purpose::Snapshot,
-            _ => return Err(Refusal::Protocol),
-        };
+        let purpose = Purpose::ALL.into_iter().find(|purpose| *purpose as u8 == bytes[10]);
+        let purpose = purpose.ok_or(Refusal::Protocol)?;
         let answer = match bytes[11] {
             0 => None,
             byte => Some(Refusal::from_wire(byte).ok_or(Refusal::Protocol)?),
@@ -228,6 +236,7 @@ mod tests {
             member: MemberId(2),
             incarnation: Incarnation([2; 16]),
             boot: 1,
+            run: 1,
         }
     }
 

@@ -12,7 +12,8 @@
 //! 2. Messages to one peer arrive in order or not at all, within one connection.
 //! 3. A snapshot has a stream of its own, so that it never delays a heartbeat.
 //! 4. Who has not said who it is holds one of a few places, which hosts share fairly (crate `muster-door`).
-//! 5. Everything runs on one thread of its own; `PeerEvents` are called there and must not block,
+//! 5. A request of one member to another, and its answer, have a stream of their own too.
+//! 6. Everything runs on one thread of its own; `PeerEvents` are called there and must not block,
 //!    except `snapshot`, which has a thread to itself.
 //!
 //! What it does not do: order messages across reconnects, retry, or know what a message means.
@@ -21,9 +22,11 @@ mod accept;
 mod dial;
 mod frame;
 mod hello;
+mod join;
 mod marks;
 mod metrics;
 mod peer;
+mod request;
 mod service;
 mod snapshot;
 mod stream;
@@ -31,10 +34,16 @@ mod stream;
 mod tests;
 
 use std::{
-    collections::BTreeSet, fmt, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration,
+    collections::{BTreeMap, BTreeSet},
+    fmt, io,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 
 use crate::{
     config::PeerUrl,
@@ -44,6 +53,7 @@ use crate::{
 
 pub(crate) use self::{
     hello::Refusal,
+    join::{JoinError, ask_members, fetch_state},
     metrics::{Counters, CountersSnapshot, PeerTraffic},
     snapshot::{SnapshotReader, SnapshotWriter},
 };
@@ -59,6 +69,8 @@ pub(crate) struct Local {
     pub incarnation: Incarnation,
     /// How often that directory has been started.
     pub boot: u64,
+    /// Random for this process: tells a second one on a copy of the directory from a reconnect.
+    pub run: u64,
 }
 
 /// Another member, as the cluster's configuration records it.
@@ -94,6 +106,19 @@ pub(crate) trait PeerEvents: Send + Sync + 'static {
     /// # Errors
     /// If `body` breaks off or is refused; the sender then learns that it failed.
     fn snapshot(&self, from: MemberId, header: Bytes, body: SnapshotReader) -> io::Result<()>;
+
+    /// Who the members are, for one that doesn't know yet which of them it is; `None`: not now. Must
+    /// not block.
+    fn census(&self) -> Option<Bytes>;
+
+    /// Answers a request of `from`; `None` if it can't be.
+    fn request(&self, from: MemberId, request: Bytes) -> BoxFuture<'static, Option<Bytes>>;
+
+    /// Writes the whole state to `out`, for the member `to`, which begins with it. May block.
+    ///
+    /// # Errors
+    /// If it can't be read, or the stream broke.
+    fn state(&self, to: MemberId, out: SnapshotWriter) -> io::Result<()>;
 
     /// Streams to and from `peer` stand, or no longer both: what is sent can be answered. Must not
     /// block.
@@ -266,9 +291,16 @@ impl Transport {
         self.shared.open_snapshot(to, header)
     }
 
+    /// Asks `to` and waits for the answer, for as long as the caller has patience.
+    ///
+    /// # Errors
+    /// If there is no such peer, or the stream broke: then it may have been asked, and have done it.
+    pub(crate) async fn ask(&self, to: MemberId, request: Bytes) -> io::Result<Bytes> {
+        self.shared.ask(to, request).await
+    }
+
     /// Since when each peer has been connected; those that aren't are absent.
-    #[cfg(test)]
-    pub(crate) fn connected(&self) -> std::collections::BTreeMap<MemberId, std::time::Instant> {
+    pub(crate) fn connected(&self) -> BTreeMap<MemberId, Instant> {
         self.shared.connected()
     }
 

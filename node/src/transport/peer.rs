@@ -14,6 +14,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Limits, Peer, PeerEvents, SendError, frame, metrics::Traffic};
 
+/// Requests of one peer at a time.
+const MAX_REQUESTS: usize = 64;
+
 /// What others hold of a peer; its dialling task holds the other end of the queue.
 pub(super) struct PeerHandle {
     pub record: Peer,
@@ -24,6 +27,8 @@ pub(super) struct PeerHandle {
     /// One snapshot at a time in each direction.
     pub snapshot_out: Arc<Semaphore>,
     pub snapshot_in: Arc<Semaphore>,
+    /// Requests of it that are being answered; more are turned away.
+    pub requests: Semaphore,
     /// What went to it and came from it.
     pub traffic: Traffic,
     /// It refused this member for good when it was last dialled.
@@ -51,6 +56,7 @@ impl PeerHandle {
             wake: Notify::new(),
             snapshot_out: Arc::new(Semaphore::new(1)),
             snapshot_in: Arc::new(Semaphore::new(1)),
+            requests: Semaphore::new(MAX_REQUESTS),
             traffic: Traffic::default(),
             disowns: AtomicBool::new(false),
             queue,
@@ -167,7 +173,12 @@ fn cost(message: &Bytes) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{identity::MemberId, transport::SnapshotReader};
+    use futures_util::future::BoxFuture;
+
+    use crate::{
+        identity::MemberId,
+        transport::{SnapshotReader, SnapshotWriter},
+    };
 
     #[derive(Default)]
     struct Told(Mutex<Vec<bool>>);
@@ -183,6 +194,18 @@ mod tests {
 
         fn reachable(&self, _: MemberId, reachable: bool) {
             self.0.lock().unwrap().push(reachable);
+        }
+
+        fn census(&self) -> Option<Bytes> {
+            unreachable!("nobody asks here")
+        }
+
+        fn request(&self, _: MemberId, _: Bytes) -> BoxFuture<'static, Option<Bytes>> {
+            unreachable!("nobody asks here")
+        }
+
+        fn state(&self, _: MemberId, _: SnapshotWriter) -> std::io::Result<()> {
+            unreachable!("nobody asks here")
         }
 
         fn removed(&self, _: MemberId) {}

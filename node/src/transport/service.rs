@@ -2,15 +2,18 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
+    io,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError, RwLock, atomic::Ordering::Relaxed, mpsc as std_mpsc},
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use ring::rand::{SecureRandom, SystemRandom};
 use tokio::runtime;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::{
+    sync::CancellationToken,
+    task::{AbortOnDropHandle, TaskTracker},
+};
 
 use super::{
     Counters, Limits, Local, Membership, Options, PeerEvents, PeerTraffic, Refusal, SendError,
@@ -18,7 +21,7 @@ use super::{
     hello::Hello,
     marks::{MarkError, Marks},
     peer::PeerHandle,
-    snapshot, stream,
+    request, snapshot, stream,
 };
 use crate::{
     identity::{MemberId, NodeKey},
@@ -28,8 +31,6 @@ use crate::{
 
 pub(super) struct Shared {
     pub local: Local,
-    /// Random for this process.
-    pub run: u64,
     pub limits: Limits,
     pub tls: Option<Arc<PeerTls>>,
     pub counters: Arc<Counters>,
@@ -74,7 +75,6 @@ pub(super) fn start(
     let (runtime, thread) = spawn_thread(stopping.clone(), tasks.clone())?;
     let shared = Arc::new(Shared {
         local: options.local,
-        run: random(),
         limits: options.limits,
         tls: options.tls,
         counters: Arc::new(Counters::default()),
@@ -120,12 +120,6 @@ fn spawn_thread(
         })
         .map_err(StartError::Thread)?;
     Ok((handle, thread))
-}
-
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    SystemRandom::new().fill(&mut bytes).expect("the operating system gives random bytes");
-    u64::from_le_bytes(bytes)
 }
 
 impl Shared {
@@ -203,7 +197,14 @@ impl Shared {
         Ok(writer)
     }
 
-    #[cfg(test)]
+    pub(super) async fn ask(self: &Arc<Self>, to: MemberId, request: Bytes) -> io::Result<Bytes> {
+        let peer = self.peer(to).ok_or_else(|| io::Error::other(SendError::Unknown))?;
+        let task = request::ask(Arc::clone(self), peer, request);
+        // On the transport's own thread, whichever the caller's is.
+        let asked = AbortOnDropHandle::new(self.tasks.spawn_on(task, &self.runtime));
+        asked.await.map_err(io::Error::other)?
+    }
+
     pub(super) fn connected(&self) -> BTreeMap<MemberId, Instant> {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         members.peers.iter().filter_map(|(id, peer)| Some((*id, peer.connected_since()?))).collect()

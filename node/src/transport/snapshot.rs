@@ -12,7 +12,7 @@ use std::{
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::{
-    io::AsyncWriteExt,
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     sync::{OwnedSemaphorePermit, mpsc, oneshot},
     time::{interval, timeout},
 };
@@ -154,45 +154,54 @@ pub(super) fn send(
     header: Bytes,
     permit: OwnedSemaphorePermit,
 ) -> (SnapshotWriter, impl Future<Output = ()> + Send + 'static) {
-    let (sender, mut pieces) = mpsc::channel(CHUNKS_IN_FLIGHT);
-    let (answered, answer) = oneshot::channel();
+    let (writer, mut pieces, answered) = writer();
     let task = async move {
         let _permit = permit;
+        let sent = async {
+            let mut stream = dial::connect_any(&shared, &peer, Purpose::Snapshot).await?;
+            in_time(write_frame(&mut stream.io, Kind::SnapshotHeader, &header)).await?;
+            send_body(stream.io, &mut pieces).await
+        };
         let result = tokio::select! {
             () = peer.gone.cancelled() => Err(io::ErrorKind::ConnectionAborted.into()),
-            result = stream_out(&shared, &peer, &header, &mut pieces) => result,
+            result = sent => result,
         };
         let _ = answered.send(result);
         // Only now does a blocked writer see that it is over, and finds the answer.
         drop(pieces);
     };
-    let writer = SnapshotWriter {
-        pieces: sender,
-        answer,
-        buffer: BytesMut::with_capacity(CHUNK_BYTES),
-        len: 0,
-        crc: 0,
-    };
     (writer, task)
 }
 
-async fn stream_out(
-    shared: &Shared,
+type Answered = oneshot::Sender<io::Result<()>>;
+
+fn writer() -> (SnapshotWriter, mpsc::Receiver<Piece>, Answered) {
+    let (sender, pieces) = mpsc::channel(CHUNKS_IN_FLIGHT);
+    let (answered, answer) = oneshot::channel();
+    let buffer = BytesMut::with_capacity(CHUNK_BYTES);
+    (SnapshotWriter { pieces: sender, answer, buffer, len: 0, crc: 0 }, pieces, answered)
+}
+
+/// Sends the whole state on a stream that `peer` opened for it.
+pub(super) async fn serve(
+    shared: &Arc<Shared>,
     peer: &PeerHandle,
-    header: &[u8],
-    pieces: &mut mpsc::Receiver<Piece>,
+    io: Box<dyn Duplex>,
 ) -> io::Result<()> {
-    let mut stream = Err(io::ErrorKind::NotConnected.into());
-    for url in &peer.record.urls {
-        stream =
-            dial::connect(shared, peer, url, Purpose::Snapshot).await.map_err(io::Error::other);
-        if stream.is_ok() {
-            break;
-        }
-    }
-    let (reader, mut writer) = tokio::io::split(stream?.io);
+    let Ok(_permit) = Arc::clone(&peer.snapshot_out).try_acquire_owned() else {
+        return Err(io::Error::other(SendError::Full));
+    };
+    let (writer, mut pieces, answered) = writer();
+    let (events, to) = (Arc::clone(&shared.events), peer.record.id);
+    let writing = tokio::task::spawn_blocking(move || events.state(to, writer));
+    let _ = answered.send(send_body(io, &mut pieces).await);
+    drop(pieces);
+    writing.await.map_err(io::Error::other)?
+}
+
+async fn send_body(io: Box<dyn Duplex>, pieces: &mut mpsc::Receiver<Piece>) -> io::Result<()> {
+    let (reader, mut writer) = tokio::io::split(io);
     let mut frames = FrameReader::new(reader, FRAME_BYTES);
-    in_time(write_frame(&mut writer, Kind::SnapshotHeader, header)).await?;
     loop {
         match pieces.recv().await {
             None => return Err(io::ErrorKind::ConnectionAborted.into()),
@@ -230,17 +239,38 @@ pub(super) async fn receive(
     let Ok(_permit) = Arc::clone(&peer.snapshot_in).try_acquire_owned() else {
         return Err(io::Error::other(SendError::Full));
     };
-    let (reader, mut writer) = tokio::io::split(io);
+    let (reader, writer) = tokio::io::split(io);
     let mut frames = FrameReader::new(reader, FRAME_BYTES);
     let header = match in_time(frames.next()).await? {
         Some((Kind::SnapshotHeader, header)) => header,
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
+    let (events, from) = (Arc::clone(&shared.events), peer.record.id);
+    let install = move |body| events.snapshot(from, header, body);
+    receive_body(frames, writer, shared.limits.ping_interval, install).await
+}
+
+/// Receives the whole state on a stream that was opened for it.
+pub(super) async fn receive_state<T: Send + 'static>(
+    io: Box<dyn Duplex>,
+    ping_interval: Duration,
+    install: impl FnOnce(SnapshotReader) -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let (reader, writer) = tokio::io::split(io);
+    let frames = FrameReader::new(reader, FRAME_BYTES);
+    receive_body(frames, writer, ping_interval, install).await
+}
+
+async fn receive_body<T: Send + 'static>(
+    mut frames: FrameReader<impl AsyncRead + Unpin>,
+    mut writer: impl AsyncWrite + Unpin,
+    ping_interval: Duration,
+    install: impl FnOnce(SnapshotReader) -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
     let (sender, pieces) = mpsc::channel(CHUNKS_IN_FLIGHT);
     let body = SnapshotReader { pieces, current: Bytes::new(), len: 0, crc: 0, ended: false };
-    let (events, from) = (Arc::clone(&shared.events), peer.record.id);
-    let mut install = tokio::task::spawn_blocking(move || events.snapshot(from, header, body));
-    let mut tick = interval(shared.limits.ping_interval);
+    let mut install = tokio::task::spawn_blocking(move || install(body));
+    let mut tick = interval(ping_interval);
     let pump = async {
         loop {
             let piece = match in_time(frames.next()).await? {

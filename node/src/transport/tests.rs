@@ -40,6 +40,20 @@ impl PeerEvents for Seen {
         if self.refuse_snapshots { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 
+    fn census(&self) -> Option<Bytes> {
+        Some(Bytes::from_static(b"members"))
+    }
+
+    fn request(&self, from: MemberId, request: Bytes) -> BoxFuture<'static, Option<Bytes>> {
+        let answer = format!("{from}: {}", String::from_utf8_lossy(&request));
+        Box::pin(async move { (request != "?").then(|| answer.into()) })
+    }
+
+    fn state(&self, to: MemberId, mut out: SnapshotWriter) -> io::Result<()> {
+        out.write_all(&[u8::try_from(to.0).unwrap(); 1 << 20])?;
+        out.finish()
+    }
+
     fn reachable(&self, _: MemberId, _: bool) {}
 
     fn removed(&self, by: MemberId) {
@@ -108,7 +122,7 @@ impl Drop for Node {
 
 fn local(member: u64) -> Local {
     let incarnation = Incarnation([u8::try_from(member).unwrap(); 16]);
-    Local { cluster: CLUSTER, member: MemberId(member), incarnation, boot: 1 }
+    Local { cluster: CLUSTER, member: MemberId(member), incarnation, boot: 1, run: member }
 }
 
 fn peer_at(id: MemberId, address: SocketAddr) -> Peer {
@@ -150,7 +164,7 @@ fn say(node: &Node, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn hello_to(node: &Node, from: Local, run: u64) -> Hello {
-    Hello::new(&from, run, node.local.member, Purpose::Messages)
+    Hello::new(&Local { run, ..from }, node.local.member, Purpose::Messages)
 }
 
 fn answer(bytes: &[u8]) -> Option<Refusal> {
@@ -418,4 +432,41 @@ fn a_peer_that_restarts_is_reached_again() {
     again.set_membership(Membership { peers: vec![a.as_peer()], ..Membership::default() });
     eventually("it is reached", || !a.transport.connected().is_empty());
     again.stop(PATIENCE);
+}
+
+#[tokio::test]
+async fn a_member_is_answered_and_a_stranger_is_not() {
+    let (a, b) = pair();
+    let to = b.local.member;
+    assert_eq!(a.transport.ask(to, Bytes::from_static(b"hi")).await.unwrap(), "1: hi");
+    assert!(a.transport.ask(to, Bytes::from_static(b"?")).await.is_err(), "it has no answer");
+    assert!(a.transport.ask(MemberId(9), Bytes::new()).await.is_err());
+    let stranger = Node::start(9);
+    stranger.knows(&[&b]);
+    assert!(stranger.transport.ask(to, Bytes::from_static(b"hi")).await.is_err());
+    assert!(b.refused("unknown_member") > 0);
+}
+
+#[tokio::test]
+async fn who_is_about_to_join_learns_the_members_and_fetches_the_state_as_one_of_them() {
+    let (b, joiner) = (Node::start(2), local(3));
+    let url = b.as_peer().urls.remove(0);
+    b.transport.set_membership(Membership {
+        peers: vec![peer_at(joiner.member, "127.0.0.1:9".parse().unwrap())],
+        ..Membership::default()
+    });
+    assert_eq!(ask_members(&url, None).await.unwrap(), "members");
+    let read = |mut body: SnapshotReader| {
+        let mut bytes = Vec::new();
+        body.read_to_end(&mut bytes).map(|_| bytes)
+    };
+    let fetched = fetch_state(&url, None, &joiner, b.local.member, read).await.unwrap();
+    assert_eq!(fetched, [3; 1 << 20]);
+    let wiped = Local { incarnation: Incarnation([7; 16]), ..joiner };
+    for (who, why) in [(local(4), Refusal::Sender), (wiped, Refusal::Incarnation)] {
+        match fetch_state(&url, None, &who, b.local.member, read).await {
+            Err(JoinError::RefusedBy(refusal)) => assert_eq!(refusal, why),
+            other => panic!("{other:?}"),
+        }
+    }
 }

@@ -13,8 +13,9 @@ use std::{
 };
 
 use node_proto::etcdserverpb::{
-    HashKvRequest, PutRequest, RangeRequest, RequestOp, StatusRequest, StatusResponse, TxnRequest,
-    kv_client::KvClient, maintenance_client::MaintenanceClient, request_op, response_op,
+    self, HashKvRequest, MemberListRequest, PutRequest, RangeRequest, RequestOp, StatusRequest,
+    StatusResponse, TxnRequest, cluster_client::ClusterClient, kv_client::KvClient,
+    maintenance_client::MaintenanceClient, request_op, response_op,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tonic::transport::{Channel, Endpoint};
@@ -53,6 +54,8 @@ pub struct Member {
     pub data_dir: PathBuf,
     pub client_url: String,
     pub args: Vec<String>,
+    /// What runs in the built program's place.
+    pub program: Option<PathBuf>,
     log: PathBuf,
     child: Option<Child>,
     starts: usize,
@@ -74,7 +77,16 @@ impl Member {
             format!("--initial-cluster={initial_cluster}"),
         ];
         let log = root.join(format!("{name}.log"));
-        Self { name: name.to_owned(), data_dir, client_url, args, log, child: None, starts: 0 }
+        Self {
+            name: name.to_owned(),
+            data_dir,
+            client_url,
+            args,
+            program: None,
+            log,
+            child: None,
+            starts: 0,
+        }
     }
 
     /// A cluster of one.
@@ -85,7 +97,12 @@ impl Member {
 
     pub fn start(&mut self) {
         let log = File::options().create(true).append(true).open(&self.log).unwrap();
-        let child = node().args(&self.args).stdout(log.try_clone().unwrap()).stderr(log).spawn();
+        let mut command = match &self.program {
+            Some(program) => Command::new(program),
+            None => node(),
+        };
+        let out = log.try_clone().unwrap();
+        let child = command.args(&self.args).stdin(Stdio::null()).stdout(out).stderr(log).spawn();
         self.child = Some(child.unwrap());
         self.starts += 1;
     }
@@ -196,6 +213,21 @@ impl Member {
         Ok(call.into_inner())
     }
 
+    pub fn cluster(&self) -> ClusterClient<Channel> {
+        ClusterClient::new(self.channel())
+    }
+
+    /// The cluster's members, as this one knows them for certain.
+    pub async fn members(&self) -> Result<Vec<etcdserverpb::Member>, tonic::Status> {
+        let request = MemberListRequest { linearizable: true };
+        Ok(self.cluster().member_list(request).await?.into_inner().members)
+    }
+
+    /// Its own id.
+    pub async fn member_id(&self) -> u64 {
+        self.status().await.unwrap().header.unwrap().member_id
+    }
+
     pub async fn hash(&self, revision: i64) -> Result<u32, tonic::Status> {
         let request = HashKvRequest { revision };
         Ok(MaintenanceClient::new(self.channel()).hash_kv(request).await?.into_inner().hash)
@@ -220,6 +252,45 @@ pub fn three(root: &Path) -> Vec<Member> {
     (0..3)
         .map(|n| Member::new(root, names[n], ports[n], ports[n + 3], &initial.join(",")))
         .collect()
+}
+
+/// Three members that serve.
+pub fn started(root: &Path) -> Vec<Member> {
+    let mut members = three(root);
+    members.iter_mut().for_each(Member::start);
+    members.iter_mut().for_each(Member::ready);
+    members
+}
+
+pub fn all(members: &[Member]) -> Vec<&Member> {
+    members.iter().collect()
+}
+
+/// Puts until it is acknowledged: for when a leader has just been lost.
+pub async fn put_again(member: &Member, key: &str, value: &str) -> i64 {
+    let start = Instant::now();
+    loop {
+        match member.put(key, value).await {
+            Ok(revision) => return revision,
+            Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+        }
+    }
+}
+
+/// Waits until all have the same data.
+pub async fn same_hash(members: &[Member], revision: i64) {
+    let start = Instant::now();
+    loop {
+        let mut hashes = Vec::new();
+        for member in members {
+            hashes.push(member.hash(revision).await.ok());
+        }
+        if hashes.iter().all(|hash| hash.is_some() && *hash == hashes[0]) {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "hashes differ: {hashes:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 /// Which member leads, as the members that run agree.

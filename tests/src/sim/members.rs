@@ -24,6 +24,8 @@ fn member(id: u64, is_learner: bool) -> Member {
         is_learner,
         incarnation: Some(Incarnation((u128::from(id) << 64 | 0xfeed).to_be_bytes())),
         node_key: None,
+        changed: 0,
+        vote_when_ready: false,
     }
 }
 

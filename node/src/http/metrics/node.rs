@@ -66,7 +66,7 @@ impl Scrape {
 
     /// Labels are members' ids: there are as many as the cluster has members.
     pub(super) fn network(&self, out: &mut Out<'_>) -> Result {
-        let Some(transport) = &self.0.telemetry.transport else { return Ok(()) };
+        let Some(transport) = &self.0.peers else { return Ok(()) };
         let peers = transport.traffic();
         let local = hex(self.0.identity.member_id);
         for (name, help, label, of) in PER_PEER {

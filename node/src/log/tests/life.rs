@@ -20,6 +20,24 @@ fn what_was_written_is_there_after_a_restart() {
 }
 
 #[test]
+fn a_log_may_begin_where_a_store_stands() {
+    let disk = disk(1);
+    Log::create_after(at(7, 3), &disk.shared(), member(), &identity(), &small()).unwrap();
+    for boot in 1..=2 {
+        let (log, recovered) = open(&disk).unwrap();
+        assert_eq!((recovered.base, recovered.last(), recovered.boot), (at(7, 3), at(7, 3), boot));
+        assert_eq!(recovered.hard_state, hard_state(3, 0, 7));
+        assert_eq!(log.check_store(at(7, 3)).unwrap(), Fit::Fits);
+        assert!(log.check_store(at(6, 3)).is_err(), "what the store has is not in the log");
+    }
+    let (mut log, _) = open(&disk).unwrap();
+    write(&mut log, entries(8..=9, 3));
+    drop(log);
+    disk.crash();
+    assert_eq!(all(&open(&disk).unwrap().0), entries(8..=9, 3));
+}
+
+#[test]
 fn it_works_on_a_real_disk() {
     let temporary = tempfile::tempdir().unwrap();
     let disk: SharedDisk = std::sync::Arc::new(RealDisk);

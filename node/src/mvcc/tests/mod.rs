@@ -43,6 +43,8 @@ pub(crate) fn member(id: u64, name: &str) -> Member {
         is_learner: false,
         incarnation: Some(Incarnation([u8::try_from(id).unwrap(); 16])),
         node_key: Some(NodeKey([u8::try_from(id).unwrap(); 32])),
+        changed: 0,
+        vote_when_ready: false,
     }
 }
 

@@ -1,0 +1,272 @@
+//! Whether a change of members may be made now: etcd's rules, in etcd's order
+//! (server/etcdserver/server.go, `mayAddMember`, `mayRemoveMember`, `mayPromoteMember`).
+//!
+//! The rules are about a quorum of the configuration that the change leads to. A member counts as
+//! *started* once it has said its name, and as *healthy* once it has been connected for
+//! [`HEALTHY_AFTER`].
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::{Member, MemberTable};
+use crate::identity::MemberId;
+
+/// How long a member must have been connected, without a break, to count as healthy.
+pub(crate) const HEALTHY_AFTER: Duration = Duration::from_secs(5);
+
+/// A learner that has this many entries to fetch, or fewer, is in sync: what a busy leader has on
+/// its way to a member at any time. A share of the log, as etcd asks for, would be millions of
+/// entries of an old cluster, and every one of a young cluster's.
+pub(crate) const IN_SYNC_ENTRIES: u64 = 1_000;
+
+/// Why not. The texts that clients are told are the API's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Objection {
+    /// So few members have started that they would be no quorum.
+    #[error("not enough started members")]
+    NotEnoughStarted,
+    /// So few members have been healthy for long enough that they would be no quorum.
+    #[error("unhealthy cluster")]
+    Unhealthy,
+    /// The learner has too much to fetch, or doesn't answer.
+    #[error("the learner is not in sync with the leader")]
+    LearnerNotReady,
+    /// There are as many learners as may be.
+    #[error("too many learner members in cluster")]
+    TooManyLearners,
+}
+
+/// How far a learner is, as its leader knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// It has answered within the last election time-out.
+    pub active: bool,
+    /// The last entry that it has on disk.
+    pub matched: u64,
+    /// The leader's last entry.
+    pub last: u64,
+}
+
+/// The members, as one of them sees them.
+#[derive(Debug)]
+pub(crate) struct Sight<'a> {
+    /// Who they are.
+    pub table: &'a MemberTable,
+    /// Who looks.
+    pub local: MemberId,
+    /// For how long each other one has been connected; who isn't is absent.
+    pub connected: &'a BTreeMap<MemberId, Duration>,
+}
+
+impl Sight<'_> {
+    /// Whether a member may be added.
+    ///
+    /// A learner that is to vote once it is ready counts as the voter that was asked for: until it
+    /// is one, the change that added it is not over.
+    pub(crate) fn may_add(&self, is_learner: bool) -> Result<(), Objection> {
+        let voters = self.voters(|member| !member.is_learner || member.vote_when_ready);
+        let started = voters.iter().filter(|member| member.is_started()).count();
+        let after = voters.len() + 1;
+        // The first one may be joined by a second at any time.
+        let first = started == 1 && after == 2;
+        if !is_learner && !first && started < quorum(after) {
+            return Err(Objection::NotEnoughStarted);
+        }
+        if voters.len() > 1 && self.healthy(&voters) < quorum(after) {
+            return Err(Objection::Unhealthy);
+        }
+        if !is_learner && voters.iter().any(|member| member.is_learner) {
+            return Err(Objection::Unhealthy);
+        }
+        Ok(())
+    }
+
+    /// Whether this member may be removed.
+    pub(crate) fn may_remove(&self, id: MemberId) -> Result<(), Objection> {
+        if self.table.is_learner(id) {
+            return Ok(());
+        }
+        let voters = self.voters(|member| !member.is_learner);
+        let left = voters.iter().filter(|member| member.id != id);
+        let started = left.clone().filter(|member| member.is_started()).count();
+        if started < quorum(left.count()) {
+            return Err(Objection::NotEnoughStarted);
+        }
+        // Who is away is in no quorum that is needed now.
+        if id != self.local && !self.connected.contains_key(&id) {
+            return Ok(());
+        }
+        let needed = quorum(voters.len().saturating_sub(1));
+        if self.healthy(&voters) < needed + 1 { Err(Objection::Unhealthy) } else { Ok(()) }
+    }
+
+    /// Whether one more may vote.
+    pub(crate) fn may_promote(&self) -> Result<(), Objection> {
+        let voters = self.voters(|member| !member.is_learner);
+        // The learner itself has started, or it would not be in sync.
+        let started = 1 + voters.iter().filter(|member| member.is_started()).count();
+        if started < quorum(voters.len() + 1) {
+            return Err(Objection::NotEnoughStarted);
+        }
+        Ok(())
+    }
+
+    fn voters(&self, votes: impl Fn(&Member) -> bool) -> Vec<&Member> {
+        self.table.members().filter(|member| votes(member)).collect()
+    }
+
+    fn healthy(&self, members: &[&Member]) -> usize {
+        let long = |since: &Duration| *since > HEALTHY_AFTER;
+        let healthy = |member: &&&Member| {
+            member.id == self.local || self.connected.get(&member.id).is_some_and(long)
+        };
+        members.iter().filter(healthy).count()
+    }
+}
+
+/// Whether a learner, added by entry `added`, has so little to fetch that its vote helps.
+pub(crate) fn is_in_sync(progress: Progress, added: u64) -> Result<(), Objection> {
+    let Progress { active, matched, last } = progress;
+    // Before it has answered once, its leader guesses: it takes it for active, and knows of nothing
+    // that it has.
+    let answered = active && matched >= added;
+    if answered && last.saturating_sub(matched) <= IN_SYNC_ENTRIES {
+        Ok(())
+    } else {
+        Err(Objection::LearnerNotReady)
+    }
+}
+
+/// Whether there may be one learner more.
+pub(crate) fn may_learn(table: &MemberTable, most: u64) -> Result<(), Objection> {
+    let learners = table.members().filter(|member| member.is_learner).count() as u64;
+    if learners < most { Ok(()) } else { Err(Objection::TooManyLearners) }
+}
+
+fn quorum(members: usize) -> usize {
+    members / 2 + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Members by what they are: `V` a voter, `v` one that has not started, `L` a learner, `W` a
+    /// learner that is to vote and has started, `w` one that has not. Their ids count from 1.
+    fn table(members: &str) -> MemberTable {
+        MemberTable::new((1..).zip(members.chars()).map(|(id, kind)| Member {
+            id: MemberId(id),
+            name: if kind.is_uppercase() { format!("m{id}") } else { String::new() },
+            peer_urls: vec![format!("http://m{id}:2380")],
+            client_urls: Vec::new(),
+            is_learner: "LlWw".contains(kind),
+            incarnation: None,
+            node_key: None,
+            changed: 0,
+            vote_when_ready: "Ww".contains(kind),
+        }))
+    }
+
+    /// Seen by member 1; `away` are not connected, `fresh` only just.
+    fn seen<T>(members: &str, away: &[u64], fresh: &[u64], look: impl Fn(&Sight<'_>) -> T) -> T {
+        let table = table(members);
+        let connected = table
+            .members()
+            .filter(|member| member.id.0 != 1 && !away.contains(&member.id.0))
+            .map(|member| {
+                let long = !fresh.contains(&member.id.0);
+                (member.id, Duration::from_secs(if long { 60 } else { 4 }))
+            })
+            .collect();
+        look(&Sight { table: &table, local: MemberId(1), connected: &connected })
+    }
+
+    const NOT_STARTED: Result<(), Objection> = Err(Objection::NotEnoughStarted);
+    const UNHEALTHY: Result<(), Objection> = Err(Objection::Unhealthy);
+
+    /// As measured on etcd 3.5 and 3.7, but for the learners that are to vote.
+    #[test]
+    fn adding_a_voter_needs_a_quorum_of_what_comes_out() {
+        for (members, away, fresh, expected) in [
+            ("V", &[][..], &[][..], Ok(())),
+            ("Vv", &[2], &[], NOT_STARTED),
+            ("VV", &[], &[], Ok(())),
+            ("VV", &[], &[2], UNHEALTHY),
+            ("VVV", &[], &[], Ok(())),
+            ("VVV", &[3], &[], UNHEALTHY),
+            ("VVVv", &[4], &[], Ok(())),
+            ("VVVVV", &[5], &[], Ok(())),
+            ("VVVVV", &[4, 5], &[], UNHEALTHY),
+            ("VVvv", &[3, 4], &[], NOT_STARTED),
+            ("VVVL", &[4], &[], Ok(())),
+            ("Vw", &[2], &[], NOT_STARTED),
+            ("VW", &[], &[], UNHEALTHY),
+        ] {
+            let found = seen(members, away, fresh, |sight| sight.may_add(false));
+            assert_eq!(found, expected, "{members} without {away:?}, just back {fresh:?}");
+        }
+    }
+
+    #[test]
+    fn adding_a_learner_needs_healthy_members_only() {
+        for (members, away, expected) in [
+            ("V", &[][..], Ok(())),
+            ("VVV", &[3], UNHEALTHY),
+            ("VVV", &[], Ok(())),
+            ("VVVvv", &[4, 5], UNHEALTHY),
+            ("VVVVvv", &[5, 6], Ok(())),
+        ] {
+            let found = seen(members, away, &[], |sight| sight.may_add(true));
+            assert_eq!(found, expected, "{members} without {away:?}");
+        }
+    }
+
+    #[test]
+    fn removing_must_leave_a_quorum_that_is_there() {
+        for (members, away, id, expected) in [
+            ("V", &[][..], 1, NOT_STARTED),
+            ("VV", &[], 2, Ok(())),
+            ("VV", &[2], 2, Ok(())),
+            ("VV", &[2], 1, UNHEALTHY),
+            ("Vv", &[2], 1, NOT_STARTED),
+            ("Vv", &[2], 2, Ok(())),
+            ("VVV", &[3], 3, Ok(())),
+            ("VVV", &[3], 2, UNHEALTHY),
+            ("VVV", &[], 1, Ok(())),
+            ("VVVL", &[2, 3, 4], 4, Ok(())),
+            ("VVVVV", &[5], 4, Ok(())),
+            ("VVVVV", &[4, 5], 3, UNHEALTHY),
+        ] {
+            let found = seen(members, away, &[], |sight| sight.may_remove(MemberId(id)));
+            assert_eq!(found, expected, "{members} without {away:?}, remove {id}");
+        }
+    }
+
+    #[test]
+    fn a_vote_more_must_not_cost_the_quorum() {
+        for (members, expected) in [("VL", Ok(())), ("VVvvvL", NOT_STARTED), ("VvL", Ok(()))] {
+            assert_eq!(seen(members, &[], &[], |sight| sight.may_promote()), expected, "{members}");
+        }
+    }
+
+    #[test]
+    fn a_learner_is_in_sync_by_what_it_has_to_fetch() {
+        let ready = |active, matched, last| is_in_sync(Progress { active, matched, last }, 7);
+        assert_eq!(ready(true, 1_000_000, 1_000_000 + IN_SYNC_ENTRIES), Ok(()));
+        // More than nine tenths of the log, and still far behind.
+        let behind = Err(Objection::LearnerNotReady);
+        assert_eq!(ready(true, 1_000_000, 1_000_001 + IN_SYNC_ENTRIES), behind);
+        // Added just now to a young cluster, and not heard of yet.
+        assert_eq!(ready(true, 0, 9), behind);
+        assert_eq!(ready(false, 9, 9), behind);
+        assert_eq!(ready(true, 7, 9), Ok(()));
+    }
+
+    #[test]
+    fn learners_are_limited() {
+        assert_eq!(may_learn(&table("VVV"), 1), Ok(()));
+        assert_eq!(may_learn(&table("VVVL"), 1), Err(Objection::TooManyLearners));
+        assert_eq!(may_learn(&table("VW"), 1), Err(Objection::TooManyLearners));
+        assert_eq!(may_learn(&table("VVVL"), 2), Ok(()));
+    }
+}

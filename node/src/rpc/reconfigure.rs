@@ -1,0 +1,287 @@
+//! Changes of members: judged by the leader, put through consensus one at a time, told to whoever
+//! asked.
+//!
+//! Any member takes a request and passes it on to the leader, since the leader alone knows how far
+//! each member is. There it is judged on the members as they are and proposed with the name of that
+//! configuration; if another change comes in between, it is judged again. A leader that is to be
+//! removed hands over first and lets its successor do it: a write waits for no election.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use node_proto::command::{self, Operation};
+use node_proto::{etcdserverpb as pb, musterpb};
+use prost::Message as _;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::context::Context;
+use super::error::Error;
+use crate::apply::{ApplyError, Response};
+use crate::identity::MemberId;
+use crate::membership::{
+    ChangeError, Member, MemberChange, MemberTable, Objection, Progress, Sight, is_in_sync,
+    may_learn,
+};
+
+/// Between two looks for a leader, and between two tries to promote who asked for it.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const PROMOTE_AGAIN: Duration = Duration::from_millis(200);
+/// How long this member may take to show a change that the leader has made.
+const CATCH_UP: Duration = Duration::from_secs(1);
+
+/// How changes are judged.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    /// `--strict-reconfig-check`: refuse what could cost the quorum.
+    pub strict: bool,
+    /// `--max-learners`.
+    pub max_learners: u64,
+}
+
+/// What a change came to.
+struct Changed {
+    members: Vec<pb::Member>,
+    /// The configuration since.
+    at: u64,
+}
+
+impl Context {
+    /// Changes the members; returns all of them after it.
+    pub(super) async fn change_members(
+        &self,
+        change: MemberChange,
+    ) -> Result<Vec<pb::Member>, Error> {
+        let deadline = self.deadline();
+        // As in etcd, whoever is asked looks first; without a leader that is all there is to say.
+        let table = self.table();
+        match &change {
+            MemberChange::Add(member) => self.may_add(&table, member)?,
+            MemberChange::Remove(id) => self.may_remove(&table, *id)?,
+            MemberChange::Promote(_) | MemberChange::Update(..) => {}
+        }
+        loop {
+            let known = self.known_leader(deadline).await?;
+            let changed = if known == self.identity.member_id {
+                self.lead_change(&change, deadline).await
+            } else {
+                self.pass_on(MemberId(known), &change, deadline).await
+            };
+            match changed {
+                Ok(changed) => {
+                    self.show(changed.at).await;
+                    return Ok(changed.members);
+                }
+                Err(Error::NotLeader) if Instant::now() < deadline => sleep(LOOK_AGAIN).await,
+                Err(Error::NotLeader) => return Err(Error::Timeout),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// As long as etcd lets a request take.
+    fn deadline(&self) -> Instant {
+        Instant::now() + Duration::from_secs(5) + self.limits.election_timeout * 2
+    }
+
+    /// Who leads; waits for somebody to.
+    async fn known_leader(&self, deadline: Instant) -> Result<u64, Error> {
+        let mut leader = self.leader.clone();
+        let known = async { leader.wait_for(|leader| *leader != 0).await.map(|leader| *leader) };
+        let known = timeout_at(deadline, known).await.map_err(|_| Error::NoLeader)?;
+        known.map_err(|_| Error::Stopped)
+    }
+
+    fn table(&self) -> Arc<MemberTable> {
+        Arc::clone(&self.members.borrow())
+    }
+
+    /// Waits until a list of members that is asked for here next shows the change; not for ever,
+    /// since a member that was removed may never hear of it.
+    async fn show(&self, at: u64) {
+        let mut members = self.members.clone();
+        let shown = members.wait_for(|table| table.changed() >= at);
+        let _ = tokio::time::timeout(CATCH_UP, shown).await;
+    }
+
+    /// Asks the leader to make the change.
+    async fn pass_on(
+        &self,
+        leader: MemberId,
+        change: &MemberChange,
+        deadline: Instant,
+    ) -> Result<Changed, Error> {
+        let Some(peers) = &self.peers else { return Err(Error::NotLeader) };
+        let request = command::MemberChange::from(change).encode_to_vec();
+        let asked = timeout_at(deadline, peers.ask(leader, request.into())).await;
+        let answer = match asked.map_err(|_| Error::Timeout)? {
+            Ok(answer) => answer,
+            Err(error) => {
+                // It may have been made: whoever asked has to look.
+                tracing::warn!(%error, leader.id = %leader, "the leader did not answer a change of members");
+                return Err(Error::TimeoutConnectionLost);
+            }
+        };
+        let answer = musterpb::MembersChanged::decode(answer).map_err(|_| Error::Timeout)?;
+        if answer.refused.is_empty() {
+            return Ok(Changed { members: answer.members, at: answer.changed });
+        }
+        Err(Error::of_text(&answer.refused).unwrap_or(Error::Unhealthy))
+    }
+
+    /// What a member that passes a change on is answered.
+    pub(crate) async fn answer_member(&self, request: Bytes) -> Option<Bytes> {
+        let change = command::MemberChange::decode(request).ok()?;
+        let change = MemberChange::try_from(change).ok()?;
+        let answer = match self.lead_change(&change, self.deadline()).await {
+            Ok(Changed { members, at }) => {
+                musterpb::MembersChanged { members, changed: at, ..Default::default() }
+            }
+            Err(error) => {
+                musterpb::MembersChanged { refused: error.text().to_owned(), ..Default::default() }
+            }
+        };
+        Some(answer.encode_to_vec().into())
+    }
+
+    /// Makes a change as the leader; `NotLeader` if this member is none, or has handed over.
+    async fn lead_change(
+        &self,
+        change: &MemberChange,
+        deadline: Instant,
+    ) -> Result<Changed, Error> {
+        let one = timeout_at(deadline, self.changing.lock());
+        let _one = one.await.map_err(|_| Error::Timeout)?;
+        loop {
+            if *self.leader.borrow() != self.identity.member_id {
+                return Err(Error::NotLeader);
+            }
+            let table = self.table();
+            let change = self.judge(&table, change)?;
+            if change == MemberChange::Remove(MemberId(self.identity.member_id)) {
+                self.handle.hand_over().await;
+                // Where nobody could take over, nobody would lead without this member.
+                let leads = *self.leader.borrow() == self.identity.member_id;
+                return Err(if leads { Error::Unhealthy } else { Error::NotLeader });
+            }
+            let mut entry = command::MemberChange::from(&change);
+            entry.planned_at = Some(table.changed());
+            let id = self.request_ids.next();
+            let payload = command::encode(id.0, Operation::ChangeMember(entry));
+            match self.handle.propose_change(payload, id).await? {
+                Ok(Response::MembersChanged(members)) => {
+                    let at = self.table().changed();
+                    tracing::info!(?change, "changed the members");
+                    return Ok(Changed { members, at });
+                }
+                Ok(_) => unreachable!("apply answers each operation in kind"),
+                Err(ApplyError::Members(ChangeError::Stale)) if Instant::now() < deadline => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// The change to propose, if it may be made to `table`: etcd's checks, in etcd's order.
+    fn judge(&self, table: &MemberTable, change: &MemberChange) -> Result<MemberChange, Error> {
+        let mut change = change.clone();
+        match &mut change {
+            MemberChange::Add(member) => {
+                self.may_add(table, member)?;
+                let voters = table.voters_and_learners().voters.len();
+                if self.rules.strict && !member.is_learner && voters == 1 {
+                    // As a voter it would be half of the quorum before it has even started.
+                    member.is_learner = true;
+                    member.vote_when_ready = true;
+                }
+            }
+            MemberChange::Remove(id) => self.may_remove(table, *id)?,
+            MemberChange::Promote(id) => self.may_promote(table, *id)?,
+            MemberChange::Update(..) => {}
+        }
+        // Whatever would be refused once it is committed is not proposed.
+        table.clone().change(change.clone(), table.changed() + 1).map_err(ApplyError::from)?;
+        if let MemberChange::Add(Member { is_learner: true, .. }) = change {
+            may_learn(table, self.rules.max_learners)?;
+        }
+        Ok(change)
+    }
+
+    fn may_add(&self, table: &MemberTable, member: &Member) -> Result<(), Error> {
+        self.strictly(table, "member add", |sight| sight.may_add(member.is_learner))
+    }
+
+    fn may_remove(&self, table: &MemberTable, id: MemberId) -> Result<(), Error> {
+        self.strictly(table, "member remove", |sight| sight.may_remove(id))
+    }
+
+    fn may_promote(&self, table: &MemberTable, id: MemberId) -> Result<(), Error> {
+        let member = table.member(id).ok_or(Error::MemberNotFound)?;
+        if !member.is_learner {
+            return Err(Error::NotALearner);
+        }
+        let status = self.status.borrow().clone();
+        let peer = status.peers.iter().find(|peer| peer.member == id.0);
+        let progress = peer.map(|peer| Progress {
+            active: peer.active,
+            matched: peer.matched,
+            last: status.last,
+        });
+        is_in_sync(progress.ok_or(Error::LearnerNotReady)?, member.changed)?;
+        self.strictly(table, "member promote", |sight| sight.may_promote())
+    }
+
+    fn strictly(
+        &self,
+        table: &MemberTable,
+        what: &str,
+        may: impl FnOnce(&Sight<'_>) -> Result<(), Objection>,
+    ) -> Result<(), Error> {
+        if !self.rules.strict {
+            return Ok(());
+        }
+        let connected = match &self.peers {
+            Some(peers) => {
+                peers.connected().into_iter().map(|(id, since)| (id, since.elapsed())).collect()
+            }
+            None => BTreeMap::new(),
+        };
+        let local = MemberId(self.identity.member_id);
+        may(&Sight { table, local, connected: &connected }).map_err(|objection| {
+            let connected = connected.len();
+            tracing::warn!(reason = %objection, connected, "rejecting {what} request");
+            objection.into()
+        })
+    }
+}
+
+/// Promotes whoever was asked for as a voter and had to begin as a learner, as soon as it is ready,
+/// for as long as this member leads.
+pub(super) async fn promote_when_ready(context: Arc<Context>) {
+    let mut members = context.members.clone();
+    let mut leader = context.leader.clone();
+    loop {
+        let waits = |member: &&Member| member.vote_when_ready && member.is_started();
+        let ready = members.borrow_and_update().members().find(waits).map(|member| member.id);
+        let leads = *leader.borrow_and_update() == context.identity.member_id;
+        match ready {
+            Some(id) if leads => {
+                let deadline = Instant::now() + CATCH_UP;
+                if let Err(error) = context.lead_change(&MemberChange::Promote(id), deadline).await
+                {
+                    tracing::debug!(error = error.text(), member.id = %id, "cannot promote yet");
+                }
+                sleep(PROMOTE_AGAIN).await;
+            }
+            _ => {
+                let changed = tokio::select! {
+                    changed = members.changed() => changed,
+                    changed = leader.changed() => changed,
+                };
+                if changed.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! For a member that begins with what the cluster has: it asks before it has a transport of its own.
+
+use std::{io, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::timeout,
+};
+
+use super::{
+    Local, Refusal, SnapshotReader,
+    frame::Kind,
+    hello::{self, Hello, Purpose},
+    request, snapshot,
+    stream::{self, PeerStream},
+};
+use crate::{
+    config::PeerUrl,
+    identity::{ClusterId, Incarnation, MemberId},
+    tls::PeerTls,
+};
+
+/// How long a member may take to answer a hello, and to say who the members are.
+const STEP: Duration = Duration::from_secs(5);
+/// How often it is told that this one still installs what it sent.
+const PING_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Why a member could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum JoinError {
+    /// It was not reached, or the stream broke.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// It refused this one.
+    #[error("the member refused this one: {0}")]
+    RefusedBy(Refusal),
+    /// At its address is somebody else.
+    #[error("another member, or one of another cluster, is at this address")]
+    Stranger,
+}
+
+/// Asks whoever is at `url` who the members are.
+///
+/// # Errors
+/// If it doesn't say so in time.
+pub(crate) async fn ask_members(
+    url: &PeerUrl,
+    tls: Option<&Arc<PeerTls>>,
+) -> Result<Bytes, JoinError> {
+    let nobody = Local {
+        cluster: ClusterId(0),
+        member: MemberId(0),
+        incarnation: Incarnation([0; 16]),
+        boot: 0,
+        run: 0,
+    };
+    let asked = async {
+        let (stream, _) =
+            greet(url, tls, &Hello::new(&nobody, MemberId(0), Purpose::Members)).await?;
+        Ok(request::read(stream.io, Kind::Answer).await?)
+    };
+    timeout(STEP, asked)
+        .await
+        .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+}
+
+/// Fetches the whole state from the member `from`, as `local`, which the cluster must have accepted.
+///
+/// # Errors
+/// If that member refuses, breaks off, or `install` fails.
+pub(crate) async fn fetch_state<T: Send + 'static>(
+    url: &PeerUrl,
+    tls: Option<&Arc<PeerTls>>,
+    local: &Local,
+    from: MemberId,
+    install: impl FnOnce(SnapshotReader) -> io::Result<T> + Send + 'static,
+) -> Result<T, JoinError> {
+    let ours = Hello::new(local, from, Purpose::State);
+    let greeted = timeout(STEP, greet(url, tls, &ours)).await;
+    let (stream, theirs) = greeted.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    if let Some(refusal) = theirs.answer {
+        return Err(JoinError::RefusedBy(refusal));
+    }
+    if theirs.from != from || theirs.cluster != local.cluster || theirs.to != local.member {
+        return Err(JoinError::Stranger);
+    }
+    Ok(snapshot::receive_state(stream.io, PING_INTERVAL, install).await?)
+}
+
+async fn greet(
+    url: &PeerUrl,
+    tls: Option<&Arc<PeerTls>>,
+    ours: &Hello,
+) -> Result<(PeerStream, Hello), JoinError> {
+    let mut stream = stream::dial(url, tls, None).await?;
+    stream.io.write_all(&ours.encode()).await?;
+    stream.io.flush().await?;
+    let mut bytes = [0; hello::LEN];
+    stream.io.read_exact(&mut bytes).await?;
+    let theirs = Hello::decode(&bytes)
+        .map_err(|refusal| io::Error::new(io::ErrorKind::InvalidData, refusal))?;
+    Ok((stream, theirs))
+}

@@ -1,0 +1,72 @@
+//! One request of a member to another, and its answer, on a stream of its own.
+
+use std::{io, sync::Arc};
+
+use bytes::Bytes;
+use tokio::{
+    io::{AsyncRead, AsyncWriteExt},
+    time::timeout,
+};
+
+use super::{
+    SendError,
+    accept::write_frame,
+    dial,
+    frame::{FrameReader, Kind},
+    hello::Purpose,
+    peer::PeerHandle,
+    service::Shared,
+    stream::Duplex,
+};
+
+/// Requests and answers are small: members, at most.
+pub(super) const MAX_BYTES: usize = 1 << 20;
+
+/// Asks `peer`.
+pub(super) async fn ask(
+    shared: Arc<Shared>,
+    peer: Arc<PeerHandle>,
+    request: Bytes,
+) -> io::Result<Bytes> {
+    let asked = async {
+        let mut stream = dial::connect_any(&shared, &peer, Purpose::Request).await?;
+        write_frame(&mut stream.io, Kind::Request, &request).await?;
+        read(stream.io, Kind::Answer).await
+    };
+    tokio::select! {
+        () = shared.stopping.cancelled() => Err(io::ErrorKind::ConnectionAborted.into()),
+        asked = asked => asked,
+    }
+}
+
+/// The one frame that the other end sends.
+pub(super) async fn read<R: AsyncRead + Unpin>(io: R, kind: Kind) -> io::Result<Bytes> {
+    match FrameReader::new(io, MAX_BYTES).next().await? {
+        Some((found, payload)) if found == kind => Ok(payload),
+        Some(_) => Err(io::ErrorKind::InvalidData.into()),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// Answers what `peer` asks on the stream that it opened for it.
+pub(super) async fn answer(
+    shared: &Shared,
+    peer: &PeerHandle,
+    io: Box<dyn Duplex>,
+) -> io::Result<()> {
+    let Ok(_permit) = peer.requests.try_acquire() else {
+        return Err(io::Error::other(SendError::Full));
+    };
+    let step = shared.limits.dead_after;
+    let late = |_| io::Error::from(io::ErrorKind::TimedOut);
+    let (reader, mut writer) = tokio::io::split(io);
+    let request = timeout(step, read(reader, Kind::Request)).await.map_err(late)??;
+    let Some(answer) = shared.events.request(peer.record.id, request).await else {
+        return Err(io::Error::other("the request can't be answered"));
+    };
+    let told = async {
+        write_frame(&mut writer, Kind::Answer, &answer).await?;
+        writer.shutdown().await
+    };
+    timeout(step, told).await.map_err(late)?
+}

@@ -1,0 +1,390 @@
+//! Members come, move and go, in both of the steps that it takes: the running cluster agrees, then
+//! the new member starts.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::{
+    Member, PATIENCE, all, etcdctl, eventually, free_ports, put_again, same_hash, settled, started,
+};
+use node_proto::etcdserverpb::{
+    self as pb, MemberAddRequest, MemberPromoteRequest, MemberRemoveRequest, MemberUpdateRequest,
+};
+use tonic::{Code, Status};
+
+const REMOVED: &str = "this member has been permanently removed from the cluster";
+
+async fn add(member: &Member, url: &str, is_learner: bool) -> Result<pb::Member, Status> {
+    let request = MemberAddRequest { peer_ur_ls: vec![url.to_owned()], is_learner };
+    Ok(member.cluster().member_add(request).await?.into_inner().member.unwrap())
+}
+
+async fn remove(member: &Member, id: u64) -> Result<(), Status> {
+    member.cluster().member_remove(MemberRemoveRequest { id }).await.map(drop)
+}
+
+async fn promote(member: &Member, id: u64) -> Result<(), Status> {
+    member.cluster().member_promote(MemberPromoteRequest { id }).await.map(drop)
+}
+
+async fn update(member: &Member, id: u64, urls: &[&str]) -> Result<(), Status> {
+    let peer_ur_ls = urls.iter().map(|url| (*url).to_owned()).collect();
+    member.cluster().member_update(MemberUpdateRequest { id, peer_ur_ls }).await.map(drop)
+}
+
+/// Tries until the members have been connected for as long as a change asks for.
+async fn healthy<T>(mut change: impl AsyncFnMut() -> Result<T, Status>) -> T {
+    let start = Instant::now();
+    loop {
+        match change().await {
+            Ok(done) => return done,
+            Err(status) if status.message() == "etcdserver: unhealthy cluster" => {}
+            Err(status) => panic!("{status}"),
+        }
+        assert!(start.elapsed() < PATIENCE, "never healthy");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+fn refused<T: std::fmt::Debug>(result: Result<T, Status>) -> (Code, String) {
+    let status = result.unwrap_err();
+    (status.code(), status.message().to_owned())
+}
+
+/// A member that is to join those of `members`, on ports of its own.
+fn joiner(root: &Path, name: &str, members: &[Member], [peer, client]: [u16; 2]) -> Member {
+    let initial: Vec<String> = members
+        .iter()
+        .map(|member| (member.name.as_str(), peer_url(member)))
+        .chain([(name, format!("http://127.0.0.1:{peer}"))])
+        .map(|(name, url)| format!("{name}={url}"))
+        .collect();
+    let mut joiner = Member::new(root, name, peer, client, &initial.join(","));
+    joiner.args.push("--initial-cluster-state=existing".to_owned());
+    joiner
+}
+
+fn peer_url(member: &Member) -> String {
+    let flag = "--initial-advertise-peer-urls=";
+    member.args.iter().find_map(|arg| arg.strip_prefix(flag)).unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn the_guides_commands_add_a_member_start_it_and_remove_it_for_good() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    let first = members[0].put("before", "x").await.unwrap();
+    let url = members[1].client_url.clone();
+    let [peer, client] = free_ports();
+    let peer_urls = format!("--peer-urls=http://127.0.0.1:{peer}");
+    let mut said = String::new();
+    let mut skipped = false;
+    eventually("the member is added", || {
+        match etcdctl(&url, &["member", "add", "d", &peer_urls]) {
+            None => {
+                skipped = true;
+                true
+            }
+            Some((done, text)) => {
+                assert!(done || text.contains("etcdserver: unhealthy cluster"), "{text}");
+                said = text;
+                done
+            }
+        }
+    });
+    if skipped {
+        return;
+    }
+    let id = said.strip_prefix("Member ").unwrap().split(' ').next().unwrap().to_owned();
+    assert!(said.contains(" added to cluster "), "{said}");
+    // What etcdctl prints is all that the new member is told of the others.
+    let mut new = Member::new(root.path(), "d", peer, client, "");
+    new.args.retain(|arg| !arg.starts_with("--name") && !arg.starts_with("--initial-cluster"));
+    for line in said.lines().filter_map(|line| line.strip_prefix("ETCD_")) {
+        let (variable, value) = line.split_once('=').unwrap();
+        let flag = variable.to_lowercase().replace('_', "-");
+        new.args.push(format!("--{flag}={}", value.trim_matches('"')));
+    }
+    new.start();
+    new.ready();
+    assert_eq!(new.get("before").await.unwrap().as_deref(), Some("x"));
+    // It fetched the state and opened its streams as one process.
+    assert!(!new.log().contains("runs twice"), "{}", new.log());
+    let revision = new.put("by-d", "x").await.unwrap();
+    assert!(revision > first);
+    members.push(new);
+    same_hash(&members, revision).await;
+    let (done, list) = etcdctl(&url, &["member", "list"]).unwrap();
+    let listed = list.lines().find(|line| line.starts_with(&id)).unwrap();
+    let expected =
+        format!("{id}, started, d, http://127.0.0.1:{peer}, http://127.0.0.1:{client}, false");
+    assert!(done && listed == expected, "{list}");
+
+    let mut new = members.pop().unwrap();
+    let mut text = String::new();
+    eventually("the member is removed", || {
+        let (done, said) = etcdctl(&url, &["member", "remove", &id]).unwrap();
+        text = said;
+        done
+    });
+    assert!(text.starts_with(&format!("Member {id} removed from cluster ")), "{text}");
+    assert_eq!(new.exit_code(), Some(3));
+    assert!(new.log().contains(REMOVED));
+    for start in 2..=3 {
+        new.start();
+        assert_eq!(new.exit_code(), Some(3));
+        assert_eq!(new.log().matches(REMOVED).count(), start, "{}", new.log());
+    }
+    put_again(&members[0], "after", "x").await;
+    assert_eq!(members[0].members().await.unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn a_learner_serves_little_and_is_promoted_once_it_is_in_sync() {
+    let root = tempfile::tempdir().unwrap();
+    let members = started(root.path());
+    let ports = free_ports();
+    let mut new = joiner(root.path(), "d", &members, ports);
+    let learner = healthy(async || add(&members[0], &peer_url(&new), true).await).await;
+    assert!(learner.is_learner && learner.name.is_empty());
+    let too_many = refused(add(&members[1], "http://127.0.0.1:9", true).await);
+    let expected = (Code::FailedPrecondition, "etcdserver: too many learner members in cluster");
+    assert_eq!((too_many.0, too_many.1.as_str()), expected);
+    let behind = "etcdserver: can only promote a learner member which is in sync with leader";
+    for member in &members {
+        let early = refused(promote(member, learner.id).await);
+        assert_eq!((early.0, early.1.as_str()), (Code::FailedPrecondition, behind));
+    }
+    new.start();
+    new.ready();
+    let not_for_learners = "etcdserver: rpc not supported for learner";
+    for refusal in [
+        refused(new.put("k", "v").await),
+        refused(new.get("k").await),
+        refused(new.members().await),
+        refused(promote(&new, learner.id).await),
+    ] {
+        assert_eq!((refusal.0, refusal.1.as_str()), (Code::FailedPrecondition, not_for_learners));
+    }
+    assert!(new.status().await.unwrap().is_learner);
+    assert!(new.http("/health").starts_with("HTTP/1.1 200"));
+    assert!(new.http("/readyz").contains("[-]non_learner failed"));
+    let start = Instant::now();
+    while let Err(error) = promote(&members[2], learner.id).await {
+        assert_eq!(error.message(), behind);
+        assert!(start.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let revision = put_again(&new, "by-d", "x").await;
+    assert!(!new.status().await.unwrap().is_learner);
+    let mut members = members;
+    members.push(new);
+    same_hash(&members, revision).await;
+    for (id, code, text) in [
+        (learner.id, Code::FailedPrecondition, "etcdserver: can only promote a learner member"),
+        (0x1234, Code::NotFound, "etcdserver: member not found"),
+    ] {
+        let refusal = refused(promote(&members[1], id).await);
+        assert_eq!((refusal.0, refusal.1.as_str()), (code, text));
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_is_refused_with_etcds_words_and_changes_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    let ids =
+        [members[0].member_id().await, members[1].member_id().await, members[2].member_id().await];
+    let asked = &members[1];
+    let unhealthy = (Code::Unavailable, "etcdserver: unhealthy cluster".to_owned());
+    let fresh = refused(add(asked, "http://127.0.0.1:9", false).await);
+    assert_eq!(fresh, unhealthy, "they have been connected for less than five seconds");
+    let before = asked.members().await.unwrap();
+    let bad = (Code::InvalidArgument, "etcdserver: given member URLs are invalid".to_owned());
+    for url in ["garbage", "http://h:1/path", "ftp://h:1", ""] {
+        assert_eq!(refused(add(asked, url, false).await), bad, "{url}");
+        assert_eq!(refused(update(asked, ids[0], &[url]).await), bad, "{url}");
+    }
+    assert_eq!(refused(update(asked, ids[0], &[]).await), bad);
+    let taken = (Code::FailedPrecondition, "etcdserver: Peer URLs already exists".to_owned());
+    let other = peer_url(&members[2]);
+    assert_eq!(refused(update(asked, ids[0], &[&other]).await), taken);
+    let start = Instant::now();
+    loop {
+        let refusal = refused(add(asked, &other, false).await);
+        if refusal != unhealthy {
+            assert_eq!(refusal, taken);
+            break;
+        }
+        assert!(start.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let unknown = (Code::NotFound, "etcdserver: member not found".to_owned());
+    assert_eq!(refused(remove(asked, 0x1234).await), unknown);
+    assert_eq!(refused(update(asked, 0x1234, &["http://127.0.0.1:9"]).await), unknown);
+    assert_eq!(asked.members().await.unwrap(), before);
+
+    // One is down: nobody is added, nobody who is needed is removed; the one that is down may go.
+    members[2].kill();
+    settled(&[&members[0], &members[1]]).await;
+    let asked = &members[1];
+    eventually("it is noticed", || asked.log().contains("lost the stream to a peer"));
+    assert_eq!(refused(add(asked, "http://127.0.0.1:9", true).await), unhealthy);
+    assert_eq!(refused(remove(asked, ids[0]).await), unhealthy);
+    remove(asked, ids[2]).await.unwrap();
+    assert_eq!(refused(remove(asked, ids[2]).await), unknown);
+    // Two are left, and both are needed.
+    let last = healthy(async || remove(asked, ids[0]).await).await;
+    let () = last;
+    assert_eq!(members[0].exit_code(), Some(3));
+    let alone = (
+        Code::FailedPrecondition,
+        "etcdserver: re-configuration failed due to not enough started members".to_owned(),
+    );
+    assert_eq!(refused(remove(&members[1], ids[1]).await), alone);
+    put_again(&members[1], "still", "serving").await;
+}
+
+#[tokio::test]
+async fn a_member_moves_to_other_peer_urls_by_update_then_restart() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    let id = members[2].member_id().await;
+    let [peer] = free_ports();
+    let (old, new) = (peer_url(&members[2]), format!("http://127.0.0.1:{peer}"));
+    update(&members[0], id, &[&new]).await.unwrap();
+    assert_eq!(members[2].stop(), Some(0));
+    for arg in &mut members[2].args {
+        if arg.starts_with("--listen-peer") || arg.starts_with("--initial-advertise") {
+            *arg = arg.replace(&old, &new);
+        }
+    }
+    members[2].start();
+    members[2].ready();
+    let revision = put_again(&members[2], "moved", "x").await;
+    same_hash(&members, revision).await;
+    let listed = members[0].members().await.unwrap();
+    let moved = listed.iter().find(|member| member.id == id).unwrap();
+    assert_eq!((moved.peer_ur_ls.as_slice(), moved.is_learner), ([new].as_slice(), false));
+}
+
+#[tokio::test]
+async fn a_leader_that_is_removed_hands_over_first() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = common::three(root.path());
+    for member in &mut members {
+        // Whoever waits for an election waits too long for this test.
+        member.args.push("--election-timeout=20000".to_owned());
+        member.start();
+    }
+    members.iter_mut().for_each(Member::ready);
+    let leader = settled(&all(&members)).await;
+    let id = members[leader].member_id().await;
+    let asked = &members[leader];
+    healthy(async || remove(asked, id).await).await;
+    let mut old = members.remove(leader);
+    let start = Instant::now();
+    put_again(&members[0], "after", "x").await;
+    assert!(start.elapsed() < Duration::from_secs(5), "it took {:?}", start.elapsed());
+    assert_eq!(old.exit_code(), Some(3));
+    assert!(old.log().contains(REMOVED));
+    assert_eq!(members[1].members().await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_member_removed_while_it_was_away_learns_it_at_its_return_and_disturbs_nobody() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    let id = members[2].member_id().await;
+    let mut gone = members.pop().unwrap();
+    gone.kill();
+    settled(&all(&members)).await;
+    healthy(async || remove(&members[0], id).await).await;
+    put_again(&members[0], "k", "v").await;
+    let term = members[0].status().await.unwrap().raft_term;
+    for _ in 0..20 {
+        gone.start();
+        assert_eq!(gone.exit_code(), Some(3));
+    }
+    assert_eq!(gone.log().matches(REMOVED).count(), 20, "{}", gone.log());
+    assert!(gone.data_dir.join("member/wal").exists(), "its data is kept");
+    assert_eq!(members[0].status().await.unwrap().raft_term, term);
+    assert_eq!(members[0].members().await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_member_that_the_cluster_does_not_expect_is_told_why() {
+    let root = tempfile::tempdir().unwrap();
+    let members = started(root.path());
+    let ports = free_ports();
+    let mut early = joiner(root.path(), "d", &members, ports);
+    early.start();
+    assert_eq!(early.exit_code(), Some(1));
+    assert!(early.log().contains("member count is unequal"), "{}", early.log());
+    healthy(async || add(&members[0], &peer_url(&early), true).await).await;
+    let mut elsewhere = joiner(root.path(), "e", &members, free_ports());
+    elsewhere.start();
+    assert_eq!(elsewhere.exit_code(), Some(1));
+    let why = "unmatched member while checking PeerURLs";
+    assert!(elsewhere.log().contains(why), "{}", elsewhere.log());
+    assert!(!elsewhere.data_dir.join("member/wal").exists(), "it has begun nothing");
+    let mut nobody = joiner(root.path(), "f", &[], free_ports());
+    nobody.start();
+    assert_eq!(nobody.exit_code(), Some(1));
+    assert!(nobody.log().contains("could not retrieve cluster information"), "{}", nobody.log());
+    // The same one, now that it is expected.
+    early.start();
+    eventually("it serves", || early.log().contains("ready to serve client requests"));
+}
+
+#[tokio::test]
+async fn a_new_member_whose_disk_is_wiped_is_not_taken_for_itself() {
+    let root = tempfile::tempdir().unwrap();
+    let members = started(root.path());
+    let mut new = joiner(root.path(), "d", &members, free_ports());
+    healthy(async || add(&members[0], &peer_url(&new), true).await).await;
+    new.start();
+    new.ready();
+    new.kill();
+    std::fs::remove_dir_all(&new.data_dir).unwrap();
+    new.start();
+    assert_eq!(new.exit_code(), Some(3), "{}", new.log());
+    assert!(new.log().contains("its disk was wiped or replaced"), "{}", new.log());
+}
+
+#[tokio::test]
+async fn one_member_becomes_three_and_serves_all_the_time() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = vec![Member::alone(root.path())];
+    members[0].start();
+    members[0].ready();
+    for name in ["two", "three"] {
+        let mut new = joiner(root.path(), name, &members, free_ports());
+        // Asked for as a voter, as the guide does. The first one begins as a learner all the same.
+        healthy(async || add(&members[0], &peer_url(&new), false).await).await;
+        members[0].put(name, "is not here yet").await.unwrap();
+        new.start();
+        new.ready();
+        members.push(new);
+        let count = members.len();
+        let start = Instant::now();
+        loop {
+            let listed = members[0].members().await.unwrap();
+            if listed.len() == count && listed.iter().all(|member| !member.is_learner) {
+                break;
+            }
+            assert!(start.elapsed() < PATIENCE, "{listed:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+    let revision = put_again(&members[2], "by-three", "x").await;
+    same_hash(&members, revision).await;
+    // Each of them can go now.
+    let leader = settled(&all(&members)).await;
+    members[leader].kill();
+    put_again(&members[(leader + 1) % 3], "without one", "x").await;
+}
