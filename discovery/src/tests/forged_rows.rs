@@ -4,10 +4,12 @@ use data_encoding::BASE64URL_NOPAD;
 use discovery_types::api::{ClusterState, ReportRequest};
 use discovery_types::digest::Nonce;
 use discovery_types::grant::TokenKind;
-use discovery_types::jws::Jws;
+use discovery_types::jws::{Jws, Typ};
 use discovery_types::key::SigningKey;
 use discovery_types::problem::Code;
 use discovery_types::proposal::{Ack, Release};
+use discovery_types::record::{Endorsement, SignedRecord};
+use discovery_types::redeem::Redeem;
 
 use super::agent::{Agent, form};
 use super::support::World;
@@ -140,9 +142,8 @@ async fn an_agent_that_was_restarted_after_its_launch_reports_and_the_cluster_is
     service.stop().await;
 }
 
-/// The same ack, padded: whoever signs chooses how the payload is written.
-fn padded(ack: &Ack, key: &SigningKey, spaces: usize) -> Jws {
-    let short = ack.sign(key);
+/// The same, padded: whoever signs chooses how the payload is written.
+fn padded(short: &Jws, key: &SigningKey, spaces: usize) -> Jws {
     let mut parts = short.as_str().split('.');
     let header = parts.next().unwrap();
     let payload = BASE64URL_NOPAD.decode(parts.next().unwrap().as_bytes()).unwrap();
@@ -163,12 +164,72 @@ async fn an_ack_that_was_padded_is_refused_so_that_the_document_stays_readable()
     let seen = agent.redeem().await.unwrap();
     let h = seen.proposal.as_ref().unwrap().hash();
     let ack = Ack { cluster: statement.cluster, epoch: seen.epoch, h };
+    let ack = ack.sign(&agent.key);
     let long = padded(&ack, &agent.key, 900);
     let refused = agent.client.ack(statement.cluster, &long).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::VoteRefused), "{refused}");
     let short = padded(&ack, &agent.key, 9);
     let committed = agent.client.ack(statement.cluster, &short).await.unwrap();
     assert_eq!(committed.state, ClusterState::Committed);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_seat_that_was_padded_is_refused_so_that_the_document_stays_readable() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    // Each is as long as one of its kind may be, or almost: base64 has four characters for three.
+    let filled = |jws: Jws, key: &SigningKey, length: usize| {
+        padded(&jws, key, length.saturating_sub(jws.as_str().len()) * 3 / 4)
+    };
+    let (token, grant) = world.grant(&admin, &statement);
+    admin.put_grant(&filled(grant.sign(&world.owner), &world.owner, 2_000)).await.unwrap();
+    let agent = Agent::new(&world, &service, &statement, &token, 1);
+    let redeem = async |length| {
+        let record = agent.record.sign(&agent.key, token.key()).record;
+        let record = filled(record, &agent.key, length);
+        let (cluster, grant) = (statement.cluster, token.id());
+        let endorsement = Endorsement { cluster, grant, record: record.hash() };
+        let endorsement = Jws::sign(Typ::Endorsement, token.key(), &endorsement);
+        let redeem = Redeem {
+            service: world.context.pins[0],
+            cluster,
+            statement: agent.statement,
+            signed: SignedRecord { record, endorsement: filled(endorsement, token.key(), 2_000) },
+            boot: 1,
+            nonce: Nonce::random(),
+            highest_epoch: 0,
+        };
+        agent.client.redeem(&redeem.sign(&agent.key)).await
+    };
+    let refused = redeem(4_000).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::RecordRefused), "{refused}");
+    redeem(2_900).await.unwrap();
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn an_ack_of_another_epoch_than_the_list_counts_for_nobody() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 2).await;
+    let token = world.token(&admin, &statement).await;
+    let mut agents: Vec<Agent> =
+        (1..=2).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    for agent in &agents {
+        agent.redeem().await.unwrap();
+    }
+    let seen = agents[0].until(|seen| seen.proposal.is_some()).await;
+    agents[0].ack(&seen).await.unwrap();
+    sqlx::raw_sql("UPDATE acks SET epoch = epoch - 1")
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
+    let signed = agents[1].ack(&seen).await.unwrap();
+    assert_eq!(signed.state, ClusterState::Preparing, "one of two has signed it");
     service.stop().await;
 }
 
@@ -230,6 +291,30 @@ async fn one_cluster_that_is_beyond_help_keeps_no_other_from_being_due() {
     transaction.commit().await.unwrap();
     let due = store.due(&[one]).await.unwrap();
     assert!(!due.contains(&one) && due.iter().all(|id| *id == two), "{due:?}");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn one_cluster_that_cannot_be_read_keeps_no_other_from_being_looked_after() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let (one, two) = (world.cluster(&admin, "one", 1).await, world.cluster(&admin, "two", 1).await);
+    for statement in [&one, &two] {
+        let token = world.token(&admin, statement).await;
+        Agent::new(&world, &service, statement, &token, 1).redeem().await.unwrap();
+    }
+    sqlx::query(
+        "UPDATE clusters SET next_deadline_us = CASE WHEN id = $1 THEN 1 ELSE 2 END,
+             frozen_h = CASE WHEN id = $1 THEN sha256('x') ELSE frozen_h END",
+    )
+    .bind(one.cluster)
+    .execute(&mut world.database.connect().await)
+    .await
+    .unwrap();
+    service.app().sweep().await.unwrap();
+    let due = service.app().store.due(&[]).await.unwrap();
+    assert_eq!(due, [one.cluster], "the other one's time was set anew");
     service.stop().await;
 }
 

@@ -90,7 +90,10 @@ async fn the_fourth_agent_waits_and_is_told_when_the_seats_are_gone() {
 async fn two_processes_on_one_postgres_serve_one_formation() {
     let world = World::new().await;
     let one = world.serve().await;
-    let two = crate::server::start(world.args("ledger-2")).await.unwrap();
+    // It does not come upon the news by itself, as long as a poll is parked.
+    let mut args = world.args("ledger-2");
+    args.times.sweep = Duration::from_secs(60);
+    let two = crate::server::start(args).await.unwrap();
     let admin = world.owner(&one);
     let statement = world.cluster(&admin, "demo", 3).await;
     let token = world.token(&admin, &statement).await;

@@ -60,6 +60,12 @@ async fn tokens_that_are_no_good_are_refused_and_nothing_is_consumed() {
     admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
     let refused = agent(&statement, &token).redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantBinding));
+    // Whose host is of that network, and calls from another.
+    let mut elsewhere = agent(&statement, &token);
+    elsewhere.record.peer_urls = vec!["https://10.0.0.1:2001".parse().unwrap()];
+    elsewhere.record.client_urls = vec!["https://10.0.0.1:3001".parse().unwrap()];
+    let refused = elsewhere.redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::GrantBinding));
     // Bound to another name.
     let (token, mut grant) = world.grant(&admin, &statement);
     grant.name = Some("db-1".parse().unwrap());

@@ -425,3 +425,25 @@ async fn a_record_changed_by_hand_stops_its_cluster_and_abandoning_is_the_way_ou
     assert_eq!(given_up.state, ClusterState::Abandoned);
     service.stop().await;
 }
+
+#[tokio::test]
+async fn a_frozen_list_changed_by_hand_stops_its_cluster() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 2).await;
+    let token = world.token(&admin, &statement).await;
+    let mut members = agents(&world, &service, &statement, &token, 1..=2);
+    for member in &members {
+        member.redeem().await.unwrap();
+    }
+    let seen = members[0].until(|seen| seen.proposal.is_some()).await;
+    sqlx::raw_sql("UPDATE clusters SET frozen_h = sha256('another list')")
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
+    for refused in [members[0].ack(&seen).await, members[1].poll(None).await] {
+        assert_eq!(refused.unwrap_err().code(), Some(Code::Internal));
+    }
+    service.stop().await;
+}
