@@ -91,7 +91,7 @@ impl Store {
         compacted: i64,
     ) -> Result<KeyValueHash, ReadError> {
         let end = Revision { main: upto + 1, sub: 0 }.to_row();
-        let in_force = if read(&self.shared.index).is_empty_at(upto) { compacted } else { upto };
+        let in_force = if read(&self.shared.index).counts_nothing(upto) { compacted } else { upto };
         let mut hash = crc32c::crc32c(BUCKET);
         for row in records.range(..end).map_err(ReadError::from)? {
             let (at, record) = row.map_err(ReadError::from)?;
@@ -104,7 +104,7 @@ impl Store {
                 if index.compacted() > upto {
                     return Err(ReadError::Superseded);
                 }
-                if index.get(&kv.key, in_force) != Some(at) {
+                if index.counted(&kv.key, in_force) != Some(at) {
                     continue;
                 }
             }

@@ -57,6 +57,15 @@ impl History {
         after.checked_sub(1).map(|last| older[last])
     }
 
+    /// The change in force at `revision`, if the key is there; but not if the same revision had
+    /// deleted it before: so etcd's `keyIndex.keep`, which sees the end of the first life alone.
+    fn counted_at(&self, revision: i64) -> Option<Revision> {
+        let in_force = self.at(revision)?.live()?;
+        let before = self.older().iter().rev().skip_while(|stamp| stamp.main > revision);
+        let dies = before.take_while(|stamp| stamp.main == revision).any(|stamp| stamp.dead);
+        (!dies).then_some(in_force)
+    }
+
     fn push(&mut self, stamp: Stamp) {
         let last = std::mem::replace(&mut self.newest, stamp);
         self.older.get_or_insert_with(|| Box::new(Older(Vec::with_capacity(1)))).0.push(last);
@@ -137,9 +146,14 @@ impl Index {
         self.keys.get(key)?.at(revision)?.live()
     }
 
-    /// Whether no key was there at `revision`.
-    pub(crate) fn is_empty_at(&self, revision: i64) -> bool {
-        !self.keys.values().any(|history| history.at(revision).and_then(Stamp::live).is_some())
+    /// The change of `key` that a checksum at `revision` counts: see [`History::counted_at`].
+    pub(crate) fn counted(&self, key: &[u8], revision: i64) -> Option<Revision> {
+        self.keys.get(key)?.counted_at(revision)
+    }
+
+    /// Whether there is none of any key.
+    pub(crate) fn counts_nothing(&self, revision: i64) -> bool {
+        !self.keys.values().any(|history| history.counted_at(revision).is_some())
     }
 
     /// The newest state of `key`, if it is there.
