@@ -1,8 +1,13 @@
 //! A short run of the same random requests to stock etcd and to muster-node; `make fuzz-etcd` is
 //! the long one.
 
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
 use anyhow::{Context, Result};
+use muster_tests::harness::process::exists;
 use muster_tests::harness::programs::program;
+use muster_tests::harness::until;
 use muster_tests::{fuzz_etcd, stock};
 
 const SEED: u64 = 1;
@@ -21,4 +26,43 @@ async fn muster_node_answers_as_stock_etcd_does() -> Result<()> {
     let report = fuzz_etcd::run(&etcd, &node, dir.path(), SEED, REQUESTS).await?;
     assert_eq!(report.requests + report.allowed.values().sum::<u64>(), REQUESTS);
     Ok(())
+}
+
+/// The processes that `parent` has started.
+fn children(parent: u32) -> Vec<u32> {
+    let is_child = |pid: &u32| {
+        let stat = fs_err::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let after_name = stat.rsplit(')').next().unwrap_or_default();
+        after_name.split_whitespace().nth(1) == Some(&parent.to_string())
+    };
+    let all = fs_err::read_dir("/proc").into_iter().flatten().flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_child).collect()
+}
+
+#[test]
+fn a_fuzz_that_is_killed_leaves_no_server_behind() -> Result<()> {
+    let node = program("muster-node")?;
+    let dir = tempfile::tempdir()?;
+    // Which programs it compares doesn't matter here.
+    let mut fuzz = Command::new(env!("CARGO_BIN_EXE_fuzz-etcd"))
+        .env("TMPDIR", dir.path())
+        .arg("--etcd")
+        .arg(&node)
+        .arg("--muster")
+        .arg(&node)
+        .args(["--requests", "1000000", "--seed", "1"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    // Two servers, and what watches over each.
+    let limit = Duration::from_secs(60);
+    let started = until("the servers to run", limit, || {
+        Some(children(fuzz.id())).filter(|all| all.len() == 4)
+    });
+    fuzz.kill()?;
+    fuzz.wait()?;
+    let started = started?;
+    until("all of them to end", Duration::from_secs(10), || {
+        started.iter().all(|pid| !exists(*pid)).then_some(())
+    })
 }

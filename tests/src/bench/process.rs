@@ -11,10 +11,16 @@ use rustix::process::{Pid, Signal, kill_process};
 /// `/proc/PID/stat` counts in hundredths of a second on every Linux (USER_HZ).
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// A running server; dropping it kills it and waits for its end.
+/// Waits for the end of its input, which comes with the end of whoever holds the other end; then
+/// ends the process.
+const WATCHDOG: &str = "read -r never; kill -9 $0";
+
+/// A running server; dropping it kills it and waits for its end. If this program is killed first,
+/// the watchdog does that.
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
+    watchdog: Child,
 }
 
 impl Server {
@@ -28,20 +34,38 @@ impl Server {
             .stderr(log)
             .spawn()
             .with_context(|| format!("start {}", program.display()))?;
-        Ok(Self { child })
+        let watchdog = Command::new("/bin/sh")
+            .args(["-c", WATCHDOG, &child.id().to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("start the watchdog")?;
+        Ok(Self { child, watchdog })
     }
 
     /// Ends it at once, as a power failure of its host would end the process.
     pub(super) fn kill(&mut self) -> Result<()> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("a pid")?;
         kill_process(pid, Signal::KILL)?;
+        self.dismiss();
         self.child.wait()?;
         Ok(())
     }
 
     /// How it ended, if it has.
     pub(super) fn ended(&mut self) -> Result<Option<std::process::ExitStatus>> {
-        Ok(self.child.try_wait()?)
+        let ended = self.child.try_wait()?;
+        if ended.is_some() {
+            self.dismiss();
+        }
+        Ok(ended)
+    }
+
+    /// Ends the watchdog: once the server is waited for, its id may be another's.
+    fn dismiss(&mut self) {
+        let _ = self.watchdog.kill();
+        let _ = self.watchdog.wait();
     }
 
     /// User and system time that it has used so far.
@@ -59,6 +83,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        self.dismiss();
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -110,6 +110,8 @@ impl Server {
                 if let Ok(response) = &mut response {
                     let alarms = response.get_mut().alarms.iter_mut();
                     alarms.filter(|a| a.member_id == member).for_each(|a| a.member_id = ITSELF);
+                    // As etcd's maps happen to have them.
+                    response.get_mut().alarms.sort_unstable_by_key(|a| (a.alarm, a.member_id));
                 }
                 answer(response, |a| &mut a.header)
             }
@@ -154,10 +156,11 @@ fn answer<T: Debug>(
 }
 
 /// Of a status: not versions, sizes and places in the log, which belong to the program. What must
-/// hold of them is checked instead.
+/// hold of them is checked instead. In use are etcd's pages, and here the bytes of the records: none
+/// in a store that is empty.
 fn comparable(mut status: StatusResponse, member: u64) -> StatusResponse {
     let in_use = status.db_size_in_use;
-    let sizes = format!("in use {}", 0 < in_use && in_use <= status.db_size);
+    let sizes = format!("in use {}", 0 <= in_use && in_use <= status.db_size);
     status.errors.push(sizes);
     let applied = status.raft_applied_index <= status.raft_index;
     status.errors.push(format!("applied {applied}"));
@@ -173,6 +176,8 @@ fn comparable(mut status: StatusResponse, member: u64) -> StatusResponse {
         let words: Vec<&str> = error.split_whitespace().collect();
         *error = format!("{} ", words.join(" ")).replace(&own, "memberID:1 ");
     }
+    // etcd lists its alarms as Go's maps happen to have them.
+    status.errors.sort_unstable();
     status
 }
 

@@ -21,10 +21,12 @@ use super::requests::Call;
 
 /// Requests on their way to the server.
 const QUEUED: usize = 16;
-/// What a refused watch is called, and all of a stream's together.
+/// What a refused watch is called, and all of a stream's together; a watch may be called so, too.
 const NOBODY: i64 = -1;
 /// Where progress of all is listed.
 const PROGRESS: i64 = -2;
+/// Where refusals are.
+const REFUSED: i64 = -3;
 
 /// What each watch was told, by its id.
 pub(super) type Told = BTreeMap<i64, Vec<String>>;
@@ -144,7 +146,11 @@ impl Heard {
         let is_progress = !response.created && !response.canceled && response.events.is_empty();
         // Progress of the whole stream is no refusal of a watch, though both name none.
         let of_all = is_progress && response.watch_id == NOBODY;
-        let id = if of_all { PROGRESS } else { response.watch_id };
+        let id = match response.created && response.canceled {
+            true => REFUSED,
+            false if of_all => PROGRESS,
+            false => response.watch_id,
+        };
         let list = self.told.entry(id).or_default();
         if is_progress {
             list.push(format!("progress {revision}"));
