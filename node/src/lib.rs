@@ -17,5 +17,6 @@ pub mod membership;
 pub mod mvcc;
 mod rpc;
 pub mod server;
+mod shares;
 mod tls;
 mod transport;

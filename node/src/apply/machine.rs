@@ -19,7 +19,7 @@ use crate::machine::{
 };
 use crate::membership::{ChangeError, MemberChange};
 use crate::mvcc::watch::{Publisher, WatchHub};
-use crate::mvcc::{Batch, Options, Store, StoreError, View, Writer};
+use crate::mvcc::{AnswerRoom, Batch, Options, Store, StoreError, View, Writer};
 
 /// Applies the log to the store and tells the watchers.
 pub struct Machine {
@@ -27,6 +27,11 @@ pub struct Machine {
     events: Publisher,
     is_answered: Box<dyn Fn(RequestId) -> bool + Send>,
 }
+
+/// What the answers to one batch of entries may have read together. A request that would need more
+/// is carried out, and its answer dropped: it must not fill the memory before its client could be
+/// asked to take anything of it.
+const BATCH_ANSWER_BYTES: usize = 128 << 20;
 
 impl Machine {
     /// Opens the store on `backend`. Watchers hear through the hub that [`Self::hub`] hands out.
@@ -89,8 +94,9 @@ impl StateMachine for Machine {
         applied.outcomes.reserve(entries.len());
         let is_answered = &self.is_answered;
         let (applied, events) = self.writer.batch(last.position, |batch| {
+            let mut read = 0;
             for entry in entries {
-                apply_entry(batch, entry, is_answered, &mut applied)?;
+                apply_entry(batch, entry, is_answered, &mut read, &mut applied)?;
             }
             Ok(applied)
         })?;
@@ -133,6 +139,7 @@ fn apply_entry(
     batch: &mut Batch<'_>,
     entry: &Committed,
     is_answered: &dyn Fn(RequestId) -> bool,
+    read: &mut usize,
     applied: &mut Applied<Outcome>,
 ) -> Result<(), StoreError> {
     if entry.kind == EntryKind::NoOp {
@@ -144,9 +151,15 @@ fn apply_entry(
     if entry_kind(&operation) != entry.kind {
         return Err(StoreError::Kind { index, kind: entry.kind });
     }
-    let answered = is_answered(RequestId(id));
+    let mut fits = |bytes| bytes <= BATCH_ANSWER_BYTES;
+    let mut room = AnswerRoom::new(*read, &mut fits);
+    let answered = is_answered(RequestId(id)).then_some(&mut room);
     let outcome = match apply_operation(batch, operation, answered, index, &mut applied.changes) {
-        Ok(response) => Ok(response),
+        Ok(_) if room.is_overdrawn() => Ok(Response::TooLarge),
+        Ok(response) => {
+            *read = room.held();
+            Ok(response)
+        }
         Err(Failure::Refused(why)) => Err(why),
         Err(Failure::Fatal(error)) => return Err(error),
     };
@@ -158,7 +171,7 @@ fn apply_entry(
 fn apply_operation(
     batch: &mut Batch<'_>,
     operation: Operation,
-    answered: bool,
+    answered: Option<&mut AnswerRoom<'_>>,
     index: u64,
     changes: &mut Vec<AppliedChange>,
 ) -> Result<Response, Failure> {

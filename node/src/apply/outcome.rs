@@ -27,6 +27,8 @@ pub enum Response {
     Published,
     /// A change of members; all of them after it.
     MembersChanged(Vec<Member>),
+    /// Of a request that was carried out, and that read more than there is room for.
+    TooLarge,
 }
 
 /// Why a committed request changed nothing; the same on every member.

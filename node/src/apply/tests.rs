@@ -19,9 +19,13 @@ use crate::machine::{
 };
 use crate::membership::{ChangeError, Member, MemberChange};
 use crate::mvcc::tests::{backend, disk};
-use crate::mvcc::{Compaction, Options, StoreError};
+use crate::mvcc::{AnswerRoom, Compaction, Options, ReadError, Store, StoreError};
 
 const MAX_OPS: usize = 128;
+
+fn read_only(store: &Store, txn: &TxnRequest) -> Result<TxnResponse, ReadError> {
+    read_only_txn(store, &store.view(), txn, &mut AnswerRoom::new(0, &mut |_| true))
+}
 
 struct World {
     machine: Machine,
@@ -390,7 +394,7 @@ fn a_read_only_transaction_is_answered_from_a_view() {
     assert!(is_read_only(&txn) && !is_serializable(&txn));
     assert!(!is_read_only(&then(vec![op_txn(Vec::new(), Vec::new(), vec![op_put("k", "")])])));
     let store = world.machine.store();
-    let response = read_only_txn(&store, &store.view(), &txn).unwrap();
+    let response = read_only(&store, &txn).unwrap();
     assert!(response.succeeded);
     assert_eq!(response.header.unwrap().revision, 2);
     assert_eq!(response.responses.len(), 2);
@@ -529,7 +533,7 @@ fn a_transaction_cannot_read_at_a_negative_revision_of_a_compacted_store() {
     let read = |world: &mut World, revision| {
         let request = then(vec![op_range("a", revision), op_put("b", "1")]);
         let store = world.machine.store();
-        let only = read_only_txn(&store, &store.view(), &then(vec![op_range("a", revision)]));
+        let only = read_only(&store, &then(vec![op_range("a", revision)]));
         let refused = matches!(only, Err(crate::mvcc::ReadError::Compacted));
         let outcome = world.txn(request);
         assert_eq!(outcome == Err(ApplyError::Compacted), refused);

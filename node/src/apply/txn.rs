@@ -7,12 +7,12 @@ use node_proto::etcdserverpb::request_op::Request;
 use node_proto::etcdserverpb::response_op;
 use node_proto::etcdserverpb::{
     Compare, DeleteRangeRequest, DeleteRangeResponse, PutRequest, PutResponse, RangeRequest,
-    RangeResponse, RequestOp, ResponseHeader, ResponseOp, TxnRequest, TxnResponse,
+    RequestOp, ResponseHeader, ResponseOp, TxnRequest, TxnResponse,
 };
 use node_proto::mvccpb::KeyValue;
 
 use super::outcome::{ApplyError, Failure};
-use crate::mvcc::{Batch, KeyRange, ReadError, Store, View};
+use crate::mvcc::{AnswerRoom, Batch, KeyRange, ReadError, Store, View};
 
 pub(super) fn header(revision: i64) -> Option<ResponseHeader> {
     Some(ResponseHeader { revision, ..ResponseHeader::default() })
@@ -51,10 +51,8 @@ fn operations(request: &TxnRequest) -> impl Iterator<Item = &RequestOp> {
     request.success.iter().chain(&request.failure)
 }
 
-/// Something to evaluate comparisons and ranges on.
+/// Something to evaluate comparisons on.
 trait Reads {
-    fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ReadError>;
-
     /// Shows every key of `range` and its newest value, one after the other, until `look` says no.
     fn each(
         &self,
@@ -64,10 +62,6 @@ trait Reads {
 }
 
 impl Reads for Batch<'_> {
-    fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
-        self.range(request)
-    }
-
     fn each(
         &self,
         range: &KeyRange,
@@ -78,10 +72,6 @@ impl Reads for Batch<'_> {
 }
 
 impl Reads for (&Store, &View) {
-    fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
-        self.0.range(self.1, request)
-    }
-
     fn each(
         &self,
         range: &KeyRange,
@@ -169,16 +159,18 @@ impl Path<'_> {
     }
 }
 
-/// Answers a transaction that [`is_read_only`] on a view.
+/// Answers a transaction that [`is_read_only`] on a view. What has no room is left out, and `room`
+/// says so.
 pub fn read_only_txn(
     store: &Store,
     view: &View,
     request: &TxnRequest,
+    room: &mut AnswerRoom<'_>,
 ) -> Result<TxnResponse, ReadError> {
     let reads = (store, view);
     let mut path = Vec::new();
     choose(&reads, request, &mut path)?;
-    let mut response = read_branch(&reads, request, &mut Path(path.iter()))?;
+    let mut response = read_branch(&reads, request, &mut Path(path.iter()), room)?;
     response.header = header(view.revision());
     Ok(response)
 }
@@ -187,6 +179,7 @@ fn read_branch(
     reads: &(&Store, &View),
     request: &TxnRequest,
     path: &mut Path<'_>,
+    room: &mut AnswerRoom<'_>,
 ) -> Result<TxnResponse, ReadError> {
     let succeeded = path.next();
     let mut responses = Vec::with_capacity(branch(request, succeeded).len());
@@ -195,10 +188,12 @@ fn read_branch(
             response: match &operation.request {
                 Some(Request::RequestRange(range)) => {
                     check_revision(range.revision, reads.1.revision(), reads.1.compacted())?;
-                    Some(response_op::Response::ResponseRange(reads.range(range)?))
+                    let response = reads.0.range_within(reads.1, range, room)?;
+                    response.map(response_op::Response::ResponseRange)
                 }
                 Some(Request::RequestTxn(nested)) => {
-                    Some(response_op::Response::ResponseTxn(read_branch(reads, nested, path)?))
+                    let response = read_branch(reads, nested, path, room)?;
+                    Some(response_op::Response::ResponseTxn(response))
                 }
                 _ => None,
             },
@@ -207,17 +202,17 @@ fn read_branch(
     Ok(TxnResponse { header: header(0), succeeded, responses })
 }
 
-/// Applies a transaction; a refusal changes nothing. Unless `answered`, the response lacks what
-/// would have to be read for it.
+/// Applies a transaction; a refusal changes nothing. Where nobody waits for the answer, and there
+/// is no `room` for it, it lacks what would have to be read; so it does where `room` has not enough.
 pub(super) fn apply_txn(
     batch: &mut Batch<'_>,
     request: &TxnRequest,
-    answered: bool,
+    room: Option<&mut AnswerRoom<'_>>,
 ) -> Result<TxnResponse, Failure> {
     let mut path = Vec::new();
     choose(batch, request, &mut path)?;
     check_path(batch, request, &mut Path(path.iter()))?;
-    let mut response = apply_branch(batch, request, &mut Path(path.iter()), answered)?;
+    let mut response = apply_branch(batch, request, &mut Path(path.iter()), room)?;
     response.header = header(batch.revision());
     Ok(response)
 }
@@ -255,26 +250,28 @@ fn apply_branch(
     batch: &mut Batch<'_>,
     request: &TxnRequest,
     path: &mut Path<'_>,
-    answered: bool,
+    mut room: Option<&mut AnswerRoom<'_>>,
 ) -> Result<TxnResponse, Failure> {
     use response_op::Response;
     let succeeded = path.next();
     let mut responses = Vec::with_capacity(branch(request, succeeded).len());
     for operation in branch(request, succeeded) {
         let response = match &operation.request {
-            // That it can be read was checked for the whole path.
-            Some(Request::RequestRange(_)) if !answered => None,
-            Some(Request::RequestRange(range)) => {
-                Some(Response::ResponseRange(batch.range(range)?))
-            }
+            Some(Request::RequestRange(range)) => match room.as_deref_mut() {
+                Some(room) => batch.range(range, room)?.map(Response::ResponseRange),
+                // That it can be read was checked for the whole path.
+                None => None,
+            },
             Some(Request::RequestPut(put)) => {
-                Some(Response::ResponsePut(apply_put(batch, put, answered)?))
+                Some(Response::ResponsePut(apply_put(batch, put, room.as_deref_mut())?))
             }
             Some(Request::RequestDeleteRange(delete)) => {
-                Some(Response::ResponseDeleteRange(apply_delete(batch, delete, answered)?))
+                let response = apply_delete(batch, delete, room.as_deref_mut())?;
+                Some(Response::ResponseDeleteRange(response))
             }
             Some(Request::RequestTxn(nested)) => {
-                Some(Response::ResponseTxn(apply_branch(batch, nested, path, answered)?))
+                let response = apply_branch(batch, nested, path, room.as_deref_mut())?;
+                Some(Response::ResponseTxn(response))
             }
             None => None,
         };
@@ -299,12 +296,12 @@ pub(super) fn check_put(batch: &Batch<'_>, put: &PutRequest) -> Result<(), Apply
 pub(super) fn apply_put(
     batch: &mut Batch<'_>,
     put: &PutRequest,
-    answered: bool,
+    room: Option<&mut AnswerRoom<'_>>,
 ) -> Result<PutResponse, Failure> {
     let (mut value, mut lease) = (put.value.clone(), put.lease);
     let mut previous = None;
-    let wants_previous = put.prev_kv && answered;
-    if wants_previous || put.ignore_value || put.ignore_lease {
+    let room = room.filter(|_| put.prev_kv);
+    if room.is_some() || put.ignore_value || put.ignore_lease {
         previous = batch.get(&put.key)?;
     }
     if let Some(kv) = &previous {
@@ -316,22 +313,25 @@ pub(super) fn apply_put(
         }
     }
     let revision = batch.put(put.key.clone(), value, lease)?;
-    Ok(PutResponse { header: header(revision), prev_kv: previous.filter(|_| wants_previous) })
+    let prev_kv = room.and_then(|room| room.take(previous?));
+    Ok(PutResponse { header: header(revision), prev_kv })
 }
 
 pub(super) fn apply_delete(
     batch: &mut Batch<'_>,
     delete: &DeleteRangeRequest,
-    answered: bool,
+    room: Option<&mut AnswerRoom<'_>>,
 ) -> Result<DeleteRangeResponse, Failure> {
     let mut prev_kvs = Vec::new();
-    if delete.prev_kv && answered {
+    if delete.prev_kv
+        && let Some(room) = room
+    {
         let all = RangeRequest {
             key: delete.key.clone(),
             range_end: delete.range_end.clone(),
             ..RangeRequest::default()
         };
-        prev_kvs = batch.range(&all)?.kvs;
+        prev_kvs = batch.range(&all, room)?.map(|response| response.kvs).unwrap_or_default();
     }
     let range = KeyRange::new(delete.key.clone(), delete.range_end.clone());
     let deleted = batch.delete(&range)?;

@@ -12,7 +12,7 @@ use redb::{Table, WriteTransaction};
 use super::error::{ReadError, StoreError};
 use super::event::{Event, EventBatch, EventKind, deleted, key_of, tombstone};
 use super::index::{Newest, Walk};
-use super::range::{Source, read};
+use super::range::{AnswerRoom, Source, read};
 use super::revision::{KeyRange, Revision};
 use super::store::{Shared, weight};
 use super::tables::{Cluster, Progress, RECORDS};
@@ -116,9 +116,13 @@ impl<'txn> Batch<'txn> {
         }
     }
 
-    /// Reads a range; sees the present request's changes.
-    pub fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
-        self.source().range(request)
+    /// Reads a range, if `room` has some for it; sees the present request's changes.
+    pub fn range(
+        &self,
+        request: &RangeRequest,
+        room: &mut AnswerRoom<'_>,
+    ) -> Result<Option<RangeResponse>, ReadError> {
+        self.source().range(request, room)
     }
 
     /// Shows every key of `range` with its newest value, in key order, until `look` says no; sees

@@ -33,7 +33,7 @@ pub use compaction::CompactionProgress;
 pub use error::{ReadError, StoreError};
 pub use event::{Event, EventBatch, EventKind};
 pub use hash::KeyValueHash;
-pub use range::{Gather, Step};
+pub use range::{AnswerRoom, Gather, Step};
 pub use revision::{KeyRange, Revision};
 pub use snapshot::inspect_snapshot;
 pub use store::{Compaction, Options, Store, View, Writer};

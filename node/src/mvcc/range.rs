@@ -1,8 +1,10 @@
 //! Reading a range at a revision, as etcd answers it.
 
 use std::cmp::Ordering;
+use std::collections::VecDeque;
 use std::sync::RwLock;
 
+use bytes::Bytes;
 use node_proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 use node_proto::etcdserverpb::{RangeRequest, RangeResponse, ResponseHeader};
 use node_proto::mvccpb::KeyValue;
@@ -17,6 +19,54 @@ use super::revision::{KeyRange, Revision};
 const KEYS_PER_STEP: usize = 256;
 /// The same when keys are only counted.
 const COUNTED_PER_STEP: usize = 8 * 1024;
+/// Bytes of records after which a step ends early.
+const BYTES_PER_STEP: usize = 1 << 20;
+
+/// Where what is read for answers has to find room.
+pub struct AnswerRoom<'f> {
+    fits: &'f mut dyn FnMut(usize) -> bool,
+    held: usize,
+    is_overdrawn: bool,
+}
+
+impl<'f> AnswerRoom<'f> {
+    /// `held` bytes are in it; `fits` says whether so many would be too much.
+    pub fn new(held: usize, fits: &'f mut dyn FnMut(usize) -> bool) -> Self {
+        Self { fits, held, is_overdrawn: false }
+    }
+
+    /// What is in it.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Whether something didn't fit. From then on nothing does.
+    #[must_use]
+    pub fn is_overdrawn(&self) -> bool {
+        self.is_overdrawn
+    }
+
+    /// Whether `bytes` more would fit.
+    fn fits(&mut self, bytes: usize) -> bool {
+        self.is_overdrawn = self.is_overdrawn || !(self.fits)(self.held + bytes);
+        !self.is_overdrawn
+    }
+
+    /// Takes in `kv`, if it fits.
+    pub(crate) fn take(&mut self, kv: KeyValue) -> Option<KeyValue> {
+        let bytes = weight(&kv);
+        self.fits(bytes).then(|| {
+            self.held += bytes;
+            kv
+        })
+    }
+}
+
+/// What a pair holds in memory, roughly.
+fn weight(kv: &KeyValue) -> usize {
+    size_of::<KeyValue>() + kv.key.len() + kv.value.len()
+}
 
 /// Somewhere to read from: a published view, or the batch that is being applied.
 pub(crate) struct Source<'a, T> {
@@ -73,12 +123,21 @@ impl<T: ReadableTable<u128, &'static [u8]>> Source<'_, T> {
         }
     }
 
-    /// Answers `request` in one go.
-    pub(crate) fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
+    /// Answers `request` in one go, unless `room` has none for that.
+    pub(crate) fn range(
+        &self,
+        request: &RangeRequest,
+        room: &mut AnswerRoom<'_>,
+    ) -> Result<Option<RangeResponse>, ReadError> {
         let mut gather = Gather::new(request, self.revision, self.compacted)?;
         loop {
-            if let Step::Done(response) = gather.step(self)? {
-                return Ok(response);
+            let step = gather.step(self)?;
+            if !room.fits(gather.bytes()) {
+                return Ok(None);
+            }
+            if let Step::Done(response) = step {
+                room.held += gather.bytes();
+                return Ok(Some(response));
             }
         }
     }
@@ -113,8 +172,13 @@ pub struct Gather {
     /// Stop reading records (not counting keys) after so many; 0: never.
     wanted: usize,
     after: Option<Box<[u8]>>,
-    found: Vec<Revision>,
+    /// The index has been walked to the end.
+    is_walked: bool,
+    /// Records to read.
+    found: VecDeque<Revision>,
     kvs: Vec<KeyValue>,
+    /// What these hold.
+    bytes: usize,
     count: i64,
 }
 
@@ -149,10 +213,18 @@ impl Gather {
             revision,
             wanted,
             after: None,
-            found: Vec::new(),
+            is_walked: false,
+            found: VecDeque::new(),
             kvs: Vec::new(),
+            bytes: 0,
             count: 0,
         })
+    }
+
+    /// What has been gathered holds so many bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     fn is_full(&self) -> bool {
@@ -163,35 +235,56 @@ impl Gather {
     where
         T: ReadableTable<u128, &'static [u8]>,
     {
+        if self.found.is_empty() {
+            self.walk(source)?;
+        }
+        let enough = self.bytes + BYTES_PER_STEP;
+        while self.bytes < enough
+            && let Some(at) = self.found.pop_front()
+        {
+            if self.wanted > 0 && self.kvs.len() >= self.wanted {
+                self.found.clear();
+                break;
+            }
+            self.keep(source.record(at)?);
+        }
+        Ok(match self.is_walked && self.found.is_empty() {
+            true => Step::Done(self.finish()),
+            false => Step::Again,
+        })
+    }
+
+    /// Finds the next keys.
+    fn walk<T>(&mut self, source: &Source<'_, T>) -> Result<(), ReadError> {
         let full = self.is_full();
         let at_most = if full { COUNTED_PER_STEP } else { KEYS_PER_STEP };
-        self.found.clear();
-        let walk = {
-            let index = read(source.index);
-            if index.compacted() > self.at {
-                let asked_for = self.request.revision > 0;
-                return Err(if asked_for { ReadError::Compacted } else { ReadError::Superseded });
-            }
+        let index = read(source.index);
+        if index.compacted() > self.at {
+            let asked_for = self.request.revision > 0;
+            return Err(if asked_for { ReadError::Compacted } else { ReadError::Superseded });
+        }
+        let walk =
             index.walk(&self.range, self.after.as_deref(), self.at, at_most, |_, revision| {
                 self.count += 1;
                 if !full {
-                    self.found.push(revision);
+                    self.found.push_back(revision);
                 }
-            })
-        };
-        for at in &self.found {
-            if self.wanted > 0 && self.kvs.len() >= self.wanted {
-                break;
-            }
-            self.kvs.push(source.record(*at)?);
-        }
+            });
         match walk {
-            Walk::Paused(last) => {
-                self.after = Some(last);
-                Ok(Step::Again)
-            }
-            Walk::Done => Ok(Step::Done(self.finish())),
+            Walk::Paused(last) => self.after = Some(last),
+            Walk::Done => self.is_walked = true,
         }
+        Ok(())
+    }
+
+    fn keep(&mut self, mut kv: KeyValue) {
+        if self.request.keys_only && self.request.sort_target() != SortTarget::Value {
+            // The key is a slice of the whole record.
+            kv.key = Bytes::copy_from_slice(&kv.key);
+            kv.value.clear();
+        }
+        self.bytes += weight(&kv);
+        self.kvs.push(kv);
     }
 
     /// Filters, sorts, cuts: in this order.

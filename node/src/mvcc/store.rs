@@ -16,7 +16,7 @@ use super::error::{ReadError, StoreError};
 use super::event::{EventBatch, decode};
 use super::hash::Kept;
 use super::index::Index;
-use super::range::{Gather, Source, Step};
+use super::range::{AnswerRoom, Gather, Source, Step};
 use super::revision::{KeyRange, Revision};
 use super::tables::{
     self, ALARMS, Cluster, FORMAT, MEMBERS, META, Progress, RECORDS, REMOVED, read_cluster,
@@ -172,7 +172,20 @@ impl Store {
 
     /// Reads a whole range in one go: for short ones, and where nothing else has to run.
     pub fn range(&self, view: &View, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
-        self.shared.source(view).range(request)
+        let mut anything = |_| true;
+        let mut room = AnswerRoom::new(0, &mut anything);
+        let response = self.shared.source(view).range(request, &mut room)?;
+        Ok(response.expect("there is room for anything"))
+    }
+
+    /// The same for an answer that has to find room; `None` if it doesn't.
+    pub fn range_within(
+        &self,
+        view: &View,
+        request: &RangeRequest,
+        room: &mut AnswerRoom<'_>,
+    ) -> Result<Option<RangeResponse>, ReadError> {
+        self.shared.source(view).range(request, room)
     }
 
     /// Shows every key of `range` with its value as of `view`, in key order, until `look` says no.

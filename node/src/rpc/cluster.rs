@@ -12,7 +12,7 @@ use node_proto::etcdserverpb::{
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
-use super::context::Context;
+use super::context::{Context, Held};
 use super::error::Error;
 use super::metrics::Method;
 use crate::config::PeerUrl;
@@ -101,12 +101,13 @@ impl Cluster {
 #[tonic::async_trait]
 impl cluster_server::Cluster for Cluster {
     async fn member_list(&self, request: Request<MemberListRequest>) -> Answer<MemberListResponse> {
-        self.0.call(Method::MemberList, request, async |request| self.list(request).await).await
+        let work = async |request, _: &mut Held| self.list(request).await;
+        self.0.call(Method::MemberList, request, work).await
     }
 
     async fn member_add(&self, request: Request<MemberAddRequest>) -> Answer<MemberAddResponse> {
         let binding = Binding::of(request.metadata());
-        let work = async |request| self.add(request, binding).await;
+        let work = async |request, _: &mut Held| self.add(request, binding).await;
         self.0.call(Method::MemberAdd, request, work).await
     }
 
@@ -114,7 +115,7 @@ impl cluster_server::Cluster for Cluster {
         &self,
         request: Request<MemberRemoveRequest>,
     ) -> Answer<MemberRemoveResponse> {
-        let work = async |request: MemberRemoveRequest| {
+        let work = async |request: MemberRemoveRequest, _: &mut Held| {
             let members = self.change(MemberChange::Remove(MemberId(request.id))).await?;
             Ok(MemberRemoveResponse { header: header(), members })
         };
@@ -125,7 +126,7 @@ impl cluster_server::Cluster for Cluster {
         &self,
         request: Request<MemberUpdateRequest>,
     ) -> Answer<MemberUpdateResponse> {
-        let work = async |request| {
+        let work = async |request, _: &mut Held| {
             let members = self.update(request).await?;
             Ok(MemberUpdateResponse { header: header(), members })
         };
@@ -136,7 +137,7 @@ impl cluster_server::Cluster for Cluster {
         &self,
         request: Request<MemberPromoteRequest>,
     ) -> Answer<MemberPromoteResponse> {
-        let work = async |request: MemberPromoteRequest| {
+        let work = async |request: MemberPromoteRequest, _: &mut Held| {
             let members = self.change(MemberChange::Promote(MemberId(request.id))).await?;
             Ok(MemberPromoteResponse { header: header(), members })
         };

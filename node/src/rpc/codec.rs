@@ -13,6 +13,7 @@ use tonic_prost::ProstDecoder;
 
 use crate::mvcc::Store;
 use crate::mvcc::watch::Picked;
+use crate::shares::Charge;
 
 /// One watch response.
 pub(super) struct Frame {
@@ -28,6 +29,8 @@ pub(super) struct FrameEvents {
     pub(super) part: Range<usize>,
     /// Where to find the previous values, if they are wanted.
     pub(super) previous: Option<Store>,
+    /// What the delivery keeps in memory.
+    pub(super) _held: Arc<Charge>,
 }
 
 impl FrameEvents {

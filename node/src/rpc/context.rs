@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use node_proto::command::{self, Operation};
 use node_proto::etcdserverpb::{RangeRequest, ResponseHeader, StatusRequest};
+use prost::Message as _;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
@@ -14,13 +15,14 @@ use super::error::Error;
 use super::metrics::Method;
 use super::proposal::Proposal;
 use super::{Identity, Limits, Metrics, RequestIds, Rules, Telemetry};
-use crate::apply::{Outcome, grows};
+use crate::apply::{Outcome, Response, grows};
 use crate::driver::{Handle, NodeStatus};
 use crate::identity::MemberId;
 use crate::machine::RequestId;
 use crate::membership::MemberTable;
 use crate::mvcc::watch::WatchHub;
 use crate::mvcc::{ReadError, Store, View};
+use crate::shares::{Account, Charge, Part};
 use crate::transport::Transport;
 
 /// Handles, identity and limits.
@@ -69,8 +71,39 @@ fn encode(id: RequestId, operation: Operation, max_bytes: usize) -> Result<Bytes
     Ok(payload)
 }
 
+/// What a call's answer holds, from before there is one until its client has taken the last byte.
+pub(crate) struct Held(Charge);
+
+/// What a call keeps beside the values in its answer.
+const CALL_BYTES: usize = 4 << 10;
+
+impl Held {
+    /// Nothing, charged to whom the extensions name.
+    fn new(extensions: &http::Extensions) -> Self {
+        match extensions.get::<Arc<Account>>() {
+            Some(account) => Self(Charge::new(account)),
+            None => Self::by_nobody(),
+        }
+    }
+
+    /// Of a call that comes over no connection.
+    pub(crate) fn by_nobody() -> Self {
+        Self(Charge::new(&Account::unbounded()))
+    }
+
+    /// Whether there is room for `bytes` of values.
+    pub(crate) fn fits(&mut self, bytes: usize) -> bool {
+        self.0.set(CALL_BYTES + bytes, Part::of_answer(bytes))
+    }
+
+    /// The same, as a refusal.
+    pub(crate) fn hold(&mut self, bytes: usize) -> Result<(), Error> {
+        if self.fits(bytes) { Ok(()) } else { Err(Error::TooMuchUnread) }
+    }
+}
+
 /// A response that [`Context::call`] can complete.
-pub(crate) trait Answer {
+pub(crate) trait Answer: prost::Message {
     /// Its header, if it has one.
     fn header(&mut self) -> Option<&mut ResponseHeader>;
 }
@@ -152,16 +185,19 @@ impl Context {
     }
 
     /// The way of every unary call: counted, admitted, done, and its header, if it has one, filled
-    /// in where only the revision is known so far.
+    /// in where only the revision is known so far. What the answer holds stays charged until it has
+    /// been taken.
     pub(crate) async fn call<Q: Ask, T: Answer>(
         &self,
         method: Method,
         request: Request<Q>,
-        work: impl AsyncFnOnce(Q) -> Result<T, Error>,
+        work: impl AsyncFnOnce(Q, &mut Held) -> Result<T, Error>,
     ) -> Result<tonic::Response<T>, Status> {
         let call = self.metrics.start(method);
-        let result = match self.admit(request.metadata(), request.get_ref().is_for_learners()) {
-            Ok(()) => work(request.into_inner()).await,
+        let mut held = Held::new(request.extensions());
+        let admitted = self.admit(request.metadata(), request.get_ref().is_for_learners());
+        let result = match admitted.and_then(|()| held.hold(0)) {
+            Ok(()) => work(request.into_inner(), &mut held).await,
             Err(error) => Err(error),
         };
         let result = result.map_err(Status::from);
@@ -170,11 +206,18 @@ impl Context {
         if let Some(header) = answer.header() {
             *header = self.header(header.revision);
         }
-        Ok(tonic::Response::new(answer))
+        let mut answer = tonic::Response::new(answer);
+        answer.extensions_mut().insert(Arc::new(held.0));
+        Ok(answer)
     }
 
-    /// Puts a request through consensus and waits for what it came to.
-    pub(crate) async fn propose<P: Proposal>(&self, request: P) -> Result<P::Answer, Error> {
+    /// Puts a request through consensus and waits for what it came to, and for whose answer `held`
+    /// has to have room.
+    pub(crate) async fn propose<P: Proposal>(
+        &self,
+        request: P,
+        held: &mut Held,
+    ) -> Result<P::Answer, Error> {
         let operation = request.operation();
         if grows(&operation) && *self.space.borrow() {
             return Err(Error::NoSpace);
@@ -182,8 +225,13 @@ impl Context {
         let id = self.request_ids.next();
         let payload = encode(id, operation, self.limits.max_request_bytes)?;
         let _pending = self.metrics.pending();
-        let response = self.handle.propose(payload, id).await??;
-        Ok(P::answer(response).expect("apply answers each operation in kind"))
+        let response = match self.handle.propose(payload, id).await?? {
+            Response::TooLarge => return Err(Error::AnswerDropped),
+            response => response,
+        };
+        let answer = P::answer(response).expect("apply answers each operation in kind");
+        held.hold(answer.encoded_len()).map_err(|_| Error::AnswerDropped)?;
+        Ok(answer)
     }
 
     /// Waits until this member's store shows everything acknowledged before the call, unless the
@@ -198,7 +246,7 @@ impl Context {
     /// Reads from the newest view; again from a newer one if a compaction overtakes it.
     pub(crate) async fn read<T>(
         &self,
-        read: impl Fn(&Store, &View) -> Result<T, ReadError>,
+        mut read: impl FnMut(&Store, &View) -> Result<T, ReadError>,
     ) -> Result<T, Error> {
         loop {
             match read(&self.store, &self.store.view()) {

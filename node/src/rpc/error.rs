@@ -93,6 +93,13 @@ table! {
     RequestTooLarge: InvalidArgument "etcdserver: request is too large",
     /// A queue is full.
     TooManyRequests: ResourceExhausted "etcdserver: too many requests",
+    /// Answers that were not read take all the room that their client's answers have. Not etcd's:
+    /// its server holds any number of them.
+    TooMuchUnread: ResourceExhausted
+        "muster: answers wait to be read; read them first, or ask for less at a time",
+    /// The same, and it has been carried out.
+    AnswerDropped: ResourceExhausted
+        "muster: carried out, but there is no room for the answer; ask for less at a time",
     /// Nobody leads.
     NoLeader: Unavailable "etcdserver: no leader",
     /// Only the leader can answer.

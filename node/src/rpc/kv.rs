@@ -9,27 +9,29 @@ use node_proto::etcdserverpb::{
 };
 use tonic::{Request, Status};
 
-use super::context::Context;
+use super::context::{Context, Held};
 use super::error::Error;
 use super::metrics::Method;
 use crate::apply::{
     check_delete, check_put, check_range, check_txn, is_read_only, is_serializable, read_only_txn,
 };
-use crate::mvcc::{ReadError, Step};
+use crate::mvcc::{AnswerRoom, ReadError, Step, Store, View};
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 
 pub(super) struct Kv(pub(super) Arc<Context>);
 
 impl Kv {
-    async fn range(&self, request: &RangeRequest) -> Result<RangeResponse, Error> {
+    async fn range(&self, request: &RangeRequest, held: &mut Held) -> Result<RangeResponse, Error> {
         check_range(request)?;
         self.0.barrier(request.serializable).await?;
         'view: loop {
             let view = self.0.store.view();
             let mut gather = self.0.store.gather(&view, request)?;
             loop {
-                match self.0.store.step(&view, &mut gather) {
+                let step = self.0.store.step(&view, &mut gather);
+                held.hold(gather.bytes())?;
+                match step {
                     Ok(Step::Done(response)) => return Ok(response),
                     // A wide range lets others on this thread have a turn.
                     Ok(Step::Again) => tokio::task::yield_now().await,
@@ -43,28 +45,46 @@ impl Kv {
         }
     }
 
-    async fn put(&self, request: PutRequest) -> Result<PutResponse, Error> {
+    async fn put(&self, request: PutRequest, held: &mut Held) -> Result<PutResponse, Error> {
         check_put(&request)?;
-        self.0.propose(request).await
+        self.0.propose(request, held).await
     }
 
-    async fn delete(&self, request: DeleteRangeRequest) -> Result<DeleteRangeResponse, Error> {
+    async fn delete(
+        &self,
+        request: DeleteRangeRequest,
+        held: &mut Held,
+    ) -> Result<DeleteRangeResponse, Error> {
         check_delete(&request)?;
-        self.0.propose(request).await
+        self.0.propose(request, held).await
     }
 
-    async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, Error> {
+    async fn txn(&self, request: TxnRequest, held: &mut Held) -> Result<TxnResponse, Error> {
         check_txn(&request, self.0.limits.max_txn_ops)?;
         if is_read_only(&request) {
             self.0.barrier(is_serializable(&request)).await?;
-            return self.0.read(|store, view| read_only_txn(store, view, &request)).await;
+            return self.read_only(&request, held).await;
         }
-        self.0.propose(request).await
+        self.0.propose(request, held).await
     }
 
-    async fn compact(&self, request: CompactionRequest) -> Result<CompactionResponse, Error> {
+    async fn read_only(&self, txn: &TxnRequest, held: &mut Held) -> Result<TxnResponse, Error> {
+        let read = |store: &Store, view: &View| {
+            let mut fits = |bytes| held.fits(bytes);
+            let mut room = AnswerRoom::new(0, &mut fits);
+            let response = read_only_txn(store, view, txn, &mut room)?;
+            Ok((!room.is_overdrawn()).then_some(response))
+        };
+        self.0.read(read).await?.ok_or(Error::TooMuchUnread)
+    }
+
+    async fn compact(
+        &self,
+        request: CompactionRequest,
+        held: &mut Held,
+    ) -> Result<CompactionResponse, Error> {
         let mut finished = self.0.store.finished_compactions();
-        let response = self.0.propose(request).await?;
+        let response = self.0.propose(request, held).await?;
         if request.physical {
             let done = finished.wait_for(|revision| *revision >= request.revision);
             done.await.map_err(|_| Error::Stopped)?;
@@ -76,12 +96,12 @@ impl Kv {
 #[tonic::async_trait]
 impl kv_server::Kv for Kv {
     async fn range(&self, request: Request<RangeRequest>) -> Answer<RangeResponse> {
-        let work = async |request: RangeRequest| self.range(&request).await;
+        let work = async |request: RangeRequest, held: &mut Held| self.range(&request, held).await;
         self.0.call(Method::Range, request, work).await
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Answer<PutResponse> {
-        let work = async |request| self.put(request).await;
+        let work = async |request, held: &mut Held| self.put(request, held).await;
         self.0.call(Method::Put, request, work).await
     }
 
@@ -89,17 +109,17 @@ impl kv_server::Kv for Kv {
         &self,
         request: Request<DeleteRangeRequest>,
     ) -> Answer<DeleteRangeResponse> {
-        let work = async |request| self.delete(request).await;
+        let work = async |request, held: &mut Held| self.delete(request, held).await;
         self.0.call(Method::DeleteRange, request, work).await
     }
 
     async fn txn(&self, request: Request<TxnRequest>) -> Answer<TxnResponse> {
-        let work = async |request| self.txn(request).await;
+        let work = async |request, held: &mut Held| self.txn(request, held).await;
         self.0.call(Method::Txn, request, work).await
     }
 
     async fn compact(&self, request: Request<CompactionRequest>) -> Answer<CompactionResponse> {
-        let work = async |request| self.compact(request).await;
+        let work = async |request, held: &mut Held| self.compact(request, held).await;
         self.0.call(Method::Compact, request, work).await
     }
 }

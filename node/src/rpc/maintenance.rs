@@ -11,7 +11,7 @@ use node_proto::etcdserverpb::{
 };
 use tonic::{Request, Status};
 
-use super::context::Context;
+use super::context::{Context, Held};
 use super::error::Error;
 use super::metrics::Method;
 use crate::identity::MemberId;
@@ -65,12 +65,12 @@ impl Maintenance {
         }
     }
 
-    async fn alarm(&self, request: AlarmRequest) -> Result<AlarmResponse, Error> {
+    async fn alarm(&self, request: AlarmRequest, held: &mut Held) -> Result<AlarmResponse, Error> {
         if AlarmAction::try_from(request.action).is_err() {
             return Err(Error::UnknownMethod);
         }
         if request.action() != AlarmAction::Get {
-            return self.0.propose(request).await;
+            return self.0.propose(request, held).await;
         }
         self.0.barrier(false).await?;
         let view = self.0.store.view();
@@ -119,21 +119,24 @@ impl Maintenance {
 #[tonic::async_trait]
 impl maintenance_server::Maintenance for Maintenance {
     async fn status(&self, request: Request<StatusRequest>) -> Answer<StatusResponse> {
-        self.0.call(Method::Status, request, async |_| Ok(self.status())).await
+        self.0.call(Method::Status, request, async |_, _: &mut Held| Ok(self.status())).await
     }
 
     async fn alarm(&self, request: Request<AlarmRequest>) -> Answer<AlarmResponse> {
-        let work = async |request| self.alarm(request).await;
+        let work = async |request, held: &mut Held| self.alarm(request, held).await;
         self.0.call(Method::Alarm, request, work).await
     }
 
     async fn hash_kv(&self, request: Request<HashKvRequest>) -> Answer<HashKvResponse> {
-        let work = async |request: HashKvRequest| self.hash_kv(request.revision).await;
+        let work =
+            async |request: HashKvRequest, _: &mut Held| self.hash_kv(request.revision).await;
         self.0.call(Method::HashKv, request, work).await
     }
 
     async fn move_leader(&self, request: Request<MoveLeaderRequest>) -> Answer<MoveLeaderResponse> {
-        let work = async |request: MoveLeaderRequest| self.move_leader(request.target_id).await;
+        let work = async |request: MoveLeaderRequest, _: &mut Held| {
+            self.move_leader(request.target_id).await
+        };
         self.0.call(Method::MoveLeader, request, work).await
     }
 }

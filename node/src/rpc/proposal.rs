@@ -11,7 +11,7 @@ use crate::apply::Response;
 /// A request that changes something.
 pub(crate) trait Proposal {
     /// What it is answered with.
-    type Answer;
+    type Answer: prost::Message;
 
     fn operation(self) -> Operation;
 

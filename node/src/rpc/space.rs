@@ -14,6 +14,7 @@ use node_proto::etcdserverpb::alarm_request::AlarmAction;
 use node_proto::etcdserverpb::{AlarmRequest, AlarmType};
 
 use super::Context;
+use super::context::Held;
 use super::error::Error;
 
 /// After the alarm could not be raised or lowered.
@@ -85,7 +86,7 @@ async fn set(context: &Context, action: AlarmAction) -> Result<(), Error> {
         member_id: context.identity.member_id,
         alarm: AlarmType::Nospace.into(),
     };
-    context.propose(request).await.map(|_| ())
+    context.propose(request, &mut Held::by_nobody()).await.map(|_| ())
 }
 
 #[cfg(test)]

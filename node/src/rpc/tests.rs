@@ -12,10 +12,10 @@ use node_proto::etcdserverpb::request_op::Request as Op;
 use node_proto::etcdserverpb::watch_client::WatchClient;
 use node_proto::etcdserverpb::watch_request::RequestUnion;
 use node_proto::etcdserverpb::{
-    AlarmRequest, CompactionRequest, HashKvRequest, LeaseGrantRequest, MemberListRequest,
-    PutRequest, RangeRequest, RequestOp, StatusRequest, TxnRequest, WatchCancelRequest,
-    WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse, cluster_client,
-    lease_client,
+    AlarmRequest, CompactionRequest, DeleteRangeRequest, HashKvRequest, LeaseGrantRequest,
+    MemberListRequest, PutRequest, RangeRequest, RequestOp, StatusRequest, TxnRequest,
+    WatchCancelRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
+    cluster_client, lease_client,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
@@ -31,6 +31,8 @@ use crate::driver::{self, Message, OutgoingSnapshot, PeerSender, SendError};
 use crate::log::{self, Log, LogOptions};
 use crate::mvcc;
 use crate::server::clients::{ClientLimits, ClientListener, Fronts, bind};
+
+mod unread;
 
 const MEMBER: u64 = 7;
 
@@ -435,12 +437,20 @@ async fn progress_comes_by_itself_and_on_request() {
 #[tokio::test]
 async fn a_large_response_comes_in_fragments_to_who_asked() {
     let node = Node::start().await;
-    let first = node.put("k", &"x".repeat(900_000)).await;
-    for _ in 0..3 {
-        node.put("k", &"x".repeat(900_000)).await;
+    for key in ["k0", "k1", "k2", "k3"] {
+        node.put(key, &"x".repeat(900_000)).await;
     }
+    let all = DeleteRangeRequest { key: bytes("k"), range_end: bytes("l"), prev_kv: false };
+    let deleted = node.kv().delete_range(all).await.unwrap().into_inner();
+    let revision = deleted.header.unwrap().revision;
     let mut watching = Watching::open(&node).await;
-    let fragment = WatchCreateRequest { start_revision: first, fragment: true, ..watch("k") };
+    let fragment = WatchCreateRequest {
+        range_end: bytes("l"),
+        start_revision: revision,
+        fragment: true,
+        prev_kv: true,
+        ..watch("k")
+    };
     watching.create(fragment).await;
     let (mut parts, mut revisions) = (0, Vec::new());
     loop {
@@ -452,7 +462,7 @@ async fn a_large_response_comes_in_fragments_to_who_asked() {
         }
     }
     assert!(parts > 1);
-    assert_eq!(revisions, (first..first + 4).collect::<Vec<i64>>());
+    assert_eq!(revisions, [revision; 4]);
 }
 
 #[tokio::test]

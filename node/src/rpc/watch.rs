@@ -28,6 +28,7 @@ use super::error::Error;
 use super::metrics::Method;
 use crate::mvcc::KeyRange;
 use crate::mvcc::watch::{Notice, Picked, Subscriber, WatchSpec};
+use crate::shares::{Account, Charge};
 
 /// The id in a response that is about no watch.
 const NO_WATCH: i64 = -1;
@@ -97,8 +98,11 @@ impl StreamingService<WatchRequest> for WatchService {
         Box::pin(async move {
             context.admit(request.metadata(), false)?;
             let needs_leader = requires_leader(request.metadata());
+            let account = request.extensions().get::<Arc<Account>>().cloned();
+            let subscriber = context.hub.subscribe_for(account.unwrap_or_else(Account::unbounded));
+            let requests = request.into_inner();
             let stream =
-                WatchStream::new(context, request.into_inner(), needs_leader, max_response);
+                WatchStream::new(context, subscriber, requests, needs_leader, max_response);
             let frames = stream::unfold(Some(stream), async |state| {
                 let mut stream = state?;
                 match stream.next().await {
@@ -156,6 +160,7 @@ struct WatchStream {
 impl WatchStream {
     fn new(
         context: Arc<Context>,
+        subscriber: Subscriber,
         requests: Streaming<WatchRequest>,
         needs_leader: bool,
         max_response: usize,
@@ -176,7 +181,7 @@ impl WatchStream {
         metrics.calls(Method::Watch).started.fetch_add(1, Ordering::Relaxed);
         metrics.watch_streams.fetch_add(1, Ordering::Relaxed);
         Self {
-            subscriber: context.hub.subscribe(),
+            subscriber,
             context,
             requests: Some(requests),
             shapes: BTreeMap::new(),
@@ -309,7 +314,9 @@ impl WatchStream {
 
     fn tell(&mut self, notice: Notice) {
         match notice {
-            Notice::Events { watch_id, picked } => self.tell_events(watch_id, &picked),
+            Notice::Events { watch_id, picked, held } => {
+                self.tell_events(watch_id, &picked, held);
+            }
             Notice::Compacted { watch_id, compact_revision } => {
                 // It counts until the client cancels it: its id is taken until then.
                 let head = self.head(watch_id, 0);
@@ -322,13 +329,14 @@ impl WatchStream {
         }
     }
 
-    fn tell_events(&mut self, watch_id: i64, picked: &Arc<Picked>) {
+    fn tell_events(&mut self, watch_id: i64, picked: &Arc<Picked>, held: Charge) {
         let Some(shape) = self.shapes.get(&watch_id).copied() else { return };
         let head = self.head(watch_id, picked.revision());
         let events = FrameEvents {
             picked: picked.clone(),
             part: 0..picked.len(),
             previous: shape.previous.then(|| self.context.store.clone()),
+            _held: Arc::new(held),
         };
         self.context.metrics.events.fetch_add(picked.len() as u64, Ordering::Relaxed);
         if shape.fragment {

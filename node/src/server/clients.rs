@@ -3,6 +3,7 @@
 //! Each front is a thread with a current-thread runtime of its own, so that a request is served
 //! where its connection is, without waking another core.
 
+mod answers;
 mod half_sent;
 
 use std::{
@@ -14,11 +15,10 @@ use std::{
 
 use axum::Router;
 use http::{Request, header::CONTENT_TYPE};
-use hyper::body::Incoming;
+use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
-    service::TowerToHyperService,
 };
 use muster_door::{Bounds, Door, Knock, Turned};
 use tokio::{
@@ -32,8 +32,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt as _;
 
-use self::half_sent::{Account, Counted, HalfSent, Kind};
-use crate::{http::Lenient, log_limit::LogLimit, rpc, tls::ClientListenerTls};
+use self::answers::Answers;
+use self::half_sent::{Counted, HalfSent, Kind, Sender};
+use crate::{http::Lenient, log_limit::LogLimit, rpc, shares::Room, tls::ClientListenerTls};
 
 /// Connections of clients that may be open at once, all fronts together; more are closed at once.
 /// Fewer if the process may not open twice as many files: log and store must always find some.
@@ -55,6 +56,8 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 const STREAM_WINDOW: u32 = 2 << 20;
 /// Bytes that one connection may send before it is read.
 const CONNECTION_WINDOW: u32 = 8 << 20;
+/// How long a connection with answers to take may take nothing of any of them.
+const UNREAD: Duration = Duration::from_secs(60);
 /// Bytes of an HTTP/2 request's header list.
 const HEADER_LIST_BYTES: u32 = 16 << 10;
 
@@ -114,17 +117,17 @@ impl Fronts {
         listeners: &[ClientListener],
         limits: ClientLimits,
     ) -> io::Result<Self> {
-        Self::start_bounded(threads, listeners, limits, max_connections())
+        let places = Places::new(max_connections(), limits.largest_request, UNREAD);
+        Self::start_bounded(threads, listeners, limits, &places)
     }
 
     fn start_bounded(
         threads: usize,
         listeners: &[ClientListener],
         limits: ClientLimits,
-        max_connections: usize,
+        places: &Places,
     ) -> io::Result<Self> {
         let stopping = CancellationToken::new();
-        let places = Places::new(max_connections, limits.largest_request);
         let mut ended = Vec::new();
         for n in 0..threads {
             let mut tasks = Vec::new();
@@ -166,13 +169,16 @@ impl Fronts {
 struct Places {
     free: Arc<Semaphore>,
     door: Door,
-    half_sent: Arc<HalfSent>,
+    half_sent: HalfSent,
+    answers: Arc<Room>,
+    unread: Duration,
     full: Arc<LogLimit<1>>,
     rejected: Arc<LogLimit<1>>,
+    stalled: Arc<LogLimit<1>>,
 }
 
 impl Places {
-    fn new(max_connections: usize, largest_request: usize) -> Self {
+    fn new(max_connections: usize, largest_request: usize, unread: Duration) -> Self {
         Self {
             free: Arc::new(Semaphore::new(max_connections)),
             door: Door::new(Bounds {
@@ -183,8 +189,11 @@ impl Places {
                 step: HANDSHAKE_STEP,
             }),
             half_sent: HalfSent::new(largest_request),
+            answers: answers::room(),
+            unread,
             full: Arc::default(),
             rejected: Arc::default(),
+            stalled: Arc::default(),
         }
     }
 
@@ -202,6 +211,12 @@ impl Places {
     fn rejected(&self, remote: SocketAddr, error: &Turned) {
         if let Some(suppressed) = self.rejected.pass(0, Instant::now()) {
             tracing::warn!(%remote, %error, suppressed, "rejected connection on client endpoint");
+        }
+    }
+
+    fn stalled(&self, remote: SocketAddr) {
+        if let Some(suppressed) = self.stalled.pass(0, Instant::now()) {
+            tracing::warn!(%remote, suppressed, "closing a connection whose answers nobody reads");
         }
     }
 }
@@ -327,18 +342,22 @@ impl Front {
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let account = self.places.half_sent.open(who.remote.ip());
-        let service = self
-            .router
-            .clone()
-            .map_request(move |request: Request<Incoming>| arrived(request, &who, &account));
-        let service = TowerToHyperService::new(service);
+        let remote = who.remote;
+        let sender = self.places.half_sent.open(remote.ip());
+        let answers = Answers::open(&self.places.answers, remote.ip());
+        let (router, leaving) = (self.router.clone(), Arc::clone(&answers));
+        let service = service_fn(move |request: Request<Incoming>| {
+            let answered = router.clone().oneshot(arrived(request, &who, &sender, &leaving));
+            let leaving = Arc::clone(&leaving);
+            async move { answered.await.map(|response| leaving.count(response)) }
+        });
         let connection =
             self.builder.serve_connection_with_upgrades(TokioIo::new(Lenient::new(io)), service);
         let mut connection = std::pin::pin!(connection);
         // How a connection ends is the client's affair.
         tokio::select! {
             _ = connection.as_mut() => return,
+            () = answers.unread(self.places.unread) => return self.places.stalled(remote),
             () = self.stopping.cancelled() => {}
         }
         connection.as_mut().graceful_shutdown();
@@ -346,13 +365,15 @@ impl Front {
     }
 }
 
-/// Says where a request came from, and counts what it brings.
+/// Says where a request came from, counts what it brings, and names whom its answer is charged to.
 fn arrived(
     mut request: Request<Incoming>,
     who: &ClientConnection,
-    account: &Arc<Account>,
+    sender: &Sender,
+    answers: &Answers,
 ) -> Request<Counted<Incoming>> {
     request.extensions_mut().insert(who.clone());
+    request.extensions_mut().insert(Arc::clone(&answers.account));
     let media = request.headers().get(CONTENT_TYPE);
     let grpc = media.is_some_and(|media| media.as_bytes().starts_with(b"application/grpc"));
     let kind = match grpc {
@@ -360,7 +381,7 @@ fn arrived(
         true if request.uri().path() == rpc::WATCH_PATH => Kind::Stream,
         true => Kind::Unary,
     };
-    request.map(|body| Counted::new(body, Arc::clone(account), kind))
+    request.map(|body| Counted::new(body, sender, kind))
 }
 
 #[cfg(test)]

@@ -111,6 +111,7 @@ fn store_options(plan: &Plan) -> StoreOptions {
             ring_bytes: plan.watch_bytes,
             feed_bytes: plan.watch_bytes,
             records_per_piece: 3,
+            bytes_per_piece: WatchOptions::default().bytes_per_piece,
         },
         members: first_members(plan.members),
     }

@@ -26,14 +26,45 @@ pub(super) enum Piece {
     Compacted { compacted: i64 },
 }
 
-/// Reads what `spec` wants from `next` on in a `view` of `store`, and no more than `at_most` records
-/// but for the rest of a revision.
+/// Where a piece ends: at the first revision after so much.
+#[derive(Clone, Copy)]
+pub(super) struct PieceSize {
+    pub(super) records: usize,
+    pub(super) bytes: usize,
+}
+
+/// What has been read of a piece.
+#[derive(Default)]
+struct Read {
+    events: Vec<Event>,
+    bytes: usize,
+}
+
+impl Read {
+    fn is_full(&self, size: PieceSize) -> bool {
+        self.events.len() >= size.records || self.bytes >= size.bytes
+    }
+
+    /// The last revision of which something is here, if `at` belongs to a later one.
+    fn ends_before(&self, at: Revision) -> Option<i64> {
+        let last = self.events.last()?.revision.main;
+        (last < at.main).then_some(last)
+    }
+
+    fn push(&mut self, event: Event) {
+        self.bytes += event.kv.len();
+        self.events.push(event);
+    }
+}
+
+/// Reads what `spec` wants from `next` on in a `view` of `store`, up to the end of the revision in
+/// which the piece is full.
 pub(super) fn read_piece(
     store: &Store,
     view: &View,
     spec: &WatchSpec,
     next: i64,
-    at_most: usize,
+    size: PieceSize,
 ) -> Result<Piece, StoreError> {
     let newest = view.revision();
     // Where the index is ahead of the view, what it still has is in the view as well.
@@ -51,8 +82,8 @@ pub(super) fn read_piece(
         return Ok(Piece::UpToDate);
     }
     let (events, told) = match narrow {
-        Some((changes, upto)) => read_changes(view, changes, upto, at_most)?,
-        None => read_all(view, next, at_most)?,
+        Some((changes, upto)) => read_changes(view, changes, upto, size)?,
+        None => read_all(view, next, size)?,
     };
     let group = GroupKey::of(spec);
     let batch = Arc::new(EventBatch { revision: told, events });
@@ -66,39 +97,34 @@ fn read_changes(
     view: &View,
     mut changes: Vec<Revision>,
     upto: i64,
-    at_most: usize,
+    size: PieceSize,
 ) -> Result<(Vec<Event>, i64), StoreError> {
     changes.sort_unstable();
-    let mut told = upto;
-    if let Some(last) = changes.get(at_most) {
-        told = last.main - 1;
-        // One revision may have more than a piece.
-        if changes[0].main > told {
-            told = changes[0].main;
+    let mut read = Read::default();
+    for at in changes {
+        if read.is_full(size)
+            && let Some(told) = read.ends_before(at)
+        {
+            return Ok((read.events, told));
         }
-    }
-    let mut events = Vec::new();
-    for at in changes.into_iter().take_while(|at| at.main <= told) {
         let record = view.records.get(at.to_row())?.ok_or_else(|| missing(at))?;
-        events.push(Event::of_record(at, record.value())?);
+        read.push(Event::of_record(at, record.value())?);
     }
-    Ok((events, told))
+    Ok((read.events, upto))
 }
 
 /// All events from `next` on, and the revision up to which they are complete.
-fn read_all(view: &View, next: i64, at_most: usize) -> Result<(Vec<Event>, i64), StoreError> {
-    let mut events: Vec<Event> = Vec::new();
+fn read_all(view: &View, next: i64, size: PieceSize) -> Result<(Vec<Event>, i64), StoreError> {
+    let mut read = Read::default();
     for row in view.records.range(Revision { main: next, sub: 0 }.to_row()..)? {
         let (at, record) = row?;
         let at = Revision::from_row(at.value());
-        if events.len() >= at_most
-            && let Some(last) = events.last()
-            && last.revision.main < at.main
+        if read.is_full(size)
+            && let Some(told) = read.ends_before(at)
         {
-            let told = last.revision.main;
-            return Ok((events, told));
+            return Ok((read.events, told));
         }
-        events.push(Event::of_record(at, record.value())?);
+        read.push(Event::of_record(at, record.value())?);
     }
-    Ok((events, view.revision()))
+    Ok((read.events, view.revision()))
 }

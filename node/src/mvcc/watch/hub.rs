@@ -12,6 +12,7 @@ use super::matcher::{GroupKey, Matcher, Token};
 use super::picked::Picked;
 use crate::mvcc::event::EventBatch;
 use crate::mvcc::store::Store;
+use crate::shares::{Account, Charge, Part};
 
 /// What a subscriber asks of the hub.
 pub(super) enum Command {
@@ -26,7 +27,7 @@ pub(super) enum Command {
 /// From the hub to a subscriber.
 #[derive(Debug)]
 pub(super) enum Delivery {
-    Events { token: Token, picked: Arc<Picked> },
+    Events { token: Token, picked: Arc<Picked>, held: Charge },
     Progress { revision: i64, round: u64 },
 }
 
@@ -64,7 +65,12 @@ impl Shared {
 pub(super) struct Link {
     pub(super) queue: mpsc::Sender<Delivery>,
     pub(super) shared: Arc<Shared>,
+    /// What waits in the queue is charged to it.
+    pub(super) account: Arc<Account>,
 }
+
+/// What queues may fill of an account: not what is needed to empty them.
+const QUEUED: Part = Part(4);
 
 enum Sent {
     Yes,
@@ -73,6 +79,14 @@ enum Sent {
 }
 
 impl Link {
+    fn tell(&self, token: Token, picked: Arc<Picked>) -> Sent {
+        let mut held = Charge::new(&self.account);
+        if !held.set(picked.weight(), QUEUED) {
+            return Sent::Full;
+        }
+        self.send(Delivery::Events { token, picked, held })
+    }
+
     fn send(&self, delivery: Delivery) -> Sent {
         match self.queue.try_send(delivery) {
             Ok(()) => Sent::Yes,
@@ -193,7 +207,7 @@ impl Hub {
                         None => continue,
                     }
                 };
-                match watcher.link.send(Delivery::Events { token: *token, picked }) {
+                match watcher.link.tell(*token, picked) {
                     Sent::Yes => {}
                     Sent::Full => {
                         watcher.link.lag(*token, watcher.start.max(self.revision + 1));
@@ -243,7 +257,7 @@ impl Hub {
         let mut told = next;
         for batch in self.ring.range(recent..) {
             if let Some(picked) = pick_since(&group, batch, next) {
-                match link.send(Delivery::Events { token, picked }) {
+                match link.tell(token, picked) {
                     Sent::Yes => {}
                     Sent::Full => return link.lag(token, told),
                     Sent::Gone => return,

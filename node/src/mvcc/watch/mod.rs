@@ -12,6 +12,10 @@
 //! up when its client reads again; a hub that falls behind loses its feed, and every watcher
 //! catches up. Each queue is bounded, so memory is.
 //!
+//! One stream's queue is short, but a client may have thousands of streams: so what they keep from
+//! being freed is charged to their connection's account, and an account that is full is a full
+//! queue.
+//!
 //! What each watcher is told is exactly once, in order, and whole revisions only. A progress
 //! notice passes through the same queue as the events, so that it can't overtake one.
 
@@ -29,6 +33,7 @@ use tokio::sync::mpsc;
 use super::event::EventBatch;
 use super::revision::KeyRange;
 use super::store::Store;
+use crate::shares::Account;
 use feed::Feed;
 use hub::{Command, Hub};
 pub use picked::Picked;
@@ -49,6 +54,8 @@ pub struct WatchOptions {
     pub feed_bytes: usize,
     /// Records that a watcher reads at a time while it catches up. A revision is never cut.
     pub records_per_piece: usize,
+    /// Bytes of these, at which a piece ends early.
+    pub bytes_per_piece: usize,
 }
 
 impl Default for WatchOptions {
@@ -58,6 +65,7 @@ impl Default for WatchOptions {
             ring_bytes: 8 * 1024 * 1024,
             feed_bytes: 16 * 1024 * 1024,
             records_per_piece: 1_000,
+            bytes_per_piece: 1 << 20,
         }
     }
 }
@@ -141,10 +149,15 @@ impl WatchHub {
         }
     }
 
-    /// A subscriber without watches.
+    /// A subscriber without watches, whose client nobody bounds.
     #[must_use]
     pub fn subscribe(&self) -> Subscriber {
-        Subscriber::new(self.store.clone(), self.options, self.commands.clone())
+        self.subscribe_for(Account::unbounded())
+    }
+
+    /// A subscriber without watches; what waits for it is charged to `account`.
+    pub(crate) fn subscribe_for(&self, account: Arc<Account>) -> Subscriber {
+        Subscriber::new(self.store.clone(), self.options, self.commands.clone(), account)
     }
 }
 

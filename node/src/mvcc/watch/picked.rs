@@ -37,6 +37,11 @@ impl Picked {
         self.batch.revision
     }
 
+    /// What it keeps in memory, roughly.
+    pub(super) fn weight(&self) -> usize {
+        self.batch.weight()
+    }
+
     /// How many events.
     #[must_use]
     pub fn len(&self) -> usize {

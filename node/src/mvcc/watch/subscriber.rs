@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::mpsc;
 
-use super::catch_up::{Piece, read_piece};
+use super::catch_up::{Piece, PieceSize, read_piece};
 use super::hub::{Command, Delivery, Lag, Link, Missed, Shared};
 use super::matcher::Token;
 use super::picked::Picked;
 use super::{WatchOptions, WatchSpec};
 use crate::mvcc::error::StoreError;
 use crate::mvcc::store::Store;
+use crate::shares::{Account, Charge};
 
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
 
@@ -25,6 +26,8 @@ pub enum Notice {
         watch_id: i64,
         /// What happened.
         picked: Arc<Picked>,
+        /// What it keeps in memory, charged to the client.
+        held: Charge,
     },
     /// The watch is told no more: its next revision is no longer there. It keeps its id until it
     /// is removed.
@@ -98,7 +101,9 @@ struct Asked {
 /// One client stream's watches, and its end of the hub's queue.
 pub struct Subscriber {
     store: Store,
-    records_per_piece: usize,
+    piece: PieceSize,
+    /// The last thing that was done was to read a piece.
+    has_read: bool,
     commands: mpsc::Sender<Command>,
     queue: mpsc::Receiver<Delivery>,
     link: Link,
@@ -116,14 +121,16 @@ impl Subscriber {
         store: Store,
         options: WatchOptions,
         commands: mpsc::Sender<Command>,
+        account: Arc<Account>,
     ) -> Self {
         let (sender, queue) = mpsc::channel(options.queued_deliveries);
         Self {
             store,
-            records_per_piece: options.records_per_piece,
+            piece: PieceSize { records: options.records_per_piece, bytes: options.bytes_per_piece },
+            has_read: false,
             commands,
             queue,
-            link: Link { queue: sender, shared: Arc::new(Shared::default()) },
+            link: Link { queue: sender, shared: Arc::new(Shared::default()), account },
             watches: BTreeMap::new(),
             by_id: BTreeMap::new(),
             behind: VecDeque::new(),
@@ -211,9 +218,13 @@ impl Subscriber {
                 continue;
             }
             if let Some(token) = self.behind.front().copied() {
+                // Others on this thread are not kept waiting by a long way back. What has been read
+                // was told before that: it is not to lie here.
+                if std::mem::take(&mut self.has_read) {
+                    tokio::task::yield_now().await;
+                }
                 self.catch_up(token).await?;
-                // Others on this thread are not kept waiting by a long way back.
-                tokio::task::yield_now().await;
+                self.has_read = true;
                 continue;
             }
             if self.asked.round == 0 && (self.asked.by_client || self.asked.by_timer) {
@@ -235,11 +246,11 @@ impl Subscriber {
 
     fn take(&mut self, delivery: Delivery) {
         match delivery {
-            Delivery::Events { token, picked } => {
+            Delivery::Events { token, picked, held } => {
                 if let Some(watch) = self.watches.get_mut(&token) {
                     watch.is_busy = true;
                     let watch_id = watch.watch_id;
-                    self.ready.push_back(Notice::Events { watch_id, picked });
+                    self.ready.push_back(Notice::Events { watch_id, picked, held });
                 }
             }
             Delivery::Progress { revision, round } if round == self.asked.round => {
@@ -305,20 +316,16 @@ impl Subscriber {
             self.behind.pop_front();
             return Ok(());
         };
-        match read_piece(
-            &self.store,
-            &self.store.view(),
-            &watch.spec,
-            next,
-            self.records_per_piece,
-        )? {
+        match read_piece(&self.store, &self.store.view(), &watch.spec, next, self.piece)? {
             Piece::Read { events, next } => {
                 self.behind.rotate_left(1);
                 watch.state = State::CatchesUp { next };
                 if let Some(picked) = events {
                     watch.is_busy = true;
                     let watch_id = watch.watch_id;
-                    self.ready.push_back(Notice::Events { watch_id, picked });
+                    let mut held = Charge::new(&self.link.account);
+                    held.force(picked.weight());
+                    self.ready.push_back(Notice::Events { watch_id, picked, held });
                 }
             }
             Piece::UpToDate => {

@@ -6,11 +6,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::task::JoinHandle;
 
-use super::catch_up::{Piece, read_piece};
+use super::catch_up::{Piece, PieceSize, read_piece};
 use super::*;
 use crate::machine::Position;
 use crate::mvcc::tests::{backend, disk};
 use crate::mvcc::{Compaction, EventKind, Options, Writer};
+use crate::shares::{Bounds, Room};
 
 struct World {
     writer: Writer,
@@ -136,7 +137,7 @@ async fn told_until(subscriber: &mut Subscriber, watch_id: i64, last: i64) -> Ve
     let mut told = Vec::new();
     while told.last() != Some(&last) {
         match next(subscriber).await {
-            Notice::Events { watch_id: id, picked } => {
+            Notice::Events { watch_id: id, picked, .. } => {
                 if id == watch_id {
                     assert!(picked.revision() >= picked.events().last().unwrap().revision.main);
                     told.extend(picked.events().map(|event| event.revision.main));
@@ -298,10 +299,11 @@ async fn a_compaction_between_two_looks_at_the_store_leaves_nothing_out() {
     let mut world = World::running();
     world.put_all(5);
     let (store, before) = (world.writer.store(), world.writer.store().view());
+    let size = PieceSize { records: 10, bytes: usize::MAX };
     world.compact(4);
     // That view still has what the index has no more.
     for (next, is_compacted) in [(3, true), (4, false)] {
-        let piece = read_piece(&store, &before, &spec("k", "", next), next, 10).unwrap();
+        let piece = read_piece(&store, &before, &spec("k", "", next), next, size).unwrap();
         let said = matches!(piece, Piece::Compacted { compacted: 4 });
         assert_eq!(said, is_compacted, "from {next}");
     }
@@ -377,7 +379,7 @@ async fn progress_never_overtakes_events() {
     while told < 3_001 {
         subscriber.request_progress().await;
         match next(&mut subscriber).await {
-            Notice::Events { watch_id: 1, picked } => {
+            Notice::Events { watch_id: 1, picked, .. } => {
                 told = picked.events().last().unwrap().revision.main;
             }
             other => panic!("{other:?}"),
@@ -497,7 +499,7 @@ async fn filters_leave_out_puts_or_deletes() {
     });
     let mut told = Vec::new();
     for _ in 0..2 {
-        let Notice::Events { watch_id, picked } = next(&mut subscriber).await else { panic!() };
+        let Notice::Events { watch_id, picked, .. } = next(&mut subscriber).await else { panic!() };
         told.extend(picked.events().map(|event| (watch_id, event.kind)));
     }
     told.sort_by_key(|(watch_id, _)| *watch_id);
@@ -554,4 +556,39 @@ async fn a_previous_value_is_the_one_before_the_revision() {
     let plain = WatchResponse::decode(&picked.encoded().concat()[..]).unwrap().events;
     assert!(plain.iter().all(|event| event.prev_kv.is_none()));
     assert_eq!(plain[1].kv.as_ref().unwrap().version, 2);
+}
+
+#[tokio::test]
+async fn what_waits_for_a_client_has_to_have_room_in_its_account_and_it_misses_nothing() {
+    let bounds = Bounds { connection: 4_000, all: 4_000, least: 0 };
+    let account = Room::new(bounds).open(std::net::Ipv4Addr::LOCALHOST.into());
+    let mut world = World::running();
+    let mut streams = [1, 2].map(|_| world.hub.subscribe_for(account.clone()));
+    for slow in &mut streams {
+        slow.add(1, spec("k", "", 2));
+        attached(slow).await;
+    }
+    let last = put_slowly(&mut world, 100).await;
+    assert!((1_000..=2_000).contains(&account.held()), "half of it: {}", account.held());
+    for slow in &mut streams {
+        assert_eq!(told_until(slow, 1, last).await, (2..=last).collect::<Vec<i64>>());
+        attached(slow).await;
+    }
+    assert_eq!(account.held(), 0);
+}
+
+#[tokio::test]
+async fn a_piece_of_the_past_ends_after_so_many_bytes() {
+    for key in ["k", "\0"] {
+        let options = WatchOptions { bytes_per_piece: 100, ..WatchOptions::default() };
+        let mut world = World::with(options);
+        let last = world.put_all(50);
+        let mut subscriber = world.hub.subscribe();
+        subscriber.add(1, spec(key, if key == "k" { "" } else { "\0" }, 2));
+        let Notice::Events { picked, .. } = next(&mut subscriber).await else { panic!() };
+        assert!((1..20).contains(&picked.len()), "{}", picked.len());
+        let first = i64::try_from(picked.len()).unwrap() + 2;
+        let told = told_until(&mut subscriber, 1, last).await;
+        assert_eq!(told, (first..=last).collect::<Vec<i64>>());
+    }
 }

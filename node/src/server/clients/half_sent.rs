@@ -4,15 +4,12 @@
 //! connection may have open: a client that never ends what it begins could fill all memory. So what
 //! a request holds is counted from the moment that it is waited for: its stream, and its message as
 //! large as the header claims, since the library makes room for that before a byte of it has come.
-//! What would be too much is refused as a full queue refuses: one connection holds so much, and one
-//! network an equal share of what all of them may hold. Whoever fills his share keeps nobody else
-//! from theirs. A request that is there when it is first asked for costs nothing.
+//! What would be too much is refused as a full queue refuses. A request that is there when it is
+//! first asked for costs nothing.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::BoxError;
@@ -21,11 +18,11 @@ use hyper::body::{Body, Frame, SizeHint};
 use tonic::Status;
 
 use crate::rpc;
+use crate::shares::{Account, Bounds, Charge, Part, Room};
 
 /// For one connection.
 const CONNECTION_BYTES: usize = 32 << 20;
-/// For all of them; a network has an equal share of it, and that is never less than the largest
-/// request takes.
+/// For all of them, in shares that are never less than the largest request takes.
 const ALL_BYTES: usize = 128 << 20;
 /// What a stream keeps beside its message: headers, the library's first buffer, its task.
 const STREAM_BYTES: usize = 16 << 10;
@@ -39,74 +36,33 @@ const LIBRARY_BYTES: usize = 4 << 20;
 const HEADER: usize = 5;
 
 /// What all connections hold.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct HalfSent {
-    /// What the largest that is not refused on sight holds.
-    largest_request: usize,
-    networks: Mutex<BTreeMap<IpAddr, usize>>,
+    room: Arc<Room>,
+    /// Claims above this are not believed.
+    most: usize,
 }
 
 impl HalfSent {
-    pub(super) fn new(largest_request: usize) -> Arc<Self> {
-        let largest_request = STREAM_BYTES + HEADER + largest_request.max(LIBRARY_BYTES);
-        Arc::new(Self { largest_request, networks: Mutex::default() })
+    pub(super) fn new(largest_request: usize) -> Self {
+        let most = largest_request.max(LIBRARY_BYTES);
+        // What the largest that is not refused on sight holds.
+        let least = STREAM_BYTES + HEADER + most;
+        let bounds = Bounds { connection: CONNECTION_BYTES, all: ALL_BYTES, least };
+        Self { room: Room::new(bounds), most }
     }
 
     /// The account of one connection.
-    pub(super) fn open(self: &Arc<Self>, address: IpAddr) -> Arc<Account> {
-        let network = muster_door::network(address);
-        Arc::new(Account { all: Arc::clone(self), network, held: AtomicUsize::new(0) })
-    }
-
-    fn charge(&self, network: IpAddr, bytes: usize) -> bool {
-        let mut networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = networks.get(&network).copied();
-        let holders = networks.len() + usize::from(own.is_none());
-        let held = own.unwrap_or(0) + bytes;
-        let fits = held <= self.largest_request.max(ALL_BYTES / holders);
-        if fits {
-            networks.insert(network, held);
-        }
-        fits
-    }
-
-    fn release(&self, network: IpAddr, bytes: usize) {
-        let mut networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(held) = networks.get_mut(&network) {
-            *held -= bytes;
-            if *held == 0 {
-                networks.remove(&network);
-            }
-        }
+    pub(super) fn open(&self, address: IpAddr) -> Sender {
+        Sender { account: self.room.open(address), most: self.most }
     }
 }
 
-/// What one connection holds.
-#[derive(Debug)]
-pub(super) struct Account {
-    all: Arc<HalfSent>,
-    network: IpAddr,
-    held: AtomicUsize,
-}
-
-impl Account {
-    fn charge(&self, bytes: usize) -> bool {
-        let most = self.all.largest_request.max(CONNECTION_BYTES);
-        if self.held.fetch_add(bytes, Ordering::Relaxed) + bytes <= most
-            && self.all.charge(self.network, bytes)
-        {
-            return true;
-        }
-        self.held.fetch_sub(bytes, Ordering::Relaxed);
-        false
-    }
-
-    fn release(&self, bytes: usize) {
-        if bytes > 0 {
-            self.held.fetch_sub(bytes, Ordering::Relaxed);
-            self.all.release(self.network, bytes);
-        }
-    }
+/// Who sends requests on one connection.
+#[derive(Clone, Debug)]
+pub(super) struct Sender {
+    account: Arc<Account>,
+    most: usize,
 }
 
 /// What a request's body consists of.
@@ -124,9 +80,8 @@ pub(super) enum Kind {
 #[derive(Debug)]
 pub(super) struct Counted<B> {
     inner: B,
-    account: Arc<Account>,
     messages: Messages,
-    charged: usize,
+    charge: Charge,
     refused: bool,
 }
 
@@ -189,31 +144,23 @@ impl Messages {
 }
 
 impl<B> Counted<B> {
-    /// Counts `inner` to `account`.
-    pub(super) fn new(inner: B, account: Arc<Account>, kind: Kind) -> Self {
-        let most = account.all.largest_request - STREAM_BYTES - HEADER;
+    /// Counts `inner`, which `sender` sends.
+    pub(super) fn new(inner: B, sender: &Sender, kind: Kind) -> Self {
         let messages = Messages {
             kind,
-            most,
+            most: sender.most,
             header: [0; HEADER],
             header_seen: 0,
             left: 0,
             held: 0,
             largest: 0,
         };
-        Self { inner, account, messages, charged: 0, refused: false }
+        Self { inner, messages, charge: Charge::new(&sender.account), refused: false }
     }
 
     /// Charges what the request costs now. False if that is too much.
     fn charge(&mut self) -> bool {
-        let cost = self.messages.cost();
-        if cost <= self.charged {
-            self.account.release(self.charged - cost);
-        } else if !self.account.charge(cost - self.charged) {
-            return false;
-        }
-        self.charged = cost;
-        true
+        self.charge.set(self.messages.cost(), Part::WHOLE)
     }
 }
 
@@ -252,12 +199,6 @@ where
 
     fn size_hint(&self) -> SizeHint {
         self.inner.size_hint()
-    }
-}
-
-impl<B> Drop for Counted<B> {
-    fn drop(&mut self) {
-        self.account.release(self.charged);
     }
 }
 

@@ -33,8 +33,12 @@ fn start(
         largest_request: 2 << 20,
     };
     let listener = ClientListener { socket, tls, router };
-    (Fronts::start_bounded(1, &[listener], limits, connections).unwrap(), address)
+    let places = Places::new(connections, limits.largest_request, PATIENCE);
+    (Fronts::start_bounded(1, &[listener], limits, &places).unwrap(), address)
 }
+
+/// How long an answer may wait for who doesn't read it.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 fn request(address: SocketAddr, path: &str) -> String {
     let mut stream = std::net::TcpStream::connect(address).unwrap();
@@ -305,4 +309,41 @@ fn who_is_still_shaking_hands_is_not_waited_for_at_the_end() {
     let start = Instant::now();
     fronts.stop(Duration::from_secs(20));
     assert!(start.elapsed() < HANDSHAKE_STEP / 2, "{:?}", start.elapsed());
+}
+
+#[test]
+fn who_reads_no_answer_loses_the_connection_and_who_reads_slowly_does_not() {
+    const BYTES: usize = 40 << 20;
+    let large = || async { "x".repeat(BYTES) };
+    let (_fronts, address) = front(Router::new().route("/", get(large)));
+    let ask = || {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        write!(stream, "GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();
+        stream
+    };
+    let (mut never, mut slow) = (ask(), ask());
+    let start = Instant::now();
+    let (mut got, mut part) = (0, vec![0; 1 << 20]);
+    while start.elapsed() < 3 * PATIENCE {
+        got += slow.read(&mut part).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    got += slow.read_to_end(&mut Vec::new()).unwrap();
+    assert!(got > BYTES, "who reads a little gets all of it: {got}");
+    let mut left = Vec::new();
+    let _ = never.read_to_end(&mut left);
+    assert!(left.len() < BYTES, "who reads nothing for long does not");
+}
+
+#[tokio::test]
+async fn who_is_ready_for_no_byte_loses_the_connection() {
+    let answer = || async { "x".repeat(100) };
+    let (_fronts, address) = front(Router::new().route("/x", axum::routing::post(answer)));
+    let mut client = HalfSender::connect("application/grpc", address).await;
+    // From here on, nothing may be sent on a stream.
+    client.write(4, 0, 0, &[0, 4, 0, 0, 0, 0]).await;
+    client.open(1).await;
+    client.write(0, 1, 1, &[]).await;
+    let closed = async { while client.stream.read_u8().await.is_ok() {} };
+    tokio::time::timeout(10 * PATIENCE, closed).await.expect("it is closed");
 }

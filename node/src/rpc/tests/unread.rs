@@ -1,0 +1,113 @@
+//! Clients that ask for much and take nothing of it.
+
+use super::*;
+
+const KEYS: usize = 20;
+const VALUE_BYTES: usize = 1 << 20;
+/// A test fails rather than waits for longer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+async fn filled() -> Node {
+    let node = Node::start().await;
+    for key in 0..KEYS {
+        node.put(&format!("k{key:02}"), &"x".repeat(VALUE_BYTES)).await;
+    }
+    node
+}
+
+fn everything() -> RangeRequest {
+    RangeRequest { serializable: true, ..all_from("\0") }
+}
+
+fn all_from(key: &str) -> RangeRequest {
+    RangeRequest { key: bytes(key), range_end: bytes("\0"), ..RangeRequest::default() }
+}
+
+/// A connection that says that it can't receive a byte of any answer.
+async fn deaf(node: &Node) -> Channel {
+    let endpoint = Channel::from_shared(format!("http://{}", node.address)).unwrap();
+    endpoint.initial_stream_window_size(0).connect().await.unwrap()
+}
+
+#[tokio::test]
+async fn a_client_that_takes_no_answer_is_refused_more() {
+    let node = filled().await;
+    let channel = deaf(&node).await;
+    let mut asked = tokio::task::JoinSet::new();
+    for _ in 0..40 {
+        let mut kv = KvClient::new(channel.clone());
+        asked.spawn(async move { kv.range(everything()).await.map(|_| ()) });
+    }
+    // Eight hundred megabytes were asked for, and 7/8 of 256 MiB may wait.
+    let refused = async {
+        for _ in 0..29 {
+            let (code, text) = told(asked.join_next().await.unwrap().unwrap());
+            assert_eq!(code, Code::ResourceExhausted, "{text}");
+            assert!(text.contains("wait to be read"), "{text}");
+        }
+    };
+    tokio::time::timeout(PATIENCE, refused).await.expect("most are refused");
+    let mut other = node.kv().max_decoding_message_size(usize::MAX);
+    let whole = other.range(everything()).await.unwrap().into_inner();
+    assert_eq!(whole.kvs.len(), KEYS, "others are served");
+    // With the connection goes what waited for it.
+    asked.shutdown().await;
+    drop(channel);
+    let channel = deaf(&node).await;
+    let fits = async {
+        loop {
+            let mut asked = tokio::task::JoinSet::new();
+            for _ in 0..10 {
+                let mut kv = KvClient::new(channel.clone());
+                asked.spawn(async move { kv.range(everything()).await.map(|_| ()) });
+            }
+            let refused = tokio::time::timeout(Duration::from_secs(1), asked.join_next()).await;
+            if refused.is_err() {
+                return;
+            }
+            asked.shutdown().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, fits).await.expect("ten of them have room");
+}
+
+fn txn(operations: impl IntoIterator<Item = Op>) -> TxnRequest {
+    let success = operations.into_iter().map(|op| RequestOp { request: Some(op) }).collect();
+    TxnRequest { success, ..TxnRequest::default() }
+}
+
+#[tokio::test]
+async fn an_answer_has_to_have_room_before_it_is_gathered() {
+    let node = filled().await;
+    let reads = |times: usize| std::iter::repeat_n(Op::RequestRange(everything()), times);
+    let mut kv = node.kv().max_decoding_message_size(usize::MAX);
+    let whole = kv.txn(txn(reads(3))).await.unwrap().into_inner();
+    assert_eq!(whole.responses.len(), 3);
+    let (code, text) = told(kv.txn(txn(reads(100))).await);
+    assert_eq!(code, Code::ResourceExhausted);
+    assert_eq!(text, Error::TooMuchUnread.text());
+    // What changes something is carried out all the same, by every member.
+    let writes = reads(100).chain([Op::RequestPut(put("new", "v"))]);
+    let (code, text) = told(kv.txn(txn(writes)).await);
+    assert_eq!((code, text), (Code::ResourceExhausted, Error::AnswerDropped.text().to_owned()));
+    assert_eq!(kv.range(range("new")).await.unwrap().into_inner().kvs.len(), 1);
+    let delete = DeleteRangeRequest { key: bytes("k"), range_end: bytes("l"), prev_kv: true };
+    let deleted = kv.delete_range(delete).await.unwrap().into_inner();
+    assert_eq!((deleted.deleted, deleted.prev_kvs.len()), (20, 20));
+}
+
+#[tokio::test]
+async fn a_range_is_the_same_however_many_steps_it_takes() {
+    let node = filled().await;
+    let mut kv = node.kv().max_decoding_message_size(usize::MAX);
+    let answer = kv.range(everything()).await.unwrap().into_inner();
+    assert!(answer.kvs.iter().all(|kv| kv.value.len() == VALUE_BYTES));
+    assert_eq!((answer.count, answer.more), (20, false));
+    let some = RangeRequest { limit: 7, ..everything() };
+    let some = kv.range(some).await.unwrap().into_inner();
+    assert_eq!((some.kvs.len(), some.count, some.more), (7, 20, true));
+    assert!(some.kvs.iter().zip(&answer.kvs).all(|(a, b)| a.key == b.key));
+    let keys = RangeRequest { keys_only: true, ..everything() };
+    let keys = kv.range(keys).await.unwrap().into_inner();
+    assert!(keys.kvs.iter().zip(&answer.kvs).all(|(a, b)| a.key == b.key && a.value.is_empty()));
+}

@@ -1,0 +1,132 @@
+//! Answers by hand, and a client that takes them or not.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::task::Waker;
+
+use super::*;
+
+const MB: usize = 1 << 20;
+
+/// What has been written of an answer; there is more to come.
+struct Written(VecDeque<Bytes>);
+
+impl Body for Written {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.0.pop_front() {
+            Some(piece) => Poll::Ready(Some(Ok(Frame::data(piece)))),
+            None => Poll::Pending,
+        }
+    }
+}
+
+fn connection(room: &Arc<Room>) -> Arc<Answers> {
+    Answers::open(room, [10, 0, 0, 1].into())
+}
+
+fn whole(answers: &Arc<Answers>, bytes: usize) -> Response<Counted> {
+    answers.count(vec![b'x'; bytes].into_response())
+}
+
+fn stream(answers: &Arc<Answers>, pieces: usize) -> Counted {
+    let pieces = (0..pieces).map(|_| Bytes::from(vec![b'x'; MB])).collect();
+    answers.count(Response::new(axum::body::Body::new(Written(pieces)))).into_body()
+}
+
+/// The next part that the client could take, if one is there.
+fn next(body: &mut Counted) -> Option<Bytes> {
+    let mut context = Context::from_waker(Waker::noop());
+    match Pin::new(body).poll_frame(&mut context) {
+        Poll::Ready(Some(Ok(frame))) => frame.into_data().ok(),
+        Poll::Ready(Some(Err(error))) => panic!("{error}"),
+        Poll::Ready(None) | Poll::Pending => None,
+    }
+}
+
+#[test]
+fn an_answer_is_charged_until_its_last_byte_has_gone_out() {
+    let room = room();
+    let answers = connection(&room);
+    let mut body = whole(&answers, 10 * PART_BYTES).into_body();
+    assert_eq!(body.size_hint().exact(), Some(10 * PART_BYTES as u64));
+    let parts: Vec<_> = std::iter::from_fn(|| next(&mut body)).collect();
+    assert_eq!(parts.iter().map(Bytes::len).collect::<Vec<_>>(), [PART_BYTES; 10]);
+    assert!(body.is_end_stream());
+    drop(body);
+    assert_eq!(room.held(), 10 * PART_BYTES, "the parts are still to be sent");
+    drop(parts);
+    assert_eq!(room.held(), 0);
+}
+
+#[test]
+fn who_leaves_too_much_is_refused() {
+    let answers = connection(&room());
+    let all: Vec<_> = (0..30).map(|_| whole(&answers, 10 * MB)).collect();
+    let taken = all.iter().filter(|answer| answer.status() == StatusCode::OK).count();
+    assert_eq!(taken, CONNECTION_BYTES / 8 * 7 / (10 * MB));
+    assert_eq!(whole(&answers, 1_000).status(), StatusCode::OK, "a small one");
+    drop(all);
+    assert_eq!(whole(&answers, 10 * MB).status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_stream_that_is_not_read_is_not_written_on() {
+    let room = room();
+    let answers = connection(&room);
+    let mut streams: Vec<_> = (0..500).map(|_| stream(&answers, 2)).collect();
+    let mut parts: Vec<_> = streams.iter_mut().filter_map(next).collect();
+    assert!(parts.len() < 260 && room.held() <= CONNECTION_BYTES, "{}", parts.len());
+    assert!(streams.iter_mut().skip(300).all(|stream| next(stream).is_none()));
+    // Once something has been taken, others get on.
+    parts.truncate(100);
+    for stream in &mut streams[..150] {
+        while next(stream).is_some_and(|_| !stream.rest.is_empty()) {}
+    }
+    tokio::time::sleep(2 * AGAIN).await;
+    assert!(next(&mut streams[400]).is_some());
+}
+
+#[test]
+fn a_connection_of_which_nothing_waits_always_gets_on() {
+    let room = room();
+    let other = connection(&room);
+    let _other: Vec<_> = (0..30).map(|_| whole(&other, 10 * MB)).collect();
+    let another = connection(&room);
+    let _another: Vec<_> = (0..30).map(|_| whole(&another, 10 * MB)).collect();
+    let answers = connection(&room);
+    let (mut first, mut second) = (stream(&answers, 1), stream(&answers, 1));
+    let part = next(&mut first);
+    assert!(part.is_some());
+    assert!(next(&mut first).is_some(), "its further parts are there already");
+    assert!(!second.rest.is_empty() || next(&mut second).is_none() || room.held() < ALL_BYTES);
+}
+
+#[tokio::test]
+async fn who_takes_nothing_is_sent_away_and_who_takes_little_is_not() {
+    let patience = Duration::from_millis(200);
+    let answers = connection(&room());
+    let mut body = whole(&answers, 10 * PART_BYTES).into_body();
+    let _stream = stream(&answers, 0);
+    let slow = async {
+        while next(&mut body).is_some() {
+            sleep(patience / 2).await;
+        }
+        drop(body);
+        // Idle now, and with a stream.
+        sleep(3 * patience).await;
+    };
+    tokio::select! {
+        () = answers.unread(patience) => panic!("it was sent away"),
+        () = slow => {}
+    }
+    let start = Instant::now();
+    let _unread = whole(&answers, 1);
+    answers.unread(patience).await;
+    assert!(start.elapsed() >= patience);
+}

@@ -1,0 +1,258 @@
+//! Memory that clients make the node hold, and who may have how much of it.
+//!
+//! One connection holds so much, and one network an equal share of what all of them may hold.
+//! Whoever fills his share keeps nobody else from theirs. Nobody has to share with those who hold
+//! little: there are many of them, and they come and go with each request.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What may be held, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// By one connection.
+    pub(crate) connection: usize,
+    /// By all of them: a network has an equal share.
+    pub(crate) all: usize,
+    /// By anybody, whatever the others hold. Who holds no more takes nothing from their shares.
+    pub(crate) least: usize,
+}
+
+/// How much of his bounds somebody may fill, in eighths: what must not be kept waiting finds room
+/// where the rest finds none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part(pub(crate) usize);
+
+/// An answer up to this is small.
+const SMALL_ANSWER_BYTES: usize = 16 << 10;
+
+impl Part {
+    pub(crate) const WHOLE: Self = Self(8);
+
+    /// Of an answer of so many bytes: whoever waits for a large one can still write.
+    pub(crate) const fn of_answer(bytes: usize) -> Self {
+        if bytes > SMALL_ANSWER_BYTES { Self(7) } else { Self::WHOLE }
+    }
+
+    fn of(self, bound: usize) -> usize {
+        bound / 8 * self.0
+    }
+}
+
+/// What all connections hold.
+#[derive(Debug)]
+pub(crate) struct Room {
+    bounds: Bounds,
+    networks: Mutex<Networks>,
+}
+
+#[derive(Debug, Default)]
+struct Networks {
+    held: BTreeMap<IpAddr, usize>,
+    /// How many of them hold more than the least.
+    large: usize,
+}
+
+impl Networks {
+    /// Sets what `network` holds.
+    fn set(&mut self, network: IpAddr, bytes: usize, least: usize) {
+        let before = match bytes {
+            0 => self.held.remove(&network),
+            _ => self.held.insert(network, bytes),
+        };
+        self.large += usize::from(bytes > least);
+        self.large -= usize::from(before.unwrap_or(0) > least);
+    }
+}
+
+impl Room {
+    /// An empty one.
+    pub(crate) fn new(bounds: Bounds) -> Arc<Self> {
+        Arc::new(Self { bounds, networks: Mutex::default() })
+    }
+
+    /// The account of one connection.
+    pub(crate) fn open(self: &Arc<Self>, address: IpAddr) -> Arc<Account> {
+        let network = muster_door::network(address);
+        Arc::new(Account { room: Arc::clone(self), network, held: AtomicUsize::new(0) })
+    }
+
+    /// What all hold.
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> usize {
+        self.networks.lock().unwrap_or_else(PoisonError::into_inner).held.values().sum()
+    }
+
+    fn charge(&self, network: IpAddr, bytes: usize, part: Option<Part>) -> bool {
+        let Bounds { all, least, .. } = self.bounds;
+        let mut networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = networks.held.get(&network).copied().unwrap_or(0);
+        let held = own.saturating_add(bytes);
+        let sharers = networks.large + usize::from(own <= least);
+        let fits = part.is_none_or(|part| held <= least.max(part.of(all / sharers)));
+        if fits {
+            networks.set(network, held, least);
+        }
+        fits
+    }
+
+    fn release(&self, network: IpAddr, bytes: usize) {
+        let mut networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(held) = networks.held.get(&network).copied() {
+            networks.set(network, held - bytes, self.bounds.least);
+        }
+    }
+}
+
+/// What one connection holds.
+#[derive(Debug)]
+pub(crate) struct Account {
+    room: Arc<Room>,
+    network: IpAddr,
+    held: AtomicUsize,
+}
+
+impl Account {
+    /// One that nobody bounds, for who comes over no connection.
+    pub(crate) fn unbounded() -> Arc<Self> {
+        let bounds = Bounds { connection: usize::MAX, all: usize::MAX, least: usize::MAX };
+        Room::new(bounds).open(std::net::Ipv4Addr::UNSPECIFIED.into())
+    }
+
+    /// What it holds.
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    fn charge(&self, bytes: usize, part: Option<Part>) -> bool {
+        let Bounds { connection, least, .. } = self.room.bounds;
+        let held = self.held.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        let fits = part.is_none_or(|part| held <= least.max(part.of(connection)));
+        if fits && self.room.charge(self.network, bytes, part) {
+            return true;
+        }
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+        false
+    }
+
+    fn release(&self, bytes: usize) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+        self.room.release(self.network, bytes);
+    }
+}
+
+/// Something that an account holds, until it is dropped.
+#[derive(Debug)]
+pub struct Charge {
+    account: Arc<Account>,
+    bytes: usize,
+}
+
+impl Charge {
+    /// Nothing yet.
+    pub(crate) fn new(account: &Arc<Account>) -> Self {
+        Self { account: Arc::clone(account), bytes: 0 }
+    }
+
+    /// Makes it `bytes`, unless it is to grow and doesn't fit into `part` of the bounds: then it
+    /// stays as it is, and the answer is `false`.
+    pub(crate) fn set(&mut self, bytes: usize, part: Part) -> bool {
+        self.change(bytes, Some(part))
+    }
+
+    /// Makes it `bytes`, whether that fits or not.
+    pub(crate) fn force(&mut self, bytes: usize) {
+        self.change(bytes, None);
+    }
+
+    fn change(&mut self, bytes: usize, part: Option<Part>) -> bool {
+        if bytes < self.bytes {
+            self.account.release(self.bytes - bytes);
+        } else if bytes > self.bytes && !self.account.charge(bytes - self.bytes, part) {
+            return false;
+        }
+        self.bytes = bytes;
+        true
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.force(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds { connection: 400, all: 800, least: 10 };
+
+    fn ip(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    /// As much as fits, ten at a time.
+    fn fill(account: &Arc<Account>, part: Part) -> (Charge, usize) {
+        let mut charge = Charge::new(account);
+        let mut held = 0;
+        while charge.set(held + 10, part) {
+            held += 10;
+        }
+        (charge, held)
+    }
+
+    #[test]
+    fn a_connection_holds_so_much_and_its_network_no_more_than_its_share() {
+        let room = Room::new(BOUNDS);
+        let connections: Vec<_> = (0..3).map(|_| room.open(ip(1))).collect();
+        let held: Vec<_> = connections.iter().map(|one| fill(one, Part::WHOLE)).collect();
+        assert_eq!(held.iter().map(|(_, held)| *held).collect::<Vec<_>>(), [400, 400, 0]);
+        let (first, second) = (room.open(ip(2)), room.open(ip(2)));
+        let (mut other, has) = fill(&first, Part::WHOLE);
+        assert_eq!(has, 400, "half of what all may hold");
+        assert!(!Charge::new(&second).set(20, Part::WHOLE));
+        other.force(200);
+        assert!(Charge::new(&second).set(20, Part::WHOLE));
+        drop((held, other));
+        assert_eq!(room.held(), 0);
+        assert_eq!(room.networks.lock().unwrap().large, 0);
+    }
+
+    #[test]
+    fn who_holds_little_takes_nothing_from_the_others() {
+        let room = Room::new(BOUNDS);
+        let little: Vec<_> = (2..200)
+            .map(|n| {
+                let mut charge = Charge::new(&room.open(ip(n)));
+                assert!(charge.set(BOUNDS.least, Part::WHOLE));
+                charge
+            })
+            .collect();
+        assert_eq!(fill(&room.open(ip(1)), Part::WHOLE).1, 400);
+        drop(little);
+    }
+
+    #[test]
+    fn what_may_fill_a_part_leaves_the_rest_to_others() {
+        let account = Room::new(BOUNDS).open(ip(1));
+        let (_large, held) = fill(&account, Part(4));
+        assert_eq!(held, 200);
+        assert_eq!(fill(&account, Part::WHOLE).1, 200);
+    }
+
+    #[test]
+    fn what_is_forced_is_counted() {
+        let room = Room::new(BOUNDS);
+        let account = room.open(ip(1));
+        let mut charge = Charge::new(&account);
+        charge.force(1_000);
+        assert_eq!((account.held(), room.held()), (1_000, 1_000));
+        assert!(!Charge::new(&account).set(1, Part::WHOLE));
+        assert!(charge.set(100, Part::WHOLE), "less always fits");
+        assert!(Charge::new(&account).set(1, Part::WHOLE));
+    }
+}
