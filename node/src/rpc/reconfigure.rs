@@ -217,17 +217,17 @@ impl Context {
 
     fn may_promote(&self, table: &MemberTable, id: MemberId) -> Result<(), Error> {
         let member = table.member(id).ok_or(Error::MemberNotFound)?;
-        if !member.is_learner {
-            return Err(Error::NotALearner);
-        }
         let status = self.status.borrow().clone();
-        let peer = status.peers.iter().find(|peer| peer.member == id.0);
-        let progress = peer.map(|peer| Progress {
-            active: peer.active,
-            matched: peer.matched,
-            last: status.last,
-        });
-        is_in_sync(progress.ok_or(Error::LearnerNotReady)?, member.changed)?;
+        // Of a voter, too, this is what etcd looks at first.
+        if id.0 != self.identity.member_id {
+            let peer = status.peers.iter().find(|peer| peer.member == id.0);
+            let progress = peer.map(|peer| Progress {
+                active: peer.active,
+                matched: peer.matched,
+                last: status.last,
+            });
+            is_in_sync(progress.ok_or(Error::LearnerNotReady)?, member.changed)?;
+        }
         self.strictly(table, "member promote", |sight| sight.may_promote())
     }
 
