@@ -31,9 +31,11 @@
 //! # What this does not do
 //!
 //! It can't see a database that was set back together with every ledger, to a moment at which all of
-//! this agreed; nor rows of a dump that is younger than this process's last sweep, put into the same
-//! tables under its living connections, before it has heard of what was decided since. What is left
-//! then are the hosts: see the crate's own essay.
+//! this agreed; nor one set back in its own place (its files, or rows in the same tables) to a backup
+//! that is younger than this process's last sweep, by a process that has heard of nothing decided
+//! since: one that was down, or cut off. It then knows no more than the backup does, and could only
+//! wait for every other process to say the same; the exploration finds two clusters there. What is
+//! left then are the hosts: see the crate's own essay.
 
 use std::fmt;
 

@@ -570,7 +570,10 @@ fn of_database(world: &World, config: &Config, actions: &mut Vec<Action>) {
             let compared = world.processes.iter().all(|process| process.connected);
             let may = |setback: &&Setback| match setback {
                 Setback::Dump => compared,
-                Setback::InPlace => compared && have_swept_since_backup(world),
+                Setback::InPlace => {
+                    let old = !config.environment.old_backups || have_swept_since_backup(world);
+                    compared && old
+                }
             };
             actions.extend(config.setbacks.iter().filter(may).map(|&how| Action::Restore(how)));
         }

@@ -70,6 +70,10 @@ pub struct Environment {
     pub complete: bool,
     /// A process's row says how much its ledger held.
     pub entries: bool,
+    /// Rows that are set back under the processes are of a backup that is older than a sweep of each
+    /// of them. No rule sees to that, and none could: what a process knows is no younger than what
+    /// it copied last.
+    pub old_backups: bool,
     /// The ledger is synced before a document leaves.
     pub ledger_sync: bool,
     /// The agent's journal is synced before anything is shown.
@@ -85,6 +89,7 @@ impl Environment {
         beats: true,
         complete: true,
         entries: true,
+        old_backups: true,
         ledger_sync: true,
         journal_sync: true,
     };

@@ -37,6 +37,8 @@ pub enum Switch {
     Complete,
     /// What a process's row says of its ledger.
     Entries,
+    /// That a backup is older than a sweep.
+    OldBackups,
 }
 
 /// One known disaster.
@@ -80,6 +82,7 @@ impl Case {
             Switch::Beats => config.environment.beats = false,
             Switch::Complete => config.environment.complete = false,
             Switch::Entries => config.environment.entries = false,
+            Switch::OldBackups => config.environment.old_backups = false,
         }
         self.run(&config)
     }
@@ -175,7 +178,7 @@ fn two_clusters() -> Vec<Case> {
                 epochs: 2,
                 faults: Faults { pauses: 1, ..Faults::default() },
                 roads: 64,
-                ..Config::sound("R1", 3, 3)
+                ..Config::sound("R1", 2, 2)
             },
         )
     }];
@@ -315,6 +318,13 @@ fn set_back() -> Vec<Case> {
             "the rows are set back under the processes, and one that has let out nothing goes on",
             Switch::Beats,
             Config { setbacks: &[Setback::InPlace], ..one_seat("R16 in place", restored) },
+        ),
+        two_clusters(
+            "rows younger than a sweep",
+            "the same, before that one has heard of the commit, and of a backup that it has not swept \
+             since: nothing that it knows is different",
+            Switch::OldBackups,
+            Config { setbacks: &[Setback::InPlace], ..one_seat("younger rows", restored) },
         ),
         two_clusters(
             "R17",
