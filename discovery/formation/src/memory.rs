@@ -7,9 +7,9 @@
 //! database can tell, for all of it is as it was; so each process keeps a *ledger* on its own disk
 //! and asks, on each new connection, at each sweep and before each decision, what stands here.
 //!
-//! * **What no dump carries** ([`Place`]): which server, timeline, database and tables these are.
+//! * **What no dump carries** ([`Site`]): which server, timeline, database and tables these are.
 //!   It is noted in the database too, so that a process whose ledger is empty sees that a dump was
-//!   loaded: what is noted in it is of the place where it was taken.
+//!   loaded: what is noted in it is of the site where it was taken.
 //! * **What only grows** ([`Mark`], [`Known::beat`], [`Known::wal`], [`Known::generation`]): commits
 //!   and ends are numbered and chained by hash, each process counts its sweeps, the log has a
 //!   position. Less of any of them than is remembered is the past; another hash at a number that
@@ -44,7 +44,7 @@ use crate::values::Hash;
 
 /// What tells one database from another, and no dump carries. Compared, never ordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct Site {
     /// The server's system identifier.
     pub system: u64,
     /// Of its write-ahead log: a recovery or a promotion begins a new one.
@@ -55,7 +55,7 @@ pub struct Place {
     pub tables: [u32; TABLES],
 }
 
-/// How many tables [`Place::tables`] names.
+/// How many tables [`Site::tables`] names.
 pub const TABLES: usize = 4;
 
 /// A point in a database's history: its newest decision, and the hash that chains all up to it.
@@ -76,7 +76,7 @@ impl Mark {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Known {
     /// Which one.
-    pub place: Place,
+    pub site: Site,
     /// Its generation then.
     pub generation: u64,
     /// How far its log had come, in bytes.
@@ -100,7 +100,7 @@ pub struct Memory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Database {
     /// Where it is.
-    pub place: Place,
+    pub site: Site,
     /// How far its log has come.
     pub wal: u64,
     /// What it says of itself; `None`: it is new.
@@ -117,7 +117,7 @@ pub struct Database {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Noted {
     /// Where it was when its generation began.
-    pub place: Place,
+    pub site: Site,
     /// Grows with each change that was found.
     pub generation: u64,
 }
@@ -238,7 +238,7 @@ pub fn compare(memory: &Memory, database: &Database) -> Result<Fill, Difference>
             _ => Err(Difference::Empty),
         };
     };
-    if let Some(moved) = moved(&noted.place, &database.place) {
+    if let Some(moved) = moved(&noted.site, &database.site) {
         return Err(moved);
     }
     let older = |own: &Own, beat: u64| own.entries > memory.entries || own.beat > beat + 1;
@@ -252,7 +252,7 @@ pub fn compare(memory: &Memory, database: &Database) -> Result<Fill, Difference>
     // Somebody else has found a change since: what is remembered is of another history, in which
     // this process is waited for.
     let same = noted.generation == known.generation;
-    if same && let Some(moved) = moved(&known.place, &database.place) {
+    if same && let Some(moved) = moved(&known.site, &database.site) {
         return Err(moved);
     }
     let Some(own) = &database.own else { return Err(Difference::Process) };
@@ -280,7 +280,7 @@ pub fn lives_elsewhere(known: &Known, own: &Own, is_ours: bool) -> bool {
     !is_ours && own.beat > known.beat
 }
 
-fn moved(was: &Place, is: &Place) -> Option<Difference> {
+fn moved(was: &Site, is: &Site) -> Option<Difference> {
     if was.system != is.system {
         return Some(Difference::Server);
     }
@@ -305,7 +305,7 @@ fn went_back(known: &Known, newest: u64, at_copied: Option<Hash>) -> Result<(), 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
     /// Where the connection leads.
-    pub place: Place,
+    pub site: Site,
     /// The generation.
     pub generation: u64,
     /// The number of the newest decision.
@@ -331,7 +331,7 @@ pub enum Gate {
 
 /// May a transaction that has read this freeze, decide or end anything? A pooled connection may
 /// lead to a primary that was replaced, or to tables that were set back under it: before anything is
-/// copied out of them, only place and beat tell.
+/// copied out of them, only site and beat tell.
 #[must_use]
 pub fn gate(known: Option<&Known>, read: &Read) -> Gate {
     let Some(known) = known else { return Gate::Look };
@@ -342,7 +342,7 @@ pub fn gate(known: Option<&Known>, read: &Read) -> Gate {
     if read.generation > known.generation {
         return Gate::Look;
     }
-    if let Some(moved) = moved(&known.place, &read.place) {
+    if let Some(moved) = moved(&known.site, &read.site) {
         return Gate::Past(moved);
     }
     match read.beat {

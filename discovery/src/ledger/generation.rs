@@ -118,7 +118,7 @@ async fn note(
     settled: bool,
     reason: &str,
 ) -> Result<(), sqlx::Error> {
-    let place = server.place()?;
+    let site = server.site()?;
     sqlx::query(
         "INSERT INTO generation (number, system_identifier, timeline, settled, reason,
              changed_us, void_before_us, database_oid, table_oids)
@@ -128,12 +128,12 @@ async fn note(
              database_oid = $6, table_oids = $7",
     )
     .bind(number)
-    .bind(place.system.to_string())
-    .bind(i64::from(place.timeline))
+    .bind(site.system.to_string())
+    .bind(i64::from(site.timeline))
     .bind(settled)
     .bind(reason)
-    .bind(i64::from(place.database))
-    .bind(place.tables.map(i64::from).to_vec())
+    .bind(i64::from(site.database))
+    .bind(site.tables.map(i64::from).to_vec())
     .execute(&mut *connection)
     .await?;
     note_event(connection, "database_changed", number, reason).await
@@ -317,8 +317,8 @@ impl Store {
     /// Which server this is: system identifier and timeline.
     pub async fn server(&self) -> Result<(u64, u32), StoreError> {
         let server = server_of(&mut *self.acquire().await?).await?;
-        let place = server.place()?;
-        Ok((place.system, place.timeline))
+        let site = server.site()?;
+        Ok((site.system, site.timeline))
     }
 }
 

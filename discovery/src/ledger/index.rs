@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use data_encoding::{BASE64, HEXLOWER};
 use discovery_formation::Hash;
-use discovery_formation::memory::{Entry, Known, Mark, Memory, Place, TABLES};
+use discovery_formation::memory::{Entry, Known, Mark, Memory, Site, TABLES};
 use discovery_formation::service::EndCause;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -71,9 +71,9 @@ pub struct Seen {
 
 impl Seen {
     /// Where it was.
-    pub fn place(&self) -> Place {
+    pub fn site(&self) -> Site {
         let (database, tables) = (self.database, self.tables);
-        Place { system: self.system_identifier, timeline: self.timeline, database, tables }
+        Site { system: self.system_identifier, timeline: self.timeline, database, tables }
     }
 
     /// This position, or what is known of the same history if that is further on.
@@ -91,8 +91,8 @@ impl Seen {
         self.history() == other.history() && self.processes == other.processes
     }
 
-    fn history(&self) -> (Place, u64) {
-        (self.place(), self.generation)
+    fn history(&self) -> (Site, u64) {
+        (self.site(), self.generation)
     }
 }
 
@@ -199,7 +199,7 @@ impl Index {
 
     pub(super) fn memory(&self) -> Memory {
         let known = self.seen.as_ref().map(|seen| Known {
-            place: seen.place(),
+            site: seen.site(),
             generation: seen.generation,
             wal: seen.wal,
             copied: self.copied,

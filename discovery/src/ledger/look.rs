@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use discovery_formation::Hash;
 use discovery_formation::memory::{
-    Database, Difference, Fill, Mark, Noted, Own, Place, compare, lives_elsewhere,
+    Database, Difference, Fill, Mark, Noted, Own, Site, compare, lives_elsewhere,
 };
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
@@ -35,16 +35,16 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn place(&self) -> Result<Place, sqlx::Error> {
-        place(&self.system_identifier, self.timeline, self.database_oid, &self.table_oids)
-            .ok_or_else(|| sqlx::Error::Decode("a server's place in numbers that none has".into()))
+    pub(crate) fn site(&self) -> Result<Site, sqlx::Error> {
+        site(&self.system_identifier, self.timeline, self.database_oid, &self.table_oids)
+            .ok_or_else(|| sqlx::Error::Decode("a server's site in numbers that none has".into()))
     }
 }
 
-fn place(system: &str, timeline: i64, database: i64, tables: &[i64]) -> Option<Place> {
+fn site(system: &str, timeline: i64, database: i64, tables: &[i64]) -> Option<Site> {
     let number = |oid: &i64| u32::try_from(*oid).ok();
     let tables: Vec<u32> = tables.iter().map(number).collect::<Option<_>>()?;
-    Some(Place {
+    Some(Site {
         system: system.parse().ok()?,
         timeline: timeline.try_into().ok()?,
         database: number(&database)?,
@@ -279,12 +279,12 @@ impl Looked<'_> {
         row: &Row,
         processes: Vec<Uuid>,
     ) -> Result<Seen, sqlx::Error> {
-        let place = self.server.place()?;
+        let site = self.server.site()?;
         Ok(Seen {
-            system_identifier: place.system,
-            timeline: place.timeline,
-            database: place.database,
-            tables: place.tables,
+            system_identifier: site.system,
+            timeline: site.timeline,
+            database: site.database,
+            tables: site.tables,
             generation: generation.number.unsigned_abs(),
             wal: self.server.wal.unsigned_abs(),
             beat: row.beat.unwrap_or(0).unsigned_abs(),
@@ -302,19 +302,19 @@ impl Looked<'_> {
     fn database(&self, row: &Row) -> Result<Database, sqlx::Error> {
         let hash = row.at_copied.as_deref().and_then(|hash| hash.try_into().ok()).map(Hash);
         let noted = row.generation.map(|number| {
-            let noted = place(
+            let noted = site(
                 row.system_identifier.as_deref().unwrap_or_default(),
                 row.timeline.unwrap_or_default(),
                 row.database_oid.unwrap_or_default(),
                 row.table_oids.as_deref().unwrap_or_default(),
             );
             // Noted before there were such notes: of nowhere.
-            let place =
-                noted.unwrap_or(Place { system: 0, timeline: 0, database: 0, tables: [0; 4] });
-            Noted { place, generation: number.unsigned_abs() }
+            let site =
+                noted.unwrap_or(Site { system: 0, timeline: 0, database: 0, tables: [0; 4] });
+            Noted { site, generation: number.unsigned_abs() }
         });
         Ok(Database {
-            place: self.server.place()?,
+            site: self.server.site()?,
             wal: self.server.wal.unsigned_abs(),
             noted,
             newest: row.newest.unsigned_abs(),
@@ -336,9 +336,9 @@ macro_rules! oids {
 pub(crate) use oids;
 
 /// Where a connection leads now that led to `known` when it was made: the server stays the same.
-pub(crate) fn place_now(known: &Place, database: i64, tables: &[i64]) -> Option<Place> {
+pub(crate) fn site_now(known: &Site, database: i64, tables: &[i64]) -> Option<Site> {
     let system = known.system.to_string();
-    place(&system, known.timeline.into(), database, tables)
+    site(&system, known.timeline.into(), database, tables)
 }
 
 pub(crate) async fn server_of(connection: &mut PgConnection) -> Result<Server, sqlx::Error> {

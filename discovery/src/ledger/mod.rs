@@ -69,7 +69,7 @@ pub use file::LedgerError;
 pub use generation::{Generation, Process};
 pub use index::{Authority, Commit, Seen};
 pub use look::Occasion;
-pub(crate) use look::{ELSEWHERE, HALF_LOADED, look, oids, place_now, server_of};
+pub(crate) use look::{ELSEWHERE, HALF_LOADED, look, oids, server_of, site_now};
 pub use watch::DatabaseWatch;
 
 use index::{Copied, Index, Line};

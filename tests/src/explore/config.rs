@@ -62,7 +62,7 @@ pub struct Environment {
     /// Each process keeps a ledger, and compares its database with it.
     pub ledger: bool,
     /// Which database it is, no dump carries, and each process looks.
-    pub place: bool,
+    pub site: bool,
     /// Each process counts its sweeps, in its row and beside its ledger.
     pub beats: bool,
     /// Ledgers are complete: each process copies what others have decided, and decides nothing
@@ -85,7 +85,7 @@ impl Environment {
     pub const SOUND: Environment = Environment {
         row_lock: true,
         ledger: true,
-        place: true,
+        site: true,
         beats: true,
         complete: true,
         entries: true,

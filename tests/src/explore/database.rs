@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use formation_explored::Hash;
-use formation_explored::memory::{self, Entry, Known, Mark, Memory, Noted, Own, Place, Read};
+use formation_explored::memory::{self, Entry, Known, Mark, Memory, Noted, Own, Read, Site};
 use formation_explored::service::{Change, Cluster, Outcome, Phase};
 
 use crate::explore::config::Environment;
@@ -18,7 +18,7 @@ pub struct Database {
     /// The row, in the normal form of [`normalise`](crate::explore::world::normalise).
     pub cluster: Cluster,
     /// Which database this is: what no dump carries.
-    pub place: u32,
+    pub site: u32,
     /// Where it was when its generation began.
     pub noted: u32,
     /// Grows with each change that was found.
@@ -64,11 +64,11 @@ pub struct Ledger {
     pub known: Option<Remembered>,
 }
 
-/// [`Known`], with the decisions themselves in the place of their hash.
+/// [`Known`], with the decisions themselves in the site of their hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remembered {
     /// Which database.
-    pub place: u32,
+    pub site: u32,
     /// Its generation.
     pub generation: u64,
     /// Its decisions up to the last one that was copied.
@@ -98,7 +98,7 @@ impl Ledger {
     #[must_use]
     pub fn memory(&self, environment: &Environment) -> Memory {
         let known = self.known.as_ref().map(|known| Known {
-            place: place(known.place, environment),
+            site: site(known.site, environment),
             generation: known.generation,
             wal: 0,
             copied: mark(&known.copied),
@@ -114,7 +114,7 @@ impl Database {
     pub fn new(cluster: Cluster) -> Database {
         Database {
             cluster,
-            place: 0,
+            site: 0,
             noted: 0,
             generation: 1,
             settled: true,
@@ -136,12 +136,9 @@ impl Database {
         let beat = memory.known.map_or(0, |known| known.beat);
         let entries = if environment.entries { row.entries } else { memory.entries };
         memory::Database {
-            place: place(self.place, environment),
+            site: site(self.site, environment),
             wal: 0,
-            noted: Some(Noted {
-                place: place(self.noted, environment),
-                generation: self.generation,
-            }),
+            noted: Some(Noted { site: site(self.noted, environment), generation: self.generation }),
             newest: self.decisions.len() as u64,
             at_copied: self.at_copied(memory),
             own: Some(Own { entries, beat: if environment.beats { row.beat } else { beat } }),
@@ -153,7 +150,7 @@ impl Database {
     pub fn read(&self, at: usize, memory: &Memory, environment: &Environment) -> Read {
         let shown = self.shown_to(at, memory, environment);
         Read {
-            place: shown.place,
+            site: shown.site,
             beat: shown.own.map(|own| own.beat),
             generation: self.generation,
             newest: self.decisions.len() as u64,
@@ -211,9 +208,9 @@ pub fn decision(outcome: &Outcome) -> Option<memory::Decision> {
     })
 }
 
-fn place(place: u32, environment: &Environment) -> Place {
-    let database = if environment.place { place } else { 0 };
-    Place { system: 1, timeline: 1, database, tables: [0; memory::TABLES] }
+fn site(site: u32, environment: &Environment) -> Site {
+    let database = if environment.site { site } else { 0 };
+    Site { system: 1, timeline: 1, database, tables: [0; memory::TABLES] }
 }
 
 fn mark(decisions: &[Entry]) -> Mark {

@@ -299,7 +299,7 @@ impl View<'_> {
     fn processes(&self, mix: &mut Mix) {
         let (world, places) = (self.world, self.places);
         for database in [Some(&world.database), world.backup.as_ref()].into_iter().flatten() {
-            mix.word(u64::from(database.place) << 32 | u64::from(database.noted));
+            mix.word(u64::from(database.site) << 32 | u64::from(database.noted));
             mix.word(database.generation);
             mix.flag(database.settled);
             decisions(mix, &database.decisions, places);
@@ -347,7 +347,7 @@ impl View<'_> {
 fn ledger(mix: &mut Mix, ledger: &Ledger, places: &Order) {
     decisions(mix, ledger.entry.as_slice(), places);
     let Some(known) = &ledger.known else { return mix.word(0) };
-    mix.word(u64::from(known.place) + 1);
+    mix.word(u64::from(known.site) + 1);
     mix.word(known.generation);
     mix.word(known.beat);
     decisions(mix, &known.copied, places);

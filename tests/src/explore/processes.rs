@@ -87,7 +87,7 @@ pub fn sweep(world: &mut World, config: &Config, at: usize) -> Result<(), Violat
 fn begin_generation(world: &mut World, known: u64) {
     let database = Arc::make_mut(&mut world.database);
     database.generation = database.generation.max(known) + 1;
-    database.noted = database.place;
+    database.noted = database.site;
     database.settled = false;
     for row in &mut database.rows {
         row.is_back = false;
@@ -120,7 +120,7 @@ fn remember(world: &mut World, config: &Config, at: usize) {
     let database = &world.database;
     let copied = if config.environment.complete { database.decisions.clone() } else { Vec::new() };
     ledger.known = Some(Remembered {
-        place: database.place,
+        site: database.site,
         generation: database.generation,
         copied,
         beat: row.beat,
@@ -204,9 +204,9 @@ pub fn restore(world: &mut World, config: &Config, setback: Setback) {
     let Some(backup) = world.backup.take() else { return };
     let mut database = (*backup).clone();
     Arc::make_mut(&mut world.said).abandoned = false;
-    database.place = match setback {
-        Setback::Dump => world.database.place.max(database.place) + 1,
-        Setback::InPlace => world.database.place,
+    database.site = match setback {
+        Setback::Dump => world.database.site.max(database.site) + 1,
+        Setback::InPlace => world.database.site,
     };
     for process in &mut world.processes {
         process.connected &= setback == Setback::InPlace || reduce::remembers_nothing(config);
@@ -224,7 +224,7 @@ pub fn is_up_to_date(world: &World, config: &Config, at: usize) -> bool {
     let copied = known.copied == database.decisions || !config.environment.complete;
     process.connected
         && copied
-        && (known.place, known.generation) == (database.place, database.generation)
+        && (known.site, known.generation) == (database.site, database.generation)
         && (known.beat, u64::from(process.ledger.entry.is_some())) == (row.beat, row.entries)
         && (database.settled || row.is_back)
 }

@@ -67,7 +67,7 @@ pub fn row(cluster: &mut Cluster, config: &Config) {
 #[must_use]
 pub fn backup(database: &Arc<Database>, config: &Config) -> Arc<Database> {
     let is_noticed = config.environment.ledger
-        && config.environment.place
+        && config.environment.site
         && !config.setbacks.contains(&Setback::InPlace);
     if !config.reduced || !is_noticed || config.faults.clocks > 0 {
         return Arc::clone(database);

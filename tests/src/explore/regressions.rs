@@ -30,7 +30,7 @@ pub enum Switch {
     /// The journal's sync.
     JournalSync,
     /// What no dump carries.
-    Place,
+    Site,
     /// The count of sweeps.
     Beats,
     /// That ledgers are complete.
@@ -78,7 +78,7 @@ impl Case {
             Switch::Ledger => config.environment.ledger = false,
             Switch::LedgerSync => config.environment.ledger_sync = false,
             Switch::JournalSync => config.environment.journal_sync = false,
-            Switch::Place => config.environment.place = false,
+            Switch::Site => config.environment.site = false,
             Switch::Beats => config.environment.beats = false,
             Switch::Complete => config.environment.complete = false,
             Switch::Entries => config.environment.entries = false,
@@ -310,7 +310,7 @@ fn set_back() -> Vec<Case> {
             "R16",
             "the process that delivered is down, a dump is loaded into the same server, and the other \
              process forms a second cluster",
-            Switch::Place,
+            Switch::Site,
             one_seat("R16", restored),
         ),
         two_clusters(

@@ -130,7 +130,7 @@ impl World {
         let cluster = Cluster::opened(statement(config.seats), NOW.after(DAY));
         let database = Arc::new(Database::new(cluster));
         let known = config.environment.ledger.then(|| Remembered {
-            place: database.place,
+            site: database.site,
             generation: database.generation,
             copied: Vec::new(),
             beat: 0,

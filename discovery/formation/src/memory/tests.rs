@@ -1,6 +1,6 @@
 use super::*;
 
-const PLACE: Place = Place { system: 7, timeline: 1, database: 20, tables: [1, 2, 3, 4] };
+const SITE: Site = Site { system: 7, timeline: 1, database: 20, tables: [1, 2, 3, 4] };
 
 fn hash(byte: u8) -> Hash {
     Hash([byte; 32])
@@ -8,7 +8,7 @@ fn hash(byte: u8) -> Hash {
 
 fn known() -> Known {
     let copied = Mark { number: 5, hash: hash(5) };
-    Known { place: PLACE, generation: 2, wal: 100, copied, beat: 9 }
+    Known { site: SITE, generation: 2, wal: 100, copied, beat: 9 }
 }
 
 fn memory() -> Memory {
@@ -18,9 +18,9 @@ fn memory() -> Memory {
 /// The database that `memory` remembers, a moment later.
 fn database() -> Database {
     Database {
-        place: PLACE,
+        site: SITE,
         wal: 100,
-        noted: Some(Noted { place: PLACE, generation: 2 }),
+        noted: Some(Noted { site: SITE, generation: 2 }),
         newest: 5,
         at_copied: Some(hash(5)),
         own: Some(Own { entries: 3, beat: 9 }),
@@ -52,22 +52,22 @@ fn the_database_that_was_left_is_the_same_one_and_what_is_new_in_it_is_copied() 
 #[test]
 fn what_a_dump_does_not_carry_tells_even_an_empty_ledger() {
     let empty = Memory { known: None, entries: 0 };
-    let loaded = Place { database: 21, ..PLACE };
-    let over = Place { tables: [1, 2, 9, 4], ..PLACE };
-    let server = Place { system: 8, ..PLACE };
-    let recovered = Place { timeline: 2, ..PLACE };
-    for (place, difference) in [
+    let loaded = Site { database: 21, ..SITE };
+    let over = Site { tables: [1, 2, 9, 4], ..SITE };
+    let server = Site { system: 8, ..SITE };
+    let recovered = Site { timeline: 2, ..SITE };
+    for (site, difference) in [
         (loaded, Difference::Loaded),
         (over, Difference::Loaded),
         (server, Difference::Server),
         (recovered, Difference::Timeline { was: 1, is: 2 }),
     ] {
-        let found = Database { place, own: None, ..database() };
+        let found = Database { site, own: None, ..database() };
         assert_eq!(compare(&empty, &found), Err(difference));
-        assert_eq!(compare(&memory(), &Database { place, ..database() }), Err(difference));
+        assert_eq!(compare(&memory(), &Database { site, ..database() }), Err(difference));
         // Noted anew by another process, under the number that is known here.
-        let noted = Some(Noted { place, generation: 2 });
-        assert_eq!(compare(&memory(), &Database { place, noted, ..database() }), Err(difference));
+        let noted = Some(Noted { site, generation: 2 });
+        assert_eq!(compare(&memory(), &Database { site, noted, ..database() }), Err(difference));
     }
 }
 
@@ -75,7 +75,7 @@ fn what_a_dump_does_not_carry_tells_even_an_empty_ledger() {
 fn less_than_is_remembered_is_the_past() {
     let lower = |at_copied, newest| Database { newest, at_copied, ..database() };
     let beat = |beat| Database { own: Some(Own { entries: 3, beat }), ..database() };
-    let noted = Some(Noted { place: PLACE, generation: 1 });
+    let noted = Some(Noted { site: SITE, generation: 1 });
     for (found, difference) in [
         (lower(None, 4), Difference::Decisions { was: 5, is: 4 }),
         (lower(Some(hash(6)), 7), Difference::History { at: 5 }),
@@ -91,9 +91,9 @@ fn less_than_is_remembered_is_the_past() {
 
 #[test]
 fn a_change_that_another_process_has_found_makes_everything_new() {
-    let place = Place { database: 21, ..PLACE };
-    let noted = Some(Noted { place, generation: 3 });
-    let found = Database { place, noted, wal: 1, newest: 2, at_copied: None, ..database() };
+    let site = Site { database: 21, ..SITE };
+    let noted = Some(Noted { site, generation: 3 });
+    let found = Database { site, noted, wal: 1, newest: 2, at_copied: None, ..database() };
     assert_eq!(compare(&memory(), &found), Ok(Fill::Other));
     // Its row is of the dump: it counts the sweeps of another history.
     let own = Some(Own { entries: 0, beat: 2 });
@@ -122,7 +122,7 @@ fn a_ledger_that_holds_less_than_the_database_says_is_filled() {
 #[test]
 fn who_decides_has_copied_what_it_sees_and_sees_what_it_has_copied() {
     let read =
-        Read { place: PLACE, generation: 2, newest: 5, at_copied: Some(hash(5)), beat: Some(9) };
+        Read { site: SITE, generation: 2, newest: 5, at_copied: Some(hash(5)), beat: Some(9) };
     let gate = |read: Read| gate(Some(&known()), &read);
     assert_eq!(gate(read), Gate::Open);
     assert_eq!(gate(Read { newest: 6, ..read }), Gate::Copy);
@@ -131,14 +131,14 @@ fn who_decides_has_copied_what_it_sees_and_sees_what_it_has_copied() {
         Gate::Open,
         "killed between row and position"
     );
-    let moved = Place { tables: [1, 2, 9, 4], ..PLACE };
-    let anew = Read { place: moved, generation: 3, newest: 0, at_copied: None, beat: Some(0) };
+    let moved = Site { tables: [1, 2, 9, 4], ..SITE };
+    let anew = Read { site: moved, generation: 3, newest: 0, at_copied: None, beat: Some(0) };
     assert_eq!(gate(anew), Gate::Look);
     for (read, difference) in [
         (Read { generation: 1, ..read }, Difference::Generation { was: 2, is: 1 }),
         (Read { newest: 4, at_copied: None, ..read }, Difference::Decisions { was: 5, is: 4 }),
         (Read { newest: 6, at_copied: Some(hash(1)), ..read }, Difference::History { at: 5 }),
-        (Read { place: moved, ..read }, Difference::Loaded),
+        (Read { site: moved, ..read }, Difference::Loaded),
         (Read { beat: None, ..read }, Difference::Process),
         (Read { beat: Some(8), ..read }, Difference::Beat { was: 9, is: 8 }),
     ] {

@@ -133,11 +133,11 @@ impl Store {
         let loaded = load::read(&mut transaction, id, copied, asked, self.ledger.process()).await?;
         let Some(loaded) = loaded else { return Ok(None) };
         // A process that knows no database has to look first, wherever this leads.
-        let known_place = known.map(|known| known.place).unwrap_or_default();
-        let place = ledger::place_now(&known_place, loaded.database_oid, &loaded.table_oids)
+        let known_site = known.map(|known| known.site).unwrap_or_default();
+        let site = ledger::site_now(&known_site, loaded.database_oid, &loaded.table_oids)
             .ok_or_else(|| StoreError::damaged("the oids of this database"))?;
         let read = Read {
-            place,
+            site,
             beat: loaded.beat.map(i64::unsigned_abs),
             generation: loaded.generation.unsigned_abs(),
             newest: loaded.newest.unsigned_abs(),
