@@ -23,7 +23,7 @@ use crate::store::Store;
 /// Shared by all workers; clones share everything. What it does stands where it belongs: events on
 /// clusters in `forming`, what a changed database asks for in `ledger`, the rest in the handlers.
 #[derive(Clone)]
-pub struct App {
+pub(crate) struct App {
     /// Rows.
     pub store: Store,
     /// Our keys.
@@ -59,11 +59,11 @@ pub struct App {
 }
 
 /// Documents that an address may show in a second; and at once, after a restore.
-pub const ADOPTIONS: (u32, u32) = (2, 20);
+pub(crate) const ADOPTIONS: (u32, u32) = (2, 20);
 
 impl App {
     /// The answer to an address that asks too often.
-    pub fn rate_limited(&self, wait: Duration) -> ApiError {
+    pub(crate) fn rate_limited(&self, wait: Duration) -> ApiError {
         self.metrics.alarm("rate_limited");
         let next = "Wait, and send less often.";
         ApiError::new(Code::RateLimited, "Too many requests from this address.", next)
@@ -71,7 +71,7 @@ impl App {
     }
 
     /// An access token for `key`, from now on.
-    pub fn token(&self, key: &PublicKey, subject: Subject) -> TokenResponse {
+    pub(crate) fn token(&self, key: &PublicKey, subject: Subject) -> TokenResponse {
         let iat = self.clock.seconds();
         let token = AccessToken {
             iss: self.issuer.to_string(),

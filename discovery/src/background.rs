@@ -15,7 +15,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Starts all of it on `tracker`; it ends with `stop`.
-pub fn start(app: &App, sweep: Duration, tracker: &TaskTracker, stop: &CancellationToken) {
+pub(crate) fn start(app: &App, sweep: Duration, tracker: &TaskTracker, stop: &CancellationToken) {
     tracker.spawn(until(stop.clone(), listen(app.clone())));
     tracker.spawn(until(stop.clone(), sweep_often(app.clone(), sweep)));
     tracker.spawn(until(stop.clone(), put_back_when_changed(app.clone())));

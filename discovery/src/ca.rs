@@ -10,7 +10,7 @@ use std::time::Duration;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
     DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber,
+    PKCS_ECDSA_P256_SHA256, SanType, SerialNumber,
 };
 use ring::rand::{SecureRandom, SystemRandom};
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivatePkcs8KeyDer};
@@ -24,13 +24,13 @@ const DAY: u64 = 24 * HOUR;
 /// CAs outlive every leaf that anyone will want to renew under them.
 const CA_LIFE: Duration = Duration::from_secs(20 * 365 * DAY);
 /// Members' certificates.
-pub const MEMBER_LIFE: Duration = Duration::from_secs(365 * DAY);
+pub(crate) const MEMBER_LIFE: Duration = Duration::from_secs(365 * DAY);
 /// Certificates for `etcdctl` and applications.
-pub const CREDENTIAL_LIFE: Duration = Duration::from_secs(7 * DAY);
+pub(crate) const CREDENTIAL_LIFE: Duration = Duration::from_secs(7 * DAY);
 
 /// Why nothing was issued.
 #[derive(Debug, thiserror::Error)]
-pub enum CaError {
+pub(crate) enum CaError {
     /// Not PKCS#10, its own signature doesn't verify, or it asks for what can't be read.
     #[error("the certificate request can't be read, or isn't signed by its own key")]
     Request(#[source] rcgen::Error),
@@ -49,7 +49,7 @@ pub enum CaError {
 }
 
 /// A CA as it is made: certificate for everyone, key for the KEK.
-pub struct NewCa {
+pub(crate) struct NewCa {
     /// DER of the self-signed certificate.
     pub certificate: Vec<u8>,
     /// PKCS#8 DER of its key.
@@ -57,7 +57,12 @@ pub struct NewCa {
 }
 
 /// Makes one of a cluster's CAs. `now` is seconds since 1970.
-pub fn make_ca(cluster: Uuid, name: &str, purpose: Purpose, now: u64) -> Result<NewCa, CaError> {
+pub(crate) fn make_ca(
+    cluster: Uuid,
+    name: &str,
+    purpose: Purpose,
+    now: u64,
+) -> Result<NewCa, CaError> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(CaError::Signing)?;
     let label = match purpose {
         Purpose::PeerCa => "peers",
@@ -76,13 +81,13 @@ pub fn make_ca(cluster: Uuid, name: &str, purpose: Purpose, now: u64) -> Result<
 }
 
 /// A CA, loaded to sign.
-pub struct Ca {
+pub(crate) struct Ca {
     issuer: Issuer<'static, KeyPair>,
 }
 
 /// What a member's leaf says.
 #[derive(Clone, Debug)]
-pub struct MemberLeaf<'a> {
+pub(crate) struct MemberLeaf<'a> {
     /// Of the SPIFFE name.
     pub trust_domain: &'a str,
     /// The cluster.
@@ -95,7 +100,7 @@ pub struct MemberLeaf<'a> {
 
 impl Ca {
     /// Loads a CA from its certificate and its unwrapped key.
-    pub fn load(certificate: &[u8], key: &[u8]) -> Result<Self, CaError> {
+    pub(crate) fn load(certificate: &[u8], key: &[u8]) -> Result<Self, CaError> {
         let pkcs8 = PrivatePkcs8KeyDer::from(key);
         let key = KeyPair::from_pkcs8_der_and_sign_algo(&pkcs8, &PKCS_ECDSA_P256_SHA256)
             .map_err(CaError::Authority)?;
@@ -105,7 +110,7 @@ impl Ca {
     }
 
     /// DER of a leaf for the key in `csr` (PKCS#10 DER), of which only the key is used.
-    pub fn issue_member(
+    pub(crate) fn issue_member(
         &self,
         csr: &[u8],
         leaf: &MemberLeaf<'_>,
@@ -124,7 +129,12 @@ impl Ca {
     }
 
     /// DER of a client certificate for `etcdctl` or an application.
-    pub fn issue_credential(&self, csr: &[u8], name: &str, now: u64) -> Result<Vec<u8>, CaError> {
+    pub(crate) fn issue_credential(
+        &self,
+        csr: &[u8],
+        name: &str,
+        now: u64,
+    ) -> Result<Vec<u8>, CaError> {
         self.sign(csr, &leaf_params(name, now, CREDENTIAL_LIFE)?)
     }
 
@@ -138,17 +148,6 @@ impl Ca {
         let leaf = params.signed_by(&request.public_key, &self.issuer).map_err(CaError::Signing)?;
         Ok(leaf.der().to_vec())
     }
-}
-
-/// SubjectPublicKeyInfo (DER) of the key in a certificate request whose own signature verifies.
-pub fn csr_public_key(csr: &[u8]) -> Result<Vec<u8>, CaError> {
-    let request =
-        CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(csr))
-            .map_err(CaError::Request)?;
-    if *request.public_key.algorithm() != PKCS_ECDSA_P256_SHA256 {
-        return Err(CaError::KeyType);
-    }
-    Ok(request.public_key.subject_public_key_info())
 }
 
 fn leaf_params(name: &str, now: u64, life: Duration) -> Result<CertificateParams, CaError> {

@@ -16,7 +16,7 @@ const JUMP: Duration = Duration::from_secs(10);
 
 /// A clock that was set by the last answer from Postgres.
 #[derive(Debug)]
-pub struct Clock {
+pub(crate) struct Clock {
     set: RwLock<Set>,
 }
 
@@ -50,7 +50,7 @@ impl Default for Clock {
 
 impl Clock {
     /// Postgres has just said that it is `micros`.
-    pub fn set(&self, micros: i64) {
+    pub(crate) fn set(&self, micros: i64) {
         let mut set = self.set.write().unwrap_or_else(PoisonError::into_inner);
         let (now, off) = (Instant::now(), micros.saturating_sub(set.carried()));
         if Duration::from_micros(off.unsigned_abs()) > JUMP {
@@ -63,28 +63,28 @@ impl Clock {
 
     /// How long Postgres' clock has gone as evenly as the monotonic one, as far as this process
     /// can know.
-    pub fn even_for(&self) -> Duration {
+    pub(crate) fn even_for(&self) -> Duration {
         self.set.read().unwrap_or_else(PoisonError::into_inner).even_since.elapsed()
     }
 
     /// Whether it was set back since the last call.
-    pub fn take_went_back(&self) -> bool {
+    pub(crate) fn take_went_back(&self) -> bool {
         let mut set = self.set.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut set.went_back)
     }
 
     /// Microseconds since 1970.
-    pub fn micros(&self) -> i64 {
+    pub(crate) fn micros(&self) -> i64 {
         self.set.read().unwrap_or_else(PoisonError::into_inner).carried()
     }
 
     /// Whole seconds since 1970.
-    pub fn seconds(&self) -> u64 {
+    pub(crate) fn seconds(&self) -> u64 {
         Duration::from_micros(self.micros().unsigned_abs()).as_secs()
     }
 
     /// As the `Date` header writes it (RFC 9110, IMF-fixdate).
-    pub fn http_date(&self) -> String {
+    pub(crate) fn http_date(&self) -> String {
         let time = Timestamp::from_microsecond(self.micros()).unwrap_or(Timestamp::UNIX_EPOCH);
         time.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()
     }

@@ -10,7 +10,7 @@
 
 /// Dies here if the environment says so.
 #[cfg(debug_assertions)]
-pub fn point(when: &str, what: &str) {
+pub(crate) fn point(when: &str, what: &str) {
     use std::sync::OnceLock;
     static WANTED: OnceLock<Option<String>> = OnceLock::new();
     let wanted = WANTED.get_or_init(|| std::env::var("MUSTER_CRASH_AT").ok());

@@ -25,7 +25,7 @@ const RETRY_AFTER_SECONDS: u64 = 2;
 
 /// A request that isn't done, with what to say about it.
 #[derive(Debug)]
-pub struct ApiError {
+pub(crate) struct ApiError {
     // Boxed: nearly every function here can end with one.
     problem: Box<Problem>,
     retry_after_seconds: Option<u64>,
@@ -35,7 +35,7 @@ pub struct ApiError {
 
 impl ApiError {
     /// A problem; `detail` says what happened, `next` what to do.
-    pub fn new(code: Code, detail: impl Into<String>, next: impl Into<String>) -> Self {
+    pub(crate) fn new(code: Code, detail: impl Into<String>, next: impl Into<String>) -> Self {
         let retry_after_seconds = matches!(code.status(), 429 | 503).then_some(RETRY_AFTER_SECONDS);
         let problem = Box::new(Problem::new(code, detail, next));
         ApiError { problem, retry_after_seconds, cause: None }
@@ -44,7 +44,7 @@ impl ApiError {
     /// Keeps what lies behind it, for the log. Only messages: a database's error may quote a row
     /// in its details.
     #[must_use]
-    pub fn because(mut self, error: &dyn std::error::Error) -> Self {
+    pub(crate) fn because(mut self, error: &dyn std::error::Error) -> Self {
         let mut text = error.to_string();
         let mut source = error.source();
         while let Some(deeper) = source {
@@ -56,26 +56,26 @@ impl ApiError {
     }
 
     /// Nothing of that name.
-    pub fn not_found(what: &str) -> Self {
+    pub(crate) fn not_found(what: &str) -> Self {
         let next = "Check the id, and that it is this service's.";
         ApiError::new(Code::NotFound, format!("There is no {what} here."), next)
     }
 
     /// A fault of ours, or of what we stand on. `surround` logs it with its cause.
-    pub fn internal(detail: impl Into<String>, error: &dyn std::error::Error) -> Self {
+    pub(crate) fn internal(detail: impl Into<String>, error: &dyn std::error::Error) -> Self {
         ApiError::new(Code::Internal, detail, "Look into the service's log.").because(error)
     }
 
     /// Says when to come again.
     #[must_use]
-    pub fn retry_after(mut self, seconds: u64) -> Self {
+    pub(crate) fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after_seconds = Some(seconds);
         self
     }
 
     /// Puts a name beside a key that it speaks of.
     #[must_use]
-    pub fn naming(mut self, key: &str, name: &str) -> Self {
+    pub(crate) fn naming(mut self, key: &str, name: &str) -> Self {
         for text in [&mut self.problem.detail, &mut self.problem.next] {
             *text = text.replace(key, &format!("{name} ({key})"));
         }
@@ -83,24 +83,24 @@ impl ApiError {
     }
 
     /// What it says.
-    pub fn problem(&self) -> &Problem {
+    pub(crate) fn problem(&self) -> &Problem {
         &self.problem
     }
 
     /// The same request, made anew, may succeed.
     #[must_use]
-    pub fn again(mut self) -> Self {
+    pub(crate) fn again(mut self) -> Self {
         self.problem.retryable = true;
         self
     }
 
     /// Whether it says that rows can't be right.
-    pub fn is_damage(&self) -> bool {
+    pub(crate) fn is_damage(&self) -> bool {
         self.problem.code == Code::Internal && !self.problem.retryable
     }
 
     /// The state machine's no.
-    pub fn refused(refusal: &Refusal, lease: Millis) -> Self {
+    pub(crate) fn refused(refusal: &Refusal, lease: Millis) -> Self {
         let mut error = ApiError::new(
             problem_code(refusal.code()),
             sentence(refusal),

@@ -14,14 +14,14 @@ use zeroize::Zeroizing;
 const FORMAT: u8 = 1;
 const HEADER: usize = 1 + 4;
 /// Bytes of a key-encryption key.
-pub const KEK_LEN: usize = 32;
+pub(crate) const KEK_LEN: usize = 32;
 
 /// The text of a seal.
 const SEALED: &[u8] = b"muster-database-1";
 
 /// What a wrapped key is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub(crate) enum Purpose {
     /// Signs the certificates that members show each other.
     PeerCa,
     /// Signs members' and clients' certificates on the client port.
@@ -42,7 +42,7 @@ impl Purpose {
 
 /// Why a wrapped key doesn't open.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum KekError {
+pub(crate) enum KekError {
     /// The key directory lacks that version: an older copy, or another service's.
     #[error("the key directory has no key-encryption key of version {0}")]
     UnknownVersion(u32),
@@ -55,7 +55,7 @@ pub enum KekError {
 }
 
 /// All versions at hand; the highest one wraps.
-pub struct Kek {
+pub(crate) struct Kek {
     keys: BTreeMap<u32, LessSafeKey>,
 }
 
@@ -67,7 +67,9 @@ impl std::fmt::Debug for Kek {
 
 impl Kek {
     /// `keys` by version; `None` if there is none.
-    pub fn new(keys: impl IntoIterator<Item = (u32, Zeroizing<[u8; KEK_LEN]>)>) -> Option<Self> {
+    pub(crate) fn new(
+        keys: impl IntoIterator<Item = (u32, Zeroizing<[u8; KEK_LEN]>)>,
+    ) -> Option<Self> {
         let keys: BTreeMap<_, _> = keys
             .into_iter()
             .map(|(version, bytes)| {
@@ -79,7 +81,7 @@ impl Kek {
     }
 
     /// Wraps `secret` under the newest version.
-    pub fn wrap(
+    pub(crate) fn wrap(
         &self,
         cluster: Uuid,
         purpose: Purpose,
@@ -105,17 +107,17 @@ impl Kek {
     }
 
     /// What only this key directory's keys open: it tells a database whose it is.
-    pub fn seal(&self) -> Result<Vec<u8>, KekError> {
+    pub(crate) fn seal(&self) -> Result<Vec<u8>, KekError> {
         self.wrap(Uuid::nil(), Purpose::Database, SEALED)
     }
 
     /// Whether these keys, or older ones of the same directory, made the seal.
-    pub fn opens(&self, sealed: &[u8]) -> bool {
+    pub(crate) fn opens(&self, sealed: &[u8]) -> bool {
         self.unwrap(Uuid::nil(), Purpose::Database, sealed).is_ok_and(|text| text[..] == *SEALED)
     }
 
     /// Opens what `wrap` made for the same cluster and purpose.
-    pub fn unwrap(
+    pub(crate) fn unwrap(
         &self,
         cluster: Uuid,
         purpose: Purpose,

@@ -41,7 +41,7 @@ const TLS_LIFE: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// Why a key directory can't be made or read.
 #[derive(Debug, thiserror::Error)]
-pub enum KeydirError {
+pub(crate) enum KeydirError {
     /// `init` never writes over anything.
     #[error("{0} isn't empty: `init` makes a new key directory and never writes over an old one")]
     NotEmpty(PathBuf),
@@ -85,7 +85,7 @@ pub enum KeydirError {
 
 impl KeydirError {
     /// Whether only a person can mend it.
-    pub fn is_lasting(&self) -> bool {
+    pub(crate) fn is_lasting(&self) -> bool {
         match self {
             KeydirError::NotEmpty(_)
             | KeydirError::NotMade(_)
@@ -103,7 +103,7 @@ impl KeydirError {
 /// What `init` was told, checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ServiceSettings {
+pub(crate) struct ServiceSettings {
     version: u32,
     /// Where admins and agents reach the service.
     pub urls: Vec<ServiceUrl>,
@@ -113,14 +113,14 @@ pub struct ServiceSettings {
 
 impl ServiceSettings {
     /// Settings of this version.
-    pub fn new(urls: Vec<ServiceUrl>, trust_domain: String) -> Self {
+    pub(crate) fn new(urls: Vec<ServiceUrl>, trust_domain: String) -> Self {
         ServiceSettings { version: VERSION, urls, trust_domain }
     }
 }
 
 /// One version of the service's signing key.
 #[derive(Debug)]
-pub struct SigningKey {
+pub(crate) struct SigningKey {
     /// Its number in the directory.
     pub version: u32,
     /// The key.
@@ -129,7 +129,7 @@ pub struct SigningKey {
 
 /// A key directory, read.
 #[derive(Debug)]
-pub struct Keydir {
+pub(crate) struct Keydir {
     /// What `init` was told.
     pub settings: ServiceSettings,
     /// The first owner's public key: where the admin chain starts.
@@ -147,7 +147,7 @@ pub struct Keydir {
 impl Keydir {
     /// Makes a key directory: everything is fsynced, and `service.json`, without which nothing
     /// loads, comes last.
-    pub fn create(
+    pub(crate) fn create(
         dir: &Path,
         settings: &ServiceSettings,
         owner: &PublicKey,
@@ -176,7 +176,7 @@ impl Keydir {
     }
 
     /// Reads a key directory.
-    pub fn load(dir: &Path) -> Result<Self, KeydirError> {
+    pub(crate) fn load(dir: &Path) -> Result<Self, KeydirError> {
         let settings_path = dir.join(SETTINGS);
         if std::fs::metadata(&settings_path).is_err_and(|e| e.kind() == ErrorKind::NotFound) {
             return Err(KeydirError::NotMade(dir.to_owned()));
@@ -220,13 +220,13 @@ impl Keydir {
     }
 
     /// SHA-256 of the listener's SPKI: what clients pin.
-    pub fn pin(&self) -> Digest {
+    pub(crate) fn pin(&self) -> Digest {
         discovery_types::tls::spki_hash(&self.tls_certificate)
             .expect("the certificate was read when the directory was loaded")
     }
 
     /// The key that signs today.
-    pub fn signer(&self) -> &SigningKey {
+    pub(crate) fn signer(&self) -> &SigningKey {
         &self.signing[0]
     }
 }

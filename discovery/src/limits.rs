@@ -22,7 +22,7 @@ const OVERFLOW: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
 /// Requests per address.
 #[derive(Debug)]
-pub struct AddressLimit {
+pub(crate) struct AddressLimit {
     limiter: DefaultKeyedRateLimiter<IpAddr>,
     clock: DefaultClock,
     started: Instant,
@@ -32,7 +32,7 @@ pub struct AddressLimit {
 
 impl AddressLimit {
     /// `rate` a second, `burst` at once; zero counts as one.
-    pub fn new(rate: u32, burst: u32) -> Self {
+    pub(crate) fn new(rate: u32, burst: u32) -> Self {
         let at_least_one = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
         let quota = Quota::per_second(at_least_one(rate)).allow_burst(at_least_one(burst));
         AddressLimit {
@@ -44,7 +44,7 @@ impl AddressLimit {
     }
 
     /// Takes one request from `address`, or says how long it has to wait.
-    pub fn check(&self, address: IpAddr) -> Result<(), Duration> {
+    pub(crate) fn check(&self, address: IpAddr) -> Result<(), Duration> {
         let mut key = network(address);
         if self.limiter.len() >= ADDRESSES_MAX {
             if self.may_tidy() {
@@ -67,7 +67,7 @@ impl AddressLimit {
     }
 
     /// Forgets addresses that have been quiet long enough to have a full bucket again.
-    pub fn forget_quiet(&self) {
+    pub(crate) fn forget_quiet(&self) {
         self.limiter.retain_recent();
         self.limiter.shrink_to_fit();
     }
@@ -76,7 +76,7 @@ impl AddressLimit {
 /// A counted number of places, of which each key (an agent, an address) gets so many at most; a
 /// place is free again when its guard is dropped.
 #[derive(Clone, Debug)]
-pub struct Places<K: Ord> {
+pub(crate) struct Places<K: Ord> {
     taken: Arc<Mutex<Taken<K>>>,
     max: usize,
     each: usize,
@@ -90,19 +90,19 @@ struct Taken<K> {
 
 /// One taken place.
 #[derive(Debug)]
-pub struct Place<K: Ord> {
+pub(crate) struct Place<K: Ord> {
     taken: Arc<Mutex<Taken<K>>>,
     key: K,
 }
 
 impl<K: Ord + Clone> Places<K> {
     /// `max` places, `each` for one key.
-    pub fn new(max: usize, each: usize) -> Self {
+    pub(crate) fn new(max: usize, each: usize) -> Self {
         Places { taken: Arc::new(Mutex::new(Taken { all: 0, by: BTreeMap::new() })), max, each }
     }
 
     /// Takes a place, if there is one for `key`.
-    pub fn take(&self, key: K) -> Option<Place<K>> {
+    pub(crate) fn take(&self, key: K) -> Option<Place<K>> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if taken.all >= self.max || taken.by.get(&key).is_some_and(|own| *own >= self.each) {
             return None;
@@ -114,7 +114,7 @@ impl<K: Ord + Clone> Places<K> {
     }
 
     /// How many are taken.
-    pub fn taken(&self) -> usize {
+    pub(crate) fn taken(&self) -> usize {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).all
     }
 }

@@ -1,3 +1,5 @@
+#![warn(unreachable_pub)]
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

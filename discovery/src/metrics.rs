@@ -26,7 +26,7 @@ const ALARMS: [&str; 12] = [
 
 /// One answered request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct RequestLabels {
+pub(crate) struct RequestLabels {
     /// The route's pattern, never the path.
     pub route: String,
     /// HTTP status.
@@ -35,14 +35,14 @@ pub struct RequestLabels {
 
 /// A kind of event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct KindLabels {
+pub(crate) struct KindLabels {
     /// Its name.
     pub kind: String,
 }
 
 /// All metrics.
 #[derive(Debug)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     registry: Registry,
     /// Answered requests.
     pub requests: Family<RequestLabels, Counter>,
@@ -108,20 +108,20 @@ impl Default for Metrics {
 
 impl Metrics {
     /// The text of `/metrics`.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("a String takes all that is written to it");
         text
     }
 
     /// Counts an alarm, of a kind in `ALARMS`.
-    pub fn alarm(&self, kind: &str) {
+    pub(crate) fn alarm(&self, kind: &str) {
         debug_assert!(ALARMS.contains(&kind), "`{kind}` would not be there before the first one");
         self.alarms.get_or_create(&KindLabels { kind: kind.into() }).inc();
     }
 
     /// Counts a change.
-    pub fn change(&self, kind: &str) {
+    pub(crate) fn change(&self, kind: &str) {
         self.changes.get_or_create(&KindLabels { kind: kind.into() }).inc();
     }
 }

@@ -10,13 +10,13 @@ type Waiting = Mutex<BTreeMap<Uuid, watch::Sender<u64>>>;
 
 /// Parked polls by cluster. Its size is bounded by the places for parked polls.
 #[derive(Clone, Debug, Default)]
-pub struct Wakes {
+pub(crate) struct Wakes {
     waiting: Arc<Waiting>,
 }
 
 /// A place in the queue for one cluster's news.
 #[derive(Debug)]
-pub struct Subscription {
+pub(crate) struct Subscription {
     cluster: Uuid,
     news: Option<watch::Receiver<u64>>,
     waiting: Arc<Waiting>,
@@ -24,14 +24,14 @@ pub struct Subscription {
 
 impl Wakes {
     /// From now on `cluster`'s news are noticed, also those that come before the first wait.
-    pub fn subscribe(&self, cluster: Uuid) -> Subscription {
+    pub(crate) fn subscribe(&self, cluster: Uuid) -> Subscription {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let news = waiting.entry(cluster).or_insert_with(|| watch::channel(0).0).subscribe();
         Subscription { cluster, news: Some(news), waiting: self.waiting.clone() }
     }
 
     /// Something about `cluster` may have changed.
-    pub fn wake(&self, cluster: Uuid) {
+    pub(crate) fn wake(&self, cluster: Uuid) {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(news) = waiting.get(&cluster) {
             news.send_modify(|count| *count += 1);
@@ -39,7 +39,7 @@ impl Wakes {
     }
 
     /// News may have been missed, of any cluster.
-    pub fn wake_all(&self) {
+    pub(crate) fn wake_all(&self) {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         for news in waiting.values() {
             news.send_modify(|count| *count += 1);
@@ -49,7 +49,7 @@ impl Wakes {
 
 impl Subscription {
     /// Returns at the next news.
-    pub async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         let Some(news) = &mut self.news else { return };
         // The sender lives in the map as long as we are subscribed.
         let _ = news.changed().await;

@@ -24,7 +24,7 @@ const JSON: &str = "application/json";
 
 /// Every route.
 #[expect(clippy::too_many_lines, reason = "the whole table in one place, a line for each route")]
-pub fn configure(config: &mut ServiceConfig) {
+pub(crate) fn configure(config: &mut ServiceConfig) {
     config
         .app_data(PathConfig::default().error_handler(|_, _| {
             unreadable(&"The id in the path is none: a cluster's or process's is a UUID.").into()
@@ -154,7 +154,7 @@ fn members(path: &str) -> Resource {
 
 /// Around every request: the address's bucket before anything else, then the service's time and
 /// what is counted.
-pub async fn surround(
+pub(crate) async fn surround(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse, Error> {
@@ -309,7 +309,7 @@ impl Modify for Conventions {
 }
 
 /// The API's description, as it is served: made once.
-pub fn openapi_text() -> &'static str {
+pub(crate) fn openapi_text() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         Api::openapi().to_pretty_json().expect("a description made of plain values encodes")
     });

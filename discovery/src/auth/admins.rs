@@ -18,7 +18,7 @@ use crate::error::ApiError;
 
 /// The admins as of one reading.
 #[derive(Debug)]
-pub struct Admins {
+pub(crate) struct Admins {
     /// The verified chain.
     pub chain: AdminChain,
     /// Its elements.
@@ -32,24 +32,24 @@ pub struct Admins {
 
 /// Reads the chain once, and again when a row has changed.
 #[derive(Debug)]
-pub struct AdminDirectory {
+pub(crate) struct AdminDirectory {
     root: PublicKey,
     known: RwLock<Option<Arc<Admins>>>,
 }
 
 impl AdminDirectory {
     /// `root` is the owner key of the key directory.
-    pub fn new(root: PublicKey) -> Self {
+    pub(crate) fn new(root: PublicKey) -> Self {
         AdminDirectory { root, known: RwLock::new(None) }
     }
 
     /// The owner key that the chain starts at.
-    pub fn root(&self) -> &PublicKey {
+    pub(crate) fn root(&self) -> &PublicKey {
         &self.root
     }
 
     /// The admins now.
-    pub async fn current(&self, app: &App) -> Result<Arc<Admins>, ApiError> {
+    pub(crate) async fn current(&self, app: &App) -> Result<Arc<Admins>, ApiError> {
         let (fingerprint, now) = app.store.admin_fingerprint().await?;
         app.clock.set(now);
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner).clone();

@@ -19,11 +19,11 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::server::Peer;
 
-pub use admins::{AdminDirectory, Admins};
+pub(crate) use admins::{AdminDirectory, Admins};
 
 /// Somebody who may do what they ask for.
 #[derive(Clone, Debug)]
-pub struct Caller {
+pub(crate) struct Caller {
     /// The key of the connection, and of the token.
     pub key: PublicKey,
     /// What it is.
@@ -33,7 +33,7 @@ pub struct Caller {
 }
 
 /// The other end of the connection.
-pub fn peer(request: &HttpRequest) -> Result<&Peer, ApiError> {
+pub(crate) fn peer(request: &HttpRequest) -> Result<&Peer, ApiError> {
     let missing = "The connection is not one of ours.";
     request
         .conn_data::<Peer>()
@@ -41,7 +41,7 @@ pub fn peer(request: &HttpRequest) -> Result<&Peer, ApiError> {
 }
 
 /// The key that the connection's client certificate proves.
-pub fn tls_key(request: &HttpRequest) -> Result<PublicKey, ApiError> {
+pub(crate) fn tls_key(request: &HttpRequest) -> Result<PublicKey, ApiError> {
     let certificate = peer(request)?.certificate.as_ref();
     let key = certificate.and_then(|certificate| certificate.ed25519);
     key.and_then(|key| PublicKey::try_from(key).ok()).ok_or_else(|| {
@@ -51,7 +51,7 @@ pub fn tls_key(request: &HttpRequest) -> Result<PublicKey, ApiError> {
 }
 
 /// The caller, if it may do `action` on `cluster`.
-pub async fn authorise(
+pub(crate) async fn authorise(
     request: &HttpRequest,
     app: &App,
     action: Action,

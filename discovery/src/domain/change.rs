@@ -6,7 +6,7 @@ use discovery_formation::{Hash, KeyId};
 use serde_json::{Value, json};
 
 /// Kind and body of one change.
-pub fn describe(change: &Change) -> (&'static str, Value) {
+pub(crate) fn describe(change: &Change) -> (&'static str, Value) {
     match change {
         Change::Joined { key } => ("joined", json!({ "key": hex(key) })),
         Change::Seated { key, seat } => ("seated", json!({ "key": hex(key), "seat": seat })),

@@ -3,5 +3,5 @@
 mod change;
 mod number;
 
-pub use change::describe;
-pub use number::{OutOfRange, epoch_to_row};
+pub(crate) use change::describe;
+pub(crate) use number::{OutOfRange, epoch_to_row};

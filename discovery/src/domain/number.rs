@@ -3,10 +3,10 @@
 /// A number that no row can hold: it would come back as another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is more than a row can hold")]
-pub struct OutOfRange(pub u64);
+pub(crate) struct OutOfRange(pub u64);
 
 /// Epochs, counters and times in rows, which are signed there.
-pub fn epoch_to_row(number: u64) -> Result<i64, OutOfRange> {
+pub(crate) fn epoch_to_row(number: u64) -> Result<i64, OutOfRange> {
     i64::try_from(number).map_err(|_| OutOfRange(number))
 }
 

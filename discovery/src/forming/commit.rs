@@ -93,7 +93,7 @@ impl App {
     }
 
     /// A CA, ready to sign.
-    pub fn open_ca(
+    pub(crate) fn open_ca(
         &self,
         cluster: Uuid,
         purpose: Purpose,

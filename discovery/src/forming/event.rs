@@ -34,7 +34,7 @@ const MAX_ACK: usize = 1_024;
 
 /// What somebody sent; envelopes are opened, the rest is verified here.
 #[derive(Debug)]
-pub enum Incoming {
+pub(crate) enum Incoming {
     /// Time has passed.
     Tick,
     /// An opened redeem with what its record claims, from this address.
@@ -257,7 +257,10 @@ fn prepare_redeem(
 
 /// Whether a token was issued before the database was last set back or accepted. Who revoked it
 /// since may have been forgotten with that, so it admits nobody any more.
-pub fn is_void(grant: &discovery_types::grant::Grant, void_before: formation::Micros) -> bool {
+pub(crate) fn is_void(
+    grant: &discovery_types::grant::Grant,
+    void_before: formation::Micros,
+) -> bool {
     grant.issued_at < void_before.0 / 1_000_000
 }
 
@@ -393,7 +396,7 @@ async fn prepare_adopt(
 }
 
 /// Whether an admin with these roles, by the cluster's newest statement, may do `action` there.
-pub fn statement_allows(
+pub(crate) fn statement_allows(
     chain: &StatementChain,
     key: &PublicKey,
     action: Action,

@@ -6,7 +6,7 @@
 
 mod commit;
 mod event;
-pub mod show;
+pub(crate) mod show;
 mod sweep;
 
 use std::net::IpAddr;
@@ -33,8 +33,8 @@ use crate::ledger::{self, Occasion};
 use crate::store::StoreError;
 use crate::store::cluster::{ClusterTransaction, LeafPair, Trust};
 
-pub use event::{Incoming, is_void, statement_allows};
-pub use show::{explanations, poll_response, summary_of};
+pub(crate) use event::{Incoming, is_void, statement_allows};
+pub(crate) use show::{explanations, poll_response, summary_of};
 
 /// How long an event may take, or a look: longer than all its statements, of which Postgres ends each
 /// after two seconds.
@@ -42,7 +42,7 @@ const LONGEST: Duration = Duration::from_secs(20);
 
 /// What became of an event. A refusal is no error: what time did to the cluster stands.
 #[derive(Debug)]
-pub struct Applied {
+pub(crate) struct Applied {
     /// The cluster, after it.
     pub cluster: Cluster,
     /// Its statements.
@@ -61,7 +61,7 @@ pub struct Applied {
 
 /// A document on its way to a member; the ledger has it.
 #[derive(Clone, Debug)]
-pub struct Delivery {
+pub(crate) struct Delivery {
     /// The document.
     pub document: Jws,
     /// DER of the member's two leaves.
@@ -70,7 +70,7 @@ pub struct Delivery {
 
 impl App {
     /// Applies one event. Errors with the refusal, as a problem, where the machine says no.
-    pub async fn apply(
+    pub(crate) async fn apply(
         &self,
         cluster: Uuid,
         incoming: Incoming,
@@ -152,7 +152,7 @@ impl App {
     }
 
     /// Reads how a cluster looks to `key`, without a lock; the ledger has what leaves.
-    pub async fn look(
+    pub(crate) async fn look(
         &self,
         cluster: Uuid,
         key: Option<formation::KeyId>,
@@ -190,7 +190,7 @@ impl App {
 
     /// A decided cluster's document, with the leaves of `key`, and the statements. Unlike a poll
     /// it also serves admins, and clusters that have been retired.
-    pub async fn document(
+    pub(crate) async fn document(
         &self,
         cluster: Uuid,
         key: Option<formation::KeyId>,

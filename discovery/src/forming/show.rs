@@ -24,14 +24,14 @@ use crate::store::admins::Event;
 use crate::store::clusters::{ClusterSummaryRow, Origin};
 
 /// Events that a cluster's timeline is made of, the newest ones.
-pub const TIMELINE_EVENTS: i64 = 500;
+pub(crate) const TIMELINE_EVENTS: i64 = 500;
 /// The code of the one reason that isn't the cluster's own.
 const DATABASE_CHANGED: &str = "database_changed";
 /// PEM lines.
 const PEM_WIDTH: usize = 64;
 
 /// The answer to poll, ack, nack, probes and release.
-pub fn poll_response(
+pub(crate) fn poll_response(
     applied: &Applied,
     key: Option<formation::KeyId>,
     settings: &Settings,
@@ -80,7 +80,7 @@ fn prepare_ms(cluster: &Cluster, settings: &Settings, now: formation::Micros) ->
 }
 
 /// A document with its chain and the asker's leaves.
-pub fn commit_document(delivery: &Delivery, statements: &[Jws]) -> CommitDocument {
+pub(crate) fn commit_document(delivery: &Delivery, statements: &[Jws]) -> CommitDocument {
     let leaves = delivery.leaves.as_ref().map(|(peer, client)| Leaves {
         peer: pem("CERTIFICATE", peer),
         client: pem("CERTIFICATE", client),
@@ -89,7 +89,7 @@ pub fn commit_document(delivery: &Delivery, statements: &[Jws]) -> CommitDocumen
 }
 
 /// DER → PEM (RFC 7468).
-pub fn pem(label: &str, der: &[u8]) -> String {
+pub(crate) fn pem(label: &str, der: &[u8]) -> String {
     let mut text = format!("-----BEGIN {label}-----\n");
     for line in BASE64.encode(der).as_bytes().chunks(PEM_WIDTH) {
         text.extend(line.iter().map(|byte| char::from(*byte)));
@@ -119,7 +119,7 @@ fn milliseconds(at: formation::Micros) -> i64 {
 }
 
 /// The matrix of the present list.
-pub fn matrix(cluster: &Cluster) -> Vec<api::MatrixRow> {
+pub(crate) fn matrix(cluster: &Cluster) -> Vec<api::MatrixRow> {
     let Some(frozen) = &cluster.frozen else { return Vec::new() };
     let row = |(seat, record): (u8, &Arc<formation::Record>)| {
         let row = frozen.probes.get(&record.key)?;
@@ -142,7 +142,7 @@ pub fn matrix(cluster: &Cluster) -> Vec<api::MatrixRow> {
 }
 
 /// Why it waits, the database's own reason first.
-pub fn explanations(
+pub(crate) fn explanations(
     cluster: &Cluster,
     chain: &StatementChain,
     settings: &Settings,
@@ -181,7 +181,7 @@ pub fn explanations(
 }
 
 /// A row of the list.
-pub fn summary_of(row: &ClusterSummaryRow) -> Result<ClusterSummary, StoreError> {
+pub(crate) fn summary_of(row: &ClusterSummaryRow) -> Result<ClusterSummary, StoreError> {
     let damaged = || StoreError::damaged(format!("the row of cluster {}", row.id));
     let state = match row.phase.as_str() {
         "draft" => ClusterState::Draft,
@@ -203,7 +203,7 @@ pub fn summary_of(row: &ClusterSummaryRow) -> Result<ClusterSummary, StoreError>
 }
 
 /// Agents as admins see them: seats in order, then standbys, then those who have lapsed.
-pub fn seats(cluster: &Cluster, origins: &[Origin]) -> Vec<api::SeatView> {
+pub(crate) fn seats(cluster: &Cluster, origins: &[Origin]) -> Vec<api::SeatView> {
     let mut agents: Vec<_> = cluster.agents.iter().collect();
     agents.sort_by_key(|(_, agent)| match agent.seating {
         Seating::Seat(seat) => (0, u64::from(seat)),
@@ -250,7 +250,7 @@ pub fn seats(cluster: &Cluster, origins: &[Origin]) -> Vec<api::SeatView> {
 }
 
 /// The Raft cluster that a majority reports.
-pub fn raft_cluster(cluster: &Cluster) -> Option<String> {
+pub(crate) fn raft_cluster(cluster: &Cluster) -> Option<String> {
     let majority = formation::quorum(usize::from(cluster.statement.size));
     let reports = &cluster.reports;
     let agreeing = |id: &u64| reports.values().filter(|other| *other == id).count();
@@ -259,7 +259,7 @@ pub fn raft_cluster(cluster: &Cluster) -> Option<String> {
 
 /// A cluster's life so far, from its events (newest first): `full` is when the last missing agent
 /// came.
-pub fn timeline(mut events: Vec<Event>) -> Vec<api::Moment> {
+pub(crate) fn timeline(mut events: Vec<Event>) -> Vec<api::Moment> {
     events.reverse();
     let mut moments: Vec<(String, i64)> = Vec::new();
     let (mut seated, mut full) = (None, None);
@@ -293,7 +293,7 @@ pub fn timeline(mut events: Vec<Event>) -> Vec<api::Moment> {
 }
 
 /// What a person should look at.
-pub fn alarms(cluster: &Cluster) -> Vec<String> {
+pub(crate) fn alarms(cluster: &Cluster) -> Vec<String> {
     let split = |split: &formation::service::Split| {
         format!(
             "two commit documents of this cluster exist; the other one is {} (epoch {})",

@@ -15,7 +15,7 @@ const STUCK_MAX: usize = 1_000;
 impl App {
     /// Gives up a cluster that hasn't committed; also one whose rows somebody damaged so that
     /// nothing else can be done with it.
-    pub async fn abandon(&self, cluster: Uuid, by: String) -> Result<(), ApiError> {
+    pub(crate) async fn abandon(&self, cluster: Uuid, by: String) -> Result<(), ApiError> {
         match self.apply(cluster, Incoming::Abandon { by: by.clone() }, None).await {
             Ok(_) => Ok(()),
             Err(error) if error.is_damage() => {
@@ -35,7 +35,7 @@ impl App {
 
     /// Tells the clusters that waited for it that the database is settled. One that can't be told
     /// is told by whoever asks for it next.
-    pub async fn settle_clusters(&self) -> Result<(), ApiError> {
+    pub(crate) async fn settle_clusters(&self) -> Result<(), ApiError> {
         let mut after = Uuid::nil();
         loop {
             let batch = self.store.unsettled(after).await?;
@@ -66,7 +66,7 @@ impl App {
     }
 
     /// Copies what other processes have decided, and the admin chain, into this one's ledger.
-    pub async fn copy_news(&self) -> Result<(), ApiError> {
+    pub(crate) async fn copy_news(&self) -> Result<(), ApiError> {
         self.store.copy_news().await?;
         self.admins.current(self).await?;
         self.metrics.ledger_entries.set(self.store.ledger().commits() as i64);
@@ -74,7 +74,7 @@ impl App {
     }
 
     /// The sweep: looks at the database, then at what is due in its clusters.
-    pub async fn sweep(&self) -> Result<(), ApiError> {
+    pub(crate) async fn sweep(&self) -> Result<(), ApiError> {
         self.store.look_again(Occasion::Sweep).await?;
         let generation = self.store.look_at_generation().await?;
         self.metrics.settled.set(i64::from(generation.settled));

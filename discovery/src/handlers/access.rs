@@ -15,7 +15,7 @@ use crate::error::ApiError;
 #[utoipa::path(post, path = "/v1/token", tag = "access",
     request_body(content = TokenRequest, content_type = "application/x-www-form-urlencoded"),
     responses((status = 200, body = TokenResponse), (status = "default", body = Problem)))]
-pub async fn token(
+pub(crate) async fn token(
     request: HttpRequest,
     app: Data<App>,
     FormBody(body): FormBody<TokenRequest>,
@@ -58,7 +58,7 @@ pub async fn token(
 /// Where the service is, which keys it shows, and where its admin chain starts.
 #[utoipa::path(get, path = "/v1/context", tag = "access",
     responses((status = 200, body = ContextResponse), (status = "default", body = Problem)))]
-pub async fn context(app: Data<App>) -> Result<Json<ContextResponse>, ApiError> {
+pub(crate) async fn context(app: Data<App>) -> Result<Json<ContextResponse>, ApiError> {
     let keys = &app.keys;
     let admins = app.admins.current(&app).await?;
     Ok(Json(ContextResponse {
@@ -76,12 +76,12 @@ pub async fn context(app: Data<App>) -> Result<Json<ContextResponse>, ApiError> 
 /// The service's signing keys.
 #[utoipa::path(get, path = "/v1/jwks", tag = "access",
     responses((status = 200, body = Jwks)))]
-pub async fn jwks(app: Data<App>) -> Json<Jwks> {
+pub(crate) async fn jwks(app: Data<App>) -> Json<Jwks> {
     Json(jwks_of(&app))
 }
 
 /// The same, for those who redeem.
-pub fn jwks_of(app: &App) -> Jwks {
+pub(crate) fn jwks_of(app: &App) -> Jwks {
     let keys = app.keys.signing.iter();
     Jwks { keys: keys.map(|signing| Jwk::new(signing.key.public())).collect() }
 }

@@ -14,7 +14,10 @@ use crate::error::ApiError;
 /// Who the admins are.
 #[utoipa::path(get, path = "/v1/admins", tag = "admins",
     responses((status = 200, body = AdminList), (status = "default", body = Problem)))]
-pub async fn list(request: HttpRequest, app: Data<App>) -> Result<Json<AdminList>, ApiError> {
+pub(crate) async fn list(
+    request: HttpRequest,
+    app: Data<App>,
+) -> Result<Json<AdminList>, ApiError> {
     authorise(&request, &app, Action::ReadAdmins, None).await?;
     let admins = app.admins.current(&app).await?;
     Ok(Json(list_of(&app, &admins)))
@@ -23,7 +26,7 @@ pub async fn list(request: HttpRequest, app: Data<App>) -> Result<Json<AdminList
 /// Adds or revokes an admin: the chain's next element, signed by an owner.
 #[utoipa::path(put, path = "/v1/admins", tag = "admins", request_body = SignedBody,
     responses((status = 200, body = AdminList), (status = "default", body = Problem)))]
-pub async fn put(
+pub(crate) async fn put(
     request: HttpRequest,
     app: Data<App>,
     Body(body): Body<SignedBody>,

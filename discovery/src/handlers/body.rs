@@ -19,7 +19,7 @@ use crate::error::ApiError;
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A JSON body of at most `LIMIT` bytes.
-pub struct Body<T, const LIMIT: usize = MAX_BODY>(pub T);
+pub(crate) struct Body<T, const LIMIT: usize = MAX_BODY>(pub T);
 
 impl<T: DeserializeOwned + 'static, const LIMIT: usize> FromRequest for Body<T, LIMIT> {
     type Error = ApiError;
@@ -38,7 +38,7 @@ impl<T: DeserializeOwned + 'static, const LIMIT: usize> FromRequest for Body<T, 
 }
 
 /// A form of at most [`MAX_BODY`] bytes.
-pub struct FormBody<T>(pub T);
+pub(crate) struct FormBody<T>(pub T);
 
 impl<T: DeserializeOwned + 'static> FromRequest for FormBody<T> {
     type Error = ApiError;
@@ -60,7 +60,7 @@ impl<T: DeserializeOwned + 'static> FromRequest for FormBody<T> {
 }
 
 /// A request that can't be read.
-pub fn unreadable(error: &impl ToString) -> ApiError {
+pub(crate) fn unreadable(error: &impl ToString) -> ApiError {
     let next = "Correct the request; /openapi.json says what is expected.";
     let detail: String = error.to_string().chars().filter(|c| !c.is_control()).take(300).collect();
     ApiError::new(Code::InvalidRequest, detail, next)

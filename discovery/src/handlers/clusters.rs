@@ -35,7 +35,7 @@ const MAX_REASON: usize = 500;
 /// Makes a draft: an id and two CAs, for a statement to be signed over.
 #[utoipa::path(post, path = "/v1/drafts", tag = "clusters", request_body = DraftRequest,
     responses((status = 200, body = DraftResponse), (status = "default", body = Problem)))]
-pub async fn draft(
+pub(crate) async fn draft(
     request: HttpRequest,
     app: Data<App>,
     Body(body): Body<DraftRequest>,
@@ -84,7 +84,7 @@ fn name_taken(name: &str) -> ApiError {
 #[utoipa::path(put, path = "/v1/clusters/{id}/statement", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = SignedBody,
     responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]
-pub async fn statement(
+pub(crate) async fn statement(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
@@ -163,7 +163,7 @@ async fn summary(app: &App, id: Uuid) -> Result<Json<ClusterSummary>, ApiError> 
 
 /// Which clusters to list.
 #[derive(Debug, Deserialize, IntoParams)]
-pub struct ListQuery {
+pub(crate) struct ListQuery {
     /// Only those of this name.
     pub name: Option<Name>,
 }
@@ -171,7 +171,7 @@ pub struct ListQuery {
 /// Lists clusters, newest first.
 #[utoipa::path(get, path = "/v1/clusters", tag = "clusters", params(ListQuery),
     responses((status = 200, body = ClusterList), (status = "default", body = Problem)))]
-pub async fn list(
+pub(crate) async fn list(
     request: HttpRequest,
     app: Data<App>,
     query: Query<ListQuery>,
@@ -185,7 +185,7 @@ pub async fn list(
 /// One cluster, with its seats, its life so far, and what it waits for.
 #[utoipa::path(get, path = "/v1/clusters/{id}", tag = "clusters", params(("id" = Uuid, Path,)),
     responses((status = 200, body = ClusterView), (status = "default", body = Problem)))]
-pub async fn show_one(
+pub(crate) async fn show_one(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
@@ -227,7 +227,7 @@ pub async fn show_one(
 #[utoipa::path(get, path = "/v1/clusters/{id}/statements", tag = "clusters",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = StatementList), (status = "default", body = Problem)))]
-pub async fn statements(
+pub(crate) async fn statements(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
@@ -242,7 +242,7 @@ pub async fn statements(
 #[utoipa::path(get, path = "/v1/clusters/{id}/explain", tag = "clusters",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = ExplainResponse), (status = "default", body = Problem)))]
-pub async fn explain(
+pub(crate) async fn explain(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
@@ -264,7 +264,7 @@ pub async fn explain(
 #[utoipa::path(get, path = "/v1/clusters/{id}/document", tag = "clusters",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = CommitDocument), (status = "default", body = Problem)))]
-pub async fn document(
+pub(crate) async fn document(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
@@ -282,7 +282,7 @@ pub async fn document(
 #[utoipa::path(post, path = "/v1/clusters/{id}/abandon", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = AbandonRequest,
     responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]
-pub async fn abandon(
+pub(crate) async fn abandon(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
@@ -306,7 +306,7 @@ pub async fn abandon(
 #[utoipa::path(post, path = "/v1/clusters/{id}/retire", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = SignedBody,
     responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]
-pub async fn retire(
+pub(crate) async fn retire(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
@@ -321,7 +321,7 @@ pub async fn retire(
 #[utoipa::path(post, path = "/v1/clusters/{id}/credentials", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = CredentialsRequest,
     responses((status = 200, body = CredentialsResponse), (status = "default", body = Problem)))]
-pub async fn credentials(
+pub(crate) async fn credentials(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,

@@ -20,7 +20,7 @@ const ALIVE_US: Micros = 60_000_000;
 /// every token.
 #[utoipa::path(post, path = "/v1/db/accept", tag = "database", request_body = AcceptRequest,
     responses((status = 200, body = AcceptResponse), (status = "default", body = Problem)))]
-pub async fn accept(
+pub(crate) async fn accept(
     request: HttpRequest,
     app: Data<App>,
     Body(body): Body<AcceptRequest>,
@@ -40,7 +40,10 @@ pub async fn accept(
 /// Processes that use, or used, this database.
 #[utoipa::path(get, path = "/v1/processes", tag = "database",
     responses((status = 200, body = ProcessList), (status = "default", body = Problem)))]
-pub async fn list(request: HttpRequest, app: Data<App>) -> Result<Json<ProcessList>, ApiError> {
+pub(crate) async fn list(
+    request: HttpRequest,
+    app: Data<App>,
+) -> Result<Json<ProcessList>, ApiError> {
     authorise(&request, &app, Action::ReadProcesses, None).await?;
     list_of(&app).await
 }
@@ -49,7 +52,7 @@ pub async fn list(request: HttpRequest, app: Data<App>) -> Result<Json<ProcessLi
 #[utoipa::path(post, path = "/v1/processes/{id}/forget", tag = "database",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = ProcessList), (status = "default", body = Problem)))]
-pub async fn forget(
+pub(crate) async fn forget(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,

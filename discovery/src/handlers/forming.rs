@@ -44,7 +44,7 @@ const DEADLINE_SLACK: Duration = Duration::from_millis(5);
 /// signed by the connection's key, the record by it and by the token.
 #[utoipa::path(post, path = "/v1/redeem", tag = "forming", request_body = SignedBody,
     responses((status = 200, body = RedeemResponse), (status = "default", body = Problem)))]
-pub async fn redeem(
+pub(crate) async fn redeem(
     request: HttpRequest,
     app: Data<App>,
     Body(body): Body<SignedBody>,
@@ -96,7 +96,7 @@ fn respond(
 #[utoipa::path(post, path = "/v1/clusters/{id}/poll", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = PollRequest,
     responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
-pub async fn poll(
+pub(crate) async fn poll(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
@@ -117,7 +117,7 @@ pub async fn poll(
 
 /// What to wait for.
 #[derive(Debug, Deserialize, IntoParams)]
-pub struct WatchQuery {
+pub(crate) struct WatchQuery {
     /// The revision that was seen; the answer waits for another one. None answers at once.
     pub after: Option<u64>,
 }
@@ -126,7 +126,7 @@ pub struct WatchQuery {
 #[utoipa::path(get, path = "/v1/clusters/{id}/poll", tag = "forming",
     params(("id" = Uuid, Path,), WatchQuery),
     responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
-pub async fn watch(
+pub(crate) async fn watch(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
@@ -190,7 +190,7 @@ async fn park(
 #[utoipa::path(post, path = "/v1/clusters/{id}/ack", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = SignedBody,
     responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
-pub async fn ack(
+pub(crate) async fn ack(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
@@ -206,7 +206,7 @@ pub async fn ack(
 #[utoipa::path(post, path = "/v1/clusters/{id}/nack", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = NackRequest,
     responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
-pub async fn nack(
+pub(crate) async fn nack(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
@@ -235,7 +235,7 @@ fn sentence(text: &str) -> String {
 #[utoipa::path(post, path = "/v1/clusters/{id}/probes", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = ProbesRequest,
     responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
-pub async fn probes(
+pub(crate) async fn probes(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
@@ -260,7 +260,7 @@ pub async fn probes(
 #[utoipa::path(post, path = "/v1/clusters/{id}/release", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = SignedBody,
     responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
-pub async fn release(
+pub(crate) async fn release(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
@@ -276,7 +276,7 @@ pub async fn release(
 #[utoipa::path(post, path = "/v1/clusters/{id}/report", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = ReportRequest,
     responses((status = 200, body = ReportResponse), (status = "default", body = Problem)))]
-pub async fn report(
+pub(crate) async fn report(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
@@ -295,7 +295,7 @@ pub async fn report(
 #[utoipa::path(post, path = "/v1/clusters/{id}/trouble", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = TroubleRequest,
     responses((status = 200, body = ReportResponse), (status = "default", body = Problem)))]
-pub async fn trouble(
+pub(crate) async fn trouble(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
@@ -313,7 +313,7 @@ pub async fn trouble(
 #[utoipa::path(post, path = "/v1/clusters/{id}/adopt", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = AdoptRequest,
     responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]
-pub async fn adopt(
+pub(crate) async fn adopt(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,

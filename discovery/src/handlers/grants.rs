@@ -21,7 +21,7 @@ use crate::store::grants::GrantUse;
 /// Stores a grant.
 #[utoipa::path(put, path = "/v1/grants", tag = "grants", request_body = SignedBody,
     responses((status = 200, body = GrantView), (status = "default", body = Problem)))]
-pub async fn put(
+pub(crate) async fn put(
     request: HttpRequest,
     app: Data<App>,
     Body(body): Body<SignedBody>,
@@ -64,7 +64,10 @@ pub async fn put(
 /// All clusters' grants, the newest thousand.
 #[utoipa::path(get, path = "/v1/grants", tag = "grants",
     responses((status = 200, body = GrantList), (status = "default", body = Problem)))]
-pub async fn list_all(request: HttpRequest, app: Data<App>) -> Result<Json<GrantList>, ApiError> {
+pub(crate) async fn list_all(
+    request: HttpRequest,
+    app: Data<App>,
+) -> Result<Json<GrantList>, ApiError> {
     authorise(&request, &app, Action::ReadGrants, None).await?;
     listed(&app, None).await
 }
@@ -73,7 +76,7 @@ pub async fn list_all(request: HttpRequest, app: Data<App>) -> Result<Json<Grant
 #[utoipa::path(get, path = "/v1/clusters/{id}/grants", tag = "grants",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = GrantList), (status = "default", body = Problem)))]
-pub async fn list(
+pub(crate) async fn list(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
@@ -93,7 +96,7 @@ async fn listed(app: &App, cluster: Option<Uuid>) -> Result<Json<GrantList>, Api
 #[utoipa::path(get, path = "/v1/grants/{id}", tag = "grants",
     params(("id" = String, Path,)),
     responses((status = 200, body = GrantView), (status = "default", body = Problem)))]
-pub async fn show(
+pub(crate) async fn show(
     request: HttpRequest,
     app: Data<App>,
     path: Path<GrantId>,
@@ -106,7 +109,7 @@ pub async fn show(
 #[utoipa::path(post, path = "/v1/grants/{id}/revoke", tag = "grants",
     params(("id" = String, Path,)),
     responses((status = 200, body = GrantView), (status = "default", body = Problem)))]
-pub async fn revoke(
+pub(crate) async fn revoke(
     request: HttpRequest,
     app: Data<App>,
     path: Path<GrantId>,

@@ -1,13 +1,13 @@
 //! Handlers: extract, authorise, one call, respond.
 
-pub mod access;
-pub mod admins;
-pub mod body;
-pub mod clusters;
-pub mod database;
-pub mod forming;
-pub mod grants;
-pub mod ops;
+pub(crate) mod access;
+pub(crate) mod admins;
+pub(crate) mod body;
+pub(crate) mod clusters;
+pub(crate) mod database;
+pub(crate) mod forming;
+pub(crate) mod grants;
+pub(crate) mod ops;
 
 use discovery_formation::KeyId;
 use discovery_types::role::Principal;

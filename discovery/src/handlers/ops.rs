@@ -12,7 +12,7 @@ use crate::error::ApiError;
 
 /// What `/readyz` says.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Readiness {
+pub(crate) struct Readiness {
     /// `ready`; or `degraded`: answers, but freezes and commits nothing.
     pub status: &'static str,
     /// What is wrong and what to do, if anything is.
@@ -23,14 +23,14 @@ pub struct Readiness {
 
 /// The process runs.
 #[utoipa::path(get, path = "/livez", tag = "operations", responses((status = 200)))]
-pub async fn livez() -> &'static str {
+pub(crate) async fn livez() -> &'static str {
     "ok\n"
 }
 
 /// The process can answer: the database does. Changes nothing.
 #[utoipa::path(get, path = "/readyz", tag = "operations",
     responses((status = 200, body = Readiness), (status = 503, body = Problem)))]
-pub async fn readyz(app: Data<App>) -> Result<HttpResponse, ApiError> {
+pub(crate) async fn readyz(app: Data<App>) -> Result<HttpResponse, ApiError> {
     let looked = app.store.look_at_generation().await;
     app.metrics.database_up.set(i64::from(looked.is_ok()));
     let generation = looked?;
@@ -45,7 +45,7 @@ pub async fn readyz(app: Data<App>) -> Result<HttpResponse, ApiError> {
 
 /// OpenMetrics.
 #[utoipa::path(get, path = "/metrics", tag = "operations", responses((status = 200)))]
-pub async fn metrics(app: Data<App>) -> HttpResponse {
+pub(crate) async fn metrics(app: Data<App>) -> HttpResponse {
     let metrics = &app.metrics;
     metrics.parked.set(app.parked.taken() as i64);
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -54,18 +54,18 @@ pub async fn metrics(app: Data<App>) -> HttpResponse {
 
 /// This API, as OpenAPI 3.1.
 #[utoipa::path(get, path = "/openapi.json", tag = "operations", responses((status = 200)))]
-pub async fn openapi() -> HttpResponse {
+pub(crate) async fn openapi() -> HttpResponse {
     HttpResponse::Ok().content_type("application/json").body(crate::routes::openapi_text())
 }
 
 /// Nothing is here.
-pub async fn not_found() -> HttpResponse {
+pub(crate) async fn not_found() -> HttpResponse {
     let next = "Look into /openapi.json for the paths that there are.";
     ApiError::new(Code::NotFound, "There is nothing at this path.", next).error_response()
 }
 
 /// Another method is: one of `allow` (RFC 9110, 15.5.6).
-pub async fn method_not_allowed(allow: &'static str) -> HttpResponse {
+pub(crate) async fn method_not_allowed(allow: &'static str) -> HttpResponse {
     let next = format!("Use one of: {allow}.");
     let error = ApiError::new(Code::MethodNotAllowed, "This path takes another method.", next);
     let mut response = error.error_response();
@@ -76,7 +76,7 @@ pub async fn method_not_allowed(allow: &'static str) -> HttpResponse {
 /// Members are changed by the cluster itself: refused, whatever the method.
 #[utoipa::path(method(post, put, patch, delete), path = "/v1/clusters/{id}/members", tag = "clusters",
     params(("id" = uuid::Uuid, Path,)), responses((status = 405, body = Problem)))]
-pub async fn membership() -> HttpResponse {
+pub(crate) async fn membership() -> HttpResponse {
     let mut response = ApiError::new(
         Code::MembershipElsewhere,
         "Discovery changes no membership.",

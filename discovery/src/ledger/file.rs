@@ -20,7 +20,7 @@ const SUM_LEN: usize = 16;
 
 /// Why the ledger can't be used.
 #[derive(Debug, thiserror::Error)]
-pub enum LedgerError {
+pub(crate) enum LedgerError {
     /// A file or folder.
     #[error("{what}")]
     Io {

@@ -15,7 +15,7 @@ const LOCK: i64 = 0x6d75_7374_6572_0001;
 
 /// The generation, and who is still missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Generation {
+pub(crate) struct Generation {
     /// Grows with each change.
     pub number: i64,
     /// Whether lists may be frozen and committed.
@@ -30,7 +30,7 @@ pub struct Generation {
 
 impl Generation {
     /// What is wrong and what to do, for `explain`, `/readyz` and the log; `None` if all is well.
-    pub fn explain(&self) -> Option<String> {
+    pub(crate) fn explain(&self) -> Option<String> {
         if self.settled {
             return None;
         }
@@ -50,7 +50,7 @@ impl Generation {
 
 /// A process that uses, or used, this database.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
-pub struct Process {
+pub(crate) struct Process {
     /// The id in its ledger.
     pub id: Uuid,
     /// The last generation that it put its ledger back into.
@@ -183,7 +183,7 @@ pub(super) async fn known_processes(
 impl Store {
     /// Looks at the database as a new connection does: pooled ones outlive a restore that only
     /// replaces the tables, and a primary that was replaced.
-    pub async fn look_again(&self, occasion: Occasion) -> Result<(), StoreError> {
+    pub(crate) async fn look_again(&self, occasion: Occasion) -> Result<(), StoreError> {
         let store = self.clone();
         // It goes on when whoever waits for it leaves: it may be in a transaction.
         let looks = tokio::spawn(async move {
@@ -195,7 +195,7 @@ impl Store {
     }
 
     /// Copies what the ledger lacks, once somebody has said that there is something.
-    pub async fn copy_news(&self) -> Result<(), StoreError> {
+    pub(crate) async fn copy_news(&self) -> Result<(), StoreError> {
         let Some(known) = self.ledger().known() else { return Ok(()) };
         let mut connection = self.acquire().await?;
         super::copy(&mut connection, self.ledger(), self.watch(), known.copied).await?;
@@ -203,7 +203,7 @@ impl Store {
     }
 
     /// Reads the generation anew and publishes it; the sweep's and `/readyz`'s question.
-    pub async fn look_at_generation(&self) -> Result<Generation, StoreError> {
+    pub(crate) async fn look_at_generation(&self) -> Result<Generation, StoreError> {
         let generation = read(&mut *self.acquire().await?).await?;
         publish(self.watch(), self.ledger().process(), generation.clone());
         Ok(generation)
@@ -228,7 +228,7 @@ impl Store {
     /// Writes a commit to the ledger, then to its row that the ledger holds one more: by that
     /// number an owner decides whether a process may be forgotten, and a ledger that holds less was
     /// put back. Returns when the commit is durable.
-    pub async fn let_out(&self, commit: Commit) -> Result<(), LedgerError> {
+    pub(crate) async fn let_out(&self, commit: Commit) -> Result<(), LedgerError> {
         self.ledger().ensure(commit).await?;
         if let Err(error) = self.count_entries().await {
             tracing::debug!(%error, "the sweep will count this commit");
@@ -246,7 +246,7 @@ impl Store {
     }
 
     /// All processes, the oldest first; this one's row as of now.
-    pub async fn processes(&self) -> Result<Vec<Process>, StoreError> {
+    pub(crate) async fn processes(&self) -> Result<Vec<Process>, StoreError> {
         let rows = sqlx::query_as(
             "SELECT id, generation, greatest(entries, CASE WHEN id = $1 THEN $2 END) AS entries,
                     first_seen_us, CASE WHEN id = $1 THEN now_us() ELSE last_seen_us END
@@ -261,7 +261,7 @@ impl Store {
     }
 
     /// An owner says that a process won't come back. `false`: there is none of that id.
-    pub async fn forget_process(&self, id: Uuid, by: &str) -> Result<bool, StoreError> {
+    pub(crate) async fn forget_process(&self, id: Uuid, by: &str) -> Result<bool, StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
         lock_alone(&mut transaction).await?;
         let forgotten = sqlx::query(
@@ -286,7 +286,7 @@ impl Store {
     /// An owner takes the database as it is: every token is revoked; the clusters that aren't
     /// committed must have been abandoned before.
     /// Returns how many tokens that were; `None`: it isn't generation `number` any more.
-    pub async fn accept_generation(
+    pub(crate) async fn accept_generation(
         &self,
         number: i64,
         by: &str,
@@ -315,7 +315,7 @@ impl Store {
     }
 
     /// Which server this is: system identifier and timeline.
-    pub async fn server(&self) -> Result<(u64, u32), StoreError> {
+    pub(crate) async fn server(&self) -> Result<(u64, u32), StoreError> {
         let server = server_of(&mut *self.acquire().await?).await?;
         let site = server.site()?;
         Ok((site.system, site.timeline))

@@ -17,7 +17,7 @@ use super::position::Home;
 
 /// A commit that this process let out: enough to put the cluster back into an empty database.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Commit {
+pub(crate) struct Commit {
     /// The cluster.
     pub cluster_id: Uuid,
     /// Lower-case hex of the proposal's hash h.
@@ -34,14 +34,14 @@ pub struct Commit {
 
 impl Commit {
     /// h.
-    pub fn hash(&self) -> Option<Hash> {
+    pub(crate) fn hash(&self) -> Option<Hash> {
         hash(&self.h)
     }
 }
 
 /// A CA: certificate in DER, key as the KEK wraps it, both in base64.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Authority {
+pub(crate) struct Authority {
     /// DER, base64.
     pub certificate: String,
     /// Wrapped PKCS#8, base64; `None` for an operator's own CA.
@@ -50,7 +50,7 @@ pub struct Authority {
 
 /// Which database this process last worked with, and how far it had come.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// `pg_control_system().system_identifier`.
     pub system_identifier: u64,
     /// Of the write-ahead log.
@@ -71,7 +71,7 @@ pub struct Seen {
 
 impl Seen {
     /// Where it was.
-    pub fn site(&self) -> Site {
+    pub(crate) fn site(&self) -> Site {
         let (database, tables) = (self.database, self.tables);
         Site { system: self.system_identifier, timeline: self.timeline, database, tables }
     }
@@ -87,7 +87,7 @@ impl Seen {
     }
 
     /// Whether only the position may differ.
-    pub fn is_of_the_same(&self, other: &Seen) -> bool {
+    pub(crate) fn is_of_the_same(&self, other: &Seen) -> bool {
         self.history() == other.history() && self.processes == other.processes
     }
 

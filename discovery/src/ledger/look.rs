@@ -16,7 +16,7 @@ use super::{DatabaseWatch, Ledger, Seen, UNCOPIED, copy};
 
 /// Whether this look counts as a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Occasion {
+pub(crate) enum Occasion {
     /// A new connection, a hint, a doubt.
     Doubt,
     /// The sweep.

@@ -65,17 +65,17 @@ use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 pub(crate) use copy::copy;
-pub use file::LedgerError;
-pub use generation::{Generation, Process};
-pub use index::{Authority, Commit, Seen};
-pub use look::Occasion;
+pub(crate) use file::LedgerError;
+pub(crate) use generation::Generation;
+pub(crate) use index::{Authority, Commit, Seen};
+pub(crate) use look::Occasion;
 pub(crate) use look::{ELSEWHERE, HALF_LOADED, look, oids, server_of, site_now};
-pub use watch::DatabaseWatch;
+pub(crate) use watch::DatabaseWatch;
 
 use index::{Copied, Index, Line};
 
 /// Channel on which decisions and changes of the admin chain are announced: time to copy them.
-pub const CHANNEL: &str = "muster_decision";
+pub(crate) const CHANNEL: &str = "muster_decision";
 /// Appends that wait for the disk; further callers wait for a place.
 const QUEUE: usize = 256;
 
@@ -93,7 +93,7 @@ enum What {
 
 /// A handle; clones share the file. The file is closed and unlocked when the last one is gone.
 #[derive(Clone, Debug)]
-pub struct Ledger {
+pub(crate) struct Ledger {
     process: Uuid,
     index: Arc<RwLock<Index>>,
     is_copy: Arc<AtomicBool>,
@@ -103,7 +103,7 @@ pub struct Ledger {
 
 impl Ledger {
     /// Opens the ledger in `dir`, making both if need be, and locks it.
-    pub fn open(dir: &Path) -> Result<Self, LedgerError> {
+    pub(crate) fn open(dir: &Path) -> Result<Self, LedgerError> {
         let (file, process, lines) = file::open(dir)?;
         let mut index = Index::default();
         for line in lines {
@@ -129,13 +129,13 @@ impl Ledger {
     }
 
     /// This process's name among those that share a database.
-    pub fn process(&self) -> Uuid {
+    pub(crate) fn process(&self) -> Uuid {
         self.process
     }
 
     /// Whether it is not where it was written: put back from a backup, copied, brought along by a
     /// cloned machine. It then may be as old as a database that was put back as well.
-    pub fn is_copy(&self) -> bool {
+    pub(crate) fn is_copy(&self) -> bool {
         self.is_copy.load(Ordering::Acquire)
     }
 
@@ -146,43 +146,43 @@ impl Ledger {
     }
 
     /// What is held of a cluster.
-    pub fn entry(&self, cluster: Uuid) -> Option<Entry> {
+    pub(crate) fn entry(&self, cluster: Uuid) -> Option<Entry> {
         self.read(|index| index.entry(cluster))
     }
 
     /// A commit that this process let out, whole.
-    pub fn whole(&self, cluster: Uuid) -> Option<Arc<Commit>> {
+    pub(crate) fn whole(&self, cluster: Uuid) -> Option<Arc<Commit>> {
         self.read(|index| index.whole(cluster))
     }
 
     /// Clusters after `after` in their order, at most `limit`, with what is held of them.
-    pub fn entries(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, Entry)> {
+    pub(crate) fn entries(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, Entry)> {
         self.read(|index| index.entries(after, limit))
     }
 
     /// How many commits it holds, of this process and of others.
-    pub fn commits(&self) -> usize {
+    pub(crate) fn commits(&self) -> usize {
         self.read(Index::commits)
     }
 
     /// The database as last seen.
-    pub fn seen(&self) -> Option<Seen> {
+    pub(crate) fn seen(&self) -> Option<Seen> {
         self.read(Index::seen)
     }
 
     /// As far as it is compared.
-    pub fn memory(&self) -> Memory {
+    pub(crate) fn memory(&self) -> Memory {
         self.read(Index::memory)
     }
 
     /// The same of the database alone.
-    pub fn known(&self) -> Option<Known> {
+    pub(crate) fn known(&self) -> Option<Known> {
         self.memory().known
     }
 
     /// Returns when the commit is durable. A second, different commit of one cluster is an error,
     /// and writes nothing.
-    pub async fn ensure(&self, commit: Commit) -> Result<(), LedgerError> {
+    pub(crate) async fn ensure(&self, commit: Commit) -> Result<(), LedgerError> {
         match self.entry(commit.cluster_id) {
             Some(Entry::Commit { h, .. }) if Some(h) != commit.hash() => {
                 return Err(LedgerError::Contradiction { cluster_id: commit.cluster_id });
@@ -207,13 +207,13 @@ impl Ledger {
     }
 
     /// Elements of the admin chain that this process has seen, the first one first.
-    pub fn admins(&self) -> Vec<String> {
+    pub(crate) fn admins(&self) -> Vec<String> {
         self.read(|index| index.admins.clone())
     }
 
     /// Returns when the elements are durable that follow those which are there. A chain that isn't
     /// a continuation of theirs is left alone.
-    pub async fn ensure_admins(&self, elements: &[String]) -> Result<(), LedgerError> {
+    pub(crate) async fn ensure_admins(&self, elements: &[String]) -> Result<(), LedgerError> {
         let known = self.admins();
         match elements.strip_prefix(&known[..]) {
             None | Some([]) => Ok(()),
@@ -224,7 +224,7 @@ impl Ledger {
     }
 
     /// Becomes true when the disk has failed; the process should then stop.
-    pub fn failed(&self) -> tokio::sync::watch::Receiver<bool> {
+    pub(crate) fn failed(&self) -> tokio::sync::watch::Receiver<bool> {
         self.failed.clone()
     }
 

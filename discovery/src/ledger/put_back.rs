@@ -100,7 +100,7 @@ pub(super) async fn first_contradicted(
 impl App {
     /// If the database is unsettled and this process hasn't put its ledger back into it: does so.
     /// Returns how many commits it put back. Every step can be repeated.
-    pub async fn put_ledger_back(&self) -> Result<u64, ApiError> {
+    pub(crate) async fn put_ledger_back(&self) -> Result<u64, ApiError> {
         let generation = self.store.look_at_generation().await?;
         let own = self.store.ledger().process();
         if generation.settled || !generation.missing.contains(&own) {
@@ -232,7 +232,7 @@ impl App {
 
     /// An owner takes the database as it is: what the own ledger holds goes back first, then every
     /// cluster that isn't committed is abandoned, every token revoked, and the gate opens.
-    pub async fn accept_database(
+    pub(crate) async fn accept_database(
         &self,
         system_identifier: Option<&str>,
         by: &str,

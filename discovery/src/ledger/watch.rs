@@ -11,7 +11,7 @@ use crate::metrics::Metrics;
 
 /// What is known of the database, for those who must not ask it: `/readyz`, `explain`, metrics.
 #[derive(Debug)]
-pub struct DatabaseWatch {
+pub(crate) struct DatabaseWatch {
     /// The generation as last read; `None` before the first connection.
     pub generation: watch::Sender<Option<Generation>>,
     /// Wakes whoever puts the ledger back.
@@ -40,7 +40,7 @@ const MET: u32 = 2;
 
 impl DatabaseWatch {
     /// Of a database that was never seen.
-    pub fn new(metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
         DatabaseWatch {
             generation: watch::channel(None).0,
             changed: Notify::new(),

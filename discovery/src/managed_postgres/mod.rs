@@ -27,7 +27,7 @@ use account::Account;
 use install::Installation;
 
 /// The superuser that `initdb` makes, and whom the service connects as.
-pub const SUPERUSER: &str = "muster";
+pub(crate) const SUPERUSER: &str = "muster";
 /// `sun_path` has 108 bytes, the last of which ends the string (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
 /// Names the socket; nothing listens on a port.
@@ -37,7 +37,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What to run, where.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Directory of the server; made if it doesn't exist.
     pub dir: PathBuf,
     /// Directory of `initdb` and `postgres`; `None` looks for them.
@@ -48,7 +48,7 @@ pub struct Settings {
 
 /// Why there is no Postgres.
 #[derive(Debug, thiserror::Error)]
-pub enum ManagedPostgresError {
+pub(crate) enum ManagedPostgresError {
     /// No binaries.
     #[error(
         "PostgreSQL isn't installed here: no `initdb` and `postgres` in {searched}. Install it \
@@ -172,8 +172,9 @@ enum State {
 
 /// A running Postgres. Dropping it stops the server as well, but without waiting for it.
 #[derive(Debug)]
-pub struct ManagedPostgres {
+pub(crate) struct ManagedPostgres {
     socket_dir: PathBuf,
+    #[cfg(test)]
     state: watch::Receiver<State>,
     stop: Option<mpsc::SyncSender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -182,7 +183,9 @@ pub struct ManagedPostgres {
 impl ManagedPostgres {
     /// Makes the database if there is none, starts the server, waits until it takes connections,
     /// and keeps it running. A server left over from a killed service is stopped in order first.
-    pub async fn start(settings: Settings) -> Result<Self, std::sync::Arc<ManagedPostgresError>> {
+    pub(crate) async fn start(
+        settings: Settings,
+    ) -> Result<Self, std::sync::Arc<ManagedPostgresError>> {
         let (state_sender, mut state) = watch::channel(State::Starting);
         // One place: the only message is "stop", and it is sent once.
         let (stop, stopped) = mpsc::sync_channel(1);
@@ -193,7 +196,10 @@ impl ManagedPostgres {
             .map_err(ManagedPostgresError::io("can't start a thread"))?;
         loop {
             match &*state.borrow_and_update() {
-                State::Ready { .. } => break,
+                State::Ready { pid } => {
+                    tracing::info!(pid, "Postgres takes connections");
+                    break;
+                }
                 State::Ended(Some(error)) => return Err(error.clone()),
                 State::Ended(None) | State::Starting | State::Restarting => {}
             }
@@ -203,11 +209,17 @@ impl ManagedPostgres {
                 return Err(ManagedPostgresError::Io { what, source }.into());
             }
         }
-        Ok(ManagedPostgres { socket_dir, state, stop: Some(stop), thread: Some(thread) })
+        Ok(ManagedPostgres {
+            socket_dir,
+            #[cfg(test)]
+            state,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
     }
 
     /// How to connect to `database`.
-    pub fn connect_options(&self, database: &str) -> PgConnectOptions {
+    pub(crate) fn connect_options(&self, database: &str) -> PgConnectOptions {
         PgConnectOptions::new_without_pgpass()
             .socket(&self.socket_dir)
             .port(PORT)
@@ -216,7 +228,8 @@ impl ManagedPostgres {
     }
 
     /// Process id of the postmaster, while it runs.
-    pub fn pid(&self) -> Option<u32> {
+    #[cfg(test)]
+    pub(crate) fn pid(&self) -> Option<u32> {
         match &*self.state.borrow() {
             State::Ready { pid } => Some(*pid),
             State::Starting | State::Restarting | State::Ended(_) => None,
@@ -224,7 +237,7 @@ impl ManagedPostgres {
     }
 
     /// Stops the server in order (fast shutdown) and waits for it.
-    pub async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;

@@ -12,7 +12,7 @@ const MAX_PUBLIC_KEY_FILE: u64 = 4096;
 
 /// Makes the key directory of a new discovery service.
 #[derive(Clone, Debug, clap::Args)]
-pub struct InitArgs {
+pub(crate) struct InitArgs {
     /// Public key of the first owner, as `muster-discovery key new` prints it, or the .pub file
     /// that holds it
     #[arg(long, value_name = "PUBLIC_KEY|FILE", value_parser = read_public_key)]
@@ -30,7 +30,7 @@ pub struct InitArgs {
 
 /// Runs the service.
 #[derive(Clone, Debug, clap::Args)]
-pub struct ServeArgs {
+pub(crate) struct ServeArgs {
     /// Key directory made by `init`
     #[arg(long, value_name = "DIR")]
     pub keys: PathBuf,
@@ -57,7 +57,7 @@ pub(super) const DATABASE_URL: &str = "MUSTER_DATABASE_URL";
 /// Which Postgres.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
-pub struct DatabaseArgs {
+pub(crate) struct DatabaseArgs {
     /// Run a Postgres of our own in this directory
     #[arg(long, value_name = "DIR", conflicts_with = "database_url")]
     pub managed_postgres: Option<PathBuf>,
@@ -79,7 +79,7 @@ pub struct DatabaseArgs {
 /// The protocol's times.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
-pub struct TimeArgs {
+pub(crate) struct TimeArgs {
     /// How long a seat is held without a sign of life
     #[arg(long, value_name = "TIME", default_value = "90s", value_parser = parse_duration)]
     pub lease: Duration,
@@ -109,7 +109,7 @@ pub struct TimeArgs {
 /// Bounds.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
-pub struct LimitArgs {
+pub(crate) struct LimitArgs {
     /// Open connections
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     pub max_connections: usize,
@@ -131,7 +131,7 @@ pub struct LimitArgs {
 ///
 /// Errors with the sentence that the command line shows, which repeats nothing of what was given:
 /// it may have been the private key.
-pub fn read_public_key(text: &str) -> Result<PublicKey, String> {
+pub(crate) fn read_public_key(text: &str) -> Result<PublicKey, String> {
     let parse = |text: &str| text.trim().parse().map_err(|error: KeyError| error.to_string());
     if text.starts_with("ed25519:") {
         return parse(text);
@@ -146,7 +146,7 @@ pub fn read_public_key(text: &str) -> Result<PublicKey, String> {
 /// `90s`, `500ms`, `10m`, `24h`; a bare number is seconds.
 ///
 /// Errors with the sentence that the command line shows.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
     let number: u64 = number.parse().map_err(|_| format!("`{text}` is not a time, such as 90s"))?;

@@ -12,11 +12,16 @@ use discovery_types::url::ServiceUrl;
 
 use crate::keydir::{Keydir, KeydirError, ServiceSettings};
 
-pub use args::{
-    DatabaseArgs, InitArgs, LimitArgs, ServeArgs, TimeArgs, parse_duration, read_public_key,
+pub(crate) use args::{
+    DatabaseArgs, InitArgs, ServeArgs, TimeArgs, parse_duration, read_public_key,
 };
-pub use run::{Running, serve, start};
-pub use tls::{ClientCertificate, Peer};
+pub(crate) use run::serve;
+pub(crate) use tls::Peer;
+
+#[cfg(test)]
+pub(crate) use args::LimitArgs;
+#[cfg(test)]
+pub(crate) use run::{Running, start};
 
 /// Why `init` or `serve` ended.
 #[derive(Debug, thiserror::Error)]
@@ -76,7 +81,7 @@ impl ServerError {
 
 /// Makes the service's key directory and returns what the operator must be shown: the context
 /// line, ready to be printed on stdout.
-pub fn init(args: &InitArgs) -> Result<String, ServerError> {
+pub(crate) fn init(args: &InitArgs) -> Result<String, ServerError> {
     let usage = |error: &dyn std::fmt::Display| ServerError::Usage(error.to_string());
     let owner = args.owner;
     let urls = args

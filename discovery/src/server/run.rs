@@ -48,8 +48,9 @@ const PARKED_EACH: usize = 8;
 const DATABASE: &str = "muster";
 
 /// A service that answers.
-pub struct Running {
+pub(crate) struct Running {
     /// Where it listens.
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests serve where the kernel picks"))]
     pub addresses: Vec<SocketAddr>,
     handle: ServerHandle,
     server: JoinHandle<std::io::Result<()>>,
@@ -62,7 +63,7 @@ pub struct Running {
 
 /// Serves until SIGTERM or SIGINT, then drains. Needs a tokio runtime around it, and a tracing
 /// subscriber set up by the caller.
-pub async fn serve(args: ServeArgs) -> Result<(), ServerError> {
+pub(crate) async fn serve(args: ServeArgs) -> Result<(), ServerError> {
     let broken = |error| ServerError::failed("can't wait for signals", error);
     let mut terminate = signal(SignalKind::terminate()).map_err(broken)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(broken)?;
@@ -101,7 +102,7 @@ pub async fn serve(args: ServeArgs) -> Result<(), ServerError> {
 }
 
 /// Starts a service; returns when it listens.
-pub async fn start(args: ServeArgs) -> Result<Running, ServerError> {
+pub(crate) async fn start(args: ServeArgs) -> Result<Running, ServerError> {
     check(&args)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -305,17 +306,19 @@ fn app(args: &ServeArgs, keys: Keydir, store: crate::store::Store) -> App {
 
 impl Running {
     /// What requests share; for tests that look behind the API.
-    pub fn app(&self) -> &App {
+    #[cfg(test)]
+    pub(crate) fn app(&self) -> &App {
         &self.app
     }
 
     /// Process id of the managed Postgres, while it runs.
-    pub fn postgres_pid(&self) -> Option<u32> {
+    #[cfg(test)]
+    pub(crate) fn postgres_pid(&self) -> Option<u32> {
         self.postgres.as_ref().and_then(ManagedPostgres::pid)
     }
 
     /// Takes no more requests, lets those that run finish within the drain time, stops the rest.
-    pub async fn stop(self) {
+    pub(crate) async fn stop(self) {
         self.app.draining.cancel();
         let graceful = tokio::time::timeout(self.drain, self.handle.stop(true));
         if graceful.await.is_err() {

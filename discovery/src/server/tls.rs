@@ -26,7 +26,7 @@ const ED25519_SPKI: [u8; 12] =
 
 /// Who is at the other end of a connection.
 #[derive(Clone, Debug)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// The socket's address.
     pub address: SocketAddr,
     /// The client's certificate, if it showed one.
@@ -35,7 +35,7 @@ pub struct Peer {
 
 /// What is kept of a client's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClientCertificate {
+pub(crate) struct ClientCertificate {
     /// SHA-256 of the DER: `x5t#S256` of RFC 8705.
     pub thumbprint: [u8; 32],
     /// The key, if it is Ed25519.
@@ -54,7 +54,7 @@ impl ClientCertificate {
 }
 
 /// actix-web's `on_connect`: puts a [`Peer`] where requests find it.
-pub fn remember_peer(connection: &dyn Any, extensions: &mut Extensions) {
+pub(crate) fn remember_peer(connection: &dyn Any, extensions: &mut Extensions) {
     let Some(stream) = connection.downcast_ref::<TlsStream<TcpStream>>() else { return };
     let (socket, session) = stream.get_ref();
     let Ok(address) = socket.peer_addr() else { return };
@@ -66,7 +66,7 @@ pub fn remember_peer(connection: &dyn Any, extensions: &mut Extensions) {
 }
 
 /// The listener's configuration.
-pub fn server_config(keys: &Keydir) -> Result<rustls::ServerConfig, Error> {
+pub(crate) fn server_config(keys: &Keydir) -> Result<rustls::ServerConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = Arc::new(AnyKey { provider: provider.clone() });
     let mut config = rustls::ServerConfig::builder_with_provider(provider)

@@ -10,7 +10,7 @@ use crate::ledger;
 
 impl Store {
     /// SHA-256 over all elements: whether they are still those that were read.
-    pub async fn admin_fingerprint(&self) -> Result<(Vec<u8>, Micros), StoreError> {
+    pub(crate) async fn admin_fingerprint(&self) -> Result<(Vec<u8>, Micros), StoreError> {
         let row = sqlx::query_as(
             "SELECT sha256(convert_to(coalesce(string_agg(jws, E'\\n' ORDER BY sequence), ''),
                                       'UTF8')), now_us()
@@ -22,7 +22,7 @@ impl Store {
     }
 
     /// All elements as they stand, in order.
-    pub async fn admin_elements(&self) -> Result<Vec<String>, StoreError> {
+    pub(crate) async fn admin_elements(&self) -> Result<Vec<String>, StoreError> {
         let rows = sqlx::query_scalar("SELECT jws FROM admin_elements ORDER BY sequence")
             .fetch_all(&mut *self.acquire().await?)
             .await?;
@@ -30,7 +30,7 @@ impl Store {
     }
 
     /// Appends a verified element. `Taken`: somebody else has appended in the meantime.
-    pub async fn put_admin_element(
+    pub(crate) async fn put_admin_element(
         &self,
         sequence: u64,
         jws: &Jws,
@@ -58,7 +58,7 @@ impl Store {
     }
 
     /// Uses an assertion up. `false`: it was used before.
-    pub async fn use_assertion(
+    pub(crate) async fn use_assertion(
         &self,
         key: &[u8; 32],
         jti: &str,
@@ -77,7 +77,10 @@ impl Store {
     }
 
     /// The cluster that an agent's key belongs to.
-    pub async fn cluster_of_agent(&self, key: &[u8; 32]) -> Result<Option<Uuid>, StoreError> {
+    pub(crate) async fn cluster_of_agent(
+        &self,
+        key: &[u8; 32],
+    ) -> Result<Option<Uuid>, StoreError> {
         let row = sqlx::query_scalar(
             "SELECT cluster_id FROM agents WHERE key = $1 ORDER BY redeemed_us DESC LIMIT 1",
         )
@@ -88,17 +91,16 @@ impl Store {
     }
 
     /// The service's own events, newest first.
-    pub async fn events(&self, stream: Uuid, limit: i64) -> Result<Vec<Event>, StoreError> {
-        let rows: Vec<(i64, i64, String, String)> = sqlx::query_as(
-            "SELECT number, at_us, kind, body FROM events WHERE stream = $1
+    pub(crate) async fn events(&self, stream: Uuid, limit: i64) -> Result<Vec<Event>, StoreError> {
+        let rows: Vec<(i64, String, String)> = sqlx::query_as(
+            "SELECT at_us, kind, body FROM events WHERE stream = $1
              ORDER BY number DESC LIMIT $2",
         )
         .bind(stream)
         .bind(limit)
         .fetch_all(&mut *self.acquire().await?)
         .await?;
-        let event = |(number, at_us, kind, body): (i64, i64, String, String)| Event {
-            number,
+        let event = |(at_us, kind, body): (i64, String, String)| Event {
             at_us,
             kind,
             body: Json(serde_json::from_str(&body).unwrap_or_default()),
@@ -109,9 +111,7 @@ impl Store {
 
 /// One link of an event chain.
 #[derive(Clone, Debug)]
-pub struct Event {
-    /// Its place.
-    pub number: i64,
+pub(crate) struct Event {
     /// When.
     pub at_us: Micros,
     /// What.

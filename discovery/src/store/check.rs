@@ -9,7 +9,7 @@ const OLDEST_VERSION: i32 = 130_000;
 
 /// What was found, in sentences: what can't be worked with, and what an operator should know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Findings {
+pub(crate) struct Findings {
     /// Each one stops the start.
     pub refusals: Vec<String>,
     /// Each one is logged.
@@ -29,7 +29,7 @@ struct Facts {
 }
 
 /// Looks at the server behind `connection`.
-pub async fn check(connection: &mut PgConnection) -> Result<Findings, StoreError> {
+pub(crate) async fn check(connection: &mut PgConnection) -> Result<Findings, StoreError> {
     let facts: Facts = sqlx::query_as(
         "SELECT current_setting('server_version_num')::int AS version,
                 pg_is_in_recovery() AS in_recovery,

@@ -16,7 +16,7 @@ use crate::ledger;
 
 /// A cluster in a list.
 #[derive(Clone, Debug, sqlx::FromRow)]
-pub struct ClusterSummaryRow {
+pub(crate) struct ClusterSummaryRow {
     /// Its id.
     pub id: Uuid,
     /// Its name.
@@ -39,7 +39,7 @@ pub struct ClusterSummaryRow {
 
 /// Where an agent comes from.
 #[derive(Clone, Debug, sqlx::FromRow)]
-pub struct Origin {
+pub(crate) struct Origin {
     /// The agent's key.
     pub key: Vec<u8>,
     /// The address that it last came from.
@@ -50,7 +50,7 @@ pub struct Origin {
 
 impl Origin {
     /// The addresses that its token is bound to; none if it is bound to none.
-    pub fn bound_to(&self) -> Vec<IpNet> {
+    pub(crate) fn bound_to(&self) -> Vec<IpNet> {
         let jws = self.grant_jws.as_ref().and_then(|jws| jws.parse::<Jws>().ok());
         let grant = jws.and_then(|jws| jws.claims_unverified::<Grant>(Typ::Grant).ok());
         grant.map(|grant| grant.cidrs).unwrap_or_default()
@@ -59,20 +59,18 @@ impl Origin {
 
 /// What a draft holds.
 #[derive(Clone, Debug)]
-pub struct Draft {
+pub(crate) struct Draft {
     /// Its name.
     pub name: String,
     /// Its size.
     pub size: i16,
-    /// When it dies.
-    pub deadline_us: Micros,
     /// Its CAs.
     pub authorities: Authorities,
 }
 
 /// What became of a first statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Opened {
+pub(crate) enum Opened {
     /// It is open now.
     Open,
     /// There is no draft of that id: it has died, or is open already.
@@ -82,7 +80,7 @@ pub enum Opened {
 }
 
 /// A CA with its wrapped key, to be stored.
-pub struct WrappedCa {
+pub(crate) struct WrappedCa {
     /// The CA.
     pub ca: NewCa,
     /// Its key as the KEK wraps it.
@@ -98,7 +96,7 @@ const LIST_LIMIT: i64 = 1_000;
 
 impl Store {
     /// Stores a draft; returns when it dies.
-    pub async fn add_draft(
+    pub(crate) async fn add_draft(
         &self,
         id: Uuid,
         name: &str,
@@ -136,7 +134,7 @@ impl Store {
     }
 
     /// Whether a live cluster has this name.
-    pub async fn is_name_taken(&self, name: &str) -> Result<bool, StoreError> {
+    pub(crate) async fn is_name_taken(&self, name: &str) -> Result<bool, StoreError> {
         let taken = sqlx::query_scalar(
             "SELECT EXISTS (SELECT 1 FROM clusters WHERE name = $1
                  AND phase IN ('open', 'preparing', 'committed', 'formed'))",
@@ -148,22 +146,22 @@ impl Store {
     }
 
     /// A live draft.
-    pub async fn draft(&self, id: Uuid) -> Result<Option<Draft>, StoreError> {
+    pub(crate) async fn draft(&self, id: Uuid) -> Result<Option<Draft>, StoreError> {
         let mut connection = self.acquire().await?;
-        let row: Option<(String, i16, i64)> = sqlx::query_as(
-            "SELECT name, size, deadline_us FROM clusters
+        let row: Option<(String, i16)> = sqlx::query_as(
+            "SELECT name, size FROM clusters
              WHERE id = $1 AND phase = 'draft' AND deadline_us > now_us()",
         )
         .bind(id)
         .fetch_optional(&mut *connection)
         .await?;
-        let Some((name, size, deadline_us)) = row else { return Ok(None) };
+        let Some((name, size)) = row else { return Ok(None) };
         let authorities = authorities(&mut connection, id).await?;
-        Ok(Some(Draft { name, size, deadline_us, authorities }))
+        Ok(Some(Draft { name, size, authorities }))
     }
 
     /// Turns a draft into an open cluster under its verified first statement.
-    pub async fn open_cluster(
+    pub(crate) async fn open_cluster(
         &self,
         statement: formation::Statement,
         jws: &Jws,
@@ -215,7 +213,7 @@ impl Store {
     /// A cluster that a ledger has and this database lacks: its row, CAs and statements, open, to
     /// be adopted next. A row that is there is left as it is. If somebody has taken its name in the
     /// meantime, it comes back under one with a part of its id.
-    pub async fn put_cluster_back(
+    pub(crate) async fn put_cluster_back(
         &self,
         statements: &[Jws],
         first: &Statement,
@@ -284,7 +282,10 @@ impl Store {
     }
 
     /// Clusters, newest first; with a name, only those of that name.
-    pub async fn clusters(&self, name: Option<&str>) -> Result<Vec<ClusterSummaryRow>, StoreError> {
+    pub(crate) async fn clusters(
+        &self,
+        name: Option<&str>,
+    ) -> Result<Vec<ClusterSummaryRow>, StoreError> {
         let rows = sqlx::query_as(
             "SELECT c.id, c.name, c.size, c.phase, c.epoch, c.created_us, c.deadline_us,
                     (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id AND a.seat IS NOT NULL)
@@ -301,7 +302,7 @@ impl Store {
     }
 
     /// One cluster as in a list; drafts too.
-    pub async fn summary(&self, id: Uuid) -> Result<Option<ClusterSummaryRow>, StoreError> {
+    pub(crate) async fn summary(&self, id: Uuid) -> Result<Option<ClusterSummaryRow>, StoreError> {
         let row = sqlx::query_as(
             "SELECT c.id, c.name, c.size, c.phase, c.epoch, c.created_us, c.deadline_us,
                     (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id AND a.seat IS NOT NULL)
@@ -317,7 +318,7 @@ impl Store {
     }
 
     /// Where a cluster's agents come from.
-    pub async fn origins(&self, id: Uuid) -> Result<Vec<Origin>, StoreError> {
+    pub(crate) async fn origins(&self, id: Uuid) -> Result<Vec<Origin>, StoreError> {
         let rows = sqlx::query_as(
             "SELECT a.key, a.address, g.jws AS grant_jws FROM agents a
              LEFT JOIN grants g ON g.id = a.grant_id WHERE a.cluster_id = $1",
@@ -329,13 +330,13 @@ impl Store {
     }
 
     /// A cluster's CAs.
-    pub async fn authorities(&self, id: Uuid) -> Result<Authorities, StoreError> {
+    pub(crate) async fn authorities(&self, id: Uuid) -> Result<Authorities, StoreError> {
         let mut connection = self.acquire().await?;
         authorities(&mut connection, id).await
     }
 
     /// Clusters for which something has become due, without those in `stuck`.
-    pub async fn due(&self, stuck: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
+    pub(crate) async fn due(&self, stuck: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
             "SELECT id FROM clusters WHERE next_deadline_us <= now_us() AND id <> ALL($2)
              ORDER BY next_deadline_us LIMIT $1",
@@ -348,7 +349,7 @@ impl Store {
     }
 
     /// Clusters that form, or formed while the database wasn't settled: for `db accept`.
-    pub async fn forming(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
+    pub(crate) async fn forming(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
             "SELECT id FROM clusters WHERE phase IN ('open', 'preparing') AND id > $1
              ORDER BY id LIMIT $2",
@@ -361,7 +362,7 @@ impl Store {
     }
 
     /// Clusters that wait for the database to be settled.
-    pub async fn unsettled(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
+    pub(crate) async fn unsettled(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
             "SELECT id FROM clusters WHERE unsettled AND phase IN ('open', 'preparing') AND id > $1
              ORDER BY id LIMIT $2",
@@ -374,7 +375,7 @@ impl Store {
     }
 
     /// Removes drafts that nobody signed, and assertions that have expired anyway.
-    pub async fn clear_out(&self) -> Result<(), StoreError> {
+    pub(crate) async fn clear_out(&self) -> Result<(), StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
         let dead: Vec<Uuid> = sqlx::query_scalar(
             "SELECT id FROM clusters WHERE phase = 'draft' AND deadline_us <= now_us()
@@ -412,7 +413,12 @@ impl Store {
 
     /// Ends a cluster that forms, without reading what belongs to it: rows that somebody damaged
     /// must not keep it from being given up. `false`: it doesn't form.
-    pub async fn give_up(&self, id: Uuid, cause: EndCause, by: &str) -> Result<bool, StoreError> {
+    pub(crate) async fn give_up(
+        &self,
+        id: Uuid,
+        cause: EndCause,
+        by: &str,
+    ) -> Result<bool, StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
         let ended: Option<i64> = sqlx::query_scalar(
             "UPDATE clusters SET phase = 'abandoned', ended_cause = $2, ended_us = now_us(),
@@ -443,7 +449,7 @@ impl Store {
     }
 
     /// Removes a draft that must never become a cluster.
-    pub async fn drop_draft(&self, id: Uuid) -> Result<(), StoreError> {
+    pub(crate) async fn drop_draft(&self, id: Uuid) -> Result<(), StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
         for sql in [
             "DELETE FROM authorities a USING clusters c
@@ -457,7 +463,11 @@ impl Store {
     }
 
     /// Remembers that a ledger's commit can't be put back here.
-    pub async fn note_refused(&self, commit: &ledger::Commit, why: &str) -> Result<(), StoreError> {
+    pub(crate) async fn note_refused(
+        &self,
+        commit: &ledger::Commit,
+        why: &str,
+    ) -> Result<(), StoreError> {
         sqlx::query(
             "INSERT INTO refused_commits (cluster_id, h, process, why, refused_us)
              VALUES ($1, decode($2, 'hex'), $3, $4, now_us()) ON CONFLICT DO NOTHING",

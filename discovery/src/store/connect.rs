@@ -25,7 +25,7 @@ const CONNECTION_LIFE: Duration = Duration::from_secs(30 * 60);
 
 /// The pool's bounds.
 #[derive(Clone, Copy, Debug)]
-pub struct PoolSettings {
+pub(crate) struct PoolSettings {
     /// Connections.
     pub size: u32,
     /// How long a request waits for one.
@@ -34,7 +34,7 @@ pub struct PoolSettings {
 
 /// Why the service can't work with this database.
 #[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
+pub(crate) enum ConnectError {
     /// It doesn't answer, or refuses us.
     #[error("can't use the database")]
     Store(#[from] StoreError),
@@ -62,7 +62,7 @@ pub enum ConnectError {
 }
 
 /// Looks at the server, brings the schema up to date, opens the pool, and compares with `ledger`.
-pub async fn connect(
+pub(crate) async fn connect(
     options: PgConnectOptions,
     settings: PoolSettings,
     ledger: Ledger,

@@ -18,7 +18,7 @@ const UNIQUE_VIOLATION: &str = "23505";
 
 /// A failed store call.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
+pub(crate) enum StoreError {
     /// Postgres is away, slow or full: 503, and try again.
     #[error("the database doesn't answer")]
     Unavailable(#[source] sqlx::Error),
@@ -49,7 +49,7 @@ impl StoreError {
     }
 
     /// A row that doesn't parse or verify.
-    pub fn damaged(what: impl Into<String>) -> Self {
+    pub(crate) fn damaged(what: impl Into<String>) -> Self {
         StoreError::Damaged { what: what.into() }
     }
 }

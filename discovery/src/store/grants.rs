@@ -10,11 +10,11 @@ use super::{Micros, Store, StoreError};
 use crate::domain::epoch_to_row;
 
 /// A list says no more than so many: the newest.
-pub const GRANTS_LISTED: i64 = 1_000;
+pub(crate) const GRANTS_LISTED: i64 = 1_000;
 
 /// A grant with what became of it.
 #[derive(Clone, Debug, sqlx::FromRow)]
-pub struct GrantUse {
+pub(crate) struct GrantUse {
     /// The grant.
     #[sqlx(flatten)]
     pub grant: GrantRow,
@@ -55,7 +55,7 @@ pub(super) async fn insert(
 
 impl Store {
     /// Stores a grant; storing the same one again changes nothing.
-    pub async fn put_grant(
+    pub(crate) async fn put_grant(
         &self,
         grant: &VerifiedGrant,
         by: &str,
@@ -76,10 +76,9 @@ impl Store {
     }
 
     /// One grant.
-    pub async fn grant(&self, id: &str) -> Result<Option<GrantUse>, StoreError> {
+    pub(crate) async fn grant(&self, id: &str) -> Result<Option<GrantUse>, StoreError> {
         let row = sqlx::query_as(
-            "SELECT g.id, g.cluster_id, g.kind, g.jws, g.token_key, g.uses, g.expires_us,
-                    g.issued_by, g.stored_us, g.revoked_us, g.revoked_by, c.phase,
+            "SELECT g.id, g.cluster_id, g.kind, g.jws, g.revoked_us, c.phase,
                     (SELECT count(*) FROM agents a WHERE a.grant_id = g.id) AS keys,
                     (SELECT void_before_us FROM generation) AS void_before_us
              FROM grants g JOIN clusters c ON c.id = g.cluster_id WHERE g.id = $1",
@@ -91,10 +90,9 @@ impl Store {
     }
 
     /// The newest [`GRANTS_LISTED`] grants, of one cluster or of all, newest first.
-    pub async fn grants(&self, cluster: Option<Uuid>) -> Result<Vec<GrantUse>, StoreError> {
+    pub(crate) async fn grants(&self, cluster: Option<Uuid>) -> Result<Vec<GrantUse>, StoreError> {
         let rows = sqlx::query_as(
-            "SELECT g.id, g.cluster_id, g.kind, g.jws, g.token_key, g.uses, g.expires_us,
-                    g.issued_by, g.stored_us, g.revoked_us, g.revoked_by, c.phase,
+            "SELECT g.id, g.cluster_id, g.kind, g.jws, g.revoked_us, c.phase,
                     (SELECT count(*) FROM agents a WHERE a.grant_id = g.id) AS keys,
                     (SELECT void_before_us FROM generation) AS void_before_us
              FROM grants g JOIN clusters c ON c.id = g.cluster_id

@@ -3,13 +3,13 @@
 //! Every transaction on a cluster locks the cluster's row, then reads the clock, then does one
 //! thing; read committed suffices with the lock, and a replica is never read.
 
-pub mod admins;
-pub mod check;
-pub mod cluster;
-pub mod clusters;
+pub(crate) mod admins;
+pub(crate) mod check;
+pub(crate) mod cluster;
+pub(crate) mod clusters;
 mod connect;
 mod error;
-pub mod grants;
+pub(crate) mod grants;
 mod key_directory;
 mod transaction;
 
@@ -21,19 +21,19 @@ use sqlx::{Connection, PgPool, Postgres, SqlSafeStr};
 
 use crate::ledger::{DatabaseWatch, Ledger};
 
-pub use connect::{ConnectError, PoolSettings, connect};
-pub use error::StoreError;
+pub(crate) use connect::{ConnectError, PoolSettings, connect};
+pub(crate) use error::StoreError;
 pub(crate) use transaction::Transaction;
 
 /// Microseconds since 1970 by Postgres' clock.
-pub type Micros = i64;
+pub(crate) type Micros = i64;
 
 /// How long a pooled connection has to say that it lives.
 const PING_WAIT: Duration = Duration::from_secs(1);
 
 /// A handle to the database; clones share the pool.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub(crate) struct Store {
     pool: PgPool,
     ledger: Ledger,
     watch: Arc<DatabaseWatch>,
@@ -71,17 +71,17 @@ impl Store {
     }
 
     /// This process's ledger.
-    pub fn ledger(&self) -> &Ledger {
+    pub(crate) fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
     /// What is known of the database.
-    pub fn watch(&self) -> &DatabaseWatch {
+    pub(crate) fn watch(&self) -> &DatabaseWatch {
         &self.watch
     }
 
     /// Asks Postgres for the time.
-    pub async fn now(&self) -> Result<Micros, StoreError> {
+    pub(crate) async fn now(&self) -> Result<Micros, StoreError> {
         Ok(sqlx::query_scalar("SELECT now_us()").fetch_one(&mut *self.acquire().await?).await?)
     }
 }

@@ -21,7 +21,7 @@ use discovery_types::token::Token;
 use super::support::World;
 use crate::server::Running;
 
-pub struct Agent {
+pub(super) struct Agent {
     pub key: Arc<SigningKey>,
     pub client: Client,
     pub record: Record,
@@ -36,7 +36,7 @@ pub struct Agent {
 
 impl Agent {
     /// `number` makes its name and its ports.
-    pub fn new(
+    pub(super) fn new(
         world: &World,
         service: &Running,
         statement: &Statement,
@@ -73,11 +73,11 @@ impl Agent {
     }
 
     /// Speaks to another service from now on.
-    pub fn turn_to(&mut self, world: &World, service: &Running) {
+    pub(super) fn turn_to(&mut self, world: &World, service: &Running) {
         self.client = world.client(service, Some(&self.key));
     }
 
-    pub fn envelope(&self) -> Jws {
+    pub(super) fn envelope(&self) -> Jws {
         Redeem {
             service: self.service,
             cluster: self.record.cluster,
@@ -90,11 +90,11 @@ impl Agent {
         .sign(&self.key)
     }
 
-    pub async fn redeem(&self) -> Result<PollResponse, ClientError> {
+    pub(super) async fn redeem(&self) -> Result<PollResponse, ClientError> {
         self.client.redeem(&self.envelope()).await.map(|response| response.poll)
     }
 
-    pub async fn poll(&self, after: Option<u64>) -> Result<PollResponse, ClientError> {
+    pub(super) async fn poll(&self, after: Option<u64>) -> Result<PollResponse, ClientError> {
         let request = PollRequest {
             after,
             boot: self.boot,
@@ -104,12 +104,12 @@ impl Agent {
         self.client.poll(self.record.cluster, &request).await
     }
 
-    pub fn session(&self) -> Session {
+    pub(super) fn session(&self) -> Session {
         Session { boot: self.boot, nonce: self.nonce }
     }
 
     /// Says that it reached everybody.
-    pub async fn probe(&self, seen: &PollResponse) -> Result<PollResponse, ClientError> {
+    pub(super) async fn probe(&self, seen: &PollResponse) -> Result<PollResponse, ClientError> {
         let proposal = seen.proposal.as_ref().unwrap();
         let Standing::Seated(own) = seen.standing else { panic!("{:?}", seen.standing) };
         let results = (1..=seen.size)
@@ -126,7 +126,7 @@ impl Agent {
     }
 
     /// Signs what it was shown, after verifying it as a real agent does.
-    pub async fn ack(&mut self, seen: &PollResponse) -> Result<PollResponse, ClientError> {
+    pub(super) async fn ack(&mut self, seen: &PollResponse) -> Result<PollResponse, ClientError> {
         let chain = StatementChain::verify_links(&seen.statements).unwrap();
         let proposal = seen.proposal.as_ref().unwrap();
         let verified = VerifiedProposal::verify(proposal, &chain).unwrap();
@@ -136,7 +136,7 @@ impl Agent {
     }
 
     /// Polls until `wanted`.
-    pub async fn until(&self, wanted: impl Fn(&PollResponse) -> bool) -> PollResponse {
+    pub(super) async fn until(&self, wanted: impl Fn(&PollResponse) -> bool) -> PollResponse {
         let mut seen = self.poll(None).await.unwrap();
         while !wanted(&seen) {
             seen = self.poll(Some(seen.rev)).await.unwrap();
@@ -145,7 +145,7 @@ impl Agent {
     }
 
     /// The document, verified whole.
-    pub fn document(&self, seen: &PollResponse) -> VerifiedDocument {
+    pub(super) fn document(&self, seen: &PollResponse) -> VerifiedDocument {
         let delivered = seen.document.as_ref().unwrap();
         let chain = StatementChain::verify_links(&delivered.statements).unwrap();
         VerifiedDocument::verify(&delivered.document, &chain).unwrap()
@@ -154,7 +154,7 @@ impl Agent {
 
 /// Redeems for all, then probes and signs until the cluster is committed. Returns what the last
 /// one was answered.
-pub async fn form(agents: &mut [Agent]) -> PollResponse {
+pub(super) async fn form(agents: &mut [Agent]) -> PollResponse {
     for agent in agents.iter() {
         agent.redeem().await.unwrap();
     }
@@ -162,7 +162,7 @@ pub async fn form(agents: &mut [Agent]) -> PollResponse {
 }
 
 /// Probes and signs for agents who sit.
-pub async fn sign(agents: &mut [Agent]) -> PollResponse {
+pub(super) async fn sign(agents: &mut [Agent]) -> PollResponse {
     let mut last = None;
     for agent in agents.iter_mut() {
         let seen = agent.until(|seen| seen.proposal.is_some()).await;

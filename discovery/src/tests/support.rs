@@ -29,7 +29,7 @@ struct Postgres {
 }
 
 /// A folder that an unprivileged user may pass, and whose path is short.
-pub fn folder() -> tempfile::TempDir {
+pub(super) fn folder() -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;
     tempfile::Builder::new()
         .prefix("mdt")
@@ -96,23 +96,23 @@ fn forget_dead_ones() {
 }
 
 /// Where the shared Postgres listens.
-pub fn socket() -> &'static Path {
+pub(super) fn socket() -> &'static Path {
     &postgres().socket
 }
 
 /// A new, empty database.
-pub struct Database {
+pub(super) struct Database {
     /// Its name.
     pub name: String,
 }
 
 impl Database {
-    pub async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         Database::from_template("template0").await
     }
 
     /// A copy of another one, as a restore from a backup makes it. Nobody may be connected to it.
-    pub async fn from_template(template: &str) -> Self {
+    pub(super) async fn from_template(template: &str) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let name = format!("t{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let mut connection = options("postgres").connect().await.unwrap();
@@ -122,7 +122,7 @@ impl Database {
     }
 
     /// Takes the place of `self`, under its name, as a restored backup does.
-    pub async fn replace_with(&self, backup: &Database) {
+    pub(super) async fn replace_with(&self, backup: &Database) {
         let mut connection = options("postgres").connect().await.unwrap();
         for sql in [
             format!("DROP DATABASE {} WITH (FORCE)", self.name),
@@ -133,7 +133,7 @@ impl Database {
     }
 
     /// A copy of it as it is now; whoever is connected is thrown out.
-    pub async fn back_up(&self) -> Database {
+    pub(super) async fn back_up(&self) -> Database {
         let mut connection = options("postgres").connect().await.unwrap();
         for _ in 0..100 {
             sqlx::query(
@@ -155,7 +155,7 @@ impl Database {
     }
 
     /// What `pg_dump` makes of it, as it is now.
-    pub fn dump(&self) -> Vec<u8> {
+    pub(super) fn dump(&self) -> Vec<u8> {
         let mut dump = client("pg_dump");
         let done = dump.args(["--format=custom", &self.name]).output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
@@ -163,20 +163,20 @@ impl Database {
     }
 
     /// DROP, CREATE, `pg_restore`: the way back to a dump that every manual tells.
-    pub async fn load(&self, dump: &[u8]) {
+    pub(super) async fn load(&self, dump: &[u8]) {
         self.make_anew().await;
         self.restore(dump, &[]);
     }
 
     /// DROP; whoever is connected is thrown out.
-    pub async fn remove(&self) {
+    pub(super) async fn remove(&self) {
         let sql = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
         let mut connection = options("postgres").connect().await.unwrap();
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
     }
 
     /// DROP, CREATE.
-    pub async fn make_anew(&self) {
+    pub(super) async fn make_anew(&self) {
         self.remove().await;
         let sql = format!("CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8'", self.name);
         let mut connection = options("postgres").connect().await.unwrap();
@@ -184,7 +184,7 @@ impl Database {
     }
 
     /// What `dump` consists of, a line for each part; `--use-list` takes such lines back.
-    pub fn parts(dump: &[u8]) -> String {
+    pub(super) fn parts(dump: &[u8]) -> String {
         let file = file_of(dump);
         let done = client("pg_restore").arg("--list").arg(file.path()).output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
@@ -192,7 +192,7 @@ impl Database {
     }
 
     /// `pg_restore`, with these options.
-    pub fn restore(&self, dump: &[u8], options: &[&str]) {
+    pub(super) fn restore(&self, dump: &[u8], options: &[&str]) {
         let file = file_of(dump);
         let mut restore = client("pg_restore");
         restore.args(["--exit-on-error", "--dbname", &self.name]).args(options).arg(file.path());
@@ -201,7 +201,7 @@ impl Database {
     }
 
     /// The rows of a dump in the place of those that are there, in the same tables.
-    pub async fn set_rows_back(&self, dump: &[u8]) {
+    pub(super) async fn set_rows_back(&self, dump: &[u8]) {
         let mut connection = self.connect().await;
         sqlx::raw_sql(
             "SET session_replication_role = replica;
@@ -217,7 +217,7 @@ impl Database {
     }
 
     /// Decisions are told to nobody any more: each process finds them when it looks.
-    pub async fn keep_decisions_quiet(&self) {
+    pub(super) async fn keep_decisions_quiet(&self) {
         sqlx::raw_sql(
             "DO $$ BEGIN EXECUTE replace(
                  pg_get_functiondef('add_decision'::regproc), 'muster_decision', 'nobody_hears');
@@ -228,17 +228,17 @@ impl Database {
         .unwrap();
     }
 
-    pub async fn connect(&self) -> PgConnection {
+    pub(super) async fn connect(&self) -> PgConnection {
         options(&self.name).connect().await.unwrap()
     }
 
-    pub fn url(&self) -> String {
+    pub(super) fn url(&self) -> String {
         let socket = postgres().socket.display().to_string().replace('/', "%2F");
         format!("postgres://muster@{socket}:5432/{}", self.name)
     }
 }
 
-pub fn file_of(bytes: &[u8]) -> tempfile::NamedTempFile {
+pub(super) fn file_of(bytes: &[u8]) -> tempfile::NamedTempFile {
     use std::io::Write;
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
@@ -253,7 +253,7 @@ fn client(program: &str) -> std::process::Command {
     command
 }
 
-pub fn options(database: &str) -> PgConnectOptions {
+pub(super) fn options(database: &str) -> PgConnectOptions {
     PgConnectOptions::new_without_pgpass()
         .socket(&postgres().socket)
         .port(5432)
@@ -262,7 +262,7 @@ pub fn options(database: &str) -> PgConnectOptions {
 }
 
 /// Times that make tests quick and still leave room on a loaded machine.
-pub fn times() -> TimeArgs {
+pub(super) fn times() -> TimeArgs {
     TimeArgs {
         lease: Duration::from_secs(30),
         prepare: Duration::from_secs(30),
@@ -276,7 +276,7 @@ pub fn times() -> TimeArgs {
 }
 
 /// One installation: keys, ledgers and a database. Services come and go.
-pub struct World {
+pub(super) struct World {
     pub folder: tempfile::TempDir,
     pub database: Database,
     pub owner: Arc<SigningKey>,
@@ -284,7 +284,7 @@ pub struct World {
 }
 
 impl World {
-    pub async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         let folder = folder();
         let owner = Arc::new(SigningKey::generate());
         let context = init(&InitArgs {
@@ -298,7 +298,7 @@ impl World {
         World { folder, database: Database::new().await, owner, context }
     }
 
-    pub fn args(&self, ledger: &str) -> ServeArgs {
+    pub(super) fn args(&self, ledger: &str) -> ServeArgs {
         ServeArgs {
             keys: self.folder.path().join("keys"),
             listen: vec!["127.0.0.1:0".parse().unwrap()],
@@ -321,11 +321,11 @@ impl World {
         }
     }
 
-    pub async fn serve(&self) -> Running {
+    pub(super) async fn serve(&self) -> Running {
         start(self.args("ledger")).await.unwrap()
     }
 
-    pub fn client(&self, service: &Running, key: Option<&Arc<SigningKey>>) -> Client {
+    pub(super) fn client(&self, service: &Running, key: Option<&Arc<SigningKey>>) -> Client {
         Client::new(ClientConfig {
             urls: vec![format!("https://{}", service.addresses[0]).parse().unwrap()],
             pins: self.context.pins.clone(),
@@ -334,12 +334,12 @@ impl World {
         .unwrap()
     }
 
-    pub fn owner(&self, service: &Running) -> Client {
+    pub(super) fn owner(&self, service: &Running) -> Client {
         self.client(service, Some(&self.owner))
     }
 
     /// A statement for a new draft, not put yet.
-    pub async fn draft(&self, admin: &Client, name: &str, size: u8) -> Statement {
+    pub(super) async fn draft(&self, admin: &Client, name: &str, size: u8) -> Statement {
         let name = name.parse().unwrap();
         let request = DraftRequest { name, size };
         let draft = admin.create_draft(&request).await.unwrap();
@@ -368,7 +368,7 @@ impl World {
     }
 
     /// An open cluster.
-    pub async fn cluster(&self, admin: &Client, name: &str, size: u8) -> Statement {
+    pub(super) async fn cluster(&self, admin: &Client, name: &str, size: u8) -> Statement {
         let statement = self.draft(admin, name, size).await;
         let jws = statement.sign(&self.owner);
         admin.put_statement(statement.cluster, &jws).await.unwrap();
@@ -376,7 +376,7 @@ impl World {
     }
 
     /// A grant for a new token, not put yet.
-    pub fn grant(&self, admin: &Client, statement: &Statement) -> (Token, Grant) {
+    pub(super) fn grant(&self, admin: &Client, statement: &Statement) -> (Token, Grant) {
         let token = Token::generate(TokenKind::Boot);
         let now = admin.service_now_ms().unsigned_abs() / 1_000;
         let grant = Grant {
@@ -397,7 +397,7 @@ impl World {
     }
 
     /// A token that can be redeemed.
-    pub async fn token(&self, admin: &Client, statement: &Statement) -> Token {
+    pub(super) async fn token(&self, admin: &Client, statement: &Statement) -> Token {
         let (token, grant) = self.grant(admin, statement);
         admin.put_grant(&grant.sign(&self.owner)).await.unwrap();
         token
@@ -405,7 +405,7 @@ impl World {
 }
 
 /// Long enough ago for an owner to forget it.
-pub async fn was_last_seen_long_ago(database: &Database, process: Uuid) {
+pub(super) async fn was_last_seen_long_ago(database: &Database, process: Uuid) {
     sqlx::query("UPDATE processes SET last_seen_us = last_seen_us - 61000000 WHERE id = $1")
         .bind(process)
         .execute(&mut database.connect().await)
@@ -414,7 +414,7 @@ pub async fn was_last_seen_long_ago(database: &Database, process: Uuid) {
 }
 
 /// The first commit document of a cluster, as the database has it.
-pub async fn committed(database: &Database, cluster: Uuid) -> Option<Jws> {
+pub(super) async fn committed(database: &Database, cluster: Uuid) -> Option<Jws> {
     let row: Option<String> =
         sqlx::query_scalar("SELECT document FROM commits WHERE cluster_id = $1")
             .bind(cluster)
@@ -425,7 +425,7 @@ pub async fn committed(database: &Database, cluster: Uuid) -> Option<Jws> {
 }
 
 /// A request as anybody may make it, without a word of ours.
-pub async fn send_with(
+pub(super) async fn send_with(
     world: &World,
     service: &Running,
     key: Option<&SigningKey>,
@@ -446,7 +446,7 @@ pub async fn send_with(
 }
 
 /// A JSON request.
-pub async fn send(
+pub(super) async fn send(
     world: &World,
     service: &Running,
     key: Option<&SigningKey>,
@@ -459,12 +459,12 @@ pub async fn send(
 }
 
 /// What is at `path`, for everybody.
-pub async fn get(world: &World, service: &Running, path: &str) -> (u16, String) {
+pub(super) async fn get(world: &World, service: &Running, path: &str) -> (u16, String) {
     send_with(world, service, None, "GET", path, &[], String::new()).await
 }
 
 /// Bytes over TLS, and what comes back until the other side closes.
-pub async fn exchange(
+pub(super) async fn exchange(
     world: &World,
     service: &Running,
     key: Option<&SigningKey>,

@@ -19,7 +19,7 @@ use super::records::Caches;
 
 /// Whether the signatures in rows are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trust {
+pub(crate) enum Trust {
     /// Always, but for:
     Verify,
     /// giving up a cluster whose rows somebody changed.
@@ -141,7 +141,7 @@ pub(super) struct Loaded {
 
 /// A grant that a redeem names.
 #[derive(Clone, Debug, Deserialize)]
-pub struct AskedGrant {
+pub(crate) struct AskedGrant {
     /// The signed grant.
     pub jws: String,
     /// The token's public key, as its row has it.

@@ -22,15 +22,15 @@ use super::{Micros, Store, StoreError, Transaction};
 use crate::domain::epoch_to_row;
 use crate::ledger;
 
-pub use load::{AskedGrant, Trust};
+pub(crate) use load::{AskedGrant, Trust};
 pub(crate) use records::Caches;
 pub(super) use save::event;
 
 /// Channel on which changed clusters are announced: a hint, never the news itself.
-pub const CHANNEL: &str = "muster_cluster";
+pub(crate) const CHANNEL: &str = "muster_cluster";
 
 /// A cluster under its row's lock.
-pub struct ClusterTransaction {
+pub(crate) struct ClusterTransaction {
     transaction: Transaction,
     /// As it is now; the caller changes it.
     pub cluster: Cluster,
@@ -54,7 +54,7 @@ pub struct ClusterTransaction {
 
 /// A grant's row.
 #[derive(Clone, Debug, sqlx::FromRow)]
-pub struct GrantRow {
+pub(crate) struct GrantRow {
     /// Its id.
     pub id: String,
     /// The cluster.
@@ -63,25 +63,13 @@ pub struct GrantRow {
     pub kind: String,
     /// The signed grant.
     pub jws: String,
-    /// The token's public key.
-    pub token_key: Vec<u8>,
-    /// Seats that it is worth.
-    pub uses: i32,
-    /// When it stops admitting keys.
-    pub expires_us: Micros,
-    /// Name of the admin who signed it.
-    pub issued_by: String,
-    /// When it was stored.
-    pub stored_us: Micros,
     /// When it was revoked.
     pub revoked_us: Option<Micros>,
-    /// By whom.
-    pub revoked_by: Option<String>,
 }
 
 /// A CA's row.
 #[derive(Clone, Debug, sqlx::FromRow)]
-pub struct AuthorityRow {
+pub(crate) struct AuthorityRow {
     /// DER.
     pub certificate: Vec<u8>,
     /// As the KEK wraps it; none for an operator's own CA.
@@ -90,7 +78,7 @@ pub struct AuthorityRow {
 
 /// Both CAs.
 #[derive(Clone, Debug)]
-pub struct Authorities {
+pub(crate) struct Authorities {
     /// For peers.
     pub peer: AuthorityRow,
     /// For clients.
@@ -98,11 +86,11 @@ pub struct Authorities {
 }
 
 /// A member's peer and client leaf, in DER.
-pub type LeafPair = (Vec<u8>, Vec<u8>);
+pub(crate) type LeafPair = (Vec<u8>, Vec<u8>);
 
 /// A decided list, to be stored with the cluster.
 #[derive(Clone, Debug)]
-pub struct NewCommit {
+pub(crate) struct NewCommit {
     /// Its epoch.
     pub epoch: u64,
     /// Its hash.
@@ -118,7 +106,7 @@ pub struct NewCommit {
 impl Store {
     /// Locks and loads a cluster, with the grant that is asked for; `None` if there is none, or
     /// only a draft of it.
-    pub async fn begin_cluster(
+    pub(crate) async fn begin_cluster(
         &self,
         id: Uuid,
         trust: Trust,
@@ -166,7 +154,7 @@ impl Store {
     }
 
     /// Reads a cluster without a lock, for those who only look.
-    pub async fn read_cluster(
+    pub(crate) async fn read_cluster(
         &self,
         id: Uuid,
     ) -> Result<Option<(Cluster, Arc<StatementChain>, formation::Micros)>, StoreError> {
@@ -185,22 +173,22 @@ impl Store {
 
 impl ClusterTransaction {
     /// The cluster's id.
-    pub fn id(&self) -> Uuid {
+    pub(crate) fn id(&self) -> Uuid {
         Uuid::from_u128(self.cluster.id.0)
     }
 
     /// The connection, for what belongs into this transaction beside the cluster.
-    pub fn connection(&mut self) -> &mut PgConnection {
+    pub(crate) fn connection(&mut self) -> &mut PgConnection {
         &mut self.transaction
     }
 
     /// Whether this transaction may freeze, decide or end anything.
-    pub fn gate(&self) -> Gate {
+    pub(crate) fn gate(&self) -> Gate {
         gate(self.known.as_ref(), &self.read)
     }
 
     /// Copies what the ledger lacks of what this transaction sees; whether it then has all of it.
-    pub async fn copy_news(&mut self, store: &Store) -> Result<bool, StoreError> {
+    pub(crate) async fn copy_news(&mut self, store: &Store) -> Result<bool, StoreError> {
         let from = self.known.map_or(Mark::START, |known| known.copied);
         ledger::copy(&mut self.transaction, &store.ledger, &store.watch, from).await?;
         let copied = store.ledger.known().map_or(0, |known| known.copied.number);
@@ -208,7 +196,7 @@ impl ClusterTransaction {
     }
 
     /// Ends the connection, which leads to the past: nobody shall be given it again.
-    pub async fn hang_up(mut self) {
+    pub(crate) async fn hang_up(mut self) {
         let end = sqlx::query("SELECT pg_terminate_backend(pg_backend_pid())");
         if let Err(error) = end.execute(&mut *self.transaction).await {
             tracing::debug!(%error, "a connection was ended");
@@ -216,12 +204,12 @@ impl ClusterTransaction {
     }
 
     /// The grant that was asked for, if it is this cluster's.
-    pub fn asked(&self) -> Option<&AskedGrant> {
+    pub(crate) fn asked(&self) -> Option<&AskedGrant> {
         self.asked.as_ref()
     }
 
     /// The signed grants that the records of `list` name, each once.
-    pub fn grants_of(&self, list: &formation::Proposal) -> Result<Vec<Jws>, StoreError> {
+    pub(crate) fn grants_of(&self, list: &formation::Proposal) -> Result<Vec<Jws>, StoreError> {
         let ids: BTreeSet<&str> = list.records.iter().map(|record| &*record.grant.0).collect();
         let damaged = || StoreError::damaged(format!("a grant of cluster {}", self.id()));
         let jws = |id: &str| self.grants.get(id)?.parse().ok();
@@ -229,14 +217,14 @@ impl ClusterTransaction {
     }
 
     /// Both CAs.
-    pub async fn authorities(&mut self) -> Result<Authorities, StoreError> {
+    pub(crate) async fn authorities(&mut self) -> Result<Authorities, StoreError> {
         let id = self.id();
         authorities(&mut self.transaction, id).await
     }
 
     /// Saves what differs from what was loaded, with its events and its commit, and announces it.
     /// `addresses`: source addresses of keys that redeemed.
-    pub async fn save(
+    pub(crate) async fn save(
         &mut self,
         changes: &[Change],
         commit: Option<&NewCommit>,
@@ -260,7 +248,7 @@ impl ClusterTransaction {
     }
 
     /// COMMIT.
-    pub async fn commit(self) -> Result<Cluster, StoreError> {
+    pub(crate) async fn commit(self) -> Result<Cluster, StoreError> {
         self.transaction.commit().await?;
         Ok(self.cluster)
     }
@@ -282,7 +270,7 @@ fn is_repeated(before: &Cluster, change: &Change) -> bool {
 }
 
 /// The signed grants that the records of `list` name, each once.
-pub async fn grants_of(
+pub(crate) async fn grants_of(
     connection: &mut PgConnection,
     cluster: Uuid,
     list: &formation::Proposal,
@@ -306,7 +294,7 @@ pub async fn grants_of(
 }
 
 /// Both CAs of a cluster.
-pub async fn authorities(
+pub(crate) async fn authorities(
     connection: &mut PgConnection,
     cluster: Uuid,
 ) -> Result<Authorities, StoreError> {
@@ -324,7 +312,7 @@ pub async fn authorities(
 
 /// A decision as it stands.
 #[derive(Clone, Debug)]
-pub struct StoredCommit {
+pub(crate) struct StoredCommit {
     /// Its hash.
     pub h: Vec<u8>,
     /// The document.
@@ -334,7 +322,7 @@ pub struct StoredCommit {
 }
 
 /// A cluster's decision, with the leaves of `seat`.
-pub async fn stored_commit(
+pub(crate) async fn stored_commit(
     connection: &mut PgConnection,
     cluster: Uuid,
     seat: Option<u8>,
@@ -366,7 +354,7 @@ pub async fn stored_commit(
 
 impl ClusterTransaction {
     /// Adds what a step that wasn't refused brought along.
-    pub async fn add(
+    pub(crate) async fn add(
         &mut self,
         statement: Option<&Jws>,
         revoke: Option<&(GrantId, String)>,
@@ -381,13 +369,17 @@ impl ClusterTransaction {
     }
 
     /// Adds the next statement to the chain.
-    pub async fn add_statement(&mut self, jws: &Jws) -> Result<(), StoreError> {
+    pub(crate) async fn add_statement(&mut self, jws: &Jws) -> Result<(), StoreError> {
         let (id, now) = (self.id(), self.now);
         add_statement(&mut self.transaction, id, now, jws).await
     }
 
     /// Stores a grant that a document names, unless it is there.
-    pub async fn add_grant(&mut self, grant: &VerifiedGrant, by: &str) -> Result<(), StoreError> {
+    pub(crate) async fn add_grant(
+        &mut self,
+        grant: &VerifiedGrant,
+        by: &str,
+    ) -> Result<(), StoreError> {
         let now = self.now;
         super::grants::insert(&mut self.transaction, grant, by, now).await?;
         Ok(())
