@@ -82,6 +82,7 @@ cases! {
     r15_commits_answer_lost: "R15",
     r16_dump_loaded_while_the_one_that_delivered_is_down: "R16",
     r16_rows_set_back_under_the_processes: "R16 in place",
+    guarantee_forgotten_while_it_runs: "forgotten while it runs",
     limit_rows_younger_than_a_sweep: "rows younger than a sweep",
     r17_ledger_put_back_then_the_database: "R17",
     r17_ledger_and_position_put_back: "R17 with its position",

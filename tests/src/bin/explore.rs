@@ -72,6 +72,12 @@ struct Arguments {
     /// Ledgers that are put back to an older copy.
     #[arg(long, default_value_t = 0)]
     ledgers: u8,
+    /// Processes that are lost for good, with their ledgers.
+    #[arg(long, default_value_t = 0)]
+    losses: u8,
+    /// Processes that an owner says won't come back.
+    #[arg(long, default_value_t = 0)]
+    forgets: u8,
     /// Restores may also set the rows back under the processes.
     #[arg(long)]
     in_place: bool,
@@ -145,6 +151,8 @@ impl Arguments {
                 ends: self.ends,
                 accepts: self.accepts,
                 ledgers: self.ledgers,
+                losses: self.losses,
+                forgets: self.forgets,
                 links: self.links,
                 clocks: self.clocks,
                 ..Faults::default()
@@ -247,6 +255,8 @@ fn described(config: &Config) -> String {
         ("ends", faults.ends),
         ("accepts", faults.accepts),
         ("ledgers put back", faults.ledgers),
+        ("processes lost", faults.losses),
+        ("processes forgotten", faults.forgets),
         ("links down", faults.links),
         ("clocks ahead", faults.clocks),
     ];

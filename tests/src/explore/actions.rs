@@ -13,7 +13,9 @@ use crate::explore::database::{Database, PROCESSES};
 use crate::explore::host_side::directory_of;
 use crate::explore::identity::{list, list_of, machine, members_of, name};
 use crate::explore::idle;
-use crate::explore::processes::{Setback, have_swept_since_backup, is_up_to_date};
+use crate::explore::processes::{
+    Setback, have_swept_since_backup, is_up_to_date, may_be_forgotten,
+};
 use crate::explore::reduce;
 use crate::explore::world::{Mode, World};
 
@@ -85,6 +87,10 @@ pub enum Action {
     /// The copy is put in the ledger's place while its process is down; with the position beside it
     /// or without.
     PutLedgerBack(usize, bool),
+    /// A process is lost for good, with its ledger.
+    LoseProcess(usize),
+    /// An owner says that a process won't come back.
+    Forget(usize),
     /// An agent is killed and starts again.
     Kill(usize),
     /// A host dies for good.
@@ -166,6 +172,8 @@ impl Action {
             | Action::Accept
             | Action::Restore(_)
             | Action::PutLedgerBack(..)
+            | Action::LoseProcess(_)
+            | Action::Forget(_)
             | Action::Kill(_)
             | Action::Die(_)
             | Action::LoseDirectory(_)
@@ -231,6 +239,8 @@ impl fmt::Display for Action {
                     "process {at}'s ledger is put back to the copy, the position beside it isn't"
                 )
             }
+            Action::LoseProcess(at) => write!(f, "process {at} is lost for good, with its ledger"),
+            Action::Forget(at) => write!(f, "an owner says that process {at} won't come back"),
             Action::Kill(at) => write!(f, "{}'s agent is killed and starts again", host(at)),
             Action::Die(at) => write!(f, "{} dies for good", host(at)),
             Action::LoseDirectory(at) => {
@@ -282,7 +292,7 @@ pub fn enumerate(world: &World, config: &Config) -> Vec<Action> {
     }
     of_links(world, config, &mut actions);
     of_service(world, config, &mut actions);
-    if reduce::may_serve_differently(world, config) {
+    if reduce::may_serve_differently(world, config) && !world.processes[1].is_gone {
         let asks = |action: &&Action| action.asks_the_service();
         let by_other = |action: &Action| Action::By(1, Box::new(action.clone()));
         let others: Vec<Action> = actions.iter().filter(asks).map(by_other).collect();
@@ -534,6 +544,12 @@ fn of_database(world: &World, config: &Config, actions: &mut Vec<Action>) {
         if at > 0 && reduce::are_processes_alike(world) {
             continue;
         }
+        if world.left.forgets > 0 && may_be_forgotten(world, config, at) {
+            actions.push(Action::Forget(at));
+        }
+        if process.is_gone {
+            continue;
+        }
         if !process.connected {
             actions.push(Action::Look(at));
             continue;
@@ -567,7 +583,8 @@ fn of_database(world: &World, config: &Config, actions: &mut Vec<Action>) {
             }
         } else {
             // A ledger that was put back has been compared since: see `processes`.
-            let compared = world.processes.iter().all(|process| process.connected);
+            let compared =
+                world.processes.iter().all(|process| process.connected || process.is_gone);
             let may = |setback: &&Setback| match setback {
                 Setback::Dump => compared,
                 Setback::InPlace => {
@@ -593,6 +610,11 @@ fn of_process(world: &World, config: &Config, at: usize, actions: &mut Vec<Actio
     let counts = config.setbacks.contains(&Setback::InPlace) && world.left.restores > 0;
     if counts && world.backup.as_ref().is_some_and(beat) {
         actions.push(Action::Sweep(at));
+    }
+    // Whichever it is, the other one is the first; what that has not copied is lost, and no rule
+    // can bring it back.
+    if world.left.losses > 0 && at > 0 && is_up_to_date(world, config, 0) {
+        actions.push(Action::LoseProcess(at));
     }
     if world.left.ledgers == 0 {
         return;

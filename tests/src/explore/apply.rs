@@ -178,6 +178,14 @@ fn fault(world: &mut World, config: &Config, action: &Action) -> Result<(), Viol
             world.left.ledgers -= 1;
             processes::put_ledger_copy_back(&mut world.processes[*at], *with_position);
         }
+        Action::LoseProcess(at) => {
+            world.left.losses -= 1;
+            processes::lose(&mut world.processes[*at]);
+        }
+        Action::Forget(at) => {
+            spend(&mut world.left.forgets);
+            processes::forget(world, *at);
+        }
         Action::Crash(at) => {
             world.left.crashes -= 1;
             processes::crash(world, config, *at);

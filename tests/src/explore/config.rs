@@ -70,6 +70,8 @@ pub struct Environment {
     pub complete: bool,
     /// A process's row says how much its ledger held.
     pub entries: bool,
+    /// An owner can't forget a process that runs.
+    pub gone_only: bool,
     /// Rows that are set back under the processes are of a backup that is older than a sweep of each
     /// of them. No rule sees to that, and none could: what a process knows is no younger than what
     /// it copied last.
@@ -89,6 +91,7 @@ impl Environment {
         beats: true,
         complete: true,
         entries: true,
+        gone_only: true,
         old_backups: true,
         ledger_sync: true,
         journal_sync: true,
@@ -124,6 +127,10 @@ pub struct Faults {
     pub crashes: u8,
     /// A process's ledger is put back to an older copy.
     pub ledgers: u8,
+    /// A process is lost for good, and its ledger with it, once the other has copied what it held.
+    pub losses: u8,
+    /// An owner says that a process won't come back: its ledger isn't waited for.
+    pub forgets: u8,
     /// A link between two hosts goes down, both ways, for good.
     pub links: u8,
     /// The service's clock is `AHEAD` for a while, then right again.
@@ -148,6 +155,8 @@ impl Faults {
             overlaps: self.overlaps.min(together),
             crashes: self.crashes.min(together),
             ledgers: self.ledgers.min(together),
+            losses: self.losses.min(together),
+            forgets: self.forgets.min(together),
             links: self.links.min(together),
             clocks: self.clocks.min(together),
         }

@@ -40,6 +40,8 @@ pub struct Row {
     pub beat: u64,
     /// It has put its ledger back into this generation.
     pub is_back: bool,
+    /// An owner has said that it won't come back.
+    pub is_forgotten: bool,
 }
 
 /// A discovery process.
@@ -51,6 +53,8 @@ pub struct Process {
     pub saved: Option<Ledger>,
     /// It has looked at the database that its connections lead to.
     pub connected: bool,
+    /// It is lost for good.
+    pub is_gone: bool,
     /// Without row lock: what a transaction under way has read.
     pub read: Option<Arc<Database>>,
 }

@@ -151,6 +151,8 @@ fn with_faults(world: &World, without: u128) -> u128 {
         left.overlaps,
         left.crashes,
         left.ledgers,
+        left.losses,
+        left.forgets,
         left.links,
         left.clocks,
         world.together,
@@ -307,11 +309,13 @@ impl View<'_> {
         mix.sum(world.processes.iter().enumerate().map(|(at, process)| {
             let mut mix = Mix::new(3);
             mix.flag(process.connected);
+            mix.flag(process.is_gone);
             for database in [Some(&world.database), world.backup.as_ref()].into_iter().flatten() {
                 let row = database.rows[at];
                 mix.word(row.entries);
                 mix.word(row.beat);
                 mix.flag(row.is_back);
+                mix.flag(row.is_forgotten);
             }
             ledger(&mut mix, &process.ledger, places);
             if world.left.ledgers > 0 {

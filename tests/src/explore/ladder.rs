@@ -101,6 +101,13 @@ fn links_clock_and_ledgers() -> Vec<Config> {
                 Faults { restores: 1, ledgers: 1, pauses: 1, ends: 1, ..Faults::default() },
             )
         },
+        rung(
+            "a restore, a process lost and forgotten, a pause",
+            2,
+            3,
+            2,
+            Faults { restores: 1, losses: 1, forgets: 1, pauses: 1, ..Faults::default() },
+        ),
         without_ledger(
             "a restore without ledger",
             5,

@@ -9,7 +9,7 @@ use formation_explored::memory::{
 use formation_explored::service::{EndCause, Ended, Event, Phase};
 
 use crate::explore::config::Config;
-use crate::explore::database::{Ledger, PROCESSES, Process, Remembered, Row};
+use crate::explore::database::{Database, Ledger, PROCESSES, Process, Remembered, Row};
 use crate::explore::host_side::document_of;
 use crate::explore::properties::{self, Violation};
 use crate::explore::reduce;
@@ -38,6 +38,9 @@ pub fn look(world: &mut World, config: &Config, at: usize) -> Result<(), Violati
     world.processes[at].connected = true;
     if !config.environment.ledger {
         return Ok(());
+    }
+    if world.database.rows[at].is_forgotten {
+        Arc::make_mut(&mut world.database).rows[at].is_forgotten = false;
     }
     let environment = &config.environment;
     let memory = world.processes[at].ledger.memory(environment);
@@ -146,8 +149,34 @@ fn put_ledger_back(world: &mut World, config: &Config, at: usize) -> Result<(), 
     }
     let database = Arc::make_mut(&mut world.database);
     database.rows[at].is_back = true;
-    database.settled = database.rows.iter().all(|row| row.is_back);
+    settle_if_complete(database);
     Ok(())
+}
+
+fn settle_if_complete(database: &mut Database) {
+    database.settled |= database.rows.iter().all(|row| row.is_back || row.is_forgotten);
+}
+
+/// An owner says that the process won't come back.
+pub fn forget(world: &mut World, at: usize) {
+    let database = Arc::make_mut(&mut world.database);
+    database.rows[at].is_forgotten = true;
+    settle_if_complete(database);
+}
+
+/// The process is waited for, and an owner may say that it needn't be: of another one than the one
+/// that answers, and not of one that runs.
+#[must_use]
+pub fn may_be_forgotten(world: &World, config: &Config, at: usize) -> bool {
+    let (process, row) = (&world.processes[at], world.database.rows[at]);
+    let is_answered = (0..PROCESSES).any(|other| other != at && world.processes[other].connected);
+    let is_waited_for = !(world.database.settled || row.is_back || row.is_forgotten);
+    is_waited_for && is_answered && (process.is_gone || !config.environment.gone_only)
+}
+
+/// The process is lost for good, with all that it had.
+pub fn lose(process: &mut Process) {
+    *process = Process { is_gone: true, ..Process::default() };
 }
 
 /// A ledger's word ends the cluster, without the machine: it has no event for that.

@@ -37,6 +37,8 @@ pub enum Switch {
     Complete,
     /// What a process's row says of its ledger.
     Entries,
+    /// That a process which runs can't be forgotten.
+    GoneOnly,
     /// That a backup is older than a sweep.
     OldBackups,
 }
@@ -82,6 +84,7 @@ impl Case {
             Switch::Beats => config.environment.beats = false,
             Switch::Complete => config.environment.complete = false,
             Switch::Entries => config.environment.entries = false,
+            Switch::GoneOnly => config.environment.gone_only = false,
             Switch::OldBackups => config.environment.old_backups = false,
         }
         self.run(&config)
@@ -318,6 +321,12 @@ fn set_back() -> Vec<Case> {
             "the rows are set back under the processes, and one that has let out nothing goes on",
             Switch::Beats,
             Config { setbacks: &[Setback::InPlace], ..one_seat("R16 in place", restored) },
+        ),
+        two_clusters(
+            "forgotten while it runs",
+            "a dump is loaded, and an owner forgets the process that delivered before it has looked",
+            Switch::GoneOnly,
+            one_seat("forgotten", Faults { losses: 1, forgets: 1, ..restored }),
         ),
         two_clusters(
             "rows younger than a sweep",

@@ -11,7 +11,7 @@ use crate::explore::config::Config;
 use crate::explore::database::PROCESSES;
 use crate::explore::host_side::{directory_of, see_refusal};
 use crate::explore::identity::{machine, members_of, name};
-use crate::explore::processes::is_up_to_date;
+use crate::explore::processes::{is_up_to_date, may_be_forgotten};
 use crate::explore::properties::{Property, Violation};
 use crate::explore::reduce::is_untouched;
 use crate::explore::service_side::{deliver_ack, serve, speak};
@@ -67,7 +67,11 @@ fn from(world: &World, config: &Config) -> Result<(), Violation> {
 fn round(from: &World, config: &Config) -> Result<World, Violation> {
     let mut world = from.clone();
     for process in 0..PROCESSES {
-        if !is_up_to_date(&world, config, process) {
+        if world.processes[process].is_gone {
+            if may_be_forgotten(&world, config, process) {
+                world = apply(&world, config, &Action::Forget(process))?;
+            }
+        } else if !is_up_to_date(&world, config, process) {
             world = apply(&world, config, &Action::Look(process))?;
         }
     }
