@@ -4,8 +4,11 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 use discovery_types::bundle::Bundle;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 use zeroize::Zeroizing;
 
 use crate::exit::{End, chain};
@@ -15,26 +18,42 @@ use crate::state::journal::{Join, Keepsakes};
 /// The longest bundle file that is read.
 const BUNDLE_LIMIT: u64 = 16 * 1024;
 
+/// How long a pipe, or a person at a terminal, may take for it.
+const BUNDLE_TIME: Duration = Duration::from_secs(300);
+
 /// Reads the bundle that was named; nothing if none was.
-pub(crate) fn read_bundle(settings: &Settings) -> Result<Option<Bundle>, End> {
-    let Some(source) = &settings.bundle else { return Ok(None) };
-    let mut text = Zeroizing::new(String::new());
-    let (name, read) = match source {
-        BundleSource::Stdin => {
-            let read = std::io::stdin().take(BUNDLE_LIMIT).read_to_string(&mut text);
-            ("standard input".to_owned(), read)
-        }
-        BundleSource::File(path) => {
-            let read = File::open(path).and_then(|file| {
-                warn_of_readers(path, &file)?;
-                file.take(BUNDLE_LIMIT).read_to_string(&mut text)
-            });
-            (path.display().to_string(), read)
-        }
+///
+/// A pipe may stay silent for ever. So it is read on a thread of its own, which nobody waits for:
+/// drop the future, and the agent can end.
+pub(crate) async fn read_bundle(settings: &Settings) -> Result<Option<Bundle>, End> {
+    let Some(source) = settings.bundle.clone() else { return Ok(None) };
+    let name = match &source {
+        BundleSource::Stdin => "standard input".to_owned(),
+        BundleSource::File(path) => path.display().to_string(),
     };
     let refuse = |what: String| End::Usage(format!("the join bundle in {name}: {what}"));
-    read.map_err(|error| refuse(error.to_string()))?;
+    let (tell, told) = oneshot::channel();
+    let reader = move || drop(tell.send(read(&source)));
+    let thread = std::thread::Builder::new().name("bundle".to_owned()).spawn(reader);
+    thread.map_err(|error| refuse(error.to_string()))?;
+    let late = || refuse(format!("nothing whole came within {} s", BUNDLE_TIME.as_secs()));
+    let read = timeout(BUNDLE_TIME, told).await.map_err(|_| late())?;
+    let text = read.expect("the reader tells before it ends");
+    let text = text.map_err(|error| refuse(error.to_string()))?;
     text.parse().map(Some).map_err(|error| refuse(chain(&error)))
+}
+
+fn read(source: &BundleSource) -> std::io::Result<Zeroizing<String>> {
+    let mut text = Zeroizing::new(String::new());
+    match source {
+        BundleSource::Stdin => std::io::stdin().take(BUNDLE_LIMIT).read_to_string(&mut text)?,
+        BundleSource::File(path) => {
+            let file = File::open(path)?;
+            warn_of_readers(path, &file)?;
+            file.take(BUNDLE_LIMIT).read_to_string(&mut text)?
+        }
+    };
+    Ok(text)
 }
 
 /// A bundle is a secret for as long as the cluster forms.

@@ -240,7 +240,8 @@ impl Daemon<'_> {
 
     async fn begin(&self, machine: discovery_formation::Machine) -> Result<(), End> {
         // A bundle that can't be read must not cost a key.
-        let bundle = read_bundle(self.settings)?;
+        let read = self.stop.run_until_cancelled(read_bundle(self.settings)).await;
+        let Some(bundle) = read.transpose()? else { return Ok(()) };
         if bundle.is_none() {
             return Err(End::Usage(
                 "this host has no cluster yet: say --bundle-file FILE (or - for standard input); \
@@ -258,14 +259,16 @@ impl Daemon<'_> {
     async fn form(&self, found: Found) -> Result<(), End> {
         let layout = &self.settings.layout;
         journal::write(layout, &found.journal, &found.keepsakes).map_err(state_end)?;
-        let bundle = match read_bundle(self.settings) {
-            Ok(bundle) => bundle,
+        let read = self.stop.run_until_cancelled(read_bundle(self.settings)).await;
+        let bundle = match read {
+            None => return Ok(()),
+            Some(Ok(bundle)) => bundle,
             // It was redeemed before; the file may be gone by now.
-            Err(end) if found.journal.record.is_some() => {
+            Some(Err(end)) if found.journal.record.is_some() => {
                 tracing::warn!("going on without the bundle: {end}");
                 None
             }
-            Err(end) => return Err(end),
+            Some(Err(end)) => return Err(end),
         };
         self.form_with(found, bundle).await
     }

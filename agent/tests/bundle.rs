@@ -1,0 +1,57 @@
+//! Bundles that come through a pipe: the built agent.
+
+#![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+const USAGE: i32 = 2;
+
+fn pipe(dir: &Path) -> PathBuf {
+    let path = dir.join("pipe");
+    assert!(Command::new("mkfifo").args(["-m", "600"]).arg(&path).status().unwrap().success());
+    path
+}
+
+fn run(dir: &Path, bundle: &Path) -> Child {
+    let mut agent = Command::new(env!("CARGO_BIN_EXE_muster-agent"));
+    agent.args(["run", "--node-binary", "/bin/true", "--data-dir"]).arg(dir.join("data"));
+    agent.arg("--bundle-file").arg(bundle).stdin(Stdio::null()).stderr(Stdio::piped());
+    agent.spawn().unwrap()
+}
+
+#[test]
+fn an_agent_that_waits_for_its_bundle_can_be_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut agent = run(dir.path(), &pipe(dir.path()));
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(agent.try_wait().unwrap().is_none(), "it waits");
+    kill_process(Pid::from_child(&agent), Signal::TERM).unwrap();
+    let start = Instant::now();
+    let ended = loop {
+        if let Some(status) = agent.try_wait().unwrap() {
+            break status;
+        }
+        if start.elapsed() > Duration::from_secs(10) {
+            agent.kill().unwrap();
+            panic!("SIGTERM doesn't end it");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!(ended.code(), Some(0));
+}
+
+#[test]
+fn a_bundle_may_come_through_a_pipe() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = pipe(dir.path());
+    let agent = run(dir.path(), &pipe);
+    std::fs::write(&pipe, "no bundle").unwrap();
+    let output = agent.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(USAGE), "{said}");
+    assert!(said.contains("the join bundle in"), "{said}");
+}
