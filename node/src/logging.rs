@@ -8,6 +8,7 @@
 use std::{
     fmt::{self, Write as _},
     io::{self, Write},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -63,19 +64,27 @@ impl Logging {
     /// Opens the outputs and becomes the process's log.
     ///
     /// # Errors
-    /// If a file can't be opened.
-    pub fn start(level: Level, format: LogFormat, outputs: &[LogOutput]) -> io::Result<Self> {
+    /// If a file can't be opened, or is a link, a pipe or another's second name.
+    pub fn start(
+        level: Level,
+        format: LogFormat,
+        outputs: &[LogOutput],
+    ) -> Result<Self, muster_files::Error> {
         let mut writers: Vec<Box<dyn Write + Send>> = Vec::new();
         for output in outputs {
             writers.push(match output {
                 LogOutput::Stderr => Box::new(io::stderr()),
                 LogOutput::Stdout => Box::new(io::stdout()),
-                LogOutput::File(path) => {
-                    Box::new(fs_err::OpenOptions::new().create(true).append(true).open(path)?)
-                }
+                LogOutput::File(path) if path == Path::new("/dev/null") => Box::new(io::sink()),
+                // A link that somebody left there isn't written through.
+                LogOutput::File(path) => Box::new(muster_files::open(
+                    path,
+                    std::fs::OpenOptions::new().create(true).append(true),
+                )?),
             });
         }
-        let (logging, layer) = start(level, format, writers)?;
+        let (logging, layer) = start(level, format, writers)
+            .map_err(muster_files::Error::io("start a thread for", Path::new("the log")))?;
         // A second start in one process (tests) keeps the first log.
         let _ = tracing_subscriber::registry().with(layer).try_init();
         Ok(logging)
@@ -300,6 +309,25 @@ mod tests {
         drop(logging);
         let bytes = memory.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn a_log_is_written_through_no_link_and_waits_on_no_pipe() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("victim"), "").unwrap();
+        std::os::unix::fs::symlink("victim", path("link")).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(path("pipe")).status().unwrap();
+        assert!(made.success());
+        let open =
+            |path| Logging::start(Level::INFO, LogFormat::Json, &[LogOutput::File(path)]).map(drop);
+        // The pipe last: opened as a plain file, it would wait here for its reader.
+        for refused in ["link", "pipe"] {
+            assert!(open(path(refused)).is_err_and(|error| error.is_refusal()), "{refused}");
+        }
+        open(path("log")).unwrap();
+        open(path("log")).unwrap();
+        open("/dev/null".into()).unwrap();
     }
 
     #[test]

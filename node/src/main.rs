@@ -37,8 +37,8 @@ fn run(config: &Config, remarks: &[Remark]) -> ExitCode {
     let _logging = match Logging::start(config.log_level, config.log_format, &config.log_outputs) {
         Ok(logging) => logging,
         Err(error) => {
-            complain(&format!("cannot open the log output: {error}"));
-            return ExitCode::from(FAILED);
+            complain(&format!("cannot open the log output: {}", chain(&error)));
+            return ExitCode::from(if error.is_refusal() { USAGE } else { FAILED });
         }
     };
     server::log_remarks(remarks);

@@ -186,8 +186,8 @@ fn log_outputs(text: &str) -> Vec<LogOutput> {
     list(text)
         .into_iter()
         .map(|output| match output.as_str() {
-            "default" | "stderr" => LogOutput::Stderr,
-            "stdout" => LogOutput::Stdout,
+            "default" | "stderr" | "/dev/stderr" => LogOutput::Stderr,
+            "stdout" | "/dev/stdout" => LogOutput::Stdout,
             _ => LogOutput::File(PathBuf::from(output)),
         })
         .collect()
