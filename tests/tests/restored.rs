@@ -178,11 +178,12 @@ fn postgres(program: &str, args: &[&str]) -> Result<()> {
 /// Two processes on one Postgres, of which the second formed a cluster and was killed, and the
 /// database as it was before.
 struct Restored {
-    world: World,
     members: Vec<Agent>,
     /// A host that never saw the commit, with the bundle of then.
     late: Agent,
     identity: u64,
+    /// Last: its folder says which nodes the agents have to end.
+    world: World,
 }
 
 const SECOND: &str = "discovery-2";
@@ -223,7 +224,7 @@ fn restored_without_who_formed_it() -> Result<Restored> {
     for said in ["a dump", "db accept", "Start them"] {
         ensure!(explained.contains(said), "{said:?} is not said: {explained}");
     }
-    Ok(Restored { world, members, late, identity })
+    Ok(Restored { members, late, identity, world })
 }
 
 fn start_second(world: &World, port: u16) -> Result<Process> {
