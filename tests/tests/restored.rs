@@ -274,9 +274,10 @@ fn a_dump_loaded_without_the_process_that_formed_the_cluster_goes_on_when_it_is_
         let [gone] = missing[..] else { return None };
         gone["id"].as_str().map(str::to_owned)
     })?;
-    // Nobody forgets one that was seen a minute ago.
+    // Nobody forgets one that was seen a minute ago, or had no minute to look at the dump.
     world.psql(&format!(
-        "UPDATE processes SET last_seen_us = last_seen_us - 61000000 WHERE id = '{gone}'"
+        "UPDATE processes SET last_seen_us = last_seen_us - 61000000 WHERE id = '{gone}';
+         UPDATE generation SET changed_us = changed_us - 61000000"
     ))?;
     world.admin_command(&["process", "forget", &gone, "--yes"])?;
     restored.ends_as_one_cluster()

@@ -13,7 +13,7 @@ use discovery_types::token::Token;
 use uuid::Uuid;
 
 use super::agent::{Agent, form};
-use super::support::{World, committed, get, was_last_seen_long_ago};
+use super::support::{World, changed_long_ago, committed, get, was_last_seen_long_ago};
 use crate::ledger::Occasion;
 use crate::server::{Running, ServeArgs, start};
 
@@ -105,6 +105,7 @@ async fn what_another_process_let_out_forms_no_second_time_when_a_dump_is_loaded
     .await;
     // One is gone for good: what two knows of its commits is all that is left.
     was_last_seen_long_ago(&world.database, delivered).await;
+    changed_long_ago(&world.database).await;
     assert!(admin.forget_process(delivered).await.unwrap().settled);
     nobody_forms_it_again(&world, &two, (&statement, &token), &decided).await;
     // A token from after it is no way either, nor a process that knows of nothing.

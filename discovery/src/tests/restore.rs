@@ -8,7 +8,7 @@ use discovery_types::problem::Code;
 use uuid::Uuid;
 
 use super::agent::{Agent, form, sign};
-use super::support::{World, committed, was_last_seen_long_ago};
+use super::support::{World, changed_long_ago, committed, was_last_seen_long_ago};
 use crate::server::Running;
 
 async fn state(admin: &Client, cluster: Uuid) -> ClusterState {
@@ -137,7 +137,11 @@ async fn nothing_forms_until_every_known_process_has_put_its_ledger_back_or_is_f
     // Restored a moment ago, it was heard of a moment ago as well.
     let refused = admin.forget_process(absent).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::WrongState));
+    // A dump of last night says so of whoever runs, too: they have a minute to look at it.
     was_last_seen_long_ago(&world.database, absent).await;
+    let refused = admin.forget_process(absent).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::WrongState), "{refused}");
+    changed_long_ago(&world.database).await;
     let listed = admin.forget_process(absent).await.unwrap();
     assert!(listed.settled, "{listed:?}");
     let seen = agent.until(|seen| seen.proposal.is_some()).await;
@@ -294,6 +298,7 @@ async fn a_cluster_that_ended_here_before_its_ledger_came_back_unsettles_nothing
     // Another process, with a ledger of its own: an owner says that the first one won't come back.
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
     was_last_seen_long_ago(&world.database, gone).await;
+    changed_long_ago(&world.database).await;
     world.owner(&two).forget_process(gone).await.unwrap();
     eventually("settled", async || {
         world.owner(&two).list_processes().await.ok().filter(|listed| listed.settled)

@@ -11,7 +11,7 @@ use discovery_types::role::Role;
 use uuid::Uuid;
 
 use super::agent::{Agent, form};
-use super::support::{World, committed};
+use super::support::{World, changed_long_ago, committed, was_last_seen_long_ago};
 use crate::ledger::Ledger;
 use crate::server::ServeArgs;
 
@@ -256,10 +256,7 @@ async fn an_old_token_waits_until_the_database_is_settled_before_it_is_called_vo
     let statement = world.cluster(&admin, "demo", 1).await;
     let old = world.token(&admin, &statement).await;
     service.stop().await;
-    sqlx::raw_sql("UPDATE processes SET last_seen_us = last_seen_us - 61000000")
-        .execute(&mut world.database.connect().await)
-        .await
-        .unwrap();
+    was_last_seen_long_ago(&world.database, absent).await;
     move_elsewhere(&world).await;
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     let service = world.serve().await;
@@ -267,6 +264,7 @@ async fn an_old_token_waits_until_the_database_is_settled_before_it_is_called_vo
     let refused = agent.redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
     assert!(refused.is_retryable());
+    changed_long_ago(&world.database).await;
     world.owner(&service).forget_process(absent).await.unwrap();
     let refused = agent.redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantRevoked), "{refused}");
@@ -363,10 +361,7 @@ async fn a_parked_poll_has_its_news_when_the_database_is_settled() {
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
     let absent = two.app().store.ledger().process();
     two.stop().await;
-    sqlx::raw_sql("UPDATE processes SET last_seen_us = last_seen_us - 61000000")
-        .execute(&mut world.database.connect().await)
-        .await
-        .unwrap();
+    was_last_seen_long_ago(&world.database, absent).await;
     move_elsewhere(&world).await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -379,6 +374,7 @@ async fn a_parked_poll_has_its_news_when_the_database_is_settled() {
         while parked.taken() == 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+        changed_long_ago(&world.database).await;
         admin.forget_process(absent).await.unwrap();
     };
     let (news, ()) = tokio::join!(agent.poll(Some(rev)), settle);
