@@ -205,20 +205,58 @@ fn give_back(open: &mut Open, keep: u64, warned: &mut bool) -> io::Result<()> {
     Ok(())
 }
 
-/// The last lines of a node's log, for a message about why it died.
-pub(crate) fn last_lines(path: &Path, count: usize) -> Vec<String> {
+/// Where a log ended when it was looked at.
+#[derive(Debug)]
+pub(crate) struct Mark {
+    inode: u64,
+    length: u64,
+}
+
+impl Mark {
+    /// The end of the log as it is now, if there is one.
+    pub(crate) fn end_of(path: &Path) -> Option<Self> {
+        let log = std::fs::metadata(path).ok()?;
+        Some(Self { inode: log.ino(), length: log.len() })
+    }
+}
+
+/// The lines after `since` (all of a log that has been replaced or truncated since then), as far as
+/// they fit into a chunk at its end.
+fn lines_since(path: &Path, since: Option<&Mark>) -> Vec<String> {
     let read = (|| {
         let mut file = File::open(path)?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(CHUNK as u64)))?;
+        let log = file.metadata()?;
+        let since = since.filter(|mark| mark.inode == log.ino() && mark.length <= log.len());
+        let from = since.map_or(0, |mark| mark.length);
+        file.seek(SeekFrom::Start(from.max(log.len().saturating_sub(CHUNK as u64))))?;
         let mut bytes = Vec::new();
         file.take(CHUNK as u64).read_to_end(&mut bytes)?;
         io::Result::Ok(bytes)
     })();
     let bytes = read.unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
-    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    lines[lines.len().saturating_sub(count)..].iter().map(|line| (*line).to_owned()).collect()
+    text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect()
+}
+
+/// The last lines of a node's log, for a message about why it died.
+pub(crate) fn last_lines(path: &Path, count: usize) -> Vec<String> {
+    let mut lines = lines_since(path, None);
+    lines.split_off(lines.len().saturating_sub(count))
+}
+
+/// What a node that has ended said last, for a person; it was started when the log ended at
+/// `started`. What a program says outside its log as it dies begins with the reason, and usage or a
+/// stack follows: of that the first line counts. In a log it is the last one.
+pub(crate) fn last_words(path: &Path, started: Option<&Mark>) -> Option<String> {
+    let lines = lines_since(path, started);
+    let logged = lines.iter().rposition(|line| is_of_a_log(line));
+    let outside = &lines[logged.map_or(0, |last| last + 1)..];
+    outside.first().or(lines.last()).map(|line| sentence(line))
+}
+
+/// Whether a line is in a form that logs have: JSON, or begun with a date.
+fn is_of_a_log(line: &str) -> bool {
+    line.starts_with('{') || line.starts_with(|first: char| first.is_ascii_digit())
 }
 
 /// Lines of a node's log that are looked through for a complaint.
@@ -382,6 +420,84 @@ mod tests {
         append(dir.path(), "one\ntwo\n\nthree\n");
         assert_eq!(last_lines(&dir.path().join("node.log"), 2), ["two", "three"]);
         assert!(last_lines(&dir.path().join("absent"), 2).is_empty());
+    }
+
+    /// The last words of a node that writes `text` after `earlier` nodes have written theirs.
+    fn last_words_after(earlier: &str, text: &str) -> Option<String> {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("node.log");
+        append(dir.path(), earlier);
+        let started = Mark::end_of(&log);
+        append(dir.path(), text);
+        last_words(&log, started.as_ref())
+    }
+
+    /// What `etcd --bogus` of etcd 3.7 writes.
+    const ETCD_REFUSES_A_FLAG: &str = r#"flag provided but not defined: -bogus
+Usage:
+
+  etcd [flags]
+    Start an etcd server.
+
+  etcd --version
+    Show the version of etcd.
+
+  etcd -h | --help
+    Show the help information about etcd.
+
+  etcd --config-file
+    Path to the server configuration file. Note that if a configuration file is provided, other command line flags and environment variables will be ignored.
+    Duration-typed fields (for example --heartbeat-interval, --election-timeout,
+    --watch-progress-notify-interval) must be specified as integer nanoseconds
+    in the JSON/YAML file (e.g. 600000000000 for 10m); human-readable strings
+    such as "10m" are only accepted on the command line.
+
+  etcd gateway
+    Run the stateless pass-through etcd TCP connection forwarding proxy.
+
+  etcd grpc-proxy
+    Run the stateless etcd v3 gRPC L7 reverse proxy.
+
+"#;
+
+    #[test]
+    fn a_refused_flag_is_named_and_not_the_usage_that_follows() {
+        let words = "flag provided but not defined: -bogus";
+        assert_eq!(last_words_after("", ETCD_REFUSES_A_FLAG).as_deref(), Some(words));
+        let own = "muster-node: flag provided but not defined: -bogus\n\
+                   muster-node --help shows the flags.\n";
+        let own_words = "muster-node: flag provided but not defined: -bogus";
+        assert_eq!(last_words_after("", own).as_deref(), Some(own_words));
+        // What others said before is not this one's.
+        assert_eq!(last_words_after(own, ETCD_REFUSES_A_FLAG).as_deref(), Some(words));
+        assert_eq!(last_words_after(ETCD_REFUSES_A_FLAG, own).as_deref(), Some(own_words));
+        assert_eq!(last_words_after(own, ""), None);
+    }
+
+    #[test]
+    fn the_last_words_are_the_last_line_of_a_log_and_the_first_of_what_follows_it() {
+        let log = "{\"level\":\"info\",\"msg\":\"starting\"}\n\
+                   {\"level\":\"fatal\",\"msg\":\"cannot listen\",\"error\":\"address in use\"}\n";
+        let said = last_words_after(ETCD_REFUSES_A_FLAG, log);
+        assert_eq!(said.as_deref(), Some("cannot listen: address in use"));
+        let old = "2026-11-22 00:16:57.747603 I | etcdmain: etcd Version: 3.4.38\n\
+                   2026-11-22 00:16:57.747703 C | etcdmain: listen tcp: address in use\n";
+        let said = last_words_after("", old);
+        assert_eq!(said.as_deref(), Some("etcdmain: listen tcp: address in use"));
+        let stack = "panic: index out of range\n\ngoroutine 1 [running]:\nmain.main()\n";
+        let said = last_words_after("", &format!("{log}{stack}"));
+        assert_eq!(said.as_deref(), Some("panic: index out of range"));
+    }
+
+    #[test]
+    fn a_log_that_was_put_beside_since_is_read_from_its_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("node.log");
+        append(dir.path(), "x\n");
+        let started = Mark::end_of(&log);
+        std::fs::rename(&log, dir.path().join("node.log.1")).unwrap();
+        append(dir.path(), "error: no\nusage\n");
+        assert_eq!(last_words(&log, started.as_ref()).as_deref(), Some("error: no"));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::exit::{End, chain};
 use crate::launcher::CANNOT_EXECUTE;
 use crate::state::node_dir::{self, Tombstone};
 use crate::state::{Layout, StateError};
-use crate::tail;
+use crate::tail::{self, Mark};
 
 /// How long a node may take to stop after SIGTERM before the agent stops waiting for it.
 pub const STOP_DEADLINE: Duration = Duration::from_secs(30);
@@ -67,6 +67,7 @@ impl Supervisor<'_> {
                 return outcome;
             }
             let began = Instant::now();
+            let log_then = Mark::end_of(&self.layout.node_log());
             let died = match self.start_and_wait(stop, observer).await {
                 Ok(Life::Died(end)) => end,
                 Ok(Life::Stopped) => return self.removed().unwrap_or(Outcome::Stopped),
@@ -75,11 +76,13 @@ impl Supervisor<'_> {
             if let Some(outcome) = self.removed() {
                 return outcome;
             }
-            let pause = match self.judge(&died, policy.died(began.elapsed(), jitter())) {
+            let then = policy.died(began.elapsed(), jitter());
+            let death = self.death(&died, log_then.as_ref());
+            let pause = match self.judge(&died, &death, then) {
                 Ok(pause) => pause,
                 Err(end) => return Outcome::Ended(end),
             };
-            observer.died(&self.death(&died), pause);
+            observer.died(&death, pause);
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = stop.cancelled() => return Outcome::Stopped,
@@ -141,20 +144,20 @@ impl Supervisor<'_> {
     }
 
     /// How it died, and its last words if it ended by itself: the reason is most often in them.
-    /// One that was killed said nothing about it.
-    fn death(&self, died: &NodeEnd) -> String {
+    /// One that was killed said nothing about it. `log_then` is where the log ended at its start.
+    fn death(&self, died: &NodeEnd, log_then: Option<&Mark>) -> String {
         let last = match died {
-            NodeEnd::Exited(_) => tail::last_lines(&self.layout.node_log(), 1).pop(),
+            NodeEnd::Exited(_) => tail::last_words(&self.layout.node_log(), log_then),
             NodeEnd::Killed(_) | NodeEnd::CannotExecute | NodeEnd::Unseen => None,
         };
         match last {
-            Some(line) => format!("{died}; its last words: {}", tail::sentence(&line)),
+            Some(words) => format!("{died}; its last words: {words}"),
             None => died.to_string(),
         }
     }
 
     /// What a death means: the pause before the next start, or the end.
-    fn judge(&self, died: &NodeEnd, then: AfterDeath) -> Result<Duration, End> {
+    fn judge(&self, died: &NodeEnd, death: &str, then: AfterDeath) -> Result<Duration, End> {
         let last = tail::last_lines(&self.layout.node_log(), LAST_LINES).join("\n  ");
         let with_log = |text: String| {
             if last.is_empty() { text } else { format!("{text}\nits last lines:\n  {last}") }
@@ -169,7 +172,7 @@ impl Supervisor<'_> {
             ))),
             (_, AfterDeath::GiveUp { quick_deaths }) => Err(End::Failed(with_log(format!(
                 "the node died {quick_deaths} times in a row within {} s of its start, last with \
-                 {died}",
+                 {death}",
                 policy::QUICK.as_secs()
             )))),
             (_, AfterDeath::Restart { after }) => Ok(after),
