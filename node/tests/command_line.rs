@@ -61,6 +61,13 @@ fn variables_are_read_and_the_command_line_counts_first() {
 }
 
 #[test]
+fn no_test_gets_a_port_of_another_one() {
+    let ports: [[u16; 2]; 500] = std::array::from_fn(|_| common::free_ports());
+    let distinct: std::collections::HashSet<u16> = ports.iter().flatten().copied().collect();
+    assert_eq!(distinct.len(), 1000);
+}
+
+#[test]
 fn a_port_that_is_taken_is_an_ordinary_failure() {
     let root = tempfile::tempdir().unwrap();
     let mut member = Member::alone(root.path());

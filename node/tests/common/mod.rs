@@ -6,9 +6,14 @@
 
 use std::{
     fs::File,
+    hash::{BuildHasher, RandomState},
     net::{Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::{
+        LazyLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -32,11 +37,25 @@ pub fn node() -> Command {
     command
 }
 
-/// Ports that were free a moment ago.
+/// Above what well-known services listen on, and below what the kernel gives to outgoing connections
+/// (`net.ipv4.ip_local_port_range`): one of those could take a port from a member that is not
+/// started yet, or is being started again.
+const PORTS: std::ops::Range<u16> = 10_000..32_768;
+
+/// Ports that are free, and that no other test of this program gets. Programs that run at the same
+/// time begin at different places.
 pub fn free_ports<const N: usize>() -> [u16; N] {
-    let held: [TcpListener; N] =
-        std::array::from_fn(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
-    held.map(|listener| listener.local_addr().unwrap().port())
+    static DRAWN: LazyLock<AtomicUsize> =
+        LazyLock::new(|| AtomicUsize::new(RandomState::new().hash_one(()) as usize % PORTS.len()));
+    let draw = || {
+        let drawn = DRAWN.fetch_add(1, Ordering::Relaxed);
+        PORTS.start + u16::try_from(drawn % PORTS.len()).expect("there are fewer ports")
+    };
+    let free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    std::array::from_fn(|_| {
+        let found = std::iter::repeat_with(draw).take(PORTS.len()).find(free);
+        found.expect("one of so many ports is free")
+    })
 }
 
 /// Waits until `holds`.
