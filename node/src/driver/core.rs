@@ -206,6 +206,8 @@ impl Driver {
         self.proposals.expire(before);
         self.reads.expire(before);
         self.leave_a_stuck_disk();
+        // A pre-vote, or its answer, may have gone to a stream that was not there yet.
+        self.campaign_if_connected();
     }
 
     /// Proposals of this member's own clients.
@@ -632,7 +634,7 @@ impl Driver {
         if self.options.campaign_when_connected
             && term <= 1
             && leader == 0
-            && role == Role::Follower
+            && matches!(role, Role::Follower | Role::PreCandidate)
             && self.is_quorum_connected()
         {
             self.consensus.campaign();

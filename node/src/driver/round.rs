@@ -225,10 +225,14 @@ mod tests {
 
     /// Member 1 of three, who has just started.
     fn core() -> Core {
+        started(false)
+    }
+
+    fn started(campaign_when_connected: bool) -> Core {
         let members = Members { voters: vec![1, 2, 3], learners: Vec::new() };
         let initial = Initial { members, ..Initial::default() };
         let options = DriverOptions {
-            campaign_when_connected: false,
+            campaign_when_connected,
             catch_up_entries: 5,
             proposal_ticks: 100,
             read_retry_ticks: 2,
@@ -271,6 +275,28 @@ mod tests {
         }
         assert_eq!(core.driver().leadership(), (Role::Leader, 1, 1));
         core
+    }
+
+    /// The answer goes on a stream that the other makes, and that may come up later than ours.
+    #[test]
+    fn the_first_seat_asks_again_for_votes_whose_answers_were_lost() {
+        let asked = |out: &mut Recorder| {
+            let sent = std::mem::take(&mut out.sent).into_iter();
+            sent.filter(|(_, kind)| *kind == MessageKind::RequestPreVote)
+                .map(|(to, _)| to)
+                .collect()
+        };
+        let mut out = Recorder { away: vec![3], ..Recorder::default() };
+        let mut core = started(true);
+        core.round(notice(Notice::Connected(2)), false, &mut out);
+        settle(&mut core, &mut out);
+        assert_eq!(asked(&mut out), [2]);
+        out.away.clear();
+        core.round(Mail::default(), true, &mut out);
+        settle(&mut core, &mut out);
+        let mut again: Vec<u64> = asked(&mut out);
+        again.sort_unstable();
+        assert_eq!(again, [2, 3]);
     }
 
     #[test]
