@@ -11,6 +11,7 @@ use redb::{Durability, ReadableDatabase as _};
 
 use super::error::{ReadError, StoreError};
 use super::index::Walk;
+use super::range::read;
 use super::store::{Store, weight};
 use super::tables::{META, RECORDS, write_compacted};
 
@@ -97,7 +98,8 @@ impl Store {
     fn keep_hash(&self, revision: i64, previous: i64) -> Result<(), StoreError> {
         // Not the newest view: that may not be there yet.
         let records = self.shared.db.begin_read()?.open_table(RECORDS)?;
-        match self.hash_upto(&records, revision, previous) {
+        let nothing = read(&self.shared.index).compacts_to_nothing(revision);
+        match self.hash_upto(&records, revision, previous, nothing) {
             Ok(hash) => self.shared.hashes.keep(hash),
             Err(ReadError::Store(error)) => return Err(error),
             // A newer compaction has overtaken this one, and does its work as well.

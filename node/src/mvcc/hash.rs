@@ -77,21 +77,24 @@ impl Store {
         }
         // Nothing was there at a negative revision.
         let upto = if revision == 0 { view.revision() } else { revision };
-        let hash = self.hash_upto(&view.records, upto.max(-1), compacted)?;
+        let last = upto.max(-1);
+        let nothing = read(&self.shared.index).counts_nothing(last);
+        let hash = self.hash_upto(&view.records, last, compacted, nothing)?;
         Ok(KeyValueHash { revision: upto, ..hash })
     }
 
-    /// Hashes the records up to `upto`; of those up to `compacted`, what is in force at `upto`; if
-    /// nothing is, what the compaction left, as in etcd (it takes an empty list of what to keep for
-    /// none).
+    /// Hashes the records up to `upto`; of those up to `compacted`, what is in force at `upto`. If
+    /// what is to be kept is `nothing`, what the compaction left, as in etcd: it takes an empty list
+    /// for none.
     pub(crate) fn hash_upto(
         &self,
         records: &impl ReadableTable<u128, &'static [u8]>,
         upto: i64,
         compacted: i64,
+        nothing: bool,
     ) -> Result<KeyValueHash, ReadError> {
         let end = Revision { main: upto + 1, sub: 0 }.to_row();
-        let in_force = if read(&self.shared.index).counts_nothing(upto) { compacted } else { upto };
+        let in_force = if nothing { compacted } else { upto };
         let mut hash = crc32c::crc32c(BUCKET);
         for row in records.range(..end).map_err(ReadError::from)? {
             let (at, record) = row.map_err(ReadError::from)?;

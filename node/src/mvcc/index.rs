@@ -156,6 +156,16 @@ impl Index {
         !self.keys.values().any(|history| history.counted_at(revision).is_some())
     }
 
+    /// Whether a compaction at `revision` keeps no record of any key: it keeps a tombstone of that
+    /// very revision as well.
+    pub(crate) fn compacts_to_nothing(&self, revision: i64) -> bool {
+        let dies = |history: &History| {
+            let mut all = history.older().iter().chain([&history.newest]);
+            all.any(|stamp| stamp.main == revision && stamp.dead)
+        };
+        self.counts_nothing(revision) && !self.keys.values().any(dies)
+    }
+
     /// The newest state of `key`, if it is there.
     pub(crate) fn newest(&self, key: &[u8]) -> Option<Newest> {
         let history = self.keys.get(key)?;

@@ -108,7 +108,7 @@ pub async fn run(etcd: &Path, node: &Path, dir: &Path, seed: u64, requests: u64)
     let mut known = Known { revision: pair.etcd.revision().await?, ..Known::default() };
     while pair.number < requests {
         pair.number += 1;
-        let call = Draw { rng: &mut rng, known }.call();
+        let call = Draw { rng: &mut rng, known: &known }.call();
         let answer = pair.ask(&call).await?;
         learn(&mut known, &call, &answer);
         if pair.number.is_multiple_of(BETWEEN_SETTLES) {
@@ -122,6 +122,14 @@ pub async fn run(etcd: &Path, node: &Path, dir: &Path, seed: u64, requests: u64)
 /// What the next request may go by.
 fn learn(known: &mut Known, call: &Call, answer: &Answer) {
     if let Some(revision) = answer.revision {
+        if let Call::Txn(request) = call
+            && revision > known.revision
+        {
+            let asked = format!("{request:?}");
+            if asked.contains("RequestDeleteRange(") && asked.contains("RequestPut(") {
+                known.remade.insert(revision);
+            }
+        }
         known.revision = known.revision.max(revision);
         match call {
             Call::Compact(request) => known.compacted = request.revision,
