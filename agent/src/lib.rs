@@ -11,8 +11,6 @@
 //! | `supervisor/`, `launcher`, `tail` | the node's process, how it is started, its log |
 //! | `health`, `status`, `metrics` | what can be asked |
 
-#![warn(unreachable_pub)]
-
 mod bootstrap;
 mod cli;
 mod commands;

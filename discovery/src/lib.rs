@@ -13,8 +13,6 @@
 //! Deciding is left to `discovery-formation`, verifying to `discovery-types`: what stands here
 //! reads, locks, writes, and says why.
 
-#![warn(unreachable_pub)]
-
 mod app;
 mod auth;
 mod background;

@@ -1,5 +1,3 @@
-#![warn(unreachable_pub)]
-
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

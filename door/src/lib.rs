@@ -13,8 +13,6 @@
 //!
 //! What it does not do: bound connections that were admitted, or count how often somebody comes.
 
-#![warn(unreachable_pub)]
-
 mod room;
 
 use std::{

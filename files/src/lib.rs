@@ -8,8 +8,6 @@
 //! to a file that only we may overwrite, a file for our keys that others can read. So [`own_folder`]
 //! refuses such a folder, and [`open`] takes no link, pipe, or file that has another name.
 
-#![warn(unreachable_pub)]
-
 mod error;
 mod folder;
 mod open;

@@ -1,7 +1,5 @@
 //! A Raft key-value node that speaks etcd's v3 API.
 
-#![warn(unreachable_pub)]
-
 pub mod apply;
 pub mod causes;
 pub mod config;

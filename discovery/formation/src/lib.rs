@@ -58,8 +58,6 @@
 //!
 //! It verifies no signature, computes no hash, reads no clock, and knows neither HTTP nor SQL.
 
-#![warn(unreachable_pub)]
-
 pub mod agent;
 pub mod fitness;
 #[cfg(test)]

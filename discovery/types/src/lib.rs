@@ -19,8 +19,6 @@
 //! clock but the client, and no expiry is judged here: times are compared by whoever owns the clock
 //! that the protocol names.
 
-#![warn(unreachable_pub)]
-
 pub mod access;
 pub mod admin;
 pub mod api;

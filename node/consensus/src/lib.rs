@@ -35,8 +35,6 @@
 //! each change once that is applied; whether one is sensible, and who the members are beside their
 //! ids, is the state machine's matter. One change is under way at a time, and is one step.
 
-#![warn(unreachable_pub)]
-
 mod config;
 mod consensus;
 mod convert;

@@ -3,8 +3,6 @@
 //! The modules are generated from `proto/`. Packages, names and numbers of the first five are
 //! etcd's; a method that a server leaves out answers gRPC `Unimplemented`.
 
-#![warn(unreachable_pub)]
-
 /// Generated code: its shape is the generator's.
 macro_rules! generated {
     ($package:literal) => {

@@ -26,11 +26,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use tonic::transport::{Channel, Endpoint};
 
 /// Long enough for a loaded machine; nothing waits this long when all is well.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A command for the built program, in an environment without anything but the bug that `make
 /// mutants` has switched on.
-pub fn node() -> Command {
+pub(crate) fn node() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_muster-node"));
     command.env_clear().stdin(Stdio::null());
     command.envs(std::env::var_os("MUTANT").map(|id| ("MUTANT", id)));
@@ -44,7 +44,7 @@ const PORTS: std::ops::Range<u16> = 10_000..32_768;
 
 /// Ports that are free, and that no other test of this program gets. Programs that run at the same
 /// time begin at different places.
-pub fn free_ports<const N: usize>() -> [u16; N] {
+pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
     static DRAWN: LazyLock<AtomicUsize> =
         LazyLock::new(|| AtomicUsize::new(RandomState::new().hash_one(()) as usize % PORTS.len()));
     let draw = || {
@@ -59,7 +59,7 @@ pub fn free_ports<const N: usize>() -> [u16; N] {
 }
 
 /// Waits until `holds`.
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
         assert!(start.elapsed() < PATIENCE, "never: {what}");
@@ -68,7 +68,7 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// One member: what it was started with, and its process.
-pub struct Member {
+pub(crate) struct Member {
     pub name: String,
     pub data_dir: PathBuf,
     pub client_url: String,
@@ -82,7 +82,13 @@ pub struct Member {
 
 impl Member {
     /// Not yet started; `initial_cluster` and ports are given.
-    pub fn new(root: &Path, name: &str, peer: u16, client: u16, initial_cluster: &str) -> Self {
+    pub(crate) fn new(
+        root: &Path,
+        name: &str,
+        peer: u16,
+        client: u16,
+        initial_cluster: &str,
+    ) -> Self {
         let peer_url = format!("http://127.0.0.1:{peer}");
         let client_url = format!("http://127.0.0.1:{client}");
         let data_dir = root.join(name);
@@ -109,12 +115,12 @@ impl Member {
     }
 
     /// A cluster of one.
-    pub fn alone(root: &Path) -> Self {
+    pub(crate) fn alone(root: &Path) -> Self {
         let [peer, client] = free_ports();
         Self::new(root, "one", peer, client, &format!("one=http://127.0.0.1:{peer}"))
     }
 
-    pub fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         let log = File::options().create(true).append(true).open(&self.log).unwrap();
         let mut command = match &self.program {
             Some(program) => Command::new(program),
@@ -126,12 +132,12 @@ impl Member {
         self.starts += 1;
     }
 
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// Waits until this start has said that it serves.
-    pub fn ready(&mut self) {
+    pub(crate) fn ready(&mut self) {
         let start = Instant::now();
         while self.log().matches("ready to serve client requests").count() < self.starts {
             if let Some(status) = self.child.as_mut().unwrap().try_wait().unwrap() {
@@ -142,18 +148,18 @@ impl Member {
         }
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         let id = i32::try_from(self.child.as_ref().unwrap().id()).unwrap();
         kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
     }
 
     /// Its process.
-    pub fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.as_ref().unwrap().id()
     }
 
     /// The exit code, once it has ended by itself.
-    pub fn exit_code(&mut self) -> Option<i32> {
+    pub(crate) fn exit_code(&mut self) -> Option<i32> {
         let mut child = self.child.take().unwrap();
         let start = Instant::now();
         loop {
@@ -168,18 +174,18 @@ impl Member {
         }
     }
 
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
-    pub fn stop(&mut self) -> Option<i32> {
+    pub(crate) fn stop(&mut self) -> Option<i32> {
         self.signal(Signal::TERM);
         self.exit_code()
     }
 
-    pub fn channel(&self) -> Channel {
+    pub(crate) fn channel(&self) -> Channel {
         Endpoint::from_shared(self.client_url.clone())
             .unwrap()
             .connect_timeout(Duration::from_secs(1))
@@ -187,7 +193,7 @@ impl Member {
     }
 
     /// The answer to a plain HTTP/1.1 GET, head and body.
-    pub fn http(&self, path: &str) -> String {
+    pub(crate) fn http(&self, path: &str) -> String {
         use std::io::{Read as _, Write as _};
         let address = self.client_url.strip_prefix("http://").unwrap();
         let mut stream = std::net::TcpStream::connect(address).unwrap();
@@ -197,7 +203,7 @@ impl Member {
         answer
     }
 
-    pub async fn put(&self, key: &str, value: &str) -> Result<i64, tonic::Status> {
+    pub(crate) async fn put(&self, key: &str, value: &str) -> Result<i64, tonic::Status> {
         let request = PutRequest {
             key: key.to_owned().into(),
             value: value.to_owned().into(),
@@ -207,14 +213,14 @@ impl Member {
         Ok(answer.into_inner().header.unwrap().revision)
     }
 
-    pub async fn get(&self, key: &str) -> Result<Option<String>, tonic::Status> {
+    pub(crate) async fn get(&self, key: &str) -> Result<Option<String>, tonic::Status> {
         let request = RangeRequest { key: key.to_owned().into(), ..RangeRequest::default() };
         let answer = KvClient::new(self.channel()).range(request).await?.into_inner();
         Ok(answer.kvs.first().map(|kv| String::from_utf8(kv.value.to_vec()).unwrap()))
     }
 
     /// The same in a transaction that only reads.
-    pub async fn get_in_txn(&self, key: &str) -> Result<Option<String>, tonic::Status> {
+    pub(crate) async fn get_in_txn(&self, key: &str) -> Result<Option<String>, tonic::Status> {
         let range = RangeRequest { key: key.to_owned().into(), ..RangeRequest::default() };
         let request = Some(request_op::Request::RequestRange(range));
         let success = vec![RequestOp { request }];
@@ -227,27 +233,27 @@ impl Member {
         Ok(range.kvs.first().map(|kv| String::from_utf8(kv.value.to_vec()).unwrap()))
     }
 
-    pub async fn status(&self) -> Result<StatusResponse, tonic::Status> {
+    pub(crate) async fn status(&self) -> Result<StatusResponse, tonic::Status> {
         let call = MaintenanceClient::new(self.channel()).status(StatusRequest {}).await?;
         Ok(call.into_inner())
     }
 
-    pub fn cluster(&self) -> ClusterClient<Channel> {
+    pub(crate) fn cluster(&self) -> ClusterClient<Channel> {
         ClusterClient::new(self.channel())
     }
 
     /// The cluster's members, as this one knows them for certain.
-    pub async fn members(&self) -> Result<Vec<etcdserverpb::Member>, tonic::Status> {
+    pub(crate) async fn members(&self) -> Result<Vec<etcdserverpb::Member>, tonic::Status> {
         let request = MemberListRequest { linearizable: true };
         Ok(self.cluster().member_list(request).await?.into_inner().members)
     }
 
     /// Its own id.
-    pub async fn member_id(&self) -> u64 {
+    pub(crate) async fn member_id(&self) -> u64 {
         self.status().await.unwrap().header.unwrap().member_id
     }
 
-    pub async fn hash(&self, revision: i64) -> Result<u32, tonic::Status> {
+    pub(crate) async fn hash(&self, revision: i64) -> Result<u32, tonic::Status> {
         let request = HashKvRequest { revision };
         Ok(MaintenanceClient::new(self.channel()).hash_kv(request).await?.into_inner().hash)
     }
@@ -263,7 +269,7 @@ impl Drop for Member {
 }
 
 /// Three members on free ports, not started.
-pub fn three(root: &Path) -> Vec<Member> {
+pub(crate) fn three(root: &Path) -> Vec<Member> {
     let ports: [u16; 6] = free_ports();
     let names = ["a", "b", "c"];
     let initial: Vec<String> =
@@ -274,19 +280,19 @@ pub fn three(root: &Path) -> Vec<Member> {
 }
 
 /// Three members that serve.
-pub fn started(root: &Path) -> Vec<Member> {
+pub(crate) fn started(root: &Path) -> Vec<Member> {
     let mut members = three(root);
     members.iter_mut().for_each(Member::start);
     members.iter_mut().for_each(Member::ready);
     members
 }
 
-pub fn all(members: &[Member]) -> Vec<&Member> {
+pub(crate) fn all(members: &[Member]) -> Vec<&Member> {
     members.iter().collect()
 }
 
 /// Puts until it is acknowledged: for when a leader has just been lost.
-pub async fn put_again(member: &Member, key: &str, value: &str) -> i64 {
+pub(crate) async fn put_again(member: &Member, key: &str, value: &str) -> i64 {
     let start = Instant::now();
     loop {
         match member.put(key, value).await {
@@ -297,7 +303,7 @@ pub async fn put_again(member: &Member, key: &str, value: &str) -> i64 {
 }
 
 /// Waits until all have the same data.
-pub async fn same_hash(members: &[Member], revision: i64) {
+pub(crate) async fn same_hash(members: &[Member], revision: i64) {
     let start = Instant::now();
     loop {
         let mut hashes = Vec::new();
@@ -313,7 +319,7 @@ pub async fn same_hash(members: &[Member], revision: i64) {
 }
 
 /// Which member leads, as the members that run agree.
-pub async fn leader(members: &[&Member]) -> Option<usize> {
+pub(crate) async fn leader(members: &[&Member]) -> Option<usize> {
     let mut seen = Vec::new();
     for member in members {
         let status = member.status().await.ok()?;
@@ -325,7 +331,7 @@ pub async fn leader(members: &[&Member]) -> Option<usize> {
 }
 
 /// Waits for `leader`.
-pub async fn settled(members: &[&Member]) -> usize {
+pub(crate) async fn settled(members: &[&Member]) -> usize {
     let start = Instant::now();
     loop {
         if let Some(leader) = leader(members).await {
@@ -337,7 +343,7 @@ pub async fn settled(members: &[&Member]) -> usize {
 }
 
 /// Debian's etcdctl; `None` with a line that says so where it isn't, but never under CI.
-pub fn etcdctl(endpoints: &str, args: &[&str]) -> Option<(bool, String)> {
+pub(crate) fn etcdctl(endpoints: &str, args: &[&str]) -> Option<(bool, String)> {
     let output = Command::new("etcdctl")
         .env("ETCDCTL_API", "3")
         .args(["--endpoints", endpoints])

@@ -12,13 +12,13 @@ const CHUNK: usize = 64;
 
 /// How a state was reached: its parent's number and which of the parent's actions.
 #[derive(Clone, Copy, Debug)]
-pub struct Step {
+pub(super) struct Step {
     parent: u32,
     action: u16,
 }
 
 /// A state that waits.
-pub struct Node {
+pub(super) struct Node {
     /// Its number: its place among the steps.
     pub number: u32,
     /// Itself.
@@ -29,7 +29,7 @@ pub struct Node {
 type Spotted = (Violation, u32, Option<u16>);
 
 /// How far the search came.
-pub struct Breadth {
+pub(super) struct Breadth {
     /// What was covered.
     pub report: Report,
     /// How each state was reached.
@@ -42,7 +42,7 @@ pub struct Breadth {
 
 /// The numbers of the actions that lead to state `number`, and of the last one.
 #[must_use]
-pub fn path(steps: &[Step], number: u32, last: Option<u16>) -> Vec<u16> {
+pub(super) fn path(steps: &[Step], number: u32, last: Option<u16>) -> Vec<u16> {
     let mut path: Vec<u16> = last.into_iter().collect();
     let mut at = number;
     while at != 0 {
@@ -55,7 +55,11 @@ pub fn path(steps: &[Step], number: u32, last: Option<u16>) -> Vec<u16> {
 }
 
 /// Explores until everything was seen, a limit is reached, or the frontier is too large.
-pub fn explore(search: &Search<'_>, start: World, progress: &mut impl FnMut(Progress)) -> Breadth {
+pub(super) fn explore(
+    search: &Search<'_>,
+    start: World,
+    progress: &mut impl FnMut(Progress),
+) -> Breadth {
     let start = State::of(start, search);
     search.visited.insert(start.print.whole);
     let steps = vec![Step { parent: 0, action: 0 }];

@@ -10,7 +10,7 @@ use formation_explored::service::{Change, Cluster, Outcome, Phase};
 use crate::explore::config::Environment;
 
 /// How many discovery processes share the database.
-pub const PROCESSES: usize = 2;
+pub(super) const PROCESSES: usize = 2;
 
 /// What a database holds, and where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -200,7 +200,7 @@ impl Database {
 
 /// What a transaction is about to decide, if it is anything that a ledger could speak against.
 #[must_use]
-pub fn decision(outcome: &Outcome) -> Option<memory::Decision> {
+pub(super) fn decision(outcome: &Outcome) -> Option<memory::Decision> {
     let adopted = || outcome.changes.iter().any(|change| matches!(change, Change::Adopted { .. }));
     if let Some(h) = outcome.committed {
         return Some(memory::Decision::Commit { h, adopted: adopted() });

@@ -63,7 +63,7 @@ struct Shared<'a> {
 }
 
 /// Explores everything that follows the states of `frontier`.
-pub fn explore(
+pub(super) fn explore(
     search: &Search<'_>,
     steps: &[Step],
     frontier: Vec<Node>,

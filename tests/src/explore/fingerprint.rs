@@ -64,7 +64,7 @@ type Order = [u8; HOSTS];
 
 /// A state's fingerprint: of all of it, and of all but the faults that are left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fingerprint {
+pub(super) struct Fingerprint {
     /// Two states with one are one state.
     pub whole: u128,
     /// A fault that leaves this as it was has done nothing but use itself up: whatever follows can
@@ -74,7 +74,7 @@ pub struct Fingerprint {
 
 /// The state's fingerprint.
 #[must_use]
-pub fn fingerprint(world: &World, config: &Config) -> Fingerprint {
+pub(super) fn fingerprint(world: &World, config: &Config) -> Fingerprint {
     let without_faults = match world.alone {
         Some(at) => stranger(world, config, usize::from(at)),
         None => together(world, config),

@@ -19,7 +19,7 @@ use crate::explore::world::{AHEAD, Host, Mode, World};
 
 /// What lies in `host`'s node directory, by the production code's own classes.
 #[must_use]
-pub fn directory_of(config: &Config, host: &Host) -> Directory {
+pub(super) fn directory_of(config: &Config, host: &Host) -> Directory {
     agent::classify(&config.rules, &host.directory)
 }
 
@@ -86,7 +86,7 @@ fn set_mode(world: &mut World, at: usize, mode: Mode) {
 }
 
 /// The agent's first start: key, record, and the session that it will redeem with.
-pub fn join(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+pub(super) fn join(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     let key = world.key(at);
     let host = Arc::make_mut(&mut world.hosts[at]);
     host.journal = Some(Journal::new(key, incarnation(key), machine(at)));
@@ -97,7 +97,7 @@ pub fn join(world: &mut World, config: &Config, at: usize) -> Result<(), Violati
 }
 
 /// The service's answer, or an older one, shows `epoch`.
-pub fn see_epoch(
+pub(super) fn see_epoch(
     world: &mut World,
     config: &Config,
     at: usize,
@@ -110,7 +110,7 @@ pub fn see_epoch(
 }
 
 /// The service refuses what the agent asked.
-pub fn see_refusal(
+pub(super) fn see_refusal(
     world: &mut World,
     config: &Config,
     at: usize,
@@ -127,7 +127,7 @@ pub fn see_refusal(
 }
 
 /// The agent gets the proposal, probes, and does what follows.
-pub fn consider(
+pub(super) fn consider(
     world: &mut World,
     config: &Config,
     at: usize,
@@ -203,7 +203,7 @@ fn probe(
 }
 
 /// The agent gets a document.
-pub fn see_document(
+pub(super) fn see_document(
     world: &mut World,
     config: &Config,
     at: usize,
@@ -219,12 +219,12 @@ pub fn see_document(
 
 /// The whole document of the list that `h` stands for.
 #[must_use]
-pub fn document_of(h: Hash) -> Document {
+pub(super) fn document_of(h: Hash) -> Document {
     Document { proposal: proposal_of(h), h, text: Arc::from("") }
 }
 
 /// The agent does what it was about to do.
-pub fn act(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+pub(super) fn act(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     match world.hosts[at].mode {
         Mode::Looks => {
             set_mode(world, at, Mode::Runs);
@@ -262,7 +262,7 @@ fn execute(world: &mut World, config: &Config, at: usize) -> Result<(), Violatio
 }
 
 /// The node makes its log from nothing.
-pub fn make_log(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+pub(super) fn make_log(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     let host = &world.hosts[at];
     let (Some(h), Some(journal)) = (host.node, &host.journal) else { return Ok(()) };
     let (key, whose) = (journal.key, journal.incarnation);
@@ -275,14 +275,14 @@ pub fn make_log(world: &mut World, config: &Config, at: usize) -> Result<(), Vio
 }
 
 /// The agent sees the log.
-pub fn see_log(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+pub(super) fn see_log(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     let output = agent_at(world, at).step(&config.rules, Event::LogSeen);
     perform(world, config, at, output)?;
     Ok(())
 }
 
 /// The agent starts again: journal and directory decide.
-pub fn restart(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+pub(super) fn restart(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     let directory = directory_of(config, &world.hosts[at]);
     let machine = machine(at);
     let lost = world.hosts[at].data_lost;
@@ -322,7 +322,7 @@ pub fn restart(world: &mut World, config: &Config, at: usize) -> Result<(), Viol
 }
 
 /// The agent is killed; without synced journals the power is cut as well.
-pub fn kill(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+pub(super) fn kill(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     if let Some(before) = world.hosts[at].unsynced.clone() {
         let host = Arc::make_mut(&mut world.hosts[at]);
         host.unsynced = None;
@@ -333,7 +333,11 @@ pub fn kill(world: &mut World, config: &Config, at: usize) -> Result<(), Violati
 }
 
 /// The node's file system is lost and made anew; the host starts again.
-pub fn lose_directory(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+pub(super) fn lose_directory(
+    world: &mut World,
+    config: &Config,
+    at: usize,
+) -> Result<(), Violation> {
     let host = Arc::make_mut(&mut world.hosts[at]);
     host.data_lost |= host.directory.log || host.directory.marker.is_some();
     host.node = None;
@@ -345,7 +349,7 @@ pub fn lose_directory(world: &mut World, config: &Config, at: usize) -> Result<(
 }
 
 /// Nothing on the host survives; what it has sent does.
-pub fn remake(world: &mut World, at: usize) {
+pub(super) fn remake(world: &mut World, at: usize) {
     let past = world.hosts[at].journal.clone();
     let host = Arc::make_mut(&mut world.hosts[at]);
     host.life = (host.life + 1).min(u8::try_from(LIVES - 1).unwrap_or(u8::MAX));
@@ -361,7 +365,7 @@ pub fn remake(world: &mut World, at: usize) {
 }
 
 /// A copy of `from`'s disk starts on `to`.
-pub fn clone_disk(
+pub(super) fn clone_disk(
     world: &mut World,
     config: &Config,
     from: usize,

@@ -14,10 +14,10 @@ use formation_explored::{
 /// The most hosts that a configuration can have.
 pub const HOSTS: usize = 6;
 /// The most keys that one host can have, one after the other.
-pub const LIVES: usize = 3;
+pub(super) const LIVES: usize = 3;
 
 /// The only cluster.
-pub const CLUSTER: ClusterId = ClusterId(7);
+pub(super) const CLUSTER: ClusterId = ClusterId(7);
 
 /// A host's key in one of its lives.
 #[must_use]
@@ -30,32 +30,32 @@ pub fn key(host: usize, life: u8) -> KeyId {
 
 /// Whose key it is.
 #[must_use]
-pub fn host_of(key: KeyId) -> usize {
+pub(super) fn host_of(key: KeyId) -> usize {
     usize::from(key.0[0])
 }
 
 /// In which of its host's lives.
 #[must_use]
-pub fn life_of(key: KeyId) -> u8 {
+pub(super) fn life_of(key: KeyId) -> u8 {
     key.0[1]
 }
 
 /// The incarnation that belongs to a key.
 #[must_use]
-pub fn incarnation(key: KeyId) -> Incarnation {
+pub(super) fn incarnation(key: KeyId) -> Incarnation {
     Incarnation(u128::from(key.0[0]) << 8 | u128::from(key.0[1]))
 }
 
 /// A host as a letter, its later lives with a number: `A`, `A2`.
 #[must_use]
-pub fn name(key: KeyId) -> String {
+pub(super) fn name(key: KeyId) -> String {
     let letter = char::from(b'A' + key.0[0]);
     if key.0[1] == 0 { letter.to_string() } else { format!("{letter}{}", key.0[1] + 1) }
 }
 
 /// What a machine is known by.
 #[must_use]
-pub fn machine(host: usize) -> Machine {
+pub(super) fn machine(host: usize) -> Machine {
     Machine(BTreeMap::from([("id".to_owned(), host.to_string())]))
 }
 
@@ -86,7 +86,7 @@ fn record_anew(host: usize, life: usize) -> Arc<Record> {
 
 /// The record of a key.
 #[must_use]
-pub fn record(key: KeyId) -> Arc<Record> {
+pub(super) fn record(key: KeyId) -> Arc<Record> {
     Arc::clone(&RECORDS[host_of(key) * LIVES + usize::from(life_of(key))])
 }
 
@@ -94,13 +94,13 @@ static GRANT: LazyLock<GrantId> = LazyLock::new(|| GrantId(Arc::from("boot")));
 
 /// The only grant.
 #[must_use]
-pub fn grant() -> GrantId {
+pub(super) fn grant() -> GrantId {
     GRANT.clone()
 }
 
 /// The only statement.
 #[must_use]
-pub fn statement(size: u8) -> Statement {
+pub(super) fn statement(size: u8) -> Statement {
     Statement {
         hash: Hash([1; 32]),
         sequence: 1,
@@ -112,7 +112,7 @@ pub fn statement(size: u8) -> Statement {
 
 /// The proposal itself, packed: epoch, length, then host and life of each seat.
 #[must_use]
-pub fn hash_of(proposal: &Proposal) -> Hash {
+pub(super) fn hash_of(proposal: &Proposal) -> Hash {
     let mut bytes = [0; 32];
     bytes[0] = u8::try_from(proposal.epoch.min(255)).expect("at most 255");
     bytes[1] = u8::try_from(proposal.records.len()).expect("at most 9 records");
@@ -125,27 +125,27 @@ pub fn hash_of(proposal: &Proposal) -> Hash {
 
 /// The hash of the list of these keys, seat 1 first.
 #[must_use]
-pub fn list_of(epoch: Epoch, keys: &[KeyId]) -> Hash {
+pub(super) fn list_of(epoch: Epoch, keys: &[KeyId]) -> Hash {
     let size = u8::try_from(keys.len()).expect("at most 9 seats");
     let records = keys.iter().map(|&key| record(key)).collect();
     hash_of(&Proposal { cluster: CLUSTER, statement: statement(size).hash, epoch, records })
 }
 
 /// The members of the proposal that `h` stands for.
-pub fn members_of(h: Hash) -> impl Iterator<Item = KeyId> {
+pub(super) fn members_of(h: Hash) -> impl Iterator<Item = KeyId> {
     (0..usize::from(h.0[1]))
         .map(move |place| key(usize::from(h.0[2 + 2 * place]), h.0[3 + 2 * place]))
 }
 
 /// The epoch of the proposal that `h` stands for.
 #[must_use]
-pub fn epoch_of(h: Hash) -> Epoch {
+pub(super) fn epoch_of(h: Hash) -> Epoch {
     Epoch::from(h.0[0])
 }
 
 /// The proposal that `h` stands for.
 #[must_use]
-pub fn proposal_of(h: Hash) -> Proposal {
+pub(super) fn proposal_of(h: Hash) -> Proposal {
     let records: Vec<Arc<Record>> = members_of(h).map(record).collect();
     let size = u8::try_from(records.len()).expect("at most 9 records");
     Proposal { cluster: CLUSTER, statement: statement(size).hash, epoch: epoch_of(h), records }
@@ -153,7 +153,7 @@ pub fn proposal_of(h: Hash) -> Proposal {
 
 /// A list as a person writes it: `{A,B,C} e1`.
 #[must_use]
-pub fn list(h: Hash) -> String {
+pub(super) fn list(h: Hash) -> String {
     let names: Vec<String> = members_of(h).map(name).collect();
     format!("{{{}}} e{}", names.join(","), epoch_of(h))
 }

@@ -12,13 +12,13 @@ use crate::explore::world::{SOON, World};
 
 /// Whoever holds a document releases nothing.
 #[must_use]
-pub fn releases_nothing(config: &Config, journal: &Journal) -> bool {
+pub(super) fn releases_nothing(config: &Config, journal: &Journal) -> bool {
     journal.held.is_some() && config.rules.on(Rule::HeldReleasesNothing)
 }
 
 /// The database has decided this list, and says so to whoever shows it.
 #[must_use]
-pub fn is_decided(world: &World, h: Hash) -> bool {
+pub(super) fn is_decided(world: &World, h: Hash) -> bool {
     let cluster = &world.database.cluster;
     matches!(cluster.phase, Phase::Committed | Phase::Formed)
         && cluster.frozen.as_ref().is_some_and(|frozen| frozen.h == h)
@@ -26,7 +26,12 @@ pub fn is_decided(world: &World, h: Hash) -> bool {
 
 /// The row knows the agent's session, its highest epoch, and that it lives.
 #[must_use]
-pub fn says_nothing_new(world: &World, config: &Config, at: usize, journal: &Journal) -> bool {
+pub(super) fn says_nothing_new(
+    world: &World,
+    config: &Config,
+    at: usize,
+    journal: &Journal,
+) -> bool {
     let cluster = &world.database.cluster;
     let Some(known) = cluster.agents.get(&journal.key) else { return false };
     if config.quiet_lapses || known.session.is_none_or(|session| session.boot != journal.boot) {
@@ -46,7 +51,7 @@ pub fn says_nothing_new(world: &World, config: &Config, at: usize, journal: &Jou
 /// The agent has answered this list before, or can't sign it, and the service would not take its
 /// refusal. What the list's epoch makes it release, it has released.
 #[must_use]
-pub fn looks_in_vain(world: &World, config: &Config, journal: &Journal, h: Hash) -> bool {
+pub(super) fn looks_in_vain(world: &World, config: &Config, journal: &Journal, h: Hash) -> bool {
     let epoch = epoch_of(h);
     if journal.released + 1 < epoch && !releases_nothing(config, journal) {
         return false;
@@ -68,7 +73,7 @@ fn is_asked(world: &World, key: KeyId, epoch: Epoch) -> bool {
 
 /// S6 keeps the agent from signing `h`: only then its patience matters.
 #[must_use]
-pub fn misses_releases(world: &World, config: &Config, journal: &Journal, h: Hash) -> bool {
+pub(super) fn misses_releases(world: &World, config: &Config, journal: &Journal, h: Hash) -> bool {
     // Looking at the list releases what is below it.
     let own = journal.released.max(epoch_of(h) - 1);
     config.rules.on(Rule::ReleasesFirst)

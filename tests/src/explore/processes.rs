@@ -34,7 +34,7 @@ pub enum Setback {
 ///
 /// # Errors
 /// A property that doesn't hold once something was put back.
-pub fn look(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+pub(super) fn look(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     world.processes[at].connected = true;
     if !config.environment.ledger {
         return Ok(());
@@ -77,7 +77,7 @@ pub fn look(world: &mut World, config: &Config, at: usize) -> Result<(), Violati
 ///
 /// # Errors
 /// As [`look`].
-pub fn sweep(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+pub(super) fn sweep(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     look(world, config, at)?;
     let database = Arc::make_mut(&mut world.database);
     database.rows[at].beat += 1;
@@ -158,7 +158,7 @@ fn settle_if_complete(database: &mut Database) {
 }
 
 /// An owner says that the process won't come back.
-pub fn forget(world: &mut World, at: usize) {
+pub(super) fn forget(world: &mut World, at: usize) {
     let database = Arc::make_mut(&mut world.database);
     database.rows[at].is_forgotten = true;
     settle_if_complete(database);
@@ -167,7 +167,7 @@ pub fn forget(world: &mut World, at: usize) {
 /// The process is waited for, and an owner may say that it needn't be: of another one than the one
 /// that answers, and not of one that runs.
 #[must_use]
-pub fn may_be_forgotten(world: &World, config: &Config, at: usize) -> bool {
+pub(super) fn may_be_forgotten(world: &World, config: &Config, at: usize) -> bool {
     let (process, row) = (&world.processes[at], world.database.rows[at]);
     let is_answered = (0..PROCESSES).any(|other| other != at && world.processes[other].connected);
     let is_waited_for = !(world.database.settled || row.is_back || row.is_forgotten);
@@ -175,7 +175,7 @@ pub fn may_be_forgotten(world: &World, config: &Config, at: usize) -> bool {
 }
 
 /// The process is lost for good, with all that it had.
-pub fn lose(process: &mut Process) {
+pub(super) fn lose(process: &mut Process) {
     *process = Process { is_gone: true, ..Process::default() };
 }
 
@@ -198,7 +198,7 @@ fn close(world: &mut World, config: &Config, cause: EndCause) {
 /// Whether the process that serves may do what a transaction has come to: nothing is frozen, decided
 /// or ended by one whose ledger is behind, or says otherwise.
 #[must_use]
-pub fn may_decide(world: &World, config: &Config, decision: memory::Decision) -> bool {
+pub(super) fn may_decide(world: &World, config: &Config, decision: memory::Decision) -> bool {
     let ledger = &world.processes[world.serving].ledger;
     let memory = ledger.memory(&config.environment);
     let read = world.database.read(world.serving, &memory, &config.environment);
@@ -213,7 +213,7 @@ pub fn may_decide(world: &World, config: &Config, decision: memory::Decision) ->
 ///
 /// # Errors
 /// Property 1 or 6.
-pub fn publish(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+pub(super) fn publish(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     let Some(h) = world.database.commit() else { return Ok(()) };
     if config.environment.ledger {
         let ledger = &mut world.processes[at].ledger;
@@ -229,7 +229,7 @@ pub fn publish(world: &mut World, config: &Config, at: usize) -> Result<(), Viol
 }
 
 /// The backup is put in the database's place.
-pub fn restore(world: &mut World, config: &Config, setback: Setback) {
+pub(super) fn restore(world: &mut World, config: &Config, setback: Setback) {
     let Some(backup) = world.backup.take() else { return };
     let mut database = (*backup).clone();
     Arc::make_mut(&mut world.said).abandoned = false;
@@ -246,7 +246,7 @@ pub fn restore(world: &mut World, config: &Config, setback: Setback) {
 
 /// A look would change nothing.
 #[must_use]
-pub fn is_up_to_date(world: &World, config: &Config, at: usize) -> bool {
+pub(super) fn is_up_to_date(world: &World, config: &Config, at: usize) -> bool {
     let (process, database) = (&world.processes[at], &world.database);
     let Some(known) = &process.ledger.known else { return !config.environment.ledger };
     let row = database.rows[at];
@@ -260,13 +260,13 @@ pub fn is_up_to_date(world: &World, config: &Config, at: usize) -> bool {
 
 /// A backup that is put back is older than a sweep: each process has counted one since.
 #[must_use]
-pub fn have_swept_since_backup(world: &World) -> bool {
+pub(super) fn have_swept_since_backup(world: &World) -> bool {
     let Some(backup) = &world.backup else { return false };
     (0..PROCESSES).all(|at| world.database.rows[at].beat > backup.rows[at].beat)
 }
 
 /// A process crashes: what it had not synced is lost.
-pub fn crash(world: &mut World, config: &Config, at: usize) {
+pub(super) fn crash(world: &mut World, config: &Config, at: usize) {
     let process = &mut world.processes[at];
     if !config.environment.ledger_sync {
         process.ledger.entry = None;
@@ -276,7 +276,7 @@ pub fn crash(world: &mut World, config: &Config, at: usize) {
 
 /// An older copy is put in the ledger's place while the process is down; with the position beside
 /// it, or without.
-pub fn put_ledger_copy_back(process: &mut Process, with_position: bool) {
+pub(super) fn put_ledger_copy_back(process: &mut Process, with_position: bool) {
     let Some(saved) = process.saved.take() else { return };
     let known = if with_position { saved.known } else { process.ledger.known.take() };
     process.ledger = Ledger { entry: saved.entry, known };

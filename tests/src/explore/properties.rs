@@ -82,7 +82,7 @@ impl fmt::Display for Violation {
 
 /// Property 5, and two parts of 7 that one transaction shows: a commit without its dead, and a
 /// freeze that everybody may sign.
-pub fn after_transaction(
+pub(super) fn after_transaction(
     before: &Cluster,
     after: &Cluster,
     outcome: &Outcome,
@@ -130,7 +130,7 @@ pub fn after_transaction(
 }
 
 /// Property 1: what leaves a process.
-pub fn document_leaves(world: &World, config: &Config, h: Hash) -> Result<(), Violation> {
+pub(super) fn document_leaves(world: &World, config: &Config, h: Hash) -> Result<(), Violation> {
     if config.expects_ledger
         && let Some(other) = world.said.documents.iter().find(|&&other| other != h)
     {
@@ -145,7 +145,7 @@ pub fn document_leaves(world: &World, config: &Config, h: Hash) -> Result<(), Vi
 }
 
 /// Properties 2 and 6: a node is executed with the list `h`.
-pub fn node_executed(world: &World, config: &Config, h: Hash) -> Result<(), Violation> {
+pub(super) fn node_executed(world: &World, config: &Config, h: Hash) -> Result<(), Violation> {
     if !config.liar && !world.said.committed.contains(&h) {
         let what = format!("a node runs {}, which nobody committed", list(h));
         return Err(Violation::of(Property::CommittedListOnly, what));
@@ -164,7 +164,7 @@ pub fn node_executed(world: &World, config: &Config, h: Hash) -> Result<(), Viol
 }
 
 /// Property 4: `host`'s node makes a log from nothing, as the identity of `journal_key`.
-pub fn log_made(world: &World, host: &Host, key: KeyId) -> Result<(), Violation> {
+pub(super) fn log_made(world: &World, host: &Host, key: KeyId) -> Result<(), Violation> {
     if world.said.started.contains_key(&incarnation(key)) {
         let what = format!("the identity {} starts from empty a second time", name(key));
         return Err(Violation::of(Property::OneStartFromEmpty, what));
@@ -177,7 +177,7 @@ pub fn log_made(world: &World, host: &Host, key: KeyId) -> Result<(), Violation>
 }
 
 /// Property 3, once the starts are noted.
-pub fn no_two_majorities(world: &World, config: &Config) -> Result<(), Violation> {
+pub(super) fn no_two_majorities(world: &World, config: &Config) -> Result<(), Violation> {
     let lists: std::collections::BTreeSet<Hash> = world.said.started.values().copied().collect();
     let majority = |h: Hash| {
         let members = members_of(h);

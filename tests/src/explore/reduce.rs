@@ -29,7 +29,7 @@ use crate::explore::world::{Host, Mode, NOW, World, normalise};
 /// raises those two; agents hear of releases from `Said`. From the commit on, or the end, the row
 /// is asked for its list and for who sits in it, never again for counts, standbys or acks. And only
 /// a list's time-out, on the road (property 7) too, asks who has reached whom.
-pub fn row(cluster: &mut Cluster, config: &Config) {
+pub(super) fn row(cluster: &mut Cluster, config: &Config) {
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     let epoch = cluster.epoch;
     if cluster.floor < epoch {
@@ -65,7 +65,7 @@ pub fn row(cluster: &mut Cluster, config: &Config) {
 /// for it makes no difference between two backups. Needs what no dump carries: without it nobody may notice. What a
 /// clock that is ahead would make of it depends on whether it still is: with one nothing is left out.
 #[must_use]
-pub fn backup(database: &Arc<Database>, config: &Config) -> Arc<Database> {
+pub(super) fn backup(database: &Arc<Database>, config: &Config) -> Arc<Database> {
     let is_noticed = config.environment.ledger
         && config.environment.site
         && !config.setbacks.contains(&Setback::InPlace);
@@ -84,7 +84,7 @@ pub fn backup(database: &Arc<Database>, config: &Config) -> Arc<Database> {
 /// Processes have no ledgers and keep nothing between two transactions: one is like the other, and
 /// one that has just connected like one that always was. After a restore they are there at once.
 #[must_use]
-pub fn remembers_nothing(config: &Config) -> bool {
+pub(super) fn remembers_nothing(config: &Config) -> bool {
     config.reduced && !config.environment.ledger && config.environment.row_lock
 }
 
@@ -95,7 +95,7 @@ pub fn remembers_nothing(config: &Config) -> bool {
 /// before the ack is, else the first of them is one too late; and the row lock: without it a
 /// transaction brings what it read long ago, one by one.
 #[must_use]
-pub fn do_acks_arrive_together(world: &World, config: &Config) -> bool {
+pub(super) fn do_acks_arrive_together(world: &World, config: &Config) -> bool {
     config.reduced
         && !config.liar
         && config.environment.row_lock
@@ -107,7 +107,7 @@ pub fn do_acks_arrive_together(world: &World, config: &Config) -> bool {
 /// meanwhile reads and writes nothing of the database, so they could as well have done it before
 /// the restore; and nobody serves what they say.
 #[must_use]
-pub fn waits_for_a_process(world: &World, config: &Config) -> bool {
+pub(super) fn waits_for_a_process(world: &World, config: &Config) -> bool {
     config.reduced && !config.liar && !world.processes.iter().any(|process| process.connected)
 }
 
@@ -119,7 +119,7 @@ pub fn waits_for_a_process(world: &World, config: &Config) -> bool {
 /// The road (property 7) does count
 /// hosts that could still join: it is walked a second time without one of them.
 #[must_use]
-pub fn is_untouched(host: &Host, config: &Config) -> bool {
+pub(super) fn is_untouched(host: &Host, config: &Config) -> bool {
     let blank = || directory_of(config, host) == Directory::Blank;
     config.reduced && host.journal.is_none() && host.mode == Mode::Runs && blank()
 }
@@ -127,7 +127,7 @@ pub fn is_untouched(host: &Host, config: &Config) -> bool {
 /// No restore can come any more, no ledger has anything to say, no transaction is half done: what
 /// the database says is what it will go on from.
 #[must_use]
-pub fn is_database_final(world: &World, config: &Config) -> bool {
+pub(super) fn is_database_final(world: &World, config: &Config) -> bool {
     world.left.restores == 0
         && world.left.overlaps == 0
         && world.left.crashes == 0
@@ -138,7 +138,7 @@ pub fn is_database_final(world: &World, config: &Config) -> bool {
 /// Nothing was set back, or everybody has noticed and it is settled: no process finds a difference
 /// however often it looks, and no ledger speaks against what the database decides.
 #[must_use]
-pub fn are_ledgers_content(world: &World, config: &Config) -> bool {
+pub(super) fn are_ledgers_content(world: &World, config: &Config) -> bool {
     let database = &world.database;
     if !config.environment.ledger || !has_been_set_back(world, config) {
         return world.processes.iter().all(|process| process.connected);
@@ -167,7 +167,7 @@ fn has_been_set_back(world: &World, config: &Config) -> bool {
 /// of it. Before that all of them read the same row, and none decides what another has decided; what
 /// each has let out or copied is its own step.
 #[must_use]
-pub fn may_serve_differently(world: &World, config: &Config) -> bool {
+pub(super) fn may_serve_differently(world: &World, config: &Config) -> bool {
     let can_be_set_back = config.faults.restores > 0 || config.faults.ledgers > 0;
     let matters = !config.reduced
         || (has_been_set_back(world, config) && !are_ledgers_content(world, config));
@@ -176,7 +176,7 @@ pub fn may_serve_differently(world: &World, config: &Config) -> bool {
 
 /// The processes are in the same state, and every database says the same of both.
 #[must_use]
-pub fn are_processes_alike(world: &World) -> bool {
+pub(super) fn are_processes_alike(world: &World) -> bool {
     let rows = |database: &Arc<Database>| database.rows[0] == database.rows[1];
     world.processes[0] == world.processes[1]
         && rows(&world.database)
@@ -187,7 +187,7 @@ pub fn are_processes_alike(world: &World) -> bool {
 /// is possible from now on for ever, takes nothing back, and agents may see it as late as they like.
 /// So it is without ledgers, whatever becomes of the database: no process remembers what it let out.
 #[must_use]
-pub fn is_as_good_as_out(world: &World, config: &Config) -> bool {
+pub(super) fn is_as_good_as_out(world: &World, config: &Config) -> bool {
     let cluster = &world.database.cluster;
     config.reduced
         && !config.liar
@@ -205,7 +205,7 @@ pub fn is_as_good_as_out(world: &World, config: &Config) -> bool {
 /// What is left out: states in which two hosts have gone on since. Only the road (property 7) sees
 /// two hosts at once; it is walked from the state in which the others stand where they stood.
 #[must_use]
-pub fn are_strangers(world: &World, config: &Config) -> bool {
+pub(super) fn are_strangers(world: &World, config: &Config) -> bool {
     let cluster = &world.database.cluster;
     let Some(frozen) = &cluster.frozen else { return false };
     let only = |h: &Hash| *h == frozen.h;
@@ -232,7 +232,7 @@ pub fn are_strangers(world: &World, config: &Config) -> bool {
 /// The cluster has ended, no document was ever let out, and nobody holds one: nobody will start
 /// anything, and nobody will sign.
 #[must_use]
-pub fn is_the_end(world: &World, config: &Config) -> bool {
+pub(super) fn is_the_end(world: &World, config: &Config) -> bool {
     let holds = |host: &Arc<Host>| {
         host.node.is_some() || host.journal.as_ref().is_some_and(|journal| journal.held.is_some())
     };
@@ -250,7 +250,7 @@ pub fn is_the_end(world: &World, config: &Config) -> bool {
 /// knows that they signed it and have not released it. There are never more of them: journals never
 /// forget, and a member that dies or is made anew is none any more.
 #[must_use]
-pub fn has_one_majority_at_most(world: &World, config: &Config) -> bool {
+pub(super) fn has_one_majority_at_most(world: &World, config: &Config) -> bool {
     let applies = config.reduced
         && config.majorities_only
         && !config.liar
@@ -280,7 +280,7 @@ fn can_have_a_majority(world: &World, h: Hash) -> bool {
 }
 
 /// What of what was said can still make a difference. Made once for each state.
-pub struct Relevance<'a> {
+pub(super) struct Relevance<'a> {
     /// No list below this epoch will ever be frozen, acked or refused at the service again: it is
     /// the lowest that the present database, the backup, or a transaction under way has.
     lowest: Epoch,
@@ -302,7 +302,7 @@ pub struct Relevance<'a> {
 impl<'a> Relevance<'a> {
     /// For `world`.
     #[must_use]
-    pub fn of(world: &World, config: &'a Config) -> Relevance<'a> {
+    pub(super) fn of(world: &World, config: &'a Config) -> Relevance<'a> {
         let reads = world.processes.iter().filter_map(|process| process.read.as_ref());
         let databases = [Some(&world.database), world.backup.as_ref()].into_iter().flatten();
         let lowest = databases.chain(reads).map(|database| database.cluster.epoch).min();
@@ -346,19 +346,19 @@ impl<'a> Relevance<'a> {
 
     /// The class of `host`'s directory.
     #[must_use]
-    pub fn directory(&self, host: &Host) -> Directory {
+    pub(super) fn directory(&self, host: &Host) -> Directory {
         directory_of(self.config, host)
     }
 
     /// The list can still be signed by somebody or refused at the service.
     #[must_use]
-    pub fn proposals(&self) -> &[Hash] {
+    pub(super) fn proposals(&self) -> &[Hash] {
         &self.proposals
     }
 
     /// An ack can only be taken for a list that is frozen at its epoch.
     #[must_use]
-    pub fn is_ack_alive(&self, h: Hash) -> bool {
+    pub(super) fn is_ack_alive(&self, h: Hash) -> bool {
         epoch_of(h) >= self.lowest
     }
 
@@ -366,7 +366,7 @@ impl<'a> Relevance<'a> {
     /// Once it is released by its signer, it can't be held (`HoldAboveReleased`); once enough of
     /// its members have released it, it keeps nobody back (S6): releases are never taken back.
     #[must_use]
-    pub fn is_bound_alive(
+    pub(super) fn is_bound_alive(
         &self,
         world: &World,
         journal: &Journal,

@@ -24,7 +24,7 @@ const ROUNDS: usize = 80;
 ///
 /// # Errors
 /// The part of property 7 that doesn't hold.
-pub fn walk(world: &World, config: &Config) -> Result<(), Violation> {
+pub(super) fn walk(world: &World, config: &Config) -> Result<(), Violation> {
     from(world, config)?;
     // The deaths of hosts that nobody has heard of are left out of the exploration (`reduce`).
     let untouched = |host: &&mut std::sync::Arc<Host>| host.alive && is_untouched(host, config);

@@ -98,7 +98,7 @@ pub struct Progress {
 
 /// What both searches count.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
+pub(super) struct Tally {
     /// States that were new.
     pub states: usize,
     /// Steps.
@@ -111,7 +111,7 @@ pub struct Tally {
 
 impl Tally {
     /// Both together.
-    pub fn add(&mut self, other: Tally) {
+    pub(super) fn add(&mut self, other: Tally) {
         self.states += other.states;
         self.steps += other.steps;
         self.beyond += other.beyond;
@@ -120,7 +120,7 @@ impl Tally {
 }
 
 /// One search under way: what all threads share.
-pub struct Search<'a> {
+pub(super) struct Search<'a> {
     /// The bounds.
     pub config: &'a Config,
     /// Its limits.
@@ -134,7 +134,7 @@ pub struct Search<'a> {
 impl Search<'_> {
     /// The limit that is reached, if one is.
     #[must_use]
-    pub fn reached(&self, states: usize) -> Option<&'static str> {
+    pub(super) fn reached(&self, states: usize) -> Option<&'static str> {
         if self.began.elapsed() >= self.limits.time {
             Some("time")
         } else if resident() >= self.limits.memory {
@@ -175,7 +175,7 @@ pub fn explore(
 
 /// Resident memory of this process, in bytes; 0 where the system doesn't say.
 #[must_use]
-pub fn resident() -> u64 {
+pub(super) fn resident() -> u64 {
     let pages = fs_err::read_to_string("/proc/self/statm")
         .ok()
         .and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok());

@@ -18,7 +18,11 @@ use crate::explore::world::{DAY, NOW, PASSED, World, normalise};
 /// One transaction of the process that serves. It freezes, decides and ends nothing that its ledger
 /// speaks against, nor anything before that has all that the database has: it looks anew then, and
 /// tries once more.
-pub fn serve(world: &mut World, config: &Config, event: Event) -> Result<Outcome, Violation> {
+pub(super) fn serve(
+    world: &mut World,
+    config: &Config,
+    event: Event,
+) -> Result<Outcome, Violation> {
     let at = world.serving;
     if !world.processes[at].connected {
         look(world, config, at)?;
@@ -40,7 +44,11 @@ pub fn serve(world: &mut World, config: &Config, event: Event) -> Result<Outcome
 }
 
 /// One transaction that asks no ledger.
-pub fn transact(world: &mut World, config: &Config, event: Event) -> Result<Outcome, Violation> {
+pub(super) fn transact(
+    world: &mut World,
+    config: &Config,
+    event: Event,
+) -> Result<Outcome, Violation> {
     let (cluster, outcome) = step(world, config, event)?;
     save(world, config, cluster, &outcome);
     Ok(outcome)
@@ -115,7 +123,11 @@ fn let_pass(
 }
 
 /// The agent with this journal polls, or redeems if it isn't known.
-pub fn speak(world: &mut World, config: &Config, journal: &Journal) -> Result<Outcome, Violation> {
+pub(super) fn speak(
+    world: &mut World,
+    config: &Config,
+    journal: &Journal,
+) -> Result<Outcome, Violation> {
     let session = Session { boot: journal.boot, nonce: nonce_of(world, journal) };
     let highest_epoch = journal.highest_epoch();
     let known = world.database.cluster.agents.contains_key(&journal.key);
@@ -137,13 +149,13 @@ pub fn speak(world: &mut World, config: &Config, journal: &Journal) -> Result<Ou
 }
 
 /// Two hosts with one journal (a copy) have two nonces; a host that is no more had its own.
-pub fn nonce_of(world: &World, journal: &Journal) -> u128 {
+pub(super) fn nonce_of(world: &World, journal: &Journal) -> u128 {
     let at = world.hosts.iter().position(|host| host.journal.as_ref() == Some(journal));
     u128::from(journal.boot) << 32 | at.unwrap_or(host_of(journal.key)) as u128
 }
 
 /// An ack arrives.
-pub fn deliver_ack(
+pub(super) fn deliver_ack(
     world: &mut World,
     config: &Config,
     key: KeyId,
@@ -154,7 +166,11 @@ pub fn deliver_ack(
 }
 
 /// A release arrives.
-pub fn deliver_release(world: &mut World, config: &Config, key: KeyId) -> Result<(), Violation> {
+pub(super) fn deliver_release(
+    world: &mut World,
+    config: &Config,
+    key: KeyId,
+) -> Result<(), Violation> {
     let Some(&epoch) = world.said.releases.get(&key) else { return Ok(()) };
     let release = Release { epoch, jws: Arc::from("") };
     let _ = serve(world, config, Event::Release { key, release })?;
@@ -162,7 +178,7 @@ pub fn deliver_release(world: &mut World, config: &Config, key: KeyId) -> Result
 }
 
 /// A lease has lapsed.
-pub fn lapse(world: &mut World, config: &Config, key: KeyId) -> Result<(), Violation> {
+pub(super) fn lapse(world: &mut World, config: &Config, key: KeyId) -> Result<(), Violation> {
     let_pass(world, config, !config.quiet_lapses, |cluster| {
         if let Some(agent) = cluster.agents.get_mut(&key) {
             agent.lease_until = PASSED;
@@ -171,7 +187,7 @@ pub fn lapse(world: &mut World, config: &Config, key: KeyId) -> Result<(), Viola
 }
 
 /// The frozen list's time is over.
-pub fn time_out(world: &mut World, config: &Config) -> Result<(), Violation> {
+pub(super) fn time_out(world: &mut World, config: &Config) -> Result<(), Violation> {
     let_pass(world, config, true, |cluster| {
         if let Some(frozen) = &mut cluster.frozen {
             frozen.at = PASSED;
@@ -180,7 +196,7 @@ pub fn time_out(world: &mut World, config: &Config) -> Result<(), Violation> {
 }
 
 /// A hold-back is over.
-pub fn hold_over(world: &mut World, config: &Config, key: KeyId) -> Result<(), Violation> {
+pub(super) fn hold_over(world: &mut World, config: &Config, key: KeyId) -> Result<(), Violation> {
     let_pass(world, config, true, |cluster| {
         if let Some(agent) = cluster.agents.get_mut(&key) {
             agent.held_until = PASSED;
@@ -189,12 +205,12 @@ pub fn hold_over(world: &mut World, config: &Config, key: KeyId) -> Result<(), V
 }
 
 /// The deadline passes.
-pub fn expire(world: &mut World, config: &Config) -> Result<(), Violation> {
+pub(super) fn expire(world: &mut World, config: &Config) -> Result<(), Violation> {
     let_pass(world, config, true, |cluster| cluster.deadline = PASSED)
 }
 
 /// An owner accepts the database as it is: the process that is asked puts its own ledger back first.
-pub fn accept(world: &mut World, config: &Config) -> Result<(), Violation> {
+pub(super) fn accept(world: &mut World, config: &Config) -> Result<(), Violation> {
     look(world, config, world.serving)?;
     let event = Event::DatabaseAccepted { by: String::new() };
     let _ = transact(world, config, event)?;

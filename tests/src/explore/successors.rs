@@ -10,7 +10,7 @@ use crate::explore::world::World;
 
 /// A state and what stands for it.
 #[derive(Clone, Debug)]
-pub struct State {
+pub(super) struct State {
     /// Itself.
     pub world: World,
     /// Its fingerprint.
@@ -20,7 +20,7 @@ pub struct State {
 impl State {
     /// `world`, with its fingerprint.
     #[must_use]
-    pub fn of(world: World, search: &Search<'_>) -> State {
+    pub(super) fn of(world: World, search: &Search<'_>) -> State {
         let print = fingerprint(&world, search.config);
         State { world, print }
     }
@@ -31,7 +31,7 @@ impl State {
 ///
 /// # Errors
 /// The part of property 7 that doesn't hold.
-pub fn arrive(
+pub(super) fn arrive(
     search: &Search<'_>,
     state: &State,
     tally: &mut Tally,
@@ -53,7 +53,7 @@ pub fn arrive(
 ///
 /// # Errors
 /// The property that the step violates.
-pub fn take(
+pub(super) fn take(
     search: &Search<'_>,
     state: &State,
     action: &Action,

@@ -9,7 +9,7 @@ use crate::explore::world::World;
 /// The steps of `path` from `start`, each one the number of an action among those that are possible
 /// there.
 #[must_use]
-pub fn transcript(config: &Config, start: &World, path: &[u16]) -> Vec<String> {
+pub(super) fn transcript(config: &Config, start: &World, path: &[u16]) -> Vec<String> {
     let mut world = start.clone();
     let mut lines = Vec::with_capacity(path.len() + 1);
     for &place in path {

@@ -14,7 +14,7 @@ const FIRST: usize = 8;
 
 /// A set of fingerprints that two threads can add to.
 #[derive(Debug)]
-pub struct Visited {
+pub(super) struct Visited {
     tables: Vec<Mutex<Table>>,
 }
 
@@ -34,7 +34,7 @@ impl Default for Visited {
 
 impl Visited {
     /// Adds `fingerprint`; false if it was there.
-    pub fn insert(&self, fingerprint: u128) -> bool {
+    pub(super) fn insert(&self, fingerprint: u128) -> bool {
         let table = (fingerprint >> 112) as usize % TABLES;
         // A thread that panicked has not left a table half changed in a way that matters here.
         let mut table = self.tables[table].lock().unwrap_or_else(PoisonError::into_inner);

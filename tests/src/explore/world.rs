@@ -24,15 +24,15 @@ use crate::explore::links::Links;
 use crate::explore::reduce;
 
 /// The time that it is, unless the clock is ahead.
-pub const NOW: Micros = Micros(1_000_000_000_000);
+pub(super) const NOW: Micros = Micros(1_000_000_000_000);
 /// How far a clock that is ahead is ahead: far above every lease, list and hold-back.
-pub const AHEAD: Millis = Millis(30 * 60 * 1_000);
+pub(super) const AHEAD: Millis = Millis(30 * 60 * 1_000);
 /// A deadline or a grant that passes only if somebody lets it.
-pub const DAY: Millis = Millis(24 * 3600 * 1_000);
+pub(super) const DAY: Millis = Millis(24 * 3600 * 1_000);
 /// A deadline that has not passed is this far off: within every period.
-pub const SOON: Millis = Millis(1_000);
+pub(super) const SOON: Millis = Millis(1_000);
 /// A deadline that has passed.
-pub const PASSED: Micros = Micros(0);
+pub(super) const PASSED: Micros = Micros(0);
 /// Everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct World {
@@ -229,7 +229,7 @@ impl World {
 
 /// Forgets what no rule looks at, so that states that differ in nothing else are one: revision, last
 /// error, how far off a deadline is.
-pub fn normalise(cluster: &mut Cluster, config: &Config) {
+pub(super) fn normalise(cluster: &mut Cluster, config: &Config) {
     use formation_explored::service::Seating;
     if config.reduced && !config.liar {
         reduce::row(cluster, config);
@@ -275,6 +275,6 @@ fn nearest(until: Micros) -> Micros {
 
 /// Stored by a clock that was ahead: nobody should have to wait for it.
 #[must_use]
-pub fn is_far(stored: Micros) -> bool {
+pub(super) fn is_far(stored: Micros) -> bool {
     stored >= NOW.after(AHEAD)
 }

@@ -72,7 +72,7 @@ pub(super) struct Draw<'a> {
 }
 
 impl Draw<'_> {
-    pub fn kind(&mut self, id: u64) -> Kind {
+    pub(super) fn kind(&mut self, id: u64) -> Kind {
         let operation = match self.rng.range(0, 100) {
             0..34 => {
                 let key = self.key();
@@ -102,7 +102,7 @@ impl Draw<'_> {
     }
 
     /// A key and an end: one key, some keys, those of a prefix, or all from one on.
-    pub fn keys(&mut self) -> (Bytes, Bytes) {
+    pub(super) fn keys(&mut self) -> (Bytes, Bytes) {
         let (from, to) = (self.rng.range(0, self.keys), self.rng.range(0, self.keys + 1));
         match self.rng.range(0, 6) {
             0..2 => (key(from), Bytes::new()),

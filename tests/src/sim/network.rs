@@ -14,17 +14,17 @@ pub(super) struct Network {
 }
 
 impl Network {
-    pub fn heal(&mut self) {
+    pub(super) fn heal(&mut self) {
         self.cut.clear();
     }
 
-    pub fn is_cut(&self, from: u64, to: u64) -> bool {
+    pub(super) fn is_cut(&self, from: u64, to: u64) -> bool {
         let alone = self.alone.contains(&from) || self.alone.contains(&to);
         alone || self.cut.contains(&(from, to))
     }
 
     /// Splits the members in two, in both directions or in one, or cuts one link.
-    pub fn partition(&mut self, rng: &mut Rng, members: u64) {
+    pub(super) fn partition(&mut self, rng: &mut Rng, members: u64) {
         self.cut.clear();
         let one_way = rng.chance(300);
         if rng.chance(200) {
@@ -44,17 +44,17 @@ impl Network {
     }
 
     /// Nobody hears `id`, and `id` nobody.
-    pub fn cut_off(&mut self, id: u64) {
+    pub(super) fn cut_off(&mut self, id: u64) {
         self.alone.insert(id);
     }
 
     /// Whether somebody is cut off.
-    pub fn is_anybody_alone(&self) -> bool {
+    pub(super) fn is_anybody_alone(&self) -> bool {
         !self.alone.is_empty()
     }
 
     /// `id` is heard again.
-    pub fn rejoin(&mut self, id: u64) {
+    pub(super) fn rejoin(&mut self, id: u64) {
         self.alone.remove(&id);
     }
 
@@ -66,7 +66,7 @@ impl Network {
     }
 
     /// How long each copy of a message takes; none if it is lost.
-    pub fn delays(&self, rng: &mut Rng, plan: &Plan, from: u64, to: u64) -> Vec<u64> {
+    pub(super) fn delays(&self, rng: &mut Rng, plan: &Plan, from: u64, to: u64) -> Vec<u64> {
         if self.is_cut(from, to) || rng.chance(plan.loss) {
             return Vec::new();
         }

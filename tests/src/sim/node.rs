@@ -139,12 +139,12 @@ fn driver_options(plan: &Plan, mut config: Config) -> (Config, DriverOptions) {
 }
 
 impl Node {
-    pub fn new(id: u64, seed: u64, tick: u64) -> Self {
+    pub(super) fn new(id: u64, seed: u64, tick: u64) -> Self {
         let disk = SimulatedDisk::new(seed);
         Self { id, disk, live: None, life: 0, paused_until: 0, tick }
     }
 
-    pub fn down(&self, error: &dyn std::error::Error) -> Down {
+    pub(super) fn down(&self, error: &dyn std::error::Error) -> Down {
         if self.disk.is_off() {
             return Down::Crashed;
         }
@@ -161,7 +161,7 @@ impl Node {
     }
 
     /// Starts the process: from nothing the first time, else from what the disk holds.
-    pub fn boot(&mut self, plan: &Plan, seed: u64, guards: Guards) -> Result<(), Down> {
+    pub(super) fn boot(&mut self, plan: &Plan, seed: u64, guards: Guards) -> Result<(), Down> {
         self.life += 1;
         let live = self.try_boot(plan, seed, guards).map_err(|error| self.down(&*error))?;
         self.live = Some(live);
@@ -240,18 +240,18 @@ impl Node {
     }
 
     /// Whether its process is in the middle of taking over a snapshot.
-    pub fn is_installing(&self) -> bool {
+    pub(super) fn is_installing(&self) -> bool {
         self.live.as_ref().is_some_and(|live| live.written.installing)
     }
 
     /// Whether its log had a torn end when its process began.
-    pub fn was_torn(&self) -> bool {
+    pub(super) fn was_torn(&self) -> bool {
         self.live.as_ref().is_some_and(|live| live.was_torn)
     }
 
     /// A write of the log that is under way when its process ends has got somewhere: nowhere yet,
     /// to one of its operations on the disk, or to its end, which nobody was told of.
-    pub fn cut_short(&mut self, operations: Option<u64>) {
+    pub(super) fn cut_short(&mut self, operations: Option<u64>) {
         let Some(live) = &mut self.live else { return };
         let Some(group) = live.log_group.take() else { return };
         if let Some(operations) = operations {
@@ -262,7 +262,7 @@ impl Node {
     }
 
     /// The process is gone and so is what was not synced.
-    pub fn crash(&mut self) {
+    pub(super) fn crash(&mut self) {
         // The disk first: what is dropped must not end cleanly.
         self.disk.crash();
         self.live = None;
@@ -270,7 +270,7 @@ impl Node {
     }
 
     /// The process is gone, the machine isn't.
-    pub fn kill(&mut self) {
+    pub(super) fn kill(&mut self) {
         self.disk.kill();
         self.live = None;
         self.life += 1;
@@ -279,17 +279,17 @@ impl Node {
 
 impl Live {
     /// Whether the core waits for the log or the machine to take what it has for them.
-    pub fn is_blocked(&self, bound: usize) -> bool {
+    pub(super) fn is_blocked(&self, bound: usize) -> bool {
         self.log_jobs.len() >= bound || self.apply_jobs.len() >= bound
     }
 
     /// Whether the core has something to do.
-    pub fn has_work(&self) -> bool {
+    pub(super) fn has_work(&self) -> bool {
         self.tick_is_due || !self.mail.is_empty() || self.core.has_more()
     }
 
     /// A round of the core.
-    pub fn round(&mut self, rng: &mut Rng, plan: &Plan, calm: bool) -> Sent {
+    pub(super) fn round(&mut self, rng: &mut Rng, plan: &Plan, calm: bool) -> Sent {
         let (mail, tick) = (self.mail.take(), mem::take(&mut self.tick_is_due));
         let mut ports = CorePorts {
             rng,
@@ -310,14 +310,14 @@ impl Live {
     }
 
     /// Whether the log is writing so much that a power cut may leave a part of it.
-    pub fn may_tear(&self) -> bool {
+    pub(super) fn may_tear(&self) -> bool {
         let batches = self.log_group.iter().flatten().filter_map(LogJob::batch);
         batches.flat_map(|batch| &batch.entries).map(|entry| entry.data.len()).sum::<usize>()
             > 2 * SECTOR_BYTES
     }
 
     /// The log takes what waits for it, unless it is still writing. Whether it begins to.
-    pub fn begin_group(&mut self) -> bool {
+    pub(super) fn begin_group(&mut self) -> bool {
         if self.log_group.is_some() {
             return false;
         }
@@ -328,7 +328,7 @@ impl Live {
     }
 
     /// The same of the machine; how many jobs it takes.
-    pub fn begin_turn(&mut self) -> usize {
+    pub(super) fn begin_turn(&mut self) -> usize {
         if self.turn.is_some() {
             return 0;
         }
@@ -341,7 +341,11 @@ impl Live {
 
     /// The machine does what it has taken; if `idle`, it makes the store durable. What it told, and
     /// whether it can go on.
-    pub fn run_turn(&mut self, turn: Turn, idle: bool) -> (Told, Result<(), Box<dyn Error>>) {
+    pub(super) fn run_turn(
+        &mut self,
+        turn: Turn,
+        idle: bool,
+    ) -> (Told, Result<(), Box<dyn Error>>) {
         let told = Told::default();
         let mut out = MachinePorts { snapshots: &self.snapshots, writing: &mut self.writing, told };
         let mut done = self.applier.run(turn, &mut out);
@@ -358,7 +362,7 @@ impl Live {
     }
 
     /// The snapshot that was asked for is written.
-    pub fn write_snapshot(&mut self) -> Option<Notice> {
+    pub(super) fn write_snapshot(&mut self) -> Option<Notice> {
         self.writing.take().map(|snapshot| self.snapshots.build(snapshot))
     }
 }

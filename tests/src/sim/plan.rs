@@ -69,7 +69,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub fn new(rng: &mut Rng, members: Option<u64>) -> Self {
+    pub(super) fn new(rng: &mut Rng, members: Option<u64>) -> Self {
         let members = members.unwrap_or_else(|| [3, 3, 3, 3, 5, 5, 1][rng.pick(7)]);
         let mut some = |chance, low, high| {
             let drawn = rng.range(low, high);
@@ -125,7 +125,7 @@ impl Plan {
     }
 
     /// Whether a leader has room for whatever followers may have for it.
-    pub fn takes_all_that_is_passed_on(&self) -> bool {
+    pub(super) fn takes_all_that_is_passed_on(&self) -> bool {
         self.uncommitted_bytes == 0 && self.mail.message_bytes == MAX_QUEUED_MESSAGE_BYTES
     }
 }

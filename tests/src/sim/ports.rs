@@ -31,11 +31,11 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    pub fn put(&self, path: PathBuf, body: Bytes) {
+    pub(super) fn put(&self, path: PathBuf, body: Bytes) {
         self.files.borrow_mut().insert(path, body);
     }
 
-    pub fn fail_once(&self) {
+    pub(super) fn fail_once(&self) {
         self.fails.set(true);
     }
 }

@@ -4,11 +4,11 @@
 pub(crate) struct Rng(u64);
 
 impl Rng {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -17,17 +17,17 @@ impl Rng {
     }
 
     /// From `low` up to, not including, `high`.
-    pub fn range(&mut self, low: u64, high: u64) -> u64 {
+    pub(crate) fn range(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low)
     }
 
     /// True in `per_mille` of 1000 cases.
-    pub fn chance(&mut self, per_mille: u64) -> bool {
+    pub(crate) fn chance(&mut self, per_mille: u64) -> bool {
         self.next() % 1000 < per_mille
     }
 
     /// An index below `len`.
-    pub fn pick(&mut self, len: usize) -> usize {
+    pub(crate) fn pick(&mut self, len: usize) -> usize {
         usize::try_from(self.next() % len as u64).expect("below a usize")
     }
 }

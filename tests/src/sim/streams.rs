@@ -41,7 +41,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub fn new(draw: &mut Draw<'_>) -> Self {
+    pub(super) fn new(draw: &mut Draw<'_>) -> Self {
         let (key, end) = draw.keys();
         let slow = draw.rng.chance(300);
         let (no_put, no_delete) = (draw.rng.chance(100), draw.rng.chance(100));
@@ -55,14 +55,14 @@ impl Stream {
     }
 
     /// The member is gone, and the connection with it.
-    pub fn disconnect(&mut self, node: u64) {
+    pub(super) fn disconnect(&mut self, node: u64) {
         if self.node == node {
             self.subscriber = None;
         }
     }
 
     /// From now on it reads all there is.
-    pub fn hurry(&mut self) {
+    pub(super) fn hurry(&mut self) {
         (self.pace, self.takes) = (8_000, TURN);
     }
 }

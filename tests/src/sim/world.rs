@@ -130,7 +130,7 @@ pub(super) struct World {
 }
 
 impl World {
-    pub fn new(seed: u64, options: Options) -> Self {
+    pub(super) fn new(seed: u64, options: Options) -> Self {
         let mut rng = Rng::new(seed);
         let plan = Plan::new(&mut rng, options.members);
         let nodes: Vec<Node> = (1..=plan.members)
@@ -168,7 +168,7 @@ impl World {
     }
 
     /// Runs the history to its end.
-    pub fn run(mut self) -> Result<Report, Violation> {
+    pub(super) fn run(mut self) -> Result<Report, Violation> {
         for id in 1..=self.plan.members {
             self.start(id)?;
         }
