@@ -47,4 +47,4 @@ fn kill_once(file: &std::path::Path, at: &str) {
 /// Nothing, in a release build.
 #[cfg(not(debug_assertions))]
 #[inline]
-pub fn point(_when: &str, _what: &str) {}
+pub(crate) fn point(_when: &str, _what: &str) {}

@@ -53,7 +53,8 @@ impl Maintenance {
             version: self.0.identity.version.to_owned(),
             db_size: i64::try_from(store.file_bytes()).unwrap_or(i64::MAX),
             leader: node.leader,
-            raft_index: node.commit,
+            // Whoever applied it has told so a moment before the driver tells what it committed.
+            raft_index: node.commit.max(view.applied().index),
             raft_term: node.term,
             raft_applied_index: view.applied().index,
             errors,
