@@ -31,9 +31,11 @@ pub struct WorldOptions {
 
 impl Default for WorldOptions {
     fn default() -> Self {
-        let args = ["--lease", "6s", "--prepare", "6s", "--sweep", "1s", "--poll", "2s"];
+        let times = ["--lease", "6s", "--prepare", "6s", "--sweep", "1s", "--poll", "2s"];
+        // On loopback the admin and all hosts of a test are one address to the service.
+        let limits = ["--rate", "1000"];
         Self {
-            serve_args: args.map(str::to_owned).to_vec(),
+            serve_args: times.iter().chain(&limits).map(|arg| (*arg).to_owned()).collect(),
             serve_env: Vec::new(),
             ports: vec![8443],
         }
