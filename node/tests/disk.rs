@@ -1,7 +1,6 @@
 //! A disk that is full, and one that fails: told in plain words, and nothing acknowledged after it.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-#![allow(clippy::print_stderr, reason = "says why a test was skipped")]
 
 mod common;
 
@@ -9,19 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Member, PATIENCE, eventually};
+use common::{Member, PATIENCE, eventually, skipped};
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
 use node_proto::etcdserverpb::{
     AlarmRequest, AlarmType, CompactionRequest, DeleteRangeRequest, PutRequest,
 };
 use tonic::Code;
-
-/// Says that a test was skipped; under CI that is a failure.
-fn skipped(why: &str) {
-    assert!(std::env::var_os("CI").is_none(), "{why}");
-    eprintln!("SKIPPED: {why}");
-}
 
 /// A small file system in memory, as long as it is kept.
 struct Small(PathBuf);

@@ -44,19 +44,6 @@ pub async fn built(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
     Ok(binary)
 }
 
-/// A stock etcd of this version's minor release, if one has been built under `work` or is
-/// installed.
-#[must_use]
-pub fn present(work: &Path) -> Option<PathBuf> {
-    let built = work.join("stock-etcd").join(VERSION).join("etcd");
-    let minor = VERSION.trim_start_matches('v').rsplit_once('.')?.0;
-    [built, PathBuf::from(INSTALLED)].into_iter().find(|path| {
-        let output = std::process::Command::new(path).arg("--version").output();
-        let first = format!("etcd Version: {minor}.");
-        output.is_ok_and(|output| output.stdout.starts_with(first.as_bytes()))
-    })
-}
-
 async fn build(dir: &Path) -> Result<()> {
     fs_err::create_dir_all(dir)?;
     fs_err::write(

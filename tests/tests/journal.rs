@@ -1,10 +1,5 @@
 //! The agent's journal: whole on the disk before anything that follows from it leaves the host.
 
-#![allow(
-    clippy::print_stderr,
-    reason = "what is skipped, and why, is for who reads the test's output"
-)]
-
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Duration;
@@ -12,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Agent, Network, World, until};
+use muster_tests::harness::{Agent, Network, World, skip, until};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const CALLS: &str = "trace=openat,write,fsync,fdatasync,rename,renameat,renameat2,sendto,writev";
@@ -20,7 +15,7 @@ const CALLS: &str = "trace=openat,write,fsync,fdatasync,rename,renameat,renameat
 fn strace() -> bool {
     let there = Command::new("strace").arg("--version").output().is_ok();
     if !there {
-        eprintln!("SKIPPED: no strace (scripts/setup tests installs it)");
+        skip::not_installed("strace");
     }
     there
 }

@@ -1,18 +1,14 @@
 //! Stock etcd under the agent: the oldest that distributions have and the newest, on loopback
 //! addresses (where a peer calls from another address than its own) and on hosts of their own.
 
-#![allow(
-    clippy::print_stderr,
-    reason = "what is skipped, and why, is for who reads the test's output"
-)]
-
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Agent, Host, Network, World, until, until_told};
+use muster_tests::harness::{Agent, Host, Network, World, skip, until, until_told};
 use muster_tests::stock;
 use serde_json::Value;
 
@@ -24,18 +20,21 @@ fn oldest() -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    eprintln!("SKIPPED: no {} (scripts/setup tests installs it)", path.display());
+    skip::not_installed(path.display());
     None
 }
 
-/// Built once from the Go module proxy.
+/// Built once from the Go module proxy, for whichever test asks first.
 fn newest() -> Option<PathBuf> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-    let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    match runtime.block_on(stock::built(work, &|text| eprintln!("{text}"))) {
-        Ok(path) => Some(path),
+    static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
+    let build = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(stock::built(Path::new(env!("CARGO_TARGET_TMPDIR")), &|_| {}))
+    };
+    match BUILT.get_or_init(build) {
+        Ok(path) => Some(path.clone()),
         Err(error) => {
-            eprintln!("SKIPPED: no stock etcd could be built: {error:#}");
+            skip::skipped(format_args!("no stock etcd could be built: {error:#}"));
             None
         }
     }
@@ -45,7 +44,7 @@ fn namespaces() -> Option<Network> {
     match Network::namespaces(3) {
         Ok(network) => Some(network),
         Err(error) => {
-            eprintln!("SKIPPED: no network namespaces here: {error:#}");
+            skip::skipped(format_args!("no network namespaces here: {error:#}"));
             None
         }
     }

@@ -9,6 +9,7 @@ pub mod etcdctl;
 pub mod network;
 pub mod process;
 pub mod programs;
+pub mod skip;
 pub mod wait;
 pub mod world;
 
