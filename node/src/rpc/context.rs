@@ -58,7 +58,11 @@ pub(crate) fn requires_leader(metadata: &MetadataMap) -> bool {
 
 /// The bytes to propose. What no member could read back is refused: once committed, it would stop
 /// every one of them, at each start. Only transactions can be nested too deep for that.
-fn encode(id: RequestId, operation: Operation, max_bytes: usize) -> Result<Bytes, Error> {
+pub(super) fn encode(
+    id: RequestId,
+    operation: Operation,
+    max_bytes: usize,
+) -> Result<Bytes, Error> {
     let may_be_deep = matches!(operation, Operation::Txn(_));
     let payload = command::encode(id.0, operation);
     if payload.len() > max_bytes {

@@ -16,7 +16,7 @@ use node_proto::{etcdserverpb as pb, musterpb};
 use prost::Message as _;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::context::Context;
+use super::context::{Context, encode};
 use super::error::Error;
 use crate::apply::{ApplyError, Response};
 use crate::identity::MemberId;
@@ -168,7 +168,9 @@ impl Context {
             let mut entry = command::MemberChange::from(&change);
             entry.planned_at = Some(table.changed());
             let id = self.request_ids.next();
-            let payload = command::encode(id.0, Operation::ChangeMember(entry));
+            let operation = Operation::ChangeMember(entry);
+            let payload = encode(id, operation, self.limits.max_request_bytes)?;
+            let _pending = self.metrics.pending();
             match self.handle.propose_change(payload, id).await? {
                 Ok(Response::MembersChanged(members)) => {
                     let at = self.table().changed();
