@@ -21,7 +21,7 @@ pub(crate) const IN_SYNC_ENTRIES: u64 = 1_000;
 
 /// Why not. The texts that clients are told are the API's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Objection {
+pub enum Objection {
     /// So few members have started that they would be no quorum.
     #[error("not enough started members")]
     NotEnoughStarted,
@@ -38,7 +38,7 @@ pub(crate) enum Objection {
 
 /// How far a learner is, as its leader knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Progress {
+pub(super) struct Progress {
     /// It has answered within the last election time-out.
     pub active: bool,
     /// The last entry that it has on disk.
@@ -49,7 +49,7 @@ pub(crate) struct Progress {
 
 /// The members, as one of them sees them.
 #[derive(Debug)]
-pub(crate) struct Sight<'a> {
+pub(super) struct Sight<'a> {
     /// Who they are.
     pub table: &'a MemberTable,
     /// Who looks.
@@ -63,7 +63,7 @@ impl Sight<'_> {
     ///
     /// A learner that is to vote once it is ready counts as the voter that was asked for: until it
     /// is one, the change that added it is not over.
-    pub(crate) fn may_add(&self, is_learner: bool) -> Result<(), Objection> {
+    pub(super) fn may_add(&self, is_learner: bool) -> Result<(), Objection> {
         let voters = self.voters(|member| !member.is_learner || member.vote_when_ready);
         let started = voters.iter().filter(|member| member.is_started()).count();
         let after = voters.len() + 1;
@@ -82,7 +82,7 @@ impl Sight<'_> {
     }
 
     /// Whether this member may be removed.
-    pub(crate) fn may_remove(&self, id: MemberId) -> Result<(), Objection> {
+    pub(super) fn may_remove(&self, id: MemberId) -> Result<(), Objection> {
         if self.table.is_learner(id) {
             return Ok(());
         }
@@ -101,7 +101,7 @@ impl Sight<'_> {
     }
 
     /// Whether one more may vote.
-    pub(crate) fn may_promote(&self) -> Result<(), Objection> {
+    pub(super) fn may_promote(&self) -> Result<(), Objection> {
         let voters = self.voters(|member| !member.is_learner);
         // The learner itself has started, or it would not be in sync.
         let started = 1 + voters.iter().filter(|member| member.is_started()).count();
@@ -125,7 +125,7 @@ impl Sight<'_> {
 }
 
 /// Whether a learner, added by entry `added`, has so little to fetch that its vote helps.
-pub(crate) fn is_in_sync(progress: Progress, added: u64) -> Result<(), Objection> {
+pub(super) fn is_in_sync(progress: Progress, added: u64) -> Result<(), Objection> {
     let Progress { active, matched, last } = progress;
     // Before it has answered once, its leader guesses: it takes it for active, and knows of nothing
     // that it has.
@@ -138,7 +138,7 @@ pub(crate) fn is_in_sync(progress: Progress, added: u64) -> Result<(), Objection
 }
 
 /// Whether there may be one learner more.
-pub(crate) fn may_learn(table: &MemberTable, most: u64) -> Result<(), Objection> {
+pub(super) fn may_learn(table: &MemberTable, most: u64) -> Result<(), Objection> {
     let learners = table.members().filter(|member| member.is_learner).count() as u64;
     if learners < most { Ok(()) } else { Err(Objection::TooManyLearners) }
 }

@@ -5,24 +5,24 @@
 //! at its start, the transport, the Cluster service. Consensus keeps a configuration of its own from
 //! then on, and the two are compared after each change and on each snapshot.
 //!
-//! Before a change is proposed it is judged (`judge`): whether a quorum would be left. It then names the
-//! configuration that it was judged on, and is refused on another one.
+//! Before a change is proposed it is judged (`ruling`, by the rules in `judge`): whether a quorum would
+//! be left. It then names the configuration that it was judged on, and is refused on another one.
 //!
 //! A member that was removed is remembered for ever, with its incarnation: neither comes back.
 
 mod change;
 mod codec;
 mod judge;
+mod ruling;
 mod table;
 
+pub(crate) use self::table::Published;
 pub use self::{
     change::{ChangeError, MemberChange},
     codec::MalformedMember,
+    judge::Objection,
+    ruling::{Judge, Refused, Rules, Ruling},
     table::{Member, MemberTable, RemovedMember},
-};
-pub(crate) use self::{
-    judge::{Objection, Progress, Sight, is_in_sync, may_learn},
-    table::Published,
 };
 
 #[cfg(test)]

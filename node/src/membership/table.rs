@@ -122,6 +122,13 @@ impl MemberTable {
         Members { voters: ids(false), learners: ids(true) }
     }
 
+    /// Somebody who was asked for as a voter, had to begin as a learner, and has started.
+    #[must_use]
+    pub fn waits_for_vote(&self) -> Option<MemberId> {
+        let waits = |member: &&Member| member.vote_when_ready && member.is_started();
+        self.members().find(waits).map(|member| member.id)
+    }
+
     /// The entry that made the members what they are; 0 if they are as the cluster began. What a
     /// member publishes of itself does not count.
     #[must_use]

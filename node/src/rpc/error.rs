@@ -7,7 +7,7 @@ use tonic::{Code, Status};
 
 use crate::apply::{ApplyError, CheckError};
 use crate::driver::{ProposeError, ReadError as BarrierError, TransferError};
-use crate::membership::{ChangeError, Objection};
+use crate::membership::{ChangeError, Objection, Refused};
 use crate::mvcc::{ReadError, StoreError};
 
 macro_rules! table {
@@ -186,6 +186,16 @@ impl From<Objection> for Error {
             Objection::Unhealthy => Self::Unhealthy,
             Objection::LearnerNotReady => Self::LearnerNotReady,
             Objection::TooManyLearners => Self::TooManyLearners,
+        }
+    }
+}
+
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::NotLeader => Self::NotLeader,
+            Refused::Objection(objection) => objection.into(),
+            Refused::Change(error) => error.into(),
         }
     }
 }

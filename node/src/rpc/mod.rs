@@ -31,11 +31,11 @@ pub(crate) use context::Context;
 pub(crate) use error::Error;
 pub(crate) use ids::RequestIds;
 pub(crate) use metrics::{Method, Metrics};
-pub(crate) use reconfigure::Rules;
 pub(crate) use watch::PATH as WATCH_PATH;
 
 use crate::apply::Outcome;
 use crate::driver::Handle;
+use crate::membership::Rules;
 use crate::mvcc::watch::WatchHub;
 use crate::mvcc::{CompactionProgress, Store};
 use crate::tls::{ClientListenerTls, PeerTls};

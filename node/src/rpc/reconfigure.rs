@@ -20,25 +20,13 @@ use super::context::{Context, encode};
 use super::error::Error;
 use crate::apply::{ApplyError, Response};
 use crate::identity::MemberId;
-use crate::membership::{
-    ChangeError, Member, MemberChange, MemberTable, Objection, Progress, Sight, is_in_sync,
-    may_learn,
-};
+use crate::membership::{ChangeError, Judge, MemberChange, MemberTable, Refused, Ruling};
 
 /// Between two looks for a leader, and between two tries to promote who asked for it.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const PROMOTE_AGAIN: Duration = Duration::from_millis(200);
 /// How long this member may take to show a change that the leader has made.
 const CATCH_UP: Duration = Duration::from_secs(1);
-
-/// How changes are judged.
-#[derive(Clone, Debug)]
-pub(crate) struct Rules {
-    /// `--strict-reconfig-check`: refuse what could cost the quorum.
-    pub strict: bool,
-    /// `--max-learners`.
-    pub max_learners: u64,
-}
 
 /// What a change came to.
 struct Changed {
@@ -55,12 +43,7 @@ impl Context {
     ) -> Result<Vec<pb::Member>, Error> {
         let deadline = self.deadline();
         // As in etcd, whoever is asked looks first; without a leader that is all there is to say.
-        let table = self.table();
-        match &change {
-            MemberChange::Add(member) => self.may_add(&table, member)?,
-            MemberChange::Remove(id) => self.may_remove(&table, *id)?,
-            MemberChange::Promote(_) | MemberChange::Update(..) => {}
-        }
+        self.judge(&change, |judge| judge.look(&change))?;
         loop {
             let known = self.known_leader(deadline).await?;
             let changed = if known == self.identity.member_id {
@@ -154,19 +137,14 @@ impl Context {
         let one = timeout_at(deadline, self.changing.lock());
         let _one = one.await.map_err(|_| Error::Timeout)?;
         loop {
-            if *self.leader.borrow() != self.identity.member_id {
-                return Err(Error::NotLeader);
-            }
-            let table = self.table();
-            let change = self.judge(&table, change)?;
-            if change == MemberChange::Remove(MemberId(self.identity.member_id)) {
-                self.handle.hand_over().await;
-                // Where nobody could take over, nobody would lead without this member.
-                let leads = *self.leader.borrow() == self.identity.member_id;
-                return Err(if leads { Error::Unhealthy } else { Error::NotLeader });
-            }
-            let mut entry = command::MemberChange::from(&change);
-            entry.planned_at = Some(table.changed());
+            let entry = match self.judge(change, |judge| judge.rule(change))? {
+                Ruling::Propose(entry) => entry,
+                Ruling::HandOver => {
+                    self.handle.hand_over().await;
+                    // Where nobody could take over, nobody would lead without this member.
+                    return Err(if self.leads() { Error::Unhealthy } else { Error::NotLeader });
+                }
+            };
             let id = self.request_ids.next();
             let operation = Operation::ChangeMember(entry);
             let payload = encode(id, operation, self.limits.max_request_bytes)?;
@@ -184,75 +162,39 @@ impl Context {
         }
     }
 
-    /// The change to propose, if it may be made to `table`: etcd's checks, in etcd's order.
-    fn judge(&self, table: &MemberTable, change: &MemberChange) -> Result<MemberChange, Error> {
-        let mut change = change.clone();
-        match &mut change {
-            MemberChange::Add(member) => {
-                self.may_add(table, member)?;
-                let voters = table.voters_and_learners().voters.len();
-                if self.rules.strict && !member.is_learner && voters == 1 {
-                    // As a voter it would be half of the quorum before it has even started.
-                    member.is_learner = true;
-                    member.vote_when_ready = true;
-                }
-            }
-            MemberChange::Remove(id) => self.may_remove(table, *id)?,
-            MemberChange::Promote(id) => self.may_promote(table, *id)?,
-            MemberChange::Update(..) => {}
-        }
-        // Whatever would be refused once it is committed is not proposed.
-        table.clone().change(change.clone(), table.changed() + 1).map_err(ApplyError::from)?;
-        if let MemberChange::Add(Member { is_learner: true, .. }) = change {
-            may_learn(table, self.rules.max_learners)?;
-        }
-        Ok(change)
+    fn leads(&self) -> bool {
+        *self.leader.borrow() == self.identity.member_id
     }
 
-    fn may_add(&self, table: &MemberTable, member: &Member) -> Result<(), Error> {
-        self.strictly(table, "member add", |sight| sight.may_add(member.is_learner))
-    }
-
-    fn may_remove(&self, table: &MemberTable, id: MemberId) -> Result<(), Error> {
-        self.strictly(table, "member remove", |sight| sight.may_remove(id))
-    }
-
-    fn may_promote(&self, table: &MemberTable, id: MemberId) -> Result<(), Error> {
-        let member = table.member(id).ok_or(Error::MemberNotFound)?;
-        let status = self.status.borrow().clone();
-        // Of a voter, too, this is what etcd looks at first.
-        if id.0 != self.identity.member_id {
-            let peer = status.peers.iter().find(|peer| peer.member == id.0);
-            let progress = peer.map(|peer| Progress {
-                active: peer.active,
-                matched: peer.matched,
-                last: status.last,
-            });
-            is_in_sync(progress.ok_or(Error::LearnerNotReady)?, member.changed)?;
-        }
-        self.strictly(table, "member promote", |sight| sight.may_promote())
-    }
-
-    fn strictly(
+    /// What this member says to `change`, by all that it knows now.
+    fn judge<T, E: Into<Refused>>(
         &self,
-        table: &MemberTable,
-        what: &str,
-        may: impl FnOnce(&Sight<'_>) -> Result<(), Objection>,
-    ) -> Result<(), Error> {
-        if !self.rules.strict {
-            return Ok(());
-        }
-        let connected = match &self.peers {
+        change: &MemberChange,
+        says: impl FnOnce(&Judge<'_>) -> Result<T, E>,
+    ) -> Result<T, Error> {
+        let connected: BTreeMap<MemberId, Duration> = match &self.peers {
             Some(peers) => {
                 peers.connected().into_iter().map(|(id, since)| (id, since.elapsed())).collect()
             }
             None => BTreeMap::new(),
         };
-        let local = MemberId(self.identity.member_id);
-        may(&Sight { table, local, connected: &connected }).map_err(|objection| {
-            let connected = connected.len();
-            tracing::warn!(reason = %objection, connected, "rejecting {what} request");
-            objection.into()
+        let (table, status) = (self.table(), Arc::clone(&self.status.borrow()));
+        let judge = Judge {
+            rules: self.rules,
+            local: MemberId(self.identity.member_id),
+            leads: self.leads(),
+            table: &table,
+            connected: &connected,
+            peers: &status.peers,
+            last: status.last,
+        };
+        says(&judge).map_err(|refused| {
+            let refused = refused.into();
+            if let Refused::Objection(objection) = refused {
+                let connected = connected.len();
+                tracing::warn!(reason = %objection, connected, ?change, "rejecting a change of members");
+            }
+            refused.into()
         })
     }
 }
@@ -263,8 +205,7 @@ pub(super) async fn promote_when_ready(context: Arc<Context>) {
     let mut members = context.members.clone();
     let mut leader = context.leader.clone();
     loop {
-        let waits = |member: &&Member| member.vote_when_ready && member.is_started();
-        let ready = members.borrow_and_update().members().find(waits).map(|member| member.id);
+        let ready = members.borrow_and_update().waits_for_vote();
         let leads = *leader.borrow_and_update() == context.identity.member_id;
         match ready {
             Some(id) if leads => {

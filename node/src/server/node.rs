@@ -22,7 +22,7 @@ use crate::{
     driver::{self, Handle, Running},
     http,
     identity::{DataDir, Tombstone},
-    membership::{MemberTable, Published},
+    membership::{MemberTable, Published, Rules},
     mvcc::Store,
     rpc::{self, RequestIds},
     tls::{ClientListenerTls, PeerTls},
@@ -355,8 +355,8 @@ fn rpc_identity(local: &Local) -> rpc::Identity {
     rpc::Identity { cluster_id: local.cluster.0, member_id: local.member.0, version: ETCD_VERSION }
 }
 
-fn rpc_rules(config: &Config) -> rpc::Rules {
-    rpc::Rules { strict: config.strict_reconfig_check, max_learners: config.max_learners }
+fn rpc_rules(config: &Config) -> Rules {
+    Rules { strict: config.strict_reconfig_check, max_learners: config.max_learners }
 }
 
 fn rpc_limits(config: &Config) -> rpc::Limits {

@@ -1,0 +1,228 @@
+//! What a member does with a change that it is asked for: decided without lock, clock or wait, so
+//! that the API and the simulation run the same.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use node_consensus::PeerStatus;
+use node_proto::command;
+
+use super::{
+    ChangeError, Member, MemberChange, MemberTable,
+    judge::{Objection, Progress, Sight, is_in_sync, may_learn},
+};
+use crate::identity::MemberId;
+
+/// How changes are judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// `--strict-reconfig-check`: refuse what could cost the quorum.
+    pub strict: bool,
+    /// `--max-learners`.
+    pub max_learners: u64,
+}
+
+/// A member, with what it knows at this moment.
+#[derive(Debug)]
+pub struct Judge<'a> {
+    /// How it judges.
+    pub rules: Rules,
+    /// Who it is.
+    pub local: MemberId,
+    /// Whether it leads.
+    pub leads: bool,
+    /// Who the members are.
+    pub table: &'a MemberTable,
+    /// For how long each other one has been connected; who isn't is absent.
+    pub connected: &'a BTreeMap<MemberId, Duration>,
+    /// How far each other one is, if it leads.
+    pub peers: &'a [PeerStatus],
+    /// The last entry of its log.
+    pub last: u64,
+}
+
+/// What a leader does with a change that may be made.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Ruling {
+    /// It is to be removed itself: it hands over, and its successor is asked.
+    HandOver,
+    /// It proposes this. Refused as [`ChangeError::Stale`], the change is judged again.
+    Propose(command::MemberChange),
+}
+
+/// Why a change is not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// Somebody else has to be asked.
+    #[error("this member does not lead")]
+    NotLeader,
+    /// The quorum could be lost.
+    #[error(transparent)]
+    Objection(#[from] Objection),
+    /// The members are not such that it could be made.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
+}
+
+impl Judge<'_> {
+    /// What whoever is asked looks at before anybody else, as in etcd.
+    ///
+    /// # Errors
+    /// If there is an objection.
+    pub fn look(&self, change: &MemberChange) -> Result<(), Objection> {
+        match change {
+            MemberChange::Add(member) => self.may_add(member),
+            MemberChange::Remove(id) => self.may_remove(*id),
+            MemberChange::Promote(_) | MemberChange::Update(..) => Ok(()),
+        }
+    }
+
+    /// What the leader does with `change`: etcd's checks, in etcd's order.
+    ///
+    /// # Errors
+    /// If this one doesn't lead, or the change may not be made.
+    pub fn rule(&self, change: &MemberChange) -> Result<Ruling, Refused> {
+        if !self.leads {
+            return Err(Refused::NotLeader);
+        }
+        let change = self.judge(change)?;
+        if change == MemberChange::Remove(self.local) {
+            return Ok(Ruling::HandOver);
+        }
+        let mut entry = command::MemberChange::from(&change);
+        entry.planned_at = Some(self.table.changed());
+        Ok(Ruling::Propose(entry))
+    }
+
+    fn judge(&self, change: &MemberChange) -> Result<MemberChange, Refused> {
+        let mut change = change.clone();
+        match &mut change {
+            MemberChange::Add(member) => {
+                self.may_add(member)?;
+                let voters = self.table.voters_and_learners().voters.len();
+                if self.rules.strict && !member.is_learner && voters == 1 {
+                    // As a voter it would be half of the quorum before it has even started.
+                    member.is_learner = true;
+                    member.vote_when_ready = true;
+                }
+            }
+            MemberChange::Remove(id) => self.may_remove(*id)?,
+            MemberChange::Promote(id) => self.may_promote(*id)?,
+            MemberChange::Update(..) => {}
+        }
+        // Whatever would be refused once it is committed is not proposed.
+        self.table.clone().change(change.clone(), self.table.changed() + 1)?;
+        if let MemberChange::Add(Member { is_learner: true, .. }) = change {
+            may_learn(self.table, self.rules.max_learners)?;
+        }
+        Ok(change)
+    }
+
+    fn may_add(&self, member: &Member) -> Result<(), Objection> {
+        self.strictly(|sight| sight.may_add(member.is_learner))
+    }
+
+    fn may_remove(&self, id: MemberId) -> Result<(), Objection> {
+        self.strictly(|sight| sight.may_remove(id))
+    }
+
+    fn may_promote(&self, id: MemberId) -> Result<(), Refused> {
+        let member = self.table.member(id).ok_or(ChangeError::NotFound)?;
+        // Of a voter, too, this is what etcd looks at first.
+        if id != self.local {
+            let peer = self.peers.iter().find(|peer| peer.member == id.0);
+            let peer = peer.ok_or(Objection::LearnerNotReady)?;
+            let progress = Progress { active: peer.active, matched: peer.matched, last: self.last };
+            is_in_sync(progress, member.changed)?;
+        }
+        Ok(self.strictly(|sight| sight.may_promote())?)
+    }
+
+    fn strictly(
+        &self,
+        may: impl FnOnce(&Sight<'_>) -> Result<(), Objection>,
+    ) -> Result<(), Objection> {
+        if !self.rules.strict {
+            return Ok(());
+        }
+        may(&Sight { table: self.table, local: self.local, connected: self.connected })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(id: u64, is_learner: bool) -> Member {
+        Member {
+            id: MemberId(id),
+            name: format!("m{id}"),
+            peer_urls: vec![format!("http://m{id}:2380")],
+            client_urls: Vec::new(),
+            is_learner,
+            incarnation: None,
+            node_key: None,
+            changed: 0,
+            vote_when_ready: false,
+        }
+    }
+
+    /// Member 1's ruling in a cluster of so many voters, all connected for long.
+    fn rule(voters: u64, change: &MemberChange, leads: bool) -> Result<Ruling, Refused> {
+        let table = MemberTable::new((1..=voters).map(|id| member(id, false)));
+        let connected = (2..=voters).map(|id| (MemberId(id), Duration::from_secs(60))).collect();
+        let judge = Judge {
+            rules: Rules { strict: true, max_learners: 1 },
+            local: MemberId(1),
+            leads,
+            table: &table,
+            connected: &connected,
+            peers: &[],
+            last: 9,
+        };
+        judge.look(change)?;
+        judge.rule(change)
+    }
+
+    fn proposed(ruling: Result<Ruling, Refused>) -> MemberChange {
+        match ruling {
+            Ok(Ruling::Propose(entry)) => {
+                assert_eq!(entry.planned_at, Some(0), "it names the members it was judged on");
+                MemberChange::try_from(entry).unwrap()
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_leader_hands_over_instead_of_removing_itself() {
+        assert_eq!(rule(3, &MemberChange::Remove(MemberId(1)), true), Ok(Ruling::HandOver));
+        let other = MemberChange::Remove(MemberId(2));
+        assert_eq!(proposed(rule(3, &other, true)), other);
+    }
+
+    #[test]
+    fn only_a_leader_makes_changes() {
+        let change = MemberChange::Remove(MemberId(2));
+        assert_eq!(rule(3, &change, false), Err(Refused::NotLeader));
+    }
+
+    #[test]
+    fn the_second_of_one_member_begins_as_a_learner() {
+        let change = MemberChange::Add(member(9, false));
+        let waits = Member { vote_when_ready: true, ..member(9, true) };
+        assert_eq!(proposed(rule(1, &change, true)), MemberChange::Add(waits));
+        assert_eq!(proposed(rule(3, &change, true)), change);
+    }
+
+    #[test]
+    fn what_apply_would_refuse_is_not_proposed() {
+        for (change, why) in [
+            (MemberChange::Promote(MemberId(1)), ChangeError::NotALearner),
+            (MemberChange::Promote(MemberId(9)), ChangeError::NotFound),
+            (MemberChange::Remove(MemberId(9)), ChangeError::NotFound),
+            (MemberChange::Add(member(2, true)), ChangeError::IdExists),
+        ] {
+            assert_eq!(rule(3, &change, true), Err(why.into()), "{change:?}");
+        }
+    }
+}
