@@ -123,6 +123,7 @@ impl Report {
             leader_id: Some(hex(status.leader_id)),
             raft_term: status.raft_term,
             raft_index: status.raft_index,
+            membership: None,
         }
     }
 

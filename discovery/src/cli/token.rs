@@ -274,6 +274,7 @@ fn grant(
         name: args.name.clone(),
         // Agents have no zone to show: a token bound to one could never be redeemed.
         zone: None,
+        replaces: None,
     })
 }
 

@@ -131,6 +131,7 @@ async fn an_agent_that_was_restarted_after_its_launch_reports_and_the_cluster_is
         leader_id: None,
         raft_term: 2,
         raft_index: 4,
+        membership: None,
     };
     // The same counter from another run is somebody else.
     agent.nonce = Nonce::random();

@@ -392,6 +392,7 @@ impl World {
             cidrs: Vec::new(),
             name: None,
             zone: None,
+            replaces: None,
         };
         (token, grant)
     }

@@ -68,6 +68,28 @@ hex_bytes!(
     Nonce, 16, 32, "^[0-9a-f]{32}$"
 );
 
+hex_bytes!(
+    /// One change of one cluster, once: what a node commits with the change, and refuses a second
+    /// time.
+    OperationId, 16, 32, "^[0-9a-f]{32}$"
+);
+hex_bytes!(
+    /// A member's id in its Raft cluster, as etcd's API has it.
+    MemberId, 8, 16, "^[0-9a-f]{16}$"
+);
+
+impl MemberId {
+    /// From the number that etcd's API has.
+    pub fn new(id: u64) -> Self {
+        Self(id.to_be_bytes())
+    }
+
+    /// The number that etcd's API has.
+    pub fn get(self) -> u64 {
+        u64::from_be_bytes(self.0)
+    }
+}
+
 impl Digest {
     /// SHA-256 of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {

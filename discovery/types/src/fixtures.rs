@@ -90,6 +90,7 @@ impl World {
             cidrs: Vec::new(),
             name: None,
             zone: None,
+            replaces: None,
         };
         let agents: Vec<_> = (0..size).map(|_| SigningKey::generate()).collect();
         let records = agents.iter().zip(1..).map(|(key, i)| record(&grant, key, i)).collect();
@@ -161,4 +162,17 @@ fn record(grant: &Grant, key: &SigningKey, i: u8) -> Record {
         machine: MachineFacts { dmi_uuid: Some(format!("machine-{i}")), machine_id: None },
         zone: None,
     }
+}
+
+/// A world of one agent with a join ticket, signed by the owner.
+pub fn join_world() -> World {
+    let mut world = World::new(1);
+    let token = Token::generate(TokenKind::Join);
+    world.grant.id = token.id();
+    world.grant.kind = TokenKind::Join;
+    world.grant.key = *token.public();
+    world.grant.expires_at = world.grant.issued_at + 900;
+    world.records[0].grant = token.id();
+    world.token = token;
+    world
 }

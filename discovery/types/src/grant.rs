@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::digest::{Digest, random};
+use crate::digest::{Digest, MemberId, random};
 use crate::jws::{Jws, JwsError, Typ};
 use crate::key::{PublicKey, SigningKey};
 use crate::name::Name;
@@ -140,6 +140,9 @@ pub struct Grant {
     pub name: Option<Name>,
     /// The one zone that the member may be in.
     pub zone: Option<Name>,
+    /// The member in whose place the new one comes; for join tickets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<MemberId>,
 }
 
 /// Why a grant is refused.
@@ -202,6 +205,9 @@ impl Grant {
         }
         if self.cidrs.len() > MAX_CIDRS {
             return bad("it has more than 8 CIDR blocks");
+        }
+        if self.replaces.is_some() && self.kind != TokenKind::Join {
+            return bad("it replaces a member, which a join ticket alone may");
         }
         Ok(())
     }

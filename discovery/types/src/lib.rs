@@ -12,6 +12,7 @@
 //! | owner keys of an admin's [`context::Context`] | [`statement::StatementChain`] | whom a statement names |
 //! | the statement hash in a [`bundle::Bundle`] | [`statement::StatementChain`] | the same, for an agent |
 //! | a statement | [`grant::VerifiedGrant`] → [`record::VerifiedRecord`] | one seat's keys and addresses |
+//! | a statement | [`grant::VerifiedGrant`] or [`order::VerifiedOrder`] → [`intent::VerifiedIntent`] | one change of a running cluster |
 //! | records | [`proposal::VerifiedProposal`] → [`document::VerifiedDocument`] | the committed list |
 //!
 //! Nothing here decides what a protocol step does (that is `discovery-formation`, whose plain values
@@ -30,11 +31,13 @@ pub mod csr;
 pub mod digest;
 pub mod document;
 pub mod grant;
+pub mod intent;
 pub mod jws;
 pub mod key;
 pub mod leaves;
 pub mod machine;
 pub mod name;
+pub mod order;
 pub mod problem;
 pub mod proposal;
 pub mod record;

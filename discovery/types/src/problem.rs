@@ -5,6 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::digest::MemberId;
+
 /// Media type of a problem document.
 pub const PROBLEM_JSON: &str = "application/problem+json";
 
@@ -62,6 +64,8 @@ codes! {
     VoteRefused "vote_refused" 400 never "The signed message is refused",
     /// An element of the admin chain that isn't valid.
     AdminRefused "admin_refused" 400 never "The change of admins is refused",
+    /// An order that isn't valid.
+    OrderRefused "order_refused" 400 never "The order is refused",
     /// A signing request that isn't valid.
     CsrRefused "csr_refused" 400 never "The signing request is refused",
     /// A commit document that isn't valid.
@@ -110,6 +114,8 @@ codes! {
     KeyElsewhere "key_elsewhere" 409 never "This key is in use elsewhere",
     /// The join ticket belongs to another key.
     TicketTaken "ticket_taken" 409 never "The ticket belongs to another key",
+    /// The change was ordered over another configuration than the cluster's: look, and order again.
+    StalePlan "stale_plan" 409 never "The plan is stale",
     /// The epoch is not the current one: poll, and act on what is now.
     StaleEpoch "stale_epoch" 409 never "The epoch is not the current one",
     /// The cluster's state doesn't allow it.
@@ -127,6 +133,9 @@ codes! {
     Expired "expired" 410 never "The cluster didn't form in time",
     /// Ended by an owner.
     Retired "retired" 410 never "The cluster was retired",
+    /// This life of a member was removed from its cluster. The cluster itself says so as well:
+    /// whoever hears it from here alone asks there.
+    Removed "removed" 410 never "The member was removed",
     /// A draft whose ten minutes are over.
     DraftGone "draft_gone" 410 never "The draft is gone",
 
@@ -171,6 +180,20 @@ pub struct Problem {
     pub retryable: bool,
     /// What to do now.
     pub next: String,
+    /// With [`Code::Removed`]: when and by whom.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removal: Option<Removal>,
+}
+
+/// That a member was removed from its cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Removal {
+    /// Its id there.
+    pub member: MemberId,
+    /// When the service heard of it, in milliseconds since 1970.
+    pub at_ms: i64,
+    /// Whose order it was, as far as the service knows.
+    pub by: String,
 }
 
 impl Problem {
@@ -184,6 +207,7 @@ impl Problem {
             code,
             retryable: code.is_retryable(),
             next: next.into(),
+            removal: None,
         }
     }
 }

@@ -155,14 +155,7 @@ impl Record {
         if self.peer_urls.iter().any(|url| self.client_urls.contains(url)) {
             return Err(RecordError::Urls);
         }
-        for url in self.peer_urls.iter().chain(&self.client_urls) {
-            if url.is_loopback() && !permissions.loopback {
-                return Err(RecordError::Loopback(url.clone()));
-            }
-            if url.port() < LOWEST_OPEN_PORT && !permissions.low_ports {
-                return Err(RecordError::LowPort(url.clone()));
-            }
-        }
+        check_urls(self.peer_urls.iter().chain(&self.client_urls), permissions)?;
         if self.machine.is_sane() { Ok(()) } else { Err(RecordError::Machine) }
     }
 }
@@ -229,6 +222,22 @@ impl std::ops::Deref for VerifiedRecord {
     fn deref(&self) -> &Record {
         &self.record
     }
+}
+
+/// Whether a statement allows these addresses.
+pub(crate) fn check_urls<'u>(
+    urls: impl IntoIterator<Item = &'u NodeUrl>,
+    permissions: &Permissions,
+) -> Result<(), RecordError> {
+    for url in urls {
+        if url.is_loopback() && !permissions.loopback {
+            return Err(RecordError::Loopback(url.clone()));
+        }
+        if url.port() < LOWEST_OPEN_PORT && !permissions.low_ports {
+            return Err(RecordError::LowPort(url.clone()));
+        }
+    }
+    Ok(())
 }
 
 fn check_bindings(record: &Record, grant: &VerifiedGrant) -> Result<(), RecordError> {

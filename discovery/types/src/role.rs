@@ -16,7 +16,7 @@ pub enum Role {
     Owner,
     /// Mints boot tokens.
     Issuer,
-    /// Abandons what forms, mints join tickets, fetches client certificates.
+    /// Abandons what forms, mints join tickets, orders changes, fetches client certificates.
     Operator,
     /// Reads.
     Auditor,
@@ -103,6 +103,14 @@ pub enum Action {
     RevokeBootGrant,
     /// Revoke a join ticket.
     RevokeJoinGrant,
+    /// Order that a member goes or moves.
+    PutOrder,
+    /// Take an intent back.
+    WithdrawIntent,
+    /// Read intents.
+    ReadIntents,
+    /// Take a cluster's CAs away, their keys encrypted.
+    ExportCluster,
     /// Read who the admins are.
     ReadAdmins,
     /// Add or revoke an admin.
@@ -117,11 +125,15 @@ pub enum Action {
     Report,
     /// Show the service a commit document that it may have lost.
     Adopt,
+    /// Say what became of an intent.
+    ReportOutcome,
+    /// Get a member's certificates anew.
+    RenewLeaves,
 }
 
 impl Action {
     /// Every action.
-    pub const ALL: [Action; 21] = [
+    pub const ALL: [Action; 27] = [
         Action::CreateDraft,
         Action::PutStatement,
         Action::ListClusters,
@@ -136,6 +148,10 @@ impl Action {
         Action::ReadGrants,
         Action::RevokeBootGrant,
         Action::RevokeJoinGrant,
+        Action::PutOrder,
+        Action::WithdrawIntent,
+        Action::ReadIntents,
+        Action::ExportCluster,
         Action::ReadAdmins,
         Action::ChangeAdmins,
         Action::ReadProcesses,
@@ -143,6 +159,8 @@ impl Action {
         Action::TakePart,
         Action::Report,
         Action::Adopt,
+        Action::ReportOutcome,
+        Action::RenewLeaves,
     ];
 
     /// Roles beside [`Role::Owner`] that may do it; `None` where no admin may.
@@ -152,11 +170,14 @@ impl Action {
             Action::CreateDraft
             | Action::PutStatement
             | Action::RetireCluster
+            | Action::ExportCluster
             | Action::ChangeAdmins
             | Action::AcceptDatabase => Some(&[]),
             Action::AbandonCluster
             | Action::IssueCredentials
             | Action::PutJoinGrant
+            | Action::PutOrder
+            | Action::WithdrawIntent
             | Action::RevokeJoinGrant => Some(&[Operator]),
             Action::PutBootGrant => Some(&[Issuer]),
             Action::RevokeBootGrant => Some(&[Issuer, Operator]),
@@ -165,9 +186,14 @@ impl Action {
             | Action::ReadStatements
             | Action::ReadDocument
             | Action::ReadGrants
+            | Action::ReadIntents
             | Action::ReadProcesses
             | Action::ReadAdmins => Some(&[Issuer, Operator, Auditor]),
-            Action::TakePart | Action::Report | Action::Adopt => None,
+            Action::TakePart
+            | Action::Report
+            | Action::Adopt
+            | Action::ReportOutcome
+            | Action::RenewLeaves => None,
         }
     }
 
@@ -177,6 +203,9 @@ impl Action {
             Action::TakePart
             | Action::Report
             | Action::Adopt
+            | Action::ReportOutcome
+            | Action::RenewLeaves
+            | Action::ReadIntents
             | Action::ShowCluster
             | Action::ReadStatements
             | Action::ReadDocument => true,
@@ -191,6 +220,9 @@ impl Action {
             | Action::ReadGrants
             | Action::RevokeBootGrant
             | Action::RevokeJoinGrant
+            | Action::PutOrder
+            | Action::WithdrawIntent
+            | Action::ExportCluster
             | Action::ReadAdmins
             | Action::ReadProcesses
             | Action::ChangeAdmins

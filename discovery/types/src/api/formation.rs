@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use super::access::{Jwks, TokenResponse};
 use super::clusters::{ClusterState, CommitDocument, Explanation};
+use super::intents::Membership;
 use crate::digest::{Digest, Nonce};
 use crate::jws::Jws;
 use crate::proposal::Proposal;
@@ -193,6 +194,9 @@ pub struct ReportRequest {
     pub raft_term: u64,
     /// Raft index.
     pub raft_index: u64,
+    /// What the node says that its cluster is, if it was asked.
+    #[serde(default)]
+    pub membership: Option<Membership>,
 }
 
 /// `POST /v1/clusters/{id}/trouble`: what keeps a member's node from finding a leader.

@@ -33,6 +33,15 @@
 //! | `POST /v1/clusters/{id}/release` | [`SignedBody`] | [`PollResponse`] |
 //! | `POST /v1/clusters/{id}/report` | [`ReportRequest`] | [`ReportResponse`] |
 //! | `POST /v1/clusters/{id}/trouble` | [`TroubleRequest`] | [`ReportResponse`] |
+//! | `POST /v1/join` | [`SignedBody`] | [`JoinResponse`] |
+//! | `PUT /v1/orders` | [`SignedBody`] | [`IntentView`] |
+//! | `GET /v1/clusters/{id}/intents[?after=&all=]` | – | [`IntentList`] |
+//! | `GET /v1/clusters/{id}/intents/{operation}[?after=]` | – | [`IntentView`] |
+//! | `POST /v1/clusters/{id}/intents/{operation}/outcome` | [`OutcomeRequest`] | [`IntentView`] |
+//! | `POST /v1/clusters/{id}/intents/{operation}/withdraw` | – | [`IntentView`] |
+//! | `GET /v1/clusters/{id}/directory` | – | [`DirectoryResponse`] |
+//! | `POST /v1/clusters/{id}/leaves` | [`LeavesRequest`] | [`Leaves`](crate::leaves::Leaves) |
+//! | `GET /v1/clusters/{id}/export` | – | [`ClusterExport`] |
 //! | `POST /v1/clusters/{id}/adopt` | [`AdoptRequest`] | [`ClusterSummary`] |
 //!
 //! Requests deny unknown members; responses may grow, so they don't.
@@ -41,6 +50,7 @@ mod access;
 mod clusters;
 mod formation;
 mod grants;
+mod intents;
 mod processes;
 
 pub use access::{
@@ -58,6 +68,11 @@ pub use formation::{
     TroubleRequest,
 };
 pub use grants::{GrantList, GrantState, GrantView};
+pub use intents::{
+    ClusterExport, DirectoryResponse, DirectoryView, InitialMember, IntentList, IntentState,
+    IntentView, JoinResponse, LeavesRequest, ListedMember, MAX_MEMBER_NAME, MAX_MEMBERS,
+    Membership, Outcome, OutcomeRequest,
+};
 pub use processes::{ProcessList, ProcessView};
 
 use serde::{Deserialize, Serialize};

@@ -3,13 +3,16 @@
 use reqwest::Method;
 use uuid::Uuid;
 
+use super::agents::POLL_LIMIT;
 use super::{Client, ClientError};
 use crate::api::{
-    AbandonRequest, AcceptRequest, AcceptResponse, AdminList, ClusterList, ClusterSummary,
-    ClusterView, CommitDocument, CredentialsRequest, CredentialsResponse, DraftRequest,
-    DraftResponse, ExplainResponse, GrantList, GrantView, ProcessList, SignedBody, StatementList,
+    AbandonRequest, AcceptRequest, AcceptResponse, AdminList, ClusterExport, ClusterList,
+    ClusterSummary, ClusterView, CommitDocument, CredentialsRequest, CredentialsResponse,
+    DirectoryResponse, DraftRequest, DraftResponse, ExplainResponse, GrantList, GrantView,
+    IntentList, IntentView, ProcessList, SignedBody, StatementList,
 };
 use crate::csr::Csr;
+use crate::digest::OperationId;
 use crate::grant::GrantId;
 use crate::jws::Jws;
 use crate::name::Name;
@@ -103,6 +106,56 @@ impl Client {
     /// Revokes a grant.
     pub async fn revoke_grant(&self, grant: GrantId) -> Result<GrantView, ClientError> {
         self.send(Method::POST, format!("/v1/grants/{grant}/revoke"), &Empty {}).await
+    }
+
+    /// Orders a change of a cluster that runs.
+    pub async fn put_order(&self, order: &Jws) -> Result<IntentView, ClientError> {
+        self.send(Method::PUT, "/v1/orders".into(), &SignedBody { jws: order.clone() }).await
+    }
+
+    /// A cluster's intents, unverified: those that are live, or `all` of the last day. Waits for
+    /// news after a revision that is already known.
+    pub async fn intents(
+        &self,
+        cluster: Uuid,
+        after: Option<u64>,
+        all: bool,
+    ) -> Result<IntentList, ClientError> {
+        let after = after.map(|rev| format!("&after={rev}")).unwrap_or_default();
+        let path = format!("/v1/clusters/{cluster}/intents?all={all}{after}");
+        self.get_within(path, POLL_LIMIT).await
+    }
+
+    /// One intent, unverified; waits for news after a revision that is already known.
+    pub async fn intent(
+        &self,
+        cluster: Uuid,
+        operation: OperationId,
+        after: Option<u64>,
+    ) -> Result<IntentView, ClientError> {
+        let query = after.map(|rev| format!("?after={rev}")).unwrap_or_default();
+        let path = format!("/v1/clusters/{cluster}/intents/{operation}{query}");
+        self.get_within(path, POLL_LIMIT).await
+    }
+
+    /// Takes an intent back that nobody has begun.
+    pub async fn withdraw_intent(
+        &self,
+        cluster: Uuid,
+        operation: OperationId,
+    ) -> Result<IntentView, ClientError> {
+        let path = format!("/v1/clusters/{cluster}/intents/{operation}/withdraw");
+        self.send(Method::POST, path, &Empty {}).await
+    }
+
+    /// What its members say that a cluster is.
+    pub async fn directory(&self, cluster: Uuid) -> Result<DirectoryResponse, ClientError> {
+        self.get(format!("/v1/clusters/{cluster}/directory")).await
+    }
+
+    /// A cluster's CAs, their keys encrypted, with what they belong to.
+    pub async fn export_cluster(&self, cluster: Uuid) -> Result<ClusterExport, ClientError> {
+        self.get(format!("/v1/clusters/{cluster}/export")).await
     }
 
     /// The admin chain, unverified.

@@ -3,38 +3,77 @@
 use std::time::Duration;
 
 use reqwest::Method;
+use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use super::http::{Body, REQUEST_LIMIT, Request};
 use super::{Client, ClientError};
 use crate::api::{
-    AdoptRequest, ClusterSummary, Jwks, NackRequest, PollRequest, PollResponse, ProbesRequest,
-    RedeemResponse, ReportRequest, ReportResponse, SignedBody, TroubleRequest,
+    AdoptRequest, ClusterSummary, IntentView, JoinResponse, Jwks, LeavesRequest, NackRequest,
+    OutcomeRequest, PollRequest, PollResponse, ProbesRequest, RedeemResponse, ReportRequest,
+    ReportResponse, SignedBody, TroubleRequest,
 };
+use crate::csr::Csr;
+use crate::digest::OperationId;
 use crate::jws::Jws;
+use crate::leaves::Leaves;
 
 /// How long a parked poll may stay parked: the service's longest, and time to answer.
-const POLL_LIMIT: Duration = Duration::from_secs(55 + 15);
+pub(super) const POLL_LIMIT: Duration = Duration::from_secs(55 + 15);
 /// How long a redeem may take.
 const REDEEM_LIMIT: Duration = Duration::from_secs(20);
 
 impl Client {
     /// Redeems a token, and keeps the access token that comes back.
     pub async fn redeem(&self, envelope: &Jws) -> Result<RedeemResponse, ClientError> {
-        let body = SignedBody { jws: envelope.clone() };
-        let json = serde_json::to_vec(&body).expect("bodies are plain structs");
-        let response: RedeemResponse = self
-            .ask(Request {
-                method: Method::POST,
-                path: "/v1/redeem".into(),
-                body: Body::Json(&json),
-                authenticated: false,
-                limit: REDEEM_LIMIT,
-            })
-            .await?;
+        let response: RedeemResponse = self.hand_in("/v1/redeem", envelope).await?;
         self.remember_token(&response.issuer, &response.token).await;
         self.note_now_ms(response.poll.now_ms);
         Ok(response)
+    }
+
+    /// Redeems a join ticket, and keeps the access token that comes back. The same key may do so
+    /// again, and hears how far its intent has come.
+    pub async fn join(&self, envelope: &Jws) -> Result<JoinResponse, ClientError> {
+        let response: JoinResponse = self.hand_in("/v1/join", envelope).await?;
+        self.remember_token(&response.issuer, &response.token).await;
+        self.note_now_ms(response.now_ms);
+        Ok(response)
+    }
+
+    /// An envelope, whose signatures stand in for an access token.
+    async fn hand_in<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        envelope: &Jws,
+    ) -> Result<T, ClientError> {
+        let body = SignedBody { jws: envelope.clone() };
+        let json = serde_json::to_vec(&body).expect("bodies are plain structs");
+        self.ask(Request {
+            method: Method::POST,
+            path: path.into(),
+            body: Body::Json(&json),
+            authenticated: false,
+            limit: REDEEM_LIMIT,
+        })
+        .await
+    }
+
+    /// Says what became of an intent.
+    pub async fn report_outcome(
+        &self,
+        cluster: Uuid,
+        operation: OperationId,
+        outcome: &OutcomeRequest,
+    ) -> Result<IntentView, ClientError> {
+        let path = format!("/v1/clusters/{cluster}/intents/{operation}/outcome");
+        self.send(Method::POST, path, outcome).await
+    }
+
+    /// This member's certificates, anew.
+    pub async fn leaves(&self, cluster: Uuid, csr: &Csr) -> Result<Leaves, ClientError> {
+        let body = LeavesRequest { csr: csr.clone() };
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/leaves"), &body).await
     }
 
     /// Renews the lease, and waits for news after the revision that is already known.

@@ -145,8 +145,16 @@ impl Client {
     }
 
     pub(super) async fn get<T: DeserializeOwned>(&self, path: String) -> Result<T, ClientError> {
+        self.get_within(path, REQUEST_LIMIT).await
+    }
+
+    pub(super) async fn get_within<T: DeserializeOwned>(
+        &self,
+        path: String,
+        limit: Duration,
+    ) -> Result<T, ClientError> {
         let (method, body) = (Method::GET, Body::None);
-        self.ask(Request { method, path, body, authenticated: true, limit: REQUEST_LIMIT }).await
+        self.ask(Request { method, path, body, authenticated: true, limit }).await
     }
 
     pub(super) async fn send<B: Serialize, T: DeserializeOwned>(

@@ -38,6 +38,9 @@ pub enum Typ {
     /// The end of a formed cluster; by an owner.
     #[serde(rename = "muster-retire+jwt")]
     Retire,
+    /// That one member is to go or to move; by an operator.
+    #[serde(rename = "muster-order+jwt")]
+    Order,
     /// RFC 7523 client assertion; by an admin or agent.
     #[serde(rename = "muster-assertion+jwt")]
     Assertion,
@@ -60,6 +63,7 @@ impl Typ {
             Typ::Document => "muster-document+jwt",
             Typ::Admin => "muster-admin+jwt",
             Typ::Retire => "muster-retire+jwt",
+            Typ::Order => "muster-order+jwt",
             Typ::Assertion => "muster-assertion+jwt",
             Typ::Access => "at+jwt",
         }
@@ -78,6 +82,7 @@ impl Typ {
             | Typ::Release
             | Typ::Admin
             | Typ::Retire
+            | Typ::Order
             | Typ::Assertion
             | Typ::Access => 2 * 1024,
         }

@@ -1,0 +1,333 @@
+//! One change of a cluster that runs, as the service hands it to the cluster's own agents.
+//!
+//! The service carries it and adds two numbers; all that matters was signed by others. An agent
+//! believes what [`VerifiedIntent::verify`] has followed from the statement chain: that a person
+//! with the right role wants this change, that the newcomer is who holds the ticket and the keys,
+//! and what the change is called. The name ([`OperationId`]) is made of the signed bytes, so that
+//! whoever hands an intent out twice, or under another name, gains nothing: a node that commits
+//! the name with the change refuses it a second time.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::digest::{Digest, MemberId, OperationId};
+use crate::grant::{GrantError, ISSUER_SKEW_SECONDS, MAX_JOIN_SECONDS, TokenKind, VerifiedGrant};
+use crate::jws::{Jws, JwsError, Typ};
+use crate::order::{Change, OrderError, VerifiedOrder};
+use crate::record::{RecordError, VerifiedRecord};
+use crate::redeem::Redeem;
+use crate::statement::StatementChain;
+use crate::url::NodeUrl;
+
+/// How long after its redeem a newcomer may be added: 15 minutes.
+pub const MAX_INTENT_SECONDS: u64 = MAX_JOIN_SECONDS;
+
+/// What kind of change it is.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Verb {
+    /// One member more.
+    Join,
+    /// One member more, and another one goes.
+    Replace,
+    /// One member less.
+    Remove,
+    /// A member's peers reach it elsewhere.
+    Update,
+}
+
+impl Verb {
+    /// Every verb.
+    pub const ALL: [Verb; 4] = [Verb::Join, Verb::Replace, Verb::Remove, Verb::Update];
+
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Verb::Join => "join",
+            Verb::Replace => "replace",
+            Verb::Remove => "remove",
+            Verb::Update => "update",
+        }
+    }
+}
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// One call of the cluster's API. A step has a name of its own under its intent, so that each is
+/// made once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// MemberAdd, as a learner.
+    Add,
+    /// MemberPromote.
+    Promote,
+    /// MemberRemove, of the member that the intent names.
+    Remove,
+    /// MemberUpdate.
+    Update,
+    /// MemberRemove, of a learner that didn't catch up.
+    TakeOut,
+}
+
+impl Step {
+    fn as_str(self) -> &'static str {
+        match self {
+            Step::Add => "step add",
+            Step::Promote => "step promote",
+            Step::Remove => "step remove",
+            Step::Update => "step update",
+            Step::TakeOut => "step take out",
+        }
+    }
+}
+
+impl OperationId {
+    /// Name of the change that a grant or an order asks for.
+    pub fn of(authority: &Jws, verb: Verb) -> Self {
+        Self::derive(authority, verb.as_str())
+    }
+
+    /// Name of one step of it: what the node is told.
+    pub fn of_step(authority: &Jws, step: Step) -> Self {
+        Self::derive(authority, step.as_str())
+    }
+
+    fn derive(authority: &Jws, what: &str) -> Self {
+        let hash = authority.hash();
+        let digest = Digest::of_parts(&[b"muster-operation-1", hash.as_bytes(), what.as_bytes()]);
+        let mut id = [0; 16];
+        id.copy_from_slice(&digest.as_bytes()[..16]);
+        Self(id)
+    }
+}
+
+/// A change as it is handed out. **A claim** until [`VerifiedIntent::verify`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Intent {
+    /// The cluster.
+    pub cluster: Uuid,
+    /// What kind of change it is.
+    pub verb: Verb,
+    /// Its name.
+    pub operation: OperationId,
+    /// Who wants it: the grant of a join ticket, or an order.
+    pub authority: Jws,
+    /// With a ticket: who redeemed it, and as what.
+    pub redeem: Option<Jws>,
+    /// The configuration (its Raft index) that it was planned at, where that is known. For an
+    /// order the one that it names: on any other it is stale. For a newcomer the one that the
+    /// service knew of: whose own list is older has not heard all, and waits.
+    pub planned_at: Option<u64>,
+    /// Until when it may be begun, in seconds since 1970 by the service's clock. What was begun is
+    /// ended, however long that takes.
+    pub expires_at: u64,
+}
+
+/// Why an intent is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IntentError {
+    /// Of another cluster than the chain.
+    #[error("the intent is for another cluster")]
+    OtherCluster,
+    /// The ticket's grant.
+    #[error("the intent's ticket: {0}")]
+    Grant(#[from] GrantError),
+    /// The order.
+    #[error("the intent: {0}")]
+    Order(#[from] OrderError),
+    /// The newcomer's envelope.
+    #[error("the newcomer's redeem: {0}")]
+    Redeem(JwsError),
+    /// The newcomer's record.
+    #[error("the newcomer: {0}")]
+    Record(#[from] RecordError),
+    /// Neither a ticket's grant nor an order, or parts that don't belong together.
+    #[error("the intent's parts don't belong together: {0}")]
+    Mismatch(&'static str),
+    /// Another name than its signed bytes have.
+    #[error("the intent goes by another name than what was signed has")]
+    OtherName,
+    /// The service gives it a longer life than it may have.
+    #[error("the intent is said to live longer than its ticket or order allows")]
+    TooLong,
+}
+
+/// An intent that must not be begun at this time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UntimelyIntent {
+    /// Its ticket or order is of the future.
+    #[error("it was signed in the future: a clock is wrong")]
+    NotYet,
+    /// Its time is over.
+    #[error("its time is over: it was to be begun within 15 minutes")]
+    Over,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug)]
+pub enum Errand {
+    /// Add the member of this record as a learner, and make it a voter once it has caught up.
+    Add {
+        /// The newcomer.
+        record: Box<VerifiedRecord>,
+        /// Who goes in exchange.
+        replaces: Option<MemberId>,
+    },
+    /// Remove a member.
+    Remove {
+        /// Who.
+        member: MemberId,
+    },
+    /// Give a member other peer URLs.
+    Update {
+        /// Who.
+        member: MemberId,
+        /// Where its peers reach it.
+        peer_urls: Vec<NodeUrl>,
+    },
+}
+
+/// An intent that somebody who may has signed, with nothing in it that they haven't.
+#[derive(Clone, Debug)]
+pub struct VerifiedIntent {
+    intent: Intent,
+    errand: Errand,
+    issued_at: u64,
+}
+
+impl VerifiedIntent {
+    /// Verifies an intent: chain → ticket or order and its signer's role → token key → agent key →
+    /// record, that all are of the chain's cluster, and its name. The chain carries the trust: it
+    /// must come from [`StatementChain::verify_from_pin`] or
+    /// [`StatementChain::verify_from_owners`]. When it may be begun is
+    /// [`VerifiedIntent::untimely`]'s.
+    pub fn verify(intent: &Intent, chain: &StatementChain) -> Result<Self, IntentError> {
+        if intent.cluster != chain.newest().cluster {
+            return Err(IntentError::OtherCluster);
+        }
+        let (verb, errand, issued_at, latest) = match (intent.authority.typ(), &intent.redeem) {
+            (Typ::Grant, Some(redeem)) => {
+                let grant = verify_ticket(&intent.authority, chain)?;
+                let record = Box::new(verify_newcomer(redeem, &grant, chain)?);
+                let verb = verb_of(&grant);
+                let latest = grant.expires_at.saturating_add(MAX_INTENT_SECONDS);
+                (verb, Errand::Add { record, replaces: grant.replaces }, grant.issued_at, latest)
+            }
+            (Typ::Order, None) => {
+                let order = VerifiedOrder::verify(&intent.authority, chain)?;
+                if order.planned_at != intent.planned_at {
+                    return Err(IntentError::Mismatch("the order was given on another plan"));
+                }
+                let (verb, errand) = match order.change.clone() {
+                    Change::Remove { member } => (Verb::Remove, Errand::Remove { member }),
+                    Change::Update { member, peer_urls } => {
+                        (Verb::Update, Errand::Update { member, peer_urls })
+                    }
+                };
+                (verb, errand, order.issued_at, order.expires_at)
+            }
+            (Typ::Grant, None) => {
+                return Err(IntentError::Mismatch("a ticket, and nobody who redeemed it"));
+            }
+            _ => return Err(IntentError::Mismatch("neither a ticket nor an order alone")),
+        };
+        if intent.verb != verb {
+            return Err(IntentError::Mismatch("another change was signed"));
+        }
+        if intent.operation != OperationId::of(&intent.authority, verb) {
+            return Err(IntentError::OtherName);
+        }
+        if intent.expires_at > latest {
+            return Err(IntentError::TooLong);
+        }
+        Ok(Self { intent: intent.clone(), errand, issued_at })
+    }
+
+    /// Why it must not be begun at `now` (seconds since 1970), if it must not.
+    pub fn untimely(&self, now: u64) -> Option<UntimelyIntent> {
+        if self.issued_at > now.saturating_add(ISSUER_SKEW_SECONDS) {
+            Some(UntimelyIntent::NotYet)
+        } else if now >= self.intent.expires_at {
+            Some(UntimelyIntent::Over)
+        } else {
+            None
+        }
+    }
+
+    /// What is to be done.
+    pub fn errand(&self) -> &Errand {
+        &self.errand
+    }
+
+    /// What a node is told that one step of it is called.
+    pub fn step(&self, step: Step) -> OperationId {
+        OperationId::of_step(&self.intent.authority, step)
+    }
+
+    /// Who goes, if anybody does.
+    pub fn leaves(&self) -> Option<MemberId> {
+        match &self.errand {
+            Errand::Add { replaces, .. } => *replaces,
+            Errand::Remove { member } => Some(*member),
+            Errand::Update { .. } => None,
+        }
+    }
+}
+
+impl std::ops::Deref for VerifiedIntent {
+    type Target = Intent;
+
+    fn deref(&self) -> &Intent {
+        &self.intent
+    }
+}
+
+/// What the holder of this ticket asks for.
+pub fn verb_of(ticket: &VerifiedGrant) -> Verb {
+    match ticket.replaces {
+        None => Verb::Join,
+        Some(_) => Verb::Replace,
+    }
+}
+
+/// Verifies the grant of a join ticket.
+pub fn verify_ticket(grant: &Jws, chain: &StatementChain) -> Result<VerifiedGrant, IntentError> {
+    let grant = VerifiedGrant::verify(grant, chain)?;
+    match grant.kind {
+        TokenKind::Join => Ok(grant),
+        TokenKind::Boot => Err(IntentError::Mismatch("a boot token is no join ticket")),
+    }
+}
+
+/// Verifies who redeemed a ticket. Which service the envelope was meant for is that one's to check
+/// ([`Redeem::open`]).
+pub fn verify_newcomer(
+    redeem: &Jws,
+    ticket: &VerifiedGrant,
+    chain: &StatementChain,
+) -> Result<VerifiedRecord, IntentError> {
+    let newest = chain.newest();
+    let claimed: Redeem = redeem.claims_unverified(Typ::Redeem).map_err(IntentError::Redeem)?;
+    let record = VerifiedRecord::verify(&claimed.signed, ticket, &newest.permissions)?;
+    let redeem: Redeem =
+        redeem.verify(Typ::Redeem, &record.agent_key).map_err(IntentError::Redeem)?;
+    if redeem.cluster != newest.cluster {
+        return Err(IntentError::Mismatch("the redeem is of another cluster"));
+    }
+    if chain.position(&redeem.statement).is_none() {
+        return Err(IntentError::Mismatch("the redeem is under a statement of another chain"));
+    }
+    Ok(record)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,266 @@
+use super::*;
+use crate::digest::Nonce;
+use crate::fixtures::{World, join_world};
+use crate::key::SigningKey;
+use crate::order::Order;
+use crate::role::Role;
+use crate::token::Token;
+
+/// A redeem of the world's ticket by its first agent.
+fn redeem(world: &World) -> Redeem {
+    Redeem {
+        service: Digest::of(b"service"),
+        cluster: world.statement.cluster,
+        statement: world.chain().newest_hash(),
+        signed: world.signed(0),
+        boot: 1,
+        nonce: Nonce::random(),
+        highest_epoch: 0,
+    }
+}
+
+fn joining(world: &World) -> Intent {
+    let authority = world.grant.sign(&world.owner);
+    let verb = if world.grant.replaces.is_some() { Verb::Replace } else { Verb::Join };
+    Intent {
+        cluster: world.statement.cluster,
+        verb,
+        operation: OperationId::of(&authority, verb),
+        authority,
+        redeem: Some(redeem(world).sign(&world.agents[0])),
+        planned_at: Some(12),
+        expires_at: world.grant.expires_at + MAX_INTENT_SECONDS,
+    }
+}
+
+fn ordered(world: &World, change: Change) -> Intent {
+    let verb = match change {
+        Change::Remove { .. } => Verb::Remove,
+        Change::Update { .. } => Verb::Update,
+    };
+    let order = Order {
+        version: 1,
+        id: Nonce::random(),
+        cluster: world.statement.cluster,
+        statement: world.chain().newest_hash(),
+        change,
+        planned_at: Some(12),
+        issued_at: 1_000,
+        expires_at: 1_900,
+        reason: String::new(),
+    };
+    let authority = order.sign(&world.owner);
+    Intent {
+        cluster: world.statement.cluster,
+        verb,
+        operation: OperationId::of(&authority, verb),
+        authority,
+        redeem: None,
+        planned_at: Some(12),
+        expires_at: 1_900,
+    }
+}
+
+fn remove() -> Change {
+    Change::Remove { member: MemberId::new(7) }
+}
+
+fn refused(intent: &Intent, world: &World) -> IntentError {
+    VerifiedIntent::verify(intent, &world.chain()).expect_err("a forgery passed")
+}
+
+#[test]
+fn a_ticket_that_was_redeemed_is_an_errand_for_its_newcomer() {
+    let world = join_world();
+    let verified = VerifiedIntent::verify(&joining(&world), &world.chain()).unwrap();
+    let Errand::Add { record, replaces: None } = verified.errand() else { panic!("{verified:?}") };
+    assert_eq!(record.agent_key, world.records[0].agent_key);
+    assert_eq!((verified.verb, verified.leaves()), (Verb::Join, None));
+}
+
+#[test]
+fn a_ticket_in_a_members_place_says_whom_it_replaces() {
+    let mut world = join_world();
+    world.grant.replaces = Some(MemberId::new(7));
+    let intent = joining(&world);
+    let verified = VerifiedIntent::verify(&intent, &world.chain()).unwrap();
+    assert_eq!((verified.verb, verified.leaves()), (Verb::Replace, Some(MemberId::new(7))));
+    // Nor can a service make a plain join of it.
+    let plain = Intent {
+        verb: Verb::Join,
+        operation: OperationId::of(&intent.authority, Verb::Join),
+        ..intent
+    };
+    assert!(matches!(refused(&plain, &world), IntentError::Mismatch(_)));
+}
+
+#[test]
+fn an_order_is_an_errand() {
+    let world = World::new(3);
+    let verified = VerifiedIntent::verify(&ordered(&world, remove()), &world.chain()).unwrap();
+    assert!(matches!(verified.errand(), Errand::Remove { member } if member.get() == 7));
+    let peer_urls = vec!["https://10.0.0.9:2380".parse().unwrap()];
+    let update = Change::Update { member: MemberId::new(7), peer_urls };
+    let verified = VerifiedIntent::verify(&ordered(&world, update), &world.chain()).unwrap();
+    assert!(matches!(verified.errand(), Errand::Update { peer_urls, .. } if peer_urls.len() == 1));
+    assert_eq!(verified.leaves(), None);
+}
+
+#[test]
+fn a_boot_token_is_no_ticket() {
+    let world = World::new(3);
+    let intent = Intent { expires_at: 1, ..joining(&world) };
+    assert!(matches!(refused(&intent, &world), IntentError::Mismatch(_)));
+}
+
+#[test]
+fn nobody_but_an_operator_signs_a_ticket_or_an_order() {
+    let mut world = join_world();
+    for key in [&world.issuer, &world.service, &world.agents[0]] {
+        let authority = world.grant.sign(key);
+        let operation = OperationId::of(&authority, Verb::Join);
+        let intent = Intent { authority, operation, ..joining(&world) };
+        assert!(matches!(refused(&intent, &world), IntentError::Grant(GrantError::Jws(_))));
+    }
+    // Once an operator, and no more in the newest statement.
+    world.statement.admins[1].roles = vec![Role::Operator];
+    world.grant.statement = world.chain().newest_hash();
+    let authority = world.grant.sign(&world.issuer);
+    let operation = OperationId::of(&authority, Verb::Join);
+    let intent = Intent { authority, operation, ..joining(&world) };
+    let mut chain = world.chain();
+    assert!(VerifiedIntent::verify(&intent, &chain).is_ok());
+    let mut next = world.statement.clone();
+    next.admins.pop();
+    (next.seq, next.previous) = (1, Some(chain.newest_hash()));
+    chain.append(&next.sign(&world.owner)).unwrap();
+    assert!(matches!(VerifiedIntent::verify(&intent, &chain), Err(IntentError::Grant(_))));
+}
+
+#[test]
+fn another_clusters_intent_is_refused() {
+    let (world, other) = (join_world(), join_world());
+    assert_eq!(refused(&joining(&other), &world), IntentError::OtherCluster);
+    let renamed = Intent { cluster: world.statement.cluster, ..joining(&other) };
+    assert!(matches!(refused(&renamed, &world), IntentError::Grant(_)));
+    let renamed = Intent { cluster: world.statement.cluster, ..ordered(&other, remove()) };
+    assert!(matches!(refused(&renamed, &world), IntentError::Order(_)));
+}
+
+#[test]
+fn the_newcomer_is_who_holds_ticket_and_key() {
+    let world = join_world();
+    // An envelope by somebody else, around the newcomer's record.
+    let thief = SigningKey::generate();
+    let intent = Intent { redeem: Some(redeem(&world).sign(&thief)), ..joining(&world) };
+    assert!(matches!(refused(&intent, &world), IntentError::Redeem(_)));
+    // A record that another token endorsed.
+    let mut stolen = redeem(&world);
+    let token = Token::generate(TokenKind::Join);
+    stolen.signed = world.records[0].sign(&world.agents[0], token.key());
+    let intent = Intent { redeem: Some(stolen.sign(&world.agents[0])), ..joining(&world) };
+    assert!(matches!(refused(&intent, &world), IntentError::Record(RecordError::Endorsement(_))));
+    // A record under another grant of the same cluster.
+    let mut other = redeem(&world);
+    let mut record = world.records[0].clone();
+    record.grant = Token::generate(TokenKind::Join).id();
+    other.signed = record.sign(&world.agents[0], world.token.key());
+    let intent = Intent { redeem: Some(other.sign(&world.agents[0])), ..joining(&world) };
+    assert!(matches!(refused(&intent, &world), IntentError::Record(RecordError::Mismatch(_))));
+    // Of another cluster's envelope.
+    let other = Redeem { cluster: Uuid::now_v7(), ..redeem(&world) };
+    let intent = Intent { redeem: Some(other.sign(&world.agents[0])), ..joining(&world) };
+    assert!(matches!(refused(&intent, &world), IntentError::Mismatch(_)));
+    let other = Redeem { statement: Digest::of(b"other"), ..redeem(&world) };
+    let intent = Intent { redeem: Some(other.sign(&world.agents[0])), ..joining(&world) };
+    assert!(matches!(refused(&intent, &world), IntentError::Mismatch(_)));
+}
+
+#[test]
+fn a_tickets_bindings_hold() {
+    let mut world = join_world();
+    world.grant.name = Some("db-9".parse().unwrap());
+    let name = refused(&joining(&world), &world);
+    assert!(matches!(name, IntentError::Record(RecordError::OtherName { .. })), "{name}");
+    world.grant.name = None;
+    world.grant.cidrs = vec!["192.168.0.0/16".parse().unwrap()];
+    let address = refused(&joining(&world), &world);
+    assert!(matches!(address, IntentError::Record(RecordError::OtherAddress { .. })), "{address}");
+}
+
+#[test]
+fn parts_that_were_not_signed_together_are_refused() {
+    let world = join_world();
+    let without = Intent { redeem: None, ..joining(&world) };
+    assert!(matches!(refused(&without, &world), IntentError::Mismatch(_)));
+    let with = Intent { redeem: joining(&world).redeem, ..ordered(&world, remove()) };
+    assert!(matches!(refused(&with, &world), IntentError::Mismatch(_)));
+    let replanned = Intent { planned_at: Some(13), ..ordered(&world, remove()) };
+    assert!(matches!(refused(&replanned, &world), IntentError::Mismatch(_)));
+    let unplanned = Intent { planned_at: None, ..ordered(&world, remove()) };
+    assert!(matches!(refused(&unplanned, &world), IntentError::Mismatch(_)));
+    let mut swapped = ordered(&world, remove());
+    swapped.verb = Verb::Update;
+    swapped.operation = OperationId::of(&swapped.authority, Verb::Update);
+    assert!(matches!(refused(&swapped, &world), IntentError::Mismatch(_)));
+    let no_authority = Intent { authority: joining(&world).redeem.unwrap(), ..joining(&world) };
+    assert!(matches!(refused(&no_authority, &world), IntentError::Mismatch(_)));
+}
+
+#[test]
+fn an_intent_has_the_one_name_that_its_signed_bytes_give_it() {
+    let world = join_world();
+    let other = Intent { operation: OperationId([7; 16]), ..joining(&world) };
+    assert_eq!(refused(&other, &world), IntentError::OtherName);
+    let of_step = OperationId::of_step(&joining(&world).authority, Step::Add);
+    assert_eq!(
+        refused(&Intent { operation: of_step, ..joining(&world) }, &world),
+        IntentError::OtherName
+    );
+}
+
+#[test]
+fn every_verb_and_step_has_a_name_of_its_own() {
+    let world = join_world();
+    let (first, second) = (joining(&world).authority, ordered(&world, remove()).authority);
+    let steps = [Step::Add, Step::Promote, Step::Remove, Step::Update, Step::TakeOut];
+    let mut names = Vec::new();
+    for authority in [&first, &second] {
+        names.extend(Verb::ALL.map(|verb| OperationId::of(authority, verb)));
+        names.extend(steps.map(|step| OperationId::of_step(authority, step)));
+    }
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), count);
+}
+
+#[test]
+fn a_service_can_t_give_an_intent_a_longer_life() {
+    let world = join_world();
+    let long = Intent { expires_at: joining(&world).expires_at + 1, ..joining(&world) };
+    assert_eq!(refused(&long, &world), IntentError::TooLong);
+    let long = Intent { expires_at: 1_901, ..ordered(&world, remove()) };
+    assert_eq!(refused(&long, &world), IntentError::TooLong);
+}
+
+#[test]
+fn it_is_begun_in_its_time_or_not_at_all() {
+    let world = join_world();
+    let intent = Intent { expires_at: 1_500, ..joining(&world) };
+    let verified = VerifiedIntent::verify(&intent, &world.chain()).unwrap();
+    assert_eq!(verified.untimely(1_000), None);
+    assert_eq!(verified.untimely(1_499), None);
+    assert_eq!(verified.untimely(1_500), Some(UntimelyIntent::Over));
+    assert_eq!(verified.untimely(1_000 - ISSUER_SKEW_SECONDS), None);
+    assert_eq!(verified.untimely(999 - ISSUER_SKEW_SECONDS), Some(UntimelyIntent::NotYet));
+}
+
+/// The name goes into the node's log: another one for the same bytes would be another change.
+#[test]
+fn names_stay_what_they_are() {
+    let jws = Jws::sign(Typ::Order, &SigningKey::from_seed(&[7; 32]), &());
+    let names = [OperationId::of(&jws, Verb::Remove), OperationId::of_step(&jws, Step::Remove)];
+    let names = names.map(|name| name.to_string());
+    assert_eq!(names, ["18429f1f2b145fbddc1754084c882159", "988a18cf998369bd11215ff8cce4c23b"]);
+}
