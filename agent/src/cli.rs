@@ -1,9 +1,15 @@
 //! What can be typed.
 
+mod member;
+
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub(crate) use self::member::{
+    Access, Add, MemberCommand, MoveLeader, Promote, Remove, Update, Verb,
+};
 
 /// Where state lies unless told otherwise.
 pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
@@ -50,6 +56,8 @@ pub(crate) enum Command {
         key and needs a new token. Refused while an agent or a node runs. A member of a running \
         cluster has to be removed there first: the cluster goes on counting it until then.")]
     Reset(Reset),
+    /// See and change who the cluster's members are.
+    Member(MemberCommand),
     /// Become the node (used by `run`).
     #[command(hide = true)]
     LaunchNode(LaunchNode),
@@ -62,6 +70,7 @@ impl Command {
             Self::Run(run) => run.log_format == LogFormat::Json,
             Self::Status(status) => status.json,
             Self::Reset(reset) => reset.json,
+            Self::Member(member) => member.access.json,
             Self::LaunchNode(_) => false,
         }
     }

@@ -1,18 +1,12 @@
-//! Asks the node whether it is ready, over mutual TLS with the leaf that the cluster gave it.
+//! Asks the node whether it is ready.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+
+use crate::door::Door;
 
 /// The longest that one question may take.
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -22,9 +16,6 @@ const ANSWER_LIMIT: u64 = 64 * 1024;
 /// Why the node could not be asked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HealthError {
-    /// The certificates in the agent's folder.
-    #[error("can't use the certificates in the agent's tls folder")]
-    Certificates(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The node doesn't listen, or doesn't speak TLS with this cluster's certificates.
     #[error("the node doesn't answer")]
     Connection(#[source] io::Error),
@@ -45,36 +36,7 @@ pub(crate) struct Health {
     pub says: String,
 }
 
-/// Where and as whom to ask.
-#[derive(Clone, Debug)]
-pub(crate) struct Door {
-    /// Where the node listens for clients, as an address that this host can connect to.
-    pub address: SocketAddr,
-    /// The name or address that stands in its certificate.
-    pub server_name: String,
-    config: Arc<ClientConfig>,
-}
-
 impl Door {
-    /// The node whose client listener is `listen` and whose advertised host is `host`, with the
-    /// files of `tls`.
-    pub(crate) fn new(tls: &Path, listen: SocketAddr, host: &str) -> Result<Self, HealthError> {
-        let unspecified = listen.ip().is_unspecified();
-        let address = match listen.ip() {
-            IpAddr::V4(_) if unspecified => Ipv4Addr::LOCALHOST.into(),
-            IpAddr::V6(_) if unspecified => Ipv6Addr::LOCALHOST.into(),
-            address => address,
-        };
-        let server_name = host.trim_matches(['[', ']']).to_owned();
-        let config = Arc::new(client_config(tls)?);
-        Ok(Self { address: (address, listen.port()).into(), server_name, config })
-    }
-
-    /// The TLS configuration: the client CA as the root, the member's client leaf as identity.
-    pub(crate) fn tls(&self) -> &ClientConfig {
-        &self.config
-    }
-
     /// Asks `/readyz`; a node that doesn't know it (stock etcd before 3.5.11) is asked `/health`.
     pub(crate) async fn ask(&self) -> Result<Health, HealthError> {
         let question = async {
@@ -87,14 +49,9 @@ impl Door {
     }
 
     async fn get(&self, path: &str) -> Result<(u16, String), HealthError> {
-        let name = ServerName::try_from(self.server_name.clone())
-            .map_err(|error| HealthError::Certificates(error.into()))?;
-        let mut config = (*self.config).clone();
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
         let answer = async {
-            let stream = TcpStream::connect(self.address).await?;
-            let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
-            let host = &self.server_name;
+            let mut stream = self.open(b"http/1.1").await?;
+            let host = self.server_name();
             let request =
                 format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
             stream.write_all(request.as_bytes()).await?;
@@ -132,29 +89,6 @@ fn judge((code, body): (u16, String)) -> Health {
     let says = body.chars().take(WORDS).collect();
     // Old versions of etcd answer 200 with {"health":"false"} while they have no leader.
     Health { ready: code == 200 && !body.contains(r#""health":"false""#), says }
-}
-
-fn client_config(tls: &Path) -> Result<ClientConfig, HealthError> {
-    fn failed(error: impl std::error::Error + Send + Sync + 'static) -> HealthError {
-        HealthError::Certificates(Box::new(error))
-    }
-    let certificates = |name: &str| {
-        CertificateDer::pem_file_iter(tls.join(name))
-            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-            .map_err(failed)
-    };
-    let mut roots = RootCertStore::empty();
-    for root in certificates("client-ca.crt")? {
-        roots.add(root).map_err(failed)?;
-    }
-    let key = PrivateKeyDer::from_pem_file(tls.join("node.key")).map_err(failed)?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(failed)?
-        .with_root_certificates(roots)
-        .with_client_auth_cert(certificates("client.crt")?, key)
-        .map_err(failed)
 }
 
 #[cfg(test)]

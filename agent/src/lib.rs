@@ -9,12 +9,15 @@
 //! | `bootstrap/` | drives the pure machine of `discovery-formation`: signatures, polls, probes |
 //! | `probe/` | the listener and the prober between agents |
 //! | `supervisor/`, `launcher`, `tail` | the node's process, how it is started, its log |
+//! | `door`, `cluster/` | a node's client port, and the Cluster API behind it |
 //! | `health`, `status`, `metrics` | what can be asked |
 
 mod bootstrap;
 mod cli;
+mod cluster;
 mod commands;
 mod crash;
+mod door;
 pub mod exit;
 mod health;
 mod host;
@@ -105,6 +108,7 @@ fn dispatch(command: Command) -> Result<(), End> {
         }
         Command::Status(typed) => on_runtime(commands::status::run(&typed, &mut printer)),
         Command::Reset(typed) => commands::reset::run(&typed, &mut printer),
+        Command::Member(typed) => on_runtime(commands::member::run(&typed, &mut printer)),
         Command::LaunchNode(arguments) => Err(End::Failed(launcher::launch(&arguments).1)),
     }
 }

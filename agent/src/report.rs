@@ -14,23 +14,15 @@ use discovery_types::api::{AdoptRequest, ClusterState, ReportRequest, Session, T
 use discovery_types::client::{Client, ClientError};
 use discovery_types::digest::Digest;
 use discovery_types::problem::{Code, Problem};
-use hyper_util::rt::TokioIo;
-use node_proto::etcdserverpb::StatusRequest;
-use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
-use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
-use tonic::transport::{Endpoint, Uri};
 use uuid::Uuid;
 
 use crate::bootstrap::cut;
+use crate::cluster::{self, NodeStatus};
+use crate::door::Door;
 use crate::exit::chain;
-use crate::health::Door;
 use crate::retry::{Retry, jittered};
 use crate::tail;
 
-/// The longest that one question to the node may take.
-const ASK_DEADLINE: Duration = Duration::from_secs(3);
 /// How often a node that has no leader yet is asked again.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
@@ -57,28 +49,6 @@ pub(crate) struct Report {
     pub door: Door,
     /// The node's log.
     pub log: PathBuf,
-}
-
-/// Why the node's status isn't known.
-#[derive(Debug, thiserror::Error)]
-enum AskError {
-    /// No connection, or no TLS.
-    #[error("the node doesn't answer")]
-    Connection(#[from] tonic::transport::Error),
-    /// gRPC said no.
-    #[error("the node refuses: {0}")]
-    Status(Box<tonic::Status>),
-    /// It took too long.
-    #[error("the node takes too long")]
-    TimedOut,
-}
-
-struct NodeStatus {
-    cluster_id: u64,
-    member_id: u64,
-    leader_id: u64,
-    raft_term: u64,
-    raft_index: u64,
 }
 
 impl Report {
@@ -119,8 +89,8 @@ impl Report {
             session: self.session,
             h: self.h,
             raft_cluster_id: hex(status.cluster_id),
-            member_id: hex(status.member_id),
-            leader_id: Some(hex(status.leader_id)),
+            member_id: hex(status.member_id.0),
+            leader_id: status.leader.map(|leader| hex(leader.0)),
             raft_term: status.raft_term,
             raft_index: status.raft_index,
             membership: None,
@@ -142,9 +112,8 @@ impl Report {
     }
 
     async fn leader_now(&self) -> Option<NodeStatus> {
-        let asked = tokio::time::timeout(ASK_DEADLINE, ask(&self.door)).await;
-        match asked.unwrap_or(Err(AskError::TimedOut)) {
-            Ok(status) => (status.leader_id != 0).then_some(status),
+        match cluster::status_at(&self.door).await {
+            Ok(status) => status.leader.is_some().then_some(status),
             Err(error) => {
                 tracing::debug!(error = chain(&error), "can't ask the node yet");
                 None
@@ -244,37 +213,6 @@ fn may_pass(problem: &Problem) -> bool {
     problem.retryable || problem.status == UNAUTHORIZED
 }
 
-async fn ask(door: &Door) -> Result<NodeStatus, AskError> {
-    // The connector below speaks TLS; the scheme only keeps tonic from doing so as well.
-    let endpoint = Endpoint::from_static("http://node");
-    let (address, name) = (door.address, door.server_name.clone());
-    let mut config = door.tls().clone();
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    let tls = TlsConnector::from(Arc::new(config));
-    let connector = tower::service_fn(move |_: Uri| {
-        let (tls, name) = (tls.clone(), name.clone());
-        async move {
-            let name = ServerName::try_from(name).map_err(std::io::Error::other)?;
-            let stream = TcpStream::connect(address).await?;
-            Ok::<_, std::io::Error>(TokioIo::new(tls.connect(name, stream).await?))
-        }
-    });
-    let channel = endpoint.connect_with_connector(connector).await?;
-    let response = MaintenanceClient::new(channel)
-        .status(StatusRequest::default())
-        .await
-        .map_err(|status| AskError::Status(Box::new(status)))?
-        .into_inner();
-    let header = response.header.unwrap_or_default();
-    Ok(NodeStatus {
-        cluster_id: header.cluster_id,
-        member_id: header.member_id,
-        leader_id: response.leader,
-        raft_term: response.raft_term,
-        raft_index: response.raft_index,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
@@ -282,7 +220,8 @@ mod tests {
     use super::*;
 
     fn running() -> NodeStatus {
-        NodeStatus { cluster_id: 7, member_id: 1, leader_id: 1, raft_term: 2, raft_index: 3 }
+        let one = Some(cluster::MemberId(1));
+        NodeStatus { cluster_id: 7, leader: one, raft_term: 2, ..NodeStatus::default() }
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,8 +14,8 @@ use discovery_types::statement::StatementChain;
 use tokio_util::sync::CancellationToken;
 
 use crate::crash::{self, Step};
+use crate::door::Door;
 use crate::exit::{End, chain};
-use crate::health::Door;
 use crate::node_command::{AskedKind, NodeCommand, NodeKind};
 use crate::protocol::Protocol;
 use crate::report::Report;
@@ -184,7 +184,7 @@ impl Plan {
             key: Some(Arc::clone(&protocol.key)),
         };
         let client = Client::new(config).inspect_err(|error| tracing::warn!("{}", chain(error)));
-        let door = Door::new(&layout.tls(), self.listen.client, &self.client_host)
+        let door = Door::own(&layout.tls(), self.listen.client, &self.client_host)
             .inspect_err(|error| tracing::warn!("{}", chain(error)));
         Some(Report {
             client: Arc::new(client.ok()?),

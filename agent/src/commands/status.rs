@@ -4,8 +4,9 @@ use discovery_types::text::printable;
 use serde::Serialize;
 
 use crate::cli;
+use crate::door::Door;
 use crate::exit::{End, chain};
-use crate::health::{Door, Health};
+use crate::health::Health;
 use crate::printer::Printer;
 use crate::state::{self, Layout, StateError, lock, node_dir};
 use crate::status::Status;
@@ -56,13 +57,13 @@ async fn look(layout: &Layout) -> Result<Report, StateError> {
         state::read(&layout.status())?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let tombstone = node_dir::tombstone(&layout.node())?;
     let node_pid = running_node(layout)?;
-    let door = status.as_ref().and_then(|status| door(layout, status));
+    let door = status.as_ref().and_then(|status| Door::of_agent(layout, status));
     let (node_health, node_health_error) = match (node_pid, door) {
         (Some(_), Some(Ok(door))) => match door.ask().await {
             Ok(health) => (Some(health), None),
             Err(error) => (None, Some(chain(&error))),
         },
-        (Some(_), Some(Err(error))) => (None, Some(error)),
+        (Some(_), Some(Err(error))) => (None, Some(chain(&error))),
         (Some(_), None) | (None, _) => (None, None),
     };
     let ready = node_health.as_ref().is_some_and(|health| health.ready);
@@ -88,13 +89,6 @@ fn running_node(layout: &Layout) -> Result<Option<i32>, StateError> {
     let text = state::read(&layout.pid_file())?.unwrap_or_default();
     let identity = Identity::from_text(&String::from_utf8_lossy(&text));
     Ok(identity.filter(|node| matches!(node.open(), Ok(Some(_)))).map(|node| node.pid))
-}
-
-fn door(layout: &Layout, status: &Status) -> Option<Result<Door, String>> {
-    let listen = status.client_listen.as_deref()?.parse().ok()?;
-    let url = status.client_url.as_deref()?.strip_prefix("https://")?;
-    let (host, _) = url.rsplit_once(':')?;
-    Some(Door::new(&layout.tls(), listen, host).map_err(|error| chain(&error)))
 }
 
 fn for_people(report: &Report) -> String {

@@ -1,0 +1,218 @@
+//! Changes of the members, and how one is carried out at most once although its answer may be lost.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
+
+use super::{Cluster, ClusterError, MemberId, Members};
+
+/// What a request may carry, and whom a new member is bound to.
+const OPERATION: &str = "muster-operation";
+const PLANNED_AT: &str = "muster-planned-at";
+const INCARNATION: &str = "muster-incarnation";
+const NODE_KEY: &str = "muster-node-key";
+
+/// How long the list of members is asked for after an answer was lost, and how often.
+const LOOK_LIMIT: Duration = Duration::from_secs(30);
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// How often one change is sent.
+const MOST_TRIES: u32 = 3;
+
+/// One change of the members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// One more.
+    Add(NewMember),
+    /// A learner gets its vote.
+    Promote(MemberId),
+    /// One less, for ever.
+    Remove(MemberId),
+    /// A member is reached at these peer URLs from now on.
+    Update(MemberId, Vec<String>),
+}
+
+/// A member that is to be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NewMember {
+    /// Where its peers will reach it.
+    pub peer_urls: Vec<String>,
+    /// Without a vote at first.
+    pub is_learner: bool,
+    /// The only incarnation that may act as it, 32 hex digits.
+    pub incarnation: Option<String>,
+    /// The only key that may speak for it, 64 hex digits.
+    pub node_key: Option<String>,
+}
+
+/// What a change carries, for clusters that understand it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Carrying {
+    /// It is carried out at most once, by this.
+    pub operation: [u8; 16],
+    /// It is refused on any other configuration.
+    pub planned_at: Option<u64>,
+}
+
+impl Change {
+    /// In a word that operators type.
+    pub(crate) fn what(&self) -> &'static str {
+        match self {
+            Self::Add(_) => "member add",
+            Self::Promote(_) => "member promote",
+            Self::Remove(_) => "member remove",
+            Self::Update(..) => "member update",
+        }
+    }
+
+    /// Whether the members are as this change makes them.
+    pub(crate) fn is_shown_by(&self, members: &Members) -> bool {
+        let of = |id: &MemberId| members.of_id(*id);
+        match self {
+            Self::Add(new) => members.of_peer_urls(&new.peer_urls).is_some(),
+            Self::Promote(id) => of(id).is_some_and(|member| !member.is_learner),
+            Self::Remove(id) => of(id).is_none(),
+            Self::Update(id, urls) => {
+                let same = |found: &Vec<String>| {
+                    urls.len() == found.len() && urls.iter().all(|url| found.contains(url))
+                };
+                of(id).is_some_and(|member| same(&member.peer_urls))
+            }
+        }
+    }
+}
+
+impl NewMember {
+    pub(super) fn metadata(&self, mut metadata: MetadataMap) -> MetadataMap {
+        for (name, value) in [(INCARNATION, &self.incarnation), (NODE_KEY, &self.node_key)] {
+            if let Some(value) = value {
+                metadata.insert(name, ascii(value));
+            }
+        }
+        metadata
+    }
+}
+
+impl Carrying {
+    /// An operation that nobody has named before, on any configuration.
+    pub(crate) fn anew() -> Self {
+        Self { operation: *uuid::Uuid::new_v4().as_bytes(), planned_at: None }
+    }
+
+    pub(super) fn metadata(&self) -> MetadataMap {
+        let mut metadata = MetadataMap::new();
+        let operation = data_encoding::HEXLOWER.encode(&self.operation);
+        metadata.insert(OPERATION, ascii(&operation));
+        if let Some(index) = self.planned_at {
+            metadata.insert(PLANNED_AT, index.into());
+        }
+        metadata
+    }
+}
+
+fn ascii(digits: &str) -> MetadataValue<Ascii> {
+    digits.parse().expect("digits are ASCII")
+}
+
+impl Cluster {
+    /// Makes a change, and gives the members after it. When the answer is lost, the list is read
+    /// before anything is sent again, and then with the same operation id: `muster-node` carries
+    /// that out once. Stock etcd knows no such ids; there an addition counts as this one if its
+    /// URLs are in the list, and every other change can be repeated.
+    pub(crate) async fn carry_out(
+        &self,
+        change: &Change,
+        carrying: &Carrying,
+    ) -> Result<Members, ClusterError> {
+        let mut tries = 1;
+        loop {
+            let lost = match self.send(change, carrying).await {
+                // By a try before this one, whose answer was lost.
+                Err(ClusterError::CarriedOut { .. }) if tries > 1 => return self.look().await,
+                Err(lost) if lost.is_ambiguous() => lost,
+                // What was lost before may be why it can't be done again.
+                Err(ClusterError::Refused { code, text }) if tries > 1 => {
+                    let members = self.look().await?;
+                    let is_own = !matches!(change, Change::Add(_));
+                    return if is_own && change.is_shown_by(&members) {
+                        Ok(members)
+                    } else {
+                        Err(ClusterError::Refused { code, text })
+                    };
+                }
+                answer => return answer,
+            };
+            tracing::debug!(error = %lost, "looking what became of a change");
+            let members = self.look().await.map_err(|_| lost_again(&lost))?;
+            let knows_operations = members.configuration.is_some();
+            let is_own = !matches!(change, Change::Add(_)) || !knows_operations;
+            if is_own && change.is_shown_by(&members) {
+                return Ok(members);
+            }
+            if tries == MOST_TRIES {
+                return Err(lost);
+            }
+            tries += 1;
+        }
+    }
+
+    /// The list of members, as soon as somebody gives it.
+    async fn look(&self) -> Result<Members, ClusterError> {
+        let start = Instant::now();
+        loop {
+            match self.list().await {
+                Err(ClusterError::Unreachable(_) | ClusterError::Unavailable { .. })
+                    if start.elapsed() < LOOK_LIMIT =>
+                {
+                    sleep(LOOK_AGAIN).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
+}
+
+/// The same, of a list that could not be read either.
+fn lost_again(lost: &ClusterError) -> ClusterError {
+    match lost {
+        ClusterError::Ambiguous { what, text } => ClusterError::Ambiguous {
+            what,
+            text: format!("{text}; nor does anybody give the list of members now"),
+        },
+        other => ClusterError::Unavailable { text: other.to_string() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Member;
+    use super::*;
+
+    fn members(list: &[(u64, &str, bool)]) -> Members {
+        let member = |&(id, url, is_learner): &(u64, &str, bool)| Member {
+            id: MemberId(id),
+            peer_urls: vec![url.to_owned()],
+            is_learner,
+            ..Member::default()
+        };
+        Members { list: list.iter().map(member).collect(), ..Members::default() }
+    }
+
+    #[test]
+    fn a_list_shows_what_became_of_a_change() {
+        let before = members(&[(1, "a", false), (2, "b", true)]);
+        let url = |url: &str| vec![url.to_owned()];
+        let add = Change::Add(NewMember { peer_urls: url("c"), ..NewMember::default() });
+        for (change, after) in [
+            (add, members(&[(1, "a", false), (2, "b", true), (3, "c", true)])),
+            (Change::Promote(MemberId(2)), members(&[(1, "a", false), (2, "b", false)])),
+            (Change::Remove(MemberId(2)), members(&[(1, "a", false)])),
+            (Change::Update(MemberId(1), url("z")), members(&[(1, "z", false), (2, "b", true)])),
+        ] {
+            assert!(!change.is_shown_by(&before), "{change:?}");
+            assert!(change.is_shown_by(&after), "{change:?}");
+        }
+        // Who is gone was not promoted.
+        assert!(!Change::Promote(MemberId(2)).is_shown_by(&members(&[(1, "a", false)])));
+    }
+}

@@ -1,0 +1,262 @@
+//! The Cluster API, as a client: who the members are, and changes of them.
+//!
+//! Every change of a cluster's members goes through here, and from here through the cluster's own
+//! consensus; there is no other way. A request is sent once. Whether it was refused, could not be
+//! sent, or may have been carried out is what [`ClusterError`] tells apart; who asks again after the
+//! last of these reads the list first. Every wait has a name.
+//!
+//! With `muster-node` a change can carry an operation id, by which it is carried out at most once,
+//! and the configuration that it was planned on, on any other than which it is refused. Stock etcd
+//! ignores both.
+
+mod change;
+mod error;
+mod member;
+
+use std::time::Duration;
+
+use node_proto::etcdserverpb::cluster_client::ClusterClient;
+use node_proto::etcdserverpb::kv_client::KvClient;
+use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
+use node_proto::etcdserverpb::{
+    self as pb, MemberAddRequest, MemberListRequest, MemberPromoteRequest, MemberRemoveRequest,
+    MemberUpdateRequest, MoveLeaderRequest, RangeRequest, StatusRequest,
+};
+use tonic::metadata::MetadataMap;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
+
+pub(crate) use self::change::{Carrying, Change, NewMember};
+pub(crate) use self::error::ClusterError;
+pub(crate) use self::member::{Member, MemberId, Members, NodeStatus};
+use crate::door::Door;
+use crate::exit::chain;
+
+/// The longest that a question may take.
+const READ_DEADLINE: Duration = Duration::from_secs(5);
+/// The longest that a status may take: every member can give its own at once.
+const STATUS_DEADLINE: Duration = Duration::from_secs(3);
+/// The longest that a change may take: longer than the server itself tries.
+const CHANGE_DEADLINE: Duration = Duration::from_secs(15);
+
+/// The configuration, in answers.
+const CONFIGURATION: &str = "muster-configuration";
+
+/// A cluster, by the ways to its members.
+#[derive(Clone, Debug)]
+pub(crate) struct Cluster {
+    doors: Vec<Door>,
+}
+
+impl Cluster {
+    /// Asks at these doors, the first that opens.
+    pub(crate) fn new(doors: Vec<Door>) -> Self {
+        Self { doors }
+    }
+
+    /// The members, as the cluster knows them for certain.
+    pub(crate) async fn list(&self) -> Result<Members, ClusterError> {
+        self.ask(Kind::Read("member list"), async |channel| {
+            let mut cluster = ClusterClient::new(channel.clone());
+            wait_for_old(channel).await?;
+            cluster.member_list(MemberListRequest { linearizable: true }).await
+        })
+        .await
+    }
+
+    /// Sends a change, once.
+    async fn send(&self, change: &Change, carrying: &Carrying) -> Result<Members, ClusterError> {
+        let kind = Kind::Change(change.what());
+        let metadata = carrying.metadata();
+        match change {
+            Change::Add(new) => {
+                let metadata = new.metadata(metadata);
+                let is_learner = new.is_learner;
+                let request = MemberAddRequest { peer_ur_ls: new.peer_urls.clone(), is_learner };
+                self.ask(kind, async |channel| {
+                    let request = with(metadata.clone(), request.clone());
+                    ClusterClient::new(channel).member_add(request).await
+                })
+                .await
+            }
+            Change::Promote(MemberId(id)) => {
+                self.ask(kind, async |channel| {
+                    let request = with(metadata.clone(), MemberPromoteRequest { id: *id });
+                    ClusterClient::new(channel).member_promote(request).await
+                })
+                .await
+            }
+            Change::Remove(MemberId(id)) => {
+                self.ask(kind, async |channel| {
+                    let request = with(metadata.clone(), MemberRemoveRequest { id: *id });
+                    ClusterClient::new(channel).member_remove(request).await
+                })
+                .await
+            }
+            Change::Update(MemberId(id), urls) => {
+                self.ask(kind, async |channel| {
+                    let request = MemberUpdateRequest { id: *id, peer_ur_ls: urls.clone() };
+                    let request = with(metadata.clone(), request);
+                    ClusterClient::new(channel).member_update(request).await
+                })
+                .await
+            }
+        }
+    }
+
+    /// What the first member says that answers.
+    pub(crate) async fn status(&self) -> Result<NodeStatus, ClusterError> {
+        self.ask(Kind::Status, async |channel| status(channel).await).await
+    }
+
+    /// What this member says of itself, asked where it says that clients reach it.
+    pub(crate) async fn status_of(&self, member: &Member) -> Result<NodeStatus, ClusterError> {
+        let status = self.at(member)?.status().await?;
+        if status.member_id == member.id {
+            return Ok(status);
+        }
+        let text = format!("member {} answers in its place", status.member_id);
+        Err(ClusterError::Unavailable { text })
+    }
+
+    /// Makes `to` the leader. Only the leader itself can, and so it is asked.
+    pub(crate) async fn move_leader(
+        &self,
+        leader: &Member,
+        to: MemberId,
+    ) -> Result<(), ClusterError> {
+        self.at(leader)?
+            .ask(Kind::Change("move leader"), async |channel| {
+                let request = MoveLeaderRequest { target_id: to.0 };
+                MaintenanceClient::new(channel).move_leader(request).await
+            })
+            .await
+    }
+
+    /// The same cluster, by one member's own client URLs. This host's own node is asked at its own
+    /// door, which may be open where its URL leads elsewhere.
+    pub(crate) fn at(&self, member: &Member) -> Result<Self, ClusterError> {
+        let identity = self.doors.iter().find_map(Door::identity);
+        let doors: Result<Vec<Door>, _> =
+            member.client_urls.iter().map(|url| Door::at(url, identity)).collect();
+        Ok(Self::new(doors?))
+    }
+
+    /// Sends a request over the first connection that there is. Another member is asked only if it
+    /// is certain that this one did nothing.
+    async fn ask<A, T: From<Answer<A>>>(
+        &self,
+        kind: Kind,
+        send: impl AsyncFn(Channel) -> Result<Response<A>, Status>,
+    ) -> Result<T, ClusterError> {
+        let (what, deadline, is_change) = kind.parts();
+        let mut unreachable = Vec::new();
+        let mut last = None;
+        for door in &self.doors {
+            let channel = match door.channel().await {
+                Ok(channel) => channel,
+                Err(error) => {
+                    unreachable.push(format!("{door}: {}", chain(&error)));
+                    continue;
+                }
+            };
+            let error = match tokio::time::timeout(deadline, send(channel)).await {
+                Ok(Ok(response)) => return Ok(Answer::from(response).into()),
+                Ok(Err(status)) => ClusterError::of(&status, what, is_change),
+                Err(_) => ClusterError::late(what, is_change, deadline),
+            };
+            if !error.may_be_asked_elsewhere() {
+                return Err(error);
+            }
+            last = Some(error);
+        }
+        Err(last.unwrap_or(ClusterError::Unreachable(unreachable)))
+    }
+}
+
+/// What the node at this door says of itself.
+pub(crate) async fn status_at(door: &Door) -> Result<NodeStatus, ClusterError> {
+    Cluster::new(vec![door.clone()]).status().await
+}
+
+/// What is asked for, and so how long it may take.
+#[derive(Clone, Copy)]
+enum Kind {
+    Read(&'static str),
+    Status,
+    Change(&'static str),
+}
+
+impl Kind {
+    fn parts(self) -> (&'static str, Duration, bool) {
+        match self {
+            Self::Read(what) => (what, READ_DEADLINE, false),
+            Self::Status => ("status", STATUS_DEADLINE, false),
+            Self::Change(what) => (what, CHANGE_DEADLINE, true),
+        }
+    }
+}
+
+fn with<T>(metadata: MetadataMap, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    *request.metadata_mut() = metadata;
+    request
+}
+
+async fn status(channel: Channel) -> Result<Response<pb::StatusResponse>, Status> {
+    MaintenanceClient::new(channel).status(StatusRequest::default()).await
+}
+
+/// etcd before 3.5 lists the members as the one that is asked happens to know them: it is made to
+/// catch up by a linearizable read first.
+async fn wait_for_old(channel: Channel) -> Result<(), Status> {
+    let version = status(channel.clone()).await?.into_inner().version;
+    if ["3.2.", "3.3.", "3.4."].iter().any(|old| version.starts_with(old)) {
+        let request =
+            RangeRequest { key: vec![0].into(), limit: 1, count_only: true, ..Default::default() };
+        KvClient::new(channel).range(request).await?;
+    }
+    Ok(())
+}
+
+/// An answer, and the configuration that came with it.
+struct Answer<T> {
+    configuration: Option<u64>,
+    message: T,
+}
+
+impl<T> From<Response<T>> for Answer<T> {
+    fn from(response: Response<T>) -> Self {
+        let value = response.metadata().get(CONFIGURATION);
+        let configuration = value.and_then(|value| value.to_str().ok()?.parse().ok());
+        Self { configuration, message: response.into_inner() }
+    }
+}
+
+macro_rules! lists {
+    ($($name:ident)*) => {
+        $(impl From<Answer<pb::$name>> for Members {
+            fn from(answer: Answer<pb::$name>) -> Self {
+                let Answer { configuration, message } = answer;
+                let cluster_id = message.header.unwrap_or_default().cluster_id;
+                let list = message.members.into_iter().map(Member::from).collect();
+                Self { cluster_id, configuration, list }
+            }
+        })*
+    };
+}
+
+lists! {
+    MemberListResponse MemberAddResponse MemberPromoteResponse MemberRemoveResponse
+    MemberUpdateResponse
+}
+
+impl From<Answer<pb::StatusResponse>> for NodeStatus {
+    fn from(answer: Answer<pb::StatusResponse>) -> Self {
+        answer.message.into()
+    }
+}
+
+impl From<Answer<pb::MoveLeaderResponse>> for () {
+    fn from(_: Answer<pb::MoveLeaderResponse>) {}
+}

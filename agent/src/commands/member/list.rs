@@ -1,0 +1,86 @@
+//! `member list`.
+
+use serde::Serialize;
+
+use super::{Answers, Survey};
+use crate::cluster::{Cluster, Member, NodeStatus};
+use crate::exit::End;
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct List<'a> {
+    cluster_id: String,
+    /// `null` from stock etcd.
+    configuration: Option<u64>,
+    leader: Option<String>,
+    members: Vec<Row<'a>>,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    #[serde(flatten)]
+    member: &'a Member,
+    started: bool,
+    /// Why nothing is heard of it.
+    silent: Option<&'a str>,
+    term: Option<u64>,
+    applied_index: Option<u64>,
+    /// Entries that the leader has and this member hasn't applied.
+    behind: Option<u64>,
+    version: Option<&'a str>,
+}
+
+/// Runs it.
+pub(super) async fn run(cluster: &Cluster, answers: &mut Answers<'_, '_>) -> Result<(), End> {
+    let survey = Survey::of(cluster).await?;
+    let list = List {
+        cluster_id: format!("{:x}", survey.members.cluster_id),
+        configuration: survey.members.configuration,
+        leader: survey.leader.map(|id| id.to_string()),
+        members: survey.each().map(|(member, said)| row(&survey, member, said)).collect(),
+    };
+    answers.give(&list, || for_people(&survey, &list))
+}
+
+fn row<'a>(survey: &Survey, member: &'a Member, said: &'a Result<NodeStatus, String>) -> Row<'a> {
+    let status = said.as_ref().ok();
+    Row {
+        member,
+        started: member.is_started(),
+        silent: said.as_ref().err().map(String::as_str),
+        term: status.map(|status| status.raft_term),
+        applied_index: status.map(|status| status.applied_index),
+        behind: status.and_then(|status| survey.behind(status)),
+        version: status.map(|status| status.version.as_str()),
+    }
+}
+
+fn for_people(survey: &Survey, list: &List<'_>) -> String {
+    let mut lines = vec![match list.configuration {
+        Some(index) => format!("cluster {}, configuration {index}", list.cluster_id),
+        None => format!("cluster {}", list.cluster_id),
+    }];
+    let name = |row: &Row<'_>| row.member.name.len();
+    let width = list.members.iter().map(name).max().unwrap_or(0).max(4);
+    for row in &list.members {
+        let member = row.member;
+        let role = match (member.is_learner, Some(member.id) == survey.leader) {
+            (true, _) => "learner",
+            (false, true) => "leader",
+            (false, false) => "voter",
+        };
+        let health = match (row.silent, row.behind) {
+            (Some(why), _) if row.started => format!("silent ({why})"),
+            (Some(why), _) => why.to_owned(),
+            (None, Some(0)) => "in sync".to_owned(),
+            (None, Some(behind)) => format!("{behind} entries behind"),
+            (None, None) => "no leader is known".to_owned(),
+        };
+        let (peers, clients) = (member.peer_urls.join(","), member.client_urls.join(","));
+        lines.push(format!(
+            "{:<16x}  {:<width$}  {role:<7}  peers {peers}  clients {clients}  {health}",
+            member.id.0, member.name
+        ));
+    }
+    lines.join("\n")
+}

@@ -1,0 +1,127 @@
+//! `member`: who the members are, and changes of them.
+
+mod change;
+mod list;
+mod survey;
+
+use serde::Serialize;
+
+use self::survey::Survey;
+use crate::cli::{Access, MemberCommand, Verb};
+use crate::cluster::{Cluster, ClusterError, Member};
+use crate::door::{Door, Identity};
+use crate::exit::{End, chain};
+use crate::printer::Printer;
+use crate::state::{self, Layout};
+use crate::status::Status;
+
+/// Runs it.
+pub(crate) async fn run(typed: &MemberCommand, printer: &mut Printer<'_>) -> Result<(), End> {
+    let cluster = cluster(&typed.access)?;
+    let mut answers = Answers { printer, json: typed.access.json };
+    match &typed.verb {
+        Verb::List => list::run(&cluster, &mut answers).await,
+        Verb::Add(add) => change::add(&cluster, add, &mut answers).await,
+        Verb::Promote(promote) => change::promote(&cluster, promote, &mut answers).await,
+        Verb::Update(update) => change::update(&cluster, update, &mut answers).await,
+        Verb::Remove(remove) => change::remove(&cluster, remove, &mut answers).await,
+        Verb::MoveLeader(to) => change::move_leader(&cluster, to, &mut answers).await,
+    }
+}
+
+/// The cluster that was meant: by endpoints, or this host's own.
+pub(crate) fn cluster(access: &Access) -> Result<Cluster, End> {
+    let layout = Layout::new(&access.data_dir)
+        .map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
+    let typed = match (&access.cacert, &access.cert, &access.key) {
+        (Some(ca), Some(certificate), Some(key)) => {
+            Some(Identity::load(ca, certificate, key).map_err(usage)?)
+        }
+        _ => None,
+    };
+    if access.endpoints.is_empty() {
+        if typed.is_some() {
+            return Err(End::Usage("--cert says as whom; say where with --endpoints".to_owned()));
+        }
+        return Ok(Cluster::new(vec![own_door(&layout)?]));
+    }
+    // Without certificates of their own, endpoints are asked as this host's agent, if there is one.
+    let identity = match typed {
+        Some(identity) => Some(identity),
+        None if layout.tls().join("client.crt").exists() => {
+            Some(Identity::own(&layout.tls()).map_err(usage)?)
+        }
+        None => None,
+    };
+    let doors: Result<Vec<Door>, _> =
+        access.endpoints.iter().map(|url| Door::at(url.trim(), identity.as_ref())).collect();
+    Ok(Cluster::new(doors.map_err(usage)?))
+}
+
+fn own_door(layout: &Layout) -> Result<Door, End> {
+    let unknown = || {
+        End::Usage(format!(
+            "no node is known in {}: say where the agent's state lies with --data-dir, or which \
+             members to ask with --endpoints",
+            layout.root().display()
+        ))
+    };
+    let read = state::read(&layout.status()).map_err(|error| End::Failed(chain(&error)))?;
+    let status: Option<Status> = read.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let door = status.as_ref().and_then(|status| Door::of_agent(layout, status));
+    door.ok_or_else(unknown)?.map_err(usage)
+}
+
+fn usage(error: impl std::error::Error) -> End {
+    End::Usage(chain(&error))
+}
+
+impl From<ClusterError> for End {
+    fn from(error: ClusterError) -> Self {
+        match &error {
+            ClusterError::Door(_) => Self::Usage(chain(&error)),
+            _ => Self::Failed(chain(&error)),
+        }
+    }
+}
+
+/// Where a verb's answer goes.
+struct Answers<'p, 'o> {
+    printer: &'p mut Printer<'o>,
+    json: bool,
+}
+
+impl Answers<'_, '_> {
+    /// The answer: as JSON, or as `text` says it.
+    fn give<T: Serialize>(&mut self, value: &T, text: impl FnOnce() -> String) -> Result<(), End> {
+        let text = if self.json {
+            serde_json::to_string_pretty(value).expect("answers are plain structs")
+        } else {
+            text()
+        };
+        self.printer.line(&text).map_err(|error| End::Failed(error.to_string()))
+    }
+}
+
+/// The member that was typed: by its name, else by its id or a peer URL.
+fn find<'a>(members: &'a [Member], typed: &str) -> Result<&'a Member, End> {
+    let mut named = members.iter().filter(|member| member.is_started() && member.name == typed);
+    match (named.next(), named.next()) {
+        (Some(member), None) => return Ok(member),
+        (Some(_), Some(_)) => {
+            return Err(End::Usage(format!("several members are called {typed}: say the id")));
+        }
+        (None, _) => {}
+    }
+    let id = typed.parse().ok();
+    let is_meant =
+        |member: &&Member| Some(member.id) == id || member.peer_urls.iter().any(|url| url == typed);
+    members.iter().find(is_meant).ok_or_else(|| {
+        let name = |member: &Member| {
+            let name = if member.is_started() { &member.name } else { "not started" };
+            format!("{} ({name})", member.id)
+        };
+        let known: Vec<String> = members.iter().map(name).collect();
+        End::Usage(format!("no member {typed} here; the members are {}", known.join(", ")))
+    })
+}
