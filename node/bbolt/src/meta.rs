@@ -1,0 +1,105 @@
+//! Meta pages: which pages there are, and where the root is.
+
+use crate::page::{HEADER_BYTES, u32_at, u64_at};
+
+const MAGIC: u32 = 0xED0C_DAED;
+const VERSION: u32 = 2;
+/// What of it the checksum is over.
+const CHECKED_BYTES: usize = 56;
+/// The whole, behind the header of its page.
+pub(crate) const META_BYTES: usize = CHECKED_BYTES + 8;
+/// The page sizes that bbolt itself tries when its first page is damaged: 1 KiB to 16 MiB.
+pub(crate) const PAGE_SHIFTS: std::ops::RangeInclusive<u32> = 10..=24;
+
+/// What a meta page says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Meta {
+    /// Bytes of a page.
+    pub(crate) page_bytes: u64,
+    /// The page of the root bucket.
+    pub(crate) root: u64,
+    /// The page of the list of free pages.
+    pub(crate) freelist: u64,
+    /// Pages from here on are not in use.
+    pub(crate) pages: u64,
+    /// The transaction that wrote it.
+    pub(crate) txid: u64,
+}
+
+impl Meta {
+    /// What follows the header of a meta page; `None` if that is not one.
+    pub(crate) fn parse(bytes: &[u8; META_BYTES]) -> Option<Self> {
+        let page_bytes = u32_at(bytes, 8)?;
+        let is_one = u32_at(bytes, 0)? == MAGIC
+            && u32_at(bytes, 4)? == VERSION
+            && u64_at(bytes, CHECKED_BYTES)? == fnv64a(&bytes[..CHECKED_BYTES])
+            && page_bytes.is_power_of_two()
+            && PAGE_SHIFTS.contains(&page_bytes.ilog2());
+        is_one.then_some(Self {
+            page_bytes: page_bytes.into(),
+            root: u64_at(bytes, 16)?,
+            freelist: u64_at(bytes, 32)?,
+            pages: u64_at(bytes, 40)?,
+            txid: u64_at(bytes, 48)?,
+        })
+    }
+
+    pub(crate) fn encode(self) -> [u8; META_BYTES] {
+        let mut bytes = [0; META_BYTES];
+        let page_bytes = u32::try_from(self.page_bytes).expect("at most 16 MiB");
+        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..8].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[8..12].copy_from_slice(&page_bytes.to_le_bytes());
+        // 12: flags, 24: the root's sequence; both always 0.
+        bytes[16..24].copy_from_slice(&self.root.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.freelist.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.pages.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.txid.to_le_bytes());
+        let sum = fnv64a(&bytes[..CHECKED_BYTES]);
+        bytes[CHECKED_BYTES..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+}
+
+/// Where in the file the meta of a page that begins at `page` lies.
+pub(crate) fn offset(page: u64) -> u64 {
+    page + HEADER_BYTES as u64
+}
+
+fn fnv64a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+        (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checksum_is_fnv_1a() {
+        // From the authors' test vectors.
+        assert_eq!(fnv64a(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv64a(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn a_meta_comes_back_and_no_flipped_bit_does() {
+        let meta = Meta { page_bytes: 4096, root: 7, freelist: 2, pages: 9, txid: 3 };
+        let bytes = meta.encode();
+        assert_eq!(Meta::parse(&bytes), Some(meta));
+        for bit in 0..META_BYTES * 8 {
+            let mut bytes = bytes;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Meta::parse(&bytes), None, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_page_size_that_is_none_is_refused() {
+        for page_bytes in [0, 512, 4095, 1 << 25] {
+            let meta = Meta { page_bytes, root: 7, freelist: 2, pages: 9, txid: 3 };
+            assert_eq!(Meta::parse(&meta.encode()), None, "{page_bytes}");
+        }
+    }
+}

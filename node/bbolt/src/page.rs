@@ -1,0 +1,149 @@
+//! Branch and leaf pages, as their bytes: checked once, when a page is read.
+
+use crate::ReadError;
+
+/// Number (8), kind (2), elements (2), further pages (4).
+pub(crate) const HEADER_BYTES: usize = 16;
+/// Leaf: flags (4), offset (4), lengths of key and value (4, 4). Branch: offset (4), length (4), page
+/// (8). Offsets count from the element's own beginning.
+pub(crate) const ELEMENT_BYTES: usize = 16;
+/// The flag of an element of a leaf whose value is a bucket.
+pub(crate) const IS_BUCKET: u32 = 1;
+
+/// The kinds of pages, as the header has them.
+pub(crate) const BRANCH: u16 = 0x01;
+pub(crate) const LEAF: u16 = 0x02;
+pub(crate) const META: u16 = 0x04;
+pub(crate) const FREELIST: u16 = 0x10;
+
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|word| u16::from_le_bytes(*word))
+}
+
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|word| u32::from_le_bytes(*word))
+}
+
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..)?.first_chunk().map(|word| u64::from_le_bytes(*word))
+}
+
+/// A number of the file as a length in memory; one that doesn't fit is larger than any.
+pub(crate) fn length(number: u32) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+/// One element: where its parts lie in the page.
+#[derive(Clone, Copy)]
+struct Element {
+    /// Of a leaf: its flags. Of a branch: none.
+    flags: u32,
+    /// Of a branch: the page below it.
+    child: u64,
+    key: usize,
+    value: usize,
+    end: usize,
+}
+
+/// A branch or leaf page whose elements lie within it, in order.
+pub(crate) struct Page {
+    number: u64,
+    is_leaf: bool,
+    count: usize,
+    bytes: Vec<u8>,
+}
+
+impl Page {
+    /// Checks a page, with all that follow it as its own.
+    pub(crate) fn new(number: u64, bytes: Vec<u8>) -> Result<Self, ReadError> {
+        let damaged = |what| ReadError::Page { page: number, what };
+        let kind = u16_at(&bytes, 8).ok_or(damaged("it has no header"))?;
+        let is_leaf = match kind {
+            LEAF => true,
+            BRANCH => false,
+            _ => return Err(damaged("it is neither branch nor leaf")),
+        };
+        let count = u16_at(&bytes, 10).ok_or(damaged("it has no header"))?.into();
+        let page = Self { number, is_leaf, count, bytes };
+        page.check().map_err(damaged)?;
+        Ok(page)
+    }
+
+    fn check(&self) -> Result<(), &'static str> {
+        let elements_end = HEADER_BYTES + self.count * ELEMENT_BYTES;
+        let mut before: Option<&[u8]> = None;
+        for at in 0..self.count {
+            let element = self.element(at).ok_or("an element lies outside of it")?;
+            if element.key < elements_end || element.end > self.bytes.len() {
+                return Err("an element lies outside of it");
+            }
+            let key = &self.bytes[element.key..element.value];
+            if key.is_empty() {
+                return Err("a key is empty");
+            }
+            if before.is_some_and(|before| before >= key) {
+                return Err("its keys are not in order");
+            }
+            before = Some(key);
+        }
+        Ok(())
+    }
+
+    /// The element `at`, unless its numbers are none; they may lie outside of the page.
+    fn element(&self, at: usize) -> Option<Element> {
+        let start = HEADER_BYTES + at * ELEMENT_BYTES;
+        let word = |word: usize| u32_at(&self.bytes, start + word * 4);
+        let (flags, child, offset, key_length, value_length) = if self.is_leaf {
+            (word(0)?, 0, word(1)?, word(2)?, word(3)?)
+        } else {
+            (0, u64_at(&self.bytes, start + 8)?, word(0)?, word(1)?, 0)
+        };
+        let key = start.checked_add(length(offset))?;
+        let value = key.checked_add(length(key_length))?;
+        let end = value.checked_add(length(value_length))?;
+        Some(Element { flags, child, key, value, end })
+    }
+
+    fn checked(&self, at: usize) -> Element {
+        self.element(at).expect("checked when the page was read")
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn is_leaf(&self) -> bool {
+        self.is_leaf
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    pub(crate) fn key(&self, at: usize) -> &[u8] {
+        let element = self.checked(at);
+        &self.bytes[element.key..element.value]
+    }
+
+    /// Of a leaf.
+    pub(crate) fn value(&self, at: usize) -> &[u8] {
+        let element = self.checked(at);
+        &self.bytes[element.value..element.end]
+    }
+
+    /// Of a leaf: whether the value is a bucket.
+    pub(crate) fn is_bucket(&self, at: usize) -> bool {
+        self.checked(at).flags & IS_BUCKET != 0
+    }
+
+    /// Of a branch: the page below.
+    pub(crate) fn child(&self, at: usize) -> u64 {
+        self.checked(at).child
+    }
+
+    /// Whether all keys lie from `lower` on and before `upper`, if there is one.
+    pub(crate) fn lies_between(&self, lower: &[u8], upper: Option<&[u8]>) -> bool {
+        let Some(last) = self.count.checked_sub(1) else { return true };
+        self.key(0) >= lower && upper.is_none_or(|upper| self.key(last) < upper)
+    }
+}
