@@ -5,6 +5,7 @@ pub mod causes;
 pub mod config;
 pub mod disk;
 pub mod driver;
+pub mod etcd_file;
 mod http;
 pub mod identity;
 pub mod log;

@@ -13,7 +13,7 @@ use redb::ReadableTable;
 use super::error::ReadError;
 use super::event::{decode, is_tombstone};
 use super::range::read;
-use super::revision::Revision;
+use super::revision::{EtcdKey, Revision};
 use super::store::{Store, View};
 
 /// The answer to `HashKV`.
@@ -111,19 +111,9 @@ impl Store {
                     continue;
                 }
             }
-            hash = crc32c::crc32c_append(hash, &etcd_row(at, dead)[..17 + usize::from(dead)]);
+            hash = crc32c::crc32c_append(hash, EtcdKey::new(at, dead).bytes());
             hash = crc32c::crc32c_append(hash, record);
         }
         Ok(KeyValueHash { hash, compact_revision: compacted, revision: upto })
     }
-}
-
-/// The key under which etcd stores a revision: main, `_`, sub, and a mark for a tombstone.
-fn etcd_row(at: Revision, dead: bool) -> [u8; 18] {
-    let mut row = [0; 18];
-    row[..8].copy_from_slice(&at.main.to_be_bytes());
-    row[8] = b'_';
-    row[9..17].copy_from_slice(&i64::from(at.sub).to_be_bytes());
-    row[17] = if dead { b't' } else { 0 };
-    row
 }

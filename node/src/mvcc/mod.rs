@@ -34,9 +34,10 @@ pub use error::{ReadError, StoreError};
 pub use event::{Event, EventBatch, EventKind};
 pub use hash::KeyValueHash;
 pub use range::{AnswerRoom, Gather, Step};
+pub(crate) use revision::EtcdKey;
 pub use revision::{KeyRange, Revision};
-pub use snapshot::inspect_snapshot;
-pub use store::{Compaction, Options, Store, View, Writer};
+pub use snapshot::{Contents, inspect_snapshot};
+pub use store::{Compaction, Frozen, Options, Store, View, Writer};
 
 #[cfg(test)]
 pub(crate) mod tests;

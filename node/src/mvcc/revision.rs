@@ -30,6 +30,48 @@ impl Revision {
     }
 }
 
+/// Bytes of a revision as etcd writes it: main, `_`, sub.
+const ETCD_BYTES: usize = 8 + 1 + 8;
+/// What follows it in the key of a tombstone.
+const ETCD_TOMBSTONE: u8 = b't';
+
+/// The key under which etcd stores a change.
+#[derive(Clone, Copy)]
+pub(crate) struct EtcdKey {
+    bytes: [u8; ETCD_BYTES + 1],
+    length: usize,
+}
+
+impl EtcdKey {
+    pub(crate) fn new(at: Revision, is_tombstone: bool) -> Self {
+        let mut bytes = [0; ETCD_BYTES + 1];
+        bytes[..8].copy_from_slice(&at.main.to_be_bytes());
+        bytes[8] = b'_';
+        bytes[9..ETCD_BYTES].copy_from_slice(&i64::from(at.sub).to_be_bytes());
+        bytes[ETCD_BYTES] = ETCD_TOMBSTONE;
+        Self { bytes, length: ETCD_BYTES + usize::from(is_tombstone) }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    /// The change that etcd stores under `key`, and whether it is a tombstone; `None` if etcd stores
+    /// nothing there.
+    pub(crate) fn parse(key: &[u8]) -> Option<(Revision, bool)> {
+        let (main, rest) = key.split_first_chunk()?;
+        let (sub, mark) = rest.strip_prefix(b"_")?.split_first_chunk()?;
+        let main = i64::from_be_bytes(*main);
+        let sub = u32::try_from(i64::from_be_bytes(*sub)).ok()?;
+        let is_tombstone = match mark {
+            [] => false,
+            [ETCD_TOMBSTONE] => true,
+            _ => return None,
+        };
+        (main > 0).then_some((Revision { main, sub }, is_tombstone))
+    }
+}
+
 /// Where a walk over an ordered map begins and ends.
 type Bounds<'a> = (Bound<&'a [u8]>, Bound<&'a [u8]>);
 
@@ -104,6 +146,23 @@ mod tests {
         let rows = revisions.map(Revision::to_row);
         assert!(rows.is_sorted());
         assert_eq!(rows.map(Revision::from_row), revisions);
+    }
+
+    #[test]
+    fn etcds_keys_come_back_and_nothing_else_is_one() {
+        for (main, sub, dead) in [(1, 0, false), (1 << 40, 7, true), (i64::MAX, u32::MAX, true)] {
+            let at = Revision { main, sub };
+            assert_eq!(EtcdKey::parse(EtcdKey::new(at, dead).bytes()), Some((at, dead)));
+        }
+        let key = EtcdKey::new(Revision { main: 5, sub: 1 }, true);
+        assert_eq!(key.bytes(), b"\0\0\0\0\0\0\0\x05_\0\0\0\0\0\0\0\x01t");
+        for (at, byte) in [(0, 0x80), (7, 0), (8, b'-'), (9, 0x80), (12, 1), (17, b's')] {
+            let mut bytes = key.bytes().to_vec();
+            bytes[at] = byte;
+            assert_eq!(EtcdKey::parse(&bytes), None, "byte {at}");
+        }
+        let longer = [key.bytes(), b"t"].concat();
+        assert!(EtcdKey::parse(&longer).is_none() && EtcdKey::parse(&longer[..16]).is_none());
     }
 
     #[test]

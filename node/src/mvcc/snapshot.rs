@@ -14,6 +14,7 @@ use redb::{Durability, ReadableTable as _};
 
 use super::error::StoreError;
 use super::event::decode;
+use super::revision::Revision;
 use super::store::{View, Writer};
 use super::tables::{
     Cluster, META, Progress, RECORDS, decode_member, decode_removed, write_cluster,
@@ -137,33 +138,81 @@ impl View {
     }
 }
 
+/// What a store holds beside its records.
+#[derive(Clone, Debug)]
+pub struct Contents {
+    /// The last log entry in it.
+    pub applied: Position,
+    /// The newest revision: no record has a newer one.
+    pub revision: i64,
+    /// The last compaction, whether or not what it takes away is gone; -1: none.
+    pub compacted: i64,
+    /// Who belongs to the cluster.
+    pub members: MemberTable,
+    /// The alarms that are raised.
+    pub alarms: Vec<AlarmMember>,
+}
+
+/// Takes a record that comes after all others.
+type TakeRecord<'a> = dyn FnMut(u128, &[u8]) -> Result<(), StoreError> + 'a;
+
 impl Writer {
     /// Replaces the whole store, durably and at once, by what [`View::write_snapshot`] wrote. A
     /// damaged stream changes nothing.
     pub fn install_snapshot(&mut self, input: &mut dyn Read) -> Result<Position, StoreError> {
-        let shared = self.shared.clone();
         let (mut frames, progress) = begin(input)?;
+        self.install(progress, |take| read_frames(&mut frames, take))?;
+        Ok(progress.applied)
+    }
 
-        let mut txn = shared.db.begin_write()?;
-        txn.set_durability(Durability::Immediate)?;
-        txn.set_quick_repair(true);
-        txn.delete_table(RECORDS)?;
+    /// Replaces the whole store, durably and at once, by `contents` and the records that `fill`
+    /// gives, each an encoded `KeyValue`, in the order of their revisions. If that fails, nothing has
+    /// changed.
+    pub fn import<E: From<StoreError>>(
+        &mut self,
+        contents: Contents,
+        fill: impl FnOnce(&mut dyn FnMut(Revision, &[u8]) -> Result<(), StoreError>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Contents { applied, revision, compacted, members, mut alarms } = contents;
+        alarms.sort_unstable_by_key(|alarm| (alarm.member_id, alarm.alarm));
+        self.install(Progress { applied, revision, compacted }, |take| {
+            fill(&mut |at, record| {
+                assert!(at.main <= revision, "a record of {at:?} in a store at {revision}");
+                take(at.to_row(), record)
+            })?;
+            Ok(Cluster { members: Arc::new(members), alarms })
+        })
+    }
+
+    fn install<E: From<StoreError>>(
+        &mut self,
+        progress: Progress,
+        fill: impl FnOnce(&mut TakeRecord<'_>) -> Result<Cluster, E>,
+    ) -> Result<(), E> {
+        let shared = self.shared.clone();
+        let mut txn = shared.db.begin_write().map_err(StoreError::from)?;
+        let empty = |txn: &mut redb::WriteTransaction| {
+            txn.set_durability(Durability::Immediate)?;
+            txn.set_quick_repair(true);
+            txn.delete_table(RECORDS)?;
+            Ok::<_, StoreError>(())
+        };
+        empty(&mut txn)?;
         let cluster = {
-            let mut records = txn.open_table(RECORDS)?;
-            read_frames(&mut frames, |row, record| {
+            let mut records = txn.open_table(RECORDS).map_err(StoreError::from)?;
+            fill(&mut |row, record| {
                 records.insert(row, record)?;
                 Ok(())
             })?
         };
         write_cluster(&txn, &cluster)?;
         {
-            let mut meta = txn.open_table(META)?;
+            let mut meta = txn.open_table(META).map_err(StoreError::from)?;
             write_progress(&mut meta, progress)?;
             write_compacted(&mut meta, Progress::START.compacted)?;
         }
-        txn.commit()?;
-        self.replace(progress, cluster)?;
-        Ok(progress.applied)
+        txn.commit().map_err(StoreError::from)?;
+        Ok(self.replace(progress, cluster)?)
     }
 }
 
@@ -172,7 +221,7 @@ impl Writer {
 /// frame.
 pub fn inspect_snapshot(input: &mut dyn Read) -> Result<(Position, Members), StoreError> {
     let (mut frames, progress) = begin(input)?;
-    let cluster = read_frames(&mut frames, |_, record| decode(record).map(drop))?;
+    let cluster = read_frames(&mut frames, &mut |_, record| decode(record).map(drop))?;
     Ok((progress.applied, cluster.members.voters_and_learners()))
 }
 
@@ -217,7 +266,7 @@ fn write_records(view: &View, frames: &mut FrameWriter<'_>) -> Result<(), StoreE
 
 fn read_frames(
     frames: &mut FrameReader<'_>,
-    mut record: impl FnMut(u128, &[u8]) -> Result<(), StoreError>,
+    record: &mut TakeRecord<'_>,
 ) -> Result<Cluster, StoreError> {
     let mut count: u64 = 0;
     let (mut members, mut removed, mut alarms) = (Vec::new(), Vec::new(), Vec::new());

@@ -105,6 +105,28 @@ impl View {
     }
 }
 
+/// A view, and what has to be known beside it to carry the store elsewhere as a file.
+pub struct Frozen {
+    /// The store.
+    pub view: View,
+    /// The last compaction whose old revisions are gone; -1: none.
+    pub finished_compaction: i64,
+}
+
+impl Frozen {
+    /// Shows every record, an encoded `KeyValue`, in the order of revisions.
+    pub fn records<E: From<StoreError>>(
+        &self,
+        mut show: impl FnMut(Revision, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for row in self.view.records.iter().map_err(StoreError::from)? {
+            let (at, record) = row.map_err(StoreError::from)?;
+            show(Revision::from_row(at.value()), record.value())?;
+        }
+        Ok(())
+    }
+}
+
 pub(crate) struct Shared {
     pub(crate) db: Database,
     pub(crate) index: RwLock<Index>,
@@ -158,6 +180,12 @@ impl Store {
     #[must_use]
     pub fn view(&self) -> Arc<View> {
         self.shared.view()
+    }
+
+    /// The store as it is now, to be read as a whole. Its pages of the file can't be used again
+    /// meanwhile.
+    pub fn freeze(&self) -> Result<Frozen, StoreError> {
+        freeze(&self.shared.db)
     }
 
     /// Begins to read a range; `step` until done. [`ReadError::Superseded`]: take a new view.
@@ -262,9 +290,10 @@ impl Writer {
                 return Err(error);
             }
         };
-        let Loaded { records, progress, finished, cluster, index, record_bytes } = loaded;
+        let Loaded { frozen, index, record_bytes } = loaded;
+        let Frozen { view, finished_compaction: finished } = frozen;
+        let (progress, cluster) = (view.progress, view.cluster.clone());
         let members = watch::Sender::new(cluster.members.clone());
-        let view = View { records, cluster: cluster.clone(), progress };
         let unfinished = progress.compacted > finished;
         let shared = Shared {
             db,
@@ -408,23 +437,26 @@ impl Writer {
 
 /// What a file holds, read whole.
 struct Loaded {
-    records: Records,
-    progress: Progress,
-    finished: i64,
-    cluster: Arc<Cluster>,
+    frozen: Frozen,
     index: Index,
     record_bytes: i64,
 }
 
 fn load(db: &Database) -> Result<Loaded, StoreError> {
+    let frozen = freeze(db)?;
+    let (index, record_bytes) = build_index(&frozen.view.records, frozen.view.progress)?;
+    Ok(Loaded { frozen, index, record_bytes })
+}
+
+/// Everything of one transaction.
+fn freeze(db: &Database) -> Result<Frozen, StoreError> {
     let txn = db.begin_read()?;
     let meta = txn.open_table(META)?;
     let progress = read_progress(&meta)?;
-    let finished = read_compacted(&meta)?;
+    let finished_compaction = read_compacted(&meta)?;
     let cluster = Arc::new(read_cluster(&txn)?);
-    let records = txn.open_table(RECORDS)?;
-    let (index, record_bytes) = build_index(&records, progress)?;
-    Ok(Loaded { records, progress, finished, cluster, index, record_bytes })
+    let view = View { records: txn.open_table(RECORDS)?, cluster, progress };
+    Ok(Frozen { view, finished_compaction })
 }
 
 /// Runs `work`, which reads a file that may be damaged. The library under it takes much of what it

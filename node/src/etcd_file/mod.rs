@@ -1,0 +1,43 @@
+//! etcd's snapshot files: our store as one, and one as our store.
+//!
+//! Such a file is what `etcdctl snapshot save` writes: the bbolt database of an etcd member, with its
+//! SHA-256 behind it. A member's own `member/snap/db` is the same without the hash. Ours differs from
+//! etcd's in its container alone: records are the same `mvccpb.KeyValue`s under the same revisions, so
+//! that `HashKV` is equal on both sides.
+//!
+//! # Reading one
+//!
+//! [`EtcdFile::open`] checks the hash and reads everything but the keys into [`Summary`].
+//! [`EtcdFile::import`] then asks for [`Consent`] to what can't be carried over, and gives an
+//! [`Import`], from which records come one at a time, in the order of their revisions. Whoever makes a
+//! store of them hands both to [`Writer::import`](crate::mvcc::Writer::import):
+//!
+//! - all revisions are there that a compaction has left, tombstones too; those at or below
+//!   `compacted` that nothing needs any more may still be among them, as in etcd, and the store takes
+//!   them away by itself once it runs;
+//! - bytes come as they are in the file, but for the lease of a record under `drop_leases`;
+//! - `summary.revision` and `summary.compacted` are the store's, and may be higher than the last
+//!   record's, for example after etcd's `--bump-revision`;
+//! - the old cluster's members are told for information: a restored cluster has its own;
+//! - alarms are told too; etcd's restore keeps them, so that a full or corrupt cluster stays one.
+//!
+//! The file is read as one that anybody may have made: nothing in it makes the reader panic, or hold
+//! more than a page of each level of a tree.
+//!
+//! # Writing one
+//!
+//! [`Export`] freezes a store, finds out the size of its file, and writes it. See there.
+//!
+//! Leases, users and roles are not in our store yet: a file that we write has none of them.
+
+mod error;
+mod names;
+mod read;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::{EtcdFileError, ExportError};
+pub use read::{Auth, Consent, EtcdFile, FileMember, HashCheck, Import, Summary};
+pub use write::Export;

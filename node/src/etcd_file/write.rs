@@ -1,0 +1,177 @@
+//! A store, as etcd's file.
+
+use std::io::{self, Write};
+
+use node_bbolt::{Builder, Layout, WriteError};
+use node_proto::mvccpb::KeyValue;
+use prost::Message as _;
+
+use super::ExportError;
+use super::names::{
+    ALARM, AUTH, AUTH_REVISION, AUTH_ROLES, AUTH_USERS, CLUSTER, CONF_STATE, CONSISTENT_INDEX,
+    FINISHED_COMPACTION, KEY, LEASE, MEMBERS, MEMBERS_REMOVED, META, REMOVED, SCHEDULED_COMPACTION,
+    STORAGE_VERSION, TERM,
+};
+use super::read::FileMember;
+use crate::config::CLUSTER_VERSION;
+use crate::membership::MemberTable;
+use crate::mvcc::{EtcdKey, Frozen, Revision, Store, StoreError};
+
+/// A store that is to become a file: what is written is the store as it was when this was made.
+///
+/// Takes reading all records once to find out the size, and once more to write them; holds a page of
+/// each level of a tree in memory, and needs no space on disk. While it is there the store can't use
+/// again the pages that it frees.
+///
+/// `cluster` has no `clusterVersion`: etcd finds it out by itself, and 3.4 refuses one that is newer
+/// than itself.
+pub struct Export {
+    frozen: Frozen,
+    layout: Layout,
+}
+
+impl Export {
+    /// Freezes the store as it is now.
+    pub fn new(store: &Store) -> Result<Self, ExportError> {
+        let frozen = store.freeze()?;
+        let layout = node_bbolt::measure(|builder| fill(&frozen, builder))?;
+        Ok(Self { frozen, layout })
+    }
+
+    /// Bytes of the file, without the hash behind it.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        self.layout.bytes()
+    }
+
+    /// The newest revision in it.
+    #[must_use]
+    pub fn revision(&self) -> i64 {
+        self.frozen.view.revision()
+    }
+
+    /// The version of the file's layout, as etcd names it.
+    #[must_use]
+    pub fn storage_version(&self) -> &'static str {
+        CLUSTER_VERSION
+    }
+
+    /// Writes the file, and its SHA-256 behind it.
+    pub fn write(&self, out: &mut dyn Write) -> Result<(), ExportError> {
+        let mut hashed = Hashed { out, hash: ring::digest::Context::new(&ring::digest::SHA256) };
+        node_bbolt::write(self.layout, &mut hashed, |builder| fill(&self.frozen, builder))?;
+        let Hashed { out, hash } = hashed;
+        let failed = |error| ExportError::Write(WriteError::Io(error));
+        out.write_all(hash.finish().as_ref()).map_err(failed)?;
+        out.flush().map_err(failed)
+    }
+}
+
+struct Hashed<'a> {
+    out: &'a mut dyn Write,
+    hash: ring::digest::Context,
+}
+
+impl Write for Hashed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.hash.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// All buckets in the order of their names, as etcd makes them at its first start.
+fn fill(frozen: &Frozen, builder: &mut Builder<'_>) -> Result<(), ExportError> {
+    let view = &frozen.view;
+    builder.bucket(ALARM.as_bytes())?;
+    let mut alarms: Vec<_> = view.alarms().iter().map(|alarm| alarm.encode_to_vec()).collect();
+    alarms.sort_unstable();
+    for alarm in alarms {
+        builder.put(&alarm, b"")?;
+    }
+    builder.bucket(AUTH.as_bytes())?;
+    // As in an etcd whose users nobody has touched.
+    builder.put(AUTH_REVISION, &1_u64.to_be_bytes())?;
+    builder.bucket(AUTH_ROLES.as_bytes())?;
+    builder.bucket(AUTH_USERS.as_bytes())?;
+    builder.bucket(CLUSTER.as_bytes())?;
+    builder.bucket(KEY.as_bytes())?;
+    frozen.records(|at, record| {
+        let key = EtcdKey::new(at, is_tombstone(record)?);
+        Ok::<_, ExportError>(builder.put(key.bytes(), record)?)
+    })?;
+    builder.bucket(LEASE.as_bytes())?;
+    members(view.members(), builder)?;
+    meta(frozen, builder)
+}
+
+fn is_tombstone(record: &[u8]) -> Result<bool, StoreError> {
+    let kv = KeyValue::decode(record);
+    let kv =
+        kv.map_err(|error| StoreError::Corrupt(format!("a record is no KeyValue: {error}")))?;
+    Ok(kv.create_revision == 0)
+}
+
+fn members(table: &MemberTable, builder: &mut Builder<'_>) -> Result<(), ExportError> {
+    // Ids of one length: their hex digits sort as they do.
+    builder.bucket(MEMBERS.as_bytes())?;
+    for member in table.members() {
+        let row = FileMember {
+            id: member.id.0,
+            peer_urls: member.peer_urls.clone(),
+            is_learner: member.is_learner,
+            name: member.name.clone(),
+            client_urls: member.client_urls.clone(),
+        };
+        builder.put(hex(row.id).as_bytes(), &json(&row))?;
+    }
+    builder.bucket(MEMBERS_REMOVED.as_bytes())?;
+    for (id, _) in table.removed() {
+        builder.put(hex(id.0).as_bytes(), REMOVED)?;
+    }
+    Ok(())
+}
+
+fn hex(id: u64) -> String {
+    format!("{id:016x}")
+}
+
+fn json(row: &impl serde::Serialize) -> Vec<u8> {
+    serde_json::to_vec(row).expect("numbers and text are JSON")
+}
+
+/// `raftpb.ConfState` as Go writes it as JSON.
+#[derive(serde::Serialize)]
+struct ConfState {
+    voters: Vec<u64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    learners: Vec<u64>,
+    auto_leave: bool,
+}
+
+/// In the order of the rows' names.
+fn meta(frozen: &Frozen, builder: &mut Builder<'_>) -> Result<(), ExportError> {
+    let view = &frozen.view;
+    let ids = view.members().voters_and_learners();
+    let conf = ConfState { voters: ids.voters, learners: ids.learners, auto_leave: false };
+    builder.bucket(META.as_bytes())?;
+    builder.put(CONF_STATE, &json(&conf))?;
+    builder.put(CONSISTENT_INDEX, &view.applied().index.to_be_bytes())?;
+    compaction(FINISHED_COMPACTION, frozen.finished_compaction, builder)?;
+    compaction(SCHEDULED_COMPACTION, view.compacted(), builder)?;
+    builder.put(STORAGE_VERSION, CLUSTER_VERSION.as_bytes())?;
+    builder.put(TERM, &view.applied().term.to_be_bytes())?;
+    Ok(())
+}
+
+fn compaction(row: &[u8], revision: i64, builder: &mut Builder<'_>) -> Result<(), ExportError> {
+    if revision > 0 {
+        let at = Revision { main: revision, sub: 0 };
+        builder.put(row, EtcdKey::new(at, false).bytes())?;
+    }
+    Ok(())
+}
