@@ -14,6 +14,7 @@ pub mod logging;
 pub mod machine;
 pub mod membership;
 pub mod mvcc;
+pub mod recovery;
 mod rpc;
 pub mod server;
 mod shares;

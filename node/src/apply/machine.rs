@@ -6,7 +6,7 @@ use std::sync::Arc;
 use node_proto::command::{self, Operation, PublishMember};
 use node_proto::etcdserverpb::alarm_request::AlarmAction;
 use node_proto::etcdserverpb::{
-    AlarmMember, AlarmRequest, AlarmResponse, AlarmType, CompactionResponse, Member,
+    self, AlarmMember, AlarmRequest, AlarmResponse, AlarmType, CompactionResponse,
 };
 use redb::StorageBackend;
 
@@ -17,7 +17,7 @@ use crate::machine::{
     Applied, AppliedChange, Committed, ConfChange, EntryKind, Members, Position, RequestId,
     Snapshot, StateMachine,
 };
-use crate::membership::{ChangeError, MemberChange};
+use crate::membership::{ChangeError, Member, MemberChange};
 use crate::mvcc::watch::{Publisher, WatchHub};
 use crate::mvcc::{AnswerRoom, Batch, Options, Store, StoreError, View, Writer};
 
@@ -48,6 +48,37 @@ impl Machine {
     /// requests get an outcome without it.
     pub fn answer_only(&mut self, own: impl Fn(RequestId) -> bool + Send + 'static) {
         self.is_answered = Box::new(own);
+    }
+
+    /// From the position `at` on the state is that of another cluster, whose one member is
+    /// `founder`, once `was`; its revisions begin `bump` above the present one. Durable when this
+    /// returns, together with everything applied before.
+    pub fn found_cluster(
+        &mut self,
+        at: Position,
+        was: MemberId,
+        founder: Member,
+        bump: i64,
+    ) -> Result<(), StoreError> {
+        let id = founder.id;
+        self.writer.batch(at, |batch| {
+            // Of alarms, those remain that are about the data here.
+            let alarms = batch.alarms().to_vec();
+            for alarm in &alarms {
+                batch.lower_alarm(alarm);
+                if alarm.member_id == 0 {
+                    batch.raise_alarm(*alarm);
+                } else if alarm.member_id == was.0 {
+                    batch.raise_alarm(AlarmMember { member_id: id.0, ..*alarm });
+                }
+            }
+            let table = batch.members().founded_by(founder, at.index);
+            *batch.members_mut() = table;
+            batch.leave_behind(bump);
+            Ok(())
+        })?;
+        self.writer.checkpoint()?;
+        Ok(())
     }
 
     /// For those who read.
@@ -281,7 +312,7 @@ fn change_members(
     batch: &mut Batch<'_>,
     change: command::MemberChange,
     index: u64,
-) -> (AppliedChange, Result<Vec<Member>, ChangeError>) {
+) -> (AppliedChange, Result<Vec<etcdserverpb::Member>, ChangeError>) {
     let changed = change_table(batch, change, index);
     let table = batch.members();
     let change = changed.ok().flatten();

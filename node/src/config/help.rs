@@ -20,6 +20,8 @@ pub fn help() -> String {
          \x20   --listen-peer-urls http://10.0.0.1:2380 --initial-advertise-peer-urls http://10.0.0.1:2380 \\\n\
          \x20   --listen-client-urls http://10.0.0.1:2379 --advertise-client-urls http://10.0.0.1:2379 \\\n\
          \x20   --initial-cluster one=http://10.0.0.1:2380,two=http://10.0.0.2:2380,three=http://10.0.0.3:2380\n\n\
+         When the other members are lost for good (a new cluster, with a new id, out of this member's data):\n\n\
+         \x20 muster-node --name one --data-dir ./one --force-new-cluster\n\n\
          Each flag may also be given as a variable: --data-dir as ETCD_DATA_DIR. The command line counts first.\n\
          A flag may be written with one dash or two, its value behind a space or an equals sign; given twice,\n\
          the last one counts.\n",

@@ -119,6 +119,13 @@ pub enum ClusterState {
     Existing,
 }
 
+/// A cluster of one is to be made of what this member has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Force {
+    /// Where that one is reached: `--initial-advertise-peer-urls`, if given; none: where it was.
+    pub peer_urls: Vec<String>,
+}
+
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
@@ -170,6 +177,8 @@ pub struct Config {
     pub max_learners: u64,
     /// `--muster-document`, read
     pub document: Option<MemberDocument>,
+    /// `--force-new-cluster`
+    pub force_new_cluster: Option<Force>,
     /// `--heartbeat-interval`
     pub heartbeat: Duration,
     /// `--election-timeout`

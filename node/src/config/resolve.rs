@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    ClusterState, Config, ConfigError, ListenUrl, LogFormat, LogOutput, LowArgs, PeerUrl, Remark,
-    UrlError, duration, low::parse_bool,
+    ClusterState, Config, ConfigError, Force, ListenUrl, LogFormat, LogOutput, LowArgs, PeerUrl,
+    Remark, UrlError, duration, low::parse_bool,
 };
 use crate::{
     identity::MemberDocument,
@@ -29,6 +29,12 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         "" => None,
         path => Some(MemberDocument::read(path.as_ref())?),
     };
+    let force_new_cluster = boolean(low, "force-new-cluster").then(|| Force {
+        peer_urls: match low.given("initial-advertise-peer-urls") {
+            Some(_) => advertise_peer_urls.iter().map(ToString::to_string).collect(),
+            None => Vec::new(),
+        },
+    });
     Ok(Config {
         data_dir,
         listen_peer_urls: listen("listen-peer-urls")?,
@@ -46,6 +52,7 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         strict_reconfig_check: boolean(low, "strict-reconfig-check"),
         max_learners: uint(low, "max-learners"),
         document,
+        force_new_cluster,
         heartbeat: Duration::from_millis(uint(low, "heartbeat-interval")),
         election: Duration::from_millis(uint(low, "election-timeout")),
         pre_vote: boolean(low, "pre-vote"),

@@ -67,7 +67,6 @@ fn unsupported(low: &LowArgs) -> Result<(), String> {
     for (flag, instead) in [
         ("auto-tls", "give --cert-file and --key-file"),
         ("peer-auto-tls", "give --peer-cert-file, --peer-key-file and --peer-trusted-ca-file"),
-        ("force-new-cluster", "it can lose acknowledged writes"),
         ("config-file", "give flags or ETCD_ variables"),
     ] {
         if set(flag) {

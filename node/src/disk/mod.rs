@@ -7,6 +7,7 @@
 
 mod advice;
 mod backend;
+mod read_only;
 mod real;
 pub mod simulated;
 
@@ -17,6 +18,7 @@ use std::sync::Arc;
 
 pub use advice::advice;
 pub use backend::Backend;
+pub use read_only::ReadOnlyDisk;
 pub use real::RealDisk;
 
 /// A disk that several owners share.

@@ -15,11 +15,15 @@ use std::{
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use super::{ClusterId, Incarnation, MemberId};
+use super::{ClusterId, Forced, Incarnation, MemberId};
 
 const MARKER: &str = "muster-incarnation";
 const BOOT_COUNTER: &str = "muster-boot";
 const TOMBSTONE: &str = "muster-tombstone.json";
+/// A cluster of one was made of what lies here.
+const FORCED: &str = "muster-forced.json";
+/// The same, as long as it is only planned, or half done.
+const FORCING: &str = "muster-forcing.json";
 /// Supervisors look for this: once it exists, the member has a log of its own.
 const LOG: &str = "member/wal";
 /// Exists from the moment at which the log first had its name.
@@ -169,6 +173,24 @@ impl DataDir {
         Ok(dir)
     }
 
+    /// `path`, for a look: nothing in it is changed, and no member can start there meanwhile. Says
+    /// whether one runs there already, and so changes it.
+    ///
+    /// # Errors
+    /// If it can't be looked at.
+    pub fn look(path: &Path) -> Result<(Self, bool), DataDirError> {
+        let io = |action| muster_files::Error::io(action, path);
+        let handle = std::fs::File::open(path).map_err(io("open"))?;
+        // Also: that it is a folder.
+        std::fs::read_dir(path).map_err(io("read"))?;
+        let in_use = match flock(&handle, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => false,
+            Err(rustix::io::Errno::WOULDBLOCK) => true,
+            Err(errno) => return Err(io("lock")(errno.into()).into()),
+        };
+        Ok((Self { path: path.to_owned(), handle }, in_use))
+    }
+
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -227,13 +249,17 @@ impl DataDir {
     }
 
     /// The incarnation of this directory: the marked one, which must be `expected` if that is
-    /// given; else `expected`, or a new one, is marked durably.
+    /// given, or have been that one before it was made a cluster of its own; else `expected`, or a
+    /// new one, is marked durably.
     ///
     /// # Errors
     /// `OtherIncarnation` if marker and `expected` differ.
     pub fn claim(&self, expected: Option<Incarnation>) -> Result<Incarnation, DataDirError> {
+        let descends = |expected| {
+            Ok::<_, DataDirError>(self.forced()?.is_some_and(|made| made.descends_from(expected)))
+        };
         match (self.marker()?, expected) {
-            (Some(found), Some(expected)) if found != expected => {
+            (Some(found), Some(expected)) if found != expected && !descends(expected)? => {
                 Err(DataDirError::OtherIncarnation { path: self.path.clone(), found, expected })
             }
             (Some(found), _) => Ok(found),
@@ -245,6 +271,69 @@ impl DataDir {
         }
     }
 
+    /// From now on the directory belongs to another incarnation, durably.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub(crate) fn reborn(&self, as_incarnation: Incarnation) -> Result<(), DataDirError> {
+        self.replace(MARKER, format!("{as_incarnation}\n").as_bytes())
+    }
+
+    /// The cluster of one that was made of what lies here, if one was.
+    ///
+    /// # Errors
+    /// If the record can't be read or isn't one.
+    pub fn forced(&self) -> Result<Option<Forced>, DataDirError> {
+        self.read_forced(FORCED)
+    }
+
+    /// The one that is planned, or half made.
+    ///
+    /// # Errors
+    /// If the plan can't be read or isn't one.
+    pub fn forcing(&self) -> Result<Option<Forced>, DataDirError> {
+        self.read_forced(FORCING)
+    }
+
+    /// Writes the plan, durably.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub(crate) fn plan(&self, plan: &Forced) -> Result<(), DataDirError> {
+        self.replace(FORCING, &json(plan))
+    }
+
+    /// Writes the record, durably.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub(crate) fn record(&self, made: &Forced) -> Result<(), DataDirError> {
+        self.replace(FORCED, &json(made))
+    }
+
+    /// Takes the plan away, durably: it was carried out, or nothing of it was.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub(crate) fn forget_plan(&self) -> Result<(), DataDirError> {
+        let path = self.join(FORCING);
+        std::fs::remove_file(&path).map_err(muster_files::Error::io("remove", &path))?;
+        Ok(muster_files::sync(&self.path)?)
+    }
+
+    fn read_forced(&self, name: &str) -> Result<Option<Forced>, DataDirError> {
+        let path = self.join(name);
+        let Some(bytes) = read_small(&path)? else { return Ok(None) };
+        match serde_json::from_slice::<Forced>(&bytes) {
+            Ok(forced) if forced.is_known() => Ok(Some(forced)),
+            Ok(_) => Err(DataDirError::Damaged { path, problem: "a later version wrote it" }),
+            Err(_) => Err(DataDirError::Damaged {
+                path,
+                problem: "it is not the record of a cluster that was made by force",
+            }),
+        }
+    }
+
     /// Counts this start, durably, and returns its number; the first is 1. Peers refuse a number
     /// below the highest that they have seen, so that an old image of this directory can't act.
     ///
@@ -253,13 +342,9 @@ impl DataDir {
     pub fn count_boot(&self) -> Result<u64, DataDirError> {
         let path = self.join(BOOT_COUNTER);
         let damaged = |problem| DataDirError::Damaged { path: path.clone(), problem };
-        let last = match read_small(&path)? {
+        let last = match self.boots()? {
             None if self.has_log()? => return Err(damaged("it is missing, but there is a log")),
-            None => 0,
-            Some(bytes) => std::str::from_utf8(&bytes)
-                .ok()
-                .and_then(|text| text.trim_end().parse::<u64>().ok())
-                .ok_or_else(|| damaged("it is not a number"))?,
+            last => last.unwrap_or(0),
         };
         let boot = last.checked_add(1).ok_or_else(|| damaged("it is at its end"))?;
         self.replace(BOOT_COUNTER, format!("{boot}\n").as_bytes())?;
@@ -271,9 +356,7 @@ impl DataDir {
     /// # Errors
     /// If the disk does.
     pub fn bury(&self, tombstone: &Tombstone) -> Result<(), DataDirError> {
-        let mut json = serde_json::to_vec(tombstone).expect("a tombstone is plain strings");
-        json.push(b'\n');
-        self.replace(TOMBSTONE, &json)
+        self.replace(TOMBSTONE, &json(tombstone))
     }
 
     /// Replaces the small file `name` whole and durably.
@@ -284,7 +367,22 @@ impl DataDir {
         Ok(muster_files::replace(&self.join(name), content)?)
     }
 
-    fn tombstone(&self) -> Result<Option<Tombstone>, DataDirError> {
+    /// How often the member was started.
+    ///
+    /// # Errors
+    /// `Damaged` if the counter is not one.
+    pub fn boots(&self) -> Result<Option<u64>, DataDirError> {
+        let path = self.join(BOOT_COUNTER);
+        let Some(bytes) = read_small(&path)? else { return Ok(None) };
+        let count = std::str::from_utf8(&bytes).ok().and_then(|text| text.trim_end().parse().ok());
+        count.map(Some).ok_or(DataDirError::Damaged { path, problem: "it is not a number" })
+    }
+
+    /// The tombstone, if one stands here.
+    ///
+    /// # Errors
+    /// `Damaged` if it can't be read: somebody was buried here all the same.
+    pub fn tombstone(&self) -> Result<Option<Tombstone>, DataDirError> {
         let path = self.join(TOMBSTONE);
         let Some(bytes) = read_small(&path)? else {
             return Ok(None);
@@ -295,6 +393,12 @@ impl DataDir {
             problem: "it is a tombstone, but not one that can be read",
         })
     }
+}
+
+fn json(value: &impl Serialize) -> Vec<u8> {
+    let mut json = serde_json::to_vec(value).expect("plain strings and numbers");
+    json.push(b'\n');
+    json
 }
 
 /// Far more than any of these files holds.
@@ -472,5 +576,34 @@ mod tests {
         // Not even if its text is lost.
         std::fs::write(path.join(TOMBSTONE), b"").unwrap();
         assert!(DataDir::open(&path).unwrap_err().is_final());
+    }
+
+    #[test]
+    fn a_directory_that_was_made_a_cluster_of_its_own_is_still_the_documents() {
+        use crate::identity::{Bearer, Forced};
+        let (_root, path) = scratch();
+        let dir = DataDir::open(&path).expect("it can be made");
+        let bearer = |of: u8| {
+            let incarnation = Incarnation([of; 16]);
+            Bearer { cluster_id: ClusterId(1), member_id: MemberId(1), incarnation }
+        };
+        let (old, new, other) = (bearer(1), bearer(2), bearer(3));
+        dir.claim(Some(old.incarnation)).unwrap();
+        dir.record(&Forced::new("t".to_owned(), old, new, None)).unwrap();
+        dir.reborn(new.incarnation).unwrap();
+        assert_eq!(dir.claim(Some(old.incarnation)).unwrap(), new.incarnation);
+        assert_eq!(dir.claim(None).unwrap(), new.incarnation);
+        let refused = dir.claim(Some(other.incarnation)).unwrap_err();
+        assert!(matches!(refused, DataDirError::OtherIncarnation { .. }), "{refused}");
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_is_damage() {
+        let (_root, path) = scratch();
+        let dir = DataDir::open(&path).expect("it can be made");
+        for content in ["", "{}", "nonsense"] {
+            std::fs::write(path.join(FORCED), content).unwrap();
+            assert!(matches!(dir.forced(), Err(DataDirError::Damaged { .. })), "{content}");
+        }
     }
 }

@@ -7,6 +7,7 @@
 
 mod data_dir;
 mod document;
+mod forced;
 mod initial;
 
 use std::{fmt, str::FromStr};
@@ -20,6 +21,7 @@ use ring::{
 pub use self::{
     data_dir::{DataDir, DataDirError, Tombstone},
     document::{DocumentError, DocumentMember, MemberDocument},
+    forced::{Bearer, Dropped, Forced},
     initial::{InitialCluster, InitialMember},
 };
 

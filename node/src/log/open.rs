@@ -10,7 +10,7 @@ use super::frame::{BLOCK, HEADER};
 use super::reader::{Reader, Shared};
 use super::recover::{self, Found};
 use super::rotate::sync_dir;
-use super::segment::{encode_start, make_file, segment_path};
+use super::segment::{Segment, encode_start, make_file, segment_path};
 use super::writer::{Pending, RESERVED_BLOCKS};
 use super::{Identity, Log, LogError, LogOptions, Recovered};
 use crate::disk::{DirLock, SharedDisk};
@@ -24,6 +24,14 @@ impl Log {
     pub fn exists(disk: &SharedDisk, member_dir: &Path) -> Result<bool, LogError> {
         let directory = member_dir.join(NAME);
         disk.exists(&directory).map_err(LogError::io("look for", &directory))
+    }
+
+    /// Whose log `member_dir` holds, by its oldest segment.
+    pub fn whose(disk: &SharedDisk, member_dir: &Path) -> Result<Identity, LogError> {
+        let directory = member_dir.join(NAME);
+        let numbers = recover::numbers(disk, &directory)?;
+        let first = *numbers.first().expect("no segments at all is a gap");
+        Ok(Segment::open(disk, &directory, first)?.2.identity)
     }
 
     /// Makes an empty log in `member_dir`, which must exist. When this returns, the log is durable
@@ -112,6 +120,16 @@ impl Log {
             cut,
         };
         Ok((log, recovered))
+    }
+
+    /// The log in `member_dir` as it is, and its torn end, if it has one: no boot is counted, nothing
+    /// is cut, and nothing may be written but on a disk that forgets it.
+    pub fn look(disk: &SharedDisk, member_dir: &Path) -> Result<(Self, Option<u64>), LogError> {
+        let (directory, options) = (member_dir.join(NAME), LogOptions::default());
+        let held = lock(disk, &directory)?;
+        let found = recover::recover(disk, &directory, &options)?;
+        let torn = found.torn.then_some(found.end);
+        Ok((Self::resume(disk, directory, &options, held, found), torn))
     }
 
     fn resume(

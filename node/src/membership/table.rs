@@ -84,6 +84,17 @@ impl MemberTable {
         }
     }
 
+    /// The table of another cluster, which begins at `index` with this table's data and `founder`
+    /// as its one member: everybody else that this table knows was removed there.
+    pub(crate) fn founded_by(&self, founder: Member, index: u64) -> Self {
+        let gone = self.members().map(|member| {
+            let incarnation = member.incarnation;
+            (member.id, RemovedMember { incarnation, index })
+        });
+        let removed = self.removed.iter().map(|(id, removed)| (*id, *removed)).chain(gone);
+        Self::from_parts([Member { changed: index, ..founder }], removed.collect::<Vec<_>>())
+    }
+
     /// The members, by id.
     pub fn members(&self) -> impl Iterator<Item = &Member> {
         self.members.values()

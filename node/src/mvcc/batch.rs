@@ -229,6 +229,15 @@ impl<'txn> Batch<'txn> {
         Ok(())
     }
 
+    /// The next revision is higher by `by` than it would have been, and nothing before can be read
+    /// or watched: whoever has seen revisions that are lost here is told to read anew.
+    pub fn leave_behind(&mut self, by: i64) {
+        self.progress.revision = self.progress.revision.saturating_add(by);
+        self.progress.compacted = self.progress.revision;
+        let mut index = self.shared.index.write().expect("the writer is the only one to write");
+        index.set_compacted(self.progress.compacted);
+    }
+
     /// Who belongs to the cluster.
     #[must_use]
     pub fn members(&self) -> &MemberTable {

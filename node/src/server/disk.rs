@@ -14,13 +14,14 @@ use super::{
 };
 use crate::{
     apply::Machine,
-    config::{ClusterState, Config},
+    config::{ClusterState, Config, Force},
     disk::{Backend, Open, RealDisk, SharedDisk},
-    identity::{ClusterId, DataDir, Incarnation, InitialCluster, MemberId},
+    identity::{Bearer, ClusterId, DataDir, Incarnation, InitialCluster, MemberId},
     log::{self, Log, LogOptions, Recovered},
     machine::{Position, StateMachine as _},
     membership::Member,
     mvcc::Options as StoreOptions,
+    recovery::{self, ForceError, Survivor},
     tls::PeerTls,
     transport::Local,
 };
@@ -53,12 +54,69 @@ enum Beginning {
     Joins(Joining),
 }
 
-/// Opens the data directory, or makes it what a first start needs.
+/// Opens the data directory, or makes it what a first start needs; or makes a cluster of its own of
+/// it, if that is asked for.
 pub(super) async fn open(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
 ) -> Result<Found, ServerError> {
+    let Some(force) = &config.force_new_cluster else {
+        let found = open_member(config, tls, DataDir::open(&config.data_dir)?).await?;
+        // The next start with the flag is meant anew.
+        if let Some(made) = found.dir.forced()?.filter(|made| !made.rearmed) {
+            found.dir.record(&made.rearm())?;
+        }
+        return Ok(found);
+    };
+    let nothing = || ForceError::Nothing(config.data_dir.clone());
+    if !config.data_dir.try_exists().unwrap_or(true) {
+        return Err(nothing().into());
+    }
     let dir = DataDir::open(&config.data_dir)?;
+    resume(&dir)?;
+    if !dir.has_log()? {
+        return Err(nothing().into());
+    }
+    let found = open_member(config, tls, dir).await?;
+    if let Some(made) = found.dir.forced()?.filter(|made| !made.rearmed) {
+        tracing::warn!(
+            cluster.id = %made.is.cluster_id, at = made.at,
+            "--force-new-cluster has made this cluster already, and is not followed again: take it off the command line; a start without it makes it count again"
+        );
+        return Ok(found);
+    }
+    let dir = make_cluster(found, force)?;
+    open_member(config, tls, dir).await
+}
+
+/// A cluster of one, of what a member has.
+fn make_cluster(found: Found, force: &Force) -> Result<DataDir, ServerError> {
+    let Found { dir, local, machine, log, .. } = found;
+    let was = Bearer {
+        cluster_id: local.cluster,
+        member_id: local.member,
+        incarnation: local.incarnation,
+    };
+    let (disk, member_dir): (SharedDisk, _) = (Arc::new(RealDisk), dir.join(MEMBER_DIR));
+    let survivor = Survivor { dir: &dir, disk: &disk, member_dir: &member_dir, was, machine, log };
+    recovery::force(survivor, force)?;
+    Ok(dir)
+}
+
+/// What a start before this one has left undone.
+fn resume(dir: &DataDir) -> Result<(), ServerError> {
+    let (disk, member_dir): (SharedDisk, _) = (Arc::new(RealDisk), dir.join(MEMBER_DIR));
+    recovery::resume(dir, &disk, &member_dir, || {
+        open_store(&disk, &member_dir, Open::Existing, Vec::new())
+    })
+}
+
+async fn open_member(
+    config: &Config,
+    tls: Option<&Arc<PeerTls>>,
+    dir: DataDir,
+) -> Result<Found, ServerError> {
+    resume(&dir)?;
     // With a log, the store's members count, and what the cluster began with is not asked for.
     let beginning = match config.initial_cluster_state {
         _ if dir.has_log()? => None,

@@ -9,6 +9,7 @@ use crate::{
     identity::{DataDirError, Incarnation},
     log::LogError,
     mvcc::StoreError,
+    recovery::ForceError,
     tls::TlsError,
     transport,
 };
@@ -88,6 +89,9 @@ pub enum ServerError {
         "the other members refuse this one for good, because {0}; what it promised them is lost: replace this member"
     )]
     Disowned(transport::Refusal),
+    /// No cluster can be made of what is here.
+    #[error("cannot make a new cluster of this member's data")]
+    Force(#[from] ForceError),
     /// A peer said that this member is no longer one.
     #[error("this member has been permanently removed from the cluster")]
     Removed,
@@ -100,7 +104,17 @@ impl ServerError {
         match self {
             Self::DataDir(error) => error.is_final(),
             Self::Log(error) | Self::Driver(driver::StartError::Log(error)) => error.is_final(),
-            Self::Store { source, .. } => source.is_final(),
+            Self::Store { source, .. } | Self::Force(ForceError::Store(source)) => {
+                source.is_final()
+            }
+            Self::Force(ForceError::DataDir(error)) => error.is_final(),
+            Self::Force(
+                ForceError::Log(error) | ForceError::Start(driver::StartError::Log(error)),
+            ) => error.is_final(),
+            Self::Force(ForceError::Removed(_) | ForceError::NoMember(_)) => true,
+            Self::Force(
+                ForceError::Nothing(_) | ForceError::Start(_) | ForceError::Disk { .. },
+            ) => false,
             Self::ForeignLog { .. } | Self::StoreGone(_) | Self::Removed | Self::Disowned(_) => {
                 true
             }
@@ -118,7 +132,10 @@ impl ServerError {
     /// Whether another command line would help, and nothing else.
     #[must_use]
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::Bootstrap(_) | Self::IdenticalIds(..))
+        matches!(
+            self,
+            Self::Bootstrap(_) | Self::IdenticalIds(..) | Self::Force(ForceError::Nothing(_))
+        )
     }
 
     /// What to do about it, where the error doesn't say so itself.

@@ -124,12 +124,11 @@ fn what_would_have_to_work_but_does_not_is_refused_rather_than_ignored() {
         ["--discovery-token=t"],
         ["--auto-tls"],
         ["--peer-auto-tls"],
-        ["--force-new-cluster"],
         ["--config-file=/etc/etcd.yaml"],
     ] {
         assert!(config(&args).unwrap_err().contains("is not supported"), "{args:?}");
     }
-    assert!(config(&["--auto-tls=false", "--force-new-cluster=false"]).is_ok());
+    assert!(config(&["--auto-tls=false"]).is_ok());
 }
 
 #[test]

@@ -1,0 +1,237 @@
+//! The host's files as they are, for a look: nothing of it is ever written. What log and store write
+//! while they are opened and read to their end stays in memory, as long as the file is open.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::{DirLock, Disk, DiskFile, Held, Open, RealDisk};
+
+const PAGE: usize = 4096;
+
+/// [`RealDisk`], without the writing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReadOnlyDisk;
+
+/// A file as it is, and over it what was written since it was opened.
+#[derive(Debug)]
+struct Shadowed {
+    below: File,
+    above: Mutex<Above>,
+}
+
+#[derive(Debug)]
+struct Above {
+    len: u64,
+    pages: BTreeMap<u64, Box<[u8]>>,
+}
+
+#[derive(Debug)]
+struct NoLock;
+
+impl Held for NoLock {}
+
+fn refused<T>() -> io::Result<T> {
+    Err(ErrorKind::ReadOnlyFilesystem.into())
+}
+
+impl Disk for ReadOnlyDisk {
+    fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>> {
+        if how != Open::Existing {
+            return refused();
+        }
+        let below = File::open(path)?;
+        let len = below.metadata()?.len();
+        let above = Mutex::new(Above { len, pages: BTreeMap::new() });
+        Ok(Box::new(Shadowed { below, above }))
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        RealDisk.exists(path)
+    }
+
+    fn create_dir(&self, _: &Path) -> io::Result<()> {
+        refused()
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        RealDisk.list(path)
+    }
+
+    fn rename(&self, _: &Path, _: &Path) -> io::Result<()> {
+        refused()
+    }
+
+    fn remove(&self, _: &Path) -> io::Result<()> {
+        refused()
+    }
+
+    fn sync_dir(&self, _: &Path) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn free_bytes(&self, path: &Path) -> io::Result<u64> {
+        RealDisk.free_bytes(path)
+    }
+
+    /// Whoever looks holds the whole data directory.
+    fn lock_dir(&self, _: &Path) -> io::Result<DirLock> {
+        Ok(DirLock::new(NoLock))
+    }
+}
+
+impl Shadowed {
+    fn above(&self) -> MutexGuard<'_, Above> {
+        self.above.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The page at `start` as it is below; zeros past the end.
+    fn page(&self, start: u64) -> io::Result<Box<[u8]>> {
+        let mut page = vec![0; PAGE].into_boxed_slice();
+        let mut done = 0;
+        while done < PAGE {
+            match self.below.read_at(&mut page[done..], start + done as u64) {
+                Ok(0) => break,
+                Ok(read) => done += read,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(page)
+    }
+}
+
+/// The page that `at` lies in, and where in it.
+fn place(at: u64) -> (u64, usize) {
+    let within = usize::try_from(at % PAGE as u64).expect("less than a page");
+    (at - within as u64, within)
+}
+
+impl DiskFile for Shadowed {
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<usize> {
+        let above = self.above();
+        let left = usize::try_from(above.len.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let (start, within) = place(offset);
+        if above.pages.is_empty() {
+            let bytes = left.min(out.len());
+            return self.below.read_at(&mut out[..bytes], offset);
+        }
+        let bytes = left.min(out.len()).min(PAGE - within);
+        match above.pages.get(&start) {
+            Some(page) => out[..bytes].copy_from_slice(&page[within..within + bytes]),
+            None => out[..bytes].copy_from_slice(&self.page(start)?[within..within + bytes]),
+        }
+        Ok(bytes)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut above = self.above();
+        let mut rest = data;
+        let mut at = offset;
+        while !rest.is_empty() {
+            let (start, within) = place(at);
+            let (now, later) = rest.split_at(rest.len().min(PAGE - within));
+            let page = match above.pages.entry(start) {
+                Entry::Occupied(page) => page.into_mut(),
+                Entry::Vacant(place) => place.insert(self.page(start)?),
+            };
+            page[within..within + now.len()].copy_from_slice(now);
+            at += now.len() as u64;
+            rest = later;
+        }
+        above.len = above.len.max(at);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let mut above = self.above();
+        if len < above.len {
+            // What lies behind reads as zeros, if the file ever grows again.
+            let (start, within) = place(len);
+            let mut page = match above.pages.remove(&start) {
+                Some(page) => page,
+                None => self.page(start)?,
+            };
+            page[within..].fill(0);
+            above.pages.insert(start, page);
+            let mut gone = start + PAGE as u64;
+            while gone < above.len {
+                above.pages.insert(gone, vec![0; PAGE].into_boxed_slice());
+                gone += PAGE as u64;
+            }
+        }
+        above.len = len;
+        Ok(())
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        let longer = len.max(self.len()?);
+        self.set_len(longer)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.above().len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn reread(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::read_padded;
+
+    #[test]
+    fn what_is_written_is_read_back_and_the_file_stays_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let before: Vec<u8> = (0..10_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+        std::fs::write(&path, &before).unwrap();
+        let file = ReadOnlyDisk.open(&path, Open::Existing).unwrap();
+        let mut expected = before.clone();
+        for (at, data) in [(4_090, vec![1; 20]), (9_990, vec![2; 300]), (20_000, vec![3; 5_000])] {
+            file.write_at(at as u64, &data).unwrap();
+            expected.resize(expected.len().max(at + data.len()), 0);
+            expected[at..at + data.len()].copy_from_slice(&data);
+        }
+        let all = |len: usize| {
+            let mut out = vec![9; len];
+            read_padded(file.as_ref(), 0, &mut out).unwrap();
+            out
+        };
+        assert_eq!(file.len().unwrap(), expected.len() as u64);
+        assert!(all(expected.len()) == expected);
+        file.set_len(5_000).unwrap();
+        file.set_len(12_000).unwrap();
+        expected.truncate(5_000);
+        expected.resize(12_000, 0);
+        assert!(all(12_000) == expected);
+        drop(file);
+        assert!(std::fs::read(&path).unwrap() == before);
+    }
+
+    #[test]
+    fn nothing_is_made_moved_or_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        for how in [Open::New, Open::ExistingOrNew] {
+            let refused = ReadOnlyDisk.open(&path, how).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
+        }
+        std::fs::write(&path, "kept").unwrap();
+        ReadOnlyDisk.remove(&path).unwrap_err();
+        ReadOnlyDisk.rename(&path, &dir.path().join("g")).unwrap_err();
+        ReadOnlyDisk.create_dir(&dir.path().join("d")).unwrap_err();
+        assert_eq!(ReadOnlyDisk.list(dir.path()).unwrap(), ["f"]);
+    }
+}

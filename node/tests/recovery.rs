@@ -1,0 +1,331 @@
+//! The others are lost for good: a survivor's directory becomes a cluster of one.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{Member, all, free_ports, put_again, settled, skipped, started};
+use node_proto::etcdserverpb::watch_client::WatchClient;
+use node_proto::etcdserverpb::watch_request::RequestUnion;
+use node_proto::etcdserverpb::{
+    MemberAddRequest, MemberPromoteRequest, WatchCreateRequest, WatchRequest,
+};
+use serde_json::Value;
+
+const BUMP: i64 = 1_000_000_000;
+
+async fn cluster_id(member: &Member) -> u64 {
+    member.status().await.unwrap().header.unwrap().cluster_id
+}
+
+fn force(member: &mut Member) {
+    member.args.push("--force-new-cluster".to_owned());
+    member.start();
+    member.ready();
+}
+
+fn copy(from: &Path, to: &Path) {
+    assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
+}
+
+fn record(member: &Member, name: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(member.data_dir.join(name)).unwrap()).unwrap()
+}
+
+/// The revision below which a watch is told that nothing is left, if it is.
+async fn compacted_for(member: &Member, from: i64) -> i64 {
+    let create = WatchCreateRequest { key: "k".into(), start_revision: from, ..Default::default() };
+    let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    sender.send(request).await.unwrap();
+    let stream = tokio_stream(receiver);
+    let mut answers = WatchClient::new(member.channel()).watch(stream).await.unwrap().into_inner();
+    loop {
+        let answer = answers.message().await.unwrap().unwrap();
+        if answer.canceled {
+            return answer.compact_revision;
+        }
+    }
+}
+
+fn tokio_stream(
+    mut receiver: tokio::sync::mpsc::Receiver<WatchRequest>,
+) -> impl futures_util::Stream<Item = WatchRequest> {
+    futures_util::stream::poll_fn(move |context| receiver.poll_recv(context))
+}
+
+/// A learner that belongs to `members`, and runs.
+async fn learner(root: &Path, members: &[Member]) -> Member {
+    let [peer, client] = free_ports();
+    let url = format!("http://127.0.0.1:{peer}");
+    let request = MemberAddRequest { peer_ur_ls: vec![url.clone()], is_learner: true };
+    members[0].cluster().member_add(request).await.unwrap();
+    let others = members.iter().map(|member| {
+        let url = member.args.iter().find_map(|arg| arg.strip_prefix("--listen-peer-urls="));
+        format!("{}={}", member.name, url.unwrap())
+    });
+    let initial: Vec<String> = others.chain([format!("d={url}")]).collect();
+    let mut learner = Member::new(root, "d", peer, client, &initial.join(","));
+    learner.args.push("--initial-cluster-state=existing".to_owned());
+    learner.start();
+    learner.ready();
+    learner
+}
+
+#[tokio::test]
+async fn a_survivor_becomes_a_cluster_of_one_and_loses_nothing_that_was_acknowledged() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    settled(&all(&members)).await;
+    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    let mut learner = learner(root.path(), &members).await;
+    let old_cluster = cluster_id(&members[0]).await;
+    let leader = settled(&all(&members)).await;
+    let mut last = 0;
+    for n in 0..200 {
+        last = members[leader].put("k", &n.to_string()).await.unwrap();
+    }
+    // At once, so that nobody writes down that the last one was committed.
+    members.iter_mut().for_each(Member::kill);
+    learner.kill();
+
+    let survivor = &mut members[leader];
+    force(survivor);
+    assert_eq!(survivor.get("k").await.unwrap().as_deref(), Some("199"));
+    let list = survivor.members().await.unwrap();
+    assert_eq!(list.len(), 1);
+    assert!(!list[0].is_learner);
+    let cluster = cluster_id(survivor).await;
+    assert_ne!(cluster, old_cluster);
+    let made = record(survivor, "muster-forced.json");
+    assert_eq!(made["dropped"].as_array().unwrap().len(), 3, "{made}");
+    assert!(survivor.log().contains("kept_unknown"), "{}", survivor.log());
+
+    // Whoever saw revisions of the old cluster has to read anew.
+    let revision = survivor.put("k", "new").await.unwrap();
+    assert_eq!(revision, last + BUMP + 1);
+    assert_eq!(compacted_for(survivor, last + 7).await, last + BUMP);
+
+    // The flag acts once.
+    survivor.kill();
+    survivor.start();
+    survivor.ready();
+    assert!(survivor.log().contains("not followed again"), "{}", survivor.log());
+    assert_eq!(cluster_id(survivor).await, cluster);
+    assert_eq!(survivor.get("k").await.unwrap().as_deref(), Some("new"));
+
+    // The others are strangers to it, and form the old cluster among themselves.
+    let strangers: Vec<usize> = (0..3).filter(|n| *n != leader).collect();
+    for n in &strangers {
+        members[*n].start();
+    }
+    for n in &strangers {
+        members[*n].ready();
+    }
+    put_again(&members[strangers[0]], "k", "old").await;
+    assert_eq!(cluster_id(&members[strangers[0]]).await, old_cluster);
+    assert_eq!(members[leader].get("k").await.unwrap().as_deref(), Some("new"));
+    assert_eq!(members[leader].members().await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn two_survivors_and_a_learner_become_three_clusters() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    settled(&all(&members)).await;
+    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    members.push(learner(root.path(), &members).await);
+    members[0].put("k", "v").await.unwrap();
+    common::eventually("the learner has it", || {
+        let indices = members.iter().map(|member| {
+            let page = member.http("/metrics");
+            let applied = |line: &&str| line.starts_with("etcd_server_proposals_applied_total ");
+            page.lines().find(applied).map(str::to_owned)
+        });
+        let indices: Vec<_> = indices.collect();
+        indices[0].is_some() && indices.iter().all(|index| *index == indices[0])
+    });
+    members.iter_mut().for_each(Member::kill);
+    let mut ids = Vec::new();
+    for n in [0, 1, 3] {
+        let member = &mut members[n];
+        force(member);
+        assert_eq!(member.get("k").await.unwrap().as_deref(), Some("v"));
+        ids.push((cluster_id(member).await, member.member_id().await));
+        let list = member.members().await.unwrap();
+        assert_eq!((list.len(), list[0].is_learner), (1, false));
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 3);
+
+    // It grows again, with another one's emptied disk; and is made one anew, when that is asked for.
+    let (first, rest) = members.split_at_mut(1);
+    let (first, joiner) = (&mut first[0], &mut rest[1]);
+    let url = |member: &Member| {
+        let url = member.args.iter().find_map(|arg| arg.strip_prefix("--listen-peer-urls="));
+        url.unwrap().to_owned()
+    };
+    std::fs::remove_dir_all(&joiner.data_dir).unwrap();
+    let request = MemberAddRequest { peer_ur_ls: vec![url(joiner)], is_learner: true };
+    let added = first.cluster().member_add(request).await.unwrap().into_inner().member.unwrap();
+    joiner.args.push(format!("--initial-cluster=a={},c={}", url(first), url(joiner)));
+    joiner.args.push("--initial-cluster-state=existing".to_owned());
+    joiner.start();
+    joiner.ready();
+    while first.cluster().member_promote(MemberPromoteRequest { id: added.id }).await.is_err() {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    first.put("k", "two").await.unwrap();
+    let two = cluster_id(first).await;
+    first.kill();
+    first.start();
+    first.ready();
+    assert_eq!(cluster_id(first).await, two);
+    assert_eq!(first.members().await.unwrap().len(), 2);
+    first.kill();
+    joiner.kill();
+    // Once without the flag, and it counts again.
+    first.args.pop();
+    first.start();
+    common::eventually("it has begun", || first.log().matches("starting member").count() >= 4);
+    first.kill();
+    force_again(first).await;
+    assert_ne!(cluster_id(first).await, two);
+    assert_eq!(first.get("k").await.unwrap().as_deref(), Some("two"));
+    let made = record(first, "muster-forced.json");
+    assert_eq!(made["earlier"].as_array().unwrap().len(), 1, "{made}");
+}
+
+async fn force_again(member: &mut Member) {
+    member.args.push("--force-new-cluster".to_owned());
+    member.start();
+    common::eventually("it serves", || member.log().matches("ready to serve").count() >= 4);
+    put_again(member, "alive", "yes").await;
+}
+
+#[tokio::test]
+async fn a_flag_without_a_members_data_begins_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    member.args.push("--force-new-cluster".to_owned());
+    member.start();
+    assert_eq!(member.exit_code(), Some(2));
+    assert!(!member.data_dir.exists());
+    std::fs::create_dir(&member.data_dir).unwrap();
+    member.start();
+    assert_eq!(member.exit_code(), Some(2));
+    assert!(member.log().contains("holds no member's log"), "{}", member.log());
+    assert!(!member.data_dir.join("member").exists());
+}
+
+#[tokio::test]
+async fn a_running_member_a_damaged_one_and_a_tombstone_are_refused_and_left_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    member.start();
+    member.ready();
+    member.put("k", "v").await.unwrap();
+    let mut second = Member::alone(root.path());
+    second.name = "second".to_owned();
+    second.args.push(format!("--data-dir={}", member.data_dir.display()));
+    second.args.push("--force-new-cluster".to_owned());
+    second.start();
+    assert_eq!(second.exit_code(), Some(1));
+    assert!(second.log().contains("in use by another process"), "{}", second.log());
+    assert_eq!(member.stop(), Some(0));
+
+    let tomb = root.path().join("tomb");
+    copy(&member.data_dir, &tomb);
+    std::fs::write(tomb.join("muster-tombstone.json"), "{}").unwrap();
+    second.args.push(format!("--data-dir={}", tomb.display()));
+    second.start();
+    assert_eq!(second.exit_code(), Some(3));
+
+    let damaged = root.path().join("damaged");
+    copy(&member.data_dir, &damaged);
+    let log = damaged.join("member/wal/0000000000000001.wal");
+    let mut bytes = std::fs::read(&log).unwrap();
+    bytes[4096 + 30] ^= 1;
+    std::fs::write(&log, bytes).unwrap();
+    second.args.push(format!("--data-dir={}", damaged.display()));
+    second.start();
+    assert_eq!(second.exit_code(), Some(3));
+    assert!(second.log().contains("is corrupt at offset 4096"), "{}", second.log());
+    assert!(!damaged.join("muster-forcing.json").exists());
+}
+
+/// Kills the process at its N-th call that changes what is on disk, for each N.
+#[tokio::test]
+async fn killed_at_any_step_it_is_the_old_member_or_the_new_one() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    let leader = settled(&all(&members)).await;
+    for n in 0..20 {
+        members[leader].put("k", &n.to_string()).await.unwrap();
+    }
+    let old = cluster_id(&members[leader]).await;
+    members.iter_mut().for_each(Member::kill);
+    let member = &mut members[leader];
+    let origin = root.path().join("origin");
+    copy(&member.data_dir, &origin);
+    let (mut olds, mut news, mut step) = (0, 0, 0);
+    let mut alone = Member::alone(root.path());
+    alone.args.push(format!("--data-dir={}", member.data_dir.display()));
+    loop {
+        step += 1;
+        std::fs::remove_dir_all(&member.data_dir).unwrap();
+        copy(&origin, &member.data_dir);
+        let calls = "fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,rmdir";
+        let mut strace = Command::new("strace");
+        strace.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={calls}")]);
+        strace.args(["-e", &format!("inject={calls}:signal=KILL:when={step}")]);
+        strace.arg(env!("CARGO_BIN_EXE_muster-node")).args(&alone.args);
+        strace.arg("--force-new-cluster").env_clear().stdin(Stdio::null());
+        let log = root.path().join("strace.log");
+        strace.stderr(std::fs::File::create(&log).unwrap()).stdout(Stdio::null());
+        let Ok(mut child) = strace.spawn() else { return skipped("no strace") };
+        let serves = || std::fs::read_to_string(&log).unwrap().contains("ready to serve");
+        let ended = loop {
+            if child.try_wait().unwrap().is_some() {
+                break true;
+            }
+            if serves() {
+                break false;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        };
+        if !ended {
+            let children = format!("/proc/{0}/task/{0}/children", child.id());
+            let traced = std::fs::read_to_string(children).unwrap();
+            let traced = rustix::process::Pid::from_raw(traced.trim().parse().unwrap()).unwrap();
+            rustix::process::kill_process(traced, rustix::process::Signal::KILL).unwrap();
+            child.wait().unwrap();
+            break;
+        }
+        // Without the flag: either the old member, which has no quorum, or the new one.
+        alone.start();
+        common::eventually("it says who it is", || {
+            alone.log().contains("starting member") || alone.log().contains("server error")
+        });
+        let log = alone.log();
+        let line = log.lines().find(|line| line.contains("\"starting member\"")).expect(&log);
+        let said: Value = serde_json::from_str(line).unwrap();
+        if said["cluster.id"] == format!("{old:x}") {
+            olds += 1;
+            assert_eq!(news, 0, "step {step} went back");
+        } else {
+            news += 1;
+            put_again(&alone, "after", "kill").await;
+            assert_eq!(alone.get("k").await.unwrap().as_deref(), Some("19"), "step {step}");
+            assert_eq!(alone.members().await.unwrap().len(), 1);
+        }
+        alone.kill();
+        assert!(!member.data_dir.join("muster-forcing.json").exists(), "step {step}");
+        std::fs::remove_file(root.path().join("one.log")).unwrap();
+    }
+    assert!(olds > 5 && news > 5, "{olds} times the old one, {news} times the new one");
+}
