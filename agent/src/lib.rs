@@ -10,6 +10,7 @@
 //! | `probe/` | the listener and the prober between agents |
 //! | `supervisor/`, `launcher`, `tail` | the node's process, how it is started, its log |
 //! | `door`, `cluster/` | a node's client port, and the Cluster API behind it |
+//! | `removal` | what is kept of a member that its cluster has removed |
 //! | `health`, `status`, `metrics` | what can be asked |
 
 mod bootstrap;
@@ -31,6 +32,7 @@ mod node_command;
 mod printer;
 mod probe;
 mod protocol;
+mod removal;
 mod report;
 mod retry;
 mod settings;

@@ -17,9 +17,11 @@ use crate::crash::{self, Step};
 use crate::door::Door;
 use crate::exit::{End, chain};
 use crate::node_command::{AskedKind, NodeCommand, NodeKind};
-use crate::protocol::Protocol;
+use crate::protocol::{Protocol, state_end};
+use crate::removal;
 use crate::report::Report;
 use crate::settings::{Listen, Settings};
+use crate::state::node_dir::Tombstone;
 use crate::state::{Layout, node_dir};
 use crate::status::{Board, NodeStatus, Phase};
 use crate::supervisor::{
@@ -73,7 +75,7 @@ pub(crate) async fn run(
     tail_stop.cancel();
     // It passes on what is left and ends.
     let _ = tail.await;
-    conclude(outcome?, &mut protocol)
+    conclude(outcome?, &plan, &mut protocol)
 }
 
 /// The node's own log lines go into the agent's log, marked as the node's, with their level where
@@ -159,6 +161,16 @@ impl Plan {
         })
     }
 
+    /// For a node that writes none.
+    fn tombstone(&self, protocol: &Protocol) -> Tombstone {
+        Tombstone {
+            version: 1,
+            incarnation: protocol.agent.journal.incarnation.to_string(),
+            at: jiff::Timestamp::now().to_string(),
+            ..Tombstone::default()
+        }
+    }
+
     fn show(&self, board: &Board) {
         board.phase(Phase::Launching, None);
         board.update(|status| {
@@ -239,22 +251,26 @@ async fn deliver(report: Option<Report>, board: Board) -> Infallible {
     }
 }
 
-fn conclude(outcome: Outcome, protocol: &mut Protocol) -> Result<(), End> {
+fn conclude(outcome: Outcome, plan: &Plan, protocol: &mut Protocol) -> Result<(), End> {
     match outcome {
         Outcome::Stopped => Ok(()),
         Outcome::Ended(end) => Err(end),
-        Outcome::Removed(tombstone) => {
-            // The node's own tombstone already keeps it from starting; the journal's is the second.
-            if let Err(end) = protocol.step(Event::TombstoneSeen) {
-                tracing::warn!("can't journal the removal: {end}");
-            }
-            Err(End::DoNotRestart(format!(
-                "{}. The data is kept for inspection; muster-agent reset puts it aside, so that \
-                 this host can join again as a new member",
-                tombstone.sentence()
-            )))
+        Outcome::Removed(_) => Err(removed(protocol)),
+        Outcome::SaysRemoved => {
+            node_dir::bury(&protocol.layout.node(), &plan.tombstone(protocol))
+                .map_err(state_end)?;
+            Err(removed(protocol))
         }
     }
+}
+
+fn removed(protocol: &mut Protocol) -> End {
+    let tombstone = removal::note(&protocol.layout, &mut protocol.keepsakes);
+    // The tombstone in its directory already keeps the node from starting; this is the second.
+    if let Err(end) = protocol.step(Event::TombstoneSeen) {
+        tracing::warn!("can't journal the removal: {end}");
+    }
+    removal::end(&tombstone)
 }
 
 /// Shows the node's process in the status.

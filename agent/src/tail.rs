@@ -254,6 +254,33 @@ pub(crate) fn last_words(path: &Path, started: Option<&Mark>) -> Option<String> 
     outside.first().or(lines.last()).map(|line| sentence(line))
 }
 
+/// Why stock etcd ends once it has heard that its cluster removed it.
+const REMOVED: &str = "the member has been permanently removed from the cluster";
+
+/// Whether a stock etcd, started when the log ended at `started`, has ended because its cluster
+/// removed it. It leaves no tombstone, and its exit code (0) says nothing.
+pub(crate) fn says_removed(path: &Path, started: Option<&Mark>) -> bool {
+    lines_since(path, started).iter().any(|line| is_removal(line))
+}
+
+/// The line is the server's own last word. Others hold the same text: what a peer said to one try of
+/// a connection, or a key that some client wrote.
+fn is_removal(line: &str) -> bool {
+    let Ok(fields) = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(line)
+    else {
+        let own = line_of_server(line);
+        return own == Some(REMOVED);
+    };
+    let is = |name: &str, value: &str| fields.get(name).is_some_and(|field| field == value);
+    is("msg", "server error") && is("error", REMOVED)
+}
+
+/// What the server itself complains of in a line of etcd 3.4's.
+fn line_of_server(line: &str) -> Option<&str> {
+    let (letter, text) = plain(line)?;
+    text.strip_prefix("etcdserver: ").filter(|_| letter == "E")
+}
+
 /// Whether a line is in a form that logs have: JSON, or begun with a date.
 fn is_of_a_log(line: &str) -> bool {
     line.starts_with('{') || line.starts_with(|first: char| first.is_ascii_digit())
@@ -487,6 +514,36 @@ Usage:
         let stack = "panic: index out of range\n\ngoroutine 1 [running]:\nmain.main()\n";
         let said = last_words_after("", &format!("{log}{stack}"));
         assert_eq!(said.as_deref(), Some("panic: index out of range"));
+    }
+
+    #[test]
+    fn only_etcds_own_last_word_says_that_it_was_removed() {
+        let own = [
+            r#"{"level":"warn","msg":"server error","error":"the member has been permanently removed from the cluster"}"#,
+            "2026-11-22 00:16:57.747603 E | etcdserver: the member has been permanently removed from the cluster",
+        ];
+        let others = [
+            r#"{"level":"warn","msg":"peer became inactive","error":"failed to dial 9b75 on stream MsgApp v2 (the member has been permanently removed from the cluster)"}"#,
+            r#"{"level":"warn","msg":"apply request took too long","request":"key:\"the member has been permanently removed from the cluster\""}"#,
+            r#"{"level":"warn","msg":"server error","error":"other: the member has been permanently removed from the cluster"}"#,
+            "2026-11-22 00:16:57.747603 E | rafthttp: failed to dial 9b75 on stream Message (the member has been permanently removed from the cluster)",
+            "2026-11-22 00:16:57.747603 W | etcdserver: the member has been permanently removed from the cluster",
+        ];
+        assert!(own.iter().all(|line| is_removal(line)));
+        assert_eq!(others.iter().find(|line| is_removal(line)), None);
+    }
+
+    #[test]
+    fn a_removal_that_an_earlier_node_heard_of_is_not_this_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("node.log");
+        append(
+            dir.path(),
+            "2026-11-22 00:16:57.747603 E | etcdserver: the member has been permanently removed from \
+             the cluster\n",
+        );
+        assert!(says_removed(&log, None));
+        assert!(!says_removed(&log, Mark::end_of(&log).as_ref()));
     }
 
     #[test]

@@ -221,6 +221,18 @@ async fn a_tombstone_ends_it_whatever_the_exit_code() {
 }
 
 #[tokio::test]
+async fn etcds_word_that_it_was_removed_ends_it_at_once() {
+    let world = World::new();
+    let word = "the member has been permanently removed from the cluster";
+    let line = format!(r#"{{"level":"warn","msg":"server error","error":"{word}"}}"#);
+    let supervisor = world.supervisor(&format!("echo '{line}'; exit 0"));
+    let mut seen = Seen::default();
+    let outcome = supervisor.run(&CancellationToken::new(), &mut seen).await;
+    assert!(matches!(outcome, Outcome::SaysRemoved), "{outcome:?}");
+    assert_eq!((seen.pids.len(), seen.deaths.len()), (1, 0), "it was started again");
+}
+
+#[tokio::test]
 async fn stopping_passes_sigterm_on_and_waits() {
     let world = World::new();
     let supervisor = world

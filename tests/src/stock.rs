@@ -1,10 +1,13 @@
 //! A stock etcd to compare with, built from its own module through the Go proxy.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use tokio::process::Command;
+
+use crate::harness::skip;
 
 const VERSION: &str = "v3.7.3";
 const MODULE: &str = "go.etcd.io/etcd/server/v3";
@@ -42,6 +45,34 @@ pub async fn built(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
         build(&dir).await?;
     }
     Ok(binary)
+}
+
+/// The Debian package's, 3.4, for a test that is skipped without it.
+#[must_use]
+pub fn oldest() -> Option<PathBuf> {
+    let path = PathBuf::from(INSTALLED);
+    if path.exists() {
+        return Some(path);
+    }
+    skip::not_installed(path.display());
+    None
+}
+
+/// Built once under `work`, for whichever test asks first; the test is skipped without it.
+#[must_use]
+pub fn newest(work: &Path) -> Option<PathBuf> {
+    static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
+    let build = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(built(work, &|_| {}))
+    };
+    match BUILT.get_or_init(build) {
+        Ok(path) => Some(path.clone()),
+        Err(error) => {
+            skip::skipped(format_args!("no stock etcd could be built: {error:#}"));
+            None
+        }
+    }
 }
 
 async fn build(dir: &Path) -> Result<()> {

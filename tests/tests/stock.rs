@@ -2,42 +2,19 @@
 //! addresses (where a peer calls from another address than its own) and on hosts of their own.
 
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::world::{WorldOptions, path_text};
 use muster_tests::harness::{Agent, Host, Network, World, skip, until, until_told};
-use muster_tests::stock;
+use muster_tests::stock::{self, oldest};
 use serde_json::Value;
 
 const FORMED: Duration = Duration::from_secs(60);
 
-/// The Debian package's, 3.4.
-fn oldest() -> Option<PathBuf> {
-    let path = PathBuf::from(stock::INSTALLED);
-    if path.exists() {
-        return Some(path);
-    }
-    skip::not_installed(path.display());
-    None
-}
-
-/// Built once from the Go module proxy, for whichever test asks first.
 fn newest() -> Option<PathBuf> {
-    static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
-    let build = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(stock::built(Path::new(env!("CARGO_TARGET_TMPDIR")), &|_| {}))
-    };
-    match BUILT.get_or_init(build) {
-        Ok(path) => Some(path.clone()),
-        Err(error) => {
-            skip::skipped(format_args!("no stock etcd could be built: {error:#}"));
-            None
-        }
-    }
+    stock::newest(Path::new(env!("CARGO_TARGET_TMPDIR")))
 }
 
 fn namespaces() -> Option<Network> {

@@ -28,7 +28,7 @@ use crate::state::journal::{self, Join, Keepsakes, Loaded};
 use crate::state::lock::{self, LockError};
 use crate::state::node_dir;
 use crate::status::{Board, Phase};
-use crate::{cli, metrics, status, supervise};
+use crate::{cli, metrics, removal, status, supervise};
 
 /// How often a directory whose data is lost is looked at again: a volume may be mounted late.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
@@ -181,22 +181,18 @@ impl Daemon<'_> {
     }
 
     fn removed(&self, found: Option<(SigningKey, Loaded)>) -> End {
-        let tombstone = node_dir::tombstone(&self.settings.layout.node()).ok().flatten();
-        let sentence = tombstone.map_or_else(
-            || "this member has been permanently removed from the cluster".to_owned(),
-            |tombstone| tombstone.sentence(),
-        );
-        if let Some((_, mut loaded)) = found.filter(|(_, loaded)| !loaded.journal.tombstone) {
+        let layout = &self.settings.layout;
+        let Some((_, mut loaded)) = found else {
+            return removal::end(&removal::note(layout, &mut Keepsakes::default()));
+        };
+        let tombstone = removal::note(layout, &mut loaded.keepsakes);
+        if !loaded.journal.tombstone {
             loaded.journal.tombstone = true;
-            let layout = &self.settings.layout;
             if let Err(error) = journal::write(layout, &loaded.journal, &loaded.keepsakes) {
                 tracing::warn!(error = chain(&error), "can't journal the removal");
             }
         }
-        End::DoNotRestart(format!(
-            "{sentence}. The data is kept for inspection; muster-agent reset puts it aside, so that \
-             this host can join again as a new member"
-        ))
+        removal::end(&tombstone)
     }
 
     /// The journal was made on another machine: this is a clone before its node has run.

@@ -8,7 +8,8 @@ use crate::door::Door;
 use crate::exit::{End, chain};
 use crate::health::Health;
 use crate::printer::Printer;
-use crate::state::{self, Layout, StateError, lock, node_dir};
+use crate::removal;
+use crate::state::{self, Layout, StateError, lock};
 use crate::status::Status;
 use crate::supervisor::process::Identity;
 use crate::tail;
@@ -55,7 +56,7 @@ pub(crate) async fn run(typed: &cli::Status, printer: &mut Printer<'_>) -> Resul
 async fn look(layout: &Layout) -> Result<Report, StateError> {
     let status: Option<Status> =
         state::read(&layout.status())?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    let tombstone = node_dir::tombstone(&layout.node())?;
+    let tombstone = removal::known(layout)?;
     let node_pid = running_node(layout)?;
     let door = status.as_ref().and_then(|status| Door::of_agent(layout, status));
     let (node_health, node_health_error) = match (node_pid, door) {

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
+use super::node_dir::Tombstone;
 use super::{Layout, StateError};
 use crate::settings::Listen;
 
@@ -53,6 +54,9 @@ pub struct Keepsakes {
     pub statements: Vec<Jws>,
     /// The member's certificates.
     pub leaves: Option<Leaves>,
+    /// What is known of the removal of this incarnation, once it was removed.
+    #[serde(default)]
+    pub removed: Option<Tombstone>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -207,6 +211,20 @@ pub fn read(layout: &Layout) -> Result<Option<(SigningKey, Loaded)>, StateError>
     Ok(Some((key, Loaded { journal, keepsakes: file.keepsakes, document })))
 }
 
+/// What the journal says of a removal, if there was one, without asking for anything else in it.
+pub fn removal(layout: &Layout) -> Result<Option<Tombstone>, StateError> {
+    #[derive(Deserialize)]
+    struct Removal {
+        tombstone: bool,
+        #[serde(default)]
+        removed: Option<Tombstone>,
+    }
+    let bytes = super::read(&layout.journal())?;
+    let removal: Option<Removal> = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let removal = removal.filter(|removal| removal.tombstone);
+    Ok(removal.map(|removal| removal.removed.unwrap_or_default()))
+}
+
 fn read_key(layout: &Layout, public: &PublicKey) -> Result<SigningKey, StateError> {
     let path = layout.agent_key();
     let damaged =
@@ -266,7 +284,11 @@ mod tests {
         journal.boot = 9;
         journal.start = Start::Launching;
         journal.tombstone = true;
+        let at = "2026-01-02T03:04:05Z".to_owned();
+        let keepsakes =
+            Keepsakes { removed: Some(Tombstone { at, ..Tombstone::default() }), ..keepsakes };
         write(&layout, &journal, &keepsakes).unwrap();
+        assert_eq!(removal(&layout).unwrap(), keepsakes.removed);
         let (same_key, loaded) = read(&layout).unwrap().unwrap();
         assert_eq!(loaded.journal, journal);
         assert_eq!(loaded.keepsakes, keepsakes);

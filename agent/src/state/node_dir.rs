@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use discovery_formation::agent::{self, Directory, Listing, MARKER, TOMBSTONE};
 use discovery_formation::{Incarnation, Rules};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::StateError;
 
@@ -52,8 +52,8 @@ pub fn write_marker(node: &Path, incarnation: Incarnation) -> Result<(), StateEr
     Ok(muster_files::replace(&node.join(MARKER), format!("{incarnation}\n").as_bytes())?)
 }
 
-/// What a node wrote when its cluster had removed it.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+/// What a node wrote when its cluster had removed it; for stock etcd, which writes none, the agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tombstone {
     /// Of this layout: 1.
     pub version: u32,
@@ -95,15 +95,13 @@ impl Tombstone {
 pub fn tombstone(node: &Path) -> Result<Option<Tombstone>, StateError> {
     let path: PathBuf = node.join(TOMBSTONE);
     let Some(bytes) = super::read(&path)? else { return Ok(None) };
-    let parsed = serde_json::from_slice(&bytes).unwrap_or_else(|_| Tombstone {
-        version: 0,
-        incarnation: String::new(),
-        member_id: String::new(),
-        cluster_id: String::new(),
-        at: String::new(),
-        by: String::new(),
-    });
-    Ok(Some(parsed))
+    Ok(Some(serde_json::from_slice(&bytes).unwrap_or_default()))
+}
+
+/// Writes a tombstone where no node has, durably: from then on nothing starts in this directory.
+pub fn bury(node: &Path, tombstone: &Tombstone) -> Result<(), StateError> {
+    let text = serde_json::to_vec_pretty(tombstone).expect("plain texts always serialise");
+    Ok(muster_files::replace(&node.join(TOMBSTONE), &text)?)
 }
 
 #[cfg(test)]

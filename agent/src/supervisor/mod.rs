@@ -30,8 +30,10 @@ const NODE_DO_NOT_RESTART: i32 = 3;
 pub enum Outcome {
     /// The agent was told to stop, and the node has stopped.
     Stopped,
-    /// The cluster has removed this member for good.
+    /// The cluster has removed this member for good, and its node left a tombstone.
     Removed(Tombstone),
+    /// The same, in the words of stock etcd, which leaves none.
+    SaysRemoved,
     /// A reason to end the agent.
     Ended(End),
 }
@@ -75,6 +77,9 @@ impl Supervisor<'_> {
             };
             if let Some(outcome) = self.removed() {
                 return outcome;
+            }
+            if tail::says_removed(&self.layout.node_log(), log_then.as_ref()) {
+                return Outcome::SaysRemoved;
             }
             let then = policy.died(began.elapsed(), jitter());
             let death = self.death(&died, log_then.as_ref());

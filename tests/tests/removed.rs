@@ -1,0 +1,102 @@
+//! A member that its cluster has removed doesn't come back, whichever node it ran and however often
+//! it is started.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::harness::agents::AgentOptions;
+use muster_tests::harness::world::{WorldOptions, path_text};
+use muster_tests::harness::{Agent, Host, Network, World, until};
+use muster_tests::stock;
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// How often a supervisor starts it again.
+const STARTS: usize = 20;
+
+fn three(world: &World, node: Option<&Path>) -> Result<Vec<Agent>> {
+    let bundle = world.order("demo", 3)?;
+    let args = match node {
+        Some(node) => vec!["--node-binary".to_owned(), path_text(node)?.to_owned()],
+        None => Vec::new(),
+    };
+    let start = |host| {
+        let options = AgentOptions { args: args.clone(), ..AgentOptions::default() };
+        let mut agent = world.agent_with(host, &bundle, options);
+        agent.start()?;
+        Ok(agent)
+    };
+    let agents: Result<Vec<Agent>> = (0..3).map(start).collect();
+    world.wait_cluster_state("demo", "formed", LIMIT)?;
+    agents
+}
+
+/// Removes the member of `agent` with `etcdctl`, through the others, as soon as they let it.
+fn remove(world: &World, agent: &Agent, others: &[&Host]) -> Result<()> {
+    let etcdctl = world.etcdctl("demo", others)?;
+    let list = etcdctl.json(&["member", "list"])?;
+    let url = format!("https://{}:2380", agent.host.address);
+    let members = list["members"].as_array().context("a list of members")?;
+    let member = members.iter().find(|member| member["peerURLs"][0] == url.as_str());
+    let id = member.and_then(|member| member["ID"].as_u64()).context("the member's id")?;
+    until("the cluster to remove a member", LIMIT, || {
+        etcdctl.run(&["member", "remove", &format!("{id:x}")]).ok()
+    })?;
+    Ok(())
+}
+
+fn doesnt_come_back(node: Option<&Path>) -> Result<()> {
+    let mut world = World::start(Network::loopback(3), WorldOptions::default())?;
+    let mut agents = three(&world, node)?;
+    let mut removed = agents.pop().context("a third agent")?;
+    let hosts: Vec<&Host> = agents.iter().map(|agent| &agent.host).collect();
+    remove(&world, &removed, &hosts)?;
+    let code = removed.exit_code(LIMIT)?;
+    ensure!(code == 3, "the agent ended with {code}: {}", removed.output());
+    ensure!(removed.output().contains("has been permanently removed"), "{}", removed.output());
+    let data = removed.node_dir().join("member");
+    ensure!(data.is_dir(), "the data is gone");
+
+    // Nobody has to answer for it to know.
+    let etcdctl = world.etcdctl("demo", &hosts)?;
+    world.kill_discovery();
+    let term = || -> Result<u64> {
+        let status = etcdctl.only(hosts[0]).json(&["endpoint", "status"])?;
+        status[0]["Status"]["raftTerm"].as_u64().context("a term")
+    };
+    let before = term()?;
+    for start in 1..=STARTS {
+        removed.start()?;
+        let code = removed.exit_code(LIMIT)?;
+        ensure!(code == 3, "start {start} ended with {code}: {}", removed.output());
+        ensure!(removed.node_pid().is_none(), "start {start} left a node");
+    }
+    ensure!(term()? == before, "it disturbed the others");
+    let status = removed.status()?;
+    let says = status["removed"].as_str().unwrap_or_default();
+    ensure!(says.contains("removed from the cluster") && says.contains(" at 2"), "{status}");
+    ensure!(etcdctl.json(&["member", "list"])?["members"].as_array().map(Vec::len) == Some(2));
+    ensure!(data.is_dir(), "the data is gone");
+
+    // The tombstone is wiped with the node's directory: the journal has its own.
+    fs_err::remove_dir_all(removed.node_dir())?;
+    removed.start()?;
+    ensure!(removed.exit_code(LIMIT)? == 3, "{}", removed.output());
+    Ok(())
+}
+
+#[test]
+fn a_removed_member_doesnt_come_back() -> Result<()> {
+    doesnt_come_back(None)
+}
+
+#[test]
+fn a_removed_member_doesnt_come_back_with_etcd_3_4_as_its_node() -> Result<()> {
+    stock::oldest().map_or(Ok(()), |etcd| doesnt_come_back(Some(&etcd)))
+}
+
+#[test]
+fn a_removed_member_doesnt_come_back_with_the_newest_etcd_as_its_node() -> Result<()> {
+    let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    stock::newest(work).map_or(Ok(()), |etcd| doesnt_come_back(Some(&etcd)))
+}
