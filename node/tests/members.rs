@@ -13,9 +13,11 @@ use common::{
     started,
 };
 use node_proto::etcdserverpb::{
-    self as pb, MemberAddRequest, MemberPromoteRequest, MemberRemoveRequest, MemberUpdateRequest,
+    self as pb, MemberAddRequest, MemberListRequest, MemberPromoteRequest, MemberRemoveRequest,
+    MemberUpdateRequest,
 };
-use tonic::{Code, Status};
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Request, Status};
 
 const REMOVED: &str = "this member has been permanently removed from the cluster";
 
@@ -249,6 +251,77 @@ async fn what_cannot_be_is_refused_with_etcds_words_and_changes_nothing() {
     );
     assert_eq!(refused(remove(&members[1], ids[1]).await), alone);
     put_again(&members[1], "still", "serving").await;
+}
+
+/// A request to remove `id`, as operation `operation`, planned on `planned_at`.
+fn removal(id: u64, operation: &str, planned_at: u64) -> Request<MemberRemoveRequest> {
+    let mut request = Request::new(MemberRemoveRequest { id });
+    request.metadata_mut().insert("muster-operation", operation.parse().unwrap());
+    request.metadata_mut().insert("muster-planned-at", planned_at.into());
+    request
+}
+
+fn configuration(metadata: &MetadataMap) -> u64 {
+    metadata.get("muster-configuration").unwrap().to_str().unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn an_operation_is_carried_out_once_and_a_stale_plan_never() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    let [operation, other] = ["0123456789abcdef0123456789abcdef", &"f".repeat(32)];
+    let url = "http://127.0.0.1:9";
+    let mut planned = 0;
+    let added = healthy(async || {
+        let mut cluster = members[0].cluster();
+        let list = cluster.member_list(MemberListRequest { linearizable: true }).await?;
+        planned = configuration(list.metadata());
+        let request = MemberAddRequest { peer_ur_ls: vec![url.to_owned()], is_learner: true };
+        let mut request = Request::new(request);
+        request.metadata_mut().insert("muster-operation", operation.parse().unwrap());
+        request.metadata_mut().insert("muster-planned-at", planned.into());
+        members[0].cluster().member_add(request).await
+    })
+    .await;
+    let at = configuration(added.metadata());
+    assert!(at > planned);
+    let id = added.into_inner().member.unwrap().id;
+    for member in &members {
+        // The same operation, whatever it asks for and whatever it was planned on.
+        for again in [removal(id, operation, at), removal(id, operation, planned)] {
+            let status = member.cluster().member_remove(again).await.unwrap_err();
+            assert_eq!(status.code(), Code::AlreadyExists, "{status}");
+            assert_eq!(
+                status.message(),
+                format!("muster: this operation was carried out, at configuration {at}")
+            );
+            assert_eq!(configuration(status.metadata()), at);
+        }
+        let stale = member.cluster().member_remove(removal(id, other, planned)).await.unwrap_err();
+        assert_eq!(stale.code(), Code::Aborted, "{stale}");
+        assert!(stale.message().ends_with(&format!("the configuration is {at} now")), "{stale}");
+        assert_eq!(configuration(stale.metadata()), at);
+        let mut bad = Request::new(MemberRemoveRequest { id });
+        bad.metadata_mut().insert("muster-operation", "0123".parse().unwrap());
+        let status = member.cluster().member_remove(bad).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    }
+    let removed = members[0].cluster().member_remove(removal(id, other, at)).await.unwrap();
+    let gone = configuration(removed.metadata());
+    assert!(gone > at);
+    // Neither the removal nor a restart of everybody makes anybody forget.
+    for member in &mut members {
+        member.kill();
+    }
+    members.iter_mut().for_each(Member::start);
+    members.iter_mut().for_each(Member::ready);
+    settled(&all(&members)).await;
+    for (operation, done) in [(operation, at), (other, gone)] {
+        let again = removal(id, operation, gone);
+        let status = members[1].cluster().member_remove(again).await.unwrap_err();
+        assert_eq!(status.code(), Code::AlreadyExists, "{status}");
+        assert_eq!(configuration(status.metadata()), done);
+    }
 }
 
 #[tokio::test]

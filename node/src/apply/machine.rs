@@ -6,18 +6,18 @@ use std::sync::Arc;
 use node_proto::command::{self, Operation, PublishMember};
 use node_proto::etcdserverpb::alarm_request::AlarmAction;
 use node_proto::etcdserverpb::{
-    self, AlarmMember, AlarmRequest, AlarmResponse, AlarmType, CompactionResponse,
+    AlarmMember, AlarmRequest, AlarmResponse, AlarmType, CompactionResponse,
 };
 use redb::StorageBackend;
 
-use super::outcome::{ApplyError, Failure, Outcome, Response};
+use super::outcome::{ApplyError, ChangedMembers, Failure, Outcome, Response};
 use super::txn::{apply_delete, apply_put, apply_txn, check_put, has_puts, header};
 use crate::identity::MemberId;
 use crate::machine::{
-    Applied, AppliedChange, Committed, ConfChange, EntryKind, Members, Position, RequestId,
-    Snapshot, StateMachine,
+    Applied, AppliedChange, Committed, EntryKind, Members, Position, RequestId, Snapshot,
+    StateMachine,
 };
-use crate::membership::{ChangeError, Member, MemberChange};
+use crate::membership::{ChangeError, ChangeRequest, Member};
 use crate::mvcc::watch::{Publisher, WatchHub};
 use crate::mvcc::{AnswerRoom, Batch, Options, Store, StoreError, View, Writer};
 
@@ -312,23 +312,14 @@ fn change_members(
     batch: &mut Batch<'_>,
     change: command::MemberChange,
     index: u64,
-) -> (AppliedChange, Result<Vec<etcdserverpb::Member>, ChangeError>) {
-    let changed = change_table(batch, change, index);
+) -> (AppliedChange, Result<ChangedMembers, ChangeError>) {
+    let asked = ChangeRequest::try_from(change);
+    let changed = asked.and_then(|asked| batch.members_mut().change(asked, index));
     let table = batch.members();
     let change = changed.ok().flatten();
     let done = AppliedChange { index, change, members: table.voters_and_learners() };
-    (done, changed.map(|_| table.members().map(Into::into).collect()))
-}
-
-fn change_table(
-    batch: &mut Batch<'_>,
-    change: command::MemberChange,
-    index: u64,
-) -> Result<Option<ConfChange>, ChangeError> {
-    if change.planned_at.is_some_and(|at| at != batch.members().changed()) {
-        return Err(ChangeError::Stale);
-    }
-    batch.members_mut().change(MemberChange::try_from(change)?, index)
+    let members = || table.members().map(Into::into).collect();
+    (done, changed.map(|_| ChangedMembers { members: members(), at: index }))
 }
 
 fn publish(batch: &mut Batch<'_>, published: PublishMember) -> Result<Response, Failure> {

@@ -13,7 +13,7 @@ mod txn;
 pub use check::{CheckError, MAX_TXN_DEPTH, check_delete, check_put, check_range, check_txn};
 pub use machine::Machine;
 pub(crate) use machine::{entry_kind, grows};
-pub use outcome::{ApplyError, Outcome, Response};
+pub use outcome::{ApplyError, ChangedMembers, Outcome, Response};
 pub use txn::{is_read_only, is_serializable, read_only_txn};
 
 #[cfg(test)]

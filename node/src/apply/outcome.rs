@@ -25,10 +25,19 @@ pub enum Response {
     Alarm(AlarmResponse),
     /// A member's name and URLs are published.
     Published,
-    /// A change of members; all of them after it.
-    MembersChanged(Vec<Member>),
+    /// A change of members.
+    MembersChanged(ChangedMembers),
     /// Of a request that was carried out, and that read more than there is room for.
     TooLarge,
+}
+
+/// What a change of members came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChangedMembers {
+    /// All of them after it.
+    pub members: Vec<Member>,
+    /// The configuration that they are, by the entry that made it.
+    pub at: u64,
 }
 
 /// Why a committed request changed nothing; the same on every member.

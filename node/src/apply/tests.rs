@@ -12,12 +12,12 @@ use node_proto::etcdserverpb::{
 };
 
 use super::*;
-use crate::identity::MemberId;
+use crate::identity::{MemberId, OperationId};
 use crate::machine::{
     AppliedChange, Committed, ConfChange, EntryKind, Members, Position, RequestId,
     StateMachine as _,
 };
-use crate::membership::{ChangeError, Member, MemberChange};
+use crate::membership::{ChangeError, ChangeRequest, Member, MemberChange};
 use crate::mvcc::tests::{backend, disk};
 use crate::mvcc::{AnswerRoom, Compaction, Options, ReadError, Store, StoreError};
 
@@ -47,6 +47,7 @@ fn member(id: u64) -> Member {
         node_key: None,
         changed: 0,
         vote_when_ready: false,
+        operations: Vec::new(),
     }
 }
 
@@ -648,9 +649,10 @@ fn a_change_of_members_is_in_the_table_and_told_to_consensus() {
     let mut world = World::new();
     let learner = Member { is_learner: true, ..member(9) };
     let (outcome, changes) = world.change(&MemberChange::Add(learner));
-    let Ok(Response::MembersChanged(members)) = outcome else { panic!("{outcome:?}") };
+    let Ok(Response::MembersChanged(changed)) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(changed.at, 1);
     assert_eq!(
-        members.iter().map(|m| (m.id, m.is_learner)).collect::<Vec<_>>(),
+        changed.members.iter().map(|m| (m.id, m.is_learner)).collect::<Vec<_>>(),
         [(7, false), (9, true)]
     );
     let members = Members { voters: vec![7], learners: vec![9] };
@@ -669,8 +671,51 @@ fn a_change_that_was_judged_on_other_members_is_refused() {
     let now = world.machine.store().view().members().changed();
     let promotion = MemberChange::Promote(MemberId(9));
     let stale = world.planned(&promotion, 0);
-    assert_eq!(stale, Err(ApplyError::Members(ChangeError::Stale)));
+    assert_eq!(stale, Err(ApplyError::Members(ChangeError::Stale { now })));
     assert!(world.planned(&promotion, now).is_ok());
+}
+
+#[test]
+fn an_operation_is_carried_out_once_on_every_member_and_after_every_restart() {
+    let request = |change, operation| ChangeRequest {
+        change,
+        operation: Some(OperationId([operation; 16])),
+        planned_at: None,
+    };
+    let learner = Member { is_learner: true, ..member(9) };
+    let elsewhere = vec!["http://elsewhere:2380".to_owned()];
+    let id = MemberId(9);
+    let again = |id, at| Member { id: MemberId(id), peer_urls: vec![at], ..learner.clone() };
+    let asked = [
+        (request(MemberChange::Add(learner.clone()), 1), Ok(1)),
+        // Another member, but the same operation.
+        (request(MemberChange::Add(again(10, "http://ten:2380".to_owned())), 1), Err(1)),
+        (request(MemberChange::Promote(id), 2), Ok(3)),
+        (request(MemberChange::Update(id, elsewhere.clone()), 3), Ok(4)),
+        (request(MemberChange::Update(id, vec!["http://third:2380".to_owned()]), 4), Ok(5)),
+        // Not the last one on this member, and still known.
+        (request(MemberChange::Update(id, elsewhere), 3), Err(4)),
+        (request(MemberChange::Remove(id), 5), Ok(7)),
+        // Who is gone took nothing along.
+        (request(MemberChange::Add(again(11, "http://eleven:2380".to_owned())), 1), Err(1)),
+        (request(MemberChange::Remove(MemberId(7)), 5), Err(7)),
+    ];
+    let mut worlds = [World::new(), World::new()];
+    for (asked, expected) in asked {
+        for world in &mut worlds {
+            world.index += 1;
+            let change = Operation::ChangeMember((&asked).into());
+            let (outcome, _) = world.apply_as(EntryKind::ConfChange, change);
+            let found = match outcome {
+                Ok(Response::MembersChanged(changed)) => Ok(changed.at),
+                Err(ApplyError::Members(ChangeError::CarriedOut { at })) => Err(at),
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(found, expected, "{asked:?}");
+        }
+    }
+    let [one, other] = worlds.map(|world| world.machine.store().view());
+    assert_eq!(one.members(), other.members());
 }
 
 #[test]

@@ -119,10 +119,10 @@ impl Check {
                 if corrupt { Err("alarm activated: CORRUPT".to_owned()) } else { Ok(()) }
             }
             Self::SerializableRead => {
-                read(context, true).await.map_err(|error| error.text().to_owned())
+                read(context, true).await.map_err(|error| error.text().into_owned())
             }
             Self::LinearizableRead => {
-                read(context, false).await.map_err(|error| error.text().to_owned())
+                read(context, false).await.map_err(|error| error.text().into_owned())
             }
             Self::NonLearner => {
                 let me = context.identity.member_id;

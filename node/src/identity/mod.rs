@@ -123,6 +123,24 @@ impl FromStr for Incarnation {
     }
 }
 
+/// Names one change of members, by whoever asks for it: it is carried out at most once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OperationId(pub [u8; 16]);
+
+impl fmt::Display for OperationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&HEXLOWER.encode(&self.0))
+    }
+}
+
+impl FromStr for OperationId {
+    type Err = NotHex;
+
+    fn from_str(text: &str) -> Result<Self, NotHex> {
+        decode_hex(text).map(Self)
+    }
+}
+
 /// SHA-256 of the SPKI DER of a member's key: what its record binds it to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NodeKey(pub [u8; 32]);

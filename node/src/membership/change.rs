@@ -1,7 +1,24 @@
 //! Changes of the table, as entries carry them.
 
 use super::Member;
-use crate::identity::MemberId;
+use crate::identity::{MemberId, OperationId};
+
+/// A change, as it is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChangeRequest {
+    /// What is to change.
+    pub change: MemberChange,
+    /// By this it is carried out at most once.
+    pub operation: Option<OperationId>,
+    /// The configuration that it was planned on: it is refused on any other.
+    pub planned_at: Option<u64>,
+}
+
+impl From<MemberChange> for ChangeRequest {
+    fn from(change: MemberChange) -> Self {
+        Self { change, operation: None, planned_at: None }
+    }
+}
 
 /// One change of the members.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,9 +57,18 @@ pub enum ChangeError {
     /// Nobody would be left to vote.
     #[error("the last voter can't be removed")]
     LastVoter,
-    /// It was judged on an earlier configuration than the present one.
-    #[error("the members have changed since this change was judged")]
-    Stale,
+    /// It was planned or judged on another configuration than the present one.
+    #[error("the members have changed since this change was planned: they are at {now}")]
+    Stale {
+        /// The present one.
+        now: u64,
+    },
+    /// It has been carried out before, by its operation's id.
+    #[error("this operation was carried out at {at}")]
+    CarriedOut {
+        /// The configuration that it made.
+        at: u64,
+    },
     /// It has no id, no URL, or an incarnation or key that is none.
     #[error("no member could be like this")]
     Malformed,

@@ -3,12 +3,14 @@
 use bytes::Bytes;
 use node_proto::{etcdserverpb, musterpb};
 
-use super::{ChangeError, Member, MemberChange, Published, RemovedMember};
-use crate::identity::{Incarnation, MemberId, NodeKey};
+use super::{
+    ChangeError, ChangeRequest, Member, MemberChange, Operation, Published, RemovedMember,
+};
+use crate::identity::{Incarnation, MemberId, NodeKey, OperationId};
 
 /// A row or frame that is a message, but no member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an incarnation or key has a wrong length")]
+#[error("an incarnation, key or operation has a wrong length")]
 pub struct MalformedMember;
 
 impl From<&Member> for musterpb::Member {
@@ -23,6 +25,7 @@ impl From<&Member> for musterpb::Member {
             node_key: optional(member.node_key.map(|key| key.0)),
             changed: member.changed,
             vote_when_ready: member.vote_when_ready,
+            operations: encode_operations(&member.operations),
         }
     }
 }
@@ -41,6 +44,7 @@ impl TryFrom<musterpb::Member> for Member {
             node_key: exact(&member.node_key)?.map(NodeKey),
             changed: member.changed,
             vote_when_ready: member.vote_when_ready,
+            operations: decode_operations(&member.operations)?,
         })
     }
 }
@@ -89,13 +93,15 @@ impl RemovedMember {
     #[must_use]
     pub fn encode(&self, id: MemberId) -> musterpb::RemovedMember {
         let incarnation = optional(self.incarnation.map(|incarnation| incarnation.0));
-        musterpb::RemovedMember { id: id.0, incarnation, index: self.index }
+        let operations = encode_operations(&self.operations);
+        musterpb::RemovedMember { id: id.0, incarnation, index: self.index, operations }
     }
 
     /// What [`Self::encode`] gave.
     pub fn decode(row: &musterpb::RemovedMember) -> Result<(MemberId, Self), MalformedMember> {
         let incarnation = exact(&row.incarnation)?.map(Incarnation);
-        Ok((MemberId(row.id), Self { incarnation, index: row.index }))
+        let operations = decode_operations(&row.operations)?;
+        Ok((MemberId(row.id), Self { incarnation, index: row.index, operations }))
     }
 }
 
@@ -110,7 +116,27 @@ impl From<&MemberChange> for musterpb::MemberChange {
                 Change::Update(musterpb::MemberUpdate { id: id.0, peer_urls: urls.clone() })
             }
         };
-        Self { change: Some(change), planned_at: None }
+        Self { change: Some(change), planned_at: None, operation: Bytes::new() }
+    }
+}
+
+impl From<&ChangeRequest> for musterpb::MemberChange {
+    fn from(asked: &ChangeRequest) -> Self {
+        let operation = optional(asked.operation.map(|operation| operation.0));
+        Self { planned_at: asked.planned_at, operation, ..(&asked.change).into() }
+    }
+}
+
+impl TryFrom<musterpb::MemberChange> for ChangeRequest {
+    type Error = ChangeError;
+
+    fn try_from(asked: musterpb::MemberChange) -> Result<Self, ChangeError> {
+        let malformed = |MalformedMember| ChangeError::Malformed;
+        Ok(Self {
+            planned_at: asked.planned_at,
+            operation: exact(&asked.operation).map_err(malformed)?.map(OperationId),
+            change: asked.try_into()?,
+        })
     }
 }
 
@@ -130,6 +156,22 @@ impl TryFrom<musterpb::MemberChange> for MemberChange {
             None => Err(ChangeError::Malformed),
         }
     }
+}
+
+fn encode_operations(operations: &[Operation]) -> Vec<musterpb::Operation> {
+    let encode = |operation: &Operation| musterpb::Operation {
+        id: Bytes::copy_from_slice(&operation.id.0),
+        index: operation.index,
+    };
+    operations.iter().map(encode).collect()
+}
+
+fn decode_operations(rows: &[musterpb::Operation]) -> Result<Vec<Operation>, MalformedMember> {
+    let decode = |row: &musterpb::Operation| {
+        let id = exact(&row.id)?.map(OperationId).ok_or(MalformedMember)?;
+        Ok(Operation { id, index: row.index })
+    };
+    rows.iter().map(decode).collect()
 }
 
 fn optional<const N: usize>(bytes: Option<[u8; N]>) -> Bytes {

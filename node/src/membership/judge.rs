@@ -164,6 +164,7 @@ mod tests {
             node_key: None,
             changed: 0,
             vote_when_ready: "Ww".contains(kind),
+            operations: Vec::new(),
         }))
     }
 

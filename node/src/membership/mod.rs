@@ -8,7 +8,9 @@
 //! Before a change is proposed it is judged (`ruling`, by the rules in `judge`): whether a quorum would
 //! be left. It then names the configuration that it was judged on, and is refused on another one.
 //!
-//! A member that was removed is remembered for ever, with its incarnation: neither comes back.
+//! A member that was removed is remembered for ever, with its incarnation: neither comes back. So are
+//! the operations that made the members what they are, each with the member that it was on: a change
+//! that was lost from sight can be asked for again, and is carried out once.
 
 mod change;
 mod codec;
@@ -18,11 +20,11 @@ mod table;
 
 pub(crate) use self::table::Published;
 pub use self::{
-    change::{ChangeError, MemberChange},
+    change::{ChangeError, ChangeRequest, MemberChange},
     codec::MalformedMember,
     judge::Objection,
     ruling::{Judge, Refused, Rules, Ruling},
-    table::{Member, MemberTable, RemovedMember},
+    table::{Member, MemberTable, Operation, RemovedMember},
 };
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use node_consensus::PeerStatus;
 use node_proto::command;
 
 use super::{
-    ChangeError, Member, MemberChange, MemberTable,
+    ChangeError, ChangeRequest, Member, MemberChange, MemberTable,
     judge::{Objection, Progress, Sight, is_in_sync, may_learn},
 };
 use crate::identity::MemberId;
@@ -45,8 +45,8 @@ pub struct Judge<'a> {
 pub enum Ruling {
     /// It is to be removed itself: it hands over, and its successor is asked.
     HandOver,
-    /// It proposes this. Refused as [`ChangeError::Stale`], the change is judged again.
-    Propose(command::MemberChange),
+    /// It proposes this. Refused as [`ChangeError::Stale`], the request is judged again.
+    Propose(Box<command::MemberChange>),
 }
 
 /// Why a change is not made.
@@ -67,30 +67,35 @@ impl Judge<'_> {
     /// What whoever is asked looks at before anybody else, as in etcd.
     ///
     /// # Errors
-    /// If there is an objection.
-    pub fn look(&self, change: &MemberChange) -> Result<(), Objection> {
-        match change {
-            MemberChange::Add(member) => self.may_add(member),
-            MemberChange::Remove(id) => self.may_remove(*id),
-            MemberChange::Promote(_) | MemberChange::Update(..) => Ok(()),
+    /// If there is an objection, or it has been carried out before.
+    pub fn look(&self, asked: &ChangeRequest) -> Result<(), Refused> {
+        // Not whether it is stale: this member may be behind, and the plan ahead of it.
+        self.table.admit(&ChangeRequest { planned_at: None, ..asked.clone() })?;
+        match &asked.change {
+            MemberChange::Add(member) => self.may_add(member)?,
+            MemberChange::Remove(id) => self.may_remove(*id)?,
+            MemberChange::Promote(_) | MemberChange::Update(..) => {}
         }
+        Ok(())
     }
 
-    /// What the leader does with `change`: etcd's checks, in etcd's order.
+    /// What the leader does with what it is asked for: whether it is new and its plan is fresh, and
+    /// then etcd's checks, in etcd's order.
     ///
     /// # Errors
     /// If this one doesn't lead, or the change may not be made.
-    pub fn rule(&self, change: &MemberChange) -> Result<Ruling, Refused> {
+    pub fn rule(&self, asked: &ChangeRequest) -> Result<Ruling, Refused> {
         if !self.leads {
             return Err(Refused::NotLeader);
         }
-        let change = self.judge(change)?;
+        self.table.admit(asked)?;
+        let change = self.judge(&asked.change)?;
         if change == MemberChange::Remove(self.local) {
             return Ok(Ruling::HandOver);
         }
-        let mut entry = command::MemberChange::from(&change);
-        entry.planned_at = Some(self.table.changed());
-        Ok(Ruling::Propose(entry))
+        let planned_at = Some(self.table.changed());
+        let judged = ChangeRequest { change, planned_at, ..asked.clone() };
+        Ok(Ruling::Propose(Box::new((&judged).into())))
     }
 
     fn judge(&self, change: &MemberChange) -> Result<MemberChange, Refused> {
@@ -151,6 +156,7 @@ impl Judge<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::identity::OperationId;
 
     fn member(id: u64, is_learner: bool) -> Member {
         Member {
@@ -163,11 +169,16 @@ mod tests {
             node_key: None,
             changed: 0,
             vote_when_ready: false,
+            operations: Vec::new(),
         }
     }
 
     /// Member 1's ruling in a cluster of so many voters, all connected for long.
     fn rule(voters: u64, change: &MemberChange, leads: bool) -> Result<Ruling, Refused> {
+        rule_on(voters, &change.clone().into(), leads)
+    }
+
+    fn rule_on(voters: u64, asked: &ChangeRequest, leads: bool) -> Result<Ruling, Refused> {
         let table = MemberTable::new((1..=voters).map(|id| member(id, false)));
         let connected = (2..=voters).map(|id| (MemberId(id), Duration::from_secs(60))).collect();
         let judge = Judge {
@@ -179,15 +190,15 @@ mod tests {
             peers: &[],
             last: 9,
         };
-        judge.look(change)?;
-        judge.rule(change)
+        judge.look(asked)?;
+        judge.rule(asked)
     }
 
     fn proposed(ruling: Result<Ruling, Refused>) -> MemberChange {
         match ruling {
             Ok(Ruling::Propose(entry)) => {
                 assert_eq!(entry.planned_at, Some(0), "it names the members it was judged on");
-                MemberChange::try_from(entry).unwrap()
+                MemberChange::try_from(*entry).unwrap()
             }
             other => panic!("{other:?}"),
         }
@@ -224,5 +235,38 @@ mod tests {
         ] {
             assert_eq!(rule(3, &change, true), Err(why.into()), "{change:?}");
         }
+    }
+
+    #[test]
+    fn what_was_done_or_was_planned_on_other_members_is_told_before_any_objection() {
+        let asked = |planned_at| ChangeRequest {
+            change: MemberChange::Remove(MemberId(9)),
+            operation: Some(OperationId([7; 16])),
+            planned_at: Some(planned_at),
+        };
+        let stale = ChangeError::Stale { now: 0 };
+        assert_eq!(rule_on(3, &asked(5), true), Err(stale.into()));
+        assert_eq!(rule_on(3, &asked(0), true), Err(ChangeError::NotFound.into()));
+        let proposed = rule_on(3, &MemberChange::Remove(MemberId(2)).into(), true).unwrap();
+        let Ruling::Propose(entry) = proposed else { panic!("{proposed:?}") };
+        assert!(entry.operation.is_empty());
+        let known = ChangeRequest { change: MemberChange::Remove(MemberId(2)), ..asked(0) };
+        let Ok(Ruling::Propose(entry)) = rule_on(3, &known, true) else { panic!("not proposed") };
+        assert_eq!(entry.operation, [7; 16].as_slice());
+        let mut table = MemberTable::new((1..=3).map(|id| member(id, false)));
+        table.change(known.clone(), 8).unwrap();
+        let judge = Judge {
+            rules: Rules { strict: true, max_learners: 1 },
+            local: MemberId(1),
+            leads: true,
+            table: &table,
+            // Nobody is healthy, which is beside the point.
+            connected: &BTreeMap::new(),
+            peers: &[],
+            last: 9,
+        };
+        let done = Err(Refused::Change(ChangeError::CarriedOut { at: 8 }));
+        assert_eq!(judge.rule(&known), done);
+        assert_eq!(judge.look(&known).map(|()| Ruling::HandOver), done);
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use node_consensus::{ConfChange, Members};
 
-use super::change::{ChangeError, MemberChange};
-use crate::identity::{Incarnation, MemberId, NodeKey};
+use super::change::{ChangeError, ChangeRequest, MemberChange};
+use crate::identity::{Incarnation, MemberId, NodeKey, OperationId};
 
 /// What the cluster knows of one member.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +28,17 @@ pub struct Member {
     pub changed: u64,
     /// A learner that was asked for as a voter: the leader promotes it once it is in sync.
     pub vote_when_ready: bool,
+    /// The operations on it, in their order: none of them is carried out again.
+    pub operations: Vec<Operation>,
+}
+
+/// A change that was carried out under an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// By which it was asked for.
+    pub id: OperationId,
+    /// The entry that carried it out.
+    pub index: u64,
 }
 
 /// What a member says of itself at each start.
@@ -52,12 +63,14 @@ impl Member {
 }
 
 /// What is left of a member that was removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemovedMember {
     /// Its incarnation, if one was bound.
     pub incarnation: Option<Incarnation>,
     /// The entry that removed it.
     pub index: u64,
+    /// All operations on it, to the last.
+    pub operations: Vec<Operation>,
 }
 
 /// All members, and all that were.
@@ -89,9 +102,9 @@ impl MemberTable {
     pub(crate) fn founded_by(&self, founder: Member, index: u64) -> Self {
         let gone = self.members().map(|member| {
             let incarnation = member.incarnation;
-            (member.id, RemovedMember { incarnation, index })
+            (member.id, RemovedMember { incarnation, index, operations: member.operations.clone() })
         });
-        let removed = self.removed.iter().map(|(id, removed)| (*id, *removed)).chain(gone);
+        let removed = self.removed.iter().map(|(id, removed)| (*id, removed.clone())).chain(gone);
         Self::from_parts([Member { changed: index, ..founder }], removed.collect::<Vec<_>>())
     }
 
@@ -148,16 +161,39 @@ impl MemberTable {
         self.members().map(|member| member.changed).chain(removed).max().unwrap_or(0)
     }
 
-    /// Carries out `change`, which entry `index` asks for, or refuses it and changes nothing. Gives
-    /// what consensus has to do in turn.
+    /// Whether `asked` was carried out before, or was planned on other members than these.
+    ///
+    /// # Errors
+    /// If so; the first of the two wins, since its own change is what made a plan stale.
+    pub fn admit(&self, asked: &ChangeRequest) -> Result<(), ChangeError> {
+        let removed = self.removed.values().flat_map(|removed| &removed.operations);
+        let mut operations = self.members().flat_map(|member| &member.operations).chain(removed);
+        if let Some(id) = asked.operation
+            && let Some(done) = operations.find(|operation| operation.id == id)
+        {
+            return Err(ChangeError::CarriedOut { at: done.index });
+        }
+        let now = self.changed();
+        if asked.planned_at.is_some_and(|at| at != now) {
+            return Err(ChangeError::Stale { now });
+        }
+        Ok(())
+    }
+
+    /// Carries out what entry `index` asks for, or refuses it and changes nothing. Gives what
+    /// consensus has to do in turn.
     pub fn change(
         &mut self,
-        change: MemberChange,
+        asked: impl Into<ChangeRequest>,
         index: u64,
     ) -> Result<Option<ConfChange>, ChangeError> {
-        match change {
+        let asked = asked.into();
+        self.admit(&asked)?;
+        let operation = asked.operation.map(|id| Operation { id, index });
+        match asked.change {
             MemberChange::Add(member) => {
-                self.add(Member { changed: index, ..member }).map(Option::Some)
+                let operations = operation.into_iter().collect();
+                self.add(Member { changed: index, operations, ..member }).map(Option::Some)
             }
             MemberChange::Promote(id) => {
                 let member = self.members.get_mut(&id).ok_or(ChangeError::NotFound)?;
@@ -167,16 +203,24 @@ impl MemberTable {
                 member.is_learner = false;
                 member.vote_when_ready = false;
                 member.changed = index;
+                member.operations.extend(operation);
                 Ok(Some(ConfChange::Voter(id.0)))
             }
-            MemberChange::Update(id, peer_urls) => self.update(id, peer_urls, index).map(|()| None),
+            MemberChange::Update(id, peer_urls) => {
+                let member = self.update(id, peer_urls)?;
+                member.changed = index;
+                member.operations.extend(operation);
+                Ok(None)
+            }
             MemberChange::Remove(id) => {
                 let member = self.member(id).ok_or(ChangeError::NotFound)?;
                 let voters = self.members().filter(|member| !member.is_learner).count();
                 if !member.is_learner && voters == 1 {
                     return Err(ChangeError::LastVoter);
                 }
-                let removed = RemovedMember { incarnation: member.incarnation, index };
+                let operations = member.operations.iter().copied().chain(operation).collect();
+                let incarnation = member.incarnation;
+                let removed = RemovedMember { incarnation, index, operations };
                 self.members.remove(&id);
                 self.removed.insert(id, removed);
                 Ok(Some(ConfChange::Remove(id.0)))
@@ -211,7 +255,7 @@ impl MemberTable {
         Ok(change)
     }
 
-    fn update(&mut self, id: MemberId, urls: Vec<String>, index: u64) -> Result<(), ChangeError> {
+    fn update(&mut self, id: MemberId, urls: Vec<String>) -> Result<&mut Member, ChangeError> {
         let taken = self.is_taken(&urls, id);
         let member = self.members.get_mut(&id).ok_or(ChangeError::NotFound)?;
         if urls.is_empty() {
@@ -221,8 +265,7 @@ impl MemberTable {
             return Err(ChangeError::PeerUrlExists);
         }
         member.peer_urls = urls;
-        member.changed = index;
-        Ok(())
+        Ok(member)
     }
 
     /// Whether one of these is a peer URL of another member than `id`.

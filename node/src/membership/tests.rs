@@ -2,7 +2,7 @@ use node_consensus::{ConfChange, Members};
 use node_proto::musterpb;
 
 use super::*;
-use crate::identity::{Incarnation, MemberId, NodeKey};
+use crate::identity::{Incarnation, MemberId, NodeKey, OperationId};
 
 fn member(id: u64) -> Member {
     Member {
@@ -15,6 +15,7 @@ fn member(id: u64) -> Member {
         node_key: Some(NodeKey([u8::try_from(id).unwrap(); 32])),
         changed: 0,
         vote_when_ready: false,
+        operations: Vec::new(),
     }
 }
 
@@ -35,7 +36,8 @@ fn a_learner_is_added_promoted_and_removed() {
     assert_eq!(table.change(MemberChange::Promote(MemberId(4)), 6), Ok(Some(ConfChange::Voter(4))));
     assert_eq!(table.voters_and_learners().voters, [1, 2, 3, 4]);
     assert_eq!(table.change(MemberChange::Remove(MemberId(4)), 7), Ok(Some(ConfChange::Remove(4))));
-    let gone = RemovedMember { incarnation: member(4).incarnation, index: 7 };
+    let gone =
+        RemovedMember { incarnation: member(4).incarnation, index: 7, operations: Vec::new() };
     assert_eq!(table.removed().collect::<Vec<_>>(), [(MemberId(4), &gone)]);
 }
 
@@ -179,7 +181,7 @@ fn members_and_changes_survive_their_bytes() {
             assert_eq!(MemberChange::try_from(bytes), Ok(change));
         }
     }
-    let gone = RemovedMember { incarnation: None, index: 7 };
+    let gone = RemovedMember { incarnation: None, index: 7, operations: Vec::new() };
     assert_eq!(RemovedMember::decode(&gone.encode(MemberId(3))), Ok((MemberId(3), gone)));
 }
 
@@ -189,6 +191,36 @@ fn an_incarnation_of_another_length_is_refused() {
     bytes.incarnation = bytes.incarnation.slice(1..);
     assert_eq!(Member::try_from(bytes.clone()), Err(MalformedMember));
     let change = musterpb::member_change::Change::Add(bytes);
-    let change = musterpb::MemberChange { change: Some(change), planned_at: None };
+    let change = musterpb::MemberChange { change: Some(change), ..Default::default() };
     assert_eq!(MemberChange::try_from(change), Err(ChangeError::Malformed));
+}
+
+#[test]
+fn operations_are_kept_in_the_rows_of_members_and_of_removed_ones() {
+    let asked = |change, operation: u8| ChangeRequest {
+        change,
+        operation: Some(OperationId([operation; 16])),
+        planned_at: None,
+    };
+    let mut table = three();
+    table.change(asked(MemberChange::Add(learner(4)), 1), 5).unwrap();
+    table.change(asked(MemberChange::Promote(MemberId(4)), 2), 6).unwrap();
+    let row = musterpb::Member::from(table.member(MemberId(4)).unwrap());
+    assert_eq!(Member::try_from(row).as_ref(), Ok(table.member(MemberId(4)).unwrap()));
+    table.change(asked(MemberChange::Remove(MemberId(4)), 3), 7).unwrap();
+    let (id, gone) = table.removed().next().unwrap();
+    let operation = |id: u8, index| Operation { id: OperationId([id; 16]), index };
+    assert_eq!(gone.operations, [operation(1, 5), operation(2, 6), operation(3, 7)]);
+    assert_eq!(RemovedMember::decode(&gone.encode(id)), Ok((id, gone.clone())));
+    let mut torn = gone.encode(id);
+    torn.operations[1].id.truncate(15);
+    assert_eq!(RemovedMember::decode(&torn), Err(MalformedMember));
+}
+
+#[test]
+fn a_request_survives_the_way_to_the_leader() {
+    let change = MemberChange::Remove(MemberId(4));
+    let asked =
+        ChangeRequest { change, operation: Some(OperationId([7; 16])), planned_at: Some(9) };
+    assert_eq!(ChangeRequest::try_from(musterpb::MemberChange::from(&asked)), Ok(asked));
 }

@@ -161,6 +161,7 @@ fn founder(own: Member, incarnation: Incarnation, force: &Force) -> Member {
         peer_urls,
         is_learner: false,
         vote_when_ready: false,
+        operations: Vec::new(),
         // Where the old cluster bound its members, the new one does.
         incarnation: own.incarnation.map(|_| incarnation),
         ..own

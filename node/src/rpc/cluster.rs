@@ -1,5 +1,6 @@
 //! Cluster: the members, and changes of them.
 
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,12 +13,12 @@ use node_proto::etcdserverpb::{
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
-use super::context::{Context, Held};
-use super::error::Error;
+use super::context::{self, Ask, Context, Held};
+use super::error::{CONFIGURATION, Error};
 use super::metrics::Method;
 use crate::config::PeerUrl;
-use crate::identity::{Incarnation, MemberId, NodeKey};
-use crate::membership::{Member, MemberChange};
+use crate::identity::{Incarnation, MemberId, NodeKey, OperationId};
+use crate::membership::{ChangeRequest, Member, MemberChange};
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 
@@ -37,39 +38,68 @@ fn peer_urls(urls: &[String]) -> Result<Vec<String>, Error> {
     if urls.is_empty() { Err(Error::BadMemberUrls) } else { Ok(urls) }
 }
 
-/// What a new member is bound to from the beginning, if whoever adds it knows that.
-struct Binding {
+/// What may come with a change of members, beside etcd's own.
+#[derive(Debug, PartialEq)]
+struct Extras {
+    /// By this it is carried out at most once.
+    operation: Option<OperationId>,
+    /// The configuration that it was planned on.
+    planned_at: Option<u64>,
+    /// Whom a new member is bound to from the beginning.
     incarnation: Option<Incarnation>,
     node_key: Option<NodeKey>,
 }
 
-impl Binding {
+impl Extras {
     fn of(metadata: &MetadataMap) -> Result<Self, Error> {
-        fn value<T: std::str::FromStr>(of: &MetadataMap, name: &str) -> Result<Option<T>, Error> {
-            let parse = |text: &tonic::metadata::MetadataValue<_>| text.to_str().ok()?.parse().ok();
-            of.get(name).map(|text| parse(text).ok_or(Error::BadBinding)).transpose()
+        fn value<T: FromStr>(of: &MetadataMap, name: &str) -> Result<Option<T>, Error> {
+            let mut values = of.get_all(name).iter();
+            let Some(value) = values.next() else { return Ok(None) };
+            let parsed = value.to_str().ok().and_then(|text| text.parse().ok());
+            // Of two, nobody knows which was meant.
+            let only = parsed.filter(|_| values.next().is_none());
+            only.map(Some).ok_or(Error::BadExtras)
         }
+        let Decimal(planned_at) = value(metadata, "muster-planned-at")?.unwrap_or_default();
         Ok(Self {
+            operation: value(metadata, "muster-operation")?,
+            planned_at,
             incarnation: value(metadata, "muster-incarnation")?,
             node_key: value(metadata, "muster-node-key")?,
         })
     }
+
+    fn with(&self, change: MemberChange) -> ChangeRequest {
+        ChangeRequest { change, operation: self.operation, planned_at: self.planned_at }
+    }
 }
 
+/// Digits, and nothing else: Rust's own parser takes a plus sign.
+#[derive(Default)]
+struct Decimal(Option<u64>);
+
+impl FromStr for Decimal {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+        if digits { text.parse().map(|index| Self(Some(index))).map_err(drop) } else { Err(()) }
+    }
+}
+
+/// What a method gives: its answer, and the configuration that the members in it are.
+type Told<T> = Result<(T, u64), Error>;
+
 impl Cluster {
-    async fn list(&self, request: MemberListRequest) -> Result<MemberListResponse, Error> {
+    async fn list(&self, request: MemberListRequest) -> Told<MemberListResponse> {
         self.0.barrier(!request.linearizable).await?;
-        let members = self.0.store.view().members().members().map(Into::into).collect();
-        Ok(MemberListResponse { header: header(), members })
+        let view = self.0.store.view();
+        let members = view.members().members().map(Into::into).collect();
+        Ok((MemberListResponse { header: header(), members }, view.members().changed()))
     }
 
-    async fn add(
-        &self,
-        request: MemberAddRequest,
-        binding: Result<Binding, Error>,
-    ) -> Result<MemberAddResponse, Error> {
+    async fn add(&self, request: MemberAddRequest, extras: Extras) -> Told<MemberAddResponse> {
         let peer_urls = peer_urls(&request.peer_ur_ls)?;
-        let Binding { incarnation, node_key } = binding?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let id = MemberId::added_at(&peer_urls, now);
         let member = Member {
@@ -78,69 +108,129 @@ impl Cluster {
             peer_urls,
             client_urls: Vec::new(),
             is_learner: request.is_learner,
-            incarnation,
-            node_key,
+            incarnation: extras.incarnation,
+            node_key: extras.node_key,
             changed: 0,
             vote_when_ready: false,
+            operations: Vec::new(),
         };
-        let members = self.0.change_members(MemberChange::Add(member)).await?;
+        let (members, at) = self.change(&extras, MemberChange::Add(member)).await?;
         let member = members.iter().find(|member| member.id == id.0).cloned();
-        Ok(MemberAddResponse { header: header(), member, members })
+        Ok((MemberAddResponse { header: header(), member, members }, at))
     }
 
-    async fn change(&self, change: MemberChange) -> Result<Vec<pb::Member>, Error> {
-        self.0.change_members(change).await
+    async fn change(&self, extras: &Extras, change: MemberChange) -> Told<Vec<pb::Member>> {
+        let changed = self.0.change_members(extras.with(change)).await?;
+        Ok((changed.members, changed.at))
     }
 
-    async fn update(&self, request: MemberUpdateRequest) -> Result<Vec<pb::Member>, Error> {
-        let urls = peer_urls(&request.peer_ur_ls)?;
-        self.change(MemberChange::Update(MemberId(request.id), urls)).await
+    /// The way of every method: what comes with the request is read, and with the answer goes which
+    /// configuration it tells of.
+    async fn call<Q: Ask, T: context::Answer>(
+        &self,
+        method: Method,
+        request: Request<Q>,
+        work: impl AsyncFnOnce(Q, Extras) -> Told<T>,
+    ) -> Answer<T> {
+        let extras = Extras::of(request.metadata());
+        let mut configuration = 0;
+        let work = async |request, _: &mut Held| {
+            let (answer, at) = work(request, extras?).await?;
+            configuration = at;
+            Ok(answer)
+        };
+        let mut answer = self.0.call(method, request, work).await?;
+        answer.metadata_mut().insert(CONFIGURATION, configuration.into());
+        Ok(answer)
     }
 }
 
 #[tonic::async_trait]
 impl cluster_server::Cluster for Cluster {
     async fn member_list(&self, request: Request<MemberListRequest>) -> Answer<MemberListResponse> {
-        let work = async |request, _: &mut Held| self.list(request).await;
-        self.0.call(Method::MemberList, request, work).await
+        let work = async |request, _| self.list(request).await;
+        self.call(Method::MemberList, request, work).await
     }
 
     async fn member_add(&self, request: Request<MemberAddRequest>) -> Answer<MemberAddResponse> {
-        let binding = Binding::of(request.metadata());
-        let work = async |request, _: &mut Held| self.add(request, binding).await;
-        self.0.call(Method::MemberAdd, request, work).await
+        let work = async |request, extras| self.add(request, extras).await;
+        self.call(Method::MemberAdd, request, work).await
     }
 
     async fn member_remove(
         &self,
         request: Request<MemberRemoveRequest>,
     ) -> Answer<MemberRemoveResponse> {
-        let work = async |request: MemberRemoveRequest, _: &mut Held| {
-            let members = self.change(MemberChange::Remove(MemberId(request.id))).await?;
-            Ok(MemberRemoveResponse { header: header(), members })
+        let work = async |request: MemberRemoveRequest, extras| {
+            let change = MemberChange::Remove(MemberId(request.id));
+            let (members, at) = self.change(&extras, change).await?;
+            Ok((MemberRemoveResponse { header: header(), members }, at))
         };
-        self.0.call(Method::MemberRemove, request, work).await
+        self.call(Method::MemberRemove, request, work).await
     }
 
     async fn member_update(
         &self,
         request: Request<MemberUpdateRequest>,
     ) -> Answer<MemberUpdateResponse> {
-        let work = async |request, _: &mut Held| {
-            let members = self.update(request).await?;
-            Ok(MemberUpdateResponse { header: header(), members })
+        let work = async |request: MemberUpdateRequest, extras| {
+            let urls = peer_urls(&request.peer_ur_ls)?;
+            let change = MemberChange::Update(MemberId(request.id), urls);
+            let (members, at) = self.change(&extras, change).await?;
+            Ok((MemberUpdateResponse { header: header(), members }, at))
         };
-        self.0.call(Method::MemberUpdate, request, work).await
+        self.call(Method::MemberUpdate, request, work).await
     }
 
     async fn member_promote(
         &self,
         request: Request<MemberPromoteRequest>,
     ) -> Answer<MemberPromoteResponse> {
-        let work = async |request: MemberPromoteRequest, _: &mut Held| {
-            let members = self.change(MemberChange::Promote(MemberId(request.id))).await?;
-            Ok(MemberPromoteResponse { header: header(), members })
+        let work = async |request: MemberPromoteRequest, extras| {
+            let change = MemberChange::Promote(MemberId(request.id));
+            let (members, at) = self.change(&extras, change).await?;
+            Ok((MemberPromoteResponse { header: header(), members }, at))
         };
-        self.0.call(Method::MemberPromote, request, work).await
+        self.call(Method::MemberPromote, request, work).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(values: &[(&'static str, &str)]) -> Result<Extras, Error> {
+        let mut metadata = MetadataMap::new();
+        for (name, value) in values {
+            metadata.append(*name, value.parse().unwrap());
+        }
+        Extras::of(&metadata)
+    }
+
+    #[test]
+    fn what_comes_with_a_change_is_read_exactly_or_refused() {
+        let operation = "0123456789abcdef0123456789abcdef";
+        let read = of(&[("muster-operation", operation), ("muster-planned-at", "17")]).unwrap();
+        assert_eq!(read.operation.unwrap().to_string(), operation);
+        assert_eq!(read.planned_at, Some(17));
+        let nothing = of(&[]).unwrap();
+        assert_eq!((nothing.operation, nothing.planned_at), (None, None));
+        for (name, value) in [
+            ("muster-operation", ""),
+            ("muster-operation", "0123"),
+            ("muster-operation", "0123456789ABCDEF0123456789ABCDEF"),
+            ("muster-operation", "0123456789abcdef0123456789abcdeg"),
+            ("muster-planned-at", ""),
+            ("muster-planned-at", "+17"),
+            ("muster-planned-at", "-1"),
+            ("muster-planned-at", " 17"),
+            ("muster-planned-at", "18446744073709551616"),
+            ("muster-incarnation", "0"),
+            ("muster-node-key", operation),
+        ] {
+            assert_eq!(of(&[(name, value)]), Err(Error::BadExtras), "{name}: {value}");
+        }
+        let twice = [("muster-planned-at", "17"), ("muster-planned-at", "17")];
+        assert_eq!(of(&twice), Err(Error::BadExtras));
     }
 }

@@ -3,6 +3,8 @@
 //! etcd's clients tell errors apart by their text, so that each must be etcd's to the byte
 //! (api/v3rpc/rpctypes in etcd). Codes are those of etcd 3.6.
 
+use std::borrow::Cow;
+
 use tonic::{Code, Status};
 
 use crate::apply::{ApplyError, CheckError};
@@ -16,28 +18,41 @@ macro_rules! table {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Error {
             $($(#[$doc])* $name,)*
+            /// A change of members with an operation id that one was carried out with, at this
+            /// configuration.
+            CarriedOut(u64),
+            /// A change of members that was planned on another configuration than this, which is.
+            Stale(u64),
         }
 
         impl Error {
             /// All of them.
-            pub(crate) const ALL: &[Self] = &[$(Self::$name),*];
+            pub(crate) const ALL: &[Self] =
+                &[$(Self::$name,)* Self::CarriedOut(0), Self::Stale(0)];
 
             /// The gRPC code.
             #[must_use]
             pub(crate) fn code(self) -> Code {
-                match self { $(Self::$name => Code::$code,)* }
-            }
-
-            /// The one with this text, if there is one.
-            #[must_use]
-            pub(crate) fn of_text(text: &str) -> Option<Self> {
-                Self::ALL.iter().find(|error| error.text() == text).copied()
+                match self {
+                    $(Self::$name => Code::$code,)*
+                    // Two that etcd has no use for: a client knows them by these.
+                    Self::CarriedOut(_) => Code::AlreadyExists,
+                    Self::Stale(_) => Code::Aborted,
+                }
             }
 
             /// The text, as clients compare it.
             #[must_use]
-            pub(crate) fn text(self) -> &'static str {
-                match self { $(Self::$name => $text,)* }
+            pub(crate) fn text(self) -> Cow<'static, str> {
+                match self {
+                    $(Self::$name => Cow::Borrowed($text),)*
+                    Self::CarriedOut(at) => Cow::Owned(format!(
+                        "muster: this operation was carried out, at configuration {at}"
+                    )),
+                    Self::Stale(now) => Cow::Owned(format!(
+                        "muster: the members have changed since this was planned: the configuration is {now} now"
+                    )),
+                }
             }
         }
     };
@@ -82,9 +97,9 @@ table! {
     /// A change that would leave no quorum of started members.
     NotEnoughStarted: FailedPrecondition
         "etcdserver: re-configuration failed due to not enough started members",
-    /// What came with a request to bind a new member by is no such thing.
-    BadBinding: InvalidArgument
-        "muster-incarnation takes 32 and muster-node-key 64 lower-case hex digits",
+    /// What came with a change of members is not what it is called.
+    BadExtras: InvalidArgument
+        "muster: muster-operation and muster-incarnation take 32, muster-node-key 64 lower-case hex digits, muster-planned-at a number, each once",
     /// A new member's URLs are none.
     BadMemberUrls: InvalidArgument "etcdserver: given member URLs are invalid",
     /// A change of members now could cost the quorum.
@@ -126,9 +141,39 @@ table! {
     StoreFailed: Internal "etcdserver: store failed",
 }
 
+/// With what a client is told of members: which configuration they are.
+pub(super) const CONFIGURATION: &str = "muster-configuration";
+
+impl Error {
+    /// The one with this text, if there is one; `at` is the configuration that it tells of, if it
+    /// does. So one member tells another what to tell a client.
+    #[must_use]
+    pub(super) fn passed_on(text: &str, at: u64) -> Option<Self> {
+        let told = Self::ALL.iter().map(|error| match error {
+            Self::CarriedOut(_) => Self::CarriedOut(at),
+            Self::Stale(_) => Self::Stale(at),
+            other => *other,
+        });
+        told.into_iter().find(|error| error.text() == text)
+    }
+
+    /// The configuration that it tells of.
+    #[must_use]
+    pub(super) fn configuration(self) -> Option<u64> {
+        match self {
+            Self::CarriedOut(at) | Self::Stale(at) => Some(at),
+            _ => None,
+        }
+    }
+}
+
 impl From<Error> for Status {
     fn from(error: Error) -> Self {
-        Self::new(error.code(), error.text())
+        let mut status = Self::new(error.code(), error.text());
+        if let Some(at) = error.configuration() {
+            status.metadata_mut().insert(CONFIGURATION, at.into());
+        }
+        status
     }
 }
 
@@ -172,8 +217,8 @@ impl From<ChangeError> for Error {
             ChangeError::NotFound => Self::MemberNotFound,
             ChangeError::NotALearner => Self::NotALearner,
             ChangeError::LastVoter => Self::NotEnoughStarted,
-            // Whoever judged it judges it again; who gave up is told what is in the way.
-            ChangeError::Stale => Self::Unhealthy,
+            ChangeError::Stale { now } => Self::Stale(now),
+            ChangeError::CarriedOut { at } => Self::CarriedOut(at),
             ChangeError::Malformed => Self::BadMemberUrls,
         }
     }
@@ -256,6 +301,14 @@ impl From<ReadError> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_one_member_refuses_another_tells_in_the_same_words() {
+        for error in Error::ALL.iter().copied().chain([Error::CarriedOut(17), Error::Stale(18)]) {
+            let at = error.configuration().unwrap_or_default();
+            assert_eq!(Error::passed_on(&error.text(), at), Some(error));
+        }
+    }
 
     #[test]
     fn codes_and_texts_are_etcds() {

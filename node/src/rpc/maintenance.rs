@@ -45,7 +45,7 @@ impl Maintenance {
         let me = self.0.identity.member_id;
         let mut errors = Vec::new();
         if node.leader == 0 {
-            errors.push(Error::NoLeader.text().to_owned());
+            errors.push(Error::NoLeader.text().into_owned());
         }
         errors.extend(view.alarms().iter().map(show));
         StatusResponse {

@@ -12,15 +12,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use node_proto::command::{self, Operation};
-use node_proto::{etcdserverpb as pb, musterpb};
+use node_proto::musterpb;
 use prost::Message as _;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::context::{Context, encode};
 use super::error::Error;
-use crate::apply::{ApplyError, Response};
+use crate::apply::{ApplyError, ChangedMembers, Response};
 use crate::identity::MemberId;
-use crate::membership::{ChangeError, Judge, MemberChange, MemberTable, Refused, Ruling};
+use crate::membership::{
+    ChangeError, ChangeRequest, Judge, MemberChange, MemberTable, Refused, Ruling,
+};
 
 /// Between two looks for a leader, and between two tries to promote who asked for it.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -28,33 +30,26 @@ const PROMOTE_AGAIN: Duration = Duration::from_millis(200);
 /// How long this member may take to show a change that the leader has made.
 const CATCH_UP: Duration = Duration::from_secs(1);
 
-/// What a change came to.
-struct Changed {
-    members: Vec<pb::Member>,
-    /// The configuration since.
-    at: u64,
-}
-
 impl Context {
-    /// Changes the members; returns all of them after it.
+    /// Changes the members.
     pub(super) async fn change_members(
         &self,
-        change: MemberChange,
-    ) -> Result<Vec<pb::Member>, Error> {
+        asked: ChangeRequest,
+    ) -> Result<ChangedMembers, Error> {
         let deadline = self.deadline();
         // As in etcd, whoever is asked looks first; without a leader that is all there is to say.
-        self.judge(&change, |judge| judge.look(&change))?;
+        self.judge(&asked, |judge| judge.look(&asked))?;
         loop {
             let known = self.known_leader(deadline).await?;
             let changed = if known == self.identity.member_id {
-                self.lead_change(&change, deadline).await
+                self.lead_change(&asked, deadline).await
             } else {
-                self.pass_on(MemberId(known), &change, deadline).await
+                self.pass_on(MemberId(known), &asked, deadline).await
             };
             match changed {
                 Ok(changed) => {
                     self.show(changed.at).await;
-                    return Ok(changed.members);
+                    return Ok(changed);
                 }
                 Err(Error::NotLeader) if Instant::now() < deadline => sleep(LOOK_AGAIN).await,
                 Err(Error::NotLeader) => return Err(Error::Timeout),
@@ -92,13 +87,13 @@ impl Context {
     async fn pass_on(
         &self,
         leader: MemberId,
-        change: &MemberChange,
+        asked: &ChangeRequest,
         deadline: Instant,
-    ) -> Result<Changed, Error> {
+    ) -> Result<ChangedMembers, Error> {
         let Some(peers) = &self.peers else { return Err(Error::NotLeader) };
-        let request = command::MemberChange::from(change).encode_to_vec();
-        let asked = timeout_at(deadline, peers.ask(leader, request.into())).await;
-        let answer = match asked.map_err(|_| Error::Timeout)? {
+        let request = command::MemberChange::from(asked).encode_to_vec();
+        let answer = timeout_at(deadline, peers.ask(leader, request.into())).await;
+        let answer = match answer.map_err(|_| Error::Timeout)? {
             Ok(answer) => answer,
             Err(error) => {
                 // It may have been made: whoever asked has to look.
@@ -108,22 +103,24 @@ impl Context {
         };
         let answer = musterpb::MembersChanged::decode(answer).map_err(|_| Error::Timeout)?;
         if answer.refused.is_empty() {
-            return Ok(Changed { members: answer.members, at: answer.changed });
+            return Ok(ChangedMembers { members: answer.members, at: answer.changed });
         }
-        Err(Error::of_text(&answer.refused).unwrap_or(Error::Unhealthy))
+        Err(Error::passed_on(&answer.refused, answer.changed).unwrap_or(Error::Unhealthy))
     }
 
     /// What a member that passes a change on is answered.
     pub(crate) async fn answer_member(&self, request: Bytes) -> Option<Bytes> {
-        let change = command::MemberChange::decode(request).ok()?;
-        let change = MemberChange::try_from(change).ok()?;
-        let answer = match self.lead_change(&change, self.deadline()).await {
-            Ok(Changed { members, at }) => {
+        let asked = command::MemberChange::decode(request).ok()?;
+        let asked = ChangeRequest::try_from(asked).ok()?;
+        let answer = match self.lead_change(&asked, self.deadline()).await {
+            Ok(ChangedMembers { members, at }) => {
                 musterpb::MembersChanged { members, changed: at, ..Default::default() }
             }
-            Err(error) => {
-                musterpb::MembersChanged { refused: error.text().to_owned(), ..Default::default() }
-            }
+            Err(error) => musterpb::MembersChanged {
+                refused: error.text().into_owned(),
+                changed: error.configuration().unwrap_or_default(),
+                ..Default::default()
+            },
         };
         Some(answer.encode_to_vec().into())
     }
@@ -131,13 +128,13 @@ impl Context {
     /// Makes a change as the leader; `NotLeader` if this member is none, or has handed over.
     async fn lead_change(
         &self,
-        change: &MemberChange,
+        asked: &ChangeRequest,
         deadline: Instant,
-    ) -> Result<Changed, Error> {
+    ) -> Result<ChangedMembers, Error> {
         let one = timeout_at(deadline, self.changing.lock());
         let _one = one.await.map_err(|_| Error::Timeout)?;
         loop {
-            let entry = match self.judge(change, |judge| judge.rule(change))? {
+            let entry = match self.judge(asked, |judge| judge.rule(asked))? {
                 Ruling::Propose(entry) => entry,
                 Ruling::HandOver => {
                     self.handle.hand_over().await;
@@ -146,17 +143,17 @@ impl Context {
                 }
             };
             let id = self.request_ids.next();
-            let operation = Operation::ChangeMember(entry);
+            let operation = Operation::ChangeMember(*entry);
             let payload = encode(id, operation, self.limits.max_request_bytes)?;
             let _pending = self.metrics.pending();
             match self.handle.propose_change(payload, id).await? {
-                Ok(Response::MembersChanged(members)) => {
-                    let at = self.table().changed();
-                    tracing::info!(?change, "changed the members");
-                    return Ok(Changed { members, at });
+                Ok(Response::MembersChanged(changed)) => {
+                    tracing::info!(?asked, changed.at, "changed the members");
+                    return Ok(changed);
                 }
                 Ok(_) => unreachable!("apply answers each operation in kind"),
-                Err(ApplyError::Members(ChangeError::Stale)) if Instant::now() < deadline => {}
+                Err(ApplyError::Members(ChangeError::Stale { .. }))
+                    if Instant::now() < deadline => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -166,11 +163,11 @@ impl Context {
         *self.leader.borrow() == self.identity.member_id
     }
 
-    /// What this member says to `change`, by all that it knows now.
-    fn judge<T, E: Into<Refused>>(
+    /// What this member says to what is `asked`, by all that it knows now.
+    fn judge<T>(
         &self,
-        change: &MemberChange,
-        says: impl FnOnce(&Judge<'_>) -> Result<T, E>,
+        asked: &ChangeRequest,
+        says: impl FnOnce(&Judge<'_>) -> Result<T, Refused>,
     ) -> Result<T, Error> {
         let connected: BTreeMap<MemberId, Duration> = match &self.peers {
             Some(peers) => {
@@ -189,10 +186,9 @@ impl Context {
             last: status.last,
         };
         says(&judge).map_err(|refused| {
-            let refused = refused.into();
             if let Refused::Objection(objection) = refused {
                 let connected = connected.len();
-                tracing::warn!(reason = %objection, connected, ?change, "rejecting a change of members");
+                tracing::warn!(reason = %objection, connected, ?asked, "rejecting a change of members");
             }
             refused.into()
         })
@@ -210,9 +206,9 @@ pub(super) async fn promote_when_ready(context: Arc<Context>) {
         match ready {
             Some(id) if leads => {
                 let deadline = Instant::now() + CATCH_UP;
-                if let Err(error) = context.lead_change(&MemberChange::Promote(id), deadline).await
-                {
-                    tracing::debug!(error = error.text(), member.id = %id, "cannot promote yet");
+                let promotion = MemberChange::Promote(id).into();
+                if let Err(error) = context.lead_change(&promotion, deadline).await {
+                    tracing::debug!(error = %error.text(), member.id = %id, "cannot promote yet");
                 }
                 sleep(PROMOTE_AGAIN).await;
             }

@@ -61,8 +61,7 @@ pub(super) async fn guard(context: Arc<Context>) {
             Next::Alarm(action) => match set(&context, action).await {
                 Ok(()) => done.raised = action == AlarmAction::Activate,
                 Err(error) => {
-                    let error = error.text();
-                    tracing::warn!(error, "cannot tell the cluster about the disk's space yet");
+                    tracing::warn!(error = %error.text(), "cannot tell the cluster about the disk's space yet");
                     tokio::time::sleep(AGAIN).await;
                 }
             },

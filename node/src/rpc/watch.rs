@@ -267,11 +267,11 @@ impl WatchStream {
         let range = KeyRange::new(request.key.clone(), request.range_end.clone());
         let key_bytes = request.key.len() + request.range_end.len();
         let refused = if request.start_revision < 0 {
-            Some(COMPACTED)
+            Some(COMPACTED.into())
         } else if range.is_empty() {
-            Some(EMPTY_RANGE)
+            Some(EMPTY_RANGE.into())
         } else if request.watch_id != 0 && self.subscriber.has(request.watch_id) {
-            Some(DUPLICATE_ID)
+            Some(DUPLICATE_ID.into())
         } else if self.shapes.len() >= MAX_WATCHES || self.key_bytes + key_bytes > MAX_KEY_BYTES {
             Some(Error::TooManyRequests.text())
         } else {
@@ -279,7 +279,7 @@ impl WatchStream {
         };
         if let Some(why) = refused {
             let head = self.head(NO_WATCH, self.revision());
-            let cancel_reason = why.to_owned();
+            let cancel_reason = why.into_owned();
             self.push(WatchResponse { created: true, canceled: true, cancel_reason, ..head });
             return;
         }

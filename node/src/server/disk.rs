@@ -240,6 +240,7 @@ fn first_members(initial: &InitialCluster) -> Vec<Member> {
         node_key: member.node_key,
         changed: 0,
         vote_when_ready: false,
+        operations: Vec::new(),
     });
     members.collect()
 }

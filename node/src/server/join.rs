@@ -251,6 +251,7 @@ mod tests {
                 node_key: None,
                 changed: 0,
                 vote_when_ready: false,
+                operations: Vec::new(),
             };
             (&member).into()
         });

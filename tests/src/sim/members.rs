@@ -26,6 +26,7 @@ fn member(id: u64, is_learner: bool) -> Member {
         node_key: None,
         changed: 0,
         vote_when_ready: false,
+        operations: Vec::new(),
     }
 }
 

@@ -45,6 +45,7 @@ pub(crate) fn member(id: u64, name: &str) -> Member {
         node_key: Some(NodeKey([u8::try_from(id).unwrap(); 32])),
         changed: 0,
         vote_when_ready: false,
+        operations: Vec::new(),
     }
 }
 

@@ -89,7 +89,7 @@ async fn an_answer_has_to_have_room_before_it_is_gathered() {
     // What changes something is carried out all the same, by every member.
     let writes = reads(100).chain([Op::RequestPut(put("new", "v"))]);
     let (code, text) = told(kv.txn(txn(writes)).await);
-    assert_eq!((code, text), (Code::ResourceExhausted, Error::AnswerDropped.text().to_owned()));
+    assert_eq!((code, text), (Code::ResourceExhausted, Error::AnswerDropped.text().into_owned()));
     assert_eq!(kv.range(range("new")).await.unwrap().into_inner().kvs.len(), 1);
     let delete = DeleteRangeRequest { key: bytes("k"), range_end: bytes("l"), prev_kv: true };
     let deleted = kv.delete_range(delete).await.unwrap().into_inner();
