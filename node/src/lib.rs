@@ -2,6 +2,7 @@
 
 pub mod apply;
 pub mod causes;
+pub mod commands;
 pub mod config;
 pub mod disk;
 pub mod driver;

@@ -1,9 +1,11 @@
-//! `muster-node`: reads its command line, runs a node, and ends with a code that says why.
+//! `muster-node`: reads its command line, runs a node or another command, and ends with a code that
+//! says why.
 
 use std::{io::Write as _, process::ExitCode};
 
 use muster_node::{
     causes::chain,
+    commands,
     config::{self, Command, CommandError, Config, Remark},
     logging::Logging,
     server,
@@ -15,6 +17,10 @@ const DO_NOT_RESTART: u8 = 3;
 
 fn main() -> ExitCode {
     let args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
+    let args: Vec<String> = args.collect();
+    if let Some(code) = commands::run(&args) {
+        return ExitCode::from(code);
+    }
     // Variables that aren't text can't be ours.
     let environment = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));

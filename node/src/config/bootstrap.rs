@@ -4,7 +4,11 @@
 //! missing or long out of date, and nobody looks at it. Texts are etcd's
 //! (`etcdserver/api/membership`, `etcdserver/config`).
 
-use super::{Config, ConfigError, PeerUrl, validate::NO_PEER_CERTIFICATE};
+use super::{
+    Config, ConfigError, PeerUrl,
+    resolve::{NamedUrls, named_urls},
+    validate::NO_PEER_CERTIFICATE,
+};
 use crate::identity::{Incarnation, InitialCluster, MemberDocument};
 
 impl Config {
@@ -13,16 +17,14 @@ impl Config {
     /// # Errors
     /// If the settings that describe it contradict each other, or don't name this member.
     pub fn initial(&self) -> Result<InitialCluster, ConfigError> {
-        named(self)
-            .and_then(|()| advertised(self))
+        let list = &self.initial_cluster;
+        named(&self.name, list)
+            .and_then(|()| has_tls(self))
+            .and_then(|()| advertised(&self.name, list, &self.advertise_peer_urls))
             .and_then(|()| document(self))
             .map_err(ConfigError::Relation)?;
-        let members: Vec<(String, Vec<String>)> = self
-            .initial_cluster
-            .iter()
-            .map(|(name, urls)| (name.clone(), urls.iter().map(ToString::to_string).collect()))
-            .collect();
-        Ok(InitialCluster::new(&members, &self.initial_cluster_token, self.document.as_ref()))
+        let document = self.document.as_ref();
+        Ok(InitialCluster::new(&as_text(list), &self.initial_cluster_token, document))
     }
 
     /// Whether the settings say which members a running cluster has, this one among them. Where this
@@ -31,7 +33,9 @@ impl Config {
     /// # Errors
     /// If they contradict each other, or don't name this member.
     pub(crate) fn check_join(&self) -> Result<(), ConfigError> {
-        named(self).map_err(ConfigError::Relation)
+        named(&self.name, &self.initial_cluster)
+            .and_then(|()| has_tls(self))
+            .map_err(ConfigError::Relation)
     }
 
     /// The incarnation that the member document, if there is one, binds this member to.
@@ -41,30 +45,63 @@ impl Config {
     }
 }
 
+/// The first configuration of a cluster that begins with a snapshot, from flags of the same names.
+///
+/// # Errors
+/// If they can't be read, contradict each other, or don't name this member.
+pub fn restored_cluster(
+    name: &str,
+    initial_cluster: &str,
+    advertise_peer_urls: &str,
+    token: &str,
+) -> Result<InitialCluster, ConfigError> {
+    let list = named_urls(initial_cluster)?;
+    let own = PeerUrl::parse_list(advertise_peer_urls)
+        .map_err(|source| ConfigError::Url { flag: "initial-advertise-peer-urls", source })?;
+    named(name, &list)
+        .and_then(|()| advertised(name, &list, &own))
+        .map_err(ConfigError::Relation)?;
+    let cluster = InitialCluster::new(&as_text(&list), token, None);
+    match cluster.identical_ids() {
+        Some((a, b)) => Err(ConfigError::Relation(format!(
+            "member exists with identical ID: {} and {}",
+            a.name, b.name
+        ))),
+        None => Ok(cluster),
+    }
+}
+
+fn as_text(list: &[NamedUrls]) -> Vec<(String, Vec<String>)> {
+    list.iter()
+        .map(|(name, urls)| (name.clone(), urls.iter().map(ToString::to_string).collect()))
+        .collect()
+}
+
 /// The members can be told apart, and this one is among them.
-fn named(config: &Config) -> Result<(), String> {
-    if !config.initial_cluster.iter().any(|(name, _)| *name == config.name) {
+fn named(name: &str, list: &[NamedUrls]) -> Result<(), String> {
+    if !list.iter().any(|(other, _)| other == name) {
         return Err(format!(
-            "couldn't find local name \"{}\" in the initial cluster configuration",
-            config.name
+            "couldn't find local name \"{name}\" in the initial cluster configuration"
         ));
     }
-    if config.peer_tls.is_none()
-        && config.initial_cluster.iter().flat_map(|(_, urls)| urls).any(PeerUrl::is_https)
-    {
-        return Err(NO_PEER_CERTIFICATE.to_owned());
-    }
-    let all: Vec<&PeerUrl> = config.initial_cluster.iter().flat_map(|(_, urls)| urls).collect();
+    let all: Vec<&PeerUrl> = list.iter().flat_map(|(_, urls)| urls).collect();
     let duplicate = all.iter().enumerate().any(|(n, url)| all[..n].contains(url));
     if duplicate {
-        return Err(format!("initial cluster {} has duplicate url", shown(config)));
+        return Err(format!("initial cluster {} has duplicate url", shown(list)));
     }
     Ok(())
 }
 
-fn shown(config: &Config) -> String {
-    let mut parts: Vec<String> = config
-        .initial_cluster
+fn has_tls(config: &Config) -> Result<(), String> {
+    let urls = config.initial_cluster.iter().flat_map(|(_, urls)| urls);
+    if config.peer_tls.is_none() && urls.into_iter().any(PeerUrl::is_https) {
+        return Err(NO_PEER_CERTIFICATE.to_owned());
+    }
+    Ok(())
+}
+
+fn shown(list: &[NamedUrls]) -> String {
+    let mut parts: Vec<String> = list
         .iter()
         .flat_map(|(name, urls)| urls.iter().map(move |url| format!("{name}={url}")))
         .collect();
@@ -73,26 +110,24 @@ fn shown(config: &Config) -> String {
 }
 
 /// The others are told the same of this member as it says itself.
-fn advertised(config: &Config) -> Result<(), String> {
-    let own = config.initial_cluster.iter().find(|(name, _)| *name == config.name);
+fn advertised(name: &str, members: &[NamedUrls], advertised: &[PeerUrl]) -> Result<(), String> {
+    let own = members.iter().find(|(other, _)| other == name);
     let own = own.map(|(_, urls)| urls.as_slice()).unwrap_or_default();
     let missing = |of: &[PeerUrl], from: &[PeerUrl]| {
         of.iter().find(|url| !from.iter().any(|other| url.reaches_same(other))).cloned()
     };
     let list =
         |urls: &[PeerUrl]| urls.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-    let advertised = &config.advertise_peer_urls;
     if let Some(url) = missing(own, advertised) {
         return Err(format!(
-            "--initial-cluster has {}={url} but missing from --initial-advertise-peer-urls={}",
-            config.name,
+            "--initial-cluster has {name}={url} but missing from --initial-advertise-peer-urls={}",
             list(advertised)
         ));
     }
     if let Some(url) = missing(advertised, own) {
         return Err(format!(
             "--initial-advertise-peer-urls has {url} but missing from --initial-cluster={}",
-            shown(config)
+            shown(members)
         ));
     }
     Ok(())

@@ -20,6 +20,7 @@ mod validate;
 use std::{path::PathBuf, time::Duration};
 
 pub use self::{
+    bootstrap::restored_cluster,
     help::{help, version},
     low::{LowArgs, UsageError},
     urls::{ListenUrl, PeerUrl, UrlError},

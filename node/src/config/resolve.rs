@@ -96,17 +96,23 @@ fn urls<T>(
     }
 }
 
-/// `name=url,name=url,…`, the URLs of one name gathered, in the order in which names first appear.
 fn initial_cluster(
     low: &LowArgs,
     name: &str,
     advertised: &[PeerUrl],
-) -> Result<Vec<(String, Vec<PeerUrl>)>, ConfigError> {
-    let text = low.value("initial-cluster");
-    if text.is_empty() {
-        return Ok(vec![(name.to_owned(), advertised.to_vec())]);
+) -> Result<Vec<NamedUrls>, ConfigError> {
+    match low.value("initial-cluster") {
+        "" => Ok(vec![(name.to_owned(), advertised.to_vec())]),
+        text => named_urls(text),
     }
-    let mut members: Vec<(String, Vec<PeerUrl>)> = Vec::new();
+}
+
+/// A member's name, and where its peers reach it.
+pub(super) type NamedUrls = (String, Vec<PeerUrl>);
+
+/// `name=url,name=url,…`, the URLs of one name gathered, in the order in which names first appear.
+pub(super) fn named_urls(text: &str) -> Result<Vec<NamedUrls>, ConfigError> {
+    let mut members: Vec<NamedUrls> = Vec::new();
     for part in text.split(',') {
         let part = part.trim();
         // As etcd's parser: a part without "=" is a name without a URL.

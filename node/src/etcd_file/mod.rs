@@ -33,6 +33,7 @@
 mod error;
 mod names;
 mod read;
+mod status;
 mod write;
 
 #[cfg(test)]
@@ -40,4 +41,5 @@ mod tests;
 
 pub use error::{EtcdFileError, ExportError};
 pub use read::{Auth, Consent, EtcdFile, FileMember, HashCheck, Import, Summary};
+pub use status::FileStatus;
 pub use write::Export;

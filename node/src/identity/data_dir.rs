@@ -203,6 +203,12 @@ impl DataDir {
         self.path.join(name)
     }
 
+    /// Whether an etcd's data lies here.
+    #[must_use]
+    pub fn is_etcds(&self) -> bool {
+        self.has(ETCDS_STORE).unwrap_or(false)
+    }
+
     /// Whether the member has a log of its own here, and so must not bootstrap.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! The first configuration, as `--initial-cluster` names it and the member document binds it.
 
 use super::{ClusterId, Incarnation, MemberDocument, MemberId, NodeKey};
+use crate::membership::Member;
 
 /// One member of the first configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +27,25 @@ pub struct InitialCluster {
     pub id: ClusterId,
     /// Its members, in the order of `--initial-cluster`: the first is seat 1.
     pub members: Vec<InitialMember>,
+}
+
+impl InitialMember {
+    /// What the cluster knows of it at its beginning.
+    #[must_use]
+    pub(crate) fn member(&self) -> Member {
+        Member {
+            id: self.id,
+            name: self.name.clone(),
+            peer_urls: self.peer_urls.clone(),
+            client_urls: self.client_urls.clone(),
+            is_learner: false,
+            incarnation: self.incarnation,
+            node_key: self.node_key,
+            changed: 0,
+            vote_when_ready: false,
+            operations: Vec::new(),
+        }
+    }
 }
 
 impl InitialCluster {

@@ -132,12 +132,12 @@ pub(crate) fn force(survivor: Survivor<'_>, force: &Force) -> Result<Forced, For
     Ok(plan)
 }
 
-fn as_committed(entry: node_consensus::Entry) -> Committed {
+pub(super) fn as_committed(entry: node_consensus::Entry) -> Committed {
     let position = Position { index: entry.index, term: entry.term };
     Committed { position, kind: entry.kind, data: entry.data }
 }
 
-fn apply(machine: &mut Machine, entries: &[Committed]) -> Result<(), StoreError> {
+pub(super) fn apply(machine: &mut Machine, entries: &[Committed]) -> Result<(), StoreError> {
     entries.chunks(ENTRIES_AT_ONCE).try_for_each(|some| machine.apply(some).map(|_| ()))
 }
 

@@ -28,9 +28,15 @@
 
 mod finish;
 mod force;
+mod look;
+mod restore;
 
-pub use self::force::{ForceError, REVISION_BUMP};
 pub(crate) use self::{
     finish::resume,
     force::{Survivor, force},
+};
+pub use self::{
+    force::{ForceError, REVISION_BUMP},
+    look::{LogSight, MemberSight, Sight, State, StoreSight, look},
+    restore::{Restore, RestoreError, Restored, restore},
 };

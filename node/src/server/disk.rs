@@ -16,7 +16,7 @@ use crate::{
     apply::Machine,
     config::{ClusterState, Config, Force},
     disk::{Backend, Open, RealDisk, SharedDisk},
-    identity::{Bearer, ClusterId, DataDir, Incarnation, InitialCluster, MemberId},
+    identity::{Bearer, ClusterId, DataDir, Incarnation, InitialCluster, InitialMember, MemberId},
     log::{self, Log, LogOptions, Recovered},
     machine::{Position, StateMachine as _},
     membership::Member,
@@ -230,17 +230,5 @@ fn open_store(
 }
 
 fn first_members(initial: &InitialCluster) -> Vec<Member> {
-    let members = initial.members.iter().map(|member| Member {
-        id: member.id,
-        name: member.name.clone(),
-        peer_urls: member.peer_urls.clone(),
-        client_urls: member.client_urls.clone(),
-        is_learner: false,
-        incarnation: member.incarnation,
-        node_key: member.node_key,
-        changed: 0,
-        vote_when_ready: false,
-        operations: Vec::new(),
-    });
-    members.collect()
+    initial.members.iter().map(InitialMember::member).collect()
 }

@@ -9,6 +9,7 @@
 //! Files are looked at again at each handshake and re-read when they changed; what can't be read
 //! leaves what was read before in force, and says so.
 
+mod client;
 mod files;
 mod policy;
 mod verify;
@@ -32,6 +33,7 @@ use rustls::{
 };
 
 pub(crate) use self::{
+    client::{ClientFiles, client_config},
     files::TlsError,
     policy::{TlsPolicy, TlsVersion, cipher_suite},
 };

@@ -1,0 +1,118 @@
+//! `muster-node data status`
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+
+use super::{FAILED, Lines, complain, print};
+use crate::recovery::{Sight, State, look};
+
+/// No start here will do: the member was removed, or has lost data.
+const NO_START: u8 = 3;
+/// A member runs there.
+const IN_USE: u8 = 4;
+/// Nobody's data.
+const EMPTY: u8 = 5;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Data {
+    /// Say whose data a directory holds, how far it goes, and what is wrong with it.
+    #[command(
+        long_about = "Says whose data a directory holds, how far it goes, and what is wrong with it. \
+            Nothing is written, not even a lock's file; while it looks, no member can start there. \
+            The newest revision and the members are those with the whole log applied, as \
+            --force-new-cluster would make them.",
+        after_long_help = "EXIT CODES\n  \
+            0  a member's data, whole (or a half-made new cluster, which the next start finishes)\n  \
+            1  it can't be looked at    2  wrong usage\n  \
+            3  no start here will do: the member was removed, or its data is damaged or lost\n  \
+            4  a member runs there: only what does not change is shown    5  nobody's data"
+    )]
+    Status {
+        /// The data directory.
+        dir: PathBuf,
+        /// One JSON document.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+pub(super) fn run(command: &Data) -> u8 {
+    let Data::Status { dir, json } = command;
+    let sight = match look(dir) {
+        Ok(sight) => sight,
+        Err(error) => {
+            complain(&error);
+            return FAILED;
+        }
+    };
+    let text = if *json {
+        serde_json::to_string(&sight).expect("text and numbers are JSON")
+    } else {
+        for_people(&sight)
+    };
+    match (print(text.trim_end()), sight.state) {
+        (0, State::Whole | State::Unfinished) => 0,
+        (0, State::Removed | State::Damaged) => NO_START,
+        (0, State::InUse) => IN_USE,
+        (0, State::Empty) => EMPTY,
+        (code, _) => code,
+    }
+}
+
+fn for_people(sight: &Sight) -> String {
+    let mut lines = Lines::default();
+    let state = match sight.state {
+        State::Whole => "whole",
+        State::InUse => "in use",
+        State::Unfinished => "unfinished",
+        State::Empty => "nobody's",
+        State::Removed => "removed from its cluster",
+        State::Damaged => "damaged",
+    };
+    lines.add("data directory", &sight.data_dir);
+    lines.add("state", state);
+    lines.some("problem", sight.problem.as_ref());
+    if let Some(tombstone) = &sight.tombstone {
+        lines.add("removed", format!("at {}, told by {}", tombstone.at, tombstone.by));
+    }
+    if let Some(bearer) = &sight.bearer {
+        lines.add("cluster", bearer.cluster_id);
+        lines.add("member", bearer.member_id);
+        lines.add("incarnation", bearer.incarnation);
+    }
+    lines.some("name", sight.name.as_ref());
+    lines.some("starts", sight.boots);
+    if let Some(log) = &sight.log {
+        let vote = log.vote.as_deref().unwrap_or("nobody");
+        lines.add("term", format!("{}, voted for {vote}", log.term));
+        lines.add("last entry", format!("{} of term {}", log.last_index, log.last_term));
+        lines.add("known committed", log.committed);
+        lines.some(
+            "unfinished write",
+            log.torn_at.map(|at| format!("at offset {at}: nobody was told of it")),
+        );
+    }
+    if let Some(store) = &sight.store {
+        lines.add("applied", store.applied);
+        let stored = store.stored_revision;
+        lines.add(
+            "newest revision",
+            format!("{} ({stored} in the store, the rest in the log)", store.revision),
+        );
+        lines.add("compacted revision", store.compacted_revision);
+        lines.add("hash", format!("{:08x}", store.hash));
+        for member in &store.members {
+            let learner = if member.is_learner { ", learner" } else { "" };
+            let name = if member.name.is_empty() { "not started" } else { &member.name };
+            let urls = member.peer_urls.join(",");
+            lines.add("a member", format!("{} {name} {urls}{learner}", member.id));
+        }
+    }
+    if let Some(made) = &sight.forced {
+        let was =
+            format!("{} of cluster {}, at {}", made.was.member_id, made.was.cluster_id, made.at);
+        lines.add("made of member", was);
+    }
+    lines.0
+}

@@ -1,0 +1,211 @@
+//! `muster-node snapshot save|status|restore`: etcdctl's and etcdutl's flags, and their texts.
+
+use std::{
+    fs::File,
+    io::BufReader,
+    path::{Path, PathBuf},
+};
+
+use clap::{Args, Subcommand};
+
+use super::{FAILED, USAGE, complain, print, save, say};
+use crate::{
+    config::restored_cluster,
+    etcd_file::{Consent, EtcdFile, EtcdFileError, FileStatus, HashCheck},
+    recovery::{self, Restore, RestoreError},
+};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Snapshot {
+    /// Save what a member has as a file.
+    #[command(
+        long_about = "Saves what a member has as a file that etcd's tools read as well. The \
+        file (mode 0600) gets its name once all of it is there, its hash is right, and it is on \
+        disk."
+    )]
+    Save(save::Save),
+    /// Say what a snapshot file holds: hash, revision, total keys, total size, version.
+    Status {
+        /// The file.
+        file: PathBuf,
+        /// One JSON document, as `etcdutl -w json` prints it.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make the data directory of a member of a new cluster out of a snapshot file.
+    #[command(
+        long_about = "Makes the data directory of a member of a new cluster out of a snapshot file, \
+            one that muster-node or etcd saved. Run it once on each of the new cluster's hosts, with \
+            the same file, token and --initial-cluster; then start the members. Member and cluster \
+            ids are new unless names, URLs and token are the old ones: give a new token, and members \
+            of the old cluster can't talk to the new one.",
+        after_long_help = "WHO HAD SEEN LATER REVISIONS\n  \
+            The old cluster may have gone on after the snapshot. Clients that saw its later \
+            revisions would take the new cluster's for them: --bump-revision 1000000000 \
+            --mark-compacted makes all new revisions higher, and tells who watches from an old one \
+            to read anew."
+    )]
+    Restore(Box<RestoreArgs>),
+}
+
+/// etcdutl's flags.
+#[derive(Debug, Args)]
+pub(super) struct RestoreArgs {
+    /// The snapshot file.
+    file: PathBuf,
+    /// The new data directory: nothing may be there yet, or an empty folder. Default: NAME.etcd
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// The new member's name.
+    #[arg(long, default_value = "default")]
+    name: String,
+    /// The new cluster's first members.
+    #[arg(long, value_name = "NAME=URL,...", default_value = "default=http://localhost:2380")]
+    initial_cluster: String,
+    /// What tells this cluster from another one of the same members.
+    #[arg(long, value_name = "TOKEN", default_value = "etcd-cluster")]
+    initial_cluster_token: String,
+    /// Where the others reach this member.
+    #[arg(long, value_name = "URLS", default_value = "http://localhost:2380")]
+    initial_advertise_peer_urls: String,
+    /// How much to increase the latest revision after restore; needs --mark-compacted.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    bump_revision: i64,
+    /// Mark the latest revision after restore as compacted; needs --bump-revision.
+    #[arg(long, num_args = 0..=1, default_value_t = false, default_missing_value = "true", require_equals = true)]
+    mark_compacted: bool,
+    /// Take a file without a hash, such as an etcd's own member/snap/db, or with a wrong one.
+    #[arg(long, num_args = 0..=1, default_value_t = false, default_missing_value = "true", require_equals = true)]
+    skip_hash_check: bool,
+    /// The file is an etcd's. The format is the same: this only says so.
+    #[arg(long)]
+    from_etcd: bool,
+    /// Leave users and roles behind: whoever reaches the new cluster may do everything.
+    #[arg(long)]
+    drop_auth: bool,
+    /// Leave leases behind: their keys stay and never expire.
+    #[arg(long)]
+    drop_leases: bool,
+    /// etcd's: the log lies in the data directory here.
+    #[arg(long, hide = true)]
+    wal_dir: Option<PathBuf>,
+    /// etcd's: nothing is mapped here.
+    #[arg(long, hide = true)]
+    initial_memory_map_size: Option<u64>,
+}
+
+pub(super) fn run(command: &Snapshot) -> u8 {
+    match command {
+        Snapshot::Save(command) => save::run(command),
+        Snapshot::Status { file, json } => status(file, *json),
+        Snapshot::Restore(args) => restore(args),
+    }
+}
+
+fn status(file: &Path, json: bool) -> u8 {
+    let read = || -> Result<FileStatus, EtcdFileError> {
+        let open = || File::open(file).map(BufReader::new).map_err(EtcdFileError::Io);
+        // A member's own file has no hash; one that is there has to be right.
+        match EtcdFile::open(open()?, HashCheck::Required) {
+            Ok(_) | Err(EtcdFileError::NoHash) => FileStatus::of(open()?),
+            Err(error) => Err(error),
+        }
+    };
+    match read() {
+        Ok(status) if json => {
+            print(&serde_json::to_string(&status).expect("text and numbers are JSON"))
+        }
+        Ok(FileStatus { hash, revision, total_keys, total_size, version }) => {
+            let size = human_bytes(total_size);
+            print(&format!("{hash:x}, {revision}, {total_keys}, {size}, {version}"))
+        }
+        Err(error) => {
+            complain(&error);
+            FAILED
+        }
+    }
+}
+
+/// As Go's `humanize.Bytes`: powers of 1000, one digit behind the point below 10.
+fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
+    if bytes < 1000 {
+        return format!("{bytes} B");
+    }
+    let mut tenths = u128::from(bytes) * 10;
+    let mut unit = UNITS.iter();
+    let mut name = "B";
+    while tenths >= 10_000 {
+        tenths = (tenths + 500) / 1000;
+        name = unit.next().expect("2^64 bytes are 18 EB");
+    }
+    if tenths < 100 {
+        format!("{}.{} {name}", tenths / 10, tenths % 10)
+    } else {
+        format!("{} {name}", (tenths + 5) / 10)
+    }
+}
+
+fn restore(args: &RestoreArgs) -> u8 {
+    if args.wal_dir.is_some() {
+        say("Error: --wal-dir is not supported: the log lies in the data directory");
+        return USAGE;
+    }
+    if args.bump_revision < 0 || (args.bump_revision > 0) != args.mark_compacted {
+        // Half of it would show clients a history that is not theirs.
+        say("Error: --mark-compacted required if --bump-revision > 0");
+        return USAGE;
+    }
+    let cluster = restored_cluster(
+        &args.name,
+        &args.initial_cluster,
+        &args.initial_advertise_peer_urls,
+        &args.initial_cluster_token,
+    );
+    let cluster = match cluster {
+        Ok(cluster) => cluster,
+        Err(error) => {
+            complain(&error);
+            return USAGE;
+        }
+    };
+    let data_dir = args.data_dir.clone();
+    let wanted = Restore {
+        data_dir: data_dir.unwrap_or_else(|| PathBuf::from(format!("{}.etcd", args.name))),
+        name: args.name.clone(),
+        cluster,
+        bump_revision: args.bump_revision,
+        hash: if args.skip_hash_check { HashCheck::Skipped } else { HashCheck::Required },
+        consent: Consent { drop_auth: args.drop_auth, drop_leases: args.drop_leases },
+    };
+    match recovery::restore(&args.file, &wanted) {
+        Ok(made) => {
+            let own = wanted.cluster.member(&wanted.name).expect("it was restored as that");
+            let (cluster, dir) = (wanted.cluster.id, wanted.data_dir.display());
+            let (revision, compacted) = (made.revision, made.compacted);
+            print(&format!(
+                "Restored member {} of cluster {cluster} in {dir}: revision {revision}, compacted {compacted}",
+                own.id
+            ))
+        }
+        Err(error) => {
+            complain(&error);
+            if matches!(error, RestoreError::Name(_)) { USAGE } else { FAILED }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_as_gos() {
+        let shown = [0, 999, 1000, 20_480, 99_999, 2_100_000, 12_345_678, u64::MAX];
+        let shown = shown.map(human_bytes);
+        assert_eq!(
+            shown,
+            ["0 B", "999 B", "1.0 kB", "20 kB", "100 kB", "2.1 MB", "12 MB", "18 EB"]
+        );
+    }
+}

@@ -1,0 +1,80 @@
+//! What `etcdutl snapshot status` says of a file (etcdutl/snapshot/v3_snapshot.go, `Status`).
+
+use std::collections::BTreeSet;
+use std::io::{Read, Seek};
+
+use node_bbolt::{Reader, Value};
+use node_proto::mvccpb::KeyValue;
+use prost::Message as _;
+use serde::Serialize;
+
+use super::EtcdFileError;
+use super::names::{KEY, META, STORAGE_VERSION};
+use crate::mvcc::EtcdKey;
+
+/// A file in five columns.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FileStatus {
+    /// CRC-32C over the names of all buckets and all that they hold.
+    pub hash: u32,
+    /// The newest revision.
+    pub revision: i64,
+    /// Keys that are there at that revision.
+    #[serde(rename = "totalKey")]
+    pub total_keys: u64,
+    /// Bytes of the database.
+    #[serde(rename = "totalSize")]
+    pub total_size: u64,
+    /// The version of its layout; empty before etcd 3.6.
+    pub version: String,
+}
+
+impl FileStatus {
+    /// Reads all of a file.
+    pub fn of(source: impl Read + Seek) -> Result<Self, EtcdFileError> {
+        let mut reader = Reader::open(source)?;
+        let mut status = Self { total_size: reader.file_bytes(), ..Self::default() };
+        let mut names: Vec<Vec<u8>> = Vec::new();
+        let root = reader.root();
+        let mut buckets = reader.entries(&root)?;
+        while let Some(entry) = buckets.next()? {
+            names.push(entry.key.to_vec());
+        }
+        let mut keys = BTreeSet::new();
+        for name in names {
+            status.hash = crc32c::crc32c_append(status.hash, &name);
+            let Some(bucket) = reader.bucket(&name)? else { continue };
+            let mut rows = reader.entries(&bucket)?;
+            while let Some(row) = rows.next()? {
+                let Value::Bytes(value) = row.value else { continue };
+                status.hash = crc32c::crc32c_append(status.hash, row.key);
+                status.hash = crc32c::crc32c_append(status.hash, value);
+                if name == KEY.as_bytes() {
+                    status.revision = change(row.key, value, &mut keys)?;
+                } else if name == META.as_bytes() && row.key == STORAGE_VERSION {
+                    status.version = String::from_utf8_lossy(value).into_owned();
+                }
+            }
+        }
+        status.total_keys = keys.len() as u64;
+        Ok(status)
+    }
+}
+
+/// The revision of a record, which makes or ends a key.
+fn change(
+    at: &[u8],
+    record: &[u8],
+    keys: &mut BTreeSet<bytes::Bytes>,
+) -> Result<i64, EtcdFileError> {
+    let damaged = |what: String| EtcdFileError::Row { bucket: KEY, what };
+    let parsed = EtcdKey::parse(at).ok_or_else(|| damaged("a key is no revision".to_owned()))?;
+    let (revision, is_tombstone) = parsed;
+    let kv = KeyValue::decode(record).map_err(|error| damaged(error.to_string()))?;
+    if is_tombstone {
+        keys.remove(&kv.key);
+    } else {
+        keys.insert(kv.key);
+    }
+    Ok(revision.main)
+}

@@ -1,0 +1,252 @@
+//! What lies in a data directory, found out by what a start would do with it, and without leaving a
+//! trace: the log's end, the store, and the store as it would be with the whole log applied.
+
+use std::{path::Path, sync::Arc};
+
+use serde::Serialize;
+
+use crate::{
+    apply::Machine,
+    causes::chain,
+    disk::{Backend, Open, ReadOnlyDisk, SharedDisk},
+    driver,
+    identity::{
+        Bearer, ClusterId, DataDir, DataDirError, Forced, Incarnation, MemberId, Tombstone,
+    },
+    log::Log,
+    machine::{Committed, StateMachine as _},
+    mvcc::Options,
+};
+
+/// What would become of a start here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// A member, whole.
+    Whole,
+    /// A member that runs, and changes what lies here.
+    InUse,
+    /// A cluster of one is half made: the next start finishes it.
+    Unfinished,
+    /// Nobody's.
+    Empty,
+    /// A member that was removed from its cluster: no start will do.
+    Removed,
+    /// A member that has lost data, or whose data is damaged: no start will do.
+    Damaged,
+}
+
+/// The log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LogSight {
+    /// The term that the member is in.
+    pub term: u64,
+    /// Whom it voted for in it; none: nobody.
+    pub vote: Option<String>,
+    /// The entry before the first.
+    pub base_index: u64,
+    /// The last entry.
+    pub last_index: u64,
+    /// Its term.
+    pub last_term: u64,
+    /// The entry up to which it is known to be committed.
+    pub committed: u64,
+    /// Where the last write was cut off, which nobody was told of.
+    pub torn_at: Option<u64>,
+}
+
+/// The store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StoreSight {
+    /// The last entry that it holds.
+    pub applied: u64,
+    /// Its newest revision.
+    pub stored_revision: i64,
+    /// The newest revision, with the whole log applied.
+    pub revision: i64,
+    /// What can't be read any more, also then; -1: nothing was compacted.
+    pub compacted_revision: i64,
+    /// `HashKV` of that revision.
+    pub hash: u32,
+    /// Who belongs to the cluster then.
+    pub members: Vec<MemberSight>,
+}
+
+/// One member of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MemberSight {
+    /// Its id.
+    pub id: String,
+    /// Its name; empty if it never started.
+    pub name: String,
+    /// Where its peers reach it.
+    pub peer_urls: Vec<String>,
+    /// Where clients reach it.
+    pub client_urls: Vec<String>,
+    /// It has no vote.
+    pub is_learner: bool,
+}
+
+/// A data directory, as far as it could be looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Sight {
+    /// Where it is.
+    pub data_dir: String,
+    /// What would become of a start here.
+    pub state: State,
+    /// What is wrong, and where.
+    pub problem: Option<String>,
+    /// Who it acts as.
+    #[serde(flatten)]
+    pub bearer: Option<Bearer>,
+    /// Its name, as the cluster knows it.
+    pub name: Option<String>,
+    /// How often it was started.
+    pub boots: Option<u64>,
+    /// The log.
+    pub log: Option<LogSight>,
+    /// The store.
+    pub store: Option<StoreSight>,
+    /// What is left of a removed member.
+    pub tombstone: Option<Tombstone>,
+    /// The cluster of one that was made here.
+    pub forced: Option<Forced>,
+}
+
+/// Looks at the data directory at `path`.
+///
+/// # Errors
+/// If it can't be looked at. What is wrong with what it holds is no error, but a [`State`].
+pub fn look(path: &Path) -> Result<Sight, DataDirError> {
+    let (dir, in_use) = DataDir::look(path)?;
+    let mut sight = Sight {
+        data_dir: path.display().to_string(),
+        state: State::Whole,
+        problem: None,
+        bearer: None,
+        name: None,
+        boots: None,
+        log: None,
+        store: None,
+        tombstone: None,
+        forced: None,
+    };
+    if let Err((state, problem)) = see(&dir, in_use, &mut sight) {
+        sight.state = state;
+        sight.problem = problem;
+    }
+    Ok(sight)
+}
+
+/// How a look ended before everything was seen.
+type End = (State, Option<String>);
+
+fn damaged(error: &(dyn std::error::Error + 'static)) -> End {
+    (State::Damaged, Some(chain(error)))
+}
+
+fn see(dir: &DataDir, in_use: bool, sight: &mut Sight) -> Result<(), End> {
+    let disk: SharedDisk = Arc::new(ReadOnlyDisk);
+    let member_dir = dir.join("member");
+    let marker = dir.marker().map_err(|error| damaged(&error))?;
+    sight.boots = dir.boots().map_err(|error| damaged(&error))?;
+    sight.forced = dir.forced().map_err(|error| damaged(&error))?;
+    sight.tombstone = dir.tombstone().map_err(|error| damaged(&error))?;
+    if let Some(plan) = dir.forcing().map_err(|error| damaged(&error))?.filter(|_| !in_use) {
+        sight.forced = Some(plan);
+        let next = "a start of muster-node was killed while it made a new cluster here: start it once more, and look again";
+        return Err((State::Unfinished, Some(next.to_owned())));
+    }
+    if !dir.has_log().map_err(|error| damaged(&error))? {
+        return Err(match (dir.is_etcds(), sight.tombstone.is_some()) {
+            (true, _) => (
+                State::Damaged,
+                Some("it holds the data of an etcd: etcdutl looks at that".to_owned()),
+            ),
+            (_, true) => (State::Removed, None),
+            _ => (State::Empty, None),
+        });
+    }
+    match Log::whose(&disk, &member_dir) {
+        Ok(whose) => {
+            sight.bearer = Some(Bearer {
+                cluster_id: ClusterId(whose.cluster),
+                member_id: MemberId(whose.member),
+                incarnation: Incarnation(whose.incarnation.to_be_bytes()),
+            });
+        }
+        // While it runs, its oldest segment may go away at any moment.
+        Err(_) if in_use => {}
+        Err(error) => return Err(damaged(&error)),
+    }
+    if in_use {
+        return Err((State::InUse, Some("a member runs here: stop it to see the rest".to_owned())));
+    }
+    if let (Some(bearer), Some(marker)) = (&sight.bearer, marker)
+        && bearer.incarnation != marker
+    {
+        let problem = format!(
+            "the log belongs to incarnation {}, the directory to {marker}",
+            bearer.incarnation
+        );
+        return Err((State::Damaged, Some(problem)));
+    }
+    see_data(&disk, &member_dir, sight)?;
+    if sight.tombstone.is_some() {
+        return Err((State::Removed, None));
+    }
+    Ok(())
+}
+
+fn see_data(disk: &SharedDisk, member_dir: &Path, sight: &mut Sight) -> Result<(), End> {
+    let (mut log, torn_at) = Log::look(disk, member_dir).map_err(|error| damaged(&error))?;
+    let (hard_state, base, last) = (log.hard_state(), log.base(), log.last());
+    let seen = sight.log.insert(LogSight {
+        term: hard_state.term,
+        vote: (hard_state.vote != 0).then(|| MemberId(hard_state.vote).to_string()),
+        base_index: base.index,
+        last_index: last.index,
+        last_term: last.term,
+        committed: hard_state.commit,
+        torn_at,
+    });
+    let path = member_dir.join("db");
+    if !disk.exists(&path).unwrap_or(true) {
+        return Err((
+            State::Damaged,
+            Some(format!("{} is missing, but there is a log", path.display())),
+        ));
+    }
+    let file = disk.open(&path, Open::Existing).map_err(|error| damaged(&error))?;
+    let backend = Backend::new(file).map_err(|error| damaged(&error))?;
+    let mut machine =
+        Machine::open(backend, Options::default()).map_err(|error| damaged(&error))?;
+    machine.answer_only(|_| false);
+    let stored = machine.store().view();
+    seen.committed = log.hard_state_with(machine.applied()).commit;
+    let applied = machine.applied();
+    let initial = driver::recover(&mut log, applied, machine.members());
+    let entries = initial.map_err(|error| damaged(&error))?.entries;
+    let entries: Vec<Committed> = entries.into_iter().map(super::force::as_committed).collect();
+    super::force::apply(&mut machine, &entries).map_err(|error| damaged(&error))?;
+    let (store, view) = (machine.store(), machine.store().view());
+    let hash = store.hash_kv(&view, 0).map_err(|error| damaged(&error))?;
+    let own = sight.bearer.map(|bearer| bearer.member_id);
+    sight.name = own.and_then(|id| view.members().member(id)).map(|member| member.name.clone());
+    let members = view.members().members().map(|member| MemberSight {
+        id: member.id.to_string(),
+        name: member.name.clone(),
+        peer_urls: member.peer_urls.clone(),
+        client_urls: member.client_urls.clone(),
+        is_learner: member.is_learner,
+    });
+    sight.store = Some(StoreSight {
+        applied: applied.index,
+        stored_revision: stored.revision(),
+        revision: view.revision(),
+        compacted_revision: view.compacted(),
+        hash: hash.hash,
+        members: members.collect(),
+    });
+    Ok(())
+}

@@ -1,0 +1,214 @@
+//! A snapshot file, as the directory of a member of a new cluster.
+//!
+//! Each first member of the new cluster is restored from the same file: the stores are equal, ids
+//! follow from names, URLs and token by etcd's formula, and the log begins after entry 1, which stands
+//! for the file. So a member that was forgotten and begins with nothing gets the whole state from the
+//! others, instead of taking its emptiness for the beginning.
+//!
+//! The directory is made beside its place, synced, and then named: a restore that was cut short
+//! leaves nothing that a member could start on.
+
+use std::{
+    fs::File,
+    io::{self, BufReader, ErrorKind},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use crate::{
+    disk::{Backend, Disk as _, Open, RealDisk, SharedDisk},
+    etcd_file::{Consent, EtcdFile, EtcdFileError, HashCheck},
+    identity::{DataDir, DataDirError, InitialCluster, InitialMember},
+    log::{self, Log, LogError, LogOptions},
+    machine::Position,
+    membership::{Member, MemberTable},
+    mvcc::{Contents, Options, StoreError, Writer},
+};
+
+/// Where a restored member's log begins.
+const BASE: Position = Position { index: 1, term: 1 };
+/// Between the target's name and what tells one attempt from another.
+const ASIDE: &str = ".restoring-";
+
+/// What is to be made of a file.
+#[derive(Clone, Debug)]
+pub struct Restore {
+    /// The new member's directory.
+    pub data_dir: PathBuf,
+    /// Its name, one of `cluster`'s.
+    pub name: String,
+    /// The new cluster's first members.
+    pub cluster: InitialCluster,
+    /// Added to the newest revision, which then is the last compaction as well; 0: neither.
+    pub bump_revision: i64,
+    /// Whether the hash behind the file counts.
+    pub hash: HashCheck,
+    /// What may be left behind.
+    pub consent: Consent,
+}
+
+/// What was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restored {
+    /// The newest revision.
+    pub revision: i64,
+    /// The last compaction; -1: none.
+    pub compacted: i64,
+}
+
+/// Why nothing was made.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// Something lies there.
+    #[error("data-dir {0:?} not empty or could not be read")]
+    NotEmpty(PathBuf),
+    /// It has no name, or no folder that it could lie in.
+    #[error("{} cannot be the name of a new data directory", .0.display())]
+    Name(PathBuf),
+    /// The file can't be opened.
+    #[error("cannot open {}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The file can't be used.
+    #[error(transparent)]
+    Import(#[from] EtcdFileError),
+    /// The cluster doesn't have this member.
+    #[error("couldn't find local name \"{0}\" in the initial cluster configuration")]
+    NoSuchMember(String),
+    /// The revision would be higher than any.
+    #[error("--bump-revision {0} is too much for revision {1}")]
+    Bump(i64, i64),
+    /// The new directory's small files.
+    #[error(transparent)]
+    DataDir(#[from] DataDirError),
+    /// The new store.
+    #[error("the new store cannot be made")]
+    Store(#[from] StoreError),
+    /// The new log.
+    #[error("the new log cannot be made")]
+    Log(#[from] LogError),
+    /// The disk.
+    #[error("cannot {action} {}", path.display())]
+    Disk {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What it said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn disk_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RestoreError + use<> {
+    let path = path.to_owned();
+    move |source| RestoreError::Disk { action, path, source }
+}
+
+/// Makes a member's directory of `file`.
+///
+/// # Errors
+/// Nothing was made then.
+pub fn restore(file: &Path, wanted: &Restore) -> Result<Restored, RestoreError> {
+    let own = wanted.cluster.member(&wanted.name);
+    let own = own.ok_or_else(|| RestoreError::NoSuchMember(wanted.name.clone()))?;
+    let target = &wanted.data_dir;
+    let is_empty = match std::fs::read_dir(target) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    };
+    if !is_empty {
+        return Err(RestoreError::NotEmpty(target.clone()));
+    }
+    let opened = File::open(file);
+    let opened = opened.map_err(|source| RestoreError::File { path: file.to_owned(), source })?;
+    let mut file = EtcdFile::open(BufReader::new(opened), wanted.hash)?;
+    let aside = aside(target)?;
+    let made = fill(&aside, &mut file, wanted, own).and_then(|restored| {
+        std::fs::rename(&aside, target).map_err(disk_error("give its name to", target))?;
+        RealDisk.sync_dir(&folder_of(target)).map_err(disk_error("sync the folder of", target))?;
+        Ok(restored)
+    });
+    if made.is_err() {
+        // What is left of it on a full disk helps nobody.
+        let _ = std::fs::remove_dir_all(&aside);
+    }
+    made
+}
+
+fn folder_of(target: &Path) -> PathBuf {
+    match target.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// A name beside the target that nobody uses; what attempts that were killed have left goes away.
+fn aside(target: &Path) -> Result<PathBuf, RestoreError> {
+    let name = target.file_name().ok_or_else(|| RestoreError::Name(target.to_owned()))?;
+    let prefix = format!(".{}{ASIDE}", name.to_string_lossy());
+    let folder = folder_of(target);
+    let names = RealDisk.list(&folder).map_err(disk_error("read", &folder))?;
+    for left in names.iter().filter(|other| other.starts_with(&prefix)) {
+        let left = folder.join(left);
+        // One that is being made is held.
+        if matches!(DataDir::look(&left), Ok((_, false))) {
+            std::fs::remove_dir_all(&left).map_err(disk_error("remove", &left))?;
+        }
+    }
+    Ok(folder.join(format!("{prefix}{}", std::process::id())))
+}
+
+fn fill(
+    aside: &Path,
+    file: &mut EtcdFile<BufReader<File>>,
+    wanted: &Restore,
+    own: &InitialMember,
+) -> Result<Restored, RestoreError> {
+    let summary = file.summary();
+    let (revision, bump) = (summary.revision, wanted.bump_revision);
+    let revision = revision.checked_add(bump).ok_or(RestoreError::Bump(bump, revision))?;
+    let compacted = if bump > 0 { revision } else { summary.compacted };
+    let contents = Contents {
+        applied: BASE,
+        revision,
+        compacted,
+        members: MemberTable::new(first_members(&wanted.cluster)),
+        alarms: summary.alarms.clone(),
+    };
+    let dir = DataDir::open(aside)?;
+    let incarnation = dir.claim(None)?;
+    dir.count_boot()?;
+    let disk: SharedDisk = Arc::new(RealDisk);
+    let member_dir = dir.join("member");
+    for folder in [member_dir.clone(), member_dir.join("snap")] {
+        disk.create_dir(&folder).map_err(disk_error("make", &folder))?;
+    }
+    let path = member_dir.join("db");
+    let db = disk.open(&path, Open::New).map_err(disk_error("make", &path))?;
+    let backend = Backend::new(db).map_err(disk_error("read", &path))?;
+    let mut writer = Writer::open(backend, Options::default())?;
+    let records = file.import(wanted.consent)?;
+    writer.import::<EtcdFileError>(contents, |take| {
+        records.each(|at, record| Ok::<_, EtcdFileError>(take(at, record)?))
+    })?;
+    drop(writer);
+    let identity = log::Identity {
+        cluster: wanted.cluster.id.0,
+        member: own.id.0,
+        incarnation: u128::from_be_bytes(incarnation.0),
+    };
+    Log::create_after(BASE, &disk, &member_dir, &identity, &LogOptions::default())?;
+    dir.mark_log()?;
+    disk.sync_dir(aside).map_err(disk_error("sync", aside))?;
+    Ok(Restored { revision, compacted })
+}
+
+fn first_members(cluster: &InitialCluster) -> Vec<Member> {
+    cluster.members.iter().map(InitialMember::member).collect()
+}

@@ -1,0 +1,41 @@
+//! TLS towards a member's client port, for commands.
+
+use std::{path::PathBuf, sync::Arc};
+
+use rustls::ClientConfig;
+
+use super::{
+    TlsError,
+    files::{load_key, load_roots},
+};
+
+/// What a command is told to trust and to show.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientFiles {
+    /// The member's CA.
+    pub ca: PathBuf,
+    /// A certificate and its key.
+    pub own: Option<(PathBuf, PathBuf)>,
+}
+
+/// What dialling a member takes, with `alpn` spoken inside.
+///
+/// # Errors
+/// If a file can't be used.
+pub(crate) fn client_config(
+    files: &ClientFiles,
+    alpn: &[u8],
+) -> Result<Arc<ClientConfig>, TlsError> {
+    let roots = load_roots(&files.ca)?.get();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(TlsError::Policy)?
+        .with_root_certificates(roots);
+    let mut config = match &files.own {
+        Some((cert, key)) => builder.with_client_cert_resolver(Arc::new(load_key(cert, key)?)),
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![alpn.to_vec()];
+    Ok(Arc::new(config))
+}

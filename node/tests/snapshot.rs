@@ -1,0 +1,368 @@
+//! What the commands beside running a member do: look at a directory, save, show and restore.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::SystemTime;
+
+use common::{
+    Member, all, eventually, free_ports, node, same_hash, settled, skipped, started, three,
+};
+use serde_json::Value;
+
+fn run(args: &[&str]) -> Output {
+    node().args(args).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    let both = [&output.stdout[..], &output.stderr[..]].concat();
+    String::from_utf8_lossy(&both).into_owned()
+}
+
+/// The exit code, and what `data status --json` says.
+fn look(dir: &Path) -> (Option<i32>, Value) {
+    let output = run(&["data", "status", "--json", dir.to_str().unwrap()]);
+    let json = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+    (output.status.code(), json)
+}
+
+/// All that lies in a directory, with the time of its last change.
+fn contents(dir: &Path) -> BTreeMap<PathBuf, (SystemTime, Vec<u8>)> {
+    let mut all = BTreeMap::new();
+    let mut folders = vec![dir.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let changed = folder.metadata().unwrap().modified().unwrap();
+        all.insert(folder.clone(), (changed, Vec::new()));
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let changed = path.metadata().unwrap().modified().unwrap();
+                all.insert(path.clone(), (changed, std::fs::read(&path).unwrap()));
+            }
+        }
+    }
+    all
+}
+
+fn fixture() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/etcd_file/fixtures/etcd-3.7.db")
+}
+
+#[tokio::test]
+async fn a_look_shows_how_far_a_directory_goes_and_leaves_no_trace() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    let leader = settled(&all(&members)).await;
+    let mut revision = 0;
+    for n in 0..50 {
+        revision = members[leader].put("k", &n.to_string()).await.unwrap();
+    }
+    let hash = members[leader].hash(revision).await.unwrap();
+    let header = members[leader].status().await.unwrap().header.unwrap();
+    let (code, seen) = look(&members[leader].data_dir);
+    assert_eq!((code, &seen["state"]), (Some(4), &"in-use".into()));
+    assert_eq!(seen["cluster_id"], format!("{:x}", header.cluster_id));
+    assert!(seen["log"].is_null() && seen["store"].is_null());
+
+    members.iter_mut().for_each(Member::kill);
+    let dir = &members[leader].data_dir;
+    let before = contents(dir);
+    let (code, seen) = look(dir);
+    assert_eq!((code, &seen["state"]), (Some(0), &"whole".into()), "{seen}");
+    assert_eq!(seen["member_id"], format!("{:x}", header.member_id));
+    assert_eq!(seen["name"], members[leader].name);
+    assert_eq!(seen["store"]["revision"], revision);
+    assert_eq!(seen["store"]["hash"], hash);
+    assert_eq!(seen["store"]["members"].as_array().unwrap().len(), 3);
+    assert!(seen["log"]["last_index"].as_u64() >= seen["log"]["committed"].as_u64());
+    assert!(seen["store"]["applied"].as_u64() < seen["log"]["last_index"].as_u64(), "{seen}");
+    let output = run(&["data", "status", dir.to_str().unwrap()]);
+    assert!(
+        text(&output).contains(&format!("newest revision      {revision} (")),
+        "{}",
+        text(&output)
+    );
+    assert!(contents(dir) == before, "a look has changed something");
+    // No member is kept from starting by one.
+    members.iter_mut().for_each(Member::start);
+    members.iter_mut().for_each(Member::ready);
+}
+
+#[tokio::test]
+async fn a_look_says_what_is_wrong_and_where() {
+    let root = tempfile::tempdir().unwrap();
+    let state = |dir: &Path| {
+        let (code, seen) = look(dir);
+        let problem = seen["problem"].as_str().unwrap_or_default().to_owned();
+        (code, seen["state"].as_str().unwrap_or_default().to_owned(), problem)
+    };
+    assert_eq!(state(&root.path().join("none")).0, Some(1));
+    assert_eq!(run(&["data", "status"]).status.code(), Some(2));
+    let empty = root.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    assert_eq!(state(&empty), (Some(5), "empty".to_owned(), String::new()));
+
+    let mut member = Member::alone(root.path());
+    member.start();
+    member.ready();
+    member.put("k", "v").await.unwrap();
+    assert_eq!(member.stop(), Some(0));
+    let dir = &member.data_dir;
+    let segment = dir.join("member/wal/0000000000000001.wal");
+    for (file, at, says) in [
+        (segment.clone(), 4096 + 30, "is corrupt at offset 4096"),
+        (dir.join("member/db"), 100, ""),
+        (dir.join("muster-incarnation"), 3, ""),
+    ] {
+        let whole = std::fs::read(&file).unwrap();
+        let mut broken = whole.clone();
+        broken[at] ^= 1;
+        std::fs::write(&file, broken).unwrap();
+        let (code, name, problem) = state(dir);
+        assert_eq!((code, name.as_str()), (Some(3), "damaged"), "{}: {problem}", file.display());
+        assert!(problem.contains(says), "{problem}");
+        std::fs::write(&file, whole).unwrap();
+    }
+    for file in ["member/db", "member/wal"] {
+        let (path, aside) = (dir.join(file), root.path().join("aside"));
+        std::fs::rename(&path, &aside).unwrap();
+        let (code, name, problem) = state(dir);
+        assert_eq!((code, name.as_str()), (Some(3), "damaged"), "{problem}");
+        assert!(problem.contains(&path.display().to_string()), "{problem}");
+        std::fs::rename(&aside, &path).unwrap();
+    }
+    assert_eq!(state(dir).0, Some(0));
+    let tombstone =
+        r#"{"version":1,"incarnation":"","member_id":"1","cluster_id":"1","at":"now","by":"log"}"#;
+    std::fs::write(dir.join("muster-tombstone.json"), tombstone).unwrap();
+    assert_eq!(state(dir).1, "removed");
+    assert_eq!(look(dir).0, Some(3));
+    std::fs::write(dir.join("muster-tombstone.json"), "?").unwrap();
+    assert_eq!(state(dir).1, "damaged");
+}
+
+/// Members on free ports that are restored from a file.
+fn restored(root: &Path, file: &Path, more: &[&str]) -> Vec<Member> {
+    let members = three(root);
+    for member in &members {
+        let output = restore(member, file, more);
+        assert!(output.status.success(), "{}", text(&output));
+    }
+    members
+}
+
+fn restore(member: &Member, file: &Path, more: &[&str]) -> Output {
+    let flag = |name: &str| {
+        let prefix = format!("--{name}=");
+        member.args.iter().find(|arg| arg.starts_with(&prefix)).unwrap().clone()
+    };
+    let mut command = node();
+    command.args(["snapshot", "restore"]).arg(file);
+    command.args(["name", "data-dir", "initial-cluster", "initial-advertise-peer-urls"].map(flag));
+    command.args(["--initial-cluster-token=anew"]).args(more).output().unwrap()
+}
+
+#[tokio::test]
+async fn three_members_restored_from_etcds_file_are_one_cluster_with_its_data() {
+    let root = tempfile::tempdir().unwrap();
+    let status = run(&["snapshot", "status", "--json", fixture().to_str().unwrap()]);
+    let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+    let revision = status["revision"].as_i64().unwrap();
+    let mut members = restored(root.path(), &fixture(), &["--from-etcd", "--drop-leases"]);
+    let (code, seen) = look(&members[0].data_dir);
+    assert_eq!((code, seen["store"]["revision"].as_i64()), (Some(0), Some(revision)), "{seen}");
+    let cluster = seen["cluster_id"].as_str().unwrap().to_owned();
+    // One host was forgotten: its flags are right, and nothing was restored there.
+    std::fs::remove_dir_all(&members[2].data_dir).unwrap();
+    members[..2].iter_mut().for_each(Member::start);
+    members[..2].iter_mut().for_each(Member::ready);
+    members[2].args.push("--initial-cluster-token=anew".to_owned());
+    members[2].start();
+    members[2].ready();
+    settled(&all(&members)).await;
+    assert_eq!(
+        format!("{:x}", members[0].status().await.unwrap().header.unwrap().cluster_id),
+        cluster
+    );
+    assert_eq!(members[0].hash(revision).await.unwrap(), members[1].hash(revision).await.unwrap());
+    assert_eq!(
+        i64::from(members[0].hash(revision).await.unwrap()),
+        seen["store"]["hash"].as_i64().unwrap()
+    );
+    let after = members[1].put("new", "one").await.unwrap();
+    assert_eq!(after, revision + 1);
+    same_hash(&members, after).await;
+}
+
+#[tokio::test]
+async fn a_bumped_restore_is_ahead_of_whatever_was_seen() {
+    let root = tempfile::tempdir().unwrap();
+    let status = run(&["snapshot", "status", "--json", fixture().to_str().unwrap()]);
+    let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+    let revision = status["revision"].as_i64().unwrap();
+    let bump = ["--drop-leases", "--bump-revision=1000000", "--mark-compacted=true"];
+    let mut members = restored(root.path(), &fixture(), &bump);
+    members.iter_mut().for_each(Member::start);
+    members.iter_mut().for_each(Member::ready);
+    assert_eq!(members[0].put("new", "one").await.unwrap(), revision + 1_000_001);
+    same_hash(&members, 0).await;
+    let refused = members[0].hash(revision).await.unwrap_err();
+    assert!(refused.message().contains("has been compacted"), "{refused}");
+}
+
+#[test]
+fn a_wrong_file_flag_or_place_makes_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let member = Member::alone(root.path());
+    let whole = std::fs::read(fixture()).unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = root.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let mut flipped = whole.clone();
+    flipped[10_000] ^= 1;
+    let bare = &whole[..whole.len() - 32];
+    for (path, more, code, says) in [
+        (root.path().join("none"), "--drop-leases", 1, "cannot open"),
+        (file("cut", &whole[..20_001]), "--drop-leases", 1, "missing hash"),
+        (file("cut2", &whole[..512 * 20 + 32]), "--drop-leases", 1, "expected sha256"),
+        (file("flipped", &flipped), "--drop-leases", 1, "expected sha256"),
+        (file("bare", bare), "--drop-leases", 1, "missing hash"),
+        (file("nothing", b""), "--skip-hash-check", 1, "damaged or not one"),
+        (file("text", &[b'x'; 9000]), "--skip-hash-check", 1, "damaged or not one"),
+        (fixture(), "--bump-revision=1", 2, "--mark-compacted required"),
+        (fixture(), "--mark-compacted", 2, "--mark-compacted required"),
+        (fixture(), "--bump-revision=-1", 2, "--mark-compacted required"),
+        (fixture(), "--name=other", 2, "couldn't find local name"),
+        (fixture(), "--initial-cluster=one=http://h:1,two=http://h:1", 2, "duplicate url"),
+        (fixture(), "--initial-advertise-peer-urls=http://h:1", 2, "missing from"),
+        (fixture(), "--initial-cluster=one", 2, "empty URL"),
+        (fixture(), "--wal-dir=/w", 2, "not supported"),
+        (fixture(), "--no-such-flag", 2, "unexpected argument"),
+        (root.path().to_owned(), "--drop-leases", 1, "could not be read"),
+    ] {
+        let output = restore(&member, &path, &[more]);
+        let text = text(&output);
+        assert_eq!(output.status.code(), Some(code), "{path:?} {more}: {text}");
+        assert!(text.contains(says), "{path:?} {more}: {text}");
+        assert!(!member.data_dir.exists(), "{path:?} {more}");
+    }
+    std::fs::create_dir(&member.data_dir).unwrap();
+    std::fs::write(member.data_dir.join("mine"), "kept").unwrap();
+    let output = restore(&member, &fixture(), &["--drop-leases"]);
+    assert!(text(&output).contains("not empty or could not be read"), "{}", text(&output));
+    std::fs::remove_file(member.data_dir.join("mine")).unwrap();
+    let output = restore(&member, &file("bare", bare), &["--drop-leases", "--skip-hash-check"]);
+    assert!(output.status.success(), "{}", text(&output));
+    // And not twice.
+    let output = restore(&member, &fixture(), &["--drop-leases"]);
+    assert_eq!(output.status.code(), Some(1));
+    let left = std::fs::read_dir(root.path()).unwrap();
+    let left: Vec<String> = left.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(!left.iter().any(|name| name.contains("restoring")), "{left:?}");
+}
+
+#[test]
+fn killed_at_any_step_a_restore_has_made_nothing_or_all() {
+    let root = tempfile::tempdir().unwrap();
+    let member = Member::alone(root.path());
+    let (mut nothing, mut step) = (0, 0);
+    loop {
+        step += 1;
+        let calls = "fsync,fdatasync,rename,renameat,renameat2,mkdir,ftruncate,fallocate";
+        let mut strace = Command::new("strace");
+        strace.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={calls}")]);
+        strace.args(["-e", &format!("inject={calls}:signal=KILL:when={step}")]);
+        strace.arg(env!("CARGO_BIN_EXE_muster-node")).args(["snapshot", "restore"]).arg(fixture());
+        strace.arg("--drop-leases").arg("--data-dir").arg(&member.data_dir);
+        strace.env_clear().stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::null());
+        let Ok(status) = strace.status() else { return skipped("no strace") };
+        if !member.data_dir.exists() {
+            nothing += 1;
+            continue;
+        }
+        assert_eq!(look(&member.data_dir).0, Some(0), "step {step}");
+        if status.success() {
+            break;
+        }
+        std::fs::remove_dir_all(&member.data_dir).unwrap();
+    }
+    assert!(nothing > 8, "{nothing}");
+    // What the killed ones have left beside it is gone with the one that ended.
+    let left = std::fs::read_dir(root.path()).unwrap();
+    let left: Vec<String> = left.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    assert_eq!(left, ["one"]);
+}
+
+/// A stock etcd with some keys, as long as it is kept.
+struct Stock(std::process::Child, String);
+
+impl Stock {
+    fn start(root: &Path) -> Option<Self> {
+        let [peer, client] = free_ports();
+        let url = format!("http://127.0.0.1:{client}");
+        let peer = format!("http://127.0.0.1:{peer}");
+        let mut etcd = Command::new("etcd");
+        etcd.arg("--data-dir").arg(root.join("stock")).args(["--listen-client-urls", &url]);
+        etcd.args(["--advertise-client-urls", &url, "--listen-peer-urls", &peer]);
+        etcd.args(["--initial-advertise-peer-urls", &peer]);
+        etcd.args(["--initial-cluster", &format!("default={peer}")]);
+        let child = etcd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        Some(Self(child.ok()?, url))
+    }
+}
+
+impl Drop for Stock {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn what_is_saved_from_an_etcd_is_whole_private_and_restored() {
+    let root = tempfile::tempdir().unwrap();
+    let Some(stock) = Stock::start(root.path()) else { return skipped("no etcd") };
+    let mut member = Member::alone(root.path());
+    let ours = std::mem::replace(&mut member.client_url, stock.1.clone());
+    eventually("etcd answers", || {
+        common::etcdctl(&stock.1, &["put", "k", "v"]).is_none_or(|done| done.0)
+    });
+    let out = root.path().join("saved.db");
+    let saved = run(&["snapshot", "save", "--endpoints", &stock.1, out.to_str().unwrap()]);
+    assert_eq!(text(&saved), format!("Snapshot saved at {}\n", out.display()));
+    use std::os::unix::fs::PermissionsExt as _;
+    assert_eq!(out.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    let revision = member.status().await.unwrap().header.unwrap().revision;
+    let hash = member.hash(revision).await.unwrap();
+    drop(stock);
+    member.client_url = ours;
+    let output = restore(&member, &out, &[]);
+    assert!(output.status.success(), "{}", text(&output));
+    member.start();
+    member.ready();
+    assert_eq!(member.get("k").await.unwrap().as_deref(), Some("v"));
+    assert_eq!(member.hash(revision).await.unwrap(), hash);
+}
+
+#[test]
+fn nothing_is_saved_from_nobody() {
+    let root = tempfile::tempdir().unwrap();
+    let out = root.path().join("saved.db");
+    let [port] = free_ports();
+    let nobody = format!("http://127.0.0.1:{port}");
+    for (endpoints, code) in
+        [(nobody.as_str(), 1), ("http://a,http://b", 2), ("ftp://h:1", 2), ("https://h:1", 2)]
+    {
+        let saved = run(&["snapshot", "save", "--endpoints", endpoints, out.to_str().unwrap()]);
+        assert_eq!(saved.status.code(), Some(code), "{endpoints}: {}", text(&saved));
+    }
+    assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+}
