@@ -5,12 +5,11 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{
-    Member, PATIENCE, all, etcdctl, eventually, free_ports, put_again, same_hash, settled, skipped,
-    started,
+    Member, PATIENCE, all, etcdctl, eventually, free_ports, put_again, same_hash, settled, started,
 };
 use node_proto::etcdserverpb::{
     self as pb, MemberAddRequest, MemberListRequest, MemberPromoteRequest, MemberRemoveRequest,
@@ -462,134 +461,4 @@ async fn one_member_becomes_three_and_serves_all_the_time() {
     let leader = settled(&all(&members)).await;
     members[leader].kill();
     put_again(&members[(leader + 1) % 3], "without one", "x").await;
-}
-
-/// A session at the command line: what was typed and what it said, ids and ports masked.
-struct Session {
-    url: String,
-    masks: Vec<(String, String)>,
-    text: String,
-}
-
-impl Session {
-    fn mask(&mut self, what: impl std::fmt::Display, name: &str) {
-        self.masks.push((what.to_string(), format!("<{name}>")));
-    }
-
-    fn masked(&self, text: &str) -> String {
-        let mut text = text.to_owned();
-        for (what, name) in &self.masks {
-            text = text.replace(what, name);
-        }
-        text
-    }
-
-    /// Types a command; once more while the members have not been connected for long enough.
-    fn types(&mut self, args: &[&str]) -> String {
-        let mut said = String::new();
-        eventually("the cluster is healthy", || {
-            (_, said) = etcdctl(&self.url, args).unwrap();
-            !said.contains("unhealthy cluster")
-        });
-        // The client library's own log is no part of the answer.
-        let said: Vec<&str> = said.lines().filter(|line| !line.starts_with('{')).collect();
-        let mut lines: Vec<String> = said.iter().map(|line| self.masked(line)).collect();
-        if args.ends_with(&["list"]) {
-            lines.sort_unstable();
-        }
-        self.text += &format!("$ etcdctl {}\n", self.masked(&args.join(" ")));
-        for mut line in lines {
-            if let Some(list) = line.strip_prefix("ETCD_INITIAL_CLUSTER=") {
-                // In the order of ids, which are others each time.
-                let mut members: Vec<&str> = list.trim_matches('"').split(',').collect();
-                members.sort_unstable();
-                line = format!("ETCD_INITIAL_CLUSTER={}", members.join(","));
-            }
-            // Ids are padded.
-            let words: Vec<&str> = line.split_whitespace().collect();
-            self.text += &format!("{}\n", words.join(" "));
-        }
-        said.join("\n")
-    }
-}
-
-/// The guide's operations and error cases, one after the other.
-fn session(root: &Path, program: Option<&Path>) -> String {
-    let mut members = common::three(root);
-    let mut session =
-        Session { url: members[0].client_url.clone(), masks: Vec::new(), text: String::new() };
-    let [d, d_client, e, moved] = free_ports();
-    for (port, name) in [(d, "d"), (e, "e"), (moved, "moved")] {
-        session.mask(format!("http://127.0.0.1:{port}"), &format!("{name}'s peer URL"));
-    }
-    session.mask(format!("http://127.0.0.1:{d_client}"), "d's client URL");
-    for member in &mut members {
-        session.mask(peer_url(member), &format!("{}'s peer URL", member.name));
-        session.mask(&member.client_url, &format!("{}'s client URL", member.name));
-        member.program = program.map(Path::to_owned);
-        member.start();
-    }
-    members.iter_mut().for_each(Member::ready);
-    let mut list = String::new();
-    eventually("all have said their names", || {
-        (_, list) = etcdctl(&session.url, &["member", "list"]).unwrap();
-        list.matches(", started, ").count() == 3
-    });
-    for line in list.lines().filter(|line| line.contains(", started, ")) {
-        let mut fields = line.split(", ");
-        let (id, name) = (fields.next().unwrap(), fields.nth(1).unwrap());
-        session.mask(id, &format!("{name}'s id"));
-    }
-    let a = list.lines().find(|line| line.contains(", a, ")).unwrap();
-    let a = a.split(',').next().unwrap().to_owned();
-    session.types(&["member", "list"]);
-    let d_urls = format!("--peer-urls=http://127.0.0.1:{d}");
-    let said = session.types(&["member", "add", "d", &d_urls]);
-    let words: Vec<&str> = said.split_whitespace().collect();
-    let (id, cluster) = (words[1].to_owned(), words[5].to_owned());
-    session.text = session.text.replace(&id, "<d's id>").replace(&cluster, "<cluster's id>");
-    session.mask(&id, "d's id");
-    session.mask(&cluster, "cluster's id");
-    session.types(&["member", "list"]);
-    session.types(&["member", "promote", &id]);
-    let mut new = joiner(root, "d", &members, [d, d_client]);
-    new.program = program.map(Path::to_owned);
-    new.start();
-    new.ready();
-    session.types(&["member", "list"]);
-    // etcd makes ids of URLs and seconds: in the same one it takes the twin for d itself.
-    std::thread::sleep(Duration::from_millis(1_100));
-    session.types(&["member", "add", "twin", &d_urls]);
-    let elsewhere = format!("--peer-urls=http://127.0.0.1:{moved}");
-    session.types(&["member", "update", &a, &d_urls]);
-    session.types(&["member", "update", &id, &elsewhere]);
-    session.types(&["member", "update", "1234", &elsewhere]);
-    session.types(&["member", "list"]);
-    session.types(&["member", "remove", &id]);
-    session.types(&["member", "remove", &id]);
-    session.types(&["member", "remove", "1234"]);
-    session.types(&["member", "promote", &a]);
-    session.types(&["member", "promote", "1234"]);
-    let e_urls = format!("--peer-urls=http://127.0.0.1:{e}");
-    let said = session.types(&["member", "add", "e", &e_urls, "--learner"]);
-    let e_id = said.split_whitespace().nth(1).unwrap().to_owned();
-    session.text = session.text.replace(&e_id, "<e's id>");
-    session.mask(&e_id, "e's id");
-    session.types(&["member", "list"]);
-    session.types(&["member", "add", "f", "--peer-urls=http://127.0.0.1:9", "--learner"]);
-    session.types(&["member", "promote", &e_id]);
-    session.types(&["member", "remove", &e_id]);
-    session.types(&["member", "list"]);
-    session.text
-}
-
-#[test]
-fn the_guides_operations_and_errors_read_as_etcds() {
-    let etcd = PathBuf::from("/usr/bin/etcd");
-    if !etcd.exists() || etcdctl("http://127.0.0.1:1", &["version"]).is_none() {
-        return skipped("no etcd to compare with");
-    }
-    let (ours, theirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let expected = session(theirs.path(), Some(&etcd));
-    assert_eq!(session(ours.path(), None), expected);
 }

@@ -7,6 +7,7 @@
 pub mod agents;
 pub mod etcdctl;
 pub mod network;
+pub mod nodes;
 pub mod process;
 pub mod programs;
 pub mod skip;
@@ -16,6 +17,7 @@ pub mod world;
 pub use agents::Agent;
 pub use etcdctl::Etcdctl;
 pub use network::{Host, Network};
+pub use nodes::Node;
 pub use process::Process;
 pub use wait::{until, until_told};
 pub use world::World;

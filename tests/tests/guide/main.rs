@@ -1,0 +1,99 @@
+//! etcd's guide to runtime reconfiguration, chapter by chapter: `chapters/*.txt` is what an operator
+//! types, and what `muster-node` and stock etcd answer, which must be the same; where it isn't, a
+//! line names who said it, and a comment above says why it shall be so.
+//!
+//! A file that differs fails, and stays as it is: only `UPDATE_GOLDENFILES=1` writes it anew, where
+//! all the programs are. Read the difference before it is committed.
+
+mod shell;
+mod texts;
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use muster_tests::harness::{programs, skip};
+use muster_tests::stock;
+
+use shell::Shell;
+use texts::{merged, of_program};
+
+const PROGRAMS: [&str; 3] = ["muster-node", "etcd 3.4", "etcd 3.7"];
+
+type Failed = Box<dyn Error>;
+
+/// The programs that are here. The newest etcd is built once from the Go module proxy.
+static HERE: LazyLock<Vec<(&'static str, PathBuf)>> = LazyLock::new(|| {
+    let oldest = Some(PathBuf::from(stock::INSTALLED)).filter(|path| path.exists());
+    if oldest.is_none() {
+        skip::not_installed(stock::INSTALLED);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.expect("a runtime needs no more than what every test has");
+    let built = stock::built(Path::new(env!("CARGO_TARGET_TMPDIR")), &|_| {});
+    let newest = runtime.block_on(built);
+    if let Err(error) = &newest {
+        skip::skipped(format_args!("no stock etcd could be built: {error:#}"));
+    }
+    let own = programs::program("muster-node").expect("`cargo build --workspace` builds it");
+    let here = PROGRAMS.into_iter().zip([Some(own), oldest, newest.ok()]);
+    here.filter_map(|(program, path)| Some((program, path?))).collect()
+});
+
+fn chapter(name: &str) -> Result<(), Failed> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guide/chapters").join(name);
+    let golden = fs_err::read_to_string(&path)?;
+    let told: Vec<(&str, String)> = std::thread::scope(|scope| {
+        let tellers = HERE.iter().map(|(program, path)| {
+            let golden = of_program(program, &PROGRAMS, &golden);
+            let tell = move || {
+                let mut shell = Shell::new(path.clone()).map_err(|error| error.to_string())?;
+                goldenscript::generate(&mut shell, &golden).map_err(|error| error.to_string())
+            };
+            (*program, scope.spawn(tell))
+        });
+        let tellers: Vec<_> = tellers.collect();
+        let told = tellers.into_iter().map(|(program, teller)| match teller.join() {
+            Ok(Ok(told)) => (program, told),
+            Ok(Err(error)) => panic!("{program}: {error}"),
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        told.collect()
+    });
+    if std::env::var_os("UPDATE_GOLDENFILES").is_some() {
+        assert!(std::env::var_os("CI").is_none(), "CI compares transcripts, and writes none");
+        assert_eq!(told.len(), PROGRAMS.len(), "a program is missing");
+        fs_err::write(&path, merged(&told))?;
+        return Ok(());
+    }
+    for (program, told) in &told {
+        let expected = of_program(program, &PROGRAMS, &golden);
+        assert_eq!(*told, expected, "{program} says something else than {}", path.display());
+    }
+    Ok(())
+}
+
+#[test]
+fn members_are_updated() -> Result<(), Failed> {
+    chapter("update.txt")
+}
+
+#[test]
+fn members_are_removed() -> Result<(), Failed> {
+    chapter("remove.txt")
+}
+
+#[test]
+fn members_are_added() -> Result<(), Failed> {
+    chapter("add.txt")
+}
+
+#[test]
+fn learners_are_added_and_promoted() -> Result<(), Failed> {
+    chapter("learner.txt")
+}
+
+#[test]
+fn clusters_change_their_size_and_their_machines() -> Result<(), Failed> {
+    chapter("sizes.txt")
+}

@@ -1,0 +1,295 @@
+//! A shell for transcripts: what an operator types at a cluster of one program, and what it says.
+//!
+//! A line that begins with `>` is typed; the guide's own addresses stand for loopback ones, and
+//! `$infra0` for that member's id, which is another one each time. A typed line tagged `[retried]` is
+//! typed again for as long as the answer is that it comes too early. The other commands are what happens to machines: see `Shell::happen`.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::process::Command as Process;
+use std::time::Duration;
+
+use goldenscript::{Command, Context, Runner};
+use muster_tests::harness::{Host, Network, Node, nodes, until};
+
+use crate::texts;
+
+type Failed = Box<dyn Error>;
+
+/// Nothing waits this long when all is well.
+const LIMIT: Duration = Duration::from_secs(60);
+/// etcd makes ids of URLs and seconds, and takes what comes within one second for the same.
+const SECOND: Duration = Duration::from_millis(1_100);
+
+/// An operator's shell, and the machines that it reaches.
+pub(crate) struct Shell {
+    program: PathBuf,
+    folder: tempfile::TempDir,
+    network: Network,
+    nodes: BTreeMap<String, Node>,
+    exports: BTreeMap<String, String>,
+    /// What stands for what, the newest first.
+    ids: Vec<(String, String)>,
+}
+
+impl Shell {
+    pub(crate) fn new(program: PathBuf) -> Result<Self, Failed> {
+        let folder = tempfile::tempdir()?;
+        Ok(Self {
+            program,
+            folder,
+            network: Network::loopback(0),
+            nodes: BTreeMap::new(),
+            exports: BTreeMap::new(),
+            ids: Vec::new(),
+        })
+    }
+
+    /// The host of `infraN`, whose address ends in 1N.
+    fn host(&self, name: &str) -> Result<Host, Failed> {
+        let number: u8 = name.strip_prefix("infra").ok_or("hosts are called infraN")?.parse()?;
+        let IpAddr::V4(hub) = self.network.hub.address else { return Err("IPv4 only".into()) };
+        let [a, b, c, _] = hub.octets();
+        let address = IpAddr::V4(Ipv4Addr::new(a, b, c, 10 + number));
+        let mut host = self.network.hub.clone();
+        (host.name, host.address) = (name.to_owned(), address);
+        Ok(host)
+    }
+
+    /// The first three bytes of all addresses.
+    fn net(&self) -> String {
+        let hub = self.network.hub.address.to_string();
+        hub.trim_end_matches(|c| c != '.').to_owned()
+    }
+
+    /// What is typed, with real addresses and ids.
+    fn real(&self, text: &str) -> String {
+        let mut text = text.replace("10.0.1.", &self.net());
+        for (id, name) in &self.ids {
+            text = text.replace(name, id);
+        }
+        text
+    }
+
+    /// What is said, with the guide's addresses and names for ids.
+    fn shown(&self, text: &str) -> String {
+        let mut text = text.replace(&self.net(), "10.0.1.");
+        for (id, name) in &self.ids {
+            text = text.replace(id, name);
+        }
+        text.replace(&self.folder.path().display().to_string(), "/var/lib")
+    }
+
+    fn etcdctl(&self, args: &[String]) -> Result<std::process::Output, Failed> {
+        let mut command = Process::new("etcdctl");
+        command.env("ETCDCTL_API", "3").args(args);
+        // It takes endpoints from one place only.
+        if !args.iter().any(|arg| arg.starts_with("--endpoints")) {
+            command.env("ETCDCTL_ENDPOINTS", self.real("http://10.0.1.10:2379"));
+        }
+        Ok(command.output()?)
+    }
+
+    /// Learns the ids of members and cluster.
+    fn learn(&mut self) -> Result<(), Failed> {
+        let args = ["member", "list", "-w", "json"].map(str::to_owned);
+        let list = self.etcdctl(&args)?;
+        let Ok(list) = serde_json::from_slice::<serde_json::Value>(&list.stdout) else {
+            return Ok(());
+        };
+        let mut learned = vec![(list["header"]["cluster_id"].as_u64(), "$cluster".to_owned())];
+        for member in list["members"].as_array().into_iter().flatten() {
+            // It may have moved, and it may not have started.
+            let name = match member["name"].as_str() {
+                Some(name) => name.to_owned(),
+                None => {
+                    let url = self.shown(member["peerURLs"][0].as_str().unwrap_or_default());
+                    let host = url.trim_start_matches("http://10.0.1.1").chars().next();
+                    format!("infra{}", host.unwrap_or('?'))
+                }
+            };
+            learned.push((member["ID"].as_u64(), format!("${name}")));
+        }
+        for (id, name) in learned {
+            let id = format!("{:x}", id.ok_or("an id")?);
+            if !self.ids.iter().any(|(known, _)| *known == id) {
+                self.ids.insert(0, (id, name));
+            }
+        }
+        Ok(())
+    }
+
+    /// A line that was typed, and what it said.
+    fn typed(&mut self, line: &str, retried: bool) -> Result<String, Failed> {
+        let line = self.real(line);
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        let (program, args) = words.split_first().ok_or("an empty line")?;
+        match program.as_str() {
+            "export" => {
+                let (name, value) = args.first().and_then(|a| a.split_once('=')).ok_or("X=y")?;
+                self.exports.insert(name.to_owned(), value.trim_matches('"').to_owned());
+                Ok(String::new())
+            }
+            "etcd" => self.start(args),
+            "etcdctl" => {
+                if args.iter().any(|word| word == "add") {
+                    std::thread::sleep(SECOND);
+                }
+                let said = until("an answer for good", LIMIT, || {
+                    let said = self.etcdctl(args).ok()?;
+                    (!retried || !texts::is_early(&String::from_utf8_lossy(&said.stderr)))
+                        .then_some(said)
+                })?;
+                self.learn()?;
+                let text = [said.stdout, said.stderr].concat();
+                let text = self.shown(&String::from_utf8_lossy(&text));
+                Ok(texts::said(&text, said.status.code()))
+            }
+            other => Err(format!("there is no {other} here").into()),
+        }
+    }
+
+    /// The name of the member that is started by these flags and the exported variables.
+    fn started_name(&self, args: &[String]) -> Option<String> {
+        let flag = args.iter().position(|arg| arg == "--name").and_then(|at| args.get(at + 1));
+        flag.or_else(|| self.exports.get("ETCD_NAME")).cloned()
+    }
+
+    /// Starts a member, and waits until it serves or has ended.
+    fn start(&mut self, args: &[String]) -> Result<String, Failed> {
+        let name = self.started_name(args).ok_or("which member?")?;
+        let mut node = Node::new(&self.host(&name)?, &name, &self.program, self.folder.path());
+        if self.is_etcd() {
+            // 3.4 logs as people like it, unless it is asked for what can be read.
+            node.flags.push("--logger=zap".to_owned());
+        }
+        node.flags.extend_from_slice(args);
+        node.env = self.exports.clone().into_iter().collect();
+        self.nodes.remove(&name);
+        node.start()?;
+        let served = node.ready(LIMIT).is_ok();
+        let said = if served {
+            self.learn()?;
+            "ready to serve client requests".to_owned()
+        } else {
+            let code = node.exit_code(LIMIT)?;
+            let why = self.shown(&texts::last_error(&node.output()));
+            // Whether etcd then ends with 0 or with 1 depends on the moment.
+            let chance = self.is_etcd() && why.contains("permanently removed");
+            texts::said(&why, (!chance).then_some(code))
+        };
+        self.nodes.insert(name, node);
+        Ok(said)
+    }
+
+    fn node(&mut self, name: &str) -> Result<&mut Node, Failed> {
+        Ok(self.nodes.get_mut(name).ok_or("no such machine")?)
+    }
+
+    /// What happens to machines.
+    fn happen(&mut self, what: &str, args: &[&str]) -> Result<String, Failed> {
+        match (what, args) {
+            // A cluster of these.
+            ("cluster", names) => self.cluster(names),
+            // In order, as an init system does.
+            ("stop", [name]) => {
+                self.node(name)?.stop(LIMIT)?;
+                Ok(String::new())
+            }
+            // The machine burns down, with its disk.
+            ("loses", [name]) => {
+                self.nodes.remove(*name);
+                fs_err::remove_dir_all(self.folder.path().join(name))?;
+                Ok(String::new())
+            }
+            // A member ends by itself. What etcd says on its way out depends on the moment.
+            ("ends", [name]) => {
+                let etcd = self.is_etcd();
+                let node = self.node(name)?;
+                let code = node.exit_code(LIMIT)?;
+                let said = if etcd { String::new() } else { texts::last_error(&node.output()) };
+                Ok(format!("{said}\nexit {code}").trim_start().to_owned())
+            }
+            // Until the list of members has this in it.
+            ("listed", [text]) => {
+                let text = self.real(text);
+                let list = ["member", "list"].map(str::to_owned);
+                until("the list to say so", LIMIT, || {
+                    let said = self.etcdctl(&list).ok()?;
+                    String::from_utf8_lossy(&said.stdout).contains(&text).then_some(())
+                })?;
+                self.learn()?;
+                Ok(String::new())
+            }
+            _ => Err(format!("{what} doesn't happen").into()),
+        }
+    }
+
+    fn cluster(&mut self, names: &[&str]) -> Result<String, Failed> {
+        let mut initial = Vec::new();
+        for name in names {
+            initial.push(format!("{name}={}", nodes::peer_url(&self.host(name)?)));
+        }
+        for name in names {
+            let host = self.host(name)?;
+            let mut node = Node::new(&host, name, &self.program, self.folder.path());
+            node.flags.push(format!("--name={name}"));
+            node.flags.push(format!("--initial-cluster={}", initial.join(",")));
+            node.start()?;
+            self.nodes.insert((*name).to_owned(), node);
+        }
+        for name in names {
+            self.node(name)?.ready(LIMIT)?;
+        }
+        for name in names {
+            self.happen("listed", &[&format!(" {name}, ")])?;
+        }
+        self.lead(names)
+    }
+
+    /// Makes the first member lead: what a change of members costs must not depend on chance.
+    fn lead(&mut self, names: &[&str]) -> Result<String, Failed> {
+        let hosts: Result<Vec<Host>, Failed> = names.iter().map(|name| self.host(name)).collect();
+        let endpoints: Vec<String> = hosts?.iter().map(nodes::client_url).collect();
+        let leads = |endpoint: &str| {
+            let args = ["endpoint", "status", "-w", "json", "--endpoints", endpoint];
+            let said = self.etcdctl(&args.map(str::to_owned)).ok()?;
+            let status: serde_json::Value = serde_json::from_slice(&said.stdout).ok()?;
+            let status = &status[0]["Status"];
+            (status["leader"] == status["header"]["member_id"]).then_some(())
+        };
+        let first = self.real(&format!("${}", names[0]));
+        until("the first member to lead", LIMIT, || {
+            if let Some(leader) = endpoints.iter().find(|endpoint| leads(endpoint).is_some()) {
+                let args = ["move-leader", &first, "--endpoints", leader].map(str::to_owned);
+                self.etcdctl(&args).ok()?;
+            }
+            leads(&endpoints[0])
+        })?;
+        Ok(String::new())
+    }
+
+    fn is_etcd(&self) -> bool {
+        self.program.ends_with("etcd")
+    }
+}
+
+impl Runner for Shell {
+    type Command = Command;
+
+    fn run(&mut self, command: &Command, context: &Context) -> Result<String, Failed> {
+        // A typed line is one name, however many words it has.
+        if command.name.contains(' ') {
+            return self.typed(&command.name, context.tags.contains("retried"));
+        }
+        let mut consumed = command.consume_args();
+        let mut args = Vec::new();
+        while let Some(arg) = consumed.next_pos() {
+            args.push(arg);
+        }
+        consumed.reject_next()?;
+        self.happen(&command.name, &args)
+    }
+}

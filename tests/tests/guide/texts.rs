@@ -1,0 +1,156 @@
+//! Transcripts as texts: what a program said, as it is written down, and several programs'
+//! transcripts in one.
+
+/// What a command said: words apart by one space, lists in the order of names and not of ids, which
+/// are others each time, without the client library's own log; and its exit code, if it isn't 0.
+pub(crate) fn said(text: &str, code: Option<i32>) -> String {
+    let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('{'));
+    let mut lines: Vec<String> = lines
+        .map(|line| match line.split_once("ETCD_INITIAL_CLUSTER=") {
+            Some((_, list)) => {
+                let mut members: Vec<&str> = list.trim_matches('"').split(',').collect();
+                members.sort_unstable();
+                format!("ETCD_INITIAL_CLUSTER=\"{}\"", members.join(","))
+            }
+            None => line.split_whitespace().collect::<Vec<_>>().join(" "),
+        })
+        .collect();
+    if lines.iter().all(|line| line.matches(", ").count() == 5) {
+        lines.sort_unstable();
+    }
+    lines.extend(code.map(exit).filter(|line| !line.is_empty()));
+    lines.join("\n")
+}
+
+/// Whether a command that was refused so may be tried again: members have not been connected for five
+/// seconds, or a learner has not caught up.
+pub(crate) fn is_early(refusal: &str) -> bool {
+    ["unhealthy cluster", "in sync with leader"].iter().any(|text| refusal.contains(text))
+}
+
+/// As the guide shows an exit code.
+fn exit(code: i32) -> String {
+    if code == 0 { String::new() } else { format!("exit {code}") }
+}
+
+/// What a server has last complained of, without what it shows of the cluster; that it was removed, if
+/// it has said so, whatever else it has said on its way out.
+pub(crate) fn last_error(log: &str) -> String {
+    const REMOVED: &str = "member has been permanently removed from the cluster";
+    let error = |line: &str| {
+        let line: serde_json::Value = serde_json::from_str(line).ok()?;
+        Some(line["error"].as_str().filter(|error| !error.is_empty())?.to_owned())
+    };
+    let said: Vec<String> = log.lines().rev().filter_map(error).collect();
+    if let Some(removed) = said.iter().find(|error| error.contains(REMOVED)) {
+        let word =
+            removed.split(REMOVED).next().and_then(|before| before.split_whitespace().last());
+        return format!("{} {REMOVED}", word.unwrap_or("the").trim_start_matches('('));
+    }
+    let why = said.first().map(String::as_str).unwrap_or_default();
+    // The two addresses that it happened to compare last follow.
+    let why = why.split(", last resolver error").next().unwrap_or_default();
+    match (why.find("{ClusterID:"), why.rfind("]}")) {
+        (Some(from), Some(to)) => format!("{}{{…}}{}", &why[..from], &why[to + 2..]),
+        _ => why.to_owned(),
+    }
+}
+
+/// One transcript of several, of the same commands: what all said stands there once; where they
+/// differ, each line names those who said it.
+pub(crate) fn merged(transcripts: &[(&str, String)]) -> String {
+    let mut merged = String::new();
+    let mut all: Vec<_> =
+        transcripts.iter().map(|(program, text)| (*program, blocks(text).into_iter())).collect();
+    loop {
+        let next: Vec<_> =
+            all.iter_mut().filter_map(|(program, rest)| Some((*program, rest.next()?))).collect();
+        let Some((_, (commands, _))) = next.first() else { return merged };
+        merged += commands;
+        let outputs = next.iter().map(|(_, (_, output))| output.lines().collect::<Vec<_>>());
+        let outputs: Vec<Vec<&str>> = outputs.collect();
+        let shortest = outputs.iter().map(Vec::len).min().unwrap_or(0);
+        let same = |at: &dyn Fn(&Vec<&str>) -> usize| {
+            outputs.iter().all(|lines| lines[at(lines)] == outputs[0][at(&outputs[0])])
+        };
+        let begin = (0..shortest).take_while(|n| same(&|_| *n)).count();
+        let end = (1..=shortest - begin).take_while(|n| same(&|lines| lines.len() - n)).count();
+        let mut told: Vec<(Vec<&str>, &[&str])> = Vec::new();
+        for ((program, _), lines) in next.iter().zip(&outputs) {
+            let differs = &lines[begin..lines.len() - end];
+            match told.iter_mut().find(|(_, other)| *other == differs) {
+                Some((programs, _)) => programs.push(program),
+                None => told.push((vec![program], differs)),
+            }
+        }
+        let mut lines: Vec<String> =
+            outputs[0][..begin].iter().map(|line| (*line).to_owned()).collect();
+        for (programs, differs) in &told {
+            let tellers = if told.len() > 1 { programs.join(", ") + ": " } else { String::new() };
+            lines.extend(differs.iter().map(|line| format!("{tellers}{line}")));
+        }
+        let common = &outputs[0][outputs[0].len() - end..];
+        lines.extend(common.iter().map(|line| (*line).to_owned()));
+        merged.extend(lines.iter().map(|line| format!("{line}\n")));
+    }
+}
+
+/// What one of `programs` said, out of a transcript of all of them.
+pub(crate) fn of_program(program: &str, programs: &[&str], transcript: &str) -> String {
+    let teller = |line: &str| {
+        let (tellers, said) = line.split_once(": ")?;
+        let tellers: Vec<String> = tellers.split(", ").map(str::to_owned).collect();
+        let known = tellers.iter().all(|teller| programs.contains(&teller.as_str()));
+        known.then(|| (tellers, said.to_owned()))
+    };
+    let mut told = String::new();
+    for (commands, output) in blocks(transcript) {
+        told += commands;
+        for line in output.split_inclusive('\n') {
+            match teller(line) {
+                None => told += line,
+                Some((tellers, said)) if tellers.iter().any(|teller| teller == program) => {
+                    told += &said;
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    told
+}
+
+/// Commands up to the `---` below them, and what they said, up to the empty line below that.
+fn blocks(transcript: &str) -> Vec<(&str, &str)> {
+    const LINE: &str = "\n---\n";
+    let mut blocks = Vec::new();
+    let mut rest = transcript;
+    while let Some(at) = rest.find(LINE) {
+        let (commands, after) = rest.split_at(at + LINE.len());
+        let end = match after.starts_with('\n') {
+            true => 1,
+            false => after.find("\n\n").map_or(after.len(), |end| end + 2),
+        };
+        blocks.push((commands, &after[..end]));
+        rest = &after[end..];
+    }
+    if !rest.is_empty() {
+        blocks.push((rest, ""));
+    }
+    blocks
+}
+
+#[test]
+fn a_transcript_of_all_holds_what_each_said() {
+    let begin = "# What\nx\n---\nsame\n\ny\n---\n";
+    let end = "last\n\nz\n---\none\n";
+    let transcripts = [
+        ("a", format!("{begin}first\n{end}")),
+        ("b", format!("{begin}first\nmore\n{end}")),
+        ("c", format!("{begin}first\nmore\n{end}")),
+    ];
+    let all = format!("{begin}first\nb, c: more\n{end}");
+    assert_eq!(merged(&transcripts), all);
+    for (program, text) in &transcripts {
+        assert_eq!(of_program(program, &["a", "b", "c"], &all), *text);
+    }
+}
