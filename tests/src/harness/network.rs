@@ -5,10 +5,12 @@
 //! network, and all of it goes away with the hub.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use anyhow::{Context, Result, ensure};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// One host: what runs "on it" is started through [`Host::command`].
 #[derive(Clone, Debug)]
@@ -31,6 +33,14 @@ impl Host {
                 command
             }
         }
+    }
+
+    /// Moves the calling thread to this host: what it connects to from now on, it does from there.
+    pub fn enter(&self) -> Result<()> {
+        let Some(namespace) = &self.namespace else { return Ok(()) };
+        let file = fs_err::File::open(format!("/run/netns/{namespace}"))?;
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+            .with_context(|| format!("entering {namespace}"))
     }
 
     /// What a person has to type before a command for it to run on this host.
@@ -115,6 +125,27 @@ impl Network {
     pub fn set_link(&self, host: usize, up: bool) -> Result<()> {
         let hub = self.hub.namespace.as_deref().context("loopback hosts can't be cut off")?;
         run_in(hub, &["link", "set", &format!("p{}", host + 1), if up { "up" } else { "down" }])
+    }
+
+    /// Nothing that host `from` sends reaches host `to` any more; only in namespaces, and with nft.
+    pub fn cut(&self, from: usize, to: usize) -> Result<()> {
+        let host = self.hosts[to].namespace.as_deref().context("loopback hosts can't be cut")?;
+        let rules = format!(
+            "add table inet cut; \
+             add chain inet cut input {{ type filter hook input priority 0; }}; \
+             add rule inet cut input ip saddr {} drop",
+            self.hosts[from].address
+        );
+        run("ip", &["netns", "exec", host, "nft", &rules])
+    }
+
+    /// Takes back every [`Network::cut`].
+    pub fn heal(&self) -> Result<()> {
+        for host in self.hosts.iter().filter_map(|host| host.namespace.as_deref()) {
+            let rules = "add table inet cut; delete table inet cut";
+            run("ip", &["netns", "exec", host, "nft", rules])?;
+        }
+        Ok(())
     }
 
     /// Forgets the namespaces, so that they outlive this process.

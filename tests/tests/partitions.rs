@@ -1,0 +1,511 @@
+//! Partitions during each kind of change of members, on hosts with addresses of their own: a writer
+//! runs all the time, and whatever was cut, and whatever became of the change, everything that was
+//! acknowledged is there afterwards, on every member.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use muster_tests::client::{Client, channel};
+use muster_tests::harness::{Host, Network, Node, nodes, programs, skip};
+use node_proto::etcdserverpb::cluster_client::ClusterClient;
+use node_proto::etcdserverpb::{
+    self as pb, MemberAddRequest, MemberListRequest, MemberPromoteRequest, MemberRemoveRequest,
+    MemberUpdateRequest, RangeRequest, StatusResponse,
+};
+use tonic::{Status, transport::Channel};
+
+/// Nothing waits this long when all is well.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long a partition lasts: more than twice what an election takes.
+const CUT: Duration = Duration::from_millis(2_500);
+/// One call may take this long; a change that is not through by then may yet happen.
+const CALL: Duration = Duration::from_secs(2);
+const PUT: Duration = Duration::from_millis(300);
+/// The host of the member that comes and goes; the others are 0 to 2.
+const SPARE: usize = 3;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Change {
+    AddVoter,
+    AddLearner,
+    Promote,
+    RemoveFollower,
+    RemoveLeader,
+    Update,
+}
+
+/// What is cut off, and in which direction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Partition {
+    Leader,
+    LeaderIsNotHeard,
+    LeaderHearsNothing,
+    Target,
+    Follower,
+    OneLink,
+}
+
+const PARTITIONS: [Partition; 6] = [
+    Partition::Leader,
+    Partition::LeaderIsNotHeard,
+    Partition::LeaderHearsNothing,
+    Partition::Target,
+    Partition::Follower,
+    Partition::OneLink,
+];
+
+#[test]
+fn adding_a_voter_loses_no_write() -> Result<()> {
+    partitions_during(Change::AddVoter)
+}
+
+#[test]
+fn adding_a_learner_loses_no_write() -> Result<()> {
+    partitions_during(Change::AddLearner)
+}
+
+#[test]
+fn promoting_loses_no_write() -> Result<()> {
+    partitions_during(Change::Promote)
+}
+
+#[test]
+fn removing_a_follower_loses_no_write() -> Result<()> {
+    partitions_during(Change::RemoveFollower)
+}
+
+#[test]
+fn removing_the_leader_loses_no_write() -> Result<()> {
+    partitions_during(Change::RemoveLeader)
+}
+
+#[test]
+fn moving_a_member_loses_no_write() -> Result<()> {
+    partitions_during(Change::Update)
+}
+
+/// All partitions side by side, each on a network and a cluster of its own.
+fn partitions_during(change: Change) -> Result<()> {
+    let installed = std::process::Command::new("nft").arg("--version").output();
+    if installed.is_err() {
+        skip::not_installed("nft");
+        return Ok(());
+    }
+    if let Err(error) = Network::namespaces(1).and_then(|network| network.heal()) {
+        skip::skipped(format_args!("no network namespaces with rules here: {error:#}"));
+        return Ok(());
+    }
+    let run = |partition| {
+        one(change, partition).with_context(|| format!("{change:?} with {partition:?} cut"))
+    };
+    std::thread::scope(|scope| {
+        let runs = PARTITIONS.map(|partition| scope.spawn(move || run(partition)));
+        runs.into_iter().try_for_each(|run| run.join().expect("it fails with an error"))
+    })
+}
+
+fn one(change: Change, partition: Partition) -> Result<()> {
+    let network = Network::namespaces(4)?;
+    network.hub.enter()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut cluster = Cluster::start(network)?;
+        let leader = cluster.settled(&[0, 1, 2]).await?;
+        let target = cluster.prepare(change, leader).await?;
+        let writer = Writer::start(&cluster.network)?;
+        let result = cluster.survives(change, partition, leader, target, &writer).await;
+        let written = writer.stop();
+        let members = result.with_context(|| cluster.last_words())?;
+        cluster.agrees(&members, &written?).await.with_context(|| cluster.last_words())
+    })
+}
+
+struct Cluster {
+    network: Network,
+    nodes: Vec<Node>,
+    ids: Vec<u64>,
+    _folder: tempfile::TempDir,
+}
+
+impl Cluster {
+    /// Three members and a spare host. They may be changed whatever their health: a change that is
+    /// refused because somebody is cut off would show nothing.
+    fn start(network: Network) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let program: PathBuf = programs::program("muster-node")?;
+        let hosts = network.hosts.iter();
+        let mut nodes: Vec<Node> =
+            hosts.map(|host| Node::new(host, &host.name, &program, folder.path())).collect();
+        for node in &mut nodes {
+            node.flags.push(format!("--name={}", node.host.name));
+            node.flags.push("--strict-reconfig-check=false".to_owned());
+        }
+        let initial = initial_cluster(&network.hosts[..SPARE]);
+        for node in &mut nodes[..SPARE] {
+            node.flags.push(format!("--initial-cluster={initial}"));
+            node.start()?;
+        }
+        for node in &mut nodes[..SPARE] {
+            node.ready(LIMIT)?;
+        }
+        Ok(Self { network, nodes, ids: Vec::new(), _folder: folder })
+    }
+
+    /// Learns the ids, and what a change begins with: its target.
+    async fn prepare(&mut self, change: Change, leader: usize) -> Result<usize> {
+        for host in 0..SPARE {
+            self.ids.push(header(&self.status(host).await?)?.member_id);
+        }
+        self.ids.push(0);
+        match change {
+            Change::AddVoter | Change::AddLearner => Ok(SPARE),
+            Change::Promote => {
+                self.ask(leader, Change::AddLearner, SPARE).await?;
+                self.learn_spare(leader).await?;
+                self.start_spare()?;
+                Ok(SPARE)
+            }
+            Change::RemoveLeader => Ok(leader),
+            Change::RemoveFollower | Change::Update => Ok((leader + 1) % SPARE),
+        }
+    }
+
+    /// Cuts, asks for the change, heals, and sees the change through; which hosts are members then.
+    async fn survives(
+        &mut self,
+        change: Change,
+        partition: Partition,
+        leader: usize,
+        target: usize,
+        writer: &Writer,
+    ) -> Result<Vec<usize>> {
+        let before = writer.acknowledged();
+        self.cut(partition, leader, target)?;
+        // A member that is not the one cut off, so that the change has its chance.
+        let follower = (leader + 2) % SPARE;
+        let cut_off =
+            partition == Partition::Leader || partition == Partition::Target && leader == target;
+        let asked = if cut_off { follower } else { leader };
+        // What comes of it is seen below.
+        let _ = self.ask(asked, change, target).await;
+        tokio::time::sleep(CUT).await;
+        let removes = matches!(change, Change::RemoveFollower | Change::RemoveLeader);
+        let away = removes && partition == Partition::Target;
+        let term = if away { Some(self.status(follower).await?.raft_term) } else { None };
+        self.network.heal()?;
+        self.see_through(change, target).await?;
+        let members: Vec<usize> = match (change, removes) {
+            (_, true) => (0..SPARE).filter(|host| *host != target).collect(),
+            (Change::Update, _) => (0..SPARE).collect(),
+            _ => (0..=SPARE).collect(),
+        };
+        if removes {
+            let code = self.nodes[target].exit_code(LIMIT)?;
+            ensure!(code == 3, "a removed member ended with {code}");
+        }
+        self.settled(&members).await?;
+        if let Some(term) = term {
+            // It was away when it was removed: it has heard of it, and has disturbed nobody.
+            let now = self.status(follower).await?.raft_term;
+            ensure!(now == term, "its return has brought term {now} after {term}");
+        }
+        let start = Instant::now();
+        while writer.acknowledged() < before + 50 {
+            ensure!(start.elapsed() < LIMIT, "no writes after the partition");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(members)
+    }
+
+    fn cut(&self, partition: Partition, leader: usize, target: usize) -> Result<()> {
+        let all = 0..=SPARE;
+        let (off, hears, is_heard) = match partition {
+            Partition::Leader => (leader, false, false),
+            Partition::LeaderIsNotHeard => (leader, true, false),
+            Partition::LeaderHearsNothing => (leader, false, true),
+            Partition::Target => (target, false, false),
+            Partition::Follower => ((leader + 1) % SPARE, false, false),
+            Partition::OneLink => {
+                let other = (leader + 1) % SPARE;
+                self.network.cut(leader, other)?;
+                return self.network.cut(other, leader);
+            }
+        };
+        for other in all.filter(|other| *other != off) {
+            if !hears {
+                self.network.cut(other, off)?;
+            }
+            if !is_heard {
+                self.network.cut(off, other)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn ask(&self, host: usize, change: Change, target: usize) -> Result<(), Status> {
+        let mut api = self.api(host);
+        let (id, peer_ur_ls) = (self.ids[target], vec![self.moved(change, target)]);
+        let asked = async {
+            match change {
+                Change::AddVoter | Change::AddLearner => {
+                    let is_learner = change == Change::AddLearner;
+                    let request = MemberAddRequest { peer_ur_ls, is_learner };
+                    api.member_add(request).await.map(drop)
+                }
+                Change::Promote => api.member_promote(MemberPromoteRequest { id }).await.map(drop),
+                Change::RemoveFollower | Change::RemoveLeader => {
+                    api.member_remove(MemberRemoveRequest { id }).await.map(drop)
+                }
+                Change::Update => {
+                    api.member_update(MemberUpdateRequest { id, peer_ur_ls }).await.map(drop)
+                }
+            }
+        };
+        let late = |_| Status::deadline_exceeded("the test's own deadline");
+        tokio::time::timeout(CALL, asked).await.map_err(late)?
+    }
+
+    /// The peer URL that the target has after the change.
+    fn moved(&self, change: Change, target: usize) -> String {
+        let url = nodes::peer_url(&self.network.hosts[target]);
+        if change == Change::Update { url.replace("2380", "2390") } else { url }
+    }
+
+    /// Asks again until the change is made, then does what comes after it on the target's host.
+    async fn see_through(&mut self, change: Change, target: usize) -> Result<()> {
+        let start = Instant::now();
+        let url = self.moved(change, target);
+        loop {
+            // One of them knows; the target may have gone.
+            for host in (0..SPARE).filter(|host| *host != target) {
+                let Ok(list) = self.members(host).await else { continue };
+                let found = list.iter().find(|member| member.peer_ur_ls.contains(&url));
+                let done = match change {
+                    Change::AddVoter | Change::AddLearner | Change::Update => found.is_some(),
+                    Change::Promote => found.is_some_and(|member| !member.is_learner),
+                    Change::RemoveFollower | Change::RemoveLeader => found.is_none(),
+                };
+                if done {
+                    return self.finish(host, change, target).await;
+                }
+                let _ = self.ask(host, change, target).await;
+            }
+            ensure!(start.elapsed() < LIMIT, "the change was never made");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn finish(&mut self, host: usize, change: Change, target: usize) -> Result<()> {
+        match change {
+            Change::AddVoter => self.start_spare(),
+            Change::AddLearner => {
+                self.learn_spare(host).await?;
+                self.start_spare()?;
+                let start = Instant::now();
+                while let Err(refused) = self.ask(host, Change::Promote, SPARE).await {
+                    ensure!(start.elapsed() < LIMIT, "never in sync: {refused}");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                Ok(())
+            }
+            Change::Update => {
+                let node = &mut self.nodes[target];
+                node.stop(LIMIT)?;
+                for flag in &mut node.flags {
+                    *flag = if flag.contains("initial-cluster=") {
+                        flag.clone()
+                    } else {
+                        flag.replace("2380", "2390")
+                    };
+                }
+                node.start()?;
+                node.ready(LIMIT)
+            }
+            Change::Promote | Change::RemoveFollower | Change::RemoveLeader => Ok(()),
+        }
+    }
+
+    fn start_spare(&mut self) -> Result<()> {
+        let initial = initial_cluster(&self.network.hosts);
+        let node = &mut self.nodes[SPARE];
+        node.flags.push(format!("--initial-cluster={initial}"));
+        node.flags.push("--initial-cluster-state=existing".to_owned());
+        node.start()?;
+        node.ready(LIMIT)
+    }
+
+    async fn learn_spare(&mut self, host: usize) -> Result<()> {
+        let url = nodes::peer_url(&self.network.hosts[SPARE]);
+        let list = self.members(host).await?;
+        let spare = list.iter().find(|member| member.peer_ur_ls.contains(&url));
+        self.ids[SPARE] = spare.context("the spare is a member")?.id;
+        Ok(())
+    }
+
+    /// Waits until these follow one leader, one of them; which.
+    async fn settled(&self, hosts: &[usize]) -> Result<usize> {
+        let start = Instant::now();
+        loop {
+            if let Ok(Some(leader)) = self.leader(hosts).await {
+                return Ok(leader);
+            }
+            ensure!(start.elapsed() < LIMIT, "{hosts:?} follow no leader that all agree on");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn leader(&self, hosts: &[usize]) -> Result<Option<usize>> {
+        let (mut leads, mut seen) = (None, BTreeSet::new());
+        for host in hosts {
+            let status = self.status(*host).await?;
+            seen.insert((status.leader, status.raft_term));
+            if status.leader == header(&status)?.member_id {
+                leads = Some(*host);
+            }
+        }
+        Ok(leads.filter(|_| seen.len() == 1))
+    }
+
+    /// That all members have the same list of members and the same data, with all that was written.
+    async fn agrees(&self, hosts: &[usize], written: &BTreeSet<u64>) -> Result<()> {
+        let range = RangeRequest {
+            key: b"w/".to_vec().into(),
+            range_end: b"w0".to_vec().into(),
+            ..RangeRequest::default()
+        };
+        let mut client = self.client(hosts[0])?;
+        let found = client.range(range, LIMIT).await?;
+        let there: BTreeSet<u64> = found.kvs.iter().filter_map(|kv| number(&kv.key)).collect();
+        let lost: Vec<_> = written.difference(&there).collect();
+        ensure!(lost.is_empty(), "{} acknowledged writes are lost: {lost:?}", lost.len());
+        let revision = found.header.context("a header")?.revision;
+        let expected = self.members(hosts[0]).await?;
+        ensure!(expected.len() == hosts.len(), "members: {expected:?}");
+        ensure!(expected.iter().all(|member| !member.is_learner), "a learner: {expected:?}");
+        let start = Instant::now();
+        let mut hashes = Vec::new();
+        for host in hosts {
+            let mut client = self.client(*host)?;
+            while header(&client.status(CALL).await?)?.revision < revision {
+                ensure!(start.elapsed() < LIMIT, "host {host} does not catch up");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            hashes.push(client.hash_kv(revision, CALL).await?.hash);
+            let list = self.members(*host).await?;
+            ensure!(list == expected, "host {host} lists {list:?}, the first {expected:?}");
+        }
+        ensure!(hashes.iter().all(|hash| *hash == hashes[0]), "hashes differ: {hashes:?}");
+        Ok(())
+    }
+
+    async fn status(&self, host: usize) -> Result<StatusResponse> {
+        self.client(host)?.status(CALL).await
+    }
+
+    async fn members(&self, host: usize) -> Result<Vec<pb::Member>> {
+        let mut api = self.api(host);
+        let list = api.member_list(MemberListRequest { linearizable: true });
+        Ok(tokio::time::timeout(CALL, list).await??.into_inner().members)
+    }
+
+    fn client(&self, host: usize) -> Result<Client> {
+        Client::new(address(&self.network.hosts[host]), None)
+    }
+
+    fn api(&self, host: usize) -> ClusterClient<Channel> {
+        let channel = channel(address(&self.network.hosts[host]), None);
+        ClusterClient::new(channel.expect("an address makes a URL"))
+    }
+
+    fn last_words(&self) -> String {
+        let words = self.nodes.iter().map(|node| {
+            let output = node.output();
+            let lines: Vec<&str> = output.lines().collect();
+            let last = lines[lines.len().saturating_sub(15)..].join("\n");
+            format!("== {}\n{last}\n", node.host.name)
+        });
+        words.collect()
+    }
+}
+
+fn initial_cluster(hosts: &[Host]) -> String {
+    let members = hosts.iter().map(|host| format!("{}={}", host.name, nodes::peer_url(host)));
+    members.collect::<Vec<_>>().join(",")
+}
+
+fn header(status: &StatusResponse) -> Result<pb::ResponseHeader> {
+    status.header.context("an answer has a header")
+}
+
+fn address(host: &Host) -> SocketAddr {
+    SocketAddr::new(host.address, 2379)
+}
+
+fn number(key: &[u8]) -> Option<u64> {
+    std::str::from_utf8(key).ok()?.strip_prefix("w/")?.parse().ok()
+}
+
+/// Writes one key after the other, at one member after the other, and remembers what was
+/// acknowledged.
+struct Writer {
+    ends: Arc<AtomicBool>,
+    count: Arc<AtomicU64>,
+    thread: JoinHandle<Result<BTreeSet<u64>>>,
+}
+
+impl Writer {
+    fn start(network: &Network) -> Result<Self> {
+        let hub = network.hub.clone();
+        let addresses: Vec<SocketAddr> = network.hosts[..SPARE].iter().map(address).collect();
+        let (ends, count) = (Arc::default(), Arc::default());
+        let (stop, acknowledged) = (Arc::clone(&ends), Arc::clone(&count));
+        let thread = std::thread::Builder::new().name("writer".to_owned()).spawn(move || {
+            hub.enter()?;
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(write(&addresses, &stop, &acknowledged))
+        })?;
+        Ok(Self { ends, count, thread })
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    fn stop(self) -> Result<BTreeSet<u64>> {
+        self.ends.store(true, Ordering::Relaxed);
+        match self.thread.join() {
+            Ok(written) => written,
+            Err(_) => bail!("the writer panicked"),
+        }
+    }
+}
+
+async fn write(
+    addresses: &[SocketAddr],
+    stop: &AtomicBool,
+    acknowledged: &AtomicU64,
+) -> Result<BTreeSet<u64>> {
+    let clients: Result<Vec<Client>> =
+        addresses.iter().map(|address| Client::new(*address, None)).collect();
+    let mut clients = clients?;
+    let mut written = BTreeSet::new();
+    for number in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let at = usize::try_from(number)? % clients.len();
+        // One that was not acknowledged may be there or not, and is not tried again.
+        if clients[at].put(format!("w/{number}").as_bytes(), b"x", PUT).await.is_ok() {
+            written.insert(number);
+            acknowledged.fetch_add(1, Ordering::Relaxed);
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    Ok(written)
+}
