@@ -40,6 +40,7 @@ pub mod name;
 pub mod order;
 pub mod problem;
 pub mod proposal;
+pub mod raft_id;
 pub mod record;
 pub mod redeem;
 pub mod retire;

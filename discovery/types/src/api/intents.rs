@@ -6,7 +6,6 @@ use uuid::Uuid;
 
 use super::access::{Jwks, TokenResponse};
 use super::clusters::{ClusterState, Explanation};
-use super::formation::Session;
 use crate::csr::Csr;
 use crate::digest::{Digest, MemberId};
 use crate::intent::Intent;
@@ -181,8 +180,6 @@ impl Outcome {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OutcomeRequest {
-    /// This run of the agent.
-    pub session: Session,
     /// What became of it.
     pub outcome: Outcome,
     /// Raft term of the agent's node, at or after the change.

@@ -1,0 +1,49 @@
+//! The id that a founding member has in its Raft cluster, by etcd's formula.
+
+use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY};
+
+use crate::digest::{Digest, MemberId};
+use crate::url::NodeUrl;
+
+/// The first eight bytes of SHA-1 over the peer URLs, sorted, and the cluster token (etcd
+/// `membership.NewMember`), which is the commit document's hash in hexadecimal. SHA-1 is what the
+/// formula is made of; nothing relies on it being hard to collide.
+pub fn of_founder(document: &Digest, peer_urls: &[NodeUrl]) -> MemberId {
+    let mut urls: Vec<String> = peer_urls.iter().map(NodeUrl::to_string).collect();
+    urls.sort_unstable();
+    of(&urls, &document.to_string())
+}
+
+fn of(sorted_urls: &[String], token: &str) -> MemberId {
+    let mut context = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
+    for url in sorted_urls {
+        context.update(url.as_bytes());
+    }
+    context.update(token.as_bytes());
+    let digest = context.finish();
+    let mut first = [0; 8];
+    first.copy_from_slice(&digest.as_ref()[..8]);
+    MemberId(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As etcd 3.5 names it.
+    #[test]
+    fn the_id_is_etcds() {
+        let id = of(&["http://127.0.0.1:23201".to_owned()], "etcd-cluster");
+        assert_eq!(id.to_string(), "c8d9246ced7969c0");
+    }
+
+    #[test]
+    fn the_order_of_urls_says_nothing() {
+        let urls: [NodeUrl; 2] =
+            ["https://10.0.0.1:2380", "https://10.0.0.2:2380"].map(|u| u.parse().unwrap());
+        let swapped = [urls[1].clone(), urls[0].clone()];
+        let h = Digest::of(b"h");
+        assert_eq!(of_founder(&h, &urls), of_founder(&h, &swapped));
+        assert_ne!(of_founder(&h, &urls), of_founder(&Digest::of(b"g"), &urls));
+    }
+}
