@@ -15,7 +15,7 @@ use crate::auth::AdminDirectory;
 use crate::clock::Clock;
 use crate::error::ApiError;
 use crate::keydir::Keydir;
-use crate::limits::{AddressLimit, Places};
+use crate::limits::{AddressLimit, Place, Places};
 use crate::metrics::Metrics;
 use crate::notify::Wakes;
 use crate::store::Store;
@@ -68,6 +68,15 @@ impl App {
         let next = "Wait, and send less often.";
         ApiError::new(Code::RateLimited, "Too many requests from this address.", next)
             .retry_after(wait.as_secs() + 1)
+    }
+
+    /// A place for a parked poll, until it is dropped.
+    pub(crate) fn place_to_park(&self, key: &PublicKey) -> Result<Place<[u8; 32]>, ApiError> {
+        self.parked.take(*key.as_bytes()).ok_or_else(|| {
+            let next = "Wait, and poll again; or start another discovery process.";
+            let detail = "All places for parked polls, or all of this key, are taken.";
+            ApiError::new(Code::Overloaded, detail, next)
+        })
     }
 
     /// An access token for `key`, from now on.

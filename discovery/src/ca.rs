@@ -92,10 +92,49 @@ pub(crate) struct MemberLeaf<'a> {
     pub trust_domain: &'a str,
     /// The cluster.
     pub cluster: Uuid,
-    /// 1 to `size`.
-    pub seat: u16,
-    /// Hosts of the committed URLs, without ports: IP addresses or DNS names.
-    pub hosts: &'a [String],
+    /// A founder's seat, 1 to `size`; a newcomer's id.
+    pub member: &'a str,
+    /// Hosts of its peer URLs, without ports: IP addresses or DNS names.
+    pub peer_hosts: &'a [String],
+    /// Hosts of its client URLs.
+    pub client_hosts: &'a [String],
+}
+
+/// Both of a cluster's CAs, loaded to sign.
+pub(crate) struct Authority {
+    /// For peers.
+    pub peer: Ca,
+    /// For clients.
+    pub client: Ca,
+}
+
+impl Authority {
+    /// DER of a member's peer leaf and of its client leaf, with which it serves clients at all of its
+    /// addresses.
+    pub(crate) fn issue_member(
+        &self,
+        csr: &[u8],
+        leaf: &MemberLeaf<'_>,
+        now: u64,
+    ) -> Result<(Vec<u8>, Vec<u8>), CaError> {
+        let mut both = [leaf.peer_hosts, leaf.client_hosts].concat();
+        both.sort();
+        both.dedup();
+        let peer = self.peer.issue_member(csr, leaf, leaf.peer_hosts, now)?;
+        Ok((peer, self.client.issue_member(csr, leaf, &both, now)?))
+    }
+}
+
+/// Hosts of normalised URLs (`https://host:port`), each once.
+pub(crate) fn hosts(urls: &[String]) -> Vec<String> {
+    let mut hosts: Vec<String> = urls
+        .iter()
+        .filter_map(|url| url.strip_prefix("https://")?.rsplit_once(':'))
+        .map(|(host, _)| host.to_owned())
+        .collect();
+    hosts.sort();
+    hosts.dedup();
+    hosts
 }
 
 impl Ca {
@@ -110,18 +149,19 @@ impl Ca {
     }
 
     /// DER of a leaf for the key in `csr` (PKCS#10 DER), of which only the key is used.
-    pub(crate) fn issue_member(
+    fn issue_member(
         &self,
         csr: &[u8],
         leaf: &MemberLeaf<'_>,
+        hosts: &[String],
         now: u64,
     ) -> Result<Vec<u8>, CaError> {
-        let mut params = leaf_params(&format!("muster:{}", leaf.seat), now, MEMBER_LIFE)?;
-        let MemberLeaf { trust_domain, cluster, seat, .. } = leaf;
-        let spiffe = format!("spiffe://{trust_domain}/cluster/{cluster}/member/{seat}");
+        let MemberLeaf { trust_domain, cluster, member, .. } = leaf;
+        let mut params = leaf_params(&format!("muster:{member}"), now, MEMBER_LIFE)?;
+        let spiffe = format!("spiffe://{trust_domain}/cluster/{cluster}/member/{member}");
         let uri = spiffe.clone().try_into().map_err(|_| CaError::Name(spiffe))?;
         params.subject_alt_names.push(SanType::URI(uri));
-        for host in leaf.hosts {
+        for host in hosts {
             params.subject_alt_names.push(host_name(host)?);
         }
         params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
@@ -222,8 +262,20 @@ mod tests {
         let (other, _) = ca(Purpose::ClientCa);
         let cluster = Uuid::now_v7();
         let hosts = ["10.0.0.7".to_owned(), "[fd00::7]".to_owned(), "a.example".to_owned()];
-        let leaf = MemberLeaf { trust_domain: "muster", cluster, seat: 3, hosts: &hosts };
-        let der = peer_ca.issue_member(&request(&p256()), &leaf, NOW).unwrap();
+        let (member, clients) = ("3", ["10.0.0.8".to_owned()]);
+        let leaf = MemberLeaf {
+            trust_domain: "muster",
+            cluster,
+            member,
+            peer_hosts: &hosts,
+            client_hosts: &clients,
+        };
+        let (_, client_ca) = ca(Purpose::ClientCa);
+        let both = Authority { peer: peer_ca, client: client_ca };
+        let (der, client) = both.issue_member(&request(&p256()), &leaf, NOW).unwrap();
+        let (_, client) = X509Certificate::from_der(&client).unwrap();
+        let names = client.subject_alternative_name().unwrap().unwrap().value.general_names.len();
+        assert_eq!(names, 5, "its own name, and the hosts of both kinds of URL");
         let (_, certificate) = X509Certificate::from_der(&der).unwrap();
 
         assert_eq!(certificate.subject().to_string(), "CN=muster:3");
@@ -241,6 +293,12 @@ mod tests {
         assert!(certificate.verify_signature(Some(authority.public_key())).is_ok());
         let (_, stranger) = X509Certificate::from_der(&other.certificate).unwrap();
         assert!(certificate.verify_signature(Some(stranger.public_key())).is_err());
+    }
+
+    #[test]
+    fn hosts_lose_their_ports_and_their_doubles() {
+        let urls = ["https://10.0.0.1:2380", "https://[fd00::1]:2380", "https://10.0.0.1:2381"];
+        assert_eq!(hosts(&urls.map(str::to_owned)), ["10.0.0.1", "[fd00::1]"]);
     }
 
     #[test]

@@ -10,11 +10,14 @@ use discovery_types::admin::AdminError;
 use discovery_types::convert::problem_code;
 use discovery_types::document::DocumentError;
 use discovery_types::grant::GrantError;
-use discovery_types::problem::{Code, PROBLEM_JSON, Problem};
+use discovery_types::intent::IntentError;
+use discovery_types::order::OrderError;
+use discovery_types::problem::{Code, PROBLEM_JSON, Problem, Removal};
 use discovery_types::record::RecordError;
 use discovery_types::redeem::RedeemError;
 use discovery_types::retire::RetireError;
 use discovery_types::statement::StatementError;
+use discovery_types::text::printable;
 
 use crate::ca::CaError;
 use crate::ledger::LedgerError;
@@ -59,6 +62,20 @@ impl ApiError {
     pub(crate) fn not_found(what: &str) -> Self {
         let next = "Check the id, and that it is this service's.";
         ApiError::new(Code::NotFound, format!("There is no {what} here."), next)
+    }
+
+    /// What a member's agent hears after the member was removed.
+    pub(crate) fn removed(removal: Removal) -> Self {
+        let detail = format!(
+            "Member {} was removed from its cluster by {}.",
+            removal.member,
+            printable(&removal.by)
+        );
+        let next = "Ask the cluster itself. If it says the same, leave the data for inspection; the \
+                    host comes anew after `muster-agent reset`, with a ticket.";
+        let mut error = ApiError::new(Code::Removed, detail, next);
+        error.problem.removal = Some(removal);
+        error
     }
 
     /// A fault of ours, or of what we stand on. `surround` logs it with its cause.
@@ -239,13 +256,40 @@ macro_rules! refused_as {
 
 refused_as! {
     StatementError => StatementRefused, "Sign a statement that follows the newest one.";
-    RecordError => RecordRefused, "Correct the agent's settings and start it again.";
     RedeemError => RecordRefused, "Check which service the bundle is for.";
     DocumentError => DocumentRefused, "Show the document as it was received.";
     AdminError => AdminRefused, "Fetch the newest chain and sign anew.";
     CaError => CsrRefused, "Send a PKCS#10 request of an ECDSA P-256 key.";
+    OrderError => OrderRefused, "Look with `muster-discovery cluster show`, and order again.";
     RetireError => StatementRefused, "Fetch the newest statement and sign anew.";
     AccessError => TokenInvalid, "Ask for another token at /v1/token.";
+}
+
+impl From<RecordError> for ApiError {
+    fn from(error: RecordError) -> Self {
+        use RecordError::{OtherAddress, OtherName, OtherZone};
+        let (code, next) = match &error {
+            OtherAddress { .. } | OtherName { .. } | OtherZone(_) => {
+                (Code::GrantBinding, "Use the token for the member that it is for.")
+            }
+            _ => (Code::RecordRefused, "Correct the agent's settings and start it again."),
+        };
+        ApiError::new(code, sentence(error), next)
+    }
+}
+
+impl From<IntentError> for ApiError {
+    fn from(error: IntentError) -> Self {
+        match error {
+            IntentError::Grant(error) => error.into(),
+            IntentError::Order(error) => error.into(),
+            IntentError::Record(error) => error.into(),
+            error => {
+                let next = "Use a join ticket's bundle, whole, with `muster-agent join`.";
+                ApiError::new(Code::RecordRefused, sentence(error), next)
+            }
+        }
+    }
 }
 
 impl From<GrantError> for ApiError {

@@ -24,6 +24,7 @@ mod domain;
 mod error;
 mod forming;
 mod handlers;
+mod intents;
 mod kek;
 mod keydir;
 mod ledger;

@@ -16,7 +16,7 @@ use utoipa::{Modify, OpenApi};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::handlers::body::unreadable;
-use crate::handlers::{access, admins, clusters, database, forming, grants, ops};
+use crate::handlers::{access, admins, clusters, database, forming, grants, intents, ops};
 use crate::metrics::RequestLabels;
 use crate::server::Peer;
 
@@ -114,6 +114,38 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         .service(at("/v1/clusters/{id}/report", "POST").route(post().to(forming::report)))
         .service(at("/v1/clusters/{id}/trouble", "POST").route(post().to(forming::trouble)))
         .service(at("/v1/clusters/{id}/adopt", "POST").route(post().to(forming::adopt)))
+        // Changes of a cluster that runs: carried to its own agents, never to it.
+        .service(at("/v1/join", "POST").route(post().to(intents::join)))
+        .service(at("/v1/orders", "PUT").route(put().to(intents::order)))
+        .service(
+            at("/v1/clusters/{id}/intents", "GET, HEAD")
+                .route(get().to(intents::list))
+                .route(head().to(intents::list)),
+        )
+        .service(
+            at("/v1/clusters/{id}/intents/{operation}", "GET, HEAD")
+                .route(get().to(intents::show))
+                .route(head().to(intents::show)),
+        )
+        .service(
+            at("/v1/clusters/{id}/intents/{operation}/outcome", "POST")
+                .route(post().to(intents::outcome)),
+        )
+        .service(
+            at("/v1/clusters/{id}/intents/{operation}/withdraw", "POST")
+                .route(post().to(intents::withdraw)),
+        )
+        .service(
+            at("/v1/clusters/{id}/directory", "GET, HEAD")
+                .route(get().to(intents::directory))
+                .route(head().to(intents::directory)),
+        )
+        .service(at("/v1/clusters/{id}/leaves", "POST").route(post().to(intents::leaves)))
+        .service(
+            at("/v1/clusters/{id}/export", "GET, HEAD")
+                .route(get().to(intents::export))
+                .route(head().to(intents::export)),
+        )
         // Membership: elsewhere.
         .service(members("/v1/clusters/{id}/members"))
         .service(members("/v1/clusters/{id}/members/{rest:.*}"))
@@ -177,7 +209,8 @@ pub(crate) async fn surround(
     }
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     let metrics = &app.metrics;
-    if !pattern.ends_with("/poll") {
+    let may_park = ["/poll", "/intents", "/intents/{operation}"];
+    if !may_park.iter().any(|end| pattern.ends_with(end)) {
         metrics.duration.observe(started.elapsed().as_secs_f64());
     }
     let status = response.status().as_u16();
@@ -246,6 +279,15 @@ fn log_fault(response: &ServiceResponse<impl MessageBody>, route: &str) {
         forming::report,
         forming::trouble,
         forming::adopt,
+        intents::join,
+        intents::order,
+        intents::list,
+        intents::show,
+        intents::outcome,
+        intents::withdraw,
+        intents::directory,
+        intents::leaves,
+        intents::export,
         database::accept,
         database::list,
         database::forget,
@@ -263,11 +305,12 @@ struct Api;
 struct Conventions;
 
 /// Operations without an access token; `/v1/redeem` and adopt prove more in their own ways.
-const OPEN: [&str; 10] = [
+const OPEN: [&str; 11] = [
     "/v1/token",
     "/v1/context",
     "/v1/jwks",
     "/v1/redeem",
+    "/v1/join",
     "/v1/clusters/{id}/adopt",
     "/v1/clusters/{id}/members",
     "/livez",

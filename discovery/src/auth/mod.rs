@@ -50,7 +50,8 @@ pub(crate) fn tls_key(request: &HttpRequest) -> Result<PublicKey, ApiError> {
     })
 }
 
-/// The caller, if it may do `action` on `cluster`.
+/// The caller, if it may do `action` on `cluster`. A removed member's agent may nothing; where it
+/// takes part in forming, the event's own transaction looks.
 pub(crate) async fn authorise(
     request: &HttpRequest,
     app: &App,
@@ -79,6 +80,11 @@ pub(crate) async fn authorise(
             format!("This needs {}.", action.needs()),
             "Ask somebody who has that role, or an owner for the role.",
         ));
+    }
+    if let (Principal::Agent { cluster }, false) = (&principal, action == Action::TakePart)
+        && let Some(removal) = app.store.removal_of(*cluster, key.as_bytes()).await?
+    {
+        return Err(ApiError::removed(removal));
     }
     Ok(Caller { key, principal, name })
 }

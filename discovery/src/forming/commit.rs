@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::Delivery;
 use crate::app::App;
-use crate::ca::{Ca, MemberLeaf};
+use crate::ca::{Authority, Ca, MemberLeaf, hosts};
 use crate::error::ApiError;
 use crate::kek::Purpose;
 use crate::ledger;
@@ -68,28 +68,32 @@ impl App {
         authorities: &Authorities,
         now: formation::Micros,
     ) -> Result<Vec<LeafPair>, ApiError> {
-        let peer_ca = self.open_ca(id, Purpose::PeerCa, &authorities.peer)?;
-        let client_ca = self.open_ca(id, Purpose::ClientCa, &authorities.client)?;
-        let seconds = now.0 / 1_000_000;
+        let authority = self.open_authority(id, authorities)?;
         let mut leaves = Vec::with_capacity(list.records.len());
         for (seat, record) in (1_u16..).zip(&list.records) {
             let claims = claims(record)?;
-            let peer_hosts = hosts(&record.peer_urls);
-            let mut client_hosts = peer_hosts.clone();
-            client_hosts.extend(hosts(&record.client_urls));
-            client_hosts.sort();
-            client_hosts.dedup();
-            let leaf = |hosts| MemberLeaf {
+            let leaf = MemberLeaf {
                 trust_domain: &self.keys.settings.trust_domain,
                 cluster: id,
-                seat,
-                hosts,
+                member: &seat.to_string(),
+                peer_hosts: &hosts(&record.peer_urls),
+                client_hosts: &hosts(&record.client_urls),
             };
-            let peer = peer_ca.issue_member(claims.csr.der(), &leaf(&peer_hosts), seconds)?;
-            let client = client_ca.issue_member(claims.csr.der(), &leaf(&client_hosts), seconds)?;
-            leaves.push((peer, client));
+            leaves.push(authority.issue_member(claims.csr.der(), &leaf, now.0 / 1_000_000)?);
         }
         Ok(leaves)
+    }
+
+    /// Both CAs, ready to sign.
+    pub(crate) fn open_authority(
+        &self,
+        cluster: Uuid,
+        rows: &Authorities,
+    ) -> Result<Authority, ApiError> {
+        Ok(Authority {
+            peer: self.open_ca(cluster, Purpose::PeerCa, &rows.peer)?,
+            client: self.open_ca(cluster, Purpose::ClientCa, &rows.client)?,
+        })
     }
 
     /// A CA, ready to sign.
@@ -158,27 +162,4 @@ fn claims(record: &formation::Record) -> Result<Record, StoreError> {
     let jws: Option<Jws> = record.jws.parse().ok();
     jws.and_then(|jws| jws.claims_unverified(Typ::Record).ok())
         .ok_or_else(|| StoreError::damaged("a verified record doesn't parse any more"))
-}
-
-/// Hosts of normalised URLs (`https://host:port`), each once.
-fn hosts(urls: &[String]) -> Vec<String> {
-    let mut hosts: Vec<String> = urls
-        .iter()
-        .filter_map(|url| url.strip_prefix("https://")?.rsplit_once(':'))
-        .map(|(host, _)| host.to_owned())
-        .collect();
-    hosts.sort();
-    hosts.dedup();
-    hosts
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hosts_lose_their_ports_and_their_doubles() {
-        let urls = ["https://10.0.0.1:2380", "https://[fd00::1]:2380", "https://10.0.0.1:2381"];
-        assert_eq!(hosts(&urls.map(str::to_owned)), ["10.0.0.1", "[fd00::1]"]);
-    }
 }

@@ -21,7 +21,7 @@ use discovery_types::role::{Action, roles_allow};
 use discovery_types::statement::StatementChain;
 
 use crate::app::App;
-use crate::error::{ApiError, sentence};
+use crate::error::ApiError;
 use crate::store::cluster::ClusterTransaction;
 
 /// Longest record, endorsement and grant of a seat, together, in bytes; and longest ack. Nine of
@@ -227,19 +227,7 @@ fn prepare_redeem(
         let detail = format!("The token is not for the address {address}.");
         return Err(ApiError::new(Code::GrantBinding, detail, next));
     }
-    let record = VerifiedRecord::verify(&redeem.signed, &grant, &chain.newest().permissions)
-        .map_err(|error| {
-            use discovery_types::record::RecordError::{OtherAddress, OtherName, OtherZone};
-            let binding = matches!(error, OtherAddress { .. } | OtherName { .. } | OtherZone(_));
-            let detail = sentence(&error);
-            match binding {
-                true => {
-                    let next = "Use the token for the member that it is for.";
-                    ApiError::new(Code::GrantBinding, detail, next)
-                }
-                false => error.into(),
-            }
-        })?;
+    let record = VerifiedRecord::verify(&redeem.signed, &grant, &chain.newest().permissions)?;
     wait_if_void(transaction, &grant, &record.agent_key)?;
     Ok(Event::Redeem(formation::service::Redeem {
         record: convert::record(&record),

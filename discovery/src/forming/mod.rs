@@ -32,6 +32,7 @@ use crate::error::ApiError;
 use crate::ledger::{self, Occasion};
 use crate::store::StoreError;
 use crate::store::cluster::{ClusterTransaction, LeafPair, Trust};
+use crate::store::intents;
 
 pub(crate) use event::{Incoming, is_void, statement_allows};
 pub(crate) use show::{explanations, poll_response, summary_of};
@@ -91,14 +92,9 @@ impl App {
         };
         let accepts = matches!(incoming, Incoming::DatabaseAccepted { .. });
         let asked = incoming.grant();
-        let transaction = self.store.begin_cluster(cluster, trust, asked.as_deref()).await?;
-        let mut transaction = transaction.ok_or_else(|| ApiError::not_found("such cluster"))?;
-        if let Gate::Past(difference) = transaction.gate() {
-            transaction.hang_up().await;
-            return Err(self.found_another_database(cluster, &difference.to_string()).await);
-        }
-        self.clock.set(transaction.now.0 as i64);
+        let mut transaction = self.begin(cluster, trust, asked.as_deref()).await?;
         let asker = incoming.asker();
+        self.turn_removed_away(&mut transaction, asker).await?;
         let prepared = self.prepare(&mut transaction, &incoming).await?;
 
         let mut changes = self.catch_up(&mut transaction);
@@ -149,6 +145,38 @@ impl App {
         }
         let answer = answer.map_err(|refusal| self.refused(&refusal, &cluster))?;
         Ok(Applied { cluster, chain, now, answer, document: delivery, grants, asked })
+    }
+
+    /// Locks a cluster, unless the database under it was set back. `asked` is a grant's id.
+    pub(crate) async fn begin(
+        &self,
+        cluster: Uuid,
+        trust: Trust,
+        asked: Option<&str>,
+    ) -> Result<ClusterTransaction, ApiError> {
+        let transaction = self.store.begin_cluster(cluster, trust, asked).await?;
+        let transaction = transaction.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        if let Gate::Past(difference) = transaction.gate() {
+            transaction.hang_up().await;
+            return Err(self.found_another_database(cluster, &difference.to_string()).await);
+        }
+        self.clock.set(transaction.now.0 as i64);
+        Ok(transaction)
+    }
+
+    /// A member that was removed hears that and nothing else.
+    async fn turn_removed_away(
+        &self,
+        transaction: &mut ClusterTransaction,
+        asker: Option<formation::KeyId>,
+    ) -> Result<(), ApiError> {
+        let runs = matches!(transaction.cluster.phase, Phase::Committed | Phase::Formed);
+        let Some(key) = asker.filter(|_| runs) else { return Ok(()) };
+        let id = transaction.id();
+        match intents::removal_of(transaction.connection(), id, &key.0).await? {
+            Some(removal) => Err(ApiError::removed(removal)),
+            None => Ok(()),
+        }
     }
 
     /// Reads how a cluster looks to `key`, without a lock; the ledger has what leaves.
@@ -343,7 +371,9 @@ impl App {
 }
 
 /// Whoever waits for a Postgres that falls silent in the middle is told so.
-async fn in_time<T>(work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
+pub(crate) async fn in_time<T>(
+    work: impl Future<Output = Result<T, ApiError>>,
+) -> Result<T, ApiError> {
     let done = tokio::time::timeout(LONGEST, work).await;
     done.unwrap_or_else(|_| Err(StoreError::silent().into()))
 }

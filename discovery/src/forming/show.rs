@@ -21,6 +21,7 @@ use crate::error::ApiError;
 use crate::ledger::Generation;
 use crate::store::StoreError;
 use crate::store::admins::Event;
+use crate::store::cluster::LeafPair;
 use crate::store::clusters::{ClusterSummaryRow, Origin};
 
 /// Events that a cluster's timeline is made of, the newest ones.
@@ -81,11 +82,13 @@ fn prepare_ms(cluster: &Cluster, settings: &Settings, now: formation::Micros) ->
 
 /// A document with its chain and the asker's leaves.
 pub(crate) fn commit_document(delivery: &Delivery, statements: &[Jws]) -> CommitDocument {
-    let leaves = delivery.leaves.as_ref().map(|(peer, client)| Leaves {
-        peer: pem("CERTIFICATE", peer),
-        client: pem("CERTIFICATE", client),
-    });
+    let leaves = delivery.leaves.as_ref().map(leaves);
     CommitDocument { document: delivery.document.clone(), statements: statements.to_vec(), leaves }
+}
+
+/// A member's two certificates.
+pub(crate) fn leaves((peer, client): &LeafPair) -> Leaves {
+    Leaves { peer: pem("CERTIFICATE", peer), client: pem("CERTIFICATE", client) }
 }
 
 /// DER → PEM (RFC 7468).

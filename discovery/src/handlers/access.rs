@@ -44,7 +44,11 @@ pub(crate) async fn token(
         let next = "An admin's key is added with `muster-discovery admin add`; an agent redeems \
                     its token first.";
         let unknown = || ApiError::new(Code::UnknownKey, "The key is not known here.", next);
-        Subject::Agent(cluster.ok_or_else(unknown)?)
+        let cluster = cluster.ok_or_else(unknown)?;
+        if let Some(removal) = app.store.removal_of(cluster, key.as_bytes()).await? {
+            return Err(ApiError::removed(removal));
+        }
+        Subject::Agent(cluster)
     };
     let expires_us = i64::try_from(assertion.exp.saturating_mul(1_000_000)).unwrap_or(i64::MAX);
     let jti = assertion.jti.to_string();

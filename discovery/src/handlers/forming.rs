@@ -154,14 +154,7 @@ async fn park(
         return Ok(seen);
     }
     let key = agent_key(caller);
-    let _place = app.parked.take(*caller.key.as_bytes()).ok_or_else(|| {
-        let next = "Wait, and poll again; or start another discovery process.";
-        ApiError::new(
-            Code::Overloaded,
-            "All places for parked polls, or all of this key, are taken.",
-            next,
-        )
-    })?;
+    let _place = app.place_to_park(&caller.key)?;
     // Within a lease, so that it is renewed in time.
     let half_a_lease = Duration::from_millis(app.settings.lease.0 / 2);
     let end = Instant::now() + app.poll.min(half_a_lease);
@@ -285,10 +278,16 @@ pub(crate) async fn report(
     let caller = authorise(&request, &app, Action::Report, Some(*path)).await?;
     let raft_cluster =
         u64::from_str_radix(&body.raft_cluster_id, 16).map_err(|error| unreadable(&error))?;
-    let incoming =
-        Incoming::Report { key: caller.key, session: body.session, h: body.h, raft_cluster };
-    let applied = app.apply(*path, incoming, None).await?;
-    Ok(Json(ReportResponse { state: convert::state(applied.answer.phase) }))
+    // Who came later has no say in whether the cluster is formed.
+    let phase = if app.is_newcomer(*path, &caller.key).await? {
+        app.look(*path, None).await?.cluster.phase
+    } else {
+        let incoming =
+            Incoming::Report { key: caller.key, session: body.session, h: body.h, raft_cluster };
+        app.apply(*path, incoming, None).await?.answer.phase
+    };
+    app.note_membership(*path, &caller.key, &body).await?;
+    Ok(Json(ReportResponse { state: convert::state(phase) }))
 }
 
 /// Says what keeps a member's node from finding a leader.
@@ -334,6 +333,9 @@ pub(crate) async fn adopt(
         return Err(forbidden("No owner of this service has begun the document's statements."));
     }
     app.adoptions.check(peer(&request)?.address.ip()).map_err(|wait| app.rate_limited(wait))?;
+    if let Some(removal) = app.store.removal_of(*path, key.as_bytes()).await? {
+        return Err(ApiError::removed(removal));
+    }
     let chain = StatementChain::verify_from(&body.statements, begun_by_owner)?;
     let document = VerifiedDocument::verify(&body.document, &chain)?;
     let seated = document.proposal().seat_of(&key).is_some();

@@ -36,9 +36,6 @@ pub(crate) async fn put(
         .map_err(|error| refused(format!("The grant: {error}.")))?;
     let action = claimed.kind.action();
     let caller = authorise(&request, &app, action, Some(claimed.cluster)).await?;
-    if claimed.kind == TokenKind::Join {
-        return Err(refused("Join tickets are not served by this version.".into()));
-    }
     let found = app.store.read_cluster(claimed.cluster).await?;
     let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
     let signer = chain.newest().admin(body.jws.kid()).map_or(caller.key, |admin| admin.key);
@@ -51,14 +48,27 @@ pub(crate) async fn put(
             grant.issued_at, grant.expires_at
         )));
     }
-    if !matches!(cluster.phase, Phase::Open | Phase::Preparing) {
-        let detail = format!("The cluster is {}.", cluster.phase.as_str());
-        let next = "Create a new cluster. Members of a running one are changed by its own Cluster API \
-                    (`etcdctl member`), where its nodes take changes.";
-        return Err(ApiError::new(Code::BootClosed, detail, next));
-    }
+    must_take(grant.kind, cluster.phase)?;
     app.store.put_grant(&grant, &caller.name, now).await?;
     view(&app, grant.id).await
+}
+
+/// Boot tokens are for clusters that form, join tickets for those that run.
+fn must_take(kind: TokenKind, phase: Phase) -> Result<(), ApiError> {
+    let detail = format!("The cluster is {}.", phase.as_str());
+    match (kind, phase) {
+        (TokenKind::Boot, Phase::Open | Phase::Preparing)
+        | (TokenKind::Join, Phase::Committed | Phase::Formed) => Ok(()),
+        (TokenKind::Boot, Phase::Committed | Phase::Formed) => {
+            let next = "Make a join ticket: `muster-discovery token create --kind join`.";
+            Err(ApiError::new(Code::BootClosed, detail, next))
+        }
+        (TokenKind::Join, Phase::Open | Phase::Preparing) => {
+            let next = "Make a boot token (`--kind boot`), or wait until the cluster runs.";
+            Err(ApiError::new(Code::WrongState, detail, next))
+        }
+        _ => Err(ApiError::new(Code::BootClosed, detail, "Create a new cluster.")),
+    }
 }
 
 /// All clusters' grants, the newest thousand.
@@ -138,9 +148,13 @@ fn view_of(row: &GrantUse, now: i64) -> Result<GrantView, StoreError> {
     let jws: Jws = row.grant.jws.parse().map_err(|_| damaged())?;
     let grant: Grant = jws.claims_unverified(Typ::Grant).map_err(|_| damaged())?;
     let void_before = discovery_formation::Micros(row.void_before_us.unsigned_abs());
+    let is_taken = match grant.kind {
+        TokenKind::Boot => !matches!(row.phase.as_str(), "open" | "preparing"),
+        TokenKind::Join => row.keys > 0 || !matches!(row.phase.as_str(), "committed" | "formed"),
+    };
     let state = if row.grant.revoked_us.is_some() || is_void(&grant, void_before) {
         GrantState::Revoked
-    } else if !matches!(row.phase.as_str(), "open" | "preparing") {
+    } else if is_taken {
         GrantState::Closed
     } else if grant.expires_at.saturating_mul(1_000_000) <= now.unsigned_abs() {
         GrantState::Expired

@@ -7,6 +7,7 @@ pub(crate) mod clusters;
 pub(crate) mod database;
 pub(crate) mod forming;
 pub(crate) mod grants;
+pub(crate) mod intents;
 pub(crate) mod ops;
 
 use discovery_formation::KeyId;

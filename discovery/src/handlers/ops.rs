@@ -80,8 +80,9 @@ pub(crate) async fn membership() -> HttpResponse {
     let mut response = ApiError::new(
         Code::MembershipElsewhere,
         "Discovery changes no membership.",
-        "Use the cluster's own Cluster API at one of its client URLs, for instance with `etcdctl \
-         member`. Members that run etcd take changes; muster-node doesn't yet.",
+        "Use the cluster's own Cluster API: `muster-agent member` on a member's host, or `etcdctl \
+         member` at a client URL. `muster-discovery token create --kind join` and \
+         `muster-discovery intent` ask the cluster's own agents to do so.",
     )
     .error_response();
     // No method is allowed, and the header has to be there.

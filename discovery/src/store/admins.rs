@@ -82,7 +82,10 @@ impl Store {
         key: &[u8; 32],
     ) -> Result<Option<Uuid>, StoreError> {
         let row = sqlx::query_scalar(
-            "SELECT cluster_id FROM agents WHERE key = $1 ORDER BY redeemed_us DESC LIMIT 1",
+            "SELECT cluster_id FROM (
+                 SELECT cluster_id, redeemed_us AS at_us FROM agents WHERE key = $1
+                 UNION ALL SELECT cluster_id, made_us FROM intents WHERE agent_key = $1) known
+             ORDER BY at_us DESC LIMIT 1",
         )
         .bind(&key[..])
         .fetch_optional(&mut *self.acquire().await?)

@@ -79,7 +79,8 @@ impl Store {
     pub(crate) async fn grant(&self, id: &str) -> Result<Option<GrantUse>, StoreError> {
         let row = sqlx::query_as(
             "SELECT g.id, g.cluster_id, g.kind, g.jws, g.revoked_us, c.phase,
-                    (SELECT count(*) FROM agents a WHERE a.grant_id = g.id) AS keys,
+                    (SELECT count(*) FROM agents a WHERE a.grant_id = g.id)
+                        + (SELECT count(*) FROM intents i WHERE i.grant_id = g.id) AS keys,
                     (SELECT void_before_us FROM generation) AS void_before_us
              FROM grants g JOIN clusters c ON c.id = g.cluster_id WHERE g.id = $1",
         )
@@ -93,7 +94,8 @@ impl Store {
     pub(crate) async fn grants(&self, cluster: Option<Uuid>) -> Result<Vec<GrantUse>, StoreError> {
         let rows = sqlx::query_as(
             "SELECT g.id, g.cluster_id, g.kind, g.jws, g.revoked_us, c.phase,
-                    (SELECT count(*) FROM agents a WHERE a.grant_id = g.id) AS keys,
+                    (SELECT count(*) FROM agents a WHERE a.grant_id = g.id)
+                        + (SELECT count(*) FROM intents i WHERE i.grant_id = g.id) AS keys,
                     (SELECT void_before_us FROM generation) AS void_before_us
              FROM grants g JOIN clusters c ON c.id = g.cluster_id
              WHERE $1::uuid IS NULL OR g.cluster_id = $1

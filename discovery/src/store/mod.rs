@@ -10,6 +10,7 @@ pub(crate) mod clusters;
 mod connect;
 mod error;
 pub(crate) mod grants;
+pub(crate) mod intents;
 mod key_directory;
 mod transaction;
 

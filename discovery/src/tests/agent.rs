@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use discovery_types::api::{
-    PollRequest, PollResponse, ProbeResult, ProbesRequest, Session, Standing,
+    JoinResponse, PollRequest, PollResponse, ProbeResult, ProbesRequest, Session, Standing,
 };
 use discovery_types::client::{Client, ClientError};
 use discovery_types::csr::NodeKey;
@@ -92,6 +92,10 @@ impl Agent {
 
     pub(super) async fn redeem(&self) -> Result<PollResponse, ClientError> {
         self.client.redeem(&self.envelope()).await.map(|response| response.poll)
+    }
+
+    pub(super) async fn join(&self) -> Result<JoinResponse, ClientError> {
+        self.client.join(&self.envelope()).await
     }
 
     pub(super) async fn poll(&self, after: Option<u64>) -> Result<PollResponse, ClientError> {

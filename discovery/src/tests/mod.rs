@@ -7,6 +7,7 @@ mod faults;
 mod forged_rows;
 mod forming;
 mod half_loaded;
+mod joining;
 mod limits;
 mod openapi;
 mod past;

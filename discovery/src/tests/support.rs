@@ -405,6 +405,30 @@ impl World {
     }
 }
 
+impl World {
+    /// A grant for a new join ticket, not put yet.
+    pub(super) fn join_grant(&self, admin: &Client, statement: &Statement) -> (Token, Grant) {
+        let token = Token::generate(TokenKind::Join);
+        let (_, grant) = self.grant(admin, statement);
+        let grant = Grant {
+            id: token.id(),
+            kind: TokenKind::Join,
+            key: *token.public(),
+            uses: 1,
+            expires_at: grant.issued_at + 900,
+            ..grant
+        };
+        (token, grant)
+    }
+
+    /// A join ticket that can be redeemed.
+    pub(super) async fn ticket(&self, admin: &Client, statement: &Statement) -> Token {
+        let (token, grant) = self.join_grant(admin, statement);
+        admin.put_grant(&grant.sign(&self.owner)).await.unwrap();
+        token
+    }
+}
+
 /// Long enough ago for an owner to forget it.
 pub(super) async fn was_last_seen_long_ago(database: &Database, process: Uuid) {
     sqlx::query("UPDATE processes SET last_seen_us = last_seen_us - 61000000 WHERE id = $1")

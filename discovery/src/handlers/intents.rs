@@ -1,0 +1,257 @@
+//! Changes of a cluster that runs.
+
+use std::time::Duration;
+
+use actix_web::HttpRequest;
+use actix_web::web::{Data, Json, Path, Query};
+use discovery_types::access::Subject;
+use discovery_types::api::{
+    ClusterExport, DirectoryResponse, IntentList, IntentState, IntentView, JoinResponse,
+    LeavesRequest, OutcomeRequest, SignedBody,
+};
+use discovery_types::digest::OperationId;
+use discovery_types::jws::Typ;
+use discovery_types::leaves::Leaves;
+use discovery_types::order::{Order, OrderError};
+use discovery_types::problem::Problem;
+use discovery_types::record::{Record, RecordError};
+use discovery_types::redeem::Redeem;
+use discovery_types::role::{Action, Principal};
+use serde::Deserialize;
+use tokio::time::Instant;
+use utoipa::IntoParams;
+use uuid::Uuid;
+
+use super::access::jwks_of;
+use super::body::Body;
+use crate::app::App;
+use crate::auth::{Caller, authorise, peer, tls_key};
+use crate::error::ApiError;
+use crate::forming::statement_allows;
+use crate::intents::{Joining, Reader};
+
+/// Redeems a join ticket. Needs no access token, as a boot token's redeem doesn't.
+#[utoipa::path(post, path = "/v1/join", tag = "intents", request_body = SignedBody,
+    responses((status = 200, body = JoinResponse), (status = "default", body = Problem)))]
+pub(crate) async fn join(
+    request: HttpRequest,
+    app: Data<App>,
+    Body(body): Body<SignedBody>,
+) -> Result<Json<JoinResponse>, ApiError> {
+    let key = tls_key(&request)?;
+    let address = peer(&request)?.address.ip().to_canonical();
+    let redeem = Redeem::open(&body.jws, &key, &[app.keys.pin()])?;
+    let record = &redeem.signed.record;
+    let claimed: Record = record.claims_unverified(Typ::Record).map_err(RecordError::Record)?;
+    let cluster = redeem.cluster;
+    let joining = Joining { envelope: body.jws, redeem, claimed, address };
+    let intent = app.join(&joining).await?;
+    let (delivery, statements) = app.document(cluster, None).await?;
+    let delivery = delivery.ok_or_else(|| ApiError::not_found("such document"))?;
+    Ok(Json(JoinResponse {
+        token: app.token(&key, Subject::Agent(cluster)),
+        issuer: app.issuer.to_string(),
+        jwks: jwks_of(&app),
+        now_ms: app.clock.micros() / 1_000,
+        statements,
+        document: delivery.document,
+        intent,
+    }))
+}
+
+/// Orders that a member goes or moves. An agent of the cluster carries it out.
+#[utoipa::path(put, path = "/v1/orders", tag = "intents", request_body = SignedBody,
+    responses((status = 200, body = IntentView), (status = "default", body = Problem)))]
+pub(crate) async fn order(
+    request: HttpRequest,
+    app: Data<App>,
+    Body(body): Body<SignedBody>,
+) -> Result<Json<IntentView>, ApiError> {
+    let claimed: Order = body.jws.claims_unverified(Typ::Order).map_err(OrderError::Jws)?;
+    let caller = authorise(&request, &app, Action::PutOrder, Some(claimed.cluster)).await?;
+    Ok(Json(app.put_order(&caller, &body.jws).await?))
+}
+
+/// Which intents to list.
+#[derive(Debug, Deserialize, IntoParams)]
+pub(crate) struct IntentsQuery {
+    /// The revision that was seen; the answer waits for another one. None answers at once.
+    pub after: Option<u64>,
+    /// Those too that were over within the last day.
+    pub all: Option<bool>,
+}
+
+/// A cluster's intents.
+#[utoipa::path(get, path = "/v1/clusters/{id}/intents", tag = "intents",
+    params(("id" = Uuid, Path,), IntentsQuery),
+    responses((status = 200, body = IntentList), (status = "default", body = Problem)))]
+pub(crate) async fn list(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    query: Query<IntentsQuery>,
+) -> Result<Json<IntentList>, ApiError> {
+    let caller = authorise(&request, &app, Action::ReadIntents, Some(*path)).await?;
+    let all = query.all.unwrap_or(false);
+    let read = async || app.intents(*path, reader(&caller), all).await;
+    let wait = Wait { cluster: *path, caller: &caller, after: query.after };
+    let list = wait.until(&app, read, |list| (list.rev, earliest_end(&list.intents))).await?;
+    Ok(Json(list))
+}
+
+/// An intent of a cluster.
+#[derive(Debug, Deserialize, IntoParams)]
+pub(crate) struct IntentPath {
+    /// The cluster.
+    pub id: Uuid,
+    /// The intent's name.
+    pub operation: OperationId,
+}
+
+/// What was seen.
+#[derive(Debug, Deserialize, IntoParams)]
+pub(crate) struct IntentQuery {
+    /// The revision that was seen; the answer waits for another one. None answers at once.
+    pub after: Option<u64>,
+}
+
+/// One intent.
+#[utoipa::path(get, path = "/v1/clusters/{id}/intents/{operation}", tag = "intents",
+    params(("id" = Uuid, Path,), ("operation" = String, Path,), IntentQuery),
+    responses((status = 200, body = IntentView), (status = "default", body = Problem)))]
+pub(crate) async fn show(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<IntentPath>,
+    query: Query<IntentQuery>,
+) -> Result<Json<IntentView>, ApiError> {
+    let caller = authorise(&request, &app, Action::ReadIntents, Some(path.id)).await?;
+    let read = async || app.intent(path.id, reader(&caller), path.operation).await;
+    let wait = Wait { cluster: path.id, caller: &caller, after: query.after };
+    let seen = |view: &IntentView| (view.rev, earliest_end(std::slice::from_ref(view)));
+    Ok(Json(wait.until(&app, read, seen).await?))
+}
+
+/// What became of an intent, by an agent of a member.
+#[utoipa::path(post, path = "/v1/clusters/{id}/intents/{operation}/outcome", tag = "intents",
+    params(("id" = Uuid, Path,), ("operation" = String, Path,)), request_body = OutcomeRequest,
+    responses((status = 200, body = IntentView), (status = "default", body = Problem)))]
+pub(crate) async fn outcome(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<IntentPath>,
+    Body(body): Body<OutcomeRequest>,
+) -> Result<Json<IntentView>, ApiError> {
+    let caller = authorise(&request, &app, Action::ReportOutcome, Some(path.id)).await?;
+    Ok(Json(app.report_outcome(path.id, path.operation, &caller.key, &body).await?))
+}
+
+/// Takes an intent back that nobody has begun.
+#[utoipa::path(post, path = "/v1/clusters/{id}/intents/{operation}/withdraw", tag = "intents",
+    params(("id" = Uuid, Path,), ("operation" = String, Path,)),
+    responses((status = 200, body = IntentView), (status = "default", body = Problem)))]
+pub(crate) async fn withdraw(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<IntentPath>,
+) -> Result<Json<IntentView>, ApiError> {
+    let caller = authorise(&request, &app, Action::WithdrawIntent, Some(path.id)).await?;
+    Ok(Json(app.withdraw(&caller, path.id, path.operation).await?))
+}
+
+/// What a cluster's members say that it is.
+#[utoipa::path(get, path = "/v1/clusters/{id}/directory", tag = "clusters",
+    params(("id" = Uuid, Path,)),
+    responses((status = 200, body = DirectoryResponse), (status = "default", body = Problem)))]
+pub(crate) async fn directory(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+) -> Result<Json<DirectoryResponse>, ApiError> {
+    authorise(&request, &app, Action::ShowCluster, Some(*path)).await?;
+    Ok(Json(app.directory(*path).await?))
+}
+
+/// A member's certificates, anew; a newcomer's first ones.
+#[utoipa::path(post, path = "/v1/clusters/{id}/leaves", tag = "intents",
+    params(("id" = Uuid, Path,)), request_body = LeavesRequest,
+    responses((status = 200, body = Leaves), (status = "default", body = Problem)))]
+pub(crate) async fn leaves(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    Body(body): Body<LeavesRequest>,
+) -> Result<Json<Leaves>, ApiError> {
+    let caller = authorise(&request, &app, Action::RenewLeaves, Some(*path)).await?;
+    Ok(Json(app.renew_leaves(*path, &caller.key, &body.csr).await?))
+}
+
+/// A cluster's CAs for `ca issue`; their keys are encrypted, and open with the key directory alone.
+#[utoipa::path(get, path = "/v1/clusters/{id}/export", tag = "clusters",
+    params(("id" = Uuid, Path,)),
+    responses((status = 200, body = ClusterExport), (status = "default", body = Problem)))]
+pub(crate) async fn export(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+) -> Result<Json<ClusterExport>, ApiError> {
+    let caller = authorise(&request, &app, Action::ExportCluster, Some(*path)).await?;
+    let found = app.store.read_cluster(*path).await?;
+    let (_, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    statement_allows(&chain, &caller.key, Action::ExportCluster)?;
+    tracing::info!(cluster.id = %path, by = caller.name, "exported a cluster's encrypted CAs");
+    Ok(Json(app.export(*path).await?))
+}
+
+fn reader(caller: &Caller) -> Reader {
+    match caller.principal {
+        Principal::Agent { .. } => Reader::Agent(caller.key),
+        Principal::Admin { .. } => Reader::Admin,
+    }
+}
+
+/// When time alone changes one of these next, in seconds since 1970.
+fn earliest_end(intents: &[IntentView]) -> Option<u64> {
+    let open = intents.iter().filter(|view| view.state == IntentState::Open);
+    open.map(|view| view.intent.expires_at).min()
+}
+
+/// Somebody who waits for news of a cluster's intents.
+struct Wait<'a> {
+    cluster: Uuid,
+    caller: &'a Caller,
+    after: Option<u64>,
+}
+
+impl Wait<'_> {
+    /// Reads until the revision is another one, an intent expires, or the poll is over. `seen` says
+    /// the revision of what was read, and when time changes it.
+    async fn until<T>(
+        &self,
+        app: &App,
+        read: impl AsyncFn() -> Result<T, ApiError>,
+        seen: impl Fn(&T) -> (u64, Option<u64>),
+    ) -> Result<T, ApiError> {
+        let mut news = app.wakes.subscribe(self.cluster);
+        let mut found = read().await?;
+        let (rev, ends) = seen(&found);
+        if self.after != Some(rev) || app.draining.is_cancelled() {
+            return Ok(found);
+        }
+        let _place = app.place_to_park(&self.caller.key)?;
+        let until_end = ends.map(|at| at.saturating_sub(app.clock.seconds()) + 1);
+        let wait = until_end.map_or(app.poll, |left| app.poll.min(Duration::from_secs(left)));
+        let end = Instant::now() + wait;
+        loop {
+            let over = tokio::select! {
+                () = news.changed() => false,
+                () = tokio::time::sleep_until(end) => true,
+                () = app.draining.cancelled() => return Ok(found),
+            };
+            found = read().await?;
+            if over || self.after != Some(seen(&found).0) {
+                return Ok(found);
+            }
+        }
+    }
+}

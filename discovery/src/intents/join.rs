@@ -1,0 +1,170 @@
+//! A newcomer redeems its ticket.
+
+use std::net::IpAddr;
+
+use discovery_types::api::IntentView;
+use discovery_types::digest::OperationId;
+use discovery_types::grant::ISSUER_SKEW_SECONDS;
+use discovery_types::intent::{
+    Intent, MAX_INTENT_SECONDS, verb_of, verify_newcomer, verify_ticket,
+};
+use discovery_types::jws::Jws;
+use discovery_types::problem::Code;
+use discovery_types::record::{Record, VerifiedRecord};
+use discovery_types::redeem::Redeem;
+
+use super::roster::Roster;
+use super::{admin_name, has_room};
+use crate::app::App;
+use crate::error::ApiError;
+use crate::forming::{in_time, is_void};
+use crate::store::Micros;
+use crate::store::cluster::{AskedGrant, ClusterTransaction};
+use crate::store::intents::{self, NewIntent, StoredIntent};
+
+/// What a newcomer sent; the envelope is opened, the rest is verified here.
+pub(crate) struct Joining {
+    /// The envelope, as it came.
+    pub envelope: Jws,
+    /// What it holds.
+    pub redeem: Redeem,
+    /// What its record claims.
+    pub claimed: Record,
+    /// Where it came from.
+    pub address: IpAddr,
+}
+
+fn unknown() -> ApiError {
+    let next = "Check that the bundle is for this service and cluster, or ask for another.";
+    ApiError::new(Code::GrantUnknown, "The token is not known here.", next)
+}
+
+impl App {
+    /// Redeems a join ticket: the first key has it, and hears the same again however often it asks.
+    pub(crate) async fn join(&self, joining: &Joining) -> Result<IntentView, ApiError> {
+        in_time(self.join_now(joining)).await
+    }
+
+    async fn join_now(&self, joining: &Joining) -> Result<IntentView, ApiError> {
+        let grant = joining.claimed.grant.to_string();
+        let begun = self.begin_change(joining.redeem.cluster, Some(&grant)).await;
+        let (mut transaction, changes) = begun.map_err(|error| match error.problem().code {
+            Code::NotFound => unknown(),
+            _ => error,
+        })?;
+        let chain = transaction.chain.clone();
+        if chain.position(&joining.redeem.statement).is_none() {
+            let next = "Copy the bundle again, whole and unchanged, or ask for another one.";
+            let detail = "The join bundle pins a statement that this cluster doesn't have.";
+            return Err(ApiError::new(Code::StatementRefused, detail, next));
+        }
+        let row = transaction.asked().cloned().ok_or_else(unknown)?;
+        let jws: Jws = row.jws.parse().map_err(|_| unknown())?;
+        let ticket = verify_ticket(&jws, &chain)?;
+        if ticket.key.as_bytes()[..] != row.token_key {
+            return Err(unknown());
+        }
+        let record = verify_newcomer(&joining.envelope, &ticket, &chain)?;
+        let verb = verb_of(&ticket);
+        let operation = OperationId::of(&jws, verb);
+        let taken = |known: &&StoredIntent| known.intent.operation == operation;
+        if let Some(known) = changes.intents.iter().find(taken) {
+            return self.join_again(transaction, known, &record, joining).await;
+        }
+        admit(&transaction, &ticket, &row, joining.address)?;
+        let roster = Roster::of(&transaction.cluster, &changes)?;
+        roster.may_join(&record)?;
+        has_room(&changes, transaction.now.0 as Micros)?;
+        if let Some(gone) = ticket.replaces.filter(|member| roster.is_removed(*member)) {
+            let detail = format!("Member {gone}, which this ticket replaces, is gone already.");
+            let next = "Ask for a ticket without `--replace`.";
+            return Err(ApiError::new(Code::WrongState, detail, next));
+        }
+        let confirmed = changes.confirmed.as_ref();
+        let intent = Intent {
+            cluster: ticket.cluster,
+            verb,
+            operation,
+            authority: jws.clone(),
+            redeem: Some(joining.envelope.clone()),
+            planned_at: confirmed.and_then(|said| said.membership.configuration),
+            expires_at: transaction.now.0 / 1_000_000 + MAX_INTENT_SECONDS,
+        };
+        let (address, name) = (joining.address.to_string(), record.name.to_string());
+        let new = NewIntent {
+            intent: &intent,
+            newcomer: Some((ticket.id.to_string(), record.agent_key, address)),
+            subject: name,
+            made_by: admin_name(&transaction, &jws),
+        };
+        let now = transaction.now;
+        intents::insert(transaction.connection(), now, &new).await?;
+        tracing::info!(cluster.id = %ticket.cluster, %operation, %verb, name = new.subject,
+            "a ticket was redeemed");
+        self.end_change(transaction, operation).await
+    }
+
+    /// The ticket is taken: by this key, or by another one.
+    async fn join_again(
+        &self,
+        mut transaction: ClusterTransaction,
+        known: &StoredIntent,
+        record: &VerifiedRecord,
+        joining: &Joining,
+    ) -> Result<IntentView, ApiError> {
+        if known.agent == Some(record.agent_key) {
+            if known.record_hash() != Some(record.hash()) {
+                let detail = "This host redeemed the ticket with another record.";
+                let next = "Start the agent with the names and addresses that it had then, or ask \
+                            for another ticket.";
+                return Err(ApiError::new(Code::Conflict, detail, next));
+            }
+            return self.end_change(transaction, known.intent.operation).await;
+        }
+        let (now, address) = (transaction.now, joining.address.to_string());
+        let first = intents::contest(transaction.connection(), now, &known.intent, &address);
+        if first.await? {
+            transaction.commit().await?;
+            self.wakes.wake(known.intent.cluster);
+        }
+        self.metrics.alarm("ticket_taken");
+        tracing::error!(cluster.id = %known.intent.cluster, operation = %known.intent.operation,
+            address, "another key tried a join ticket that is taken: somebody copied it");
+        let detail = "The ticket was redeemed by another key: it is for one host.";
+        let next = "Ask for another ticket. If that host isn't yours, have an operator run \
+                    `muster-discovery intent list` and withdraw it.";
+        Err(ApiError::new(Code::TicketTaken, detail, next))
+    }
+}
+
+/// Whether the ticket admits somebody new, now, from there.
+fn admit(
+    transaction: &ClusterTransaction,
+    ticket: &discovery_types::grant::VerifiedGrant,
+    row: &AskedGrant,
+    address: IpAddr,
+) -> Result<(), ApiError> {
+    let again = "Ask for another ticket: `muster-discovery token create --kind join`.";
+    let seconds = transaction.now.0 / 1_000_000;
+    if row.revoked_us.is_some() || is_void(ticket, transaction.void_before) {
+        return Err(ApiError::new(Code::GrantRevoked, "The ticket was revoked.", again));
+    }
+    if !transaction.settled {
+        let detail = "The database was changed, and isn't settled yet.";
+        let next = "Wait: `muster-discovery process list` says for what.";
+        return Err(ApiError::new(Code::DatabaseChanged, detail, next));
+    }
+    if ticket.expires_at <= seconds {
+        return Err(ApiError::new(Code::GrantExpired, "The ticket has expired.", again));
+    }
+    if ticket.issued_at > seconds + ISSUER_SKEW_SECONDS {
+        let next = "Set the clock of the machine that it was made on.";
+        return Err(ApiError::new(Code::GrantRefused, "The ticket is of the future.", next));
+    }
+    if !ticket.cidrs.is_empty() && !ticket.cidrs.iter().any(|block| block.contains(&address)) {
+        let next = "Use the ticket from the network that it is for, or ask for another.";
+        let detail = format!("The ticket is not for the address {address}.");
+        return Err(ApiError::new(Code::GrantBinding, detail, next));
+    }
+    Ok(())
+}

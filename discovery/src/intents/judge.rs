@@ -1,0 +1,192 @@
+//! Whether what an agent says of an intent is taken, and what an intent waits for. Pure.
+
+use discovery_types::api::{Explanation, IntentState, IntentView, MAX_MEMBERS, Outcome};
+use discovery_types::digest::{Digest, MemberId};
+use discovery_types::grant::Grant;
+use discovery_types::intent::Verb;
+use discovery_types::jws::Typ;
+use discovery_types::order::Order;
+use discovery_types::problem::Code;
+use discovery_types::redeem::Redeem;
+
+use crate::error::ApiError;
+use crate::store::Micros;
+use crate::store::intents::StoredIntent;
+
+/// Most intents of a cluster that wait or are under way.
+pub(super) const MAX_LIVE: usize = 16;
+
+/// What to do with an outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// It is stored.
+    New,
+    /// It was said before.
+    Same,
+}
+
+impl StoredIntent {
+    /// How far it has come at `now`.
+    pub(super) fn state_at(&self, now: Micros) -> IntentState {
+        let over = now.unsigned_abs() / 1_000_000 >= self.intent.expires_at;
+        match self.state {
+            IntentState::Open if over => IntentState::Expired,
+            state => state,
+        }
+    }
+
+    /// Hash of the newcomer's record.
+    pub(super) fn record_hash(&self) -> Option<Digest> {
+        let redeem: Redeem = self.intent.redeem.as_ref()?.claims_unverified(Typ::Redeem).ok()?;
+        Some(redeem.signed.record.hash())
+    }
+
+    /// The member in whose place the newcomer comes.
+    pub(super) fn replaced(&self) -> Option<MemberId> {
+        let grant: Grant = self.intent.authority.claims_unverified(Typ::Grant).ok()?;
+        grant.replaces
+    }
+
+    /// The member that an order is about.
+    fn ordered_member(&self) -> Option<MemberId> {
+        let order: Order = self.intent.authority.claims_unverified(Typ::Order).ok()?;
+        Some(order.change.member())
+    }
+}
+
+fn refused(code: Code, detail: impl Into<String>, next: &str) -> ApiError {
+    ApiError::new(code, detail, next)
+}
+
+/// Whether an outcome at `position` (Raft term, Raft index) is taken.
+pub(super) fn judge(
+    known: &StoredIntent,
+    outcome: &Outcome,
+    position: (u64, u64),
+) -> Result<Taken, ApiError> {
+    const LOOK: &str = "Read the intent, and the cluster's own list.";
+    let of_newcomer = matches!(known.intent.verb, Verb::Join | Verb::Replace);
+    let fits = match outcome {
+        Outcome::Added { .. } | Outcome::Promoted { .. } | Outcome::Stalled { .. } => of_newcomer,
+        Outcome::Removed { .. } => known.intent.verb == Verb::Remove,
+        Outcome::Updated { .. } => known.intent.verb == Verb::Update,
+        Outcome::Refused { .. } => true,
+    };
+    if !fits {
+        let (verb, state) = (known.intent.verb, outcome.state());
+        return Err(refused(
+            Code::InvalidRequest,
+            format!("What was asked is to {verb}: that it is {state} is no answer to it."),
+            LOOK,
+        ));
+    }
+    if let Outcome::Added { initial_cluster, .. } = outcome
+        && !(1..=MAX_MEMBERS).contains(&initial_cluster.len())
+    {
+        return Err(refused(Code::InvalidRequest, "A cluster has 1 to 64 members.", LOOK));
+    }
+    let bound = if of_newcomer { known.member } else { known.ordered_member() };
+    if let (Some(bound), Some(said)) = (bound, outcome.member())
+        && bound != said
+    {
+        let detail = format!("The intent is about member {bound}, not {said}.");
+        return Err(refused(Code::Conflict, detail, LOOK));
+    }
+    let next = outcome.state();
+    if known.state == next {
+        return Ok(Taken::Same);
+    }
+    if known.position.is_some_and(|last| position < last) {
+        let detail = "Something newer was said of it: your node has not heard all yet.";
+        return Err(refused(Code::Conflict, detail, LOOK));
+    }
+    if !known.state.may_become(next) {
+        let detail = format!("It is {}, and is not {next} any more.", known.state);
+        return Err(refused(Code::Conflict, detail, LOOK));
+    }
+    Ok(Taken::New)
+}
+
+/// As it is shown at `now`; `name` is the cluster's.
+pub(super) fn view(known: &StoredIntent, name: &str, now: Micros) -> IntentView {
+    let state = known.state_at(now);
+    IntentView {
+        intent: known.intent.clone(),
+        state,
+        rev: known.rev,
+        subject: known.subject.clone(),
+        by: known.made_by.clone(),
+        made_at_ms: known.made_us / 1_000,
+        outcome: known.outcome.clone(),
+        reported_by: known.reported_by.clone(),
+        explain: explain(known, state, name),
+    }
+}
+
+fn explain(known: &StoredIntent, state: IntentState, name: &str) -> Vec<Explanation> {
+    let line = |code: &str, missing: String, held_by: &str, command: Option<String>| Explanation {
+        code: code.into(),
+        missing,
+        held_by: vec![held_by.to_owned()],
+        last_error: None,
+        next_retry_ms: None,
+        command,
+    };
+    let (verb, subject) = (known.intent.verb, &known.subject);
+    let mut lines = Vec::new();
+    match (state, &known.outcome) {
+        (IntentState::Open, _) => lines.push(line(
+            "waits_for_an_agent",
+            format!(
+                "the agent beside the cluster's leader has to {verb} {subject}: it must run, reach \
+                 this service, and find the cluster healthy"
+            ),
+            "members",
+            Some(format!("muster-discovery cluster show {name}")),
+        )),
+        (IntentState::Added, _) => lines.push(line(
+            "catches_up",
+            format!("{subject} is a learner, and becomes a voter when it has caught up"),
+            subject,
+            Some("muster-agent status".into()),
+        )),
+        (IntentState::Expired, _) => lines.push(line(
+            "expired",
+            "no agent of the cluster began it in time".into(),
+            "admin",
+            Some(again(verb, name)),
+        )),
+        (IntentState::Withdrawn, _) => lines.push(line(
+            "withdrawn",
+            format!("{} took it back", known.reported_by.as_deref().unwrap_or("an admin")),
+            "admin",
+            Some(again(verb, name)),
+        )),
+        (
+            IntentState::Refused | IntentState::Stalled,
+            Some(Outcome::Refused { reason } | Outcome::Stalled { reason, .. }),
+        ) => lines.push(line(state.as_str(), reason.clone(), "admin", Some(again(verb, name)))),
+        _ => {}
+    }
+    if let Some(address) = &known.contested {
+        lines.push(line(
+            "ticket_contested",
+            format!("another key tried the same ticket, from {address}: somebody copied it"),
+            "admin",
+            Some(format!("muster-discovery intent withdraw {name} {}", known.intent.operation)),
+        ));
+    }
+    lines
+}
+
+/// The command that asks for the same once more.
+fn again(verb: Verb, name: &str) -> String {
+    match verb {
+        Verb::Join => format!("muster-discovery token create --cluster {name} --kind join"),
+        Verb::Replace => {
+            format!("muster-discovery token create --cluster {name} --kind join --replace MEMBER")
+        }
+        Verb::Remove => format!("muster-discovery intent remove {name} MEMBER"),
+        Verb::Update => format!("muster-discovery intent update {name} MEMBER --peer-url URL"),
+    }
+}

@@ -1,0 +1,104 @@
+//! A member's certificates, anew.
+
+use discovery_types::api::ClusterExport;
+use discovery_types::csr::Csr;
+use discovery_types::key::PublicKey;
+use discovery_types::leaves::Leaves;
+use discovery_types::problem::Code;
+use discovery_types::url::NodeUrl;
+use uuid::Uuid;
+
+use super::roster::{Member, Roster, must_run};
+use crate::app::App;
+use crate::ca::{MemberLeaf, hosts};
+use crate::error::ApiError;
+use crate::forming::show;
+use crate::store::StoreError;
+use crate::store::intents::Changes;
+
+impl App {
+    /// Issues a member's two leaves over the key that its record has: to a newcomer its first ones.
+    pub(crate) async fn renew_leaves(
+        &self,
+        cluster: Uuid,
+        key: &PublicKey,
+        csr: &Csr,
+    ) -> Result<Leaves, ApiError> {
+        let found = self.store.read_cluster(cluster).await?;
+        let (state, _, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        must_run(&state)?;
+        let changes = self.store.changes(cluster).await?;
+        let roster = Roster::of(&state, &changes)?;
+        let member = roster.member(key)?;
+        let asked = csr.verify().map_err(|error| {
+            let next = "Send a PKCS#10 request of the node's own key.";
+            ApiError::new(Code::CsrRefused, format!("{error}."), next)
+        })?;
+        if asked.node_key != member.node_key {
+            let next = "A member keeps its node's key for life; another key is another member.";
+            let detail = "The request is over another key than the member's record has.";
+            return Err(ApiError::new(Code::CsrRefused, detail, next));
+        }
+        let authorities = self.store.authorities(cluster).await?;
+        let authority = self.open_authority(cluster, &authorities)?;
+        let leaf = MemberLeaf {
+            trust_domain: &self.keys.settings.trust_domain,
+            cluster,
+            member: &member.label,
+            peer_hosts: &peer_hosts(member, &changes),
+            client_hosts: &client_hosts(member),
+        };
+        let leaves = authority.issue_member(csr.der(), &leaf, now.0 / 1_000_000)?;
+        tracing::info!(cluster.id = %cluster, member.id = %member.id, name = %member.record.name,
+            "issued a member's certificates");
+        Ok(show::leaves(&leaves))
+    }
+
+    /// A cluster's CAs, their keys as the key directory encrypts them, with what they belong to.
+    pub(crate) async fn export(&self, cluster: Uuid) -> Result<ClusterExport, ApiError> {
+        let (delivery, statements) = self.document(cluster, None).await?;
+        let delivery = delivery.ok_or_else(|| {
+            let next = "Wait until the cluster is committed.";
+            ApiError::new(Code::WrongState, "There is no document yet.", next)
+        })?;
+        let authorities = self.store.authorities(cluster).await?;
+        let encoded = |key: Option<Vec<u8>>| {
+            let missing = || StoreError::damaged(format!("a CA's key of cluster {cluster}"));
+            key.map(|key| data_encoding::BASE64.encode(&key)).ok_or_else(missing)
+        };
+        Ok(ClusterExport {
+            version: 1,
+            cluster,
+            trust_domain: self.keys.settings.trust_domain.clone(),
+            statements,
+            document: delivery.document,
+            peer_ca_key: encoded(authorities.peer.wrapped_key)?,
+            client_ca_key: encoded(authorities.client.wrapped_key)?,
+        })
+    }
+}
+
+/// Where its peers reach it: as its cluster was confirmed to have it, since it may have moved.
+fn peer_hosts(member: &Member, changes: &Changes) -> Vec<String> {
+    let confirmed = changes.confirmed.iter().flat_map(|said| &said.membership.members);
+    let listed = confirmed.into_iter().find(|listed| listed.id == member.id);
+    // What a host commits to is normalised; what a cluster lists is anybody's who may change it.
+    let moved = listed.map(|listed| {
+        let urls = listed.peer_urls.iter().filter_map(|url| url.parse::<NodeUrl>().ok());
+        urls.map(|url| url.to_string()).collect::<Vec<_>>()
+    });
+    match moved {
+        Some(urls) if !urls.is_empty() => hosts(&urls),
+        _ => hosts(&texts(&member.record.peer_urls)),
+    }
+}
+
+/// Where clients reach it: as its record has it. What a node publishes of itself is its own word,
+/// and must not get it a certificate in another's name.
+fn client_hosts(member: &Member) -> Vec<String> {
+    hosts(&texts(&member.record.client_urls))
+}
+
+fn texts(urls: &[NodeUrl]) -> Vec<String> {
+    urls.iter().map(NodeUrl::to_string).collect()
+}

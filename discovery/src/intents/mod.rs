@@ -1,0 +1,449 @@
+//! Changes of a cluster that runs, asked for through discovery.
+//!
+//! A newcomer redeems a ticket, or an operator puts an order: either becomes an *intent*, which the
+//! cluster's own agents fetch, check by its signatures, and carry out by the cluster's own API. What
+//! they say became of it is shown to whoever asked. Nothing here calls a cluster, and nothing here
+//! is believed by one.
+//!
+//! Each change is one transaction on the cluster: lock its row → read the clock → verify what came
+//! in → store → COMMIT.
+
+mod directory;
+mod join;
+mod judge;
+mod leaves;
+mod roster;
+
+use discovery_formation::service::Cluster;
+use discovery_types::api::{
+    DirectoryResponse, IntentList, IntentState, IntentView, Outcome, OutcomeRequest, ReportRequest,
+};
+use discovery_types::convert;
+use discovery_types::digest::{MemberId, OperationId};
+use discovery_types::grant::ISSUER_SKEW_SECONDS;
+use discovery_types::intent::{Intent, Verb};
+use discovery_types::jws::{Jws, Typ};
+use discovery_types::key::PublicKey;
+use discovery_types::order::{Change, Order, VerifiedOrder};
+use discovery_types::problem::Code;
+use discovery_types::role::Action;
+use uuid::Uuid;
+
+pub(crate) use join::Joining;
+
+use self::judge::{MAX_LIVE, Taken, judge};
+use self::roster::{Roster, must_run};
+use crate::app::App;
+use crate::auth::Caller;
+use crate::error::ApiError;
+use crate::forming::{in_time, statement_allows};
+use crate::store::Micros;
+use crate::store::cluster::{ClusterTransaction, Trust};
+use crate::store::intents::{self, Became, Changes, NewIntent, Said, StoredIntent};
+
+/// How long an intent that is over is listed.
+const LISTED_US: Micros = 86_400 * 1_000_000;
+/// Longest sentence of an agent that is kept.
+const MAX_SENTENCE: usize = 300;
+
+/// Who reads intents.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reader {
+    /// An admin: all.
+    Admin,
+    /// An agent: a member all, a newcomer its own.
+    Agent(PublicKey),
+}
+
+impl App {
+    /// Locks a cluster that runs, with all that is known of its changes.
+    async fn begin_change(
+        &self,
+        cluster: Uuid,
+        grant: Option<&str>,
+    ) -> Result<(ClusterTransaction, Changes), ApiError> {
+        let mut transaction = self.begin(cluster, Trust::Verify, grant).await?;
+        must_run(&transaction.cluster)?;
+        let changes = intents::changes(transaction.connection(), cluster).await?;
+        Ok((transaction, changes))
+    }
+
+    /// COMMIT, and the intent as it then stands.
+    async fn end_change(
+        &self,
+        mut transaction: ClusterTransaction,
+        operation: OperationId,
+    ) -> Result<IntentView, ApiError> {
+        let (cluster, now) = (transaction.id(), transaction.now.0 as Micros);
+        let name = transaction.chain.newest().name.clone();
+        let changes = intents::changes(transaction.connection(), cluster).await?;
+        crate::crash::point("before", "intent");
+        transaction.commit().await?;
+        crate::crash::point("after", "intent");
+        self.wakes.wake(cluster);
+        let known = find(&changes, operation)?;
+        Ok(judge::view(known, name.as_str(), now))
+    }
+
+    /// Takes an operator's order. The same one again changes nothing.
+    pub(crate) async fn put_order(
+        &self,
+        caller: &Caller,
+        jws: &Jws,
+    ) -> Result<IntentView, ApiError> {
+        in_time(self.put_order_now(caller, jws)).await
+    }
+
+    async fn put_order_now(&self, caller: &Caller, jws: &Jws) -> Result<IntentView, ApiError> {
+        let claimed: Order =
+            jws.claims_unverified(Typ::Order).map_err(discovery_types::order::OrderError::Jws)?;
+        let (mut transaction, changes) = self.begin_change(claimed.cluster, None).await?;
+        let chain = transaction.chain.clone();
+        let signer = chain.newest().admin(jws.kid()).map_or(caller.key, |admin| admin.key);
+        statement_allows(&chain, &signer, Action::PutOrder)?;
+        let order = VerifiedOrder::verify(jws, &chain)?;
+        let verb = match order.change {
+            Change::Remove { .. } => Verb::Remove,
+            Change::Update { .. } => Verb::Update,
+        };
+        let operation = OperationId::of(jws, verb);
+        if find(&changes, operation).is_ok() {
+            return self.end_change(transaction, operation).await;
+        }
+        let seconds = transaction.now.0 / 1_000_000;
+        if order.issued_at > seconds + ISSUER_SKEW_SECONDS || order.expires_at <= seconds {
+            let detail = format!(
+                "The order runs from {} to {}, and it is {seconds}.",
+                order.issued_at, order.expires_at
+            );
+            return Err(ApiError::new(Code::OrderRefused, detail, "Sign another one."));
+        }
+        has_room(&changes, transaction.now.0 as Micros)?;
+        fits_directory(&order, &changes, &Roster::of(&transaction.cluster, &changes)?)?;
+        let intent = Intent {
+            cluster: order.cluster,
+            verb,
+            operation,
+            authority: jws.clone(),
+            redeem: None,
+            planned_at: order.planned_at,
+            expires_at: order.expires_at,
+        };
+        let made_by = admin_name(&transaction, jws);
+        let subject = order.change.member().to_string();
+        let new = NewIntent { intent: &intent, newcomer: None, subject, made_by };
+        let now = transaction.now;
+        intents::insert(transaction.connection(), now, &new).await?;
+        tracing::info!(cluster.id = %order.cluster, %operation, %verb, by = new.made_by,
+            member.id = new.subject, "ordered");
+        self.end_change(transaction, operation).await
+    }
+
+    /// Takes an intent back that nobody has begun.
+    pub(crate) async fn withdraw(
+        &self,
+        caller: &Caller,
+        cluster: Uuid,
+        operation: OperationId,
+    ) -> Result<IntentView, ApiError> {
+        in_time(async {
+            let (mut transaction, changes) = self.begin_change(cluster, None).await?;
+            statement_allows(&transaction.chain, &caller.key, Action::WithdrawIntent)?;
+            let known = find(&changes, operation)?;
+            let now = transaction.now;
+            match known.state_at(now.0 as Micros) {
+                IntentState::Withdrawn => return self.end_change(transaction, operation).await,
+                IntentState::Open => {}
+                state => {
+                    let detail = format!("It is {state}: there is nothing to take back.");
+                    let next = "A member that was added is removed with `muster-discovery intent \
+                                remove`, or by the cluster's own API.";
+                    return Err(ApiError::new(Code::WrongState, detail, next));
+                }
+            }
+            let (state, by) = (IntentState::Withdrawn, caller.name.as_str());
+            let became = Became { state, outcome: None, by, position: None };
+            intents::carry(transaction.connection(), now, &known.intent, &became).await?;
+            tracing::info!(cluster.id = %cluster, %operation, by, "withdrawn");
+            self.end_change(transaction, operation).await
+        })
+        .await
+    }
+
+    /// Takes what an agent of a member says became of an intent.
+    pub(crate) async fn report_outcome(
+        &self,
+        cluster: Uuid,
+        operation: OperationId,
+        key: &PublicKey,
+        request: &OutcomeRequest,
+    ) -> Result<IntentView, ApiError> {
+        in_time(self.report_outcome_now(cluster, operation, key, request)).await
+    }
+
+    async fn report_outcome_now(
+        &self,
+        cluster: Uuid,
+        operation: OperationId,
+        key: &PublicKey,
+        request: &OutcomeRequest,
+    ) -> Result<IntentView, ApiError> {
+        let (mut transaction, changes) = self.begin_change(cluster, None).await?;
+        let roster = Roster::of(&transaction.cluster, &changes)?;
+        let known = find(&changes, operation)?;
+        if known.agent == Some(*key) {
+            let next = "An agent of another member says what became of it.";
+            let detail = "No agent says of itself that it has joined.";
+            return Err(ApiError::new(Code::Forbidden, detail, next));
+        }
+        let by = roster.member(key)?;
+        let outcome = shortened(&request.outcome);
+        if let (Outcome::Added { member, .. }, None) = (&outcome, known.member)
+            && (roster.by_id(*member).is_some() || roster.is_removed(*member))
+        {
+            let detail = format!("Member {member} is or was another one.");
+            return Err(ApiError::new(Code::Conflict, detail, "Read the cluster's own list."));
+        }
+        let position = (request.raft_term, request.raft_index);
+        if judge(known, &outcome, position)? == Taken::Same {
+            return self.end_change(transaction, operation).await;
+        }
+        let name = by.record.name.to_string();
+        let became = Became {
+            state: outcome.state(),
+            outcome: Some(&outcome),
+            by: &name,
+            position: Some(position),
+        };
+        let now = transaction.now;
+        intents::carry(transaction.connection(), now, &known.intent, &became).await?;
+        tracing::info!(cluster.id = %cluster, %operation, state = %became.state, by = name,
+            "an intent was carried on");
+        self.end_change(transaction, operation).await
+    }
+
+    /// A cluster's intents: those that wait or are under way, or `all` of the last day too.
+    pub(crate) async fn intents(
+        &self,
+        cluster: Uuid,
+        reader: Reader,
+        all: bool,
+    ) -> Result<IntentList, ApiError> {
+        let found = self.store.read_cluster(cluster).await?;
+        let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        let changes = self.store.changes(chain.newest().cluster).await?;
+        if let Reader::Agent(key) = reader {
+            must_run(&cluster)?;
+            Roster::of(&cluster, &changes)?.member(&key)?;
+        }
+        let now = now.0 as Micros;
+        let listed = |intent: &&StoredIntent| {
+            intent.state_at(now).is_live() || (all && intent.made_us > now - LISTED_US)
+        };
+        let shown = |intent: &StoredIntent| judge::view(intent, chain.newest().name.as_str(), now);
+        Ok(IntentList {
+            rev: cluster.rev,
+            now_ms: now / 1_000,
+            statement: chain.newest_hash(),
+            intents: changes.intents.iter().filter(listed).map(shown).collect(),
+        })
+    }
+
+    /// One intent.
+    pub(crate) async fn intent(
+        &self,
+        cluster: Uuid,
+        reader: Reader,
+        operation: OperationId,
+    ) -> Result<IntentView, ApiError> {
+        let found = self.store.read_cluster(cluster).await?;
+        let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        let changes = self.store.changes(chain.newest().cluster).await?;
+        let known = find(&changes, operation);
+        if let Reader::Agent(key) = reader {
+            let own = known.as_ref().is_ok_and(|known| known.agent == Some(key));
+            if !own {
+                Roster::of(&cluster, &changes)?.member(&key)?;
+            }
+        }
+        Ok(judge::view(known?, chain.newest().name.as_str(), now.0 as Micros))
+    }
+
+    /// What a cluster's members say that it is.
+    pub(crate) async fn directory(&self, cluster: Uuid) -> Result<DirectoryResponse, ApiError> {
+        let found = self.store.read_cluster(cluster).await?;
+        let (cluster, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        let changes = self.store.changes(chain.newest().cluster).await?;
+        let view = directory::view(changes.confirmed.as_ref(), &changes.said);
+        Ok(DirectoryResponse { state: convert::state(cluster.phase), view })
+    }
+
+    /// Takes what a member says that its cluster is.
+    pub(crate) async fn note_membership(
+        &self,
+        cluster: Uuid,
+        key: &PublicKey,
+        report: &ReportRequest,
+    ) -> Result<(), ApiError> {
+        let Some(membership) = &report.membership else { return Ok(()) };
+        if let Some(objection) = directory::objection(membership) {
+            let next = "Send what the node's own list says.";
+            return Err(ApiError::new(Code::InvalidRequest, objection, next));
+        }
+        let leader = report.leader_id.as_ref().and_then(|id| id.parse().ok());
+        in_time(async {
+            let (mut transaction, mut changes) = self.begin_change(cluster, None).await?;
+            same_document(&transaction.cluster, report)?;
+            let roster = Roster::of(&transaction.cluster, &changes)?;
+            let id = roster.member(key)?.id;
+            let said = Said {
+                membership: membership.clone(),
+                term: report.raft_term,
+                index: report.raft_index,
+                leader,
+                at_us: transaction.now.0 as Micros,
+            };
+            let last = changes.said.iter().position(|(member, _)| *member == id);
+            match last {
+                Some(last) if !said.follows(&changes.said[last].1) => return Ok(()),
+                Some(last) => changes.said[last].1 = said.clone(),
+                None => changes.said.push((id, said.clone())),
+            }
+            let now = transaction.now;
+            intents::note_report(transaction.connection(), cluster, id, &said).await?;
+            self.confirm(&mut transaction, &roster, &mut changes).await?;
+            transaction.commit().await?;
+            self.wakes.wake(cluster);
+            self.clock.set(now.0 as i64);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Believes what a quorum says, as often as that makes another quorum.
+    async fn confirm(
+        &self,
+        transaction: &mut ClusterTransaction,
+        roster: &Roster,
+        changes: &mut Changes,
+    ) -> Result<(), ApiError> {
+        let (cluster, now) = (transaction.id(), transaction.now);
+        let founders = roster.founders();
+        while let Some(view) =
+            directory::newly_confirmed(changes.confirmed.as_ref(), &founders, &changes.said)
+        {
+            let ids = |said: &Said| -> Vec<MemberId> {
+                said.membership.members.iter().map(|member| member.id).collect()
+            };
+            let before: Vec<MemberId> = match &changes.confirmed {
+                Some(confirmed) => ids(confirmed),
+                None => founders.iter().copied().collect(),
+            };
+            let after = ids(&view);
+            let gone: Vec<_> = before
+                .into_iter()
+                .filter(|id| !after.contains(id))
+                .map(|id| (roster.by_id(id).map(|member| member.key), id, remover(changes, id)))
+                .collect();
+            intents::confirm(transaction.connection(), cluster, now, &view, &gone).await?;
+            for (_, member, by) in &gone {
+                tracing::info!(cluster.id = %cluster, member.id = %member, by, "a member is gone");
+            }
+            changes.confirmed = Some(view);
+        }
+        Ok(())
+    }
+
+    /// Whether this agent came by a ticket, and was added.
+    pub(crate) async fn is_newcomer(
+        &self,
+        cluster: Uuid,
+        key: &PublicKey,
+    ) -> Result<bool, ApiError> {
+        let changes = self.store.changes(cluster).await?;
+        let own = |intent: &&StoredIntent| intent.agent == Some(*key) && intent.member.is_some();
+        Ok(changes.intents.iter().any(|intent| own(&intent)))
+    }
+}
+
+fn find(changes: &Changes, operation: OperationId) -> Result<&StoredIntent, ApiError> {
+    let found = changes.intents.iter().find(|known| known.intent.operation == operation);
+    found.ok_or_else(|| ApiError::not_found("such intent"))
+}
+
+fn has_room(changes: &Changes, now: Micros) -> Result<(), ApiError> {
+    let live = changes.intents.iter().filter(|known| known.state_at(now).is_live()).count();
+    if live < MAX_LIVE {
+        return Ok(());
+    }
+    let next =
+        "Wait until some are done, or take some back with `muster-discovery intent withdraw`.";
+    Err(ApiError::new(
+        Code::Conflict,
+        format!("{live} changes of this cluster wait already."),
+        next,
+    ))
+}
+
+/// An order over another list than the one that is known is stale.
+fn fits_directory(order: &Order, changes: &Changes, roster: &Roster) -> Result<(), ApiError> {
+    let member = order.change.member();
+    let next = "Look with `muster-discovery cluster show`, and order again.";
+    if roster.is_removed(member) {
+        let detail = format!("Member {member} was removed already.");
+        return Err(ApiError::new(Code::OrderRefused, detail, next));
+    }
+    let Some(confirmed) = &changes.confirmed else { return Ok(()) };
+    if !confirmed.membership.members.iter().any(|listed| listed.id == member) {
+        let detail = format!("The cluster has no member {member}.");
+        return Err(ApiError::new(Code::OrderRefused, detail, next));
+    }
+    match (order.planned_at, confirmed.membership.configuration) {
+        (Some(planned), Some(known)) if planned < known => {
+            let detail = format!(
+                "It was planned at configuration {planned}, and the cluster is at {known}."
+            );
+            Err(ApiError::new(Code::StalePlan, detail, next))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn same_document(cluster: &Cluster, report: &ReportRequest) -> Result<(), ApiError> {
+    let h = cluster.frozen.as_ref().map(|frozen| convert::digest(frozen.h));
+    if h == Some(report.h) {
+        return Ok(());
+    }
+    let detail = "The report is of another commit document.";
+    Err(ApiError::new(Code::Conflict, detail, "Look which cluster the node runs in."))
+}
+
+fn admin_name(transaction: &ClusterTransaction, jws: &Jws) -> String {
+    let admin = transaction.chain.newest().admin(jws.kid());
+    admin.map_or_else(|| jws.kid().to_string(), |admin| admin.name.to_string())
+}
+
+/// By whose order a member went, as far as anybody said.
+fn remover(changes: &Changes, member: MemberId) -> String {
+    let removes = |known: &&StoredIntent| match &known.outcome {
+        Some(Outcome::Removed { member: gone }) => *gone == member,
+        Some(Outcome::Promoted { .. }) => {
+            known.intent.verb == Verb::Replace && known.replaced() == Some(member)
+        }
+        _ => false,
+    };
+    let ordered = changes.intents.iter().rev().find(removes);
+    ordered.map_or_else(|| "the cluster's own API".into(), |known| known.made_by.clone())
+}
+
+/// With no more of an agent's words than are kept.
+fn shortened(outcome: &Outcome) -> Outcome {
+    let cut = |reason: &str| -> String {
+        reason.chars().filter(|c| !c.is_control()).take(MAX_SENTENCE).collect()
+    };
+    match outcome.clone() {
+        Outcome::Refused { reason } => Outcome::Refused { reason: cut(&reason) },
+        Outcome::Stalled { member, reason } => Outcome::Stalled { member, reason: cut(&reason) },
+        other => other,
+    }
+}
