@@ -74,6 +74,9 @@ pub enum CliError {
     /// No cluster has this name or id.
     #[error("there is no cluster `{0}`")]
     NoCluster(String),
+    /// A change that was waited for ended otherwise.
+    #[error("it was not done: it is {0}")]
+    NotDone(discovery_types::api::IntentState),
     /// No admin has this name or key id.
     #[error("there is no admin `{0}`")]
     NoAdmin(String),

@@ -5,13 +5,16 @@
 //! codes: 0 done, 1 failed, 2 usage, 3 do not restart.
 
 mod admin;
+mod ca;
 mod cluster;
 mod context;
 mod db;
 mod error;
 mod home;
+mod intent;
 mod key;
 mod log;
+mod members;
 mod printer;
 mod process;
 mod session;
@@ -80,6 +83,10 @@ enum Command {
     Cluster(cluster::ClusterArgs),
     /// Make, see and revoke join bundles
     Token(token::TokenArgs),
+    /// Order changes of a cluster that runs, and see what became of them
+    Intent(intent::IntentArgs),
+    /// Make a member's certificates where there is no service
+    Ca(ca::CaArgs),
     /// Say who the admins are
     Admin(admin::AdminArgs),
     /// Accept a database that was restored or swapped
@@ -190,6 +197,8 @@ impl Command {
             Command::Context(args) => args.common.json,
             Command::Cluster(args) => args.remote.common.json,
             Command::Token(args) => args.remote.common.json,
+            Command::Intent(args) => args.remote.common.json,
+            Command::Ca(args) => args.json,
             Command::Admin(args) => args.remote.common.json,
             Command::Db(args) => args.remote.common.json,
             Command::Process(args) => args.remote.common.json,
@@ -204,6 +213,8 @@ impl Command {
             Command::Context(args) => context::run(args, printer),
             Command::Cluster(args) => session::block_on(cluster::run(args, printer)),
             Command::Token(args) => session::block_on(token::run(args, printer)),
+            Command::Intent(args) => session::block_on(intent::run(args, printer)),
+            Command::Ca(args) => ca::run(args, printer),
             Command::Admin(args) => session::block_on(admin::run(args, printer)),
             Command::Db(args) => session::block_on(db::run(args, printer)),
             Command::Process(args) => session::block_on(process::run(args, printer)),

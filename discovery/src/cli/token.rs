@@ -7,7 +7,9 @@ use clap::Subcommand;
 use discovery_types::api::{GrantState, GrantView};
 use discovery_types::bundle::Bundle;
 use discovery_types::client::ClientError;
-use discovery_types::grant::{Grant, GrantId, MAX_CIDRS, TokenKind};
+use discovery_types::grant::{
+    BOOT_SECONDS, Grant, GrantId, MAX_CIDRS, MAX_JOIN_SECONDS, TokenKind,
+};
 use discovery_types::name::Name;
 use discovery_types::statement::StatementChain;
 use discovery_types::token::Token;
@@ -15,7 +17,8 @@ use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
-use super::printer::{Printer, or_dash, time_of_seconds};
+use super::members::Members;
+use super::printer::{Printer, duration, or_dash, time_of_seconds};
 use super::session::Session;
 use super::{CliError, RemoteArgs};
 use crate::server::parse_duration;
@@ -36,6 +39,13 @@ Examples:
   muster-discovery token create --cluster demo --uses 1 --name db-1 --out db-1.bundle
   muster-discovery token create --cluster demo --uses 1 --cidr 10.1.0.7 --out db-2.bundle
   muster-discovery token create --cluster demo --ttl 10m --cidr 10.1.0.0/16 --out demo.bundle
+  muster-discovery token create --cluster demo --kind join --name db-4 --out db-4.bundle
+  muster-discovery token create --cluster demo --kind join --replace db-2 --out db-5.bundle
+
+A boot token is for a cluster that forms, a join ticket (--kind join) for one that runs: it is worth
+one new member, for 15 minutes at most, and belongs to the first host that redeems it. The cluster's
+own agents add that host as a learner and make it a voter when it has caught up; with --replace they
+remove the member that it comes for.
 
 The token's secret is made on this machine; the service gets only its public half. Until the cluster
 commits, whoever has the bundle can take as many seats as it has uses: with a bundle for all of them
@@ -66,21 +76,42 @@ struct CreateArgs {
     /// Name or id of the cluster
     #[arg(long, value_name = "CLUSTER")]
     cluster: String,
-    /// How long it can be redeemed (at most 24h)
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
-    ttl: Duration,
+    /// For a cluster that forms (boot), or for one more member of one that runs (join)
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = Kind::Boot)]
+    kind: Kind,
+    /// With --kind join: the member in whose place the new one comes, by name or id
+    #[arg(long, value_name = "MEMBER")]
+    replace: Option<String>,
+    /// How long it can be redeemed [default: 1h, at most 24h; join: 15m, which is the most]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    ttl: Option<Duration>,
     /// Addresses that may redeem it and that members may have; may be repeated
     #[arg(long, value_name = "CIDR", value_parser = parse_block)]
     cidr: Vec<IpNet>,
     /// The one name that the member may have
     #[arg(long, value_name = "NAME")]
     name: Option<Name>,
-    /// How many seats it is worth [default: the cluster's size, or 1 with --name]
+    /// How many seats it is worth [default: the cluster's size; 1 with --name or --kind join]
     #[arg(long, value_name = "N")]
     uses: Option<u8>,
     /// Write the bundle to a new file (mode 0600) instead of stdout
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Kind {
+    Boot,
+    Join,
+}
+
+impl From<Kind> for TokenKind {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Boot => TokenKind::Boot,
+            Kind::Join => TokenKind::Join,
+        }
+    }
 }
 
 pub(super) async fn run(args: TokenArgs, printer: &mut Printer) -> Result<(), CliError> {
@@ -130,15 +161,24 @@ async fn create(
     }
     let cluster = session.cluster(&args.cluster).await?;
     let chain = session.chain(cluster.cluster).await?;
-    session.needs_in_statement(&chain, TokenKind::Boot.action())?;
+    let kind = TokenKind::from(args.kind);
+    session.needs_in_statement(&chain, kind.action())?;
+    let replaces = match &args.replace {
+        None => None,
+        Some(_) if kind == TokenKind::Boot => {
+            return Err(CliError::Usage("--replace needs --kind join".into()));
+        }
+        Some(member) => Some(Members::of(session, cluster.cluster).await?.find(member)?),
+    };
     let now_ms = session.client.context().await?.now_ms;
     let own_ms = jiff::Timestamp::now().as_millisecond();
     if let Some(difference) = clocks_differ(now_ms, own_ms) {
         printer.warn(&difference);
     }
     let now = now_ms.div_euclid(1000);
-    let token = Token::generate(TokenKind::Boot);
-    let grant = grant(&chain, &token, &args, u64::try_from(now).unwrap_or_default())?;
+    let token = Token::generate(kind);
+    let mut grant = grant(&chain, &token, &args, u64::try_from(now).unwrap_or_default())?;
+    grant.replaces = replaces;
     let bundle = Bundle {
         urls: session.context.urls.clone(),
         pins: session.context.pins.clone(),
@@ -246,16 +286,21 @@ fn grant(
     args: &CreateArgs,
     now: u64,
 ) -> Result<Grant, CliError> {
-    let size = chain.newest().size;
-    let uses = args.uses.unwrap_or(if args.name.is_some() { 1 } else { size });
-    if !(1..=size).contains(&uses) {
-        return Err(CliError::Usage(format!(
-            "--uses must be from 1 to the cluster's size, {size}"
-        )));
+    let (most, life) = match token.kind() {
+        TokenKind::Boot => (chain.newest().size, BOOT_SECONDS),
+        TokenKind::Join => (1, MAX_JOIN_SECONDS),
+    };
+    let uses = args.uses.unwrap_or(if args.name.is_some() { 1 } else { most });
+    if !(1..=most).contains(&uses) {
+        return Err(CliError::Usage(match token.kind() {
+            TokenKind::Boot => format!("--uses must be from 1 to the cluster's size, {most}"),
+            TokenKind::Join => "a join ticket is worth one new member: --uses 1".into(),
+        }));
     }
-    let ttl = args.ttl.as_secs();
-    if !(1..=TokenKind::Boot.max_seconds()).contains(&ttl) {
-        return Err(CliError::Usage("--ttl must be from 1s to 24h".into()));
+    let ttl = args.ttl.map_or(life, |ttl| ttl.as_secs());
+    let longest = token.kind().max_seconds();
+    if !(1..=longest).contains(&ttl) {
+        return Err(CliError::Usage(format!("--ttl must be from 1s to {}", duration(longest))));
     }
     if args.cidr.len() > MAX_CIDRS {
         return Err(CliError::Usage(format!("--cidr can be given {MAX_CIDRS} times at most")));
@@ -316,6 +361,7 @@ fn show(printer: &mut Printer, view: &GrantView) -> Result<(), CliError> {
             ("addresses", if cidrs.is_empty() { "any".into() } else { cidrs }),
             ("name", or_dash(grant.name.as_ref())),
             ("zone", or_dash(grant.zone.as_ref())),
+            ("replaces", or_dash(grant.replaces)),
         ]);
     })
 }

@@ -2,7 +2,8 @@
 
 mod create;
 mod credentials;
-mod show;
+mod export;
+pub(super) mod show;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -83,6 +84,21 @@ on running: stop them yourself.")]
         /// Why, for those who come later
         #[arg(long, value_name = "TEXT", default_value = "retired by an owner")]
         reason: String,
+    },
+    /// Keep what `ca issue` needs to make a member's certificates without the service
+    #[command(after_help = "\
+Example:
+  muster-discovery cluster export demo --out demo.export
+
+FILE (mode 0600) holds the cluster's statements, its commit document, and the keys of both its CAs,
+encrypted: they open with the service's key directory alone. Keep it with a copy of that directory's
+backup, and not on a member. It stays good for the cluster's life.")]
+    Export {
+        /// Name or id
+        cluster: String,
+        /// A new file
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
     },
     /// Get a client certificate for etcdctl and applications
     #[command(after_help = "\
@@ -187,6 +203,9 @@ pub(super) async fn run(args: ClusterArgs, printer: &mut Printer) -> Result<(), 
             let retire = Retire { cluster: cluster.cluster, statement, reason };
             let after = session.client.retire(cluster.cluster, &retire.sign(&session.key)).await?;
             show::summary(printer, &after)
+        }
+        ClusterCommand::Export { cluster, out } => {
+            export::export(&session, &cluster, &out, printer).await
         }
         ClusterCommand::Credentials { cluster, out, renew, cidr, yes } => {
             let wanted = credentials::Wanted { out: &out, renew, expected: &cidr, yes };

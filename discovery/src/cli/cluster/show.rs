@@ -1,8 +1,11 @@
 //! `cluster list`, `show` and `explain`.
 
-use discovery_types::api::{ClusterState, ClusterSummary, ClusterView, Explanation, SeatView};
+use discovery_types::api::{
+    ClusterState, ClusterSummary, ClusterView, DirectoryView, Explanation, IntentView, SeatView,
+};
 
 use crate::cli::CliError;
+use crate::cli::intent;
 use crate::cli::printer::{Printer, Text, or_dash, time};
 use crate::cli::session::{Session, is_live};
 
@@ -36,21 +39,70 @@ fn table(out: &mut Text<'_>, clusters: &[ClusterSummary]) {
     out.table(header, rows);
 }
 
+/// A cluster, what its members say that it is, and the changes that wait.
+#[derive(serde::Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    view: ClusterView,
+    directory: Option<DirectoryView>,
+    intents: Vec<IntentView>,
+}
+
+fn members(out: &mut Text<'_>, view: &DirectoryView) {
+    let membership = &view.membership;
+    let said = match view.confirmed {
+        true => "confirmed by a quorum of its voters",
+        false => "not confirmed yet",
+    };
+    out.line("");
+    out.fields(&[
+        ("members", said.to_owned()),
+        ("heard from", format!("{} of them, last {}", view.reporters, time(view.at_ms))),
+        ("raft", format!("term {}, index {}", view.raft_term, view.raft_index)),
+        ("configuration", or_dash(membership.configuration)),
+    ]);
+    out.line("");
+    let rows = membership.members.iter().map(|member| {
+        let name = Some(&member.name).filter(|name| !name.is_empty());
+        let role = match (member.is_learner, view.leader == Some(member.id)) {
+            (true, _) => "learner",
+            (false, true) => "leader",
+            (false, false) => "voter",
+        };
+        let urls = [member.peer_urls.join(","), member.client_urls.join(",")];
+        let [peers, clients] = urls.map(|urls| or_dash(Some(urls).filter(|urls| !urls.is_empty())));
+        [member.id.to_string(), or_dash(name), role.to_owned(), peers, clients]
+    });
+    out.table(["MEMBER", "NAME", "ROLE", "PEER URLS", "CLIENT URLS"], rows);
+}
+
 pub(super) async fn show(
     session: &Session,
     cluster: &str,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
     let id = session.cluster(cluster).await?.cluster;
-    let view = session.client.show_cluster(id).await?;
-    printer.value(&view, |out| {
+    let shown = Shown {
+        view: session.client.show_cluster(id).await?,
+        directory: session.client.directory(id).await?.view,
+        intents: session.client.intents(id, None, false).await?.intents,
+    };
+    let view = &shown.view;
+    printer.value(&shown, |out| {
         let summary = &view.summary;
-        head(out, &view);
+        head(out, view);
         out.line("");
         out.table(
             ["SEAT", "NAME", "FROM", "PEER URLS", "CLIENT URLS", "ACKED", "REACHES", "LEASE UNTIL"],
             view.seats.iter().map(|of| seat(of, summary.state)),
         );
+        if let Some(directory) = &shown.directory {
+            members(out, directory);
+        }
+        if !shown.intents.is_empty() {
+            out.line("");
+            intent::table(out, &shown.intents);
+        }
         if !view.timeline.is_empty() {
             out.line("");
             let rows = view.timeline.iter().map(|moment| {
@@ -138,7 +190,7 @@ pub(super) async fn explain(
     })
 }
 
-fn waits(out: &mut Text<'_>, explain: &[Explanation]) {
+pub(in crate::cli) fn waits(out: &mut Text<'_>, explain: &[Explanation]) {
     for reason in explain {
         out.line("");
         let mut fields = vec![("why", reason.missing.clone())];

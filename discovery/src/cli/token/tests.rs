@@ -55,6 +55,23 @@ fn a_grant_as_it_is_typed_is_one_that_everybody_takes() {
 }
 
 #[test]
+fn a_ticket_is_worth_one_member_for_a_quarter_of_an_hour() {
+    let owner = SigningKey::generate();
+    let chain = chain(&owner);
+    let token = Token::generate(TokenKind::Join);
+    for line in ["--kind join", "--kind join --ttl 5m --uses 1 --name db-4"] {
+        let mut grant = grant(&chain, &token, &typed(line), 1000).unwrap();
+        assert_eq!(grant.uses, 1);
+        grant.replaces = Some(discovery_types::digest::MemberId::new(7));
+        assert!(VerifiedGrant::verify(&grant.sign(&owner), &chain).is_ok(), "{line}");
+    }
+    for line in ["--kind join --ttl 16m", "--kind join --uses 2"] {
+        let refused = grant(&chain, &token, &typed(line), 1000).unwrap_err();
+        assert_eq!(refused.exit_code(), 2, "{line}");
+    }
+}
+
+#[test]
 fn an_address_alone_is_a_block_of_one() {
     let blocks = typed("--cidr 10.0.0.1 --cidr fd00::1 --cidr 10.0.0.0/8").cidr;
     let text: Vec<_> = blocks.iter().map(ToString::to_string).collect();

@@ -1,0 +1,218 @@
+//! `intent`: changes of a cluster that runs. Orders are signed here, and carried out by the
+//! cluster's own agents.
+
+use clap::Subcommand;
+use discovery_types::api::{IntentState, IntentView, Outcome};
+use discovery_types::digest::{Nonce, OperationId};
+use discovery_types::order::{Change, MAX_ORDER_SECONDS, Order, VerifiedOrder};
+use discovery_types::role::Action;
+use discovery_types::url::NodeUrl;
+
+use super::cluster::show::waits;
+use super::members::Members;
+use super::printer::{Printer, Text, or_dash, time, time_of_seconds};
+use super::session::Session;
+use super::{CliError, RemoteArgs};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct IntentArgs {
+    #[command(flatten)]
+    pub(super) remote: RemoteArgs,
+    #[command(subcommand)]
+    command: IntentCommand,
+}
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = "\
+Discovery changes no membership. It hands your signed word to the cluster's own agents; the one
+beside the leader checks it and calls the cluster's API, and refuses what would endanger the quorum.
+Where discovery is away, do the same on a member's host: muster-agent member.
+
+A new member, or one in another's place, needs a ticket: muster-discovery token create --kind join.")]
+enum IntentCommand {
+    /// Order that a member is removed, for good
+    #[command(after_help = "\
+Example:
+  muster-discovery intent remove demo db-2 --reason 'its disk is gone' --wait")]
+    Remove {
+        #[command(flatten)]
+        order: OrderArgs,
+    },
+    /// Order that a member's peers reach it elsewhere
+    #[command(after_help = "\
+Example:
+  muster-discovery intent update demo db-2 --peer-url https://10.1.0.9:2380 --wait
+
+Then restart that member at its new address.")]
+    Update {
+        #[command(flatten)]
+        order: OrderArgs,
+        /// Where its peers reach it from now on; may be repeated
+        #[arg(long, value_name = "URL", required = true)]
+        peer_url: Vec<NodeUrl>,
+    },
+    /// List the changes that wait or are under way
+    List {
+        /// Name or id of the cluster
+        cluster: String,
+        /// Those too that were over within the last day
+        #[arg(long)]
+        all: bool,
+    },
+    /// Show one, and what it waits for
+    Show {
+        /// Name or id of the cluster
+        cluster: String,
+        /// Its id, as `intent list` prints it
+        operation: OperationId,
+        /// Wait until it is over; exit code 1 unless it was done
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Take one back that nobody has begun
+    Withdraw {
+        /// Name or id of the cluster
+        cluster: String,
+        /// Its id, as `intent list` prints it
+        operation: OperationId,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct OrderArgs {
+    /// Name or id of the cluster
+    cluster: String,
+    /// Name or id of the member, as `cluster show` or `etcdctl member list` prints it
+    member: String,
+    /// Why, for those who come later
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+    /// Wait until it is over; exit code 1 unless it was done
+    #[arg(long)]
+    wait: bool,
+}
+
+pub(super) async fn run(args: IntentArgs, printer: &mut Printer) -> Result<(), CliError> {
+    let session = Session::open(&args.remote)?;
+    match args.command {
+        IntentCommand::Remove { order } => self::order(&session, &order, None, printer).await,
+        IntentCommand::Update { order, peer_url } => {
+            self::order(&session, &order, Some(peer_url), printer).await
+        }
+        IntentCommand::List { cluster, all } => {
+            let cluster = session.cluster(&cluster).await?.cluster;
+            let list = session.client.intents(cluster, None, all).await?;
+            printer.value(&list, |out| table(out, &list.intents))
+        }
+        IntentCommand::Show { cluster, operation, wait } => {
+            let cluster = session.cluster(&cluster).await?.cluster;
+            let view = session.client.intent(cluster, operation, None).await?;
+            end(&session, view, wait, printer).await
+        }
+        IntentCommand::Withdraw { cluster, operation } => {
+            let cluster = session.cluster(&cluster).await?.cluster;
+            show(printer, &session.client.withdraw_intent(cluster, operation).await?)
+        }
+    }
+}
+
+async fn order(
+    session: &Session,
+    args: &OrderArgs,
+    peer_urls: Option<Vec<NodeUrl>>,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    let cluster = session.cluster(&args.cluster).await?.cluster;
+    let chain = session.chain(cluster).await?;
+    session.needs_in_statement(&chain, Action::PutOrder)?;
+    let members = Members::of(session, cluster).await?;
+    let member = members.find(&args.member)?;
+    let change = match peer_urls {
+        None => Change::Remove { member },
+        Some(peer_urls) => Change::Update { member, peer_urls },
+    };
+    let now_ms = session.client.context().await?.now_ms;
+    let now = u64::try_from(now_ms.div_euclid(1_000)).unwrap_or_default();
+    let order = Order {
+        version: 1,
+        id: Nonce::random(),
+        cluster,
+        statement: chain.newest_hash(),
+        change,
+        planned_at: members.configuration(),
+        issued_at: now,
+        expires_at: now.saturating_add(MAX_ORDER_SECONDS),
+        reason: args.reason.clone(),
+    };
+    let signed = order.sign(&session.key);
+    VerifiedOrder::verify(&signed, &chain).map_err(|error| CliError::Usage(error.to_string()))?;
+    let view = session.client.put_order(&signed).await?;
+    if view.intent.authority != signed {
+        return Err(CliError::Answer("it stored another order than the one sent".into()));
+    }
+    end(session, view, args.wait, printer).await
+}
+
+/// Shows an intent, at once or when it is over.
+async fn end(
+    session: &Session,
+    mut view: IntentView,
+    wait: bool,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    while wait && view.state.is_live() {
+        let (cluster, operation) = (view.intent.cluster, view.intent.operation);
+        view = session.client.intent(cluster, operation, Some(view.rev)).await?;
+    }
+    show(printer, &view)?;
+    use IntentState::{Added, Open, Promoted, Removed, Updated};
+    match view.state {
+        Promoted | Removed | Updated => Ok(()),
+        Open | Added if !wait => {
+            printer
+                .note("An agent of the cluster carries it out: `intent show --wait` waits for it.");
+            Ok(())
+        }
+        _ if !wait => Ok(()),
+        state => Err(CliError::NotDone(state)),
+    }
+}
+
+/// One line for each.
+pub(super) fn table(out: &mut Text<'_>, intents: &[IntentView]) {
+    let rows = intents.iter().map(|view| {
+        [
+            view.intent.operation.to_string(),
+            view.intent.verb.to_string(),
+            view.subject.clone(),
+            view.state.to_string(),
+            view.by.clone(),
+            time(view.made_at_ms),
+        ]
+    });
+    out.table(["INTENT", "CHANGE", "MEMBER", "STATE", "BY", "MADE"], rows);
+}
+
+fn show(printer: &mut Printer, view: &IntentView) -> Result<(), CliError> {
+    let intent = &view.intent;
+    printer.value(view, |out| {
+        let id = view.outcome.as_ref().and_then(Outcome::member);
+        let mut fields = vec![
+            ("intent", intent.operation.to_string()),
+            ("change", intent.verb.to_string()),
+            ("member", view.subject.clone()),
+            ("state", view.state.to_string()),
+            ("by", view.by.clone()),
+            ("made", time(view.made_at_ms)),
+            ("begun until", time_of_seconds(intent.expires_at)),
+            ("planned at", or_dash(intent.planned_at)),
+            ("member id", or_dash(id)),
+            ("said by", or_dash(view.reported_by.as_ref())),
+        ];
+        if let Some(Outcome::Refused { reason } | Outcome::Stalled { reason, .. }) = &view.outcome {
+            fields.push(("reason", reason.clone()));
+        }
+        out.fields(&fields);
+        waits(out, &view.explain);
+    })
+}

@@ -1,0 +1,107 @@
+//! Members of a cluster that runs, as people name them.
+
+use discovery_types::api::DirectoryView;
+use discovery_types::digest::MemberId;
+use uuid::Uuid;
+
+use super::CliError;
+use super::session::Session;
+
+/// What discovery knows of a cluster's members; nothing before they have said anything.
+pub(super) struct Members(Option<DirectoryView>);
+
+impl Members {
+    pub(super) async fn of(session: &Session, cluster: Uuid) -> Result<Self, CliError> {
+        Ok(Members(session.client.directory(cluster).await?.view))
+    }
+
+    /// The configuration that a change is planned on, where a quorum says it.
+    pub(super) fn configuration(&self) -> Option<u64> {
+        let confirmed = self.0.as_ref().filter(|view| view.confirmed)?;
+        confirmed.membership.configuration
+    }
+
+    /// The member with this name, or this id as `etcdctl member list` prints it.
+    pub(super) fn find(&self, text: &str) -> Result<MemberId, CliError> {
+        let listed = self.0.iter().flat_map(|view| &view.membership.members);
+        let named: Vec<MemberId> =
+            listed.clone().filter(|member| member.name == text).map(|member| member.id).collect();
+        if let [one] = named[..] {
+            return Ok(one);
+        }
+        let id = u64::from_str_radix(text, 16).ok().map(MemberId::new);
+        let known = |id: &MemberId| self.0.is_none() || listed.clone().any(|m| m.id == *id);
+        if let (Some(id), true) = (id.filter(known), named.is_empty()) {
+            return Ok(id);
+        }
+        let ids: Vec<String> =
+            listed.map(|member| format!("{} ({})", member.id, member.name)).collect();
+        Err(CliError::Usage(match (named.len(), ids.is_empty()) {
+            (0, true) => format!(
+                "`{text}` is no member's id, and no member of this cluster has told its name yet: \
+                 use an id of `etcdctl member list`"
+            ),
+            (0, false) => format!("the cluster has no member `{text}`, but {}", ids.join(", ")),
+            _ => format!("several members are called `{text}`: use an id of {}", ids.join(", ")),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::api::{ListedMember, Membership};
+
+    use super::*;
+
+    fn members(names: &[(&str, u64)]) -> Members {
+        let listed = |(name, id): &(&str, u64)| ListedMember {
+            id: MemberId::new(*id),
+            name: (*name).to_owned(),
+            peer_urls: Vec::new(),
+            client_urls: Vec::new(),
+            is_learner: false,
+        };
+        Members(Some(DirectoryView {
+            membership: Membership {
+                configuration: Some(7),
+                members: names.iter().map(listed).collect(),
+            },
+            confirmed: true,
+            raft_term: 1,
+            raft_index: 9,
+            leader: None,
+            reporters: 1,
+            at_ms: 0,
+        }))
+    }
+
+    #[test]
+    fn a_member_is_found_by_name_or_by_the_id_that_etcdctl_prints() {
+        let members = members(&[("db-1", 0x8e9e05c52164694d), ("db-2", 0xabc), ("abc", 5)]);
+        assert_eq!(members.find("db-1").unwrap().get(), 0x8e9e05c52164694d);
+        assert_eq!(members.find("8e9e05c52164694d").unwrap().get(), 0x8e9e05c52164694d);
+        assert_eq!(members.find("0000000000000abc").unwrap().get(), 0xabc);
+        assert_eq!(members.find("abc").unwrap().get(), 5, "a name comes first");
+        assert_eq!(members.configuration(), Some(7));
+    }
+
+    #[test]
+    fn who_is_unknown_or_not_one_is_refused_with_those_that_there_are() {
+        let twins = members(&[("db", 1), ("db", 2)]);
+        for (text, wanted) in
+            [("db", "several"), ("db-9", "0000000000000001 (db)"), ("77", "no member")]
+        {
+            let error = twins.find(text).unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().contains(wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn before_anybody_spoke_an_id_is_taken_as_it_is() {
+        let members = Members(None);
+        assert_eq!(members.find("abc").unwrap().get(), 0xabc);
+        assert!(members.find("db-1").unwrap_err().to_string().contains("etcdctl"));
+        assert_eq!(members.configuration(), None);
+    }
+}
