@@ -80,4 +80,7 @@ pub enum ExportError {
     /// The file could not be written, or can't be one.
     #[error("the snapshot could not be written")]
     Write(#[from] node_bbolt::WriteError),
+    /// Nobody wants the file any more.
+    #[error("the snapshot is not wanted any more")]
+    Unwanted,
 }

@@ -49,9 +49,16 @@ fn unhashed(file: &[u8]) -> Result<Opened, EtcdFileError> {
 
 /// A store of what is in a file.
 fn import(file: &mut Opened, consent: Consent) -> Result<Writer, EtcdFileError> {
+    import_into(Compaction::Inline, file, consent)
+}
+
+fn import_into(
+    compaction: Compaction,
+    file: &mut Opened,
+    consent: Consent,
+) -> Result<Writer, EtcdFileError> {
     let disk = disk(1);
-    let options =
-        Options { cache_bytes: 1 << 20, compaction: Compaction::Inline, ..Options::default() };
+    let options = Options { cache_bytes: 1 << 20, compaction, ..Options::default() };
     let mut writer = Writer::open(backend(&disk), options).unwrap();
     let summary = file.summary().clone();
     let contents = Contents {
@@ -69,7 +76,7 @@ fn import(file: &mut Opened, consent: Consent) -> Result<Writer, EtcdFileError> 
 }
 
 fn export(writer: &Writer) -> Vec<u8> {
-    let export = Export::new(&writer.store()).unwrap();
+    let export = Export::new(&writer.store(), &|| true).unwrap();
     let mut file = Vec::new();
     export.write(&mut file).unwrap();
     assert_eq!(file.len() as u64, export.file_bytes() + 32);
@@ -160,6 +167,11 @@ fn users_and_leases_are_left_behind_only_where_that_is_meant() {
     let writer = import(&mut file, Consent { drop_auth: true, drop_leases: true }).unwrap();
     let leased = everything(&writer, 0).into_iter().filter(|kv| kv.key.starts_with(b"l/"));
     assert_eq!(leased.map(|kv| kv.lease).collect::<Vec<_>>(), [0, 0, 0]);
+    // Where no lease is left, what records say of one is history, and stays.
+    let leased = KeyValue { lease: 5, ..put(2) };
+    let mut file = crafted(&[(at(2, false).bytes(), leased.encode_to_vec())], &[]);
+    let history = import(&mut file, Consent::default()).unwrap();
+    assert_eq!(everything(&history, 0), [leased]);
     // What was there before the leases is as it was.
     assert_eq!(checksum(&writer, 27), CHECKSUMS[8].1);
 }
@@ -209,6 +221,32 @@ fn an_empty_store_is_a_file_too() {
     assert_eq!((file.summary().revision, file.summary().compacted), (1, -1));
     let again = import(&mut file, Consent::default()).unwrap();
     assert_eq!(checksum(&again, 0), checksum(&writer, 0));
+}
+
+/// The row `name` of a file's bucket `meta`.
+fn meta_row(file: &[u8], name: &[u8]) -> Option<Vec<u8>> {
+    let mut reader = node_bbolt::Reader::open(Cursor::new(file)).unwrap();
+    let bucket = reader.bucket(META.as_bytes()).unwrap().unwrap();
+    let mut rows = reader.entries(&bucket).unwrap();
+    while let Some(row) = rows.next().unwrap() {
+        if let (true, node_bbolt::Value::Bytes(value)) = (row.key == name, row.value) {
+            return Some(value.to_vec());
+        }
+    }
+    None
+}
+
+#[test]
+fn a_compaction_that_is_under_way_is_not_written_as_done() {
+    let mut file = open(ETCD_3_7).unwrap();
+    let writer = import_into(Compaction::Background, &mut file, Consent::default()).unwrap();
+    let (scheduled, finished) = (b"scheduledCompactRev", b"finishedCompactRev");
+    let twelve = Some(at(12, false).bytes().to_vec());
+    let under_way = export(&writer);
+    assert_eq!(meta_row(&under_way, scheduled), twelve);
+    assert_eq!(meta_row(&under_way, finished), None);
+    writer.store().compact_all().unwrap();
+    assert_eq!(meta_row(&export(&writer), finished), twelve);
 }
 
 /// A file with these rows.

@@ -31,10 +31,11 @@ pub struct Export {
 }
 
 impl Export {
-    /// Freezes the store as it is now.
-    pub fn new(store: &Store) -> Result<Self, ExportError> {
+    /// Freezes the store as it is now, and finds out the size of its file, which ends with
+    /// [`ExportError::Unwanted`] once the file is not wanted any more.
+    pub fn new(store: &Store, is_wanted: &dyn Fn() -> bool) -> Result<Self, ExportError> {
         let frozen = store.freeze()?;
-        let layout = node_bbolt::measure(|builder| fill(&frozen, builder))?;
+        let layout = node_bbolt::measure(|builder| fill(&frozen, is_wanted, builder))?;
         Ok(Self { frozen, layout })
     }
 
@@ -59,7 +60,9 @@ impl Export {
     /// Writes the file, and its SHA-256 behind it.
     pub fn write(&self, out: &mut dyn Write) -> Result<(), ExportError> {
         let mut hashed = Hashed { out, hash: ring::digest::Context::new(&ring::digest::SHA256) };
-        node_bbolt::write(self.layout, &mut hashed, |builder| fill(&self.frozen, builder))?;
+        node_bbolt::write(self.layout, &mut hashed, |builder| {
+            fill(&self.frozen, &|| true, builder)
+        })?;
         let Hashed { out, hash } = hashed;
         let failed = |error| ExportError::Write(WriteError::Io(error));
         out.write_all(hash.finish().as_ref()).map_err(failed)?;
@@ -85,7 +88,11 @@ impl Write for Hashed<'_> {
 }
 
 /// All buckets in the order of their names, as etcd makes them at its first start.
-fn fill(frozen: &Frozen, builder: &mut Builder<'_>) -> Result<(), ExportError> {
+fn fill(
+    frozen: &Frozen,
+    is_wanted: &dyn Fn() -> bool,
+    builder: &mut Builder<'_>,
+) -> Result<(), ExportError> {
     let view = &frozen.view;
     builder.bucket(ALARM.as_bytes())?;
     let mut alarms: Vec<_> = view.alarms().iter().map(|alarm| alarm.encode_to_vec()).collect();
@@ -101,6 +108,9 @@ fn fill(frozen: &Frozen, builder: &mut Builder<'_>) -> Result<(), ExportError> {
     builder.bucket(CLUSTER.as_bytes())?;
     builder.bucket(KEY.as_bytes())?;
     frozen.records(|at, record| {
+        if !is_wanted() {
+            return Err(ExportError::Unwanted);
+        }
         let key = EtcdKey::new(at, is_tombstone(record)?);
         Ok::<_, ExportError>(builder.put(key.bytes(), record)?)
     })?;

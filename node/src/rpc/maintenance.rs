@@ -1,4 +1,4 @@
-//! Maintenance: status, alarms, checksums, moving the leader.
+//! Maintenance: status, alarms, checksums, snapshots, moving the leader.
 
 use std::sync::Arc;
 
@@ -6,14 +6,16 @@ use node_proto::etcdserverpb::alarm_request::AlarmAction;
 use node_proto::etcdserverpb::maintenance_server;
 use node_proto::etcdserverpb::{
     AlarmMember, AlarmRequest, AlarmResponse, AlarmType, DowngradeInfo, HashKvRequest,
-    HashKvResponse, MoveLeaderRequest, MoveLeaderResponse, ResponseHeader, StatusRequest,
-    StatusResponse,
+    HashKvResponse, MoveLeaderRequest, MoveLeaderResponse, ResponseHeader, SnapshotRequest,
+    StatusRequest, StatusResponse,
 };
+use tokio::sync::Semaphore;
 use tonic::{Request, Status};
 
 use super::context::{Context, Held};
 use super::error::Error;
 use super::metrics::Method;
+use super::snapshot;
 use crate::identity::MemberId;
 use crate::mvcc::{KeyValueHash, ReadError, View};
 
@@ -22,7 +24,10 @@ type Answer<T> = Result<tonic::Response<T>, Status>;
 /// etcd's default for `--quota-backend-bytes`, which nothing here enforces yet.
 const QUOTA_BYTES: i64 = 2 * 1024 * 1024 * 1024;
 
-pub(super) struct Maintenance(pub(super) Arc<Context>);
+pub(super) struct Maintenance {
+    context: Arc<Context>,
+    snapshots: Arc<Semaphore>,
+}
 
 fn header(revision: i64) -> Option<ResponseHeader> {
     Some(ResponseHeader { revision, ..ResponseHeader::default() })
@@ -38,11 +43,15 @@ fn show(alarm: &AlarmMember) -> String {
 }
 
 impl Maintenance {
+    pub(super) fn new(context: Arc<Context>) -> Self {
+        Self { context, snapshots: snapshot::places() }
+    }
+
     fn status(&self) -> StatusResponse {
-        let node = self.0.status.borrow().clone();
-        let store = &self.0.store;
+        let node = self.context.status.borrow().clone();
+        let store = &self.context.store;
         let view = store.view();
-        let me = self.0.identity.member_id;
+        let me = self.context.identity.member_id;
         let mut errors = Vec::new();
         if node.leader == 0 {
             errors.push(Error::NoLeader.text().into_owned());
@@ -50,7 +59,7 @@ impl Maintenance {
         errors.extend(view.alarms().iter().map(show));
         StatusResponse {
             header: header(view.revision()),
-            version: self.0.identity.version.to_owned(),
+            version: self.context.identity.version.to_owned(),
             db_size: i64::try_from(store.file_bytes()).unwrap_or(i64::MAX),
             leader: node.leader,
             // Whoever applied it has told so a moment before the driver tells what it committed.
@@ -71,10 +80,10 @@ impl Maintenance {
             return Err(Error::UnknownMethod);
         }
         if request.action() != AlarmAction::Get {
-            return self.0.propose(request, held).await;
+            return self.context.propose(request, held).await;
         }
-        self.0.barrier(false).await?;
-        let view = self.0.store.view();
+        self.context.barrier(false).await?;
+        let view = self.context.store.view();
         let wanted = |alarm: &&AlarmMember| {
             request.alarm() == AlarmType::None || alarm.alarm == request.alarm
         };
@@ -85,7 +94,7 @@ impl Maintenance {
     /// Runs `hash` where it may block; again on a newer view if a compaction overtakes it.
     async fn hash(&self, revision: i64) -> Result<(Arc<View>, KeyValueHash), Error> {
         loop {
-            let store = self.0.store.clone();
+            let store = self.context.store.clone();
             let work = move || {
                 let view = store.view();
                 let hash = store.hash_kv(&view, revision);
@@ -111,7 +120,7 @@ impl Maintenance {
     }
 
     async fn move_leader(&self, target: u64) -> Result<MoveLeaderResponse, Error> {
-        self.0.handle.transfer_leader(target).await?;
+        self.context.handle.transfer_leader(target).await?;
         // Without a header, as in etcd.
         Ok(MoveLeaderResponse { header: None })
     }
@@ -120,24 +129,30 @@ impl Maintenance {
 #[tonic::async_trait]
 impl maintenance_server::Maintenance for Maintenance {
     async fn status(&self, request: Request<StatusRequest>) -> Answer<StatusResponse> {
-        self.0.call(Method::Status, request, async |_, _: &mut Held| Ok(self.status())).await
+        self.context.call(Method::Status, request, async |_, _: &mut Held| Ok(self.status())).await
     }
 
     async fn alarm(&self, request: Request<AlarmRequest>) -> Answer<AlarmResponse> {
         let work = async |request, held: &mut Held| self.alarm(request, held).await;
-        self.0.call(Method::Alarm, request, work).await
+        self.context.call(Method::Alarm, request, work).await
     }
 
     async fn hash_kv(&self, request: Request<HashKvRequest>) -> Answer<HashKvResponse> {
         let work =
             async |request: HashKvRequest, _: &mut Held| self.hash_kv(request.revision).await;
-        self.0.call(Method::HashKv, request, work).await
+        self.context.call(Method::HashKv, request, work).await
     }
 
     async fn move_leader(&self, request: Request<MoveLeaderRequest>) -> Answer<MoveLeaderResponse> {
         let work = async |request: MoveLeaderRequest, _: &mut Held| {
             self.move_leader(request.target_id).await
         };
-        self.0.call(Method::MoveLeader, request, work).await
+        self.context.call(Method::MoveLeader, request, work).await
+    }
+
+    async fn snapshot(&self, request: Request<SnapshotRequest>) -> Answer<snapshot::Chunks> {
+        self.context.admit(request.metadata(), true)?;
+        let chunks = snapshot::send(self.context.clone(), &self.snapshots)?;
+        Ok(tonic::Response::new(chunks))
     }
 }

@@ -40,6 +40,7 @@ methods! {
     Status = "etcdserverpb.Maintenance", "Status", "unary";
     Alarm = "etcdserverpb.Maintenance", "Alarm", "unary";
     HashKv = "etcdserverpb.Maintenance", "HashKV", "unary";
+    Snapshot = "etcdserverpb.Maintenance", "Snapshot", "server_stream";
     MoveLeader = "etcdserverpb.Maintenance", "MoveLeader", "unary";
 }
 

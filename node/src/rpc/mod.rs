@@ -15,6 +15,7 @@ mod maintenance;
 mod metrics;
 mod proposal;
 mod reconfigure;
+mod snapshot;
 mod space;
 mod unimplemented;
 mod watch;
@@ -68,6 +69,8 @@ pub(crate) struct Limits {
     pub watch_progress_interval: Duration,
     /// `--compaction-sleep-interval`: between two pieces of a compaction.
     pub compaction_pause: Duration,
+    /// So long a client may take nothing of a snapshot.
+    pub snapshot_patience: Duration,
 }
 
 impl Default for Limits {
@@ -78,6 +81,7 @@ impl Default for Limits {
             election_timeout: Duration::from_secs(1),
             watch_progress_interval: Duration::from_secs(600),
             compaction_pause: Duration::from_millis(10),
+            snapshot_patience: Duration::from_secs(30),
         }
     }
 }
@@ -148,8 +152,9 @@ pub(crate) fn router(
     let max = largest_message(context.limits.max_request_bytes);
     let kv = pb::kv_server::KvServer::new(kv::Kv(context.clone()));
     let cluster = pb::cluster_server::ClusterServer::new(cluster::Cluster(context.clone()));
-    let maintenance =
-        pb::maintenance_server::MaintenanceServer::new(maintenance::Maintenance(context.clone()));
+    let maintenance = pb::maintenance_server::MaintenanceServer::new(
+        maintenance::Maintenance::new(context.clone()),
+    );
     let routes = Routes::new(kv.max_decoding_message_size(max))
         .add_service(watch::WatchService::new(context.clone(), max))
         .add_service(cluster.max_decoding_message_size(max))

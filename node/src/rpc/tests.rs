@@ -32,6 +32,7 @@ use crate::log::{self, Log, LogOptions};
 use crate::mvcc;
 use crate::server::clients::{ClientLimits, ClientListener, Fronts, bind};
 
+mod snapshot;
 mod unread;
 
 const MEMBER: u64 = 7;
@@ -59,8 +60,11 @@ struct Node {
 
 impl Node {
     async fn start() -> Self {
-        let limits =
-            Limits { watch_progress_interval: Duration::from_millis(200), ..Limits::default() };
+        let limits = Limits {
+            watch_progress_interval: Duration::from_millis(200),
+            snapshot_patience: Duration::from_millis(500),
+            ..Limits::default()
+        };
         let dir = tempfile::tempdir().unwrap();
         let disk: SharedDisk = Arc::new(RealDisk);
         let identity = log::Identity { cluster: 9, member: MEMBER, incarnation: 5 };

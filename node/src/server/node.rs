@@ -366,6 +366,7 @@ fn rpc_limits(config: &Config) -> rpc::Limits {
         election_timeout: config.election,
         watch_progress_interval: config.watch_progress_interval,
         compaction_pause: config.compaction_sleep,
+        ..rpc::Limits::default()
     }
 }
 

@@ -73,6 +73,8 @@ pub(crate) struct Member {
     pub data_dir: PathBuf,
     pub client_url: String,
     pub args: Vec<String>,
+    /// What runs in the built program's place.
+    pub program: Option<PathBuf>,
     log: PathBuf,
     child: Option<Child>,
     starts: usize,
@@ -100,7 +102,16 @@ impl Member {
             format!("--initial-cluster={initial_cluster}"),
         ];
         let log = root.join(format!("{name}.log"));
-        Self { name: name.to_owned(), data_dir, client_url, args, log, child: None, starts: 0 }
+        Self {
+            name: name.to_owned(),
+            data_dir,
+            client_url,
+            args,
+            program: None,
+            log,
+            child: None,
+            starts: 0,
+        }
     }
 
     /// A cluster of one.
@@ -112,7 +123,8 @@ impl Member {
     pub(crate) fn start(&mut self) {
         let log = File::options().create(true).append(true).open(&self.log).unwrap();
         let out = log.try_clone().unwrap();
-        let child = node().args(&self.args).stdin(Stdio::null()).stdout(out).stderr(log).spawn();
+        let mut command = self.program.as_ref().map_or_else(node, Command::new);
+        let child = command.args(&self.args).stdin(Stdio::null()).stdout(out).stderr(log).spawn();
         self.child = Some(child.unwrap());
         self.starts += 1;
     }

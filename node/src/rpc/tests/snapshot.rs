@@ -1,0 +1,117 @@
+//! The store, as etcd's clients save it.
+
+use std::io::Cursor;
+
+use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
+use node_proto::etcdserverpb::{SnapshotRequest, SnapshotResponse};
+use tonic::Streaming;
+
+use super::*;
+use crate::etcd_file::{Consent, EtcdFile, EtcdFileError, HashCheck};
+
+const VALUE_BYTES: usize = 100_000;
+/// A test fails rather than waits for longer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A node with more than fits into what waits for a client.
+async fn filled() -> Node {
+    let node = Node::start().await;
+    for key in 0..30 {
+        node.put(&format!("k{key}"), &"v".repeat(VALUE_BYTES)).await;
+    }
+    node
+}
+
+async fn snapshot(node: &Node) -> Result<Streaming<SnapshotResponse>, Status> {
+    let endpoint = Channel::from_shared(format!("http://{}", node.address)).unwrap();
+    // A connection for each: what one client leaves unread is in nobody else's way.
+    let mut client = MaintenanceClient::new(endpoint.connect().await.unwrap());
+    Ok(client.snapshot(SnapshotRequest {}).await?.into_inner())
+}
+
+/// Takes all that is left.
+async fn rest(stream: &mut Streaming<SnapshotResponse>) -> Result<Vec<SnapshotResponse>, Status> {
+    let mut taken = Vec::new();
+    while let Some(response) = stream.message().await? {
+        taken.push(response);
+    }
+    Ok(taken)
+}
+
+#[tokio::test]
+async fn a_snapshot_is_the_store_as_it_was_in_pieces_and_its_hash() {
+    let node = filled().await;
+    let mut stream = snapshot(&node).await.unwrap();
+    let first = stream.message().await.unwrap().unwrap();
+    // Writes go on, and are not in it.
+    let revision = node.put("k1", "while it is sent").await;
+    node.compact(revision).await.unwrap();
+    let mut taken = vec![first];
+    taken.extend(rest(&mut stream).await.unwrap());
+    let total: usize = taken.iter().map(|response| response.blob.len()).sum();
+    let mut sent = 0;
+    for response in &taken {
+        sent += response.blob.len();
+        assert!(!response.blob.is_empty() && response.blob.len() <= 32 * 1024);
+        let left = total.saturating_sub(32).saturating_sub(sent);
+        assert_eq!((response.remaining_bytes, &response.version[..]), (left as u64, "3.6.0"));
+    }
+    assert_eq!(taken.last().unwrap().blob.len(), 32);
+    assert!(taken.len() > 90);
+    let whole: Vec<u8> = taken.iter().flat_map(|response| response.blob.to_vec()).collect();
+    let mut file = EtcdFile::open(Cursor::new(whole), HashCheck::Required).unwrap();
+    assert_eq!((file.summary().revision, file.summary().compacted), (revision - 1, -1));
+    let mut records = 0;
+    let import = file.import(Consent::default()).unwrap();
+    import
+        .each(|_, _| {
+            records += 1;
+            Ok::<_, EtcdFileError>(())
+        })
+        .unwrap();
+    assert_eq!(records, 30);
+}
+
+#[tokio::test]
+async fn there_are_so_many_at_a_time_and_who_leaves_makes_room() {
+    let node = filled().await;
+    let mut one = snapshot(&node).await.unwrap();
+    let two = snapshot(&node).await.unwrap();
+    let text = "etcdserver: too many requests".to_owned();
+    let refused = told(snapshot(&node).await.map(drop));
+    assert_eq!(refused, (Code::ResourceExhausted, text));
+    drop(two);
+    let start = std::time::Instant::now();
+    while snapshot(&node).await.is_err() {
+        assert!(start.elapsed() < PATIENCE, "no place was given back");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(rest(&mut one).await.is_ok());
+}
+
+#[tokio::test]
+async fn who_takes_nothing_is_left_and_gives_his_place_back() {
+    let node = filled().await;
+    let mut idle = [snapshot(&node).await.unwrap(), snapshot(&node).await.unwrap()];
+    let start = std::time::Instant::now();
+    let mut next = loop {
+        match snapshot(&node).await {
+            Ok(next) => break next,
+            Err(_) => assert!(start.elapsed() < PATIENCE, "no place was given back"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert!(rest(&mut next).await.is_ok());
+    // What he had not taken is never taken for the whole.
+    let taken = rest(&mut idle[0]).await;
+    assert!(taken.is_err() || taken.unwrap().last().unwrap().remaining_bytes > 0);
+}
+
+#[tokio::test]
+async fn a_node_that_stops_ends_its_snapshots() {
+    let node = filled().await;
+    let mut stream = snapshot(&node).await.unwrap();
+    node.stop.cancel();
+    let taken = tokio::time::timeout(PATIENCE, rest(&mut stream)).await.unwrap();
+    assert!(taken.is_err() || taken.unwrap().last().is_none_or(|last| last.remaining_bytes > 0));
+}
