@@ -21,3 +21,4 @@ pub mod server;
 mod shares;
 mod tls;
 mod transport;
+pub mod witness;

@@ -485,6 +485,16 @@ impl Consensus {
         }
     }
 
+    /// The term, and the last entry known in it to be committed.
+    pub fn committed(&self) -> (u64, u64) {
+        (self.raw.raft.term, self.raw.raft.raft_log.committed)
+    }
+
+    /// The last entry that is durable here.
+    pub fn durable_index(&self) -> u64 {
+        self.raw.raft.raft_log.persisted
+    }
+
     /// Role, leader and term, without the rest of [`Self::status`].
     pub fn leadership(&self) -> (Role, u64, u64) {
         let raft = &self.raw.raft;

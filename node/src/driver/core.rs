@@ -26,6 +26,7 @@ use super::proposals::{Group, Proposals};
 use super::reads::Reads;
 use crate::log::Batch;
 use crate::machine::{AppliedChange, Committed, RequestId};
+use crate::witness::Promise;
 
 /// Configurations that snapshots on their way can be of; older ones are not compared. One change is
 /// under way at a time, and a snapshot is built within a few.
@@ -144,6 +145,7 @@ pub struct Driver {
     applied: Position,
     durable: Position,
     connected: BTreeSet<u64>,
+    promised: Promise,
     now: u64,
     effects: Effects,
 }
@@ -187,6 +189,7 @@ impl Driver {
             applied: initial.applied,
             durable: initial.applied,
             connected: BTreeSet::new(),
+            promised: Promise::default(),
             now: 0,
             effects: Effects::default(),
         };
@@ -331,6 +334,13 @@ impl Driver {
         (self.applied, self.durable)
     }
 
+    /// What this process has promised to others: what its messages said once it was durable, and as a
+    /// leader its own log.
+    pub fn promised(&self) -> Promise {
+        let (term, commit) = self.consensus.committed();
+        self.promised.with_commit(term, commit)
+    }
+
     /// The term of an entry that is in the log.
     pub fn term_at(&self, index: u64) -> Option<u64> {
         self.consensus.term_at(index)
@@ -444,6 +454,9 @@ impl Driver {
     }
 
     fn send(&mut self, message: Message) {
+        if let Some(promise) = Promise::of(&message) {
+            self.promised = self.promised.and(promise);
+        }
         if message.kind == MessageKind::Snapshot {
             if let Some(outgoing) = &mut self.outgoing {
                 outgoing.begin(message.to);
@@ -532,6 +545,7 @@ impl Driver {
                 self.consensus.persisted(waiting.ready);
             }
         }
+        self.promise_own_log();
         if let Some((number, at)) = self.joining
             && number <= batch
         {
@@ -543,6 +557,17 @@ impl Driver {
             && let Some(body) = install.body.take()
         {
             self.effects.install = Some((install.at, body));
+        }
+    }
+
+    /// A leader counts itself towards a quorum as far as its own log is durable. With an entry of its
+    /// term its term is, too.
+    fn promise_own_log(&mut self) {
+        let (role, _, term) = self.consensus.leadership();
+        let matched = self.consensus.durable_index();
+        if role == Role::Leader && self.consensus.term_at(matched) == Some(term) {
+            self.promised =
+                self.promised.and(Promise { term, vote: self.member, matched, floor: 0 });
         }
     }
 

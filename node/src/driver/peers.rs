@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use super::NodeStatus;
 use super::mail::Notice;
 use super::mailbox::Inlet;
+use crate::witness::Promise;
 
 /// Where messages to peers go. One queue per peer, bounded in bytes.
 pub trait PeerSender: Send + Sync + 'static {
@@ -81,6 +82,17 @@ impl PeerInbox {
             return Ok(());
         }
         self.inlet.message(message)
+    }
+
+    /// What this member has promised to others, so far.
+    pub fn promised(&self) -> Promise {
+        self.status.borrow().promised
+    }
+
+    /// How far it knows the log to be committed, and its term.
+    pub fn committed(&self) -> (u64, u64) {
+        let status = self.status.borrow();
+        (status.term, status.commit)
     }
 
     /// Whether the snapshot that `message` from `from` announces would bring this member on; if not,
@@ -169,6 +181,7 @@ pub(crate) mod recorded {
             last: 0,
             quorum_connected: None,
             leader_lost: None,
+            promised: Promise::default(),
             peers: Vec::new(),
             members: Arc::default(),
         }

@@ -7,6 +7,7 @@ use node_consensus::{Members, PeerStatus, Position, Role};
 
 use super::core::Driver;
 use super::error::ProposeError;
+use crate::witness::Promise;
 
 /// A moment's view of this member, as the core last published it.
 #[derive(Clone, Debug)]
@@ -33,6 +34,8 @@ pub struct NodeStatus {
     pub quorum_connected: Option<Instant>,
     /// When this member last knew that it had lost a leader.
     pub leader_lost: Option<Instant>,
+    /// What it has promised to others.
+    pub promised: Promise,
     /// Leaders only: the other members.
     pub peers: Vec<PeerStatus>,
     /// Who takes part in consensus.
@@ -56,6 +59,7 @@ impl NodeStatus {
             last: status.last,
             quorum_connected: seen.quorum_connected,
             leader_lost: seen.leader_lost,
+            promised: driver.promised(),
             peers: status.peers,
             members: Arc::clone(driver.members()),
         }

@@ -24,6 +24,7 @@ use crate::{
     recovery::{self, ForceError, Survivor},
     tls::PeerTls,
     transport::Local,
+    witness::OnDisk,
 };
 
 /// A member's directory within the data directory.
@@ -148,7 +149,8 @@ async fn open_member(
         }
         Some(Beginning::Joins(joining)) => {
             let (cluster, member) = (joining.cluster, joining.member);
-            let local = Local { cluster, member, incarnation, boot, run };
+            let held = OnDisk::default();
+            let local = Local { cluster, member, incarnation, boot, run, disk: held };
             let body = snapshots.join(JOINING);
             let at = join::fetch(joining, &local, tls, &body).await?;
             let mut machine = open_store(&disk, &member_dir, Open::New, Vec::new())?;
@@ -180,8 +182,15 @@ async fn open_member(
         incarnation,
         boot,
         run,
+        disk: on_disk(&recovered),
     };
     Ok(Found { dir, local, first_start: beginning.is_some(), machine, log, recovered })
+}
+
+/// What this member can't have forgotten.
+fn on_disk(recovered: &Recovered) -> OnDisk {
+    let state = recovered.hard_state;
+    OnDisk { term: state.term, vote: state.vote, last: recovered.last().index }
 }
 
 /// A first start is for a new cluster, which names this member and whose members can be told apart.

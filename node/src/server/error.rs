@@ -75,6 +75,15 @@ pub enum ServerError {
         .0.display()
     )]
     StoreGone(PathBuf),
+    /// What this member remembers of its peers can't be read.
+    #[error("cannot read what this member remembers of its peers in {}", path.display())]
+    Marks {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: transport::MarksError,
+    },
     /// What a new cluster would begin with can't be.
     #[error("cannot begin a cluster")]
     Bootstrap(#[source] ConfigError),
@@ -84,9 +93,9 @@ pub enum ServerError {
     /// The running cluster doesn't have this member as it was started.
     #[error(transparent)]
     Join(#[from] JoinRefusal),
-    /// Peers know this member under another incarnation or a later start.
+    /// Peers know this member under another incarnation, a later start, or as having more.
     #[error(
-        "the other members refuse this one for good, because {0}; what it promised them is lost: replace this member"
+        "the other members refuse this one for good, because {0}; what it promised them is lost. Its data is left as it is. Replace this member: remove it from the cluster (member remove), then add a new one with an empty data directory (member add). If the member's own, newest data directory is elsewhere, start it on that instead"
     )]
     Disowned(transport::Refusal),
     /// No cluster can be made of what is here.
@@ -115,6 +124,7 @@ impl ServerError {
             Self::Force(
                 ForceError::Nothing(_) | ForceError::Start(_) | ForceError::Disk { .. },
             ) => false,
+            Self::Marks { source, .. } => source.is_final(),
             Self::ForeignLog { .. } | Self::StoreGone(_) | Self::Removed | Self::Disowned(_) => {
                 true
             }
@@ -148,6 +158,9 @@ impl ServerError {
             Self::Store { source, .. } => {
                 matches!(source, StoreError::Disk(_)).then(|| disk::advice(source))
             }
+            Self::Marks { .. } => Some(
+                "put the file back, or move it away: this member then relies on what the others remember of each other",
+            ),
             _ => None,
         }
     }

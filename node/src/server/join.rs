@@ -25,7 +25,7 @@ use crate::{
     membership::Member,
     mvcc,
     tls::PeerTls,
-    transport::{self, Local, Refusal},
+    transport::{self, Local},
 };
 
 /// Members that are slower to say who the members are than the first, by more than this, are not
@@ -202,10 +202,11 @@ pub(super) async fn fetch(
             }
         }
     }
-    let for_good = |why: &&Refusal| matches!(why, Refusal::Incarnation | Refusal::Boot);
-    match refusals.iter().find(for_good) {
+    match refusals.iter().find(|why| why.is_for_good()) {
         // One that errs has no say; all that were asked have.
-        Some(why) if refusals.iter().filter(for_good).count() == joining.sources.len() => {
+        Some(why)
+            if refusals.iter().filter(|why| why.is_for_good()).count() == joining.sources.len() =>
+        {
             Err(ServerError::Disowned(*why))
         }
         _ => Err(JoinRefusal::NoState(last).into()),

@@ -59,7 +59,9 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
             Ok(())
         }
         Err(error) => {
-            tracing::warn!("data-dir used by this member must be removed");
+            if matches!(error, ServerError::Removed) {
+                tracing::warn!("data-dir used by this member must be removed");
+            }
             // Whoever asked this member for its own removal is still answered.
             node.stop().await;
             Err(error)

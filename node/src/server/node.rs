@@ -26,7 +26,7 @@ use crate::{
     mvcc::Store,
     rpc::{self, RequestIds},
     tls::{ClientListenerTls, PeerTls},
-    transport::{self, Limits, Listen, Local, Membership, Peer, Transport},
+    transport::{self, Limits, Listen, Local, Marks, Membership, Peer, Transport},
 };
 
 /// Requests that are answered may take this long after the stop began.
@@ -78,6 +78,7 @@ impl Node {
         let (store, hub) = (machine.store(), machine.hub());
         check_is_member(&store, &dir, &local)?;
         let outbound = Arc::new(Outbound::default());
+        let marks = open_marks(&dir)?;
         let options = driver_options(config, &recovered, &dir, first_start);
         let snapshot_dir = options.snapshot_dir.clone();
         let boot = recovered.boot;
@@ -91,8 +92,8 @@ impl Node {
         };
         let (handle, inbox, running) = driver::start(parts).map_err(ServerError::Driver)?;
         let (verdict_sender, verdict) = watch::channel(None);
-        let inbound = Inbound::new(inbox.clone(), snapshot_dir, verdict_sender);
-        let options = transport_options(config, local, peer_tls.clone(), &dir);
+        let inbound = Inbound::new(inbox.clone(), snapshot_dir, verdict_sender, Arc::clone(&marks));
+        let options = transport_options(config, local, peer_tls.clone(), marks);
         let transport = Transport::start(options, Arc::clone(&inbound) as _)?;
         outbound.connect(transport.clone(), inbox);
         let (tasks, stopping) = (TaskTracker::new(), CancellationToken::new());
@@ -374,7 +375,7 @@ fn transport_options(
     config: &Config,
     local: Local,
     tls: Option<Arc<PeerTls>>,
-    dir: &DataDir,
+    marks: Arc<Marks>,
 ) -> transport::Options {
     let listen = config
         .listen_peer_urls
@@ -383,7 +384,14 @@ fn transport_options(
         .collect();
     let limits =
         Limits { frame_bytes: driver::MAX_PROPOSAL_BYTES + FRAME_OVERHEAD, ..Limits::default() };
-    transport::Options { local, listen, tls, marks: dir.join("member/peers"), limits }
+    transport::Options { local, listen, tls, marks, limits }
+}
+
+/// What this member remembers of its peers.
+fn open_marks(dir: &DataDir) -> Result<Arc<Marks>, ServerError> {
+    let path = dir.join("member/peers");
+    let marks = Marks::open(&path).map_err(|source| ServerError::Marks { path, source })?;
+    Ok(Arc::new(marks))
 }
 
 /// Tells the transport who is in the cluster, for as long as the node runs.

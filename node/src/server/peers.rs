@@ -30,7 +30,10 @@ use crate::{
     identity::MemberId,
     mvcc,
     rpc::Context,
-    transport::{self, PeerEvents, Refusal, SnapshotReader, SnapshotWriter, Transport},
+    transport::{
+        self, Durable, Marks, PeerEvents, Refusal, SnapshotReader, SnapshotWriter, Transport,
+    },
+    witness::Promise,
 };
 
 /// A longer snapshot is refused: four times the largest store that etcd recommends.
@@ -122,6 +125,7 @@ pub(super) struct Inbound {
     verdict: watch::Sender<Option<Verdict>>,
     /// What answers other members' requests, once it is there.
     context: OnceLock<Weak<Context>>,
+    marks: Arc<Marks>,
 }
 
 /// Why peers will never take this member again.
@@ -141,6 +145,7 @@ impl Inbound {
         inbox: PeerInbox,
         snapshot_dir: PathBuf,
         verdict: watch::Sender<Option<Verdict>>,
+        marks: Arc<Marks>,
     ) -> Arc<Self> {
         Arc::new(Self {
             inbox,
@@ -149,6 +154,7 @@ impl Inbound {
             undecodable: AtomicU64::new(0),
             verdict,
             context: OnceLock::new(),
+            marks,
         })
     }
 
@@ -183,6 +189,31 @@ impl Inbound {
         if seen.is_power_of_two() || seen == 0 {
             tracing::error!(peer.member.id = %from, error = %what, seen, "a peer sent what cannot be used");
         }
+    }
+
+    /// Remembers what `from` promises by `message`; whether it may be counted at once.
+    fn note_promise(&self, from: MemberId, message: &Message) -> bool {
+        let Some(promise) = Promise::of(message) else { return true };
+        let (term, commit) = self.inbox.committed();
+        let durable = self.marks.heard(from, promise.with_commit(term, commit));
+        durable || message.kind != MessageKind::RequestVoteResponse
+    }
+
+    /// A vote: it counts once this member would remember it after a crash.
+    fn deliver_once_durable(&self, from: MemberId, message: Message) -> bool {
+        let Some(place) = self.marks.wait_for_vote() else { return false };
+        let (marks, inbox) = (Arc::clone(&self.marks), self.inbox.clone());
+        tokio::task::spawn_blocking(move || {
+            match marks.write(Durable::Urgent) {
+                // A full queue drops it, as it drops any message.
+                Ok(()) => drop(inbox.deliver(from.0, message)),
+                Err(error) => {
+                    tracing::error!(%error, peer.member.id = %from, "cannot remember a vote; it is not counted");
+                }
+            }
+            drop(place);
+        });
+        true
     }
 
     /// Takes proposals out of `message` that, once committed, no member could apply.
@@ -261,7 +292,14 @@ impl PeerEvents for Inbound {
     fn message(&self, from: MemberId, message: Bytes) -> bool {
         let Some(mut message) = self.decode(from, message) else { return false };
         self.sift(from, &mut message);
-        self.inbox.deliver(from.0, message).is_ok()
+        if message.from != from.0 || self.note_promise(from, &message) {
+            return self.inbox.deliver(from.0, message).is_ok();
+        }
+        self.deliver_once_durable(from, message)
+    }
+
+    fn promised(&self) -> Promise {
+        self.inbox.promised()
     }
 
     fn snapshot(&self, from: MemberId, header: Bytes, mut body: SnapshotReader) -> io::Result<()> {

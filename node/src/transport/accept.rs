@@ -8,7 +8,7 @@ use std::{
 
 use muster_door::{Bounds, Door, Knock, Turned};
 use tokio::{
-    io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    io::{AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     time::{sleep, timeout},
 };
@@ -16,7 +16,7 @@ use tokio::{
 use super::{
     Refusal,
     frame::{FrameReader, Kind, put},
-    hello::{self, Hello, Purpose},
+    hello::{Hello, Purpose},
     peer::PeerHandle,
     request,
     service::Shared,
@@ -88,6 +88,7 @@ async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, k
             let _held = peer.hold_inbound(&*shared.events);
             tokio::select! {
                 () = replaced.cancelled() => Ok(()),
+                () = shared.found_out(&peer, stream.run) => Ok(()),
                 ended = read_messages(&shared, &peer, stream.io) => ended,
             }
         }
@@ -120,9 +121,7 @@ async fn admit(
 ) -> io::Result<Option<(PeerStream, Arc<PeerHandle>, Purpose)>> {
     let tls = if tls { shared.tls.as_ref() } else { None };
     let mut stream = stream::accept(tcp, tls).await?;
-    let mut bytes = [0; hello::LEN];
-    stream.io.read_exact(&mut bytes).await?;
-    let theirs = Hello::decode(&bytes).map_err(|refusal| {
+    let theirs = Hello::read(&mut stream.io).await?.map_err(|refusal| {
         shared.counters.refuse(refusal);
         io::Error::new(io::ErrorKind::InvalidData, refusal)
     })?;
@@ -140,7 +139,10 @@ async fn admit(
     stream.io.write_all(&ours.encode()).await?;
     stream.io.flush().await?;
     match admitted {
-        Ok(peer) => Ok(Some((stream, peer, theirs.purpose))),
+        Ok(peer) => {
+            stream.run = theirs.run;
+            Ok(Some((stream, peer, theirs.purpose)))
+        }
         Err(refusal) => {
             shared.refuse(refusal, &theirs, remote);
             let _ = stream.io.shutdown().await;
@@ -181,6 +183,7 @@ async fn read_messages(shared: &Shared, peer: &PeerHandle, io: Box<dyn Duplex>) 
                     peer.traffic.receive_failures.fetch_add(1, Relaxed);
                 }
             }
+            Some((Kind::Promises, report)) => shared.told(&report)?,
             Some(_) => return Err(io::ErrorKind::InvalidData.into()),
         }
     }

@@ -9,7 +9,7 @@ use std::{
 use backon::{BackoffBuilder, ExponentialBuilder};
 use bytes::BytesMut;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     sync::mpsc,
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
@@ -17,8 +17,8 @@ use tokio::{
 use super::{
     Refusal,
     frame::{self, FrameReader, Kind},
-    hello::{self, Hello, Purpose},
-    peer::{PeerHandle, Queued},
+    hello::{Hello, Purpose},
+    peer::{PeerHandle, Queued, Vitals},
     service::Shared,
     stream::{self, PeerStream},
 };
@@ -86,7 +86,7 @@ pub(super) async fn run(
                     DialError::RefusedBy(Refusal::Removed) => {
                         shared.events.removed(peer.record.id);
                     }
-                    DialError::RefusedBy(why @ (Refusal::Incarnation | Refusal::Boot)) => {
+                    DialError::RefusedBy(why) if why.is_for_good() => {
                         shared.disowned(&peer, why);
                     }
                     _ => {}
@@ -130,15 +130,16 @@ pub(super) async fn connect(
         let ours = Hello::new(&shared.local, peer.record.id, purpose);
         stream.io.write_all(&ours.encode()).await?;
         stream.io.flush().await?;
-        let mut bytes = [0; hello::LEN];
-        stream.io.read_exact(&mut bytes).await?;
-        let theirs = Hello::decode(&bytes).map_err(DialError::Refused)?;
+        let theirs = Hello::read(&mut stream.io).await?.map_err(DialError::Refused)?;
         if theirs.from != peer.record.id && theirs.answer.is_none() {
             return Err(refused(shared, Refusal::Sender, &theirs, url));
         }
         // A refusal counts only from the member that was dialled, proven as in any other hello.
         match (shared.admit(&theirs, stream.key).await, theirs.answer) {
-            (Ok(_), None) => Ok(stream),
+            (Ok(_), None) => {
+                stream.run = theirs.run;
+                Ok(stream)
+            }
             (_, Some(answer @ (Refusal::Cluster | Refusal::Receiver))) => {
                 Err(DialError::RefusedBy(answer))
             }
@@ -164,14 +165,17 @@ async fn serve(
     let id = peer.record.id;
     let (reader, mut writer) = tokio::io::split(stream.io);
     tracing::info!(peer.member.id = %id, "established a stream to a peer");
+    peer.set_vitals(Some(Vitals::of(stream.run)));
     peer.set_outbound(Some(Instant::now()), &*shared.events);
     let end = tokio::select! {
         biased;
         () = peer.gone.cancelled() => None,
+        () = shared.found_out(peer, stream.run) => Some(io::Error::other("it is not the member, as was found out since")),
         end = write(shared, peer, &mut writer, queue) => Some(end),
-        end = read_pongs(shared, reader) => Some(end),
+        end = read_pongs(shared, peer, reader) => Some(end),
     };
     peer.set_outbound(None, &*shared.events);
+    peer.set_vitals(None);
     if end.is_none() {
         let _ = timeout(FAREWELL, farewell(&mut writer, queue)).await;
     }
@@ -193,11 +197,18 @@ async fn write<W: AsyncWrite + Unpin>(
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut batch = Vec::with_capacity(BATCH_MESSAGES);
     let mut buffer = BytesMut::with_capacity(BATCH_BYTES);
+    let mut told = Vec::new();
     loop {
         let received = tokio::select! {
             received = queue.recv_many(&mut batch, BATCH_MESSAGES) => received,
             _ = ping.tick() => {
                 frame::put(&mut buffer, Kind::Ping, &[]);
+                peer.with_vitals(|vitals| vitals.asks(Instant::now()));
+                let report = shared.report();
+                if report != told {
+                    frame::put(&mut buffer, Kind::Promises, &report);
+                    told = report;
+                }
                 0
             }
         };
@@ -246,11 +257,17 @@ async fn farewell<W: AsyncWrite + Unpin>(
 }
 
 /// The peer sends nothing on this stream but pongs; a silence means that it is dead.
-async fn read_pongs<R: AsyncRead + Unpin>(shared: &Shared, reader: R) -> io::Error {
+async fn read_pongs<R: AsyncRead + Unpin>(
+    shared: &Shared,
+    peer: &PeerHandle,
+    reader: R,
+) -> io::Error {
     let mut frames = FrameReader::new(reader, 0);
     loop {
         match timeout(shared.limits.dead_after, frames.next()).await {
-            Ok(Ok(Some((Kind::Pong, _)))) => {}
+            Ok(Ok(Some((Kind::Pong, _)))) => {
+                peer.with_vitals(Vitals::answers);
+            }
             Ok(Ok(Some(_))) => return io::ErrorKind::InvalidData.into(),
             Ok(Ok(None)) => return io::ErrorKind::ConnectionReset.into(),
             Ok(Err(error)) => return error,

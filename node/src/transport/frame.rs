@@ -37,6 +37,8 @@ pub(super) enum Kind {
     Request = 7,
     /// What it is told.
     Answer = 8,
+    /// What the sender knows that members have promised.
+    Promises = 9,
 }
 
 impl Kind {
@@ -51,6 +53,7 @@ impl Kind {
             Self::SnapshotAnswer,
             Self::Request,
             Self::Answer,
+            Self::Promises,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)

@@ -1,4 +1,4 @@
-//! The hello: 72 bytes in each direction, before anything else.
+//! The hello: 96 bytes in each direction, before anything else.
 //!
 //! ```text
 //! 0  magic "MUSTERP1"   8
@@ -12,15 +12,29 @@
 //! 40 incarnation       16
 //! 56 boot counter       8
 //! 64 run                8   random per process: tells a clone from a reconnect
+//! 72 term               8   on its disk when the process began, as are the next two
+//! 80 vote               8
+//! 88 last index         8
 //! ```
+//!
+//! The first ten bytes are the same in every version, so that another one is answered by a refusal.
+
+use std::io;
+
+use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::{Local, Peer};
-use crate::identity::{ClusterId, Incarnation, MemberId, NodeKey};
+use crate::{
+    identity::{ClusterId, Incarnation, MemberId, NodeKey},
+    witness::{Appearance, OnDisk},
+};
 
 /// The length of a hello.
-pub(super) const LEN: usize = 72;
+pub(super) const LEN: usize = 96;
 const MAGIC: &[u8; 8] = b"MUSTERP1";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
+/// Magic and version.
+const VERSION_ENDS: usize = 10;
 
 /// What a stream is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,11 +91,19 @@ pub enum Refusal {
     /// Nothing is wrong with it: who was asked can't keep its record of it now.
     #[error("the other end cannot write down what it must remember of this member")]
     Unavailable = 10,
+    /// Its disk has forgotten votes or entries that the member answered for.
+    #[error(
+        "its disk holds less than the member has promised: its data directory was put back from an older image"
+    )]
+    Amnesia = 11,
+    /// Another process of the member is connected, and may be dead or alive.
+    #[error("another process of this member is connected, and it is being seen whether that lives")]
+    Another = 12,
 }
 
 impl Refusal {
     /// Every reason, for metrics.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Protocol,
         Self::Version,
         Self::Cluster,
@@ -92,7 +114,14 @@ impl Refusal {
         Self::Boot,
         Self::Key,
         Self::Unavailable,
+        Self::Amnesia,
+        Self::Another,
     ];
+
+    /// Whether it is the data directory that is refused: no restart on it ever helps.
+    pub(crate) fn is_for_good(self) -> bool {
+        matches!(self, Self::Incarnation | Self::Boot | Self::Amnesia)
+    }
 
     /// A label for metrics.
     #[must_use]
@@ -108,6 +137,8 @@ impl Refusal {
             Self::Boot => "boot_counter",
             Self::Key => "node_key",
             Self::Unavailable => "unavailable",
+            Self::Amnesia => "amnesia",
+            Self::Another => "another_process",
         }
     }
 
@@ -128,6 +159,7 @@ pub(super) struct Hello {
     pub incarnation: Incarnation,
     pub boot: u64,
     pub run: u64,
+    pub disk: OnDisk,
 }
 
 impl Hello {
@@ -141,7 +173,30 @@ impl Hello {
             incarnation: local.incarnation,
             boot: local.boot,
             run: local.run,
+            disk: local.disk,
         }
+    }
+
+    /// The process that says this.
+    pub(super) fn appearance(&self) -> Appearance {
+        let Self { incarnation, boot, run, disk, .. } = *self;
+        Appearance { incarnation, boot, run, disk }
+    }
+
+    /// Reads one.
+    ///
+    /// # Errors
+    /// As soon as it is seen not to be one.
+    pub(super) async fn read<R: AsyncRead + Unpin>(
+        from: &mut R,
+    ) -> io::Result<Result<Self, Refusal>> {
+        let mut bytes = [0; LEN];
+        from.read_exact(&mut bytes[..VERSION_ENDS]).await?;
+        if let Err(refusal) = check_version(&bytes) {
+            return Ok(Err(refusal));
+        }
+        from.read_exact(&mut bytes[VERSION_ENDS..]).await?;
+        Ok(Self::decode(&bytes))
     }
 
     pub(super) fn encode(&self) -> [u8; LEN] {
@@ -156,16 +211,14 @@ impl Hello {
         out[40..56].copy_from_slice(&self.incarnation.0);
         out[56..64].copy_from_slice(&self.boot.to_be_bytes());
         out[64..72].copy_from_slice(&self.run.to_be_bytes());
+        out[72..80].copy_from_slice(&self.disk.term.to_be_bytes());
+        out[80..88].copy_from_slice(&self.disk.vote.to_be_bytes());
+        out[88..96].copy_from_slice(&self.disk.last.to_be_bytes());
         out
     }
 
     pub(super) fn decode(bytes: &[u8; LEN]) -> Result<Self, Refusal> {
-        if &bytes[..8] != MAGIC {
-            return Err(Refusal::Protocol);
-        }
-        if bytes[8..10] != VERSION.to_be_bytes() {
-            return Err(Refusal::Version);
-        }
+        check_version(bytes)?;
         let purpose = Purpose::ALL.into_iter().find(|purpose| *purpose as u8 == bytes[10]);
         let purpose = purpose.ok_or(Refusal::Protocol)?;
         let answer = match bytes[11] {
@@ -191,6 +244,7 @@ impl Hello {
             incarnation: Incarnation(incarnation),
             boot: number(56),
             run: number(64),
+            disk: OnDisk { term: number(72), vote: number(80), last: number(88) },
         })
     }
 
@@ -224,6 +278,16 @@ impl Hello {
     }
 }
 
+fn check_version(bytes: &[u8; LEN]) -> Result<(), Refusal> {
+    if &bytes[..8] != MAGIC {
+        Err(Refusal::Protocol)
+    } else if bytes[8..VERSION_ENDS] != VERSION.to_be_bytes() {
+        Err(Refusal::Version)
+    } else {
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -237,6 +301,7 @@ mod tests {
             incarnation: Incarnation([2; 16]),
             boot: 1,
             run: 1,
+            disk: OnDisk::default(),
         }
     }
 
@@ -259,6 +324,7 @@ mod tests {
             incarnation: Incarnation([3; 16]),
             boot: 4,
             run: 5,
+            disk: OnDisk { term: 6, vote: 7, last: 8 },
         }
     }
 
@@ -296,7 +362,7 @@ mod tests {
         #[test]
         fn what_is_decoded_encodes_to_the_same_bytes(mut bytes in proptest::array::uniform32(any::<u8>()), tail in proptest::collection::vec(any::<u8>(), LEN - 32), good in any::<bool>()) {
             if good {
-                bytes[..12].copy_from_slice(b"MUSTERP1\0\x01\x01\x03");
+                bytes[..12].copy_from_slice(b"MUSTERP1\0\x02\x01\x03");
                 bytes[12..16].fill(0);
             }
             let mut all = [0; LEN];

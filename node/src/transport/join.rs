@@ -3,15 +3,12 @@
 use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    time::timeout,
-};
+use tokio::{io::AsyncWriteExt, time::timeout};
 
 use super::{
     Local, Refusal, SnapshotReader,
     frame::Kind,
-    hello::{self, Hello, Purpose},
+    hello::{Hello, Purpose},
     request, snapshot,
     stream::{self, PeerStream},
 };
@@ -19,6 +16,7 @@ use crate::{
     config::PeerUrl,
     identity::{ClusterId, Incarnation, MemberId},
     tls::PeerTls,
+    witness::OnDisk,
 };
 
 /// How long a member may take to answer a hello, and to say who the members are.
@@ -54,6 +52,7 @@ pub(crate) async fn ask_members(
         incarnation: Incarnation([0; 16]),
         boot: 0,
         run: 0,
+        disk: OnDisk::default(),
     };
     let asked = async {
         let (stream, _) =
@@ -96,9 +95,8 @@ async fn greet(
     let mut stream = stream::dial(url, tls, None).await?;
     stream.io.write_all(&ours.encode()).await?;
     stream.io.flush().await?;
-    let mut bytes = [0; hello::LEN];
-    stream.io.read_exact(&mut bytes).await?;
-    let theirs = Hello::decode(&bytes)
+    let theirs = Hello::read(&mut stream.io)
+        .await?
         .map_err(|refusal| io::Error::new(io::ErrorKind::InvalidData, refusal))?;
     Ok((stream, theirs))
 }

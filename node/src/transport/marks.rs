@@ -1,176 +1,142 @@
-//! What this member durably remembers of each peer: its incarnation and highest boot counter.
+//! The file behind a [`Witness`]: what this member remembers of its peers, and when that is durable.
 //!
-//! A directory that comes back has forgotten votes and entries that it once promised, and must not
-//! speak for the member. What is told from the true one here, and refused:
-//! - another incarnation: the directory was wiped or replaced;
-//! - a counter below the mark: a copy that is older by at least one start *which this peer saw*, and
-//!   that was not started as often since;
-//! - the mark's counter from another process than the one that showed it to *this process*: two
-//!   copies run at once.
-//!
-//! What is not: a copy taken while the member ran, and put back after it stopped. It counts one start
-//! more than the mark, as the member itself would at its next start. Nor, after a restart of this
-//! peer, a second process with the mark's counter. To tell these, the peer would have to remember the
-//! term and the entries that were acknowledged to it.
-//!
-//! The mark is on disk before the hello that raised it is answered.
+//! The file is written whole. Whoever needs something durable writes everything that is known by
+//! then; who comes meanwhile and needs no more than that, waits and writes nothing.
 
 use std::{
-    collections::BTreeMap,
-    io::{self, Write},
     path::{Path, PathBuf},
-    sync::Mutex,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
-use super::hello::Refusal;
-use crate::identity::{Incarnation, MemberId};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Mark {
-    incarnation: Incarnation,
-    boot: u64,
-    /// The process that showed `boot`, if it did so to this one; not kept on disk.
-    run: Option<u64>,
-}
+use super::{MarksError, hello::Refusal};
+use crate::{
+    identity::MemberId,
+    witness::{Appearance, DecodeError, Objection, Promise, Witness},
+};
+
+/// Far more than the file of the largest cluster has.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Votes that may wait for the disk; more are dropped, which to Raft is a lost message.
+const MAX_WAITING_VOTES: usize = 64;
 
 /// Why a claim was not taken.
 #[derive(Debug)]
-pub(super) enum MarkError {
+pub(crate) enum TakeError {
     /// It doesn't fit what is remembered.
     Refused(Refusal),
     /// It fits, but can't be remembered.
-    Io(io::Error),
+    Files(muster_files::Error),
 }
 
+/// Memory and file.
 #[derive(Debug)]
-pub(super) struct Marks {
+pub(crate) struct Marks {
     path: PathBuf,
-    marks: Mutex<BTreeMap<MemberId, Mark>>,
+    /// Never held while the disk works.
+    witness: Mutex<Witness>,
+    /// Held while the file is written.
+    file: Mutex<()>,
+    /// The version that it has.
+    written: AtomicU64,
+    waiting_votes: Arc<Semaphore>,
+}
+
+/// When something has to be durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Durable {
+    /// What nothing may follow from before it is.
+    Urgent,
+    /// Everything.
+    All,
+}
+
+impl From<Objection> for Refusal {
+    fn from(objection: Objection) -> Self {
+        match objection {
+            Objection::Incarnation => Self::Incarnation,
+            Objection::Boot => Self::Boot,
+            Objection::Amnesia => Self::Amnesia,
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Marks {
     /// Reads what was remembered; no file is an empty memory.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let marks = match fs_err::read_to_string(path) {
-            Ok(text) => parse(&text)
-                .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the file is damaged"))?,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
-            Err(e) => return Err(e),
+    ///
+    /// # Errors
+    /// If there is one that can't be read.
+    pub(crate) fn open(path: &Path) -> Result<Self, MarksError> {
+        let witness = match muster_files::read(path, MAX_FILE_BYTES)? {
+            Some(bytes) => {
+                let text = std::str::from_utf8(&bytes).map_err(|_| DecodeError::File)?;
+                Witness::decode(text)?
+            }
+            None => Witness::default(),
         };
-        Ok(Self { path: path.to_owned(), marks: Mutex::new(marks) })
+        Ok(Self {
+            path: path.to_owned(),
+            file: Mutex::new(()),
+            written: AtomicU64::new(witness.version()),
+            witness: Mutex::new(witness),
+            waiting_votes: Arc::new(Semaphore::new(MAX_WAITING_VOTES)),
+        })
     }
 
-    /// Takes what `member` claims, durably if it is news. May block on the disk.
-    pub(super) fn take(
-        &self,
-        member: MemberId,
-        incarnation: Incarnation,
-        boot: u64,
-        run: u64,
-    ) -> Result<(), MarkError> {
-        let mut marks = self.marks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let claim = Mark { incarnation, boot, run: Some(run) };
-        if let Some(mark) = marks.get_mut(&member) {
-            if mark.incarnation != incarnation {
-                return Err(MarkError::Refused(Refusal::Incarnation));
-            }
-            let twice = mark.run.is_some_and(|known| known != run);
-            if boot < mark.boot || (boot == mark.boot && twice) {
-                return Err(MarkError::Refused(Refusal::Boot));
-            }
-            if boot == mark.boot {
-                mark.run = Some(run);
+    /// The memory, to look at or to add to.
+    pub(super) fn witness(&self) -> MutexGuard<'_, Witness> {
+        lock(&self.witness)
+    }
+
+    /// Takes `member` to be the process that shows itself, durably if it is news. May block on the
+    /// disk.
+    pub(crate) fn take(&self, member: MemberId, shown: &Appearance) -> Result<(), TakeError> {
+        let admitted = self.witness().admit(member, shown);
+        admitted.map_err(|objection| TakeError::Refused(objection.into()))?;
+        self.write(Durable::Urgent).map_err(TakeError::Files)
+    }
+
+    /// Makes durable what is known now, if it isn't. Blocks on the disk.
+    pub(crate) fn write(&self, what: Durable) -> Result<(), muster_files::Error> {
+        let _file = lock(&self.file);
+        let (version, text) = {
+            let witness = self.witness();
+            if self.has(what, &witness) {
                 return Ok(());
             }
-        }
-        let mut next = marks.clone();
-        next.insert(member, claim);
-        store(&self.path, &next).map_err(MarkError::Io)?;
-        *marks = next;
+            (witness.version(), witness.encode())
+        };
+        muster_files::replace(&self.path, text.as_bytes())?;
+        self.written.store(version, Relaxed);
         Ok(())
     }
-}
 
-fn parse(text: &str) -> Option<BTreeMap<MemberId, Mark>> {
-    text.lines()
-        .map(|line| {
-            let mut words = line.split(' ');
-            let member = u64::from_str_radix(words.next()?, 16).ok()?;
-            let incarnation = words.next()?.parse().ok()?;
-            let boot = words.next()?.parse().ok()?;
-            let mark = Mark { incarnation, boot, run: None };
-            words.next().is_none().then_some((MemberId(member), mark))
-        })
-        .collect()
-}
-
-fn store(path: &Path, marks: &BTreeMap<MemberId, Mark>) -> io::Result<()> {
-    let text: String = marks
-        .iter()
-        .map(|(member, mark)| format!("{member} {} {}\n", mark.incarnation, mark.boot))
-        .collect();
-    let temporary = path.with_extension("tmp");
-    let mut file = fs_err::File::create(&temporary)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs_err::rename(&temporary, path)?;
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs_err::File::open(parent)?.sync_all()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MEMBER: MemberId = MemberId(0xa1);
-    const INCARNATION: Incarnation = Incarnation([7; 16]);
-
-    fn refused(result: Result<(), MarkError>) -> Option<Refusal> {
-        match result {
-            Ok(()) => None,
-            Err(MarkError::Refused(refusal)) => Some(refusal),
-            Err(MarkError::Io(e)) => panic!("{e}"),
-        }
+    /// Whether the file has what it needs to.
+    fn has(&self, what: Durable, witness: &Witness) -> bool {
+        let needed = match what {
+            Durable::Urgent => witness.urgent(),
+            Durable::All => witness.version(),
+        };
+        needed <= self.written.load(Relaxed)
     }
 
-    #[test]
-    fn a_counter_that_went_back_is_refused_even_after_a_restart() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("marks");
-        let marks = Marks::open(&path).unwrap();
-        assert_eq!(refused(marks.take(MEMBER, INCARNATION, 5, 1)), None);
-        assert_eq!(refused(marks.take(MEMBER, INCARNATION, 4, 1)), Some(Refusal::Boot));
-        let again = Marks::open(&path).unwrap();
-        assert_eq!(refused(again.take(MEMBER, INCARNATION, 4, 1)), Some(Refusal::Boot));
-        assert_eq!(refused(again.take(MEMBER, INCARNATION, 5, 1)), None);
-        assert_eq!(refused(again.take(MEMBER, INCARNATION, 6, 2)), None);
+    /// Notes what `member` has promised. Whether what nothing may follow from is durable.
+    pub(crate) fn heard(&self, member: MemberId, promise: Promise) -> bool {
+        let mut witness = self.witness();
+        witness.heard(member, promise);
+        self.has(Durable::Urgent, &witness)
     }
 
-    #[test]
-    fn one_counter_from_two_processes_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let marks = Marks::open(&dir.path().join("marks")).unwrap();
-        assert_eq!(refused(marks.take(MEMBER, INCARNATION, 5, 1)), None);
-        assert_eq!(refused(marks.take(MEMBER, INCARNATION, 5, 1)), None, "a reconnect");
-        assert_eq!(refused(marks.take(MEMBER, INCARNATION, 5, 2)), Some(Refusal::Boot));
-    }
-
-    #[test]
-    fn a_member_whose_disk_was_replaced_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("marks");
-        let marks = Marks::open(&path).unwrap();
-        assert_eq!(refused(marks.take(MEMBER, INCARNATION, 5, 1)), None);
-        let marks = Marks::open(&path).unwrap();
-        let other = Incarnation([8; 16]);
-        assert_eq!(refused(marks.take(MEMBER, other, 9, 1)), Some(Refusal::Incarnation));
-    }
-
-    #[test]
-    fn a_damaged_memory_is_not_an_empty_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("marks");
-        std::fs::write(&path, "a1 zz 5\n").unwrap();
-        assert_eq!(Marks::open(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    /// A place among the votes that wait for the disk, until it is dropped; `None` if all are taken.
+    pub(crate) fn wait_for_vote(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.waiting_votes).try_acquire_owned().ok()
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Each member dials each other one and sends on the stream that it dialled; what it receives comes
 //! on streams that others dialled. A stream begins with TLS (where the URLs say https), then a
-//! fixed-size hello in each direction that proves cluster, sender, receiver, incarnation and boot
-//! counter; only then is the first frame read. A hello that doesn't fit is answered with the reason
+//! fixed-size hello in each direction that proves cluster, sender, receiver, incarnation, boot
+//! counter and what the disk held at the start; only then is the first frame read. A hello that doesn't fit is answered with the reason
 //! and a close.
 //!
 //! What a caller must know:
@@ -37,7 +37,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, io,
     net::SocketAddr,
-    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -49,11 +48,13 @@ use crate::{
     config::PeerUrl,
     identity::{ClusterId, Incarnation, MemberId, NodeKey},
     tls::PeerTls,
+    witness::{Appearance, DecodeError, OnDisk, Promise},
 };
 
 pub(crate) use self::{
     hello::Refusal,
     join::{JoinError, ask_members, fetch_state},
+    marks::{Durable, Marks},
     metrics::{Counters, CountersSnapshot, PeerTraffic},
     snapshot::{SnapshotReader, SnapshotWriter},
 };
@@ -71,6 +72,16 @@ pub(crate) struct Local {
     pub boot: u64,
     /// Random for this process: tells a second one on a copy of the directory from a reconnect.
     pub run: u64,
+    /// What the directory held when this process began.
+    pub disk: OnDisk,
+}
+
+impl Local {
+    /// The process, as it shows itself.
+    fn appearance(&self) -> Appearance {
+        let Self { incarnation, boot, run, disk, .. } = *self;
+        Appearance { incarnation, boot, run, disk }
+    }
 }
 
 /// Another member, as the cluster's configuration records it.
@@ -120,6 +131,9 @@ pub(crate) trait PeerEvents: Send + Sync + 'static {
     /// If it can't be read, or the stream broke.
     fn state(&self, to: MemberId, out: SnapshotWriter) -> io::Result<()>;
 
+    /// What this member has promised to others, so far. Must not block.
+    fn promised(&self) -> Promise;
+
     /// Streams to and from `peer` stand, or no longer both: what is sent can be answered. Must not
     /// block.
     fn reachable(&self, peer: MemberId, reachable: bool);
@@ -127,8 +141,8 @@ pub(crate) trait PeerEvents: Send + Sync + 'static {
     /// `by`, a peer that proved who it is, says that this member was removed. Must not block.
     fn removed(&self, by: MemberId);
 
-    /// So many peers refuse this member for its incarnation or its boot counter that no quorum will
-    /// ever take it: its data directory is not that of the member. Must not block.
+    /// So many peers refuse this member for its data directory that no quorum will ever take it: that
+    /// is not the member's. Must not block.
     fn disowned(&self, why: Refusal);
 }
 
@@ -140,8 +154,8 @@ pub(crate) struct Options {
     pub listen: Vec<Listen>,
     /// How it proves itself where URLs say https.
     pub tls: Option<Arc<PeerTls>>,
-    /// Where the highest boot counters seen are kept.
-    pub marks: PathBuf,
+    /// What is remembered of peers.
+    pub marks: Arc<Marks>,
     /// Times and bounds.
     pub limits: Limits,
 }
@@ -225,21 +239,33 @@ pub enum StartError {
         #[source]
         source: io::Error,
     },
-    /// The remembered boot counters can't be read.
-    #[error("cannot read the peers' boot counters in {}", path.display())]
-    Marks {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        #[source]
-        source: io::Error,
-    },
     /// The runtime or its thread can't be made.
     #[error("cannot start the transport's thread")]
     Thread(#[source] io::Error),
     /// A URL says https, but there is no certificate.
     #[error("{0} is https, but no peer certificate is configured")]
     NoTls(String),
+}
+
+/// Why what is remembered of peers can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum MarksError {
+    /// The disk refused.
+    #[error(transparent)]
+    Files(#[from] muster_files::Error),
+    /// It can't be understood.
+    #[error(transparent)]
+    Content(#[from] DecodeError),
+}
+
+impl MarksError {
+    /// Whether a restart can never help.
+    pub(crate) fn is_final(&self) -> bool {
+        match self {
+            Self::Files(error) => error.is_refusal(),
+            Self::Content(_) => true,
+        }
+    }
 }
 
 /// A handle on the running transport; clones are the same one.
@@ -259,7 +285,7 @@ impl Transport {
     /// who comes earlier waits, instead of being refused as unknown.
     ///
     /// # Errors
-    /// If an address can't be bound or the remembered marks can't be read.
+    /// If an address can't be bound.
     pub(crate) fn start(options: Options, events: Arc<dyn PeerEvents>) -> Result<Self, StartError> {
         service::start(options, events).map(|shared| Self { shared })
     }

@@ -1,6 +1,7 @@
 //! One other member: its record, its queue, its state.
 
 use std::{
+    collections::VecDeque,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -12,10 +13,57 @@ use bytes::Bytes;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use super::{Limits, Peer, PeerEvents, SendError, frame, metrics::Traffic};
+use super::{Limits, Peer, PeerEvents, Refusal, SendError, frame, metrics::Traffic};
 
 /// Requests of one peer at a time.
 const MAX_REQUESTS: usize = 64;
+
+/// The process at the other end of the stream that was dialled, and one that wants to take its place.
+///
+/// A member's process begins when the one before it has ended. So a process that answers what it was
+/// asked *after* another one had shown itself is alive beside that one: they run on copies of one
+/// directory, and the newcomer is not let in.
+#[derive(Debug)]
+pub(super) struct Vitals {
+    run: u64,
+    /// When it was asked, oldest first; answers come in that order.
+    asked: VecDeque<Instant>,
+    /// When the last question was asked that it has answered.
+    answered: Option<Instant>,
+    /// Another process, and when it was first seen.
+    newcomer: Option<(u64, Instant)>,
+}
+
+impl Vitals {
+    /// A stream to the process `run` stands.
+    pub(super) fn of(run: u64) -> Self {
+        Self { run, asked: VecDeque::new(), answered: None, newcomer: None }
+    }
+
+    /// It is asked whether it lives.
+    pub(super) fn asks(&mut self, now: Instant) {
+        self.asked.push_back(now);
+    }
+
+    /// It has answered.
+    pub(super) fn answers(&mut self) {
+        self.answered = self.asked.pop_front().or(self.answered);
+    }
+
+    /// Why the process `run` can't be let in now, if it is another one.
+    pub(super) fn objects_to(&mut self, run: u64, now: Instant) -> Option<Refusal> {
+        if run == self.run {
+            return None;
+        }
+        let since = match self.newcomer {
+            Some((known, since)) if known == run => since,
+            _ => now,
+        };
+        self.newcomer = Some((run, since));
+        let lives = self.answered.is_some_and(|answered| answered > since);
+        Some(if lives { Refusal::Boot } else { Refusal::Another })
+    }
+}
 
 /// What others hold of a peer; its dialling task holds the other end of the queue.
 pub(super) struct PeerHandle {
@@ -33,6 +81,8 @@ pub(super) struct PeerHandle {
     pub traffic: Traffic,
     /// It refused this member for good when it was last dialled.
     pub disowns: AtomicBool,
+    /// Of the process that it is dialled as, while that stream stands.
+    vitals: Mutex<Option<Vitals>>,
     queue: mpsc::Sender<Queued>,
     queued_bytes: Arc<AtomicUsize>,
     queue_bytes_max: usize,
@@ -59,6 +109,7 @@ impl PeerHandle {
             requests: Semaphore::new(MAX_REQUESTS),
             traffic: Traffic::default(),
             disowns: AtomicBool::new(false),
+            vitals: Mutex::new(None),
             queue,
             queued_bytes: Arc::default(),
             queue_bytes_max: limits.queue_bytes,
@@ -89,6 +140,16 @@ impl PeerHandle {
     /// Since when it can be sent to.
     pub(super) fn connected_since(&self) -> Option<Instant> {
         self.lock().outbound
+    }
+
+    /// A stream to a process of it stands, or no longer.
+    pub(super) fn set_vitals(&self, vitals: Option<Vitals>) {
+        *self.vitals.lock().unwrap_or_else(PoisonError::into_inner) = vitals;
+    }
+
+    /// With what is known of the process at the other end of the stream to it, if that stands.
+    pub(super) fn with_vitals<T>(&self, ask: impl FnOnce(&mut Vitals) -> T) -> Option<T> {
+        self.vitals.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(ask)
     }
 
     /// The stream to it stands since then, or no longer.
@@ -208,6 +269,10 @@ mod tests {
             unreachable!("nobody asks here")
         }
 
+        fn promised(&self) -> crate::witness::Promise {
+            unreachable!("nothing is told here")
+        }
+
         fn removed(&self, _: MemberId) {}
 
         fn disowned(&self, _: crate::transport::Refusal) {}
@@ -218,6 +283,27 @@ mod tests {
         let (handle, receiver) = PeerHandle::new(record, limits, CancellationToken::new());
         handle.set_outbound(Some(Instant::now()), &Told::default());
         (handle, receiver)
+    }
+
+    #[test]
+    fn a_newcomer_waits_until_the_process_before_it_is_seen_to_live_or_gone() {
+        let start = Instant::now();
+        let at = |seconds| start + std::time::Duration::from_secs(seconds);
+        let mut vitals = Vitals::of(1);
+        vitals.asks(at(1));
+        vitals.asks(at(2));
+        assert_eq!(vitals.objects_to(2, at(3)), Some(Refusal::Another));
+        vitals.answers();
+        vitals.answers();
+        assert_eq!(vitals.objects_to(2, at(4)), Some(Refusal::Another), "it may have died since");
+        assert_eq!(vitals.objects_to(1, at(4)), None, "a reconnect");
+        vitals.asks(at(5));
+        assert_eq!(vitals.objects_to(2, at(6)), Some(Refusal::Another));
+        vitals.answers();
+        assert_eq!(vitals.objects_to(2, at(6)), Some(Refusal::Boot));
+        assert_eq!(vitals.objects_to(3, at(6)), Some(Refusal::Another), "one after the other");
+        vitals.answers();
+        assert_eq!(vitals.objects_to(3, at(7)), Some(Refusal::Another), "nothing was asked");
     }
 
     #[test]

@@ -9,7 +9,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::runtime;
+use tokio::{
+    runtime,
+    sync::Notify,
+    time::{MissedTickBehavior, interval},
+};
 use tokio_util::{
     sync::CancellationToken,
     task::{AbortOnDropHandle, TaskTracker},
@@ -19,7 +23,7 @@ use super::{
     Counters, Limits, Local, Membership, Options, PeerEvents, PeerTraffic, Refusal, SendError,
     SnapshotWriter, StartError, accept, dial,
     hello::Hello,
-    marks::{MarkError, Marks},
+    marks::{Durable, Marks, TakeError},
     peer::PeerHandle,
     request, snapshot, stream,
 };
@@ -28,6 +32,9 @@ use crate::{
     log_limit::LogLimit,
     tls::PeerTls,
 };
+
+/// What peers acknowledge is on this member's disk so much later at most.
+const WRITE_MARKS: Duration = Duration::from_secs(1);
 
 pub(super) struct Shared {
     pub local: Local,
@@ -43,6 +50,8 @@ pub(super) struct Shared {
     /// Bound, and not accepted on before it is known who may come.
     listeners: Mutex<Vec<(std::net::TcpListener, SocketAddr, bool)>>,
     marks: Arc<Marks>,
+    /// Something was told that may find somebody out.
+    news: Notify,
     refusals: LogLimit<{ Refusal::ALL.len() + 1 }>,
     runtime: runtime::Handle,
     thread: Mutex<Option<std_mpsc::Receiver<()>>>,
@@ -58,8 +67,6 @@ pub(super) fn start(
     options: Options,
     events: Arc<dyn PeerEvents>,
 ) -> Result<Arc<Shared>, StartError> {
-    let marks = Marks::open(&options.marks)
-        .map_err(|source| StartError::Marks { path: options.marks.clone(), source })?;
     let mut listeners = Vec::new();
     for listen in &options.listen {
         if listen.tls && options.tls.is_none() {
@@ -85,7 +92,8 @@ pub(super) fn start(
         tasks,
         stopping,
         members: RwLock::default(),
-        marks: Arc::new(marks),
+        marks: options.marks,
+        news: Notify::new(),
         refusals: LogLimit::new(),
         runtime,
         thread: Mutex::new(Some(thread)),
@@ -132,6 +140,7 @@ impl Shared {
         let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
         let mut before = std::mem::take(&mut members.peers);
         members.removed = membership.removed;
+        self.marks.witness().forget(|member| members.removed.contains(&member));
         for record in membership.peers {
             let id = record.id;
             let kept = before.remove(&id).filter(|handle| {
@@ -149,6 +158,9 @@ impl Shared {
         }
         drop(members);
         let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        if !listeners.is_empty() {
+            self.tasks.spawn_on(Arc::clone(self).keep_marks(), &self.runtime);
+        }
         for (listener, address, tls) in listeners.drain(..) {
             let task = accept::run(Arc::clone(self), listener, tls);
             self.tasks.spawn_on(task, &self.runtime);
@@ -245,20 +257,70 @@ impl Shared {
             hello.check(&self.local, record, key)?;
             peer.ok_or(Refusal::Sender)?
         };
+        let (from, shown) = (hello.from, hello.appearance());
+        // Decided apart from what follows it, so that nothing is remembered of who is not let in.
+        let is_new = self.marks.witness().is_new(from, &shown).map_err(Refusal::from)?;
+        let objection =
+            peer.with_vitals(|vitals| vitals.objects_to(shown.run, Instant::now())).flatten();
+        if let Some(refusal) = objection.filter(|_| is_new) {
+            return Err(refusal);
+        }
         let marks = Arc::clone(&self.marks);
-        let Hello { from, incarnation, boot, run, .. } = *hello;
-        let taken =
-            tokio::task::spawn_blocking(move || marks.take(from, incarnation, boot, run)).await;
-        match taken {
-            Ok(Ok(())) => Ok(peer),
-            Ok(Err(MarkError::Refused(refusal))) => Err(refusal),
-            Ok(Err(MarkError::Io(error))) => {
+        match tokio::task::spawn_blocking(move || marks.take(from, &shown)).await {
+            Ok(Ok(())) => {
+                // An older process may have streams yet.
+                self.news.notify_waiters();
+                Ok(peer)
+            }
+            Ok(Err(TakeError::Refused(refusal))) => Err(refusal),
+            Ok(Err(TakeError::Files(error))) => {
                 tracing::error!(%error, "cannot remember a peer's boot counter; it is refused");
                 Err(Refusal::Unavailable)
             }
             Err(error) => {
                 tracing::error!(%error, "remembering a peer's boot counter was cut short");
                 Err(Refusal::Unavailable)
+            }
+        }
+    }
+
+    /// What this member knows that others have promised, and what it has promised itself.
+    pub(super) fn report(&self) -> Vec<u8> {
+        let promised = self.events.promised();
+        self.marks.witness().report(self.local.member, &self.local.appearance(), promised)
+    }
+
+    /// A peer tells what it knows.
+    pub(super) fn told(&self, report: &[u8]) -> io::Result<()> {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        let told = self.marks.witness().told(report, |member| members.peers.contains_key(&member));
+        told.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        self.news.notify_waiters();
+        Ok(())
+    }
+
+    /// Returns once this process of `peer`, which was let in, would be refused.
+    pub(super) async fn found_out(&self, peer: &PeerHandle, run: u64) {
+        loop {
+            let news = self.news.notified();
+            if self.marks.witness().is_found_out(peer.record.id, run) {
+                return;
+            }
+            news.await;
+        }
+    }
+
+    /// Writes what is remembered, now and then, for as long as the transport runs.
+    async fn keep_marks(self: Arc<Self>) {
+        let mut every = interval(WRITE_MARKS);
+        every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut going = true;
+        while going {
+            going = self.stopping.run_until_cancelled(every.tick()).await.is_some();
+            let marks = Arc::clone(&self.marks);
+            let written = tokio::task::spawn_blocking(move || marks.write(Durable::All)).await;
+            if let Ok(Err(error)) = written {
+                tracing::error!(%error, "cannot remember what peers have promised; trying again");
             }
         }
     }

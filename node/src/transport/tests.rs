@@ -24,6 +24,7 @@ struct Seen {
     snapshots: Mutex<Vec<(MemberId, Bytes, Vec<u8>)>>,
     removed: Mutex<Vec<MemberId>>,
     disowned: Mutex<Vec<Refusal>>,
+    promised: Mutex<Promise>,
     refuse_snapshots: bool,
 }
 
@@ -54,6 +55,10 @@ impl PeerEvents for Seen {
         out.finish()
     }
 
+    fn promised(&self) -> Promise {
+        *self.promised.lock().unwrap()
+    }
+
     fn reachable(&self, _: MemberId, _: bool) {}
 
     fn removed(&self, by: MemberId) {
@@ -69,6 +74,7 @@ struct Node {
     transport: Transport,
     seen: Arc<Seen>,
     local: Local,
+    marks: Arc<Marks>,
     _dir: tempfile::TempDir,
 }
 
@@ -79,16 +85,17 @@ impl Node {
 
     fn start_as(local: Local, seen: Seen, limits: Limits) -> Self {
         let dir = tempfile::tempdir().unwrap();
+        let marks = Arc::new(Marks::open(&dir.path().join("marks")).unwrap());
         let options = Options {
             local,
             listen: vec![Listen { address: "127.0.0.1:0".parse().unwrap(), tls: false }],
             tls: None,
-            marks: dir.path().join("marks"),
+            marks: Arc::clone(&marks),
             limits,
         };
         let seen = Arc::new(seen);
         let transport = Transport::start(options, Arc::clone(&seen) as _).unwrap();
-        Self { transport, seen, local, _dir: dir }
+        Self { transport, seen, local, marks, _dir: dir }
     }
 
     fn address(&self) -> SocketAddr {
@@ -122,7 +129,8 @@ impl Drop for Node {
 
 fn local(member: u64) -> Local {
     let incarnation = Incarnation([u8::try_from(member).unwrap(); 16]);
-    Local { cluster: CLUSTER, member: MemberId(member), incarnation, boot: 1, run: member }
+    let (member, run, disk) = (MemberId(member), member, OnDisk::default());
+    Local { cluster: CLUSTER, member, incarnation, boot: 1, run, disk }
 }
 
 fn peer_at(id: MemberId, address: SocketAddr) -> Peer {
@@ -271,6 +279,64 @@ fn a_boot_counter_that_went_back_or_runs_twice_is_refused() {
     assert_eq!(at(5, 2), Some(Refusal::Boot), "another process with the same counter");
     assert_eq!(at(4, 1), Some(Refusal::Boot));
     assert_eq!(at(6, 2), None);
+}
+
+fn acknowledged(matched: u64) -> Promise {
+    Promise { term: 3, matched, ..Promise::default() }
+}
+
+/// Member 2 at its next boot, with so many entries.
+fn restarted(last: u64) -> Local {
+    let disk = OnDisk { term: 3, vote: 0, last };
+    Local { boot: 2, run: 22, disk, ..local(2) }
+}
+
+#[test]
+fn an_image_of_before_a_promise_is_refused_and_the_members_own_disk_is_not() {
+    let a = Node::start(1);
+    let nowhere = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
+    a.transport.set_membership(Membership { peers: vec![nowhere], ..Membership::default() });
+    let shows = |as_local: Local| answer(&say(&a, &hello_to(&a, as_local, as_local.run).encode()));
+    assert_eq!(shows(local(2)), None);
+    a.marks.heard(MemberId(2), acknowledged(10));
+    assert_eq!(shows(restarted(9)), Some(Refusal::Amnesia));
+    assert_eq!(a.refused("amnesia"), 1);
+    assert_eq!(shows(restarted(10)), None);
+}
+
+#[test]
+fn who_was_let_in_by_one_that_knew_less_is_cut_off_by_what_others_tell() {
+    let (a, c) = (Node::start(1), Node::start(3));
+    let b = Node::start_as(restarted(9), Seen::default(), Limits::default());
+    a.marks.take(MemberId(2), &local(2).appearance()).unwrap();
+    a.marks.heard(MemberId(2), acknowledged(10));
+    b.knows(&[&a, &c]);
+    c.knows(&[&b]);
+    connect(&b, &c);
+    a.knows(&[&c]);
+    c.knows(&[&a, &b]);
+    eventually("c cuts b off", || !c.transport.connected().contains_key(&MemberId(2)));
+    a.knows(&[&b, &c]);
+    let told = || b.seen.disowned.lock().unwrap().contains(&Refusal::Amnesia);
+    eventually("b is told by both", told);
+    assert!(c.refused("amnesia") > 0 && a.refused("amnesia") > 0);
+    assert!(a.transport.connected().contains_key(&MemberId(3)));
+}
+
+#[test]
+fn what_a_member_promised_itself_is_told_to_all_and_kept() {
+    let (a, b) = pair();
+    *b.seen.promised.lock().unwrap() = acknowledged(10);
+    let path = a._dir.path().join("marks");
+    let refuses = || {
+        let shown = restarted(9).appearance();
+        matches!(
+            Marks::open(&path).unwrap().take(MemberId(2), &shown),
+            Err(marks::TakeError::Refused(Refusal::Amnesia))
+        )
+    };
+    eventually("a has it on its disk", refuses);
+    assert!(a.transport.connected().contains_key(&MemberId(2)), "b is well");
 }
 
 #[test]
@@ -425,7 +491,7 @@ fn a_peer_that_restarts_is_reached_again() {
         local: Local { boot: 2, ..local(2) },
         listen: vec![Listen { address, tls: false }],
         tls: None,
-        marks: dir.path().join("marks"),
+        marks: Arc::new(Marks::open(&dir.path().join("marks")).unwrap()),
         limits: Limits::default(),
     };
     let again = Transport::start(options, Arc::new(Seen::default())).unwrap();

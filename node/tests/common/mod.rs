@@ -294,7 +294,7 @@ pub(crate) async fn put_again(member: &Member, key: &str, value: &str) -> i64 {
     loop {
         match member.put(key, value).await {
             Ok(revision) => return revision,
-            Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+            Err(error) => assert!(start.elapsed() < PATIENCE, "{error}: {}", member.log()),
         }
     }
 }

@@ -6,6 +6,8 @@ use super::*;
 use crate::{
     disk::{Backend, Disk as _, Open, RealDisk},
     driver::recorded,
+    identity::Incarnation,
+    witness::{Appearance, OnDisk},
 };
 
 fn message(kind: MessageKind, from: u64) -> Message {
@@ -16,6 +18,10 @@ fn encoded(message: &Message) -> Bytes {
     let mut bytes = BytesMut::new();
     message.encode(&mut bytes);
     bytes.freeze()
+}
+
+fn marks(dir: &Path) -> Arc<Marks> {
+    Arc::new(Marks::open(&dir.join("marks")).unwrap())
 }
 
 /// A small store's snapshot, of this position and of the voters 1 and 2.
@@ -40,7 +46,8 @@ fn whole_store(at: Position) -> Vec<u8> {
 fn a_message_in_another_members_name_goes_no_further() {
     let dir = tempfile::tempdir().unwrap();
     let (inbox, recorded) = recorded::inbox();
-    let inbound = Inbound::new(inbox, dir.path().to_owned(), watch::channel(None).0);
+    let inbound =
+        Inbound::new(inbox, dir.path().to_owned(), watch::channel(None).0, marks(dir.path()));
     let vote = encoded(&message(MessageKind::RequestVote, 3));
     inbound.message(MemberId(2), vote.clone());
     assert!(recorded.messages.lock().unwrap().is_empty());
@@ -48,11 +55,48 @@ fn a_message_in_another_members_name_goes_no_further() {
     assert_eq!(recorded.messages.lock().unwrap().len(), 1);
 }
 
+#[tokio::test]
+async fn a_vote_is_counted_once_it_would_be_remembered() {
+    let dir = tempfile::tempdir().unwrap();
+    let (inbox, recorded) = recorded::inbox();
+    let marks = marks(dir.path());
+    let member = |boot, last| Appearance {
+        incarnation: Incarnation([2; 16]),
+        boot,
+        run: boot,
+        disk: OnDisk { term: 1, vote: 0, last },
+    };
+    marks.take(MemberId(2), &member(1, 0)).unwrap();
+    let verdict = watch::channel(None).0;
+    let inbound = Inbound::new(inbox, dir.path().to_owned(), verdict, Arc::clone(&marks));
+    let counted = async || {
+        for _ in 0..1_000 {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            if !recorded.messages.lock().unwrap().is_empty() {
+                break;
+            }
+        }
+        recorded.messages.lock().unwrap().drain(..).count()
+    };
+    let vote = message(MessageKind::RequestVoteResponse, 2);
+    assert!(inbound.message(MemberId(2), encoded(&vote)));
+    assert_eq!(counted().await, 1);
+    let after_a_crash = Marks::open(&dir.path().join("marks")).unwrap();
+    assert!(after_a_crash.take(MemberId(2), &member(2, 0)).is_err(), "the vote is remembered");
+
+    dir.close().unwrap();
+    let next = Message { term: 2, ..vote };
+    assert!(inbound.message(MemberId(2), encoded(&next)));
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    assert!(recorded.messages.lock().unwrap().is_empty(), "it can't be remembered");
+}
+
 #[test]
 fn a_snapshot_is_read_through_before_it_is_handed_on() {
     let dir = tempfile::tempdir().unwrap();
     let (inbox, recorded) = recorded::inbox();
-    let inbound = Inbound::new(inbox, dir.path().to_owned(), watch::channel(None).0);
+    let inbound =
+        Inbound::new(inbox, dir.path().to_owned(), watch::channel(None).0, marks(dir.path()));
     let at = Position { index: 3, term: 1 };
     let receive = |at: Position, voters: &[u64], body: &[u8]| {
         let members = Some(Members { voters: voters.to_vec(), learners: Vec::new() });

@@ -1,0 +1,268 @@
+//! The memory as text in a file, and as bytes between members.
+//!
+//! The file is for people too: a line for each member, all numbers but ids and runs in decimal, and a
+//! checksum. Between members an account has a fixed length.
+
+use std::collections::BTreeMap;
+
+use bytes::{Buf, BufMut};
+use node_consensus::MAX_INDEX;
+
+use super::{Account, OnDisk, Promise, Run};
+use crate::identity::{Incarnation, MemberId};
+
+/// The file's first line. Before there was one, a line held a member, its incarnation and its boot.
+const HEADER: &str = "muster-peers 2\n";
+/// What the file's last line begins with.
+const CHECKSUM: &str = "crc32c ";
+/// One account between members: member, incarnation, boot, what follows, run, disk, two promises.
+const ACCOUNT_BYTES: usize = 8 + 16 + 8 + 1 + 8 + 3 * 8 + 2 * 4 * 8;
+/// What follows: one run; several; the disk.
+const ONE_RUN: u8 = 1;
+const SEVERAL_RUNS: u8 = 2;
+const DISK: u8 = 4;
+/// More than any cluster has members.
+const MAX_ACCOUNTS: usize = 1024;
+
+/// What is known can't be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// A file.
+    #[error("the file is damaged")]
+    File,
+    /// A file of a later version.
+    #[error(
+        "the file was written by a later version of this program: start this member with that one"
+    )]
+    Later,
+    /// What a peer sent.
+    #[error("an account of peers that can't be")]
+    Wire,
+}
+
+type Accounts = BTreeMap<MemberId, Account>;
+
+pub(super) fn to_text(accounts: impl Iterator<Item = (MemberId, Account)>) -> String {
+    let mut text = HEADER.to_owned();
+    for (member, Account { incarnation, boot, run, disk, before, now }) in accounts {
+        let run = match run {
+            Run::Unknown => "unknown".to_owned(),
+            Run::One(run) => format!("{run:016x}"),
+            Run::Several => "several".to_owned(),
+        };
+        text += &format!("{member} {incarnation} {boot} {run} ");
+        text += &match disk {
+            Some(OnDisk { term, vote, last }) => format!("{term} {vote:x} {last}"),
+            None => "unknown".to_owned(),
+        };
+        for Promise { term, vote, matched, floor } in [before, now] {
+            text += &format!(" {term} {vote:x} {matched} {floor}");
+        }
+        text.push('\n');
+    }
+    let checksum = crc32c::crc32c(text.as_bytes());
+    text + &format!("{CHECKSUM}{checksum:08x}\n")
+}
+
+pub(super) fn from_text(text: &str) -> Result<Accounts, DecodeError> {
+    let Some(rest) = text.strip_prefix(HEADER) else {
+        if text.starts_with("muster-peers ") {
+            return Err(DecodeError::Later);
+        }
+        return text.lines().map(first_version).collect::<Option<_>>().ok_or(DecodeError::File);
+    };
+    let whole = |rest: &str| {
+        let at = rest.rfind(CHECKSUM)?;
+        let checksum = rest[at..].strip_prefix(CHECKSUM)?.strip_suffix('\n')?;
+        let checksum = u32::from_str_radix(checksum, 16).ok()?;
+        let covered = HEADER.len() + at;
+        (crc32c::crc32c(&text.as_bytes()[..covered]) == checksum)
+            .then(|| rest[..at].lines().map(line).collect::<Option<_>>())?
+    };
+    whole(rest).ok_or(DecodeError::File)
+}
+
+fn first_version(line: &str) -> Option<(MemberId, Account)> {
+    let mut words = line.split(' ');
+    let member = MemberId(u64::from_str_radix(words.next()?, 16).ok()?);
+    let incarnation = words.next()?.parse().ok()?;
+    let boot = words.next()?.parse().ok()?;
+    let (before, now) = (Promise::default(), Promise::default());
+    let account = Account { incarnation, boot, run: Run::Unknown, disk: None, before, now };
+    words.next().is_none().then_some((member, account))
+}
+
+fn line(line: &str) -> Option<(MemberId, Account)> {
+    let mut words = line.split(' ');
+    let member = MemberId(u64::from_str_radix(words.next()?, 16).ok()?);
+    let incarnation = words.next()?.parse().ok()?;
+    let boot = words.next()?.parse().ok()?;
+    let run = match words.next()? {
+        "unknown" => Run::Unknown,
+        "several" => Run::Several,
+        run => Run::One(u64::from_str_radix(run, 16).ok()?),
+    };
+    let disk = match words.next()? {
+        "unknown" => None,
+        term => {
+            let vote = u64::from_str_radix(words.next()?, 16).ok()?;
+            Some(OnDisk { term: term.parse().ok()?, vote, last: words.next()?.parse().ok()? })
+        }
+    };
+    let mut promise = || {
+        let term = words.next()?.parse().ok()?;
+        let vote = u64::from_str_radix(words.next()?, 16).ok()?;
+        let matched = words.next()?.parse().ok()?;
+        Some(Promise { term, vote, matched, floor: words.next()?.parse().ok()? })
+    };
+    let (before, now) = (promise()?, promise()?);
+    let account = Account { incarnation, boot, run, disk, before, now };
+    words.next().is_none().then_some((member, account))
+}
+
+pub(super) fn to_wire(accounts: impl Iterator<Item = (MemberId, Account)>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (member, Account { incarnation, boot, run, disk, before, now }) in accounts {
+        bytes.put_u64(member.0);
+        bytes.put_slice(&incarnation.0);
+        bytes.put_u64(boot);
+        let (runs, run) = match run {
+            Run::Unknown => (0, 0),
+            Run::One(run) => (ONE_RUN, run),
+            Run::Several => (SEVERAL_RUNS, 0),
+        };
+        bytes.put_u8(runs | disk.map_or(0, |_| DISK));
+        let OnDisk { term, vote, last } = disk.unwrap_or_default();
+        [run, term, vote, last].into_iter().for_each(|number| bytes.put_u64(number));
+        for Promise { term, vote, matched, floor } in [before, now] {
+            [term, vote, matched, floor].into_iter().for_each(|number| bytes.put_u64(number));
+        }
+    }
+    bytes
+}
+
+pub(super) fn from_wire(mut bytes: &[u8]) -> Result<Accounts, DecodeError> {
+    let whole = bytes.len().is_multiple_of(ACCOUNT_BYTES);
+    if !whole || bytes.len() > MAX_ACCOUNTS * ACCOUNT_BYTES {
+        return Err(DecodeError::Wire);
+    }
+    let mut accounts = Accounts::new();
+    while bytes.has_remaining() {
+        let member = MemberId(bytes.get_u64());
+        let mut incarnation = [0; 16];
+        bytes.copy_to_slice(&mut incarnation);
+        let boot = bytes.get_u64();
+        let (what, run) = (bytes.get_u8(), bytes.get_u64());
+        let run = match (what & !DISK, run) {
+            (0, 0) => Run::Unknown,
+            (ONE_RUN, run) => Run::One(run),
+            (SEVERAL_RUNS, 0) => Run::Several,
+            _ => return Err(DecodeError::Wire),
+        };
+        let disk = OnDisk { term: bytes.get_u64(), vote: bytes.get_u64(), last: bytes.get_u64() };
+        let disk = (what & DISK != 0).then_some(disk);
+        let mut promise = || Promise {
+            term: bytes.get_u64(),
+            vote: bytes.get_u64(),
+            matched: bytes.get_u64(),
+            floor: bytes.get_u64(),
+        };
+        let (before, now) = (promise(), promise());
+        let numbers = [before, now].map(|p| [p.term, p.matched, p.floor]);
+        let can_be = numbers.as_flattened().iter().all(|number| *number < MAX_INDEX);
+        if !can_be || boot >= MAX_INDEX {
+            return Err(DecodeError::Wire);
+        }
+        let incarnation = Incarnation(incarnation);
+        accounts.insert(member, Account { incarnation, boot, run, disk, before, now });
+    }
+    Ok(accounts)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn promises() -> impl Strategy<Value = Promise> {
+        (0..MAX_INDEX, any::<u64>(), 0..MAX_INDEX, 0..MAX_INDEX)
+            .prop_map(|(term, vote, matched, floor)| Promise { term, vote, matched, floor })
+    }
+
+    fn accounts() -> impl Strategy<Value = Accounts> {
+        let run =
+            prop_oneof![Just(Run::Unknown), any::<u64>().prop_map(Run::One), Just(Run::Several)];
+        let disk = proptest::option::of(any::<[u64; 3]>())
+            .prop_map(|disk| disk.map(|[term, vote, last]| OnDisk { term, vote, last }));
+        let account = (any::<[u8; 16]>(), 0..MAX_INDEX, run, disk, promises(), promises());
+        let account = account.prop_map(|(incarnation, boot, run, disk, before, now)| {
+            let incarnation = Incarnation(incarnation);
+            Account { incarnation, boot, run, disk, before, now }
+        });
+        proptest::collection::btree_map(any::<u64>().prop_map(MemberId), account, 0..8)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_again(accounts in accounts()) {
+            prop_assert_eq!(from_text(&to_text(accounts.clone().into_iter())).unwrap(), accounts.clone());
+            prop_assert_eq!(from_wire(&to_wire(accounts.clone().into_iter())).unwrap(), accounts);
+        }
+
+        #[test]
+        fn a_file_with_another_byte_is_damaged(accounts in accounts(), at: prop::sample::Index, with: u8) {
+            let text = to_text(accounts.into_iter());
+            let mut bytes = text.clone().into_bytes();
+            let at = at.index(bytes.len());
+            prop_assume!(bytes[at] != with);
+            bytes[at] = with;
+            if let Ok(other) = std::str::from_utf8(&bytes) {
+                // A checksum in capitals is the same one.
+                prop_assume!(!other.eq_ignore_ascii_case(&text));
+                prop_assert!(from_text(other).is_err());
+            }
+        }
+
+        #[test]
+        fn junk_is_refused_or_read_and_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let _ = from_wire(&bytes);
+            let _ = from_text(&String::from_utf8_lossy(&bytes));
+        }
+    }
+
+    #[test]
+    fn a_file_cut_anywhere_is_damaged_and_one_of_a_later_version_says_so() {
+        let account = first_version(&format!("a1 {} 5", "07".repeat(16))).unwrap();
+        let text = to_text([account].into_iter());
+        for length in 1..text.len() {
+            assert!(from_text(&text[..length]).is_err(), "{length} bytes");
+        }
+        assert_eq!(from_text("muster-peers 3\n"), Err(DecodeError::Later));
+        assert_eq!(from_text("a1 zz 5\n"), Err(DecodeError::File));
+    }
+
+    #[test]
+    fn the_first_versions_file_is_read() {
+        let text = format!("a1 {} 5\n", "07".repeat(16));
+        let accounts = from_text(&text).unwrap();
+        let known = accounts[&MemberId(0xa1)];
+        assert_eq!((known.incarnation, known.boot), (Incarnation([7; 16]), 5));
+        assert_eq!((known.run, known.now), (Run::Unknown, Promise::default()));
+        assert!(from_text("").unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_account_with_a_number_that_would_overflow_is_refused() {
+        let account = first_version(&format!("a1 {} 5", "07".repeat(16))).unwrap().1;
+        let far = Promise { matched: MAX_INDEX, ..Promise::default() };
+        for account in [
+            Account { boot: MAX_INDEX, ..account },
+            Account { before: far, ..account },
+            Account { now: far, ..account },
+        ] {
+            let wire = to_wire([(MemberId(1), account)].into_iter());
+            assert_eq!(from_wire(&wire), Err(DecodeError::Wire));
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What a member promises, and what its disk says.
+
+use node_consensus::{Message, MessageKind};
+
+/// All that one member is known to have promised to others. Whatever is in here was on its disk
+/// before the message left that said so, and what is on a disk at one time follows from it at any
+/// later one:
+/// - the term never goes back, and a vote in it is given once;
+/// - within one term only the leader of that term writes the log. What a member acknowledged to it
+///   matches the leader's own log, which it never cuts: so the member's doesn't end before that. In a
+///   higher term it may, since entries that were not committed can be replaced;
+/// - a committed entry is in the log of every later leader: it is never cut at all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Promise {
+    /// The highest term in which it voted, or acknowledged entries.
+    pub term: u64,
+    /// Whom it voted for in that term; 0: not known to have voted.
+    pub vote: u64,
+    /// How far it acknowledged the log in that term.
+    pub matched: u64,
+    /// How far it acknowledged entries that were known to be committed, in any term.
+    pub floor: u64,
+}
+
+impl Promise {
+    /// What the sender of `message` promises by it, if anything.
+    ///
+    /// Only what waits for the disk counts. A question before an election, and its answer, speak of
+    /// a term that nobody has entered yet; and what a leader sends may overtake its own disk.
+    pub fn of(message: &Message) -> Option<Self> {
+        let promise = Self { term: message.term, ..Self::default() };
+        match message.kind {
+            MessageKind::RequestVote => Some(Self { vote: message.from, ..promise }),
+            MessageKind::RequestVoteResponse if !message.reject => {
+                Some(Self { vote: message.to, ..promise })
+            }
+            MessageKind::AppendResponse if !message.reject => {
+                Some(Self { matched: message.index, ..promise })
+            }
+            _ => None,
+        }
+    }
+
+    /// The same, where entries up to `commit` are known, in `term`, to be committed. What a later
+    /// term commits need not be what was acknowledged in this one.
+    #[must_use]
+    pub fn with_commit(self, term: u64, commit: u64) -> Self {
+        if term > self.term {
+            return self;
+        }
+        Self { floor: self.floor.max(self.matched.min(commit)), ..self }
+    }
+
+    /// Both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let (low, high) = if self.term < other.term { (self, other) } else { (other, self) };
+        let mut both = Self { floor: low.floor.max(high.floor), ..high };
+        if low.term == high.term {
+            both.matched = low.matched.max(high.matched);
+            if both.vote == 0 {
+                both.vote = low.vote;
+            }
+        }
+        both
+    }
+}
+
+/// What a member found on its own disk when its process began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OnDisk {
+    /// The term.
+    pub term: u64,
+    /// Whom it voted for in it; 0 is nobody.
+    pub vote: u64,
+    /// The last entry's index.
+    pub last: u64,
+}
+
+impl OnDisk {
+    /// Whether nothing of `promise` is forgotten.
+    pub fn keeps(&self, promise: &Promise) -> bool {
+        let in_term = self.term > promise.term
+            || self.term == promise.term
+                && (promise.vote == 0 || promise.vote == self.vote)
+                && promise.matched <= self.last;
+        in_term && promise.floor <= self.last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn promise(term: u64, vote: u64, matched: u64, floor: u64) -> Promise {
+        Promise { term, vote, matched, floor }
+    }
+
+    fn disk(term: u64, vote: u64, last: u64) -> OnDisk {
+        OnDisk { term, vote, last }
+    }
+
+    #[test]
+    fn a_disk_that_has_all_or_more_keeps_a_promise() {
+        let given = promise(5, 2, 10, 7);
+        assert!(disk(5, 2, 10).keeps(&given));
+        assert!(disk(5, 2, 11).keeps(&given));
+        assert!(disk(6, 0, 7).keeps(&given), "another leader replaced what was not committed");
+        assert!(disk(0, 0, 0).keeps(&Promise::default()));
+        assert!(disk(5, 3, 10).keeps(&promise(5, 0, 10, 0)), "no vote is known");
+    }
+
+    #[test]
+    fn each_thing_that_was_forgotten_is_found() {
+        let given = promise(5, 2, 10, 7);
+        for (what, less) in [
+            ("the term", disk(4, 2, 10)),
+            ("the vote", disk(5, 0, 10)),
+            ("whom it voted for", disk(5, 3, 10)),
+            ("an acknowledged entry", disk(5, 2, 9)),
+            ("a committed entry, in a later term", disk(6, 2, 6)),
+            ("everything", disk(0, 0, 0)),
+        ] {
+            assert!(!less.keeps(&given), "{what}");
+        }
+    }
+
+    #[test]
+    fn of_two_promises_the_higher_terms_counts_and_committed_entries_always() {
+        assert_eq!(promise(5, 2, 10, 7).and(promise(6, 0, 8, 3)), promise(6, 0, 8, 7));
+        assert_eq!(promise(6, 0, 8, 3).and(promise(5, 2, 10, 7)), promise(6, 0, 8, 7));
+        assert_eq!(promise(5, 0, 10, 0).and(promise(5, 2, 3, 1)), promise(5, 2, 10, 1));
+        assert_eq!(promise(5, 2, 3, 1).and(promise(5, 0, 10, 0)), promise(5, 2, 10, 1));
+    }
+
+    #[test]
+    fn what_is_committed_in_a_later_term_need_not_be_what_was_acknowledged() {
+        let given = promise(5, 0, 10, 0);
+        assert_eq!(given.with_commit(5, 8), promise(5, 0, 10, 8));
+        assert_eq!(given.with_commit(4, 8), promise(5, 0, 10, 8));
+        assert_eq!(given.with_commit(5, 12), promise(5, 0, 10, 10), "it has no more than that");
+        assert_eq!(given.with_commit(6, 8), given);
+        assert_eq!(promise(5, 0, 10, 9).with_commit(5, 8), promise(5, 0, 10, 9));
+    }
+
+    #[test]
+    fn only_what_waited_for_the_disk_is_a_promise() {
+        let message =
+            |kind, reject| Message { term: 3, index: 9, reject, ..Message::new(kind, 1, 2) };
+        for kind in [
+            MessageKind::RequestPreVote,
+            MessageKind::RequestPreVoteResponse,
+            MessageKind::Append,
+            MessageKind::Heartbeat,
+            MessageKind::HeartbeatResponse,
+            MessageKind::Snapshot,
+            MessageKind::Propose,
+        ] {
+            assert_eq!(Promise::of(&message(kind, false)), None, "{kind:?}");
+        }
+        let of = |kind, reject| Promise::of(&message(kind, reject));
+        assert_eq!(of(MessageKind::RequestVote, false), Some(promise(3, 1, 0, 0)));
+        assert_eq!(of(MessageKind::RequestVoteResponse, false), Some(promise(3, 2, 0, 0)));
+        assert_eq!(of(MessageKind::AppendResponse, false), Some(promise(3, 0, 9, 0)));
+        assert_eq!(of(MessageKind::RequestVoteResponse, true), None);
+        assert_eq!(of(MessageKind::AppendResponse, true), None);
+    }
+}

@@ -1,0 +1,423 @@
+//! Each rule both ways; and histories of members that are well, told in any order.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const B: MemberId = MemberId(0xb);
+const INCARNATION: Incarnation = Incarnation([7; 16]);
+
+fn shown(boot: u64, run: u64, disk: OnDisk) -> Appearance {
+    Appearance { incarnation: INCARNATION, boot, run, disk }
+}
+
+fn blank(boot: u64, run: u64) -> Appearance {
+    shown(boot, run, OnDisk::default())
+}
+
+fn disk(term: u64, vote: u64, last: u64) -> OnDisk {
+    OnDisk { term, vote, last }
+}
+
+fn acknowledged(term: u64, matched: u64) -> Promise {
+    Promise { term, matched, ..Promise::default() }
+}
+
+/// Tells `to` all that `from` knows.
+fn tell(from: &Witness, to: &mut Witness) {
+    let teller = Appearance { incarnation: Incarnation([1; 16]), ..blank(1, 1) };
+    let report = from.report(MemberId(0xa), &teller, Promise::default());
+    to.told(&report, |member| member == B).unwrap();
+}
+
+fn restarted(witness: &Witness) -> Witness {
+    Witness::decode(&witness.encode()).unwrap()
+}
+
+#[test]
+fn another_directory_under_the_old_name_is_refused_for_ever() {
+    let mut witness = Witness::default();
+    witness.admit(B, &blank(5, 1)).unwrap();
+    let wiped = Appearance { incarnation: Incarnation([8; 16]), ..blank(9, 2) };
+    assert_eq!(witness.admit(B, &wiped), Err(Objection::Incarnation));
+    assert_eq!(restarted(&witness).admit(B, &wiped), Err(Objection::Incarnation));
+    witness.admit(B, &blank(5, 1)).expect("a reconnect");
+}
+
+#[test]
+fn a_boot_counter_never_goes_back_and_belongs_to_one_process() {
+    let mut witness = Witness::default();
+    witness.admit(B, &blank(5, 1)).unwrap();
+    for witness in [&mut restarted(&witness), &mut witness] {
+        assert_eq!(witness.admit(B, &blank(4, 1)), Err(Objection::Boot));
+        assert_eq!(witness.admit(B, &blank(5, 2)), Err(Objection::Boot));
+        witness.admit(B, &blank(5, 1)).expect("a reconnect");
+        witness.admit(B, &blank(6, 2)).expect("a restart");
+        assert_eq!(witness.admit(B, &blank(5, 1)), Err(Objection::Boot));
+    }
+}
+
+#[test]
+fn an_image_of_before_a_promise_is_refused_and_the_members_own_disk_is_not() {
+    let mut witness = Witness::default();
+    witness.admit(B, &blank(5, 1)).unwrap();
+    witness.heard(B, acknowledged(3, 10).with_commit(3, 8));
+    witness.heard(B, Promise { term: 4, vote: 2, ..Promise::default() });
+    for (why, image) in [
+        ("term", disk(3, 2, 10)),
+        ("vote", disk(4, 0, 10)),
+        ("other vote", disk(4, 3, 10)),
+        ("committed entry", disk(5, 0, 7)),
+    ] {
+        let mut witness = restarted(&witness);
+        assert_eq!(witness.admit(B, &shown(6, 2, image)), Err(Objection::Amnesia), "{why}");
+        assert_eq!(witness.admit(B, &shown(9, 3, image)), Err(Objection::Amnesia), "{why}");
+        witness.admit(B, &shown(6, 4, disk(4, 2, 8))).expect("its own disk");
+    }
+}
+
+#[test]
+fn a_process_is_not_held_to_what_it_has_promised_since_it_began() {
+    let mut witness = Witness::default();
+    witness.admit(B, &blank(5, 1)).unwrap();
+    witness.heard(B, acknowledged(3, 10));
+    witness.admit(B, &blank(5, 1)).expect("its disk has moved on since it began");
+    assert!(!witness.is_found_out(B, 1));
+    restarted(&witness).admit(B, &blank(5, 1)).expect("and the other end may have restarted");
+}
+
+#[test]
+fn promises_of_all_boots_before_count_together() {
+    let mut witness = Witness::default();
+    witness.admit(B, &blank(5, 1)).unwrap();
+    witness.heard(B, acknowledged(3, 10));
+    witness.admit(B, &shown(6, 2, disk(3, 0, 10))).unwrap();
+    witness.heard(B, acknowledged(3, 9));
+    assert_eq!(witness.admit(B, &shown(7, 3, disk(3, 0, 9))), Err(Objection::Amnesia));
+    witness.admit(B, &shown(7, 3, disk(3, 0, 10))).unwrap();
+}
+
+#[test]
+fn who_was_let_in_by_one_that_knew_less_is_found_out() {
+    let (mut knows, mut less) = (Witness::default(), Witness::default());
+    for witness in [&mut knows, &mut less] {
+        witness.admit(B, &blank(5, 1)).unwrap();
+    }
+    knows.heard(B, acknowledged(3, 10));
+    less.admit(B, &shown(6, 2, disk(3, 0, 4))).unwrap();
+    assert!(!less.is_found_out(B, 2));
+    tell(&knows, &mut less);
+    assert!(less.is_found_out(B, 2));
+    assert_eq!(less.admit(B, &shown(6, 2, disk(3, 0, 4))), Err(Objection::Amnesia));
+    less.admit(B, &shown(7, 3, disk(3, 0, 10))).expect("the member itself");
+    assert!(!less.is_found_out(B, 3) && less.is_found_out(B, 2));
+}
+
+#[test]
+fn an_older_process_is_found_out_when_somebody_has_seen_a_later_one() {
+    let (mut one, mut other) = (Witness::default(), Witness::default());
+    one.admit(B, &blank(5, 1)).unwrap();
+    other.admit(B, &blank(6, 2)).unwrap();
+    tell(&one, &mut other);
+    assert!(!other.is_found_out(B, 2));
+    assert!(!one.is_found_out(B, 1));
+    tell(&other, &mut one);
+    assert!(one.is_found_out(B, 1));
+    assert_eq!(one.admit(B, &blank(5, 1)), Err(Objection::Boot));
+    one.admit(B, &blank(6, 2)).unwrap();
+}
+
+#[test]
+fn two_processes_with_one_boot_counter_are_both_put_out() {
+    let (mut one, mut other) = (Witness::default(), Witness::default());
+    one.admit(B, &blank(6, 1)).unwrap();
+    one.heard(B, acknowledged(3, 10));
+    other.admit(B, &blank(6, 2)).unwrap();
+    tell(&one, &mut other);
+    tell(&other, &mut one);
+    for witness in [&mut one, &mut other] {
+        for run in [1, 2] {
+            assert!(witness.is_found_out(B, run));
+            assert_eq!(witness.admit(B, &blank(6, run)), Err(Objection::Boot), "run {run}");
+        }
+        assert_eq!(witness.admit(B, &blank(7, 3)), Err(Objection::Amnesia));
+        witness.admit(B, &shown(7, 4, disk(3, 0, 10))).expect("the one that forgot nothing");
+    }
+}
+
+#[test]
+fn a_forgetful_process_that_somebody_let_in_does_not_put_out_the_member_elsewhere() {
+    for boot in [6, 5] {
+        let (mut knows, mut less) = (Witness::default(), Witness::default());
+        knows.admit(B, &blank(4, 1)).unwrap();
+        knows.heard(B, acknowledged(3, 10));
+        knows.admit(B, &shown(5, 2, disk(3, 0, 10))).unwrap();
+        less.admit(B, &shown(boot, 3, disk(3, 0, 4))).unwrap();
+        tell(&less, &mut knows);
+        assert!(!knows.is_found_out(B, 2), "boot {boot}");
+        tell(&knows, &mut less);
+        assert!(less.is_found_out(B, 3), "boot {boot}");
+        // What it did promise has to be kept all the same.
+        less.heard(B, Promise { term: 4, vote: 9, ..Promise::default() });
+        tell(&less, &mut knows);
+        assert_eq!(knows.admit(B, &shown(7, 4, disk(3, 0, 10))), Err(Objection::Amnesia));
+        knows.admit(B, &shown(7, 5, disk(4, 9, 10))).unwrap();
+    }
+}
+
+#[test]
+fn a_process_is_new_until_it_was_let_in() {
+    let mut witness = Witness::default();
+    assert_eq!(witness.is_new(B, &blank(5, 1)), Ok(true));
+    witness.admit(B, &blank(5, 1)).unwrap();
+    assert_eq!(witness.is_new(B, &blank(5, 1)), Ok(false));
+    assert_eq!(witness.is_new(B, &blank(6, 2)), Ok(true));
+    assert_eq!(witness.is_new(B, &blank(5, 2)), Err(Objection::Boot));
+}
+
+#[test]
+fn nothing_is_learnt_of_strangers_of_another_directory_or_from_junk() {
+    let (mut from, mut to) = (Witness::default(), Witness::default());
+    from.admit(MemberId(9), &blank(1, 1)).unwrap();
+    let wiped = Appearance { incarnation: Incarnation([8; 16]), ..blank(9, 9) };
+    from.admit(B, &wiped).unwrap();
+    to.admit(B, &blank(5, 1)).unwrap();
+    let before = (to.encode(), to.version());
+    tell(&from, &mut to);
+    assert!(to.told(b"junk", |_| true).is_err());
+    assert_eq!((to.encode(), to.version()), before);
+    assert!(!to.is_found_out(B, 1));
+}
+
+#[test]
+fn what_is_told_says_what_the_teller_promised_too() {
+    let mut witness = Witness::default();
+    let report = Witness::default().report(B, &blank(5, 1), acknowledged(3, 10));
+    witness.told(&report, |_| true).unwrap();
+    assert_eq!(witness.admit(B, &shown(6, 2, disk(3, 0, 9))), Err(Objection::Amnesia));
+    witness.admit(B, &shown(6, 2, disk(3, 0, 10))).unwrap();
+}
+
+#[test]
+fn boots_and_votes_are_urgent_and_all_else_is_only_news() {
+    let mut witness = Witness::default();
+    witness.admit(B, &blank(5, 1)).unwrap();
+    assert_eq!(witness.urgent(), witness.version());
+    let durable = witness.version();
+    witness.admit(B, &blank(5, 1)).unwrap();
+    witness.heard(B, Promise::default());
+    assert_eq!(witness.version(), durable, "no news");
+    witness.heard(B, acknowledged(3, 10));
+    assert!(witness.version() > durable && witness.urgent() == durable);
+    witness.heard(B, Promise { term: 3, vote: 2, ..Promise::default() });
+    assert_eq!(witness.urgent(), witness.version());
+    let voted = witness.version();
+    witness.heard(B, acknowledged(3, 11));
+    assert!(witness.version() > voted && witness.urgent() == voted);
+    let version = witness.version();
+    tell(&restarted(&witness), &mut witness);
+    assert_eq!(witness.version(), version, "nothing new was told");
+}
+
+#[test]
+fn who_was_removed_is_forgotten() {
+    let mut witness = Witness::default();
+    witness.admit(B, &blank(5, 1)).unwrap();
+    let version = witness.version();
+    witness.forget(|member| member != B);
+    assert_eq!(witness.version(), version);
+    witness.forget(|member| member == B);
+    assert!(witness.version() > version && !witness.encode().contains(&INCARNATION.to_string()));
+}
+
+#[test]
+fn the_first_versions_memory_still_counts() {
+    let text = format!("b {INCARNATION} 5\n");
+    let mut witness = Witness::decode(&text).unwrap();
+    assert_eq!(witness.admit(B, &blank(4, 1)), Err(Objection::Boot));
+    witness.admit(B, &blank(5, 1)).expect("its process was not noted");
+    assert_eq!(witness.admit(B, &blank(5, 2)), Err(Objection::Boot));
+}
+
+/// What happens to a member that is well, and to those who watch it.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// It votes for somebody in a later term.
+    Vote(u64),
+    /// Another leader's entries replace those that are not committed, and it acknowledges them.
+    Follow {
+        keep: u64,
+        add: u64,
+    },
+    /// All that it has is committed.
+    Commit,
+    /// It writes, and tells nobody.
+    Write(u64),
+    Restart,
+    /// A witness hears the latest, or something old again.
+    Hear {
+        witness: usize,
+        age: usize,
+    },
+    /// A stream of an earlier hello, or of the process that runs now, comes to a witness.
+    Stream(usize),
+    /// One witness tells another.
+    Tell(usize, usize),
+    /// A witness crashes, and has what it last wrote.
+    Crash(usize),
+    Flush(usize),
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let witness = 0..3_usize;
+    prop_oneof![
+        (1..4_u64).prop_map(Step::Vote),
+        (0..5_u64, 0..5_u64).prop_map(|(keep, add)| Step::Follow { keep, add }),
+        Just(Step::Commit),
+        (1..4_u64).prop_map(Step::Write),
+        Just(Step::Restart),
+        (witness.clone(), 0..4_usize).prop_map(|(witness, age)| Step::Hear { witness, age }),
+        witness.clone().prop_map(Step::Stream),
+        (witness.clone(), witness.clone()).prop_map(|(from, to)| Step::Tell(from, to)),
+        witness.clone().prop_map(Step::Crash),
+        witness.prop_map(Step::Flush),
+    ]
+}
+
+/// A member on a disk that never forgets, and three that watch it.
+struct History {
+    disk: OnDisk,
+    commit: u64,
+    boot: u64,
+    began: OnDisk,
+    /// With the boot of who said it.
+    said: Vec<(u64, Promise)>,
+    /// The highest boot that each has let in, and would still know of after a crash.
+    let_in: Vec<u64>,
+    witnesses: Vec<Witness>,
+    durable: Vec<String>,
+}
+
+impl History {
+    fn new() -> Self {
+        let disk = OnDisk::default();
+        let witnesses = vec![Witness::default(); 3];
+        let durable = witnesses.iter().map(Witness::encode).collect();
+        Self {
+            disk,
+            commit: 0,
+            boot: 1,
+            began: disk,
+            said: Vec::new(),
+            let_in: vec![0; 3],
+            witnesses,
+            durable,
+        }
+    }
+
+    fn say(&mut self, promise: Promise) {
+        self.said.push((self.boot, promise.with_commit(self.disk.term, self.commit)));
+    }
+
+    fn now(&self) -> Appearance {
+        shown(self.boot, 100 + self.boot, self.began)
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), (usize, Objection)> {
+        match step {
+            Step::Vote(to) => {
+                self.disk = OnDisk { term: self.disk.term + to, vote: to, ..self.disk };
+                self.say(Promise { term: self.disk.term, vote: to, ..Promise::default() });
+            }
+            Step::Follow { keep, add } => {
+                // A leader of a later term: only then may the log become shorter.
+                let last = (self.commit + keep).min(self.disk.last) + add;
+                self.disk = OnDisk { term: self.disk.term + 1, vote: 0, last };
+                self.say(acknowledged(self.disk.term, last));
+            }
+            Step::Commit => {
+                self.commit = self.disk.last;
+                self.say(acknowledged(self.disk.term, self.disk.last));
+            }
+            Step::Write(entries) => self.disk.last += entries,
+            Step::Restart => (self.boot, self.began) = (self.boot + 1, self.disk),
+            Step::Hear { witness, age } => {
+                let Some(at) = self.said.len().checked_sub(age + 1) else { return Ok(()) };
+                let (boot, promise) = self.said[at];
+                // Nobody is heard who was not let in before.
+                if boot <= self.let_in[witness] {
+                    self.witnesses[witness].heard(B, promise);
+                }
+            }
+            Step::Stream(witness) => {
+                let now = self.now();
+                self.witnesses[witness].admit(B, &now).map_err(|why| (witness, why))?;
+                if self.witnesses[witness].is_found_out(B, now.run) {
+                    return Err((witness, Objection::Amnesia));
+                }
+                self.durable[witness] = self.witnesses[witness].encode();
+                self.let_in[witness] = self.boot;
+            }
+            Step::Tell(from, to) => {
+                let teller = self.witnesses[from].clone();
+                tell(&teller, &mut self.witnesses[to]);
+            }
+            Step::Crash(witness) => {
+                self.witnesses[witness] = Witness::decode(&self.durable[witness]).unwrap();
+            }
+            Step::Flush(witness) => self.durable[witness] = self.witnesses[witness].encode(),
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_member_that_is_well_is_never_refused(steps in proptest::collection::vec(steps(), 1..60)) {
+        let mut history = History::new();
+        for step in steps {
+            let done = history.step(step);
+            prop_assert!(done.is_ok(), "{done:?}");
+        }
+    }
+
+    /// Whoever heard the latest promise refuses every earlier image that lacks it, whatever else it
+    /// was told, and however often the image is started.
+    #[test]
+    fn an_image_is_refused_by_whoever_heard_what_came_after(
+        first in proptest::collection::vec(steps(), 1..30),
+        later in proptest::collection::vec(steps(), 1..30),
+        starts in 1..4_u64,
+    ) {
+        let mut history = History::new();
+        let now = history.now();
+        history.witnesses[0].admit(B, &now).unwrap();
+        for step in first {
+            let _ = history.step(step);
+        }
+        let image = (history.boot, history.disk);
+        let said = history.said.len();
+        for step in later {
+            if !matches!(step, Step::Crash(_)) {
+                let _ = history.step(step);
+            }
+        }
+        let now = history.now();
+        history.witnesses[0].admit(B, &now).unwrap();
+        for at in said..history.said.len() {
+            let promise = history.said[at].1;
+            history.witnesses[0].heard(B, promise);
+        }
+        let lacks = history.said[said..].iter().any(|(_, promise)| !image.1.keeps(promise));
+        let boot = image.0 + starts;
+        let mut witness = restarted(&history.witnesses[0]);
+        let admitted = witness.admit(B, &shown(boot, 999, image.1));
+        if lacks {
+            prop_assert!(admitted.is_err());
+        } else if boot > history.boot {
+            prop_assert_eq!(admitted, Ok(()));
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Data directories that come back as less than they were, on real processes: each is refused, and
+//! the member's own one never is.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::{Member, free_ports, put_again, same_hash, started, three};
+use rustix::process::Signal;
+
+/// Between two kills.
+const LIFE: Duration = Duration::from_millis(400);
+const KILLS: usize = 24;
+
+fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap();
+    assert!(copied.success());
+}
+
+/// An image of a member's directory as it is at one moment, while its process runs.
+fn image(member: &Member, to: &Path) {
+    member.signal(Signal::STOP);
+    copy(&member.data_dir, to);
+    member.signal(Signal::CONT);
+}
+
+fn restart(member: &mut Member) {
+    member.kill();
+    member.start();
+    member.ready();
+}
+
+/// It ends for good, saying why, as often as it is started, and keeps its data.
+fn is_refused(member: &mut Member, why: &str) {
+    for _ in 0..2 {
+        assert_eq!(member.exit_code(), Some(3), "{}", member.log());
+        assert!(member.log().contains(why), "{}", member.log());
+        assert!(member.log().contains("Replace this member"), "{}", member.log());
+        assert!(member.data_dir.join("member/db").exists());
+        member.start();
+    }
+    member.exit_code();
+}
+
+async fn puts(member: &Member, name: &str) {
+    for n in 0..20 {
+        put_again(member, &format!("{name}-{n}"), "x").await;
+    }
+}
+
+fn counted(member: &Member, reason: &str) -> bool {
+    let line = format!("muster_peer_streams_refused_total{{reason=\"{reason}\"}} ");
+    let metrics = member.http("/metrics");
+    metrics.lines().any(|found| found.strip_prefix(&line).is_some_and(|count| count != "0"))
+}
+
+#[tokio::test]
+async fn an_image_taken_while_the_member_ran_and_put_back_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    puts(&members[0], "before").await;
+    let (old, own) = (root.path().join("old"), root.path().join("own"));
+    image(&members[1], &old);
+    puts(&members[0], "after").await;
+    members[1].kill();
+    // The others remember across restarts of their own, which leave nobody to ask meanwhile.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    restart(&mut members[0]);
+    restart(&mut members[2]);
+    std::fs::rename(&members[1].data_dir, &own).unwrap();
+    copy(&old, &members[1].data_dir);
+    members[1].start();
+    is_refused(&mut members[1], "put back from an older image");
+    assert!(counted(&members[0], "amnesia"), "{}", members[0].http("/metrics"));
+    assert!(members[0].log().contains("refused a peer stream"));
+    puts(&members[0], "without").await;
+    std::fs::remove_dir_all(&members[1].data_dir).unwrap();
+    std::fs::rename(&own, &members[1].data_dir).unwrap();
+    members[1].start();
+    let revision = put_again(&members[1], "with its own disk", "x").await;
+    same_hash(&members, revision).await;
+}
+
+#[tokio::test]
+async fn of_a_clone_and_its_original_the_one_that_forgot_something_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    puts(&members[0], "before").await;
+    let elsewhere = root.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    let [peer, client] = free_ports();
+    let mut clone = Member::new(&elsewhere, "b", peer, client, "");
+    clone.args.pop();
+    image(&members[1], &clone.data_dir);
+    puts(&members[0], "after").await;
+    clone.start();
+    is_refused(&mut clone, "put back from an older image");
+    put_again(&members[1], "the original", "goes on").await;
+
+    // The other way: a clone that has all that its original had goes on in its place.
+    members[1].kill();
+    let original = root.path().join("original");
+    copy(&members[1].data_dir, &original);
+    members[1].start();
+    put_again(&members[1], "the clone", "is the member").await;
+    members[1].kill();
+    std::fs::remove_dir_all(&members[1].data_dir).unwrap();
+    copy(&original, &members[1].data_dir);
+    members[1].start();
+    assert_eq!(members[1].exit_code(), Some(3), "{}", members[1].log());
+    assert!(members[1].log().contains("boot counter went back, or runs twice"));
+    members[1].start();
+    is_refused(&mut members[1], "put back from an older image");
+    put_again(&members[2], "the cluster", "goes on").await;
+}
+
+/// Nothing is written, so that the clone has forgotten nothing: it is told by the original's life.
+#[tokio::test]
+async fn a_clone_that_forgot_nothing_is_refused_while_its_original_lives() {
+    let root = tempfile::tempdir().unwrap();
+    let members = started(root.path());
+    puts(&members[0], "before").await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let elsewhere = root.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    let [peer, client] = free_ports();
+    let mut clone = Member::new(&elsewhere, "b", peer, client, "");
+    clone.args.pop();
+    image(&members[1], &clone.data_dir);
+    clone.start();
+    is_refused(&mut clone, "boot counter went back, or runs twice");
+    put_again(&members[1], "the original", "goes on").await;
+    assert!(!members[1].log().contains("the peer refused this member"), "{}", members[1].log());
+}
+
+#[tokio::test]
+async fn a_wiped_disk_under_the_old_name_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    puts(&members[0], "before").await;
+    members[1].kill();
+    std::fs::remove_dir_all(&members[1].data_dir).unwrap();
+    members[1].start();
+    is_refused(&mut members[1], "its disk was wiped or replaced");
+    put_again(&members[0], "the cluster", "goes on").await;
+}
+
+#[tokio::test]
+async fn a_member_that_is_well_is_never_refused_however_often_it_is_killed() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = three(root.path());
+    for member in &mut members {
+        let quick = ["--heartbeat-interval=20", "--election-timeout=200"];
+        member.args.extend(quick.map(str::to_owned));
+        member.start();
+    }
+    members.iter_mut().for_each(Member::ready);
+    let mut written = 0;
+    for kill in 0..KILLS {
+        let key = format!("k{kill}");
+        let deadline = Instant::now() + LIFE;
+        while Instant::now() < deadline {
+            let put = members[(kill + 1) % 3].put(&key, "x");
+            let left = deadline - Instant::now();
+            written +=
+                usize::from(tokio::time::timeout(left, put).await.is_ok_and(|put| put.is_ok()));
+        }
+        members[kill % 3].kill();
+        members[kill % 3].start();
+    }
+    assert!(written > KILLS, "there was next to nothing to forget: {written}");
+    let revision = put_again(&members[0], "all", "well").await;
+    same_hash(&members, revision).await;
+    for member in &members {
+        let refused = ["its disk holds less", "boot counter went back", "wiped or replaced"];
+        assert!(!refused.iter().any(|why| member.log().contains(why)), "{}", member.log());
+    }
+}
