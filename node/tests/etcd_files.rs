@@ -58,25 +58,49 @@ async fn everything(member: &Member, revision: i64) -> RangeResponse {
     RangeResponse { header: None, ..answer }
 }
 
-/// Debian's etcd on a directory that its etcdctl makes of a snapshot.
-fn restored(root: &Path, file: &Path) -> Member {
+/// Debian's etcd, on no directory yet.
+fn stock(root: &Path) -> Member {
     let [peer, client] = free_ports();
-    let url = format!("http://127.0.0.1:{peer}");
-    let mut member = Member::new(root, "stock", peer, client, &format!("stock={url}"));
+    let initial = format!("stock=http://127.0.0.1:{peer}");
+    let mut member = Member::new(root, "stock", peer, client, &initial);
     member.program = Some(PathBuf::from(ETCD));
-    let output = Command::new("etcdctl")
-        .env("ETCDCTL_API", "3")
-        .args(["snapshot", "restore"])
-        .arg(file)
-        .arg("--data-dir")
-        .arg(&member.data_dir)
-        .args(["--name=stock", &format!("--initial-cluster=stock={url}")])
-        .arg(format!("--initial-advertise-peer-urls={url}"))
-        .output()
-        .unwrap();
+    member
+}
+
+/// Makes the directory of `member` of a snapshot, with `snapshot restore` of its own tools, and
+/// starts it.
+fn start_from(file: &Path, mut tool: Command, member: &mut Member) {
+    let is_for_both = |flag: &&String| {
+        ["--name=", "--data-dir=", "--initial-"].iter().any(|known| flag.starts_with(known))
+    };
+    tool.env("ETCDCTL_API", "3").args(["snapshot", "restore"]).arg(file);
+    let output = tool.args(member.args.iter().filter(is_for_both)).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     member.start();
-    member
+}
+
+fn save(from: &Member, file: &Path) {
+    let (saved, said) =
+        etcdctl(&from.client_url, &["snapshot", "save", file.to_str().unwrap()]).unwrap();
+    assert!(saved && said.contains("Snapshot saved at"), "{said}");
+}
+
+/// Waits until `member` has what [`write_history`] wrote last.
+async fn serving(member: &Member) {
+    let start = std::time::Instant::now();
+    while member.get("last").await.ok().flatten().as_deref() != Some("one") {
+        assert!(start.elapsed() < common::PATIENCE, "{}", member.log());
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+}
+
+/// Checksums and whole ranges at several revisions; then both go on from the same one.
+async fn assert_same(one: &Member, other: &Member, revision: i64) {
+    for at in [revision, revision - 1, revision * 3 / 4, revision / 2 + 1] {
+        assert_eq!(one.hash(at).await.unwrap(), other.hash(at).await.unwrap(), "at {at}");
+        assert_eq!(everything(one, at).await, everything(other, at).await, "at {at}");
+    }
+    assert_eq!(other.put("next", "one").await.unwrap(), revision + 1);
 }
 
 #[tokio::test]
@@ -90,27 +114,41 @@ async fn stock_etcd_starts_from_what_its_own_etcdctl_saved_of_us() {
     ours.ready();
     let revision = write_history(&ours).await;
     let file = root.path().join("saved.db");
-    let (saved, said) =
-        etcdctl(&ours.client_url, &["snapshot", "save", file.to_str().unwrap()]).unwrap();
-    assert!(saved && said.contains("Snapshot saved at"), "{said}");
+    save(&ours, &file);
     let (whole, status) =
         etcdctl("http://127.0.0.1:1", &["snapshot", "status", file.to_str().unwrap()]).unwrap();
     assert!(whole && status.contains(&format!(", {revision}, ")), "{status}");
-
-    let theirs = restored(root.path(), &file);
-    let same = async || theirs.get("last").await.ok().flatten();
-    let start = std::time::Instant::now();
-    while same().await.as_deref() != Some("one") {
-        assert!(start.elapsed() < common::PATIENCE, "{}", theirs.log());
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
-    for at in [revision, revision - 1, revision * 3 / 4, revision / 2 + 1] {
-        let (ours, theirs) = (&ours, &theirs);
-        assert_eq!(ours.hash(at).await.unwrap(), theirs.hash(at).await.unwrap(), "at {at}");
-        assert_eq!(everything(ours, at).await, everything(theirs, at).await, "at {at}");
-    }
-    // Both go on from the same revision.
-    assert_eq!(theirs.put("next", "one").await.unwrap(), revision + 1);
+    let mut theirs = stock(root.path());
+    start_from(&file, Command::new("etcdctl"), &mut theirs);
+    serving(&theirs).await;
+    assert_same(&ours, &theirs, revision).await;
     let log = theirs.log();
     assert!(!log.contains("panic") && !log.contains("fatal"), "{log}");
+}
+
+#[tokio::test]
+async fn a_node_starts_from_what_etcdctl_saved_of_an_etcd_and_goes_back() {
+    if !has_stock() {
+        return;
+    }
+    let root = tempfile::tempdir().unwrap();
+    let mut theirs = stock(root.path());
+    theirs.start();
+    common::put_again(&theirs, "first", "one").await;
+    let revision = write_history(&theirs).await;
+    let file = root.path().join("saved.db");
+    save(&theirs, &file);
+    let mut ours = Member::alone(root.path());
+    start_from(&file, common::node(), &mut ours);
+    serving(&ours).await;
+    assert_same(&theirs, &ours, revision).await;
+
+    let back = root.path().join("back.db");
+    save(&ours, &back);
+    let elsewhere = root.path().join("back");
+    std::fs::create_dir(&elsewhere).unwrap();
+    let mut again = stock(&elsewhere);
+    start_from(&back, Command::new("etcdctl"), &mut again);
+    serving(&again).await;
+    assert_same(&ours, &again, revision + 1).await;
 }
