@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::member::{
-    Access, Add, MemberCommand, MoveLeader, Promote, Remove, Update, Verb,
+    Access, Add, MemberCommand, MoveLeader, Plan, Promote, Remove, Replace, Update, Verb,
 };
 
 /// Where state lies unless told otherwise.

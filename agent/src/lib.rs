@@ -10,6 +10,7 @@
 //! | `probe/` | the listener and the prober between agents |
 //! | `supervisor/`, `launcher`, `tail` | the node's process, how it is started, its log |
 //! | `door`, `cluster/` | a node's client port, and the Cluster API behind it |
+//! | `plan/` | what a change of members would do, and what comes next: pure |
 //! | `removal` | what is kept of a member that its cluster has removed |
 //! | `health`, `status`, `metrics` | what can be asked |
 
@@ -29,6 +30,7 @@ mod logging;
 mod machine;
 mod metrics;
 mod node_command;
+mod plan;
 mod printer;
 mod probe;
 mod protocol;

@@ -13,7 +13,8 @@ with muster-node and with stock etcd, on every host of the cluster and without d
 member's host nothing but the verb is needed: the agent asks its own node. Elsewhere say --endpoints,
 and --cacert, --cert and --key (muster-discovery cluster credentials makes them).
 
-A MEMBER is a name or an id, as `member list` shows them.
+A MEMBER is a name, an id or a peer URL, as `member list` shows them. `member plan` says beforehand what a
+change would do; what a change may cost, it says itself, on standard error.
 
 EXIT CODES
   0  done    1  refused, or not known to be done (the text says which)    2  wrong usage";
@@ -60,16 +61,91 @@ pub(crate) struct Access {
 pub(crate) enum Verb {
     /// Who the members are, and how each is.
     List,
+    /// What a change would do to quorum and failure tolerance, and whether it would be refused.
+    /// Changes nothing; exits 1 if the cluster would refuse it.
+    #[command(subcommand)]
+    Plan(Plan),
     /// Agree on a new member. It starts afterwards, with what this prints.
+    #[command(after_long_help = ADDING)]
     Add(Add),
-    /// Give a learner its vote.
+    /// Give a learner its vote, as soon as it is in sync.
     Promote(Promote),
     /// Let a member be reached at other peer URLs. It is restarted afterwards, with them.
+    #[command(after_long_help = MOVING)]
     Update(Update),
     /// Remove a member for ever. A leader hands over first.
     Remove(Remove),
+    /// Put a new member in the place of another: add, wait for it, promote, remove.
+    #[command(after_long_help = REPLACING)]
+    Replace(Replace),
     /// Make another member the leader, before maintenance of this one.
     MoveLeader(MoveLeader),
+    /// Wait until every member answers and is in sync: the gate between two restarts.
+    #[command(after_long_help = ROLLING)]
+    Wait(Wait),
+}
+
+/// What `member plan` plans.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Plan {
+    /// What `member add` would do.
+    Add(Add),
+    /// What `member promote` would do.
+    Promote(Promote),
+    /// What `member update` would do.
+    Update(Update),
+    /// What `member remove` would do.
+    Remove(Remove),
+    /// What `member replace` would do.
+    Replace(Replace),
+}
+
+const ADDING: &str = "\
+The new member begins as a learner: until it is promoted it has no vote, and costs the cluster
+nothing if it never starts. From three members to five, twice:
+
+  muster-agent member add db-4 --peer-urls https://10.0.0.4:2380
+  (on db-4, with what that printed)   muster-node --data-dir ... --listen-peer-urls ...
+  muster-agent member promote db-4";
+
+const MOVING: &str = "\
+One member at a time, for all of them if need be:
+
+  muster-agent member update db-2 --peer-urls https://10.1.0.2:2380
+  (on db-2)   restart it, with its new --initial-advertise-peer-urls and --listen-peer-urls
+  muster-agent member wait";
+
+const REPLACING: &str = "\
+The new member comes first, as a learner, so that at no time there are fewer copies than before. A
+failed one goes first where the cluster takes nobody in before that (one of three), and where the
+new one is to have its URL. Run it again after whatever happened: it reads the list of members and
+goes on where it stopped. The new member is started by you, with what this prints.
+
+  muster-agent member plan replace db-2 db-4 --peer-urls https://10.0.0.4:2380
+  muster-agent member replace db-2 db-4 --peer-urls https://10.0.0.4:2380";
+
+const ROLLING: &str = "\
+A rolling restart or upgrade, member by member:
+
+  muster-agent member move-leader --from db-1     # nothing, if another one leads
+  (on db-1)   replace the program, restart it
+  muster-agent member wait";
+
+/// What every change takes.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Planned {
+    /// Only if the members are still as `member plan` found them: its configuration index.
+    /// (muster-node refuses a stale one; stock etcd can't.)
+    #[arg(long, value_name = "INDEX")]
+    pub plan_at: Option<u64>,
+}
+
+/// What whatever waits takes.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Patience {
+    /// How long to wait without any progress.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    pub patience: u64,
 }
 
 /// `member add`, as typed.
@@ -80,39 +156,85 @@ pub(crate) struct Add {
     /// Where its peers will reach it: https://HOST:PORT, separated by commas.
     #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
     pub peer_urls: Vec<String>,
-    /// With a vote from the beginning. Without this it is a learner until it is promoted, and costs
-    /// the cluster nothing if it never starts.
+    /// With a vote from the beginning. Until it starts it counts as a member that has failed.
     #[arg(long)]
     pub voter: bool,
+    /// On which members.
+    #[command(flatten)]
+    pub planned: Planned,
 }
 
 /// `member promote`, as typed.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Promote {
-    /// Its name or id.
+    /// Its name, id or peer URL.
     pub member: String,
+    /// On which members.
+    #[command(flatten)]
+    pub planned: Planned,
+    /// For how long it is waited for.
+    #[command(flatten)]
+    pub patience: Patience,
+    /// Fail at once if it is not in sync.
+    #[arg(long)]
+    pub no_wait: bool,
 }
 
 /// `member update`, as typed.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Update {
-    /// Its name or id.
+    /// Its name, id or peer URL.
     pub member: String,
     /// Where its peers will reach it: https://HOST:PORT, separated by commas.
     #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
     pub peer_urls: Vec<String>,
+    /// On which members.
+    #[command(flatten)]
+    pub planned: Planned,
 }
 
 /// `member remove`, as typed.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Remove {
-    /// Its name or id.
+    /// Its name, id or peer URL.
     pub member: String,
+    /// On which members.
+    #[command(flatten)]
+    pub planned: Planned,
+}
+
+/// `member replace`, as typed.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Replace {
+    /// Who goes: its name or id. An id, once it is gone.
+    pub old: String,
+    /// The new member's name.
+    pub name: String,
+    /// Where the new member's peers will reach it: https://HOST:PORT, separated by commas.
+    #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
+    pub peer_urls: Vec<String>,
+    /// On which members it begins.
+    #[command(flatten)]
+    pub planned: Planned,
+    /// For how long the new member is waited for.
+    #[command(flatten)]
+    pub patience: Patience,
 }
 
 /// `member move-leader`, as typed.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MoveLeader {
-    /// Its name or id (default: the voter that is nearest to the leader's log).
+    /// Who is to lead: its name or id (default: the voter whose log is the longest).
     pub member: Option<String>,
+    /// Only if this member leads.
+    #[arg(long, value_name = "MEMBER")]
+    pub from: Option<String>,
+}
+
+/// `member wait`, as typed.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Wait {
+    /// For how long.
+    #[command(flatten)]
+    pub patience: Patience,
 }

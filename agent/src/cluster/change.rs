@@ -82,6 +82,15 @@ impl Change {
     }
 }
 
+impl Change {
+    /// The same, and it was this change that did it. Somebody else may have added a member with the
+    /// same URLs; where operations have ids, asking again tells.
+    fn is_surely_shown_by(&self, members: &Members) -> bool {
+        let knows_operations = members.configuration.is_some();
+        self.is_shown_by(members) && !(matches!(self, Self::Add(_)) && knows_operations)
+    }
+}
+
 impl NewMember {
     pub(super) fn metadata(&self, mut metadata: MetadataMap) -> MetadataMap {
         for (name, value) in [(INCARNATION, &self.incarnation), (NODE_KEY, &self.node_key)] {
@@ -133,20 +142,21 @@ impl Cluster {
                 // What was lost before may be why it can't be done again.
                 Err(ClusterError::Refused { code, text }) if tries > 1 => {
                     let members = self.look().await?;
-                    let is_own = !matches!(change, Change::Add(_));
-                    return if is_own && change.is_shown_by(&members) {
+                    return if change.is_surely_shown_by(&members) {
                         Ok(members)
                     } else {
                         Err(ClusterError::Refused { code, text })
                     };
                 }
+                // This try did nothing, and that says nothing of the one before it.
+                Err(error) if tries > 1 && error.is_silence() => {
+                    ClusterError::Ambiguous { what: change.what(), text: error.to_string() }
+                }
                 answer => return answer,
             };
             tracing::debug!(error = %lost, "looking what became of a change");
             let members = self.look().await.map_err(|_| lost_again(&lost))?;
-            let knows_operations = members.configuration.is_some();
-            let is_own = !matches!(change, Change::Add(_)) || !knows_operations;
-            if is_own && change.is_shown_by(&members) {
+            if change.is_surely_shown_by(&members) {
                 return Ok(members);
             }
             if tries == MOST_TRIES {
@@ -161,9 +171,7 @@ impl Cluster {
         let start = Instant::now();
         loop {
             match self.list().await {
-                Err(ClusterError::Unreachable(_) | ClusterError::Unavailable { .. })
-                    if start.elapsed() < LOOK_LIMIT =>
-                {
+                Err(error) if error.is_silence() && start.elapsed() < LOOK_LIMIT => {
                     sleep(LOOK_AGAIN).await;
                 }
                 answer => return answer,

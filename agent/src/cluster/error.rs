@@ -65,6 +65,11 @@ impl ClusterError {
         matches!(self, Self::Ambiguous { .. })
     }
 
+    /// Whether nobody could serve it: it may help to ask again.
+    pub(crate) fn is_silence(&self) -> bool {
+        matches!(self, Self::Unreachable(_) | Self::Unavailable { .. })
+    }
+
     /// Whether another member may answer what this one did not.
     pub(super) fn may_be_asked_elsewhere(&self) -> bool {
         match self {

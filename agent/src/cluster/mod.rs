@@ -54,6 +54,21 @@ impl Cluster {
         Self { doors }
     }
 
+    /// The same cluster, by these members' client URLs as well, where the doors that it was given
+    /// stay shut: the member behind them may be the one that goes.
+    pub(crate) fn reaching(&self, members: &Members) -> Self {
+        let mut doors = self.doors.clone();
+        for url in members.list.iter().flat_map(|member| &member.client_urls) {
+            let identity = self.doors.iter().find_map(Door::identity);
+            doors.extend(Door::at(url, identity).ok().filter(|door| !self.has(door)));
+        }
+        Self { doors }
+    }
+
+    fn has(&self, door: &Door) -> bool {
+        self.doors.iter().any(|own| own.to_string() == door.to_string())
+    }
+
     /// The members, as the cluster knows them for certain.
     pub(crate) async fn list(&self) -> Result<Members, ClusterError> {
         self.ask(Kind::Read("member list"), async |channel| {

@@ -1,11 +1,25 @@
-//! The verbs that change one thing.
+//! The verbs that change one thing, and how any change is made.
+
+use std::time::Duration;
 
 use serde::Serialize;
+use tokio::time::{Instant, sleep};
 
-use super::{Answers, Survey, find};
+use super::{Answers, Survey, find, wait};
 use crate::cli::{Add, MoveLeader, Promote, Remove, Update};
-use crate::cluster::{Carrying, Change, Cluster, Member, MemberId, Members, NewMember};
+use crate::cluster::{
+    Carrying, Change, Cluster, ClusterError, Member, MemberId, Members, NewMember,
+};
 use crate::exit::End;
+use crate::plan::{Wanted, plan};
+
+/// How long a change is asked for again where the cluster finds its members connected for too short
+/// a time (5 s is what it asks for), and how often.
+const SETTLE_LIMIT: Duration = Duration::from_secs(15);
+const SETTLE_AGAIN: Duration = Duration::from_millis(500);
+/// How long a new leader may take to be known.
+const LEADER_LIMIT: Duration = Duration::from_secs(5);
+const LEADER_AGAIN: Duration = Duration::from_millis(50);
 
 /// What `--json` prints of a change.
 #[derive(Serialize)]
@@ -17,7 +31,7 @@ struct Done<'a> {
     members: &'a [Member],
     /// What the new member has to be told.
     #[serde(skip_serializing_if = "Option::is_none")]
-    environment: Option<Vec<(&'static str, String)>>,
+    environment: Option<Environment>,
 }
 
 impl<'a> Done<'a> {
@@ -32,55 +46,143 @@ impl<'a> Done<'a> {
     }
 }
 
+/// Changes that one command makes, each on the members that were seen before it.
+pub(super) struct Session {
+    cluster: Cluster,
+}
+
+impl Session {
+    /// Refuses if the members are not as they were `planned`.
+    pub(super) fn begin(survey: &Survey, planned: Option<u64>) -> Result<Self, End> {
+        match (planned, survey.members.configuration) {
+            (Some(_), None) => Err(End::Usage(
+                "--plan-at: this is stock etcd, which has no configuration index and refuses no \
+                 stale plan"
+                    .to_owned(),
+            )),
+            (Some(planned), Some(now)) if planned != now => Err(End::Failed(format!(
+                "the plan is stale: it was made at configuration {planned}, and the members are at \
+                 {now}. Nothing was changed; plan again"
+            ))),
+            _ => Ok(Self { cluster: survey.cluster.clone() }),
+        }
+    }
+
+    /// Makes a change on the members that `survey` saw, and on no others.
+    pub(super) async fn change(
+        &self,
+        survey: &Survey,
+        change: &Change,
+        answers: &Answers<'_, '_>,
+    ) -> Result<Members, End> {
+        let start = Instant::now();
+        let enough_answer = survey.sight().is_well();
+        loop {
+            let planned_at = survey.members.configuration;
+            let carrying = Carrying { planned_at, ..Carrying::anew() };
+            match self.cluster.carry_out(change, &carrying).await {
+                Err(ClusterError::Refused { text, .. })
+                    if text.ends_with("unhealthy cluster")
+                        && enough_answer
+                        && start.elapsed() < SETTLE_LIMIT =>
+                {
+                    if start.elapsed() < SETTLE_AGAIN {
+                        answers.note("waiting until the members have been connected for 5 s");
+                    }
+                    sleep(SETTLE_AGAIN).await;
+                }
+                answer => return Ok(answer?),
+            }
+        }
+    }
+
+    /// Removes a member; if it leads, it hands over first.
+    pub(super) async fn remove(
+        &self,
+        survey: &Survey,
+        id: MemberId,
+        answers: &Answers<'_, '_>,
+    ) -> Result<Members, End> {
+        if survey.leader == Some(id) && survey.members.list.len() > 1 {
+            hand_over(survey, None).await?;
+        }
+        self.change(survey, &Change::Remove(id), answers).await
+    }
+
+    /// The answer of a command that made several changes.
+    pub(super) fn done(
+        &self,
+        survey: &Survey,
+        id: MemberId,
+        answers: &mut Answers<'_, '_>,
+        text: impl FnOnce(&Members) -> String,
+    ) -> Result<(), End> {
+        let members = &survey.members;
+        answers.give(&Done::of(id, members), || text(members))
+    }
+}
+
 /// `member add`.
 pub(super) async fn add(
     cluster: &Cluster,
     typed: &Add,
     answers: &mut Answers<'_, '_>,
 ) -> Result<(), End> {
+    let survey = Survey::of(cluster).await?;
+    let session = Session::begin(&survey, typed.planned.plan_at)?;
+    let wanted = Wanted::Add { peer_urls: typed.peer_urls.clone(), is_voter: typed.voter };
+    answers.notes(&plan(&survey.sight(), &wanted).warnings);
     let new = NewMember {
         peer_urls: typed.peer_urls.clone(),
         is_learner: !typed.voter,
         ..NewMember::default()
     };
-    let members = cluster.carry_out(&Change::Add(new), &Carrying::anew()).await?;
+    let members = session.change(&survey, &Change::Add(new), answers).await?;
     let added = members.of_peer_urls(&typed.peer_urls).ok_or_else(|| {
         End::Failed(format!("{} was added, and has been removed again since", typed.name))
     })?;
     let environment = environment(&typed.name, added, &members);
-    let role = if added.is_learner { " as a learner" } else { "" };
     let text = || {
-        let mut lines = vec![format!(
-            "Member {} added to cluster {:x}{role}. Start it now, with:\n",
-            added.id, members.cluster_id
-        )];
-        lines.extend(environment.iter().map(|(name, value)| format!("{name}=\"{value}\"")));
-        if added.is_learner {
-            lines.push(format!("\nand then: muster-agent member promote {}", typed.name));
-        }
-        lines.join("\n")
+        let role = if added.is_learner { " as a learner" } else { "" };
+        let next = if added.is_learner {
+            let (id, wait) = (added.id, "which waits until it is in sync");
+            format!("\n\nand then: muster-agent member promote {id} ({wait})")
+        } else {
+            String::new()
+        };
+        format!(
+            "Member {} added to cluster {:x}{role}. Start it now, with:\n\n{}{next}",
+            added.id,
+            members.cluster_id,
+            print_environment(&environment)
+        )
     };
     let done = Done { environment: Some(environment.clone()), ..Done::of(added.id, &members) };
     answers.give(&done, text)
 }
 
-/// What a new member is started with, as etcd reads it.
-pub(super) fn environment(
-    name: &str,
-    added: &Member,
-    members: &Members,
-) -> Vec<(&'static str, String)> {
+/// Variables that a new member is started with, as etcd and `muster-node` read them.
+pub(super) type Environment = std::collections::BTreeMap<&'static str, String>;
+
+/// What `added`, by its name, is told of the others.
+pub(super) fn environment(name: &str, added: &Member, members: &Members) -> Environment {
     let mut initial = Vec::new();
     for member in &members.list {
         let of = if member.id == added.id { name } else { &member.name };
         initial.extend(member.peer_urls.iter().map(|url| format!("{of}={url}")));
     }
-    vec![
+    Environment::from([
         ("ETCD_NAME", name.to_owned()),
         ("ETCD_INITIAL_CLUSTER", initial.join(",")),
         ("ETCD_INITIAL_ADVERTISE_PEER_URLS", added.peer_urls.join(",")),
         ("ETCD_INITIAL_CLUSTER_STATE", "existing".to_owned()),
-    ]
+    ])
+}
+
+/// A line for each.
+pub(super) fn print_environment(environment: &Environment) -> String {
+    let lines = environment.iter().map(|(name, value)| format!("{name}=\"{value}\""));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// `member promote`.
@@ -89,11 +191,18 @@ pub(super) async fn promote(
     typed: &Promote,
     answers: &mut Answers<'_, '_>,
 ) -> Result<(), End> {
-    let members = cluster.list().await?;
-    let id = find(&members.list, &typed.member)?.id;
-    let members = cluster.carry_out(&Change::Promote(id), &Carrying::anew()).await?;
-    answers.give(&Done::of(id, &members), || {
-        format!("Member {id} promoted in cluster {:x}", members.cluster_id)
+    let mut survey = Survey::of(cluster).await?;
+    let session = Session::begin(&survey, typed.planned.plan_at)?;
+    let member = find(&survey.members.list, &typed.member)?.clone();
+    answers.notes(&plan(&survey.sight(), &Wanted::Promote(member.id)).warnings);
+    if !typed.no_wait && member.is_learner {
+        let patience = Duration::from_secs(typed.patience.patience);
+        survey = wait::in_sync(&survey, member.id, patience, answers).await?;
+        Session::begin(&survey, typed.planned.plan_at)?;
+    }
+    let members = session.change(&survey, &Change::Promote(member.id), answers).await?;
+    answers.give(&Done::of(member.id, &members), || {
+        format!("Member {} promoted in cluster {:x}", member.id, members.cluster_id)
     })
 }
 
@@ -103,10 +212,13 @@ pub(super) async fn update(
     typed: &Update,
     answers: &mut Answers<'_, '_>,
 ) -> Result<(), End> {
-    let members = cluster.list().await?;
-    let id = find(&members.list, &typed.member)?.id;
+    let survey = Survey::of(cluster).await?;
+    let session = Session::begin(&survey, typed.planned.plan_at)?;
+    let id = find(&survey.members.list, &typed.member)?.id;
+    let wanted = Wanted::Update(id, typed.peer_urls.clone());
+    answers.notes(&plan(&survey.sight(), &wanted).warnings);
     let change = Change::Update(id, typed.peer_urls.clone());
-    let members = cluster.carry_out(&change, &Carrying::anew()).await?;
+    let members = session.change(&survey, &change, answers).await?;
     answers.give(&Done::of(id, &members), || {
         let urls = typed.peer_urls.join(",");
         format!(
@@ -124,11 +236,10 @@ pub(super) async fn remove(
     answers: &mut Answers<'_, '_>,
 ) -> Result<(), End> {
     let survey = Survey::of(cluster).await?;
+    let session = Session::begin(&survey, typed.planned.plan_at)?;
     let id = find(&survey.members.list, &typed.member)?.id;
-    if survey.leader == Some(id) {
-        hand_over(cluster, &survey, None).await?;
-    }
-    let members = cluster.carry_out(&Change::Remove(id), &Carrying::anew()).await?;
+    answers.notes(&plan(&survey.sight(), &Wanted::Remove(id)).warnings);
+    let members = session.remove(&survey, id, answers).await?;
     answers.give(&Done::of(id, &members), || {
         format!("Member {id} removed from cluster {:x}", members.cluster_id)
     })
@@ -148,21 +259,26 @@ pub(super) async fn move_leader(
     answers: &mut Answers<'_, '_>,
 ) -> Result<(), End> {
     let survey = Survey::of(cluster).await?;
-    let to = match &typed.member {
-        Some(typed) => Some(find(&survey.members.list, typed)?.id),
-        None => None,
+    let find = |typed: &Option<String>| {
+        let typed = typed.as_deref();
+        typed.map(|typed| find(&survey.members.list, typed).map(|member| member.id)).transpose()
     };
+    let (to, only_from) = (find(&typed.member)?, find(&typed.from)?);
     let from = survey.leader.ok_or_else(|| End::Failed("nobody leads".to_owned()))?;
-    let to = hand_over(cluster, &survey, to).await?;
+    if to == Some(from) || only_from.is_some_and(|only| only != from) {
+        return answers.give(&Moved { from, to: from }, || format!("{from} leads; nothing to do"));
+    }
+    if to.is_some() && to == only_from {
+        return Err(End::Usage("the leadership is to move from and to the same member".to_owned()));
+    }
+    let to = hand_over(&survey, to).await?;
     answers.give(&Moved { from, to }, || format!("Leadership moved from {from} to {to}"))
 }
 
-/// Lets `to`, or who is nearest to the leader's log, take over. Gives who did.
-async fn hand_over(
-    cluster: &Cluster,
-    survey: &Survey,
-    to: Option<MemberId>,
-) -> Result<MemberId, End> {
+/// Lets `to`, or who is nearest to the leader's log, take over, and waits until it has. Gives who
+/// did.
+async fn hand_over(survey: &Survey, to: Option<MemberId>) -> Result<MemberId, End> {
+    let cluster = &survey.cluster;
     let leader = survey.leader.and_then(|id| survey.members.of_id(id));
     let leader = leader.ok_or_else(|| End::Failed("nobody leads".to_owned()))?;
     let nearest = || {
@@ -174,9 +290,21 @@ async fn hand_over(
             .map(|(id, _)| id)
     };
     let to = to.or_else(nearest);
-    let to = to.ok_or_else(|| End::Failed("no other voter answers".to_owned()))?;
-    if to != leader.id {
-        cluster.move_leader(leader, to).await?;
+    let to = to.ok_or_else(|| End::Failed("no other voter answers: nobody can lead".to_owned()))?;
+    match cluster.move_leader(leader, to).await {
+        // Whether it has is seen below.
+        Err(ClusterError::Ambiguous { .. }) | Ok(()) => {}
+        Err(error) => return Err(error.into()),
     }
-    Ok(to)
+    let start = Instant::now();
+    loop {
+        let led = cluster.status().await.ok().and_then(|status| status.leader);
+        if led.is_some_and(|led| led != leader.id) {
+            return Ok(led.unwrap_or(to));
+        }
+        if start.elapsed() > LEADER_LIMIT {
+            return Err(End::Failed(format!("{} still leads", leader.id)));
+        }
+        sleep(LEADER_AGAIN).await;
+    }
 }

@@ -64,11 +64,7 @@ fn for_people(survey: &Survey, list: &List<'_>) -> String {
     let width = list.members.iter().map(name).max().unwrap_or(0).max(4);
     for row in &list.members {
         let member = row.member;
-        let role = match (member.is_learner, Some(member.id) == survey.leader) {
-            (true, _) => "learner",
-            (false, true) => "leader",
-            (false, false) => "voter",
-        };
+        let role = survey.role(member);
         let health = match (row.silent, row.behind) {
             (Some(why), _) if row.started => format!("silent ({why})"),
             (Some(why), _) => why.to_owned(),

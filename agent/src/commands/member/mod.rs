@@ -2,8 +2,14 @@
 
 mod change;
 mod list;
+mod plan;
+mod replace;
 mod survey;
+mod wait;
 
+use std::time::Duration;
+
+use discovery_types::text::printable;
 use serde::Serialize;
 
 use self::survey::Survey;
@@ -11,6 +17,7 @@ use crate::cli::{Access, MemberCommand, Verb};
 use crate::cluster::{Cluster, ClusterError, Member};
 use crate::door::{Door, Identity};
 use crate::exit::{End, chain};
+use crate::plan::Warning;
 use crate::printer::Printer;
 use crate::state::{self, Layout};
 use crate::status::Status;
@@ -21,10 +28,16 @@ pub(crate) async fn run(typed: &MemberCommand, printer: &mut Printer<'_>) -> Res
     let mut answers = Answers { printer, json: typed.access.json };
     match &typed.verb {
         Verb::List => list::run(&cluster, &mut answers).await,
+        Verb::Plan(typed) => plan::run(&cluster, typed, &mut answers).await,
         Verb::Add(add) => change::add(&cluster, add, &mut answers).await,
         Verb::Promote(promote) => change::promote(&cluster, promote, &mut answers).await,
         Verb::Update(update) => change::update(&cluster, update, &mut answers).await,
         Verb::Remove(remove) => change::remove(&cluster, remove, &mut answers).await,
+        Verb::Replace(replace) => replace::run(&cluster, replace, &mut answers).await,
+        Verb::Wait(typed) => {
+            let patience = Duration::from_secs(typed.patience.patience);
+            wait::all_well(&cluster, patience, &mut answers).await
+        }
         Verb::MoveLeader(to) => change::move_leader(&cluster, to, &mut answers).await,
     }
 }
@@ -80,6 +93,13 @@ impl From<ClusterError> for End {
     fn from(error: ClusterError) -> Self {
         match &error {
             ClusterError::Door(_) => Self::Usage(chain(&error)),
+            ClusterError::Refused { text, .. } if text.ends_with("not supported for learner") => {
+                Self::Failed(
+                    "whoever was asked is a learner, which knows too little to answer: ask a voter, \
+                     with --endpoints"
+                        .to_owned(),
+                )
+            }
             _ => Self::Failed(chain(&error)),
         }
     }
@@ -100,6 +120,25 @@ impl Answers<'_, '_> {
             text()
         };
         self.printer.line(&text).map_err(|error| End::Failed(error.to_string()))
+    }
+
+    /// Something to know meanwhile, on standard error; for programs a JSON document a line.
+    fn note(&self, text: &str) {
+        let lines: Vec<String> = text.lines().map(|line| printable(line).into_owned()).collect();
+        let line = if self.json {
+            serde_json::json!({ "note": lines.join("\n") }).to_string()
+        } else {
+            lines.join("\n")
+        };
+        // Who doesn't listen doesn't have to.
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{line}\n").as_bytes());
+    }
+
+    /// What a change costs.
+    fn notes(&self, warnings: &[Warning]) {
+        for warning in warnings {
+            self.note(&format!("note: {warning}"));
+        }
     }
 }
 

@@ -1,12 +1,22 @@
 //! The members, and what each says of itself.
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
+use tokio::time::{Instant, sleep};
 
 use crate::cluster::{Cluster, ClusterError, Member, MemberId, Members, NodeStatus};
 use crate::exit::chain;
+use crate::plan::{Seen, Sight, State};
+
+/// How long a cluster that was there a moment ago is looked for, and how often.
+const LOOK_LIMIT: Duration = Duration::from_secs(30);
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// What one look at a cluster found.
 pub(super) struct Survey {
+    /// The cluster, by all of its members.
+    pub cluster: Cluster,
     /// The members, as the cluster knows them for certain.
     pub members: Members,
     /// Who leads.
@@ -19,15 +29,51 @@ impl Survey {
     /// Asks the cluster for its members, and then all of them at once how they are.
     pub(super) async fn of(cluster: &Cluster) -> Result<Self, ClusterError> {
         let members = cluster.list().await?;
-        let said = join_all(members.list.iter().map(|member| ask(cluster, member))).await;
+        let cluster = cluster.reaching(&members);
+        let said = join_all(members.list.iter().map(|member| ask(&cluster, member))).await;
         let newest = said.iter().flatten().max_by_key(|status| status.raft_term);
         let leader = newest.and_then(|status| status.leader);
-        Ok(Self { members, leader, said })
+        Ok(Self { cluster, members, leader, said })
+    }
+
+    /// The same again. The cluster may be between two leaders meanwhile: it is given some time.
+    pub(super) async fn again(&self) -> Result<Self, ClusterError> {
+        let start = Instant::now();
+        loop {
+            match Self::of(&self.cluster).await {
+                Err(error) if error.is_silence() && start.elapsed() < LOOK_LIMIT => {
+                    sleep(LOOK_AGAIN).await;
+                }
+                answer => return answer,
+            }
+        }
     }
 
     /// Each member, and what it says.
     pub(super) fn each(&self) -> impl Iterator<Item = (&Member, &Result<NodeStatus, String>)> {
         self.members.list.iter().zip(&self.said)
+    }
+
+    /// What a plan needs to know.
+    pub(super) fn sight(&self) -> Sight {
+        let see = |(member, said): (&Member, &Result<NodeStatus, String>)| {
+            let state = match said {
+                _ if !member.is_started() => State::NotStarted,
+                Ok(status) => State::Answers { behind: self.behind(status) },
+                Err(_) => State::Silent,
+            };
+            Seen { member: member.clone(), state }
+        };
+        Sight { members: self.each().map(see).collect(), leader: self.leader }
+    }
+
+    /// What a member is, in a word.
+    pub(super) fn role(&self, member: &Member) -> &'static str {
+        match (member.is_learner, Some(member.id) == self.leader) {
+            (true, _) => "learner",
+            (false, true) => "leader",
+            (false, false) => "voter",
+        }
     }
 
     /// What the leader says.

@@ -1,0 +1,139 @@
+//! What the cluster will say to a change (its strict check, as `muster-node` and etcd have it), and
+//! what it won't.
+
+use super::{IN_SYNC_ENTRIES, Objection, Seen, Shape, Sight, State, Wanted, Warning, replace};
+use crate::cluster::MemberId;
+
+fn quorum(voters: usize) -> usize {
+    voters / 2 + 1
+}
+
+/// Why `wanted` would be refused.
+pub(super) fn objections(sight: &Sight, wanted: &Wanted) -> Vec<Objection> {
+    match wanted {
+        Wanted::Add { peer_urls, is_voter } => {
+            taken(sight, peer_urls, None).into_iter().chain(may_add(sight, !is_voter)).collect()
+        }
+        Wanted::Promote(id) => {
+            sight.of_id(*id).map(|seen| may_promote(sight, seen)).unwrap_or_default()
+        }
+        Wanted::Update(id, peer_urls) => taken(sight, peer_urls, Some(*id)).into_iter().collect(),
+        Wanted::Remove(id) => may_remove(sight, *id).into_iter().collect(),
+        Wanted::Replace(id, peer_urls) => replace::objections(sight, *id, peer_urls),
+    }
+}
+
+pub(super) fn taken(
+    sight: &Sight,
+    peer_urls: &[String],
+    but: Option<MemberId>,
+) -> Option<Objection> {
+    sight.at(peer_urls, but).map(|seen| Objection::UrlTaken(seen.label()))
+}
+
+fn labels<'a>(seen: impl Iterator<Item = &'a Seen>) -> Vec<String> {
+    seen.map(Seen::label).collect()
+}
+
+fn unhealthy(sight: &Sight, needed: usize) -> Option<Objection> {
+    let healthy = sight.shape().answering;
+    let who = labels(sight.members.iter().filter(|seen| seen.votes() && !seen.answers()));
+    (healthy < needed).then_some(Objection::Unhealthy { healthy, needed, who })
+}
+
+fn not_started(sight: &Sight, started: usize, needed: usize) -> Option<Objection> {
+    let waits = |seen: &&Seen| seen.votes() && !seen.member.is_started();
+    let who = labels(sight.members.iter().filter(waits));
+    (started < needed).then_some(Objection::NotStarted { started, needed, who })
+}
+
+/// Whether one more may be added.
+pub(super) fn may_add(sight: &Sight, is_learner: bool) -> Vec<Objection> {
+    let voters = sight.shape().voters;
+    let started = sight.started_voters(None);
+    let mut objections = Vec::new();
+    // The first one may be joined by a second at any time.
+    let is_second = started == 1 && voters == 1;
+    if !(is_learner || is_second) {
+        objections.extend(not_started(sight, started, quorum(voters + 1)));
+    }
+    if voters > 1 {
+        objections.extend(unhealthy(sight, quorum(voters + 1)));
+    }
+    if is_learner && let Some(learner) = sight.members.iter().find(|seen| !seen.votes()) {
+        objections.push(Objection::TooManyLearners(learner.label()));
+    }
+    objections
+}
+
+/// Whether this one may be removed.
+pub(super) fn may_remove(sight: &Sight, id: MemberId) -> Option<Objection> {
+    let seen = sight.of_id(id).filter(|seen| seen.votes())?;
+    let left = sight.shape().voters - 1;
+    if left == 0 {
+        return Some(Objection::LastVoter);
+    }
+    let started = sight.started_voters(Some(id));
+    not_started(sight, started, quorum(left)).or_else(|| {
+        // Who is away is in no quorum that is needed now.
+        if seen.answers() { unhealthy(sight, quorum(left) + 1) } else { None }
+    })
+}
+
+fn may_promote(sight: &Sight, seen: &Seen) -> Vec<Objection> {
+    if seen.votes() {
+        return vec![Objection::NotALearner(seen.label())];
+    }
+    let in_sync =
+        matches!(seen.state, State::Answers { behind: Some(behind) } if behind <= IN_SYNC_ENTRIES);
+    let late = (!in_sync).then(|| Objection::NotInSync(seen.label(), seen.state));
+    let started = 1 + sight.started_voters(None);
+    late.into_iter().chain(not_started(sight, started, quorum(sight.shape().voters + 1))).collect()
+}
+
+/// What `wanted`, which leads to `after`, costs beside what it is refused for.
+pub(super) fn warnings(sight: &Sight, wanted: &Wanted, after: Shape) -> Vec<Warning> {
+    let before = sight.shape();
+    let mut warnings = Vec::new();
+    let silent = |but: MemberId| {
+        let others = sight.members.iter().filter(|seen| seen.member.id != but && seen.votes());
+        labels(others.filter(|seen| !seen.answers()))
+    };
+    match wanted {
+        Wanted::Add { is_voter: true, .. } => {
+            let waiting = Shape { answering: before.answering, ..after };
+            warnings.push(Warning::CountsAsFailed { spare: waiting.spare() });
+        }
+        Wanted::Remove(id) if sight.of_id(*id).is_some_and(Seen::votes) => {
+            let silent = silent(*id);
+            if sight.of_id(*id).is_some_and(Seen::answers) && !silent.is_empty() {
+                warnings.push(Warning::RemovesHealthy { silent });
+            }
+            if before.voters == 2 {
+                warnings.push(Warning::OneOfTwo);
+            }
+        }
+        Wanted::Update(..) => {
+            let restarting = Shape { answering: before.answering.saturating_sub(1), ..before };
+            warnings.push(Warning::RestartCosts { spare: restarting.spare() });
+        }
+        Wanted::Replace(id, peer_urls) => {
+            warnings.extend(replace::why_first(sight, *id, peer_urls).map(Warning::RemovesFirst));
+        }
+        Wanted::Add { .. } | Wanted::Promote(_) | Wanted::Remove(_) => {}
+    }
+    if after.tolerance() < before.tolerance() {
+        warnings.push(Warning::LessTolerance(before.tolerance(), after.tolerance()));
+    }
+    if after.voters > 0 && after.voters.is_multiple_of(2) && after.voters != before.voters {
+        warnings.push(Warning::EvenSize(after.voters));
+    }
+    let meant = match wanted {
+        Wanted::Promote(id) | Wanted::Remove(id) | Wanted::Replace(id, _) => Some(*id),
+        Wanted::Add { .. } | Wanted::Update(..) => None,
+    };
+    let waits = |seen: &&Seen| !seen.votes() && Some(seen.member.id) != meant;
+    warnings
+        .extend(sight.members.iter().filter(waits).map(|seen| Warning::LearnerWaits(seen.label())));
+    warnings
+}

@@ -1,0 +1,207 @@
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::*;
+
+/// Members by what they are: `V` a voter that answers, `v` one that doesn't, `n` one that has not
+/// started, `L` a learner in sync, `b` one that is behind, `l` one that has not started. Their ids
+/// count from 1, the first one leads, and each is called m and its id.
+fn sight(members: &str) -> Sight {
+    let member = |(id, kind): (u64, char)| Seen {
+        member: Member {
+            id: MemberId(id),
+            name: if "nl".contains(kind) { String::new() } else { format!("m{id}") },
+            peer_urls: vec![url(id)],
+            client_urls: Vec::new(),
+            is_learner: "Lbl".contains(kind),
+        },
+        state: match kind {
+            'n' | 'l' => State::NotStarted,
+            'v' => State::Silent,
+            'b' => State::Answers { behind: Some(IN_SYNC_ENTRIES + 1) },
+            _ => State::Answers { behind: Some(0) },
+        },
+    };
+    Sight { members: (1..).zip(members.chars()).map(member).collect(), leader: Some(MemberId(1)) }
+}
+
+fn url(id: u64) -> String {
+    format!("http://m{id}:2380")
+}
+
+fn new_url() -> Vec<String> {
+    vec![url(99)]
+}
+
+/// The plan as an operator reads it.
+fn told(members: &str, wanted: &Wanted) -> String {
+    let plan = plan(&sight(members), wanted);
+    let mut lines = vec![format!("before: {}", plan.before), format!("after: {}", plan.after)];
+    lines.extend(plan.steps.iter().map(|step| format!("step: {step}")));
+    lines.extend(plan.objections.iter().map(|objection| format!("refused: {objection}")));
+    lines.extend(plan.warnings.iter().map(|warning| format!("warning: {warning}")));
+    lines.join("\n")
+}
+
+fn add(is_voter: bool) -> Wanted {
+    Wanted::Add { peer_urls: new_url(), is_voter }
+}
+
+#[test]
+fn what_an_operator_reads() {
+    let remove = |id| Wanted::Remove(MemberId(id));
+    let replace = |id| Wanted::Replace(MemberId(id), new_url());
+    let update = |id, urls| Wanted::Update(MemberId(id), urls);
+    let mut text = String::new();
+    for (members, what, wanted) in [
+        ("V", "add a voter", add(true)),
+        ("VVV", "add a learner", add(false)),
+        ("VVV", "add a voter", add(true)),
+        ("VVv", "add a learner while m3 is away", add(false)),
+        ("VVVb", "add a learner beside another", add(false)),
+        ("VVn", "add a voter beside one that has not started", add(true)),
+        ("VVV", "remove the leader", remove(1)),
+        ("VVv", "remove m2 while m3 is away", remove(2)),
+        ("VVv", "remove m3, which is away", remove(3)),
+        ("VVVVv", "remove m2 while m5 is away", remove(2)),
+        ("VV", "remove one of two", remove(2)),
+        ("V", "remove the last", remove(1)),
+        ("VVL", "promote", Wanted::Promote(MemberId(3))),
+        ("VVb", "promote a learner that is behind", Wanted::Promote(MemberId(3))),
+        ("VVV", "promote a voter", Wanted::Promote(MemberId(3))),
+        ("VVV", "move to another's URL", update(3, vec![url(2)])),
+        ("VVV", "move", update(3, new_url())),
+        ("Vvv", "move, without a quorum", update(3, new_url())),
+        ("VVV", "replace the leader", replace(1)),
+        ("VVv", "replace m3, which is away", replace(3)),
+        ("VVV", "replace m3 where it stands", Wanted::Replace(MemberId(3), vec![url(3)])),
+    ] {
+        let _ = writeln!(text, "{members}: {what}\n{}\n", told(members, &wanted));
+    }
+    insta::assert_snapshot!(text);
+}
+
+/// As the node's own table of the same cases has it.
+#[test]
+fn the_strict_check_is_the_nodes() {
+    for (members, refused) in [
+        ("V", false),
+        ("Vn", true),
+        ("VV", false),
+        ("Vv", true),
+        ("VVV", false),
+        ("VVv", true),
+        ("VVVn", false),
+        ("VVVVv", false),
+        ("VVVvv", true),
+        ("VVnn", true),
+    ] {
+        assert_eq!(!rules::may_add(&sight(members), false).is_empty(), refused, "{members}");
+    }
+    for (members, id, refused) in [
+        ("V", 1, true),
+        ("VV", 2, false),
+        ("Vv", 2, false),
+        ("Vv", 1, true),
+        ("Vn", 1, true),
+        ("Vn", 2, false),
+        ("VVv", 3, false),
+        ("VVv", 2, true),
+        ("VVV", 1, false),
+        ("VvvL", 4, false),
+        ("VVVVv", 4, false),
+        ("VVVvv", 3, true),
+    ] {
+        let found = rules::may_remove(&sight(members), MemberId(id)).is_some();
+        assert_eq!(found, refused, "{members} without {id}");
+    }
+}
+
+/// Carries out what comes next until nothing does; the steps, and the fewest failures that were
+/// tolerated on the way.
+fn replaced(members: &str, old: u64) -> (Vec<&'static str>, Option<usize>) {
+    let mut sight = sight(members);
+    let old = MemberId(old);
+    let mut steps = Vec::new();
+    let mut fewest = sight.shape().spare();
+    for _ in 0..20 {
+        let there = sight.of_id(old).map(|seen| seen.member.id);
+        let at = |sight: &Sight, id| sight.members.iter().position(|s| s.member.id == id).unwrap();
+        match next(&sight, there, &new_url()) {
+            Next::Add => {
+                steps.push("add");
+                assert!(rules::may_add(&sight, true).is_empty(), "{sight:?}");
+                let member = Member {
+                    id: MemberId(99),
+                    peer_urls: new_url(),
+                    is_learner: true,
+                    ..Member::default()
+                };
+                sight.members.push(Seen { member, state: State::NotStarted });
+            }
+            Next::AwaitStart(id) => {
+                let at = at(&sight, id);
+                sight.members[at].member.name = "new".to_owned();
+                sight.members[at].state = State::Answers { behind: Some(5_000) };
+            }
+            Next::AwaitSync(id, _) => {
+                let at = at(&sight, id);
+                sight.members[at].state = State::Answers { behind: Some(5) };
+            }
+            Next::Promote(id) => {
+                steps.push("promote");
+                let at = at(&sight, id);
+                sight.members[at].member.is_learner = false;
+            }
+            Next::Remove(id) => {
+                steps.push("remove");
+                assert_eq!(rules::may_remove(&sight, id), None, "{sight:?}");
+                sight.members.retain(|seen| seen.member.id != id);
+            }
+            Next::Done(id) => {
+                assert_eq!((id, sight.of_id(old)), (MemberId(99), None));
+                return (steps, fewest);
+            }
+        }
+        fewest = fewest.min(sight.shape().spare());
+    }
+    panic!("it never ends");
+}
+
+#[test]
+fn a_replacement_never_costs_what_was_tolerated() {
+    let newcomer_first = vec!["add", "promote", "remove"];
+    let old_first = vec!["remove", "add", "promote"];
+    for (members, old, steps) in [
+        ("VVV", 1, &newcomer_first),
+        ("VVV", 3, &newcomer_first),
+        ("VVv", 3, &old_first),
+        ("VVVVv", 5, &newcomer_first),
+        ("VVVVV", 2, &newcomer_first),
+        ("V", 1, &newcomer_first),
+        ("VVVvv", 5, &old_first),
+    ] {
+        let before = sight(members).shape().spare();
+        assert_eq!(replaced(members, old), (steps.clone(), before), "{members}, {old}");
+    }
+}
+
+#[test]
+fn where_the_new_member_has_the_old_ones_url_the_old_one_goes_first() {
+    let sight = sight("VVV");
+    let urls = vec![url(2)];
+    assert_eq!(next(&sight, Some(MemberId(2)), &urls), Next::Remove(MemberId(2)));
+}
+
+#[test]
+fn a_learner_that_nearly_has_it_all_tells_how_long_it_takes() {
+    let mut progress = Progress::default();
+    let seconds = Duration::from_secs;
+    assert_eq!(progress.look(seconds(1), 9_000), Pace { behind: 9_000, rate: 0, left: None });
+    let pace = progress.look(seconds(3), 5_000);
+    assert_eq!(pace, Pace { behind: 5_000, rate: 2_000, left: Some(seconds(2)) });
+    assert_eq!(progress.stalled(seconds(4)), seconds(1));
+    // It falls behind again, and that is no progress.
+    progress.look(seconds(9), 6_000);
+    assert_eq!(progress.stalled(seconds(10)), seconds(7));
+}
