@@ -56,6 +56,23 @@ pub(crate) enum Command {
         key and needs a new token. Refused while an agent or a node runs. A member of a running \
         cluster has to be removed there first: the cluster goes on counting it until then.")]
     Reset(Reset),
+    /// Make a new cluster of what is left, when a majority of the members is lost for good.
+    #[command(
+        subcommand,
+        long_about = "A cluster that lost most of its members waits, for ever: nobody but a person can \
+            say that they will not come back. If so, this makes a new cluster, with a new id, out of \
+            the surviving directory whose log goes furthest. Nothing here starts by itself, and no \
+            member of the old cluster can talk to the new one.",
+        after_long_help = "STEP BY STEP\n  \
+            on each host with a surviving directory, its agent stopped:\n    \
+            muster-agent recover examine --json > HOST.json\n  \
+            on the one that goes furthest (examine --report shows which), with the others' files:\n    \
+            muster-agent recover make --report OTHER.json --key operator.pem --i-accept-data-loss\n    \
+            muster-agent run\n  \
+            on each other host, one after the other: muster-agent reset --yes, and join again as a \
+            learner"
+    )]
+    Recover(RecoverCommand),
     /// See and change who the cluster's members are.
     Member(MemberCommand),
     /// Become the node (used by `run`).
@@ -70,6 +87,8 @@ impl Command {
             Self::Run(run) => run.log_format == LogFormat::Json,
             Self::Status(status) => status.json,
             Self::Reset(reset) => reset.json,
+            Self::Recover(RecoverCommand::Examine(examine)) => examine.json,
+            Self::Recover(RecoverCommand::Make(make)) => make.json,
             Self::Member(member) => member.access.json,
             Self::LaunchNode(_) => false,
         }
@@ -180,6 +199,58 @@ pub(crate) struct Reset {
     /// Yes, this host gives up its place.
     #[arg(long)]
     pub yes: bool,
+    /// For programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `recover`, as typed.
+#[derive(Debug, Subcommand)]
+pub(crate) enum RecoverCommand {
+    /// Show how far each surviving directory goes, and what would be lost; changes nothing.
+    Examine(Examine),
+    /// Make the new cluster of this host's data; the agent must be stopped.
+    Make(Make),
+}
+
+/// `recover examine`, as typed.
+#[derive(Args, Debug)]
+pub(crate) struct Examine {
+    /// An agent's data directory; several, where several can be reached from here.
+    #[arg(long, value_name = "DIR", env = "MUSTER_DATA_DIR", default_value = DEFAULT_DATA_DIR)]
+    pub data_dir: Vec<PathBuf>,
+    /// What this command printed with --json on another host.
+    #[arg(long, value_name = "FILE")]
+    pub report: Vec<PathBuf>,
+    /// The node's program (default: muster-node beside this program, else in PATH).
+    #[arg(long, value_name = "PATH")]
+    pub node_binary: Option<PathBuf>,
+    /// For programs, and for --report.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `recover make`, as typed.
+#[derive(Args, Debug)]
+pub(crate) struct Make {
+    /// Where state lies.
+    #[command(flatten)]
+    pub data_dir: DataDir,
+    /// What `recover examine --json` printed on another host: all that survive belong here.
+    #[arg(long, value_name = "FILE")]
+    pub report: Vec<PathBuf>,
+    /// The private key of an operator or owner of the cluster, which signs what is made.
+    #[arg(long, value_name = "FILE")]
+    pub key: PathBuf,
+    /// Yes: what only the lost members had is lost.
+    #[arg(long)]
+    pub i_accept_data_loss: bool,
+    /// The sentence that is asked for otherwise.
+    #[arg(long, value_name = "SENTENCE")]
+    pub yes: Option<String>,
+    /// The node's program (default: muster-node beside this program, else in PATH).
+    #[arg(long, value_name = "PATH")]
+    pub node_binary: Option<PathBuf>,
     /// For programs.
     #[arg(long)]
     pub json: bool,

@@ -11,6 +11,7 @@
 //! | `supervisor/`, `launcher`, `tail` | the node's process, how it is started, its log |
 //! | `door`, `cluster/` | a node's client port, and the Cluster API behind it |
 //! | `plan/` | what a change of members would do, and what comes next: pure |
+//! | `recover/` | what is left of a lost cluster, and which of it a new one is made of (pure) |
 //! | `removal` | what is kept of a member that its cluster has removed |
 //! | `health`, `status`, `metrics` | what can be asked |
 
@@ -34,6 +35,7 @@ mod plan;
 mod printer;
 mod probe;
 mod protocol;
+mod recover;
 mod removal;
 mod report;
 mod retry;
@@ -111,6 +113,7 @@ fn dispatch(command: Command) -> Result<(), End> {
             result
         }
         Command::Status(typed) => on_runtime(commands::status::run(&typed, &mut printer)),
+        Command::Recover(typed) => commands::recover::run(&typed, &mut printer),
         Command::Reset(typed) => commands::reset::run(&typed, &mut printer),
         Command::Member(typed) => on_runtime(commands::member::run(&typed, &mut printer)),
         Command::LaunchNode(arguments) => Err(End::Failed(launcher::launch(&arguments).1)),

@@ -156,7 +156,7 @@ fn refuse_own_flags(flags: &[String]) -> Result<(), End> {
     Ok(())
 }
 
-fn node_binary(
+pub(crate) fn node_binary(
     typed: Option<&Path>,
     own_program: &Path,
     search_path: Option<&std::ffi::OsStr>,

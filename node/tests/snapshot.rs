@@ -366,3 +366,29 @@ fn nothing_is_saved_from_nobody() {
     }
     assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
 }
+
+#[tokio::test]
+async fn a_cluster_of_one_is_made_without_a_start_and_once() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    let leader = settled(&all(&members)).await;
+    members[leader].put("k", "v").await.unwrap();
+    let dir = members[leader].data_dir.display().to_string();
+    let recover = || run(&["data", "recover", &dir, "--i-accept-data-loss", "--json"]);
+    assert_eq!(run(&["data", "recover", &dir]).status.code(), Some(2));
+    assert_eq!(recover().status.code(), Some(1), "it runs");
+    members.iter_mut().for_each(Member::kill);
+    let made: Value = serde_json::from_slice(&recover().stdout).unwrap();
+    let again: Value = serde_json::from_slice(&recover().stdout).unwrap();
+    assert_eq!(made, again);
+    let (code, seen) = look(&members[leader].data_dir);
+    assert_eq!((code, &seen["cluster_id"]), (Some(0), &made["is"]["cluster_id"]), "{seen}");
+    let survivor = &mut members[leader];
+    survivor.start();
+    survivor.ready();
+    assert_eq!(survivor.get("k").await.unwrap().as_deref(), Some("v"));
+    assert_eq!(survivor.members().await.unwrap().len(), 1);
+    let nobody = root.path().join("nobody").display().to_string();
+    let none = run(&["data", "recover", &nobody, "--i-accept-data-loss"]);
+    assert_eq!(none.status.code(), Some(2), "{}", text(&none));
+}

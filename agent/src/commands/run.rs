@@ -142,8 +142,8 @@ impl Daemon<'_> {
                 .facts()
                 .map_err(|error| End::Usage(format!("--machine-id-file: {error}")))?;
             let directory = node_dir::classify(&self.settings.layout.node()).map_err(state_end)?;
-            let journal = loaded.as_ref().map(|(_, loaded)| &loaded.journal);
-            let decision = at_start(&Rules::ALL, journal, &machine, &directory);
+            let journal = loaded.as_ref().map(|(_, loaded)| loaded.for_directory());
+            let decision = at_start(&Rules::ALL, journal.as_ref(), &machine, &directory);
             let copied = journal.is_some_and(|journal| journal.machine.differs_from(&machine));
             tracing::debug!(?decision, %directory, "decided");
             match (decision, loaded) {
@@ -173,11 +173,14 @@ impl Daemon<'_> {
     }
 
     fn refused(&self, why: &str) -> End {
-        End::Failed(format!(
-            "{}: {why}. Nothing was touched; if a volume is mounted late, start again, and if this \
-             data is not wanted, move it away",
-            self.settings.layout.node().display()
-        ))
+        let node = self.settings.layout.node();
+        let next = if node.join(node_dir::FORCED).exists() {
+            "a new cluster was made of this data, and not by an operator's word that this agent has: \
+             muster-agent recover make ends what it began"
+        } else {
+            "if a volume is mounted late, start again, and if this data is not wanted, move it away"
+        };
+        End::Failed(format!("{}: {why}. Nothing was touched; {next}", node.display()))
     }
 
     fn removed(&self, found: Option<(SigningKey, Loaded)>) -> End {
@@ -384,10 +387,11 @@ impl Daemon<'_> {
     /// What the journal knows, for a status that is true before anything else happens.
     fn show_known(&self, loaded: &Loaded) {
         let Loaded { journal, keepsakes, .. } = loaded;
+        let incarnation = loaded.for_directory().incarnation;
         self.board.update(|status| {
             status.cluster_id = keepsakes.join.as_ref().map(|join| join.cluster.to_string());
             status.key = Some(convert::public_key(journal.key).to_string());
-            status.incarnation = Some(journal.incarnation.to_string());
+            status.incarnation = Some(incarnation.to_string());
             status.client_listen = keepsakes.listen.map(|listen| listen.client.to_string());
             if let Some(record) = &journal.record {
                 status.name = Some(record.name.clone());
@@ -420,6 +424,6 @@ impl Daemon<'_> {
 
 /// The journal of a new session.
 fn rebooted((key, loaded): (SigningKey, Loaded)) -> Found {
-    let Loaded { journal, keepsakes, document } = loaded;
+    let Loaded { journal, keepsakes, document, .. } = loaded;
     Found { key, journal: journal.rebooted(), keepsakes, document }
 }

@@ -17,6 +17,7 @@ use discovery_types::jws::Jws;
 use discovery_types::key::{PublicKey, SigningKey};
 use discovery_types::leaves::Leaves;
 use discovery_types::record::SignedRecord;
+use discovery_types::recovery::Recovery;
 use discovery_types::statement::StatementChain;
 use discovery_types::url::ServiceUrl;
 use serde::{Deserialize, Serialize};
@@ -57,6 +58,9 @@ pub struct Keepsakes {
     /// What is known of the removal of this incarnation, once it was removed.
     #[serde(default)]
     pub removed: Option<Tombstone>,
+    /// That this host's data goes on as another cluster, if it does.
+    #[serde(default)]
+    pub recovery: Option<Jws>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -107,6 +111,19 @@ pub struct Loaded {
     pub keepsakes: Keepsakes,
     /// The held document, verified.
     pub document: Option<VerifiedDocument>,
+    /// What its data goes on as, verified.
+    pub recovery: Option<Recovery>,
+}
+
+impl Loaded {
+    /// The journal as it counts for the node's directory: after a recovery, only the data of the new
+    /// incarnation is this host's.
+    pub fn for_directory(&self) -> Journal {
+        let recovered = self.recovery.as_ref();
+        let incarnation = recovered.map(|recovery| convert::incarnation(&recovery.is.incarnation));
+        let incarnation = incarnation.unwrap_or(self.journal.incarnation);
+        Journal { incarnation, ..self.journal.clone() }
+    }
 }
 
 /// Makes an agent's private key durable before anything names it, and a first journal after that.
@@ -185,6 +202,7 @@ pub fn read(layout: &Layout) -> Result<Option<(SigningKey, Loaded)>, StateError>
     let file: File = serde_json::from_value(json).map_err(|error| damaged(error.to_string()))?;
     let key = read_key(layout, &file.key)?;
     let document = read_document(&file).map_err(damaged)?;
+    let recovery = read_recovery(&file).map_err(damaged)?;
     let record = match &file.record {
         Some(signed) => Some(
             convert::own_record(signed, &file.key)
@@ -208,7 +226,7 @@ pub fn read(layout: &Layout) -> Result<Option<(SigningKey, Loaded)>, StateError>
         },
         tombstone: file.tombstone,
     };
-    Ok(Some((key, Loaded { journal, keepsakes: file.keepsakes, document })))
+    Ok(Some((key, Loaded { journal, keepsakes: file.keepsakes, document, recovery })))
 }
 
 /// What the journal says of a removal, if there was one, without asking for anything else in it.
@@ -242,6 +260,24 @@ fn read_document(file: &File) -> Result<Option<VerifiedDocument>, String> {
     let chain = StatementChain::verify_from_pin(&file.keepsakes.statements, &join.statement)
         .map_err(|error| error.to_string())?;
     VerifiedDocument::verify(jws, &chain).map(Some).map_err(|error| error.to_string())
+}
+
+/// Verified against the statement that was the newest when it was signed: whoever leaves the admins
+/// later was one then.
+fn read_recovery(file: &File) -> Result<Option<Recovery>, String> {
+    let Some(jws) = &file.keepsakes.recovery else { return Ok(None) };
+    let join = file.keepsakes.join.as_ref().ok_or("it holds a recovery and no cluster")?;
+    let statements = &file.keepsakes.statements;
+    let mut last = "it holds a recovery and no statement".to_owned();
+    for newest in (1..=statements.len()).rev() {
+        let chain = StatementChain::verify_from_pin(&statements[..newest], &join.statement)
+            .map_err(|error| error.to_string())?;
+        match Recovery::verify(jws, &chain, &file.key) {
+            Ok(recovery) => return Ok(Some(recovery)),
+            Err(error) => last = crate::exit::chain(&error),
+        }
+    }
+    Err(last)
 }
 
 fn bound_of(file: BoundFile) -> (u64, Bound) {

@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::StateError;
 
+/// In the node's directory once a new cluster was made of it.
+pub const FORCED: &str = "muster-forced.json";
+
 /// Looks at the node's directory. An unfinished marker, which a crash may leave behind, is not
 /// shown.
 pub fn look(node: &Path) -> Result<Listing, StateError> {

@@ -42,6 +42,7 @@ pub mod problem;
 pub mod proposal;
 pub mod raft_id;
 pub mod record;
+pub mod recovery;
 pub mod redeem;
 pub mod retire;
 pub mod role;

@@ -1,11 +1,15 @@
 //! `muster-node data status`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 
-use super::{FAILED, Lines, complain, print};
-use crate::recovery::{Sight, State, look};
+use super::{FAILED, Lines, USAGE, complain, print};
+use crate::{
+    config,
+    recovery::{Sight, State, look},
+    server,
+};
 
 /// No start here will do: the member was removed, or has lost data.
 const NO_START: u8 = 3;
@@ -35,10 +39,73 @@ pub(super) enum Data {
         #[arg(long)]
         json: bool,
     },
+    /// Make a new cluster of one out of a member's data, without starting it.
+    #[command(
+        long_about = "Makes a new cluster of one out of a member's data, as a start with \
+            --force-new-cluster does, and starts nothing: for when the other members are lost for \
+            good. All of the directory's log is kept; what only the others had is lost. Asked again \
+            before the member was started, it says what it made the first time.",
+        after_long_help = "EXIT CODES\n  \
+            0  made    1  failed, or a member runs there    2  wrong usage, or nobody's data\n  \
+            3  no start here will do: the member was removed, or its data is damaged or lost"
+    )]
+    Recover {
+        /// The data directory.
+        dir: PathBuf,
+        /// Yes: what only the other members had is lost.
+        #[arg(long, required = true)]
+        i_accept_data_loss: bool,
+        /// One JSON document.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 pub(super) fn run(command: &Data) -> u8 {
-    let Data::Status { dir, json } = command;
+    match command {
+        Data::Status { dir, json } => status(dir, *json),
+        Data::Recover { dir, json, .. } => recover(dir, *json),
+    }
+}
+
+fn recover(dir: &Path, json: bool) -> u8 {
+    let data_dir = format!("--data-dir={}", dir.display());
+    let args = ["--name=unused".to_owned(), data_dir, "--force-new-cluster".to_owned()];
+    let Ok(config::Command::Run(config, _)) = config::parse(args, []) else {
+        unreachable!("these flags are right");
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let made = match runtime {
+        Ok(runtime) => runtime.block_on(server::found_cluster(&config)),
+        Err(error) => {
+            complain(&error);
+            return FAILED;
+        }
+    };
+    match made {
+        Ok(made) if json => print(&serde_json::to_string(&made).expect("plain text and numbers")),
+        Ok(made) => print(&format!(
+            "Made cluster {} of member {} of cluster {}, which is member {} now: kept all entries up to {}, {} of them not known to be committed; {} members dropped",
+            made.is.cluster_id,
+            made.was.member_id,
+            made.was.cluster_id,
+            made.is.member_id,
+            made.last_index,
+            made.kept_unknown(),
+            made.dropped.len()
+        )),
+        Err(error) => {
+            complain(&error);
+            match error {
+                error if error.is_final() => NO_START,
+                error if error.is_usage() => USAGE,
+                _ => FAILED,
+            }
+        }
+    }
+}
+
+fn status(dir: &Path, json: bool) -> u8 {
     let sight = match look(dir) {
         Ok(sight) => sight,
         Err(error) => {
@@ -46,7 +113,7 @@ pub(super) fn run(command: &Data) -> u8 {
             return FAILED;
         }
     };
-    let text = if *json {
+    let text = if json {
         serde_json::to_string(&sight).expect("text and numbers are JSON")
     } else {
         for_people(&sight)

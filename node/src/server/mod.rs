@@ -21,7 +21,10 @@ use self::{
     node::Node,
     peers::{Inbound, Outbound, Verdict},
 };
-use crate::config::{Config, Remark};
+use crate::{
+    config::{Config, Remark},
+    identity::Forced,
+};
 
 /// Runs a node until it is told to stop, or has to.
 ///
@@ -67,6 +70,16 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
             Err(error)
         }
     }
+}
+
+/// Makes a cluster of one out of the data of the member that `config` names, and starts nothing. One
+/// that was made before, and whose member was never started without the flag since, is that one.
+///
+/// # Errors
+/// If there is no such data, or it can't be used.
+pub async fn found_cluster(config: &Config) -> Result<Forced, ServerError> {
+    let found = disk::open(config, None).await?;
+    Ok(found.dir.forced()?.expect("with the flag, one was made now or before"))
 }
 
 fn say_ready(config: &Config, node: &Node) {

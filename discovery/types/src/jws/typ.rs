@@ -41,6 +41,9 @@ pub enum Typ {
     /// That one member is to go or to move; by an operator.
     #[serde(rename = "muster-order+jwt")]
     Order,
+    /// That a lost cluster's data goes on as another cluster; by an operator.
+    #[serde(rename = "muster-recovery+jwt")]
+    Recovery,
     /// RFC 7523 client assertion; by an admin or agent.
     #[serde(rename = "muster-assertion+jwt")]
     Assertion,
@@ -64,6 +67,7 @@ impl Typ {
             Typ::Admin => "muster-admin+jwt",
             Typ::Retire => "muster-retire+jwt",
             Typ::Order => "muster-order+jwt",
+            Typ::Recovery => "muster-recovery+jwt",
             Typ::Assertion => "muster-assertion+jwt",
             Typ::Access => "at+jwt",
         }
@@ -83,6 +87,7 @@ impl Typ {
             | Typ::Admin
             | Typ::Retire
             | Typ::Order
+            | Typ::Recovery
             | Typ::Assertion
             | Typ::Access => 2 * 1024,
         }

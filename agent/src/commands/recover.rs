@@ -1,0 +1,267 @@
+//! `recover`: a majority of the members is lost for good, and a new cluster is made of what is left.
+
+use std::io::BufRead as _;
+use std::path::Path;
+
+use discovery_types::digest::Incarnation;
+use discovery_types::key::SigningKey;
+use discovery_types::recovery::{NodeIdentity, Recovery};
+use discovery_types::role::Action;
+use discovery_types::statement::StatementChain;
+
+use crate::cli::{Examine, Make, RecoverCommand};
+use crate::exit::{End, chain};
+use crate::host::Host as _;
+use crate::host::local::LocalHost;
+use crate::printer::Printer;
+use crate::protocol::state_end;
+use crate::recover::{Bearer, Made, Survivor, choose, look, make};
+use crate::settings::node_binary;
+use crate::state::journal::{self, Loaded};
+use crate::state::lock::{self, LockError};
+use crate::state::{self, Layout};
+
+/// Runs it.
+pub(crate) fn run(typed: &RecoverCommand, printer: &mut Printer<'_>) -> Result<(), End> {
+    match typed {
+        RecoverCommand::Examine(typed) => examine(typed, printer),
+        RecoverCommand::Make(typed) => make_cluster(typed, printer),
+    }
+}
+
+fn examine(typed: &Examine, printer: &mut Printer<'_>) -> Result<(), End> {
+    let program = program(typed.node_binary.as_deref())?;
+    let mut survivors = Vec::new();
+    for dir in &typed.data_dir {
+        survivors.push(survivor(&program, &layout(dir)?)?);
+    }
+    survivors.extend(reported(&typed.report)?);
+    let text = if typed.json {
+        serde_json::to_string(&survivors).map_err(|error| End::Failed(error.to_string()))?
+    } else {
+        table(&survivors)
+    };
+    say(printer, &text)
+}
+
+fn layout(dir: &Path) -> Result<Layout, End> {
+    let layout = Layout::new(dir).map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
+    if layout.root().is_dir() {
+        Ok(layout)
+    } else {
+        Err(End::Failed(format!("{}: no such folder", layout.root().display())))
+    }
+}
+
+fn program(typed: Option<&Path>) -> Result<std::path::PathBuf, End> {
+    let own = std::env::current_exe()
+        .map_err(|error| End::Failed(format!("can't find this program's own file: {error}")))?;
+    node_binary(typed, &own, std::env::var_os("PATH").as_deref())
+}
+
+fn survivor(program: &Path, layout: &Layout) -> Result<Survivor, End> {
+    Ok(Survivor {
+        host: LocalHost { machine_id_file: None }.name(),
+        data_dir: layout.root().display().to_string(),
+        sight: look(program, &layout.node())?,
+    })
+}
+
+/// What `examine --json` has printed on other hosts.
+fn reported(files: &[std::path::PathBuf]) -> Result<Vec<Survivor>, End> {
+    let mut all = Vec::new();
+    for file in files {
+        let wrong = |what: String| End::Usage(format!("--report {}: {what}", file.display()));
+        let bytes = state::read(file).map_err(|error| wrong(chain(&error)))?;
+        let bytes = bytes.ok_or_else(|| wrong("no such file".to_owned()))?;
+        let some: Vec<Survivor> =
+            serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+        all.extend(some);
+    }
+    Ok(all)
+}
+
+fn make_cluster(typed: &Make, printer: &mut Printer<'_>) -> Result<(), End> {
+    if !typed.i_accept_data_loss {
+        return Err(End::Usage(
+            "what only the lost members had is lost for good: see muster-agent recover examine, \
+             then say --i-accept-data-loss. Nothing was changed"
+                .to_owned(),
+        ));
+    }
+    let program = program(typed.node_binary.as_deref())?;
+    let layout = layout(&typed.data_dir.data_dir)?;
+    muster_files::own_folder(layout.root()).map_err(|error| state_end(error.into()))?;
+    let _lock =
+        lock::acquire(&layout.agent_lock(), "muster-agent recover").map_err(
+            |error| match error {
+                LockError::Held { .. } => End::Failed(chain(&error) + "; stop that agent first"),
+                LockError::State(error) => state_end(error),
+            },
+        )?;
+    if let Some(holder) = lock::holder(&layout.node_lock()).map_err(state_end)? {
+        return Err(End::Failed(format!(
+            "a node still runs on this state ({holder}): stop it first"
+        )));
+    }
+    let host = Host::read(&layout)?;
+    let operator = SigningKey::load(&typed.key)
+        .map_err(|error| End::Usage(format!("--key {}: {}", typed.key.display(), chain(&error))))?;
+    if !host.chain.newest().keys_for(Action::PutOrder).any(|key| key == operator.public()) {
+        return Err(End::Usage(format!(
+            "--key {}: it is no operator's or owner's key in the cluster's newest statement here",
+            typed.key.display()
+        )));
+    }
+    let mut survivors = vec![survivor(&program, &layout)?];
+    survivors.extend(reported(&typed.report)?);
+    if !typed.json {
+        say(printer, &table(&survivors))?;
+    }
+    let objections = choose::objections(&survivors, 0);
+    if !objections.is_empty() {
+        let text = objections.join("; ");
+        return Err(End::Failed(format!("nothing was changed: {text}")));
+    }
+    consent(typed, &host.phrase(), printer)?;
+    let made = make(&program, &layout.node())?;
+    let jws = host.sign(&made, &operator)?;
+    let Host { mut loaded, .. } = host;
+    loaded.keepsakes.recovery = Some(jws.clone());
+    journal::write(&layout, &loaded.journal, &loaded.keepsakes).map_err(state_end)?;
+    let text = if typed.json {
+        serde_json::json!({ "made": made, "statement": jws }).to_string()
+    } else {
+        next_steps(&made)
+    };
+    say(printer, &text)
+}
+
+/// What this host holds of its cluster.
+struct Host {
+    loaded: Loaded,
+    chain: StatementChain,
+}
+
+impl Host {
+    fn read(layout: &Layout) -> Result<Self, End> {
+        let none = || {
+            End::Failed(format!(
+                "{} holds no member of a cluster: there is nothing to recover",
+                layout.root().display()
+            ))
+        };
+        let (_, loaded) = journal::read(layout).map_err(state_end)?.ok_or_else(none)?;
+        let join = loaded.keepsakes.join.as_ref().ok_or_else(none)?;
+        let chain_of =
+            StatementChain::verify_from_pin(&loaded.keepsakes.statements, &join.statement)
+                .map_err(|error| End::DoNotRestart(chain(&error)))?;
+        if loaded.document.is_none() {
+            return Err(none());
+        }
+        Ok(Self { loaded, chain: chain_of })
+    }
+
+    /// What whoever makes the new cluster has to type.
+    fn phrase(&self) -> String {
+        format!("make a new cluster of {}", self.chain.newest().name)
+    }
+
+    fn sign(&self, made: &Made, operator: &SigningKey) -> Result<discovery_types::jws::Jws, End> {
+        let failed = |what: String| End::Failed(format!("the recovery statement: {what}"));
+        let identity = |of: &Bearer| -> Result<NodeIdentity, End> {
+            let incarnation: Incarnation =
+                of.incarnation.parse().map_err(|_| failed("no incarnation".to_owned()))?;
+            let (cluster_id, member_id) = (of.cluster_id.clone(), of.member_id.clone());
+            Ok(NodeIdentity { cluster_id, member_id, incarnation })
+        };
+        let agent = discovery_types::convert::public_key(self.loaded.journal.key);
+        let at = jiff::Timestamp::now().as_second();
+        let recovery = Recovery {
+            version: 1,
+            cluster: self.chain.newest().cluster,
+            statement: self.chain.newest_hash(),
+            agent,
+            was: identity(&made.was)?,
+            is: identity(&made.is)?,
+            last_index: made.last_index,
+            last_term: made.last_term,
+            at: u64::try_from(at).unwrap_or_default(),
+        };
+        let jws = recovery.sign(operator);
+        Recovery::verify(&jws, &self.chain, &agent).map_err(|error| failed(chain(&error)))?;
+        Ok(jws)
+    }
+}
+
+fn consent(typed: &Make, phrase: &str, printer: &mut Printer<'_>) -> Result<(), End> {
+    let said = match &typed.yes {
+        Some(said) => said.clone(),
+        None => {
+            say(printer, &format!("To go on, type: {phrase}"))?;
+            let mut line = String::new();
+            let read = std::io::stdin().lock().read_line(&mut line);
+            read.map_err(|error| End::Failed(format!("can't read the answer: {error}")))?;
+            line
+        }
+    };
+    if said.trim() == phrase {
+        return Ok(());
+    }
+    Err(End::Usage(format!(
+        "nothing was changed: it takes exactly \"{phrase}\" (or --yes with it)"
+    )))
+}
+
+fn next_steps(made: &Made) -> String {
+    format!(
+        "Made cluster {} with member {} of the data of member {}. Now:\n\
+         1. here: muster-agent run (as before; no bundle is needed)\n\
+         2. on each other host, one at a time: muster-agent reset --yes\n\
+         3. add it as a learner (muster-agent member add --learner), start it, and let it be promoted\n\
+         before the next one. A member of the old cluster that comes back is refused: its cluster id is another.",
+        made.is.cluster_id, made.is.member_id, made.was.member_id
+    )
+}
+
+fn table(survivors: &[Survivor]) -> String {
+    let mut rows: Vec<[String; 8]> = vec![
+        ["", "HOST", "DATA DIR", "STATE", "TERM", "ENTRY", "REVISION", "MEMBER"].map(str::to_owned),
+    ];
+    let best = choose::best(survivors);
+    for (n, one) in survivors.iter().enumerate() {
+        let number = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+        let log = one.sight.log.as_ref();
+        rows.push([
+            if best == Some(n) { "*" } else { "" }.to_owned(),
+            one.host.clone(),
+            one.data_dir.clone(),
+            one.sight.state.clone(),
+            number(log.map(|log| log.last_term.to_string())),
+            number(log.map(|log| log.last_index.to_string())),
+            number(one.sight.store.as_ref().map(|store| store.revision.to_string())),
+            number(one.sight.name.clone()),
+        ]);
+    }
+    let widths: Vec<usize> =
+        (0..8).map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0)).collect();
+    let mut lines: Vec<String> = rows
+        .iter()
+        .map(|row| {
+            let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+            cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+        })
+        .collect();
+    for one in survivors {
+        lines.extend(one.sight.problem.as_ref().map(|what| format!("{}: {what}", one.data_dir)));
+    }
+    if let Some(best) = best {
+        lines.push("* goes furthest: make the new cluster there".to_owned());
+        lines.extend(choose::warnings(survivors, best).iter().map(|text| format!("  {text}")));
+    }
+    lines.join("\n")
+}
+
+fn say(printer: &mut Printer<'_>, text: &str) -> Result<(), End> {
+    printer.line(text).map_err(|error| End::Failed(error.to_string()))
+}

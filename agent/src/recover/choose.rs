@@ -1,0 +1,161 @@
+//! Which of the survivors the new cluster is made of, and what stands against it. Pure.
+
+use super::Survivor;
+
+/// How far a survivor's log goes, by Raft's own rule: the last entry's term, then its index. None: no
+/// cluster can be made of it.
+fn reach(survivor: &Survivor) -> Option<(u64, u64)> {
+    let log = survivor.sight.log.as_ref()?;
+    (survivor.sight.state == "whole").then_some((log.last_term, log.last_index))
+}
+
+/// The survivor whose log goes furthest; of equals the first.
+pub(crate) fn best(survivors: &[Survivor]) -> Option<usize> {
+    let whole = survivors.iter().enumerate().filter_map(|(n, one)| Some((reach(one)?, n)));
+    whole.max_by_key(|(reach, n)| (*reach, std::cmp::Reverse(*n))).map(|(_, n)| n)
+}
+
+/// Why no cluster should be made of `survivors[own]`; nothing: it may be.
+pub(crate) fn objections(survivors: &[Survivor], own: usize) -> Vec<String> {
+    if survivors[own].sight.is_made() {
+        return Vec::new();
+    }
+    let mut all = Vec::new();
+    let place = |one: &Survivor| format!("{} on {}", one.data_dir, one.host);
+    let chosen = &survivors[own];
+    if reach(chosen).is_none() {
+        let problem = chosen.sight.problem.as_deref().unwrap_or("no member's data");
+        all.push(format!("{} is {}: {problem}", place(chosen), chosen.sight.state));
+    }
+    for one in survivors.iter().filter(|one| one.sight.state == "in-use" && *one != chosen) {
+        all.push(format!("a node runs in {}: stop it first, and look again", place(one)));
+    }
+    let cluster = |one: &Survivor| one.sight.cluster_id.clone();
+    for one in survivors.iter().filter(|one| cluster(one).is_some()) {
+        if cluster(chosen).is_some() && cluster(one) != cluster(chosen) {
+            all.push(format!("{} is of another cluster", place(one)));
+        }
+    }
+    if let Some(best) = best(survivors)
+        && reach(&survivors[best]) > reach(chosen)
+    {
+        all.push(format!("{} goes further: make the cluster there", place(&survivors[best])));
+    }
+    all
+}
+
+/// What whoever makes a cluster of `survivors[own]` should know.
+pub(crate) fn warnings(survivors: &[Survivor], own: usize) -> Vec<String> {
+    let mut all = Vec::new();
+    let sight = &survivors[own].sight;
+    let (Some(log), Some(store)) = (&sight.log, &sight.store) else { return all };
+    let voters: Vec<_> = store.members.iter().filter(|member| !member.is_learner).collect();
+    let whole = |id: &str| {
+        let of_member = |one: &&Survivor| one.sight.member_id.as_deref() == Some(id);
+        survivors.iter().filter(of_member).any(|one| reach(one).is_some())
+    };
+    let left = voters.iter().filter(|member| whole(&member.id)).count();
+    if left > voters.len() / 2 {
+        all.push(format!(
+            "{left} of {} voters have their data: if they can run, start them instead, and nothing is lost",
+            voters.len()
+        ));
+    }
+    let gone: Vec<&str> = voters
+        .iter()
+        .filter(|member| !whole(&member.id))
+        .map(|member| if member.name.is_empty() { member.id.as_str() } else { &member.name })
+        .collect();
+    if !gone.is_empty() {
+        all.push(format!("what only {} had is lost", gone.join(", ")));
+    }
+    let unknown = log.last_index.saturating_sub(log.committed);
+    if unknown > 0 {
+        all.push(format!(
+            "{unknown} entries are kept that this directory does not know to be committed: some of them may be writes that were never acknowledged"
+        ));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recover::{ForcedSight, LogSight, MemberSight, Sight, StoreSight};
+
+    fn survivor(id: &str, state: &str, last: (u64, u64)) -> Survivor {
+        let member = |id: &str| MemberSight {
+            id: id.to_owned(),
+            name: format!("db-{id}"),
+            is_learner: false,
+        };
+        Survivor {
+            host: format!("h{id}"),
+            data_dir: "/d".to_owned(),
+            sight: Sight {
+                state: state.to_owned(),
+                problem: None,
+                cluster_id: Some("c".to_owned()),
+                member_id: Some(id.to_owned()),
+                incarnation: None,
+                name: None,
+                log: Some(LogSight { last_term: last.0, last_index: last.1, committed: 5 }),
+                store: Some(StoreSight {
+                    revision: 9,
+                    members: ["1", "2", "3"].map(member).into(),
+                }),
+                forced: None,
+            },
+        }
+    }
+
+    #[test]
+    fn the_later_term_goes_further_than_the_longer_log() {
+        let all = [survivor("1", "whole", (2, 90)), survivor("2", "whole", (3, 7))];
+        assert_eq!(best(&all), Some(1));
+        assert!(objections(&all, 0)[0].contains("goes further"));
+        assert_eq!(objections(&all, 1), Vec::<String>::new());
+        let equal = [survivor("1", "whole", (2, 7)), survivor("2", "whole", (2, 7))];
+        assert_eq!(best(&equal), Some(0));
+        assert!(objections(&equal, 1).is_empty());
+    }
+
+    #[test]
+    fn what_is_damaged_removed_or_in_use_is_not_chosen() {
+        for state in ["damaged", "removed", "in-use", "unfinished", "empty"] {
+            let all = [survivor("1", state, (9, 9)), survivor("2", "whole", (2, 7))];
+            assert_eq!(best(&all), Some(1), "{state}");
+            assert!(!objections(&all, 0).is_empty(), "{state}");
+            assert_eq!(objections(&all, 1).is_empty(), state != "in-use", "{state}");
+        }
+        assert_eq!(best(&[]), None);
+    }
+
+    #[test]
+    fn what_was_begun_is_ended_whatever_the_others_look_like() {
+        let mut all = [survivor("1", "whole", (2, 7)), survivor("2", "whole", (9, 9))];
+        all[0].sight.cluster_id = Some("new".to_owned());
+        all[0].sight.forced = Some(ForcedSight { rearmed: false });
+        assert!(objections(&all, 0).is_empty());
+        all[0].sight.forced = Some(ForcedSight { rearmed: true });
+        assert!(!objections(&all, 0).is_empty());
+    }
+
+    #[test]
+    fn another_clusters_data_is_no_survivor() {
+        let mut all = [survivor("1", "whole", (2, 7)), survivor("2", "whole", (2, 7))];
+        all[1].sight.cluster_id = Some("other".to_owned());
+        assert!(objections(&all, 0)[0].contains("another cluster"));
+    }
+
+    #[test]
+    fn a_quorum_that_could_start_and_what_is_lost_are_told() {
+        let one = [survivor("1", "whole", (2, 7))];
+        assert_eq!(warnings(&one, 0)[0], "what only db-2, db-3 had is lost");
+        assert!(warnings(&one, 0)[1].starts_with("2 entries are kept"));
+        let two = [survivor("1", "whole", (2, 7)), survivor("2", "whole", (2, 7))];
+        assert!(warnings(&two, 0)[0].starts_with("2 of 3 voters have their data"));
+        let damaged = [survivor("1", "whole", (2, 5)), survivor("2", "damaged", (2, 7))];
+        assert_eq!(warnings(&damaged, 0), ["what only db-2, db-3 had is lost"]);
+    }
+}
