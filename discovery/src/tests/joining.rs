@@ -716,3 +716,47 @@ async fn world_of_another(cluster: &Formed) -> Agent {
     form(&mut agents).await;
     agents.remove(0)
 }
+
+/// Postgres takes the service's connections away while a ticket is redeemed and its outcome told,
+/// again and again: whatever was answered stands, and nothing stands twice.
+#[tokio::test]
+async fn connections_that_die_at_any_step_leave_one_intent_and_no_answer_that_is_taken_back() {
+    let cluster = Formed::of(1).await;
+    let newcomer = cluster.newcomer(9).await;
+    let founder = &cluster.agents[0];
+    let mut postgres = cluster.world.database.connect().await;
+    let storm = async {
+        loop {
+            let ended = sqlx::query(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                 WHERE datname = current_database() AND application_name = 'muster-discovery'
+                     AND random() < 0.5",
+            );
+            ended.fetch_all(&mut postgres).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+    };
+    let work = async {
+        let mut failed = 0;
+        let mut answers = Vec::new();
+        for _ in 0..10 {
+            match newcomer.join().await {
+                Ok(joined) => answers.push(joined.intent),
+                Err(_) => failed += 1,
+            }
+        }
+        (failed, answers)
+    };
+    let (failed, answers) = tokio::select! {
+        () = storm => unreachable!("it has no end"),
+        done = work => done,
+    };
+    println!("{failed} of 10 requests failed");
+    let intent = newcomer.join().await.unwrap().intent;
+    assert!(answers.iter().all(|answer| *answer == intent), "{answers:?}");
+    let rows = cluster.admin.intents(cluster.statement.cluster, None, true).await.unwrap().intents;
+    assert_eq!(rows.len(), 1);
+    let said = cluster.say(founder, &intent, added(77), 20).await.unwrap();
+    assert_eq!(said.state, IntentState::Added);
+    cluster.service.stop().await;
+}
