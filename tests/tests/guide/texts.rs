@@ -23,9 +23,10 @@ pub(crate) fn said(text: &str, code: Option<i32>) -> String {
 }
 
 /// Whether a command that was refused so may be tried again: members have not been connected for five
-/// seconds, or a learner has not caught up.
+/// seconds, a learner has not caught up, or a leader has gone.
 pub(crate) fn is_early(refusal: &str) -> bool {
-    ["unhealthy cluster", "in sync with leader"].iter().any(|text| refusal.contains(text))
+    let early = ["unhealthy cluster", "in sync with leader", "etcdserver: request timed out"];
+    early.iter().any(|text| refusal.contains(text))
 }
 
 /// As the guide shows an exit code.
