@@ -10,7 +10,7 @@ use clap::Parser;
 
 use crate::harness::process::exists;
 use crate::harness::programs::program;
-use crate::harness::world::WorldOptions;
+use crate::harness::world::{WorldOptions, path_text};
 use crate::harness::{Agent, Etcdctl, Host, Network, World, until};
 use story::Story;
 
@@ -55,6 +55,7 @@ pub fn run(options: &Options) -> Result<()> {
         return keep(&mut story, world, agents, &etcdctl);
     }
     lose_discovery(&mut story, &mut world, &etcdctl)?;
+    remove_one(&mut story, &world, &mut agents)?;
     shut_down(&mut story, &mut agents)?;
     story.end("All of it was checked.");
     Ok(())
@@ -216,6 +217,50 @@ fn lose_discovery(story: &mut Story, world: &mut World, etcdctl: &Etcdctl) -> Re
     Ok(())
 }
 
+fn remove_one(story: &mut Story, world: &World, agents: &mut Vec<Agent>) -> Result<()> {
+    story.chapter("One member is removed for good, without discovery");
+    let mut removed = agents.pop().context("a third agent")?;
+    let others: Vec<&Host> = agents.iter().map(|agent| &agent.host).collect();
+    let etcdctl = world.etcdctl("demo", &others)?;
+    let list = etcdctl.json(&["member", "list"])?;
+    let url = format!("https://{}:2380", removed.host.address);
+    let mut members = list["members"].as_array().into_iter().flatten();
+    let member = members.find(|member| member["peerURLs"][0] == url.as_str());
+    let name = member.and_then(|member| member["name"].as_str()).context("the member's name")?;
+    story.command(&format!(
+        "muster-agent member remove {name} --data-dir {0}     # on {0}, through its own node",
+        others[0].name
+    ));
+    let data_dir = path_text(&agents[0].data_dir)?;
+    // Until all have been connected for some seconds, it is refused, as etcd does.
+    until("the cluster to remove a member", LIMIT, || {
+        let mut command = others[0].command(program("muster-agent").ok()?);
+        command
+            .args(["member", "remove", name, "--data-dir", data_dir])
+            .output()
+            .ok()
+            .filter(succeeded)
+    })?;
+    let code = removed.exit_code(LIMIT)?;
+    ensure!(code == 3, "the removed member's agent ended with {code}: {}", removed.output());
+    story.checked(&format!(
+        "the agent on {} ended with 3, which tells a supervisor not to start it again",
+        removed.host.name
+    ));
+    for _ in 0..3 {
+        removed.start()?;
+        let code = removed.exit_code(LIMIT)?;
+        ensure!(code == 3, "started again, it ended with {code}: {}", removed.output());
+        ensure!(removed.node_pid().is_none(), "started again, it has started its node");
+    }
+    let left = etcdctl.json(&["member", "list"])?;
+    ensure!(left["members"].as_array().is_some_and(|all| all.len() == 2), "members: {left}");
+    etcdctl.run(&["put", "without", name])?;
+    story
+        .checked("started three times more it ended with 3 each time; the other two go on writing");
+    Ok(())
+}
+
 fn shut_down(story: &mut Story, agents: &mut [Agent]) -> Result<()> {
     story.chapter("A clean end");
     for agent in agents.iter_mut() {
@@ -224,7 +269,7 @@ fn shut_down(story: &mut Story, agents: &mut [Agent]) -> Result<()> {
         ensure!(code == 0, "the agent on {} ended with {code}", agent.host.name);
         ensure!(!exists(node), "the node on {} outlived its agent", agent.host.name);
     }
-    story.checked("three agents ended with 0, each after its node");
+    story.checked(&format!("{} agents ended with 0, each after its node", agents.len()));
     Ok(())
 }
 
