@@ -36,8 +36,19 @@ impl TestCa {
     }
 
     pub fn issue(&self, csr: &Csr) -> String {
+        self.issue_as(csr, rcgen::CertificateParams::default())
+    }
+
+    /// One that lasts until the first day of `year`.
+    pub fn issue_until(&self, csr: &Csr, year: i32) -> String {
+        let mut params = rcgen::CertificateParams::default();
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
+        self.issue_as(csr, params)
+    }
+
+    fn issue_as(&self, csr: &Csr, params: rcgen::CertificateParams) -> String {
         let key = csr.verify().unwrap().public_key;
-        rcgen::CertificateParams::default().signed_by(&key, &self.issuer).unwrap().pem()
+        params.signed_by(&key, &self.issuer).unwrap().pem()
     }
 }
 
@@ -145,6 +156,13 @@ impl World {
     pub fn leaves(&self, i: usize) -> Leaves {
         let csr = &self.records[i].csr;
         Leaves { peer: self.peer_ca.issue(csr), client: self.client_ca.issue(csr) }
+    }
+
+    /// Those of the same member that last until the first day of `year`.
+    pub fn leaves_until(&self, i: usize, year: i32) -> Leaves {
+        let csr = &self.records[i].csr;
+        let (peer, client) = (&self.peer_ca, &self.client_ca);
+        Leaves { peer: peer.issue_until(csr, year), client: client.issue_until(csr, year) }
     }
 }
 

@@ -39,6 +39,40 @@ impl Leaves {
         verify_leaf("peer", &self.peer, node_key, &statement.peer_ca)?;
         verify_leaf("client", &self.client, node_key, &statement.client_ca)
     }
+
+    /// How long both last.
+    pub fn life(&self) -> Option<Life> {
+        let lives = [Life::of(&self.peer)?, Life::of(&self.client)?];
+        lives.into_iter().min_by_key(|life| life.ends)
+    }
+}
+
+/// How long certificates last, in seconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// From when.
+    pub begins: i64,
+    /// Until when.
+    pub ends: i64,
+}
+
+impl Life {
+    /// From when on they are to be renewed: a third.
+    pub fn due(&self) -> i64 {
+        self.begins + (self.ends - self.begins) / 3
+    }
+
+    /// From when on somebody should hear that they aren't: two thirds.
+    pub fn late(&self) -> i64 {
+        self.begins + (self.ends - self.begins) / 3 * 2
+    }
+
+    fn of(pem: &str) -> Option<Self> {
+        let leaf = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+        let (_, parsed) = X509Certificate::from_der(&leaf).ok()?;
+        let validity = parsed.validity();
+        Some(Self { begins: validity.not_before.timestamp(), ends: validity.not_after.timestamp() })
+    }
 }
 
 /// Verifies one PEM chain; `what` names it in errors. The first certificate counts.
@@ -70,6 +104,16 @@ mod tests {
         let leaves = world.leaves(0);
         let record = &world.records[0];
         assert_eq!(leaves.verify(&record.csr.verify().unwrap().node_key, &world.statement), Ok(()));
+    }
+
+    #[test]
+    fn leaves_are_due_after_a_third_of_their_life_and_late_after_two() {
+        let life = Life { begins: 1_000, ends: 1_300 };
+        assert_eq!((life.due(), life.late()), (1_100, 1_200));
+        let leaves = World::new(1).leaves(0);
+        let life = leaves.life().unwrap();
+        assert!(life.begins < life.due() && life.late() < life.ends);
+        assert_eq!(Leaves { client: "?".to_owned(), ..leaves }.life(), None);
     }
 
     #[test]
