@@ -28,6 +28,8 @@ pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
     after_long_help = "FIRST START\n  \
         muster-agent run --data-dir /var/lib/muster --bundle-file /root/bundle\n  \
         ssh admin@… muster-discovery token create --cluster demo | muster-agent run --bundle-file -\n\n\
+        INTO A CLUSTER THAT RUNS (a join ticket: token create --kind join)\n  \
+        muster-agent run --bundle-file /root/ticket\n\n\
         EVERY LATER START (no bundle, no discovery)\n  \
         muster-agent run\n\n\
         EXIT CODES\n  \

@@ -17,6 +17,12 @@ pub(crate) enum Step {
     Release,
     /// The document is durable.
     Hold,
+    /// It has seen that the cluster added it; nothing of that is durable.
+    Added,
+    /// The admission is durable.
+    Admit,
+    /// The cluster has made a change that was signed; discovery doesn't know it yet.
+    Changed,
     /// The marker is durable, `launching` not yet.
     Marker,
     /// `launching` is durable, the launcher not yet started.
@@ -40,6 +46,9 @@ impl Step {
             Self::AckSent => "ack-sent",
             Self::Release => "release",
             Self::Hold => "hold",
+            Self::Added => "added",
+            Self::Admit => "admit",
+            Self::Changed => "changed",
             Self::Marker => "marker",
             Self::Launching => "launching",
             Self::Launcher => "launcher",

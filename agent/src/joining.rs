@@ -77,6 +77,7 @@ pub(crate) fn join(keepsakes: &Keepsakes, bundle: Option<&Bundle>) -> Result<Joi
         pins: bundle.pins.clone(),
         cluster: bundle.cluster,
         statement: bundle.statement,
+        kind: bundle.token.kind(),
     });
     match (known, told) {
         (Some(known), Some(told)) if known.cluster != told.cluster => {

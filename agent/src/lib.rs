@@ -12,6 +12,8 @@
 //! | `door`, `cluster/` | a node's client port, and the Cluster API behind it |
 //! | `plan/` | what a change of members would do, and what comes next: pure |
 //! | `recover/` | what is left of a lost cluster, and which of it a new one is made of (pure) |
+//! | `join/` | joining a cluster that runs, by ticket |
+//! | `steward/`, `leaves` | what a voter's agent does for the cluster; renewal of certificates |
 //! | `removal` | what is kept of a member that its cluster has removed |
 //! | `health`, `status`, `metrics` | what can be asked |
 
@@ -24,9 +26,11 @@ mod door;
 pub mod exit;
 mod health;
 mod host;
+mod join;
 mod joining;
 mod keys;
 mod launcher;
+mod leaves;
 mod logging;
 mod machine;
 mod metrics;
@@ -42,6 +46,7 @@ mod retry;
 mod settings;
 pub mod state;
 mod status;
+mod steward;
 mod supervise;
 pub mod supervisor;
 mod tail;

@@ -58,12 +58,18 @@ pub(crate) fn render(status: &Status) -> String {
     gauge("node_up", "Whether the node's process runs", i64::from(node.pid.is_some()));
     let starts = i64::try_from(node.starts).unwrap_or(i64::MAX);
     gauge("node_starts", "Starts and adoptions of the node by this agent", starts);
+    let late = i64::from(status.certificates_late.is_some());
+    gauge("certificates_late", "Whether the certificates should have been renewed long ago", late);
     gauge("seat", "This host's seat, 0 for none", i64::from(status.seat.unwrap_or(0)));
     let failed_at = status.last_error.as_ref().map_or(0.0, |error| seconds(error.at));
     let last_error: Gauge<f64, AtomicU64> = Gauge::default();
     last_error.set(failed_at);
     let help = "When something last went wrong, Unix time, 0 for never";
     registry.register("last_error_timestamp_seconds", help, last_error);
+    let until: Gauge<f64, AtomicU64> = Gauge::default();
+    until.set(status.certificates_until.map_or(0.0, seconds));
+    let help = "Until when this member's certificates last, Unix time, 0 without any";
+    registry.register("certificates_end_timestamp_seconds", help, until);
     let mut text = String::new();
     encode(&mut text, &registry).expect("a string takes everything");
     text
@@ -139,6 +145,20 @@ async fn answer(mut stream: TcpStream, status: &watch::Receiver<Status>) -> io::
 mod tests {
     use super::*;
     use crate::status::{Board, NodeStatus};
+
+    #[test]
+    fn the_end_of_the_certificates_is_shown_and_whether_they_are_late() {
+        let board = Board::default();
+        assert!(render(&board.read()).contains("muster_agent_certificates_late 0"));
+        board.update(|status| {
+            status.certificates_until = Some(jiff::Timestamp::from_second(1_700_000_000).unwrap());
+            status.certificates_late = Some("the service is away".to_owned());
+        });
+        let text = render(&board.read());
+        assert!(text.contains("muster_agent_certificates_late 1"), "{text}");
+        let until = "muster_agent_certificates_end_timestamp_seconds 1700000000";
+        assert!(text.contains(until), "{text}");
+    }
 
     #[test]
     fn exactly_one_phase_is_set_and_the_node_is_counted() {

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use discovery_types::api::InitialMember;
 use discovery_types::document::VerifiedDocument;
-use discovery_types::key::PublicKey;
 use discovery_types::leaves::Leaves;
-use discovery_types::record::VerifiedRecord;
+use discovery_types::record::{Record, VerifiedRecord};
 use discovery_types::statement::Statement;
 use discovery_types::url::NodeUrl;
 use futures_util::FutureExt;
@@ -15,6 +15,7 @@ use futures_util::future::{BoxFuture, Shared};
 use serde::Serialize;
 
 use crate::exit::End;
+use crate::protocol::state_end;
 use crate::settings::Listen;
 use crate::state::{self, Layout, StateError};
 use crate::supervisor::{Program, environment};
@@ -68,16 +69,27 @@ impl NodeKind {
 pub(crate) struct NodeCommand<'a> {
     /// Where everything lies.
     pub layout: &'a Layout,
-    /// The committed list.
+    /// The document that the cluster was founded on.
     pub document: &'a VerifiedDocument,
+    /// What this host says of itself.
+    pub record: &'a Record,
+    /// What it starts with.
+    pub origin: Origin<'a>,
     /// The newest statement: the CAs stand in it.
     pub statement: &'a Statement,
     /// The member's certificates.
     pub leaves: &'a Leaves,
-    /// This host's agent.
-    pub own: &'a PublicKey,
     /// Where the node listens.
     pub listen: Listen,
+}
+
+/// How a member came to its cluster.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Origin<'a> {
+    /// It began with it, in this seat of the document.
+    Founder(u8),
+    /// It was added to it, when these were its members.
+    Newcomer(&'a [InitialMember]),
 }
 
 #[derive(Serialize)]
@@ -106,20 +118,11 @@ struct DocumentMember<'a> {
 }
 
 impl NodeCommand<'_> {
-    /// This host's seat and record.
-    pub(crate) fn seat(&self) -> Result<(u8, &VerifiedRecord), End> {
-        let seat = self.document.proposal().seat_of(self.own);
-        let seat = seat.ok_or_else(|| {
-            End::DoNotRestart("the held document has no seat for this host's key".to_owned())
-        })?;
-        Ok((seat, &self.document.records()[usize::from(seat) - 1]))
-    }
-
-    /// Writes certificates and the member list. They follow from the journal and are compared at
-    /// each start, so that one which a crash has damaged is written again.
+    /// Writes certificates and a founder's member list. They follow from the journal and are compared
+    /// at each start, so that one which a crash has damaged is written again.
     pub(crate) fn write_files(&self) -> Result<(), End> {
-        let (seat, _) = self.seat()?;
-        let tls = self.layout.tls();
+        put_leaves(self.layout, self.leaves, self.statement)?;
+        let Origin::Founder(seat) = self.origin else { return Ok(()) };
         let member_document = MemberDocument {
             version: 1,
             document: self.document.hash().to_string(),
@@ -129,27 +132,12 @@ impl NodeCommand<'_> {
         };
         let json =
             serde_json::to_vec_pretty(&member_document).expect("plain structs always serialise");
-        let written = [
-            (tls.join("peer.crt"), self.leaves.peer.as_bytes()),
-            (tls.join("client.crt"), self.leaves.client.as_bytes()),
-            (tls.join("peer-ca.crt"), self.statement.peer_ca.as_bytes()),
-            (tls.join("client-ca.crt"), self.statement.client_ca.as_bytes()),
-            (self.layout.member_document(), json.as_slice()),
-        ];
-        for (path, bytes) in written {
-            write_if_changed(&path, bytes).map_err(crate::protocol::state_end)?;
-        }
-        Ok(())
+        write_if_changed(&self.layout.member_document(), &json).map_err(state_end)
     }
 
     /// The node's whole command line.
-    pub(crate) fn program(
-        &self,
-        path: &Path,
-        kind: NodeKind,
-        more: &[String],
-    ) -> Result<Program, End> {
-        let (_, record) = self.seat()?;
+    pub(crate) fn program(&self, path: &Path, kind: NodeKind, more: &[String]) -> Program {
+        let record = self.record;
         let tls = self.layout.tls();
         let text = |path: &Path| path.display().to_string();
         let file = |name: &str| text(&tls.join(name));
@@ -165,7 +153,7 @@ impl NodeCommand<'_> {
         flag("initial-advertise-peer-urls", list(&record.peer_urls));
         flag("advertise-client-urls", list(&record.client_urls));
         flag("initial-cluster", self.initial_cluster());
-        flag("initial-cluster-state", "new".to_owned());
+        flag("initial-cluster-state", self.origin.state().to_owned());
         flag("initial-cluster-token", self.document.hash().to_string());
         flag("cert-file", file("client.crt"));
         flag("key-file", file("node.key"));
@@ -173,24 +161,61 @@ impl NodeCommand<'_> {
         flag("peer-cert-file", file("peer.crt"));
         flag("peer-key-file", file("node.key"));
         flag("peer-trusted-ca-file", file("peer-ca.crt"));
-        if kind == NodeKind::Muster {
+        if kind == NodeKind::Muster && matches!(self.origin, Origin::Founder(_)) {
             flag("muster-document", text(&self.layout.member_document()));
         }
         arguments.extend(kind.flag_for_any_source().map(str::to_owned));
         arguments.push("--client-cert-auth".to_owned());
         arguments.push("--peer-client-cert-auth".to_owned());
         arguments.extend(more.iter().cloned());
-        Ok(Program { path: path.to_owned(), arguments })
+        Program { path: path.to_owned(), arguments }
     }
 
-    /// `name=url` for each peer URL, in seat order.
+    /// `name=url` for each peer URL, founders in seat order.
     fn initial_cluster(&self) -> String {
-        let mut pairs = Vec::new();
-        for record in self.document.records() {
-            pairs.extend(record.peer_urls.iter().map(|url| format!("{}={url}", record.name)));
-        }
+        let pairs: Vec<String> = match self.origin {
+            Origin::Founder(_) => {
+                let records = self.document.records().iter();
+                let urls = records.flat_map(|record| {
+                    record.peer_urls.iter().map(|url| format!("{}={url}", record.name))
+                });
+                urls.collect()
+            }
+            Origin::Newcomer(members) => members
+                .iter()
+                .map(|member| format!("{}={}", member.name, member.peer_url))
+                .collect(),
+        };
         pairs.join(",")
     }
+}
+
+impl Origin<'_> {
+    /// As etcd's flag has it.
+    fn state(self) -> &'static str {
+        match self {
+            Self::Founder(_) => "new",
+            Self::Newcomer(_) => "existing",
+        }
+    }
+}
+
+/// Puts certificates where the node and this agent read them; both take them without a restart.
+pub(crate) fn put_leaves(
+    layout: &Layout,
+    leaves: &Leaves,
+    statement: &Statement,
+) -> Result<(), End> {
+    let tls = layout.tls();
+    for (name, text) in [
+        ("peer.crt", &leaves.peer),
+        ("client.crt", &leaves.client),
+        ("peer-ca.crt", &statement.peer_ca),
+        ("client-ca.crt", &statement.client_ca),
+    ] {
+        write_if_changed(&tls.join(name), text.as_bytes()).map_err(state_end)?;
+    }
+    Ok(())
 }
 
 fn document_member((seat, record): (u8, &VerifiedRecord)) -> DocumentMember<'_> {
@@ -301,7 +326,8 @@ mod tests {
                 document: &self.document,
                 statement: &self.world.statement,
                 leaves: &self.leaves,
-                own: self.world.agents[1].public(),
+                record: &self.world.records[1],
+                origin: Origin::Founder(2),
                 listen: Listen { peer: address(2380), client: address(2379) },
             }
         }
@@ -311,7 +337,7 @@ mod tests {
     fn a_node_is_told_of_all_members_and_asks_everybody_for_a_certificate() {
         let second = Second::new();
         let etcd = NodeKind::Etcd { major: 3, minor: 6 };
-        let program = second.command().program(Path::new("/etcd"), etcd, &[]).unwrap();
+        let program = second.command().program(Path::new("/etcd"), etcd, &[]);
         let arguments = program.arguments;
         let value = |flag: &str| {
             let at = arguments.iter().position(|argument| argument == flag).unwrap();
@@ -324,6 +350,29 @@ mod tests {
         for flag in ["--client-cert-auth", "--peer-client-cert-auth"] {
             assert!(arguments.iter().any(|argument| argument == flag), "{flag}");
         }
+    }
+
+    #[test]
+    fn a_newcomer_is_told_of_the_members_that_there_are_and_begins_no_cluster() {
+        let second = Second::new();
+        let member = |name: &str, url: &str| InitialMember {
+            name: name.to_owned(),
+            peer_url: url.parse().unwrap(),
+        };
+        let members =
+            [member("x", "https://10.0.0.9:2380"), member("db-2", "https://10.0.0.2:2380")];
+        let command = NodeCommand { origin: Origin::Newcomer(&members), ..second.command() };
+        command.write_files().unwrap();
+        assert!(!second.layout.member_document().exists(), "it is in no document");
+        let arguments = command.program(Path::new("/node"), NodeKind::Muster, &[]).arguments;
+        let value = |flag: &str| {
+            let at = arguments.iter().position(|argument| argument == flag)?;
+            Some(arguments[at + 1].as_str())
+        };
+        assert_eq!(value("--initial-cluster-state"), Some("existing"));
+        let all = "x=https://10.0.0.9:2380,db-2=https://10.0.0.2:2380";
+        assert_eq!(value("--initial-cluster"), Some(all));
+        assert_eq!(value("--muster-document"), None);
     }
 
     #[test]

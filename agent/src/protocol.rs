@@ -27,7 +27,7 @@ pub(crate) struct Protocol {
     pub agent: Agent,
     /// What goes with its journal. Changes become durable with the next step that writes.
     pub keepsakes: Keepsakes,
-    /// The held document, verified.
+    /// The held document, or the one of the cluster that added this host, verified.
     pub document: Option<VerifiedDocument>,
 }
 
@@ -48,6 +48,11 @@ impl Protocol {
     /// This run's nonce, as it stands on the wire.
     pub(crate) fn nonce(&self) -> Nonce {
         Nonce(self.agent.session.nonce.to_be_bytes())
+    }
+
+    /// Makes changes of the keepsakes durable that no step is about.
+    pub(crate) fn keep(&self) -> Result<(), End> {
+        journal::write(&self.layout, &self.agent.journal, &self.keepsakes).map_err(state_end)
     }
 
     /// Applies one event: whatever has to be durable is, when this returns.

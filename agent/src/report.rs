@@ -5,19 +5,22 @@
 //! runs, with growing pauses, and nothing waits for it. Once it is settled it is said again now and
 //! then: a service that was restored from a backup has forgotten it.
 
+use std::cell::RefCell;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use discovery_types::api::{AdoptRequest, ClusterState, ReportRequest, Session, TroubleRequest};
+use discovery_types::api::{
+    AdoptRequest, ClusterState, ListedMember, Membership, ReportRequest, Session, TroubleRequest,
+};
 use discovery_types::client::{Client, ClientError};
-use discovery_types::digest::Digest;
+use discovery_types::digest::{self, Digest};
 use discovery_types::problem::{Code, Problem};
 use uuid::Uuid;
 
 use crate::bootstrap::cut;
-use crate::cluster::{self, NodeStatus};
+use crate::cluster::{self, Cluster, Member, Members, NodeStatus};
 use crate::door::Door;
 use crate::exit::chain;
 use crate::retry::{Retry, jittered};
@@ -32,6 +35,9 @@ const TROUBLE_AFTER: Duration = Duration::from_secs(5);
 
 /// The shortest time until a settled report is made again; jitter adds at most as much.
 const AGAIN: Duration = Duration::from_secs(300);
+
+/// How often the members are compared with those that were told last.
+const LOOK_AT_MEMBERS: Duration = Duration::from_secs(5);
 
 /// What a report is about.
 pub(crate) struct Report {
@@ -57,19 +63,48 @@ impl Report {
     /// `heard` is told of each answer.
     pub(crate) async fn deliver(self, heard: impl Fn(ClusterState)) -> Infallible {
         let first = async || self.node_with_leader().await;
+        let told = RefCell::new(Vec::new());
+        let pause = async || {
+            tokio::select! {
+                () = tokio::time::sleep(jittered(AGAIN)) => {}
+                () = self.members_changed(&told) => {}
+            }
+        };
         let later = async || self.leader_now().await;
         let tell = async |status: &NodeStatus| {
-            let answer = self.once(status).await;
+            let members = self.node().list().await.ok();
+            let answer = self.once(status, members.as_ref()).await;
+            told.replace(members.map(|members| members.list).unwrap_or_default());
             if let Ok(state) = &answer {
                 heard(*state);
             }
             answer
         };
-        keep_telling(first, later, tell).await
+        keep_telling(first, pause, later, tell).await
     }
 
-    async fn once(&self, status: &NodeStatus) -> Result<ClusterState, ClientError> {
-        let request = self.request(status);
+    fn node(&self) -> Cluster {
+        Cluster::new(vec![self.door.clone()])
+    }
+
+    /// Waits until the members are others than those that were told.
+    async fn members_changed(&self, told: &RefCell<Vec<Member>>) {
+        loop {
+            tokio::time::sleep(LOOK_AT_MEMBERS).await;
+            if let Ok(now) = self.node().list().await
+                && now.list != *told.borrow()
+            {
+                return;
+            }
+        }
+    }
+
+    async fn once(
+        &self,
+        status: &NodeStatus,
+        members: Option<&Members>,
+    ) -> Result<ClusterState, ClientError> {
+        let request = self.request(status, members);
         let first = self.client.report(self.cluster, &request).await;
         let code = first.as_ref().err().and_then(ClientError::code);
         let response = match code {
@@ -83,7 +118,7 @@ impl Report {
         Ok(response.state)
     }
 
-    fn request(&self, status: &NodeStatus) -> ReportRequest {
+    fn request(&self, status: &NodeStatus, members: Option<&Members>) -> ReportRequest {
         let hex = |id: u64| format!("{id:016x}");
         ReportRequest {
             session: self.session,
@@ -93,7 +128,7 @@ impl Report {
             leader_id: status.leader.map(|leader| hex(leader.0)),
             raft_term: status.raft_term,
             raft_index: status.raft_index,
-            membership: None,
+            membership: members.map(membership),
         }
     }
 
@@ -137,10 +172,26 @@ impl Report {
     }
 }
 
+/// A list of members, as it crosses the wire.
+fn membership(members: &Members) -> Membership {
+    let listed = |member: &Member| ListedMember {
+        id: digest::MemberId::new(member.id.0),
+        name: member.name.clone(),
+        peer_urls: member.peer_urls.clone(),
+        client_urls: member.client_urls.clone(),
+        is_learner: member.is_learner,
+    };
+    Membership {
+        configuration: members.configuration,
+        members: members.list.iter().map(listed).collect(),
+    }
+}
+
 /// Tells what `first` found until that is settled, and then what `later` finds, now and then. A node
 /// that has lost its leader since has nothing to report.
 async fn keep_telling(
     first: impl AsyncFn() -> NodeStatus,
+    pause: impl AsyncFn(),
     later: impl AsyncFn() -> Option<NodeStatus>,
     tell: impl AsyncFn(&NodeStatus) -> Result<ClusterState, ClientError>,
 ) -> Infallible {
@@ -158,7 +209,7 @@ async fn keep_telling(
         }
         retry.succeeded();
         status = loop {
-            tokio::time::sleep(jittered(AGAIN)).await;
+            pause().await;
             if let Some(status) = later().await {
                 break status;
             }
@@ -215,13 +266,15 @@ fn may_pass(problem: &Problem) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
-
     use super::*;
 
     fn running() -> NodeStatus {
         let one = Some(cluster::MemberId(1));
         NodeStatus { cluster_id: 7, leader: one, raft_term: 2, ..NodeStatus::default() }
+    }
+
+    async fn seldom() {
+        tokio::time::sleep(jittered(AGAIN)).await;
     }
 
     #[tokio::test(start_paused = true)]
@@ -237,7 +290,7 @@ mod tests {
                 _ => Ok(ClusterState::Committed),
             }
         };
-        let keep = keep_telling(async || running(), async || Some(running()), tell);
+        let keep = keep_telling(async || running(), seldom, async || Some(running()), tell);
         let _ = tokio::time::timeout(Duration::from_secs(3600), keep).await;
         let told = told.into_inner();
         let pauses: Vec<_> = told.windows(2).map(|pair| pair[1] - pair[0]).collect();
@@ -261,7 +314,7 @@ mod tests {
             *told.borrow_mut() += 1;
             Ok(ClusterState::Formed)
         };
-        let keep = keep_telling(async || running(), later, tell);
+        let keep = keep_telling(async || running(), seldom, later, tell);
         let _ = tokio::time::timeout(Duration::from_secs(3600), keep).await;
         assert_eq!(*told.borrow(), 1);
         assert!((6..=12).contains(&*asked.borrow()), "{asked:?}");

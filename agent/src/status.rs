@@ -137,6 +137,10 @@ pub(crate) struct Status {
     pub client_listen: Option<String>,
     /// The node's process, once there is one.
     pub node: Option<NodeStatus>,
+    /// Until when this member's certificates last.
+    pub certificates_until: Option<jiff::Timestamp>,
+    /// Why they are not renewed, though it is time.
+    pub certificates_late: Option<String>,
     /// What went wrong, until it is over.
     pub last_error: Option<LastError>,
     /// When it tries again.

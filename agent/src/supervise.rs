@@ -1,29 +1,42 @@
 //! The agent's life once its node may start: supervision, the node's log, the first sight of its
 //! data, and the report to discovery.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use discovery_formation::agent::{Event, Start};
+use discovery_formation::agent::{Event, Journal, Start};
 use discovery_types::api::{AdoptRequest, ClusterState, Session};
 use discovery_types::client::{Client, ClientConfig};
+use discovery_types::digest::MemberId;
 use discovery_types::document::VerifiedDocument;
+use discovery_types::jws::Typ;
+use discovery_types::key::PublicKey;
+use discovery_types::leaves::Leaves;
+use discovery_types::raft_id;
+use discovery_types::record::Record;
 use discovery_types::statement::StatementChain;
+use discovery_types::url::NodeUrl;
 use tokio_util::sync::CancellationToken;
 
+use crate::cluster::{self, Cluster};
 use crate::crash::{self, Step};
 use crate::door::Door;
 use crate::exit::{End, chain};
-use crate::node_command::{AskedKind, NodeCommand, NodeKind};
+use crate::join;
+use crate::leaves::{self, Renewal};
+use crate::node_command::{AskedKind, NodeCommand, NodeKind, Origin, put_leaves};
 use crate::protocol::{Protocol, state_end};
 use crate::removal;
 use crate::report::Report;
 use crate::settings::{Listen, Settings};
+use crate::state::journal::signed_record;
 use crate::state::node_dir::Tombstone;
 use crate::state::{Layout, node_dir};
 use crate::status::{Board, NodeStatus, Phase};
+use crate::steward::{Statements, Steward};
 use crate::supervisor::{
     Observer, Outcome, Program, Running, STOP_DEADLINE, Supervisor, environment,
 };
@@ -57,6 +70,7 @@ pub(crate) async fn run(
             withheld.join(", ")
         );
     }
+    refresh_admission(&mut protocol).await;
     let plan = Plan::of(&protocol, settings, kind)?;
     plan.show(board);
     let layout = &settings.layout;
@@ -75,7 +89,7 @@ pub(crate) async fn run(
     tail_stop.cancel();
     // It passes on what is left and ends.
     let _ = tail.await;
-    conclude(outcome?, &plan, &mut protocol)
+    conclude(outcome?, &plan, &mut protocol).await
 }
 
 /// The node's own log lines go into the agent's log, marked as the node's, with their level where
@@ -105,26 +119,51 @@ fn check_maker(layout: &Layout, kind: NodeKind) -> Result<(), End> {
 /// A file that muster-node makes in its data directory at its first start, and etcd does not.
 const OWN_NODE_FILE: &str = "muster-boot";
 
+/// A newcomer's first start compares its list with the cluster's: members may have come and gone
+/// since it was admitted.
+async fn refresh_admission(protocol: &mut Protocol) {
+    let layout = &protocol.layout;
+    let (Some(admission), false) =
+        (&mut protocol.keepsakes.admission, node_dir::has_log(&layout.node()))
+    else {
+        return;
+    };
+    let Ok(record) = own_record(&protocol.agent.journal, protocol.key.public()) else { return };
+    if let Some(members) = join::now_listed(layout, admission, &record).await {
+        admission.members = members;
+    }
+}
+
+/// What this host has said of itself.
+fn own_record(journal: &Journal, own: &PublicKey) -> Result<Record, End> {
+    let signed = journal.record.as_deref().map(signed_record);
+    let signed = signed.ok_or_else(|| missing("record"))?;
+    signed.record.verify(Typ::Record, own).map_err(|error| End::DoNotRestart(chain(&error)))
+}
+
+fn missing(what: &str) -> End {
+    End::DoNotRestart(format!("the journal holds no {what}: the node can't be started from it"))
+}
+
 /// Everything that a start of the node depends on.
 struct Plan {
     document: VerifiedDocument,
+    statements: StatementChain,
+    record: Record,
+    leaves: Leaves,
+    /// Its seat in the document; none for a member that came later.
+    seat: Option<u8>,
+    /// Its id in the Raft cluster.
+    member: MemberId,
     program: Program,
     listen: Listen,
-    client_host: String,
-    seat: u8,
-    name: String,
-    cluster_name: String,
-    peer_url: String,
-    client_url: String,
+    client_url: NodeUrl,
+    /// Where clients reach the members, as far as the journal knows.
+    client_urls: BTreeSet<String>,
 }
 
 impl Plan {
     fn of(protocol: &Protocol, settings: &Settings, kind: NodeKind) -> Result<Self, End> {
-        let missing = |what: &str| {
-            End::DoNotRestart(format!(
-                "the journal holds no {what}: the node can't be started from it"
-            ))
-        };
         let keepsakes = &protocol.keepsakes;
         let document = protocol.document.clone().ok_or_else(|| missing("document"))?;
         let leaves = keepsakes.leaves.as_ref().ok_or_else(|| missing("certificates"))?;
@@ -134,29 +173,48 @@ impl Plan {
             listen.peer.set_ip(address);
             listen.client.set_ip(address);
         }
-        let chain_of = StatementChain::verify_from_pin(&keepsakes.statements, &join.statement)
-            .map_err(|error| End::DoNotRestart(chain(&error)))?;
+        let refused = |error: &dyn std::error::Error| End::DoNotRestart(chain(error));
+        let statements = StatementChain::verify_from_pin(&keepsakes.statements, &join.statement)
+            .map_err(|error| refused(&error))?;
+        let record = own_record(&protocol.agent.journal, protocol.key.public())?;
+        let node_key = record.csr.verify().map_err(|error| refused(&error))?.node_key;
+        let leaves = leaves::newest(&settings.layout, leaves, &node_key, statements.newest());
+        let admission = keepsakes.admission.as_ref();
+        let seat = document.proposal().seat_of(protocol.key.public());
+        let (origin, member) = match (admission, seat) {
+            (Some(admission), _) => (Origin::Newcomer(&admission.members), admission.member),
+            (None, Some(seat)) => {
+                let member = raft_id::of_founder(&document.hash(), &record.peer_urls);
+                (Origin::Founder(seat), member)
+            }
+            (None, None) => return Err(missing("seat for this host's key")),
+        };
         let command = NodeCommand {
             layout: &settings.layout,
             document: &document,
-            statement: chain_of.newest(),
-            leaves,
-            own: protocol.key.public(),
+            record: &record,
+            origin,
+            statement: statements.newest(),
+            leaves: &leaves,
             listen,
         };
         command.write_files()?;
-        let program = command.program(&settings.node_binary, kind, &settings.node_flags)?;
-        let (seat, record) = command.seat()?;
-        let client_url = record.client_urls.first().ok_or_else(|| missing("client URL"))?;
+        let program = command.program(&settings.node_binary, kind, &settings.node_flags);
+        let client_url = record.client_urls.first().ok_or_else(|| missing("client URL"))?.clone();
+        let founders = document.records().iter().flat_map(|record| &record.client_urls);
+        let mut client_urls: BTreeSet<String> = founders.map(NodeUrl::to_string).collect();
+        client_urls.extend(admission.into_iter().flat_map(|known| known.client_urls.clone()));
+        let seat = if admission.is_some() { None } else { seat };
         Ok(Self {
             program,
             listen,
-            client_host: client_url.host().to_string(),
             seat,
-            name: record.name.to_string(),
-            cluster_name: chain_of.newest().name.to_string(),
-            peer_url: record.peer_urls.first().map(ToString::to_string).unwrap_or_default(),
-            client_url: client_url.to_string(),
+            member,
+            client_url,
+            client_urls,
+            statements,
+            record,
+            leaves,
             document,
         })
     }
@@ -166,6 +224,8 @@ impl Plan {
         Tombstone {
             version: 1,
             incarnation: protocol.agent.journal.incarnation.to_string(),
+            member_id: self.member.to_string(),
+            cluster_id: format!("{:016x}", cluster::founded(&self.document)),
             at: jiff::Timestamp::now().to_string(),
             ..Tombstone::default()
         }
@@ -176,19 +236,19 @@ impl Plan {
         board.update(|status| {
             status.explain.clear();
             status.cluster_id = Some(self.document.proposal().proposal().cluster.to_string());
-            status.cluster_name = Some(self.cluster_name.clone());
+            status.cluster_name = Some(self.statements.newest().name.to_string());
             status.epoch = Some(self.document.epoch());
             status.document = Some(self.document.hash().to_string());
-            status.seat = Some(self.seat);
-            status.name = Some(self.name.clone());
-            status.peer_url = Some(self.peer_url.clone());
-            status.client_url = Some(self.client_url.clone());
+            status.seat = self.seat;
+            status.name = Some(self.record.name.to_string());
+            status.peer_url = self.record.peer_urls.first().map(ToString::to_string);
+            status.client_url = Some(self.client_url.to_string());
             status.client_listen = Some(self.listen.client.to_string());
         });
+        show_life(&self.leaves, board);
     }
 
-    /// A report to discovery; nothing if it can't be made (which costs nothing but the report).
-    fn report(&self, protocol: &Protocol, layout: &Layout) -> Option<Report> {
+    fn client(&self, protocol: &Protocol) -> Option<Arc<Client>> {
         let join = protocol.keepsakes.join.as_ref()?;
         let config = ClientConfig {
             urls: join.urls.clone(),
@@ -196,10 +256,51 @@ impl Plan {
             key: Some(Arc::clone(&protocol.key)),
         };
         let client = Client::new(config).inspect_err(|error| tracing::warn!("{}", chain(error)));
-        let door = Door::own(&layout.tls(), self.listen.client, &self.client_host)
-            .inspect_err(|error| tracing::warn!("{}", chain(error)));
+        client.ok().map(Arc::new)
+    }
+
+    fn door(&self, layout: &Layout) -> Option<Door> {
+        let host = self.client_url.host().to_string();
+        let door = Door::own(&layout.tls(), self.listen.client, &host);
+        door.inspect_err(|error| tracing::warn!("{}", chain(error))).ok()
+    }
+
+    /// What a voter's agent does for its cluster.
+    fn steward(&self, protocol: &Protocol) -> Option<Steward> {
+        let join = protocol.keepsakes.join.as_ref()?;
+        let document = self.document.jws().clone();
+        let statements = Statements::new(join.statement, self.statements.clone(), document);
+        let node = Cluster::new(vec![self.door(&protocol.layout)?]);
+        Some(Steward::new(self.client(protocol)?, join.cluster, node, statements))
+    }
+
+    fn renewal(&self, protocol: &Protocol, board: &Board) -> Option<Renewal> {
+        Some(Renewal {
+            client: self.client(protocol)?,
+            cluster: protocol.keepsakes.join.as_ref()?.cluster,
+            csr: self.record.csr.clone(),
+            statement: self.statements.newest().clone(),
+            board: board.clone(),
+        })
+    }
+
+    /// Takes new certificates: into the journal, and where the node reads them.
+    fn renewed(&self, leaves: Leaves, protocol: &mut Protocol, board: &Board) {
+        show_life(&leaves, board);
+        let statement = self.statements.newest();
+        protocol.keepsakes.leaves = Some(leaves.clone());
+        let kept = protocol.keep().and_then(|()| put_leaves(&protocol.layout, &leaves, statement));
+        match kept {
+            Ok(()) => tracing::info!("the certificates are renewed"),
+            Err(end) => tracing::warn!("the new certificates can't be put in place: {end}"),
+        }
+    }
+
+    /// A report to discovery; nothing if it can't be made (which costs nothing but the report).
+    fn report(&self, protocol: &Protocol, layout: &Layout) -> Option<Report> {
+        let join = protocol.keepsakes.join.as_ref()?;
         Some(Report {
-            client: Arc::new(client.ok()?),
+            client: self.client(protocol)?,
             cluster: join.cluster,
             session: Session { boot: protocol.agent.session.boot, nonce: protocol.nonce() },
             h: self.document.hash(),
@@ -208,7 +309,7 @@ impl Plan {
                 document: self.document.jws().clone(),
                 statements: protocol.keepsakes.statements.clone(),
             },
-            door: door.ok()?,
+            door: self.door(layout)?,
             log: layout.node_log(),
         })
     }
@@ -223,9 +324,17 @@ async fn attend(
 ) -> Result<Outcome, End> {
     let layout = protocol.layout.clone();
     let mut ran = protocol.agent.journal.start == Start::Ran;
-    let mut report = Box::pin(deliver(plan.report(protocol, &layout), board.clone()));
+    let renewal = plan.renewal(protocol, board);
+    let mut leaves = plan.leaves.clone();
+    let mut chores = Box::pin(chores(plan, protocol, board));
     let mut supervision = std::pin::pin!(supervision);
     loop {
+        let renewed = async {
+            match &renewal {
+                Some(renewal) => renewal.next(&leaves).await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             outcome = &mut supervision => return Ok(outcome),
             () = tokio::time::sleep(LOOK_FOR_LOG), if !ran => {
@@ -236,9 +345,42 @@ async fn attend(
                     tracing::info!("the node has its own log: from now on it starts from that");
                 }
             }
-            never = &mut report, if ran => match never {},
+            new = renewed, if ran => {
+                plan.renewed(new.clone(), protocol, board);
+                leaves = new;
+                // They speak to the node with the new ones.
+                chores.set(self::chores(plan, protocol, board));
+            }
+            never = &mut chores, if ran => match never {},
         }
     }
+}
+
+/// What the agent tells discovery, and what it does for the cluster, beside its node.
+fn chores(
+    plan: &Plan,
+    protocol: &Protocol,
+    board: &Board,
+) -> impl Future<Output = Infallible> + use<> {
+    let report = deliver(plan.report(protocol, &protocol.layout), board.clone());
+    let steward = plan.steward(protocol);
+    async move {
+        let steward = async {
+            match steward {
+                Some(steward) => steward.run().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            never = report => never,
+            never = steward => never,
+        }
+    }
+}
+
+fn show_life(leaves: &Leaves, board: &Board) {
+    let ends = leaves.life().and_then(|life| jiff::Timestamp::from_second(life.ends).ok());
+    board.update(|status| status.certificates_until = ends);
 }
 
 async fn deliver(report: Option<Report>, board: Board) -> Infallible {
@@ -251,12 +393,20 @@ async fn deliver(report: Option<Report>, board: Board) -> Infallible {
     }
 }
 
-fn conclude(outcome: Outcome, plan: &Plan, protocol: &mut Protocol) -> Result<(), End> {
+async fn conclude(outcome: Outcome, plan: &Plan, protocol: &mut Protocol) -> Result<(), End> {
     match outcome {
         Outcome::Stopped => Ok(()),
         Outcome::Ended(end) => Err(end),
         Outcome::Removed(_) => Err(removed(protocol)),
         Outcome::SaysRemoved => {
+            let layout = &protocol.layout;
+            if join::is_listed(layout, &plan.client_urls, plan.member).await {
+                return Err(End::Failed(format!(
+                    "the node says that it was removed, and the cluster lists it as member {}: \
+                     nothing is written down yet; start the agent again",
+                    plan.member
+                )));
+            }
             node_dir::bury(&protocol.layout.node(), &plan.tombstone(protocol))
                 .map_err(state_end)?;
             Err(removed(protocol))

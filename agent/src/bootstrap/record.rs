@@ -4,7 +4,6 @@ use std::net::{IpAddr, SocketAddr};
 
 use discovery_types::bundle::Bundle;
 use discovery_types::convert;
-use discovery_types::grant::TokenKind;
 use discovery_types::jws::Typ;
 use discovery_types::key::PublicKey;
 use discovery_types::name::Name;
@@ -69,13 +68,6 @@ pub(crate) fn for_this_start(
             )
         });
     };
-    if bundle.token.kind() == TokenKind::Join {
-        return Err(End::Usage(
-            "this is a join ticket, for a cluster that runs already; this version of muster-agent \
-             forms new clusters only and needs a boot token"
-                .to_owned(),
-        ));
-    }
     let node_key = csr.verify().map_err(|error| End::Failed(chain(&error)))?.node_key;
     let wanted = Record {
         version: 1,

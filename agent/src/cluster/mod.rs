@@ -11,6 +11,8 @@
 
 mod change;
 mod error;
+mod founded;
+mod keys;
 mod member;
 
 use std::time::Duration;
@@ -28,6 +30,7 @@ use tonic::{Request, Response, Status};
 
 pub(crate) use self::change::{Carrying, Change, NewMember};
 pub(crate) use self::error::ClusterError;
+pub(crate) use self::founded::founded;
 pub(crate) use self::member::{Member, MemberId, Members, NodeStatus};
 use crate::door::Door;
 use crate::exit::chain;

@@ -8,6 +8,7 @@ use discovery_formation::Rules;
 use discovery_formation::agent::{Decision, Directory, Journal, at_start};
 use discovery_types::bundle::Bundle;
 use discovery_types::convert;
+use discovery_types::grant::TokenKind;
 use discovery_types::jws::Typ;
 use discovery_types::key::SigningKey;
 use discovery_types::record::{Record, SignedRecord};
@@ -18,11 +19,12 @@ use crate::crash::{self, Step};
 use crate::exit::{End, chain};
 use crate::host::Host;
 use crate::host::local::LocalHost;
+use crate::join::{Joined, Newcomer};
 use crate::joining::{join, read_bundle};
 use crate::node_command::{AskedKind, ask_kind};
 use crate::protocol::{Protocol, state_end};
 use crate::retry::Retry;
-use crate::settings::{Addresses, Settings};
+use crate::settings::{Addresses, Listen, Settings};
 use crate::state::archive::put_aside;
 use crate::state::journal::{self, Join, Keepsakes, Loaded};
 use crate::state::lock::{self, LockError};
@@ -223,10 +225,10 @@ impl Daemon<'_> {
     /// True if the agent was told to stop.
     async fn wait_for_replacement(&self, why: &str) -> bool {
         let text = format!(
-            "the node's data is lost: {why}. If it is not coming back: with stock etcd, remove \
-             this member (etcdctl member remove) and add a new one (etcdctl member add) by hand; \
-             muster-node can't replace a member yet, and serves on with the others. The directory is \
-             looked at again every {} s, in case a volume is mounted late",
+            "the node's data is lost: {why}. If it is not coming back, this host can come in its own \
+             place: muster-agent reset here, and a ticket from an operator (muster-discovery token \
+             create --kind join --replace NAME). The directory is looked at again every {} s, in case \
+             a volume is mounted late",
             LOOK_AGAIN.as_secs()
         );
         tracing::error!("{text}");
@@ -289,8 +291,28 @@ impl Daemon<'_> {
         drop(bundle);
         protocol.keepsakes.listen = Some(addresses.listen);
         self.show(&protocol, &record, &addresses);
+        if join.kind == TokenKind::Join {
+            return self.enrol(protocol, join, &record, addresses.listen).await;
+        }
         let bootstrap = Bootstrap::new(&mut protocol, join, addresses.listen, self.surroundings())?;
         let formed = bootstrap.form(&record).await?;
+        self.formed(formed, protocol).await
+    }
+
+    /// Joins a cluster that runs.
+    async fn enrol(
+        &self,
+        mut protocol: Protocol,
+        join: Join,
+        record: &SignedRecord,
+        listen: Listen,
+    ) -> Result<(), End> {
+        let newcomer = Newcomer::new(&mut protocol, join.clone(), record, self.surroundings())?;
+        if newcomer.join(listen).await? == Joined::Stopped {
+            return Ok(());
+        }
+        let bootstrap = Bootstrap::new(&mut protocol, join, listen, self.surroundings())?;
+        let formed = bootstrap.launch_held().await?;
         self.formed(formed, protocol).await
     }
 

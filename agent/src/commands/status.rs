@@ -111,6 +111,7 @@ fn for_people(report: &Report) -> String {
     for explain in status.map(|s| s.explain.as_slice()).unwrap_or_default() {
         line("missing", Some(explain.clone()));
     }
+    line("late", status.and_then(|s| s.certificates_late.clone()));
     line(
         "error",
         status.and_then(|s| {

@@ -10,9 +10,11 @@ use std::sync::Arc;
 
 use discovery_formation as formation;
 use discovery_formation::agent::{Bound, Journal, Member, Start};
+use discovery_types::api::InitialMember;
 use discovery_types::convert;
-use discovery_types::digest::{Digest, Incarnation};
+use discovery_types::digest::{Digest, Incarnation, MemberId};
 use discovery_types::document::VerifiedDocument;
+use discovery_types::grant::TokenKind;
 use discovery_types::jws::Jws;
 use discovery_types::key::{PublicKey, SigningKey};
 use discovery_types::leaves::Leaves;
@@ -42,6 +44,14 @@ pub struct Join {
     pub cluster: Uuid,
     /// The statement that trust starts at.
     pub statement: Digest,
+    /// As what: one that begins with it, or one that comes later.
+    #[serde(default = "boot")]
+    pub kind: TokenKind,
+}
+
+/// Journals from before there were tickets.
+fn boot() -> TokenKind {
+    TokenKind::Boot
 }
 
 /// What goes with the machine's journal: received texts, and choices of the first start.
@@ -61,6 +71,22 @@ pub struct Keepsakes {
     /// That this host's data goes on as another cluster, if it does.
     #[serde(default)]
     pub recovery: Option<Jws>,
+    /// Of a member that was added to a cluster that ran: what its node starts from.
+    #[serde(default)]
+    pub admission: Option<Admission>,
+}
+
+/// What an agent has asked the cluster that its host joined.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Admission {
+    /// This member's id.
+    pub member: MemberId,
+    /// The members at that time, itself among them: with whom its node begins.
+    pub members: Vec<InitialMember>,
+    /// Where clients reached them.
+    pub client_urls: Vec<String>,
+    /// The document that the cluster was founded on.
+    pub document: Jws,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -109,7 +135,7 @@ pub struct Loaded {
     pub journal: Journal,
     /// The rest.
     pub keepsakes: Keepsakes,
-    /// The held document, verified.
+    /// The held document, or the one of the cluster that added this host, verified.
     pub document: Option<VerifiedDocument>,
     /// What its data goes on as, verified.
     pub recovery: Option<Recovery>,
@@ -218,7 +244,8 @@ pub fn read(layout: &Layout) -> Result<Option<(SigningKey, Loaded)>, StateError>
         record,
         bound: file.bound.into_iter().map(bound_of).collect(),
         released: file.released,
-        held: document.as_ref().map(|held| Arc::new(convert::document(held))),
+        held: document.as_ref().filter(|_| file.document.is_some()).map(held),
+        admitted: file.keepsakes.admission.is_some(),
         start: match file.start {
             StartFile::NotYet => Start::NotYet,
             StartFile::Launching => Start::Launching,
@@ -254,8 +281,13 @@ fn read_key(layout: &Layout, public: &PublicKey) -> Result<SigningKey, StateErro
     if key.public() == public { Ok(key) } else { Err(damaged("it is not the journal's key")) }
 }
 
+fn held(document: &VerifiedDocument) -> Arc<formation::Document> {
+    Arc::new(convert::document(document))
+}
+
 fn read_document(file: &File) -> Result<Option<VerifiedDocument>, String> {
-    let Some(jws) = &file.document else { return Ok(None) };
+    let founding = file.keepsakes.admission.as_ref().map(|admission| &admission.document);
+    let Some(jws) = file.document.as_ref().or(founding) else { return Ok(None) };
     let join = file.keepsakes.join.as_ref().ok_or("it holds a document and no cluster")?;
     let chain = StatementChain::verify_from_pin(&file.keepsakes.statements, &join.statement)
         .map_err(|error| error.to_string())?;

@@ -48,6 +48,9 @@ impl Agent {
         machine: &Machine,
     ) -> Result<(), String> {
         let journal = &self.journal;
+        if journal.admitted {
+            return Err("I have been added to the cluster that runs".to_owned());
+        }
         let epoch = document.proposal.epoch;
         let listed = document.proposal.record_of(journal.key).map(|record| record.hash);
         let mine = journal.record.as_ref().map(|record| record.hash);
@@ -75,8 +78,19 @@ impl Agent {
         Ok(())
     }
 
+    pub(super) fn admitted(&mut self, output: &mut Output) {
+        if self.journal.start != Start::NotYet || self.journal.held.is_some() {
+            return;
+        }
+        if !self.journal.admitted {
+            self.journal.admitted = true;
+            self.persist(output);
+        }
+        output.then.push(Action::LookAtDirectory);
+    }
+
     pub(super) fn looked(&mut self, rules: &Rules, directory: &Directory, output: &mut Output) {
-        if self.journal.held.is_none() || self.journal.start != Start::NotYet {
+        if !self.journal.may_launch() || self.journal.start != Start::NotYet {
             return;
         }
         let incarnation = self.journal.incarnation;

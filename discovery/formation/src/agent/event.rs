@@ -30,6 +30,8 @@ pub enum Event {
     Impatient { epoch: Epoch },
     /// A whole document, verified.
     DocumentShown { document: Arc<Document>, machine: Machine },
+    /// The running cluster lists this incarnation as a member of its own; the shell has asked it.
+    Admitted,
     /// The node's directory was looked at, for the launch.
     Looked(Directory),
     /// The marker is in the directory, file and folder fsynced.

@@ -27,6 +27,9 @@ pub struct Journal {
     pub released: Epoch,
     /// The document that it holds.
     pub held: Option<Arc<Document>>,
+    /// The running cluster has added this incarnation: its node may start without a document, as
+    /// one that comes later.
+    pub admitted: bool,
     /// How far the first start has come.
     pub start: Start,
     /// The incarnation was removed from its cluster: it never runs again.
@@ -98,6 +101,7 @@ impl Journal {
             bound: BTreeMap::new(),
             released: 0,
             held: None,
+            admitted: false,
             start: Start::NotYet,
             tombstone: false,
         }
@@ -141,17 +145,24 @@ impl Journal {
                 kept && held.is_some_and(|held| held.proposal.epoch <= self.released),
                 "a document is held that was released",
             ),
-            (self.start != Start::NotYet && held.is_none(), "a node was launched from no document"),
+            (self.start != Start::NotYet && !self.may_launch(), "a node was launched from nothing"),
+            (self.admitted && held.is_some(), "it began with the cluster, and came later"),
             (!self.bound.is_empty() && self.record.is_none(), "a list was signed without a record"),
             (self.boot == 0, "it was shown before the first start was counted"),
         ];
         broken.into_iter().find_map(|(is_broken, what)| is_broken.then_some(what))
     }
 
+    /// Whether this incarnation is a member, so that its node may start.
+    #[must_use]
+    pub fn may_launch(&self) -> bool {
+        self.held.is_some() || self.admitted
+    }
+
     /// Whether the record may be replaced by another one (an address changed): not while a list
     /// with the old one could still be committed, nor after it was.
     #[must_use]
     pub fn may_change_record(&self) -> bool {
-        self.held.is_none() && self.bound.keys().next_back().is_none_or(|&e| e <= self.released)
+        !self.may_launch() && self.bound.keys().next_back().is_none_or(|&e| e <= self.released)
     }
 }

@@ -17,7 +17,7 @@ pub enum Decision {
     /// Persist [`Journal::rebooted`], then go on where the journal stands (redeem, or wait).
     GoOn,
     /// Persist [`Journal::rebooted`], then step [`Event::Looked`](super::Event::Looked): the
-    /// document is held.
+    /// document is held, or the running cluster has added this host.
     GoOnToLaunch,
     /// Execute the node, without asking anybody.
     Start(From),
@@ -78,13 +78,13 @@ pub fn at_start(
 }
 
 fn before_launch(rules: &Rules, journal: &Journal, directory: &Directory) -> Decision {
-    let held = journal.held.is_some();
+    let member = journal.may_launch();
     match (directory, own(journal, directory)) {
-        (Directory::Blank, _) if held => Decision::GoOnToLaunch,
+        (Directory::Blank, _) if member => Decision::GoOnToLaunch,
         (Directory::Blank, _) => Decision::GoOn,
-        (_, Own::Marker) if held => Decision::GoOnToLaunch,
+        (_, Own::Marker) if member => Decision::GoOnToLaunch,
         // Without the rule nothing is written before the exec, and a log is the only trace of it.
-        (Directory::Log(_), _) if held && !rules.on(Rule::LaunchingBeforeExec) => {
+        (Directory::Log(_), _) if member && !rules.on(Rule::LaunchingBeforeExec) => {
             Decision::Start(From::Log)
         }
         (other, _) => refuse(other),

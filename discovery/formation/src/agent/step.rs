@@ -67,9 +67,10 @@ impl Agent {
             Event::DocumentShown { document, machine } => {
                 self.document_shown(rules, document, &machine, &mut output);
             }
+            Event::Admitted => self.admitted(&mut output),
             Event::Looked(directory) => self.looked(rules, &directory, &mut output),
             Event::MarkerWritten => {
-                if self.journal.held.is_some() && self.journal.start == Start::NotYet {
+                if self.journal.may_launch() && self.journal.start == Start::NotYet {
                     self.launch(rules, &mut output);
                 }
             }

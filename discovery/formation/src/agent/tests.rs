@@ -310,13 +310,18 @@ fn nothing_starts_over_another_incarnations_marker() {
 fn a_journal_that_no_agent_can_have_is_known_as_broken() {
     type Change = fn(&mut Journal);
     let held: Change = |journal| journal.held = Some(document(1, &[1, 2, 3]));
-    let changes: [(Change, Option<&str>); 6] = [
+    let changes: [(Change, Option<&str>); 8] = [
         (held, None),
         (
             |j| j.held = Some(document(1, &[1, 2, 4])),
             Some("a document is held that was not signed"),
         ),
-        (|j| j.start = Start::Launching, Some("a node was launched from no document")),
+        (|j| j.start = Start::Launching, Some("a node was launched from nothing")),
+        (|j| (j.start, j.admitted) = (Start::Launching, true), None),
+        (
+            |j| (j.held, j.admitted) = (Some(document(1, &[1, 2, 3])), true),
+            Some("it began with the cluster, and came later"),
+        ),
         (|j| j.record = None, Some("a list was signed without a record")),
         (|j| j.boot = 0, Some("it was shown before the first start was counted")),
         (
@@ -463,4 +468,53 @@ fn a_directory_is_blank_if_nothing_or_only_lost_and_found_is_in_it() {
     for (listing, expected) in rows {
         assert_eq!(classify(&RULES, &listing), expected, "{:?}", listing.entries);
     }
+}
+
+#[test]
+fn a_newcomer_that_the_cluster_has_added_launches_by_that_alone() {
+    let mut agent = joined(1);
+    let output = agent.step(&RULES, Event::Looked(Directory::Blank));
+    assert_eq!(output, Output::default(), "nobody has added it");
+    let output = agent.step(&RULES, Event::Admitted);
+    assert!(output.durable.is_some_and(|journal| journal.admitted));
+    assert_eq!(output.then, [Action::LookAtDirectory]);
+    // Again, after a crash: nothing new.
+    assert_eq!(agent.step(&RULES, Event::Admitted).durable, None);
+    let output = agent.step(&RULES, Event::Looked(Directory::Blank));
+    assert_eq!(output.then, [Action::WriteMarker { incarnation: Incarnation(1) }]);
+    let output = agent.step(&RULES, Event::MarkerWritten);
+    let durable = output.durable.expect("launching is durable before the node is executed");
+    assert_eq!((durable.start, output.then), (Start::Launching, vec![Action::Launch(From::List)]));
+    assert!(!agent.journal.may_change_record());
+}
+
+#[test]
+fn a_newcomers_restarts_follow_the_same_table() {
+    let mut journal = joined(1).journal;
+    let decide = |journal: &Journal, directory: Directory| {
+        at_start(&RULES, Some(journal), &machine(1), &directory)
+    };
+    assert_eq!(decide(&journal, Directory::Blank), Decision::GoOn);
+    journal.admitted = true;
+    assert_eq!(decide(&journal, Directory::Blank), Decision::GoOnToLaunch);
+    let own = Incarnation(1);
+    assert_eq!(decide(&journal, Directory::Marked(own)), Decision::GoOnToLaunch);
+    assert!(matches!(decide(&journal, Directory::Log(Some(own))), Decision::Refuse { .. }));
+    journal.start = Start::Launching;
+    assert_eq!(decide(&journal, Directory::Marked(own)), Decision::Start(From::List));
+    journal.start = Start::Ran;
+    let lost = decide(&journal, Directory::Blank);
+    assert!(matches!(lost, Decision::ReplacementWanted { .. }), "a wiped host: {lost:?}");
+}
+
+#[test]
+fn whoever_came_later_holds_no_document() {
+    let mut agent = signed();
+    let _ = agent.step(&RULES, Event::Admitted);
+    let output = show_document(&mut agent, document(1, &[1, 2, 3]));
+    assert!(output.durable.is_none());
+    assert!(matches!(output.then[..], [Action::ReplacementWanted { .. }]), "{output:?}");
+    let mut agent = signed();
+    let _ = show_document(&mut agent, document(1, &[1, 2, 3]));
+    assert_eq!(agent.step(&RULES, Event::Admitted), Output::default());
 }

@@ -1,0 +1,190 @@
+//! What an answer means for a newcomer. Pure.
+
+use discovery_types::api::{IntentState, IntentView, Outcome};
+use discovery_types::client::ClientError;
+use discovery_types::digest::MemberId;
+use discovery_types::jws::Typ;
+use discovery_types::problem::Code;
+use discovery_types::record::Record;
+use discovery_types::redeem::Redeem;
+
+use crate::exit::{End, chain};
+
+/// How far a newcomer has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Somebody else has to act.
+    Waits(String),
+    /// The cluster has added it.
+    Added(MemberId),
+    /// This ticket brings nothing any more.
+    Over(String),
+}
+
+/// What an intent's state means for its newcomer.
+pub(super) fn standing(view: &IntentView) -> Standing {
+    let over = |why: &str| {
+        Standing::Over(format!("{why}. A new ticket is needed, and muster-agent reset before it"))
+    };
+    match (view.state, &view.outcome) {
+        (IntentState::Open, _) => Standing::Waits(format!(
+            "waiting for the cluster to add this host: the agent beside its leader does that{}",
+            view.explain.first().map(|wait| format!(" ({wait})")).unwrap_or_default()
+        )),
+        (IntentState::Added, Some(Outcome::Added { member, .. })) => Standing::Added(*member),
+        (IntentState::Refused, Some(Outcome::Refused { reason })) => {
+            over(&format!("the cluster did not take this host: {reason}"))
+        }
+        (IntentState::Stalled, Some(Outcome::Stalled { reason, .. })) => {
+            over(&format!("this host was taken out of the cluster again: {reason}"))
+        }
+        (IntentState::Promoted, _) => over(
+            "this host is a member that votes already, and this directory knows nothing of it: it \
+             is an old copy, or the data was lost; the cluster has to remove that member first",
+        ),
+        (IntentState::Expired, _) => over("the ticket's time was over before the cluster acted"),
+        (IntentState::Withdrawn, _) => over("an admin took the ticket back"),
+        (state, _) => over(&format!("discovery calls this join {state}, which none can be")),
+    }
+}
+
+/// That the intent was made of the record that this host holds. A ticket that was redeemed with
+/// another name or address stays with those.
+pub(super) fn is_ours(view: &IntentView, own: &Record) -> Result<(), End> {
+    let refused = |why: String| Err(End::DoNotRestart(why));
+    let redeem = view.intent.redeem.as_ref();
+    let Some(claims) =
+        redeem.and_then(|jws| jws.verify::<Redeem>(Typ::Redeem, &own.agent_key).ok())
+    else {
+        return refused("discovery shows a join that this host's key has not signed".to_owned());
+    };
+    match claims.signed.record.verify::<Record>(Typ::Record, &own.agent_key) {
+        Ok(record) if record == *own => Ok(()),
+        Ok(record) => refused(format!(
+            "this ticket was redeemed before, for {} at {}, and stays with that: start the agent \
+             with those, or ask for a new ticket after muster-agent reset",
+            record.name,
+            record.peer_urls.first().map(ToString::to_string).unwrap_or_default()
+        )),
+        Err(error) => {
+            refused(format!("discovery shows a record that is not valid: {}", chain(&error)))
+        }
+    }
+}
+
+/// How the agent ends by what the service or the way to it said; not at all if trying again may
+/// help.
+pub(super) fn refusal(error: &ClientError) -> Option<End> {
+    let text = || chain(error);
+    match error {
+        ClientError::Problem(problem) if problem.retryable => None,
+        // The cluster may form yet.
+        ClientError::Problem(problem) if problem.code == Code::WrongState => {
+            Some(End::Failed(text()))
+        }
+        ClientError::Problem(_) => Some(End::DoNotRestart(text())),
+        ClientError::Pin { .. } | ClientError::NoKey | ClientError::Setup(_) => {
+            Some(End::Failed(text()))
+        }
+        ClientError::Unreachable { .. }
+        | ClientError::Interrupted { .. }
+        | ClientError::Foreign { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::digest::{Digest, Nonce, OperationId};
+    use discovery_types::fixtures::{World, join_world};
+    use discovery_types::intent::{Intent, Verb};
+    use discovery_types::name::Name;
+    use discovery_types::problem::Problem;
+
+    use super::*;
+
+    fn view(world: &World, state: IntentState, outcome: Option<Outcome>) -> IntentView {
+        let authority = world.grant.sign(&world.owner);
+        let redeem = Redeem {
+            service: Digest([1; 32]),
+            cluster: world.statement.cluster,
+            statement: world.chain().newest_hash(),
+            signed: world.signed(0),
+            boot: 1,
+            nonce: Nonce::random(),
+            highest_epoch: 0,
+        };
+        let intent = Intent {
+            cluster: world.statement.cluster,
+            verb: Verb::Join,
+            operation: OperationId::of(&authority, Verb::Join),
+            authority,
+            redeem: Some(redeem.sign(&world.agents[0])),
+            planned_at: None,
+            expires_at: 2_000,
+        };
+        IntentView {
+            intent,
+            state,
+            rev: 1,
+            subject: "db-1".to_owned(),
+            by: "ada".to_owned(),
+            made_at_ms: 0,
+            outcome,
+            reported_by: None,
+            explain: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn only_a_member_that_the_cluster_added_goes_on() {
+        let world = join_world();
+        let member = MemberId::new(9);
+        let of = |state, outcome| standing(&view(&world, state, outcome));
+        assert!(matches!(of(IntentState::Open, None), Standing::Waits(_)));
+        let added = Outcome::Added { member, initial_cluster: Vec::new() };
+        assert_eq!(of(IntentState::Added, Some(added)), Standing::Added(member));
+        let reason = "Peer URLs already exists".to_owned();
+        for (state, outcome) in [
+            (IntentState::Refused, Some(Outcome::Refused { reason: reason.clone() })),
+            (IntentState::Stalled, Some(Outcome::Stalled { member, reason })),
+            (IntentState::Promoted, Some(Outcome::Promoted { member })),
+            (IntentState::Removed, Some(Outcome::Removed { member })),
+            (IntentState::Expired, None),
+            (IntentState::Withdrawn, None),
+            (IntentState::Added, None),
+        ] {
+            let Standing::Over(why) = of(state, outcome) else { panic!("{state}") };
+            assert!(why.contains("A new ticket is needed"), "{why}");
+            let says_reason = why.contains("Peer URLs already exists");
+            let has_reason = matches!(state, IntentState::Refused | IntentState::Stalled);
+            assert_eq!(says_reason, has_reason, "{why}");
+        }
+    }
+
+    #[test]
+    fn a_join_of_another_record_or_key_is_not_ours() {
+        let world = join_world();
+        let shown = view(&world, IntentState::Open, None);
+        let own = &world.records[0];
+        assert!(is_ours(&shown, own).is_ok());
+        let name: Name = "other".parse().unwrap();
+        let moved = Record { name, ..own.clone() };
+        let end = is_ours(&shown, &moved).unwrap_err();
+        assert!(end.code() == 3 && end.to_string().contains(&own.name.to_string()), "{end}");
+        let others = join_world();
+        assert_eq!(is_ours(&shown, &others.records[0]).unwrap_err().code(), 3);
+    }
+
+    #[test]
+    fn a_taken_ticket_ends_it_for_good_and_a_cluster_that_forms_only_for_now() {
+        let problem = |code| ClientError::Problem(Box::new(Problem::new(code, "", "")));
+        let code = |error: &ClientError| refusal(error).map(|end| end.code());
+        assert_eq!(code(&problem(Code::TicketTaken)), Some(3));
+        assert_eq!(code(&problem(Code::GrantExpired)), Some(3));
+        assert_eq!(code(&problem(Code::Removed)), Some(3));
+        assert_eq!(code(&problem(Code::WrongState)), Some(1));
+        assert_eq!(code(&problem(Code::Overloaded)), None);
+        let page = ClientError::Foreign { url: String::new(), status: 502, reason: String::new() };
+        assert_eq!(code(&page), None);
+    }
+}

@@ -1,0 +1,491 @@
+//! What to do about an intent, by what the cluster itself shows. Pure.
+//!
+//! It is asked again at each look, and remembers nothing that the cluster doesn't: so an agent that
+//! dies in the middle, or a leader that does, leaves nothing behind that the next one can't go on
+//! with.
+
+use discovery_types::api::{InitialMember, IntentState, Outcome};
+use discovery_types::digest;
+use discovery_types::intent::{Errand, Step, UntimelyIntent, VerifiedIntent};
+use discovery_types::record::VerifiedRecord;
+use discovery_types::url::NodeUrl;
+
+use crate::bootstrap::cut;
+use crate::cluster::{Change, Member, MemberId, Members, NewMember};
+
+/// What is known of an intent.
+pub(super) struct Sight<'a> {
+    /// What was signed.
+    pub intent: &'a VerifiedIntent,
+    /// How far discovery says that it has come.
+    pub state: IntentState,
+    /// Which member it says that the newcomer is.
+    pub told: Option<digest::MemberId>,
+    /// The members, for certain.
+    pub members: &'a Members,
+    /// The member that this agent's node is: the leader.
+    pub own: MemberId,
+    /// Why it must not be begun.
+    pub untimely: Option<UntimelyIntent>,
+    /// The newcomer has made no progress for too long.
+    pub stalled: bool,
+    /// The cluster says that it has added the newcomer before.
+    pub added_before: bool,
+    /// The cluster takes no member more while the one that is to be replaced is down.
+    pub old_is_down: bool,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Act {
+    /// Nothing now.
+    Wait(String),
+    /// Ask the own node for this change.
+    Change(Change, Step),
+    /// Let another member lead, since this one is to go.
+    HandOver,
+    /// It is over, or has come a step further: tell discovery.
+    Tell(Outcome),
+}
+
+impl Sight<'_> {
+    /// What to do about it now.
+    pub(super) fn decide(&self) -> Act {
+        match self.intent.errand() {
+            Errand::Add { record, replaces } => self.newcomer(record, *replaces),
+            Errand::Remove { member } => self.removal(*member),
+            Errand::Update { member, peer_urls } => self.update(*member, peer_urls),
+        }
+    }
+
+    fn newcomer(&self, record: &VerifiedRecord, replaces: Option<digest::MemberId>) -> Act {
+        let urls = texts(&record.peer_urls);
+        let old = replaces.and_then(|id| self.members.of_id(MemberId(id.get())));
+        let found = self.members.of_peer_urls(&urls);
+        let found = found.filter(|found| old.is_none_or(|old| old.id != found.id));
+        match (self.state, found) {
+            (IntentState::Added, Some(member)) => self.learner(member, old),
+            (IntentState::Added, None) => self.gone(),
+            (_, Some(member)) if self.is_newcomer(member, &urls) => {
+                let member = digest::MemberId::new(member.id.0);
+                Act::Tell(Outcome::Added { member, initial_cluster: self.initial(member, record) })
+            }
+            (_, None) if self.added_before => self.gone(),
+            (_, Some(member)) if !self.knows_operations() => refused(format!(
+                "member {} ({}) is at this host's peer URL already",
+                member.id, member.name
+            )),
+            _ => self.add(record, urls, old),
+        }
+    }
+
+    /// Whether a member at the newcomer's URLs is the newcomer. `muster-node` says whether it was
+    /// added by this operation. Stock etcd doesn't: there a learner with these URLs is.
+    fn is_newcomer(&self, member: &Member, urls: &[String]) -> bool {
+        let same = member.peer_urls.len() == urls.len();
+        same && if self.knows_operations() { self.added_before } else { member.is_learner }
+    }
+
+    fn knows_operations(&self) -> bool {
+        self.members.configuration.is_some()
+    }
+
+    fn add(&self, record: &VerifiedRecord, urls: Vec<String>, old: Option<&Member>) -> Act {
+        if let Some(why) = self.untimely {
+            return Act::Wait(why.to_string());
+        }
+        if self.intent.planned_at > self.members.configuration && self.knows_operations() {
+            return Act::Wait(
+                "discovery knows of a later list of members than this one".to_owned(),
+            );
+        }
+        // Two members can't have one URL: then the old one goes first. So does one that is down,
+        // where the cluster takes nobody in beside it.
+        let in_the_way = |old: &&Member| old.peer_urls.iter().any(|url| urls.contains(url));
+        if let Some(old) = old.filter(|old| self.old_is_down || in_the_way(old)) {
+            return self.remove(old.id);
+        }
+        let new = NewMember {
+            peer_urls: urls,
+            is_learner: true,
+            incarnation: Some(record.incarnation.to_string()),
+            node_key: Some(record.node_key().to_string()),
+        };
+        Act::Change(Change::Add(new), Step::Add)
+    }
+
+    fn learner(&self, member: &Member, old: Option<&Member>) -> Act {
+        match (member.is_learner, old) {
+            (true, _) if self.stalled => Act::Change(Change::Remove(member.id), Step::TakeOut),
+            (true, _) => Act::Change(Change::Promote(member.id), Step::Promote),
+            (false, Some(old)) => self.remove(old.id),
+            (false, None) => {
+                Act::Tell(Outcome::Promoted { member: digest::MemberId::new(member.id.0) })
+            }
+        }
+    }
+
+    fn removal(&self, member: digest::MemberId) -> Act {
+        let id = MemberId(member.get());
+        if self.members.of_id(id).is_none() {
+            return Act::Tell(Outcome::Removed { member });
+        }
+        self.unless_late(|| self.remove(id))
+    }
+
+    fn remove(&self, id: MemberId) -> Act {
+        let voters = self.members.list.iter().filter(|member| !member.is_learner).count();
+        if id == self.own && voters > 1 {
+            return Act::HandOver;
+        }
+        Act::Change(Change::Remove(id), Step::Remove)
+    }
+
+    fn update(&self, member: digest::MemberId, peer_urls: &[NodeUrl]) -> Act {
+        let id = MemberId(member.get());
+        let change = Change::Update(id, texts(peer_urls));
+        if self.members.of_id(id).is_none() {
+            return refused(format!("there is no member {id}"));
+        }
+        if change.is_shown_by(self.members) {
+            return Act::Tell(Outcome::Updated { member });
+        }
+        self.unless_late(|| Act::Change(change, Step::Update))
+    }
+
+    /// An order is for one configuration, and for a while.
+    fn unless_late(&self, act: impl FnOnce() -> Act) -> Act {
+        match (self.untimely, self.intent.planned_at, self.members.configuration) {
+            (Some(why), ..) => Act::Wait(why.to_string()),
+            (None, Some(planned), Some(now)) if planned != now => refused(format!(
+                "it was planned at configuration {planned}, and the members have changed since: \
+                 they are at {now}. Look at them, and order again"
+            )),
+            _ => act(),
+        }
+    }
+
+    fn gone(&self) -> Act {
+        let reason = "the cluster had added this host, and it was removed again since".to_owned();
+        match self.told {
+            Some(member) if self.state == IntentState::Added => {
+                Act::Tell(Outcome::Stalled { member, reason })
+            }
+            _ => refused(reason),
+        }
+    }
+
+    /// What the newcomer starts with.
+    fn initial(&self, own: digest::MemberId, record: &VerifiedRecord) -> Vec<InitialMember> {
+        let mut initial = Vec::new();
+        for member in &self.members.list {
+            let is_own = member.id.0 == own.get();
+            let name = if is_own { record.name.to_string() } else { member.name.clone() };
+            let urls = member.peer_urls.iter().filter_map(|url| url.parse().ok());
+            initial.extend(urls.map(|peer_url| InitialMember { name: name.clone(), peer_url }));
+        }
+        initial
+    }
+}
+
+/// A refusal of the cluster's because of a member that is down.
+pub(super) fn is_unhealthy(text: &str) -> bool {
+    text.contains("unhealthy cluster") || text.contains("not enough started members")
+}
+
+/// A refusal of the cluster's that may pass: it is asked again.
+pub(super) fn may_pass(text: &str) -> bool {
+    [
+        "unhealthy cluster",
+        "not enough started members",
+        "too many learner members",
+        "in sync with leader",
+        "too many requests",
+    ]
+    .iter()
+    .any(|passing| text.contains(passing))
+}
+
+pub(super) fn refused(reason: String) -> Act {
+    Act::Tell(Outcome::Refused { reason: cut(reason) })
+}
+
+fn texts(urls: &[NodeUrl]) -> Vec<String> {
+    urls.iter().map(NodeUrl::to_string).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::api::IntentState::{Added, Open};
+    use discovery_types::digest::{Digest, Nonce};
+    use discovery_types::fixtures::{World, join_world};
+    use discovery_types::intent::{Intent, Verb};
+    use discovery_types::order::{Change as Ordered, Order};
+    use discovery_types::redeem::Redeem;
+
+    use super::*;
+
+    const OWN: MemberId = MemberId(1);
+
+    fn member(id: u64, url: &str, is_learner: bool) -> Member {
+        Member {
+            id: MemberId(id),
+            name: format!("m{id}"),
+            peer_urls: vec![url.to_owned()],
+            is_learner,
+            ..Member::default()
+        }
+    }
+
+    /// Two voters, at configuration 7, or stock etcd's.
+    fn two(configuration: Option<u64>) -> Members {
+        let list = vec![
+            member(1, "https://10.9.0.1:2380", false),
+            member(2, "https://10.9.0.2:2380", false),
+        ];
+        Members { cluster_id: 5, configuration, list }
+    }
+
+    fn joining(world: &World, planned_at: Option<u64>) -> VerifiedIntent {
+        let authority = world.grant.sign(&world.owner);
+        let redeem = Redeem {
+            service: Digest::of(b"service"),
+            cluster: world.statement.cluster,
+            statement: world.chain().newest_hash(),
+            signed: world.signed(0),
+            boot: 1,
+            nonce: Nonce::random(),
+            highest_epoch: 0,
+        };
+        let verb = if world.grant.replaces.is_some() { Verb::Replace } else { Verb::Join };
+        let intent = Intent {
+            cluster: world.statement.cluster,
+            verb,
+            operation: digest::OperationId::of(&authority, verb),
+            authority,
+            redeem: Some(redeem.sign(&world.agents[0])),
+            planned_at,
+            expires_at: world.grant.issued_at + 600,
+        };
+        VerifiedIntent::verify(&intent, &world.chain()).unwrap()
+    }
+
+    fn ordered(world: &World, change: Ordered, planned_at: Option<u64>) -> VerifiedIntent {
+        let verb = match change {
+            Ordered::Remove { .. } => Verb::Remove,
+            Ordered::Update { .. } => Verb::Update,
+        };
+        let order = Order {
+            version: 1,
+            id: Nonce::random(),
+            cluster: world.statement.cluster,
+            statement: world.chain().newest_hash(),
+            change,
+            planned_at,
+            issued_at: world.grant.issued_at,
+            expires_at: world.grant.issued_at + 600,
+            reason: "a test".to_owned(),
+        };
+        let authority = order.sign(&world.owner);
+        let intent = Intent {
+            cluster: world.statement.cluster,
+            verb,
+            operation: digest::OperationId::of(&authority, verb),
+            authority,
+            redeem: None,
+            planned_at,
+            expires_at: order.expires_at,
+        };
+        VerifiedIntent::verify(&intent, &world.chain()).unwrap()
+    }
+
+    fn sight<'a>(
+        intent: &'a VerifiedIntent,
+        state: IntentState,
+        members: &'a Members,
+    ) -> Sight<'a> {
+        Sight {
+            intent,
+            state,
+            told: None,
+            members,
+            own: OWN,
+            untimely: None,
+            stalled: false,
+            added_before: false,
+            old_is_down: false,
+        }
+    }
+
+    fn own_url(world: &World) -> String {
+        world.records[0].peer_urls[0].to_string()
+    }
+
+    fn with_newcomer(mut members: Members, world: &World, is_learner: bool) -> Members {
+        members.list.push(member(9, &own_url(world), is_learner));
+        members
+    }
+
+    #[test]
+    fn a_newcomer_is_added_as_a_learner_bound_to_its_key_and_incarnation() {
+        let world = join_world();
+        let (intent, members) = (joining(&world, None), two(Some(7)));
+        let act = sight(&intent, Open, &members).decide();
+        let Act::Change(Change::Add(new), Step::Add) = act else { panic!("{act:?}") };
+        assert!(new.is_learner);
+        assert_eq!(new.peer_urls, [own_url(&world)]);
+        let record = &world.records[0];
+        assert_eq!(new.incarnation, Some(record.incarnation.to_string()));
+        assert_eq!(new.node_key, Some(record.csr.verify().unwrap().node_key.to_string()));
+    }
+
+    #[test]
+    fn nothing_is_begun_out_of_its_time_and_what_was_begun_is_ended() {
+        let world = join_world();
+        let (intent, members) = (joining(&world, None), two(Some(7)));
+        let over = Some(UntimelyIntent::Over);
+        let late = Sight { untimely: over, ..sight(&intent, Open, &members) };
+        assert!(matches!(late.decide(), Act::Wait(_)));
+        let members = with_newcomer(members.clone(), &world, true);
+        let act = Sight { untimely: over, ..sight(&intent, Added, &members) }.decide();
+        assert_eq!(act, Act::Change(Change::Promote(MemberId(9)), Step::Promote));
+    }
+
+    #[test]
+    fn a_list_older_than_discoverys_is_not_acted_on() {
+        let world = join_world();
+        let (intent, members) = (joining(&world, Some(8)), two(Some(7)));
+        assert!(matches!(sight(&intent, Open, &members).decide(), Act::Wait(_)));
+        let members = two(None);
+        let act = sight(&intent, Open, &members).decide();
+        assert!(matches!(act, Act::Change(..)), "stock etcd knows no configurations: {act:?}");
+    }
+
+    #[test]
+    fn a_newcomer_that_a_dead_leader_added_is_found_again() {
+        let world = join_world();
+        let intent = joining(&world, None);
+        // Stock etcd shows a learner at its URL.
+        let members = with_newcomer(two(None), &world, true);
+        let act = sight(&intent, Open, &members).decide();
+        let Act::Tell(Outcome::Added { member, initial_cluster }) = act else { panic!("{act:?}") };
+        assert_eq!((member.get(), initial_cluster.len()), (9, 3));
+        let own = initial_cluster.iter().find(|m| m.peer_url.to_string() == own_url(&world));
+        assert_eq!(own.unwrap().name, world.records[0].name.to_string());
+        // muster-node is asked: it knows the operation.
+        let members = with_newcomer(two(Some(7)), &world, true);
+        let act = sight(&intent, Open, &members).decide();
+        assert!(matches!(act, Act::Change(Change::Add(_), Step::Add)), "{act:?}");
+        let act = Sight { added_before: true, ..sight(&intent, Open, &members) }.decide();
+        assert!(matches!(act, Act::Tell(Outcome::Added { .. })), "{act:?}");
+    }
+
+    #[test]
+    fn a_voter_of_stock_etcds_at_the_newcomers_url_is_somebody_else() {
+        let world = join_world();
+        let intent = joining(&world, None);
+        let members = with_newcomer(two(None), &world, false);
+        let act = sight(&intent, Open, &members).decide();
+        assert!(matches!(act, Act::Tell(Outcome::Refused { .. })), "{act:?}");
+    }
+
+    #[test]
+    fn a_newcomer_that_was_removed_is_not_added_again() {
+        let world = join_world();
+        let (intent, members) = (joining(&world, None), two(Some(7)));
+        let told = Some(digest::MemberId::new(9));
+        let act = Sight { told, ..sight(&intent, Added, &members) }.decide();
+        assert!(matches!(act, Act::Tell(Outcome::Stalled { .. })), "{act:?}");
+        let act = Sight { added_before: true, ..sight(&intent, Open, &members) }.decide();
+        assert!(matches!(act, Act::Tell(Outcome::Refused { .. })), "{act:?}");
+    }
+
+    #[test]
+    fn a_learner_is_promoted_or_taken_out_and_a_voter_is_done() {
+        let world = join_world();
+        let intent = joining(&world, None);
+        let learner = with_newcomer(two(Some(7)), &world, true);
+        let stalled = Sight { stalled: true, ..sight(&intent, Added, &learner) };
+        let out = Act::Change(Change::Remove(MemberId(9)), Step::TakeOut);
+        assert_eq!(stalled.decide(), out);
+        let voter = with_newcomer(two(Some(7)), &world, false);
+        let done = Sight { stalled: true, ..sight(&intent, Added, &voter) };
+        let member = digest::MemberId::new(9);
+        assert_eq!(done.decide(), Act::Tell(Outcome::Promoted { member }));
+    }
+
+    #[test]
+    fn who_is_replaced_goes_last_unless_the_newcomer_has_its_address() {
+        let mut world = join_world();
+        world.grant.replaces = Some(digest::MemberId::new(2));
+        let intent = joining(&world, None);
+        let members = two(Some(7));
+        let act = sight(&intent, Open, &members).decide();
+        assert!(matches!(act, Act::Change(Change::Add(_), Step::Add)), "{act:?}");
+        let voter = with_newcomer(members.clone(), &world, false);
+        let removal = Act::Change(Change::Remove(MemberId(2)), Step::Remove);
+        assert_eq!(sight(&intent, Added, &voter).decide(), removal);
+        let down = Sight { old_is_down: true, ..sight(&intent, Open, &members) };
+        assert_eq!(down.decide(), removal);
+        let mut same = members.clone();
+        same.list[1].peer_urls = vec![own_url(&world)];
+        assert_eq!(sight(&intent, Open, &same).decide(), removal);
+    }
+
+    #[test]
+    fn an_order_is_for_the_configuration_that_its_operator_saw() {
+        let world = join_world();
+        let remove = Ordered::Remove { member: digest::MemberId::new(2) };
+        let members = two(Some(7));
+        let act = Act::Change(Change::Remove(MemberId(2)), Step::Remove);
+        for planned in [Some(7), None] {
+            let intent = ordered(&world, remove.clone(), planned);
+            assert_eq!(sight(&intent, Open, &members).decide(), act);
+        }
+        let stale = ordered(&world, remove, Some(6));
+        let act = sight(&stale, Open, &members).decide();
+        assert!(matches!(act, Act::Tell(Outcome::Refused { .. })), "{act:?}");
+        // Done is done, whatever has changed since.
+        let mut gone = members;
+        gone.list.remove(1);
+        let act = sight(&stale, Open, &gone).decide();
+        assert!(matches!(act, Act::Tell(Outcome::Removed { .. })), "{act:?}");
+    }
+
+    #[test]
+    fn a_leader_that_is_to_go_lets_another_lead_first() {
+        let world = join_world();
+        let remove = Ordered::Remove { member: digest::MemberId::new(OWN.0) };
+        let intent = ordered(&world, remove, None);
+        let mut members = two(Some(7));
+        assert_eq!(sight(&intent, Open, &members).decide(), Act::HandOver);
+        members.list.truncate(1);
+        let act = sight(&intent, Open, &members).decide();
+        assert!(matches!(act, Act::Change(Change::Remove(OWN), _)), "the last one: {act:?}");
+    }
+
+    #[test]
+    fn a_member_moves_where_it_was_ordered_to() {
+        let world = join_world();
+        let to: NodeUrl = "https://10.9.0.7:2380".parse().unwrap();
+        let member = digest::MemberId::new(2);
+        let update = Ordered::Update { member, peer_urls: vec![to.clone()] };
+        let intent = ordered(&world, update, None);
+        let mut members = two(Some(7));
+        let change = Change::Update(MemberId(2), vec![to.to_string()]);
+        assert_eq!(sight(&intent, Open, &members).decide(), Act::Change(change, Step::Update));
+        members.list[1].peer_urls = vec![to.to_string()];
+        assert_eq!(sight(&intent, Open, &members).decide(), Act::Tell(Outcome::Updated { member }));
+        members.list.remove(1);
+        let act = sight(&intent, Open, &members).decide();
+        assert!(matches!(act, Act::Tell(Outcome::Refused { .. })), "{act:?}");
+    }
+
+    #[test]
+    fn only_what_may_pass_is_asked_again() {
+        assert!(may_pass("etcdserver: unhealthy cluster"));
+        assert!(may_pass("etcdserver: too many learner members in cluster"));
+        assert!(!may_pass("etcdserver: Peer URLs already exists"));
+        assert!(!may_pass("etcdserver: permission denied"));
+    }
+}

@@ -1,0 +1,125 @@
+//! Whether a newcomer catches up.
+
+use std::time::Duration;
+
+use discovery_types::record::VerifiedRecord;
+use discovery_types::url::NodeUrl;
+use tokio::time::Instant;
+
+use crate::cluster::{Cluster, Members, NodeStatus};
+
+/// A newcomer that makes no progress for this long is taken out again.
+const STALLED_AFTER: Duration = Duration::from_secs(300);
+
+/// How far a newcomer has come.
+#[derive(Debug)]
+pub(super) struct Progress {
+    /// What was last known of it: nothing, that it started, or which entry it has applied.
+    reached: Option<u64>,
+    /// Since when.
+    since: Instant,
+    /// What the cluster said when it was to be promoted.
+    refused: String,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self { reached: None, since: Instant::now(), refused: String::new() }
+    }
+}
+
+impl Progress {
+    /// Asks the newcomer itself.
+    pub(super) async fn look(
+        &mut self,
+        node: &Cluster,
+        record: &VerifiedRecord,
+        members: &Members,
+        leader: &NodeStatus,
+    ) {
+        let urls: Vec<String> = record.peer_urls.iter().map(NodeUrl::to_string).collect();
+        let newcomer = members.of_peer_urls(&urls).filter(|member| member.is_started());
+        let said = match newcomer {
+            Some(member) => node.status_of(member).await.ok(),
+            None => None,
+        };
+        self.note(said.map(|said| said.applied_index), leader.applied_index, Instant::now());
+    }
+
+    /// It has applied the entries up to `applied`, and the leader those up to `leader`. One that has
+    /// all of them waits for others.
+    fn note(&mut self, applied: Option<u64>, leader: u64, now: Instant) {
+        if applied > self.reached || applied.is_some_and(|applied| applied >= leader) {
+            self.reached = applied.max(self.reached);
+            self.since = now;
+        }
+    }
+
+    pub(super) fn refused(&mut self, text: &str) {
+        text.clone_into(&mut self.refused);
+    }
+
+    /// Whether it has stood still for too long.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.since.elapsed() >= stalled_after()
+    }
+
+    /// What to tell people then.
+    pub(super) fn why_stalled(&self) -> String {
+        let far = match self.reached {
+            None => "its node was not heard of".to_owned(),
+            Some(index) => format!("its node stood still at entry {index}"),
+        };
+        let seconds = stalled_after().as_secs();
+        let text = format!("{far} for {seconds} s: see muster-agent status on that host");
+        if self.refused.is_empty() { text } else { format!("{text} ({})", self.refused) }
+    }
+}
+
+/// Tests can't wait for so long; a release build contains neither the variable's name nor the call.
+#[cfg(debug_assertions)]
+fn stalled_after() -> Duration {
+    let seconds = std::env::var("MUSTER_STALLED_AFTER").ok().and_then(|text| text.parse().ok());
+    seconds.map_or(STALLED_AFTER, Duration::from_secs)
+}
+
+#[cfg(not(debug_assertions))]
+fn stalled_after() -> Duration {
+    STALLED_AFTER
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_moves_or_has_everything_is_not_stalled() {
+        let mut progress = Progress::default();
+        let step = Duration::from_secs(200);
+        for applied in [Some(1), Some(2), Some(3)] {
+            tokio::time::advance(step).await;
+            progress.note(applied, 1_000, Instant::now());
+            assert!(!progress.is_stalled());
+        }
+        for _ in 0..3 {
+            tokio::time::advance(step).await;
+            progress.note(Some(1_000), 1_000, Instant::now());
+            assert!(!progress.is_stalled(), "it waits for the others");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_stands_still_or_is_not_heard_of_is_stalled() {
+        let mut progress = Progress::default();
+        progress.note(Some(7), 1_000, Instant::now());
+        for applied in [Some(7), None, Some(6)] {
+            tokio::time::advance(Duration::from_secs(100)).await;
+            assert_eq!(progress.is_stalled(), applied == Some(6));
+            progress.note(applied, 1_000, Instant::now());
+        }
+        assert!(progress.why_stalled().contains("entry 7"));
+        let silent = Progress::default();
+        tokio::time::advance(STALLED_AFTER).await;
+        assert!(silent.is_stalled() && silent.why_stalled().contains("not heard of"));
+    }
+}
