@@ -246,7 +246,7 @@ fn a_wrong_file_flag_or_place_makes_nothing() {
         (fixture(), "--initial-cluster=one", 2, "empty URL"),
         (fixture(), "--wal-dir=/w", 2, "not supported"),
         (fixture(), "--no-such-flag", 2, "unexpected argument"),
-        (root.path().to_owned(), "--drop-leases", 1, "could not be read"),
+        (root.path().to_owned(), "--drop-leases", 1, "cannot open"),
     ] {
         let output = restore(&member, &path, &[more]);
         let text = text(&output);

@@ -20,7 +20,7 @@ const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 
 #[derive(Debug, Parser)]
-#[command(name = "muster-node", disable_version_flag = true)]
+#[command(name = "muster-node", disable_version_flag = true, args_override_self = true)]
 struct Cli {
     #[command(subcommand)]
     command: Tool,

@@ -125,7 +125,10 @@ pub fn restore(file: &Path, wanted: &Restore) -> Result<Restored, RestoreError> 
     if !is_empty {
         return Err(RestoreError::NotEmpty(target.clone()));
     }
-    let opened = File::open(file);
+    let opened = File::open(file).and_then(|opened| {
+        // A folder opens, and has a length.
+        if opened.metadata()?.is_dir() { Err(ErrorKind::IsADirectory.into()) } else { Ok(opened) }
+    });
     let opened = opened.map_err(|source| RestoreError::File { path: file.to_owned(), source })?;
     let mut file = EtcdFile::open(BufReader::new(opened), wanted.hash)?;
     let aside = aside(target)?;
