@@ -6,6 +6,7 @@
 
 pub mod agents;
 pub mod etcdctl;
+pub mod machines;
 pub mod network;
 pub mod nodes;
 pub mod process;
@@ -16,6 +17,7 @@ pub mod world;
 
 pub use agents::Agent;
 pub use etcdctl::Etcdctl;
+pub use machines::{Machine, Machines};
 pub use network::{Host, Network};
 pub use nodes::Node;
 pub use process::Process;

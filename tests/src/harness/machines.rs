@@ -1,0 +1,208 @@
+//! A cluster of nodes without agents on loopback hosts, and the agent's `member` commands on it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::network::Network;
+use super::nodes::{Node, client_url, peer_url};
+use super::programs::program;
+use super::wait::until_told;
+
+/// How long a node may take to answer, and to end.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// One node, and where it is.
+#[derive(Debug)]
+pub struct Machine {
+    /// What it calls itself.
+    pub name: String,
+    /// Where its peers reach it.
+    pub peer_url: String,
+    /// Where clients reach it.
+    pub client_url: String,
+    node: Node,
+    runs: bool,
+}
+
+impl Machine {
+    /// Starts it, as it was told to.
+    pub fn start(&mut self) -> Result<()> {
+        self.runs = true;
+        self.node.start()
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        self.runs = false;
+        self.node.kill();
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub fn stop(&mut self) -> Result<()> {
+        self.runs = false;
+        self.node.stop(LIMIT).map(drop)
+    }
+
+    /// Waits for it to end by itself; its exit code.
+    pub fn exit_code(&mut self) -> Result<i32> {
+        self.runs = false;
+        self.node.exit_code(LIMIT)
+    }
+
+    /// Its peers reach it at `url` from its next start on.
+    pub fn move_to(&mut self, url: &str) {
+        let listen = "--listen-peer-urls=";
+        self.node.flags.retain(|flag| !flag.starts_with(listen));
+        self.node.flags.push(format!("{listen}{url}"));
+        let advertise = "ETCD_INITIAL_ADVERTISE_PEER_URLS";
+        self.node.env.retain(|(name, _)| name != advertise);
+        self.node.env.push((advertise.to_owned(), url.to_owned()));
+        url.clone_into(&mut self.peer_url);
+    }
+}
+
+/// A cluster of such, and hosts for more of them.
+#[derive(Debug)]
+pub struct Machines {
+    /// All that were ever made, by number.
+    pub all: Vec<Machine>,
+    program: PathBuf,
+    network: Network,
+    folder: tempfile::TempDir,
+}
+
+impl Machines {
+    /// Three that serve, and room for `room` in all.
+    pub fn three(program: &Path, room: u8) -> Result<Self> {
+        let network = Network::loopback(room);
+        let folder = tempfile::Builder::new().prefix("muster-machines-").tempdir()?;
+        let mut machines = Self { all: Vec::new(), program: program.to_owned(), network, folder };
+        for _ in 0..3 {
+            machines.one_more();
+        }
+        let initial: Vec<String> =
+            machines.all.iter().map(|one| format!("{}={}", one.name, one.peer_url)).collect();
+        for one in &mut machines.all {
+            one.node.env = [
+                ("ETCD_NAME", one.name.clone()),
+                ("ETCD_INITIAL_CLUSTER", initial.join(",")),
+                ("ETCD_INITIAL_ADVERTISE_PEER_URLS", one.peer_url.clone()),
+                ("ETCD_INITIAL_CLUSTER_STATE", "new".to_owned()),
+            ]
+            .map(|(name, value)| (name.to_owned(), value))
+            .to_vec();
+            one.start()?;
+        }
+        // Also lets them be connected for as long as a change of members asks for.
+        until_told("three members to form", LIMIT, || machines.done(&["list"]).ok())?;
+        machines.done(&["wait", "--patience", "30"])?;
+        Ok(machines)
+    }
+
+    /// One more, which is told nothing yet; its number.
+    pub fn one_more(&mut self) -> usize {
+        let number = self.all.len();
+        let name = format!("n{}", number + 1);
+        let host = &self.network.hosts[number];
+        let mut node = Node::new(host, &name, &self.program, self.folder.path());
+        // It stands in the environment, as `member add` says it.
+        node.flags.retain(|flag| !flag.starts_with("--initial-advertise-peer-urls"));
+        let (peer_url, client_url) = (peer_url(host), client_url(host));
+        self.all.push(Machine { name, peer_url, client_url, node, runs: false });
+        number
+    }
+
+    /// Starts machine `number` with what `member add --json` printed.
+    pub fn join(&mut self, number: usize, printed: &Value) -> Result<()> {
+        let told = printed["environment"].as_object().context("what it has to be told")?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let one = &mut self.all[number];
+        one.node.env = told.iter().map(|(name, value)| (name.clone(), text(value))).collect();
+        one.start()
+    }
+
+    /// Starts machine `number` as a member that the list has already.
+    pub fn join_by_list(&mut self, number: usize) -> Result<()> {
+        let list = self.done(&["list"])?;
+        let members = list["members"].as_array().context("members")?;
+        let (name, url) = (self.all[number].name.clone(), self.all[number].peer_url.clone());
+        let initial: Vec<String> = members
+            .iter()
+            .map(|member| {
+                let at = member["peer_urls"][0].as_str().unwrap_or_default();
+                let of =
+                    if at == url { &name } else { member["name"].as_str().unwrap_or_default() };
+                format!("{of}={at}")
+            })
+            .collect();
+        let told = serde_json::json!({ "environment": {
+            "ETCD_NAME": name,
+            "ETCD_INITIAL_CLUSTER": initial.join(","),
+            "ETCD_INITIAL_ADVERTISE_PEER_URLS": url,
+            "ETCD_INITIAL_CLUSTER_STATE": "existing",
+        }});
+        self.join(number, &told)
+    }
+
+    /// The client URLs of those that run.
+    pub fn endpoints(&self) -> String {
+        let running = self.all.iter().filter(|one| one.runs);
+        running.map(|one| one.client_url.clone()).collect::<Vec<_>>().join(",")
+    }
+
+    /// `muster-agent member ...`, not yet started.
+    pub fn member(&self, args: &[&str]) -> Result<Command> {
+        self.member_at(&self.endpoints(), args)
+    }
+
+    /// The same by these endpoints.
+    pub fn member_at(&self, endpoints: &str, args: &[&str]) -> Result<Command> {
+        let mut command = Command::new(program("muster-agent")?);
+        command
+            .arg("member")
+            .args(args)
+            .args(["--json", "--endpoints", endpoints])
+            .arg("--data-dir")
+            .arg(self.folder.path().join("no-agent"));
+        Ok(command)
+    }
+
+    /// Runs it, whatever its exit code.
+    pub fn output(&self, args: &[&str]) -> Result<Output> {
+        Ok(self.member(args)?.output()?)
+    }
+
+    /// Runs it, and gives what it printed; fails if it does.
+    pub fn done(&self, args: &[&str]) -> Result<Value> {
+        let output = self.output(args)?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "member {}: {text}", args.join(" "));
+        serde_json::from_slice(&output.stdout).with_context(|| args.join(" "))
+    }
+
+    /// Runs it, expecting it to fail with `code`; what it says.
+    pub fn refused(&self, args: &[&str], code: i32) -> Result<String> {
+        let output = self.output(args)?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(code), "{:?}: {text}", output.status);
+        Ok(text)
+    }
+
+    /// Waits until the names of the voters are these.
+    pub fn wait_voters(&self, names: &[&str]) -> Result<()> {
+        until_told(&format!("{names:?} to be the voters"), LIMIT, || {
+            let list = self.done(&["list"]).ok()?;
+            let voters = list["members"].as_array()?.iter();
+            let mut voters: Vec<&str> = voters
+                .filter(|member| member["is_learner"] == false)
+                .filter_map(|member| member["name"].as_str())
+                .collect();
+            voters.sort_unstable();
+            (voters == names).then_some(())
+        })
+    }
+}

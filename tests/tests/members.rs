@@ -1,0 +1,339 @@
+//! The members of a running cluster, changed with the agent's commands: what the guide to runtime
+//! reconfiguration walks through, on real processes, with somebody writing all the while.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::client::Client;
+use muster_tests::harness::Machines;
+use muster_tests::harness::programs::program;
+use muster_tests::stock;
+use node_proto::etcdserverpb::RangeRequest;
+
+/// No write may wait longer: an election, on a busy machine, and more than one hand-over.
+const LONGEST_WRITE: Duration = Duration::from_secs(8);
+const CALL_LIMIT: Duration = Duration::from_secs(2);
+
+/// Ours, and Debian's where it is installed: the same commands for both.
+fn programs() -> Result<Vec<PathBuf>> {
+    Ok([program("muster-node")?].into_iter().chain(stock::oldest()).collect())
+}
+
+/// Writes one key after the other, each until it is acknowledged, to whoever takes it.
+struct Writer {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<(usize, Duration)>>,
+}
+
+impl Writer {
+    fn start(urls: Vec<String>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || write(&urls, &stopped));
+        Self { stop, thread }
+    }
+
+    /// Every write that was acknowledged is there, and none took too long.
+    fn end(self, url: &str) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        let (written, longest) = self.thread.join().expect("the writer doesn't panic")?;
+        ensure!(written > 20, "only {written} writes");
+        ensure!(longest < LONGEST_WRITE, "a write took {longest:?}");
+        runtime()?.block_on(async {
+            let request = RangeRequest {
+                key: b"w".to_vec().into(),
+                range_end: b"x".to_vec().into(),
+                count_only: true,
+                ..RangeRequest::default()
+            };
+            let found = client(url)?.range(request, CALL_LIMIT).await?.count;
+            ensure!(found == i64::try_from(written)?, "{written} acknowledged, {found} there");
+            Ok(())
+        })
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
+
+fn client(url: &str) -> Result<Client> {
+    let address: SocketAddr = url.strip_prefix("http://").context("a URL")?.parse()?;
+    Client::new(address, None)
+}
+
+fn write(urls: &[String], stop: &AtomicBool) -> Result<(usize, Duration)> {
+    let (mut written, mut longest) = (0, Duration::ZERO);
+    runtime()?.block_on(async {
+        let mut at = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let key = format!("w{written:08}");
+            let start = Instant::now();
+            // The same key again is the same write.
+            while client(&urls[at])?.put(key.as_bytes(), b"x", CALL_LIMIT).await.is_err() {
+                at = (at + 1) % urls.len();
+                ensure!(start.elapsed() < 4 * LONGEST_WRITE, "no write gets through");
+            }
+            longest = longest.max(start.elapsed());
+            written += 1;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Ok((written, longest))
+    })
+}
+
+fn urls(machines: &Machines, numbers: &[usize]) -> Vec<String> {
+    numbers.iter().map(|number| machines.all[*number].client_url.clone()).collect()
+}
+
+fn leader(machines: &Machines) -> Result<usize> {
+    let list = machines.done(&["list"])?;
+    let members = list["members"].as_array().context("members")?;
+    let leads = members.iter().find(|member| member["id"] == list["leader"]);
+    let name = leads.and_then(|member| member["name"].as_str()).context("a leader")?;
+    machines.all.iter().position(|node| node.name == name).context("a node")
+}
+
+#[test]
+fn three_grow_to_five_and_shrink_to_three_under_a_writer() -> Result<()> {
+    let mut machines = Machines::three(&program("muster-node")?, 5)?;
+    let writer = Writer::start(urls(&machines, &[0, 1, 2]));
+    for _ in 0..2 {
+        let number = machines.one_more();
+        let (name, url) =
+            (machines.all[number].name.clone(), machines.all[number].peer_url.clone());
+        let plan = machines.done(&["plan", "add", &name, "--peer-urls", &url])?;
+        ensure!(plan["after"]["voters"] == number + 1, "{plan}");
+        let at = plan["configuration"].as_u64().context("a configuration")?.to_string();
+        let add = ["add", name.as_str(), "--peer-urls", &url, "--plan-at", &at];
+        let added = machines.done(&add)?;
+        // The same plan again is one of other members.
+        let stale = machines.refused(&add, 1)?;
+        ensure!(stale.contains("stale"), "{stale}");
+        machines.join(number, &added)?;
+        // By its id: it has no name before it has started, which is waited for.
+        let id = added["member_id"].as_str().context("an id")?;
+        machines.done(&["promote", id])?;
+    }
+    machines.wait_voters(&["n1", "n2", "n3", "n4", "n5"])?;
+    // The leader, and one more that isn't the writer's last.
+    for _ in 0..2 {
+        let gone = leader(&machines)?;
+        let name = machines.all[gone].name.clone();
+        machines.done(&["remove", &name])?;
+        ensure!(machines.all[gone].exit_code()? == 3, "a removed member is not started again");
+        machines.all[gone].kill();
+    }
+    let list = machines.done(&["wait"])?;
+    ensure!(list["members"].as_array().map(Vec::len) == Some(3), "{list}");
+    let left = leader(&machines)?;
+    writer.end(&machines.all[left].client_url)
+}
+
+/// Runs `member replace`, and kills it as soon as it has said one of `words`; whether it succeeded
+/// before that, and what it said.
+fn replace_until(machines: &Machines, args: &[&str], words: &[&str]) -> Result<(bool, String)> {
+    let mut command = machines.member(args)?;
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let said = BufReader::new(child.stderr.take().context("its standard error")?);
+    let mut text = String::new();
+    for line in said.lines() {
+        let line = line?;
+        text += &line;
+        if words.iter().any(|words| line.contains(words)) {
+            child.kill()?;
+            child.wait()?;
+            return Ok((false, text));
+        }
+    }
+    Ok((child.wait()?.success(), text))
+}
+
+#[test]
+fn a_failed_machine_is_replaced_although_the_command_is_killed_at_every_step() -> Result<()> {
+    for program in programs()? {
+        replaces_a_failed_machine(&program).with_context(|| program.display().to_string())?;
+    }
+    Ok(())
+}
+
+fn replaces_a_failed_machine(program: &Path) -> Result<()> {
+    let mut machines = Machines::three(program, 4)?;
+    let writer = Writer::start(urls(&machines, &[0, 1]));
+    machines.all[2].kill();
+    let new = machines.one_more();
+    let url = machines.all[new].peer_url.clone();
+    let list = machines.done(&["list"])?;
+    let members = list["members"].as_array().context("members")?;
+    let dead = members.iter().find(|member| member["name"] == "n3").context("n3")?;
+    let id = dead["id"].as_str().context("an id")?.to_owned();
+    let args = ["replace", &id, "n4", "--peer-urls", &url, "--patience", "30"];
+    let plan = machines.done(&[&["plan"], &args[..5]].concat())?;
+    ensure!(plan["warnings"].to_string().contains("the old one goes first"), "{plan}");
+    // Killed after each word that it says, it goes on where it stopped.
+    let words = ["removing", "is removed", "is in the list", "start n4"];
+    for at in 0..words.len() {
+        let (ended, text) = replace_until(&machines, &args, &words[at..])?;
+        ensure!(!ended, "it ended before {:?}: {text}", words[at]);
+    }
+    machines.join_by_list(new)?;
+    let (_, text) = replace_until(&machines, &args, &["votes"])?;
+    ensure!(machines.output(&args)?.status.success(), "{text}");
+    machines.wait_voters(&["n1", "n2", "n4"])?;
+    let list = machines.done(&["list"])?;
+    ensure!(list["members"].as_array().map(Vec::len) == Some(3), "{list}");
+    writer.end(&machines.all[0].client_url)
+}
+
+#[test]
+fn machines_are_cycled_one_by_one() -> Result<()> {
+    let mut machines = Machines::three(&program("muster-node")?, 6)?;
+    let all: Vec<String> = urls(&machines, &[0, 1, 2]);
+    let writer = Writer::start(all.iter().cloned().chain(next_urls(&machines)).collect());
+    for old in ["n1", "n2", "n3"] {
+        let new = machines.one_more();
+        let (name, url) = (machines.all[new].name.clone(), machines.all[new].peer_url.clone());
+        let args = ["replace", old, &name, "--peer-urls", &url, "--patience", "60"];
+        let (_, text) = replace_until(&machines, &args, &["start "])?;
+        ensure!(text.contains("as a learner"), "{text}");
+        machines.join_by_list(new)?;
+        machines.done(&args)?;
+        let gone = machines.all.iter_mut().find(|node| node.name == old).context("it")?;
+        ensure!(gone.exit_code()? == 3, "it is removed");
+        gone.kill();
+    }
+    machines.wait_voters(&["n4", "n5", "n6"])?;
+    writer.end(&machines.all[5].client_url)
+}
+
+/// Where the next three will be, in the order of their hosts.
+fn next_urls(machines: &Machines) -> Vec<String> {
+    let next = |url: &str, by: u8| {
+        let (head, last) = url.rsplit_once('.')?;
+        let (last, port) = last.split_once(':')?;
+        Some(format!("{head}.{}:{port}", last.parse::<u8>().ok()? + by))
+    };
+    (0..3).filter_map(|n| next(&machines.all[n].client_url, 3)).collect()
+}
+
+#[test]
+fn every_machine_gets_another_address_and_a_restart_with_a_gate_between() -> Result<()> {
+    for program in programs()? {
+        let mut machines = Machines::three(&program, 6)?;
+        let writer = Writer::start(urls(&machines, &[0, 1, 2]));
+        for number in 0..3 {
+            let name = machines.all[number].name.clone();
+            let to = machines.all[number].peer_url.replace(":2380", ":12380");
+            machines.done(&["move-leader", "--from", &name])?;
+            ensure!(leader(&machines)? != number, "it led, and leads");
+            machines.done(&["update", &name, "--peer-urls", &to])?;
+            machines.all[number].move_to(&to);
+            machines.all[number].stop()?;
+            machines.all[number].start()?;
+            let list = machines.done(&["wait", "--patience", "30"])?;
+            ensure!(list.to_string().contains(&to), "{list}");
+        }
+        writer.end(&machines.all[0].client_url)?;
+    }
+    Ok(())
+}
+
+/// Passes connections on to a node. The one of number `cut` is lost: before the request is passed on,
+/// or after it, when the answer comes.
+struct Proxy {
+    url: String,
+    accepted: Arc<AtomicUsize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Loses {
+    Request,
+    Answer,
+}
+
+impl Proxy {
+    fn start(to: &str, cut: usize, loses: Loses) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let to: SocketAddr = to.strip_prefix("http://").context("a URL")?.parse()?;
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&accepted);
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let number = count.fetch_add(1, Ordering::SeqCst);
+                let lost = (number == cut).then_some(loses);
+                std::thread::spawn(move || pass(client, to, lost));
+            }
+        });
+        Ok(Self { url, accepted })
+    }
+}
+
+fn pass(mut client: TcpStream, to: SocketAddr, loses: Option<Loses>) -> Option<()> {
+    if loses == Some(Loses::Request) {
+        // Long enough for the request to be on its way.
+        client.set_read_timeout(Some(Duration::from_millis(300))).ok()?;
+        let _ = client.read(&mut [0; 1024]);
+        return None;
+    }
+    let mut server = TcpStream::connect(to).ok()?;
+    let (mut from_client, mut to_server) = (client.try_clone().ok()?, server.try_clone().ok()?);
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut from_client, &mut to_server);
+        let _ = to_server.shutdown(std::net::Shutdown::Both);
+    });
+    if loses == Some(Loses::Answer) {
+        // The server says hello at once, and answers; nothing of it arrives.
+        server.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
+        let mut bytes = [0; 4096];
+        while server.read(&mut bytes).is_ok_and(|read| read > 0) {}
+        let _ = client.shutdown(std::net::Shutdown::Both);
+        return None;
+    }
+    let _ = std::io::copy(&mut server, &mut client);
+    let _ = client.flush();
+    let _ = client.shutdown(std::net::Shutdown::Both);
+    Some(())
+}
+
+/// Each change through a proxy that loses its request, or its answer: it is made, once.
+#[test]
+fn a_change_whose_answer_is_lost_is_made_once() -> Result<()> {
+    for program in programs()? {
+        let mut machines = Machines::three(&program, 4)?;
+        let new = machines.one_more();
+        let (first, url) = (machines.all[0].client_url.clone(), machines.all[new].peer_url.clone());
+        let elsewhere = url.replace(":2380", ":12380");
+        for loses in [Loses::Answer, Loses::Request] {
+            // The first connection asks for the list, the second one is the change.
+            let through = |args: &[&str]| -> Result<serde_json::Value> {
+                let proxy = Proxy::start(&first, 1, loses)?;
+                let output = machines.member_at(&proxy.url, args)?.output()?;
+                let text = String::from_utf8_lossy(&output.stderr).into_owned();
+                ensure!(output.status.success(), "{loses:?} {args:?}: {text}");
+                ensure!(proxy.accepted.load(Ordering::SeqCst) > 2, "nothing was cut: {args:?}");
+                Ok(serde_json::from_slice(&output.stdout)?)
+            };
+            let members = |count: usize| -> Result<serde_json::Value> {
+                let list = machines.done(&["list"])?;
+                ensure!(list["members"].as_array().map(Vec::len) == Some(count), "{list}");
+                Ok(list)
+            };
+            let added = through(&["add", "n4", "--peer-urls", &url])?;
+            let id = added["member_id"].as_str().context("an id")?.to_owned();
+            members(4)?;
+            through(&["update", &id, "--peer-urls", &elsewhere])?;
+            ensure!(members(4)?.to_string().contains(&elsewhere), "it has moved");
+            through(&["remove", &id])?;
+            members(3)?;
+        }
+    }
+    Ok(())
+}
