@@ -17,8 +17,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// A cluster that runs, its agents, and what they are started with.
 struct Running {
-    world: World,
+    /// Before the world, which is dropped after them: an agent finds its node by a file in there.
     agents: Vec<Agent>,
+    world: World,
     args: Vec<String>,
 }
 
