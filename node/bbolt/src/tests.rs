@@ -196,6 +196,20 @@ fn a_page_that_is_pointed_to_twice_is_refused() {
     assert_eq!(file.error(), "its keys are not those that the page above it says");
 }
 
+/// The last page below a branch is bounded by what the page above that says.
+#[test]
+fn a_page_of_another_branch_is_refused() {
+    let entry = |at: usize| (format!("{at:02000}").into_bytes(), Vec::new());
+    let mut file = Crafted(file(&vec![(b"key".to_vec(), (0..40).map(entry).collect())]));
+    let branches = |file: &[u8]| -> Vec<usize> {
+        (0..file.len()).step_by(4096).filter(|at| file[at + 8..at + 10] == [1, 0]).collect()
+    };
+    let [first, second, ..] = branches(&file.0)[..] else { panic!("a tree of three levels") };
+    let last = first + 16 * usize::from(file.0[first + 10]);
+    file.0.copy_within(second + 24..second + 32, last + 8);
+    assert_eq!(file.error(), "its keys are not those that the page above it says");
+}
+
 #[test]
 fn pages_behind_the_last_one_are_refused() {
     let mut file = Crafted::new();
