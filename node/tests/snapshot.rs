@@ -392,3 +392,96 @@ async fn a_cluster_of_one_is_made_without_a_start_and_once() {
     let none = run(&["data", "recover", &nobody, "--i-accept-data-loss"]);
     assert_eq!(none.status.code(), Some(2), "{}", text(&none));
 }
+
+/// Puts for as long as it is let.
+async fn writes(client_url: String, stop: tokio::sync::watch::Receiver<bool>) -> i64 {
+    use node_proto::etcdserverpb::{PutRequest, kv_client::KvClient};
+    let endpoint = tonic::transport::Endpoint::from_shared(client_url).unwrap();
+    let mut kv = KvClient::new(endpoint.connect_lazy());
+    let mut last = 0;
+    for n in 0.. {
+        if *stop.borrow() {
+            break;
+        }
+        let key = format!("load/{}", n % 50);
+        let request =
+            PutRequest { key: key.into(), value: vec![7; 300].into(), ..Default::default() };
+        last = kv.put(request).await.unwrap().into_inner().header.unwrap().revision;
+    }
+    last
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_saved_under_load_becomes_a_cluster_that_the_old_members_cant_talk_to() {
+    let root = tempfile::tempdir().unwrap();
+    let mut old = started(root.path());
+    settled(&all(&old)).await;
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let load = tokio::spawn(writes(old[0].client_url.clone(), stopped));
+    let mut saved = Vec::new();
+    for member in &old {
+        let file = root.path().join(format!("{}.db", member.name));
+        let (url, path) = (member.client_url.clone(), file.display().to_string());
+        let output = tokio::task::spawn_blocking(move || {
+            run(&["snapshot", "save", "--endpoints", &url, &path])
+        });
+        let output = output.await.unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        saved.push(file);
+    }
+    stop.send(true).unwrap();
+    let last = load.await.unwrap();
+    let status = run(&["snapshot", "status", "--json", saved[1].to_str().unwrap()]);
+    let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+    let revision = status["revision"].as_i64().unwrap();
+    assert!(1 < revision && revision <= last, "{revision} of {last}");
+    let hash = old[0].hash(revision).await.unwrap();
+    old.iter_mut().for_each(Member::kill);
+
+    // The new members stand where the old ones stood; one of those comes back in the third's place.
+    let mut new: Vec<Member> = Vec::new();
+    for member in &old {
+        let dir = root.path().join(format!("{}-new", member.name));
+        let args = member.args.iter().map(|arg| match arg.strip_prefix("--data-dir=") {
+            Some(_) => format!("--data-dir={}", dir.display()),
+            None => arg.clone(),
+        });
+        let mut again = Member::new(root.path(), &member.name, 1, 1, "");
+        (again.args, again.data_dir) = (args.collect(), dir);
+        again.client_url = member.client_url.clone();
+        let output = restore(&again, &saved[1], &["--bump-revision=1000", "--mark-compacted"]);
+        assert!(output.status.success(), "{}", text(&output));
+        new.push(again);
+    }
+    new.pop();
+    // Their logs go where the old ones' went.
+    let serves = |member: &Member| member.log().matches("ready to serve client requests").count();
+    let before: Vec<usize> = new.iter().map(serves).collect();
+    new.iter_mut().for_each(Member::start);
+    eventually("the new ones serve", || new.iter().zip(&before).all(|(m, n)| serves(m) > *n));
+    old[2].start();
+    let refused = |member: &Member| {
+        let page = member.http("/metrics");
+        let lines = page.lines().filter(|line| {
+            line.starts_with("muster_peer_streams_refused") && line.contains("cluster_id")
+        });
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>()
+    };
+    eventually("the old one is refused", || new.iter().any(|member| refused(member) > 0.0));
+    let ours = new[0].status().await.unwrap().header.unwrap().cluster_id;
+    let theirs = look(&old[2].data_dir).1["cluster_id"].clone();
+    assert_ne!(theirs, format!("{ours:x}"));
+    let after = new[0].put("after", "x").await.unwrap();
+    assert_eq!(after, revision + 1001);
+    assert!(old[2].get("after").await.is_err(), "it has no quorum");
+    assert_eq!(new[0].members().await.unwrap().len(), 3);
+    same_hash(&new, after).await;
+    // The same bytes as at the snapshot, before the bump's compaction.
+    let plain = root.path().join("plain");
+    std::fs::create_dir(&plain).unwrap();
+    let mut alone = Member::alone(&plain);
+    assert!(restore(&alone, &saved[1], &[]).status.success());
+    alone.start();
+    alone.ready();
+    assert_eq!(alone.hash(revision).await.unwrap(), hash);
+}
