@@ -126,24 +126,23 @@ fn status(file: &Path, json: bool) -> u8 {
     }
 }
 
-/// As Go's `humanize.Bytes`: powers of 1000, one digit behind the point below 10.
+/// As Go's `humanize.Bytes`: powers of 1000, rounded to tenths, and from 10 on once more, a half to
+/// the even number.
 fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
     if bytes < 1000 {
         return format!("{bytes} B");
     }
-    let mut tenths = u128::from(bytes) * 10;
-    let mut unit = UNITS.iter();
-    let mut name = "B";
-    while tenths >= 10_000 {
-        tenths = (tenths + 500) / 1000;
-        name = unit.next().expect("2^64 bytes are 18 EB");
+    let power = bytes.ilog(1000);
+    let unit = UNITS[power as usize - 1];
+    let one = 1000_u128.pow(power);
+    let tenths = (u128::from(bytes) * 20 + one) / (2 * one);
+    let (whole, rest) = (tenths / 10, tenths % 10);
+    if whole < 10 {
+        return format!("{whole}.{rest} {unit}");
     }
-    if tenths < 100 {
-        format!("{}.{} {name}", tenths / 10, tenths % 10)
-    } else {
-        format!("{} {name}", (tenths + 5) / 10)
-    }
+    let up = rest > 5 || (rest == 5 && whole % 2 == 1);
+    format!("{} {unit}", whole + u128::from(up))
 }
 
 fn restore(args: &RestoreArgs) -> u8 {
@@ -201,11 +200,15 @@ mod tests {
 
     #[test]
     fn sizes_read_as_gos() {
-        let shown = [0, 999, 1000, 20_480, 99_999, 2_100_000, 12_345_678, u64::MAX];
+        let shown =
+            [0, 999, 1000, 9_949, 9_950, 20_480, 21_500, 99_999, 999_999, 2_100_000, u64::MAX];
         let shown = shown.map(human_bytes);
         assert_eq!(
             shown,
-            ["0 B", "999 B", "1.0 kB", "20 kB", "100 kB", "2.1 MB", "12 MB", "18 EB"]
+            [
+                "0 B", "999 B", "1.0 kB", "9.9 kB", "10 kB", "20 kB", "22 kB", "100 kB", "1000 kB",
+                "2.1 MB", "18 EB"
+            ]
         );
     }
 }
