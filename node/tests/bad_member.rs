@@ -26,9 +26,10 @@ struct Ids {
 
 /// The stream that `ids.from` would open, hello exchanged (see `transport/hello.rs`).
 fn open(address: &str, ids: &Ids, purpose: u8, run: u64) -> TcpStream {
-    let mut hello = vec![0; 72];
+    // It says that its disk is empty, and nobody knows better.
+    let mut hello = vec![0; 96];
     hello[..8].copy_from_slice(b"MUSTERP1");
-    hello[9] = 1;
+    hello[9] = 2;
     hello[10] = purpose;
     hello[16..24].copy_from_slice(&ids.cluster.to_be_bytes());
     hello[24..32].copy_from_slice(&ids.from.to_be_bytes());
