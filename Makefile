@@ -18,7 +18,7 @@ build: setup ## build everything, development profile
 release: setup ## build the three programs in release mode
 	$(CARGO) build --release --workspace --bins --locked
 
-demo: release ## three hosts with unknown addresses become one secure cluster (KEEP=1 leaves it running)
+demo: release ## three hosts become one secure cluster, whose members then change (KEEP=1 leaves it running)
 	@target/release/demo $(if $(KEEP),--keep)
 
 test: ## every test: unit, store, simulation, exploration, end to end

@@ -1,0 +1,192 @@
+//! The chapters in which the cluster's members change.
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::story::Story;
+use super::{JOINER, LIMIT, SUBSTITUTE, client, hosts_of, succeeded};
+use crate::harness::programs::program;
+use crate::harness::world::path_text;
+use crate::harness::{Agent, Etcdctl, Host, World, until, until_told};
+
+/// A host comes in the place of one whose machine is gone, disk and all.
+pub(super) fn replace_one(story: &mut Story, world: &World, agents: &mut Vec<Agent>) -> Result<()> {
+    story.chapter("A lost machine is replaced");
+    let count = agents.len();
+    let lost = agents.remove(0);
+    let etcdctl = client(world, agents)?;
+    let name = name_of(&etcdctl, &lost.host)?;
+    let pids = (lost.process_id().context("its agent runs")?, lost.node_pid().context("its node")?);
+    let (gone, data_dir) = (lost.host.clone(), lost.data_dir.clone());
+    // Ends both with SIGKILL.
+    drop(lost);
+    fs_err::remove_dir_all(data_dir)?;
+    story.command(&format!(
+        "kill -9 {} {}; rm -rf {}     # all that was on {}",
+        pids.0, pids.1, gone.name, gone.name
+    ));
+    let (newcomer, took) =
+        start_newcomer(story, world, SUBSTITUTE, &["--replace", &name], |host| {
+            let gone = members(&etcdctl).is_ok_and(|listed| find(&listed, &gone).is_none());
+            gone && votes(&etcdctl, host, count)
+        })?;
+    story.checked(&format!(
+        "{} votes, {name} is no member any more: {took} ms after the new agent was started",
+        newcomer.host.name
+    ));
+    reads(&etcdctl, &newcomer.host)?;
+    story.checked(&format!("asked alone, {} has what was written before", newcomer.host.name));
+    let who = carried_out(world, "replace", agents)?;
+    story.checked(&format!("the agent on {who} did it: a learner first, promoted once in sync"));
+    agents.push(newcomer);
+    Ok(())
+}
+
+/// A host that knows nothing but its ticket becomes a member.
+pub(super) fn join_one(story: &mut Story, world: &World, agents: &mut Vec<Agent>) -> Result<()> {
+    story.chapter("A fourth member joins by a ticket");
+    let etcdctl = client(world, agents)?;
+    let count = agents.len() + 1;
+    let (newcomer, took) =
+        start_newcomer(story, world, JOINER, &[], |host| votes(&etcdctl, host, count))?;
+    story.checked(&format!(
+        "{} votes, {took} ms after its agent was started; there are {count} members",
+        newcomer.host.name
+    ));
+    reads(&etcdctl, &newcomer.host)?;
+    story.checked(&format!("asked alone, {} has what was written before", newcomer.host.name));
+    let who = carried_out(world, "join", agents)?;
+    story.checked(&format!("the agent on {who} did it: a learner first, promoted once in sync"));
+    agents.push(newcomer);
+    Ok(())
+}
+
+/// A member goes for good, with nobody's help but the cluster's own.
+pub(super) fn remove_one(story: &mut Story, world: &World, agents: &mut Vec<Agent>) -> Result<()> {
+    story.chapter("One member is removed for good, without discovery");
+    let mut removed = agents.remove(0);
+    let others = hosts_of(agents);
+    let etcdctl = client(world, agents)?;
+    let name = name_of(&etcdctl, &removed.host)?;
+    story.command(&format!(
+        "muster-agent member remove {name} --data-dir {0}     # on {0}, through its own node",
+        others[0].name
+    ));
+    let data_dir = path_text(&agents[0].data_dir)?;
+    // Until all have been connected for some seconds, it is refused, as etcd does.
+    until("the cluster to remove a member", LIMIT, || {
+        let mut command = others[0].command(program("muster-agent").ok()?);
+        command
+            .args(["member", "remove", &name, "--data-dir", data_dir])
+            .output()
+            .ok()
+            .filter(succeeded)
+    })?;
+    let code = removed.exit_code(LIMIT)?;
+    ensure!(code == 3, "the removed member's agent ended with {code}: {}", removed.output());
+    story.checked(&format!(
+        "the agent on {} ended with 3, which tells a supervisor not to start it again",
+        removed.host.name
+    ));
+    for _ in 0..3 {
+        removed.start()?;
+        let code = removed.exit_code(LIMIT)?;
+        ensure!(code == 3, "started again, it ended with {code}: {}", removed.output());
+        ensure!(removed.node_pid().is_none(), "started again, it has started its node");
+    }
+    let left = members(&etcdctl)?;
+    ensure!(left.len() == others.len(), "members: {left:?}");
+    etcdctl.run(&["put", "without", &name])?;
+    story.checked(&format!(
+        "started three times more it ended with 3 each time; the other {} go on writing",
+        others.len()
+    ));
+    Ok(())
+}
+
+/// Makes a ticket, starts an agent with it on host `index`, and waits until it `is_in`; that agent,
+/// and the milliseconds that it took.
+fn start_newcomer(
+    story: &mut Story,
+    world: &World,
+    index: usize,
+    more: &[&str],
+    is_in: impl Fn(&Host) -> bool,
+) -> Result<(Agent, u128)> {
+    let host = &world.network.hosts[index];
+    let file = format!("{}.ticket", host.name);
+    let ticket = world.path(&file);
+    let make = [&["token", "create", "--cluster", "demo", "--kind", "join"], more].concat();
+    story.command(&format!("muster-discovery {} --out {file}", make.join(" ")));
+    let make = [&make[..], &["--out", path_text(&ticket)?]].concat();
+    // Discovery hears who the members are from the members, so it may not know this one yet.
+    until_told("discovery to sign for the ticket", LIMIT, || {
+        world.admin_output(&make).ok().filter(succeeded)
+    })?;
+    let newcomer = started(story, world, index, &ticket)?;
+    let begun = Instant::now();
+    until(&format!("{} to become a voter", host.name), LIMIT, || is_in(host).then_some(()))
+        .with_context(|| newcomer.output())?;
+    Ok((newcomer, begun.elapsed().as_millis()))
+}
+
+fn started(story: &mut Story, world: &World, index: usize, ticket: &Path) -> Result<Agent> {
+    let mut newcomer = world.agent(index, ticket);
+    newcomer.start()?;
+    let host = &newcomer.host;
+    story.command(&format!(
+        "muster-agent run --data-dir {0} --bundle-file {0}.ticket     # on {0} at {1}",
+        host.name, host.address
+    ));
+    Ok(newcomer)
+}
+
+fn members(etcdctl: &Etcdctl) -> Result<Vec<Value>> {
+    let list = etcdctl.json(&["member", "list"])?;
+    list["members"].as_array().cloned().context("a list of members")
+}
+
+fn find<'a>(members: &'a [Value], host: &Host) -> Option<&'a Value> {
+    let url = format!("https://{}:2380", host.address);
+    members.iter().find(|member| member["peerURLs"][0] == url.as_str())
+}
+
+fn name_of(etcdctl: &Etcdctl, host: &Host) -> Result<String> {
+    let members = members(etcdctl)?;
+    let name = find(&members, host).and_then(|member| member["name"].as_str());
+    name.map(str::to_owned).with_context(|| format!("{} is no member: {members:?}", host.name))
+}
+
+/// Whether the cluster has `count` members, all of them voters, with `host` among them.
+fn votes(etcdctl: &Etcdctl, host: &Host, count: usize) -> bool {
+    let members = members(etcdctl).unwrap_or_default();
+    let learner = |member: &Value| member["isLearner"].as_bool().unwrap_or(false);
+    members.len() == count && find(&members, host).is_some() && !members.iter().any(learner)
+}
+
+/// What was written before it came is read from this host alone.
+fn reads(etcdctl: &Etcdctl, host: &Host) -> Result<()> {
+    let got = etcdctl.only(host).run(&["get", "greeting", "--print-value-only"])?;
+    ensure!(got.trim() == "hello", "read {got:?} from {}", host.name);
+    Ok(())
+}
+
+/// Discovery hears from the cluster that the one intent with this verb was carried out; the host
+/// whose agent promoted the newcomer, which only a learner can be.
+fn carried_out<'a>(world: &World, verb: &str, agents: &'a [Agent]) -> Result<&'a str> {
+    let operation = until_told(&format!("the {verb} to be reported"), LIMIT, || {
+        let list = world.admin_json(&["intent", "list", "demo", "--all"]).ok()?;
+        let intents = list["intents"].as_array()?;
+        let done = intents.iter().find(|view| view["intent"]["verb"] == verb)?;
+        let operation = done["intent"]["operation"].as_str()?.to_owned();
+        (done["state"] == "promoted").then_some(operation)
+    })?;
+    let promoted =
+        |line: &str| line.contains("member promote is carried out") && line.contains(&operation);
+    let mut those = agents.iter().filter(|agent| agent.output().lines().any(promoted));
+    let who = those.next().with_context(|| format!("nobody promoted by {operation}"))?;
+    Ok(&who.host.name)
+}
