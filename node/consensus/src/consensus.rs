@@ -191,6 +191,10 @@ impl Consensus {
         if self.raw.raft.lead_transferee.is_some() {
             return Err(ProposeError::Transferring);
         }
+        if !self.guards.one_change_at_a_time() {
+            // Tests only: the library forgets that one is under way.
+            self.raw.raft.pending_conf_index = 0;
+        }
         let mut message = raft::eraftpb::Message { from: self.member, ..Default::default() };
         message.set_msg_type(raft::eraftpb::MessageType::MsgPropose);
         let entry = |data| entry_in(&Entry { kind, data, ..Entry::default() });
@@ -327,9 +331,15 @@ impl Consensus {
     /// that far.
     pub fn may_change(&self) -> bool {
         let raft = &self.raw.raft;
+        let alone = !raft.has_pending_conf() || !self.guards.one_change_at_a_time();
         raft.state == StateRole::Leader
-            && !raft.has_pending_conf()
-            && self.settles.0 == raft.term
+            && alone
+            && (self.is_settled() || !self.guards.changes_settle())
+    }
+
+    fn is_settled(&self) -> bool {
+        let raft = &self.raw.raft;
+        self.settles.0 == raft.term
             && self.settles.1.is_some_and(|index| index <= raft.raft_log.committed)
     }
 

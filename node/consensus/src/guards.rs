@@ -14,6 +14,13 @@ pub struct Guards {
     verify_tail: bool,
     failed_sync_is_final: bool,
     count_durable_batches: bool,
+    one_change_at_a_time: bool,
+    changes_settle: bool,
+    promote_in_sync: bool,
+    update_keeps_learner: bool,
+    removed_for_ever: bool,
+    same_incarnation: bool,
+    tombstones_hold: bool,
 }
 
 impl Guards {
@@ -26,6 +33,13 @@ impl Guards {
         verify_tail: true,
         failed_sync_is_final: true,
         count_durable_batches: true,
+        one_change_at_a_time: true,
+        changes_settle: true,
+        promote_in_sync: true,
+        update_keeps_learner: true,
+        removed_for_ever: true,
+        same_incarnation: true,
+        tombstones_hold: true,
     };
 
     /// Votes leave only once term and vote are durable.
@@ -62,6 +76,41 @@ impl Guards {
     pub fn count_durable_batches(self) -> bool {
         self.count_durable_batches
     }
+
+    /// A change of members waits for the one before it, and names the members it was judged on.
+    pub fn one_change_at_a_time(self) -> bool {
+        self.one_change_at_a_time
+    }
+
+    /// It also waits until a quorum can't fall back behind the last one.
+    pub fn changes_settle(self) -> bool {
+        self.changes_settle
+    }
+
+    /// A learner gets its vote only when little is left for it to fetch.
+    pub fn promote_in_sync(self) -> bool {
+        self.promote_in_sync
+    }
+
+    /// A learner that moves stays a learner.
+    pub fn update_keeps_learner(self) -> bool {
+        self.update_keeps_learner
+    }
+
+    /// A member that was removed is remembered, and never added again.
+    pub fn removed_for_ever(self) -> bool {
+        self.removed_for_ever
+    }
+
+    /// A member is the incarnation that was seen first, no other one under its id.
+    pub fn same_incarnation(self) -> bool {
+        self.same_incarnation
+    }
+
+    /// Nothing begins where a tombstone stands.
+    pub fn tombstones_hold(self) -> bool {
+        self.tombstones_hold
+    }
 }
 
 #[cfg(debug_assertions)]
@@ -80,4 +129,19 @@ impl Guards {
     pub const ACK_NEXT_BATCH: Self = Self { count_durable_batches: false, ..Self::ALL };
     /// A failed sync is tried once more and then believed.
     pub const RETRY_FAILED_SYNC: Self = Self { failed_sync_is_final: false, ..Self::ALL };
+    /// A change of members is proposed whatever becomes of the one before it.
+    pub const DOUBLE_CHANGE: Self =
+        Self { one_change_at_a_time: false, changes_settle: false, ..Self::ALL };
+    /// A change follows as soon as the leader has applied the last one.
+    pub const UNSETTLED_CHANGE: Self = Self { changes_settle: false, ..Self::ALL };
+    /// A learner is promoted however far behind it is.
+    pub const PROMOTE_LAGGING: Self = Self { promote_in_sync: false, ..Self::ALL };
+    /// A learner whose peer URLs change is a voter in the member table.
+    pub const UPDATE_DROPS_LEARNER: Self = Self { update_keeps_learner: false, ..Self::ALL };
+    /// A removed member can be added again.
+    pub const REMOVED_ID_AGAIN: Self = Self { removed_for_ever: false, ..Self::ALL };
+    /// A wiped machine passes for the member that it was.
+    pub const SAME_ID_REIMAGE: Self = Self { same_incarnation: false, ..Self::ALL };
+    /// A removed member begins a cluster of its own, from nothing.
+    pub const TOMBSTONE_BOOTSTRAPS: Self = Self { tombstones_hold: false, ..Self::ALL };
 }

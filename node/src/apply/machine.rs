@@ -313,8 +313,8 @@ fn change_members(
     change: command::MemberChange,
     index: u64,
 ) -> (AppliedChange, Result<ChangedMembers, ChangeError>) {
-    let asked = ChangeRequest::try_from(change);
-    let changed = asked.and_then(|asked| batch.members_mut().change(asked, index));
+    let (guards, asked) = (batch.guards(), ChangeRequest::try_from(change));
+    let changed = asked.and_then(|asked| batch.members_mut().change_under(guards, asked, index));
     let table = batch.members();
     let change = changed.ok().flatten();
     let done = AppliedChange { index, change, members: table.voters_and_learners() };

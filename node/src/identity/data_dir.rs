@@ -12,10 +12,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use node_consensus::Guards;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use super::{ClusterId, Forced, Incarnation, MemberId};
+use super::{
+    ClusterId, Forced, Incarnation, MemberId,
+    past::{NoStart, Past, Start},
+};
 
 const MARKER: &str = "muster-incarnation";
 const BOOT_COUNTER: &str = "muster-boot";
@@ -156,7 +160,9 @@ impl DataDir {
             Err(errno) => return Err(io("lock")(errno.into()).into()),
         }
         let dir = Self { path: path.to_owned(), handle };
-        if let Some(tombstone) = dir.tombstone()? {
+        let tombstone = dir.tombstone()?;
+        let past = Past { has_tombstone: tombstone.is_some(), ..Past::default() };
+        if let (Err(NoStart::Removed), Some(tombstone)) = (past.start(Guards::ALL), tombstone) {
             return Err(DataDirError::Removed(Box::new(tombstone)));
         }
         if dir.has(ETCDS_STORE)? {
@@ -214,13 +220,13 @@ impl DataDir {
     /// # Errors
     /// `LogGone` if it had one.
     pub fn has_log(&self) -> Result<bool, DataDirError> {
-        if self.has(LOG)? {
-            return Ok(true);
+        let (has_log, had_log) = (self.has(LOG)?, self.has(LOG_MARK)?);
+        // A tombstone keeps it from being opened.
+        let past = Past { has_tombstone: false, has_log, had_log };
+        match past.start(Guards::ALL) {
+            Ok(start) => Ok(start == Start::Again),
+            Err(NoStart::LogGone | NoStart::Removed) => Err(DataDirError::LogGone(self.join(LOG))),
         }
-        if self.has(LOG_MARK)? {
-            return Err(DataDirError::LogGone(self.join(LOG)));
-        }
-        Ok(false)
     }
 
     /// Remembers durably that there is a log. To be called once there is one, before it promises

@@ -9,6 +9,7 @@ mod data_dir;
 mod document;
 mod forced;
 mod initial;
+mod past;
 
 use std::{fmt, str::FromStr};
 
@@ -23,6 +24,7 @@ pub use self::{
     document::{DocumentError, DocumentMember, MemberDocument},
     forced::{Bearer, Dropped, Forced},
     initial::{InitialCluster, InitialMember},
+    past::{NoStart, Past, Start},
 };
 
 /// A member's id: what Raft, clients and operators call it.

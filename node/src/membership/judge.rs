@@ -12,12 +12,12 @@ use super::{Member, MemberTable};
 use crate::identity::MemberId;
 
 /// How long a member must have been connected, without a break, to count as healthy.
-pub(crate) const HEALTHY_AFTER: Duration = Duration::from_secs(5);
+pub(super) const HEALTHY_AFTER: Duration = Duration::from_secs(5);
 
 /// A learner that has this many entries to fetch, or fewer, is in sync: what a busy leader has on
 /// its way to a member at any time. A share of the log, as etcd asks for, would be millions of
 /// entries of an old cluster, and every one of a young cluster's.
-pub(crate) const IN_SYNC_ENTRIES: u64 = 1_000;
+pub(super) const IN_SYNC_ENTRIES: u64 = 1_000;
 
 /// Why not. The texts that clients are told are the API's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,6 +56,8 @@ pub(super) struct Sight<'a> {
     pub local: MemberId,
     /// For how long each other one has been connected; who isn't is absent.
     pub connected: &'a BTreeMap<MemberId, Duration>,
+    /// For how long it must have been to count as healthy.
+    pub healthy_after: Duration,
 }
 
 impl Sight<'_> {
@@ -116,7 +118,7 @@ impl Sight<'_> {
     }
 
     fn healthy(&self, members: &[&Member]) -> usize {
-        let long = |since: &Duration| *since > HEALTHY_AFTER;
+        let long = |since: &Duration| *since > self.healthy_after;
         let healthy = |member: &&&Member| {
             member.id == self.local || self.connected.get(&member.id).is_some_and(long)
         };
@@ -124,16 +126,18 @@ impl Sight<'_> {
     }
 }
 
-/// Whether a learner, added by entry `added`, has so little to fetch that its vote helps.
-pub(super) fn is_in_sync(progress: Progress, added: u64) -> Result<(), Objection> {
-    let Progress { active, matched, last } = progress;
-    // Before it has answered once, its leader guesses: it takes it for active, and knows of nothing
-    // that it has.
-    let answered = active && matched >= added;
-    if answered && last.saturating_sub(matched) <= IN_SYNC_ENTRIES {
-        Ok(())
-    } else {
-        Err(Objection::LearnerNotReady)
+impl Progress {
+    /// Whether a learner, added by entry `added`, has so little to fetch that its vote helps.
+    pub(super) fn is_in_sync(self, added: u64, most: u64) -> Result<(), Objection> {
+        let Self { active, matched, last } = self;
+        // Before it has answered once, its leader guesses: it takes it for active, and knows of
+        // nothing that it has.
+        let answered = active && matched >= added;
+        if answered && last.saturating_sub(matched) <= most {
+            Ok(())
+        } else {
+            Err(Objection::LearnerNotReady)
+        }
     }
 }
 
@@ -179,7 +183,12 @@ mod tests {
                 (member.id, Duration::from_secs(if long { 60 } else { 4 }))
             })
             .collect();
-        look(&Sight { table: &table, local: MemberId(1), connected: &connected })
+        look(&Sight {
+            table: &table,
+            local: MemberId(1),
+            connected: &connected,
+            healthy_after: HEALTHY_AFTER,
+        })
     }
 
     const NOT_STARTED: Result<(), Objection> = Err(Objection::NotEnoughStarted);
@@ -252,7 +261,9 @@ mod tests {
 
     #[test]
     fn a_learner_is_in_sync_by_what_it_has_to_fetch() {
-        let ready = |active, matched, last| is_in_sync(Progress { active, matched, last }, 7);
+        let ready = |active, matched, last| {
+            Progress { active, matched, last }.is_in_sync(7, IN_SYNC_ENTRIES)
+        };
         assert_eq!(ready(true, 1_000_000, 1_000_000 + IN_SYNC_ENTRIES), Ok(()));
         // More than nine tenths of the log, and still far behind.
         let behind = Err(Objection::LearnerNotReady);

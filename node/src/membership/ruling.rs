@@ -3,12 +3,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use node_consensus::PeerStatus;
+use node_consensus::{Guards, PeerStatus};
 use node_proto::command;
 
 use super::{
     ChangeError, ChangeRequest, Member, MemberChange, MemberTable,
-    judge::{Objection, Progress, Sight, is_in_sync, may_learn},
+    judge::{HEALTHY_AFTER, IN_SYNC_ENTRIES, Objection, Progress, Sight, may_learn},
 };
 use crate::identity::MemberId;
 
@@ -19,6 +19,26 @@ pub struct Rules {
     pub strict: bool,
     /// `--max-learners`.
     pub max_learners: u64,
+    /// How long a member must have been connected, without a break, to count as healthy.
+    pub healthy_after: Duration,
+    /// A learner with so many entries to fetch, or fewer, is in sync.
+    pub in_sync_entries: u64,
+    /// [`Guards::ALL`] but in tests.
+    pub guards: Guards,
+}
+
+impl Rules {
+    /// The flags, and what they leave open.
+    #[must_use]
+    pub fn new(strict: bool, max_learners: u64) -> Self {
+        Self {
+            strict,
+            max_learners,
+            healthy_after: HEALTHY_AFTER,
+            in_sync_entries: IN_SYNC_ENTRIES,
+            guards: Guards::ALL,
+        }
+    }
 }
 
 /// A member, with what it knows at this moment.
@@ -93,7 +113,8 @@ impl Judge<'_> {
         if change == MemberChange::Remove(self.local) {
             return Ok(Ruling::HandOver);
         }
-        let planned_at = Some(self.table.changed());
+        let named = self.rules.guards.one_change_at_a_time();
+        let planned_at = named.then_some(self.table.changed());
         let judged = ChangeRequest { change, planned_at, ..asked.clone() };
         Ok(Ruling::Propose(Box::new((&judged).into())))
     }
@@ -115,7 +136,8 @@ impl Judge<'_> {
             MemberChange::Update(..) => {}
         }
         // Whatever would be refused once it is committed is not proposed.
-        self.table.clone().change(change.clone(), self.table.changed() + 1)?;
+        let (mut table, next) = (self.table.clone(), self.table.changed() + 1);
+        table.change_under(self.rules.guards, change.clone(), next)?;
         if let MemberChange::Add(Member { is_learner: true, .. }) = change {
             may_learn(self.table, self.rules.max_learners)?;
         }
@@ -133,11 +155,11 @@ impl Judge<'_> {
     fn may_promote(&self, id: MemberId) -> Result<(), Refused> {
         let member = self.table.member(id).ok_or(ChangeError::NotFound)?;
         // Of a voter, too, this is what etcd looks at first.
-        if id != self.local {
+        if id != self.local && self.rules.guards.promote_in_sync() {
             let peer = self.peers.iter().find(|peer| peer.member == id.0);
             let peer = peer.ok_or(Objection::LearnerNotReady)?;
             let progress = Progress { active: peer.active, matched: peer.matched, last: self.last };
-            is_in_sync(progress, member.changed)?;
+            progress.is_in_sync(member.changed, self.rules.in_sync_entries)?;
         }
         Ok(self.strictly(|sight| sight.may_promote())?)
     }
@@ -149,7 +171,12 @@ impl Judge<'_> {
         if !self.rules.strict {
             return Ok(());
         }
-        may(&Sight { table: self.table, local: self.local, connected: self.connected })
+        may(&Sight {
+            table: self.table,
+            local: self.local,
+            connected: self.connected,
+            healthy_after: self.rules.healthy_after,
+        })
     }
 }
 
@@ -182,7 +209,7 @@ mod tests {
         let table = MemberTable::new((1..=voters).map(|id| member(id, false)));
         let connected = (2..=voters).map(|id| (MemberId(id), Duration::from_secs(60))).collect();
         let judge = Judge {
-            rules: Rules { strict: true, max_learners: 1 },
+            rules: Rules::new(true, 1),
             local: MemberId(1),
             leads,
             table: &table,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use node_consensus::{ConfChange, Members};
+use node_consensus::{ConfChange, Guards, Members};
 
 use super::change::{ChangeError, ChangeRequest, MemberChange};
 use crate::identity::{Incarnation, MemberId, NodeKey, OperationId};
@@ -187,11 +187,24 @@ impl MemberTable {
         asked: impl Into<ChangeRequest>,
         index: u64,
     ) -> Result<Option<ConfChange>, ChangeError> {
+        self.change_under(Guards::ALL, asked, index)
+    }
+
+    /// The same; `guards` may leave a rule out in tests.
+    pub(crate) fn change_under(
+        &mut self,
+        guards: Guards,
+        asked: impl Into<ChangeRequest>,
+        index: u64,
+    ) -> Result<Option<ConfChange>, ChangeError> {
         let asked = asked.into();
         self.admit(&asked)?;
         let operation = asked.operation.map(|id| Operation { id, index });
         match asked.change {
             MemberChange::Add(member) => {
+                if !guards.removed_for_ever() {
+                    self.removed.remove(&member.id);
+                }
                 let operations = operation.into_iter().collect();
                 self.add(Member { changed: index, operations, ..member }).map(Option::Some)
             }
@@ -210,6 +223,7 @@ impl MemberTable {
                 let member = self.update(id, peer_urls)?;
                 member.changed = index;
                 member.operations.extend(operation);
+                member.is_learner &= guards.update_keeps_learner();
                 Ok(None)
             }
             MemberChange::Remove(id) => {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
+use node_consensus::Guards;
 use node_proto::etcdserverpb::{AlarmMember, RangeRequest, RangeResponse};
 use node_proto::mvccpb::KeyValue;
 use prost::Message as _;
@@ -242,6 +243,11 @@ impl<'txn> Batch<'txn> {
     #[must_use]
     pub fn members(&self) -> &MemberTable {
         &self.cluster.members
+    }
+
+    /// Which rules hold for changes of them.
+    pub(crate) fn guards(&self) -> Guards {
+        self.shared.guards
     }
 
     /// The same, to be changed.

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
+use node_consensus::Guards;
 use node_proto::etcdserverpb::{AlarmMember, RangeRequest, RangeResponse};
 use node_proto::mvccpb::KeyValue;
 use redb::{
@@ -49,6 +50,8 @@ pub struct Options {
     /// The members that a new store begins with; ignored when the store exists, which knows them
     /// better. The same on every member of the cluster.
     pub members: Vec<Member>,
+    /// [`Guards::ALL`] but in tests.
+    pub guards: Guards,
 }
 
 impl Default for Options {
@@ -59,6 +62,7 @@ impl Default for Options {
             compacted_keys_per_step: 1_000,
             watch: WatchOptions::default(),
             members: Vec::new(),
+            guards: Guards::ALL,
         }
     }
 }
@@ -135,6 +139,7 @@ pub(crate) struct Shared {
     pub(crate) compacted: watch::Sender<i64>,
     pub(crate) cursor: Mutex<Option<Cursor>>,
     pub(crate) compacted_keys_per_step: usize,
+    pub(crate) guards: Guards,
     pub(crate) hashes: Kept,
     /// A compaction has been asked for.
     pub(crate) wanted: Notify,
@@ -302,6 +307,7 @@ impl Writer {
             compacted: watch::Sender::new(finished),
             cursor: Mutex::new(unfinished.then(|| Cursor::new(progress.compacted))),
             compacted_keys_per_step: options.compacted_keys_per_step,
+            guards: options.guards,
             hashes: Kept::default(),
             wanted: Notify::new(),
             members,

@@ -91,7 +91,7 @@ impl Node {
             request_ids: RequestIds::new(MEMBER, 1),
             limits,
             peers: None,
-            rules: Rules { strict: true, max_learners: 1 },
+            rules: Rules::new(true, 1),
             telemetry: Telemetry::default(),
         };
         let (grpc, context) = router(services, &TaskTracker::new(), &stop);

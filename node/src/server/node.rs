@@ -357,7 +357,7 @@ fn rpc_identity(local: &Local) -> rpc::Identity {
 }
 
 fn rpc_rules(config: &Config) -> Rules {
-    Rules { strict: config.strict_reconfig_check, max_learners: config.max_learners }
+    Rules::new(config.strict_reconfig_check, config.max_learners)
 }
 
 fn rpc_limits(config: &Config) -> rpc::Limits {

@@ -15,7 +15,7 @@ use super::rng::Rng;
 pub(super) const CLIENT_TIMEOUT: u64 = 1_200_000;
 
 /// Request ids say which member's client waits for the outcome.
-const MEMBERS: u64 = 16;
+const MEMBERS: u64 = 64;
 
 /// No client waits for what this one asks for.
 pub(super) const NOBODY: u64 = 0;

@@ -42,8 +42,8 @@ pub(super) enum Trouble {
     CutOff,
     /// A disk is almost full, for a while.
     LittleSpace,
-    /// A learner comes or goes: no fault, but one may come in between.
-    ChangeMembers,
+    /// A machine forgets what it was.
+    Amnesia,
 }
 
 impl World {
@@ -58,7 +58,7 @@ impl World {
             Trouble::Depose,
             Trouble::CutOff,
             Trouble::LittleSpace,
-            Trouble::ChangeMembers,
+            Trouble::Amnesia,
         ] {
             self.next_trouble(trouble);
         }
@@ -75,7 +75,7 @@ impl World {
             Trouble::Depose => self.plan.depose_every,
             Trouble::CutOff => self.plan.cut_off_every,
             Trouble::LittleSpace => self.plan.little_space_every,
-            Trouble::ChangeMembers => self.plan.membership_every,
+            Trouble::Amnesia => self.plan.amnesia_every,
         };
         if every > 0 && !self.calm {
             let delay = self.rng.range(1, 2 * every);
@@ -90,10 +90,10 @@ impl World {
         self.next_trouble(trouble);
         match trouble {
             Trouble::Partition if self.rng.chance(400) => self.network.heal(),
-            Trouble::Partition => self.network.partition(&mut self.rng, self.plan.members),
+            Trouble::Partition => self.network.partition(&mut self.rng, self.nodes.len() as u64),
             Trouble::Crash => self.crash_one(),
             Trouble::PowerCut => {
-                for id in 1..=self.plan.members {
+                for id in 1..=self.nodes.len() as u64 {
                     let operations = self.rng.range(1, 8);
                     if self.rng.chance(500) {
                         self.take_down(id, false);
@@ -104,27 +104,27 @@ impl World {
             }
             Trouble::Disk => self.fail_a_disk(),
             Trouble::Pause => {
-                let (id, long) = (self.any_member(), self.rng.range(20_000, 500_000));
+                let (id, long) = (self.any_machine(), self.rng.range(20_000, 500_000));
                 let until = self.now + long;
                 self.node(id).paused_until = until;
             }
             Trouble::Transfer => {
-                let id = self.any_member();
+                let id = self.any_machine();
                 let life = self.node(id).life;
                 return self.notice(id, life, Notice::Transfer(None));
             }
             Trouble::LittleSpace => {
-                let (id, bytes) = (self.any_member(), self.rng.range(0, LITTLE_SPACE));
+                let (id, bytes) = (self.any_machine(), self.rng.range(0, LITTLE_SPACE));
                 self.node(id).disk.leave_free(bytes);
                 let long = self.rng.range(50_000, 400_000);
                 self.after(long, Event::SpaceBack { node: id });
             }
-            Trouble::ChangeMembers => return self.change_members(),
+            Trouble::Amnesia => return self.forget_something(),
             // One at a time: two of three would leave nobody to go on.
             Trouble::Depose | Trouble::CutOff if self.network.is_anybody_alone() => {}
             Trouble::Depose | Trouble::CutOff => {
                 let deposed = trouble == Trouble::Depose;
-                let id = if deposed { self.leader(0) } else { Some(self.any_member()) };
+                let id = if deposed { self.leader(0) } else { Some(self.any_machine()) };
                 if let Some(id) = id {
                     self.network.cut_off(id);
                     let until = self.now + LONGEST_CUT;
@@ -219,7 +219,7 @@ impl World {
         let writing = self.nodes.iter().find(writes).map(|node| node.id);
         let id = match writing {
             Some(id) if self.rng.chance(600) => id,
-            _ => self.any_member(),
+            _ => self.any_machine(),
         };
         let style = self.rng.range(0, 10);
         let operations = self.rng.range(1, 12);
@@ -232,7 +232,7 @@ impl World {
 
     /// One of the next operations of somebody's disk fails, or finds it full.
     pub(super) fn fail_a_disk(&mut self) {
-        let id = self.any_member();
+        let id = self.any_machine();
         let operations = [
             Operation::Sync,
             Operation::Sync,
@@ -278,7 +278,7 @@ impl World {
         self.plan.loss = 0;
         self.plan.duplication = 0;
         self.plan.late = 0;
-        for id in 1..=self.plan.members {
+        for id in 1..=self.nodes.len() as u64 {
             let now = self.now;
             let node = self.node(id);
             node.paused_until = now;

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 
 use bytes::{Bytes, BytesMut};
 use muster_node::driver::{IncomingSnapshot, Message, Notice, is_wanted};
+use muster_node::identity::MemberId;
 
 use super::Violation;
-use super::world::{Event, World};
+use super::node::{Link, Mark};
+use super::world::{Event, World, place};
 
-/// A snapshot's way: from whom, which life of it, and the body.
+/// A snapshot's way: from which machine, which life of it, and the body.
 #[derive(Clone, Debug)]
 pub(super) struct Transfer {
     pub from: u64,
@@ -18,44 +20,165 @@ pub(super) struct Transfer {
     pub body: Bytes,
 }
 
+/// Why a member doesn't take a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// The other one was removed.
+    Removed,
+    /// The other one isn't what its member was.
+    Disowned,
+    /// It doesn't know the other one, which may come again.
+    Unknown,
+}
+
 impl World {
     /// A member looks after its streams.
     pub(super) fn dial(&mut self, id: u64, life: u64) -> Result<(), Violation> {
-        if self.live(id, life).is_none() {
-            return Ok(());
-        }
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        let (view, links) = (live.store.view(), live.connected.clone());
         let delay = self.rng.range(10_000, 50_000);
         self.after(delay, Event::Dial { node: id, life });
         if self.paused(id).is_some() {
             return Ok(());
         }
-        for peer in (1..=self.plan.members).filter(|peer| *peer != id) {
-            let cut = self.network.is_cut(id, peer) || self.network.is_cut(peer, id);
-            let reached = self.node(peer).live.is_some() && !cut && self.paused(peer).is_none();
-            let peer_life = self.node(peer).life;
-            if reached {
-                self.set_stream(id, peer, Some(peer_life))?;
-                self.set_stream(peer, id, Some(life))?;
+        let own = self.node(id).member;
+        for (peer, _) in
+            links.iter().filter(|(peer, _)| view.members().member(MemberId(**peer)).is_none())
+        {
+            self.set_stream(id, *peer, None)?;
+        }
+        for peer in view.members().members().filter(|peer| peer.id.0 != own) {
+            let there = self
+                .nodes
+                .iter()
+                .find(|node| node.live.is_some() && peer.peer_urls.contains(&node.url));
+            let there = there.map(|node| node.id).filter(|there| {
+                let cut = self.network.is_cut(id, *there) || self.network.is_cut(*there, id);
+                !cut && self.nodes[place(*there)].paused_until <= self.now
+            });
+            if let Some(there) = there {
+                self.meet(id, there, peer.id.0)?;
+                let (here, other) = (&self.nodes[place(id)], &self.nodes[place(there)]);
+                if other.member_at(&here.url) == Some(MemberId(own)) {
+                    self.meet(there, id, own)?;
+                }
             } else if self.rng.chance(500) {
-                self.set_stream(id, peer, None)?;
+                self.set_stream(id, peer.id.0, None)?;
             }
+        }
+        self.housekeeping(id, life)
+    }
+
+    /// A process dials whoever is there, whom it takes for `peer`.
+    fn meet(&mut self, id: u64, there: u64, peer: u64) -> Result<(), Violation> {
+        let (life, other) = (self.node(id).life, &self.nodes[place(there)]);
+        if other.member != peer || self.nodes[place(id)].live.is_none() {
+            return self.set_stream(id, peer, None);
+        }
+        let link = Link { machine: there, life: other.life, since: self.now };
+        // A refusal counts only from whom one would take a stream oneself.
+        if self.admits(id, there).is_err() {
+            return self.set_stream(id, peer, None);
+        }
+        match self.admits(there, id) {
+            Ok(()) => {
+                self.set_stream(id, peer, Some(link))?;
+                self.check_forgotten(id)
+            }
+            Err(refused) => {
+                self.set_stream(id, peer, None)?;
+                match refused {
+                    Refused::Removed => {
+                        let delay = self.rng.range(100, 20_000);
+                        self.after(delay, Event::Bury { node: id, life });
+                    }
+                    Refused::Disowned => return self.disowned(id, life, peer),
+                    Refused::Unknown => {}
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether the process at `at` takes a stream from the machine `id`, by what its members are and
+    /// by what it remembers.
+    pub(super) fn admits(&mut self, at: u64, id: u64) -> Result<(), Refused> {
+        let guards = self.options.guards;
+        let from = &self.nodes[place(id)];
+        let (member, run) = (from.member, (from.id, from.life));
+        let (incarnation, boots) = (from.papers.incarnation, from.papers.boots);
+        let node = self.node(at);
+        let Some(live) = &node.live else { return Err(Refused::Unknown) };
+        let view = live.store.view();
+        if view.members().was_removed(MemberId(member)) {
+            return Err(Refused::Removed);
+        }
+        let record = view.members().member(MemberId(member)).ok_or(Refused::Unknown)?;
+        let bound = record.incarnation.map(|bound| u128::from_be_bytes(bound.0));
+        if bound.is_some_and(|bound| bound != incarnation) && guards.same_incarnation() {
+            return Err(Refused::Disowned);
+        }
+        let mark = node.papers.marks.get(&member).copied();
+        if let Some(mark) = mark {
+            if mark.incarnation != incarnation && guards.same_incarnation() {
+                return Err(Refused::Disowned);
+            }
+            let twice = mark.run.is_some_and(|known| known != run);
+            let less = boots < mark.boots || (boots == mark.boots && twice);
+            if mark.incarnation == incarnation && less {
+                return Err(Refused::Disowned);
+            }
+        }
+        node.papers.marks.insert(member, Mark { incarnation, boots, run: Some(run) });
+        Ok(())
+    }
+
+    /// Who has forgotten what it promised must not find a quorum that takes it for its member.
+    fn check_forgotten(&self, id: u64) -> Result<(), Violation> {
+        let node = &self.nodes[place(id)];
+        let Some(live) = node.live.as_ref().filter(|_| node.is_lost) else { return Ok(()) };
+        let voters = self.table().voters_and_learners().voters;
+        let taken = voters.iter().filter(|voter| live.connected.contains_key(voter)).count();
+        if !voters.contains(&node.member) || taken < voters.len() / 2 {
+            return Ok(());
+        }
+        let what = format!("{taken} of {voters:?} take {id} for {}", node.member);
+        Err(Violation::new("who has forgotten doesn't act", what))
+    }
+
+    /// A peer will never take a process for its member again. As many as leave no quorum end it.
+    fn disowned(&mut self, id: u64, life: u64, by: u64) -> Result<(), Violation> {
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        live.disowned_by.insert(by);
+        let peers = live.store.view().members().members().count() - 1;
+        let quorum = peers.div_ceil(2) + 1;
+        if live.disowned_by.len() >= quorum.min(peers) {
+            self.report.disowned += 1;
+            let node = self.node(id);
+            (node.is_lost, node.is_over) = (true, true);
+            self.take_down(id, true);
         }
         Ok(())
     }
 
     /// From now on a member has a stream to that process of a peer, or none.
-    fn set_stream(&mut self, id: u64, peer: u64, to: Option<u64>) -> Result<(), Violation> {
+    pub(super) fn set_stream(
+        &mut self,
+        id: u64,
+        peer: u64,
+        to: Option<Link>,
+    ) -> Result<(), Violation> {
         let Some(live) = &mut self.node(id).live else { return Ok(()) };
-        let before = live.connected.get(&peer).copied();
-        if before == to {
+        let before = live.connected.get(&peer).map(|link| (link.machine, link.life));
+        if before == to.map(|link| (link.machine, link.life)) {
             return Ok(());
         }
         if before.is_some() {
             live.connected.remove(&peer);
             live.mail.notice(Notice::Disconnected(peer));
         }
-        if let Some(life) = to {
-            live.connected.insert(peer, life);
+        if let Some(link) = to {
+            live.connected.insert(peer, link);
             live.mail.notice(Notice::Connected(peer));
         }
         self.wake(id)
@@ -63,23 +186,19 @@ impl World {
 
     pub(super) fn send_snapshot(&mut self, id: u64, life: u64, message: &Message, body: Bytes) {
         let to = message.to;
-        // Nobody listens at a stranger's.
-        let delay = if self.has_machine(to) {
-            let delays = self.network.delays(&mut self.rng, &self.plan, id, to);
-            delays.first().copied()
-        } else {
-            None
-        };
         let stream = self.live(id, life).and_then(|live| live.connected.get(&to).copied());
-        let (Some(delay), Some(stream)) = (delay, stream) else {
+        let delay = stream.and_then(|link| {
+            self.network.delays(&mut self.rng, &self.plan, id, link.machine).first().copied()
+        });
+        let (Some(delay), Some(link)) = (delay, stream) else {
             self.after(1_000, Event::SnapshotReport { node: id, life, peer: to, arrived: false });
             return;
         };
         let mut bytes = BytesMut::new();
         message.encode(&mut bytes);
         let transfer = Transfer { from: id, from_life: life, body };
-        let event =
-            Event::Deliver { to, life: stream, bytes: bytes.freeze(), body: Some(transfer) };
+        let (to, life, body) = (link.machine, link.life, Some(transfer));
+        let event = Event::Deliver { to, life, bytes: bytes.freeze(), body };
         self.after(delay, event);
     }
 
@@ -95,14 +214,14 @@ impl World {
         self.bodies += 1;
         let path = PathBuf::from(format!("/incoming/{}", self.bodies));
         let Transfer { from, from_life, body } = transfer;
-        let failed =
-            Event::SnapshotReport { node: from, life: from_life, peer: to, arrived: false };
+        let peer = self.node(to).member;
+        let failed = Event::SnapshotReport { node: from, life: from_life, peer, arrived: false };
         let Some(live) = self.live(to, life) else {
             self.after(1_000, failed);
             return Ok(());
         };
         let status = live.core.driver().status();
-        if !is_wanted(from, &message, status.term, status.commit) {
+        if !is_wanted(message.from, &message, status.term, status.commit) {
             self.after(1_000, failed);
             return Ok(());
         }
@@ -118,7 +237,8 @@ impl World {
         let Some((node, life)) = live.transfers.remove(body) else { return };
         let delay = self.rng.range(200, 2_000);
         let arrived = installed && !self.network.is_cut(id, node);
-        self.after(delay, Event::SnapshotReport { node, life, peer: id, arrived });
+        let peer = self.node(id).member;
+        self.after(delay, Event::SnapshotReport { node, life, peer, arrived });
     }
 
     /// A process ends; what it was receiving breaks off.
@@ -126,7 +246,8 @@ impl World {
         let transfers = self.node(id).live.as_mut().map(|live| std::mem::take(&mut live.transfers));
         for (_, (node, life)) in transfers.into_iter().flatten() {
             let delay = self.rng.range(1_000, 50_000);
-            self.after(delay, Event::SnapshotReport { node, life, peer: id, arrived: false });
+            let peer = self.node(id).member;
+            self.after(delay, Event::SnapshotReport { node, life, peer, arrived: false });
         }
     }
 }

@@ -1,73 +1,270 @@
-//! Changes of the members, as far as entries go: learners that have no machine come and go. Consensus
-//! compares itself with the member table at each of them, and on each snapshot.
+//! Which machine is which member, who counts at the end, and how a new member begins: with the whole
+//! state of one that knows it.
+//!
+//! A member takes streams only from those that its own table has, and finds them only where that table
+//! says. So one that was away can't be brought up to date by a leader that came after it, or that has
+//! moved, until somebody that it knows leads. Here nobody moves, and operators see to the other
+//! ([`World::help_the_stranded`]).
 
-use muster_node::apply::{Outcome, Response};
-use muster_node::driver::Proposal;
+use bytes::Bytes;
+use muster_node::driver::{Notice, Proposal};
 use muster_node::identity::{Incarnation, MemberId};
-use muster_node::machine::{EntryKind, RequestId};
-use muster_node::membership::{Member, MemberChange, MemberTable};
+use muster_node::machine::{Committed, EntryKind, RequestId, StateMachine as _};
+use muster_node::membership::{Member, MemberTable};
+use node_consensus::{Entry, Role};
 use node_proto::command::{self, Operation};
+use node_proto::musterpb::PublishMember;
 
 use super::Violation;
 use super::clients::{NOBODY, request_id};
-use super::world::World;
+use super::invariants::{configurations, quorums};
+use super::links::Refused;
+use super::node::Node;
+use super::plan::Plan;
+use super::world::{Event, World, place};
 
-/// Ids from here on have no machine.
-const STRANGERS: u64 = 100;
+/// A removed member's supervisor starts it again so often.
+const ZOMBIE_STARTS: u64 = 12;
 
-fn member(id: u64, is_learner: bool) -> Member {
-    Member {
+/// Where a machine is reached after so many moves.
+pub(super) fn url(machine: u64, moves: u64) -> String {
+    format!("http://m{machine}-{moves}:2380")
+}
+
+/// Whom every store begins with: machines and members have the same numbers.
+pub(super) fn first_members(plan: &Plan) -> Vec<Member> {
+    let member = |id| Member {
         id: MemberId(id),
         name: format!("m{id}"),
-        peer_urls: vec![format!("http://m{id}:2380")],
+        peer_urls: vec![url(id, 0)],
         client_urls: Vec::new(),
-        is_learner,
-        incarnation: Some(Incarnation((u128::from(id) << 64 | 0xfeed).to_be_bytes())),
+        is_learner: false,
+        incarnation: plan.bound.then(|| Incarnation(first_incarnation(id).to_be_bytes())),
         node_key: None,
         changed: 0,
         vote_when_ready: false,
         operations: Vec::new(),
-    }
+    };
+    (1..=plan.members).map(member).collect()
 }
 
-/// Whom every store begins with.
-pub(super) fn first_members(count: u64) -> Vec<Member> {
-    (1..=count).map(|id| member(id, false)).collect()
-}
-
-pub(super) fn has_changed_members(outcome: &Outcome) -> bool {
-    matches!(outcome, Ok(Response::MembersChanged(_)))
-}
-
-/// Takes the learner out that is there, else adds one of an id that was never used.
-fn next_change(table: &MemberTable) -> MemberChange {
-    match table.members().find(|member| member.is_learner) {
-        Some(learner) => MemberChange::Remove(learner.id),
-        None => MemberChange::Add(member(STRANGERS + table.removed().count() as u64, true)),
-    }
+/// That of a machine that has never been wiped.
+pub(super) fn first_incarnation(machine: u64) -> u128 {
+    u128::from(machine) << 64 | 0xfeed
 }
 
 impl World {
-    pub(super) fn has_machine(&self, id: u64) -> bool {
-        id <= self.plan.members
+    /// The members, as the most advanced store has them.
+    pub(super) fn table(&self) -> &MemberTable {
+        &self.latest.1
     }
 
-    /// Somebody is asked to change the members, by what it knows of them.
-    pub(super) fn change_members(&mut self) -> Result<(), Violation> {
-        let (id, request) = (self.any_member(), request_id(self.next_id, NOBODY));
-        self.next_id += 1;
-        let Some(live) = &mut self.node(id).live else { return Ok(()) };
-        let change = next_change(live.store.view().members());
-        let data = command::encode(request, Operation::ChangeMember((&change).into()));
-        let proposal = Proposal { id: RequestId(request), kind: EntryKind::ConfChange, data };
-        // If it finds no room, another one comes.
-        let _ = live.mail.propose(proposal);
-        self.wake(id)
+    /// Looks whether a store is the most advanced one.
+    pub(super) fn note_members(&mut self, id: u64) -> Result<(), Violation> {
+        let Some(live) = &self.nodes[place(id)].live else { return Ok(()) };
+        let view = live.store.view();
+        let at = view.applied().index;
+        configurations::table(id, at, view.members(), &self.invariants.stores.model.members)?;
+        if at > self.latest.0 {
+            if self.latest.1 != *view.members() {
+                self.led_since = self.now;
+                // Who was asked may be a member no longer.
+                let operating = self.clients.iter_mut().filter_map(|one| one.operating.as_mut());
+                operating.for_each(|operating| operating.must_end = false);
+                self.latest.1 = view.members().clone();
+            }
+            self.latest.0 = at;
+        }
+        Ok(())
+    }
+
+    /// The machines of members that can still speak for them.
+    pub(super) fn counted(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().filter(|node| self.counts(node))
+    }
+
+    pub(super) fn counts(&self, node: &Node) -> bool {
+        !node.is_lost && self.table().member(MemberId(node.member)).is_some()
+    }
+
+    /// Whether a member votes, as far as is known.
+    pub(super) fn votes(&self, node: &Node) -> bool {
+        self.counts(node) && !self.table().is_learner(MemberId(node.member))
+    }
+
+    /// A new machine, which waits to be let in.
+    pub(super) fn new_machine(&mut self) -> u64 {
+        let id = self.nodes.len() as u64 + 1;
+        let drift = if self.plan.drift > 0 { self.rng.range(0, self.plan.drift) } else { 0 };
+        let tick = super::world::TICK * (1000 + drift) / (1000 + self.plan.drift / 2);
+        let seed = self.rng.next();
+        self.nodes.push(Node::new(id, 0, seed, tick));
+        self.leaders.push((0, 0));
+        id
+    }
+
+    /// A new member asks who it is, and fetches the whole state from somebody who knows it.
+    pub(super) fn join(&mut self, id: u64) -> Result<(), Violation> {
+        let again = self.rng.range(10_000, 60_000);
+        let joiner = &self.nodes[place(id)];
+        let knows = |node: &&Node| {
+            let cut = self.network.is_cut(id, node.id) || self.network.is_cut(node.id, id);
+            let up = node.id != id && node.live.is_some() && node.paused_until <= self.now;
+            up && !cut && node.member_at(&joiner.url).is_some()
+        };
+        let sources = self.nodes.iter().filter(knows);
+        let best =
+            sources.max_by_key(|node| node.members().map_or(0, |view| view.members().changed()));
+        let Some((from, member)) =
+            best.and_then(|node| Some((node.id, node.member_at(&joiner.url)?)))
+        else {
+            self.after(again, Event::Restart { node: id });
+            return Ok(());
+        };
+        let life = self.node(id).begin_joining(member.0);
+        match self.admits(from, id) {
+            Ok(()) => {}
+            Err(Refused::Removed) => return self.bury(id),
+            Err(Refused::Disowned) => {
+                self.report.disowned += 1;
+                let node = self.node(id);
+                (node.is_lost, node.is_over) = (true, true);
+                return Ok(());
+            }
+            Err(Refused::Unknown) => {
+                self.after(again, Event::Restart { node: id });
+                return Ok(());
+            }
+        }
+        let Some(live) = &self.nodes[place(from)].live else { return Ok(()) };
+        let mut body = Vec::new();
+        if live.store.view().write_snapshot(&mut body).is_err() {
+            self.after(again, Event::Restart { node: id });
+            return Ok(());
+        }
+        let delay = self.rng.range(500, 40_000);
+        self.after(delay, Event::StateArrives { node: id, life, body: body.into() });
+        Ok(())
+    }
+
+    /// The whole state has arrived: store and log begin with it.
+    pub(super) fn state_arrives(
+        &mut self,
+        id: u64,
+        life: u64,
+        body: &Bytes,
+    ) -> Result<(), Violation> {
+        if self.node(id).life != life || self.node(id).live.is_some() {
+            return Ok(());
+        }
+        let (plan, guards) = (self.plan.clone(), self.options.guards);
+        match self.node(id).begin_with(&plan, guards, body) {
+            Ok(()) => {
+                self.report.joined += 1;
+                self.start(id)
+            }
+            Err(down) => self.went_down(id, down),
+        }
+    }
+
+    /// A member learns that it was removed: its tombstone is written, its process ends, and is
+    /// started again by whoever looks after it.
+    pub(super) fn bury(&mut self, id: u64) -> Result<(), Violation> {
+        let node = self.node(id);
+        node.papers.tombstone = true;
+        self.invariants.removed.buried(id);
+        let node = self.node(id);
+        if node.live.is_some() {
+            self.take_down(id, true);
+        } else {
+            self.after(50_000, Event::Restart { node: id });
+        }
+        Ok(())
+    }
+
+    /// The process was told that it is removed.
+    pub(super) fn told_removed(&mut self, id: u64, life: u64) -> Result<(), Violation> {
+        if self.live(id, life).is_none() {
+            return Ok(());
+        }
+        self.bury(id)
+    }
+
+    /// A removed member's process ends as soon as it has begun.
+    pub(super) fn does_not_start(&mut self, id: u64) {
+        self.report.refused_starts += 1;
+        let node = self.node(id);
+        node.refused_starts += 1;
+        if node.refused_starts < ZOMBIE_STARTS {
+            let delay = self.rng.range(5_000, 100_000);
+            self.after(delay, Event::Restart { node: id });
+        }
+    }
+
+    /// A member that has started for the first time says its name, and whoever leads sees to those
+    /// who wait for their vote.
+    pub(super) fn housekeeping(&mut self, id: u64, life: u64) -> Result<(), Violation> {
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        let view = live.store.view();
+        let member = self.node(id).member;
+        let Some(own) = view.members().member(MemberId(member)) else { return Ok(()) };
+        let (unnamed, incarnation) = (own.name.is_empty(), self.node(id).papers.incarnation);
+        if unnamed && self.rng.chance(400) {
+            let request = request_id(self.next_id, NOBODY);
+            self.next_id += 1;
+            let said = PublishMember {
+                member_id: member,
+                name: format!("m{id}"),
+                client_urls: Vec::new(),
+                incarnation: Bytes::copy_from_slice(&incarnation.to_be_bytes()),
+                node_key: Bytes::new(),
+            };
+            let data = command::encode(request, Operation::PublishMember(said));
+            let proposal = Proposal { id: RequestId(request), kind: EntryKind::Normal, data };
+            if let Some(live) = self.live(id, life) {
+                // If it finds no room, another one comes.
+                let _ = live.mail.propose(proposal);
+            }
+            self.wake(id)?;
+        }
+        if let Some(waits) = view.members().waits_for_vote() {
+            self.promote_when_ready(id, life, waits)?;
+        }
+        Ok(())
+    }
+
+    /// After the faults an operator helps who can't hear the leader: a member takes streams from those
+    /// only that it knows, and one that was away may know nobody who has led since. One that it knows
+    /// is told to lead; if there is none, the member has to be replaced.
+    pub(super) fn help_the_stranded(&mut self) -> Result<(), Violation> {
+        self.after(200_000, Event::Help);
+        let Some(leader) = self.leader(0) else { return Ok(()) };
+        let (life, led_by) = (self.node(leader).life, MemberId(self.nodes[place(leader)].member));
+        let stranded = self.counted().find_map(|node| {
+            let view = node.members().filter(|view| view.members().member(led_by).is_none())?;
+            Some((node.id, view))
+        });
+        let Some((id, view)) = stranded else { return Ok(()) };
+        let known = |node: &&Node| {
+            node.id != id
+                && node.live.is_some()
+                && self.votes(node)
+                && view.members().member(MemberId(node.member)).is_some()
+        };
+        let known = self.nodes.iter().find(known).map(|node| node.member);
+        let Some(known) = known else {
+            self.report.stranded += 1;
+            self.take_down(id, true);
+            let node = self.node(id);
+            (node.is_lost, node.is_over) = (true, true);
+            return Ok(());
+        };
+        self.notice(leader, life, Notice::Transfer(Some(known)))
     }
 
     /// At the end, all stores have the same members, and the same removed ones.
     pub(super) fn equal_members(&self) -> Result<(), Violation> {
-        let mut views = self.nodes.iter().filter_map(|node| {
+        let mut views = self.counted().filter_map(|node| {
             let live = node.live.as_ref()?;
             Some((node.id, live.store.view()))
         });
@@ -79,5 +276,48 @@ impl World {
                 Err(Violation::new("equal members", what))
             }
         }
+    }
+
+    /// What a process has applied, once its core knows of it: consensus counts with the table's.
+    pub(super) fn compare_members(&self, id: u64) -> Result<(), Violation> {
+        let Some(live) = &self.nodes[place(id)].live else { return Ok(()) };
+        let driver = live.core.driver();
+        // With a snapshot on its way in, consensus has its members before the store does.
+        let even = driver.positions().0 == live.applier.machine().applied();
+        if !even || live.written.installing {
+            return Ok(());
+        }
+        configurations::counted(id, driver.members(), live.store.view().members())
+    }
+
+    /// The first to apply an entry shows it to the model.
+    pub(super) fn applied_by_the_model(&mut self, entry: &Committed) -> Result<(), Violation> {
+        let model = &mut self.invariants.stores.model;
+        if !model.apply(entry) {
+            return Ok(());
+        }
+        match model.members.last_two() {
+            Some((now, before)) => quorums::meet(&before.members, &now.members),
+            None => Ok(()),
+        }
+    }
+
+    /// A leader's log takes changes of members; those of its own term it proposes.
+    pub(super) fn check_changes(&mut self, id: u64, changes: &[Entry]) -> Result<(), Violation> {
+        let node = &self.nodes[place(id)];
+        let Some(live) = &node.live else { return Ok(()) };
+        let driver = live.core.driver();
+        let (role, _, term) = driver.leadership();
+        if role != Role::Leader {
+            return Ok(());
+        }
+        for change in changes.iter().filter(|change| change.term == term) {
+            let model = &self.invariants.stores.model;
+            let changed = |index| model.state(index).is_none() || model.members.counts(index);
+            let may_count = |index, term| driver.term_at(index) == Some(term) && changed(index);
+            let voters = &driver.members().voters;
+            self.invariants.changes.proposes(node.member, voters, change, may_count)?;
+        }
+        Ok(())
     }
 }

@@ -9,6 +9,10 @@
 //! faults aim (`faults`): at a leader, at who has just acknowledged something, at the middle of a
 //! write or of a snapshot's installation; a member is cut off until the log has gone on without it.
 //!
+//! In half of the histories the members change: operators add, promote, move and remove them, at any
+//! member, several at once, by what production judges and makes of it; new machines join with the whole
+//! state of a member; removed ones are started again and again; some machines forget what they were.
+//!
 //! After every step the invariants are checked (one file each in [`invariants`]): those of Raft;
 //! that every outcome, every read and every store is what a plain [`model`] of the committed
 //! requests says; that each watch is told all of it once and in order. Then the faults end, and the
@@ -23,6 +27,7 @@
 //! assertions (see `node_consensus::Guards`), so that no release build of any program can hold
 //! one; the tests that use them run in the dev profile.
 
+mod amnesia;
 mod clients;
 mod faults;
 pub mod invariants;
@@ -31,6 +36,7 @@ mod members;
 pub mod model;
 mod network;
 mod node;
+mod operators;
 mod plan;
 mod ports;
 mod requests;

@@ -1,6 +1,6 @@
 //! One simulated machine: its disk, and the member that runs on it while it is up.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::error::Error;
 use std::mem;
 use std::path::{Path, PathBuf};
@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use muster_node::apply::Machine;
 use muster_node::disk::simulated::SimulatedDisk;
-use muster_node::disk::{Backend, Open};
+use muster_node::disk::{Backend, DiskFile, Open};
 use muster_node::driver::{
     Applier, ApplyJob, CheckpointPolicy, Core, Driver, DriverOptions, LogJob, LogWriter, Mail,
     Metrics, Notice, Snapshots, Turn, TurnError, gather, recover,
 };
+use muster_node::identity::{MemberId, Past};
 use muster_node::log::{Identity, Log, LogOptions, Reader};
 use muster_node::machine::{RequestId, StateMachine as _};
 use muster_node::mvcc::watch::{WatchHub, WatchOptions};
@@ -21,7 +22,8 @@ use node_consensus::{Config, Guards};
 
 use super::Violation;
 use super::clients::is_of;
-use super::members::first_members;
+use super::members::{first_incarnation, first_members, url};
+use super::operators::{Asked, Changing};
 use super::plan::Plan;
 use super::ports::{CorePorts, MachinePorts, Memory, Sent, Told, Written};
 use super::rng::Rng;
@@ -68,10 +70,53 @@ pub(super) struct Live {
     pub bodies: Memory,
     /// The next body to be sent is gone.
     pub loses_body: bool,
-    /// Streams that stand: to which peer, and to which of its processes.
-    pub connected: BTreeMap<u64, u64>,
-    /// Snapshots that have arrived: from whom, and from which of its processes.
+    /// Streams that stand, by peer.
+    pub connected: BTreeMap<u64, Link>,
+    /// Peers that will never take this process' member for what it is.
+    pub disowned_by: BTreeSet<u64>,
+    /// The change of members that it has under way as leader, and those that wait for it.
+    pub changing: Option<Changing>,
+    pub changes: VecDeque<Asked>,
+    /// Snapshots that have arrived: from which machine, and which of its processes.
     pub transfers: BTreeMap<PathBuf, (u64, u64)>,
+}
+
+/// A stream to a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Link {
+    pub machine: u64,
+    pub life: u64,
+    /// Since when it stands.
+    pub since: u64,
+}
+
+/// The small files of a data directory: each is replaced whole, and durable before anybody hears of it.
+#[derive(Clone, Debug)]
+pub(super) struct Papers {
+    pub incarnation: u128,
+    /// Starts so far.
+    pub boots: u64,
+    /// A log was begun.
+    pub had_log: bool,
+    pub tombstone: bool,
+    /// What is remembered of each member: incarnation, starts, and the process that showed them.
+    pub marks: BTreeMap<u64, Mark>,
+}
+
+/// What a member knows of another one's past.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mark {
+    pub incarnation: u128,
+    pub boots: u64,
+    /// Known until the process that was shown it ends.
+    pub run: Option<(u64, u64)>,
+}
+
+impl Papers {
+    pub(super) fn new(incarnation: u128) -> Self {
+        let marks = BTreeMap::new();
+        Self { incarnation, boots: 0, had_log: false, tombstone: false, marks }
+    }
 }
 
 /// What a disk writes whole or not at all.
@@ -80,7 +125,20 @@ const SECTOR_BYTES: usize = 512;
 /// A machine.
 pub(super) struct Node {
     pub id: u64,
+    /// Which member it is; 0 before it knows.
+    pub member: u64,
+    /// Where its peers find it.
+    pub url: String,
     pub disk: SimulatedDisk,
+    pub papers: Papers,
+    /// It has forgotten what its member has promised: nobody will take it for that again.
+    pub is_lost: bool,
+    /// Its process has ended for good, as one that its peers refuse.
+    pub is_over: bool,
+    /// Times that it was started and ended at once.
+    pub refused_starts: u64,
+    /// An earlier moment of its disk.
+    pub image: Option<(SimulatedDisk, Papers)>,
     pub live: Option<Live>,
     /// Counts processes, so that what was meant for an earlier one is dropped.
     pub life: u64,
@@ -101,7 +159,7 @@ pub(super) enum Down {
 }
 
 /// The store's options: small bounds, so that a short history reaches them.
-fn store_options(plan: &Plan) -> StoreOptions {
+fn store_options(plan: &Plan, guards: Guards) -> StoreOptions {
     StoreOptions {
         cache_bytes: 256 * 1024,
         compaction: Compaction::Background,
@@ -113,7 +171,8 @@ fn store_options(plan: &Plan) -> StoreOptions {
             records_per_piece: 3,
             bytes_per_piece: WatchOptions::default().bytes_per_piece,
         },
-        members: first_members(plan.members),
+        members: first_members(plan),
+        guards,
     }
 }
 
@@ -138,10 +197,121 @@ fn driver_options(plan: &Plan, mut config: Config) -> (Config, DriverOptions) {
     (config, options)
 }
 
+fn log_options(guards: Guards) -> LogOptions {
+    LogOptions {
+        segment_bytes: SEGMENT_BYTES,
+        spare_segments: 1,
+        fill_bytes: 32 * 1024,
+        max_record_bytes: 32 * 1024,
+        guards,
+    }
+}
+
 impl Node {
-    pub(super) fn new(id: u64, seed: u64, tick: u64) -> Self {
+    /// The machine of a founding member, or of one that is yet to join: 0.
+    pub(super) fn new(id: u64, member: u64, seed: u64, tick: u64) -> Self {
         let disk = SimulatedDisk::new(seed);
-        Self { id, disk, live: None, life: 0, paused_until: 0, tick }
+        Self {
+            id,
+            member,
+            url: url(id, 0),
+            disk,
+            papers: Papers::new(first_incarnation(id)),
+            is_lost: false,
+            is_over: false,
+            refused_starts: 0,
+            image: None,
+            live: None,
+            life: 0,
+            paused_until: 0,
+            tick,
+        }
+    }
+
+    /// Whether it is one of those that the cluster began with.
+    pub(super) fn is_founder(&self, plan: &Plan) -> bool {
+        self.id <= plan.members
+    }
+
+    /// Whether this is an address of this machine.
+    pub(super) fn owns(&self, url: &str) -> bool {
+        url.starts_with(&format!("http://m{}-", self.id))
+    }
+
+    /// The members, as it has them, while it runs.
+    pub(super) fn members(&self) -> Option<Arc<View>> {
+        self.live.as_ref().map(|live| live.store.view())
+    }
+
+    /// The member that it knows to be reached there.
+    pub(super) fn member_at(&self, url: &str) -> Option<MemberId> {
+        let view = self.members()?;
+        let mut members = view.members().members();
+        members.find(|member| member.peer_urls.iter().any(|at| at == url)).map(|member| member.id)
+    }
+
+    /// What its disk says of its past.
+    pub(super) fn past(&self) -> Past {
+        let exists = Log::exists(&self.disk.shared(), Path::new(MEMBER_DIR));
+        Past {
+            has_tombstone: self.papers.tombstone,
+            has_log: exists.unwrap_or(self.papers.had_log),
+            had_log: self.papers.had_log,
+        }
+    }
+
+    /// It has found out who it is, and asks for the whole state.
+    pub(super) fn begin_joining(&mut self, member: u64) -> u64 {
+        self.member = member;
+        self.papers.boots += 1;
+        self.life += 1;
+        self.life
+    }
+
+    /// The whole state, as another member has it, is what this one begins with.
+    pub(super) fn begin_with(
+        &mut self,
+        plan: &Plan,
+        guards: Guards,
+        body: &[u8],
+    ) -> Result<(), Down> {
+        let begun = self.try_begin_with(plan, guards, body);
+        begun.map_err(|error| self.down(&*error))?;
+        self.papers.had_log = true;
+        Ok(())
+    }
+
+    fn try_begin_with(
+        &self,
+        plan: &Plan,
+        guards: Guards,
+        mut body: &[u8],
+    ) -> Result<(), Box<dyn Error>> {
+        let file = self.new_store()?;
+        let options = StoreOptions { members: Vec::new(), ..store_options(plan, guards) };
+        let mut machine = Machine::open(Backend::new(file)?, options)?;
+        let at = machine.install_snapshot(&mut body)?;
+        let dir = Path::new(MEMBER_DIR);
+        let (disk, identity) = (self.disk.shared(), self.identity());
+        Ok(Log::create_after(at, &disk, dir, &identity, &log_options(guards))?)
+    }
+
+    fn identity(&self) -> Identity {
+        Identity { cluster: 1, member: self.member, incarnation: self.papers.incarnation }
+    }
+
+    /// A file for a store where there is none, or one that was never finished.
+    fn new_store(&self) -> Result<Box<dyn DiskFile>, Box<dyn Error>> {
+        let (disk, dir) = (self.disk.shared(), Path::new(MEMBER_DIR));
+        disk.create_dir(dir)?;
+        disk.sync_dir(Path::new("/"))?;
+        let path = dir.join("db");
+        if disk.exists(&path)? {
+            disk.remove(&path)?;
+        }
+        let file = disk.open(&path, Open::New)?;
+        disk.sync_dir(dir)?;
+        Ok(file)
     }
 
     pub(super) fn down(&self, error: &dyn std::error::Error) -> Down {
@@ -160,11 +330,15 @@ impl Node {
         Down::Broken(text)
     }
 
-    /// Starts the process: from nothing the first time, else from what the disk holds.
+    /// Starts the process: from nothing the first time, else from what the disk holds. There is none
+    /// if its member was removed.
     pub(super) fn boot(&mut self, plan: &Plan, seed: u64, guards: Guards) -> Result<(), Down> {
         self.life += 1;
+        self.papers.boots += 1;
+        self.papers.marks.values_mut().for_each(|mark| mark.run = None);
         let live = self.try_boot(plan, seed, guards).map_err(|error| self.down(&*error))?;
-        self.live = Some(live);
+        self.papers.had_log = true;
+        self.live = live;
         Ok(())
     }
 
@@ -173,33 +347,28 @@ impl Node {
         plan: &Plan,
         seed: u64,
         guards: Guards,
-    ) -> Result<Live, Box<dyn std::error::Error>> {
+    ) -> Result<Option<Live>, Box<dyn Error>> {
         let disk = self.disk.shared();
         let dir = Path::new(MEMBER_DIR);
-        let options = LogOptions {
-            segment_bytes: SEGMENT_BYTES,
-            spare_segments: 1,
-            fill_bytes: 32 * 1024,
-            max_record_bytes: 32 * 1024,
-            guards,
-        };
-        disk.create_dir(dir)?;
-        disk.sync_dir(Path::new("/"))?;
-        let file = disk.open(&dir.join("db"), Open::ExistingOrNew)?;
-        disk.sync_dir(dir)?;
-        let mut machine = Machine::open(Backend::new(file)?, store_options(plan))?;
+        let options = log_options(guards);
+        let is_new = !Log::exists(&disk, dir)?;
+        let file =
+            if is_new { self.new_store()? } else { disk.open(&dir.join("db"), Open::Existing)? };
+        let mut machine = Machine::open(Backend::new(file)?, store_options(plan, guards))?;
         let own = self.id;
         machine.answer_only(move |RequestId(request)| is_of(request, own));
-        let is_new = !Log::exists(&disk, dir)?;
         if is_new {
-            let incarnation = u128::from(self.id) << 64 | 0xfeed;
-            let identity = Identity { cluster: 1, member: self.id, incarnation };
-            Log::create(&disk, dir, &identity, &options)?;
+            Log::create(&disk, dir, &self.identity(), &options)?;
+        }
+        if machine.store().view().members().was_removed(MemberId(self.member)) {
+            return Ok(None);
         }
         let (mut log, recovered) = Log::open(&disk, dir, &options)?;
         let initial = recover(&mut log, machine.applied(), machine.members())?;
-        let (config, mut driver_options) =
-            driver_options(plan, Config { guards, ..Config::new(self.id, recovered.boot, seed) });
+        let (config, mut driver_options) = driver_options(
+            plan,
+            Config { guards, ..Config::new(self.member, recovered.boot, seed) },
+        );
         driver_options.campaign_when_connected = is_new && own == 1;
         let driver = Driver::new(&config, driver_options, &initial)?;
         let metrics = Arc::<Metrics>::default();
@@ -211,7 +380,7 @@ impl Node {
         if faults.chance(plan.lost_bodies) {
             bodies.fail_once();
         }
-        Ok(Live {
+        Ok(Some(Live {
             core: Core::new(driver, Arc::clone(&metrics)),
             mail: Mail::new(plan.mail),
             tick_is_due: false,
@@ -228,6 +397,9 @@ impl Node {
             bodies,
             loses_body: faults.chance(plan.lost_bodies),
             connected: BTreeMap::new(),
+            disowned_by: BTreeSet::new(),
+            changing: None,
+            changes: VecDeque::new(),
             transfers: BTreeMap::new(),
             writer: LogWriter::new(log, Arc::clone(&metrics)),
             applier: Applier::new(machine, policy, metrics),
@@ -236,7 +408,7 @@ impl Node {
             log_group: None,
             apply_jobs: VecDeque::new(),
             turn: None,
-        })
+        }))
     }
 
     /// Whether its process is in the middle of taking over a snapshot.

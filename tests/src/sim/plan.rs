@@ -42,8 +42,20 @@ pub(super) struct Plan {
     pub keys: u64,
     /// Entries between checkpoints.
     pub checkpoint_entries: u64,
-    /// Mean virtual microseconds between changes of the members; 0 for none.
-    pub membership_every: u64,
+    /// How many operators change the members; 0: they stay who they are.
+    pub operators: usize,
+    /// How operators' changes are judged.
+    pub strict: bool,
+    pub max_learners: u64,
+    /// How long a member must have been connected to count as healthy, virtual microseconds.
+    pub healthy_after: u64,
+    /// Entries that a learner may have to fetch when it is promoted.
+    pub in_sync_entries: u64,
+    /// Members are bound to their incarnations, as those of a cluster from a document.
+    pub bound: bool,
+    /// Mean virtual microseconds between machines that lose their disk, that an old image of theirs
+    /// is put back on, or that a copy is started beside.
+    pub amnesia_every: u64,
     /// Entries that the log keeps behind a checkpoint.
     pub catch_up_entries: u64,
     /// Bytes of uncommitted proposals that a leader takes; 0 for as many as in production.
@@ -70,7 +82,14 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn new(rng: &mut Rng, members: Option<u64>) -> Self {
-        let members = members.unwrap_or_else(|| [3, 3, 3, 3, 5, 5, 1][rng.pick(7)]);
+        let churns = rng.chance(500);
+        let members = members.unwrap_or_else(|| {
+            if churns {
+                [1, 1, 2, 3, 3, 3, 5][rng.pick(7)]
+            } else {
+                [3, 3, 3, 3, 5, 5, 1][rng.pick(7)]
+            }
+        });
         let mut some = |chance, low, high| {
             let drawn = rng.range(low, high);
             if rng.chance(chance) { drawn } else { 0 }
@@ -120,7 +139,13 @@ impl Plan {
             watch_bytes: usize::try_from(some(1000, 1_000, 30_000)).expect("small"),
             uncommitted_bytes: some(300, 5_000, 9_000),
             disk_fault_every: some(400, 150_000, 800_000),
-            membership_every: some(400, 50_000, 400_000),
+            operators: if churns { usize::try_from(some(1000, 1, 4)).expect("few") } else { 0 },
+            strict: some(850, 1, 2) == 1,
+            max_learners: some(1000, 1, 4),
+            healthy_after: some(1000, 20_000, 120_000),
+            in_sync_entries: some(1000, 2, 40),
+            bound: some(500, 1, 2) == 1,
+            amnesia_every: if churns { some(600, 200_000, 900_000) } else { 0 },
         }
     }
 

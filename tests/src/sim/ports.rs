@@ -17,8 +17,9 @@ use muster_node::driver::{
 use muster_node::log::Batch;
 use muster_node::machine::RequestId;
 use muster_node::mvcc::View;
-use node_consensus::{Fetch, StepError};
+use node_consensus::{Entry, EntryKind, Fetch, StepError};
 
+use super::node::Link;
 use super::plan::Plan;
 use super::rng::Rng;
 
@@ -107,14 +108,16 @@ impl Written {
 /// What a round of the core leaves to be done.
 #[derive(Default)]
 pub(super) struct Sent {
-    /// Messages, and the life of the process at the other end of the stream that took them.
-    pub messages: Vec<(Message, Option<u64>)>,
+    /// Messages, and the stream that took them.
+    pub messages: Vec<(Message, Option<Link>)>,
     pub snapshots: Vec<(Message, Bytes)>,
     pub fetches: Vec<Fetch>,
     pub discarded: Vec<PathBuf>,
     pub refused: Vec<RequestId>,
     pub reads: Vec<ReadToken>,
     pub refused_reads: Vec<ReadToken>,
+    /// Changes of members that go into the log.
+    pub changes: Vec<Entry>,
     /// A step of a snapshot's installation begins.
     pub installs: bool,
     /// Queues that were full, and bodies that were gone.
@@ -133,7 +136,7 @@ pub(super) struct CorePorts<'a> {
     pub written: &'a mut Written,
     pub snapshots: &'a Snapshots<Memory>,
     pub loses_body: &'a mut bool,
-    pub connected: &'a BTreeMap<u64, u64>,
+    pub connected: &'a BTreeMap<u64, Link>,
     pub fetching: &'a mut usize,
     pub sent: Sent,
 }
@@ -164,6 +167,8 @@ impl Outlets for CorePorts<'_> {
         if let LogJob::Write(_, batch) = &job {
             self.sent.installs |= batch.installing.is_some() || batch.snapshot.is_some();
             self.written.note(batch);
+            let changes = batch.entries.iter().filter(|entry| entry.kind == EntryKind::ConfChange);
+            self.sent.changes.extend(changes.cloned());
         }
         self.log_jobs.push_back(job);
     }

@@ -10,7 +10,6 @@ use super::Violation;
 use super::clients::{CLIENT_TIMEOUT, Draw, Kind, NOBODY, Operating, is_of, request_id};
 use super::invariants::linearizable::Answered;
 use super::invariants::store::header_revision;
-use super::members::has_changed_members;
 use super::world::{Event, World};
 
 impl World {
@@ -19,7 +18,7 @@ impl World {
             return Ok(());
         }
         let leader = if self.rng.chance(400) { self.leader(0) } else { None };
-        let node = leader.unwrap_or_else(|| self.any_member());
+        let node = leader.unwrap_or_else(|| self.any_voter());
         if self.node(node).live.is_none() {
             self.next_operation(client);
             return Ok(());
@@ -57,8 +56,7 @@ impl World {
         };
         if asked.is_err() {
             self.report.full_queues += 1;
-            self.was_refused(node, id);
-            return Ok(());
+            return self.was_refused(node, id);
         }
         self.wake(node)
     }
@@ -101,10 +99,14 @@ impl World {
     }
 
     /// A member says that a proposal will never have an effect.
-    pub(super) fn was_refused(&mut self, node: u64, id: u64) {
+    pub(super) fn was_refused(&mut self, node: u64, id: u64) -> Result<(), Violation> {
         self.refused.push(id);
+        if self.change_requests.contains(&id) {
+            return self.change_done(node, id, None);
+        }
         self.report.refused += 1;
         self.ended(node, id);
+        Ok(())
     }
 
     pub(super) fn ended(&mut self, node: u64, id: u64) {
@@ -121,8 +123,15 @@ impl World {
         id: u64,
         outcome: &Outcome,
     ) -> Result<(), Violation> {
+        if self.change_requests.contains(&id) {
+            self.report.membership_changes += u64::from(outcome.is_ok());
+            return if is_of(id, node) {
+                self.change_done(node, id, Some(outcome))
+            } else {
+                Ok(())
+            };
+        }
         if is_of(id, NOBODY) {
-            self.report.membership_changes += u64::from(has_changed_members(outcome));
             return Ok(());
         }
         let revision = header_revision(outcome);

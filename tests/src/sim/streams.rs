@@ -133,7 +133,7 @@ impl World {
     }
 
     fn connect(&mut self, number: usize) {
-        let node = self.any_member();
+        let node = self.any_voter();
         let Some(live) = self.node(node).live.as_ref() else { return };
         let mut subscriber = live.watches.subscribe();
         let stream = &mut self.streams[number];

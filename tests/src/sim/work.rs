@@ -1,16 +1,19 @@
 //! What members do: something comes in, their core takes it in a round, and what follows goes out.
 //! What is decided in it is production's ([`muster_node::driver`]); here is only when.
 
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
 use muster_node::driver::{Message, Notice, run_fetch};
+use muster_node::identity::MemberId;
 use muster_node::machine::RequestId;
 use muster_node::mvcc::CompactionProgress;
-use node_consensus::Fetch;
+use node_consensus::{Fetch, Members};
 
 use super::Violation;
 use super::invariants::log_matching::hash;
 use super::links::Transfer;
-use super::node::Live;
+use super::node::{Link, Live};
 use super::ports::{Sent, Told};
 use super::world::{Event, World, place};
 
@@ -84,8 +87,12 @@ impl World {
                     live.mail.notice(notice);
                 }
                 self.begin_group(id, life);
+                let member = self.node(id).member;
                 for batch in written {
                     self.invariants.logs.observe(id, &batch.entries, None)?;
+                    let last = batch.entries.last().map(|entry| entry.index);
+                    let last = last.max(batch.snapshot.map(|at| at.index));
+                    self.invariants.counts.durable(member, last.unwrap_or(0));
                 }
                 self.wake(id)
             }
@@ -131,7 +138,7 @@ impl World {
         let down = result.err().map(|error| self.node(id).down(&*error));
         for entry in &entries {
             self.invariants.machines.observe(id, entry)?;
-            self.invariants.stores.model.apply(entry);
+            self.applied_by_the_model(entry)?;
         }
         match down {
             None => self.applied(id, life, told),
@@ -142,6 +149,14 @@ impl World {
     fn applied(&mut self, id: u64, life: u64, told: Told) -> Result<(), Violation> {
         for (RequestId(request), outcome) in &told.outcomes {
             self.outcome(id, *request, outcome)?;
+        }
+        self.note_members(id)?;
+        let removed = self.nodes[place(id)]
+            .members()
+            .is_some_and(|view| view.members().was_removed(MemberId(self.nodes[place(id)].member)));
+        if removed {
+            let delay = self.rng.range(100, 10_000);
+            self.after(delay, Event::Bury { node: id, life });
         }
         self.wake_hub(id);
         for body in &told.installed {
@@ -246,6 +261,7 @@ impl World {
     /// Rounds of a member's core until nothing is left for it, then the invariants.
     pub(super) fn rounds(&mut self, id: u64) -> Result<(), Violation> {
         let (life, bound) = (self.node(id).life, self.plan.queued_jobs);
+        let before = self.live(id, life).map(|live| Arc::clone(live.core.driver().members()));
         loop {
             let Self { nodes, rng, plan, calm, .. } = self;
             let Some(live) = nodes[place(id)].live.as_mut() else { return Ok(()) };
@@ -268,7 +284,15 @@ impl World {
         invariants.elections.observe(id, &status)?;
         invariants.monotone.observe(id, life, &status)?;
         let term_at = |index| driver.term_at(index);
-        invariants.leaders.observe(id, &status, &invariants.machines, term_at)
+        invariants.leaders.observe(id, &status, &invariants.machines, term_at)?;
+        let member = self.nodes[place(id)].member;
+        let configurations = [before.as_deref(), Some(&**driver.members())];
+        let configurations: Vec<&Members> = configurations.into_iter().flatten().collect();
+        invariants.counts.observe(member, &status, &configurations, &invariants.elections)?;
+        let model = &invariants.stores.model.members;
+        invariants.removed.observe(member, &status, driver.members(), model)?;
+        invariants.changes.knows(member, status.commit);
+        self.compare_members(id)
     }
 
     fn carry_out(&mut self, id: u64, life: u64, sent: Sent) -> Result<(), Violation> {
@@ -276,17 +300,18 @@ impl World {
         self.report.full_queues += sent.full;
         self.report.lost_bodies += sent.bodiless;
         for (message, stream) in &sent.messages {
-            if message.from != id {
+            if message.from != self.nodes[place(id)].member {
                 let what = format!("{id} sends {message:?}");
                 return Err(Violation::new("a member speaks for itself", what));
             }
-            self.invariants.sent(message)?;
-            let Some(life) = *stream else { continue };
-            self.send(message, life);
+            let Some(link) = *stream else { continue };
+            self.invariants.sent(id, message)?;
+            self.send(id, message, link);
         }
         for (message, body) in sent.snapshots {
             self.send_snapshot(id, life, &message, body);
         }
+        self.check_changes(id, &sent.changes)?;
         self.begin_group(id, life);
         for fetch in sent.fetches {
             let delay = self.rng.range(50, 5_000);
@@ -297,7 +322,7 @@ impl World {
             self.transfer_ended(id, body, false);
         }
         for RequestId(request) in sent.refused {
-            self.was_refused(id, request);
+            self.was_refused(id, request)?;
         }
         for token in sent.refused_reads {
             self.ended(id, token);
@@ -309,8 +334,8 @@ impl World {
     }
 
     /// A message leaves on a stream to that process of the peer's.
-    fn send(&mut self, message: &Message, life: u64) {
-        let (from, to) = (message.from, message.to);
+    fn send(&mut self, from: u64, message: &Message, link: Link) {
+        let (to, life) = (link.machine, link.life);
         let mut bytes = BytesMut::new();
         message.encode(&mut bytes);
         let bytes = bytes.freeze();

@@ -1,11 +1,13 @@
 //! The event loop: one queue of virtual time, one step at a time, faults and their end. What members
 //! do is in `work`, what clients do in `requests`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use muster_node::driver::Notice;
+use muster_node::identity::{NoStart, Start};
 use muster_node::machine::StateMachine as _;
+use muster_node::membership::{MemberChange, MemberTable};
 use node_consensus::Fetch;
 
 use super::clients::{Client, Draw};
@@ -13,15 +15,17 @@ use super::faults::Trouble;
 use super::invariants::Invariants;
 use super::invariants::progress::stuck;
 use super::links::Transfer;
+use super::members::first_members;
 use super::network::Network;
 use super::node::{Node, broken};
+use super::operators::{Asked, Operator};
 use super::plan::Plan;
 use super::rng::Rng;
 use super::streams::{STREAMS, Stream};
 use super::{Options, Violation};
 
 /// Virtual microseconds of one tick.
-const TICK: u64 = 10_000;
+pub(super) const TICK: u64 = 10_000;
 /// After the faults, this long may pass until all is well.
 const CALM: u64 = 20_000_000;
 /// With one leader for so long, nothing is left to be settled.
@@ -50,6 +54,14 @@ pub(super) enum Event {
     CutWrite { node: u64, life: u64 },
     SpaceBack { node: u64 },
     Restart { node: u64 },
+    StateArrives { node: u64, life: u64, body: Bytes },
+    Bury { node: u64, life: u64 },
+    Help,
+    Operator { operator: usize },
+    OperatorTimeout { operator: usize, number: u64 },
+    Answered { operator: usize, number: u64 },
+    Ask { node: u64, life: u64, asked: Asked },
+    ChangeEnds { node: u64, life: u64, request: u64 },
 }
 
 /// What a history that held had in it.
@@ -77,6 +89,19 @@ pub struct Report {
     pub snapshots: u64,
     /// Changes of the members, each counted by every member that applied it.
     pub membership_changes: u64,
+    /// Changes that whoever was asked refused.
+    pub changes_refused: u64,
+    /// Leaders that handed over because they were to be removed.
+    pub handed_over: u64,
+    /// New members that began with the whole state.
+    pub joined: u64,
+    /// Starts of removed members, which ended at once.
+    pub refused_starts: u64,
+    /// Machines that forgot what they were, and processes that peers disowned for it.
+    pub amnesia: u64,
+    pub disowned: u64,
+    /// Members that knew nobody any more who is still one.
+    pub stranded: u64,
     /// Processes that ended while they took over a snapshot.
     pub interrupted_installs: u64,
     /// Logs that were found with a torn end.
@@ -116,6 +141,12 @@ pub(super) struct World {
     pub(super) network: Network,
     pub(super) clients: Vec<Client>,
     pub(super) streams: Vec<Stream>,
+    pub(super) operators: Vec<Operator>,
+    /// The members as the most advanced store has them, and which entry that has applied.
+    pub(super) latest: (u64, MemberTable),
+    /// Requests that change the members, and what was ever proposed.
+    pub(super) change_requests: BTreeSet<u64>,
+    pub(super) proposed: Vec<(Option<u64>, MemberChange)>,
     pub(super) invariants: Invariants,
     pub(super) next_id: u64,
     pub(super) bodies: u64,
@@ -137,11 +168,15 @@ impl World {
             .map(|id| {
                 let drift = if plan.drift > 0 { rng.range(0, plan.drift) } else { 0 };
                 let tick = TICK * (1000 + drift) / (1000 + plan.drift / 2);
-                Node::new(id, rng.next(), tick)
+                Node::new(id, id, rng.next(), tick)
             })
             .collect();
         let clients = (0..plan.clients).map(|_| Client::default()).collect();
         let leaders = vec![(0, 0); nodes.len()];
+        let operators = (0..plan.operators).map(|_| Operator::default()).collect();
+        let latest = (0, MemberTable::new(first_members(&plan)));
+        let mut invariants = Invariants::default();
+        invariants.stores.model.members.begin(&first_members(&plan));
         let mut draw = Draw { rng: &mut rng, keys: plan.keys, known: 1 };
         let streams = (0..STREAMS).map(|_| Stream::new(&mut draw)).collect();
         Self {
@@ -156,7 +191,11 @@ impl World {
             network: Network::default(),
             clients,
             streams,
-            invariants: Invariants::default(),
+            operators,
+            latest,
+            change_requests: BTreeSet::new(),
+            proposed: Vec::new(),
+            invariants,
             next_id: 1,
             bodies: 0,
             refused: Vec::new(),
@@ -180,11 +219,16 @@ impl World {
             let after = self.rng.range(1, 100_000);
             self.after(after, Event::Stream { stream });
         }
+        for operator in 0..self.operators.len() {
+            let after = self.rng.range(1, 300_000);
+            self.after(after, Event::Operator { operator });
+        }
         self.begin_faults();
         while self.now < self.options.duration {
             self.step()?;
         }
         self.end_faults()?;
+        self.help_the_stranded()?;
         let deadline = self.now + CALM;
         while !self.is_settled() {
             if self.now > deadline {
@@ -239,6 +283,23 @@ impl World {
             }
             Event::Stream { stream } => self.stream(stream),
             Event::Restart { node } => self.start(node),
+            Event::StateArrives { node, life, body } => self.state_arrives(node, life, &body),
+            Event::Bury { node, life } => self.told_removed(node, life),
+            Event::Help => self.help_the_stranded(),
+            Event::Operator { operator } => self.operate(operator),
+            Event::OperatorTimeout { operator, number } => {
+                self.operator_goes_on(operator, number);
+                Ok(())
+            }
+            Event::Answered { operator, number } => {
+                self.answered(operator, number);
+                Ok(())
+            }
+            Event::Ask { node, life, asked } => self.lead(node, life, asked),
+            Event::ChangeEnds { node, life, request } => {
+                let same = self.node(node).life == life;
+                if same { self.change_done(node, request, None) } else { Ok(()) }
+            }
             Event::Trouble(trouble) => self.trouble(trouble),
             Event::SpaceBack { node } => {
                 self.node(node).disk.leave_free(u64::MAX);
@@ -255,21 +316,50 @@ impl World {
         }
     }
 
-    pub(super) fn any_member(&mut self) -> u64 {
-        self.rng.range(1, self.plan.members + 1)
+    pub(super) fn any_machine(&mut self) -> u64 {
+        self.rng.range(1, self.nodes.len() as u64 + 1)
+    }
+
+    /// Somebody who serves clients: a machine whose member votes, as far as is known.
+    pub(super) fn any_voter(&mut self) -> u64 {
+        let voters: Vec<u64> =
+            self.nodes.iter().filter(|node| self.votes(node)).map(|node| node.id).collect();
+        if voters.is_empty() { self.any_machine() } else { voters[self.rng.pick(voters.len())] }
     }
 
     pub(super) fn start(&mut self, id: u64) -> Result<(), Violation> {
-        if self.node(id).live.is_some() {
+        let node = &self.nodes[place(id)];
+        if node.live.is_some() || node.is_over {
             return Ok(());
         }
         let (plan, guards) = (self.plan.clone(), self.options.guards);
+        match node.past().start(guards) {
+            Err(NoStart::Removed) => {
+                self.does_not_start(id);
+                return Ok(());
+            }
+            Err(NoStart::LogGone) => return Err(broken(id, "its log is gone")),
+            // Tests only: a tombstone was no hindrance.
+            Ok(Start::First) if node.papers.tombstone => {}
+            Ok(Start::First) if !node.is_founder(&plan) => return self.join(id),
+            Ok(Start::First | Start::Again) => {}
+        }
+        let node = &self.nodes[place(id)];
+        self.invariants.removed.starts(id, node.member, node.papers.incarnation)?;
         let seed = self.seed ^ (id << 32);
         let node = self.node(id);
         let life = node.life + 1;
         if let Err(down) = node.boot(&plan, seed ^ life, guards) {
             return self.went_down(id, down);
         }
+        let node = &self.nodes[place(id)];
+        if node.live.is_none() {
+            // Its process died between its removal and its tombstone.
+            return self.bury(id);
+        }
+        let last = node.live.as_ref().map_or(0, |live| live.written.last);
+        self.invariants.counts.durable(node.member, last);
+        self.note_members(id)?;
         let (life, torn) = (self.node(id).life, self.node(id).was_torn());
         self.report.torn += u64::from(torn);
         let delay = self.rng.range(1, TICK);
@@ -283,16 +373,19 @@ impl World {
 
     /// All is well, and has been for a while.
     pub(super) fn is_steady(&self) -> bool {
-        let first = self.leaders[0];
-        let agreed = first.0 != 0 && self.leaders.iter().all(|leader| *leader == first);
+        let mut seats = self.counted().map(|node| self.leaders[place(node.id)]);
+        let first = seats.next().unwrap_or_default();
+        let agreed = first.0 != 0 && seats.all(|leader| leader == first);
         self.calm && agreed && self.now - self.led_since > STEADY
     }
 
     /// Whether what a client asks of `node` now has to be answered. A follower passes a proposal
     /// on, and isn't told if the leader can't take it.
     pub(super) fn must_end(&self, node: u64, is_write: bool) -> bool {
-        let taken = self.plan.takes_all_that_is_passed_on() || self.leaders[0].0 == node;
-        self.is_steady() && (taken || !is_write)
+        let asked = &self.nodes[place(node)];
+        let leads = self.leaders[place(node)].0 == asked.member;
+        let taken = self.plan.takes_all_that_is_passed_on() || leads;
+        self.votes(asked) && self.is_steady() && (taken || !is_write)
     }
 
     /// After the faults a client goes on until it has been served.
@@ -305,7 +398,7 @@ impl World {
     pub(super) fn is_settled(&self) -> bool {
         let idle = (0..self.clients.len())
             .all(|client| self.clients[client].operating.is_none() && self.is_content(client));
-        let mut positions = self.nodes.iter().map(|node| {
+        let mut positions = self.counted().map(|node| {
             let live = node.live.as_ref()?;
             let status = live.core.driver().status();
             let applied = live.applier.machine().applied();
@@ -322,6 +415,7 @@ impl World {
         together
             && positions.all(|position| position == first)
             && self.streams.iter().all(|stream| stream.watch.is_done(model))
+            && self.nobody_waits_for_a_vote()
     }
 
     pub(super) fn describe(&self) -> String {
@@ -332,7 +426,8 @@ impl World {
         }
         for node in &self.nodes {
             let status = node.live.as_ref().map(|live| live.core.driver().status());
-            text = format!("{text}; {}: {status:?}", node.id);
+            let (member, lost) = (node.member, node.is_lost);
+            text = format!("{text}; {} is {member} (lost: {lost}): {status:?}", node.id);
         }
         text
     }
@@ -345,10 +440,12 @@ impl World {
 
     pub(super) fn finish(mut self) -> Result<Report, Violation> {
         let mut hashes = Vec::new();
-        for id in 1..=self.plan.members {
-            self.check_store(id, true)?;
+        for id in 1..=self.nodes.len() as u64 {
+            if self.counts(&self.nodes[place(id)]) {
+                self.check_store(id, true)?;
+            }
         }
-        for node in &self.nodes {
+        for node in self.counted() {
             let Some(live) = &node.live else { continue };
             let view = live.store.view();
             let hash = live

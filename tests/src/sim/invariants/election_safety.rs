@@ -34,6 +34,11 @@ impl ElectionSafety {
         self.leaders.len() as u64
     }
 
+    /// Whom a member has voted for.
+    pub fn voted(&self, member: u64, term: u64) -> Option<u64> {
+        self.votes.get(&(member, term)).copied()
+    }
+
     /// A vote has left a member.
     pub fn sent(&mut self, message: &Message) -> Result<(), Violation> {
         let candidate = match message.kind {

@@ -1,5 +1,7 @@
 //! What must hold after every step, one file each.
 
+pub mod changes;
+pub mod configurations;
 pub mod durable_acks;
 pub mod election_safety;
 pub mod leader_completeness;
@@ -7,6 +9,9 @@ pub mod linearizable;
 pub mod log_matching;
 pub mod monotone;
 pub mod progress;
+pub mod quorum_counts;
+pub mod quorums;
+pub mod removed;
 pub mod state_machine;
 pub mod store;
 pub mod watch;
@@ -32,14 +37,20 @@ pub struct Invariants {
     pub clients: linearizable::Linearizable,
     /// Answers and stores are the model's.
     pub stores: store::Stores,
+    /// The next change waits for the last.
+    pub changes: changes::Changes,
+    /// Voters count, and nobody else.
+    pub counts: quorum_counts::QuorumCounts,
+    /// Who was removed doesn't act.
+    pub removed: removed::Removed,
     /// What was acknowledged stays.
     pub acks: durable_acks::DurableAcks,
 }
 
 impl Invariants {
-    /// A message has left a member.
-    pub fn sent(&mut self, message: &Message) -> Result<(), Violation> {
-        self.monotone.sent(message);
+    /// A message has left a member, which runs on `machine`.
+    pub fn sent(&mut self, machine: u64, message: &Message) -> Result<(), Violation> {
+        self.monotone.sent(machine, message);
         if message.kind == MessageKind::Append {
             self.logs.observe(message.from, &message.entries, Some(message.log_term))?;
         }

@@ -58,11 +58,16 @@ impl Monotone {
         status.peers.iter().try_for_each(|peer| next_above_match(member, peer))
     }
 
+    /// A machine's disk is another one.
+    pub fn forget(&mut self, machine: u64) {
+        self.members.remove(&machine);
+    }
+
     /// A message has left a member. Pre-votes speak of a term that nobody is in yet.
-    pub fn sent(&mut self, message: &Message) {
+    pub fn sent(&mut self, machine: u64, message: &Message) {
         use node_consensus::MessageKind::{RequestPreVote, RequestPreVoteResponse};
         if !matches!(message.kind, RequestPreVote | RequestPreVoteResponse) {
-            let seen = self.members.entry(message.from).or_default();
+            let seen = self.members.entry(machine).or_default();
             seen.shown = seen.shown.max(message.term);
         }
     }

@@ -5,6 +5,7 @@
 //! Every outcome, every read at the position that its member had reached, every member's store and
 //! every watch is compared with it.
 
+pub mod members;
 mod read;
 mod txn;
 
@@ -62,6 +63,8 @@ pub struct Model {
     done: BTreeMap<u64, Done>,
     /// Changes so far of the request that is being applied.
     sub: u32,
+    /// Who belongs to the cluster.
+    pub members: members::Membership,
 }
 
 impl Default for Model {
@@ -74,6 +77,7 @@ impl Default for Model {
             states: BTreeMap::from([(0, now)]),
             done: BTreeMap::new(),
             sub: 0,
+            members: members::Membership::default(),
         }
     }
 }
@@ -84,22 +88,29 @@ fn header(revision: i64) -> Option<ResponseHeader> {
 
 impl Model {
     /// Takes a committed entry, if it is the first to have it.
-    pub fn apply(&mut self, entry: &Committed) {
+    /// Whether it changed the members.
+    pub fn apply(&mut self, entry: &Committed) -> bool {
         let index = entry.position.index;
         if self.states.contains_key(&index) {
-            return;
+            return false;
         }
-        // Members are no part of it.
-        if let Ok((request, operation)) = command::decode(entry.data.clone())
-            && !matches!(operation, Operation::ChangeMember(_))
-        {
-            let outcome = self.operation(operation);
-            let changed = self.sub > 0;
-            self.now.revision = self.revision();
-            self.sub = 0;
-            self.done.insert(request, Done { outcome, changed });
+        let mut changed_members = false;
+        match command::decode(entry.data.clone()) {
+            Ok((_, Operation::ChangeMember(change))) => {
+                changed_members = self.members.change(index, change);
+            }
+            Ok((_, Operation::PublishMember(said))) => self.members.publish(&said),
+            Ok((request, operation)) => {
+                let outcome = self.operation(operation);
+                let changed = self.sub > 0;
+                self.now.revision = self.revision();
+                self.sub = 0;
+                self.done.insert(request, Done { outcome, changed });
+            }
+            Err(_) => {}
         }
         self.states.insert(index, self.now);
+        changed_members
     }
 
     /// How a store stands that has applied this entry; none if nobody has.

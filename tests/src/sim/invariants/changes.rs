@@ -1,0 +1,51 @@
+//! etcd 7625 and 11284: one change of the members at a time, and the next one only when a quorum of
+//! the members knows that the last one is committed. Else some of them are two configurations behind,
+//! and may have a majority of their own there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use node_consensus::Entry;
+
+use crate::sim::Violation;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// The highest commit index that each member has ever known.
+    known: BTreeMap<u64, u64>,
+    /// Changes that leaders have proposed, as (index, term).
+    proposed: BTreeSet<(u64, u64)>,
+}
+
+impl Changes {
+    /// A member knows that everything up to `commit` is committed.
+    pub fn knows(&mut self, member: u64, commit: u64) {
+        let known = self.known.entry(member).or_default();
+        *known = commit.max(*known);
+    }
+
+    /// The leader `member`, who counts with `voters`, proposes a change; `may_count` says of an entry
+    /// of its log, by index and term, whether it may have changed who counts.
+    pub fn proposes(
+        &mut self,
+        member: u64,
+        voters: &[u64],
+        change: &Entry,
+        may_count: impl Fn(u64, u64) -> bool,
+    ) -> Result<(), Violation> {
+        let earlier = self.proposed.range(..(change.index, 0));
+        let last = earlier.rev().find(|(index, term)| may_count(*index, *term)).copied();
+        self.proposed.insert((change.index, change.term));
+        let Some((last, _)) = last else { return Ok(()) };
+        let knows = |voter: &&u64| self.known.get(voter).is_some_and(|commit| *commit >= last);
+        let knowing = voters.iter().filter(knows).count();
+        if knowing > voters.len() / 2 {
+            return Ok(());
+        }
+        let what = format!(
+            "{member} proposes a change at {}, and {knowing} of {voters:?} know of the one at {last}",
+            change.index
+        );
+        Err(Violation::new("one change at a time", what))
+    }
+}

@@ -1,0 +1,75 @@
+//! Raft paper, figure 2, with learners: a leader commits what a majority of the *voters* has on disk,
+//! and leads by the votes of a majority of them. A learner counts for nothing, and gets its vote only
+//! when little is left for it to fetch.
+
+use std::collections::BTreeMap;
+
+use node_consensus::{Members, Role, Status};
+
+use super::election_safety::ElectionSafety;
+use crate::sim::Violation;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct QuorumCounts {
+    /// The last entry that each member has ever had on disk.
+    durable: BTreeMap<u64, u64>,
+    /// What any leader has committed.
+    committed: u64,
+    /// The term in which each leader was looked at.
+    looked_at: BTreeMap<u64, u64>,
+}
+
+fn is_quorum(members: &Members, counts: impl Fn(u64) -> bool) -> bool {
+    let voters = &members.voters;
+    voters.iter().filter(|voter| counts(**voter)).count() > voters.len() / 2
+}
+
+impl QuorumCounts {
+    /// A member has its log up to `last` on disk.
+    pub fn durable(&mut self, member: u64, last: u64) {
+        let durable = self.durable.entry(member).or_default();
+        *durable = last.max(*durable);
+    }
+
+    /// A member's state after a step, in which it counted with one of `configurations`.
+    pub fn observe(
+        &mut self,
+        member: u64,
+        status: &Status,
+        configurations: &[&Members],
+        elections: &ElectionSafety,
+    ) -> Result<(), Violation> {
+        let leads = status.role == Role::Leader;
+        if leads && status.commit > self.committed {
+            let has = |id| self.durable.get(&id).is_some_and(|last| *last >= status.commit);
+            if !configurations.iter().any(|members| is_quorum(members, has)) {
+                let what = format!(
+                    "{member} has committed {} with {configurations:?}, on disk are {:?}",
+                    status.commit, self.durable
+                );
+                return Err(Violation::new("commits are on a quorum's disks", what));
+            }
+        }
+        self.committed = self.committed.max(status.commit);
+        if leads && self.looked_at.insert(member, status.term) != Some(status.term) {
+            let votes = |id| id == member || elections.voted(id, status.term) == Some(member);
+            if !configurations.iter().any(|members| is_quorum(members, votes)) {
+                let term = status.term;
+                let what = format!("{member} leads in {term} without one of {configurations:?}");
+                return Err(Violation::new("leaders have a quorum's votes", what));
+            }
+        }
+        Ok(())
+    }
+
+    /// A leader whose log ends at `last` promotes a learner, which may lack `most` entries.
+    pub fn promoted(&self, learner: u64, last: u64, most: u64) -> Result<(), Violation> {
+        let durable = self.durable.get(&learner).copied().unwrap_or(0);
+        if durable > 0 && durable + most >= last {
+            return Ok(());
+        }
+        let what = format!("{learner} has {durable} of {last} entries");
+        Err(Violation::new("who is promoted is in sync", what))
+    }
+}

@@ -1,0 +1,45 @@
+//! Raft dissertation, section 4.1: any quorum of a configuration meets any quorum of the next one.
+
+use node_consensus::Members;
+
+use crate::sim::Violation;
+
+/// One configuration follows another.
+pub fn meet(before: &Members, after: &Members) -> Result<(), Violation> {
+    let both = before.voters.iter().filter(|id| after.voters.contains(id)).count();
+    // As few as possible of those that are in both.
+    let shared = |members: &Members| {
+        let quorum = members.voters.len() / 2 + 1;
+        quorum.saturating_sub(members.voters.len() - both)
+    };
+    if shared(before) + shared(after) > both {
+        return Ok(());
+    }
+    let what = format!("{:?}, then {:?}", before.voters, after.voters);
+    Err(Violation::new("consecutive quorums meet", what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn voters(voters: &[u64]) -> Members {
+        Members { voters: voters.to_vec(), learners: Vec::new() }
+    }
+
+    #[test]
+    fn one_voter_at_a_time_keeps_quorums_together() {
+        for (before, after, good) in [
+            (&[1, 2, 3][..], &[1, 2, 3, 4][..], true),
+            (&[1, 2, 3, 4], &[1, 2, 3], true),
+            (&[1], &[1, 2], true),
+            (&[1, 2, 3], &[1, 2, 3, 4, 5], false),
+            (&[1, 2, 3], &[1], false),
+            (&[1, 2, 3], &[1, 2, 4], false),
+            (&[1], &[2], false),
+        ] {
+            assert_eq!(meet(&voters(before), &voters(after)).is_ok(), good, "{before:?} {after:?}");
+            assert_eq!(meet(&voters(after), &voters(before)).is_ok(), good, "{after:?} {before:?}");
+        }
+    }
+}

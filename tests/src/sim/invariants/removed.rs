@@ -1,0 +1,79 @@
+//! Rule: a member that was removed never acts again. Its process doesn't start where its tombstone
+//! stands; once a quorum of those that are left has applied its removal it is not elected; and no
+//! id, and no incarnation, is used a second time.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use node_consensus::{Members, Role, Status};
+
+use crate::sim::Violation;
+use crate::sim::model::members::Membership;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Removed {
+    /// Machines with a tombstone.
+    buried: BTreeSet<u64>,
+    /// What each member has applied.
+    applied: BTreeMap<u64, u64>,
+    /// The last term that each member has led in.
+    led: BTreeMap<u64, u64>,
+    /// Which member each incarnation began as.
+    incarnations: BTreeMap<u128, u64>,
+}
+
+fn violated(what: String) -> Result<(), Violation> {
+    Err(Violation::new("removed members never act", what))
+}
+
+impl Removed {
+    /// A tombstone stands on this machine.
+    pub fn buried(&mut self, machine: u64) {
+        self.buried.insert(machine);
+    }
+
+    /// A machine's process runs, as a member of this incarnation.
+    pub fn starts(
+        &mut self,
+        machine: u64,
+        member: u64,
+        incarnation: u128,
+    ) -> Result<(), Violation> {
+        if self.buried.contains(&machine) {
+            return violated(format!("{member} runs on {machine}, where its tombstone stands"));
+        }
+        let first = *self.incarnations.entry(incarnation).or_insert(member);
+        if first == member {
+            return Ok(());
+        }
+        violated(format!("the incarnation of {first} runs as {member}"))
+    }
+
+    /// A member's state after a step.
+    pub fn observe(
+        &mut self,
+        member: u64,
+        status: &Status,
+        members: &Members,
+        model: &Membership,
+    ) -> Result<(), Violation> {
+        let applied = self.applied.entry(member).or_default();
+        *applied = status.applied.max(*applied);
+        if status.role != Role::Leader {
+            return Ok(());
+        }
+        if let Some(peer) = status.peers.iter().find(|peer| !members.contains(peer.member)) {
+            return violated(format!("{member} counts {}, which is no member", peer.member));
+        }
+        if self.led.insert(member, status.term) == Some(status.term) {
+            return Ok(());
+        }
+        let Some(removal) = model.removal(member) else { return Ok(()) };
+        let left = model.at(removal).map_or(&[][..], |left| &left.members.voters);
+        let has = |voter: &&u64| self.applied.get(voter).is_some_and(|at| *at >= removal);
+        if left.iter().filter(has).count() <= left.len() / 2 {
+            return Ok(());
+        }
+        violated(format!("{member}, removed by entry {removal}, leads in term {}", status.term))
+    }
+}

@@ -1,0 +1,373 @@
+//! Operators: each reads a list of members somewhere, wants one change, asks any member for it, and
+//! waits; after a time-out it doesn't know, and reads again, or asks again for the same operation. What a member does with a change is
+//! production's ([`muster_node::membership::Judge`]); here is who is asked, and when.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_node::apply::{ApplyError, Outcome};
+use muster_node::driver::{Notice, Proposal};
+use muster_node::identity::{Incarnation, MemberId, OperationId};
+use muster_node::machine::{EntryKind, RequestId};
+use muster_node::membership::{
+    ChangeError, ChangeRequest, Judge, Member, MemberChange, MemberTable, Refused, Rules, Ruling,
+};
+use node_consensus::Role;
+use node_proto::command::{self, Operation};
+
+use super::Violation;
+use super::clients::request_id;
+use super::members::url;
+use super::node::Node;
+use super::world::{Event, TICK, World, place};
+
+/// The most voters that operators make, and the most machines of a history.
+const MOST_VOTERS: u64 = 7;
+const MOST_MACHINES: usize = 14;
+
+/// An operator waits this long, then doesn't know.
+const PATIENCE: u64 = 300_000;
+/// A leader waits so long for what it proposed, and so long for somebody to take over.
+const PROPOSED: u64 = 1_500_000;
+const HANDING_OVER: u64 = 10 * TICK;
+/// Changes that wait for the one under way on a leader.
+const QUEUED: usize = 16;
+
+/// A change that somebody is asked for.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    /// Who asks; nobody, where a leader promotes who waits for its vote.
+    operator: Option<usize>,
+    number: u64,
+    change: ChangeRequest,
+}
+
+/// The change that a leader has under way.
+#[derive(Debug)]
+pub(super) struct Changing {
+    asked: Asked,
+    /// What it proposed; 0 while it hands over.
+    request: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Operator {
+    /// What it waits for.
+    waits: u64,
+    /// What it asked for last, unless it was answered.
+    unanswered: Option<ChangeRequest>,
+    /// How many voters it wants.
+    aim: u64,
+}
+
+impl World {
+    /// What a process says to a change, by all that it knows now.
+    fn judge<T>(&self, node: &Node, says: impl FnOnce(&Judge<'_>) -> T) -> Option<T> {
+        let live = node.live.as_ref()?;
+        let since = |since: u64| Duration::from_micros(self.now - since);
+        let connected: BTreeMap<MemberId, Duration> =
+            live.connected.iter().map(|(id, link)| (MemberId(*id), since(link.since))).collect();
+        let (view, status) = (live.store.view(), live.core.driver().status());
+        let rules = Rules {
+            healthy_after: Duration::from_micros(self.plan.healthy_after),
+            in_sync_entries: self.plan.in_sync_entries,
+            guards: self.options.guards,
+            ..Rules::new(self.plan.strict, self.plan.max_learners)
+        };
+        Some(says(&Judge {
+            rules,
+            local: MemberId(node.member),
+            leads: status.role == Role::Leader,
+            table: view.members(),
+            connected: &connected,
+            peers: &status.peers,
+            last: status.last,
+        }))
+    }
+
+    pub(super) fn operate(&mut self, operator: usize) -> Result<(), Violation> {
+        if self.calm || self.operators[operator].waits != 0 {
+            return Ok(());
+        }
+        let delay = self.rng.range(5_000, 80_000);
+        self.after(delay, Event::Operator { operator });
+        let id = self.any_machine();
+        let Some(view) = self.nodes[place(id)].members() else { return Ok(()) };
+        let again = self.operators[operator].unanswered.take().filter(|_| self.rng.chance(500));
+        let change = match again {
+            Some(again) => again,
+            None => match self.wish(operator, view.members()) {
+                Some(change) => {
+                    let operation = Some(OperationId(u128::from(self.next_id).to_be_bytes()));
+                    ChangeRequest { change, operation, planned_at: None }
+                }
+                None => return Ok(()),
+            },
+        };
+        let node = &self.nodes[place(id)];
+        if !matches!(self.judge(node, |judge| judge.look(&change)), Some(Ok(()))) {
+            self.report.changes_refused += 1;
+            return Ok(());
+        }
+        let number = self.next_id;
+        self.next_id += 1;
+        self.operators[operator].waits = number;
+        self.after(PATIENCE, Event::OperatorTimeout { operator, number });
+        self.prepare(&change.change);
+        self.operators[operator].unanswered = Some(change.clone());
+        let asked = Asked { operator: Some(operator), number, change };
+        self.pass_on(id, asked)
+    }
+
+    /// Whoever is asked does it, or asks the leader that it knows.
+    fn pass_on(&mut self, id: u64, asked: Asked) -> Result<(), Violation> {
+        let node = &self.nodes[place(id)];
+        let (life, member) = (node.life, node.member);
+        let Some(live) = &node.live else { return Ok(()) };
+        let leader = live.core.driver().leadership().1;
+        if leader == member {
+            return self.lead(id, life, asked);
+        }
+        let Some(link) = live.connected.get(&leader).copied() else {
+            self.answer(&asked);
+            return Ok(());
+        };
+        // A stream of its own: asked once, or never.
+        let delays = self.network.delays(&mut self.rng, &self.plan, id, link.machine);
+        if let Some(delay) = delays.first() {
+            let (node, life) = (link.machine, link.life);
+            self.after(*delay, Event::Ask { node, life, asked });
+        }
+        Ok(())
+    }
+
+    /// A process is asked, as the leader.
+    pub(super) fn lead(&mut self, id: u64, life: u64, asked: Asked) -> Result<(), Violation> {
+        let one_at_a_time = self.options.guards.one_change_at_a_time();
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        if live.changing.is_some() && one_at_a_time {
+            if live.changes.len() < QUEUED {
+                live.changes.push_back(asked);
+            }
+            return Ok(());
+        }
+        let node = &self.nodes[place(id)];
+        let ruling = self.judge(node, |judge| judge.rule(&asked.change));
+        match ruling {
+            None => Ok(()),
+            Some(Err(refused)) => {
+                self.report.changes_refused += u64::from(refused != Refused::NotLeader);
+                self.answer(&asked);
+                Ok(())
+            }
+            Some(Ok(Ruling::HandOver)) => {
+                self.report.handed_over += 1;
+                self.after(HANDING_OVER, Event::ChangeEnds { node: id, life, request: 0 });
+                let Some(live) = self.live(id, life) else { return Ok(()) };
+                live.changing = Some(Changing { asked, request: 0 });
+                self.notice(id, life, Notice::Transfer(None))
+            }
+            Some(Ok(Ruling::Propose(entry))) => self.propose_change(id, life, asked, entry),
+        }
+    }
+
+    fn propose_change(
+        &mut self,
+        id: u64,
+        life: u64,
+        asked: Asked,
+        entry: Box<command::MemberChange>,
+    ) -> Result<(), Violation> {
+        if let MemberChange::Promote(member) = &asked.change.change {
+            let last =
+                self.nodes[place(id)].live.as_ref().map(|live| live.core.driver().status().last);
+            self.invariants.counts.promoted(
+                member.0,
+                last.unwrap_or(0),
+                self.plan.in_sync_entries,
+            )?;
+        }
+        let request = request_id(self.next_id, id);
+        self.next_id += 1;
+        self.change_requests.insert(request);
+        self.proposed.push((entry.planned_at, asked.change.change.clone()));
+        let data = command::encode(request, Operation::ChangeMember(*entry));
+        let proposal = Proposal { id: RequestId(request), kind: EntryKind::ConfChange, data };
+        self.after(PROPOSED, Event::ChangeEnds { node: id, life, request });
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        if live.mail.propose(proposal).is_err() {
+            self.answer(&asked);
+            return Ok(());
+        }
+        live.changing = Some(Changing { asked, request });
+        self.wake(id)
+    }
+
+    /// What became of a change on the process that proposed it.
+    pub(super) fn change_done(
+        &mut self,
+        id: u64,
+        request: u64,
+        outcome: Option<&Outcome>,
+    ) -> Result<(), Violation> {
+        let life = self.node(id).life;
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        let Some(changing) = live.changing.take_if(|changing| changing.request == request) else {
+            return Ok(());
+        };
+        let stale = matches!(outcome, Some(Err(ApplyError::Members(ChangeError::Stale { .. }))));
+        if stale {
+            // Another one came in between: it is judged again.
+            self.lead(id, life, changing.asked)?;
+        } else {
+            self.answer(&changing.asked);
+        }
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        match live.changes.pop_front() {
+            Some(next) if live.changing.is_none() => self.lead(id, life, next),
+            Some(next) => {
+                live.changes.push_front(next);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The answer is on its way; it may be lost.
+    fn answer(&mut self, asked: &Asked) {
+        let Some(operator) = asked.operator else { return };
+        if !self.rng.chance(self.plan.loss) {
+            let delay = self.rng.range(200, 4_000);
+            self.after(delay, Event::Answered { operator, number: asked.number });
+        }
+    }
+
+    pub(super) fn answered(&mut self, operator: usize, number: u64) {
+        if self.operators[operator].waits == number {
+            self.operators[operator].unanswered = None;
+            self.operator_goes_on(operator, number);
+        }
+    }
+
+    /// An operator has its answer, or gives up.
+    pub(super) fn operator_goes_on(&mut self, operator: usize, number: u64) {
+        if self.operators[operator].waits == number {
+            self.operators[operator].waits = 0;
+            let delay = self.rng.range(2_000, 60_000);
+            self.after(delay, Event::Operator { operator });
+        }
+    }
+
+    /// A leader promotes who was asked for as a voter, once it is ready.
+    pub(super) fn promote_when_ready(
+        &mut self,
+        id: u64,
+        life: u64,
+        waits: MemberId,
+    ) -> Result<(), Violation> {
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        if live.core.driver().leadership().0 != Role::Leader || live.changing.is_some() {
+            return Ok(());
+        }
+        let change = MemberChange::Promote(waits).into();
+        self.lead(id, life, Asked { operator: None, number: 0, change })
+    }
+
+    /// What an operator wants, by the list that it has read.
+    fn wish(&mut self, operator: usize, table: &MemberTable) -> Option<MemberChange> {
+        if self.operators[operator].aim == 0 || self.rng.chance(80) {
+            self.operators[operator].aim = self.rng.range(1, MOST_VOTERS + 1);
+        }
+        let aim = self.operators[operator].aim;
+        let lost = |member: &&Member| {
+            self.nodes.iter().any(|node| node.is_lost && node.member == member.id.0)
+        };
+        let lost = table.members().find(lost).map(|member| member.id);
+        if let Some(lost) = lost
+            && self.rng.chance(600)
+        {
+            return Some(MemberChange::Remove(lost));
+        }
+        let voters: Vec<&Member> = table.members().filter(|member| !member.is_learner).collect();
+        let learners: Vec<&Member> = table.members().filter(|member| member.is_learner).collect();
+        let count = voters.len() as u64;
+        if self.rng.chance(60) {
+            // A retry of long ago, of an add that was done, and undone.
+            let removed: Vec<MemberId> = table.removed().map(|(id, _)| id).collect();
+            let id = *removed.get(self.rng.pick(removed.len().max(1)))?;
+            let machine = self.nodes.iter().find(|node| node.member == id.0)?;
+            let url = machine.url.clone();
+            return Some(MemberChange::Add(added(id, url, true, None)));
+        }
+        if self.rng.chance(150) {
+            let all: Vec<&Member> = table.members().collect();
+            let member = all[self.rng.pick(all.len())];
+            let owner = self.nodes.iter().find(|node| node.member == member.id.0)?;
+            let (at, moves) = (owner.url.clone(), self.rng.range(1, 50));
+            return Some(MemberChange::Update(member.id, vec![at, url(owner.id, moves)]));
+        }
+        if count < aim && !learners.is_empty() && self.rng.chance(700) {
+            return Some(MemberChange::Promote(learners[self.rng.pick(learners.len())].id));
+        }
+        if count < aim {
+            return self.add(table);
+        }
+        if count > aim || self.rng.chance(200) {
+            let leader = self.leader(0).map(|id| MemberId(self.nodes[place(id)].member));
+            let leader = leader.filter(|id| table.member(*id).is_some());
+            let any = voters[self.rng.pick(voters.len())].id;
+            return Some(MemberChange::Remove(
+                leader.filter(|_| self.rng.chance(350)).unwrap_or(any),
+            ));
+        }
+        match learners.first() {
+            Some(learner) if self.rng.chance(400) => Some(MemberChange::Remove(learner.id)),
+            Some(_) => None,
+            None => self.add(table),
+        }
+    }
+
+    fn add(&mut self, table: &MemberTable) -> Option<MemberChange> {
+        let waits = |node: &&Node| {
+            node.member == 0 && !table.members().any(|member| node.owns(&member.peer_urls[0]))
+        };
+        let waiting = self.nodes.iter().find(waits).map(|node| node.id);
+        let machine = match waiting {
+            Some(machine) => machine,
+            None if self.nodes.len() < MOST_MACHINES => self.new_machine(),
+            None => return None,
+        };
+        let id = MemberId(1_000 + self.next_id);
+        let bound = self.plan.bound && self.rng.chance(500);
+        let incarnation = self.nodes[place(machine)].papers.incarnation;
+        let incarnation = bound.then(|| Incarnation(incarnation.to_be_bytes()));
+        let url = self.nodes[place(machine)].url.clone();
+        Some(MemberChange::Add(added(id, url, self.rng.chance(600), incarnation)))
+    }
+
+    /// Whoever adds a member starts its machine.
+    fn prepare(&mut self, change: &MemberChange) {
+        let MemberChange::Add(member) = change else { return };
+        let machine = self.nodes.iter().find(|node| node.owns(&member.peer_urls[0]));
+        if let Some(id) = machine.filter(|node| node.member == 0).map(|node| node.id) {
+            let delay = self.rng.range(1_000, 150_000);
+            self.after(delay, Event::Restart { node: id });
+        }
+    }
+}
+
+fn added(id: MemberId, url: String, is_learner: bool, incarnation: Option<Incarnation>) -> Member {
+    Member {
+        id,
+        name: String::new(),
+        peer_urls: vec![url],
+        client_urls: Vec::new(),
+        is_learner,
+        incarnation,
+        node_key: None,
+        changed: 0,
+        vote_when_ready: false,
+        operations: Vec::new(),
+    }
+}
