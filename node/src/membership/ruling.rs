@@ -283,7 +283,7 @@ mod tests {
         let mut table = MemberTable::new((1..=3).map(|id| member(id, false)));
         table.change(known.clone(), 8).unwrap();
         let judge = Judge {
-            rules: Rules { strict: true, max_learners: 1 },
+            rules: Rules::new(true, 1),
             local: MemberId(1),
             leads: true,
             table: &table,
