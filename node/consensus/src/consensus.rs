@@ -1,5 +1,6 @@
 //! The instance: inputs, and the guards around each of them.
 
+use std::mem;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -93,6 +94,10 @@ pub struct Consensus {
     /// Leaders only: the term, and an entry in it that was appended after every change of members
     /// that this leader has applied. None: it is still to be appended.
     settles: (u64, Option<u64>),
+    /// Leaders only: the ready that has to be durable before anything else follows.
+    waits_for: Option<u64>,
+    /// What that one found to be committed.
+    held: Vec<Entry>,
 }
 
 impl Consensus {
@@ -136,6 +141,8 @@ impl Consensus {
             persisted_hard_state,
             members: Arc::new(initial.members.sorted()),
             settles: (0, None),
+            waits_for: None,
+            held: Vec::new(),
         };
         consensus.fix_timeout();
         Ok(consensus)
@@ -384,6 +391,7 @@ impl Consensus {
 
     /// Everything up to and including the ready of this number is durable.
     pub fn persisted(&mut self, number: u64) {
+        self.waits_for.take_if(|awaited| *awaited <= number);
         self.raw.on_persist_ready(number);
         self.after_input();
     }
@@ -413,7 +421,31 @@ impl Consensus {
 
     /// Whether there is anything to do.
     pub fn has_ready(&self) -> bool {
-        self.raw.has_ready() || !self.forwarding.is_empty() || self.raw.store().has_questions()
+        !self.is_silent()
+            && (self.raw.has_ready()
+                || !self.held.is_empty()
+                || !self.forwarding.is_empty()
+                || self.raw.store().has_questions())
+    }
+
+    /// Whether everything waits until something is durable here that this leader alone may know:
+    /// - that a change of members is committed. A member that was removed ends for good as soon as it
+    ///   hears of it, from this leader or by being refused. Of two members, the leader would need its
+    ///   vote for ever, if a crash took from it that the change is committed;
+    /// - the term that the only voter leads in, by nobody's vote but its own. If a crash took it, it
+    ///   would lead in that term again, and put other entries where learners have those of before.
+    pub fn is_silent(&self) -> bool {
+        self.waits_for.is_some()
+    }
+
+    /// Whether a change of members, or what was in the log when this leader's term began, is
+    /// committed now and wasn't before.
+    fn commits_change(&self, state: HardState) -> bool {
+        let raft = &self.raw.raft;
+        let change = raft.pending_conf_index;
+        raft.state == StateRole::Leader
+            && self.persisted_hard_state.commit < change
+            && change <= state.commit
     }
 
     /// What to do now.
@@ -424,10 +456,11 @@ impl Consensus {
         let may_go: Vec<_> = theirs.take_messages().into_iter().filter_map(message_out).collect();
         ready.after_persist =
             theirs.take_persisted_messages().into_iter().filter_map(message_out).collect();
+        let changes = hard_state.is_some_and(|state| self.commits_change(state));
         let known = &mut self.persisted_hard_state;
         let new_vote =
             hard_state.is_some_and(|state| (state.term, state.vote) != (known.term, known.vote));
-        if new_vote {
+        if new_vote || changes {
             ready.after_persist.extend(may_go);
         } else {
             ready.messages = may_go;
@@ -448,9 +481,16 @@ impl Consensus {
         self.raw.mut_store().append(entries);
         ready.persist.entries = theirs.take_entries().into_iter().map(entry_out).collect();
         ready.persist.hard_state = hard_state;
-        ready.persist.urgent =
-            new_vote || ready.persist.snapshot.is_some() || !ready.persist.entries.is_empty();
-        ready.committed = theirs.take_committed_entries().into_iter().map(entry_out).collect();
+        ready.persist.urgent = new_vote
+            || changes
+            || ready.persist.snapshot.is_some()
+            || !ready.persist.entries.is_empty();
+        ready.committed = mem::take(&mut self.held);
+        ready.committed.extend(theirs.take_committed_entries().into_iter().map(entry_out));
+        if changes || (new_vote && self.raw.raft.state == StateRole::Leader) {
+            self.waits_for = Some(ready.number);
+            self.held = mem::take(&mut ready.committed);
+        }
         ready.reads = theirs
             .take_read_states()
             .into_iter()

@@ -32,7 +32,8 @@ pub struct Persist {
     pub entries: Vec<Entry>,
     /// A snapshot of this position replaces log and store, before `entries`.
     pub snapshot: Option<Position>,
-    /// Something here can't wait: entries, a snapshot, a new term or vote.
+    /// Something here can't wait: entries, a snapshot, a new term or vote, a change of members that
+    /// is committed.
     pub urgent: bool,
 }
 

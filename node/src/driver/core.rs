@@ -599,7 +599,8 @@ impl Driver {
 
     /// A snapshot and its body have arrived.
     fn snapshot(&mut self, snapshot: IncomingSnapshot) {
-        if self.install.is_some() {
+        // What waits keeps it from being taken over at once.
+        if self.install.is_some() || self.consensus.is_silent() {
             self.effects.discard.push(snapshot.body);
             return;
         }

@@ -1,3 +1,5 @@
+use bytes::Bytes;
+
 use super::*;
 use crate::Members;
 
@@ -37,4 +39,104 @@ fn who_takes_over_a_snapshot_does_not_stand_for_election() {
         follower.tick();
     }
     assert_eq!(follower.status().role, Role::PreCandidate, "then it does again");
+}
+
+/// What it says to its peers. Its disk is fast, and its store.
+fn run(member: &mut Consensus) -> Vec<Message> {
+    let mut said = Vec::new();
+    while member.has_ready() {
+        let ready = member.ready();
+        said.extend(ready.messages.into_iter().chain(ready.after_persist));
+        member.persisted(ready.number);
+        if let Some(last) = ready.committed.last() {
+            member.applied(last.index);
+        }
+    }
+    said
+}
+
+/// What a peer answers that agrees to everything.
+fn agrees(to: &Message) -> Option<Message> {
+    let kind = match to.kind {
+        MessageKind::RequestPreVote => MessageKind::RequestPreVoteResponse,
+        MessageKind::RequestVote => MessageKind::RequestVoteResponse,
+        MessageKind::Append => MessageKind::AppendResponse,
+        _ => return None,
+    };
+    let index = to.index + to.entries.len() as u64;
+    Some(Message { term: to.term, index, ..Message::new(kind, to.to, to.from) })
+}
+
+/// The leader of two.
+fn leader() -> Consensus {
+    let members = Members { voters: vec![1, 2], learners: Vec::new() };
+    let initial = Initial { members, ..Initial::default() };
+    let mut leader = Consensus::new(&Config::new(1, 1, 7), &initial).unwrap();
+    leader.campaign();
+    loop {
+        let answers: Vec<_> = run(&mut leader).iter().filter_map(agrees).collect();
+        if answers.is_empty() {
+            assert!(leader.may_change(), "{:?}", leader.status());
+            return leader;
+        }
+        answers.into_iter().for_each(|answer| leader.step(answer).unwrap());
+    }
+}
+
+/// The other one of two ends for good when it hears that it is removed. A leader that could forget
+/// that this is committed would wait for ever for its vote.
+#[test]
+fn nobody_hears_of_a_committed_change_before_the_leaders_disk() {
+    let mut leader = leader();
+    leader.propose_many(EntryKind::ConfChange, vec![Bytes::from_static(b"remove 2")], 0).unwrap();
+    let appended = run(&mut leader);
+    assert_eq!(appended.len(), 1);
+    let change = leader.status().last;
+    leader.step(agrees(&appended[0]).unwrap()).unwrap();
+
+    let ready = leader.ready();
+    assert_eq!(ready.messages, []);
+    assert_eq!(ready.committed, [], "whom it refuses hears of it, too");
+    assert!(ready.persist.urgent);
+    assert_eq!(ready.persist.hard_state.map(|state| state.commit), Some(change));
+    (0..5).for_each(|_| leader.tick());
+    assert!(!leader.has_ready(), "nor by what it says next");
+
+    leader.persisted(ready.number);
+    assert!(ready.after_persist.iter().any(|message| message.commit == change));
+    let committed = leader.ready().committed;
+    assert_eq!(committed.iter().map(|entry| entry.index).collect::<Vec<_>>(), [change]);
+}
+
+#[test]
+fn other_entries_wait_for_no_disk_once_they_are_committed() {
+    let mut leader = leader();
+    leader.propose_many(EntryKind::Normal, vec![Bytes::from_static(b"x")], 0).unwrap();
+    let appended = run(&mut leader);
+    leader.step(agrees(&appended[0]).unwrap()).unwrap();
+    let ready = leader.ready();
+    assert!(!ready.persist.urgent);
+    assert_eq!((ready.messages.len(), ready.committed.len()), (1, 1));
+}
+
+/// The only voter needs nobody's vote to lead. If it showed entries of a term that its disk could
+/// forget, it would lead in that term again, and put other entries where a learner has those.
+#[test]
+fn a_learner_hears_of_no_term_before_the_only_voters_disk() {
+    let members = Members { voters: vec![1], learners: vec![2] };
+    let initial = Initial { members, ..Initial::default() };
+    let mut leader = Consensus::new(&Config::new(1, 1, 7), &initial).unwrap();
+    leader.campaign();
+    let ready = leader.ready();
+    assert_eq!(ready.messages, []);
+    assert_eq!(ready.persist.hard_state.map(|state| (state.term, state.vote)), Some((1, 1)));
+    let probed = ready.after_persist.iter().find_map(agrees).unwrap();
+
+    leader.propose_many(EntryKind::Normal, vec![Bytes::from_static(b"x")], 0).unwrap();
+    (0..5).for_each(|_| leader.tick());
+    assert!(!leader.has_ready(), "{:?}", leader.ready().messages);
+    leader.persisted(ready.number);
+    leader.step(probed).unwrap();
+    let shown = run(&mut leader);
+    assert!(shown.iter().any(|message| message.to == 2 && !message.entries.is_empty()));
 }

@@ -296,6 +296,8 @@ impl Cluster {
             let before = std::mem::replace(&mut self.at(id).disk.hard_state, state);
             if (before.term, before.vote) != (state.term, state.vote) {
                 said.push(format!("term {} vote {}", state.term, state.vote));
+            } else if persist.entries.is_empty() && persist.snapshot.is_none() {
+                said.push(format!("commit {}", state.commit));
             }
         }
         if let Some(first) = persist.entries.first() {

@@ -1,0 +1,78 @@
+//! What a leader says once its disk knows, by hand.
+
+use super::*;
+
+/// The first of two, which has been elected. What it wrote is durable, up to this batch.
+fn leader() -> (Driver, u64) {
+    let members = Members { voters: vec![1, 2], learners: Vec::new() };
+    let initial = Initial { members, ..Initial::default() };
+    let mut driver = Driver::new(&Config::new(1, 1, 1), options(128 << 20), &initial).unwrap();
+    driver.notice(Notice::Campaign);
+    let mut batch = 0;
+    loop {
+        let effects = driver.advance();
+        if let Some((last, _)) = effects.persist.last() {
+            batch = *last;
+            driver.notice(Notice::Persisted(batch));
+        }
+        if let Some(last) = effects.apply.last() {
+            driver.notice(Notice::Applied { at: last.position, changes: Vec::new() });
+        }
+        let answers: Vec<_> = effects.send.iter().filter_map(agreed).collect();
+        if answers.is_empty() && effects.persist.is_empty() {
+            return (driver, batch);
+        }
+        answers.into_iter().for_each(|answer| driver.message(answer));
+    }
+}
+
+fn agreed(to: &Message) -> Option<Message> {
+    let kind = match to.kind {
+        MessageKind::RequestPreVote => MessageKind::RequestPreVoteResponse,
+        MessageKind::RequestVote => MessageKind::RequestVoteResponse,
+        MessageKind::Append => MessageKind::AppendResponse,
+        _ => return None,
+    };
+    let index = to.index + to.entries.len() as u64;
+    Some(Message { term: to.term, index, ..Message::new(kind, 2, 1) })
+}
+
+/// A leader that has just learned that a change of members is committed, and writes that: this batch.
+fn committed_change() -> (Driver, u64) {
+    let (mut driver, batch) = leader();
+    let data = Bytes::from_static(b"a change of members");
+    driver.propose([Proposal { id: RequestId(1), kind: EntryKind::ConfChange, data }]);
+    let appended = driver.advance();
+    driver.notice(Notice::Persisted(batch + 1));
+    driver.message(appended.send.iter().find_map(agreed).unwrap());
+    let effects = driver.advance();
+    let [(writes, batch)] = &effects.persist[..] else { panic!("{effects:?}") };
+    assert_eq!(batch.hard_state.map(|state| state.commit), Some(2));
+    assert!(effects.send.is_empty() && effects.apply.is_empty(), "{effects:?}");
+    (driver, *writes)
+}
+
+#[test]
+fn a_committed_change_is_durable_here_before_it_is_told_or_applied() {
+    let (mut driver, writes) = committed_change();
+    driver.notice(Notice::Persisted(writes));
+    let effects = driver.advance();
+    assert_eq!(effects.send.iter().map(|message| message.commit).collect::<Vec<_>>(), [2]);
+    assert_eq!(effects.apply.iter().map(|entry| entry.position.index).collect::<Vec<_>>(), [2]);
+}
+
+#[test]
+fn a_snapshot_that_comes_while_a_leader_is_silent_is_not_wanted() {
+    let (mut driver, writes) = committed_change();
+    let (at, body) = (Position { index: 50, term: 4 }, PathBuf::from("body"));
+    let members = Some(Members { voters: vec![1, 2], learners: Vec::new() });
+    let message = Message { term: 4, ..Message::new(MessageKind::Snapshot, 2, 1) };
+    let message = Message { snapshot: Some(at), members, ..message };
+    let snapshot = IncomingSnapshot { message, body: body.clone() };
+    driver.notice(Notice::Snapshot(snapshot));
+    let effects = driver.advance();
+    assert_eq!((effects.discard, effects.install), (vec![body], None));
+    driver.notice(Notice::Persisted(writes));
+    let effects = driver.advance();
+    assert_eq!(effects.apply.len(), 1, "it goes on: {effects:?}");
+}
