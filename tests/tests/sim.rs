@@ -155,6 +155,11 @@ mod bugs_put_back {
     }
 
     #[test]
+    fn an_old_image_that_votes() {
+        is_found(Guards::OLD_IMAGE_VOTES, 2_000, &["who has forgotten doesn't act"]);
+    }
+
+    #[test]
     fn a_tombstone_that_bootstraps() {
         is_found(Guards::TOMBSTONE_BOOTSTRAPS, 500, &["removed members never act"]);
     }

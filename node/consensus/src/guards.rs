@@ -20,6 +20,7 @@ pub struct Guards {
     update_keeps_learner: bool,
     removed_for_ever: bool,
     same_incarnation: bool,
+    images_are_known: bool,
     tombstones_hold: bool,
 }
 
@@ -39,6 +40,7 @@ impl Guards {
         update_keeps_learner: true,
         removed_for_ever: true,
         same_incarnation: true,
+        images_are_known: true,
         tombstones_hold: true,
     };
 
@@ -107,6 +109,11 @@ impl Guards {
         self.same_incarnation
     }
 
+    /// A data directory that has forgotten what its member promised is not taken for it.
+    pub fn images_are_known(self) -> bool {
+        self.images_are_known
+    }
+
     /// Nothing begins where a tombstone stands.
     pub fn tombstones_hold(self) -> bool {
         self.tombstones_hold
@@ -142,6 +149,8 @@ impl Guards {
     pub const REMOVED_ID_AGAIN: Self = Self { removed_for_ever: false, ..Self::ALL };
     /// A wiped machine passes for the member that it was.
     pub const SAME_ID_REIMAGE: Self = Self { same_incarnation: false, ..Self::ALL };
+    /// An old image of a machine passes for the member that it was.
+    pub const OLD_IMAGE_VOTES: Self = Self { images_are_known: false, ..Self::ALL };
     /// A removed member begins a cluster of its own, from nothing.
     pub const TOMBSTONE_BOOTSTRAPS: Self = Self { tombstones_hold: false, ..Self::ALL };
 }

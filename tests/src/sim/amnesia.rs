@@ -2,21 +2,19 @@
 //! disk is put back, or that is started beside it. Nobody may take any of them for the member that it
 //! was; an operator replaces it.
 //!
-//! What nobody could notice is not drawn: an image of which nobody remembers that the member went on
-//! since, or of a time when it was the only voter and asked nobody. Nor what nothing could mend: a
-//! cluster that would lose its quorum.
+//! What nobody could notice is not drawn: an image that holds all that the others remember of its
+//! member's promises, or one of a time when it was the only voter and asked nobody. Nor what nothing
+//! could mend: a cluster that would lose its quorum.
 
 use muster_node::disk::simulated::SimulatedDisk;
-use muster_node::identity::MemberId;
+use muster_node::identity::{Incarnation, MemberId};
 use muster_node::membership::MemberTable;
+use muster_node::witness::{Appearance, OnDisk, Witness};
 
 use super::Violation;
 use super::members::first_incarnation;
-use super::node::{Node, Papers};
+use super::node::{Image, Node, Papers};
 use super::world::{Event, World, place};
-
-/// Starts that others have seen since an image was taken, at the least: it counts its own, too.
-const SEEN_SINCE: u64 = 4;
 
 impl World {
     pub(super) fn forget_something(&mut self) -> Result<(), Violation> {
@@ -31,10 +29,11 @@ impl World {
                 .members()
                 .is_some_and(|view| view.members().voters_and_learners().voters == [node.member]);
             let node = self.node(id);
-            if alone {
-                return Ok(());
-            }
-            node.image = Some((node.disk.duplicate(seed), node.papers.clone()));
+            let status = node.live.as_ref().map(|live| live.core.driver().status());
+            let Some(status) = status.filter(|_| !alone) else { return Ok(()) };
+            let held = OnDisk { term: status.term, vote: status.vote, last: status.last };
+            let (disk, papers) = (node.disk.duplicate(seed), node.papers.clone());
+            node.image = Some(Image { disk, papers, held });
             return Ok(());
         }
         match self.rng.range(0, 3) {
@@ -49,13 +48,14 @@ impl World {
 
     /// The disk is empty, name and address are as they were.
     fn wipe(&mut self, id: u64, seed: u64) -> Result<(), Violation> {
-        if !self.can_do_without(id) || !self.is_known(id, |_| true) {
+        let papers = Papers::new(first_incarnation(id) ^ u128::from(seed));
+        if !self.can_do_without(id) || !self.all_refuse(id, &papers, OnDisk::default()) {
             return Ok(());
         }
         self.loses(id)?;
         let node = self.node(id);
         node.disk = SimulatedDisk::new(seed);
-        node.papers = Papers::new(first_incarnation(id) ^ u128::from(seed));
+        node.papers = papers;
         Ok(())
     }
 
@@ -83,8 +83,8 @@ impl World {
 
     /// An image of which every other member knows that it is old.
     fn old_image(&self, id: u64, seed: u64) -> Option<(SimulatedDisk, Papers)> {
-        let (disk, papers) = self.nodes[place(id)].image.as_ref()?;
-        let known = self.is_known(id, |boots| boots >= papers.boots + SEEN_SINCE);
+        let Image { disk, papers, held } = self.nodes[place(id)].image.as_ref()?;
+        let known = self.all_refuse(id, papers, *held);
         (known && papers.had_log).then(|| (disk.duplicate(seed), papers.clone()))
     }
 
@@ -100,13 +100,18 @@ impl World {
         Ok(())
     }
 
-    /// Whether every other machine that counts remembers enough of this one's starts.
-    fn is_known(&self, id: u64, enough: impl Fn(u64) -> bool) -> bool {
-        let member = self.nodes[place(id)].member;
-        let knows =
-            |node: &Node| node.papers.marks.get(&member).is_some_and(|mark| enough(mark.boots));
+    /// Whether every other machine that counts would refuse this one with such a disk, by what it has
+    /// written, however often it is started.
+    fn all_refuse(&self, id: u64, papers: &Papers, disk: OnDisk) -> bool {
+        let member = MemberId(self.nodes[place(id)].member);
+        let incarnation = Incarnation(papers.incarnation.to_be_bytes());
+        let shown = Appearance { incarnation, boot: u64::MAX, run: 0, disk };
+        let refuses = |node: &Node| {
+            let witness = Witness::decode(&node.papers.witness);
+            witness.is_ok_and(|witness| witness.is_new(member, &shown).is_err())
+        };
         let mut others = self.counted().filter(|node| node.id != id).peekable();
-        others.peek().is_some() && others.all(knows)
+        others.peek().is_some() && others.all(refuses)
     }
 
     /// Whether a quorum is left without this machine, also after a change that may be under way.

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use bytes::{Bytes, BytesMut};
 use muster_node::driver::{IncomingSnapshot, Message, Notice, is_wanted};
 use muster_node::identity::MemberId;
+use muster_node::witness::{Objection, Promise};
 
 use super::Violation;
-use super::node::{Link, Mark};
+use super::node::{Link, run_of};
 use super::world::{Event, World, place};
 
 /// A snapshot's way: from which machine, which life of it, and the body.
@@ -41,6 +42,7 @@ impl World {
         if self.paused(id).is_some() {
             return Ok(());
         }
+        self.look_after_witness(id)?;
         let own = self.node(id).member;
         for (peer, _) in
             links.iter().filter(|(peer, _)| view.members().member(MemberId(**peer)).is_none())
@@ -83,6 +85,7 @@ impl World {
         match self.admits(there, id) {
             Ok(()) => {
                 self.set_stream(id, peer, Some(link))?;
+                self.tell(id, there);
                 self.check_forgotten(id)
             }
             Err(refused) => {
@@ -92,7 +95,10 @@ impl World {
                         let delay = self.rng.range(100, 20_000);
                         self.after(delay, Event::Bury { node: id, life });
                     }
-                    Refused::Disowned => return self.disowned(id, life, peer),
+                    Refused::Disowned => {
+                        self.check_is_lost(id, peer)?;
+                        return self.disowned(id, life, peer);
+                    }
                     Refused::Unknown => {}
                 }
                 Ok(())
@@ -105,31 +111,85 @@ impl World {
     pub(super) fn admits(&mut self, at: u64, id: u64) -> Result<(), Refused> {
         let guards = self.options.guards;
         let from = &self.nodes[place(id)];
-        let (member, run) = (from.member, (from.id, from.life));
-        let (incarnation, boots) = (from.papers.incarnation, from.papers.boots);
-        let node = self.node(at);
-        let Some(live) = &node.live else { return Err(Refused::Unknown) };
+        let (member, shown) = (MemberId(from.member), from.appearance());
+        let Some(live) = &self.nodes[place(at)].live else { return Err(Refused::Unknown) };
         let view = live.store.view();
-        if view.members().was_removed(MemberId(member)) {
+        if view.members().was_removed(member) {
             return Err(Refused::Removed);
         }
-        let record = view.members().member(MemberId(member)).ok_or(Refused::Unknown)?;
-        let bound = record.incarnation.map(|bound| u128::from_be_bytes(bound.0));
-        if bound.is_some_and(|bound| bound != incarnation) && guards.same_incarnation() {
+        let record = view.members().member(member).ok_or(Refused::Unknown)?;
+        let is_bound = record.incarnation.is_none_or(|bound| bound == shown.incarnation);
+        if !is_bound && guards.same_incarnation() {
             return Err(Refused::Disowned);
         }
-        let mark = node.papers.marks.get(&member).copied();
-        if let Some(mark) = mark {
-            if mark.incarnation != incarnation && guards.same_incarnation() {
-                return Err(Refused::Disowned);
-            }
-            let twice = mark.run.is_some_and(|known| known != run);
-            let less = boots < mark.boots || (boots == mark.boots && twice);
-            if mark.incarnation == incarnation && less {
-                return Err(Refused::Disowned);
+        // Whether a process that another one wants to replace is alive is seen by its answers.
+        let before = live.connected.get(&member.0).filter(|link| {
+            let before = &self.nodes[place(link.machine)];
+            link.machine != id && before.life == link.life && before.live.is_some()
+        });
+        let is_beside = before.is_some();
+        let node = self.node(at);
+        let Some(live) = &mut node.live else { return Err(Refused::Unknown) };
+        let admitted = match live.witness.is_new(member, &shown) {
+            Ok(true) if is_beside => return Err(Refused::Unknown),
+            _ => live.witness.admit(member, &shown),
+        };
+        node.write_witness();
+        match admitted {
+            Ok(()) => Ok(()),
+            Err(Objection::Incarnation) if !guards.same_incarnation() => Ok(()),
+            Err(Objection::Boot | Objection::Amnesia) if !guards.images_are_known() => Ok(()),
+            Err(_) => Err(Refused::Disowned),
+        }
+    }
+
+    /// A process tells another one what it knows of all, and what it has promised itself.
+    fn tell(&mut self, id: u64, there: u64) {
+        let node = &self.nodes[place(id)];
+        let Some(live) = &node.live else { return };
+        let promised = live.core.driver().promised();
+        let report = live.witness.report(MemberId(node.member), &live.shown, promised);
+        let own = self.nodes[place(there)].member;
+        let Some(live) = &mut self.node(there).live else { return };
+        let view = live.store.view();
+        let is_peer = |member| member != MemberId(own) && view.members().member(member).is_some();
+        live.witness.told(&report, is_peer).expect("a member can read what another one tells");
+    }
+
+    /// A message has arrived: what it promises is remembered, a vote before it counts.
+    pub(super) fn note_promise(&mut self, to: u64, message: &Message) {
+        let Some(promise) = Promise::of(message) else { return };
+        let node = self.node(to);
+        let Some(live) = &mut node.live else { return };
+        let status = live.core.driver().status();
+        let promise = promise.with_commit(status.term, status.commit);
+        live.witness.heard(MemberId(message.from), promise);
+        if live.witness.urgent() > live.witness_written {
+            node.write_witness();
+        }
+    }
+
+    /// Now and then what is remembered is written; streams to whom is known better by now end.
+    fn look_after_witness(&mut self, id: u64) -> Result<(), Violation> {
+        let guards = self.options.guards;
+        let writes = self.rng.chance(100);
+        let node = self.node(id);
+        let Some(live) = &mut node.live else { return Ok(()) };
+        let view = live.store.view();
+        live.witness.forget(|member| view.members().was_removed(member));
+        let is_found_out = |(peer, link): &(&u64, &Link)| {
+            live.witness.is_found_out(MemberId(**peer), run_of(link.machine, link.life))
+        };
+        let found_out: Vec<u64> =
+            live.connected.iter().filter(is_found_out).map(|(peer, _)| *peer).collect();
+        if writes {
+            node.write_witness();
+        }
+        if guards.same_incarnation() && guards.images_are_known() {
+            for peer in found_out {
+                self.set_stream(id, peer, None)?;
             }
         }
-        node.papers.marks.insert(member, Mark { incarnation, boots, run: Some(run) });
         Ok(())
     }
 
@@ -144,6 +204,16 @@ impl World {
         }
         let what = format!("{taken} of {voters:?} take {id} for {}", node.member);
         Err(Violation::new("who has forgotten doesn't act", what))
+    }
+
+    /// Who has forgotten nothing is never refused for it.
+    fn check_is_lost(&self, id: u64, by: u64) -> Result<(), Violation> {
+        let member = self.nodes[place(id)].member;
+        if self.nodes.iter().any(|node| node.member == member && node.is_lost) {
+            return Ok(());
+        }
+        let what = format!("{by} doesn't take {id} for {member}");
+        Err(Violation::new("who is well is taken for what it is", what))
     }
 
     /// A peer will never take a process for its member again. As many as leave no quorum end it.

@@ -13,11 +13,12 @@ use muster_node::driver::{
     Applier, ApplyJob, CheckpointPolicy, Core, Driver, DriverOptions, LogJob, LogWriter, Mail,
     Metrics, Notice, Snapshots, Turn, TurnError, gather, recover,
 };
-use muster_node::identity::{MemberId, Past};
+use muster_node::identity::{Incarnation, MemberId, Past};
 use muster_node::log::{Identity, Log, LogOptions, Reader};
 use muster_node::machine::{RequestId, StateMachine as _};
 use muster_node::mvcc::watch::{WatchHub, WatchOptions};
 use muster_node::mvcc::{Compaction, Options as StoreOptions, Store, StoreError, View};
+use muster_node::witness::{Appearance, OnDisk, Witness};
 use node_consensus::{Config, Guards};
 
 use super::Violation;
@@ -72,6 +73,10 @@ pub(super) struct Live {
     pub loses_body: bool,
     /// Streams that stand, by peer.
     pub connected: BTreeMap<u64, Link>,
+    /// What it shows of itself to others, and what it remembers of them: more than is written.
+    pub shown: Appearance,
+    pub witness: Witness,
+    pub witness_written: u64,
     /// Peers that will never take this process' member for what it is.
     pub disowned_by: BTreeSet<u64>,
     /// The change of members that it has under way as leader, and those that wait for it.
@@ -99,24 +104,22 @@ pub(super) struct Papers {
     /// A log was begun.
     pub had_log: bool,
     pub tombstone: bool,
-    /// What is remembered of each member: incarnation, starts, and the process that showed them.
-    pub marks: BTreeMap<u64, Mark>,
-}
-
-/// What a member knows of another one's past.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mark {
-    pub incarnation: u128,
-    pub boots: u64,
-    /// Known until the process that was shown it ends.
-    pub run: Option<(u64, u64)>,
+    /// What is remembered of the other members, as it was last written.
+    pub witness: String,
 }
 
 impl Papers {
     pub(super) fn new(incarnation: u128) -> Self {
-        let marks = BTreeMap::new();
-        Self { incarnation, boots: 0, had_log: false, tombstone: false, marks }
+        let witness = Witness::default().encode();
+        Self { incarnation, boots: 0, had_log: false, tombstone: false, witness }
     }
+}
+
+/// A copy of a machine, and the most that it may hold.
+pub(super) struct Image {
+    pub disk: SimulatedDisk,
+    pub papers: Papers,
+    pub held: OnDisk,
 }
 
 /// What a disk writes whole or not at all.
@@ -138,7 +141,7 @@ pub(super) struct Node {
     /// Times that it was started and ended at once.
     pub refused_starts: u64,
     /// An earlier moment of its disk.
-    pub image: Option<(SimulatedDisk, Papers)>,
+    pub image: Option<Image>,
     pub live: Option<Live>,
     /// Counts processes, so that what was meant for an earlier one is dropped.
     pub life: u64,
@@ -174,6 +177,11 @@ fn store_options(plan: &Plan, guards: Guards) -> StoreOptions {
         members: first_members(plan),
         guards,
     }
+}
+
+/// The number that tells a process from all others.
+pub(super) fn run_of(machine: u64, life: u64) -> u64 {
+    machine << 32 | life
 }
 
 /// The options of the driver, and `config` with this plan's bounds: small, so that old entries are
@@ -296,6 +304,30 @@ impl Node {
         Ok(Log::create_after(at, &disk, dir, &identity, &log_options(guards))?)
     }
 
+    /// How its process shows itself.
+    pub(super) fn appearance(&self) -> Appearance {
+        self.live.as_ref().map_or_else(|| self.shows_nothing(), |live| live.shown)
+    }
+
+    /// How one does that has nothing on its disk.
+    fn shows_nothing(&self) -> Appearance {
+        Appearance {
+            incarnation: Incarnation(self.papers.incarnation.to_be_bytes()),
+            boot: self.papers.boots,
+            run: run_of(self.id, self.life),
+            disk: OnDisk::default(),
+        }
+    }
+
+    /// Writes what it remembers of the others, if that is more than it has written.
+    pub(super) fn write_witness(&mut self) {
+        let Some(live) = &mut self.live else { return };
+        if live.witness.version() > live.witness_written {
+            live.witness_written = live.witness.version();
+            self.papers.witness = live.witness.encode();
+        }
+    }
+
     fn identity(&self) -> Identity {
         Identity { cluster: 1, member: self.member, incarnation: self.papers.incarnation }
     }
@@ -335,7 +367,6 @@ impl Node {
     pub(super) fn boot(&mut self, plan: &Plan, seed: u64, guards: Guards) -> Result<(), Down> {
         self.life += 1;
         self.papers.boots += 1;
-        self.papers.marks.values_mut().for_each(|mark| mark.run = None);
         let live = self.try_boot(plan, seed, guards).map_err(|error| self.down(&*error))?;
         self.papers.had_log = true;
         self.live = live;
@@ -364,6 +395,9 @@ impl Node {
             return Ok(None);
         }
         let (mut log, recovered) = Log::open(&disk, dir, &options)?;
+        let state = recovered.hard_state;
+        let held = OnDisk { term: state.term, vote: state.vote, last: recovered.last().index };
+        let witness = Witness::decode(&self.papers.witness)?;
         let initial = recover(&mut log, machine.applied(), machine.members())?;
         let (config, mut driver_options) = driver_options(
             plan,
@@ -397,6 +431,9 @@ impl Node {
             bodies,
             loses_body: faults.chance(plan.lost_bodies),
             connected: BTreeMap::new(),
+            shown: Appearance { disk: held, ..self.shows_nothing() },
+            witness_written: witness.version(),
+            witness,
             disowned_by: BTreeSet::new(),
             changing: None,
             changes: VecDeque::new(),

@@ -60,6 +60,10 @@ impl World {
         if let Some(transfer) = body {
             return self.receive_snapshot(to, life, message, transfer);
         }
+        if self.live(to, life).is_none() {
+            return Ok(());
+        }
+        self.note_promise(to, &message);
         let Some(live) = self.live(to, life) else { return Ok(()) };
         if live.mail.message(message).is_err() {
             self.report.full_queues += 1;
