@@ -150,8 +150,10 @@ impl Consensus {
 
     /// One tick of the clock. None passes while a snapshot is on its way into log and store: who
     /// stands for election then is asked by the library for entries that the snapshot has replaced.
+    /// Nor while the log of somebody who would win by its own vote alone is on its way to the disk: the
+    /// library takes a leader's log to have been durable when it won.
     pub fn tick(&mut self) {
-        if self.is_restoring() {
+        if self.must_not_stand() {
             return;
         }
         self.raw.tick();
@@ -266,7 +268,7 @@ impl Consensus {
 
     /// Campaigns now, if this member may and there is no leader.
     pub fn campaign(&mut self) {
-        if self.raw.raft.promotable() && self.raw.raft.leader_id == 0 && !self.is_restoring() {
+        if self.raw.raft.promotable() && self.raw.raft.leader_id == 0 && !self.must_not_stand() {
             // The library refuses while a change of members is committed and not applied: it may
             // be the one that takes this member's vote. The election time-out comes again.
             let _ = self.raw.campaign();
@@ -559,6 +561,14 @@ impl Consensus {
     /// Whether a snapshot was taken that is not applied yet.
     fn is_restoring(&self) -> bool {
         self.raw.store().base().index > self.raw.raft.raft_log.applied
+    }
+
+    /// See [`Self::tick`].
+    fn must_not_stand(&self) -> bool {
+        let raft = &self.raw.raft;
+        let is_alone = self.members.voters == [self.member];
+        let writes = raft.raft_log.persisted < raft.raft_log.last_index();
+        self.is_restoring() || (is_alone && writes && raft.state != StateRole::Leader)
     }
 
     fn after_input(&mut self) {

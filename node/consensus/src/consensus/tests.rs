@@ -1,7 +1,7 @@
 use bytes::Bytes;
 
 use super::*;
-use crate::Members;
+use crate::{ConfChange, Members};
 
 /// A follower of three that has been sent a snapshot, which nobody has installed yet.
 fn restoring() -> Consensus {
@@ -139,4 +139,26 @@ fn a_learner_hears_of_no_term_before_the_only_voters_disk() {
     leader.step(probed).unwrap();
     let shown = run(&mut leader);
     assert!(shown.iter().any(|message| message.to == 2 && !message.entries.is_empty()));
+}
+
+/// A leader of two whose disk is slow, and which is a follower again when it applies that the other one
+/// was removed.
+#[test]
+fn an_only_voter_stands_for_election_once_its_log_is_durable() {
+    let mut member = leader();
+    member.propose_many(EntryKind::Normal, vec![Bytes::from_static(b"x")], 0).unwrap();
+    let ready = member.ready();
+    assert_eq!(ready.persist.entries.len(), 1);
+    let term = member.status().term + 1;
+    member.step(Message { term, ..Message::new(MessageKind::RequestVote, 2, 1) }).unwrap();
+    (0..100).for_each(|_| member.tick());
+    member.step(Message { term, ..Message::new(MessageKind::Heartbeat, 2, 1) }).unwrap();
+    member.change_members(ConfChange::Remove(2));
+    (0..100).for_each(|_| member.tick());
+    member.campaign();
+    assert_ne!(member.status().role, Role::Leader);
+    member.persisted(ready.number);
+    run(&mut member);
+    (0..100).for_each(|_| member.tick());
+    assert_eq!(member.status().role, Role::Leader);
 }
