@@ -228,7 +228,7 @@ fn prepare_redeem(
         return Err(ApiError::new(Code::GrantBinding, detail, next));
     }
     let record = VerifiedRecord::verify(&redeem.signed, &grant, &chain.newest().permissions)?;
-    wait_if_void(transaction, &grant, &record.agent_key)?;
+    wait_if_void(transaction, &grant, row.stored_us, &record.agent_key)?;
     Ok(Event::Redeem(formation::service::Redeem {
         record: convert::record(&record),
         session: convert::session(redeem.boot, &redeem.nonce),
@@ -238,18 +238,22 @@ fn prepare_redeem(
             id: formation::GrantId(grant.id.to_string().into()),
             uses: u32::from(grant.uses),
             expires: formation::Micros(grant.expires_at.saturating_mul(1_000_000)),
-            revoked: row.revoked_us.is_some() || is_void(&grant, transaction.void_before),
+            revoked: row.revoked_us.is_some()
+                || is_void(&grant, row.stored_us, transaction.void_before),
         },
     }))
 }
 
 /// Whether a token was issued before the database was last set back or accepted. Who revoked it
-/// since may have been forgotten with that, so it admits nobody any more.
+/// since may have been forgotten with that, so it admits nobody any more. Its issuer's clock may be
+/// ahead of the database's and knows whole seconds only, so the time it was stored at counts as well;
+/// not alone, since the issuer didn't sign that.
 pub(crate) fn is_void(
     grant: &discovery_types::grant::Grant,
+    stored_us: i64,
     void_before: formation::Micros,
 ) -> bool {
-    grant.issued_at < void_before.0 / 1_000_000
+    grant.issued_at < void_before.0 / 1_000_000 || stored_us.unsigned_abs() < void_before.0
 }
 
 /// While the database isn't settled, a cluster that looks open may have committed: its hosts learn
@@ -257,11 +261,12 @@ pub(crate) fn is_void(
 fn wait_if_void(
     transaction: &ClusterTransaction,
     grant: &discovery_types::grant::Grant,
+    stored_us: i64,
     key: &PublicKey,
 ) -> Result<(), ApiError> {
     let cluster = &transaction.cluster;
     let new = !cluster.phase.has_ended() && !cluster.agents.contains_key(&convert::key(key));
-    if transaction.settled || !new || !is_void(grant, transaction.void_before) {
+    if transaction.settled || !new || !is_void(grant, stored_us, transaction.void_before) {
         return Ok(());
     }
     let detail = "The database was changed after this token was made, and isn't settled yet.";

@@ -152,14 +152,15 @@ fn view_of(row: &GrantUse, now: i64) -> Result<GrantView, StoreError> {
         TokenKind::Boot => !matches!(row.phase.as_str(), "open" | "preparing"),
         TokenKind::Join => row.keys > 0 || !matches!(row.phase.as_str(), "committed" | "formed"),
     };
-    let state = if row.grant.revoked_us.is_some() || is_void(&grant, void_before) {
-        GrantState::Revoked
-    } else if is_taken {
-        GrantState::Closed
-    } else if grant.expires_at.saturating_mul(1_000_000) <= now.unsigned_abs() {
-        GrantState::Expired
-    } else {
-        GrantState::Valid
-    };
+    let state =
+        if row.grant.revoked_us.is_some() || is_void(&grant, row.grant.stored_us, void_before) {
+            GrantState::Revoked
+        } else if is_taken {
+            GrantState::Closed
+        } else if grant.expires_at.saturating_mul(1_000_000) <= now.unsigned_abs() {
+            GrantState::Expired
+        } else {
+            GrantState::Valid
+        };
     Ok(GrantView { issuer: *jws.kid(), grant, jws, state, keys: row.keys as u32 })
 }

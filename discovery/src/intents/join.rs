@@ -146,7 +146,7 @@ fn admit(
 ) -> Result<(), ApiError> {
     let again = "Ask for another ticket: `muster-discovery token create --kind join`.";
     let seconds = transaction.now.0 / 1_000_000;
-    if row.revoked_us.is_some() || is_void(ticket, transaction.void_before) {
+    if row.revoked_us.is_some() || is_void(ticket, row.stored_us, transaction.void_before) {
         return Err(ApiError::new(Code::GrantRevoked, "The ticket was revoked.", again));
     }
     if !transaction.settled {

@@ -78,7 +78,7 @@ impl Store {
     /// One grant.
     pub(crate) async fn grant(&self, id: &str) -> Result<Option<GrantUse>, StoreError> {
         let row = sqlx::query_as(
-            "SELECT g.id, g.cluster_id, g.kind, g.jws, g.revoked_us, c.phase,
+            "SELECT g.id, g.cluster_id, g.kind, g.jws, g.stored_us, g.revoked_us, c.phase,
                     (SELECT count(*) FROM agents a WHERE a.grant_id = g.id)
                         + (SELECT count(*) FROM intents i WHERE i.grant_id = g.id) AS keys,
                     (SELECT void_before_us FROM generation) AS void_before_us
@@ -93,7 +93,7 @@ impl Store {
     /// The newest [`GRANTS_LISTED`] grants, of one cluster or of all, newest first.
     pub(crate) async fn grants(&self, cluster: Option<Uuid>) -> Result<Vec<GrantUse>, StoreError> {
         let rows = sqlx::query_as(
-            "SELECT g.id, g.cluster_id, g.kind, g.jws, g.revoked_us, c.phase,
+            "SELECT g.id, g.cluster_id, g.kind, g.jws, g.stored_us, g.revoked_us, c.phase,
                     (SELECT count(*) FROM agents a WHERE a.grant_id = g.id)
                         + (SELECT count(*) FROM intents i WHERE i.grant_id = g.id) AS keys,
                     (SELECT void_before_us FROM generation) AS void_before_us

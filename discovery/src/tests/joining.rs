@@ -12,7 +12,7 @@ use discovery_types::client::{Client, ClientError};
 use discovery_types::csr::NodeKey;
 use discovery_types::digest::{Digest, MemberId, Nonce};
 use discovery_types::document::VerifiedDocument;
-use discovery_types::grant::Grant;
+use discovery_types::grant::{Grant, ISSUER_SKEW_SECONDS};
 use discovery_types::intent::{Errand, Verb, VerifiedIntent};
 use discovery_types::key::SigningKey;
 use discovery_types::order::{Change, Order};
@@ -373,7 +373,11 @@ async fn a_ticket_admits_nobody_it_is_not_for() {
 async fn a_ticket_of_before_a_restore_is_void() {
     let mut cluster = Formed::of(1).await;
     let used = cluster.newcomer(8).await;
-    let unused = cluster.newcomer(9).await;
+    // Made on a machine whose clock is ahead.
+    let (ticket, grant) = cluster.world.join_grant(&cluster.admin, &cluster.statement);
+    let grant = Grant { issued_at: grant.issued_at + ISSUER_SKEW_SECONDS / 2, ..grant };
+    cluster.admin.put_grant(&grant.sign(&cluster.world.owner)).await.unwrap();
+    let unused = Agent::new(&cluster.world, &cluster.service, &cluster.statement, &ticket, 9);
     let dump = cluster.world.database.dump();
     used.join().await.unwrap();
     cluster.service.stop().await;

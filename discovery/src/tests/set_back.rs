@@ -230,8 +230,6 @@ async fn a_token_from_before_the_database_was_set_back_admits_nobody() {
         .await
         .unwrap();
     move_elsewhere(&world).await;
-    // Tokens are dated in whole seconds.
-    tokio::time::sleep(Duration::from_millis(1_100)).await;
 
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -258,7 +256,6 @@ async fn an_old_token_waits_until_the_database_is_settled_before_it_is_called_vo
     service.stop().await;
     was_last_seen_long_ago(&world.database, absent).await;
     move_elsewhere(&world).await;
-    tokio::time::sleep(Duration::from_millis(1_100)).await;
     let service = world.serve().await;
     let agent = Agent::new(&world, &service, &statement, &old, 1);
     let refused = agent.redeem().await.unwrap_err();

@@ -147,6 +147,8 @@ pub(crate) struct AskedGrant {
     /// The token's public key, as its row has it.
     #[serde(deserialize_with = "hex")]
     pub token_key: Vec<u8>,
+    /// When it was stored.
+    pub stored_us: i64,
     /// When it was revoked.
     pub revoked_us: Option<i64>,
 }
@@ -169,7 +171,7 @@ SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.fr
     ",
     ARRAY(SELECT jws FROM statements WHERE cluster_id = $1 ORDER BY sequence) AS statements,
     (SELECT jsonb_build_object('jws', jws, 'token_key', encode(token_key, 'hex'),
-         'revoked_us', revoked_us) FROM grants WHERE id = $3 AND cluster_id = $1) AS asked,
+         'stored_us', stored_us, 'revoked_us', revoked_us) FROM grants WHERE id = $3 AND cluster_id = $1) AS asked,
     ARRAY(SELECT id FROM grants WHERE cluster_id = $1 AND revoked_us IS NOT NULL) AS revoked,
     (SELECT coalesce(jsonb_agg(r), '[]') FROM (
         SELECT a.record, a.token_record, a.grant_id, gr.jws AS grant, encode(a.key, 'hex') AS key,

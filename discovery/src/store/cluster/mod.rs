@@ -63,6 +63,8 @@ pub(crate) struct GrantRow {
     pub kind: String,
     /// The signed grant.
     pub jws: String,
+    /// When it was stored.
+    pub stored_us: Micros,
     /// When it was revoked.
     pub revoked_us: Option<Micros>,
 }
