@@ -1,0 +1,120 @@
+//! A removed member that is started over and over, as a supervisor would: it ends each time, never
+//! comes back, and costs the cluster next to nothing. `RESTARTS` says how often (see the first test).
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::{io::Write as _, path::Path, process::Command, time::Instant};
+
+use common::{Member, all, healthy, put_again, settled, started};
+use node_proto::etcdserverpb::MemberRemoveRequest;
+
+const REMOVED: &str = "this member has been permanently removed from the cluster";
+
+/// A few in every run of the tests; a thousand now and then.
+fn restarts() -> usize {
+    std::env::var("RESTARTS").map_or(40, |times| times.parse().unwrap())
+}
+
+/// Two members that go on, and a third that was removed while it was away; `image` is its directory
+/// of before.
+struct Cluster {
+    left: Vec<Member>,
+    gone: Member,
+    image: std::path::PathBuf,
+    _root: tempfile::TempDir,
+}
+
+async fn cluster() -> Cluster {
+    let root = tempfile::tempdir().unwrap();
+    let mut left = started(root.path());
+    let id = left[2].member_id().await;
+    let mut gone = left.pop().unwrap();
+    gone.kill();
+    let image = root.path().join("image");
+    copy(&gone.data_dir, &image);
+    settled(&all(&left)).await;
+    healthy(async || left[0].cluster().member_remove(MemberRemoveRequest { id }).await).await;
+    put_again(&left[0], "k", "v").await;
+    Cluster { left, gone, image, _root: root }
+}
+
+fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp").args(["-a", "--sparse=always"]).args([from, to]).status();
+    let copied = copied.unwrap();
+    assert!(copied.success());
+}
+
+/// Processor time that a process has taken, in hundredths of a second.
+fn ticks(process: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+impl Cluster {
+    /// Starts it so often, after `prepare`; sees it end with `code` each time, and the others go on
+    /// as if nothing were.
+    async fn restarts(&mut self, what: &str, code: i32, prepare: impl Fn(&Member, &Path)) {
+        let status = async |left: &[Member]| {
+            let status = left[0].status().await.unwrap();
+            (status.raft_term, status.leader, left[0].members().await.unwrap())
+        };
+        let before = status(&self.left).await;
+        let used = |left: &[Member]| left.iter().map(|member| ticks(member.id())).sum::<u64>();
+        let (start, used_before, times) = (Instant::now(), used(&self.left), restarts());
+        for _ in 0..times {
+            prepare(&self.gone, &self.image);
+            self.gone.start();
+            assert_eq!(self.gone.exit_code(), Some(code), "{what}: {}", self.gone.log());
+        }
+        let (seconds, used) = (start.elapsed().as_secs_f64(), used(&self.left) - used_before);
+        assert_eq!(status(&self.left).await, before, "{what}");
+        put_again(&self.left[1], what, "x").await;
+        // For whoever measures; other work on the machine makes it no assertion.
+        let _ = writeln!(
+            std::io::stderr(),
+            "{what}: {times} starts in {seconds:.1} s; the two others took {:.2} % of a core",
+            f64::from(u32::try_from(used).unwrap()) / seconds
+        );
+    }
+}
+
+fn wipe(gone: &Member, _: &Path) {
+    std::fs::remove_dir_all(&gone.data_dir).unwrap();
+}
+
+#[tokio::test]
+async fn a_removed_member_that_knows_it_ends_at_each_start_and_asks_nobody() {
+    let mut cluster = cluster().await;
+    cluster.restarts("a tombstone", 3, |_, _| {}).await;
+    assert_eq!(cluster.gone.log().matches(REMOVED).count(), restarts());
+    // As a member, and when it learned of its removal.
+    assert_eq!(cluster.gone.log().matches("starting member").count(), 2, "{}", cluster.gone.log());
+    assert!(cluster.gone.data_dir.join("member/wal").exists(), "its data is kept");
+}
+
+#[tokio::test]
+async fn a_removed_member_that_has_forgotten_it_learns_it_at_each_start() {
+    let mut cluster = cluster().await;
+    let put_back = |gone: &Member, image: &Path| {
+        wipe(gone, image);
+        copy(image, &gone.data_dir);
+    };
+    cluster.restarts("an image of before", 3, put_back).await;
+    assert_eq!(cluster.gone.log().matches(REMOVED).count(), restarts());
+}
+
+#[tokio::test]
+async fn a_removed_member_that_was_wiped_is_not_expected_by_anybody() {
+    let mut cluster = cluster().await;
+    cluster.gone.args.push("--initial-cluster-state=existing".to_owned());
+    cluster.restarts("an empty directory", 1, wipe).await;
+    let log = cluster.gone.log();
+    assert_eq!(log.matches("member count is unequal").count(), restarts(), "{log}");
+    assert!(!cluster.gone.data_dir.join("member/wal").exists(), "it has begun nothing");
+    // As one of a new cluster, which the others are no members of, it is no better off.
+    cluster.gone.args.pop();
+    cluster.restarts("an empty directory, as new", 3, wipe).await;
+}
