@@ -49,14 +49,17 @@ fn run(config: &Config, remarks: &[Remark]) -> ExitCode {
     };
     server::log_remarks(remarks);
     server::limit_process();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let result = match &runtime {
-        Ok(runtime) => runtime.block_on(server::run(config)),
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
         Err(error) => {
             tracing::error!(%error, "cannot start the runtime");
             return ExitCode::from(FAILED);
         }
     };
+    let result = runtime.block_on(server::run(config));
+    // A start that was told to stop may leave a thread that reads or writes what the next one begins
+    // anew: it is not waited for.
+    runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

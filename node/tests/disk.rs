@@ -4,44 +4,16 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Member, PATIENCE, eventually, skipped};
+use common::{Member, PATIENCE, eventually, skipped, small::Small};
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
 use node_proto::etcdserverpb::{
     AlarmRequest, AlarmType, CompactionRequest, DeleteRangeRequest, PutRequest,
 };
 use tonic::Code;
-
-/// A small file system in memory, as long as it is kept.
-struct Small(PathBuf);
-
-impl Small {
-    fn mount(at: &Path, mebibytes: u32) -> Option<Self> {
-        std::fs::create_dir(at).unwrap();
-        let size = format!("size={mebibytes}m");
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &size, "tmpfs"])
-            .arg(at)
-            .stderr(Stdio::null())
-            .status();
-        mounted.is_ok_and(|status| status.success()).then(|| Self(at.to_owned()))
-    }
-
-    fn free_bytes(&self) -> u64 {
-        let space = rustix::fs::statvfs(&self.0).unwrap();
-        space.f_bavail * space.f_frsize
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
 
 async fn put(member: &Member, key: String, bytes: usize) -> Result<(), tonic::Status> {
     let request =
@@ -60,11 +32,7 @@ async fn a_full_disk_refuses_what_grows_and_serves_the_rest_until_there_is_space
     member.start();
     member.ready();
     put(&member, "before".to_owned(), 10).await.unwrap();
-    // Somebody else takes nearly all of the space.
-    let filler = small.0.join("filler");
-    let bytes = small.free_bytes() - (40 << 20);
-    let file = std::fs::File::create(&filler).unwrap();
-    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
+    let filler = small.fill_up_to(40 << 20);
 
     let start = Instant::now();
     let refused = loop {
@@ -91,7 +59,6 @@ async fn a_full_disk_refuses_what_grows_and_serves_the_rest_until_there_is_space
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 
-    drop(file);
     std::fs::remove_file(&filler).unwrap();
     let start = Instant::now();
     while put(&member, "after".to_owned(), 10).await.is_err() {

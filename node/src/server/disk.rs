@@ -5,7 +5,11 @@
 //! the log has its name, and once the log has its name the member never bootstraps again: a mark
 //! outside the member's own directory says so even when the log is lost.
 
-use std::{io::BufReader, path::Path, sync::Arc};
+use std::{
+    io::BufReader,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use super::{
     ServerError,
@@ -153,8 +157,8 @@ async fn open_member(
             let local = Local { cluster, member, incarnation, boot, run, disk: held };
             let body = snapshots.join(JOINING);
             let at = join::fetch(joining, &local, tls, &body).await?;
-            let mut machine = open_store(&disk, &member_dir, Open::New, Vec::new())?;
-            install(&mut machine, &body, &member_dir.join(STORE))?;
+            let machine = open_store(&disk, &member_dir, Open::New, Vec::new())?;
+            let machine = install(machine, body, member_dir.join(STORE)).await?;
             create(cluster, member, at)?;
             machine
         }
@@ -202,14 +206,24 @@ fn may_bootstrap(config: &Config) -> Result<InitialCluster, ServerError> {
     }
 }
 
-/// Everything that the whole state, received into `body`, holds, durably.
-fn install(machine: &mut Machine, body: &Path, store: &Path) -> Result<(), ServerError> {
+/// Everything that the whole state, received into `body`, holds, durably. On another thread, so that
+/// a signal is heard meanwhile: what it leaves undone the next start begins anew.
+async fn install(
+    mut machine: Machine,
+    body: PathBuf,
+    store: PathBuf,
+) -> Result<Machine, ServerError> {
     let system = |action| move |source| ServerError::System { action, source };
-    let file = std::fs::File::open(body).map_err(system("open the received state"))?;
-    machine
-        .install_snapshot(&mut BufReader::new(file))
-        .map_err(|source| ServerError::Store { path: store.to_owned(), source })?;
-    std::fs::remove_file(body).map_err(system("remove the received state"))
+    let installing = tokio::task::spawn_blocking(move || {
+        let file = std::fs::File::open(&body).map_err(system("open the received state"))?;
+        let installed = machine.install_snapshot(&mut BufReader::new(file));
+        let removed = std::fs::remove_file(&body);
+        installed.map_err(|source| ServerError::Store { path: store, source })?;
+        removed.map_err(system("remove the received state"))?;
+        Ok(machine)
+    });
+    let ended = installing.await.map_err(std::io::Error::other);
+    ended.map_err(system("install the received state"))?
 }
 
 fn open_store(

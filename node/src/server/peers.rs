@@ -250,12 +250,17 @@ pub(super) fn receive(path: &Path, mut body: impl Read) -> io::Result<()> {
     let mut received = 0;
     loop {
         if free_bytes(path)? < KEEP_FREE_BYTES {
-            return Err(io::ErrorKind::StorageFull.into());
+            let what = format!(
+                "the disk of {} is full: with it less than 256 MiB would be free; make room there",
+                path.display()
+            );
+            return Err(io::Error::new(io::ErrorKind::StorageFull, what));
         }
         let piece = io::copy(&mut body.by_ref().take(LOOK_EVERY_BYTES), &mut file)?;
         received += piece;
         if received > MAX_SNAPSHOT_BYTES {
-            return Err(io::ErrorKind::FileTooLarge.into());
+            let what = "it is longer than 32 GiB, the longest that is taken";
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
         }
         if piece < LOOK_EVERY_BYTES {
             return file.flush().and_then(|()| file.sync_all());
@@ -358,6 +363,8 @@ impl PeerEvents for Inbound {
         let index = view.applied().index;
         tracing::info!(peer.member.id = %to, index, "sending the whole state to a new member");
         view.write_snapshot(&mut out).map_err(io::Error::other)?;
+        // Nothing is held back for as long as the other end takes to read it through.
+        drop(view);
         out.finish()?;
         let duration_ms = millis(started);
         tracing::info!(peer.member.id = %to, index, duration_ms, "the new member has it");

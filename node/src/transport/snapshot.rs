@@ -3,18 +3,21 @@
 //! `SnapshotHeader`, then `SnapshotChunk`s, then `SnapshotEnd` (length and CRC-32C of all chunks);
 //! the receiver answers once it has installed it. While that takes long it sends pings, so that
 //! silence still means death.
+//!
+//! Neither end waits for the other for ever: each step has a time, and so has the whole, by its
+//! length. Who sends holds back a view of its store meanwhile, and what the store frees since.
 
 use std::{
     io::{self, Read, Write},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     sync::{OwnedSemaphorePermit, mpsc, oneshot},
-    time::{interval, timeout},
+    time::{interval, timeout_at},
 };
 
 use super::{
@@ -32,8 +35,11 @@ use super::{
 const CHUNK_BYTES: usize = 256 * 1024;
 /// Chunks between disk and network; the disk waits when they are full.
 const CHUNKS_IN_FLIGHT: usize = 4;
-/// A receiver may take this long for one chunk: its disk may be slow.
-const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
+/// The other end may take this long for one step: a frame, or a sign of life. Its disk may be slow.
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
+/// What comes or goes more slowly than this in all is given up, and so is an installation: a link of
+/// a megabit a second carries no cluster.
+const LEAST_BYTES_PER_SECOND: u64 = 128 * 1024;
 /// A frame on a snapshot stream: a chunk, or a header of at most as much.
 const FRAME_BYTES: usize = 1 << 20;
 
@@ -159,7 +165,8 @@ pub(super) fn send(
         let _permit = permit;
         let sent = async {
             let mut stream = dial::connect_any(&shared, &peer, Purpose::Snapshot).await?;
-            in_time(write_frame(&mut stream.io, Kind::SnapshotHeader, &header)).await?;
+            let header = write_frame(&mut stream.io, Kind::SnapshotHeader, &header);
+            Pace::new(0).in_time(header).await?;
             send_body(stream.io, &mut pieces).await
         };
         let result = tokio::select! {
@@ -202,23 +209,27 @@ pub(super) async fn serve(
 async fn send_body(io: Box<dyn Duplex>, pieces: &mut mpsc::Receiver<Piece>) -> io::Result<()> {
     let (reader, mut writer) = tokio::io::split(io);
     let mut frames = FrameReader::new(reader, FRAME_BYTES);
+    let mut sent = Pace::new(0);
     loop {
         match pieces.recv().await {
             None => return Err(io::ErrorKind::ConnectionAborted.into()),
             Some(Piece::Chunk(chunk)) => {
-                in_time(write_frame(&mut writer, Kind::SnapshotChunk, &chunk)).await?;
+                sent.in_time(write_frame(&mut writer, Kind::SnapshotChunk, &chunk)).await?;
+                sent.bytes += chunk.len() as u64;
             }
             Some(Piece::End { len, crc }) => {
                 let mut end = BytesMut::new();
                 end.put_u64(len);
                 end.put_u32(crc);
-                in_time(write_frame(&mut writer, Kind::SnapshotEnd, &end)).await?;
+                sent.in_time(write_frame(&mut writer, Kind::SnapshotEnd, &end)).await?;
                 break;
             }
         }
     }
+    // The other end installs it now, and may take as long again.
+    let installed = Pace::new(sent.bytes);
     loop {
-        match in_time(frames.next()).await? {
+        match installed.in_time(frames.next()).await? {
             Some((Kind::Ping, _)) => {}
             Some((Kind::SnapshotAnswer, answer)) if answer.as_ref() == [1] => return Ok(()),
             Some((Kind::SnapshotAnswer, _)) => {
@@ -241,7 +252,7 @@ pub(super) async fn receive(
     };
     let (reader, writer) = tokio::io::split(io);
     let mut frames = FrameReader::new(reader, FRAME_BYTES);
-    let header = match in_time(frames.next()).await? {
+    let header = match Pace::new(0).in_time(frames.next()).await? {
         Some((Kind::SnapshotHeader, header)) => header,
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
@@ -271,14 +282,19 @@ async fn receive_body<T: Send + 'static>(
     let body = SnapshotReader { pieces, current: Bytes::new(), len: 0, crc: 0, ended: false };
     let mut install = tokio::task::spawn_blocking(move || install(body));
     let mut tick = interval(ping_interval);
+    let mut received = Pace::new(0);
     let pump = async {
         loop {
-            let piece = match in_time(frames.next()).await? {
-                Some((Kind::SnapshotChunk, chunk)) => Piece::Chunk(chunk),
+            let piece = match received.in_time(frames.next()).await? {
+                Some((Kind::SnapshotChunk, chunk)) => {
+                    received.bytes += chunk.len() as u64;
+                    Piece::Chunk(chunk)
+                }
                 Some((Kind::SnapshotEnd, mut end)) if end.len() == 12 => {
                     Piece::End { len: end.get_u64(), crc: end.get_u32() }
                 }
-                _ => return Err(io::Error::from(io::ErrorKind::InvalidData)),
+                Some(_) => return Err(io::Error::from(io::ErrorKind::InvalidData)),
+                None => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
             };
             let last = matches!(piece, Piece::End { .. });
             // Whoever installs may have given up; its answer says why.
@@ -291,15 +307,73 @@ async fn receive_body<T: Send + 'static>(
     let installed = loop {
         tokio::select! {
             installed = &mut install => break installed.map_err(io::Error::other)?,
-            _ = tick.tick() => in_time(write_frame(&mut writer, Kind::Ping, &[])).await?,
+            _ = tick.tick() => {
+                Pace::new(0).in_time(write_frame(&mut writer, Kind::Ping, &[])).await?;
+            }
         }
     };
     let answer = [u8::from(installed.is_ok())];
-    in_time(write_frame(&mut writer, Kind::SnapshotAnswer, &answer)).await?;
-    in_time(writer.shutdown()).await?;
+    let answer = async {
+        write_frame(&mut writer, Kind::SnapshotAnswer, &answer).await?;
+        writer.shutdown().await
+    };
+    Pace::new(0).in_time(answer).await?;
     installed
 }
 
-async fn in_time<T>(future: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    timeout(CHUNK_TIMEOUT, future).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+/// How far a stream is, and until when the next step has to be done.
+struct Pace {
+    began: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    fn new(bytes: u64) -> Self {
+        Self { began: Instant::now(), bytes }
+    }
+
+    /// Until when a step that begins now may take, and what it means if it takes longer.
+    fn limit(&self, now: Instant) -> (Instant, &'static str) {
+        let in_all =
+            self.began + STEP_TIMEOUT + Duration::from_secs(self.bytes / LEAST_BYTES_PER_SECOND);
+        let step = now + STEP_TIMEOUT;
+        if in_all < step {
+            (in_all, "the other end is too slow: less than 128 KiB a second in all")
+        } else {
+            (step, "the other end has stalled: nothing for 30 seconds")
+        }
+    }
+
+    async fn in_time<T>(&self, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+        let (until, else_what) = self.limit(Instant::now());
+        let late = |_| Err(io::Error::new(io::ErrorKind::TimedOut, else_what));
+        timeout_at(until.into(), step).await.unwrap_or_else(late)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neither_a_step_nor_the_whole_may_take_for_ever() {
+        let mut pace = Pace::new(0);
+        let at = |seconds| pace.began + Duration::from_secs(seconds);
+        let (until, what) = pace.limit(at(0));
+        assert!(until == at(30) && what.contains("stalled"), "{what}");
+        let (until, what) = pace.limit(at(20));
+        assert!(
+            until == at(30) && what.contains("too slow"),
+            "nothing came in the first 20: {what}"
+        );
+        let (began, gigabyte) = (pace.began, 1 << 30);
+        pace.bytes = gigabyte;
+        let after = |seconds| began + Duration::from_secs(seconds);
+        for (seconds, until, what) in
+            [(60, 90, "stalled"), (8192, 8222, "stalled"), (8193, 8222, "too slow")]
+        {
+            let limit = pace.limit(after(seconds));
+            assert!(limit.0 == after(until) && limit.1.contains(what), "{seconds}: {}", limit.1);
+        }
+    }
 }

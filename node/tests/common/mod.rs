@@ -3,6 +3,9 @@
 #![allow(dead_code, reason = "each test program uses a part of this")]
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
+pub(crate) mod ca;
+pub(crate) mod small;
+
 use std::{
     fs::File,
     hash::{BuildHasher, RandomState},
@@ -133,10 +136,15 @@ impl Member {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Waits until this start has said that it serves.
+    /// Waits until this start has said that it serves, as all before it have.
     pub(crate) fn ready(&mut self) {
+        self.ready_again(self.starts - 1);
+    }
+
+    /// Waits until this start has said that it serves, as so many before it have.
+    pub(crate) fn ready_again(&mut self, before: usize) {
         let start = Instant::now();
-        while self.log().matches("ready to serve client requests").count() < self.starts {
+        while self.log().matches("ready to serve client requests").count() <= before {
             if let Some(status) = self.child.as_mut().unwrap().try_wait().unwrap() {
                 panic!("{} ended with {status}:\n{}", self.name, self.log());
             }
@@ -312,6 +320,20 @@ pub(crate) async fn same_hash(members: &[Member], revision: i64) {
         }
         assert!(start.elapsed() < PATIENCE, "hashes differ: {hashes:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Tries until the members have been connected for as long as a change asks for.
+pub(crate) async fn healthy<T>(mut change: impl AsyncFnMut() -> Result<T, tonic::Status>) -> T {
+    let start = Instant::now();
+    loop {
+        match change().await {
+            Ok(done) => return done,
+            Err(status) if status.message() == "etcdserver: unhealthy cluster" => {}
+            Err(status) => panic!("{status}"),
+        }
+        assert!(start.elapsed() < PATIENCE, "never healthy");
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 

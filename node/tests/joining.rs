@@ -1,0 +1,183 @@
+//! A new member fetches the whole state: over a connection that breaks or stalls, onto a disk that is
+//! full, and told to stop in the middle. Each ends in words and a code, and the next start joins.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use common::{Member, eventually, free_ports, same_hash, skipped, small::Small};
+use node_proto::etcdserverpb::MemberAddRequest;
+
+/// What the member has: much more than what a connection may carry in a test.
+const VALUES: usize = 12;
+const VALUE_BYTES: usize = 1 << 20;
+/// How much of it gets through.
+const SOME: u64 = 4 << 20;
+
+/// In front of a member's peer port: passes on so many bytes of each connection to who dialled, and
+/// then breaks it, or passes on no more.
+#[derive(Clone)]
+struct Relay {
+    passes: Arc<AtomicU64>,
+    breaks: Arc<AtomicBool>,
+    /// Connections that have come to the end of it.
+    ended: Arc<AtomicU64>,
+}
+
+impl Relay {
+    fn start(port: u16, to: u16) -> Self {
+        let relay = Self {
+            passes: Arc::new(AtomicU64::new(u64::MAX)),
+            breaks: Arc::default(),
+            ended: Arc::default(),
+        };
+        let (listener, told) = (TcpListener::bind(("127.0.0.1", port)).unwrap(), relay.clone());
+        std::thread::spawn(move || {
+            for dialled in listener.incoming() {
+                let Ok(up) = TcpStream::connect(("127.0.0.1", to)) else { continue };
+                let (dialled, told) = (dialled.unwrap(), told.clone());
+                let (mut from, mut out) = (dialled.try_clone().unwrap(), up.try_clone().unwrap());
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut out);
+                    let _ = out.shutdown(Shutdown::Both);
+                });
+                std::thread::spawn(move || told.pass_on(up, dialled));
+            }
+        });
+        relay
+    }
+
+    fn pass_on(&self, mut from: TcpStream, mut to: TcpStream) {
+        let (mut passed, mut buffer) = (0, vec![0; 64 << 10]);
+        while let Ok(read @ 1..) = from.read(&mut buffer) {
+            passed += read as u64;
+            if passed > self.passes.load(SeqCst) {
+                self.ended.fetch_add(1, SeqCst);
+                if !self.breaks.load(SeqCst) {
+                    // Until whoever dialled hangs up.
+                    let _ = to.read(&mut [0]);
+                }
+                break;
+            }
+            if to.write_all(&buffer[..read]).is_err() {
+                break;
+            }
+        }
+        let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+    }
+
+    fn lets_through(&self, bytes: u64, then_breaks: bool) {
+        self.breaks.store(then_breaks, SeqCst);
+        self.passes.store(bytes, SeqCst);
+    }
+}
+
+struct Cluster {
+    members: Vec<Member>,
+    relay: Relay,
+    initial: String,
+    revision: i64,
+}
+
+/// One member with some data, reached through a relay.
+async fn cluster(root: &Path) -> Cluster {
+    let [listens, advertises, client] = free_ports();
+    let initial = format!("one=http://127.0.0.1:{advertises}");
+    let mut member = Member::new(root, "one", listens, client, &initial);
+    for arg in &mut member.args {
+        if arg.starts_with("--initial-advertise-peer-urls") {
+            *arg = format!("--initial-advertise-peer-urls=http://127.0.0.1:{advertises}");
+        }
+    }
+    let relay = Relay::start(advertises, listens);
+    member.start();
+    member.ready();
+    let mut revision = 0;
+    for n in 0..VALUES {
+        revision = member.put(&format!("k{n}"), &"v".repeat(VALUE_BYTES)).await.unwrap();
+    }
+    Cluster { members: vec![member], relay, initial, revision }
+}
+
+impl Cluster {
+    /// A member that the cluster expects, with its data in `root`.
+    async fn newcomer(&self, root: &Path) -> Member {
+        let [peer, client] = free_ports();
+        let url = format!("http://127.0.0.1:{peer}");
+        let request = MemberAddRequest { peer_ur_ls: vec![url.clone()], is_learner: false };
+        self.members[0].cluster().member_add(request).await.unwrap();
+        let initial = format!("{},two={url}", self.initial);
+        let mut new = Member::new(root, "two", peer, client, &initial);
+        new.args.push("--initial-cluster-state=existing".to_owned());
+        new
+    }
+
+    /// The newcomer, which failed before, joins.
+    async fn joins(&mut self, mut new: Member) {
+        assert!(!new.data_dir.join("member/wal").exists(), "it has begun nothing: {}", new.log());
+        self.relay.lets_through(u64::MAX, false);
+        new.start();
+        new.ready_again(0);
+        assert!(!new.data_dir.join("member/snap/joining").exists());
+        self.members.push(new);
+        same_hash(&self.members, self.revision).await;
+    }
+}
+
+#[tokio::test]
+async fn a_state_that_breaks_off_is_an_error_and_the_next_start_fetches_it_anew() {
+    let root = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(root.path()).await;
+    let mut new = cluster.newcomer(root.path()).await;
+    cluster.relay.lets_through(SOME, true);
+    new.start();
+    assert_eq!(new.exit_code(), Some(1), "{}", new.log());
+    let why = "cannot fetch the cluster's state from any member: ";
+    assert!(new.log().contains(why), "{}", new.log());
+    assert!(!new.data_dir.join("member/snap/joining").exists(), "it takes no space");
+    cluster.joins(new).await;
+}
+
+#[tokio::test]
+async fn a_newcomer_that_is_told_to_stop_while_it_fetches_the_state_ends_at_once_and_well() {
+    let root = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(root.path()).await;
+    let mut new = cluster.newcomer(root.path()).await;
+    cluster.relay.lets_through(SOME, false);
+    new.start();
+    let ended = Arc::clone(&cluster.relay.ended);
+    eventually("the stream stalls", || ended.load(SeqCst) > 0);
+    let start = Instant::now();
+    assert_eq!(new.stop(), Some(0), "{}", new.log());
+    // A stalled step takes thirty.
+    assert!(start.elapsed() < Duration::from_secs(15), "it took {:?}", start.elapsed());
+    cluster.joins(new).await;
+}
+
+#[tokio::test]
+async fn a_newcomer_whose_disk_is_full_says_so_and_joins_once_there_is_room() {
+    let root = tempfile::tempdir().unwrap();
+    let Some(small) = Small::mount(&root.path().join("small"), 400) else {
+        return skipped("no tmpfs can be mounted");
+    };
+    let mut cluster = cluster(root.path()).await;
+    let mut new = cluster.newcomer(&small.0).await;
+    let filler = small.fill_up_to(64 << 20);
+    new.start();
+    assert_eq!(new.exit_code(), Some(1), "{}", new.log());
+    assert!(new.log().contains("is full"), "{}", new.log());
+    std::fs::remove_file(filler).unwrap();
+    cluster.joins(new).await;
+    let _ = cluster.members.pop().unwrap().stop();
+}
