@@ -9,7 +9,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{
-    Member, PATIENCE, all, etcdctl, eventually, free_ports, put_again, same_hash, settled, started,
+    Member, PATIENCE, all, etcdctl, eventually, free_ports, healthy, put_again, same_hash, settled,
+    started,
 };
 use node_proto::etcdserverpb::{
     self as pb, MemberAddRequest, MemberListRequest, MemberPromoteRequest, MemberRemoveRequest,
@@ -36,20 +37,6 @@ async fn promote(member: &Member, id: u64) -> Result<(), Status> {
 async fn update(member: &Member, id: u64, urls: &[&str]) -> Result<(), Status> {
     let peer_ur_ls = urls.iter().map(|url| (*url).to_owned()).collect();
     member.cluster().member_update(MemberUpdateRequest { id, peer_ur_ls }).await.map(drop)
-}
-
-/// Tries until the members have been connected for as long as a change asks for.
-async fn healthy<T>(mut change: impl AsyncFnMut() -> Result<T, Status>) -> T {
-    let start = Instant::now();
-    loop {
-        match change().await {
-            Ok(done) => return done,
-            Err(status) if status.message() == "etcdserver: unhealthy cluster" => {}
-            Err(status) => panic!("{status}"),
-        }
-        assert!(start.elapsed() < PATIENCE, "never healthy");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
 }
 
 fn refused<T: std::fmt::Debug>(result: Result<T, Status>) -> (Code, String) {
@@ -461,4 +448,21 @@ async fn one_member_becomes_three_and_serves_all_the_time() {
     let leader = settled(&all(&members)).await;
     members[leader].kill();
     put_again(&members[(leader + 1) % 3], "without one", "x").await;
+}
+
+#[tokio::test]
+async fn a_member_that_was_wiped_and_is_started_as_new_says_that_its_cluster_runs() {
+    let root = tempfile::tempdir().unwrap();
+    let members = started(root.path());
+    let mut new = joiner(root.path(), "d", &members, free_ports());
+    healthy(async || add(&members[0], &peer_url(&new), true).await).await;
+    new.start();
+    new.ready();
+    new.kill();
+    std::fs::remove_dir_all(&new.data_dir).unwrap();
+    assert_eq!(new.args.pop().as_deref(), Some("--initial-cluster-state=existing"));
+    new.start();
+    assert_eq!(new.exit_code(), Some(1), "{}", new.log());
+    assert!(new.log().contains("runs already at the peer URLs"), "{}", new.log());
+    assert!(!new.data_dir.join("member/wal").exists(), "it has begun nothing");
 }

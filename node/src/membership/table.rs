@@ -288,14 +288,15 @@ impl MemberTable {
         others.flat_map(|other| &other.peer_urls).any(|url| urls.contains(url))
     }
 
-    /// A member says its name and where clients find it. Nothing else of it can change this way,
-    /// but that it is bound to who it is, once: in a cluster whose other members are bound to
-    /// incarnations, or to keys, one that was added without such a binding gets it at its first
-    /// start.
+    /// A member says its name and where clients find it. Nothing else of it can change this way, but
+    /// that its first start binds it to who it is, if nothing did when it was added and it is the
+    /// custom of this cluster: all other members that have started are bound. (Who renews
+    /// certificates with new keys, as etcd allows, binds nobody, and one member that was added with
+    /// a key changes nothing for the others.)
     pub(crate) fn publish(&mut self, id: MemberId, said: Published) -> Result<(), ChangeError> {
         let Published { name, client_urls, incarnation, node_key } = said;
-        let incarnations = self.members().any(|member| member.incarnation.is_some());
-        let keys = self.members().any(|member| member.node_key.is_some());
+        let binds_incarnations = self.binds(id, |other| other.incarnation.is_some());
+        let binds_keys = self.binds(id, |other| other.node_key.is_some());
         let was_here = self.removed.values().any(|gone| gone.incarnation == incarnation)
             || self.members().any(|other| other.id != id && other.incarnation == incarnation);
         let member = self.members.get_mut(&id).ok_or(ChangeError::NotFound)?;
@@ -305,14 +306,21 @@ impl MemberTable {
                 return Err(ChangeError::OtherIncarnation);
             }
         }
-        if incarnations {
+        if binds_incarnations && !member.is_started() {
             member.incarnation = member.incarnation.or(incarnation);
         }
-        if keys {
+        if binds_keys && !member.is_started() {
             member.node_key = member.node_key.or(node_key);
         }
         member.name = name;
         member.client_urls = client_urls;
         Ok(())
+    }
+
+    /// Whether all members but `newcomer` that have started are bound.
+    fn binds(&self, newcomer: MemberId, is_bound: impl Fn(&Member) -> bool) -> bool {
+        let started = |other: &&Member| other.id != newcomer && other.is_started();
+        let mut others = self.members().filter(started).peekable();
+        others.peek().is_some() && others.all(is_bound)
     }
 }

@@ -135,29 +135,62 @@ fn said(name: &str) -> Published {
     Published { name: name.to_owned(), client_urls, ..Published::default() }
 }
 
+/// As it was added, without a binding; not started.
+fn unbound(id: u64) -> Member {
+    Member { name: String::new(), incarnation: None, node_key: None, ..learner(id) }
+}
+
+/// What member `id` says of itself when it starts with its own directory and key.
+fn starts(id: u64) -> Published {
+    let Member { incarnation, node_key, .. } = member(id);
+    Published { incarnation, node_key, ..said("d") }
+}
+
+fn bindings(table: &MemberTable, id: u64) -> (Option<Incarnation>, Option<NodeKey>) {
+    let member = table.member(MemberId(id)).unwrap();
+    (member.incarnation, member.node_key)
+}
+
 #[test]
 fn a_member_is_bound_at_its_first_start_where_the_others_are() {
-    let unbound = Member { incarnation: None, node_key: None, ..learner(4) };
-    let mut table = MemberTable::new([member(1), unbound.clone()]);
-    let (incarnation, node_key) = (member(4).incarnation, member(4).node_key);
-    let first = Published { incarnation, node_key, ..said("d") };
-    table.publish(MemberId(4), first.clone()).unwrap();
-    let bound = table.member(MemberId(4)).unwrap();
-    assert_eq!((bound.incarnation, bound.node_key), (incarnation, node_key));
-    let renewed = Published { node_key: member(5).node_key, ..first.clone() };
+    let mut table = MemberTable::new([member(1), unbound(4), unbound(5)]);
+    table.publish(MemberId(4), starts(4)).unwrap();
+    let bound = (member(4).incarnation, member(4).node_key);
+    assert_eq!(bindings(&table, 4), bound, "member 5 has no say yet");
+    let renewed = Published { node_key: member(6).node_key, ..starts(4) };
     table.publish(MemberId(4), renewed).unwrap();
-    assert_eq!(table.member(MemberId(4)).unwrap().node_key, node_key, "bound once");
+    assert_eq!(bindings(&table, 4), bound, "bound once");
     for other in [member(5).incarnation, member(1).incarnation] {
-        let wiped = Published { incarnation: other, ..first.clone() };
+        let wiped = Published { incarnation: other, ..starts(4) };
         let refused = table.publish(MemberId(4), wiped);
         assert_eq!(refused, Err(ChangeError::OtherIncarnation));
     }
-    // A cluster of etcd's kind binds nobody.
-    let plain = Member { id: MemberId(1), ..unbound.clone() };
-    let mut table = MemberTable::new([plain, unbound]);
-    table.publish(MemberId(4), first).unwrap();
-    let free = table.member(MemberId(4)).unwrap();
-    assert_eq!((free.incarnation, free.node_key), (None, None));
+}
+
+#[test]
+fn a_member_that_was_added_with_a_key_keeps_it_whichever_it_starts_with() {
+    let mut table = MemberTable::new([member(1), Member { name: String::new(), ..learner(4) }]);
+    table.publish(MemberId(4), Published { node_key: member(6).node_key, ..starts(4) }).unwrap();
+    assert_eq!(bindings(&table, 4), (member(4).incarnation, member(4).node_key));
+}
+
+#[test]
+fn a_cluster_that_binds_nobody_goes_on_so_and_one_that_binds_some_binds_no_others() {
+    let plain = |id| Member { name: format!("m{id}"), is_learner: false, ..unbound(id) };
+    let mut table = MemberTable::new([plain(1), unbound(4)]);
+    table.publish(MemberId(4), starts(4)).unwrap();
+    assert_eq!(bindings(&table, 4), (None, None));
+    // One is added with a key: a member that has run without is not bound by its next start, nor is
+    // the next newcomer.
+    let mut table = MemberTable::new([plain(1), plain(2), member(3), unbound(4)]);
+    for id in [1, 4] {
+        table.publish(MemberId(id), starts(id)).unwrap();
+        assert_eq!(bindings(&table, id), (None, None));
+    }
+    // Also where all the others are bound by now.
+    let mut table = MemberTable::new([plain(1), member(3)]);
+    table.publish(MemberId(1), starts(1)).unwrap();
+    assert_eq!(bindings(&table, 1), (None, None));
 }
 
 #[test]

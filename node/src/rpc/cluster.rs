@@ -213,8 +213,13 @@ mod tests {
         let read = of(&[("muster-operation", operation), ("muster-planned-at", "17")]).unwrap();
         assert_eq!(read.operation.unwrap().to_string(), operation);
         assert_eq!(read.planned_at, Some(17));
+        let key = "01234567".repeat(8);
+        let read = of(&[("muster-incarnation", operation), ("muster-node-key", &key)]).unwrap();
+        assert_eq!(read.incarnation.map(|bound| bound.to_string()).as_deref(), Some(operation));
+        assert_eq!(read.node_key.map(|bound| bound.to_string()), Some(key));
         let nothing = of(&[]).unwrap();
         assert_eq!((nothing.operation, nothing.planned_at), (None, None));
+        assert_eq!((nothing.incarnation, nothing.node_key), (None, None));
         for (name, value) in [
             ("muster-operation", ""),
             ("muster-operation", "0123"),

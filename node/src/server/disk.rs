@@ -122,12 +122,7 @@ async fn open_member(
     dir: DataDir,
 ) -> Result<Found, ServerError> {
     resume(&dir)?;
-    // With a log, the store's members count, and what the cluster began with is not asked for.
-    let beginning = match config.initial_cluster_state {
-        _ if dir.has_log()? => None,
-        ClusterState::New => Some(Beginning::New(may_bootstrap(config)?)),
-        ClusterState::Existing => Some(Beginning::Joins(join::ask(config, tls).await?)),
-    };
+    let beginning = beginning(config, tls, &dir).await?;
     let incarnation = dir.claim(config.bound_incarnation())?;
     let (boot, run) = (dir.count_boot()?, random());
     let member_dir = dir.join(MEMBER_DIR);
@@ -189,6 +184,26 @@ async fn open_member(
         disk: on_disk(&recovered),
     };
     Ok(Found { dir, local, first_start: beginning.is_some(), machine, log, recovered })
+}
+
+/// How a member without a log begins. With one, the store's members count, and what the cluster
+/// began with is not asked for.
+async fn beginning(
+    config: &Config,
+    tls: Option<&Arc<PeerTls>>,
+    dir: &DataDir,
+) -> Result<Option<Beginning>, ServerError> {
+    if dir.has_log()? {
+        return Ok(None);
+    }
+    Ok(Some(match config.initial_cluster_state {
+        ClusterState::New => {
+            let initial = may_bootstrap(config)?;
+            join::check_not_begun(config, tls, &initial).await?;
+            Beginning::New(initial)
+        }
+        ClusterState::Existing => Beginning::Joins(join::ask(config, tls).await?),
+    }))
 }
 
 /// What this member can't have forgotten.

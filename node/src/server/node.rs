@@ -76,7 +76,7 @@ impl Node {
         machine.answer_only(request_ids.own());
         say_starting(config, local, first_start, &machine);
         let (store, hub) = (machine.store(), machine.hub());
-        check_is_member(&store, &dir, &local)?;
+        check_record(&store, &dir, &local, peer_tls.as_deref())?;
         let outbound = Arc::new(Outbound::default());
         let marks = open_marks(&dir)?;
         let options = driver_options(config, &recovered, &dir, first_start);
@@ -228,10 +228,27 @@ impl Node {
     }
 }
 
-/// The process may have died between the member's removal and its tombstone.
-fn check_is_member(store: &Store, dir: &DataDir, local: &Local) -> Result<(), ServerError> {
-    if store.view().members().was_removed(local.member) {
+/// What the store says of this member itself. It may have been removed: the process may have died
+/// between that and its tombstone. It may be bound to another key than it has: then it is no use to
+/// its peers, but alone it still serves, and whoever runs it may be about to put the certificate
+/// right. So it says so and goes on.
+fn check_record(
+    store: &Store,
+    dir: &DataDir,
+    local: &Local,
+    tls: Option<&PeerTls>,
+) -> Result<(), ServerError> {
+    let view = store.view();
+    if view.members().was_removed(local.member) {
         return Err(bury(dir, local, "log"));
+    }
+    let bound = view.members().member(local.member).and_then(|own| own.node_key);
+    let own = tls.and_then(PeerTls::node_key);
+    if let Some(bound) = bound.filter(|bound| own != Some(*bound)) {
+        tracing::error!(
+            bound.node_key = %bound, own.node_key = own.map(|own| own.to_string()),
+            "no peer takes it for this member with the key of --peer-cert-file, which is not the one that the cluster has bound it to: put the certificate of that key back, or replace this member (member remove, then member add)"
+        );
     }
     Ok(())
 }

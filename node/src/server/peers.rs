@@ -342,6 +342,7 @@ impl PeerEvents for Inbound {
             member_id: context.identity.member_id,
             changed: view.members().changed(),
             members: view.members().members().map(Into::into).collect(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
         };
         Some(census.encode_to_vec().into())
     }

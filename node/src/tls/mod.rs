@@ -285,4 +285,4 @@ fn expiry_of(key: &CertifiedKey) -> Option<i64> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

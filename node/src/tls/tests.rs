@@ -101,6 +101,12 @@ fn peer(dir: &Path, name: &str, leaf: &Leaf, ca: &Ca) -> PeerTls {
     PeerTls::new(&files(dir, name, leaf, ca)).unwrap()
 }
 
+/// TLS of a member on loopback, the only one of its CA.
+pub(crate) fn on_loopback(dir: &Path) -> Arc<PeerTls> {
+    let ca = Ca::new();
+    Arc::new(peer(dir, "member", &ca.leaf("127.0.0.1", false), &ca))
+}
+
 fn from_pem<T: PemObject>(text: &str) -> T {
     T::from_pem_slice(text.as_bytes()).unwrap()
 }

@@ -86,7 +86,9 @@ pub enum Refusal {
     #[error("its boot counter went back, or runs twice: its data directory is a copy")]
     Boot = 8,
     /// Its certificate's key isn't the one bound in the member's record.
-    #[error("its key is not the one bound to the member")]
+    #[error(
+        "its key is not the one bound to the member: it must have that key, or be removed and added with another"
+    )]
     Key = 9,
     /// Nothing is wrong with it: who was asked can't keep its record of it now.
     #[error("the other end cannot write down what it must remember of this member")]

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     config::PeerUrl,
-    identity::{ClusterId, Incarnation, MemberId},
+    identity::{ClusterId, Incarnation, MemberId, NodeKey},
     tls::PeerTls,
     witness::OnDisk,
 };
@@ -38,6 +38,15 @@ pub(crate) enum JoinError {
     Stranger,
 }
 
+/// A member that the whole state can be fetched from.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    pub member: MemberId,
+    pub url: PeerUrl,
+    /// The key that it is bound to.
+    pub key: Option<NodeKey>,
+}
+
 /// Asks whoever is at `url` who the members are.
 ///
 /// # Errors
@@ -55,8 +64,8 @@ pub(crate) async fn ask_members(
         disk: OnDisk::default(),
     };
     let asked = async {
-        let (stream, _) =
-            greet(url, tls, &Hello::new(&nobody, MemberId(0), Purpose::Members)).await?;
+        let ours = Hello::new(&nobody, MemberId(0), Purpose::Members);
+        let (stream, _) = greet(url, tls, None, &ours).await?;
         Ok(request::read(stream.io, Kind::Answer).await?)
     };
     timeout(STEP, asked)
@@ -64,19 +73,19 @@ pub(crate) async fn ask_members(
         .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }
 
-/// Fetches the whole state from the member `from`, as `local`, which the cluster must have accepted.
+/// Fetches the whole state from `source`, as `local`, which the cluster must have accepted.
 ///
 /// # Errors
 /// If that member refuses, breaks off, or `install` fails.
 pub(crate) async fn fetch_state<T: Send + 'static>(
-    url: &PeerUrl,
+    source: &Source,
     tls: Option<&Arc<PeerTls>>,
     local: &Local,
-    from: MemberId,
     install: impl FnOnce(SnapshotReader) -> io::Result<T> + Send + 'static,
 ) -> Result<T, JoinError> {
+    let from = source.member;
     let ours = Hello::new(local, from, Purpose::State);
-    let greeted = timeout(STEP, greet(url, tls, &ours)).await;
+    let greeted = timeout(STEP, greet(&source.url, tls, source.key, &ours)).await;
     let (stream, theirs) = greeted.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     if let Some(refusal) = theirs.answer {
         return Err(JoinError::RefusedBy(refusal));
@@ -90,9 +99,10 @@ pub(crate) async fn fetch_state<T: Send + 'static>(
 async fn greet(
     url: &PeerUrl,
     tls: Option<&Arc<PeerTls>>,
+    bound: Option<NodeKey>,
     ours: &Hello,
 ) -> Result<(PeerStream, Hello), JoinError> {
-    let mut stream = stream::dial(url, tls, None).await?;
+    let mut stream = stream::dial(url, tls, bound).await?;
     stream.io.write_all(&ours.encode()).await?;
     stream.io.flush().await?;
     let theirs = Hello::read(&mut stream.io)

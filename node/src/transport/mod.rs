@@ -53,7 +53,7 @@ use crate::{
 
 pub(crate) use self::{
     hello::Refusal,
-    join::{JoinError, ask_members, fetch_state},
+    join::{JoinError, Source, ask_members, fetch_state},
     marks::{Durable, Marks},
     metrics::{Counters, CountersSnapshot, PeerTraffic},
     snapshot::{SnapshotReader, SnapshotWriter},
@@ -291,7 +291,8 @@ impl Transport {
     }
 
     /// Tells who is in the cluster now. New peers are dialled; streams of peers that are gone, or
-    /// whose record changed, are closed.
+    /// whose record changed, are closed: also where it only binds them now, since a stream stands
+    /// for what was asked of the peer when it was opened. The next one proves the rest.
     pub(crate) fn set_membership(&self, membership: Membership) {
         self.shared.set_membership(membership);
     }

@@ -84,12 +84,21 @@ impl Node {
     }
 
     fn start_as(local: Local, seen: Seen, limits: Limits) -> Self {
+        Self::start_with(local, seen, limits, None)
+    }
+
+    fn start_with(
+        local: Local,
+        seen: Seen,
+        limits: Limits,
+        tls: Option<Arc<crate::tls::PeerTls>>,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let marks = Arc::new(Marks::open(&dir.path().join("marks")).unwrap());
         let options = Options {
             local,
-            listen: vec![Listen { address: "127.0.0.1:0".parse().unwrap(), tls: false }],
-            tls: None,
+            listen: vec![Listen { address: "127.0.0.1:0".parse().unwrap(), tls: tls.is_some() }],
+            tls,
             marks: Arc::clone(&marks),
             limits,
         };
@@ -500,6 +509,21 @@ fn a_peer_that_restarts_is_reached_again() {
     again.stop(PATIENCE);
 }
 
+#[test]
+fn a_peer_that_is_bound_while_it_is_connected_proves_itself_anew() {
+    let (a, b) = pair();
+    let bind = |incarnation| {
+        let peers = vec![Peer { incarnation: Some(incarnation), ..b.as_peer() }];
+        a.transport.set_membership(Membership { peers, ..Membership::default() });
+    };
+    bind(b.local.incarnation);
+    eventually("it is reached again", || !a.transport.connected().is_empty());
+    assert_eq!(a.refused("incarnation"), 0);
+    bind(Incarnation([9; 16]));
+    eventually("it is refused", || a.refused("incarnation") > 0);
+    assert!(a.transport.connected().is_empty());
+}
+
 #[tokio::test]
 async fn a_member_is_answered_and_a_stranger_is_not() {
     let (a, b) = pair();
@@ -526,13 +550,33 @@ async fn who_is_about_to_join_learns_the_members_and_fetches_the_state_as_one_of
         let mut bytes = Vec::new();
         body.read_to_end(&mut bytes).map(|_| bytes)
     };
-    let fetched = fetch_state(&url, None, &joiner, b.local.member, read).await.unwrap();
+    let source = Source { member: b.local.member, url, key: None };
+    let fetched = fetch_state(&source, None, &joiner, read).await.unwrap();
     assert_eq!(fetched, [3; 1 << 20]);
     let wiped = Local { incarnation: Incarnation([7; 16]), ..joiner };
     for (who, why) in [(local(4), Refusal::Sender), (wiped, Refusal::Incarnation)] {
-        match fetch_state(&url, None, &who, b.local.member, read).await {
+        match fetch_state(&source, None, &who, read).await {
             Err(JoinError::RefusedBy(refusal)) => assert_eq!(refusal, why),
             other => panic!("{other:?}"),
         }
+    }
+}
+
+#[tokio::test]
+async fn a_newcomer_takes_the_state_from_the_holder_of_the_bound_key_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let tls = crate::tls::tests::on_loopback(dir.path());
+    let b = Node::start_with(local(2), Seen::default(), Limits::default(), Some(Arc::clone(&tls)));
+    let joiner = local(3);
+    b.transport.set_membership(Membership {
+        peers: vec![peer_at(joiner.member, "127.0.0.1:9".parse().unwrap())],
+        ..Membership::default()
+    });
+    let url = PeerUrl::parse(&format!("https://{}", b.address())).unwrap();
+    let read = |mut body: SnapshotReader| io::copy(&mut body, &mut io::sink());
+    for (key, fetched) in [(None, true), (tls.node_key(), true), (Some(NodeKey([7; 32])), false)] {
+        let source = Source { member: b.local.member, url: url.clone(), key };
+        let result = fetch_state(&source, Some(&tls), &joiner, read).await;
+        assert_eq!(result.is_ok(), fetched, "{key:?}: {result:?}");
     }
 }

@@ -1,0 +1,458 @@
+//! What a new member makes of what the cluster's members say: pure.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use node_proto::musterpb::Census;
+
+use crate::{
+    config::{Config, PeerUrl},
+    identity::{ClusterId, InitialCluster, MemberId, NodeKey},
+    membership::Member,
+    transport::Source,
+};
+
+/// The oldest release whose cluster this build can be a member of.
+const OLDEST_CLUSTER: Version = Version { major: 0, minor: 1 };
+
+/// Why this member can't join. Texts are etcd's (`etcdserver/bootstrap.go`,
+/// `membership.ValidateClusterAndAssignIDs`).
+#[derive(Debug, thiserror::Error)]
+pub enum JoinRefusal {
+    /// Nobody answered.
+    #[error(
+        "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs"
+    )]
+    NobodyAnswers,
+    /// Those who answered are members of different clusters, and most of them of none.
+    #[error(
+        "cluster ID mismatch: {0} and {1} answer at the peer URLs of --initial-cluster, and neither is the cluster of most of them; see which members run on another cluster's data, or began a cluster of their own"
+    )]
+    Clusters(ClusterId, ClusterId),
+    /// So many of the others run as another cluster that the new one could never have a leader.
+    #[error(
+        "cluster {running} runs already at the peer URLs of --initial-cluster, and this member, which has no data, would begin another one, {own}: to become a member of that cluster, have it added there (member add) and start it with --initial-cluster-state=existing; if it was a member before and its disk was lost, remove that member first"
+    )]
+    RunsAlready {
+        /// The cluster that answers.
+        running: ClusterId,
+        /// The one that would begin.
+        own: ClusterId,
+    },
+    /// It is older than the cluster, or the cluster older than it can join.
+    #[error(
+        "incompatible with current running cluster: this is muster-node {own}, and the cluster's oldest member runs {cluster}; {}",
+        remedy(.own, .cluster)
+    )]
+    Incompatible {
+        /// This build.
+        own: Version,
+        /// The lowest version that a member runs.
+        cluster: Version,
+    },
+    /// No member said which version it runs.
+    #[error("incompatible with current running cluster: no member says which version it runs")]
+    NoVersion,
+    /// It has another key than it was added with.
+    #[error(
+        "this member was added with the key {bound}, and the certificate in --peer-cert-file has {}: start it with the certificate of that key, or remove the member and add it with the other one",
+        shown_key(.own)
+    )]
+    Key {
+        /// What its record says.
+        bound: NodeKey,
+        /// Its own.
+        own: Option<NodeKey>,
+    },
+    /// `--initial-cluster` has another number of members than the cluster.
+    #[error("error validating peerURLs {0}: member count is unequal")]
+    Count(String),
+    /// A member of the cluster is not in `--initial-cluster`.
+    #[error(
+        "error validating peerURLs {cluster}: unmatched member while checking PeerURLs: no match found for existing member ({id}, [{urls}])"
+    )]
+    Unmatched {
+        /// The cluster, as etcd shows one.
+        cluster: String,
+        /// Which member.
+        id: MemberId,
+        /// Where it is reached.
+        urls: String,
+    },
+    /// It is a member, and nobody gave it the state.
+    #[error("cannot fetch the cluster's state from any member: {0}")]
+    NoState(String),
+}
+
+fn remedy(own: &Version, cluster: &Version) -> &'static str {
+    if own < cluster {
+        "start this member with that version or a later one"
+    } else {
+        "bring the cluster's members to a later version first"
+    }
+}
+
+fn shown_key(own: &Option<NodeKey>) -> String {
+    own.map_or_else(|| "none".to_owned(), |own| own.to_string())
+}
+
+/// What of a version counts for whether two can be members of one cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    major: u64,
+    minor: u64,
+}
+
+impl Version {
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split('.').map(|part| part.parse().ok());
+        Some(Self { major: parts.next()??, minor: parts.next()?? })
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// This member, before it is one.
+pub(super) struct Newcomer<'a> {
+    pub config: &'a Config,
+    /// The key that it proves itself by, if it has one.
+    pub key: Option<NodeKey>,
+    /// The version of this build.
+    pub version: &'a str,
+}
+
+/// What the cluster has said.
+pub(in crate::server) struct Joining {
+    pub cluster: ClusterId,
+    /// Which of its members this one is.
+    pub member: MemberId,
+    /// Who has answered, the most advanced first.
+    pub(super) sources: Vec<Source>,
+}
+
+/// Of the cluster that most of those who answered are members of, the most advanced answer is
+/// compared with the flags.
+pub(super) fn decide(
+    newcomer: &Newcomer<'_>,
+    mut answers: Vec<(Census, PeerUrl)>,
+) -> Result<Joining, JoinRefusal> {
+    let cluster = believed(&answers)?;
+    answers.retain(|(census, url)| {
+        let believed = census.cluster_id == cluster.0;
+        if !believed {
+            tracing::warn!(%url, cluster.id = %ClusterId(census.cluster_id), "a member of another cluster is at one of its peer URLs");
+        }
+        believed
+    });
+    check_version(newcomer.version, &answers)?;
+    answers.sort_by_key(|(census, _)| Reverse(census.changed));
+    let (census, _) = answers.first().ok_or(JoinRefusal::NobodyAnswers)?;
+    let members = census.members.iter().cloned().map(Member::try_from);
+    let members: Vec<Member> =
+        members.collect::<Result<_, _>>().map_err(|_| JoinRefusal::NobodyAnswers)?;
+    let own = own_record(newcomer.config, cluster, &members)?;
+    if let Some(bound) = own.node_key.filter(|bound| newcomer.key != Some(*bound)) {
+        return Err(JoinRefusal::Key { bound, own: newcomer.key });
+    }
+    let key_of = |id| members.iter().find(|member| member.id == id)?.node_key;
+    let sources = answers.iter().map(|(census, url)| {
+        let member = MemberId(census.member_id);
+        Source { member, url: url.clone(), key: key_of(member) }
+    });
+    Ok(Joining { cluster, member: own.id, sources: sources.collect() })
+}
+
+/// Whether `initial` can begin, going by what its members say: with as many as run as other clusters
+/// it must be able to have a leader.
+pub(super) fn may_begin(
+    initial: &InitialCluster,
+    answers: &[(Census, PeerUrl)],
+) -> Result<(), JoinRefusal> {
+    let elsewhere: BTreeSet<(u64, u64)> = answers
+        .iter()
+        .filter(|(census, _)| census.cluster_id != initial.id.0)
+        .map(|(census, _)| (census.cluster_id, census.member_id))
+        .collect();
+    let members = initial.members.len();
+    match elsewhere.first() {
+        Some((running, _)) if elsewhere.len() > members - (members / 2 + 1) => {
+            Err(JoinRefusal::RunsAlready { running: ClusterId(*running), own: initial.id })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The cluster that more than half of those who answered are members of. One of another cluster, at
+/// a peer URL of this one, is a member that was wiped and began a cluster of its own.
+fn believed(answers: &[(Census, PeerUrl)]) -> Result<ClusterId, JoinRefusal> {
+    let mut clusters: BTreeMap<ClusterId, BTreeSet<u64>> = BTreeMap::new();
+    for (census, _) in answers {
+        clusters.entry(ClusterId(census.cluster_id)).or_default().insert(census.member_id);
+    }
+    let all: usize = clusters.values().map(BTreeSet::len).sum();
+    let mut ids = clusters.keys().copied();
+    let most = clusters.iter().find(|(_, members)| members.len() * 2 > all);
+    match (most, ids.next(), ids.next()) {
+        (Some((cluster, _)), ..) => Ok(*cluster),
+        (None, Some(one), Some(other)) => Err(JoinRefusal::Clusters(one, other)),
+        _ => Err(JoinRefusal::NobodyAnswers),
+    }
+}
+
+/// As in etcd (`isCompatibleWithVers`), a cluster is as old as its oldest member. Who doesn't say
+/// which version it runs has no say.
+fn check_version(own: &str, answers: &[(Census, PeerUrl)]) -> Result<(), JoinRefusal> {
+    let said = answers.iter().filter_map(|(census, _)| Version::parse(&census.version));
+    let cluster = said.min().ok_or(JoinRefusal::NoVersion)?;
+    let own = Version::parse(own).ok_or(JoinRefusal::NoVersion)?;
+    if (OLDEST_CLUSTER..=own).contains(&cluster) {
+        Ok(())
+    } else {
+        Err(JoinRefusal::Incompatible { own, cluster })
+    }
+}
+
+/// The record of the member that has this one's URLs; every other member must have those of another
+/// one of `--initial-cluster`.
+fn own_record<'a>(
+    config: &Config,
+    cluster: ClusterId,
+    members: &'a [Member],
+) -> Result<&'a Member, JoinRefusal> {
+    if members.len() != config.initial_cluster.len() {
+        return Err(JoinRefusal::Count(shown(cluster, members)));
+    }
+    let mut own = None;
+    for member in members {
+        let urls: Result<Vec<_>, _> = member.peer_urls.iter().map(|u| PeerUrl::parse(u)).collect();
+        let found = urls.ok().and_then(|urls| {
+            config.initial_cluster.iter().find(|(_, expected)| same_places(&urls, expected))
+        });
+        match found {
+            Some((name, _)) if *name == config.name => own = Some(member),
+            Some(_) => {}
+            None => {
+                return Err(JoinRefusal::Unmatched {
+                    cluster: shown(cluster, members),
+                    id: member.id,
+                    urls: member.peer_urls.join(" "),
+                });
+            }
+        }
+    }
+    // As many members as flags, all found, and no URL twice: this one is among them.
+    own.ok_or_else(|| JoinRefusal::Count(shown(cluster, members)))
+}
+
+fn same_places(one: &[PeerUrl], other: &[PeerUrl]) -> bool {
+    let within = |some: &[PeerUrl], all: &[PeerUrl]| {
+        some.iter().all(|url| all.iter().any(|other| url.reaches_same(other)))
+    };
+    one.len() == other.len() && within(one, other) && within(other, one)
+}
+
+/// As etcd's log shows a cluster.
+fn shown(cluster: ClusterId, members: &[Member]) -> String {
+    let members: Vec<String> = members
+        .iter()
+        .map(|member| {
+            let (peers, clients) = (member.peer_urls.join(" "), member.client_urls.join(" "));
+            format!(
+                "&{{ID:{} RaftAttributes:{{PeerURLs:[{peers}] IsLearner:{}}} Attributes:{{Name:{} ClientURLs:[{clients}]}}}}",
+                member.id, member.is_learner, member.name
+            )
+        })
+        .collect();
+    format!("{{ClusterID:{cluster} Members:[{}] RemovedMemberIDs:[]}}", members.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Command;
+
+    fn config(cluster: &str) -> Config {
+        let args = ["--name=d", "--initial-cluster-state=existing"].map(str::to_owned);
+        let args = args.into_iter().chain([format!("--initial-cluster={cluster}")]);
+        match crate::config::parse(args, []) {
+            Ok(Command::Run(config, _)) => *config,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn census(changed: u64, members: &[(u64, &str)]) -> (Census, PeerUrl) {
+        let members = members.iter().map(|(id, urls)| {
+            let urls = urls.split(' ').map(str::to_owned).collect();
+            let member = Member {
+                id: MemberId(*id),
+                name: String::new(),
+                peer_urls: urls,
+                client_urls: Vec::new(),
+                is_learner: false,
+                incarnation: None,
+                node_key: None,
+                changed: 0,
+                vote_when_ready: false,
+                operations: Vec::new(),
+            };
+            (&member).into()
+        });
+        let census = Census {
+            cluster_id: 0xc1,
+            member_id: 1,
+            changed,
+            members: members.collect(),
+            version: "0.1.0".to_owned(),
+        };
+        (census, PeerUrl::parse("http://127.0.0.1:1").unwrap())
+    }
+
+    const A: (u64, &str) = (0xa, "http://127.0.0.1:1");
+    const D: (u64, &str) = (0xd, "http://127.0.0.1:4 http://127.0.0.1:5");
+
+    fn told() -> Config {
+        config("a=http://127.0.0.1:1,d=http://127.0.0.1:5,d=http://localhost:4")
+    }
+
+    fn joins(answers: Vec<(Census, PeerUrl)>) -> Result<Joining, JoinRefusal> {
+        decide(&Newcomer { config: &told(), key: None, version: "0.1.9" }, answers)
+    }
+
+    fn refusal(answers: Vec<(Census, PeerUrl)>) -> String {
+        joins(answers).map(|joining| joining.member).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_joiner_is_who_has_its_urls() {
+        let joining = joins(vec![census(7, &[A, D])]).unwrap();
+        assert_eq!((joining.cluster, joining.member), (ClusterId(0xc1), MemberId(0xd)));
+    }
+
+    #[test]
+    fn the_most_advanced_answer_counts() {
+        let behind = census(3, &[A]);
+        let joining = joins(vec![behind.clone(), census(7, &[A, D])]).unwrap();
+        assert_eq!(joining.member, MemberId(0xd));
+        assert!(refusal(vec![behind]).contains("member count is unequal"));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_etcds_words() {
+        assert!(refusal(Vec::new()).contains("could not retrieve cluster information"));
+        let elsewhere = census(7, &[A, (0xd, "http://127.0.0.1:4")]);
+        assert_eq!(
+            refusal(vec![elsewhere]),
+            "error validating peerURLs {ClusterID:c1 Members:[&{ID:a RaftAttributes:{PeerURLs:[http://127.0.0.1:1] IsLearner:false} Attributes:{Name: ClientURLs:[]}} &{ID:d RaftAttributes:{PeerURLs:[http://127.0.0.1:4] IsLearner:false} Attributes:{Name: ClientURLs:[]}}] RemovedMemberIDs:[]}: unmatched member while checking PeerURLs: no match found for existing member (d, [http://127.0.0.1:4])"
+        );
+    }
+
+    /// What member `id` of cluster `cluster` says.
+    fn said_by(id: u64, cluster: u64) -> (Census, PeerUrl) {
+        let (mut census, url) = census(7, &[A, D]);
+        (census.member_id, census.cluster_id) = (id, cluster);
+        (census, url)
+    }
+
+    #[test]
+    fn of_two_clusters_the_one_counts_that_more_than_half_of_the_members_are_of() {
+        let ahead = |(mut census, url): (Census, PeerUrl)| {
+            census.changed = 99;
+            (census, url)
+        };
+        let joining =
+            joins(vec![ahead(said_by(3, 0xc2)), said_by(1, 0xc1), said_by(2, 0xc1)]).unwrap();
+        assert_eq!(joining.cluster, ClusterId(0xc1));
+        let asked: Vec<u64> = joining.sources.iter().map(|source| source.member.0).collect();
+        assert_eq!(asked, [1, 2], "a stranger is not asked for the state");
+        for tie in [
+            vec![said_by(1, 0xc1), said_by(3, 0xc2)],
+            // A member at two URLs is one.
+            vec![said_by(1, 0xc1), said_by(1, 0xc1), said_by(3, 0xc2)],
+            vec![said_by(1, 0xc1), said_by(2, 0xc1), said_by(3, 0xc2), said_by(4, 0xc3)],
+        ] {
+            assert!(refusal(tie).contains("cluster ID mismatch: c1 and c2"));
+        }
+    }
+
+    #[test]
+    fn a_cluster_begins_unless_too_many_of_its_members_run_as_another_one() {
+        let names = ["a", "b", "c", "d", "e"].map(str::to_owned);
+        let members = names.map(|name| (name.clone(), vec![format!("http://{name}:1")]));
+        let of = |n: usize| InitialCluster::new(&members[..n], "t", None);
+        let own = |id| said_by(id, of(3).id.0);
+        assert!(may_begin(&of(1), &[]).is_ok());
+        assert!(may_begin(&of(3), &[own(1), own(2)]).is_ok());
+        assert!(may_begin(&of(3), &[own(1), said_by(2, 0xc2)]).is_ok(), "two are left");
+        let twice = [said_by(2, 0xc2), said_by(2, 0xc2)];
+        assert!(may_begin(&of(3), &twice).is_ok(), "a member at two URLs is one");
+        let elsewhere = [said_by(1, 0xc1), said_by(2, 0xc1), said_by(3, 0xc2)];
+        for (members, answers) in [(2, 1), (3, 2), (4, 2), (5, 3)] {
+            let refused = may_begin(&of(members), &elsewhere[..answers]).unwrap_err().to_string();
+            assert!(refused.starts_with("cluster c1 runs already"), "{refused}");
+            assert!(may_begin(&of(members), &elsewhere[..answers - 1]).is_ok(), "{members}");
+        }
+    }
+
+    fn of_version(text: &str) -> (Census, PeerUrl) {
+        let (mut census, url) = census(7, &[A, D]);
+        census.version = text.to_owned();
+        (census, url)
+    }
+
+    #[test]
+    fn a_cluster_is_as_old_as_its_oldest_member_and_nobody_joins_one_that_is_newer() {
+        let join = |own, cluster: &[&str]| {
+            let answers = cluster.iter().map(|version| of_version(version)).collect();
+            let joined = decide(&Newcomer { config: &told(), key: None, version: own }, answers);
+            joined.map(|_| ()).map_err(|refusal| refusal.to_string())
+        };
+        for (own, cluster) in [
+            ("0.1.0", &["0.1.7"][..]),
+            ("0.2.0", &["0.1.0"]),
+            ("1.0.0", &["0.9.0"]),
+            ("0.2.0", &["0.3.0", "0.2.5"]),
+            ("0.2.0-rc.1", &["0.2.0"]),
+            ("0.2.0", &["", "0.2.0"]),
+        ] {
+            assert_eq!(join(own, cluster), Ok(()), "{own} {cluster:?}");
+        }
+        let etcds = "incompatible with current running cluster: ";
+        for (own, cluster, said) in [
+            ("0.1.9", &["0.2.0"][..], "start this member with that version or a later one"),
+            (
+                "0.2.0",
+                &["1.0.0", "0.3.0"],
+                "this is muster-node 0.2, and the cluster's oldest member runs 0.3",
+            ),
+            ("0.2.0", &["0.0.9"], "bring the cluster's members to a later version first"),
+            ("0.2.0", &["", "1", "x.y"], "no member says"),
+        ] {
+            let refused = join(own, cluster).unwrap_err();
+            assert!(refused.starts_with(etcds) && refused.contains(said), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_newcomer_has_the_key_that_it_was_added_with_and_knows_those_of_the_others() {
+        let keyed = |own: Option<NodeKey>| {
+            let (mut census, url) = census(7, &[A, D]);
+            (census.member_id, census.members[0].node_key) = (0xa, vec![7; 32].into());
+            census.members[1].node_key = vec![9; 32].into();
+            decide(&Newcomer { config: &told(), key: own, version: "0.1.0" }, vec![(census, url)])
+        };
+        let joining = keyed(Some(NodeKey([9; 32]))).unwrap();
+        assert_eq!(joining.sources[0].key, Some(NodeKey([7; 32])));
+        for other in [None, Some(NodeKey([8; 32]))] {
+            let refused = keyed(other).map(|joining| joining.member).unwrap_err();
+            assert!(matches!(refused, JoinRefusal::Key { own, .. } if own == other), "{refused}");
+        }
+        assert!(joins(vec![census(7, &[A, D])]).is_ok(), "without a binding any key will do");
+    }
+}

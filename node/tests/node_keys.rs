@@ -1,0 +1,238 @@
+//! Which key may speak for a member that joins: the one that it was added with, the one that its
+//! first start bound it to, or any of the peer CA, as it is the custom of its cluster.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::path::Path;
+
+use common::{Member, all, ca::Ca, eventually, free_ports, healthy, put_again, same_hash, settled};
+use node_proto::etcdserverpb::MemberAddRequest;
+use rcgen::{KeyPair, PublicKeyData};
+use tonic::Request;
+
+/// Members that speak mutual TLS with each other, and plain HTTP with clients.
+struct Cluster {
+    ca: Ca,
+    members: Vec<Member>,
+    root: tempfile::TempDir,
+}
+
+fn hash_of(key: &KeyPair) -> String {
+    muster_node::identity::NodeKey::of_spki(&key.subject_public_key_info()).to_string()
+}
+
+/// Gives `member` a certificate of `ca` for `key`, in place of the one that it may have.
+fn give_key(ca: &Ca, member: &Member, key: &KeyPair) {
+    let dir = tls_dir(member);
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("peer.key"), key.serialize_pem()).unwrap();
+    std::fs::write(dir.join("peer.crt"), ca.leaf(key, false)).unwrap();
+    std::fs::write(dir.join("peer-ca.crt"), &ca.pem).unwrap();
+}
+
+fn tls_dir(member: &Member) -> std::path::PathBuf {
+    member.data_dir.with_extension("tls")
+}
+
+/// A member with a certificate for `key`; not started.
+fn member(
+    root: &Path,
+    ca: &Ca,
+    name: &str,
+    ports: [u16; 2],
+    initial: &str,
+    key: &KeyPair,
+) -> Member {
+    let mut member = Member::new(root, name, ports[0], ports[1], initial);
+    for arg in &mut member.args {
+        if arg.contains("peer-urls=") {
+            *arg = arg.replace("http://", "https://");
+        }
+    }
+    let dir = tls_dir(&member);
+    member.args.extend([
+        format!("--peer-cert-file={}", dir.join("peer.crt").display()),
+        format!("--peer-key-file={}", dir.join("peer.key").display()),
+        format!("--peer-trusted-ca-file={}", dir.join("peer-ca.crt").display()),
+        "--peer-client-cert-auth".to_owned(),
+    ]);
+    give_key(ca, &member, key);
+    member
+}
+
+fn mark(member: &Member, incarnation: &str) {
+    std::fs::create_dir(&member.data_dir).unwrap();
+    std::fs::write(member.data_dir.join("muster-incarnation"), format!("{incarnation}\n")).unwrap();
+}
+
+impl Cluster {
+    /// Three members that serve; bound to their keys by a member document, or to nothing.
+    fn start(bound: bool) -> Self {
+        let (root, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+        let ports: [[u16; 2]; 3] = std::array::from_fn(|_| free_ports());
+        let keys: [KeyPair; 3] = std::array::from_fn(|_| KeyPair::generate().unwrap());
+        let names = ["a", "b", "c"];
+        let url = |n: usize| format!("https://127.0.0.1:{}", ports[n][0]);
+        let initial: Vec<String> = (0..3).map(|n| format!("{}={}", names[n], url(n))).collect();
+        let new =
+            |n: usize| member(root.path(), &ca, names[n], ports[n], &initial.join(","), &keys[n]);
+        let mut members: Vec<Member> = (0..3).map(new).collect();
+        if bound {
+            let records: Vec<serde_json::Value> = (0..3)
+                .map(|n| {
+                    serde_json::json!({
+                        "seat": n + 1, "name": names[n], "peer_urls": [url(n)],
+                        "client_urls": [&members[n].client_url],
+                        "incarnation": format!("{n:032x}"), "node_key": hash_of(&keys[n]),
+                    })
+                })
+                .collect();
+            let hash = "ab".repeat(32);
+            for (n, member) in members.iter_mut().enumerate() {
+                let document = serde_json::json!({
+                    "version": 1, "document": hash, "cluster_name": "demo",
+                    "self": {"seat": n + 1}, "members": records,
+                });
+                let path = tls_dir(member).join("document.json");
+                std::fs::write(&path, document.to_string()).unwrap();
+                member.args.push(format!("--initial-cluster-token={hash}"));
+                member.args.push(format!("--muster-document={}", path.display()));
+                mark(member, &format!("{n:032x}"));
+            }
+        }
+        members.iter_mut().for_each(Member::start);
+        members.iter_mut().for_each(Member::ready);
+        Self { ca, members, root }
+    }
+
+    /// A member that is to join with `key`; not added yet.
+    fn newcomer(&self, name: &str, key: &KeyPair) -> Member {
+        let ports: [u16; 2] = free_ports();
+        let known = self.members.iter().map(|member| (member.name.as_str(), peer_url(member)));
+        let initial: Vec<String> = known
+            .chain([(name, format!("https://127.0.0.1:{}", ports[0]))])
+            .map(|(name, url)| format!("{name}={url}"))
+            .collect();
+        let mut new = member(self.root.path(), &self.ca, name, ports, &initial.join(","), key);
+        new.args.push("--initial-cluster-state=existing".to_owned());
+        new
+    }
+
+    /// Adds it, as a voter, bound to what `metadata` says.
+    async fn add(&self, new: &Member, metadata: &[(&'static str, &str)]) {
+        healthy(async || {
+            let request = MemberAddRequest { peer_ur_ls: vec![peer_url(new)], is_learner: false };
+            let mut request = Request::new(request);
+            for (name, value) in metadata {
+                request.metadata_mut().insert(*name, value.parse().unwrap());
+            }
+            self.members[0].cluster().member_add(request).await
+        })
+        .await;
+    }
+
+    /// Starts `n` again with another key of the same CA.
+    fn restart_with_another_key(&mut self, n: usize) {
+        assert_eq!(self.members[n].stop(), Some(0));
+        give_key(&self.ca, &self.members[n], &KeyPair::generate().unwrap());
+        self.members[n].start();
+    }
+
+    /// Sees the last member, which has another key than it is bound to, told what to do and refused
+    /// by the others, which serve; then gives it `key` back.
+    async fn sees_the_last_one_refused_until_it_has_its_key(&mut self, key: &KeyPair) {
+        let last = self.members.len() - 1;
+        let ready = self.members[last].log().matches("ready to serve").count();
+        self.restart_with_another_key(last);
+        let bound = hash_of(key);
+        eventually("it is told", || {
+            let log = self.members[last].log();
+            log.contains(&bound) && log.contains("no peer takes it for this member")
+        });
+        eventually("the others refuse it", || {
+            let refused = |member: &Member| member.log().contains("its key is not the one bound");
+            self.members[..last].iter().all(refused)
+        });
+        put_again(&self.members[0], "meanwhile", "x").await;
+        assert_eq!(self.members[last].log().matches("ready to serve").count(), ready);
+        self.members[last].kill();
+        give_key(&self.ca, &self.members[last], key);
+        self.members[last].start();
+        self.members[last].ready_again(ready);
+        let revision = put_again(&self.members[last], "with its key", "x").await;
+        same_hash(&self.members, revision).await;
+    }
+}
+
+fn peer_url(member: &Member) -> String {
+    let flag = "--initial-advertise-peer-urls=";
+    member.args.iter().find_map(|arg| arg.strip_prefix(flag)).unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_newcomer_is_let_in_with_the_key_that_it_was_added_with_and_no_other() {
+    let mut cluster = Cluster::start(true);
+    let (key, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+    let mut new = cluster.newcomer("d", &other);
+    let incarnation = "d".repeat(32);
+    mark(&new, &incarnation);
+    let bound = hash_of(&key);
+    cluster.add(&new, &[("muster-node-key", &bound), ("muster-incarnation", &incarnation)]).await;
+
+    new.start();
+    assert_eq!(new.exit_code(), Some(1), "another key may be put right: {}", new.log());
+    let log = new.log();
+    assert!(log.contains(&bound) && log.contains(&hash_of(&other)), "{log}");
+    assert!(
+        log.contains("start it with the certificate of that key, or remove the member"),
+        "{log}"
+    );
+    assert!(!new.data_dir.join("member").exists(), "it has begun nothing");
+
+    give_key(&cluster.ca, &new, &key);
+    new.start();
+    eventually("it serves", || new.log().contains("ready to serve client requests"));
+    cluster.members.push(new);
+    settled(&all(&cluster.members)).await;
+    cluster.sees_the_last_one_refused_until_it_has_its_key(&key).await;
+}
+
+#[tokio::test]
+async fn a_newcomer_that_was_added_without_a_key_is_bound_by_its_first_start() {
+    let mut cluster = Cluster::start(true);
+    let key = KeyPair::generate().unwrap();
+    let mut new = cluster.newcomer("d", &key);
+    cluster.add(&new, &[]).await;
+    new.start();
+    new.ready();
+    cluster.members.push(new);
+    settled(&all(&cluster.members)).await;
+    cluster.sees_the_last_one_refused_until_it_has_its_key(&key).await;
+}
+
+#[tokio::test]
+async fn where_nobody_is_bound_a_renewed_certificate_may_have_another_key() {
+    let mut cluster = Cluster::start(false);
+    let keys: [KeyPair; 2] = std::array::from_fn(|_| KeyPair::generate().unwrap());
+    let mut free = cluster.newcomer("d", &keys[0]);
+    cluster.add(&free, &[]).await;
+    free.start();
+    free.ready();
+    cluster.members.push(free);
+    // One that was added with a key is bound to it, and binds nobody else.
+    let mut bound = cluster.newcomer("e", &keys[1]);
+    cluster.add(&bound, &[("muster-node-key", &hash_of(&keys[1]))]).await;
+    bound.start();
+    bound.ready();
+    cluster.members.push(bound);
+    // A founder and the free newcomer, one after the other.
+    for n in [0, 3] {
+        cluster.restart_with_another_key(n);
+        cluster.members[n].ready();
+        let revision = put_again(&cluster.members[n], "renewed", "x").await;
+        same_hash(&cluster.members, revision).await;
+    }
+    cluster.sees_the_last_one_refused_until_it_has_its_key(&keys[1]).await;
+}
