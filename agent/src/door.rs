@@ -42,6 +42,9 @@ pub(crate) enum DoorError {
         "{0}: https needs --cacert, --cert and --key, or the data directory of this host's agent"
     )]
     NoCertificates(String),
+    /// There is something to show, and it would be shown to nobody.
+    #[error("{0}: a member of a cluster with TLS, at an address without: it is not asked there")]
+    Plain(String),
 }
 
 impl DoorError {
@@ -152,6 +155,16 @@ impl Door {
         Ok(Self { server_name: host.clone(), host, port, identity })
     }
 
+    /// A member, where discovery or the cluster says that clients reach it. Whoever has an identity is
+    /// led from there onto no connection without TLS, where anybody could answer.
+    pub(crate) fn of_member(url: &str, identity: Option<&Identity>) -> Result<Self, DoorError> {
+        let door = Self::at(url, identity)?;
+        if identity.is_some() && door.identity.is_none() {
+            return Err(DoorError::Plain(url.to_owned()));
+        }
+        Ok(door)
+    }
+
     /// As whom it is opened.
     pub(crate) fn identity(&self) -> Option<&Identity> {
         self.identity.as_ref()
@@ -222,6 +235,27 @@ impl std::fmt::Display for Door {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn identity() -> Identity {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(RootCertStore::empty())
+            .with_no_client_auth();
+        Identity(Arc::new(config))
+    }
+
+    #[test]
+    fn who_has_an_identity_is_led_onto_no_plain_connection() {
+        let identity = identity();
+        let secure = Door::of_member("https://h:1", Some(&identity)).unwrap();
+        assert!(secure.identity().is_some());
+        let plain = Door::of_member("http://h:1", Some(&identity));
+        assert!(matches!(plain, Err(DoorError::Plain(_))), "{plain:?}");
+        assert!(Door::of_member("http://h:1", None).is_ok(), "a cluster without TLS");
+        assert!(Door::at("http://h:1", Some(&identity)).is_ok(), "an operator may type it");
+    }
 
     #[test]
     fn an_endpoint_is_typed_as_etcdctl_takes_it() {

@@ -63,7 +63,7 @@ impl Cluster {
         let mut doors = self.doors.clone();
         for url in members.list.iter().flat_map(|member| &member.client_urls) {
             let identity = self.doors.iter().find_map(Door::identity);
-            doors.extend(Door::at(url, identity).ok().filter(|door| !self.has(door)));
+            doors.extend(Door::of_member(url, identity).ok().filter(|door| !self.has(door)));
         }
         Self { doors }
     }
@@ -155,9 +155,17 @@ impl Cluster {
     /// door, which may be open where its URL leads elsewhere.
     pub(crate) fn at(&self, member: &Member) -> Result<Self, ClusterError> {
         let identity = self.doors.iter().find_map(Door::identity);
-        let doors: Result<Vec<Door>, _> =
-            member.client_urls.iter().map(|url| Door::at(url, identity)).collect();
-        Ok(Self::new(doors?))
+        let (mut doors, mut refused) = (Vec::new(), None);
+        for url in &member.client_urls {
+            match Door::of_member(url, identity) {
+                Ok(door) => doors.push(door),
+                Err(error) => refused = Some(error),
+            }
+        }
+        match refused {
+            Some(error) if doors.is_empty() => Err(error.into()),
+            _ => Ok(Self::new(doors)),
+        }
     }
 
     /// Sends a request over the first connection that there is. Another member is asked only if it

@@ -84,8 +84,8 @@ impl Newcomer<'_> {
 
 async fn ask(layout: &Layout, urls: &BTreeSet<String>) -> Result<Members, ClusterError> {
     let identity = Identity::own(&layout.tls())?;
-    let doors = urls.iter().filter_map(|url| Door::at(url, Some(&identity)).ok()).collect();
-    Cluster::new(doors).list().await
+    let doors = urls.iter().filter_map(|url| Door::of_member(url, Some(&identity)).ok());
+    Cluster::new(doors.collect()).list().await
 }
 
 /// The members as the cluster lists them now, for a first start that was long in coming; nothing if

@@ -162,7 +162,9 @@ impl Steward {
         members: &Members,
         status: &NodeStatus,
     ) {
-        let now = self.client.service_now_ms().div_euclid(1000);
+        let clock = |seconds: i64| u64::try_from(seconds).unwrap_or(0);
+        let service = clock(self.client.service_now_ms().div_euclid(1000));
+        let own = clock(jiff::Timestamp::now().as_second());
         let seen = self.seen.entry(intent.operation).or_default();
         if let Errand::Add { record, .. } = intent.errand() {
             seen.progress.look(&self.node, record, members, status).await;
@@ -173,7 +175,7 @@ impl Steward {
             told: view.outcome.as_ref().and_then(Outcome::member),
             members,
             own: status.member_id,
-            untimely: intent.untimely(u64::try_from(now).unwrap_or(0)),
+            untimely: intent.untimely(service, own),
             stalled: seen.progress.is_stalled(),
             added_before: seen.added_before,
             old_is_down: seen.old_is_down,

@@ -14,7 +14,7 @@ use super::cluster::{CHANNEL, event};
 use super::{Micros, Store, StoreError};
 use crate::domain::epoch_to_row;
 
-/// A cluster's intents that are read: the newest.
+/// A cluster's intents that are read: the newest, and whatever brought a member.
 const INTENTS_READ: i64 = 1_000;
 
 /// An intent as it stands.
@@ -207,7 +207,9 @@ pub(crate) async fn changes(
     cluster: Uuid,
 ) -> Result<Changes, StoreError> {
     let sql = format!(
-        "SELECT * FROM ({INTENT} WHERE cluster_id = $1 ORDER BY made_us DESC, operation LIMIT $2) i
+        "{INTENT} WHERE cluster_id = $1 AND (member_id IS NOT NULL OR operation IN
+             (SELECT operation FROM intents WHERE cluster_id = $1
+              ORDER BY made_us DESC, operation LIMIT $2))
          ORDER BY made_us, operation"
     );
     let rows: Vec<IntentRow> = sqlx::query_as(sqlx::AssertSqlSafe(sql))

@@ -175,7 +175,8 @@ async fn a_ticket_is_carried_to_the_clusters_agents_and_its_holder_becomes_a_mem
     let intent = VerifiedIntent::verify(&view.intent, &cluster.chain()).unwrap();
     let Errand::Add { record, .. } = intent.errand() else { panic!("{intent:?}") };
     assert_eq!(record.agent_key, newcomer.record.agent_key);
-    assert_eq!(intent.untimely(list.now_ms.unsigned_abs() / 1_000), None);
+    let now = list.now_ms.unsigned_abs() / 1_000;
+    assert_eq!(intent.untimely(now, now), None);
     assert_eq!((view.by.as_str(), view.subject.as_str()), ("owner", "node-9"));
 
     // The newcomer waits, and hears of it at once.
@@ -488,6 +489,32 @@ async fn a_cluster_has_so_many_changes_under_way_and_no_more() {
     let more = cluster.put(&cluster.order(remove(MemberId::new(16)))).await;
     assert_eq!(code(more), Code::Conflict);
     assert_eq!(code(cluster.newcomer(9).await.join().await), Code::Conflict);
+    cluster.service.stop().await;
+}
+
+/// An operator may order and withdraw without end.
+#[tokio::test]
+async fn many_later_changes_make_nobody_forget_who_came_by_ticket() {
+    let cluster = Formed::of(1).await;
+    let id = cluster.statement.cluster;
+    let newcomer = cluster.newcomer(9).await;
+    let intent = newcomer.join().await.unwrap().intent;
+    cluster.say(&cluster.agents[0], &intent, added(77), 20).await.unwrap();
+    sqlx::query(
+        "INSERT INTO intents (cluster_id, operation, verb, authority, subject, made_us, made_by,
+             expires_us, state, rev)
+         SELECT cluster_id, decode(lpad(to_hex(n), 32, '0'), 'hex'), 'remove', authority, 'x',
+             made_us + n, 'owner', expires_us, 'withdrawn', rev
+         FROM intents, generate_series(1, 1001) n",
+    )
+    .execute(&mut cluster.world.database.connect().await)
+    .await
+    .unwrap();
+    assert!(newcomer.client.intents(id, None, false).await.is_ok());
+    assert!(newcomer.client.leaves(id, &newcomer.record.csr).await.is_ok());
+    let member = MemberId::new(77);
+    let promoted = cluster.say(&cluster.agents[0], &intent, Outcome::Promoted { member }, 30).await;
+    assert_eq!(promoted.unwrap().state, IntentState::Promoted);
     cluster.service.stop().await;
 }
 

@@ -252,11 +252,14 @@ impl VerifiedIntent {
         Ok(Self { intent: intent.clone(), errand, issued_at })
     }
 
-    /// Why it must not be begun at `now` (seconds since 1970), if it must not.
-    pub fn untimely(&self, now: u64) -> Option<UntimelyIntent> {
-        if self.issued_at > now.saturating_add(ISSUER_SKEW_SECONDS) {
+    /// Why it must not be begun, if it must not: at `service`, the service's time, and at `own`, the
+    /// time of who asks, both in seconds since 1970. A service that turns its clock back must not keep
+    /// alive what somebody signed long ago.
+    pub fn untimely(&self, service: u64, own: u64) -> Option<UntimelyIntent> {
+        let ends = self.intent.expires_at;
+        if self.issued_at > service.saturating_add(ISSUER_SKEW_SECONDS) {
             Some(UntimelyIntent::NotYet)
-        } else if now >= self.intent.expires_at {
+        } else if service >= ends || own >= ends.saturating_add(ISSUER_SKEW_SECONDS) {
             Some(UntimelyIntent::Over)
         } else {
             None

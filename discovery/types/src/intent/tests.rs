@@ -249,11 +249,23 @@ fn it_is_begun_in_its_time_or_not_at_all() {
     let world = join_world();
     let intent = Intent { expires_at: 1_500, ..joining(&world) };
     let verified = VerifiedIntent::verify(&intent, &world.chain()).unwrap();
-    assert_eq!(verified.untimely(1_000), None);
-    assert_eq!(verified.untimely(1_499), None);
-    assert_eq!(verified.untimely(1_500), Some(UntimelyIntent::Over));
-    assert_eq!(verified.untimely(1_000 - ISSUER_SKEW_SECONDS), None);
-    assert_eq!(verified.untimely(999 - ISSUER_SKEW_SECONDS), Some(UntimelyIntent::NotYet));
+    let at = |service| verified.untimely(service, 1_000);
+    assert_eq!(at(1_000), None);
+    assert_eq!(at(1_499), None);
+    assert_eq!(at(1_500), Some(UntimelyIntent::Over));
+    assert_eq!(at(1_000 - ISSUER_SKEW_SECONDS), None);
+    assert_eq!(at(999 - ISSUER_SKEW_SECONDS), Some(UntimelyIntent::NotYet));
+}
+
+#[test]
+fn a_service_whose_clock_goes_back_keeps_nothing_alive() {
+    let world = join_world();
+    let intent = Intent { expires_at: 1_500, ..joining(&world) };
+    let verified = VerifiedIntent::verify(&intent, &world.chain()).unwrap();
+    let own = |own| verified.untimely(1_000, own);
+    assert_eq!(own(1_500 + ISSUER_SKEW_SECONDS), Some(UntimelyIntent::Over));
+    assert_eq!(own(1_499 + ISSUER_SKEW_SECONDS), None, "clocks differ a little");
+    assert_eq!(own(0), None, "a clock that is behind stops nobody");
 }
 
 /// The name goes into the node's log: another one for the same bytes would be another change.
