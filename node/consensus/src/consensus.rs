@@ -28,6 +28,10 @@ const LIBRARY_MAX_ELECTION_TICKS: usize = 1 << 40;
 /// How often a proposal may be passed on before it is dropped.
 const MAX_PROPOSAL_HOPS: u64 = 3;
 
+/// No member is behind by more terms, at an election a second for a century. A term near the highest
+/// that there is would be remembered for ever, and leave none to elect a leader in.
+const MAX_TERM_AHEAD: u64 = 1 << 32;
+
 /// Why proposals were not taken. None of them had or will have any effect.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum ProposeError {
@@ -607,6 +611,9 @@ impl Consensus {
         }
         let impossible =
             |what| Err(StepError::Impossible { from: message.from, kind: message.kind, what });
+        if message.term.saturating_sub(self.raw.raft.term) > MAX_TERM_AHEAD {
+            return impossible("no elections lead to its term");
+        }
         let log = &self.raw.raft.raft_log;
         match message.kind {
             MessageKind::Unknown | MessageKind::Propose => {

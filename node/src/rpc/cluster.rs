@@ -29,13 +29,18 @@ fn header() -> Option<ResponseHeader> {
     Some(ResponseHeader::default())
 }
 
+/// A member's peer URLs, in all. Etcd takes any; here all members are in one frame of the peer protocol,
+/// and a member that can't be shown to others could not be removed by them either.
+const MAX_URL_BYTES: usize = 16 * 1024;
+
 /// Peer URLs as etcd takes them, sorted; at least one.
 fn peer_urls(urls: &[String]) -> Result<Vec<String>, Error> {
     let parsed: Result<Vec<_>, _> = urls.iter().map(|url| PeerUrl::parse(url)).collect();
     let parsed = parsed.map_err(|_| Error::BadMemberUrls)?;
     let mut urls: Vec<String> = parsed.iter().map(ToString::to_string).collect();
     urls.sort_unstable();
-    if urls.is_empty() { Err(Error::BadMemberUrls) } else { Ok(urls) }
+    let bytes: usize = urls.iter().map(String::len).sum();
+    if (1..=MAX_URL_BYTES).contains(&bytes) { Ok(urls) } else { Err(Error::BadMemberUrls) }
 }
 
 /// What may come with a change of members, beside etcd's own.
@@ -205,6 +210,15 @@ mod tests {
             metadata.append(*name, value.parse().unwrap());
         }
         Extras::of(&metadata)
+    }
+
+    #[test]
+    fn a_members_urls_fit_into_an_answer_with_all_others() {
+        let urls = |n: usize| vec!["http://127.0.0.1:2380".to_owned(); n];
+        let taken = |n| peer_urls(&urls(n)).map(|urls| urls.len());
+        assert_eq!(taken(0), Err(Error::BadMemberUrls));
+        assert_eq!(taken(700), Ok(700));
+        assert_eq!(taken(800), Err(Error::BadMemberUrls));
     }
 
     #[test]

@@ -17,17 +17,19 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
 use node_consensus::Entry;
-use node_proto::{command, musterpb};
+use node_proto::command::{self, Operation};
+use node_proto::musterpb;
 use prost::Message as _;
 use tokio::sync::watch;
 
 use crate::{
-    apply::entry_kind,
+    apply::{check_delete, check_put, check_txn, entry_kind},
     driver::{
         IncomingSnapshot, MAX_PROPOSAL_BYTES, Message, MessageKind, OutgoingSnapshot, PeerInbox,
         PeerSender, SendError,
     },
     identity::MemberId,
+    membership::Member,
     mvcc,
     rpc::Context,
     transport::{
@@ -231,6 +233,12 @@ impl Inbound {
     }
 }
 
+/// What whoever is about to join has to know of a member. Not which operations it has seen: they grow
+/// with each change, and the answer is one frame.
+fn shown_to_joiner(member: &Member) -> musterpb::Member {
+    musterpb::Member { operations: Vec::new(), ..member.into() }
+}
+
 /// What a member may pass on for its clients.
 fn check_proposal(entry: &Entry) -> Result<(), String> {
     if entry.data.len() > MAX_PROPOSAL_BYTES {
@@ -241,7 +249,17 @@ fn check_proposal(entry: &Entry) -> Result<(), String> {
     if entry_kind(&operation) != entry.kind {
         return Err(format!("a proposal of kind {:?} that carries another", entry.kind));
     }
-    Ok(())
+    // What the API refuses a client; how many operations one may have is each member's own flag.
+    let checked = match &operation {
+        Operation::Put(put) => check_put(put),
+        Operation::DeleteRange(delete) => check_delete(delete),
+        Operation::Txn(txn) => check_txn(txn, usize::MAX),
+        Operation::Compact(_)
+        | Operation::Alarm(_)
+        | Operation::PublishMember(_)
+        | Operation::ChangeMember(_) => Ok(()),
+    };
+    checked.map_err(|error| format!("a request that no client may make: {error}"))
 }
 
 /// Writes `body` to `path`, durably, if it is not too long.
@@ -341,7 +359,7 @@ impl PeerEvents for Inbound {
             cluster_id: context.identity.cluster_id,
             member_id: context.identity.member_id,
             changed: view.members().changed(),
-            members: view.members().members().map(Into::into).collect(),
+            members: view.members().members().map(shown_to_joiner).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
         };
         Some(census.encode_to_vec().into())

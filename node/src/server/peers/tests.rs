@@ -55,6 +55,39 @@ fn a_message_in_another_members_name_goes_no_further() {
     assert_eq!(recorded.messages.lock().unwrap().len(), 1);
 }
 
+#[test]
+fn what_the_api_refuses_is_not_taken_from_a_member_either() {
+    use node_proto::etcdserverpb::{
+        DeleteRangeRequest, PutRequest, RequestOp, TxnRequest, request_op::Request,
+    };
+    let put = |key: &'static str| PutRequest { key: key.into(), ..PutRequest::default() };
+    let txn = |keys: [&'static str; 2]| {
+        let put = |key| RequestOp { request: Some(Request::RequestPut(put(key))) };
+        Operation::Txn(TxnRequest { success: keys.map(put).into(), ..TxnRequest::default() })
+    };
+    for (operation, is_taken) in [
+        (Operation::Put(put("k")), true),
+        // A record without a key: no snapshot with it could be restored.
+        (Operation::Put(put("")), false),
+        (Operation::DeleteRange(DeleteRangeRequest::default()), false),
+        (txn(["a", "b"]), true),
+        (txn(["a", "a"]), false),
+        (txn(["a", ""]), false),
+    ] {
+        let data = command::encode(1, operation.clone());
+        let checked = check_proposal(&Entry { data, ..Entry::default() });
+        assert_eq!(checked.is_ok(), is_taken, "{operation:?}: {checked:?}");
+    }
+}
+
+#[test]
+fn a_joiner_is_not_told_what_grows_with_each_change() {
+    let id = crate::identity::OperationId([7; 16]);
+    let operations = (1..100_000).map(|index| crate::membership::Operation { id, index });
+    let member = Member { operations: operations.collect(), ..mvcc::tests::member(1, "one") };
+    assert!(shown_to_joiner(&member).encoded_len() < 1_000);
+}
+
 #[tokio::test]
 async fn a_vote_is_counted_once_it_would_be_remembered() {
     let dir = tempfile::tempdir().unwrap();
