@@ -14,8 +14,9 @@ use common::{
 };
 use node_proto::etcdserverpb::{
     self as pb, MemberAddRequest, MemberListRequest, MemberPromoteRequest, MemberRemoveRequest,
-    MemberUpdateRequest,
+    MemberUpdateRequest, maintenance_client::MaintenanceClient,
 };
+use rustix::process::Signal;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Status};
 
@@ -310,22 +311,91 @@ async fn an_operation_is_carried_out_once_and_a_stale_plan_never() {
     }
 }
 
+/// Gives `mover` another peer URL, by `asked`, and starts it there.
+async fn moved(asked: &Member, mover: &mut Member) -> String {
+    let [peer] = free_ports();
+    let (old, new) = (peer_url(mover), format!("http://127.0.0.1:{peer}"));
+    update(asked, mover.member_id().await, &[&new]).await.unwrap();
+    assert_eq!(mover.stop(), Some(0));
+    for arg in &mut mover.args {
+        if arg.starts_with("--listen-peer") || arg.starts_with("--initial-advertise") {
+            *arg = arg.replace(&old, &new);
+        }
+    }
+    mover.start();
+    mover.ready();
+    new
+}
+
+/// Makes one of them the leader.
+async fn lead(members: &[&Member], to: usize) {
+    let target_id = members[to].member_id().await;
+    let start = Instant::now();
+    loop {
+        let leader = settled(members).await;
+        if leader == to {
+            return;
+        }
+        let mut asked = MaintenanceClient::new(members[leader].channel());
+        // It may have lost the lead meanwhile.
+        let _ = asked.move_leader(pb::MoveLeaderRequest { target_id }).await;
+        assert!(start.elapsed() < PATIENCE, "{} never leads", members[to].name);
+    }
+}
+
+/// Waits until a member that was away has what was written last, and says so to a writer.
+async fn catches_up(away: &mut Member, leader: &Member) {
+    away.start();
+    let revision = put_again(leader, "while-it-was-away", "x").await;
+    let start = Instant::now();
+    while away.hash(revision).await.ok() != leader.hash(revision).await.ok() {
+        assert!(start.elapsed() < PATIENCE, "it stays behind:\n{}", away.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(away.get("while-it-was-away").await.unwrap().as_deref(), Some("x"));
+}
+
+#[tokio::test]
+async fn who_was_away_hears_a_leader_that_came_meanwhile() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    settled(&all(&members)).await;
+    let ports = free_ports();
+    let mut new = joiner(root.path(), "d", &members, ports);
+    let url = peer_url(&new);
+    // Connected for long, as far as the others know, it stands still and never hears of the change.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    lead(&all(&members), 0).await;
+    members[2].signal(Signal::STOP);
+    healthy(async || add(&members[0], &url, false).await).await;
+    members[2].kill();
+    new.start();
+    new.ready();
+    lead(&[&members[0], &members[1], &new], 2).await;
+    catches_up(&mut members[2], &new).await;
+    assert!(new.status().await.unwrap().leader == new.member_id().await, "it led all the time");
+}
+
+#[tokio::test]
+async fn who_was_away_finds_a_leader_that_moved_meanwhile() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    members[2].kill();
+    let [one, mover, away] = &mut members[..] else { unreachable!("three") };
+    settled(&[one, mover]).await;
+    moved(one, mover).await;
+    lead(&[one, mover], 1).await;
+    catches_up(away, mover).await;
+    assert!(mover.status().await.unwrap().leader == mover.member_id().await, "it led all the time");
+}
+
 #[tokio::test]
 async fn a_member_moves_to_other_peer_urls_by_update_then_restart() {
     let root = tempfile::tempdir().unwrap();
     let mut members = started(root.path());
     let id = members[2].member_id().await;
-    let [peer] = free_ports();
-    let (old, new) = (peer_url(&members[2]), format!("http://127.0.0.1:{peer}"));
-    update(&members[0], id, &[&new]).await.unwrap();
-    assert_eq!(members[2].stop(), Some(0));
-    for arg in &mut members[2].args {
-        if arg.starts_with("--listen-peer") || arg.starts_with("--initial-advertise") {
-            *arg = arg.replace(&old, &new);
-        }
-    }
-    members[2].start();
-    members[2].ready();
+    let [one, _, mover] = &mut members[..] else { unreachable!("three") };
+    let new = moved(one, mover).await;
     let revision = put_again(&members[2], "moved", "x").await;
     same_hash(&members, revision).await;
     let listed = members[0].members().await.unwrap();

@@ -1,5 +1,6 @@
 //! The instance: inputs, and the guards around each of them.
 
+use std::collections::BTreeSet;
 use std::mem;
 use std::sync::Arc;
 
@@ -59,7 +60,8 @@ pub enum StepError {
         /// For whom.
         to: u64,
     },
-    /// From somebody who isn't a member.
+    /// From somebody who isn't a member, and of a kind that only members send; or from one that was
+    /// removed.
     #[error("a message from {from:016x}, who is not a member")]
     NotAMember {
         /// From whom.
@@ -102,6 +104,10 @@ pub struct Consensus {
     waits_for: Option<u64>,
     /// What that one found to be committed.
     held: Vec<Entry>,
+    /// Who was removed since this began. Nobody comes back.
+    removed: BTreeSet<u64>,
+    /// It led when it applied that it was removed.
+    led_to_its_end: bool,
 }
 
 impl Consensus {
@@ -147,6 +153,8 @@ impl Consensus {
             settles: (0, None),
             waits_for: None,
             held: Vec::new(),
+            removed: BTreeSet::new(),
+            led_to_its_end: false,
         };
         consensus.fix_timeout();
         Ok(consensus)
@@ -322,15 +330,33 @@ impl Consensus {
         let changed = self.raw.apply_conf_change(&change_in(change));
         let state = changed
             .unwrap_or_else(|error| panic!("{change:?} can't follow {:?}: {error}", self.members));
-        self.members = Arc::new(members_out(&state));
+        self.follow(members_out(&state));
         if self.raw.raft.state == StateRole::Leader {
             self.settles.1 = None;
             if !self.members.voters.contains(&self.member) {
+                self.led_to_its_end = true;
                 let term = self.raw.raft.term;
                 self.raw.raft.become_follower(term, 0);
             }
         }
         self.after_input();
+    }
+
+    /// Counts with `members` from now on.
+    fn follow(&mut self, members: Members) {
+        let before = mem::replace(&mut self.members, Arc::new(members));
+        let all = before.voters.iter().chain(&before.learners);
+        self.removed.extend(all.filter(|member| !self.members.contains(**member)));
+        self.removed.retain(|member| !self.members.contains(*member));
+    }
+
+    /// Whether this member has applied its own removal, and nobody needs it any more.
+    ///
+    /// One that led until then may be the only one that knows, of two members for example, that its
+    /// removal is committed: it stays, votes, and acknowledges what it is sent, until somebody else
+    /// says so.
+    pub fn has_left(&self) -> bool {
+        !self.members.contains(self.member) && !self.led_to_its_end
     }
 
     /// Whether a change of members would be taken now: this member leads, and a quorum can't fall
@@ -480,9 +506,10 @@ impl Consensus {
         let metadata = theirs.snapshot().get_metadata();
         if metadata.index > 0 {
             let at = Position { index: metadata.index, term: metadata.term };
-            self.members = Arc::new(members_out(metadata.get_conf_state()));
+            let members = members_out(metadata.get_conf_state());
             ready.persist.snapshot = Some(at);
             self.raw.mut_store().restore(at);
+            self.follow(members);
         }
         self.raw.mut_store().append(entries);
         ready.persist.entries = theirs.take_entries().into_iter().map(entry_out).collect();
@@ -537,6 +564,7 @@ impl Consensus {
             first: raft.raft_log.first_index(),
             last: raft.raft_log.last_index(),
             persisted: raft.raft_log.persisted,
+            settles: self.settles.1.filter(|_| self.settles.0 == raft.term),
             peers,
         }
     }
@@ -602,7 +630,7 @@ impl Consensus {
         if message.to != self.member {
             return Err(StepError::NotForUs { to: message.to });
         }
-        if self.raw.raft.prs().get(message.from).is_none() {
+        if !self.may_say(message.from, message.kind) {
             return Err(StepError::NotAMember { from: message.from });
         }
         if message.term != 0 && message.term < self.raw.raft.term {
@@ -651,6 +679,21 @@ impl Consensus {
             _ => {}
         }
         Ok(Some(message))
+    }
+
+    /// Whether `from` may send such a message. A member that was away doesn't know of those that came
+    /// meanwhile: one of them may lead, or need its vote, and a server takes both from servers that are
+    /// not in its configuration (Raft dissertation 4.1). Who may speak at all is the transport's matter.
+    fn may_say(&self, from: u64, kind: MessageKind) -> bool {
+        let anybody = matches!(
+            kind,
+            MessageKind::Append
+                | MessageKind::Heartbeat
+                | MessageKind::Snapshot
+                | MessageKind::RequestPreVote
+                | MessageKind::RequestVote
+        );
+        self.raw.raft.prs().get(from).is_some() || (anybody && !self.removed.contains(&from))
     }
 
     /// Whether an append that fits the log would change something committed.

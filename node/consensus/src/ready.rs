@@ -120,6 +120,9 @@ pub struct Status {
     pub last: u64,
     /// Last durable index.
     pub persisted: u64,
+    /// Leaders only: an entry that was appended after every change of members that this leader has
+    /// applied. Whoever has it on disk knows there, too, that those are committed.
+    pub settles: Option<u64>,
     /// Leaders only: the other members, ascending by id.
     pub peers: Vec<PeerStatus>,
 }

@@ -111,6 +111,11 @@ impl Runner for Script {
             // Its disk answers nothing that it is given to write.
             "stall" => cluster.stall(id, true),
             "resume" => cluster.stall(id, false),
+            // A new member, which the others expect, begins with what one of them has.
+            "join" => {
+                let from = number(args.take_key("from").ok_or("from whom?")?)?;
+                cluster.join(id, from);
+            }
             // Power goes, and comes back: what was not durable is gone.
             "restart" => cluster.restart(id),
             "compact" => {

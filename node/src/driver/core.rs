@@ -363,6 +363,11 @@ impl Driver {
         self.consensus.members()
     }
 
+    /// Whether this member was removed, and may end.
+    pub fn has_left(&self) -> bool {
+        self.consensus.has_left()
+    }
+
     /// From entry `index` on the members are those that consensus has now.
     fn note_members(&mut self, index: u64) {
         if self.configurations.len() == REMEMBERED_CONFIGURATIONS {

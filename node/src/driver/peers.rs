@@ -182,8 +182,10 @@ pub(crate) mod recorded {
             quorum_connected: None,
             leader_lost: None,
             promised: Promise::default(),
+            settles: None,
             peers: Vec::new(),
             members: Arc::default(),
+            has_left: false,
         }
     }
 

@@ -36,10 +36,14 @@ pub struct NodeStatus {
     pub leader_lost: Option<Instant>,
     /// What it has promised to others.
     pub promised: Promise,
+    /// Leaders only: who has this entry on disk knows the members as they are.
+    pub settles: Option<u64>,
     /// Leaders only: the other members.
     pub peers: Vec<PeerStatus>,
     /// Who takes part in consensus.
     pub members: Arc<Members>,
+    /// This one does no longer, and nobody needs it any more.
+    pub has_left: bool,
 }
 
 impl NodeStatus {
@@ -60,8 +64,10 @@ impl NodeStatus {
             quorum_connected: seen.quorum_connected,
             leader_lost: seen.leader_lost,
             promised: driver.promised(),
+            settles: status.settles,
             peers: status.peers,
             members: Arc::clone(driver.members()),
+            has_left: driver.has_left(),
         }
     }
 

@@ -31,6 +31,9 @@ pub enum Objection {
     /// The learner has too much to fetch, or doesn't answer.
     #[error("the learner is not in sync with the leader")]
     LearnerNotReady,
+    /// Of those who would be left, no quorum is known to know who the members are.
+    #[error("no quorum of the members that stay has heard of the last change yet")]
+    Unsettled,
     /// There are as many learners as may be.
     #[error("too many learner members in cluster")]
     TooManyLearners,

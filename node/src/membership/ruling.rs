@@ -56,6 +56,8 @@ pub struct Judge<'a> {
     pub connected: &'a BTreeMap<MemberId, Duration>,
     /// How far each other one is, if it leads.
     pub peers: &'a [PeerStatus],
+    /// Whoever has this entry on disk knows who the members are, if it leads.
+    pub settles: Option<u64>,
     /// The last entry of its log.
     pub last: u64,
 }
@@ -131,7 +133,10 @@ impl Judge<'_> {
                     member.vote_when_ready = true;
                 }
             }
-            MemberChange::Remove(id) => self.may_remove(*id)?,
+            MemberChange::Remove(id) => {
+                self.may_remove(*id)?;
+                self.is_known_without(*id)?;
+            }
             MemberChange::Promote(id) => self.may_promote(*id)?,
             MemberChange::Update(..) => {}
         }
@@ -150,6 +155,23 @@ impl Judge<'_> {
 
     fn may_remove(&self, id: MemberId) -> Result<(), Objection> {
         self.strictly(|sight| sight.may_remove(id))
+    }
+
+    /// Whether a quorum of those who stay knows the members as they are. Who is removed ends: if it was
+    /// the only one of them that the others knew, these would turn each other away for ever.
+    fn is_known_without(&self, id: MemberId) -> Result<(), Objection> {
+        if self.table.is_learner(id) || !self.rules.guards.changes_settle() {
+            return Ok(());
+        }
+        let has = |peer: &PeerStatus| self.settles.is_some_and(|index| peer.matched >= index);
+        let knows = |voter: &u64| {
+            *voter == self.local.0
+                || self.peers.iter().any(|peer| peer.member == *voter && has(peer))
+        };
+        let voters = self.table.voters_and_learners().voters;
+        let left = voters.iter().filter(|voter| **voter != id.0);
+        let (count, known) = (left.clone().count(), left.filter(|voter| knows(voter)).count());
+        if known > count / 2 { Ok(()) } else { Err(Objection::Unsettled) }
     }
 
     fn may_promote(&self, id: MemberId) -> Result<(), Refused> {
@@ -182,6 +204,8 @@ impl Judge<'_> {
 
 #[cfg(test)]
 mod tests {
+    use node_consensus::PeerState;
+
     use super::*;
     use crate::identity::OperationId;
 
@@ -207,18 +231,51 @@ mod tests {
 
     fn rule_on(voters: u64, asked: &ChangeRequest, leads: bool) -> Result<Ruling, Refused> {
         let table = MemberTable::new((1..=voters).map(|id| member(id, false)));
-        let connected = (2..=voters).map(|id| (MemberId(id), Duration::from_secs(60))).collect();
+        let peers: Vec<PeerStatus> = (2..=voters).map(|id| at(id, 9)).collect();
+        rule_among(&table, &peers, asked, leads)
+    }
+
+    fn at(member: u64, matched: u64) -> PeerStatus {
+        PeerStatus { member, matched, next: 10, active: true, state: PeerState::Replicate }
+    }
+
+    fn rule_among(
+        table: &MemberTable,
+        peers: &[PeerStatus],
+        asked: &ChangeRequest,
+        leads: bool,
+    ) -> Result<Ruling, Refused> {
+        let long = Duration::from_secs(60);
+        let connected = peers.iter().map(|peer| (MemberId(peer.member), long)).collect();
         let judge = Judge {
             rules: Rules::new(true, 1),
             local: MemberId(1),
             leads,
-            table: &table,
+            table,
             connected: &connected,
-            peers: &[],
+            peers,
+            settles: Some(9),
             last: 9,
         };
         judge.look(asked)?;
         judge.rule(asked)
+    }
+
+    #[test]
+    fn who_is_removed_leaves_a_quorum_that_knows_the_members() {
+        let mut table = MemberTable::new((1..=3).map(|id| member(id, false)));
+        let removal = MemberChange::Remove(MemberId(3)).into();
+        // Member 2 was away when 1 came: it knows 3 alone, which would be gone.
+        let rule =
+            |table: &_, two, three| rule_among(table, &[at(2, two), at(3, three)], &removal, true);
+        let unsettled = Err(Objection::Unsettled.into());
+        assert_eq!(rule(&table, 8, 9), unsettled);
+        assert!(rule(&table, 9, 8).is_ok());
+        let hand_over = MemberChange::Remove(MemberId(1)).into();
+        let peers = [at(2, 8), at(3, 9)];
+        assert_eq!(rule_among(&table, &peers, &hand_over, true), unsettled, "its successor knows");
+        table = MemberTable::new([member(1, false), member(2, false), member(3, true)]);
+        assert!(rule(&table, 8, 9).is_ok(), "a learner is in no quorum");
     }
 
     fn proposed(ruling: Result<Ruling, Refused>) -> MemberChange {
@@ -290,6 +347,7 @@ mod tests {
             // Nobody is healthy, which is beside the point.
             connected: &BTreeMap::new(),
             peers: &[],
+            settles: None,
             last: 9,
         };
         let done = Err(Refused::Change(ChangeError::CarriedOut { at: 8 }));

@@ -228,7 +228,7 @@ impl From<Objection> for Error {
     fn from(objection: Objection) -> Self {
         match objection {
             Objection::NotEnoughStarted => Self::NotEnoughStarted,
-            Objection::Unhealthy => Self::Unhealthy,
+            Objection::Unhealthy | Objection::Unsettled => Self::Unhealthy,
             Objection::LearnerNotReady => Self::LearnerNotReady,
             Objection::TooManyLearners => Self::TooManyLearners,
         }

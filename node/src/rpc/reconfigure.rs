@@ -21,7 +21,7 @@ use super::error::Error;
 use crate::apply::{ApplyError, ChangedMembers, Response};
 use crate::identity::MemberId;
 use crate::membership::{
-    ChangeError, ChangeRequest, Judge, MemberChange, MemberTable, Refused, Ruling,
+    ChangeError, ChangeRequest, Judge, MemberChange, MemberTable, Objection, Refused, Ruling,
 };
 
 /// Between two looks for a leader, and between two tries to promote who asked for it.
@@ -38,7 +38,7 @@ impl Context {
     ) -> Result<ChangedMembers, Error> {
         let deadline = self.deadline();
         // As in etcd, whoever is asked looks first; without a leader that is all there is to say.
-        self.judge(&asked, |judge| judge.look(&asked))?;
+        self.judge(|judge| judge.look(&asked)).map_err(|refused| refuse(&asked, refused))?;
         loop {
             let known = self.known_leader(deadline).await?;
             let changed = if known == self.identity.member_id {
@@ -134,7 +134,7 @@ impl Context {
         let one = timeout_at(deadline, self.changing.lock());
         let _one = one.await.map_err(|_| Error::Timeout)?;
         loop {
-            let entry = match self.judge(asked, |judge| judge.rule(asked))? {
+            let entry = match self.ruling(asked, deadline).await? {
                 Ruling::Propose(entry) => entry,
                 Ruling::HandOver => {
                     self.handle.hand_over().await;
@@ -163,12 +163,21 @@ impl Context {
         *self.leader.borrow() == self.identity.member_id
     }
 
-    /// What this member says to what is `asked`, by all that it knows now.
-    fn judge<T>(
-        &self,
-        asked: &ChangeRequest,
-        says: impl FnOnce(&Judge<'_>) -> Result<T, Refused>,
-    ) -> Result<T, Error> {
+    /// What this member does with a change as the leader. Until others have heard of the last one, it
+    /// waits.
+    async fn ruling(&self, asked: &ChangeRequest, deadline: Instant) -> Result<Ruling, Error> {
+        loop {
+            match self.judge(|judge| judge.rule(asked)) {
+                Err(Refused::Objection(Objection::Unsettled)) if Instant::now() < deadline => {
+                    sleep(LOOK_AGAIN).await;
+                }
+                ruling => return ruling.map_err(|refused| refuse(asked, refused)),
+            }
+        }
+    }
+
+    /// What this member says, by all that it knows now.
+    fn judge<T>(&self, says: impl FnOnce(&Judge<'_>) -> T) -> T {
         let connected: BTreeMap<MemberId, Duration> = match &self.peers {
             Some(peers) => {
                 peers.connected().into_iter().map(|(id, since)| (id, since.elapsed())).collect()
@@ -183,16 +192,18 @@ impl Context {
             table: &table,
             connected: &connected,
             peers: &status.peers,
+            settles: status.settles,
             last: status.last,
         };
-        says(&judge).map_err(|refused| {
-            if let Refused::Objection(objection) = refused {
-                let connected = connected.len();
-                tracing::warn!(reason = %objection, connected, ?asked, "rejecting a change of members");
-            }
-            refused.into()
-        })
+        says(&judge)
     }
+}
+
+fn refuse(asked: &ChangeRequest, refused: Refused) -> Error {
+    if let Refused::Objection(objection) = refused {
+        tracing::warn!(reason = %objection, ?asked, "rejecting a change of members");
+    }
+    refused.into()
 }
 
 /// Promotes whoever was asked for as a voter and had to begin as a learner, as soon as it is ready,

@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 pub use self::{error::ServerError, join::JoinRefusal};
 use self::{
     node::Node,
-    peers::{Inbound, Outbound, Verdict},
+    peers::{Inbound, Outbound, Told, Verdict},
 };
 use crate::{
     config::{Config, Remark},

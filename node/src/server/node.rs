@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Inbound, Outbound, ServerError, Verdict,
+    Inbound, Outbound, ServerError, Told, Verdict,
     clients::{self, ClientLimits, ClientListener, Fronts},
     disk::{self, Found},
     health_only,
@@ -21,8 +21,8 @@ use crate::{
     config::{ClusterState, Config, ETCD_VERSION, ListenUrl, PeerUrl},
     driver::{self, Handle, Running},
     http,
-    identity::{DataDir, Tombstone},
-    membership::{MemberTable, Published, Rules},
+    identity::{DataDir, MemberId, Tombstone},
+    membership::{Censuses, MemberTable, Published, Rules},
     mvcc::Store,
     rpc::{self, RequestIds},
     tls::{ClientListenerTls, PeerTls},
@@ -91,15 +91,15 @@ impl Node {
             seed: random(),
         };
         let (handle, inbox, running) = driver::start(parts).map_err(ServerError::Driver)?;
-        let (verdict_sender, verdict) = watch::channel(None);
-        let inbound = Inbound::new(inbox.clone(), snapshot_dir, verdict_sender, Arc::clone(&marks));
+        let (told, verdict, censuses) = Told::channels();
+        let inbound = Inbound::new(inbox.clone(), snapshot_dir, told, Arc::clone(&marks));
         let options = transport_options(config, local, peer_tls.clone(), marks);
         let transport = Transport::start(options, Arc::clone(&inbound) as _)?;
         outbound.connect(transport.clone(), inbox);
         let (tasks, stopping) = (TaskTracker::new(), CancellationToken::new());
-        let (mut members, own_members) = (store.members(), store.members());
-        transport.set_membership(membership(&members.borrow_and_update(), &local));
-        tasks.spawn(follow_members(members, local, transport.clone(), stopping.clone()));
+        let members = store.members();
+        let following = follow_members(store.members(), censuses, local, transport.clone());
+        tasks.spawn(stopping.clone().run_until_cancelled_owned(following));
         let services = rpc::Services {
             handle: handle.clone(),
             store,
@@ -129,7 +129,7 @@ impl Node {
             peer_tls,
             client_tls,
             verdict,
-            members: own_members,
+            members,
             // A run of its own, which no boot counter reaches from below.
             ids: RequestIds::new(local.member.0, u64::MAX - boot),
             name: config.name.clone(),
@@ -166,17 +166,21 @@ impl Node {
         }
     }
 
-    /// Returns once this member has applied its own removal, or a peer, proven to be one, tells it of
-    /// that, or so many refuse its data directory that no quorum is left. A removed member's
-    /// tombstone is on disk by then.
+    /// Returns once this member has applied its own removal and isn't needed any more, or a peer, proven
+    /// to be one, tells it of that, or so many refuse its data directory that no quorum is left. A
+    /// removed member's tombstone is on disk by then.
     ///
     /// # Errors
     /// Always: `Removed`, `Disowned`, or what kept the tombstone from being written.
     pub(super) async fn removed(&self) -> ServerError {
         let (mut verdict, mut members) = (self.verdict.clone(), self.members.clone());
-        let me = self.local.member;
+        let (mut status, me) = (self.handle.status(), self.local.member);
+        let left = async {
+            members.wait_for(|table| table.was_removed(me)).await?;
+            status.wait_for(|status| status.has_left).await.map(drop)
+        };
         let by = tokio::select! {
-            Ok(_) = members.wait_for(|table| table.was_removed(me)) => "log".to_owned(),
+            Ok(()) = left => "log".to_owned(),
             Ok(verdict) = verdict.wait_for(Option::is_some) => match *verdict {
                 Some(Verdict::Removed(by)) => by.to_string(),
                 Some(Verdict::Disowned(why)) => return ServerError::Disowned(why),
@@ -414,24 +418,42 @@ fn open_marks(dir: &DataDir) -> Result<Arc<Marks>, ServerError> {
 /// Tells the transport who is in the cluster, for as long as the node runs.
 async fn follow_members(
     mut members: watch::Receiver<Arc<MemberTable>>,
+    mut censuses: watch::Receiver<Censuses>,
     local: Local,
     transport: Transport,
-    stopping: CancellationToken,
 ) {
-    while let Some(Ok(())) = stopping.run_until_cancelled(members.changed()).await {
-        let now = membership(&members.borrow_and_update(), &local);
-        transport.set_membership(now);
+    let mut before = None;
+    loop {
+        let now = membership(&members.borrow_and_update(), &censuses.borrow_and_update(), &local);
+        for id in now.told.iter().filter(|id| !is_among(before.as_ref(), **id)) {
+            tracing::info!(peer.member.id = %id, "a member that this one has yet to hear of is known to its peers");
+        }
+        transport.set_membership(now.clone());
+        before = Some(now);
+        let changed = tokio::select! {
+            changed = members.changed() => changed,
+            changed = censuses.changed() => changed,
+        };
+        if changed.is_err() {
+            return;
+        }
     }
 }
 
-/// The other members, and those that were removed, as the store has them.
-fn membership(table: &MemberTable, local: &Local) -> Membership {
-    let others = table.members().filter(|member| member.id != local.member);
-    let peers = others.map(|member| Peer {
-        id: member.id,
-        urls: member.peer_urls.iter().filter_map(|url| PeerUrl::parse(url).ok()).collect(),
-        incarnation: member.incarnation,
-        node_key: member.node_key,
+fn is_among(membership: Option<&Membership>, id: MemberId) -> bool {
+    membership.is_some_and(|known| known.peers.iter().any(|peer| peer.id == id))
+}
+
+/// The other members, as the store has them and as peers speak of them, and those that were removed.
+fn membership(table: &MemberTable, censuses: &Censuses, local: &Local) -> Membership {
+    let neighbours = censuses.neighbours(table, local.member);
+    let told = neighbours.iter().filter(|one| one.is_told).map(|one| one.id).collect();
+    let peers = neighbours.into_iter().map(|one| Peer {
+        id: one.id,
+        urls: one.urls.iter().filter_map(|url| PeerUrl::parse(url).ok()).collect(),
+        incarnation: one.incarnation,
+        node_key: one.node_key,
     });
-    Membership { peers: peers.collect(), removed: table.removed().map(|(id, _)| id).collect() }
+    let removed = table.removed().map(|(id, _)| id).collect();
+    Membership { peers: peers.collect(), told, removed }
 }

@@ -29,7 +29,7 @@ use crate::{
         PeerSender, SendError,
     },
     identity::MemberId,
-    membership::Member,
+    membership::{Census, Censuses, Member},
     mvcc,
     rpc::Context,
     transport::{
@@ -118,16 +118,34 @@ fn send(transport: &Transport, snapshot: OutgoingSnapshot) -> io::Result<()> {
     writer.finish()
 }
 
+impl Told {
+    /// Nothing yet; and where to look for it.
+    pub(super) fn channels() -> (Self, watch::Receiver<Option<Verdict>>, watch::Receiver<Censuses>)
+    {
+        let (verdict, concluded) = watch::channel(None);
+        let (censuses, counted) = watch::channel(Censuses::default());
+        (Self { verdict, censuses }, concluded, counted)
+    }
+}
+
 /// What comes from peers, on its way to the driver.
 pub(super) struct Inbound {
     inbox: PeerInbox,
     snapshot_dir: PathBuf,
     snapshots: AtomicU64,
     undecodable: AtomicU64,
-    verdict: watch::Sender<Option<Verdict>>,
+    told: Told,
     /// What answers other members' requests, once it is there.
     context: OnceLock<Weak<Context>>,
     marks: Arc<Marks>,
+}
+
+/// Where it goes what peers say of members.
+pub(super) struct Told {
+    /// What they say of this one for good.
+    pub verdict: watch::Sender<Option<Verdict>>,
+    /// Who the members are.
+    pub censuses: watch::Sender<Censuses>,
 }
 
 /// Why peers will never take this member again.
@@ -140,13 +158,12 @@ pub(super) enum Verdict {
 }
 
 impl Inbound {
-    /// Snapshots are written to `snapshot_dir`; what peers say of this member for good is told
-    /// through `verdict`.
+    /// Snapshots are written to `snapshot_dir`.
     #[must_use]
     pub(super) fn new(
         inbox: PeerInbox,
         snapshot_dir: PathBuf,
-        verdict: watch::Sender<Option<Verdict>>,
+        told: Told,
         marks: Arc<Marks>,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -154,7 +171,7 @@ impl Inbound {
             snapshot_dir,
             snapshots: AtomicU64::new(0),
             undecodable: AtomicU64::new(0),
-            verdict,
+            told,
             context: OnceLock::new(),
             marks,
         })
@@ -172,7 +189,8 @@ impl Inbound {
 
     /// The first verdict counts.
     fn conclude(&self, verdict: Verdict) {
-        self.verdict.send_if_modified(|known| known.is_none() && known.replace(verdict).is_none());
+        let verdicts = &self.told.verdict;
+        verdicts.send_if_modified(|known| known.is_none() && known.replace(verdict).is_none());
     }
 
     fn decode(&self, from: MemberId, bytes: Bytes) -> Option<Message> {
@@ -363,6 +381,20 @@ impl PeerEvents for Inbound {
             version: env!("CARGO_PKG_VERSION").to_owned(),
         };
         Some(census.encode_to_vec().into())
+    }
+
+    fn counted(&self, from: MemberId, census: Bytes) {
+        let decoded = musterpb::Census::decode(census).map_err(|error| error.to_string());
+        let decoded = decoded.and_then(|census| match census.member_id == from.0 {
+            true => Census::try_from(census).map_err(|error| error.to_string()),
+            false => Err("a census in another member's name".to_owned()),
+        });
+        match decoded {
+            Ok(census) => {
+                self.told.censuses.send_if_modified(|known| known.tell(from, census));
+            }
+            Err(error) => self.note_junk(from, &error),
+        }
     }
 
     fn request(&self, from: MemberId, request: Bytes) -> BoxFuture<'static, Option<Bytes>> {

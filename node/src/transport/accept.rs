@@ -184,6 +184,9 @@ async fn read_messages(shared: &Shared, peer: &PeerHandle, io: Box<dyn Duplex>) 
                 }
             }
             Some((Kind::Promises, report)) => shared.told(&report)?,
+            Some((Kind::Census, census)) if census.len() <= request::MAX_BYTES => {
+                shared.events.counted(peer.record.id, census);
+            }
             Some(_) => return Err(io::ErrorKind::InvalidData.into()),
         }
     }

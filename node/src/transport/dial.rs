@@ -19,6 +19,7 @@ use super::{
     frame::{self, FrameReader, Kind},
     hello::{Hello, Purpose},
     peer::{PeerHandle, Queued, Vitals},
+    request,
     service::Shared,
     stream::{self, PeerStream},
 };
@@ -84,7 +85,7 @@ pub(super) async fn run(
                 }
                 match error {
                     DialError::RefusedBy(Refusal::Removed) => {
-                        shared.events.removed(peer.record.id);
+                        shared.removed(&peer);
                     }
                     DialError::RefusedBy(why) if why.is_for_good() => {
                         shared.disowned(&peer, why);
@@ -198,6 +199,7 @@ async fn write<W: AsyncWrite + Unpin>(
     let mut batch = Vec::with_capacity(BATCH_MESSAGES);
     let mut buffer = BytesMut::with_capacity(BATCH_BYTES);
     let mut told = Vec::new();
+    let mut counted = None;
     loop {
         let received = tokio::select! {
             received = queue.recv_many(&mut batch, BATCH_MESSAGES) => received,
@@ -208,6 +210,11 @@ async fn write<W: AsyncWrite + Unpin>(
                 if report != told {
                     frame::put(&mut buffer, Kind::Promises, &report);
                     told = report;
+                }
+                let census = shared.events.census().filter(|it| it.len() <= request::MAX_BYTES);
+                if let Some(census) = census.filter(|it| counted.as_ref() != Some(it)) {
+                    frame::put(&mut buffer, Kind::Census, &census);
+                    counted = Some(census);
                 }
                 0
             }

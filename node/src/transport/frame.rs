@@ -39,6 +39,8 @@ pub(super) enum Kind {
     Answer = 8,
     /// What the sender knows that members have promised.
     Promises = 9,
+    /// Who the members are, by the sender's table.
+    Census = 10,
 }
 
 impl Kind {
@@ -54,6 +56,7 @@ impl Kind {
             Self::Request,
             Self::Answer,
             Self::Promises,
+            Self::Census,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)

@@ -13,7 +13,9 @@
 //! 3. A snapshot has a stream of its own, so that it never delays a heartbeat.
 //! 4. Who has not said who it is holds one of a few places, which hosts share fairly (crate `muster-door`).
 //! 5. A request of one member to another, and its answer, have a stream of their own too.
-//! 6. Everything runs on one thread of its own; `PeerEvents` are called there and must not block,
+//! 6. Each member tells those that it dials who the members are, when the stream begins and when that has
+//!    changed: who was away may not know.
+//! 7. Everything runs on one thread of its own; `PeerEvents` are called there and must not block,
 //!    except `snapshot`, which has a thread to itself.
 //!
 //! What it does not do: order messages across reconnects, retry, or know what a message means.
@@ -102,6 +104,8 @@ pub(crate) struct Peer {
 pub(crate) struct Membership {
     /// Everybody else.
     pub peers: Vec<Peer>,
+    /// Those of them that only others say are members.
+    pub told: BTreeSet<MemberId>,
     /// Who was a member once and never will be again.
     pub removed: BTreeSet<MemberId>,
 }
@@ -118,9 +122,12 @@ pub(crate) trait PeerEvents: Send + Sync + 'static {
     /// If `body` breaks off or is refused; the sender then learns that it failed.
     fn snapshot(&self, from: MemberId, header: Bytes, body: SnapshotReader) -> io::Result<()>;
 
-    /// Who the members are, for one that doesn't know yet which of them it is; `None`: not now. Must
-    /// not block.
+    /// Who the members are, for peers that may be behind, and for one that doesn't know yet which of
+    /// them it is; `None`: not now. Must not block.
     fn census(&self) -> Option<Bytes>;
+
+    /// `from` says who the members are. Must not block.
+    fn counted(&self, from: MemberId, census: Bytes);
 
     /// Answers a request of `from`; `None` if it can't be.
     fn request(&self, from: MemberId, request: Bytes) -> BoxFuture<'static, Option<Bytes>>;

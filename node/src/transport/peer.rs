@@ -261,6 +261,10 @@ mod tests {
             unreachable!("nobody asks here")
         }
 
+        fn counted(&self, _: MemberId, _: Bytes) {
+            unreachable!("nothing is received here")
+        }
+
         fn request(&self, _: MemberId, _: Bytes) -> BoxFuture<'static, Option<Bytes>> {
             unreachable!("nobody asks here")
         }

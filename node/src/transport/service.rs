@@ -22,7 +22,7 @@ use tokio_util::{
 use super::{
     Counters, Limits, Local, Membership, Options, PeerEvents, PeerTraffic, Refusal, SendError,
     SnapshotWriter, StartError, accept, dial,
-    hello::Hello,
+    hello::{Hello, Purpose},
     marks::{Durable, Marks, TakeError},
     peer::PeerHandle,
     request, snapshot, stream,
@@ -60,7 +60,16 @@ pub(super) struct Shared {
 #[derive(Default)]
 struct Members {
     peers: BTreeMap<MemberId, Arc<PeerHandle>>,
+    told: BTreeSet<MemberId>,
     removed: BTreeSet<MemberId>,
+}
+
+impl Members {
+    /// Those that this member's own table has.
+    fn own(&self) -> impl Iterator<Item = &Arc<PeerHandle>> {
+        let own = self.peers.iter().filter(|(id, _)| !self.told.contains(id));
+        own.map(|(_, peer)| peer)
+    }
 }
 
 pub(super) fn start(
@@ -133,12 +142,14 @@ fn spawn_thread(
 impl Shared {
     pub(super) fn set_membership(self: &Arc<Self>, membership: Membership) {
         if let Some(tls) = &self.tls {
-            let keys: HashSet<NodeKey> =
-                membership.peers.iter().filter_map(|peer| peer.node_key).collect();
+            // A bound key outlives its certificate: this member's own table must have bound it.
+            let own = membership.peers.iter().filter(|peer| !membership.told.contains(&peer.id));
+            let keys: HashSet<NodeKey> = own.filter_map(|peer| peer.node_key).collect();
             tls.bind(keys);
         }
         let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
         let mut before = std::mem::take(&mut members.peers);
+        members.told = membership.told;
         members.removed = membership.removed;
         self.marks.witness().forget(|member| members.removed.contains(&member));
         for record in membership.peers {
@@ -255,6 +266,9 @@ impl Shared {
                 .map(|peer| &peer.record)
                 .ok_or_else(|| members.removed.contains(&hello.from));
             hello.check(&self.local, record, key)?;
+            if members.told.contains(&hello.from) {
+                self.may_be_told_of(hello)?;
+            }
             peer.ok_or(Refusal::Sender)?
         };
         let (from, shown) = (hello.from, hello.appearance());
@@ -284,6 +298,15 @@ impl Shared {
         }
     }
 
+    /// Who is a member on others' word only may bring this one up to date, and that is all.
+    fn may_be_told_of(&self, hello: &Hello) -> Result<(), Refusal> {
+        if !matches!(hello.purpose, Purpose::Messages | Purpose::Snapshot) {
+            return Err(Refusal::Sender);
+        }
+        let has_room = self.marks.witness().has_room(hello.from);
+        if has_room { Ok(()) } else { Err(Refusal::Unavailable) }
+    }
+
     /// What this member knows that others have promised, and what it has promised itself.
     pub(super) fn report(&self) -> Vec<u8> {
         let promised = self.events.promised();
@@ -293,7 +316,11 @@ impl Shared {
     /// A peer tells what it knows.
     pub(super) fn told(&self, report: &[u8]) -> io::Result<()> {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
-        let told = self.marks.witness().told(report, |member| members.peers.contains_key(&member));
+        let mut witness = self.marks.witness();
+        let told = witness.told(report, |member, has_room| {
+            members.peers.contains_key(&member) && (has_room || !members.told.contains(&member))
+        });
+        drop(witness);
         told.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         self.news.notify_waiters();
         Ok(())
@@ -325,15 +352,23 @@ impl Shared {
         }
     }
 
+    /// `peer` says that this member was removed.
+    pub(super) fn removed(&self, peer: &PeerHandle) {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        if !members.told.contains(&peer.record.id) {
+            self.events.removed(peer.record.id);
+        }
+    }
+
     /// `peer` refuses this member for good. One that errs, or lies, has no say in whether this
     /// member goes on; as many as it takes to leave no quorum have.
     pub(super) fn disowned(&self, peer: &PeerHandle, why: Refusal) {
         peer.disowns.store(true, Relaxed);
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
-        let by = members.peers.values().filter(|peer| peer.disowns.load(Relaxed)).count();
-        let peers = members.peers.len();
+        let by = members.own().filter(|peer| peer.disowns.load(Relaxed)).count();
+        let peers = members.own().count();
         let quorum = peers.div_ceil(2) + 1;
-        if by >= quorum.min(peers) {
+        if by > 0 && by >= quorum.min(peers) {
             self.events.disowned(why);
         }
     }

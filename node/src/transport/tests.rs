@@ -25,6 +25,8 @@ struct Seen {
     removed: Mutex<Vec<MemberId>>,
     disowned: Mutex<Vec<Refusal>>,
     promised: Mutex<Promise>,
+    changed: Mutex<Option<Bytes>>,
+    counted: Mutex<Vec<(MemberId, Bytes)>>,
     refuse_snapshots: bool,
 }
 
@@ -42,7 +44,12 @@ impl PeerEvents for Seen {
     }
 
     fn census(&self) -> Option<Bytes> {
-        Some(Bytes::from_static(b"members"))
+        let changed = self.changed.lock().unwrap().clone();
+        Some(changed.unwrap_or(Bytes::from_static(b"members")))
+    }
+
+    fn counted(&self, from: MemberId, census: Bytes) {
+        self.counted.lock().unwrap().push((from, census));
     }
 
     fn request(&self, from: MemberId, request: Bytes) -> BoxFuture<'static, Option<Bytes>> {
@@ -250,7 +257,7 @@ fn each_wrong_claim_is_answered_with_its_reason_and_nothing_after_it_is_read() {
     let mut bound = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
     bound.incarnation = Some(Incarnation([2; 16]));
     let removed = BTreeSet::from([MemberId(3)]);
-    a.transport.set_membership(Membership { peers: vec![bound], removed });
+    a.transport.set_membership(Membership { peers: vec![bound], removed, ..Membership::default() });
     let right = hello_to(&a, local(2), 1);
     for (hello, refusal) in [
         (Hello { cluster: ClusterId(9), ..right }, Refusal::Cluster),
@@ -352,7 +359,7 @@ fn what_a_member_promised_itself_is_told_to_all_and_kept() {
 fn a_removed_member_is_told_so_by_a_peer() {
     let (a, b) = pair();
     let removed = BTreeSet::from([MemberId(2)]);
-    a.transport.set_membership(Membership { peers: Vec::new(), removed });
+    a.transport.set_membership(Membership { removed, ..Membership::default() });
     eventually("b hears it", || b.seen.removed.lock().unwrap().contains(&MemberId(1)));
 }
 
@@ -373,6 +380,51 @@ fn a_member_is_disowned_by_as_many_as_leave_no_quorum_and_not_by_one() {
     knows_another_c(&b, &a);
     eventually("c is told", || c.seen.disowned.lock().unwrap().contains(&Refusal::Incarnation));
     assert!(b.seen.disowned.lock().unwrap().is_empty());
+}
+
+#[test]
+fn who_is_a_member_on_others_word_only_is_heard_and_disowns_nobody() {
+    let (a, b, c, d) = (Node::start(1), Node::start(2), Node::start(3), Node::start(4));
+    let with_told = |told: &[&Node]| {
+        let peers = [&a].iter().chain(told).map(|node| node.as_peer()).collect();
+        let told = told.iter().map(|node| node.local.member).collect();
+        b.transport.set_membership(Membership { peers, told, ..Membership::default() });
+    };
+    for node in [&c, &d] {
+        let other_b = Peer { incarnation: Some(Incarnation([9; 16])), ..b.as_peer() };
+        node.transport.set_membership(Membership { peers: vec![other_b], ..Membership::default() });
+    }
+    a.knows(&[&b]);
+    with_told(&[&c, &d]);
+    connect(&a, &b);
+    let refused = || c.refused("incarnation") > 1 && d.refused("incarnation") > 1;
+    eventually("they refuse it again and again", refused);
+    assert!(b.seen.disowned.lock().unwrap().is_empty());
+    let removed = BTreeSet::from([MemberId(2)]);
+    d.transport.set_membership(Membership { removed, ..Membership::default() });
+    eventually("one says that it was removed", || d.refused("removed") > 1);
+    assert!(b.seen.removed.lock().unwrap().is_empty());
+    let state = Hello { purpose: Purpose::State, ..hello_to(&b, d.local, 4) };
+    assert_eq!(answer(&say(&b, &state.encode())), Some(Refusal::Sender));
+    c.knows(&[&b]);
+    connect(&b, &c);
+    c.transport.send(MemberId(2), Bytes::from_static(b"I lead")).unwrap();
+    eventually("it is heard", || b.messages().contains(&(MemberId(3), "I lead".into())));
+    with_told(&[]);
+    eventually("it is dropped", || !b.transport.connected().contains_key(&MemberId(3)));
+}
+
+#[test]
+fn a_member_tells_whom_it_dials_who_the_members_are_and_what_has_changed() {
+    let (a, b) = pair();
+    let told = || b.seen.counted.lock().unwrap().clone();
+    eventually("b is told", || !told().is_empty());
+    std::thread::sleep(Limits::default().ping_interval * 2);
+    let by_a = |text: &'static str| (MemberId(1), Bytes::from_static(text.as_bytes()));
+    assert_eq!(told(), [by_a("members")], "it is not told again what it knows");
+    *a.seen.changed.lock().unwrap() = Some(Bytes::from_static(b"others"));
+    eventually("b is told again", || told().len() == 2);
+    assert_eq!(told(), [by_a("members"), by_a("others")]);
 }
 
 #[test]

@@ -53,7 +53,10 @@
 mod codec;
 mod promise;
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, btree_map::Entry},
+};
 
 pub use codec::DecodeError;
 pub use promise::{OnDisk, Promise};
@@ -91,21 +94,24 @@ impl Account {
         self.disk.is_none_or(|disk| disk.keeps(&self.before))
     }
 
-    /// Adds what somebody else knows of the same incarnation. Whom that one let in may have forgotten
-    /// what was promised here; then its boot doesn't count, but what it promised since does.
+    /// Adds what somebody else knows of the same incarnation.
     fn add(&mut self, told: &Self) {
-        if told.boot > self.boot {
-            let next = Self { before: self.before.and(self.now).and(told.before), ..*told };
-            if next.is_sound() {
-                *self = next;
-            } else {
-                self.before = self.before.and(told.before).and(told.now);
-            }
-        } else if told.boot < self.boot {
-            self.before = self.before.and(told.before).and(told.now);
-        } else {
-            self.add_same_boot(told);
+        match told.boot.cmp(&self.boot) {
+            Ordering::Greater => *self = Self::of_two(self, told),
+            Ordering::Less => *self = Self::of_two(told, self),
+            Ordering::Equal => self.add_same_boot(told),
         }
+    }
+
+    /// What is known of a member by two who have let in different boots of it. The higher one counts,
+    /// unless it has forgotten what the lower one promised: then it is a copy, and the lower one goes on,
+    /// if it has kept what the copy promised in the member's name. What boots below the copy's promised
+    /// may be the lower one's own; it counts for the next.
+    fn of_two(low: &Self, high: &Self) -> Self {
+        let higher = Self { before: low.before.and(low.now).and(high.before), ..*high };
+        let lower =
+            Self { before: low.before.and(high.now), now: low.now.and(high.before), ..*low };
+        if higher.is_sound() { higher } else { lower }
     }
 
     fn add_same_boot(&mut self, told: &Self) {
@@ -146,6 +152,9 @@ pub enum Objection {
     /// Its disk has forgotten what the member promised.
     Amnesia,
 }
+
+/// Once so many members are remembered, those that only others say are members find no room.
+const MOST_KNOWN: usize = 256;
 
 /// The memory of one member.
 #[derive(Clone, Debug, Default)]
@@ -215,18 +224,23 @@ impl Witness {
         }
     }
 
+    /// Whether there is room for `member`, if that isn't in this member's own table.
+    pub fn has_room(&self, member: MemberId) -> bool {
+        self.known.contains_key(&member) || self.known.len() < MOST_KNOWN
+    }
+
     /// Adds what another member knows, as its [`report`](Self::report) says, of those that `is_peer`
-    /// says are peers.
+    /// says are peers; it is asked with whether there [is room](Self::has_room).
     ///
     /// # Errors
     /// If that can't be read. Nothing is added then.
     pub fn told(
         &mut self,
         report: &[u8],
-        is_peer: impl Fn(MemberId) -> bool,
+        is_peer: impl Fn(MemberId, bool) -> bool,
     ) -> Result<(), DecodeError> {
         for (member, told) in codec::from_wire(report)? {
-            if !is_peer(member) {
+            if !is_peer(member, self.has_room(member)) {
                 continue;
             }
             match self.known.entry(member) {

@@ -27,7 +27,7 @@ fn acknowledged(term: u64, matched: u64) -> Promise {
 fn tell(from: &Witness, to: &mut Witness) {
     let teller = Appearance { incarnation: Incarnation([1; 16]), ..blank(1, 1) };
     let report = from.report(MemberId(0xa), &teller, Promise::default());
-    to.told(&report, |member| member == B).unwrap();
+    to.told(&report, |member, _| member == B).unwrap();
 }
 
 fn restarted(witness: &Witness) -> Witness {
@@ -165,6 +165,59 @@ fn a_forgetful_process_that_somebody_let_in_does_not_put_out_the_member_elsewher
     }
 }
 
+/// Who comes new knows nothing, and may let in whoever has the higher boot counter.
+#[test]
+fn a_member_is_taken_again_once_a_copy_of_it_is_found_out() {
+    let member = shown(8, 1, disk(3, 0, 10));
+    let copy = shown(9, 2, disk(3, 0, 15));
+    let (mut knows, mut new, mut newer) =
+        (Witness::default(), Witness::default(), Witness::default());
+    knows.admit(B, &member).unwrap();
+    knows.heard(B, acknowledged(3, 20));
+    new.admit(B, &copy).unwrap();
+    newer.admit(B, &copy).unwrap();
+    assert_eq!(new.admit(B, &member), Err(Objection::Boot), "for now");
+    tell(&knows, &mut new);
+    assert!(new.is_found_out(B, 2));
+    assert_eq!(new.admit(B, &copy), Err(Objection::Amnesia));
+    new.admit(B, &member).expect("it is the member");
+    tell(&newer, &mut new);
+    tell(&new, &mut newer);
+    tell(&newer, &mut knows);
+    for witness in [knows, new, newer] {
+        assert!(!witness.is_found_out(B, 1) && witness.is_found_out(B, 2));
+        let mut witness = restarted(&witness);
+        witness.admit(B, &member).unwrap();
+        assert_eq!(witness.admit(B, &shown(10, 3, disk(3, 0, 19))), Err(Objection::Amnesia));
+        witness.admit(B, &shown(9, 4, disk(3, 0, 20))).expect("its next process");
+    }
+}
+
+/// What a copy promised while somebody took it for the member was promised in the member's name.
+#[test]
+fn a_member_that_lacks_what_a_copy_promised_is_not_taken_again() {
+    let member = shown(8, 1, disk(3, 0, 10));
+    let (mut knows, mut new) = (Witness::default(), Witness::default());
+    knows.admit(B, &member).unwrap();
+    knows.heard(B, acknowledged(3, 20));
+    new.admit(B, &shown(9, 2, disk(3, 0, 15))).unwrap();
+    new.heard(B, Promise { term: 4, vote: 9, ..Promise::default() });
+    tell(&knows, &mut new);
+    assert!(new.is_found_out(B, 2));
+    assert_eq!(new.admit(B, &member), Err(Objection::Amnesia));
+}
+
+#[test]
+fn strangers_find_no_room_once_there_are_many() {
+    let mut witness = Witness::default();
+    for id in 0..MOST_KNOWN as u64 {
+        assert!(witness.has_room(MemberId(100 + id)));
+        witness.admit(MemberId(100 + id), &blank(1, id)).unwrap();
+    }
+    assert!(!witness.has_room(B) && witness.has_room(MemberId(100)));
+    witness.admit(B, &blank(1, 1)).expect("a member always does");
+}
+
 #[test]
 fn a_process_is_new_until_it_was_let_in() {
     let mut witness = Witness::default();
@@ -184,7 +237,7 @@ fn nothing_is_learnt_of_strangers_of_another_directory_or_from_junk() {
     to.admit(B, &blank(5, 1)).unwrap();
     let before = (to.encode(), to.version());
     tell(&from, &mut to);
-    assert!(to.told(b"junk", |_| true).is_err());
+    assert!(to.told(b"junk", |_, _| true).is_err());
     assert_eq!((to.encode(), to.version()), before);
     assert!(!to.is_found_out(B, 1));
 }
@@ -193,7 +246,7 @@ fn nothing_is_learnt_of_strangers_of_another_directory_or_from_junk() {
 fn what_is_told_says_what_the_teller_promised_too() {
     let mut witness = Witness::default();
     let report = Witness::default().report(B, &blank(5, 1), acknowledged(3, 10));
-    witness.told(&report, |_| true).unwrap();
+    witness.told(&report, |_, _| true).unwrap();
     assert_eq!(witness.admit(B, &shown(6, 2, disk(3, 0, 9))), Err(Objection::Amnesia));
     witness.admit(B, &shown(6, 2, disk(3, 0, 10))).unwrap();
 }

@@ -162,3 +162,48 @@ fn an_only_voter_stands_for_election_once_its_log_is_durable() {
     (0..100).for_each(|_| member.tick());
     assert_eq!(member.status().role, Role::Leader);
 }
+
+/// Of two members the one that leads is removed, by an entry of the other one's term. It alone knows that
+/// this is committed; the other one needs its vote.
+#[test]
+fn a_leader_that_was_removed_stays_for_those_who_do_not_know_it() {
+    let mut removed = leader();
+    let (term, last) = (removed.status().term, removed.status().last);
+    removed.change_members(ConfChange::Remove(1));
+    assert_eq!((removed.status().role, removed.has_left()), (Role::Follower, false));
+    run(&mut removed);
+    (0..100).for_each(|_| removed.tick());
+    assert!(!removed.has_ready(), "it asks nobody for a vote");
+
+    let asked = Message {
+        term: term + 1,
+        log_term: term,
+        index: last,
+        ..message(MessageKind::RequestVote)
+    };
+    removed.step(asked).unwrap();
+    let said = run(&mut removed);
+    assert!(said.iter().any(|it| it.kind == MessageKind::RequestVoteResponse && !it.reject));
+    let entry = Entry { index: last + 1, term: term + 1, ..Entry::default() };
+    let append = message(MessageKind::Append);
+    let append =
+        Message { term: term + 1, log_term: term, index: last, entries: vec![entry], ..append };
+    removed.step(append).unwrap();
+    let said = run(&mut removed);
+    assert!(said.iter().any(|it| it.kind == MessageKind::AppendResponse && it.index == last + 1));
+}
+
+#[test]
+fn a_follower_that_was_removed_has_left() {
+    let mut member = leader();
+    let term = member.status().term + 1;
+    member.step(Message { term, ..message(MessageKind::Heartbeat) }).unwrap();
+    assert!(!member.has_left());
+    member.change_members(ConfChange::Remove(1));
+    assert!(member.has_left());
+}
+
+/// From the other one of two.
+fn message(kind: MessageKind) -> Message {
+    Message::new(kind, 2, 1)
+}

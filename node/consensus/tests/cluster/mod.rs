@@ -97,6 +97,23 @@ impl Cluster {
         member.consensus = Some(Consensus::new(&config, &initial).expect("its disk is whole"));
     }
 
+    /// A new member begins with what another one has.
+    pub(crate) fn join(&mut self, id: u64, from: u64) {
+        let theirs = &self.at(from).disk;
+        let disk = Disk {
+            hard_state: HardState { vote: 0, ..theirs.hard_state },
+            base: theirs.applied,
+            entries: Vec::new(),
+            applied: theirs.applied,
+            members: theirs.members.clone(),
+        };
+        let waiting = VecDeque::new();
+        let member = Member { consensus: None, disk, boot: 0, stalled: false, waiting, lazy: None };
+        self.members.insert(id, member);
+        self.start(id);
+        self.tell_role(id);
+    }
+
     pub(crate) fn restart(&mut self, id: u64) {
         let member = self.at(id);
         member.waiting.clear();

@@ -24,6 +24,12 @@ fn marks(dir: &Path) -> Arc<Marks> {
     Arc::new(Marks::open(&dir.join("marks")).unwrap())
 }
 
+/// Where it goes what peers say of members; and what they said of who the members are.
+fn told() -> (Told, watch::Receiver<Censuses>) {
+    let (told, _, counted) = Told::channels();
+    (told, counted)
+}
+
 /// A small store's snapshot, of this position and of the voters 1 and 2.
 fn whole_store(at: Position) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
@@ -46,8 +52,7 @@ fn whole_store(at: Position) -> Vec<u8> {
 fn a_message_in_another_members_name_goes_no_further() {
     let dir = tempfile::tempdir().unwrap();
     let (inbox, recorded) = recorded::inbox();
-    let inbound =
-        Inbound::new(inbox, dir.path().to_owned(), watch::channel(None).0, marks(dir.path()));
+    let inbound = Inbound::new(inbox, dir.path().to_owned(), told().0, marks(dir.path()));
     let vote = encoded(&message(MessageKind::RequestVote, 3));
     inbound.message(MemberId(2), vote.clone());
     assert!(recorded.messages.lock().unwrap().is_empty());
@@ -100,8 +105,7 @@ async fn a_vote_is_counted_once_it_would_be_remembered() {
         disk: OnDisk { term: 1, vote: 0, last },
     };
     marks.take(MemberId(2), &member(1, 0)).unwrap();
-    let verdict = watch::channel(None).0;
-    let inbound = Inbound::new(inbox, dir.path().to_owned(), verdict, Arc::clone(&marks));
+    let inbound = Inbound::new(inbox, dir.path().to_owned(), told().0, Arc::clone(&marks));
     let counted = async || {
         for _ in 0..1_000 {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
@@ -125,11 +129,36 @@ async fn a_vote_is_counted_once_it_would_be_remembered() {
 }
 
 #[test]
+fn who_the_members_are_is_taken_in_ones_own_name_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let (told, mut said) = told();
+    let inbound = Inbound::new(recorded::inbox().0, dir.path().to_owned(), told, marks(dir.path()));
+    let member = (&mvcc::tests::member(3, "three")).into();
+    let census = musterpb::Census {
+        cluster_id: 1,
+        member_id: 2,
+        changed: 7,
+        members: vec![member],
+        ..Default::default()
+    };
+    let bytes = Bytes::from(census.encode_to_vec());
+    inbound.counted(MemberId(3), bytes.clone());
+    inbound.counted(MemberId(2), Bytes::from_static(b"junk"));
+    assert!(!said.has_changed().unwrap());
+    inbound.counted(MemberId(2), bytes.clone());
+    assert!(said.has_changed().unwrap());
+    let mut expected = Censuses::default();
+    expected.tell(MemberId(2), census.try_into().unwrap());
+    assert_eq!(*said.borrow_and_update(), expected);
+    inbound.counted(MemberId(2), bytes);
+    assert!(!said.has_changed().unwrap(), "nothing new");
+}
+
+#[test]
 fn a_snapshot_is_read_through_before_it_is_handed_on() {
     let dir = tempfile::tempdir().unwrap();
     let (inbox, recorded) = recorded::inbox();
-    let inbound =
-        Inbound::new(inbox, dir.path().to_owned(), watch::channel(None).0, marks(dir.path()));
+    let inbound = Inbound::new(inbox, dir.path().to_owned(), told().0, marks(dir.path()));
     let at = Position { index: 3, term: 1 };
     let receive = |at: Position, voters: &[u64], body: &[u8]| {
         let members = Some(Members { voters: voters.to_vec(), learners: Vec::new() });

@@ -1,0 +1,242 @@
+//! What other members say of who the members are, for one that was away.
+//!
+//! A member that was away knows its own table only, which may be old: another one may have joined
+//! meanwhile, and lead, or a member may have moved. It can't be brought up to date by a leader that it
+//! turns away, or whose new address it doesn't know. So members tell each other who the members are, by
+//! the table that each has applied. etcd meets the same with `AddRemote` and `X-PeerURLs`
+//! (server/etcdserver/api/rafthttp), and takes everybody whom TLS and the cluster's id let in; here
+//! somebody has to vouch.
+//!
+//! - Only a member of one's own table is believed, and only while it is one: who was let in on another's
+//!   word can let nobody in.
+//! - Of what they say, the latest configuration counts, if it is later than one's own.
+//! - It widens whom streams are taken from and where they are dialled, in memory, until one's own table
+//!   has caught up. It changes no table, no quorum and no binding, takes nobody away, and never lets in
+//!   who was removed.
+
+use std::collections::BTreeMap;
+
+use node_proto::musterpb;
+
+use super::{MalformedMember, Member, MemberTable};
+use crate::identity::{Incarnation, MemberId, NodeKey};
+
+/// Members beside one's own that are taken on others' word; more are passed over.
+const MOST_NEWCOMERS: usize = 16;
+/// Addresses of one member that are taken so; more are passed over.
+const MOST_URLS: usize = 8;
+
+/// Who the members are, by the table of one of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Census {
+    /// Which configuration that is: [`MemberTable::changed`].
+    pub changed: u64,
+    /// Everybody in it.
+    pub members: Vec<Member>,
+}
+
+/// The last census of each peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Censuses {
+    told: BTreeMap<MemberId, Census>,
+}
+
+/// Another member, as far as streams to it and from it are concerned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Its id.
+    pub id: MemberId,
+    /// Where it may be reached.
+    pub urls: Vec<String>,
+    /// The only incarnation that may act as it, if one is bound.
+    pub incarnation: Option<Incarnation>,
+    /// The only key that may speak for it, if one is bound.
+    pub node_key: Option<NodeKey>,
+    /// Only others say that it is a member.
+    pub is_told: bool,
+}
+
+impl From<&MemberTable> for Census {
+    fn from(table: &MemberTable) -> Self {
+        Self { changed: table.changed(), members: table.members().cloned().collect() }
+    }
+}
+
+impl TryFrom<musterpb::Census> for Census {
+    type Error = MalformedMember;
+
+    fn try_from(census: musterpb::Census) -> Result<Self, MalformedMember> {
+        let members = census.members.into_iter().map(Member::try_from).collect::<Result<_, _>>()?;
+        Ok(Self { changed: census.changed, members })
+    }
+}
+
+impl Censuses {
+    /// `by`, a peer, says who the members are; whether it has said otherwise before.
+    pub fn tell(&mut self, by: MemberId, census: Census) -> bool {
+        if self.told.get(&by) == Some(&census) {
+            return false;
+        }
+        self.told.insert(by, census);
+        true
+    }
+
+    /// Whom the member `own`, whose table is this one, exchanges messages with, by id.
+    #[must_use]
+    pub fn neighbours(&self, table: &MemberTable, own: MemberId) -> Vec<Neighbour> {
+        let latest = self.latest(table);
+        let told = |id| latest.and_then(|census| census.members.iter().find(|told| told.id == id));
+        let others = table.members().filter(|member| member.id != own);
+        let mut neighbours: Vec<Neighbour> =
+            others.map(|member| Neighbour::of(member, told(member.id), false)).collect();
+        let is_new = |told: &&Member| {
+            told.id != own && table.member(told.id).is_none() && !table.was_removed(told.id)
+        };
+        let newcomers = latest.into_iter().flat_map(|census| &census.members).filter(is_new);
+        neighbours.extend(
+            newcomers.take(MOST_NEWCOMERS).map(|member| Neighbour::of(member, Some(member), true)),
+        );
+        neighbours.sort_by_key(|neighbour| neighbour.id);
+        neighbours.dedup_by_key(|neighbour| neighbour.id);
+        neighbours
+    }
+
+    /// The latest configuration that a member of this table speaks of, if that is later.
+    fn latest(&self, table: &MemberTable) -> Option<&Census> {
+        let believed = self.told.iter().filter(|(by, _)| table.member(**by).is_some());
+        let latest = believed.map(|(_, census)| census).max_by_key(|census| census.changed);
+        latest.filter(|census| census.changed > table.changed())
+    }
+}
+
+impl Neighbour {
+    fn of(member: &Member, told: Option<&Member>, is_told: bool) -> Self {
+        let mut urls = if is_told { Vec::new() } else { member.peer_urls.clone() };
+        for url in told.into_iter().flat_map(|told| &told.peer_urls).take(MOST_URLS) {
+            if !urls.contains(url) {
+                urls.push(url.clone());
+            }
+        }
+        let Member { id, incarnation, node_key, .. } = *member;
+        Self { id, urls, incarnation, node_key, is_told }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::membership::MemberChange;
+
+    fn member(id: u64) -> Member {
+        Member {
+            id: MemberId(id),
+            name: format!("m{id}"),
+            peer_urls: vec![format!("http://m{id}:2380")],
+            client_urls: Vec::new(),
+            is_learner: false,
+            incarnation: Some(Incarnation([u8::try_from(id).unwrap(); 16])),
+            node_key: None,
+            changed: 0,
+            vote_when_ready: false,
+            operations: Vec::new(),
+        }
+    }
+
+    const ME: MemberId = MemberId(1);
+
+    fn three() -> MemberTable {
+        MemberTable::new((1..=3).map(member))
+    }
+
+    fn changed(changes: impl IntoIterator<Item = (u64, MemberChange)>) -> MemberTable {
+        let mut table = three();
+        for (index, change) in changes {
+            table.change(change, index).unwrap();
+        }
+        table
+    }
+
+    fn shown(neighbours: &[Neighbour]) -> Vec<(u64, bool, String)> {
+        let of = |one: &Neighbour| (one.id.0, one.is_told, one.urls.join(" "));
+        neighbours.iter().map(of).collect()
+    }
+
+    fn known(id: u64) -> (u64, bool, String) {
+        (id, false, format!("http://m{id}:2380"))
+    }
+
+    #[test]
+    fn a_newcomer_is_known_by_the_word_of_a_known_member() {
+        let mut censuses = Censuses::default();
+        assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), known(3)]);
+        let grown = changed([(7, MemberChange::Add(member(4)))]);
+        assert!(censuses.tell(MemberId(2), (&grown).into()));
+        assert!(!censuses.tell(MemberId(2), (&grown).into()), "it is no news");
+        let four = (4, true, "http://m4:2380".to_owned());
+        let neighbours = censuses.neighbours(&three(), ME);
+        assert_eq!(shown(&neighbours), [known(2), known(3), four]);
+        assert_eq!(neighbours[2].incarnation, member(4).incarnation);
+        assert_eq!(shown(&censuses.neighbours(&grown, ME)), [known(2), known(3), known(4)]);
+    }
+
+    #[test]
+    fn who_moved_is_looked_for_in_both_places() {
+        let moved = vec!["http://elsewhere:2380".to_owned()];
+        let moved = changed([(7, MemberChange::Update(MemberId(3), moved))]);
+        let mut censuses = Censuses::default();
+        censuses.tell(MemberId(3), (&moved).into());
+        let three_of = (3, false, "http://m3:2380 http://elsewhere:2380".to_owned());
+        assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), three_of]);
+    }
+
+    #[test]
+    fn the_latest_word_counts_and_none_that_is_older_than_ones_own() {
+        let grown = changed([(7, MemberChange::Add(member(4)))]);
+        let shrunk =
+            changed([(7, MemberChange::Add(member(4))), (8, MemberChange::Remove(MemberId(4)))]);
+        let mut censuses = Censuses::default();
+        censuses.tell(MemberId(2), (&grown).into());
+        censuses.tell(MemberId(3), (&shrunk).into());
+        assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), known(3)]);
+        assert_eq!(shown(&censuses.neighbours(&shrunk, ME)), [known(2), known(3)]);
+        // Who is behind takes nobody away.
+        censuses.tell(MemberId(3), (&three()).into());
+        assert_eq!(shown(&censuses.neighbours(&grown, ME)), [known(2), known(3), known(4)]);
+    }
+
+    #[test]
+    fn only_members_are_believed_and_only_while_they_are() {
+        let grown = changed([(7, MemberChange::Add(member(4)))]);
+        let mut censuses = Censuses::default();
+        censuses.tell(MemberId(4), (&grown).into());
+        assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), known(3)]);
+        let liar = Census { changed: u64::MAX, members: vec![member(9)] };
+        censuses.tell(MemberId(2), liar);
+        assert_eq!(censuses.neighbours(&three(), ME).len(), 3);
+        let without = changed([(6, MemberChange::Remove(MemberId(2)))]);
+        assert_eq!(shown(&censuses.neighbours(&without, ME)), [known(3)]);
+    }
+
+    #[test]
+    fn nobody_who_was_removed_comes_back_and_no_binding_changes() {
+        let without = changed([(6, MemberChange::Remove(MemberId(2)))]);
+        let other = Member { incarnation: Some(Incarnation([99; 16])), ..member(3) };
+        let liar = Census { changed: 99, members: vec![member(1), member(2), other] };
+        let mut censuses = Censuses::default();
+        censuses.tell(MemberId(3), liar);
+        let neighbours = censuses.neighbours(&without, ME);
+        assert_eq!(shown(&neighbours), [known(3)]);
+        assert_eq!(neighbours[0].incarnation, member(3).incarnation);
+    }
+
+    #[test]
+    fn what_one_peer_says_is_bounded() {
+        let urls = (0..100).map(|port| format!("http://m3:{port}")).collect();
+        let crowd = (4..100).map(member).chain([Member { peer_urls: urls, ..member(3) }]);
+        let mut censuses = Censuses::default();
+        censuses.tell(MemberId(2), Census { changed: 9, members: crowd.collect() });
+        let neighbours = censuses.neighbours(&three(), ME);
+        assert_eq!(neighbours.len(), 2 + MOST_NEWCOMERS);
+        assert_eq!(neighbours[1].urls.len(), 1 + MOST_URLS);
+    }
+}
