@@ -36,6 +36,7 @@ fn every_invariant_holds_in_every_history() {
     assert!(total.disk_failures > HISTORIES / 10 && total.refused > HISTORIES / 10);
     assert!(total.membership_changes > 2 * HISTORIES && total.joined > HISTORIES / 4);
     assert!(total.handed_over > HISTORIES / 20 && total.refused_starts > HISTORIES);
+    assert!(total.moves > HISTORIES / 4 && total.stranded <= HISTORIES / 500);
     assert!(total.amnesia > HISTORIES / 100 && total.disowned > HISTORIES / 100);
     assert!(total.shared_turns > HISTORIES && total.full_queues > HISTORIES);
     assert!(total.lost_bodies > HISTORIES / 10 && total.short_of_space > HISTORIES / 10);
@@ -57,8 +58,13 @@ mod bugs_put_back {
 
     #[track_caller]
     fn is_found(guards: Guards, histories: u64, by: &[&str]) {
+        is_found_with(Options { guards, ..Options::default() }, histories, by);
+    }
+
+    #[track_caller]
+    fn is_found_with(options: Options, histories: u64, by: &[&str]) {
         // Longer histories than the default: more room for a bug to show.
-        let options = Options { guards, duration: 2_500_000, ..Options::default() };
+        let options = Options { duration: 2_500_000, ..options };
         let found = campaign(1, histories, 2, options, |_| ());
         let outcome = found.failure.expect("the bug was not found");
         let violation = outcome.result.expect_err("it failed");
@@ -157,6 +163,13 @@ mod bugs_put_back {
     #[test]
     fn an_old_image_that_votes() {
         is_found(Guards::OLD_IMAGE_VOTES, 2_000, &["who has forgotten doesn't act"]);
+    }
+
+    /// Who was away knows nobody that came meanwhile, and looks for those that moved in the old place.
+    #[test]
+    fn members_that_do_not_say_who_the_members_are() {
+        let options = Options { censuses: false, ..Options::default() };
+        is_found_with(options, 1_000, &["progress after the faults"]);
     }
 
     #[test]

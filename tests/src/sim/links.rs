@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use bytes::{Bytes, BytesMut};
 use muster_node::driver::{IncomingSnapshot, Message, Notice, is_wanted};
 use muster_node::identity::MemberId;
+use muster_node::membership::{Census, Neighbour};
+use muster_node::mvcc::View;
 use muster_node::witness::{Objection, Promise};
 
 use super::Violation;
@@ -36,7 +38,7 @@ impl World {
     /// A member looks after its streams.
     pub(super) fn dial(&mut self, id: u64, life: u64) -> Result<(), Violation> {
         let Some(live) = self.live(id, life) else { return Ok(()) };
-        let (view, links) = (live.store.view(), live.connected.clone());
+        let links = live.connected.clone();
         let delay = self.rng.range(10_000, 50_000);
         self.after(delay, Event::Dial { node: id, life });
         if self.paused(id).is_some() {
@@ -44,16 +46,13 @@ impl World {
         }
         self.look_after_witness(id)?;
         let own = self.node(id).member;
-        for (peer, _) in
-            links.iter().filter(|(peer, _)| view.members().member(MemberId(**peer)).is_none())
-        {
+        let neighbours = self.nodes[place(id)].neighbours();
+        for peer in links.keys().filter(|peer| neighbours.iter().all(|one| one.id.0 != **peer)) {
             self.set_stream(id, *peer, None)?;
         }
-        for peer in view.members().members().filter(|peer| peer.id.0 != own) {
-            let there = self
-                .nodes
-                .iter()
-                .find(|node| node.live.is_some() && peer.peer_urls.contains(&node.url));
+        for peer in neighbours {
+            let there =
+                self.nodes.iter().find(|node| node.live.is_some() && peer.urls.contains(&node.url));
             let there = there.map(|node| node.id).filter(|there| {
                 let cut = self.network.is_cut(id, *there) || self.network.is_cut(*there, id);
                 !cut && self.nodes[place(*there)].paused_until <= self.now
@@ -61,7 +60,8 @@ impl World {
             if let Some(there) = there {
                 self.meet(id, there, peer.id.0)?;
                 let (here, other) = (&self.nodes[place(id)], &self.nodes[place(there)]);
-                if other.member_at(&here.url) == Some(MemberId(own)) {
+                let at_home = |one: &Neighbour| one.id.0 == own && one.urls.contains(&here.url);
+                if other.neighbours().iter().any(at_home) {
                     self.meet(there, id, own)?;
                 }
             } else if self.rng.chance(500) {
@@ -90,7 +90,11 @@ impl World {
             }
             Err(refused) => {
                 self.set_stream(id, peer, None)?;
+                let table = self.nodes[place(id)].members();
+                let is_own = |view: &View| view.members().member(MemberId(peer)).is_some();
+                // Who is a member on others' word only has no say in that.
                 match refused {
+                    _ if !table.is_some_and(|view| is_own(&view)) => {}
                     Refused::Removed => {
                         let delay = self.rng.range(100, 20_000);
                         self.after(delay, Event::Bury { node: id, life });
@@ -117,7 +121,8 @@ impl World {
         if view.members().was_removed(member) {
             return Err(Refused::Removed);
         }
-        let record = view.members().member(member).ok_or(Refused::Unknown)?;
+        let neighbours = self.nodes[place(at)].neighbours();
+        let record = neighbours.iter().find(|one| one.id == member).ok_or(Refused::Unknown)?;
         let is_bound = record.incarnation.is_none_or(|bound| bound == shown.incarnation);
         if !is_bound && guards.same_incarnation() {
             return Err(Refused::Disowned);
@@ -143,17 +148,23 @@ impl World {
         }
     }
 
-    /// A process tells another one what it knows of all, and what it has promised itself.
+    /// A process tells another one what it knows of all, what it has promised itself, and who the members
+    /// are.
     fn tell(&mut self, id: u64, there: u64) {
         let node = &self.nodes[place(id)];
         let Some(live) = &node.live else { return };
         let promised = live.core.driver().promised();
-        let report = live.witness.report(MemberId(node.member), &live.shown, promised);
-        let own = self.nodes[place(there)].member;
+        let by = MemberId(node.member);
+        let report = live.witness.report(by, &live.shown, promised);
+        let census = Census::from(live.store.view().members());
+        let neighbours = self.nodes[place(there)].neighbours();
+        let counts = self.options.censuses;
         let Some(live) = &mut self.node(there).live else { return };
-        let view = live.store.view();
-        let is_peer = |member| member != MemberId(own) && view.members().member(member).is_some();
+        let is_peer = |member, _| neighbours.iter().any(|one| one.id == member);
         live.witness.told(&report, is_peer).expect("a member can read what another one tells");
+        if counts {
+            live.censuses.tell(by, census);
+        }
     }
 
     /// A message has arrived: what it promises is remembered, a vote before it counts.
@@ -220,7 +231,8 @@ impl World {
     fn disowned(&mut self, id: u64, life: u64, by: u64) -> Result<(), Violation> {
         let Some(live) = self.live(id, life) else { return Ok(()) };
         live.disowned_by.insert(by);
-        let peers = live.store.view().members().members().count() - 1;
+        let view = live.store.view();
+        let peers = view.members().members().count() - 1;
         let quorum = peers.div_ceil(2) + 1;
         if live.disowned_by.len() >= quorum.min(peers) {
             self.report.disowned += 1;

@@ -1,13 +1,13 @@
 //! Which machine is which member, who counts at the end, and how a new member begins: with the whole
 //! state of one that knows it.
 //!
-//! A member takes streams only from those that its own table has, and finds them only where that table
-//! says. So one that was away can't be brought up to date by a leader that came after it, or that has
-//! moved, until somebody that it knows leads. Here nobody moves, and operators see to the other
-//! ([`World::help_the_stranded`]).
+//! A machine whose member was given another address moves there: from then on nobody finds it at the old
+//! one. Members that were away are told by those that they know where the others are, and who has come.
+//! One whose every acquaintance has been removed meanwhile has to be replaced
+//! ([`World::give_up_the_stranded`]).
 
 use bytes::Bytes;
-use muster_node::driver::{Notice, Proposal};
+use muster_node::driver::Proposal;
 use muster_node::identity::{Incarnation, MemberId};
 use muster_node::machine::{Committed, EntryKind, RequestId, StateMachine as _};
 use muster_node::membership::{Member, MemberTable};
@@ -72,10 +72,39 @@ impl World {
                 let operating = self.clients.iter_mut().filter_map(|one| one.operating.as_mut());
                 operating.for_each(|operating| operating.must_end = false);
                 self.latest.1 = view.members().clone();
+                self.movers().into_iter().for_each(|(mover, _)| {
+                    let delay = self.rng.range(1_000, 150_000);
+                    self.after(delay, Event::Move { node: mover });
+                });
             }
             self.latest.0 = at;
         }
         Ok(())
+    }
+
+    /// Machines whose members were given another address, and which.
+    fn movers(&self) -> Vec<(u64, String)> {
+        let address = |node: &Node| {
+            let member = self.table().member(MemberId(node.member))?;
+            let url = member.peer_urls.iter().find(|url| node.owns(url))?;
+            (*url != node.url).then(|| (node.id, url.clone()))
+        };
+        self.nodes.iter().filter_map(address).collect()
+    }
+
+    /// A machine is started again at the address that its member was given.
+    pub(super) fn move_machine(&mut self, id: u64) -> Result<(), Violation> {
+        let Some((_, url)) = self.movers().into_iter().find(|(mover, _)| *mover == id) else {
+            return Ok(());
+        };
+        self.report.moves += 1;
+        let node = self.node(id);
+        node.url = url;
+        if node.live.is_some() {
+            self.take_down(id, true);
+            self.leaders[place(id)] = (0, 0);
+        }
+        if self.calm { self.start(id) } else { Ok(()) }
     }
 
     /// The machines of members that can still speak for them.
@@ -190,6 +219,17 @@ impl World {
         self.bury(id)
     }
 
+    /// The process has applied its removal. It ends, unless others may need it.
+    pub(super) fn leave(&mut self, id: u64, life: u64) -> Result<(), Violation> {
+        let Some(live) = self.live(id, life) else { return Ok(()) };
+        if live.core.driver().has_left() {
+            return self.bury(id);
+        }
+        let delay = self.rng.range(1_000, 50_000);
+        self.after(delay, Event::Leave { node: id, life });
+        Ok(())
+    }
+
     /// A removed member's process ends as soon as it has begun.
     pub(super) fn does_not_start(&mut self, id: u64) {
         self.report.refused_starts += 1;
@@ -233,33 +273,26 @@ impl World {
         Ok(())
     }
 
-    /// After the faults an operator helps who can't hear the leader: a member takes streams from those
-    /// only that it knows, and one that was away may know nobody who has led since. One that it knows
-    /// is told to lead; if there is none, the member has to be replaced.
-    pub(super) fn help_the_stranded(&mut self) -> Result<(), Violation> {
-        self.after(200_000, Event::Help);
-        let Some(leader) = self.leader(0) else { return Ok(()) };
-        let (life, led_by) = (self.node(leader).life, MemberId(self.nodes[place(leader)].member));
-        let stranded = self.counted().find_map(|node| {
-            let view = node.members().filter(|view| view.members().member(led_by).is_none())?;
-            Some((node.id, view))
-        });
-        let Some((id, view)) = stranded else { return Ok(()) };
-        let known = |node: &&Node| {
-            node.id != id
-                && node.live.is_some()
-                && self.votes(node)
-                && view.members().member(MemberId(node.member)).is_some()
+    /// After the faults an operator gives up who knows nobody any more that is still a member: nobody
+    /// is left who could tell it of the others.
+    pub(super) fn give_up_the_stranded(&mut self) {
+        self.after(200_000, Event::GiveUp);
+        let leader = self.leader(0);
+        let knows_nobody = |node: &&Node| {
+            node.members().is_some_and(|view| {
+                let mut known = view.members().members().map(|known| known.id.0);
+                !known
+                    .any(|id| self.counted().any(|other| other.member == id && other.id != node.id))
+            })
         };
-        let known = self.nodes.iter().find(known).map(|node| node.member);
-        let Some(known) = known else {
+        let led = |node: &&Node| leader.is_some_and(|leader| leader != node.id);
+        let stranded = self.counted().filter(led).find(knows_nobody);
+        if let Some(id) = stranded.map(|node| node.id) {
             self.report.stranded += 1;
             self.take_down(id, true);
             let node = self.node(id);
             (node.is_lost, node.is_over) = (true, true);
-            return Ok(());
-        };
-        self.notice(leader, life, Notice::Transfer(Some(known)))
+        }
     }
 
     /// At the end, all stores have the same members, and the same removed ones.

@@ -59,11 +59,13 @@ pub struct Options {
     pub duration: u64,
     /// Always [`Guards::ALL`] but in the tests that put a bug back.
     pub guards: Guards,
+    /// Members tell each other who the members are: always, but in a test.
+    pub censuses: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { members: None, duration: 2_000_000, guards: Guards::ALL }
+        Self { members: None, duration: 2_000_000, guards: Guards::ALL, censuses: true }
     }
 }
 

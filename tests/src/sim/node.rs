@@ -16,6 +16,7 @@ use muster_node::driver::{
 use muster_node::identity::{Incarnation, MemberId, Past};
 use muster_node::log::{Identity, Log, LogOptions, Reader};
 use muster_node::machine::{RequestId, StateMachine as _};
+use muster_node::membership::{Censuses, Neighbour};
 use muster_node::mvcc::watch::{WatchHub, WatchOptions};
 use muster_node::mvcc::{Compaction, Options as StoreOptions, Store, StoreError, View};
 use muster_node::witness::{Appearance, OnDisk, Witness};
@@ -77,6 +78,8 @@ pub(super) struct Live {
     pub shown: Appearance,
     pub witness: Witness,
     pub witness_written: u64,
+    /// What its peers say of who the members are.
+    pub censuses: Censuses,
     /// Peers that will never take this process' member for what it is.
     pub disowned_by: BTreeSet<u64>,
     /// The change of members that it has under way as leader, and those that wait for it.
@@ -249,6 +252,12 @@ impl Node {
     /// The members, as it has them, while it runs.
     pub(super) fn members(&self) -> Option<Arc<View>> {
         self.live.as_ref().map(|live| live.store.view())
+    }
+
+    /// Whom it exchanges messages with, and where it looks for them, while it runs.
+    pub(super) fn neighbours(&self) -> Vec<Neighbour> {
+        let Some(live) = &self.live else { return Vec::new() };
+        live.censuses.neighbours(live.store.view().members(), MemberId(self.member))
     }
 
     /// The member that it knows to be reached there.
@@ -434,6 +443,7 @@ impl Node {
             shown: Appearance { disk: held, ..self.shows_nothing() },
             witness_written: witness.version(),
             witness,
+            censuses: Censuses::default(),
             disowned_by: BTreeSet::new(),
             changing: None,
             changes: VecDeque::new(),

@@ -10,7 +10,8 @@ use muster_node::driver::{Notice, Proposal};
 use muster_node::identity::{Incarnation, MemberId, OperationId};
 use muster_node::machine::{EntryKind, RequestId};
 use muster_node::membership::{
-    ChangeError, ChangeRequest, Judge, Member, MemberChange, MemberTable, Refused, Rules, Ruling,
+    ChangeError, ChangeRequest, Judge, Member, MemberChange, MemberTable, Objection, Refused,
+    Rules, Ruling,
 };
 use node_consensus::Role;
 use node_proto::command::{self, Operation};
@@ -30,6 +31,8 @@ const PATIENCE: u64 = 300_000;
 /// A leader waits so long for what it proposed, and so long for somebody to take over.
 const PROPOSED: u64 = 1_500_000;
 const HANDING_OVER: u64 = 10 * TICK;
+/// Between two looks of a leader whether others have heard of the last change.
+const LOOK_AGAIN: u64 = 5_000;
 /// Changes that wait for the one under way on a leader.
 const QUEUED: usize = 16;
 
@@ -40,6 +43,8 @@ pub(super) struct Asked {
     operator: Option<usize>,
     number: u64,
     change: ChangeRequest,
+    /// A leader lets it wait for others to hear of the last change until then.
+    until: u64,
 }
 
 /// The change that a leader has under way.
@@ -82,6 +87,7 @@ impl World {
             table: view.members(),
             connected: &connected,
             peers: &status.peers,
+            settles: status.settles,
             last: status.last,
         }))
     }
@@ -116,7 +122,8 @@ impl World {
         self.after(PATIENCE, Event::OperatorTimeout { operator, number });
         self.prepare(&change.change);
         self.operators[operator].unanswered = Some(change.clone());
-        let asked = Asked { operator: Some(operator), number, change };
+        let until = self.now + PROPOSED;
+        let asked = Asked { operator: Some(operator), number, change, until };
         self.pass_on(id, asked)
     }
 
@@ -156,6 +163,10 @@ impl World {
         let ruling = self.judge(node, |judge| judge.rule(&asked.change));
         match ruling {
             None => Ok(()),
+            Some(Err(Refused::Objection(Objection::Unsettled))) if self.now < asked.until => {
+                self.after(LOOK_AGAIN, Event::Ask { node: id, life, asked });
+                Ok(())
+            }
             Some(Err(refused)) => {
                 self.report.changes_refused += u64::from(refused != Refused::NotLeader);
                 self.answer(&asked);
@@ -271,7 +282,7 @@ impl World {
             return Ok(());
         }
         let change = MemberChange::Promote(waits).into();
-        self.lead(id, life, Asked { operator: None, number: 0, change })
+        self.lead(id, life, Asked { operator: None, number: 0, change, until: 0 })
     }
 
     /// What an operator wants, by the list that it has read.
@@ -304,8 +315,8 @@ impl World {
             let all: Vec<&Member> = table.members().collect();
             let member = all[self.rng.pick(all.len())];
             let owner = self.nodes.iter().find(|node| node.member == member.id.0)?;
-            let (at, moves) = (owner.url.clone(), self.rng.range(1, 50));
-            return Some(MemberChange::Update(member.id, vec![at, url(owner.id, moves)]));
+            let (owner, moves) = (owner.id, self.rng.range(1, 50));
+            return Some(MemberChange::Update(member.id, vec![url(owner, moves)]));
         }
         if count < aim && !learners.is_empty() && self.rng.chance(700) {
             return Some(MemberChange::Promote(learners[self.rng.pick(learners.len())].id));

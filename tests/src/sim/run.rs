@@ -131,6 +131,7 @@ fn sum(a: Report, b: Report) -> Report {
         refused_starts: a.refused_starts + b.refused_starts,
         amnesia: a.amnesia + b.amnesia,
         disowned: a.disowned + b.disowned,
+        moves: a.moves + b.moves,
         stranded: a.stranded + b.stranded,
         interrupted_installs: a.interrupted_installs + b.interrupted_installs,
         torn: a.torn + b.torn,

@@ -160,7 +160,7 @@ impl World {
             .is_some_and(|view| view.members().was_removed(MemberId(self.nodes[place(id)].member)));
         if removed {
             let delay = self.rng.range(100, 10_000);
-            self.after(delay, Event::Bury { node: id, life });
+            self.after(delay, Event::Leave { node: id, life });
         }
         self.wake_hub(id);
         for body in &told.installed {

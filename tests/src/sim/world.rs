@@ -28,6 +28,8 @@ use super::{Options, Violation};
 pub(super) const TICK: u64 = 10_000;
 /// After the faults, this long may pass until all is well.
 const CALM: u64 = 20_000_000;
+/// So long a member may know nobody who is one, until it is given up.
+const PATIENCE: u64 = 4_000_000;
 /// With one leader for so long, nothing is left to be settled.
 const STEADY: u64 = 300_000;
 /// Operations of each client that are answered after that.
@@ -56,7 +58,9 @@ pub(super) enum Event {
     Restart { node: u64 },
     StateArrives { node: u64, life: u64, body: Bytes },
     Bury { node: u64, life: u64 },
-    Help,
+    Leave { node: u64, life: u64 },
+    GiveUp,
+    Move { node: u64 },
     Operator { operator: usize },
     OperatorTimeout { operator: usize, number: u64 },
     Answered { operator: usize, number: u64 },
@@ -100,6 +104,8 @@ pub struct Report {
     /// Machines that forgot what they were, and processes that peers disowned for it.
     pub amnesia: u64,
     pub disowned: u64,
+    /// Machines that moved to another address.
+    pub moves: u64,
     /// Members that knew nobody any more who is still one.
     pub stranded: u64,
     /// Processes that ended while they took over a snapshot.
@@ -228,7 +234,7 @@ impl World {
             self.step()?;
         }
         self.end_faults()?;
-        self.help_the_stranded()?;
+        self.after(PATIENCE, Event::GiveUp);
         let deadline = self.now + CALM;
         while !self.is_settled() {
             if self.now > deadline {
@@ -285,7 +291,12 @@ impl World {
             Event::Restart { node } => self.start(node),
             Event::StateArrives { node, life, body } => self.state_arrives(node, life, &body),
             Event::Bury { node, life } => self.told_removed(node, life),
-            Event::Help => self.help_the_stranded(),
+            Event::Leave { node, life } => self.leave(node, life),
+            Event::GiveUp => {
+                self.give_up_the_stranded();
+                Ok(())
+            }
+            Event::Move { node } => self.move_machine(node),
             Event::Operator { operator } => self.operate(operator),
             Event::OperatorTimeout { operator, number } => {
                 self.operator_goes_on(operator, number);
