@@ -32,6 +32,8 @@ pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
         muster-agent run --bundle-file /root/ticket\n\n\
         EVERY LATER START (no bundle, no discovery)\n  \
         muster-agent run\n\n\
+        WHEN THIS HOST HAS MOVED (after muster-agent member update, on another one)\n  \
+        muster-agent run --advertise-address 10.1.0.2\n\n\
         EXIT CODES\n  \
         0  done    1  failed, may be started again    2  wrong usage\n  \
         3  do not start me again: a person has to decide (RestartPreventExitStatus=3)\n\n\
@@ -133,17 +135,17 @@ pub(crate) struct Run {
     pub name: Option<String>,
 
     /// The host name or address that the others reach this host at (default: the address that
-    /// packets to the discovery service leave from).
+    /// packets to the discovery service leave from; at a later start, as before).
     #[arg(long, value_name = "HOST")]
     pub advertise_address: Option<String>,
 
-    /// The port for the other members.
-    #[arg(long, value_name = "PORT", default_value_t = 2380)]
-    pub peer_port: u16,
+    /// The port for the other members (default: 2380).
+    #[arg(long, value_name = "PORT")]
+    pub peer_port: Option<u16>,
 
-    /// The port for clients.
-    #[arg(long, value_name = "PORT", default_value_t = 2379)]
-    pub client_port: u16,
+    /// The port for clients (default: 2379).
+    #[arg(long, value_name = "PORT")]
+    pub client_port: Option<u16>,
 
     /// The whole URL that the other members reach this one at, if address and port don't say it;
     /// it wins over them.

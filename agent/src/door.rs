@@ -6,6 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use discovery_types::leaves;
+use discovery_types::url::Host;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -107,28 +109,30 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    /// The node whose client listener is `listen` and whose advertised host is `host`, with the
-    /// files of `tls`.
-    pub(crate) fn own(tls: &Path, listen: SocketAddr, host: &str) -> Result<Self, DoorError> {
+    /// The node of this host, whose client listener is `listen`, with the files of `tls`. Its
+    /// certificate is looked for by a name that it has, whatever the node is called by now.
+    pub(crate) fn own(tls: &Path, listen: SocketAddr) -> Result<Self, DoorError> {
         let address = match listen.ip() {
             IpAddr::V4(address) if address.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
             IpAddr::V6(address) if address.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
             address => address,
         };
-        Ok(Self {
-            host: address.to_string(),
-            port: listen.port(),
-            server_name: host.trim_matches(['[', ']']).to_owned(),
-            identity: Some(Identity::own(tls)?),
-        })
+        let certificate = tls.join("client.crt");
+        let failed = DoorError::file(&certificate);
+        let pem = std::fs::read(&certificate).map_err(|error| failed(error.into()))?;
+        let server_name = match leaves::hosts(&pem).into_iter().next() {
+            Some(Host::Address(address)) => address.to_string(),
+            Some(Host::Dns(name)) => name,
+            None => return Err(failed("it names no host".into())),
+        };
+        let identity = Some(Identity::own(tls)?);
+        Ok(Self { host: address.to_string(), port: listen.port(), server_name, identity })
     }
 
     /// This host's own node, as the agent wrote down where it is; `None` if it has none yet.
     pub(crate) fn of_agent(layout: &Layout, status: &Status) -> Option<Result<Self, DoorError>> {
         let listen = status.client_listen.as_deref()?.parse().ok()?;
-        let url = status.client_url.as_deref()?.strip_prefix("https://")?;
-        let (host, _) = url.rsplit_once(':')?;
-        Some(Self::own(&layout.tls(), listen, host))
+        Some(Self::own(&layout.tls(), listen))
     }
 
     /// Whoever is at `endpoint`: `https://HOST:PORT`, `http://HOST:PORT`, or without a scheme, which

@@ -1,4 +1,4 @@
-//! Renewal of this member's certificates, from a third of their life on.
+//! Renewal of this member's certificates, from a third of their life on, and once it has moved.
 //!
 //! Until they are renewed the old ones serve, and a node whose key the cluster knows is let in with
 //! an expired one, too: so this is tried again for as long as it takes, and nothing waits for it.
@@ -9,11 +9,13 @@ use std::time::Duration;
 use discovery_types::client::Client;
 use discovery_types::csr::Csr;
 use discovery_types::digest::Digest;
-use discovery_types::leaves::{Leaves, Life};
+use discovery_types::leaves::{Leaves, Life, hosts};
 use discovery_types::statement::Statement;
+use discovery_types::url::Host;
 use jiff::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
+use crate::addressing::Addresses;
 use crate::exit::chain;
 use crate::retry::Retry;
 use crate::state::{self, Layout};
@@ -30,6 +32,8 @@ pub(crate) struct Renewal {
     pub cluster: Uuid,
     /// What this member's record asked for.
     pub csr: Csr,
+    /// Where this member is: its certificates have to say so to those who compare.
+    pub at: Addresses,
     /// The CAs stand in it.
     pub statement: Statement,
     /// Where the expiry is shown.
@@ -40,37 +44,68 @@ impl Renewal {
     /// Waits until `now` ones are due, and gets new ones.
     pub(crate) async fn next(&self, now: &Leaves) -> Leaves {
         let Some(life) = now.life() else { return std::future::pending().await };
-        let clock = || Timestamp::now().as_second();
-        let failed = |why: &str, pause| self.failed(&life, why, pause);
-        let leaves = from_a_third_on(&life, clock, async || self.once(&life).await, failed).await;
-        self.board.update(|status| status.certificates_late = None);
+        // Those for another place are due at once.
+        let due = if self.fit(now) { life.due() } else { i64::MIN };
+        let old = Old { life, fit: self.fit(now) };
+        let failed = |why: &str, pause| self.failed(&old, why, pause);
+        let leaves = from(due, seconds, async || self.once(&old).await, failed).await;
+        self.board.update(|status| {
+            if status.certificates_late.take().is_some() {
+                status.next_retry_at = None;
+            }
+        });
         leaves
     }
 
-    async fn once(&self, old: &Life) -> Result<Leaves, String> {
+    /// Whether they name the place where this member is. Clients' do only where its peers reach it,
+    /// too: no other place is anything that its cluster has agreed on.
+    fn fit(&self, leaves: &Leaves) -> bool {
+        let name = |pem: &str, host: &Host| hosts(pem.as_bytes()).contains(host);
+        let Addresses { peer_url, client_url, .. } = &self.at;
+        let elsewhere = client_url.host() != peer_url.host();
+        name(&leaves.peer, peer_url.host())
+            && (elsewhere || name(&leaves.client, client_url.host()))
+    }
+
+    async fn once(&self, old: &Old) -> Result<Leaves, String> {
         let leaves = self.client.leaves(self.cluster, &self.csr).await;
         let leaves = leaves.map_err(|error| chain(&error))?;
         let node_key = self.csr.verify().map_err(|error| chain(&error))?.node_key;
         leaves.verify(&node_key, &self.statement).map_err(|error| chain(&error))?;
         match leaves.life() {
-            Some(life) if life.ends > old.ends => Ok(leaves),
+            Some(life) if life.ends > old.life.ends => {
+                if self.fit(&leaves) || seconds() >= old.life.due() {
+                    return Ok(leaves);
+                }
+                let at = &self.at.peer_url;
+                Err(format!("discovery hasn't heard yet that the cluster knows it at {at}"))
+            }
             _ => Err("discovery's new certificates don't last longer than the old ones".to_owned()),
         }
     }
 
-    fn failed(&self, life: &Life, why: &str, pause: Duration) {
+    fn failed(&self, old: &Old, why: &str, pause: Duration) {
         let now = Timestamp::now();
         tracing::debug!("the certificates are not renewed yet: {why}");
-        if now.as_second() >= life.late() {
+        if !old.fit || now.as_second() >= old.life.late() {
+            let what = if old.fit {
+                let ends = Timestamp::from_second(old.life.ends).unwrap_or_default();
+                format!("the certificates end at {ends}, and are not renewed")
+            } else {
+                let at = self.at.peer_url.host();
+                format!("the certificates are not for {at}, where this member is now")
+            };
             let text = format!(
-                "the certificates end at {}, and are not renewed: {why}. A person can make new ones \
-                 without the service: muster-discovery ca issue",
-                Timestamp::from_second(life.ends).unwrap_or_default()
+                "{what}: {why}. A person can make new ones without the service: muster-discovery ca \
+                 issue"
             );
             let at = now + SignedDuration::try_from(pause).unwrap_or_default();
             self.board.update(|status| {
-                if status.certificates_late.is_none() {
-                    tracing::error!("{text}");
+                match &status.certificates_late {
+                    // Until discovery hears of a move, some seconds go by.
+                    None if !old.fit => tracing::warn!("{text}"),
+                    None => tracing::error!("{text}"),
+                    Some(_) => {}
                 }
                 status.certificates_late = Some(text);
                 status.next_retry_at = Some(at);
@@ -79,14 +114,25 @@ impl Renewal {
     }
 }
 
-/// Waits for the time, then asks until it gets them.
-async fn from_a_third_on<T>(
-    life: &Life,
+/// What is to be renewed.
+struct Old {
+    life: Life,
+    /// Whether they are for the place where this member is.
+    fit: bool,
+}
+
+fn seconds() -> i64 {
+    Timestamp::now().as_second()
+}
+
+/// Waits until they are `due`, then asks until it gets them.
+async fn from<T>(
+    due: i64,
     clock: impl Fn() -> i64,
     ask: impl AsyncFn() -> Result<T, String>,
     failed: impl Fn(&str, Duration),
 ) -> T {
-    while clock() < life.due() {
+    while clock() < due {
         tokio::time::sleep(LOOK_EVERY).await;
     }
     let mut retry = Retry::default();
@@ -136,6 +182,7 @@ mod tests {
     use discovery_types::fixtures::World;
 
     use super::*;
+    use crate::addressing::Listen;
 
     #[tokio::test(start_paused = true)]
     async fn they_are_asked_for_from_a_third_of_their_life_on_until_they_come() {
@@ -151,10 +198,28 @@ mod tests {
             if asked.get() < 20 { Err("it is away".to_owned()) } else { Ok(()) }
         };
         let told = Cell::new(0);
-        from_a_third_on(&life, clock, ask, |_, _| told.set(told.get() + 1)).await;
+        from(life.due(), clock, ask, |_, _| told.set(told.get() + 1)).await;
         assert!((10_000..=10_060).contains(&first.get()), "{}", first.get());
         assert_eq!((asked.get(), told.get()), (20, 19));
         assert!(clock() > first.get() + 60, "a service that is away is not asked all the time");
+    }
+
+    fn at(host: &str) -> Addresses {
+        let url = |port| format!("https://{host}:{port}").parse().unwrap();
+        let listen = Listen { peer: ([0; 4], 2380).into(), client: ([0; 4], 2379).into() };
+        Addresses { peer_url: url(2380), client_url: url(2379), listen }
+    }
+
+    #[test]
+    fn certificates_fit_where_this_member_is() {
+        let world = World::new(2);
+        let leaves = world.leaves(0);
+        let mut renewal = renewal(&world);
+        assert!(renewal.fit(&leaves), "{:?}", hosts(leaves.peer.as_bytes()));
+        renewal.at = at("10.0.0.2");
+        assert!(!renewal.fit(&leaves));
+        renewal.at = Addresses { client_url: at("10.0.0.9").client_url, ..at("10.0.0.1") };
+        assert!(renewal.fit(&leaves), "discovery would not issue it");
     }
 
     fn renewal(world: &World) -> Renewal {
@@ -167,6 +232,7 @@ mod tests {
             client: Arc::new(Client::new(config).unwrap()),
             cluster: world.statement.cluster,
             csr: world.records[0].csr.clone(),
+            at: at("10.0.0.1"),
             statement: world.statement.clone(),
             board: Board::default(),
         }
@@ -177,9 +243,13 @@ mod tests {
         let world = World::new(1);
         let renewal = renewal(&world);
         let now = Timestamp::now().as_second();
-        renewal.failed(&Life { begins: now - 50, ends: now + 50 }, "away", Duration::ZERO);
+        let old = |begins, ends, fit| Old { life: Life { begins, ends }, fit };
+        renewal.failed(&old(now - 50, now + 50, true), "away", Duration::ZERO);
         assert_eq!(renewal.board.read().certificates_late, None);
-        renewal.failed(&Life { begins: now - 70, ends: now + 30 }, "away", Duration::ZERO);
+        renewal.failed(&old(now - 50, now + 50, false), "away", Duration::ZERO);
+        let moved = renewal.board.read().certificates_late.unwrap();
+        assert!(moved.contains("not for 10.0.0.1"), "{moved}");
+        renewal.failed(&old(now - 70, now + 30, true), "away", Duration::ZERO);
         let late = renewal.board.read().certificates_late.unwrap();
         assert!(late.contains("away") && late.contains("ca issue"), "{late}");
     }

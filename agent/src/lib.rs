@@ -17,6 +17,7 @@
 //! | `removal` | what is kept of a member that its cluster has removed |
 //! | `health`, `status`, `metrics` | what can be asked |
 
+mod addressing;
 mod bootstrap;
 mod cli;
 mod cluster;
@@ -35,6 +36,7 @@ mod logging;
 mod machine;
 mod metrics;
 mod node_command;
+mod place;
 mod plan;
 mod printer;
 mod probe;

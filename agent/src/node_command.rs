@@ -14,9 +14,9 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use serde::Serialize;
 
+use crate::addressing::Addresses;
 use crate::exit::End;
 use crate::protocol::state_end;
-use crate::settings::Listen;
 use crate::state::{self, Layout, StateError};
 use crate::supervisor::{Program, environment};
 
@@ -80,7 +80,7 @@ pub(crate) struct NodeCommand<'a> {
     /// The member's certificates.
     pub leaves: &'a Leaves,
     /// Where the node listens.
-    pub listen: Listen,
+    pub at: &'a Addresses,
 }
 
 /// How a member came to its cluster.
@@ -148,10 +148,10 @@ impl NodeCommand<'_> {
         };
         flag("name", record.name.to_string());
         flag("data-dir", text(&self.layout.node()));
-        flag("listen-peer-urls", format!("https://{}", self.listen.peer));
-        flag("listen-client-urls", format!("https://{}", self.listen.client));
-        flag("initial-advertise-peer-urls", list(&record.peer_urls));
-        flag("advertise-client-urls", list(&record.client_urls));
+        flag("listen-peer-urls", format!("https://{}", self.at.listen.peer));
+        flag("listen-client-urls", format!("https://{}", self.at.listen.client));
+        flag("initial-advertise-peer-urls", self.at.peer_url.to_string());
+        flag("advertise-client-urls", self.at.client_url.to_string());
         flag("initial-cluster", self.initial_cluster());
         flag("initial-cluster-state", self.origin.state().to_owned());
         flag("initial-cluster-token", self.document.hash().to_string());
@@ -229,10 +229,6 @@ fn document_member((seat, record): (u8, &VerifiedRecord)) -> DocumentMember<'_> 
     }
 }
 
-fn list(urls: &[NodeUrl]) -> String {
-    urls.iter().map(NodeUrl::to_string).collect::<Vec<_>>().join(",")
-}
-
 /// A start with everything in place writes nothing, so that a full disk doesn't prevent it.
 fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
     if state::read(path)?.as_deref() == Some(bytes) {
@@ -276,6 +272,7 @@ mod tests {
     use discovery_types::fixtures::World;
 
     use super::*;
+    use crate::addressing::Listen;
 
     #[test]
     fn our_own_node_is_known_by_its_line_and_etcd_by_its_first() {
@@ -302,6 +299,7 @@ mod tests {
 
     /// Seat 2 of three, with a folder for its files.
     struct Second {
+        at: Addresses,
         world: World,
         document: VerifiedDocument,
         leaves: Leaves,
@@ -316,11 +314,16 @@ mod tests {
             let document = VerifiedDocument::verify(&jws, &world.chain()).unwrap();
             let layout = Layout::new(folder.path()).unwrap();
             layout.create().unwrap();
-            Self { leaves: world.leaves(1), world, document, layout, _folder: folder }
+            let address = |port| ([10, 0, 0, 2], port).into();
+            let at = Addresses {
+                peer_url: world.records[1].peer_urls[0].clone(),
+                client_url: world.records[1].client_urls[0].clone(),
+                listen: Listen { peer: address(2380), client: address(2379) },
+            };
+            Self { at, leaves: world.leaves(1), world, document, layout, _folder: folder }
         }
 
         fn command(&self) -> NodeCommand<'_> {
-            let address = |port| ([10, 0, 0, 2], port).into();
             NodeCommand {
                 layout: &self.layout,
                 document: &self.document,
@@ -328,7 +331,7 @@ mod tests {
                 leaves: &self.leaves,
                 record: &self.world.records[1],
                 origin: Origin::Founder(2),
-                listen: Listen { peer: address(2380), client: address(2379) },
+                at: &self.at,
             }
         }
     }

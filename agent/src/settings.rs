@@ -1,12 +1,11 @@
 //! What was typed for `run`, resolved and checked; nothing here asks the network.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use discovery_types::name::Name;
-use discovery_types::url::{Host as UrlHost, NodeUrl};
-use serde::{Deserialize, Serialize};
 
+use crate::addressing::Addressing;
 use crate::cli;
 use crate::exit::End;
 use crate::state::Layout;
@@ -47,43 +46,6 @@ pub(crate) enum BundleSource {
     File(PathBuf),
     /// Standard input.
     Stdin,
-}
-
-/// How this host is reached, as far as it was said.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Addressing {
-    /// The host or address for both URLs; worked out from the route to discovery if absent.
-    pub advertise: Option<String>,
-    /// The port for the other members.
-    pub peer_port: u16,
-    /// The port for clients.
-    pub client_port: u16,
-    /// A whole URL for the other members.
-    pub peer_url: Option<NodeUrl>,
-    /// A whole URL for clients.
-    pub client_url: Option<NodeUrl>,
-    /// Where to listen; decided from the advertised address if absent.
-    pub listen: Option<IpAddr>,
-}
-
-/// Where the node listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Listen {
-    /// For the other members.
-    pub peer: SocketAddr,
-    /// For clients.
-    pub client: SocketAddr,
-}
-
-/// How this host is reached.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Addresses {
-    /// For the other members.
-    pub peer_url: NodeUrl,
-    /// For clients.
-    pub client_url: NodeUrl,
-    /// Where the node listens.
-    pub listen: Listen,
 }
 
 /// `run`, resolved.
@@ -185,95 +147,6 @@ pub(crate) fn node_binary(
     )
 }
 
-impl Addressing {
-    fn resolve(typed: &cli::Run) -> Result<Self, End> {
-        let url = |flag, text: &Option<String>| {
-            text.as_deref().map(|text| parse::<NodeUrl>(flag, text)).transpose()
-        };
-        if typed.peer_port == 0 || typed.client_port == 0 {
-            return Err(End::Usage(
-                "--peer-port and --client-port can't be 0: the others have to know them".to_owned(),
-            ));
-        }
-        if typed.peer_port == typed.client_port {
-            return Err(End::Usage("--peer-port and --client-port must differ".to_owned()));
-        }
-        let addressing = Self {
-            advertise: typed.advertise_address.clone(),
-            peer_port: typed.peer_port,
-            client_port: typed.client_port,
-            peer_url: url("--peer-url", &typed.peer_url)?,
-            client_url: url("--client-url", &typed.client_url)?,
-            listen: typed.listen_address,
-        };
-        if let Some(advertise) = &addressing.advertise {
-            addressing.url_of("--advertise-address", advertise, addressing.peer_port)?;
-        }
-        Ok(addressing)
-    }
-
-    /// Whether everything was said, so that the route to discovery needn't be asked.
-    pub(crate) fn is_complete(&self) -> bool {
-        self.advertise.is_some() || (self.peer_url.is_some() && self.client_url.is_some())
-    }
-
-    fn url_of(&self, flag: &str, host: &str, port: u16) -> Result<NodeUrl, End> {
-        let text = match host.parse::<IpAddr>() {
-            Ok(address) => return url_of_address(flag, address, port),
-            Err(_) => format!("https://{host}:{port}"),
-        };
-        text.parse().map_err(|error| End::Usage(format!("{flag} {host}: {error}")))
-    }
-
-    /// The addresses, where packets to discovery leave from `route`, and `own` are this host's.
-    /// `route` may be absent only if the addressing is complete.
-    pub(crate) fn addresses(
-        &self,
-        route: Option<IpAddr>,
-        own: &[IpAddr],
-    ) -> Result<Addresses, End> {
-        let by_default = |port| match (&self.advertise, route) {
-            (Some(host), _) => self.url_of("--advertise-address", host, port),
-            (None, Some(address)) => url_of_address("the route to discovery", address, port),
-            (None, None) => Err(End::Failed("no address is known for this host".to_owned())),
-        };
-        let chosen = |url: &Option<NodeUrl>, port| match url {
-            Some(url) => Ok(url.clone()),
-            None => by_default(port),
-        };
-        let peer_url = chosen(&self.peer_url, self.peer_port)?;
-        let client_url = chosen(&self.client_url, self.client_port)?;
-        let listen = Listen {
-            peer: (self.listen_on(&peer_url, own), self.peer_port).into(),
-            client: (self.listen_on(&client_url, own), self.client_port).into(),
-        };
-        Ok(Addresses { peer_url, client_url, listen })
-    }
-
-    /// The advertised address if it is this host's own (nothing else needs to be open); all of
-    /// them behind a translated address or a name.
-    fn listen_on(&self, url: &NodeUrl, own: &[IpAddr]) -> IpAddr {
-        match (self.listen, url.host()) {
-            (Some(listen), _) => listen,
-            (None, UrlHost::Address(address)) if own.contains(address) => *address,
-            // Linux answers on all of 127.0.0.0/8, and shows one address of it.
-            (None, UrlHost::Address(address)) if address.is_loopback() => *address,
-            (None, UrlHost::Address(IpAddr::V4(_))) => Ipv4Addr::UNSPECIFIED.into(),
-            (None, UrlHost::Address(IpAddr::V6(_)) | UrlHost::Dns(_)) => {
-                if own.iter().any(IpAddr::is_ipv6) {
-                    Ipv6Addr::UNSPECIFIED.into()
-                } else {
-                    Ipv4Addr::UNSPECIFIED.into()
-                }
-            }
-        }
-    }
-}
-
-fn url_of_address(flag: &str, address: IpAddr, port: u16) -> Result<NodeUrl, End> {
-    NodeUrl::new(address, port).map_err(|error| End::Usage(format!("{flag} {address}: {error}")))
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -292,62 +165,11 @@ mod tests {
         Settings::resolve(typed(arguments), Path::new("/nowhere/muster-agent"), None)
     }
 
-    fn addresses(arguments: &[&str], route: &str, own: &[&str]) -> Addresses {
-        let own: Vec<IpAddr> = own.iter().map(|address| address.parse().unwrap()).collect();
-        let route = Some(route.parse().unwrap());
-        resolve(arguments).unwrap().addressing.addresses(route, &own).unwrap()
-    }
-
     #[test]
     fn port_0_is_nothing_that_others_could_be_told() {
         for flag in ["--peer-port", "--client-port"] {
             assert!(matches!(resolve(&[flag, "0"]), Err(End::Usage(_))), "{flag}");
         }
-    }
-
-    #[test]
-    fn the_route_to_discovery_gives_both_urls_and_where_to_listen() {
-        let found = addresses(&[], "10.0.0.7", &["10.0.0.7", "127.0.0.1"]);
-        assert_eq!(found.peer_url.to_string(), "https://10.0.0.7:2380");
-        assert_eq!(found.client_url.to_string(), "https://10.0.0.7:2379");
-        assert_eq!(found.listen.peer.to_string(), "10.0.0.7:2380");
-        assert_eq!(found.listen.client.to_string(), "10.0.0.7:2379");
-    }
-
-    #[test]
-    fn an_advertised_address_that_is_not_own_is_listened_for_everywhere() {
-        let found = addresses(&["--advertise-address", "192.0.2.1"], "10.0.0.7", &["10.0.0.7"]);
-        assert_eq!(found.peer_url.to_string(), "https://192.0.2.1:2380");
-        assert_eq!(found.listen.peer.to_string(), "0.0.0.0:2380");
-    }
-
-    #[test]
-    fn any_loopback_address_is_own() {
-        let found = addresses(&["--advertise-address", "127.0.0.12"], "127.0.0.1", &["127.0.0.1"]);
-        assert_eq!(found.listen.peer.to_string(), "127.0.0.12:2380");
-    }
-
-    #[test]
-    fn a_name_is_advertised_as_it_is() {
-        let found = addresses(
-            &["--advertise-address", "db-1.example.org", "--peer-port", "3380"],
-            "10.0.0.7",
-            &["10.0.0.7"],
-        );
-        assert_eq!(found.peer_url.to_string(), "https://db-1.example.org:3380");
-        assert_eq!(found.listen.peer.to_string(), "0.0.0.0:3380");
-    }
-
-    #[test]
-    fn whole_urls_win_over_ports_and_routes() {
-        let found = addresses(
-            &["--peer-url", "https://198.51.100.4:7000", "--listen-address", "10.0.0.7"],
-            "10.0.0.7",
-            &["10.0.0.7"],
-        );
-        assert_eq!(found.peer_url.to_string(), "https://198.51.100.4:7000");
-        assert_eq!(found.listen.peer.to_string(), "10.0.0.7:2380");
-        assert_eq!(found.client_url.to_string(), "https://10.0.0.7:2379");
     }
 
     #[test]

@@ -21,6 +21,7 @@ use discovery_types::statement::StatementChain;
 use discovery_types::url::NodeUrl;
 use tokio_util::sync::CancellationToken;
 
+use crate::addressing::Addresses;
 use crate::cluster::{self, Cluster};
 use crate::crash::{self, Step};
 use crate::door::Door;
@@ -28,10 +29,11 @@ use crate::exit::{End, chain};
 use crate::join;
 use crate::leaves::{self, Renewal};
 use crate::node_command::{AskedKind, NodeCommand, NodeKind, Origin, put_leaves};
+use crate::place;
 use crate::protocol::{Protocol, state_end};
 use crate::removal;
 use crate::report::Report;
-use crate::settings::{Listen, Settings};
+use crate::settings::Settings;
 use crate::state::journal::signed_record;
 use crate::state::node_dir::Tombstone;
 use crate::state::{Layout, node_dir};
@@ -135,7 +137,7 @@ async fn refresh_admission(protocol: &mut Protocol) {
 }
 
 /// What this host has said of itself.
-fn own_record(journal: &Journal, own: &PublicKey) -> Result<Record, End> {
+pub(crate) fn own_record(journal: &Journal, own: &PublicKey) -> Result<Record, End> {
     let signed = journal.record.as_deref().map(signed_record);
     let signed = signed.ok_or_else(|| missing("record"))?;
     signed.record.verify(Typ::Record, own).map_err(|error| End::DoNotRestart(chain(&error)))
@@ -156,8 +158,8 @@ struct Plan {
     /// Its id in the Raft cluster.
     member: MemberId,
     program: Program,
-    listen: Listen,
-    client_url: NodeUrl,
+    /// Where it is.
+    at: Addresses,
     /// Where clients reach the members, as far as the journal knows.
     client_urls: BTreeSet<String>,
 }
@@ -168,15 +170,11 @@ impl Plan {
         let document = protocol.document.clone().ok_or_else(|| missing("document"))?;
         let leaves = keepsakes.leaves.as_ref().ok_or_else(|| missing("certificates"))?;
         let join = keepsakes.join.as_ref().ok_or_else(|| missing("cluster"))?;
-        let mut listen = keepsakes.listen.ok_or_else(|| missing("listen address"))?;
-        if let Some(address) = settings.addressing.listen {
-            listen.peer.set_ip(address);
-            listen.client.set_ip(address);
-        }
         let refused = |error: &dyn std::error::Error| End::DoNotRestart(chain(error));
         let statements = StatementChain::verify_from_pin(&keepsakes.statements, &join.statement)
             .map_err(|error| refused(&error))?;
         let record = own_record(&protocol.agent.journal, protocol.key.public())?;
+        let at = place::known(keepsakes, &record, &settings.addressing)?;
         let node_key = record.csr.verify().map_err(|error| refused(&error))?.node_key;
         let leaves = leaves::newest(&settings.layout, leaves, &node_key, statements.newest());
         let admission = keepsakes.admission.as_ref();
@@ -196,27 +194,15 @@ impl Plan {
             origin,
             statement: statements.newest(),
             leaves: &leaves,
-            listen,
+            at: &at,
         };
         command.write_files()?;
         let program = command.program(&settings.node_binary, kind, &settings.node_flags);
-        let client_url = record.client_urls.first().ok_or_else(|| missing("client URL"))?.clone();
         let founders = document.records().iter().flat_map(|record| &record.client_urls);
         let mut client_urls: BTreeSet<String> = founders.map(NodeUrl::to_string).collect();
         client_urls.extend(admission.into_iter().flat_map(|known| known.client_urls.clone()));
         let seat = if admission.is_some() { None } else { seat };
-        Ok(Self {
-            program,
-            listen,
-            seat,
-            member,
-            client_url,
-            client_urls,
-            statements,
-            record,
-            leaves,
-            document,
-        })
+        Ok(Self { program, at, seat, member, client_urls, statements, record, leaves, document })
     }
 
     /// For a node that writes none.
@@ -241,9 +227,9 @@ impl Plan {
             status.document = Some(self.document.hash().to_string());
             status.seat = self.seat;
             status.name = Some(self.record.name.to_string());
-            status.peer_url = self.record.peer_urls.first().map(ToString::to_string);
-            status.client_url = Some(self.client_url.to_string());
-            status.client_listen = Some(self.listen.client.to_string());
+            status.peer_url = Some(self.at.peer_url.to_string());
+            status.client_url = Some(self.at.client_url.to_string());
+            status.client_listen = Some(self.at.listen.client.to_string());
         });
         show_life(&self.leaves, board);
     }
@@ -260,8 +246,7 @@ impl Plan {
     }
 
     fn door(&self, layout: &Layout) -> Option<Door> {
-        let host = self.client_url.host().to_string();
-        let door = Door::own(&layout.tls(), self.listen.client, &host);
+        let door = Door::own(&layout.tls(), self.at.listen.client);
         door.inspect_err(|error| tracing::warn!("{}", chain(error))).ok()
     }
 
@@ -279,6 +264,7 @@ impl Plan {
             client: self.client(protocol)?,
             cluster: protocol.keepsakes.join.as_ref()?.cluster,
             csr: self.record.csr.clone(),
+            at: self.at.clone(),
             statement: self.statements.newest().clone(),
             board: board.clone(),
         })

@@ -39,13 +39,13 @@ use tokio_util::sync::CancellationToken;
 use self::errand::{Done, Errand, Kind};
 use self::mesh::Mesh;
 use self::progress::Progress;
+use crate::addressing::Listen;
 use crate::exit::{End, chain};
 use crate::host::Host;
 use crate::probe::ProbeIdentity;
 use crate::probe::server::{Policy, ProbeListener};
 use crate::protocol::Protocol;
 use crate::retry::Retry;
-use crate::settings::Listen;
 use crate::state::journal::Join;
 use crate::status::{Board, Phase};
 

@@ -10,11 +10,12 @@ use discovery_types::name::Name;
 use discovery_types::record::{Record, SignedRecord};
 use discovery_types::url::{Host as UrlHost, ServiceUrl};
 
+use crate::addressing::Addresses;
 use crate::exit::{End, chain};
 use crate::host::Host;
 use crate::keys;
 use crate::protocol::{Protocol, state_end};
-use crate::settings::{Addresses, Settings};
+use crate::settings::Settings;
 use crate::state::journal::signed_record;
 
 /// The local address that packets to the service leave from, and this host's other ones.

@@ -14,6 +14,7 @@ use discovery_types::key::SigningKey;
 use discovery_types::record::{Record, SignedRecord};
 use tokio_util::sync::CancellationToken;
 
+use crate::addressing::{Addresses, Listen};
 use crate::bootstrap::{Bootstrap, Formed, Surroundings, own_addresses, record};
 use crate::crash::{self, Step};
 use crate::exit::{End, chain};
@@ -24,13 +25,13 @@ use crate::joining::{join, read_bundle};
 use crate::node_command::{AskedKind, ask_kind};
 use crate::protocol::{Protocol, state_end};
 use crate::retry::Retry;
-use crate::settings::{Addresses, Listen, Settings};
+use crate::settings::Settings;
 use crate::state::archive::put_aside;
 use crate::state::journal::{self, Join, Keepsakes, Loaded};
 use crate::state::lock::{self, LockError};
 use crate::state::node_dir;
 use crate::status::{Board, Phase};
-use crate::{cli, metrics, removal, status, supervise};
+use crate::{cli, metrics, place, removal, status, supervise};
 
 /// How often a directory whose data is lost is looked at again: a volume may be mounted late.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
@@ -331,8 +332,10 @@ impl Daemon<'_> {
     }
 
     async fn supervise(&self, found: Found) -> Result<(), End> {
-        let Found { key, journal, keepsakes, document } = found;
+        let Found { key, journal, mut keepsakes, document } = found;
         let layout = self.settings.layout.clone();
+        let record = supervise::own_record(&journal, key.public())?;
+        place::move_to(&mut keepsakes, &record, self.settings, &self.host.addresses())?;
         // A node that has data starts whatever the agent's disk says: only reports need the count.
         if let Err(error) = journal::write(&layout, &journal, &keepsakes) {
             tracing::warn!(
@@ -419,6 +422,11 @@ impl Daemon<'_> {
                 status.name = Some(record.name.clone());
                 status.peer_url = record.peer_urls.first().cloned();
                 status.client_url = record.client_urls.first().cloned();
+            }
+            if let Some(moved) = &keepsakes.moved {
+                status.peer_url = Some(moved.peer_url.to_string());
+                status.client_url = Some(moved.client_url.to_string());
+                status.client_listen = Some(moved.listen.client.to_string());
             }
             if let Some(held) = &journal.held {
                 status.epoch = Some(held.proposal.epoch);

@@ -29,13 +29,13 @@ use discovery_types::redeem::Redeem;
 use discovery_types::statement::StatementChain;
 
 use self::judge::Standing;
+use crate::addressing::Listen;
 use crate::bootstrap::Surroundings;
 use crate::crash::{self, Step};
 use crate::exit::{End, chain};
 use crate::node_command::put_leaves;
 use crate::protocol::Protocol;
 use crate::retry::Retry;
-use crate::settings::Listen;
 use crate::state::journal::{Admission, Join};
 use crate::status::Phase;
 

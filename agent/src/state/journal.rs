@@ -28,7 +28,7 @@ use zeroize::Zeroizing;
 
 use super::node_dir::Tombstone;
 use super::{Layout, StateError};
-use crate::settings::Listen;
+use crate::addressing::{Addresses, Listen};
 
 /// The layout of the file.
 const VERSION: u64 = 1;
@@ -59,8 +59,11 @@ fn boot() -> TokenKind {
 pub struct Keepsakes {
     /// Which cluster this agent joins.
     pub join: Option<Join>,
-    /// Where the node listens.
+    /// Where the node listens, from its first start on.
     pub listen: Option<Listen>,
+    /// Where this member is instead, if it has moved since.
+    #[serde(default)]
+    pub moved: Option<Addresses>,
     /// The longest statement chain that was verified.
     pub statements: Vec<Jws>,
     /// The member's certificates.

@@ -46,7 +46,7 @@ impl App {
             cluster,
             member: &member.label,
             peer_hosts: &peer_hosts(member, &changes),
-            client_hosts: &client_hosts(member),
+            client_hosts: &client_hosts(member, &changes),
         };
         let leaves = authority.issue_member(csr.der(), &leaf, now.0 / 1_000_000)?;
         tracing::info!(cluster.id = %cluster, member.id = %member.id, name = %member.record.name,
@@ -80,23 +80,23 @@ impl App {
 
 /// Where its peers reach it: as its cluster was confirmed to have it, since it may have moved.
 fn peer_hosts(member: &Member, changes: &Changes) -> Vec<String> {
-    let confirmed = changes.confirmed.iter().flat_map(|said| &said.membership.members);
-    let listed = confirmed.into_iter().find(|listed| listed.id == member.id);
-    // What a host commits to is normalised; what a cluster lists is anybody's who may change it.
-    let moved = listed.map(|listed| {
-        let urls = listed.peer_urls.iter().filter_map(|url| url.parse::<NodeUrl>().ok());
-        urls.map(|url| url.to_string()).collect::<Vec<_>>()
-    });
-    match moved {
-        Some(urls) if !urls.is_empty() => hosts(&urls),
-        _ => hosts(&texts(&member.record.peer_urls)),
-    }
+    let listed = listed(member, changes);
+    hosts(&texts(if listed.is_empty() { &member.record.peer_urls } else { &listed }))
 }
 
-/// Where clients reach it: as its record has it. What a node publishes of itself is its own word,
-/// and must not get it a certificate in another's name.
-fn client_hosts(member: &Member) -> Vec<String> {
-    hosts(&texts(&member.record.client_urls))
+/// Where clients reach it: as its record has it, and where its cluster was confirmed to have agreed
+/// that it is. What a node publishes of itself is its own word, and must not get it a certificate in
+/// another's name.
+fn client_hosts(member: &Member, changes: &Changes) -> Vec<String> {
+    hosts(&texts(&[member.record.client_urls.clone(), listed(member, changes)].concat()))
+}
+
+/// Its peer URLs in the confirmed list, as far as they are any.
+fn listed(member: &Member, changes: &Changes) -> Vec<NodeUrl> {
+    let confirmed = changes.confirmed.iter().flat_map(|said| &said.membership.members);
+    let listed = confirmed.filter(|listed| listed.id == member.id);
+    // What a host commits to is normalised; what a cluster lists is anybody's who may change it.
+    listed.flat_map(|listed| &listed.peer_urls).filter_map(|url| url.parse().ok()).collect()
 }
 
 fn texts(urls: &[NodeUrl]) -> Vec<String> {

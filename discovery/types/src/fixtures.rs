@@ -39,6 +39,11 @@ impl TestCa {
         self.issue_as(csr, rcgen::CertificateParams::default())
     }
 
+    /// One for an address or a name.
+    pub fn issue_for(&self, csr: &Csr, host: &str) -> String {
+        self.issue_as(csr, rcgen::CertificateParams::new(vec![host.to_owned()]).unwrap())
+    }
+
     /// One that lasts until the first day of `year`.
     pub fn issue_until(&self, csr: &Csr, year: i32) -> String {
         let mut params = rcgen::CertificateParams::default();
@@ -154,8 +159,12 @@ impl World {
     }
 
     pub fn leaves(&self, i: usize) -> Leaves {
-        let csr = &self.records[i].csr;
-        Leaves { peer: self.peer_ca.issue(csr), client: self.client_ca.issue(csr) }
+        let Record { csr, peer_urls, .. } = &self.records[i];
+        let host = peer_urls[0].host().to_string();
+        Leaves {
+            peer: self.peer_ca.issue_for(csr, &host),
+            client: self.client_ca.issue_for(csr, &host),
+        }
     }
 
     /// Those of the same member that last until the first day of `year`.

@@ -1,12 +1,15 @@
 //! The two certificates that a member gets with the commit document.
 
+use std::net::IpAddr;
+
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::digest::Digest;
 use crate::statement::{Statement, ca_der};
+use crate::url::Host;
 
 /// One member's certificates, each a PEM chain, leaf first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -45,6 +48,23 @@ impl Leaves {
         let lives = [Life::of(&self.peer)?, Life::of(&self.client)?];
         lives.into_iter().min_by_key(|life| life.ends)
     }
+}
+
+/// The names and addresses that a leaf is for, which those who dial compare: the first certificate
+/// of a PEM chain. None if it can't be read.
+pub fn hosts(pem: &[u8]) -> Vec<Host> {
+    let Ok(leaf) = CertificateDer::from_pem_slice(pem) else { return Vec::new() };
+    let Ok((_, parsed)) = X509Certificate::from_der(&leaf) else { return Vec::new() };
+    let Ok(Some(names)) = parsed.subject_alternative_name() else { return Vec::new() };
+    let host = |name: &GeneralName| match name {
+        GeneralName::DNSName(name) => Some(Host::Dns((*name).to_owned())),
+        GeneralName::IPAddress(octets) => {
+            let v4 = <[u8; 4]>::try_from(*octets).map(IpAddr::from);
+            v4.or_else(|_| <[u8; 16]>::try_from(*octets).map(IpAddr::from)).ok().map(Host::Address)
+        }
+        _ => None,
+    };
+    names.value.general_names.iter().filter_map(host).collect()
 }
 
 /// How long certificates last, in seconds since 1970.
@@ -104,6 +124,19 @@ mod tests {
         let leaves = world.leaves(0);
         let record = &world.records[0];
         assert_eq!(leaves.verify(&record.csr.verify().unwrap().node_key, &world.statement), Ok(()));
+    }
+
+    #[test]
+    fn a_leaf_says_whom_it_is_for() {
+        let leaves = World::new(1).leaves(0);
+        assert_eq!(hosts(leaves.peer.as_bytes()), [Host::Address([10, 0, 0, 1].into())]);
+        let (ca, csr) = (TestCa::new("peers"), &World::new(1).records[0].csr);
+        let named = ca.issue_for(csr, "db-1.example.org");
+        assert_eq!(hosts(named.as_bytes()), [Host::Dns("db-1.example.org".to_owned())]);
+        let six = ca.issue_for(csr, "fd00::1");
+        assert_eq!(hosts(six.as_bytes()), [Host::Address("fd00::1".parse().unwrap())]);
+        assert_eq!(hosts(ca.issue(csr).as_bytes()), []);
+        assert_eq!(hosts(b"?"), []);
     }
 
     #[test]

@@ -56,6 +56,17 @@ impl Agent {
 
     /// Starts (or starts again) the agent; its node, if one runs, is left alone.
     pub fn start(&mut self) -> Result<()> {
+        // All loopback hosts route to discovery from 127.0.0.1.
+        let address = self.host.is_loopback().then(|| self.host.address.to_string());
+        self.start_at(address)
+    }
+
+    /// The same, and it isn't told where it is.
+    pub fn start_untold(&mut self) -> Result<()> {
+        self.start_at(None)
+    }
+
+    fn start_at(&mut self, address: Option<String>) -> Result<()> {
         self.process = None;
         let agent = program("muster-agent")?;
         let mut command = match self.options.through.split_first() {
@@ -69,9 +80,8 @@ impl Agent {
         command
             .args(["run", "--data-dir", path_text(&self.data_dir)?])
             .args(["--bundle-file", path_text(&self.bundle)?]);
-        if self.host.is_loopback() {
-            // All loopback hosts route to discovery from 127.0.0.1.
-            command.args(["--advertise-address", &self.host.address.to_string()]);
+        if let Some(address) = address {
+            command.args(["--advertise-address", &address]);
         }
         // Last: what comes after `--` is the node's.
         command.args(&self.options.args).envs(self.options.env.iter().cloned());

@@ -1,0 +1,280 @@
+//! How a host is reached: what was typed, and what follows from it. Nothing here asks the network.
+//!
+//! A member's first addresses are those that its cluster agreed on. Once its node has run it may
+//! move: each start says where it is now, and what a start doesn't say stays as it was.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use discovery_types::url::{Host as UrlHost, NodeUrl};
+use serde::{Deserialize, Serialize};
+
+use crate::cli;
+use crate::exit::End;
+
+/// The port for the other members, if none was said.
+const PEER_PORT: u16 = 2380;
+/// The port for clients, if none was said.
+const CLIENT_PORT: u16 = 2379;
+
+/// How this host is reached, as far as it was said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Addressing {
+    /// The host or address for both URLs; worked out from the route to discovery if absent.
+    pub advertise: Option<String>,
+    /// The port for the other members.
+    pub peer_port: Option<u16>,
+    /// The port for clients.
+    pub client_port: Option<u16>,
+    /// A whole URL for the other members.
+    pub peer_url: Option<NodeUrl>,
+    /// A whole URL for clients.
+    pub client_url: Option<NodeUrl>,
+    /// Where to listen; decided from the advertised address if absent.
+    pub listen: Option<IpAddr>,
+}
+
+/// Where the node listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listen {
+    /// For the other members.
+    pub peer: SocketAddr,
+    /// For clients.
+    pub client: SocketAddr,
+}
+
+/// How this host is reached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Addresses {
+    /// For the other members.
+    pub peer_url: NodeUrl,
+    /// For clients.
+    pub client_url: NodeUrl,
+    /// Where the node listens.
+    pub listen: Listen,
+}
+
+impl Addressing {
+    /// What was typed, checked.
+    pub(crate) fn resolve(typed: &cli::Run) -> Result<Self, End> {
+        let url = |flag: &str, text: &Option<String>| {
+            let parsed = text.as_deref().map(str::parse::<NodeUrl>).transpose();
+            parsed.map_err(|error| {
+                End::Usage(format!("{flag} {}: {error}", text.as_deref().unwrap_or_default()))
+            })
+        };
+        if [typed.peer_port, typed.client_port].contains(&Some(0)) {
+            return Err(End::Usage(
+                "--peer-port and --client-port can't be 0: the others have to know them".to_owned(),
+            ));
+        }
+        let addressing = Self {
+            advertise: typed.advertise_address.clone(),
+            peer_port: typed.peer_port,
+            client_port: typed.client_port,
+            peer_url: url("--peer-url", &typed.peer_url)?,
+            client_url: url("--client-url", &typed.client_url)?,
+            listen: typed.listen_address,
+        };
+        if addressing.peer_port() == addressing.client_port() {
+            return Err(End::Usage("--peer-port and --client-port must differ".to_owned()));
+        }
+        if let Some(advertise) = &addressing.advertise {
+            url_of("--advertise-address", advertise, addressing.peer_port())?;
+        }
+        Ok(addressing)
+    }
+
+    /// Whether everything was said, so that the route to discovery needn't be asked.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.advertise.is_some() || (self.peer_url.is_some() && self.client_url.is_some())
+    }
+
+    fn peer_port(&self) -> u16 {
+        self.peer_port.unwrap_or(PEER_PORT)
+    }
+
+    fn client_port(&self) -> u16 {
+        self.client_port.unwrap_or(CLIENT_PORT)
+    }
+
+    /// The addresses, where packets to discovery leave from `route`, and `own` are this host's.
+    /// `route` may be absent only if the addressing is complete.
+    pub(crate) fn addresses(
+        &self,
+        route: Option<IpAddr>,
+        own: &[IpAddr],
+    ) -> Result<Addresses, End> {
+        let by_default = |port| match (&self.advertise, route) {
+            (Some(host), _) => url_of("--advertise-address", host, port),
+            (None, Some(address)) => url_of_address("the route to discovery", address, port),
+            (None, None) => Err(End::Failed("no address is known for this host".to_owned())),
+        };
+        let chosen = |url: &Option<NodeUrl>, port| match url {
+            Some(url) => Ok(url.clone()),
+            None => by_default(port),
+        };
+        let peer_url = chosen(&self.peer_url, self.peer_port())?;
+        let client_url = chosen(&self.client_url, self.client_port())?;
+        let listen = Listen {
+            peer: (self.listen_on(&peer_url, own), self.peer_port()).into(),
+            client: (self.listen_on(&client_url, own), self.client_port()).into(),
+        };
+        Ok(Addresses { peer_url, client_url, listen })
+    }
+
+    /// The addresses of a member that was at `before`: where it was, but for what was said.
+    pub(crate) fn since(&self, before: &Addresses, own: &[IpAddr]) -> Result<Addresses, End> {
+        let place = |said: &Option<NodeUrl>, port: Option<u16>, url: &NodeUrl, at: SocketAddr| {
+            let now = match (said, &self.advertise) {
+                (Some(said), _) => said.clone(),
+                (None, Some(host)) => {
+                    url_of("--advertise-address", host, port.unwrap_or(url.port()))?
+                }
+                (None, None) => match port {
+                    Some(port) => url_of("the address of before", &url.host().to_string(), port)?,
+                    None => url.clone(),
+                },
+            };
+            // A host that listens where a translated address leads goes on doing so.
+            let same = now.host() == url.host() && self.listen.is_none();
+            let ip = if same { at.ip() } else { self.listen_on(&now, own) };
+            Ok::<_, End>((now, SocketAddr::new(ip, port.unwrap_or(at.port()))))
+        };
+        let Addresses { peer_url, client_url, listen } = before;
+        let (peer_url, peer) = place(&self.peer_url, self.peer_port, peer_url, listen.peer)?;
+        let (client_url, client) =
+            place(&self.client_url, self.client_port, client_url, listen.client)?;
+        if peer == client {
+            return Err(End::Usage(format!("peers and clients can't both be served at {peer}")));
+        }
+        Ok(Addresses { peer_url, client_url, listen: Listen { peer, client } })
+    }
+
+    /// The advertised address if it is this host's own (nothing else needs to be open); all of
+    /// them behind a translated address or a name.
+    fn listen_on(&self, url: &NodeUrl, own: &[IpAddr]) -> IpAddr {
+        match (self.listen, url.host()) {
+            (Some(listen), _) => listen,
+            (None, UrlHost::Address(address)) if own.contains(address) => *address,
+            // Linux answers on all of 127.0.0.0/8, and shows one address of it.
+            (None, UrlHost::Address(address)) if address.is_loopback() => *address,
+            (None, UrlHost::Address(IpAddr::V4(_))) => Ipv4Addr::UNSPECIFIED.into(),
+            (None, UrlHost::Address(IpAddr::V6(_)) | UrlHost::Dns(_)) => {
+                if own.iter().any(IpAddr::is_ipv6) {
+                    Ipv6Addr::UNSPECIFIED.into()
+                } else {
+                    Ipv4Addr::UNSPECIFIED.into()
+                }
+            }
+        }
+    }
+}
+
+fn url_of(flag: &str, host: &str, port: u16) -> Result<NodeUrl, End> {
+    let text = match host.trim_matches(['[', ']']).parse::<IpAddr>() {
+        Ok(address) => return url_of_address(flag, address, port),
+        Err(_) => format!("https://{host}:{port}"),
+    };
+    text.parse().map_err(|error| End::Usage(format!("{flag} {host}: {error}")))
+}
+
+fn url_of_address(flag: &str, address: IpAddr, port: u16) -> Result<NodeUrl, End> {
+    NodeUrl::new(address, port).map_err(|error| End::Usage(format!("{flag} {address}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn addressing(arguments: &[&str]) -> Result<Addressing, End> {
+        let all = ["muster-agent", "run"].iter().chain(arguments);
+        match cli::Cli::try_parse_from(all).unwrap().command {
+            cli::Command::Run(run) => Addressing::resolve(&run),
+            _ => panic!("not run"),
+        }
+    }
+
+    fn addresses(arguments: &[&str], route: &str, own: &[&str]) -> Addresses {
+        let own: Vec<IpAddr> = own.iter().map(|address| address.parse().unwrap()).collect();
+        addressing(arguments).unwrap().addresses(Some(route.parse().unwrap()), &own).unwrap()
+    }
+
+    #[test]
+    fn the_route_to_discovery_gives_both_urls_and_where_to_listen() {
+        let found = addresses(&[], "10.0.0.7", &["10.0.0.7", "127.0.0.1"]);
+        assert_eq!(found.peer_url.to_string(), "https://10.0.0.7:2380");
+        assert_eq!(found.client_url.to_string(), "https://10.0.0.7:2379");
+        assert_eq!(found.listen.peer.to_string(), "10.0.0.7:2380");
+        assert_eq!(found.listen.client.to_string(), "10.0.0.7:2379");
+    }
+
+    #[test]
+    fn an_advertised_address_that_is_not_own_is_listened_for_everywhere() {
+        let found = addresses(&["--advertise-address", "192.0.2.1"], "10.0.0.7", &["10.0.0.7"]);
+        assert_eq!(found.peer_url.to_string(), "https://192.0.2.1:2380");
+        assert_eq!(found.listen.peer.to_string(), "0.0.0.0:2380");
+    }
+
+    #[test]
+    fn any_loopback_address_is_own() {
+        let found = addresses(&["--advertise-address", "127.0.0.12"], "127.0.0.1", &["127.0.0.1"]);
+        assert_eq!(found.listen.peer.to_string(), "127.0.0.12:2380");
+    }
+
+    #[test]
+    fn a_name_is_advertised_as_it_is() {
+        let found = addresses(
+            &["--advertise-address", "db-1.example.org", "--peer-port", "3380"],
+            "10.0.0.7",
+            &["10.0.0.7"],
+        );
+        assert_eq!(found.peer_url.to_string(), "https://db-1.example.org:3380");
+        assert_eq!(found.listen.peer.to_string(), "0.0.0.0:3380");
+    }
+
+    #[test]
+    fn whole_urls_win_over_ports_and_routes() {
+        let found = addresses(
+            &["--peer-url", "https://198.51.100.4:7000", "--listen-address", "10.0.0.7"],
+            "10.0.0.7",
+            &["10.0.0.7"],
+        );
+        assert_eq!(found.peer_url.to_string(), "https://198.51.100.4:7000");
+        assert_eq!(found.listen.peer.to_string(), "10.0.0.7:2380");
+        assert_eq!(found.client_url.to_string(), "https://10.0.0.7:2379");
+    }
+
+    /// Where a member is after a start with these, that was at 10.0.0.7 with the usual ports.
+    fn since(arguments: &[&str], own: &[&str]) -> Result<[String; 4], End> {
+        let before = addresses(&[], "10.0.0.7", &["10.0.0.7"]);
+        let own: Vec<IpAddr> = own.iter().map(|address| address.parse().unwrap()).collect();
+        let Addresses { peer_url, client_url, listen } =
+            addressing(arguments)?.since(&before, &own)?;
+        let listen = [listen.peer, listen.client].map(|at| at.to_string());
+        Ok([&[peer_url.to_string(), client_url.to_string()], &listen[..]]
+            .concat()
+            .try_into()
+            .unwrap())
+    }
+
+    #[test]
+    fn a_member_stays_where_it_was_but_for_what_a_later_start_says() {
+        let [peer, client] = ["https://10.0.0.7:2380", "https://10.0.0.7:2379"];
+        let stays = [peer, client, "10.0.0.7:2380", "10.0.0.7:2379"].map(str::to_owned);
+        assert_eq!(since(&[], &["10.0.0.9"]).unwrap(), stays, "nothing was said");
+        let same = ["--advertise-address", "10.0.0.7"];
+        assert_eq!(since(&same, &["10.0.0.9"]).unwrap(), stays, "the same was said");
+        let moved = since(&["--advertise-address", "10.1.0.7"], &["10.1.0.7"]).unwrap();
+        let at = ["https://10.1.0.7:2380", "https://10.1.0.7:2379"];
+        assert_eq!(moved, [at[0], at[1], "10.1.0.7:2380", "10.1.0.7:2379"]);
+        let port = since(&["--peer-port", "3380"], &["10.0.0.7"]).unwrap();
+        assert_eq!(port, ["https://10.0.0.7:3380", client, "10.0.0.7:3380", "10.0.0.7:2379"]);
+        let behind = since(&["--peer-url", "https://192.0.2.1:7000"], &["10.0.0.7"]).unwrap();
+        assert_eq!(behind, ["https://192.0.2.1:7000", client, "0.0.0.0:2380", "10.0.0.7:2379"]);
+        let listens = since(&["--listen-address", "0.0.0.0"], &["10.0.0.7"]).unwrap();
+        assert_eq!(listens, [peer, client, "0.0.0.0:2380", "0.0.0.0:2379"]);
+        assert_eq!(since(&["--peer-port", "2379"], &[]).unwrap_err().code(), 2);
+    }
+}

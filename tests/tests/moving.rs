@@ -1,0 +1,93 @@
+//! Members that get new addresses, one after the other, with a client that reads and writes all the
+//! while; the agents are told by their flags, as whoever moves a machine tells them.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::harness::agents::AgentOptions;
+use muster_tests::harness::process::tail;
+use muster_tests::harness::programs::program;
+use muster_tests::harness::world::{WorldOptions, path_text};
+use muster_tests::harness::{Agent, Host, Network, World, until_told};
+use muster_tests::stock;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const SIZE: usize = 3;
+
+/// `muster-agent member`, on this agent's host.
+fn member(agent: &Agent, arguments: &[&str]) -> Result<String> {
+    let mut command = agent.host.command(program("muster-agent")?);
+    command.arg("member").args(arguments).args(["--data-dir", path_text(&agent.data_dir)?]);
+    let output = command.output()?;
+    let (out, error) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "member {arguments:?}: {error}\n{}",
+        tail(&agent.output(), 25)
+    );
+    Ok(out.into_owned())
+}
+
+fn moves_all(world: &World, agents: &mut [Agent], homes: &[Host]) -> Result<()> {
+    let founders: Vec<&Host> = homes[..SIZE].iter().collect();
+    world.etcdctl("demo", &founders)?.run(&["put", "before", "x"])?;
+    for at in 0..SIZE {
+        let home = homes[SIZE + at].clone();
+        let name = agents[at].status()?["name"].as_str().context("a name")?.to_owned();
+        let url = format!("https://{}:2380", home.address);
+        member(&agents[(at + 1) % SIZE], &["update", &name, "--peer-urls", &url])?;
+        agents[at].terminate(LIMIT)?;
+        agents[at].host = home;
+        agents[at].start()?;
+        // All answer, by the addresses and the certificates that clients compare.
+        member(&agents[(at + 1) % SIZE], &["wait", "--patience", "40"])?;
+    }
+    let moved: Vec<&Host> = homes[SIZE..].iter().collect();
+    for host in &moved {
+        let found = world.etcdctl("demo", &[host])?.run(&["get", "before"])?;
+        ensure!(found.contains('x'), "{}: {found}", host.address);
+    }
+    // Where they are now they stay, whether or not they are told again.
+    let agent = &mut agents[0];
+    agent.terminate(LIMIT)?;
+    agent.start_untold()?;
+    until_told("the member to be back where it has moved to", LIMIT, || {
+        let own = world.etcdctl("demo", &moved[..1]).ok()?;
+        own.run(&["put", "after", "x"]).ok()
+    })
+    .with_context(|| tail(&agents[0].output(), 25))?;
+    Ok(())
+}
+
+fn all_machines_get_new_addresses(node: Option<&std::path::Path>) -> Result<()> {
+    let network = Network::loopback(2 * u8::try_from(SIZE)?);
+    let homes = network.hosts.clone();
+    let world = World::start(network, WorldOptions::default())?;
+    let bundle = world.order("demo", SIZE)?;
+    let args = match node {
+        Some(node) => vec!["--node-binary".to_owned(), path_text(node)?.to_owned()],
+        None => Vec::new(),
+    };
+    let mut agents = Vec::new();
+    for host in 0..SIZE {
+        let options = AgentOptions { args: args.clone(), ..AgentOptions::default() };
+        let mut agent = world.agent_with(host, &bundle, options);
+        agent.start()?;
+        agents.push(agent);
+    }
+    world.wait_cluster_state("demo", "formed", LIMIT)?;
+    let moved = moves_all(&world, &mut agents, &homes);
+    moved.with_context(|| tail(&agents[0].output(), 40))
+}
+
+#[test]
+fn all_machines_get_new_addresses_one_by_one() -> Result<()> {
+    all_machines_get_new_addresses(None)
+}
+
+#[test]
+fn all_machines_of_a_stock_etcd_get_new_addresses_one_by_one() -> Result<()> {
+    let Some(etcd) = stock::oldest() else { return Ok(()) };
+    all_machines_get_new_addresses(Some(&etcd))
+}
