@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::DEFAULT_DATA_DIR;
+use crate::cluster::MemberId;
+use crate::plan::Wanted;
 
 /// Shown below the verbs.
 const TEACHES: &str = "\
@@ -112,7 +114,8 @@ const MOVING: &str = "\
 One member at a time, for all of them if need be:
 
   muster-agent member update db-2 --peer-urls https://10.1.0.2:2380
-  (on db-2)   restart it, with its new --initial-advertise-peer-urls and --listen-peer-urls
+  (on db-2)   stop the agent, and: muster-agent run --advertise-address 10.1.0.2
+              (a node without agent: its new --initial-advertise-peer-urls, --listen-peer-urls)
   muster-agent member wait";
 
 const REPLACING: &str = "\
@@ -219,6 +222,21 @@ pub(crate) struct Replace {
     /// For how long the new member is waited for.
     #[command(flatten)]
     pub patience: Patience,
+}
+
+impl Add {
+    /// What that means.
+    pub(crate) fn wanted(&self) -> Wanted {
+        let Self { name, peer_urls, voter, .. } = self;
+        Wanted::Add { name: name.clone(), peer_urls: peer_urls.clone(), is_voter: *voter }
+    }
+}
+
+impl Replace {
+    /// What that means, where this member is the one that goes.
+    pub(crate) fn wanted(&self, old: MemberId) -> Wanted {
+        Wanted::Replace { old, name: self.name.clone(), peer_urls: self.peer_urls.clone() }
+    }
 }
 
 /// `member move-leader`, as typed.

@@ -82,6 +82,15 @@ impl Cluster {
         .await
     }
 
+    /// The members as whoever answers remembers them, though nobody lead.
+    pub(crate) async fn remembered(&self) -> Result<Members, ClusterError> {
+        self.ask(Kind::Read("member list"), async |channel| {
+            let request = MemberListRequest { linearizable: false };
+            ClusterClient::new(channel).member_list(request).await
+        })
+        .await
+    }
+
     /// Sends a change, once.
     async fn send(&self, change: &Change, carrying: &Carrying) -> Result<Members, ClusterError> {
         let kind = Kind::Change(change.what());

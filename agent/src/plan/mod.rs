@@ -84,6 +84,16 @@ impl Sight {
         })
     }
 
+    /// Another member than `but` that is called so, and is not at `peer_urls`, where it would be the
+    /// one that is meant.
+    fn named(&self, name: &str, peer_urls: &[String], but: Option<MemberId>) -> Option<&Seen> {
+        self.members.iter().find(|seen| {
+            seen.member.name == name
+                && Some(seen.member.id) != but
+                && !seen.member.peer_urls.iter().any(|url| peer_urls.contains(url))
+        })
+    }
+
     fn shape(&self) -> Shape {
         let voters = || self.members.iter().filter(|seen| seen.votes());
         Shape {
@@ -96,6 +106,20 @@ impl Sight {
     /// Whether a quorum answers.
     pub(crate) fn is_well(&self) -> bool {
         self.shape().spare().is_some()
+    }
+
+    /// What to do, if too few voters answer for anything to be agreed on.
+    pub(crate) fn no_quorum(&self) -> Option<String> {
+        let shape = self.shape();
+        let away = self.members.iter().filter(|seen| seen.votes() && !seen.answers());
+        let away = away.map(Seen::label).collect::<Vec<_>>().join(", ");
+        shape.spare().is_none().then(|| {
+            format!(
+                "{}. Silent: {away}. Start what can be started of them; if most are lost for good: \
+                 muster-agent recover --help",
+                Objection::NoQuorum(shape)
+            )
+        })
     }
 
     fn started_voters(&self, but: Option<MemberId>) -> usize {
@@ -137,6 +161,8 @@ impl Shape {
 pub(crate) enum Wanted {
     /// One more.
     Add {
+        /// What it is called.
+        name: String,
         /// Where its peers will reach it.
         peer_urls: Vec<String>,
         /// With a vote from the beginning.
@@ -148,8 +174,15 @@ pub(crate) enum Wanted {
     Update(MemberId, Vec<String>),
     /// One less.
     Remove(MemberId),
-    /// Another in the place of this one, at these URLs.
-    Replace(MemberId, Vec<String>),
+    /// Another in the place of this one.
+    Replace {
+        /// Who goes.
+        old: MemberId,
+        /// What the new one is called.
+        name: String,
+        /// Where its peers will reach it.
+        peer_urls: Vec<String>,
+    },
 }
 
 /// One step of a plan.
@@ -203,6 +236,13 @@ pub(crate) enum Objection {
     TooManyLearners(String),
     /// Somebody else is there.
     UrlTaken(String),
+    /// Somebody else is called so: a name would mean either. The cluster itself takes any name.
+    NameTaken {
+        /// What it is to be called.
+        name: String,
+        /// Who is.
+        id: MemberId,
+    },
     /// It votes already.
     NotALearner(String),
     /// It has too much to fetch, or is not heard of.
@@ -218,6 +258,8 @@ pub(crate) enum Warning {
     EvenSize(usize),
     /// A learner that has no vote yet: nobody promotes it by itself.
     LearnerWaits(String),
+    /// Its peers speak TLS, and are to reach it without.
+    Plain(String),
     /// A voter that has not started counts as failed until it has.
     CountsAsFailed {
         /// How many may fail until then; nothing if there is no quorum.
@@ -272,7 +314,7 @@ pub(crate) fn plan(sight: &Sight, wanted: &Wanted) -> Plan {
         Wanted::Promote(id) => (promoted(sight, *id), vec![Step::CatchUp, Step::Promote]),
         Wanted::Update(..) => (before, vec![Step::Update, Step::Restart]),
         Wanted::Remove(id) => (one_less(sight, *id), removal(sight, *id)),
-        Wanted::Replace(id, peer_urls) => replace::steps(sight, *id, peer_urls),
+        Wanted::Replace { old, peer_urls, .. } => replace::steps(sight, *old, peer_urls),
     };
     let mut objections = rules::objections(sight, wanted);
     if before.spare().is_none() {

@@ -102,13 +102,22 @@ pub(super) fn steps(sight: &Sight, old: MemberId, peer_urls: &[String]) -> (Shap
 }
 
 /// Why it would be refused.
-pub(super) fn objections(sight: &Sight, old: MemberId, peer_urls: &[String]) -> Vec<Objection> {
-    let removal = || rules::may_remove(sight, old);
+pub(super) fn objections(
+    sight: &Sight,
+    old: MemberId,
+    name: &str,
+    peer_urls: &[String],
+) -> Vec<Objection> {
     if sight.at(peer_urls, Some(old)).is_some() {
         return Vec::new();
     }
-    if why_first(sight, old, peer_urls).is_some() {
-        return removal().into_iter().collect();
-    }
-    rules::may_add(sight, true)
+    let goes_first = why_first(sight, old, peer_urls).is_some();
+    // Where the old one goes first, its name is free by the time that it is taken.
+    let taken = rules::name_taken(sight, name, peer_urls, goes_first.then_some(old));
+    let refused = if goes_first {
+        rules::may_remove(sight, old).into_iter().collect()
+    } else {
+        rules::may_add(sight, true)
+    };
+    taken.into_iter().chain(refused).collect()
 }

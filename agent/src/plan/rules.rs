@@ -11,15 +11,20 @@ fn quorum(voters: usize) -> usize {
 /// Why `wanted` would be refused.
 pub(super) fn objections(sight: &Sight, wanted: &Wanted) -> Vec<Objection> {
     match wanted {
-        Wanted::Add { peer_urls, is_voter } => {
-            taken(sight, peer_urls, None).into_iter().chain(may_add(sight, !is_voter)).collect()
+        Wanted::Add { name, peer_urls, is_voter } => {
+            let taken = name_taken(sight, name, peer_urls, None)
+                .into_iter()
+                .chain(taken(sight, peer_urls, None));
+            taken.chain(may_add(sight, !is_voter)).collect()
         }
         Wanted::Promote(id) => {
             sight.of_id(*id).map(|seen| may_promote(sight, seen)).unwrap_or_default()
         }
         Wanted::Update(id, peer_urls) => taken(sight, peer_urls, Some(*id)).into_iter().collect(),
         Wanted::Remove(id) => may_remove(sight, *id).into_iter().collect(),
-        Wanted::Replace(id, peer_urls) => replace::objections(sight, *id, peer_urls),
+        Wanted::Replace { old, name, peer_urls } => {
+            replace::objections(sight, *old, name, peer_urls)
+        }
     }
 }
 
@@ -29,6 +34,29 @@ pub(super) fn taken(
     but: Option<MemberId>,
 ) -> Option<Objection> {
     sight.at(peer_urls, but).map(|seen| Objection::UrlTaken(seen.label()))
+}
+
+pub(super) fn name_taken(
+    sight: &Sight,
+    name: &str,
+    peer_urls: &[String],
+    but: Option<MemberId>,
+) -> Option<Objection> {
+    let seen = sight.named(name, peer_urls, but)?;
+    Some(Objection::NameTaken { name: name.to_owned(), id: seen.member.id })
+}
+
+/// A URL without TLS where another member's has it.
+fn plain(sight: &Sight, wanted: &Wanted) -> Option<Warning> {
+    let (Wanted::Add { peer_urls, .. }
+    | Wanted::Update(_, peer_urls)
+    | Wanted::Replace { peer_urls, .. }) = wanted
+    else {
+        return None;
+    };
+    let mut known = sight.members.iter().flat_map(|seen| &seen.member.peer_urls);
+    let url = peer_urls.iter().find(|url| url.starts_with("http:"))?;
+    known.any(|url| url.starts_with("https:")).then(|| Warning::Plain(url.clone()))
 }
 
 fn labels<'a>(seen: impl Iterator<Item = &'a Seen>) -> Vec<String> {
@@ -117,11 +145,12 @@ pub(super) fn warnings(sight: &Sight, wanted: &Wanted, after: Shape) -> Vec<Warn
             let restarting = Shape { answering: before.answering.saturating_sub(1), ..before };
             warnings.push(Warning::RestartCosts { spare: restarting.spare() });
         }
-        Wanted::Replace(id, peer_urls) => {
-            warnings.extend(replace::why_first(sight, *id, peer_urls).map(Warning::RemovesFirst));
+        Wanted::Replace { old, peer_urls, .. } => {
+            warnings.extend(replace::why_first(sight, *old, peer_urls).map(Warning::RemovesFirst));
         }
         Wanted::Add { .. } | Wanted::Promote(_) | Wanted::Remove(_) => {}
     }
+    warnings.extend(plain(sight, wanted));
     if after.tolerance() < before.tolerance() {
         warnings.push(Warning::LessTolerance(before.tolerance(), after.tolerance()));
     }
@@ -129,7 +158,7 @@ pub(super) fn warnings(sight: &Sight, wanted: &Wanted, after: Shape) -> Vec<Warn
         warnings.push(Warning::EvenSize(after.voters));
     }
     let meant = match wanted {
-        Wanted::Promote(id) | Wanted::Remove(id) | Wanted::Replace(id, _) => Some(*id),
+        Wanted::Promote(id) | Wanted::Remove(id) | Wanted::Replace { old: id, .. } => Some(*id),
         Wanted::Add { .. } | Wanted::Update(..) => None,
     };
     let waits = |seen: &&Seen| !seen.votes() && Some(seen.member.id) != meant;

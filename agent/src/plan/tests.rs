@@ -44,13 +44,17 @@ fn told(members: &str, wanted: &Wanted) -> String {
 }
 
 fn add(is_voter: bool) -> Wanted {
-    Wanted::Add { peer_urls: new_url(), is_voter }
+    Wanted::Add { name: "new".to_owned(), peer_urls: new_url(), is_voter }
+}
+
+fn replace_by(old: u64, name: &str, peer_urls: Vec<String>) -> Wanted {
+    Wanted::Replace { old: MemberId(old), name: name.to_owned(), peer_urls }
 }
 
 #[test]
 fn what_an_operator_reads() {
     let remove = |id| Wanted::Remove(MemberId(id));
-    let replace = |id| Wanted::Replace(MemberId(id), new_url());
+    let replace = |id| replace_by(id, "new", new_url());
     let update = |id, urls| Wanted::Update(MemberId(id), urls);
     let mut text = String::new();
     for (members, what, wanted) in [
@@ -74,11 +78,39 @@ fn what_an_operator_reads() {
         ("Vvv", "move, without a quorum", update(3, new_url())),
         ("VVV", "replace the leader", replace(1)),
         ("VVv", "replace m3, which is away", replace(3)),
-        ("VVV", "replace m3 where it stands", Wanted::Replace(MemberId(3), vec![url(3)])),
+        ("VVV", "replace m3 where it stands", replace_by(3, "m3", vec![url(3)])),
+        ("VVV", "replace m3 by another m3", replace_by(3, "m3", new_url())),
+        ("VVv", "replace m3, which is away, by another m3", replace_by(3, "m3", new_url())),
+        ("VVV", "replace m3 by a second m2", replace_by(3, "m2", vec![url(3)])),
+        (
+            "VVV",
+            "add a second m2",
+            Wanted::Add { name: "m2".to_owned(), peer_urls: new_url(), is_voter: false },
+        ),
     ] {
         let _ = writeln!(text, "{members}: {what}\n{}\n", told(members, &wanted));
     }
     insta::assert_snapshot!(text);
+}
+
+#[test]
+fn a_member_without_tls_among_others_that_have_it_is_told_of() {
+    let mut sight = sight("VV");
+    let plain = |sight: &Sight| {
+        let plan = plan(sight, &Wanted::Update(MemberId(2), new_url()));
+        plan.warnings.iter().any(|warning| matches!(warning, Warning::Plain(_)))
+    };
+    assert!(!plain(&sight));
+    sight.members[0].member.peer_urls = vec!["https://m1:2380".to_owned()];
+    assert!(plain(&sight));
+}
+
+#[test]
+fn without_a_quorum_an_operator_reads_who_is_missing() {
+    let told = sight("Vvn").no_quorum().unwrap();
+    assert!(told.starts_with("1 of 3 voters answer, and 2 have to"), "{told}");
+    assert!(told.contains("Silent: m2, 3 (http://m3:2380)") && told.contains("recover"), "{told}");
+    assert_eq!(sight("VVvL").no_quorum(), None);
 }
 
 /// As the node's own table of the same cases has it.

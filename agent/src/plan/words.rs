@@ -74,6 +74,10 @@ impl fmt::Display for Objection {
                  at a time: promote or remove it first"
             ),
             Self::UrlTaken(who) => write!(f, "{who} has that peer URL"),
+            Self::NameTaken { name, id } => write!(
+                f,
+                "member {id} is called {name} already, and a name means one member: choose another"
+            ),
             Self::NotALearner(who) => write!(f, "{who} votes already"),
             Self::NotInSync(who, State::NotStarted) => write!(f, "{who} has not started"),
             Self::NotInSync(who, State::Silent) => write!(f, "{who} doesn't answer"),
@@ -128,6 +132,9 @@ impl fmt::Display for Warning {
                     Some(spare) => write!(f, "{spare} more may fail meanwhile"),
                     None => f.write_str("without it there is no quorum"),
                 }
+            }
+            Self::Plain(url) => {
+                write!(f, "the members speak https, and {url} is without: none could reach it there")
             }
             Self::RemovesFirst(why) => write!(f, "the old one goes first: {why}"),
         }

@@ -105,6 +105,13 @@ impl Sight<'_> {
         if let Some(old) = old.filter(|old| self.old_is_down || in_the_way(old)) {
             return self.remove(old.id);
         }
+        // A name in a command or an order has to mean one member.
+        let name = record.name.to_string();
+        let called =
+            |member: &&Member| member.name == name && old.is_none_or(|o| o.id != member.id);
+        if let Some(member) = self.members.list.iter().find(called) {
+            return refused(format!("member {} is called {name} already", member.id));
+        }
         let new = NewMember {
             peer_urls: urls,
             is_learner: true,
@@ -337,6 +344,22 @@ mod tests {
         let record = &world.records[0];
         assert_eq!(new.incarnation, Some(record.incarnation.to_string()));
         assert_eq!(new.node_key, Some(record.csr.verify().unwrap().node_key.to_string()));
+    }
+
+    #[test]
+    fn a_second_member_of_one_name_is_not_added() {
+        let mut world = join_world();
+        let mut members = two(Some(7));
+        members.list[1].name = world.records[0].name.to_string();
+        let intent = joining(&world, None);
+        let act = sight(&intent, Open, &members).decide();
+        let Act::Tell(Outcome::Refused { reason }) = act else { panic!("{act:?}") };
+        assert!(reason.contains("is called db-1 already"), "{reason}");
+        // But in its place.
+        world.grant.replaces = Some(digest::MemberId::new(2));
+        let intent = joining(&world, None);
+        let act = sight(&intent, Open, &members).decide();
+        assert!(matches!(act, Act::Change(Change::Add(_), Step::Add)), "{act:?}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use discovery_types::api::IntentView;
-use discovery_types::digest::OperationId;
+use discovery_types::digest::{MemberId, OperationId};
 use discovery_types::grant::ISSUER_SKEW_SECONDS;
 use discovery_types::intent::{
     Intent, MAX_INTENT_SECONDS, verb_of, verify_newcomer, verify_ticket,
@@ -74,6 +74,9 @@ impl App {
         admit(&transaction, &ticket, &row, joining.address)?;
         let roster = Roster::of(&transaction.cluster, &changes)?;
         roster.may_join(&record)?;
+        if let Some(member) = roster.called(&record, ticket.replaces) {
+            return Err(name_taken(&record, member));
+        }
         has_room(&changes, transaction.now.0 as Micros)?;
         if let Some(gone) = ticket.replaces.filter(|member| roster.is_removed(*member)) {
             let detail = format!("Member {gone}, which this ticket replaces, is gone already.");
@@ -135,6 +138,13 @@ impl App {
                     `muster-discovery intent list` and withdraw it.";
         Err(ApiError::new(Code::TicketTaken, detail, next))
     }
+}
+
+fn name_taken(record: &VerifiedRecord, member: MemberId) -> ApiError {
+    let detail = format!("Member {member} is called {} already.", record.name);
+    let next = "Start the agent with another --name, or redeem a ticket that is for that member's \
+                place: `muster-discovery token create --kind join --replace`.";
+    ApiError::new(Code::NameTaken, detail, next)
 }
 
 /// Whether the ticket admits somebody new, now, from there.

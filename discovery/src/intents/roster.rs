@@ -135,6 +135,21 @@ impl Roster {
         self.removed.iter().any(|(_, removal)| removal.member == id)
     }
 
+    /// A member that is called as this newcomer is, and that it doesn't replace: a name in a command
+    /// or an order has to mean one member.
+    pub(super) fn called(
+        &self,
+        newcomer: &VerifiedRecord,
+        replaces: Option<MemberId>,
+    ) -> Option<MemberId> {
+        let same = |member: &&Member| {
+            member.record.name == newcomer.name
+                && Some(member.id) != replaces
+                && !self.is_removed(member.id)
+        };
+        self.all().find(same).map(|member| member.id)
+    }
+
     /// Refuses a newcomer that was here before: each life of a member has keys of its own.
     pub(super) fn may_join(&self, newcomer: &VerifiedRecord) -> Result<(), ApiError> {
         if let Some(removal) = self.removal(&newcomer.agent_key) {

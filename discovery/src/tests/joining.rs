@@ -675,6 +675,31 @@ async fn a_member_renews_its_leaves_over_its_own_key_alone_at_where_it_moved() {
         names(&moved.peer)
     );
     assert!(!names(&moved.peer).iter().any(|name| name.contains("7f:00:00:01")));
+    // Clients are told of both: they may have been told of the place before.
+    for place in ["7f:00:00:01", "7f:00:00:09"] {
+        assert!(names(&moved.client).iter().any(|name| name.contains(place)), "{place}");
+    }
+    cluster.service.stop().await;
+}
+
+/// A name in a command or an order means one member.
+#[tokio::test]
+async fn a_newcomer_has_a_name_of_its_own_or_the_place_of_whoever_has_it() {
+    let cluster = Formed::of(3).await;
+    let mut newcomer = cluster.newcomer(9).await;
+    newcomer.record.name = "node-2".parse().unwrap();
+    assert_eq!(code(newcomer.join().await), Code::NameTaken);
+    // The ticket is not used up.
+    newcomer.record.name = "node-9".parse().unwrap();
+    assert!(newcomer.join().await.is_ok());
+    let b = cluster.id(&cluster.agents[1]);
+    let (token, mut grant) = cluster.world.join_grant(&cluster.admin, &cluster.statement);
+    grant.replaces = Some(b);
+    cluster.admin.put_grant(&grant.sign(&cluster.world.owner)).await.unwrap();
+    let (world, service) = (&cluster.world, &cluster.service);
+    let mut heir = Agent::new(world, service, &cluster.statement, &token, 8);
+    heir.record.name = "node-2".parse().unwrap();
+    assert!(heir.join().await.is_ok());
     cluster.service.stop().await;
 }
 

@@ -11,7 +11,7 @@ use crate::cluster::{
     Carrying, Change, Cluster, ClusterError, Member, MemberId, Members, NewMember,
 };
 use crate::exit::End;
-use crate::plan::{Wanted, plan};
+use crate::plan::{Objection, Plan, Wanted, plan};
 
 /// How long a change is asked for again where the cluster finds its members connected for too short
 /// a time (5 s is what it asks for), and how often.
@@ -128,10 +128,11 @@ pub(super) async fn add(
     typed: &Add,
     answers: &mut Answers<'_, '_>,
 ) -> Result<(), End> {
-    let survey = Survey::of(cluster).await?;
+    let survey = Survey::first(cluster, answers).await?;
     let session = Session::begin(&survey, typed.planned.plan_at)?;
-    let wanted = Wanted::Add { peer_urls: typed.peer_urls.clone(), is_voter: typed.voter };
-    answers.notes(&plan(&survey.sight(), &wanted).warnings);
+    let planned = plan(&survey.sight(), &typed.wanted());
+    free_name(&planned)?;
+    answers.notes(&planned.warnings);
     let new = NewMember {
         peer_urls: typed.peer_urls.clone(),
         is_learner: !typed.voter,
@@ -159,6 +160,12 @@ pub(super) async fn add(
     };
     let done = Done { environment: Some(environment.clone()), ..Done::of(added.id, &members) };
     answers.give(&done, text)
+}
+
+/// The cluster would take a second member of a name, and people would mean either by it.
+pub(super) fn free_name(plan: &Plan) -> Result<(), End> {
+    let taken = plan.objections.iter().find(|it| matches!(it, Objection::NameTaken { .. }));
+    taken.map_or(Ok(()), |taken| Err(End::Usage(taken.to_string())))
 }
 
 /// Variables that a new member is started with, as etcd and `muster-node` read them.
@@ -191,7 +198,7 @@ pub(super) async fn promote(
     typed: &Promote,
     answers: &mut Answers<'_, '_>,
 ) -> Result<(), End> {
-    let mut survey = Survey::of(cluster).await?;
+    let mut survey = Survey::first(cluster, answers).await?;
     let session = Session::begin(&survey, typed.planned.plan_at)?;
     let member = find(&survey.members.list, &typed.member)?.clone();
     answers.notes(&plan(&survey.sight(), &Wanted::Promote(member.id)).warnings);
@@ -212,7 +219,7 @@ pub(super) async fn update(
     typed: &Update,
     answers: &mut Answers<'_, '_>,
 ) -> Result<(), End> {
-    let survey = Survey::of(cluster).await?;
+    let survey = Survey::first(cluster, answers).await?;
     let session = Session::begin(&survey, typed.planned.plan_at)?;
     let id = find(&survey.members.list, &typed.member)?.id;
     let wanted = Wanted::Update(id, typed.peer_urls.clone());
@@ -222,8 +229,9 @@ pub(super) async fn update(
     answers.give(&Done::of(id, &members), || {
         let urls = typed.peer_urls.join(",");
         format!(
-            "Member {id} updated in cluster {:x}. Restart it now, with \
-             --initial-advertise-peer-urls={urls} and listening there",
+            "Member {id} updated in cluster {:x}. Restart it there now: its agent with \
+             --advertise-address (or --peer-url), a node without agent with \
+             --initial-advertise-peer-urls={urls}, listening there",
             members.cluster_id
         )
     })
@@ -235,7 +243,7 @@ pub(super) async fn remove(
     typed: &Remove,
     answers: &mut Answers<'_, '_>,
 ) -> Result<(), End> {
-    let survey = Survey::of(cluster).await?;
+    let survey = Survey::first(cluster, answers).await?;
     let session = Session::begin(&survey, typed.planned.plan_at)?;
     let id = find(&survey.members.list, &typed.member)?.id;
     answers.notes(&plan(&survey.sight(), &Wanted::Remove(id)).warnings);
@@ -258,7 +266,7 @@ pub(super) async fn move_leader(
     typed: &MoveLeader,
     answers: &mut Answers<'_, '_>,
 ) -> Result<(), End> {
-    let survey = Survey::of(cluster).await?;
+    let survey = Survey::first(cluster, answers).await?;
     let find = |typed: &Option<String>| {
         let typed = typed.as_deref();
         typed.map(|typed| find(&survey.members.list, typed).map(|member| member.id)).transpose()

@@ -32,7 +32,7 @@ struct Row<'a> {
 
 /// Runs it.
 pub(super) async fn run(cluster: &Cluster, answers: &mut Answers<'_, '_>) -> Result<(), End> {
-    let survey = Survey::of(cluster).await?;
+    let survey = Survey::first(cluster, answers).await?;
     let list = List {
         cluster_id: format!("{:x}", survey.members.cluster_id),
         configuration: survey.members.configuration,

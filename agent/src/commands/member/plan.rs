@@ -64,7 +64,7 @@ pub(super) async fn run(
     typed: &Typed,
     answers: &mut Answers<'_, '_>,
 ) -> Result<(), End> {
-    let survey = Survey::of(cluster).await?;
+    let survey = Survey::first(cluster, answers).await?;
     let wanted = wanted(&survey, typed)?;
     let plan = plan(&survey.sight(), &wanted);
     let told = told(&survey, &plan);
@@ -78,11 +78,11 @@ pub(super) async fn run(
 fn wanted(survey: &Survey, typed: &Typed) -> Result<Wanted, End> {
     let id = |typed: &str| find(&survey.members.list, typed).map(|member| member.id);
     Ok(match typed {
-        Typed::Add(add) => Wanted::Add { peer_urls: add.peer_urls.clone(), is_voter: add.voter },
+        Typed::Add(add) => add.wanted(),
         Typed::Promote(promote) => Wanted::Promote(id(&promote.member)?),
         Typed::Update(update) => Wanted::Update(id(&update.member)?, update.peer_urls.clone()),
         Typed::Remove(remove) => Wanted::Remove(id(&remove.member)?),
-        Typed::Replace(replace) => Wanted::Replace(id(&replace.old)?, replace.peer_urls.clone()),
+        Typed::Replace(replace) => replace.wanted(id(&replace.old)?),
     })
 }
 

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::change::{Session, environment, print_environment};
+use super::change::{Session, environment, free_name, print_environment};
 use super::wait::{self, Watch};
 use super::{Answers, Survey, find};
 use crate::cli::Replace;
 use crate::cluster::{Change, Cluster, MemberId, NewMember};
 use crate::exit::End;
-use crate::plan::{Next, Wanted, next, plan};
+use crate::plan::{Next, next, plan};
 
 /// Runs it.
 pub(super) async fn run(
@@ -16,11 +16,12 @@ pub(super) async fn run(
     typed: &Replace,
     answers: &mut Answers<'_, '_>,
 ) -> Result<(), End> {
-    let first = Survey::of(cluster).await?;
+    let first = Survey::first(cluster, answers).await?;
     let old = old(&first, typed)?;
     let session = Session::begin(&first, typed.planned.plan_at)?;
     if first.members.of_id(old).is_some() {
-        let plan = plan(&first.sight(), &Wanted::Replace(old, typed.peer_urls.clone()));
+        let plan = plan(&first.sight(), &typed.wanted(old));
+        free_name(&plan)?;
         answers.notes(&plan.warnings);
     }
     let patience = Duration::from_secs(typed.patience.patience);

@@ -1,12 +1,15 @@
 //! The members, and what each says of itself.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
+use super::Answers;
+use super::wait::SILENT_FOR;
 use crate::cluster::{Cluster, ClusterError, Member, MemberId, Members, NodeStatus};
-use crate::exit::chain;
+use crate::exit::{End, chain};
 use crate::plan::{Seen, Sight, State};
 
 /// How long a cluster that was there a moment ago is looked for, and how often.
@@ -28,12 +31,42 @@ pub(super) struct Survey {
 impl Survey {
     /// Asks the cluster for its members, and then all of them at once how they are.
     pub(super) async fn of(cluster: &Cluster) -> Result<Self, ClusterError> {
-        let members = cluster.list().await?;
+        Ok(Self::asking(cluster, cluster.list().await?).await)
+    }
+
+    /// Asks these members, all at once, how they are.
+    async fn asking(cluster: &Cluster, members: Members) -> Self {
         let cluster = cluster.reaching(&members);
         let said = join_all(members.list.iter().map(|member| ask(&cluster, member))).await;
         let newest = said.iter().flatten().max_by_key(|status| status.raft_term);
         let leader = newest.and_then(|status| status.leader);
-        Ok(Self { cluster, members, leader, said })
+        Self { cluster, members, leader, said }
+    }
+
+    /// The same for a command that begins: says so where it takes long, and what to do where too few
+    /// answer for the cluster to do so.
+    pub(super) async fn first(cluster: &Cluster, answers: &Answers<'_, '_>) -> Result<Self, End> {
+        let mut look = pin!(Self::of(cluster));
+        let looked = match timeout(SILENT_FOR, &mut look).await {
+            Ok(looked) => looked,
+            Err(_) => {
+                answers.note("waiting for the cluster to answer");
+                look.await
+            }
+        };
+        match looked {
+            Err(error @ ClusterError::Unavailable { .. }) => {
+                let why = Self::why_silent(cluster).await;
+                Err(why.map_or_else(|| error.into(), End::Failed))
+            }
+            looked => Ok(looked?),
+        }
+    }
+
+    /// Who is missing, by the list that any member remembers.
+    async fn why_silent(cluster: &Cluster) -> Option<String> {
+        let members = cluster.remembered().await.ok()?;
+        Self::asking(cluster, members).await.sight().no_quorum()
     }
 
     /// The same again. The cluster may be between two leaders meanwhile: it is given some time.

@@ -12,7 +12,7 @@ use crate::plan::{IN_SYNC_ENTRIES, Pace, Progress, State};
 /// How often members are looked at.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// How long nothing is said of a wait, and how often something is after that.
-const SILENT_FOR: Duration = Duration::from_secs(2);
+pub(super) const SILENT_FOR: Duration = Duration::from_secs(2);
 const SAY_AGAIN: Duration = Duration::from_secs(2);
 /// For how long members have to be well: as long as the cluster asks of them before it lets its
 /// members change.
