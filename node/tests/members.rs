@@ -427,27 +427,6 @@ async fn a_leader_that_is_removed_hands_over_first() {
 }
 
 #[tokio::test]
-async fn a_member_removed_while_it_was_away_learns_it_at_its_return_and_disturbs_nobody() {
-    let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
-    let id = members[2].member_id().await;
-    let mut gone = members.pop().unwrap();
-    gone.kill();
-    settled(&all(&members)).await;
-    healthy(async || remove(&members[0], id).await).await;
-    put_again(&members[0], "k", "v").await;
-    let term = members[0].status().await.unwrap().raft_term;
-    for _ in 0..20 {
-        gone.start();
-        assert_eq!(gone.exit_code(), Some(3));
-    }
-    assert_eq!(gone.log().matches(REMOVED).count(), 20, "{}", gone.log());
-    assert!(gone.data_dir.join("member/wal").exists(), "its data is kept");
-    assert_eq!(members[0].status().await.unwrap().raft_term, term);
-    assert_eq!(members[0].members().await.unwrap().len(), 2);
-}
-
-#[tokio::test]
 async fn a_member_that_the_cluster_does_not_expect_is_told_why() {
     let root = tempfile::tempdir().unwrap();
     let members = started(root.path());
