@@ -62,7 +62,7 @@ impl PeerUrl {
         let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
         let host = match bare {
             Some(v6) if v6.parse::<std::net::Ipv6Addr>().is_ok() => v6,
-            None if !host.is_empty() && !host.contains(['[', ']', ':', '@', ' ']) => host,
+            None if !host.is_empty() && host.chars().all(may_be_in_host) => host,
             _ => return Err(bad()),
         };
         Ok(Self { text: text.to_owned(), host: host.to_owned(), port, https })
@@ -112,6 +112,11 @@ impl PeerUrl {
             addresses(self).iter().any(|address| theirs.contains(address))
         }
     }
+}
+
+/// As Go's `net/url` takes a host, but for users and escapes.
+fn may_be_in_host(c: char) -> bool {
+    !c.is_control() && !"[]:@ %{}|\\^`".contains(c)
 }
 
 impl fmt::Display for PeerUrl {
@@ -201,8 +206,12 @@ mod tests {
             "http://::1:2",
             "http://u@h:1",
             "http://h:+1",
+            "http://h%41:1",
+            "http://h\u{7f}:1",
+            "http://a\nb:1",
+            "http://a\\b:1",
         ] {
-            assert!(PeerUrl::parse(bad).is_err(), "{bad}");
+            assert!(PeerUrl::parse(bad).is_err(), "{bad:?}");
         }
     }
 

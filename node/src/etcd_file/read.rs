@@ -145,7 +145,7 @@ impl<R: Read + Seek> EtcdFile<R> {
         let bucket = self.reader.bucket(KEY.as_bytes())?;
         let bucket = bucket.ok_or(EtcdFileError::NotEtcds(KEY))?;
         let entries = self.reader.entries(&bucket)?;
-        Ok(Import { entries, drop_leases })
+        Ok(Import { entries, newest: self.summary.revision, drop_leases })
     }
 
     /// How many keys have a lease now.
@@ -167,6 +167,8 @@ impl<R: Read + Seek> EtcdFile<R> {
 /// The records of a file.
 pub struct Import<'a, R> {
     entries: Entries<'a, R>,
+    /// What the last page says; a damaged tree may have a later one before it.
+    newest: i64,
     drop_leases: bool,
 }
 
@@ -184,6 +186,12 @@ impl<R: Read + Seek> Import<'_, R> {
             // As a revision and as a tombstone of it.
             if at == last {
                 return Err(damaged(KEY, format!("{at:?} is there twice")).into());
+            }
+            if at.main > self.newest {
+                let newest = self.newest;
+                return Err(
+                    damaged(KEY, format!("{at:?} is there, and the last is {newest}")).into()
+                );
             }
             last = at;
             let Value::Bytes(record) = entry.value else {

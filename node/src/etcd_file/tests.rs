@@ -251,6 +251,10 @@ fn a_compaction_that_is_under_way_is_not_written_as_done() {
 
 /// A file with these rows.
 fn crafted(keys: &[(&[u8], Vec<u8>)], meta: &[(&[u8], &[u8])]) -> Opened {
+    unhashed(&written(keys, meta)).unwrap()
+}
+
+fn written(keys: &[(&[u8], Vec<u8>)], meta: &[(&[u8], &[u8])]) -> Vec<u8> {
     let fill = |builder: &mut Builder<'_>| {
         builder.bucket(KEY.as_bytes())?;
         keys.iter().try_for_each(|(key, record)| builder.put(key, record))?;
@@ -260,7 +264,7 @@ fn crafted(keys: &[(&[u8], Vec<u8>)], meta: &[(&[u8], &[u8])]) -> Opened {
     let layout = node_bbolt::measure::<WriteError>(fill).unwrap();
     let mut file = Vec::new();
     node_bbolt::write::<WriteError>(layout, &mut file, fill).unwrap();
-    unhashed(&file).unwrap()
+    file
 }
 
 fn at(main: i64, is_tombstone: bool) -> EtcdKey {
@@ -324,6 +328,27 @@ fn a_bbolt_file_of_something_else_is_refused() {
     let mut file = Vec::new();
     node_bbolt::write::<WriteError>(layout, &mut file, fill).unwrap();
     assert!(matches!(unhashed(&file), Err(EtcdFileError::NotEtcds("key"))));
+}
+
+#[test]
+fn a_page_in_anothers_place_is_damage_and_no_panic() {
+    const PAGE: usize = 4096;
+    let keys: Vec<EtcdKey> = (2..150).map(|revision| at(revision, false)).collect();
+    let long = |revision| KeyValue { value: vec![b'v'; 100].into(), ..put(revision) };
+    let rows = keys.iter().zip(2..).map(|(key, revision)| (key.bytes(), long(revision)));
+    let rows: Vec<_> = rows.map(|(key, record)| (key, record.encode_to_vec())).collect();
+    let whole = written(&rows, &[]);
+    let pages = whole.len() / PAGE;
+    let mut newer = 0;
+    for (to, from) in (2..pages).flat_map(|to| (2..pages).map(move |from| (to, from))) {
+        let mut file = whole.clone();
+        file.copy_within(from * PAGE..(from + 1) * PAGE, to * PAGE);
+        file[to * PAGE..to * PAGE + 8].copy_from_slice(&(to as u64).to_le_bytes());
+        let Ok(mut file) = unhashed(&file) else { continue };
+        let refused = import(&mut file, Consent::default()).map(drop);
+        newer += usize::from(refused.is_err_and(|error| error.to_string().contains("the last is")));
+    }
+    assert!(newer > 0, "an older page in the last one's place");
 }
 
 #[test]
