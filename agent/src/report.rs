@@ -3,7 +3,8 @@
 //! It decides nothing: discovery shows the cluster as formed when a majority has reported one id.
 //! A node serves whether or not anybody hears of it, so this is tried for as long as the agent
 //! runs, with growing pauses, and nothing waits for it. Once it is settled it is said again now and
-//! then: a service that was restored from a backup has forgotten it.
+//! then: a service that was restored from a backup has forgotten it. And it is said as soon as the
+//! members are others, since an order is made by what discovery knows of them.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -17,10 +18,11 @@ use discovery_types::api::{
 use discovery_types::client::{Client, ClientError};
 use discovery_types::digest::{self, Digest};
 use discovery_types::problem::{Code, Problem};
+use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 use crate::bootstrap::cut;
-use crate::cluster::{self, Cluster, Member, Members, NodeStatus};
+use crate::cluster::{self, Cluster, Member, MemberId, Members, NodeStatus};
 use crate::door::Door;
 use crate::exit::chain;
 use crate::retry::{Retry, jittered};
@@ -36,7 +38,7 @@ const TROUBLE_AFTER: Duration = Duration::from_secs(5);
 /// The shortest time until a settled report is made again; jitter adds at most as much.
 const AGAIN: Duration = Duration::from_secs(300);
 
-/// How often the members are compared with those that were told last.
+/// How often the members are compared with those that were told last, where nobody gives a hint.
 const LOOK_AT_MEMBERS: Duration = Duration::from_secs(5);
 
 /// What a report is about.
@@ -55,6 +57,10 @@ pub(crate) struct Report {
     pub door: Door,
     /// The node's log.
     pub log: PathBuf,
+    /// A hint that the members may be others.
+    pub hint: Arc<Notify>,
+    /// Who the members were when they were last looked at.
+    pub seen: watch::Sender<Vec<Member>>,
 }
 
 impl Report {
@@ -73,6 +79,9 @@ impl Report {
         let later = async || self.leader_now().await;
         let tell = async |status: &NodeStatus| {
             let members = self.node().list().await.ok();
+            if let Some(members) = &members {
+                self.seen.send_replace(members.list.clone());
+            }
             let answer = self.once(status, members.as_ref()).await;
             told.replace(members.map(|members| members.list).unwrap_or_default());
             if let Ok(state) = &answer {
@@ -90,12 +99,31 @@ impl Report {
     /// Waits until the members are others than those that were told.
     async fn members_changed(&self, told: &RefCell<Vec<Member>>) {
         loop {
-            tokio::time::sleep(LOOK_AT_MEMBERS).await;
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_AT_MEMBERS) => {}
+                () = self.hint.notified() => {}
+            }
             if let Ok(now) = self.node().list().await
                 && now.list != *told.borrow()
             {
                 return;
             }
+        }
+    }
+
+    /// What the member `own` says last: who the cluster is without it. Of two members discovery needs
+    /// both to believe that one is left.
+    pub(crate) async fn last_word(&self, own: MemberId, others: &Cluster) -> Result<(), String> {
+        let members = others.list().await.map_err(|error| chain(&error))?;
+        let status = others.status().await.map_err(|error| chain(&error))?;
+        if members.of_id(own).is_some() {
+            return Err(format!("the cluster still lists member {own}"));
+        }
+        let status = NodeStatus { member_id: own, ..status };
+        match self.once(&status, Some(&members)).await {
+            Err(error) if error.code() != Some(Code::Removed) => Err(chain(&error)),
+            // The others have said so before.
+            Ok(_) | Err(_) => Ok(()),
         }
     }
 

@@ -12,17 +12,18 @@ use discovery_types::api::{AdoptRequest, ClusterState, Session};
 use discovery_types::client::{Client, ClientConfig};
 use discovery_types::digest::MemberId;
 use discovery_types::document::VerifiedDocument;
-use discovery_types::jws::Typ;
+use discovery_types::jws::{Jws, Typ};
 use discovery_types::key::PublicKey;
 use discovery_types::leaves::Leaves;
 use discovery_types::raft_id;
 use discovery_types::record::Record;
 use discovery_types::statement::StatementChain;
 use discovery_types::url::NodeUrl;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::addressing::Addresses;
-use crate::cluster::{self, Cluster};
+use crate::cluster::{self, Cluster, Member, MemberId as NodeId};
 use crate::crash::{self, Step};
 use crate::door::Door;
 use crate::exit::{End, chain};
@@ -46,6 +47,8 @@ use crate::tail::{self, Tail};
 
 /// How often the node's directory is looked at for its log, at its first start.
 const LOOK_FOR_LOG: Duration = Duration::from_millis(20);
+/// How long a removed member's agent tries to tell discovery so.
+const LAST_WORD: Duration = Duration::from_secs(5);
 
 /// What is executed.
 pub(crate) struct Programs<'a> {
@@ -84,14 +87,35 @@ pub(crate) async fn run(
     let tail = Tail::new(layout.node_log(), layout.tail_position());
     let tail = tokio::spawn(tail.follow(tail_stop.clone(), pass_on));
     let mut observer = Shown { board: board.clone(), program: plan.program.path.clone() };
+    let known = Known::at_start(&protocol);
     let outcome = {
         let supervision = supervisor.run(stop, &mut observer);
-        attend(supervision, &mut protocol, &plan, board).await
+        attend(supervision, &mut protocol, &plan, board, &known).await
     };
     tail_stop.cancel();
     // It passes on what is left and ends.
     let _ = tail.await;
-    conclude(outcome?, &plan, &mut protocol).await
+    conclude(outcome?, &plan, &mut protocol, &known).await
+}
+
+/// What the tasks beside the node find out, for each other and for the journal.
+struct Known {
+    /// Who the members were when they were last looked at.
+    members: watch::Sender<Vec<Member>>,
+    /// A hint that they may be others by now.
+    hint: Arc<Notify>,
+    /// The longest statement chain.
+    statements: watch::Sender<Vec<Jws>>,
+}
+
+impl Known {
+    fn at_start(protocol: &Protocol) -> Self {
+        Self {
+            members: watch::Sender::new(Vec::new()),
+            hint: Arc::default(),
+            statements: watch::Sender::new(protocol.keepsakes.statements.clone()),
+        }
+    }
 }
 
 /// The node's own log lines go into the agent's log, marked as the node's, with their level where
@@ -251,12 +275,16 @@ impl Plan {
     }
 
     /// What a voter's agent does for its cluster.
-    fn steward(&self, protocol: &Protocol) -> Option<Steward> {
+    fn steward(&self, protocol: &Protocol, known: &Known) -> Option<Steward> {
         let join = protocol.keepsakes.join.as_ref()?;
         let document = self.document.jws().clone();
-        let statements = Statements::new(join.statement, self.statements.clone(), document);
+        let longest = known.statements.clone();
+        let journalled = &protocol.keepsakes.statements;
+        let journalled = StatementChain::verify_from_pin(journalled, &join.statement).ok()?;
+        let statements = Statements::new(join.statement, journalled, document, longest);
         let node = Cluster::new(vec![self.door(&protocol.layout)?]);
-        Some(Steward::new(self.client(protocol)?, join.cluster, node, statements))
+        let (client, hint) = (self.client(protocol)?, Arc::clone(&known.hint));
+        Some(Steward::new(client, join.cluster, node, statements, hint))
     }
 
     fn renewal(&self, protocol: &Protocol, board: &Board) -> Option<Renewal> {
@@ -283,7 +311,7 @@ impl Plan {
     }
 
     /// A report to discovery; nothing if it can't be made (which costs nothing but the report).
-    fn report(&self, protocol: &Protocol, layout: &Layout) -> Option<Report> {
+    fn report(&self, protocol: &Protocol, known: &Known) -> Option<Report> {
         let join = protocol.keepsakes.join.as_ref()?;
         Some(Report {
             client: self.client(protocol)?,
@@ -295,9 +323,18 @@ impl Plan {
                 document: self.document.jws().clone(),
                 statements: protocol.keepsakes.statements.clone(),
             },
-            door: self.door(layout)?,
-            log: layout.node_log(),
+            door: self.door(&protocol.layout)?,
+            log: protocol.layout.node_log(),
+            hint: Arc::clone(&known.hint),
+            seen: known.members.clone(),
         })
+    }
+
+    /// Where clients reach the members, as far as anybody here knows.
+    fn client_urls(&self, known: &Known) -> BTreeSet<String> {
+        let members = known.members.borrow();
+        let seen = members.iter().flat_map(|member| member.client_urls.iter().cloned());
+        self.client_urls.iter().cloned().chain(seen).collect()
     }
 }
 
@@ -307,12 +344,14 @@ async fn attend(
     protocol: &mut Protocol,
     plan: &Plan,
     board: &Board,
+    known: &Known,
 ) -> Result<Outcome, End> {
     let layout = protocol.layout.clone();
     let mut ran = protocol.agent.journal.start == Start::Ran;
     let renewal = plan.renewal(protocol, board);
     let mut leaves = plan.leaves.clone();
-    let mut chores = Box::pin(chores(plan, protocol, board));
+    let mut chores = Box::pin(chores(plan, protocol, board, known));
+    let mut statements = known.statements.subscribe();
     let mut supervision = std::pin::pin!(supervision);
     loop {
         let renewed = async {
@@ -335,7 +374,11 @@ async fn attend(
                 plan.renewed(new.clone(), protocol, board);
                 leaves = new;
                 // They speak to the node with the new ones.
-                chores.set(self::chores(plan, protocol, board));
+                chores.set(self::chores(plan, protocol, board, known));
+            }
+            Ok(()) = statements.changed() => {
+                let longer = statements.borrow_and_update().clone();
+                keep_statements(longer, protocol);
             }
             never = &mut chores, if ran => match never {},
         }
@@ -347,9 +390,10 @@ fn chores(
     plan: &Plan,
     protocol: &Protocol,
     board: &Board,
+    known: &Known,
 ) -> impl Future<Output = Infallible> + use<> {
-    let report = deliver(plan.report(protocol, &protocol.layout), board.clone());
-    let steward = plan.steward(protocol);
+    let report = deliver(plan.report(protocol, known), board.clone());
+    let steward = plan.steward(protocol, known);
     async move {
         let steward = async {
             match steward {
@@ -361,6 +405,18 @@ fn chores(
             never = report => never,
             never = steward => never,
         }
+    }
+}
+
+/// A later start begins with the longest chain that this agent has seen: nobody can show it less.
+fn keep_statements(longer: Vec<Jws>, protocol: &mut Protocol) {
+    if longer.len() <= protocol.keepsakes.statements.len() {
+        return;
+    }
+    protocol.keepsakes.statements = longer;
+    match protocol.keep() {
+        Ok(()) => tracing::info!("the cluster's owners have made a new statement"),
+        Err(end) => tracing::warn!("the newest statement can't be journalled: {end}"),
     }
 }
 
@@ -379,14 +435,23 @@ async fn deliver(report: Option<Report>, board: Board) -> Infallible {
     }
 }
 
-async fn conclude(outcome: Outcome, plan: &Plan, protocol: &mut Protocol) -> Result<(), End> {
+async fn conclude(
+    outcome: Outcome,
+    plan: &Plan,
+    protocol: &mut Protocol,
+    known: &Known,
+) -> Result<(), End> {
     match outcome {
         Outcome::Stopped => Ok(()),
         Outcome::Ended(end) => Err(end),
-        Outcome::Removed(_) => Err(removed(protocol)),
+        Outcome::Removed(_) => {
+            let end = removed(protocol);
+            last_word(plan, protocol, known).await;
+            Err(end)
+        }
         Outcome::SaysRemoved => {
             let layout = &protocol.layout;
-            if join::is_listed(layout, &plan.client_urls, plan.member).await {
+            if join::is_listed(layout, &plan.client_urls(known), plan.member).await {
                 return Err(End::Failed(format!(
                     "the node says that it was removed, and the cluster lists it as member {}: \
                      nothing is written down yet; start the agent again",
@@ -395,8 +460,26 @@ async fn conclude(outcome: Outcome, plan: &Plan, protocol: &mut Protocol) -> Res
             }
             node_dir::bury(&protocol.layout.node(), &plan.tombstone(protocol))
                 .map_err(state_end)?;
-            Err(removed(protocol))
+            let end = removed(protocol);
+            last_word(plan, protocol, known).await;
+            Err(end)
         }
+    }
+}
+
+/// The removal is on disk; now discovery may hear of it. If it doesn't, nobody is worse off than with
+/// a host that is gone altogether.
+async fn last_word(plan: &Plan, protocol: &Protocol, known: &Known) {
+    let Some(report) = plan.report(protocol, known) else { return };
+    let told = async {
+        let others = join::reach(&protocol.layout, &plan.client_urls(known));
+        let others = others.map_err(|error| chain(&error))?;
+        report.last_word(NodeId(plan.member.get()), &others).await
+    };
+    match tokio::time::timeout(LAST_WORD, told).await {
+        Ok(Ok(())) => {}
+        Ok(Err(why)) => tracing::info!("discovery doesn't hear of the removal from here: {why}"),
+        Err(_) => tracing::info!("discovery doesn't hear of the removal from here in time"),
     }
 }
 

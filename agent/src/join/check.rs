@@ -82,10 +82,15 @@ impl Newcomer<'_> {
     }
 }
 
-async fn ask(layout: &Layout, urls: &BTreeSet<String>) -> Result<Members, ClusterError> {
+/// The cluster, by these client URLs, as this host's member.
+pub(crate) fn reach(layout: &Layout, urls: &BTreeSet<String>) -> Result<Cluster, ClusterError> {
     let identity = Identity::own(&layout.tls())?;
     let doors = urls.iter().filter_map(|url| Door::of_member(url, Some(&identity)).ok());
-    Cluster::new(doors.collect()).list().await
+    Ok(Cluster::new(doors.collect()))
+}
+
+async fn ask(layout: &Layout, urls: &BTreeSet<String>) -> Result<Members, ClusterError> {
+    reach(layout, urls)?.list().await
 }
 
 /// The members as the cluster lists them now, for a first start that was long in coming; nothing if

@@ -39,7 +39,7 @@ use crate::retry::Retry;
 use crate::state::journal::{Admission, Join};
 use crate::status::Phase;
 
-pub(crate) use self::check::{is_listed, now_listed};
+pub(crate) use self::check::{is_listed, now_listed, reach};
 
 /// How joining ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

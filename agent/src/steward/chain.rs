@@ -9,6 +9,7 @@ use discovery_types::client::Client;
 use discovery_types::digest::Digest;
 use discovery_types::jws::Jws;
 use discovery_types::statement::StatementChain;
+use tokio::sync::watch;
 use uuid::Uuid;
 
 use crate::cluster::Cluster;
@@ -24,12 +25,19 @@ pub(crate) struct Statements {
     pin: Digest,
     chain: StatementChain,
     document: Jws,
+    /// Whoever keeps the journal looks here.
+    longest: watch::Sender<Vec<Jws>>,
 }
 
 impl Statements {
-    /// From the journal's.
-    pub(crate) fn new(pin: Digest, chain: StatementChain, document: Jws) -> Self {
-        Self { pin, chain, document }
+    /// From the journal's; a longer one is shown in `longest`.
+    pub(crate) fn new(
+        pin: Digest,
+        chain: StatementChain,
+        document: Jws,
+        longest: watch::Sender<Vec<Jws>>,
+    ) -> Self {
+        Self { pin, chain, document, longest }
     }
 
     /// It.
@@ -90,6 +98,7 @@ impl Statements {
             return Err(Unusable::Branch);
         }
         self.chain = verified;
+        self.longest.send_replace(self.chain.jws());
         Ok(Relation::Longer)
     }
 }
@@ -142,9 +151,13 @@ mod tests {
         let first = world.chain().jws();
         let pin = first[0].hash();
         let longer = [first.clone(), vec![next(&world, &first[0], 1)]].concat();
-        let mut statements = Statements::new(pin, world.chain(), first[0].clone());
+        let (longest, mut journalled) = watch::channel(first.clone());
+        let mut statements = Statements::new(pin, world.chain(), first[0].clone(), longest);
+        assert!(!journalled.has_changed().unwrap());
         assert_eq!(statements.take(&longer), Ok(Relation::Longer));
         assert_eq!(statements.chain().jws(), longer);
+        assert!(journalled.has_changed().unwrap());
+        assert_eq!(*journalled.borrow_and_update(), longer);
         // An older one, as a service that withholds a removal shows it, changes nothing.
         assert_eq!(statements.take(&first), Ok(Relation::Shorter));
         assert_eq!(statements.chain().jws(), longer);
@@ -154,5 +167,6 @@ mod tests {
         let foreign = World::new(1).chain().jws();
         assert!(matches!(statements.take(&foreign), Err(Unusable::Invalid(_))));
         assert_eq!(statements.chain().jws(), longer);
+        assert!(!journalled.has_changed().unwrap(), "nothing else goes into the journal");
     }
 }

@@ -15,10 +15,11 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use discovery_types::api::{IntentView, Outcome, OutcomeRequest};
+use discovery_types::api::{IntentState, IntentView, Outcome, OutcomeRequest};
 use discovery_types::client::{Client, ClientError};
 use discovery_types::digest::{self, OperationId};
 use discovery_types::intent::{Errand, Step, VerifiedIntent};
+use tokio::sync::Notify;
 use tokio::time::sleep;
 use uuid::Uuid;
 
@@ -46,6 +47,10 @@ pub(crate) struct Steward {
     pub node: Cluster,
     /// Who may sign what.
     pub statements: Statements,
+    /// Told when the members are probably others than before.
+    pub hint: Arc<Notify>,
+    /// The intents that were handed out last: one that came further, or is gone, has changed members.
+    standing: BTreeMap<OperationId, IntentState>,
     /// What was seen of intents that are under way.
     seen: BTreeMap<OperationId, Seen>,
     retry: Retry,
@@ -68,9 +73,19 @@ impl Steward {
         cluster: Uuid,
         node: Cluster,
         statements: Statements,
+        hint: Arc<Notify>,
     ) -> Self {
-        let (seen, retry, said) = (BTreeMap::new(), Retry::default(), String::new());
-        Self { client, cluster, node, statements, seen, retry, said }
+        Self {
+            client,
+            cluster,
+            node,
+            statements,
+            hint,
+            standing: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            retry: Retry::default(),
+            said: String::new(),
+        }
     }
 
     /// Does it for as long as the node runs.
@@ -99,16 +114,26 @@ impl Steward {
                 }
             };
             self.retry.succeeded();
+            let each = list.intents.iter().map(|view| (view.intent.operation, view.state));
+            let before = std::mem::replace(&mut self.standing, each.collect());
+            if before != self.standing {
+                self.hint.notify_one();
+            }
+            // An owner may have taken somebody's word away: every agent learns that at once, and whoever
+            // leads puts it into the cluster.
+            let learnt = self.statements.learn(&self.client, self.cluster, &list.statement).await;
+            if let Err(error) = &learnt {
+                self.complain(&format!("the newest statement can't be taken: {error}"));
+            }
             // While there is something to do, and for whoever may come to lead, look again soon.
             known = list.intents.is_empty().then_some(list.rev);
-            let under_way =
-                |id: &OperationId| list.intents.iter().any(|view| view.intent.operation == *id);
-            self.seen.retain(|id, _| under_way(id));
+            self.seen.retain(|id, _| self.standing.contains_key(id));
             if list.intents.is_empty() {
                 continue;
             }
             if leads
-                && let Err(error) = self.carry_out(&list.intents, &list.statement, &status).await
+                && learnt.is_ok()
+                && let Err(error) = self.carry_out(&list.intents, &status).await
             {
                 self.complain(&format!("intents can't be carried out now: {error}"));
             }
@@ -132,10 +157,8 @@ impl Steward {
     async fn carry_out(
         &mut self,
         intents: &[IntentView],
-        newest: &digest::Digest,
         status: &NodeStatus,
     ) -> Result<(), String> {
-        self.statements.learn(&self.client, self.cluster, newest).await?;
         // What the cluster itself knows counts for more than what discovery shows.
         self.statements.keep(&self.node).await?;
         for view in intents {

@@ -125,7 +125,7 @@ async fn order(
     let cluster = session.cluster(&args.cluster).await?.cluster;
     let chain = session.chain(cluster).await?;
     session.needs_in_statement(&chain, Action::PutOrder)?;
-    let members = Members::of(session, cluster).await?;
+    let members = Members::settled(session, cluster).await?;
     let member = members.find(&args.member)?;
     let change = match peer_urls {
         None => Change::Remove { member },

@@ -1,11 +1,21 @@
 //! Members of a cluster that runs, as people name them.
 
-use discovery_types::api::DirectoryView;
+use std::time::Duration;
+
+use discovery_types::api::{DirectoryView, IntentView, ListedMember, Outcome};
 use discovery_types::digest::MemberId;
+use discovery_types::grant::Grant;
+use discovery_types::jws::Typ;
+use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use super::CliError;
 use super::session::Session;
+
+/// How long members may take to tell what the last change made of them, and how often that is looked
+/// at.
+const SETTLES: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// What discovery knows of a cluster's members; nothing before they have said anything.
 pub(super) struct Members(Option<DirectoryView>);
@@ -13,6 +23,43 @@ pub(super) struct Members(Option<DirectoryView>);
 impl Members {
     pub(super) async fn of(session: &Session, cluster: Uuid) -> Result<Self, CliError> {
         Ok(Members(session.client.directory(cluster).await?.view))
+    }
+
+    /// The same, with what the last change through discovery made of them, which they tell at about
+    /// the time when it is done: an order over less would be stale. Changes by the cluster's own API
+    /// may have come since, so this is waited for only so long.
+    pub(super) async fn settled(session: &Session, cluster: Uuid) -> Result<Self, CliError> {
+        let start = Instant::now();
+        loop {
+            let members = Self::of(session, cluster).await?;
+            let intents = session.client.intents(cluster, None, true).await?.intents;
+            let last = intents.iter().max_by_key(|view| view.rev);
+            if last.is_none_or(|view| members.show(view)) || start.elapsed() >= SETTLES {
+                return Ok(members);
+            }
+            sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Whether this change is to be seen.
+    fn show(&self, view: &IntentView) -> bool {
+        let Some(directory) = &self.0 else { return true };
+        let listed = |id: MemberId| directory.membership.members.iter().find(|m| m.id == id);
+        let votes = |member: &ListedMember| !member.is_learner;
+        let grant = view.intent.authority.claims_unverified::<Grant>(Typ::Grant).ok();
+        let old = grant.and_then(|grant| grant.replaces);
+        let went_on = match (view.intent.planned_at, directory.membership.configuration) {
+            (Some(before), Some(now)) => now > before,
+            (None, _) | (_, None) => true,
+        };
+        match &view.outcome {
+            Some(Outcome::Promoted { member }) => {
+                listed(*member).is_some_and(votes) && old.and_then(listed).is_none()
+            }
+            Some(Outcome::Removed { member }) => listed(*member).is_none(),
+            Some(Outcome::Updated { .. }) => went_on,
+            _ => true,
+        }
     }
 
     /// The configuration that a change is planned on, where a quorum says it.
