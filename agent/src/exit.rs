@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use serde::Serialize;
+
 /// An end that is not success. Success is exit code 0.
 #[derive(Debug, thiserror::Error)]
 pub enum End {
@@ -15,16 +17,58 @@ pub enum End {
     /// in `RestartPreventExitStatus=`.
     #[error("{0}")]
     DoNotRestart(String),
+    /// The cluster didn't do what it was asked to. Exit code 1.
+    #[error("{1}")]
+    Cluster(Kind, String),
+}
+
+/// Why a command failed, for programs: `kind` in an error of `--json`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// None of the others.
+    Failed,
+    /// What was typed can't be carried out.
+    Usage,
+    /// A person has to decide.
+    DoNotRestart,
+    /// The cluster said no; nothing has changed.
+    Refused,
+    /// The members are others than when it was planned; nothing has changed.
+    Stale,
+    /// The cluster had done it before.
+    CarriedOut,
+    /// Nobody could serve it; nothing has changed.
+    Unreachable,
+    /// The answer was lost: it may have been done.
+    Unknown,
 }
 
 impl End {
     /// The exit code that init systems see.
     pub fn code(&self) -> u8 {
         match self {
-            Self::Failed(_) => 1,
+            Self::Failed(_) | Self::Cluster(..) => 1,
             Self::Usage(_) => 2,
             Self::DoNotRestart(_) => 3,
         }
+    }
+
+    /// Why, for programs.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Failed(_) => Kind::Failed,
+            Self::Usage(_) => Kind::Usage,
+            Self::DoNotRestart(_) => Kind::DoNotRestart,
+            Self::Cluster(kind, _) => *kind,
+        }
+    }
+
+    /// As `--json` prints it.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "error": self.to_string(), "exit_code": self.code(), "kind": self.kind()
+        })
     }
 }
 
@@ -58,6 +102,20 @@ mod tests {
         assert_eq!(End::Failed(String::new()).code(), 1);
         assert_eq!(End::Usage(String::new()).code(), 2);
         assert_eq!(End::DoNotRestart(String::new()).code(), 3);
+    }
+
+    #[test]
+    fn an_error_for_programs_says_what_to_do_about_it() {
+        let end = End::Cluster(Kind::Unknown, "the answer was lost".to_owned());
+        assert_eq!(
+            end.json().to_string(),
+            r#"{"error":"the answer was lost","exit_code":1,"kind":"unknown"}"#
+        );
+        let end = End::DoNotRestart("removed".to_owned());
+        assert_eq!(
+            end.json().to_string(),
+            r#"{"error":"removed","exit_code":3,"kind":"do_not_restart"}"#
+        );
     }
 
     #[test]

@@ -87,8 +87,7 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(end) => {
             let text = if json {
-                let error = end.to_string();
-                format!("{}\n", serde_json::json!({ "error": error, "exit_code": end.code() }))
+                format!("{}\n", end.json())
             } else {
                 format!("muster-agent: {}\n", printable(&end.to_string()))
             };

@@ -19,7 +19,16 @@ A MEMBER is a name, an id or a peer URL, as `member list` shows them. `member pl
 change would do; what a change may cost, it says itself, on standard error.
 
 EXIT CODES
-  0  done    1  refused, or not known to be done (the text says which)    2  wrong usage";
+  0  done    1  refused, or not known to be done (the text says which)    2  wrong usage
+
+FOR PROGRAMS (--json)
+  An error is one JSON document on standard error, with error, exit_code and kind:
+    refused      the cluster said no; nothing has changed
+    stale        the members are others than when it was planned; nothing has changed
+    carried_out  the cluster had done it before
+    unreachable  nobody could serve it; nothing has changed
+    unknown      the answer was lost: it may have been done, the list of members shows whether
+    failed, usage, do_not_restart    the rest of codes 1, 2 and 3";
 
 /// `member`, as typed.
 #[derive(Args, Debug)]
@@ -128,11 +137,12 @@ goes on where it stopped. The new member is started by you, with what this print
   muster-agent member replace db-2 db-4 --peer-urls https://10.0.0.4:2380";
 
 const ROLLING: &str = "\
-A rolling restart or upgrade, member by member:
+A rolling restart or upgrade, member by member. Each step fails where going on would stop the
+cluster, so that they can stand in a script with set -e:
 
-  muster-agent member move-leader --from db-1     # nothing, if another one leads
-  (on db-1)   replace the program, restart it
-  muster-agent member wait";
+  muster-agent member move-leader --from db-1     # refused if the cluster can't spare db-1 now
+  (on db-1)   replace the program, restart it     # an agent: run it again with --node-binary
+  muster-agent member wait                        # all answer, in sync, for five seconds";
 
 /// What every change takes.
 #[derive(Args, Clone, Debug)]
@@ -244,7 +254,7 @@ impl Replace {
 pub(crate) struct MoveLeader {
     /// Who is to lead: its name or id (default: the voter whose log is the longest).
     pub member: Option<String>,
-    /// Only if this member leads.
+    /// Before maintenance of this member: only if it leads, and refused if the cluster can't spare it.
     #[arg(long, value_name = "MEMBER")]
     pub from: Option<String>,
 }

@@ -51,6 +51,10 @@ impl Seen {
         matches!(self.state, State::Answers { .. })
     }
 
+    fn is_in_sync(&self) -> bool {
+        matches!(self.state, State::Answers { behind: Some(behind) } if behind <= IN_SYNC_ENTRIES)
+    }
+
     /// Its name, or where it is to be as long as it has none.
     pub(crate) fn label(&self) -> String {
         if self.member.is_started() {
@@ -120,6 +124,17 @@ impl Sight {
                 Objection::NoQuorum(shape)
             )
         })
+    }
+
+    /// The other voters that are away or behind, if the cluster would stop with this one. A cluster of
+    /// one or two stops with any of them, which is its size's fault and nobody's news.
+    pub(crate) fn cannot_spare(&self, id: MemberId) -> Option<Vec<String>> {
+        let shape = self.shape();
+        let votes = self.of_id(id).is_some_and(Seen::votes);
+        let others = self.members.iter().filter(|seen| seen.votes() && seen.member.id != id);
+        let (well, away): (Vec<&Seen>, Vec<&Seen>) = others.partition(|seen| seen.is_in_sync());
+        let stops = votes && shape.tolerance() > 0 && well.len() < shape.quorum();
+        stops.then(|| away.into_iter().map(Seen::label).collect())
     }
 
     fn started_voters(&self, but: Option<MemberId>) -> usize {

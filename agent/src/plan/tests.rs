@@ -52,6 +52,24 @@ fn replace_by(old: u64, name: &str, peer_urls: Vec<String>) -> Wanted {
 }
 
 #[test]
+fn a_member_is_spared_while_the_others_are_a_quorum() {
+    let spared = |members: &str, id| sight(members).cannot_spare(MemberId(id));
+    for (members, id) in
+        [("VVV", 1), ("VVv", 3), ("VVVVv", 1), ("VVVL", 4), ("VVvL", 4), ("V", 1), ("VV", 1)]
+    {
+        assert_eq!(spared(members, id), None, "{members} without m{id}");
+    }
+    let names = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect());
+    assert_eq!(spared("VVv", 1), names(&["m3"]));
+    assert_eq!(spared("VVVvv", 2), names(&["m4", "m5"]));
+    // A learner's copy is no vote.
+    assert_eq!(spared("VVvL", 1), names(&["m3"]));
+    let mut late = sight("VVV");
+    late.members[1].state = State::Answers { behind: Some(IN_SYNC_ENTRIES + 1) };
+    assert_eq!(late.cannot_spare(MemberId(1)), names(&["m2"]));
+}
+
+#[test]
 fn what_an_operator_reads() {
     let remove = |id| Wanted::Remove(MemberId(id));
     let replace = |id| replace_by(id, "new", new_url());

@@ -21,7 +21,7 @@ use discovery_types::leaves::Leaves;
 use discovery_types::record::SignedRecord;
 use discovery_types::recovery::Recovery;
 use discovery_types::statement::StatementChain;
-use discovery_types::url::ServiceUrl;
+use discovery_types::url::{NodeUrl, ServiceUrl};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use zeroize::Zeroizing;
@@ -152,6 +152,14 @@ impl Loaded {
         let incarnation = recovered.map(|recovery| convert::incarnation(&recovery.is.incarnation));
         let incarnation = incarnation.unwrap_or(self.journal.incarnation);
         Journal { incarnation, ..self.journal.clone() }
+    }
+
+    /// Where clients reached the members of this host's cluster when it joined or founded it.
+    pub(crate) fn client_urls(&self) -> Vec<String> {
+        let joined = self.keepsakes.admission.iter().flat_map(|known| known.client_urls.clone());
+        let records = self.document.iter().flat_map(VerifiedDocument::records);
+        let founders = records.flat_map(|record| &record.client_urls).map(NodeUrl::to_string);
+        joined.chain(founders).collect()
     }
 }
 

@@ -10,7 +10,7 @@ use crate::cli::{Add, MoveLeader, Promote, Remove, Update};
 use crate::cluster::{
     Carrying, Change, Cluster, ClusterError, Member, MemberId, Members, NewMember,
 };
-use crate::exit::End;
+use crate::exit::{End, Kind};
 use crate::plan::{Objection, Plan, Wanted, plan};
 
 /// How long a change is asked for again where the cluster finds its members connected for too short
@@ -60,10 +60,13 @@ impl Session {
                  stale plan"
                     .to_owned(),
             )),
-            (Some(planned), Some(now)) if planned != now => Err(End::Failed(format!(
-                "the plan is stale: it was made at configuration {planned}, and the members are at \
-                 {now}. Nothing was changed; plan again"
-            ))),
+            (Some(planned), Some(now)) if planned != now => {
+                let text = format!(
+                    "the plan is stale: it was made at configuration {planned}, and the members are \
+                     at {now}. Nothing was changed; plan again"
+                );
+                Err(End::Cluster(Kind::Stale, text))
+            }
             _ => Ok(Self { cluster: survey.cluster.clone() }),
         }
     }
@@ -272,6 +275,14 @@ pub(super) async fn move_leader(
         typed.map(|typed| find(&survey.members.list, typed).map(|member| member.id)).transpose()
     };
     let (to, only_from) = (find(&typed.member)?, find(&typed.from)?);
+    if let Some(away) = only_from.and_then(|from| survey.sight().cannot_spare(from)) {
+        let text = format!(
+            "the cluster would stop with this member, since {} don't answer or are behind. Nothing \
+             was changed; see muster-agent member wait",
+            away.join(", ")
+        );
+        return Err(End::Cluster(Kind::Refused, text));
+    }
     let from = survey.leader.ok_or_else(|| End::Failed("nobody leads".to_owned()))?;
     if to == Some(from) || only_from.is_some_and(|only| only != from) {
         return answers.give(&Moved { from, to: from }, || format!("{from} leads; nothing to do"));

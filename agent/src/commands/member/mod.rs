@@ -16,10 +16,10 @@ use self::survey::Survey;
 use crate::cli::{Access, MemberCommand, Verb};
 use crate::cluster::{Cluster, ClusterError, Member};
 use crate::door::{Door, Identity};
-use crate::exit::{End, chain};
+use crate::exit::{End, Kind, chain};
 use crate::plan::Warning;
 use crate::printer::Printer;
-use crate::state::{self, Layout};
+use crate::state::{self, Layout, journal};
 use crate::status::Status;
 
 /// Runs it.
@@ -56,7 +56,7 @@ pub(crate) fn cluster(access: &Access) -> Result<Cluster, End> {
         if typed.is_some() {
             return Err(End::Usage("--cert says as whom; say where with --endpoints".to_owned()));
         }
-        return Ok(Cluster::new(vec![own_door(&layout)?]));
+        return own(&layout);
     }
     // Without certificates of their own, endpoints are asked as this host's agent, if there is one.
     let identity = match typed {
@@ -69,6 +69,17 @@ pub(crate) fn cluster(access: &Access) -> Result<Cluster, End> {
     let doors: Result<Vec<Door>, _> =
         access.endpoints.iter().map(|url| Door::at(url.trim(), identity.as_ref())).collect();
     Ok(Cluster::new(doors.map_err(usage)?))
+}
+
+/// This host's own node first; the others that its agent knows of where that one can't answer, as a
+/// learner can't.
+fn own(layout: &Layout) -> Result<Cluster, End> {
+    let mut doors = vec![own_door(layout)?];
+    let identity = Identity::own(&layout.tls()).map_err(usage)?;
+    let loaded = journal::read(layout).map_err(|error| End::Failed(chain(&error)))?;
+    let urls = loaded.iter().flat_map(|(_, loaded)| loaded.client_urls());
+    doors.extend(urls.filter_map(|url| Door::of_member(&url, Some(&identity)).ok()));
+    Ok(Cluster::new(doors))
 }
 
 fn own_door(layout: &Layout) -> Result<Door, End> {
@@ -91,17 +102,20 @@ fn usage(error: impl std::error::Error) -> End {
 
 impl From<ClusterError> for End {
     fn from(error: ClusterError) -> Self {
-        match &error {
-            ClusterError::Door(_) => Self::Usage(chain(&error)),
+        let kind = match &error {
+            ClusterError::Door(_) => return Self::Usage(chain(&error)),
             ClusterError::Refused { text, .. } if text.ends_with("not supported for learner") => {
-                Self::Failed(
-                    "whoever was asked is a learner, which knows too little to answer: ask a voter, \
-                     with --endpoints"
-                        .to_owned(),
-                )
+                let text = "whoever was asked is a learner, which knows too little to answer: ask a \
+                            voter, with --endpoints";
+                return Self::Cluster(Kind::Refused, text.to_owned());
             }
-            _ => Self::Failed(chain(&error)),
-        }
+            ClusterError::Refused { .. } => Kind::Refused,
+            ClusterError::Stale { .. } => Kind::Stale,
+            ClusterError::CarriedOut { .. } => Kind::CarriedOut,
+            ClusterError::Unreachable(_) | ClusterError::Unavailable { .. } => Kind::Unreachable,
+            ClusterError::Ambiguous { .. } => Kind::Unknown,
+        };
+        Self::Cluster(kind, chain(&error))
     }
 }
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{Answers, Survey, find};
 use crate::cli::Plan as Typed;
 use crate::cluster::Cluster;
-use crate::exit::End;
+use crate::exit::{End, Kind};
 use crate::plan::{Plan, Shape, State, Wanted, plan};
 
 /// What `--json` prints.
@@ -71,7 +71,10 @@ pub(super) async fn run(
     answers.give(&told, || for_people(&survey, &plan, &told))?;
     match plan.objections.len() {
         0 => Ok(()),
-        _ => Err(End::Failed("the cluster would refuse this now; nothing was changed".to_owned())),
+        _ => {
+            let text = "the cluster would refuse this now; nothing was changed";
+            Err(End::Cluster(Kind::Refused, text.to_owned()))
+        }
     }
 }
 
