@@ -132,8 +132,8 @@ async fn from<T>(
     ask: impl AsyncFn() -> Result<T, String>,
     failed: impl Fn(&str, Duration),
 ) -> T {
-    while clock() < due {
-        tokio::time::sleep(LOOK_EVERY).await;
+    while let Ok(left @ 1..) = u64::try_from(due.saturating_sub(clock())) {
+        tokio::time::sleep(LOOK_EVERY.min(Duration::from_secs(left))).await;
     }
     let mut retry = Retry::default();
     loop {
@@ -220,6 +220,15 @@ mod tests {
         assert!(!renewal.fit(&leaves));
         renewal.at = Addresses { client_url: at("10.0.0.9").client_url, ..at("10.0.0.1") };
         assert!(renewal.fit(&leaves), "discovery would not issue it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn short_lives_are_not_slept_over() {
+        let begun = tokio::time::Instant::now();
+        let clock = || i64::try_from(begun.elapsed().as_secs()).unwrap();
+        let life = Life { begins: 0, ends: 15 };
+        from(life.due(), clock, async || Ok(()), |_, _| {}).await;
+        assert_eq!(clock(), 5);
     }
 
     fn renewal(world: &World) -> Renewal {
