@@ -6,86 +6,17 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::client::Client;
-use muster_tests::harness::Machines;
 use muster_tests::harness::programs::program;
+use muster_tests::harness::{Machines, Writer};
 use muster_tests::stock;
-use node_proto::etcdserverpb::RangeRequest;
-
-/// A write that waits longer than this waits for ever: no election takes as long.
-const LONGEST_WRITE: Duration = Duration::from_secs(30);
-/// What is written at least, however soon the change is over.
-const ENOUGH_WRITES: usize = 20;
-const CALL_LIMIT: Duration = Duration::from_secs(2);
 
 /// Ours, and Debian's where it is installed: the same commands for both.
 fn programs() -> Result<Vec<PathBuf>> {
     Ok([program("muster-node")?].into_iter().chain(stock::oldest()).collect())
-}
-
-/// Writes one key after the other, each until it is acknowledged, to whoever takes it.
-struct Writer {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<Result<usize>>,
-}
-
-impl Writer {
-    fn start(urls: Vec<String>) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let thread = std::thread::spawn(move || write(&urls, &stopped));
-        Self { stop, thread }
-    }
-
-    /// Every write was acknowledged, and is there.
-    fn end(self, url: &str) -> Result<()> {
-        self.stop.store(true, Ordering::Relaxed);
-        let written = self.thread.join().expect("the writer doesn't panic")?;
-        runtime()?.block_on(async {
-            let request = RangeRequest {
-                key: b"w".to_vec().into(),
-                range_end: b"x".to_vec().into(),
-                count_only: true,
-                ..RangeRequest::default()
-            };
-            let found = client(url)?.range(request, CALL_LIMIT).await?.count;
-            ensure!(found == i64::try_from(written)?, "{written} acknowledged, {found} there");
-            Ok(())
-        })
-    }
-}
-
-fn runtime() -> Result<tokio::runtime::Runtime> {
-    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
-}
-
-fn client(url: &str) -> Result<Client> {
-    let address: SocketAddr = url.strip_prefix("http://").context("a URL")?.parse()?;
-    Client::new(address, None)
-}
-
-fn write(urls: &[String], stop: &AtomicBool) -> Result<usize> {
-    let mut written = 0;
-    runtime()?.block_on(async {
-        let mut at = 0;
-        while written < ENOUGH_WRITES || !stop.load(Ordering::Relaxed) {
-            let key = format!("w{written:08}");
-            let start = Instant::now();
-            // The same key again is the same write.
-            while client(&urls[at])?.put(key.as_bytes(), b"x", CALL_LIMIT).await.is_err() {
-                at = (at + 1) % urls.len();
-                ensure!(start.elapsed() < LONGEST_WRITE, "no write gets through");
-            }
-            written += 1;
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        Ok(written)
-    })
 }
 
 fn urls(machines: &Machines, numbers: &[usize]) -> Vec<String> {

@@ -14,6 +14,7 @@ pub mod programs;
 pub mod skip;
 pub mod wait;
 pub mod world;
+pub mod writer;
 
 pub use agents::Agent;
 pub use etcdctl::Etcdctl;
@@ -23,3 +24,4 @@ pub use nodes::Node;
 pub use process::Process;
 pub use wait::{until, until_told};
 pub use world::World;
+pub use writer::Writer;

@@ -1,0 +1,87 @@
+//! Somebody who writes while a cluster changes.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use node_proto::etcdserverpb::RangeRequest;
+use rustls::ClientConfig;
+
+use crate::client::Client;
+
+/// A write that waits longer than this waits for ever: no election takes as long.
+const LONGEST_WRITE: Duration = Duration::from_secs(30);
+/// What is written at least, however soon the change is over.
+const ENOUGH_WRITES: usize = 20;
+const CALL_LIMIT: Duration = Duration::from_secs(2);
+
+/// Writes one key after the other, each until it is acknowledged, to whoever takes it.
+#[derive(Debug)]
+pub struct Writer {
+    tls: Option<Arc<ClientConfig>>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<usize>>,
+}
+
+impl Writer {
+    /// In the clear.
+    pub fn start(urls: Vec<String>) -> Self {
+        Self::with(urls, None)
+    }
+
+    /// As whom `tls` says.
+    pub fn with(urls: Vec<String>, tls: Option<Arc<ClientConfig>>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, identity) = (Arc::clone(&stop), tls.clone());
+        let thread = std::thread::spawn(move || write(&urls, identity.as_ref(), &stopped));
+        Self { tls, stop, thread }
+    }
+
+    /// Stops it: every write was acknowledged, and is there.
+    pub fn end(self, url: &str) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        let written = self.thread.join().expect("the writer doesn't panic")?;
+        runtime()?.block_on(async {
+            let request = RangeRequest {
+                key: b"w".to_vec().into(),
+                range_end: b"x".to_vec().into(),
+                count_only: true,
+                ..RangeRequest::default()
+            };
+            let found = client(url, self.tls.as_ref())?.range(request, CALL_LIMIT).await?.count;
+            ensure!(found == i64::try_from(written)?, "{written} acknowledged, {found} there");
+            Ok(())
+        })
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
+
+fn client(url: &str, tls: Option<&Arc<ClientConfig>>) -> Result<Client> {
+    let (_, address) = url.split_once("://").context("a URL")?;
+    Client::new(address.parse::<SocketAddr>()?, tls.cloned())
+}
+
+fn write(urls: &[String], tls: Option<&Arc<ClientConfig>>, stop: &AtomicBool) -> Result<usize> {
+    let mut written = 0;
+    runtime()?.block_on(async {
+        let mut at = 0;
+        while written < ENOUGH_WRITES || !stop.load(Ordering::Relaxed) {
+            let key = format!("w{written:08}");
+            let start = Instant::now();
+            // The same key again is the same write.
+            while client(&urls[at], tls)?.put(key.as_bytes(), b"x", CALL_LIMIT).await.is_err() {
+                at = (at + 1) % urls.len();
+                ensure!(start.elapsed() < LONGEST_WRITE, "no write gets through");
+            }
+            written += 1;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Ok(written)
+    })
+}

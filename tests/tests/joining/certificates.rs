@@ -1,0 +1,194 @@
+//! Members' certificates: renewed while everything runs, and made by a person where there is no
+//! service.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::harness::programs::program;
+use muster_tests::harness::world::{WorldOptions, path_text};
+use muster_tests::harness::{Agent, Network, Node, World, until, until_told};
+use muster_tests::stock;
+use serde_json::Value;
+
+use crate::running::{LIMIT, Running};
+
+/// How long members' certificates last here, in seconds.
+const LIFE: &str = "12";
+
+fn short_lived(hosts: u8, node: Option<&Path>) -> Result<Running> {
+    let options = WorldOptions {
+        serve_env: vec![("MUSTER_MEMBER_LIFE".to_owned(), LIFE.to_owned())],
+        ..WorldOptions::default()
+    };
+    Running::form(World::start(Network::loopback(hosts), options)?, 3, node)
+}
+
+/// Until when an agent says that its member's certificates last; RFC 3339, so that later is greater.
+fn until_when(agent: &Agent) -> Result<String> {
+    let status = agent.status()?;
+    Ok(status["certificates_until"].as_str().context("certificates")?.to_owned())
+}
+
+fn each_serves(running: &Running) -> Result<()> {
+    for host in running.founders() {
+        let own = running.etcdctl()?.only(host);
+        until(&format!("{} to serve", host.name), LIMIT, || own.run(&["put", "k", "v"]).ok())?;
+    }
+    Ok(())
+}
+
+fn renews(node: Option<&Path>) -> Result<()> {
+    let mut running = short_lived(3, node)?;
+    let first: Result<Vec<String>> = running.agents.iter().map(until_when).collect();
+    let first = first?;
+    // By then the first ones are over.
+    std::thread::sleep(Duration::from_secs(LIFE.parse()?));
+    for (agent, first) in running.agents.iter().zip(&first) {
+        ensure!(until_when(agent)? > *first, "{}", agent.output());
+        ensure!(agent.output().contains("the certificates are renewed"), "{}", agent.output());
+    }
+    each_serves(&running)?;
+    // Connections that begin now begin with the new ones: between members, and from the agent.
+    for agent in &mut running.agents {
+        let old = agent.node_pid().context("a node")?;
+        agent.kill_node()?;
+        agent.wait_new_node(old, LIMIT)?;
+        agent.kill();
+        agent.start()?;
+    }
+    each_serves(&running)
+}
+
+#[test]
+fn members_go_on_while_their_certificates_are_renewed() -> Result<()> {
+    renews(None)
+}
+
+#[test]
+fn members_that_run_etcd_go_on_while_their_certificates_are_renewed() -> Result<()> {
+    stock::oldest().map_or(Ok(()), |etcd| renews(Some(&etcd)))
+}
+
+fn openssl(args: &[&str]) -> Result<()> {
+    let output = Command::new("openssl").args(args).output().context("openssl")?;
+    ensure!(output.status.success(), "openssl: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// `ca issue` for a member over the key that `csr` asks for; the folder with what it made.
+fn issue(running: &Running, export: &Path, csr: &Path, member: &Value) -> Result<PathBuf> {
+    let id = member["id"].as_str().context("an id")?;
+    let peer = member["peer_urls"][0].as_str().context("a peer URL")?;
+    let client = peer.replace(":2380", ":2379");
+    let out = running.world.path(&format!("issued-{id}"));
+    let (export, csr) = (path_text(export)?, path_text(csr)?);
+    let keys = running.world.keys_dir();
+    let what = ["ca", "issue", "--export", export, "--keys", path_text(&keys)?, "--csr", csr];
+    let whose = ["--member", id, "--peer-url", peer, "--client-url", &client];
+    running.world.admin_command(&[&what[..], &whose, &["--out", path_text(&out)?]].concat())?;
+    Ok(out)
+}
+
+fn member_of<'a>(list: &'a Value, agent: &Agent) -> Result<&'a Value> {
+    let url = crate::running::peer_url(agent);
+    let members = list["members"].as_array().context("members")?;
+    members.iter().find(|member| member["peer_urls"][0] == url.as_str()).context("a member")
+}
+
+#[test]
+fn without_a_service_a_person_makes_the_certificates_of_old_and_new_members() -> Result<()> {
+    let mut running = short_lived(4, None)?;
+    let export = running.world.path("demo.export");
+    running.world.admin_command(&["cluster", "export", "demo", "--out", path_text(&export)?])?;
+    let list = running.member_done(&running.agents[0], &["list"])?;
+    let etcdctl = running.etcdctl()?;
+    running.world.kill_discovery();
+
+    // They run out, and the agents say so; clients are gone, the members still know each other.
+    until_told("the certificates to be over", LIMIT, || {
+        let late = running.agents.iter().all(|agent| {
+            agent.status().is_ok_and(|status| status["certificates_late"].is_string())
+        });
+        (late && etcdctl.run(&["get", "k"]).is_err()).then_some(())
+    })?;
+    let over = until_when(&running.agents[0])?;
+    for agent in &running.agents {
+        let csr = agent.data_dir.join("node.csr");
+        let key = agent.data_dir.join("agent/tls/node.key");
+        openssl(&[
+            "req",
+            "-new",
+            "-key",
+            path_text(&key)?,
+            "-subj",
+            "/",
+            "-out",
+            path_text(&csr)?,
+        ])?;
+    }
+    for agent in &running.agents {
+        let csr = agent.data_dir.join("node.csr");
+        let issued = issue(&running, &export, &csr, member_of(&list, agent)?)?;
+        for file in ["peer.crt", "client.crt"] {
+            fs_err::copy(issued.join(file), agent.data_dir.join("agent/tls").join(file))?;
+        }
+    }
+    for agent in &mut running.agents {
+        agent.kill();
+        agent.start()?;
+    }
+    each_serves(&running)?;
+    for agent in &running.agents {
+        until("the agent to show the new end", LIMIT, || {
+            let status = agent.status().ok()?;
+            let longer = status["certificates_until"].as_str()? > over.as_str();
+            (longer && status["certificates_late"].is_null()).then_some(())
+        })?;
+    }
+    joins_by_hand(&running, &export)
+}
+
+/// A host that joins where there is neither discovery nor agent.
+fn joins_by_hand(running: &Running, export: &Path) -> Result<()> {
+    let host = running.world.network.hosts[3].clone();
+    let (key, csr) = (running.world.path("new.key"), running.world.path("new.csr"));
+    let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/"];
+    let files = ["-keyout", path_text(&key)?, "-out", path_text(&csr)?];
+    openssl(&[&["req", "-new"][..], &curve, &files].concat())?;
+    let url = format!("https://{}:2380", host.address);
+    let founder = &running.agents[0];
+    let added = running.member_done(founder, &["add", "db-new", "--peer-urls", &url])?;
+    let member = serde_json::json!({ "id": added["member_id"], "peer_urls": [url] });
+    let issued = issue(running, export, &csr, &member)?;
+    let mut node = Node::new(&host, "by-hand", &program("muster-node")?, &running.world.path(""));
+    let file = |name: &str| issued.join(name).display().to_string();
+    let client = format!("https://{}:2379", host.address);
+    node.flags = vec![
+        format!("--data-dir={}", node.data_dir.display()),
+        format!("--listen-peer-urls={url}"),
+        format!("--listen-client-urls={client}"),
+        format!("--advertise-client-urls={client}"),
+        format!("--key-file={}", key.display()),
+        format!("--cert-file={}", file("client.crt")),
+        format!("--trusted-ca-file={}", file("client-ca.crt")),
+        format!("--peer-key-file={}", key.display()),
+        format!("--peer-cert-file={}", file("peer.crt")),
+        format!("--peer-trusted-ca-file={}", file("peer-ca.crt")),
+        "--client-cert-auth".to_owned(),
+        "--peer-client-cert-auth".to_owned(),
+    ];
+    let told = added["environment"].as_object().context("what it is told")?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    node.env = told.iter().map(|(name, value)| (name.clone(), text(value))).collect();
+    node.start()?;
+    let id = added["member_id"].as_str().context("an id")?;
+    running
+        .member_done(founder, &["promote", id, "--patience", "30"])
+        .with_context(|| node.output())?;
+    let own = running.etcdctl()?.only(&host);
+    until("the newcomer to serve", LIMIT, || own.run(&["put", "k", "by hand"]).ok())?;
+    ensure!(node.stop(LIMIT)? == 0, "{}", node.output());
+    Ok(())
+}

@@ -1,0 +1,167 @@
+//! Agents, discovery and Postgres, killed at each step of a join.
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::harness::process::signal;
+use muster_tests::harness::world::{WorldOptions, path_text};
+use muster_tests::harness::{Agent, Network, World, until};
+use rustix::process::Signal;
+
+use crate::running::{LIMIT, Running};
+
+#[test]
+fn a_newcomer_killed_at_any_step_becomes_a_member_once() -> Result<()> {
+    let steps = ["key", "redeem", "added", "admit", "marker", "launching", "exec", "ran"];
+    let running = Running::start(Network::loopback(11), 3, None)?;
+    for (host, step) in (3..).zip(steps) {
+        let mut newcomer = running.newcomer(host, &[("MUSTER_CRASH_AT", step)])?;
+        let code = newcomer.exit_code(LIMIT).with_context(|| format!("crash at {step}"))?;
+        ensure!(code == 128 + 9, "killed at {step}, the agent ended with {code}");
+        newcomer.options.env.clear();
+        newcomer.start()?;
+        running
+            .wait_intents("join", "promoted", host - 2)
+            .with_context(|| format!("killed at {step}"))?;
+        running.wait_voter(&newcomer, 4)?;
+        running.remove(&newcomer).with_context(|| format!("killed at {step}"))?;
+        ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
+        ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    }
+    Ok(())
+}
+
+/// The agent beside the leader has made a change, and told nobody; its node goes with it. Whoever leads
+/// next makes the next change, and dies of it, too.
+#[test]
+fn a_leader_that_dies_in_the_middle_leaves_no_phantom() -> Result<()> {
+    let mut running = Running::start(Network::loopback(4), 3, None)?;
+    running.restart_agents(&[("MUSTER_CRASH_AT", "changed")])?;
+    let newcomer = running.newcomer(3, &[])?;
+    let promoted = [("join".to_owned(), "promoted".to_owned())];
+    running.revive_until("the join to be told as done", |running| {
+        running.intents().is_ok_and(|intents| intents == promoted)
+    })?;
+    running.wait_voter(&newcomer, 4)
+}
+
+#[test]
+fn leaders_that_die_and_a_newcomer_that_never_comes_leave_no_phantom() -> Result<()> {
+    let mut running = Running::start(Network::loopback(4), 3, None)?;
+    running.restart_agents(&[("MUSTER_CRASH_AT", "changed"), ("MUSTER_STALLED_AFTER", "3")])?;
+    let mut newcomer = running.newcomer(3, &[("MUSTER_CRASH_AT", "added")])?;
+    let stalled = [("join".to_owned(), "stalled".to_owned())];
+    running.revive_until("the join to be told as stalled", |running| {
+        running.intents().is_ok_and(|intents| intents == stalled)
+    })?;
+    newcomer.exit_code(LIMIT)?;
+    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    Ok(())
+}
+
+#[test]
+fn discovery_and_postgres_killed_in_the_middle_cost_time_and_nothing_else() -> Result<()> {
+    let mut running = Running::start(Network::loopback(4), 3, None)?;
+    // Nobody is there to act: the newcomer redeems its ticket and waits.
+    running.agents.iter_mut().for_each(Agent::kill);
+    let mut newcomer = running.newcomer(3, &[])?;
+    newcomer.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
+    running.world.kill_discovery();
+    for agent in &mut running.agents {
+        agent.start()?;
+    }
+    newcomer.wait_for_output("waiting for discovery", LIMIT)?;
+    running.world.start_discovery()?;
+    running.wait_voter(&newcomer, 4)
+}
+
+/// Has discovery started again, in this environment.
+fn restart_discovery(running: &mut Running, env: &[(&str, &str)]) -> Result<()> {
+    running.world.kill_discovery();
+    let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    running.world.options.serve_env = env.collect();
+    running.world.start_discovery()
+}
+
+/// Waits until discovery has killed itself.
+fn wait_dead(running: &mut Running) -> Result<()> {
+    let process = running.world.discovery.as_mut().context("discovery runs")?;
+    let code = process.exit_code(LIMIT)?;
+    ensure!(code == 128 + 9, "discovery ended with {code}:\n{}", process.output());
+    Ok(())
+}
+
+/// Lets discovery die when it next stores a change, brings it back, and waits until the change is
+/// stored.
+fn die_and_come_back(running: &mut Running, stored: &str) -> Result<()> {
+    wait_dead(running).with_context(|| format!("before a join is {stored}"))?;
+    restart_discovery(running, &[])?;
+    running.wait_intent("join", stored)
+}
+
+fn discovery_dies(point: &str) -> Result<()> {
+    let dies = [("MUSTER_CRASH_AT", point)];
+    let mut running = Running::start(Network::loopback(4), 3, None)?;
+    // The ticket is redeemed, and nobody is there to act.
+    running.agents.iter_mut().for_each(Agent::kill);
+    restart_discovery(&mut running, &dies)?;
+    let mut newcomer = running.newcomer(3, &[])?;
+    die_and_come_back(&mut running, "open")?;
+    // It is added, and the newcomer dies as soon as it knows it, so that it isn't promoted yet.
+    newcomer.kill();
+    newcomer.options.env = vec![("MUSTER_CRASH_AT".to_owned(), "admit".to_owned())];
+    newcomer.start()?;
+    until("the newcomer to have asked again", LIMIT, || {
+        let status = newcomer.status().ok()?;
+        let own = newcomer.process_id().map(u64::from);
+        (status["agent_pid"].as_u64() == own && status["phase"] == "waiting").then_some(())
+    })?;
+    restart_discovery(&mut running, &dies)?;
+    for agent in &mut running.agents {
+        agent.start()?;
+    }
+    die_and_come_back(&mut running, "added")?;
+    newcomer.exit_code(LIMIT)?;
+    newcomer.options.env.clear();
+    // It is promoted.
+    restart_discovery(&mut running, &dies)?;
+    newcomer.start()?;
+    die_and_come_back(&mut running, "promoted")?;
+    running.wait_voter(&newcomer, 4)
+}
+
+#[test]
+fn discovery_that_dies_before_it_stores_a_step_of_a_join_costs_time_and_nothing_else() -> Result<()>
+{
+    discovery_dies("before-intent")
+}
+
+#[test]
+fn discovery_that_dies_after_it_stored_a_step_of_a_join_costs_time_and_nothing_else() -> Result<()>
+{
+    discovery_dies("after-intent")
+}
+
+#[test]
+fn postgres_killed_at_each_step_of_a_join_costs_time_and_nothing_else() -> Result<()> {
+    let mut world = World::prepare(Network::loopback(5), WorldOptions::default())?;
+    let pid_file = world.postgres_dir().join("data/postmaster.pid");
+    // At the first step by the service, in the middle of the transaction that stores it.
+    world.options.serve_env = vec![
+        ("MUSTER_CRASH_AT".to_owned(), "before-intent".to_owned()),
+        ("MUSTER_CRASH_PID_FILE".to_owned(), path_text(&pid_file)?.to_owned()),
+    ];
+    world.start_discovery()?;
+    let running = Running::form(world, 3, None)?;
+    let first = running.newcomer(3, &[])?;
+    running.wait_voter(&first, 4)?;
+    let said = running.world.discovery.as_ref().context("discovery runs")?.output();
+    ensure!(said.contains("killing, as the environment asks"), "{said}");
+    // And by us again and again, wherever the next one happens to be.
+    let second = running.newcomer(4, &[])?;
+    for _ in 0..3 {
+        let pid = until("Postgres to run", LIMIT, || running.world.postmaster_pid().ok())?;
+        signal(pid, Signal::KILL);
+        running.world.wait_ready()?;
+    }
+    running.wait_voter(&second, 5)?;
+    running.wait_intents("join", "promoted", 2)
+}

@@ -1,0 +1,9 @@
+//! Changes of a cluster that runs, by tickets and orders, end to end on the built programs: whoever is
+//! killed, whenever, a host is a member once, or isn't and knows why.
+
+mod certificates;
+mod killed;
+mod orders;
+mod running;
+mod tickets;
+mod upgrade;

@@ -1,0 +1,115 @@
+//! Orders: what an operator signs is carried out once, and nothing is that nobody may order any more.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::harness::world::path_text;
+use muster_tests::harness::{Network, World, until, until_told};
+
+use crate::running::{LIMIT, Running, peer_url};
+
+/// How long the agents are watched while they must not act: they look twice a second.
+const WATCHED: Duration = Duration::from_secs(3);
+
+/// Discovery believes what a quorum of the last voters says, and of two that is both.
+#[test]
+fn a_cluster_of_two_shrinks_to_one_and_discovery_knows() -> Result<()> {
+    let running = Running::start(Network::loopback(3), 1, None)?;
+    let mut newcomer = running.newcomer(1, &[])?;
+    running.wait_intent("join", "promoted")?;
+    running.remove(&newcomer)?;
+    ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
+    let name = running.name(&running.agents[0])?;
+    until_told("discovery to know the one that is left", LIMIT, || {
+        let shown = running.world.admin_json(&["cluster", "show", "demo"]).ok()?;
+        let members = shown["directory"]["membership"]["members"].as_array()?;
+        (members.len() == 1 && members[0]["name"] == name.as_str()).then_some(())
+    })
+    .with_context(|| newcomer.output())?;
+    // The one is a quorum from now on: the same again, with another host.
+    let mut third = running.newcomer(2, &[])?;
+    running.wait_intents("join", "promoted", 2)?;
+    running.remove(&third)?;
+    ensure!(third.exit_code(LIMIT)? == 3, "{}", third.output());
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let status = Command::new("cp").args(["-a", path_text(from)?, path_text(to)?]).status()?;
+    ensure!(status.success(), "copying {}", from.display());
+    Ok(())
+}
+
+/// Database and ledger, which is all that discovery remembers.
+const MEMORY: [&str; 2] = ["pg", "discovery-ledger"];
+
+fn keep_memory(world: &mut World) -> Result<()> {
+    world.stop_discovery()?;
+    for part in MEMORY {
+        copy(&world.path(part), &world.path(&format!("{part}.kept")))?;
+    }
+    world.start_discovery()
+}
+
+fn put_memory_back(world: &mut World) -> Result<()> {
+    world.stop_discovery()?;
+    for part in MEMORY {
+        fs_err::remove_dir_all(world.path(part))?;
+        fs_err::rename(world.path(&format!("{part}.kept")), world.path(part))?;
+    }
+    world.start_discovery()
+}
+
+/// Everything that discovery knows is put back to before an operator was dismissed, so that it takes
+/// her orders again. The cluster's own chain says that she has no word any more.
+#[test]
+fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()> {
+    let world = World::start(Network::loopback(3), Default::default())?;
+    let key = world.path("eve.pem");
+    world.admin_command(&["key", "new", "--out", path_text(&key)?])?;
+    let public = fs_err::read_to_string(key.with_extension("pub"))?;
+    world.admin_command(&["admin", "add", "eve", public.trim(), "--role", "operator"])?;
+    let mut running = Running::form(world, 3, None)?;
+    let etcdctl = running.etcdctl()?;
+    let statements = || etcdctl.run(&["get", "muster/v1/statements", "--print-value-only"]);
+    let first = until("the chain to be in the cluster", LIMIT, || {
+        statements().ok().filter(|text| text.starts_with("[\"ey"))
+    })?;
+    keep_memory(&mut running.world)?;
+
+    running.world.admin_command(&["admin", "revoke", "eve"])?;
+    running.world.admin_command(&["cluster", "restate", "demo"])?;
+    until("the cluster to have the longer chain", LIMIT, || {
+        statements().ok().filter(|text| text.len() > first.len())
+    })?;
+    for agent in &mut running.agents {
+        agent.wait_for_output("made a new statement", LIMIT)?;
+    }
+    put_memory_back(&mut running.world)?;
+    // No agent has more than its disk to go by.
+    for agent in &mut running.agents {
+        agent.kill();
+        agent.start()?;
+    }
+    let name = running.name(&running.agents[2])?;
+    let order = || -> Result<()> {
+        let order = ["intent", "remove", "demo", &name, "--key", path_text(&key)?];
+        let output = running.world.admin_output(&order)?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "the service that forgot it takes her order: {said}");
+        Ok(())
+    };
+    order()?;
+    let refused = || running.agents.iter().any(|agent| agent.output().contains("that is refused"));
+    until("an agent to refuse it", LIMIT, || refused().then_some(()))?;
+    std::thread::sleep(WATCHED);
+    ensure!(running.intents()? == [("remove".to_owned(), "open".to_owned())]);
+    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    // Who may order still can.
+    ensure!(running.members()?.contains_key(&peer_url(&running.agents[2])));
+    running.remove(&running.agents[2])?;
+    ensure!(running.members()?.len() == 2);
+    Ok(())
+}

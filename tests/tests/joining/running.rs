@@ -1,0 +1,204 @@
+//! A cluster that runs, and what is asked of it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::harness::agents::AgentOptions;
+use muster_tests::harness::process::tail;
+use muster_tests::harness::programs::program;
+use muster_tests::harness::world::{WorldOptions, path_text};
+use muster_tests::harness::{Agent, Etcdctl, Host, Network, World, until_told};
+use serde_json::Value;
+
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+/// Long enough for another one to lead.
+const ELECTION: Duration = Duration::from_secs(2);
+
+/// A cluster that runs, its agents, and what they are started with.
+pub(crate) struct Running {
+    /// Before the world, which is dropped after them: an agent finds its node by a file in there.
+    pub agents: Vec<Agent>,
+    pub world: World,
+    args: Vec<String>,
+}
+
+impl Running {
+    pub(crate) fn start(network: Network, size: usize, node: Option<&Path>) -> Result<Self> {
+        Self::form(World::start(network, WorldOptions::default())?, size, node)
+    }
+
+    /// In a world that runs.
+    pub(crate) fn form(world: World, size: usize, node: Option<&Path>) -> Result<Self> {
+        let args = match node {
+            Some(node) => vec!["--node-binary".to_owned(), path_text(node)?.to_owned()],
+            None => Vec::new(),
+        };
+        let bundle = world.order("demo", size)?;
+        let mut running = Self { world, agents: Vec::new(), args };
+        for host in 0..size {
+            let mut agent = running.agent(host, &bundle, &[]);
+            agent.start()?;
+            running.agents.push(agent);
+        }
+        running.world.wait_cluster_state("demo", "formed", LIMIT)?;
+        Ok(running)
+    }
+
+    pub(crate) fn agent(&self, host: usize, bundle: &Path, env: &[(&str, &str)]) -> Agent {
+        let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let options =
+            AgentOptions { args: self.args.clone(), env: env.collect(), ..AgentOptions::default() };
+        self.world.agent_with(host, bundle, options)
+    }
+
+    /// Starts the founders' agents again, beside their nodes, in another environment.
+    pub(crate) fn restart_agents(&mut self, env: &[(&str, &str)]) -> Result<()> {
+        for agent in &mut self.agents {
+            agent.kill();
+            let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            agent.options.env = env.collect();
+            agent.start()?;
+        }
+        Ok(())
+    }
+
+    /// Until `done`, agents die as their environment says, each with its node and for a while: they
+    /// come back in a harmless one.
+    pub(crate) fn revive_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) -> Result<()> {
+        let revived = until_told(what, LIMIT, || {
+            let dead = self.agents.iter_mut().position(|agent| !agent.is_running());
+            if let Some(dead) = dead {
+                let dead = &mut self.agents[dead];
+                dead.kill_node().ok()?;
+                std::thread::sleep(ELECTION);
+                dead.options.env.retain(|(name, _)| name != "MUSTER_CRASH_AT");
+                dead.start().ok()?;
+            }
+            done(self).then_some(())
+        });
+        revived.with_context(|| format!("{:?} {:?}", self.members(), self.intents()))
+    }
+
+    /// A join ticket; the file with its bundle.
+    pub(crate) fn ticket(&self, name: &str, more: &[&str]) -> Result<PathBuf> {
+        let file = self.world.path(&format!("{name}.ticket"));
+        let out = ["token", "create", "--cluster", "demo", "--kind", "join", "--out"];
+        self.world.admin_command(&[&out[..], &[path_text(&file)?], more].concat())?;
+        Ok(file)
+    }
+
+    /// A host that joins, or tries to.
+    pub(crate) fn newcomer(&self, host: usize, env: &[(&str, &str)]) -> Result<Agent> {
+        let ticket = self.ticket(&format!("host-{host}"), &[])?;
+        let mut agent = self.agent(host, &ticket, env);
+        agent.start()?;
+        Ok(agent)
+    }
+
+    /// As an application that holds credentials.
+    pub(crate) fn etcdctl(&self) -> Result<Etcdctl> {
+        self.world.etcdctl("demo", &self.founders())
+    }
+
+    pub(crate) fn founders(&self) -> Vec<&Host> {
+        self.agents.iter().map(|agent| &agent.host).collect()
+    }
+
+    /// Members by peer URL: name, and whether it is a learner.
+    pub(crate) fn members(&self) -> Result<BTreeMap<String, (String, bool)>> {
+        let list = self.etcdctl()?.json(&["member", "list"])?;
+        let members = list["members"].as_array().context("a list of members")?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let each = members.iter().map(|member| {
+            let learner = member["isLearner"].as_bool().unwrap_or(false);
+            (text(&member["peerURLs"][0]), (text(&member["name"]), learner))
+        });
+        Ok(each.collect())
+    }
+
+    pub(crate) fn votes(&self, agent: &Agent) -> bool {
+        let members = self.members().unwrap_or_default();
+        members.get(&peer_url(agent)).is_some_and(|(name, learner)| !name.is_empty() && !learner)
+    }
+
+    /// Waits until `agent`'s host is a voter, and the cluster has `count` members.
+    pub(crate) fn wait_voter(&self, agent: &Agent, count: usize) -> Result<()> {
+        until_told("the newcomer to vote", LIMIT, || {
+            let all = self.members().is_ok_and(|members| members.len() == count);
+            (all && self.votes(agent)).then_some(())
+        })
+        .with_context(|| {
+            format!(
+                "members: {:?}\nintents: {:?}\nthe newcomer:\n{}\na founder:\n{}",
+                self.members(),
+                self.intents(),
+                tail(&agent.output(), 25),
+                tail(&self.agents[0].output(), 25)
+            )
+        })
+    }
+
+    pub(crate) fn intents(&self) -> Result<Vec<(String, String)>> {
+        let list = self.world.admin_json(&["intent", "list", "demo", "--all"])?;
+        let intents = list["intents"].as_array().context("a list of intents")?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let each = intents.iter().map(|view| (text(&view["intent"]["verb"]), text(&view["state"])));
+        Ok(each.collect())
+    }
+
+    pub(crate) fn wait_intent(&self, verb: &str, state: &str) -> Result<()> {
+        self.wait_intents(verb, state, 1)
+    }
+
+    /// Waits until `count` changes of this kind are in this state.
+    pub(crate) fn wait_intents(&self, verb: &str, state: &str, count: usize) -> Result<()> {
+        let wanted = (verb.to_owned(), state.to_owned());
+        until_told(&format!("{count} times {verb} to be {state}"), LIMIT, || {
+            let found = self.intents().ok()?.into_iter().filter(|intent| *intent == wanted).count();
+            (found == count).then_some(())
+        })
+        .with_context(|| format!("{:?}\n{}", self.intents(), tail(&self.agents[0].output(), 25)))
+    }
+
+    /// The name of an agent's member.
+    pub(crate) fn name(&self, agent: &Agent) -> Result<String> {
+        Ok(self.members()?.get(&peer_url(agent)).context("a member")?.0.clone())
+    }
+
+    /// By an operator's order, which is given once and carried out: whatever was done before it,
+    /// discovery has heard of.
+    pub(crate) fn order(&self, order: &[&str]) -> Result<()> {
+        let done = self.world.admin_command(&[&["intent"], order, &["--wait"]].concat());
+        done.map(drop).with_context(|| {
+            format!("{:?}\n{}", self.intents(), tail(&self.agents[0].output(), 25))
+        })
+    }
+
+    /// Removes an agent's member by such an order.
+    pub(crate) fn remove(&self, agent: &Agent) -> Result<()> {
+        self.order(&["remove", "demo", &self.name(agent)?])
+    }
+
+    /// `muster-agent member ...` on an agent's host, whatever its exit code.
+    pub(crate) fn member(&self, agent: &Agent, args: &[&str]) -> Result<Output> {
+        let mut command = agent.host.command(program("muster-agent")?);
+        command.arg("member").args(args).args(["--json", "--data-dir"]).arg(&agent.data_dir);
+        Ok(command.output()?)
+    }
+
+    /// The same; what it printed, or why it failed.
+    pub(crate) fn member_done(&self, agent: &Agent, args: &[&str]) -> Result<Value> {
+        let output = self.member(agent, args)?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "member {}: {text}", args.join(" "));
+        serde_json::from_slice(&output.stdout).with_context(|| args.join(" "))
+    }
+}
+
+/// Where the peers of an agent's member reach it.
+pub(crate) fn peer_url(agent: &Agent) -> String {
+    format!("https://{}:2380", agent.host.address)
+}

@@ -1,0 +1,127 @@
+//! Tickets: a host joins, is removed, comes in another's place, or is taken out again.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::harness::{Network, skip, until};
+use muster_tests::stock;
+
+use crate::running::{LIMIT, Running};
+
+fn joins_and_leaves(network: Network, node: Option<&Path>) -> Result<()> {
+    let running = Running::start(network, 3, node)?;
+    let mut newcomer = running.newcomer(3, &[])?;
+    running.wait_voter(&newcomer, 4)?;
+    running.wait_intent("join", "promoted")?;
+    let etcdctl = running.etcdctl()?;
+    etcdctl.run(&["put", "k", "v"])?;
+    let own = etcdctl.only(&newcomer.host);
+    ensure!(own.run(&["get", "k", "--print-value-only"])?.trim() == "v");
+    // Who may sign what, where discovery can't withhold it.
+    let statements = etcdctl.run(&["get", "muster/v1/statements", "--print-value-only"])?;
+    ensure!(statements.starts_with("[\"ey"), "{statements}");
+
+    // It restarts without anybody's help, as any member does.
+    ensure!(newcomer.terminate(LIMIT)? == 0, "{}", newcomer.output());
+    newcomer.start()?;
+    until("the newcomer to serve again", LIMIT, || own.run(&["get", "k"]).ok())?;
+
+    running.remove(&newcomer)?;
+    let code = newcomer.exit_code(LIMIT)?;
+    ensure!(code == 3, "the removed host's agent ended with {code}: {}", newcomer.output());
+    ensure!(running.members()?.len() == 3);
+    // Neither by itself nor with another ticket, over its tombstone.
+    newcomer.start()?;
+    ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
+    let mut again = running.agent(3, &running.ticket("again", &[])?, &[]);
+    again.start()?;
+    ensure!(again.exit_code(LIMIT)? == 3, "{}", again.output());
+    ensure!(running.members()?.len() == 3);
+    Ok(())
+}
+
+#[test]
+fn a_fourth_host_joins_and_is_removed_for_good() -> Result<()> {
+    joins_and_leaves(Network::loopback(4), None)
+}
+
+#[test]
+fn a_fourth_host_joins_from_a_machine_of_its_own() -> Result<()> {
+    match Network::namespaces(4) {
+        Ok(network) => joins_and_leaves(network, None),
+        Err(error) => {
+            skip::skipped(format_args!("no network namespaces here: {error:#}"));
+            Ok(())
+        }
+    }
+}
+
+#[test]
+fn a_fourth_host_joins_etcd_3_4() -> Result<()> {
+    let Some(etcd) = stock::oldest() else { return Ok(()) };
+    joins_and_leaves(Network::loopback(4), Some(&etcd))
+}
+
+#[test]
+fn a_fourth_host_joins_the_newest_etcd() -> Result<()> {
+    let Some(etcd) = stock::newest(Path::new(env!("CARGO_TARGET_TMPDIR"))) else { return Ok(()) };
+    joins_and_leaves(Network::loopback(4), Some(&etcd))
+}
+
+#[test]
+fn a_ticket_is_one_hosts_and_a_wiped_host_is_another_one() -> Result<()> {
+    let running = Running::start(Network::loopback(3), 1, None)?;
+    let ticket = running.ticket("one", &[])?;
+    let mut first = running.agent(1, &ticket, &[]);
+    first.start()?;
+    running.wait_voter(&first, 2)?;
+    let mut second = running.agent(2, &ticket, &[]);
+    second.start()?;
+    ensure!(second.exit_code(LIMIT)? == 3, "{}", second.output());
+    ensure!(second.output().contains("redeemed by another key"), "{}", second.output());
+
+    // The node's disk is lost: its agent asks for a person, and begins nothing.
+    first.terminate(LIMIT)?;
+    fs_err::rename(first.node_dir(), first.data_dir.join("lost"))?;
+    first.start()?;
+    until("a replacement to be asked for", LIMIT, || {
+        first.status().ok().filter(|status| status["phase"] == "replacement_wanted")
+    })?;
+    first.terminate(LIMIT)?;
+    // All of it is lost: it comes back under its old name and address, with the bundle that it had.
+    fs_err::remove_dir_all(&first.data_dir)?;
+    first.start()?;
+    ensure!(first.exit_code(LIMIT)? == 3, "{}", first.output());
+    Ok(())
+}
+
+#[test]
+fn a_newcomer_that_makes_no_progress_is_taken_out_again() -> Result<()> {
+    let mut running = Running::start(Network::loopback(4), 3, None)?;
+    running.restart_agents(&[("MUSTER_STALLED_AFTER", "3")])?;
+    let mut newcomer = running.newcomer(3, &[("MUSTER_CRASH_AT", "added")])?;
+    newcomer.exit_code(LIMIT)?;
+    running.wait_intent("join", "stalled")?;
+    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    newcomer.options.env.clear();
+    newcomer.start()?;
+    ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
+    let said = newcomer.output();
+    ensure!(said.contains("was taken out of the cluster again"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn a_newcomer_comes_in_anothers_place() -> Result<()> {
+    let mut running = Running::start(Network::loopback(4), 3, None)?;
+    let dead = running.agents.pop().context("a third agent")?;
+    let name = running.name(&dead)?;
+    drop(dead);
+    let ticket = until("discovery to know the members", LIMIT, || {
+        running.ticket("replacement", &["--replace", &name]).ok()
+    })?;
+    let mut newcomer = running.agent(3, &ticket, &[]);
+    newcomer.start()?;
+    running.wait_voter(&newcomer, 3)?;
+    running.wait_intent("replace", "promoted")
+}

@@ -1,0 +1,64 @@
+//! A rolling upgrade of the node's program under agents, as `member wait --help` has it, while somebody
+//! writes.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::client::tls_from;
+use muster_tests::harness::programs::program;
+use muster_tests::harness::world::path_text;
+use muster_tests::harness::{Network, Writer, until};
+use muster_tests::stock;
+
+use crate::running::{LIMIT, Running};
+
+/// Another file with the same program: what counts is that the agent runs that one from now on.
+fn next_version(running: &Running, node: &Path) -> Result<PathBuf> {
+    let next = running.world.path("next-node");
+    fs_err::copy(node, &next)?;
+    Ok(next)
+}
+
+fn upgrades(node: &Path) -> Result<()> {
+    let mut running = Running::start(Network::loopback(3), 3, Some(node))?;
+    let next = next_version(&running, node)?;
+    let etcdctl = running.etcdctl()?;
+    let urls = etcdctl.endpoints().to_vec();
+    let writer = Writer::with(urls.clone(), Some(tls_from(etcdctl.credentials())?));
+    for number in 0..3 {
+        let name = running.name(&running.agents[number])?;
+        let other = &running.agents[(number + 1) % 3];
+        running.member_done(other, &["wait"])?;
+        running.member_done(other, &["move-leader", "--from", &name])?;
+        let agent = &mut running.agents[number];
+        ensure!(agent.terminate(LIMIT)? == 0, "{}", agent.output());
+        if number == 0 {
+            // Two are left of three. Whoever goes on with the next one is stopped.
+            let (second, third) = (&running.agents[1], &running.agents[2]);
+            let output =
+                running.member(third, &["move-leader", "--from", &running.name(second)?])?;
+            let said: serde_json::Value = serde_json::from_slice(&output.stderr)
+                .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
+            ensure!(output.status.code() == Some(1) && said["kind"] == "refused", "{said}");
+        }
+        let agent = &mut running.agents[number];
+        agent.options.args = vec!["--node-binary".to_owned(), path_text(&next)?.to_owned()];
+        agent.start()?;
+        until("the other program to run", LIMIT, || {
+            let program = fs_err::read_link(format!("/proc/{}/exe", agent.node_pid()?)).ok()?;
+            (program == next).then_some(())
+        })?;
+    }
+    running.member_done(&running.agents[0], &["wait"])?;
+    writer.end(&urls[0])
+}
+
+#[test]
+fn the_nodes_program_is_upgraded_member_by_member_under_a_writer() -> Result<()> {
+    upgrades(&program("muster-node")?)
+}
+
+#[test]
+fn etcd_is_upgraded_member_by_member_under_a_writer() -> Result<()> {
+    stock::oldest().map_or(Ok(()), |etcd| upgrades(&etcd))
+}
