@@ -385,19 +385,20 @@ fn a_member_is_disowned_by_as_many_as_leave_no_quorum_and_not_by_one() {
 #[test]
 fn who_is_a_member_on_others_word_only_is_heard_and_disowns_nobody() {
     let (a, b, c, d) = (Node::start(1), Node::start(2), Node::start(3), Node::start(4));
+    let e = Node::start(5);
     let with_told = |told: &[&Node]| {
         let peers = [&a].iter().chain(told).map(|node| node.as_peer()).collect();
         let told = told.iter().map(|node| node.local.member).collect();
         b.transport.set_membership(Membership { peers, told, ..Membership::default() });
     };
-    for node in [&c, &d] {
+    for node in [&c, &d, &e] {
         let other_b = Peer { incarnation: Some(Incarnation([9; 16])), ..b.as_peer() };
         node.transport.set_membership(Membership { peers: vec![other_b], ..Membership::default() });
     }
     a.knows(&[&b]);
-    with_told(&[&c, &d]);
+    with_told(&[&c, &d, &e]);
     connect(&a, &b);
-    let refused = || c.refused("incarnation") > 1 && d.refused("incarnation") > 1;
+    let refused = || [&c, &d, &e].iter().all(|node| node.refused("incarnation") > 1);
     eventually("they refuse it again and again", refused);
     assert!(b.seen.disowned.lock().unwrap().is_empty());
     let removed = BTreeSet::from([MemberId(2)]);
