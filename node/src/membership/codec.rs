@@ -93,15 +93,17 @@ impl RemovedMember {
     #[must_use]
     pub fn encode(&self, id: MemberId) -> musterpb::RemovedMember {
         let incarnation = optional(self.incarnation.map(|incarnation| incarnation.0));
+        let node_key = optional(self.node_key.map(|key| key.0));
         let operations = encode_operations(&self.operations);
-        musterpb::RemovedMember { id: id.0, incarnation, index: self.index, operations }
+        musterpb::RemovedMember { id: id.0, incarnation, node_key, index: self.index, operations }
     }
 
     /// What [`Self::encode`] gave.
     pub fn decode(row: &musterpb::RemovedMember) -> Result<(MemberId, Self), MalformedMember> {
         let incarnation = exact(&row.incarnation)?.map(Incarnation);
+        let node_key = exact(&row.node_key)?.map(NodeKey);
         let operations = decode_operations(&row.operations)?;
-        Ok((MemberId(row.id), Self { incarnation, index: row.index, operations }))
+        Ok((MemberId(row.id), Self { incarnation, node_key, index: row.index, operations }))
     }
 }
 

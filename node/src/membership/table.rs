@@ -1,6 +1,6 @@
 //! The table, and what can be done to it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use node_consensus::{ConfChange, Guards, Members};
 
@@ -60,6 +60,12 @@ impl Member {
     pub(crate) fn is_started(&self) -> bool {
         !self.name.is_empty()
     }
+
+    /// What is left of it once the entry `index` has removed it.
+    fn gone(&self, index: u64, operations: Vec<Operation>) -> RemovedMember {
+        let Self { incarnation, node_key, .. } = *self;
+        RemovedMember { incarnation, node_key, index, operations }
+    }
 }
 
 /// What is left of a member that was removed.
@@ -67,6 +73,8 @@ impl Member {
 pub struct RemovedMember {
     /// Its incarnation, if one was bound.
     pub incarnation: Option<Incarnation>,
+    /// Its key, if one was bound.
+    pub node_key: Option<NodeKey>,
     /// The entry that removed it.
     pub index: u64,
     /// All operations on it, to the last.
@@ -100,10 +108,8 @@ impl MemberTable {
     /// The table of another cluster, which begins at `index` with this table's data and `founder`
     /// as its one member: everybody else that this table knows was removed there.
     pub(crate) fn founded_by(&self, founder: Member, index: u64) -> Self {
-        let gone = self.members().map(|member| {
-            let incarnation = member.incarnation;
-            (member.id, RemovedMember { incarnation, index, operations: member.operations.clone() })
-        });
+        let gone =
+            self.members().map(|member| (member.id, member.gone(index, member.operations.clone())));
         let removed = self.removed.iter().map(|(id, removed)| (*id, removed.clone())).chain(gone);
         Self::from_parts([Member { changed: index, ..founder }], removed.collect::<Vec<_>>())
     }
@@ -134,6 +140,13 @@ impl MemberTable {
     #[must_use]
     pub fn was_removed(&self, id: MemberId) -> bool {
         self.removed.contains_key(&id)
+    }
+
+    /// Keys of members that were removed, and of nobody who is one: whoever shows them is one of those.
+    #[must_use]
+    pub fn removed_keys(&self) -> HashSet<NodeKey> {
+        let gone = self.removed.values().filter_map(|gone| gone.node_key);
+        gone.filter(|key| !self.members().any(|member| member.node_key == Some(*key))).collect()
     }
 
     /// Who votes and who only receives: what consensus must have as well.
@@ -233,8 +246,7 @@ impl MemberTable {
                     return Err(ChangeError::LastVoter);
                 }
                 let operations = member.operations.iter().copied().chain(operation).collect();
-                let incarnation = member.incarnation;
-                let removed = RemovedMember { incarnation, index, operations };
+                let removed = member.gone(index, operations);
                 self.members.remove(&id);
                 self.removed.insert(id, removed);
                 Ok(Some(ConfChange::Remove(id.0)))
@@ -252,6 +264,7 @@ impl MemberTable {
         }
         if self.was_removed(id)
             || self.removed.values().any(|gone| known(member.incarnation, gone.incarnation))
+            || member.node_key.is_some_and(|key| self.removed_keys().contains(&key))
         {
             return Err(ChangeError::Removed);
         }

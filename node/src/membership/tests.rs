@@ -36,8 +36,8 @@ fn a_learner_is_added_promoted_and_removed() {
     assert_eq!(table.change(MemberChange::Promote(MemberId(4)), 6), Ok(Some(ConfChange::Voter(4))));
     assert_eq!(table.voters_and_learners().voters, [1, 2, 3, 4]);
     assert_eq!(table.change(MemberChange::Remove(MemberId(4)), 7), Ok(Some(ConfChange::Remove(4))));
-    let gone =
-        RemovedMember { incarnation: member(4).incarnation, index: 7, operations: Vec::new() };
+    let Member { incarnation, node_key, .. } = member(4);
+    let gone = RemovedMember { incarnation, node_key, index: 7, operations: Vec::new() };
     assert_eq!(table.removed().collect::<Vec<_>>(), [(MemberId(4), &gone)]);
 }
 
@@ -214,8 +214,27 @@ fn members_and_changes_survive_their_bytes() {
             assert_eq!(MemberChange::try_from(bytes), Ok(change));
         }
     }
-    let gone = RemovedMember { incarnation: None, index: 7, operations: Vec::new() };
-    assert_eq!(RemovedMember::decode(&gone.encode(MemberId(3))), Ok((MemberId(3), gone)));
+    for node_key in [None, Some(NodeKey([6; 32]))] {
+        let gone = RemovedMember { incarnation: None, node_key, index: 7, operations: Vec::new() };
+        assert_eq!(RemovedMember::decode(&gone.encode(MemberId(3))), Ok((MemberId(3), gone)));
+    }
+}
+
+#[test]
+fn a_removed_members_key_is_remembered_and_no_new_members() {
+    let key = |key: u8| Some(NodeKey([key; 32]));
+    let with = |id, node_key| Member { node_key, ..learner(id) };
+    let mut table = three();
+    table.change(MemberChange::Add(with(4, key(4))), 5).unwrap();
+    assert!(table.removed_keys().is_empty(), "a member's");
+    table.change(MemberChange::Remove(MemberId(4)), 6).unwrap();
+    assert_eq!(table.removed_keys(), [NodeKey([4; 32])].into());
+    let again = table.change(MemberChange::Add(with(5, key(4))), 7);
+    assert_eq!(again, Err(ChangeError::Removed));
+    table.change(MemberChange::Add(with(6, key(6))), 7).unwrap();
+    // Who makes a new cluster of what is left keeps its key; the others are gone.
+    let recovered = table.founded_by(with(9, key(6)), 20);
+    assert_eq!(recovered.removed_keys(), [1, 2, 3, 4].map(|key| NodeKey([key; 32])).into());
 }
 
 #[test]

@@ -318,7 +318,15 @@ impl Front {
         };
         let accept = async |tcp| TlsAcceptor::from(tls.server_config()).accept(tcp).await;
         let Some(stream) = self.admit(knock, tcp, remote, accept).await else { return };
-        self.serve(stream, ClientConnection { remote }).await;
+        let shown = stream.get_ref().1.peer_certificates().map(<[_]>::to_vec);
+        tokio::select! {
+            biased;
+            () = tls.refused(shown.as_deref()) => {
+                let removed = io::Error::other("its key is that of a member that was removed");
+                self.places.rejected(remote, &removed.into());
+            }
+            () = self.serve(stream, ClientConnection { remote }) => {}
+        }
     }
 
     /// Nobody who is still shaking hands when the node stops is waited for.

@@ -31,6 +31,8 @@ use crate::{
 
 /// Requests that are answered may take this long after the stop began.
 const DRAIN_CLIENTS: Duration = Duration::from_secs(2);
+/// How long a member that was removed is still served as a client.
+const LAST_ANSWER: Duration = Duration::from_secs(10);
 /// Log and store may take this long to be closed.
 const DRAIN_DISK: Duration = Duration::from_secs(30);
 /// Peer streams may take this long to say goodbye.
@@ -100,6 +102,9 @@ impl Node {
         let members = store.members();
         let following = follow_members(store.members(), censuses, local, transport.clone());
         tasks.spawn(stopping.clone().run_until_cancelled_owned(following));
+        tasks.spawn(refuse_removed(store.members(), client_tls.clone(), stopping.clone()));
+        let telemetry =
+            rpc::Telemetry { peer_tls: peer_tls.clone(), client_tls: client_tls.clone() };
         let services = rpc::Services {
             handle: handle.clone(),
             store,
@@ -109,10 +114,7 @@ impl Node {
             limits: rpc_limits(config),
             peers: Some(transport.clone()),
             rules: rpc_rules(config),
-            telemetry: rpc::Telemetry {
-                peer_tls: peer_tls.clone(),
-                client_tls: client_tls.clone(),
-            },
+            telemetry,
         };
         // Methods and HTTP paths on one port, told apart by path.
         let (grpc, context) = rpc::router(services, &tasks, &stopping);
@@ -455,5 +457,27 @@ fn membership(table: &MemberTable, censuses: &Censuses, local: &Local) -> Member
         node_key: one.node_key,
     });
     let removed = table.removed().map(|(id, _)| id).collect();
-    Membership { peers: peers.collect(), told, removed }
+    Membership { peers: peers.collect(), told, removed, removed_keys: table.removed_keys() }
+}
+
+/// Who was a member has no say at the clients' port either, for as long as the node runs. Not at once:
+/// it may have asked for its own removal there, and waits for the answer.
+async fn refuse_removed(
+    mut members: watch::Receiver<Arc<MemberTable>>,
+    tls: Option<Arc<ClientListenerTls>>,
+    stopping: CancellationToken,
+) {
+    let Some(tls) = tls else { return };
+    loop {
+        let removed = members.borrow_and_update().removed_keys();
+        tls.refuse(removed);
+        let changed = async {
+            let changed = members.changed().await;
+            tokio::time::sleep(LAST_ANSWER).await;
+            changed
+        };
+        if !matches!(stopping.run_until_cancelled(changed).await, Some(Ok(()))) {
+            return;
+        }
+    }
 }

@@ -41,6 +41,7 @@ use self::{
     files::{Reloading, load_crl, load_key, load_roots},
     verify::{ClientNames, InboundPeer, NamedClients, OutboundPeer},
 };
+use tokio::sync::watch;
 use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 
 use crate::{identity::NodeKey, log_limit::LogLimit};
@@ -74,6 +75,7 @@ pub(crate) struct ClientListenerTls {
     roots: Option<Arc<Reloading<RootCertStore>>>,
     crl: Option<Arc<Reloading<files::Crl>>>,
     config: Arc<ServerConfig>,
+    refused: watch::Sender<HashSet<NodeKey>>,
 }
 
 impl ClientListenerTls {
@@ -108,7 +110,27 @@ impl ClientListenerTls {
         .with_cert_resolver(Arc::clone(&key) as _);
         config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
         never_resume(&mut config);
-        Ok(Self { key, roots, crl, config: Arc::new(config) })
+        let refused = watch::Sender::default();
+        Ok(Self { key, roots, crl, config: Arc::new(config), refused })
+    }
+
+    /// Whoever shows one of these keys is let in no longer, and put out.
+    pub(crate) fn refuse(&self, keys: HashSet<NodeKey>) {
+        self.refused.send_if_modified(|known| {
+            let changed = *known != keys;
+            *known = keys;
+            changed
+        });
+    }
+
+    /// Returns once whoever showed these certificates is refused.
+    pub(crate) async fn refused(&self, shown: Option<&[CertificateDer<'_>]>) {
+        let Some(key) = shown.and_then(|chain| chain.first()).and_then(node_key_of) else {
+            return std::future::pending().await;
+        };
+        let mut refused = self.refused.subscribe();
+        // What it waits for ends with this, which outlives every connection.
+        let _ = refused.wait_for(|keys| keys.contains(&key)).await;
     }
 
     /// When the server's certificate in force expires, in seconds since 1970.

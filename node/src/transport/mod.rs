@@ -36,7 +36,7 @@ mod stream;
 mod tests;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fmt, io,
     net::SocketAddr,
     sync::Arc,
@@ -108,6 +108,8 @@ pub(crate) struct Membership {
     pub told: BTreeSet<MemberId>,
     /// Who was a member once and never will be again.
     pub removed: BTreeSet<MemberId>,
+    /// Their keys, as far as they are known.
+    pub removed_keys: HashSet<NodeKey>,
 }
 
 /// Where received things go.

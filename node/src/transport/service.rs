@@ -62,6 +62,14 @@ struct Members {
     peers: BTreeMap<MemberId, Arc<PeerHandle>>,
     told: BTreeSet<MemberId>,
     removed: BTreeSet<MemberId>,
+    removed_keys: HashSet<NodeKey>,
+}
+
+impl Members {
+    /// Whether it was a member once: whatever it calls itself, by its key.
+    fn was_removed(&self, from: MemberId, key: Option<NodeKey>) -> bool {
+        self.removed.contains(&from) || key.is_some_and(|key| self.removed_keys.contains(&key))
+    }
 }
 
 impl Members {
@@ -151,6 +159,7 @@ impl Shared {
         let mut before = std::mem::take(&mut members.peers);
         members.told = membership.told;
         members.removed = membership.removed;
+        members.removed_keys = membership.removed_keys;
         self.marks.witness().forget(|member| members.removed.contains(&member));
         for record in membership.peers {
             let id = record.id;
@@ -260,11 +269,9 @@ impl Shared {
     ) -> Result<Arc<PeerHandle>, Refusal> {
         let peer = {
             let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
-            let peer = members.peers.get(&hello.from).cloned();
-            let record = peer
-                .as_ref()
-                .map(|peer| &peer.record)
-                .ok_or_else(|| members.removed.contains(&hello.from));
+            let was_removed = members.was_removed(hello.from, key);
+            let peer = members.peers.get(&hello.from).filter(|_| !was_removed).cloned();
+            let record = peer.as_ref().map(|peer| &peer.record).ok_or(was_removed);
             hello.check(&self.local, record, key)?;
             if members.told.contains(&hello.from) {
                 self.may_be_told_of(hello)?;
@@ -395,6 +402,26 @@ impl Shared {
         self.counters.handshakes_failed.fetch_add(1, Relaxed);
         if let Some(suppressed) = self.refusals.pass(0, Instant::now()) {
             tracing::warn!(%error, remote, suppressed, "rejected connection on peer endpoint");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_removed_is_known_by_its_id_or_its_key() {
+        let (id, key) = (MemberId(1), NodeKey([1; 32]));
+        let members =
+            Members { removed: [id].into(), removed_keys: [key].into(), ..Members::default() };
+        for (from, shown, was_removed) in [
+            (MemberId(1), None, true),
+            (MemberId(2), Some(key), true),
+            (MemberId(2), Some(NodeKey([2; 32])), false),
+            (MemberId(2), None, false),
+        ] {
+            assert_eq!(members.was_removed(from, shown), was_removed, "{from} {shown:?}");
         }
     }
 }

@@ -4,12 +4,13 @@ use std::io::{Read, Write};
 
 use axum::{Extension, routing::get};
 
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::TlsConnector;
 
 use super::*;
-use crate::tls::{TlsFiles, TlsPolicy};
+use crate::identity::NodeKey;
+use crate::tls::{TlsFiles, TlsPolicy, node_key_of};
 
 fn front(router: Router) -> (Fronts, SocketAddr) {
     front_for(router, MAX_CONNECTIONS)
@@ -109,22 +110,66 @@ fn a_request_that_never_ends_is_cut_off_at_the_deadline() {
 
 /// A listener with TLS, and what connects to it.
 fn secure() -> (Arc<ClientListenerTls>, TlsConnector) {
+    let (tls, connector, _) = secure_for(false);
+    (tls, connector)
+}
+
+/// The same; if it is `mutual`, with a certificate over the key that is given.
+fn secure_for(mutual: bool) -> (Arc<ClientListenerTls>, TlsConnector, NodeKey) {
     let dir = tempfile::tempdir().unwrap();
     let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
     let (cert, key) = (dir.path().join("crt"), dir.path().join("key"));
     std::fs::write(&cert, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-    let files = TlsFiles { cert, key, ..TlsFiles::default() };
+    let trusted_ca = mutual.then(|| cert.clone());
+    let files = TlsFiles { cert, key, trusted_ca, ..TlsFiles::default() };
     let tls = ClientListenerTls::new(&files, &TlsPolicy::default(), &[]).unwrap();
+    let certificate = CertificateDer::from(made.cert.der().to_vec());
     let mut roots = rustls::RootCertStore::empty();
-    roots.add(CertificateDer::from(made.cert.der().to_vec())).unwrap();
+    roots.add(certificate.clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    (Arc::new(tls), TlsConnector::from(Arc::new(config)))
+        .with_root_certificates(roots);
+    let node_key = node_key_of(&certificate).unwrap();
+    let config = if mutual {
+        let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+        builder.with_client_auth_cert(vec![certificate], key).unwrap()
+    } else {
+        builder.with_no_client_auth()
+    };
+    (Arc::new(tls), TlsConnector::from(Arc::new(config)), node_key)
+}
+
+#[tokio::test]
+async fn who_shows_a_removed_members_key_is_put_out_and_let_in_no_longer() {
+    let (tls, connector, key) = secure_for(true);
+    let router = Router::new().route("/", get(|| async { "x" }));
+    let (_fronts, address) = start(router, Some(Arc::clone(&tls)), 8);
+    let open = async || {
+        let tcp = TcpStream::connect(address).await.unwrap();
+        connector.connect(ServerName::try_from("127.0.0.1").unwrap(), tcp).await
+    };
+    const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n";
+    let mut stream = open().await.unwrap();
+    stream.write_all(REQUEST).await.unwrap();
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200");
+    tls.refuse([NodeKey([1; 32])].into());
+    stream.write_all(REQUEST).await.unwrap();
+    tls.refuse([key].into());
+    // What was answered already may be read; then it ends.
+    let mut rest = Vec::new();
+    let ended = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut rest));
+    let _ = ended.await.expect("it is put out");
+    let mut again = Vec::new();
+    if let Ok(mut stream) = open().await {
+        let _ = stream.write_all(REQUEST).await;
+        let _ = stream.read_to_end(&mut again).await;
+    }
+    assert!(again.is_empty(), "{}", String::from_utf8_lossy(&again));
 }
 
 async fn connect_from(from: &str, to: SocketAddr) -> TcpStream {
