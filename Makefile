@@ -46,7 +46,7 @@ explore: setup ## explore the bootstrap protocol: the ladder, full bounds, rando
 fuzz-etcd: release ## the same random requests to stock etcd and to muster-node: N=100000, or SEED=… to replay
 	@target/release/fuzz-etcd --requests $(or $(N),20000) $(if $(SEED),--seed $(SEED))
 
-mutants: setup ## small bugs, one at a time: which of them do the tests find? ONLY=4xx,110 or FILE=watch (tests/mutants/watch.txt)
+mutants: setup ## small bugs, one at a time: which of them do the tests find? ONLY=4xx,110,601-618 or FILE=watch (tests/mutants/watch.txt)
 	$(CARGO) run -q -p muster-tests --bin mutants --locked -- $(if $(ONLY),--only $(ONLY)) $(if $(FILE),--file $(FILE)) $(ARGS)
 
 bench: release ## muster-node beside stock etcd, same client, same run

@@ -24,7 +24,7 @@ use muster_tests::mutants::tree::{copy, crate_of};
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// Only these numbers; x stands for any digit (4xx,110).
+    /// Only these numbers; x stands for any digit, and ranges go (4xx,110,1301-1318).
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Only those of this list (log stands for tests/mutants/log.txt).

@@ -135,12 +135,16 @@ fn until<'a>(lines: &mut impl Iterator<Item = &'a str>, end: &str) -> Result<Str
     bail!("{end} is missing")
 }
 
-/// Whether a number is one of `only`: numbers or patterns, in which x is any digit.
+/// Whether a number is one of `only`: numbers, ranges (1301-1318), or patterns in which x is any
+/// digit.
 pub fn is_chosen(id: u32, only: &[String]) -> bool {
-    let id = id.to_string();
+    let digits = id.to_string();
     let fits = |pattern: &String| {
+        let range = pattern.split_once('-');
+        let range = range.and_then(|(a, b)| Some(a.parse::<u32>().ok()?..=b.parse().ok()?));
         let same = |(a, b): (char, char)| a == 'x' || a == b;
-        pattern.len() == id.len() && pattern.chars().zip(id.chars()).all(same)
+        range.is_some_and(|range| range.contains(&id))
+            || pattern.len() == digits.len() && pattern.chars().zip(digits.chars()).all(same)
     };
     only.is_empty() || only.iter().any(fits)
 }
@@ -179,10 +183,10 @@ mod tests {
     }
 
     #[test]
-    fn patterns_choose_by_digit() {
-        let only = ["4xx".to_owned(), "12".to_owned()];
-        let chosen: Vec<u32> =
-            [12, 40, 399, 401, 512].into_iter().filter(|id| is_chosen(*id, &only)).collect();
-        assert_eq!(chosen, [12, 401]);
+    fn patterns_choose_by_digit_and_ranges_from_end_to_end() {
+        let only = ["4xx", "12", "509-511"].map(str::to_owned);
+        let all = [12, 40, 399, 401, 508, 509, 511, 512];
+        let chosen: Vec<u32> = all.into_iter().filter(|id| is_chosen(*id, &only)).collect();
+        assert_eq!(chosen, [12, 401, 509, 511]);
     }
 }
