@@ -49,7 +49,7 @@ fuzz-etcd: release ## the same random requests to stock etcd and to muster-node:
 mutants: setup ## small bugs, one at a time: which of them do the tests find? ONLY=4xx,110,601-618 or FILE=watch (tests/mutants/watch.txt)
 	$(CARGO) run -q -p muster-tests --bin mutants --locked -- $(if $(ONLY),--only $(ONLY)) $(if $(FILE),--file $(FILE)) $(ARGS)
 
-bench: release ## muster-node beside stock etcd, same client, same run
+bench: release ## muster-node beside stock etcd, same client, same run (ARGS='--mode reconfigure': while members change)
 	@target/release/bench $(ARGS)
 
 clean: ## remove what the build and the demo left behind

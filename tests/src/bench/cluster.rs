@@ -1,4 +1,4 @@
-//! Three members of one program on loopback.
+//! Three members of one program on loopback, and others that come and go.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -6,11 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use node_proto::etcdserverpb::{
+    MemberAddRequest, MemberListRequest, cluster_client::ClusterClient,
+};
 use rustls::ClientConfig;
 use serde::Serialize;
+use tonic::transport::Channel;
 
 use super::{process::Server, tls::Credentials};
-use crate::client::Client;
+use crate::client::{Client, channel};
 
 const MEMBERS: usize = 3;
 /// How long a cluster may take to have a leader that everybody follows.
@@ -42,19 +46,53 @@ impl Program {
     }
 }
 
-/// Three running members.
+/// Running members.
 #[derive(Debug)]
 pub(super) struct Cluster {
     program: Program,
     tls: Option<Arc<ClientConfig>>,
+    dir: PathBuf,
+    /// What every member is started with.
+    flags: Vec<String>,
     members: Vec<Member>,
+    /// How many have ever been started: names are not used twice.
+    named: usize,
+}
+
+/// Where a member is, or will be once it is started.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub name: String,
+    pub peer_url: String,
+    client_url: String,
+    client: SocketAddr,
+}
+
+impl Place {
+    fn at(number: usize, has_tls: bool, peer: u16, client: u16) -> Self {
+        let scheme = if has_tls { "https" } else { "http" };
+        let url = |port: u16| format!("{scheme}://{}:{port}", Ipv4Addr::LOCALHOST);
+        Self {
+            name: format!("n{number}"),
+            peer_url: url(peer),
+            client_url: url(client),
+            client: (Ipv4Addr::LOCALHOST, client).into(),
+        }
+    }
+}
+
+/// The flag that says who is in the cluster.
+fn initial_cluster<'a>(places: impl Iterator<Item = &'a Place>) -> String {
+    let all: Vec<String> =
+        places.map(|place| format!("{}={}", place.name, place.peer_url)).collect();
+    format!("--initial-cluster={}", all.join(","))
 }
 
 #[derive(Debug)]
 struct Member {
+    place: Place,
     args: Vec<String>,
     log: PathBuf,
-    client: SocketAddr,
     server: Server,
 }
 
@@ -64,33 +102,28 @@ impl Cluster {
         program: &Program,
         dir: &Path,
         credentials: Option<&Credentials>,
+        flags: &[&str],
     ) -> Result<Self> {
         fs_err::create_dir_all(dir)?;
         let ports = free_ports(2 * MEMBERS)?;
-        let scheme = if credentials.is_some() { "https" } else { "http" };
-        let url = |port: u16| format!("{scheme}://127.0.0.1:{port}");
-        let initial: Vec<String> =
-            (0..MEMBERS).map(|n| format!("n{n}={}", url(ports[n]))).collect();
-        let mut members = Vec::new();
-        for n in 0..MEMBERS {
-            let (peer, client) = (url(ports[n]), url(ports[MEMBERS + n]));
-            let mut args = vec![
-                format!("--name=n{n}"),
-                format!("--data-dir={}", dir.join(format!("n{n}")).display()),
-                format!("--listen-peer-urls={peer}"),
-                format!("--initial-advertise-peer-urls={peer}"),
-                format!("--listen-client-urls={client}"),
-                format!("--advertise-client-urls={client}"),
-                format!("--initial-cluster={}", initial.join(",")),
-            ];
-            args.extend(credentials.map(Credentials::flags).unwrap_or_default());
-            let log = dir.join(format!("n{n}.log"));
-            let server = Server::start(&program.path, &args, &log)?;
-            let client = SocketAddr::from((Ipv4Addr::LOCALHOST, ports[MEMBERS + n]));
-            members.push(Member { args, log, client, server });
-        }
-        let tls = credentials.map(|credentials| Arc::clone(&credentials.client));
-        let mut cluster = Self { program: program.clone(), tls, members };
+        let places: Vec<Place> = (0..MEMBERS)
+            .map(|n| Place::at(n, credentials.is_some(), ports[n], ports[MEMBERS + n]))
+            .collect();
+        let initial = initial_cluster(places.iter());
+        let mut all = credentials.map(Credentials::flags).unwrap_or_default();
+        all.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        let members = places.into_iter().map(|place| {
+            let given = all.iter().chain([&initial]).cloned();
+            Member::start(program, dir, place, given)
+        });
+        let mut cluster = Self {
+            members: members.collect::<Result<_>>()?,
+            program: program.clone(),
+            tls: credentials.map(|credentials| Arc::clone(&credentials.client)),
+            dir: dir.to_owned(),
+            flags: all,
+            named: MEMBERS,
+        };
         cluster.settled().await?;
         Ok(cluster)
     }
@@ -101,7 +134,7 @@ impl Cluster {
 
     /// A client of member `n`, on a connection of its own.
     pub(super) fn client(&self, n: usize) -> Result<Client> {
-        Client::new(self.members[n].client, self.tls.clone())
+        Client::new(self.members[n].place.client, self.tls.clone())
     }
 
     pub(super) fn len(&self) -> usize {
@@ -156,6 +189,69 @@ impl Cluster {
         Ok(revisions.iter().all(|revision| *revision == revisions[0]))
     }
 
+    /// The API for members, at member `n`.
+    pub(super) fn api(&self, n: usize) -> Result<ClusterClient<Channel>> {
+        Ok(ClusterClient::new(channel(self.members[n].place.client, self.tls.clone())?))
+    }
+
+    /// The id of member `n`.
+    pub(super) async fn id(&self, n: usize) -> Result<u64> {
+        let status = self.client(n)?.status(CALL_TIME).await?;
+        Ok(status.header.context("a header")?.member_id)
+    }
+
+    /// Has member `asked` add a learner, and starts it; its id. It is the last one then.
+    pub(super) async fn join(&mut self, asked: usize) -> Result<u64> {
+        let place = self.place()?;
+        let peer_ur_ls = vec![place.peer_url.clone()];
+        let request = MemberAddRequest { peer_ur_ls, is_learner: true };
+        let added = self.api(asked)?.member_add(request).await?.into_inner();
+        self.start_joiner(place)?;
+        Ok(added.member.context("the new member")?.id)
+    }
+
+    /// Where the next one could be; nothing is started.
+    pub(super) fn place(&self) -> Result<Place> {
+        let ports = free_ports(2)?;
+        Ok(Place::at(self.named, self.tls.is_some(), ports[0], ports[1]))
+    }
+
+    /// Starts one that the members have added. It is the last one then.
+    pub(super) fn start_joiner(&mut self, place: Place) -> Result<()> {
+        let all = self.members.iter().map(|member| &member.place).chain([&place]);
+        let initial = ["--initial-cluster-state=existing".to_owned(), initial_cluster(all)];
+        let flags = self.flags.iter().cloned().chain(initial);
+        self.members.push(Member::start(&self.program, &self.dir, place, flags)?);
+        self.named += 1;
+        Ok(())
+    }
+
+    /// Whether member `asked` lists one at that place.
+    pub(super) async fn lists(&self, asked: usize, place: &Place) -> Result<bool> {
+        let request = MemberListRequest { linearizable: false };
+        let list = self.api(asked)?.member_list(request).await?.into_inner();
+        Ok(list.members.iter().any(|member| member.peer_ur_ls.contains(&place.peer_url)))
+    }
+
+    /// Where all members are for clients, as flags take it.
+    pub(super) fn endpoints(&self) -> String {
+        let urls: Vec<&str> = self.members.iter().map(|member| &*member.place.client_url).collect();
+        urls.join(",")
+    }
+
+    /// Forgets member `n`: its process ends, and its data goes.
+    pub(super) fn forget(&mut self, n: usize) -> Result<()> {
+        let member = self.members.remove(n);
+        drop(member.server);
+        fs_err::remove_dir_all(self.dir.join(member.place.name))?;
+        Ok(())
+    }
+
+    /// The most memory that member `n` has ever had.
+    pub(super) fn peak_bytes(&self, n: usize) -> Result<u64> {
+        self.members[n].server.peak_bytes()
+    }
+
     pub(super) fn kill(&mut self, n: usize) -> Result<()> {
         self.members[n].server.kill()
     }
@@ -180,6 +276,29 @@ impl Cluster {
             .collect::<Result<Vec<_>>>()?;
         all.sort_unstable_by(|a, b| b.cmp(a));
         Ok(all)
+    }
+}
+
+impl Member {
+    fn start(
+        program: &Program,
+        dir: &Path,
+        place: Place,
+        flags: impl Iterator<Item = String>,
+    ) -> Result<Self> {
+        let Place { name, peer_url, client_url, .. } = &place;
+        let mut args = vec![
+            format!("--name={name}"),
+            format!("--data-dir={}", dir.join(name).display()),
+            format!("--listen-peer-urls={peer_url}"),
+            format!("--initial-advertise-peer-urls={peer_url}"),
+            format!("--listen-client-urls={client_url}"),
+            format!("--advertise-client-urls={client_url}"),
+        ];
+        args.extend(flags);
+        let log = dir.join(format!("{name}.log"));
+        let server = Server::start(&program.path, &args, &log)?;
+        Ok(Self { place, args, log, server })
     }
 }
 

@@ -3,20 +3,27 @@
 //! Both programs get the same flags and the same load on three members each. A figure is the median
 //! of the rounds; the rounds of the two programs alternate, so that a disturbance from outside hits
 //! both. CPU time is what the kernel charged the three servers, read before and after each load.
+//!
+//! What changes of members cost is another mode (`--mode reconfigure`): one program after the other,
+//! so that neither has the other's load beside it.
 
 pub(crate) mod cluster;
 mod load;
 mod outage;
 pub(crate) mod process;
+mod reconfigure;
+mod replace;
 mod report;
 mod tls;
+mod writer;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-pub use self::report::{Figures, Outages, Report};
+pub use self::reconfigure::Reconfigure;
+pub use self::report::{Changes, Figures, Outages, Replacement, Report, Resize};
 use self::{
     cluster::{Cluster, Program},
     load::Load,
@@ -50,6 +57,8 @@ pub struct Plan {
     pub outages: usize,
     /// Spread clients over all members, instead of all at the leader.
     pub spread: bool,
+    /// Instead of loads and outages: what changes of members cost.
+    pub reconfigure: Option<Reconfigure>,
 }
 
 /// How clients and peers speak.
@@ -83,6 +92,12 @@ pub async fn run(plan: &Plan, say: &dyn Fn(&str)) -> Result<Report> {
         .tempdir_in(&plan.work)
         .context("make a directory for data")?;
     let mut report = Report { programs: programs.clone(), ..Report::default() };
+    if let Some(wanted) = &plan.reconfigure {
+        for program in &programs {
+            reconfigure::run(wanted, program, data.path(), &mut report, say).await?;
+        }
+        return Ok(report);
+    }
     for mode in &plan.modes {
         let credentials = match mode {
             Mode::Plain => None,
@@ -92,7 +107,7 @@ pub async fn run(plan: &Plan, say: &dyn Fn(&str)) -> Result<Report> {
         for program in &programs {
             say(&format!("starting three {} ({})", program.name, mode.label()));
             let dir = data.path().join(format!("{}-{}", program.name, mode.label()));
-            clusters.push(Cluster::start(program, &dir, credentials.as_ref()).await?);
+            clusters.push(Cluster::start(program, &dir, credentials.as_ref(), &[]).await?);
         }
         for &clients in &plan.clients {
             measure(plan, *mode, clients, &clusters, &mut report, say).await?;

@@ -77,7 +77,13 @@ impl Server {
     /// Resident memory, in bytes.
     pub(super) fn resident_bytes(&self) -> Result<u64> {
         let status = fs_err::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        resident_of(&status).context("the kernel's /proc/PID/status")
+        bytes_of(&status, "VmRSS:").context("the kernel's /proc/PID/status")
+    }
+
+    /// The most resident memory that it has ever had, in bytes.
+    pub(super) fn peak_bytes(&self) -> Result<u64> {
+        let status = fs_err::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        bytes_of(&status, "VmHWM:").context("the kernel's /proc/PID/status")
     }
 }
 
@@ -96,8 +102,8 @@ fn cpu_of(stat: &str) -> Option<Duration> {
     Some(Duration::from_secs_f64((ticks(11)? + ticks(12)?) / TICKS_PER_SECOND))
 }
 
-fn resident_of(status: &str) -> Option<u64> {
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
+fn bytes_of(status: &str, field: &str) -> Option<u64> {
+    let line = status.lines().find(|line| line.starts_with(field))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
@@ -113,6 +119,6 @@ mod tests {
 
     #[test]
     fn resident_memory_is_read_in_bytes() {
-        assert_eq!(resident_of("VmPeak:\t  9 kB\nVmRSS:\t  2048 kB\n"), Some(2 << 20));
+        assert_eq!(bytes_of("VmPeak:\t  9 kB\nVmRSS:\t  2048 kB\n", "VmRSS:"), Some(2 << 20));
     }
 }

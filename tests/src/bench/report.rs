@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{Mode, cluster::Program, load::Round};
+use super::{Mode, cluster::Program, load::Round, writer::Writes};
 
 /// Everything that one run found.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -16,6 +16,12 @@ pub struct Report {
     pub figures: Vec<Figures>,
     /// One line per program.
     pub outages: Vec<Outages>,
+    /// One line per program and kind of change.
+    pub changes: Vec<Changes>,
+    /// One line per program.
+    pub resizes: Vec<Resize>,
+    /// One line per program.
+    pub replacements: Vec<Replacement>,
 }
 
 /// Medians over the rounds of one load.
@@ -87,6 +93,80 @@ impl Outages {
     }
 }
 
+/// Writing while one kind of change of members is made.
+#[derive(Clone, Debug, Serialize)]
+pub struct Changes {
+    /// The program.
+    pub program: String,
+    /// What was changed.
+    pub change: &'static str,
+    /// How often.
+    pub runs: usize,
+    /// The longest time without an acknowledged write: median over the runs.
+    pub gap_median_ms: f64,
+    /// And the longest of all.
+    pub gap_max_ms: f64,
+    /// The longest that one write waited for its answer, whatever that was: median over the runs.
+    pub wait_median_ms: f64,
+    /// And the longest of all.
+    pub wait_max_ms: f64,
+    /// Writes that were refused or not answered within 5 s.
+    pub failed: usize,
+}
+
+impl Changes {
+    pub(super) fn of(program: &str, change: &'static str, seen: &[Writes]) -> Self {
+        let millis = |of: &dyn Fn(&Writes) -> Duration| -> Vec<f64> {
+            seen.iter().map(|writes| of(writes).as_secs_f64() * 1000.0).collect()
+        };
+        let (gaps, waits) = (millis(&|writes| writes.gap), millis(&|writes| writes.wait));
+        Self {
+            program: program.to_owned(),
+            change,
+            runs: seen.len(),
+            gap_max_ms: gaps.iter().copied().fold(0.0, f64::max),
+            gap_median_ms: median(gaps),
+            wait_max_ms: waits.iter().copied().fold(0.0, f64::max),
+            wait_median_ms: median(waits),
+            failed: seen.iter().map(|writes| writes.failed).sum(),
+        }
+    }
+}
+
+/// From three members to five and back, under load.
+#[derive(Clone, Debug, Serialize)]
+pub struct Resize {
+    /// The program.
+    pub program: String,
+    /// Clients, each with one put in flight.
+    pub clients: usize,
+    /// How long it took.
+    pub seconds: f64,
+    /// Acknowledged writes.
+    pub writes: usize,
+    /// Writes that were refused or not answered in time.
+    pub failed: usize,
+    /// Acknowledged writes that took more than a second.
+    pub slow: usize,
+    /// The longest that one write waited, whatever came of it.
+    pub longest_ms: f64,
+}
+
+/// A dead member's place is taken by a new one.
+#[derive(Clone, Debug, Serialize)]
+pub struct Replacement {
+    /// The program.
+    pub program: String,
+    /// How much data there was.
+    pub data_mib: u64,
+    /// From the start of `member replace` until the new one votes and has everything.
+    pub seconds: f64,
+    /// The most memory that the leader had before, and had at the end.
+    pub leader_peak_mib: (u64, u64),
+    /// The most memory that the new one had.
+    pub joiner_peak_mib: u64,
+}
+
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
@@ -104,6 +184,15 @@ impl Report {
         for program in &self.programs {
             let _ =
                 writeln!(out, "{}: {} ({})", program.name, program.version, program.path.display());
+        }
+        self.loads(&mut out);
+        self.reconfigurations(&mut out);
+        out
+    }
+
+    fn loads(&self, out: &mut String) {
+        if self.figures.is_empty() {
+            return;
         }
         let _ = writeln!(
             out,
@@ -142,7 +231,49 @@ impl Report {
                 o.program, o.median_ms, o.max_ms, o.runs
             );
         }
-        out
+    }
+
+    fn reconfigurations(&self, out: &mut String) {
+        if !self.changes.is_empty() {
+            let _ = writeln!(
+                out,
+                "\nplain HTTP, a put every 5 ms at followers while members change, in ms (median, longest)\n{:<20}{:<12}{:>6}{:>18}{:>22}{:>8}",
+                "change", "program", "runs", "no write at all", "longest single write", "failed"
+            );
+        }
+        for c in &self.changes {
+            let _ = writeln!(
+                out,
+                "{:<20}{:<12}{:>6}{:>10.0}{:>8.0}{:>14.0}{:>8.0}{:>8}",
+                c.change,
+                c.program,
+                c.runs,
+                c.gap_median_ms,
+                c.gap_max_ms,
+                c.wait_median_ms,
+                c.wait_max_ms,
+                c.failed
+            );
+        }
+        for r in &self.resizes {
+            let _ = writeln!(
+                out,
+                "\n3 to 5 to 3 members, {} clients: {} in {:.1} s: {} writes, {} failed, {} slower than 1 s, longest {:.0} ms",
+                r.clients, r.program, r.seconds, r.writes, r.failed, r.slow, r.longest_ms
+            );
+        }
+        for r in &self.replacements {
+            let _ = writeln!(
+                out,
+                "\na dead member replaced, {} MiB: {} in {:.1} s; peak memory: leader {} MiB before, {} after, joiner {} MiB",
+                r.data_mib,
+                r.program,
+                r.seconds,
+                r.leader_peak_mib.0,
+                r.leader_peak_mib.1,
+                r.joiner_peak_mib
+            );
+        }
     }
 }
 

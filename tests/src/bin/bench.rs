@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use muster_tests::bench::{Mode, Plan, run};
+use muster_tests::bench::{Mode, Plan, Reconfigure, run};
 
 /// Three muster-node members beside three stock etcd members: same client, same load, in turns.
 #[derive(Debug, Parser)]
@@ -31,9 +31,15 @@ struct Args {
     /// How often the leader is killed to see how long nobody can write; 0: never.
     #[arg(long, default_value_t = 20)]
     outages: usize,
-    /// Only "plain" or only "mtls".
-    #[arg(long, value_parser = ["plain", "mtls"])]
+    /// Only "plain", only "mtls", or "reconfigure": what changes of members cost.
+    #[arg(long, value_parser = ["plain", "mtls", "reconfigure"])]
     mode: Option<String>,
+    /// How often each change of members is made, with --mode reconfigure; 0: none is.
+    #[arg(long, default_value_t = 20)]
+    changes: usize,
+    /// MiB of data in the cluster whose dead member is replaced, with --mode reconfigure; 0: none is.
+    #[arg(long, default_value_t = 1024)]
+    data_mib: u64,
     /// Only this program.
     #[arg(long, value_parser = ["muster-node", "etcd"])]
     only: Option<String>,
@@ -83,6 +89,11 @@ fn bench(args: &Args) -> Result<()> {
         },
         outages: args.outages,
         spread: args.spread,
+        reconfigure: (args.mode.as_deref() == Some("reconfigure")).then(|| Reconfigure {
+            changes: args.changes,
+            data_mib: args.data_mib,
+            agent: folder.join("muster-agent"),
+        }),
     };
     let say = |text: &str| {
         let _ = writeln!(std::io::stderr(), "{text}");

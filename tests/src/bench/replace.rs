@@ -1,0 +1,80 @@
+//! A dead member's place is taken by a new one, with a cluster's data to catch up with.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use tokio::process::Command;
+use tokio::task::JoinSet;
+
+use super::cluster::Cluster;
+use super::reconfigure::{LIMIT, caught_up};
+use super::report::Replacement;
+
+const MIB: u64 = 1 << 20;
+/// Puts in flight while a cluster is filled, and how much each writes: so many that the log does not
+/// keep them all, and a newcomer is sent the state.
+const FILLERS: u64 = 16;
+const FILL_BYTES: u64 = 64 << 10;
+/// How often the list is looked at for the new member, which is started as soon as it is there.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Fills the cluster, kills a follower whose disk is lost, and replaces it by one command:
+/// `muster-agent member replace`, which speaks the Cluster API that both programs have.
+pub(super) async fn run(mut cluster: Cluster, agent: &Path, data_mib: u64) -> Result<Replacement> {
+    let leader = cluster.settled().await?;
+    fill(&cluster, leader, data_mib).await?;
+    let leader = cluster.settled().await?;
+    let before = cluster.peak_bytes(leader)?;
+    let dead = (leader + 1) % cluster.len();
+    let id = cluster.id(dead).await?;
+    cluster.forget(dead)?;
+    let leader = if dead < leader { leader - 1 } else { leader };
+    let place = cluster.place()?;
+    let start = Instant::now();
+    let patience = LIMIT.as_secs().to_string();
+    let mut command = Command::new(agent)
+        .args(["member", "replace", &format!("{id:016x}"), &place.name])
+        .args(["--peer-urls", &place.peer_url, "--endpoints", &cluster.endpoints()])
+        .args(["--patience", &patience])
+        .stdout(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .with_context(|| format!("start {}", agent.display()))?;
+    while !cluster.lists(leader, &place).await? {
+        if let Some(status) = command.try_wait()? {
+            bail!("member replace ended with {status} before it added anybody");
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+    cluster.start_joiner(place)?;
+    let status = tokio::time::timeout(LIMIT, command.wait()).await.context("member replace")??;
+    if !status.success() {
+        bail!("member replace ended with {status}");
+    }
+    caught_up(&cluster, leader).await?;
+    Ok(Replacement {
+        program: cluster.name().to_owned(),
+        data_mib,
+        seconds: start.elapsed().as_secs_f64(),
+        leader_peak_mib: (before / MIB, cluster.peak_bytes(leader)? / MIB),
+        joiner_peak_mib: cluster.peak_bytes(cluster.len() - 1)? / MIB,
+    })
+}
+
+async fn fill(cluster: &Cluster, leader: usize, data_mib: u64) -> Result<()> {
+    let mut fillers = JoinSet::new();
+    for n in 0..FILLERS {
+        let mut client = cluster.client(leader)?;
+        fillers.spawn(async move {
+            let value = vec![b'v'; usize::try_from(FILL_BYTES)?];
+            for part in (n..data_mib * MIB / FILL_BYTES).step_by(usize::try_from(FILLERS)?) {
+                let key = format!("/bench/fill-{part:08}");
+                client.put(key.as_bytes(), &value, LIMIT).await?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    fillers.join_all().await.into_iter().collect()
+}
