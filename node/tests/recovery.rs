@@ -7,7 +7,7 @@ mod common;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Member, all, free_ports, put_again, settled, skipped, started};
+use common::{Member, all, free_ports, node_killed_at, put_again, settled, skipped, started};
 use node_proto::etcdserverpb::watch_client::WatchClient;
 use node_proto::etcdserverpb::watch_request::RequestUnion;
 use node_proto::etcdserverpb::{
@@ -280,14 +280,11 @@ async fn killed_at_any_step_it_is_the_old_member_or_the_new_one() {
         std::fs::remove_dir_all(&member.data_dir).unwrap();
         copy(&origin, &member.data_dir);
         let calls = "fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,rmdir";
-        let mut strace = Command::new("strace");
-        strace.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={calls}")]);
-        strace.args(["-e", &format!("inject={calls}:signal=KILL:when={step}")]);
-        strace.arg(env!("CARGO_BIN_EXE_muster-node")).args(&alone.args);
-        strace.arg("--force-new-cluster").env_clear().stdin(Stdio::null());
+        let mut killed = node_killed_at(calls, step);
+        killed.args(&alone.args).arg("--force-new-cluster");
         let log = root.path().join("strace.log");
-        strace.stderr(std::fs::File::create(&log).unwrap()).stdout(Stdio::null());
-        let Ok(mut child) = strace.spawn() else { return skipped("no strace") };
+        killed.stderr(std::fs::File::create(&log).unwrap()).stdout(Stdio::null());
+        let Ok(mut child) = killed.spawn() else { return skipped("no strace") };
         let serves = || std::fs::read_to_string(&log).unwrap().contains("ready to serve");
         let ended = loop {
             if child.try_wait().unwrap().is_some() {

@@ -10,7 +10,8 @@ use std::process::{Command, Output, Stdio};
 use std::time::SystemTime;
 
 use common::{
-    Member, all, eventually, free_ports, node, same_hash, settled, skipped, started, three,
+    Member, all, eventually, free_ports, node, node_killed_at, same_hash, settled, skipped,
+    started, three,
 };
 use serde_json::Value;
 
@@ -277,13 +278,11 @@ fn killed_at_any_step_a_restore_has_made_nothing_or_all() {
     loop {
         step += 1;
         let calls = "fsync,fdatasync,rename,renameat,renameat2,mkdir,ftruncate,fallocate";
-        let mut strace = Command::new("strace");
-        strace.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={calls}")]);
-        strace.args(["-e", &format!("inject={calls}:signal=KILL:when={step}")]);
-        strace.arg(env!("CARGO_BIN_EXE_muster-node")).args(["snapshot", "restore"]).arg(fixture());
-        strace.arg("--drop-leases").arg("--data-dir").arg(&member.data_dir);
-        strace.env_clear().stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::null());
-        let Ok(status) = strace.status() else { return skipped("no strace") };
+        let mut killed = node_killed_at(calls, step);
+        killed.args(["snapshot", "restore"]).arg(fixture());
+        killed.arg("--drop-leases").arg("--data-dir").arg(&member.data_dir);
+        killed.stderr(Stdio::null()).stdout(Stdio::null());
+        let Ok(status) = killed.status() else { return skipped("no strace") };
         if !member.data_dir.exists() {
             nothing += 1;
             continue;

@@ -157,5 +157,17 @@ mod tests {
         assert!(warnings(&two, 0)[0].starts_with("2 of 3 voters have their data"));
         let damaged = [survivor("1", "whole", (2, 5)), survivor("2", "damaged", (2, 7))];
         assert_eq!(warnings(&damaged, 0), ["what only db-2, db-3 had is lost"]);
+        // Two of three voters are no majority of four, which a learner would make them.
+        let mut learning = two;
+        for one in &mut learning {
+            let store = one.sight.store.as_mut().unwrap();
+            store.members.push(MemberSight {
+                id: "4".to_owned(),
+                name: "db-4".to_owned(),
+                is_learner: true,
+            });
+        }
+        assert!(warnings(&learning, 0)[0].starts_with("2 of 3 voters have their data"));
+        assert_eq!(warnings(&learning, 0)[1], "what only db-3 had is lost");
     }
 }

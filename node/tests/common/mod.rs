@@ -34,7 +34,19 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// A command for the built program, in an environment without anything but the bug that `make
 /// mutants` has switched on.
 pub(crate) fn node() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_muster-node"));
+    bare(Command::new(env!("CARGO_BIN_EXE_muster-node")))
+}
+
+/// The same, killed as it makes the `step`th of these system calls; it takes strace.
+pub(crate) fn node_killed_at(calls: &str, step: usize) -> Command {
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={calls}")]);
+    strace.args(["-e", &format!("inject={calls}:signal=KILL:when={step}")]);
+    strace.arg(env!("CARGO_BIN_EXE_muster-node"));
+    bare(strace)
+}
+
+fn bare(mut command: Command) -> Command {
     command.env_clear().stdin(Stdio::null());
     command.envs(std::env::var_os("MUTANT").map(|id| ("MUTANT", id)));
     command
