@@ -404,12 +404,16 @@ mod tests {
     }
 
     #[test]
-    fn a_voter_of_stock_etcds_at_the_newcomers_url_is_somebody_else() {
+    fn another_one_of_stock_etcds_at_the_newcomers_url_is_somebody_else() {
         let world = join_world();
         let intent = joining(&world, None);
-        let members = with_newcomer(two(None), &world, false);
-        let act = sight(&intent, Open, &members).decide();
-        assert!(matches!(act, Act::Tell(Outcome::Refused { .. })), "{act:?}");
+        let voter = with_newcomer(two(None), &world, false);
+        let mut elsewhere_too = with_newcomer(two(None), &world, true);
+        elsewhere_too.list[2].peer_urls.push("https://10.9.0.9:2380".to_owned());
+        for members in [voter, elsewhere_too] {
+            let act = sight(&intent, Open, &members).decide();
+            assert!(matches!(act, Act::Tell(Outcome::Refused { .. })), "{act:?}");
+        }
     }
 
     #[test]
@@ -485,6 +489,9 @@ mod tests {
         members.list.truncate(1);
         let act = sight(&intent, Open, &members).decide();
         assert!(matches!(act, Act::Change(Change::Remove(OWN), _)), "the last one: {act:?}");
+        members.list.push(member(9, "https://10.9.0.9:2380", true));
+        let act = sight(&intent, Open, &members).decide();
+        assert!(matches!(act, Act::Change(..)), "no learner can lead: {act:?}");
     }
 
     #[test]

@@ -558,6 +558,8 @@ async fn only_members_agents_read_and_report_and_none_of_itself() {
     assert_eq!(code(wrong), Code::InvalidRequest);
     cluster.say(founder, &intent, added(77), 20).await.unwrap();
     assert_eq!(code(cluster.say(founder, &intent, added(78), 21).await), Code::Conflict);
+    let late = cluster.admin.withdraw_intent(id, operation).await;
+    assert_eq!(code(late), Code::WrongState, "it is a member by now");
     let promoted = Outcome::Promoted { member };
     assert_eq!(code(cluster.say(founder, &intent, promoted.clone(), 19).await), Code::Conflict);
     let refused = Outcome::Refused { reason: "no".into() };
@@ -607,6 +609,25 @@ async fn the_directory_believes_a_quorum_of_who_had_a_vote_and_goes_forward_only
     // A ticket is planned on the newest list.
     let intent = cluster.newcomer(9).await.join().await.unwrap().intent;
     assert_eq!(intent.intent.planned_at, Some(7));
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_believed_may_make_a_quorum_for_what_was_said_before() {
+    let cluster = Formed::of(3).await;
+    let [a, b] = [0, 1].map(|i| cluster.id(&cluster.agents[i]));
+    let newcomer = cluster.newcomer(9).await;
+    let intent = newcomer.join().await.unwrap().intent;
+    cluster.say(&cluster.agents[0], &intent, added(77), 12).await.unwrap();
+    let d = MemberId::new(77);
+    let (first, later) = ([(a, false), (b, false), (d, false)], [(a, false), (d, false)]);
+    cluster.report(&cluster.agents[0], None, 20, &later).await.unwrap();
+    cluster.report(&newcomer, None, 21, &later).await.unwrap();
+    assert_eq!(cluster.confirmed().await, None, "of the founders only one says so");
+    for who in [1, 2] {
+        cluster.report(&cluster.agents[who], None, 14, &first).await.unwrap();
+    }
+    assert_eq!(cluster.confirmed().await, Some(vec![a, d]), "two of three, by then");
     cluster.service.stop().await;
 }
 

@@ -136,6 +136,14 @@ async fn move_elsewhere(world: &World) {
         .unwrap();
 }
 
+/// A process that was here once, with a ledger of its own.
+async fn another(world: &World) -> Uuid {
+    let two = crate::server::start(world.args("ledger-2")).await.unwrap();
+    let process = two.app().store.ledger().process();
+    two.stop().await;
+    process
+}
+
 async fn eventually(what: &str, mut ask: impl AsyncFnMut() -> bool) {
     for _ in 0..400 {
         if ask().await {
@@ -246,9 +254,7 @@ async fn a_token_from_before_the_database_was_set_back_admits_nobody() {
 #[tokio::test]
 async fn an_old_token_waits_until_the_database_is_settled_before_it_is_called_void() {
     let world = World::new().await;
-    let two = crate::server::start(world.args("ledger-2")).await.unwrap();
-    let absent = two.app().store.ledger().process();
-    two.stop().await;
+    let absent = another(&world).await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
@@ -265,6 +271,30 @@ async fn an_old_token_waits_until_the_database_is_settled_before_it_is_called_vo
     world.owner(&service).forget_process(absent).await.unwrap();
     let refused = agent.redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantRevoked), "{refused}");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_ticket_that_was_made_since_waits_until_the_database_is_settled() {
+    let world = World::new().await;
+    let absent = another(&world).await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    form(&mut [Agent::new(&world, &service, &statement, &token, 1)]).await;
+    service.stop().await;
+    was_last_seen_long_ago(&world.database, absent).await;
+    move_elsewhere(&world).await;
+    let service = world.serve().await;
+    let ticket = world.ticket(&world.owner(&service), &statement).await;
+    let newcomer = Agent::new(&world, &service, &statement, &ticket, 9);
+    let refused = newcomer.join().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
+    assert!(refused.is_retryable());
+    changed_long_ago(&world.database).await;
+    world.owner(&service).forget_process(absent).await.unwrap();
+    newcomer.join().await.unwrap();
     service.stop().await;
 }
 
@@ -355,9 +385,7 @@ async fn accepting_a_database_goes_past_a_cluster_whose_statements_were_damaged(
 #[tokio::test]
 async fn a_parked_poll_has_its_news_when_the_database_is_settled() {
     let world = World::new().await;
-    let two = crate::server::start(world.args("ledger-2")).await.unwrap();
-    let absent = two.app().store.ledger().process();
-    two.stop().await;
+    let absent = another(&world).await;
     was_last_seen_long_ago(&world.database, absent).await;
     move_elsewhere(&world).await;
     let service = world.serve().await;

@@ -224,6 +224,21 @@ mod tests {
         }
     }
 
+    /// Member 1, which leads and is alone.
+    fn leader(table: &MemberTable) -> Judge<'_> {
+        static NOBODY: BTreeMap<MemberId, Duration> = BTreeMap::new();
+        Judge {
+            rules: Rules::new(true, 1),
+            local: MemberId(1),
+            leads: true,
+            table,
+            connected: &NOBODY,
+            peers: &[],
+            settles: Some(9),
+            last: 5_000,
+        }
+    }
+
     /// Member 1's ruling in a cluster of so many voters, all connected for long.
     fn rule(voters: u64, change: &MemberChange, leads: bool) -> Result<Ruling, Refused> {
         rule_on(voters, &change.clone().into(), leads)
@@ -353,5 +368,57 @@ mod tests {
         let done = Err(Refused::Change(ChangeError::CarriedOut { at: 8 }));
         assert_eq!(judge.rule(&known), done);
         assert_eq!(judge.look(&known).map(|()| Ruling::HandOver), done);
+    }
+
+    fn peer(member: u64, matched: u64) -> PeerStatus {
+        let state = PeerState::Replicate;
+        PeerStatus { member, matched, next: matched + 1, active: true, state }
+    }
+
+    /// What is made of a change by member 1, which leads voters 1 and 2, connected for long, and a
+    /// learner that has acknowledged so much of 5,000 entries.
+    fn beside_a_learner(change: MemberChange, learner: u64) -> Result<Ruling, Refused> {
+        let table = MemberTable::new([member(1, false), member(2, false), member(3, true)]);
+        let connected = [(MemberId(2), Duration::from_secs(60))].into();
+        let peers = [peer(2, 5_000), peer(3, learner)];
+        let judge = Judge { connected: &connected, peers: &peers, ..leader(&table) };
+        judge.rule(&change.into())
+    }
+
+    #[test]
+    fn a_learner_votes_once_it_has_nearly_all_of_the_leaders_log() {
+        let promote = MemberChange::Promote(MemberId(3));
+        assert_eq!(proposed(beside_a_learner(promote.clone(), 4_000)), promote);
+        let behind = beside_a_learner(promote, 3_999);
+        assert_eq!(behind, Err(Objection::LearnerNotReady.into()));
+    }
+
+    #[test]
+    fn no_more_learners_are_proposed_than_there_may_be() {
+        let more = beside_a_learner(MemberChange::Add(member(9, true)), 5_000);
+        assert_eq!(more, Err(Objection::TooManyLearners.into()));
+    }
+
+    #[test]
+    fn a_vote_more_takes_members_that_have_started() {
+        let unstarted = |id, is_learner| Member { name: String::new(), ..member(id, is_learner) };
+        let others = [member(1, false), unstarted(2, false), unstarted(3, false), member(4, true)];
+        let table = MemberTable::new(others);
+        let peers = [peer(4, 5_000)];
+        let judge = Judge { peers: &peers, ..leader(&table) };
+        let promote = ChangeRequest::from(MemberChange::Promote(MemberId(4)));
+        assert_eq!(judge.rule(&promote), Err(Objection::NotEnoughStarted.into()));
+        let heedless = Judge { rules: Rules::new(false, 1), ..judge };
+        assert!(heedless.rule(&promote).is_ok(), "as its operator wants it");
+    }
+
+    #[test]
+    fn whoever_is_asked_may_be_behind_the_plan() {
+        let table = MemberTable::new((1..=3).map(|id| member(id, false)));
+        let connected = (2..=3).map(|id| (MemberId(id), Duration::from_secs(60))).collect();
+        let follower = Judge { leads: false, connected: &connected, ..leader(&table) };
+        let change = MemberChange::Remove(MemberId(2));
+        let ahead = ChangeRequest { planned_at: Some(5), ..change.into() };
+        assert_eq!(follower.look(&ahead), Ok(()), "the leader knows better");
     }
 }
