@@ -34,13 +34,15 @@ fn restart(member: &mut Member) {
     member.ready();
 }
 
-/// It ends for good, saying why, as often as it is started, and keeps its data.
+/// It ends for good, saying why, as often as it is started, keeps its data, and makes none.
 fn is_refused(member: &mut Member, why: &str) {
+    let store = member.data_dir.join("member/db");
+    let had = store.exists();
     for _ in 0..2 {
         assert_eq!(member.exit_code(), Some(3), "{}", member.log());
         assert!(member.log().contains(why), "{}", member.log());
         assert!(member.log().contains("Replace this member"), "{}", member.log());
-        assert!(member.data_dir.join("member/db").exists());
+        assert_eq!(store.exists(), had);
         member.start();
     }
     member.exit_code();
@@ -147,6 +149,22 @@ async fn a_wiped_disk_under_the_old_name_is_refused() {
     members[1].start();
     is_refused(&mut members[1], "its disk was wiped or replaced");
     put_again(&members[0], "the cluster", "goes on").await;
+}
+
+/// Two of three could elect each other, with nothing in their logs, under the ids of before.
+#[tokio::test]
+async fn two_of_three_that_are_wiped_at_once_begin_nothing_beside_the_one_that_knows_them() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    puts(&members[0], "before").await;
+    for wiped in &mut members[1..] {
+        wiped.kill();
+        std::fs::remove_dir_all(&wiped.data_dir).unwrap();
+    }
+    members[1..].iter_mut().for_each(Member::start);
+    for wiped in &mut members[1..] {
+        is_refused(wiped, "its disk was wiped or replaced");
+    }
 }
 
 #[tokio::test]

@@ -169,6 +169,19 @@ pub(super) fn decide(
     Ok(Joining { cluster, member: own.id, sources: sources.collect() })
 }
 
+/// Whether `own`, which has no data, has run as a member of `initial` before: then it has lost what it
+/// promised, whatever the others have lost. A member says its client URLs when it runs (etcd's
+/// `isMemberBootstrapped` goes by them, too).
+pub(super) fn has_run(
+    initial: &InitialCluster,
+    own: MemberId,
+    answers: &[(Census, PeerUrl)],
+) -> bool {
+    let same = answers.iter().filter(|(census, _)| census.cluster_id == initial.id.0);
+    let mut members = same.flat_map(|(census, _)| &census.members);
+    members.any(|member| member.id == own.0 && !member.client_urls.is_empty())
+}
+
 /// Whether `initial` can begin, going by what its members say: with as many as run as other clusters
 /// it must be able to have a leader.
 pub(super) fn may_begin(
@@ -398,6 +411,26 @@ mod tests {
             assert!(refused.starts_with("cluster c1 runs already"), "{refused}");
             assert!(may_begin(&of(members), &elsewhere[..answers - 1]).is_ok(), "{members}");
         }
+    }
+
+    #[test]
+    fn a_member_without_data_has_run_if_anybody_knows_where_its_clients_reached_it() {
+        let members = ["a", "b"].map(|n| (n.to_owned(), vec![format!("http://{n}:1")]));
+        let initial = InitialCluster::new(&members, "t", None);
+        let own = initial.member("a").unwrap().id;
+        let listed = |cluster_id, id: MemberId, client_urls: &[&str]| {
+            let (mut census, url) = census(7, &[(id.0, "http://a:1")]);
+            census.cluster_id = cluster_id;
+            census.members[0].client_urls = client_urls.iter().map(|u| (*u).to_owned()).collect();
+            (census, url)
+        };
+        let (cluster, ran) = (initial.id.0, &["http://a:2"][..]);
+        let began = |answers: &[(Census, PeerUrl)]| has_run(&initial, own, answers);
+        assert!(!began(&[]));
+        assert!(!began(&[listed(cluster, own, &[])]), "it was agreed on, and has not run");
+        assert!(!began(&[listed(0xc1, own, ran)]), "in another cluster");
+        assert!(!began(&[listed(cluster, MemberId(1), ran)]), "somebody else");
+        assert!(began(&[listed(cluster, own, &[]), listed(cluster, own, ran)]));
     }
 
     fn of_version(text: &str) -> (Census, PeerUrl) {

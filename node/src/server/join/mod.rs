@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 
 pub use self::decide::JoinRefusal;
 pub(super) use self::decide::Joining;
-use self::decide::{Newcomer, decide, may_begin};
+use self::decide::{Newcomer, decide, has_run, may_begin};
 use super::{ServerError, peers::receive};
 use crate::{
     config::{Config, PeerUrl},
@@ -52,13 +52,19 @@ pub(super) async fn ask(
 }
 
 /// Before a member begins a new cluster with others, it sees that they don't run as another one: a
-/// member whose disk was wiped would otherwise wait for a leader for ever.
+/// member whose disk was wiped would otherwise wait for a leader for ever. Nor with itself in it:
+/// as many as are a quorum, wiped at once, would otherwise begin it again without its data.
 pub(super) async fn check_not_begun(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
     initial: &InitialCluster,
 ) -> Result<(), ServerError> {
-    Ok(may_begin(initial, &answers(config, tls, LATE).await)?)
+    let answers = answers(config, tls, LATE).await;
+    let own = initial.member(&config.name).map(|own| own.id);
+    if own.is_some_and(|own| has_run(initial, own, &answers)) {
+        return Err(ServerError::Disowned(transport::Refusal::Incarnation));
+    }
+    Ok(may_begin(initial, &answers)?)
 }
 
 /// What the other members of `--initial-cluster` say; the first of them has `patience`.
