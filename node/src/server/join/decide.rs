@@ -10,7 +10,7 @@ use node_proto::musterpb::Census;
 
 use crate::{
     config::{Config, PeerUrl},
-    identity::{ClusterId, InitialCluster, MemberId, NodeKey},
+    identity::{ClusterId, InitialCluster, InitialMember, MemberId, NodeKey},
     membership::Member,
     transport::Source,
 };
@@ -171,15 +171,19 @@ pub(super) fn decide(
 
 /// Whether `own`, which has no data, has run as a member of `initial` before: then it has lost what it
 /// promised, whatever the others have lost. A member says its client URLs when it runs (etcd's
-/// `isMemberBootstrapped` goes by them, too).
+/// `isMemberBootstrapped` goes by them, too). Not where a member document says them from the beginning:
+/// that one binds each member to its data directory.
 pub(super) fn has_run(
     initial: &InitialCluster,
-    own: MemberId,
+    own: &InitialMember,
     answers: &[(Census, PeerUrl)],
 ) -> bool {
+    if own.incarnation.is_some() {
+        return false;
+    }
     let same = answers.iter().filter(|(census, _)| census.cluster_id == initial.id.0);
     let mut members = same.flat_map(|(census, _)| &census.members);
-    members.any(|member| member.id == own.0 && !member.client_urls.is_empty())
+    members.any(|member| member.id == own.id.0 && !member.client_urls.is_empty())
 }
 
 /// Whether `initial` can begin, going by what its members say: with as many as run as other clusters
@@ -290,6 +294,7 @@ fn shown(cluster: ClusterId, members: &[Member]) -> String {
 mod tests {
     use super::*;
     use crate::config::Command;
+    use crate::identity::Incarnation;
 
     fn config(cluster: &str) -> Config {
         let args = ["--name=d", "--initial-cluster-state=existing"].map(str::to_owned);
@@ -417,7 +422,7 @@ mod tests {
     fn a_member_without_data_has_run_if_anybody_knows_where_its_clients_reached_it() {
         let members = ["a", "b"].map(|n| (n.to_owned(), vec![format!("http://{n}:1")]));
         let initial = InitialCluster::new(&members, "t", None);
-        let own = initial.member("a").unwrap().id;
+        let own = initial.member("a").unwrap();
         let listed = |cluster_id, id: MemberId, client_urls: &[&str]| {
             let (mut census, url) = census(7, &[(id.0, "http://a:1")]);
             census.cluster_id = cluster_id;
@@ -427,10 +432,13 @@ mod tests {
         let (cluster, ran) = (initial.id.0, &["http://a:2"][..]);
         let began = |answers: &[(Census, PeerUrl)]| has_run(&initial, own, answers);
         assert!(!began(&[]));
-        assert!(!began(&[listed(cluster, own, &[])]), "it was agreed on, and has not run");
-        assert!(!began(&[listed(0xc1, own, ran)]), "in another cluster");
+        assert!(!began(&[listed(cluster, own.id, &[])]), "it was agreed on, and has not run");
+        assert!(!began(&[listed(0xc1, own.id, ran)]), "in another cluster");
         assert!(!began(&[listed(cluster, MemberId(1), ran)]), "somebody else");
-        assert!(began(&[listed(cluster, own, &[]), listed(cluster, own, ran)]));
+        let both = [listed(cluster, own.id, &[]), listed(cluster, own.id, ran)];
+        assert!(began(&both));
+        let bound = InitialMember { incarnation: Some(Incarnation::random()), ..own.clone() };
+        assert!(!has_run(&initial, &bound, &both), "a document has said so from the beginning");
     }
 
     fn of_version(text: &str) -> (Census, PeerUrl) {

@@ -60,7 +60,7 @@ pub(super) async fn check_not_begun(
     initial: &InitialCluster,
 ) -> Result<(), ServerError> {
     let answers = answers(config, tls, LATE).await;
-    let own = initial.member(&config.name).map(|own| own.id);
+    let own = initial.member(&config.name);
     if own.is_some_and(|own| has_run(initial, own, &answers)) {
         return Err(ServerError::Disowned(transport::Refusal::Incarnation));
     }
