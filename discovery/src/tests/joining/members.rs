@@ -1,0 +1,211 @@
+//! What members say of their cluster, who believes it, and what follows for whom.
+
+use discovery_types::api::{InitialMember, IntentState, Outcome};
+use discovery_types::client::ClientError;
+use discovery_types::csr::NodeKey;
+use discovery_types::digest::MemberId;
+use discovery_types::order::Order;
+use discovery_types::problem::Code;
+
+use super::{Formed, added, code, names, remove};
+use crate::tests::agent::{Agent, form};
+
+#[tokio::test]
+async fn only_members_agents_read_and_report_and_none_of_itself() {
+    let cluster = Formed::of(1).await;
+    let id = cluster.statement.cluster;
+    let founder = &cluster.agents[0];
+    let newcomer = cluster.newcomer(9).await;
+    let intent = newcomer.join().await.unwrap().intent;
+    let operation = intent.intent.operation;
+    // The newcomer holds no right over the cluster, and doesn't say that it was added.
+    assert_eq!(code(newcomer.client.intents(id, None, false).await), Code::Forbidden);
+    assert_eq!(code(cluster.say(&newcomer, &intent, added(77), 20).await), Code::Forbidden);
+    let other = cluster.newcomer(8).await;
+    let others = other.join().await.unwrap().intent;
+    assert_eq!(code(cluster.say(&newcomer, &others, added(78), 20).await), Code::Forbidden);
+    assert_eq!(
+        code(newcomer.client.intent(id, others.intent.operation, None).await),
+        Code::Forbidden
+    );
+    assert_eq!(
+        code(cluster.report(&newcomer, None, 20, &[(MemberId::new(1), false)]).await),
+        Code::UnknownKey
+    );
+
+    // A member of another cluster.
+    let stranger = world_of_another(&cluster).await;
+    assert_eq!(code(stranger.client.intents(id, None, false).await), Code::Forbidden);
+    assert_eq!(code(stranger.client.intent(id, operation, None).await), Code::Forbidden);
+    assert_eq!(code(cluster.say(&stranger, &intent, added(77), 20).await), Code::Forbidden);
+    assert_eq!(code(stranger.client.leaves(id, &stranger.record.csr).await), Code::Forbidden);
+    assert_eq!(code(stranger.client.directory(id).await), Code::Forbidden);
+    assert_eq!(code(stranger.client.export_cluster(id).await), Code::Forbidden);
+
+    // Words that don't fit, or come too late.
+    let founders_own = Outcome::Added { member: cluster.id(founder), initial_cluster: initial() };
+    assert_eq!(code(cluster.say(founder, &intent, founders_own, 20).await), Code::Conflict);
+    let member = MemberId::new(77);
+    let wrong = cluster.say(founder, &intent, Outcome::Removed { member }, 20).await;
+    assert_eq!(code(wrong), Code::InvalidRequest);
+    cluster.say(founder, &intent, added(77), 20).await.unwrap();
+    assert_eq!(code(cluster.say(founder, &intent, added(78), 21).await), Code::Conflict);
+    let late = cluster.admin.withdraw_intent(id, operation).await;
+    assert_eq!(code(late), Code::WrongState, "it is a member by now");
+    let promoted = Outcome::Promoted { member };
+    assert_eq!(code(cluster.say(founder, &intent, promoted.clone(), 19).await), Code::Conflict);
+    let refused = Outcome::Refused { reason: "no".into() };
+    assert_eq!(code(cluster.say(founder, &intent, refused, 21).await), Code::Conflict);
+    assert_eq!(code(cluster.say(&newcomer, &intent, promoted.clone(), 21).await), Code::Forbidden);
+    assert_eq!(
+        cluster.say(founder, &intent, promoted, 21).await.unwrap().state,
+        IntentState::Promoted
+    );
+    cluster.service.stop().await;
+}
+
+fn initial() -> Vec<InitialMember> {
+    let Outcome::Added { initial_cluster, .. } = added(1) else { unreachable!("it is one") };
+    initial_cluster
+}
+
+/// The only member of another cluster of the same service.
+async fn world_of_another(cluster: &Formed) -> Agent {
+    let (world, admin, service) = (&cluster.world, &cluster.admin, &cluster.service);
+    let statement = world.cluster(admin, "other", 1).await;
+    let token = world.token(admin, &statement).await;
+    let mut agents = vec![Agent::new(world, service, &statement, &token, 5)];
+    form(&mut agents).await;
+    agents.remove(0)
+}
+
+#[tokio::test]
+async fn the_directory_believes_a_quorum_of_who_had_a_vote_and_goes_forward_only() {
+    let cluster = Formed::of(3).await;
+    let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
+    let all = [(a, false), (b, false), (c, false)];
+    let say = async |who: usize, configuration, members: &[(MemberId, bool)]| {
+        let index = configuration + 10;
+        cluster.report(&cluster.agents[who], Some(configuration), index, members).await.unwrap();
+    };
+    say(0, 3, &all).await;
+    assert_eq!(cluster.confirmed().await, None);
+    say(1, 3, &all).await;
+    assert_eq!(cluster.confirmed().await, Some(vec![a, b, c]));
+    // One liar, however often.
+    for configuration in 50..60 {
+        say(2, configuration, &[(c, false)]).await;
+    }
+    assert_eq!(cluster.confirmed().await, Some(vec![a, b, c]));
+    let d = MemberId::new(77);
+    say(0, 7, &[(a, false), (b, false), (d, true)]).await;
+    say(1, 7, &[(a, false), (b, false), (d, true)]).await;
+    assert_eq!(cluster.confirmed().await, Some(vec![a, b, d]));
+    // Back to what was, by who was late.
+    say(0, 3, &all).await;
+    say(1, 3, &all).await;
+    assert_eq!(cluster.confirmed().await, Some(vec![a, b, d]));
+    // What was planned on the list before is stale, and who is gone can't go again.
+    let stale = Order { planned_at: Some(3), ..cluster.order(remove(b)) };
+    assert_eq!(code(cluster.put(&stale).await), Code::StalePlan);
+    let planned = Order { planned_at: Some(7), ..cluster.order(remove(b)) };
+    assert!(cluster.put(&planned).await.is_ok());
+    for gone in [c, MemberId::new(99)] {
+        assert_eq!(code(cluster.put(&cluster.order(remove(gone))).await), Code::OrderRefused);
+    }
+    // A ticket is planned on the newest list.
+    let intent = cluster.newcomer(9).await.join().await.unwrap().intent;
+    assert_eq!(intent.intent.planned_at, Some(7));
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_believed_may_make_a_quorum_for_what_was_said_before() {
+    let cluster = Formed::of(3).await;
+    let [a, b] = [0, 1].map(|i| cluster.id(&cluster.agents[i]));
+    let newcomer = cluster.newcomer(9).await;
+    let intent = newcomer.join().await.unwrap().intent;
+    cluster.say(&cluster.agents[0], &intent, added(77), 12).await.unwrap();
+    let d = MemberId::new(77);
+    let (first, later) = ([(a, false), (b, false), (d, false)], [(a, false), (d, false)]);
+    cluster.report(&cluster.agents[0], None, 20, &later).await.unwrap();
+    cluster.report(&newcomer, None, 21, &later).await.unwrap();
+    assert_eq!(cluster.confirmed().await, None, "of the founders only one says so");
+    for who in [1, 2] {
+        cluster.report(&cluster.agents[who], None, 14, &first).await.unwrap();
+    }
+    assert_eq!(cluster.confirmed().await, Some(vec![a, d]), "two of three, by then");
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn a_removed_members_agent_hears_that_from_every_call() {
+    let cluster = Formed::of(3).await;
+    let id = cluster.statement.cluster;
+    let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
+    let intent = cluster.put(&cluster.order(remove(c))).await.unwrap();
+    let removed = Outcome::Removed { member: c };
+    cluster.say(&cluster.agents[0], &intent, removed, 12).await.unwrap();
+    let gone = &cluster.agents[2];
+    // One member's word removes nobody here.
+    assert!(gone.poll(None).await.is_ok());
+    assert!(gone.client.leaves(id, &gone.record.csr).await.is_ok());
+    for who in [0, 1] {
+        let left = [(a, false), (b, false)];
+        cluster.report(&cluster.agents[who], None, 12, &left).await.unwrap();
+    }
+    let client = &gone.client;
+    assert_eq!(code(gone.poll(None).await), Code::Removed);
+    assert_eq!(code(gone.redeem().await), Code::Removed);
+    assert_eq!(code(cluster.report(gone, None, 99, &[(c, false)]).await), Code::Removed);
+    assert_eq!(code(client.leaves(id, &gone.record.csr).await), Code::Removed);
+    assert_eq!(code(client.intents(id, None, false).await), Code::Removed);
+    assert_eq!(code(client.intent(id, intent.intent.operation, None).await), Code::Removed);
+    assert_eq!(code(client.directory(id).await), Code::Removed);
+    assert_eq!(code(client.statements(id).await), Code::Removed);
+    assert_eq!(code(client.document(id).await), Code::Removed);
+    let other = cluster.newcomer(9).await.join().await.unwrap().intent;
+    assert_eq!(code(cluster.say(gone, &other, added(77), 99).await), Code::Removed);
+    // A new access token neither.
+    let anew = cluster.world.client(&cluster.service, Some(&gone.key));
+    let error = anew.statements(id).await.unwrap_err();
+    let ClientError::Problem(problem) = error else { panic!("{error}") };
+    let removal = problem.removal.unwrap();
+    assert_eq!((removal.member, removal.by.as_str()), (c, "owner"));
+    assert!(problem.status == 410 && removal.at_ms > 0);
+    // Nor does it join anew with the keys that it had.
+    let ticket = cluster.world.ticket(&cluster.admin, &cluster.statement).await;
+    let mut back = Agent::new(&cluster.world, &cluster.service, &cluster.statement, &ticket, 9);
+    back.record.incarnation = gone.record.incarnation;
+    assert_eq!(code(back.join().await), Code::Conflict);
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn a_member_renews_its_leaves_over_its_own_key_alone_at_where_it_moved() {
+    let cluster = Formed::of(1).await;
+    let id = cluster.statement.cluster;
+    let agent = &cluster.agents[0];
+    let leaves = agent.client.leaves(id, &agent.record.csr).await.unwrap();
+    let node_key = agent.record.csr.verify().unwrap().node_key;
+    leaves.verify(&node_key, &cluster.statement).unwrap();
+    let name = format!("URI(spiffe://muster/cluster/{id}/member/1)");
+    assert!(names(&leaves.peer).contains(&name), "{:?}", names(&leaves.peer));
+    assert!(names(&leaves.client).contains(&name));
+    let other = NodeKey::generate().csr;
+    assert_eq!(code(agent.client.leaves(id, &other).await), Code::CsrRefused);
+    let own = cluster.id(agent);
+    cluster.report(agent, None, 12, &[(own, false)]).await.unwrap();
+    let moved = agent.client.leaves(id, &agent.record.csr).await.unwrap();
+    assert!(
+        names(&moved.peer).iter().any(|name| name.contains("7f:00:00:09")),
+        "{:?}",
+        names(&moved.peer)
+    );
+    assert!(!names(&moved.peer).iter().any(|name| name.contains("7f:00:00:01")));
+    // Clients are told of both: they may have been told of the place before.
+    for place in ["7f:00:00:01", "7f:00:00:09"] {
+        assert!(names(&moved.client).iter().any(|name| name.contains(place)), "{place}");
+    }
+    cluster.service.stop().await;
+}

@@ -1,0 +1,151 @@
+//! Changes of a cluster that runs: tickets, orders, and what agents say became of them.
+
+mod members;
+mod orders;
+mod tickets;
+
+use discovery_types::api::{
+    ClusterState, InitialMember, IntentView, ListedMember, Membership, Outcome, OutcomeRequest,
+    ReportRequest,
+};
+use discovery_types::client::{Client, ClientError};
+use discovery_types::digest::{Digest, MemberId, Nonce};
+use discovery_types::order::{Change, Order};
+use discovery_types::problem::Code;
+use discovery_types::raft_id;
+use discovery_types::statement::{Statement, StatementChain};
+use x509_parser::prelude::*;
+
+use super::agent::{Agent, form};
+use super::support::World;
+use crate::server::Running;
+
+/// A cluster that runs.
+struct Formed {
+    world: World,
+    service: Running,
+    admin: Client,
+    statement: Statement,
+    agents: Vec<Agent>,
+    h: Digest,
+}
+
+impl Formed {
+    async fn of(size: u8) -> Self {
+        let world = World::new().await;
+        let service = world.serve().await;
+        let admin = world.owner(&service);
+        let statement = world.cluster(&admin, "demo", size).await;
+        let token = world.token(&admin, &statement).await;
+        let numbers = 1..=u16::from(size);
+        let mut agents: Vec<Agent> =
+            numbers.map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+        let seen = form(&mut agents).await;
+        let h = agents[usize::from(size) - 1].document(&seen).hash();
+        Formed { world, service, admin, statement, agents, h }
+    }
+
+    fn chain(&self) -> StatementChain {
+        StatementChain::verify_links(&[self.statement.sign(&self.world.owner)]).unwrap()
+    }
+
+    async fn newcomer(&self, number: u16) -> Agent {
+        let ticket = self.world.ticket(&self.admin, &self.statement).await;
+        Agent::new(&self.world, &self.service, &self.statement, &ticket, number)
+    }
+
+    fn id(&self, agent: &Agent) -> MemberId {
+        raft_id::of_founder(&self.h, &agent.record.peer_urls)
+    }
+
+    fn order(&self, change: Change) -> Order {
+        let now = self.admin.service_now_ms().unsigned_abs() / 1_000;
+        Order {
+            version: 1,
+            id: Nonce::random(),
+            cluster: self.statement.cluster,
+            statement: self.statement.sign(&self.world.owner).hash(),
+            change,
+            planned_at: None,
+            issued_at: now,
+            expires_at: now + 900,
+            reason: "its disk is gone".into(),
+        }
+    }
+
+    async fn put(&self, order: &Order) -> Result<IntentView, ClientError> {
+        self.admin.put_order(&order.sign(&self.world.owner)).await
+    }
+
+    /// One agent's word about an intent.
+    async fn say(
+        &self,
+        agent: &Agent,
+        intent: &IntentView,
+        outcome: Outcome,
+        raft_index: u64,
+    ) -> Result<IntentView, ClientError> {
+        let request = OutcomeRequest { outcome, raft_term: 2, raft_index };
+        let operation = intent.intent.operation;
+        agent.client.report_outcome(self.statement.cluster, operation, &request).await
+    }
+
+    /// One agent's word about its cluster.
+    async fn report(
+        &self,
+        agent: &Agent,
+        configuration: Option<u64>,
+        raft_index: u64,
+        members: &[(MemberId, bool)],
+    ) -> Result<ClusterState, ClientError> {
+        let listed = |(id, is_learner): &(MemberId, bool)| ListedMember {
+            id: *id,
+            name: format!("node-{id}"),
+            peer_urls: vec![format!("https://127.0.0.9:{}", id.get() % 50_000 + 2_000)],
+            client_urls: Vec::new(),
+            is_learner: *is_learner,
+        };
+        let members = members.iter().map(listed).collect();
+        let report = ReportRequest {
+            session: agent.session(),
+            h: self.h,
+            raft_cluster_id: "00000000deadbeef".into(),
+            member_id: "0000000000000001".into(),
+            leader_id: Some("0000000000000001".into()),
+            raft_term: 2,
+            raft_index,
+            membership: Some(Membership { configuration, members }),
+        };
+        agent.client.report(self.statement.cluster, &report).await.map(|answer| answer.state)
+    }
+
+    /// Ids of the confirmed list; none where nothing is confirmed.
+    async fn confirmed(&self) -> Option<Vec<MemberId>> {
+        let directory = self.admin.directory(self.statement.cluster).await.unwrap();
+        let view = directory.view.filter(|view| view.confirmed)?;
+        Some(view.membership.members.iter().map(|member| member.id).collect())
+    }
+}
+
+fn added(id: u64) -> Outcome {
+    let peer_url = "https://127.0.0.1:2001".parse().unwrap();
+    let initial_cluster = vec![InitialMember { name: "node-1".into(), peer_url }];
+    Outcome::Added { member: MemberId::new(id), initial_cluster }
+}
+
+fn remove(member: MemberId) -> Change {
+    Change::Remove { member }
+}
+
+fn code<T: std::fmt::Debug>(answer: Result<T, ClientError>) -> Code {
+    let error = answer.expect_err("it was not refused");
+    error.code().unwrap_or_else(|| panic!("{error}"))
+}
+
+/// The names in a certificate.
+fn names(pem: &str) -> Vec<String> {
+    let (_, pem) = parse_x509_pem(pem.as_bytes()).unwrap();
+    let certificate = pem.parse_x509().unwrap();
+    let names = certificate.subject_alternative_name().unwrap().unwrap();
+    names.value.general_names.iter().map(|name| name.to_string()).collect()
+}

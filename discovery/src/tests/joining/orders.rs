@@ -1,0 +1,155 @@
+//! What operators order, and how much of it at a time.
+
+use std::sync::Arc;
+
+use discovery_types::admin::Admin;
+use discovery_types::api::{IntentState, Outcome};
+use discovery_types::digest::{MemberId, Nonce};
+use discovery_types::intent::{Errand, Verb, VerifiedIntent};
+use discovery_types::key::SigningKey;
+use discovery_types::order::Order;
+use discovery_types::problem::Code;
+use discovery_types::role::Role;
+
+use super::{Formed, added, code, remove};
+use crate::tests::agent::{Agent, form};
+use crate::tests::support::{World, send};
+
+#[tokio::test]
+async fn operators_order_and_nobody_else() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let keys: Vec<Arc<SigningKey>> = (0..3).map(|_| Arc::new(SigningKey::generate())).collect();
+    let roles = [Role::Issuer, Role::Operator, Role::Auditor];
+    let mut statement = world.draft(&admin, "demo", 1).await;
+    for (key, role) in keys.iter().zip(roles) {
+        let name = role.as_str().parse().unwrap();
+        statement.admins.push(Admin { key: *key.public(), name, roles: vec![role] });
+    }
+    admin.put_statement(statement.cluster, &statement.sign(&world.owner)).await.unwrap();
+    let token = world.token(&admin, &statement).await;
+    let mut agents = vec![Agent::new(&world, &service, &statement, &token, 1)];
+    let seen = form(&mut agents).await;
+    let h = agents[0].document(&seen).hash();
+    let cluster = Formed { world, service, admin, statement, agents, h };
+    let order = cluster.order(remove(MemberId::new(7)));
+    // What an owner puts must be signed by who may, and an agent puts nothing.
+    for (key, role) in keys.iter().zip(roles) {
+        let answer = cluster.admin.put_order(&order.sign(key)).await;
+        match role {
+            Role::Operator => assert_eq!(answer.unwrap().by, "operator"),
+            _ => assert_eq!(code(answer), Code::NotInStatement, "{role}"),
+        }
+    }
+    let own = order.sign(&cluster.agents[0].key);
+    assert_eq!(code(cluster.agents[0].client.put_order(&own).await), Code::Forbidden);
+    let forged = order.sign(&SigningKey::generate());
+    assert_eq!(code(cluster.admin.put_order(&forged).await), Code::OrderRefused);
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn an_order_is_taken_once_in_its_time_and_may_be_taken_back() {
+    let cluster = Formed::of(1).await;
+    let id = cluster.statement.cluster;
+    let order = cluster.order(remove(MemberId::new(7)));
+    let intent = cluster.put(&order).await.unwrap();
+    assert_eq!((intent.intent.verb, intent.subject.as_str()), (Verb::Remove, "0000000000000007"));
+    assert_eq!(cluster.put(&order).await.unwrap(), intent, "the same order again");
+    let verified = VerifiedIntent::verify(&intent.intent, &cluster.chain()).unwrap();
+    assert!(matches!(verified.errand(), Errand::Remove { .. }));
+
+    let withdrawn = cluster.admin.withdraw_intent(id, intent.intent.operation).await.unwrap();
+    assert_eq!(withdrawn.state, IntentState::Withdrawn);
+    assert_eq!(cluster.put(&order).await.unwrap().state, IntentState::Withdrawn, "and stays so");
+    // What an agent did a moment before counts for more.
+    let member = MemberId::new(7);
+    let agent = &cluster.agents[0];
+    let done = cluster.say(agent, &intent, Outcome::Removed { member }, 9).await.unwrap();
+    assert_eq!(done.state, IntentState::Removed);
+    let late = cluster.admin.withdraw_intent(id, intent.intent.operation).await;
+    assert_eq!(code(late), Code::WrongState);
+
+    let old = Order {
+        issued_at: order.issued_at - 950,
+        expires_at: order.issued_at - 50,
+        ..order.clone()
+    };
+    assert_eq!(code(cluster.put(&old).await), Code::OrderRefused);
+    let future = Order {
+        issued_at: order.issued_at + 500,
+        expires_at: order.issued_at + 900,
+        ..order.clone()
+    };
+    assert_eq!(code(cluster.put(&future).await), Code::OrderRefused);
+    let ending = Order {
+        id: Nonce::random(),
+        issued_at: order.issued_at - 10,
+        expires_at: cluster.admin.service_now_ms().unsigned_abs() / 1_000 + 2,
+        ..order
+    };
+    let ending = cluster.put(&ending).await.unwrap();
+    // Whoever waits hears of the end, though nobody changes anything.
+    let waited = agent.client.intent(id, ending.intent.operation, Some(ending.rev)).await.unwrap();
+    assert_eq!(waited.state, IntentState::Expired);
+    assert_eq!(waited.explain[0].code, "expired");
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn a_cluster_has_so_many_changes_under_way_and_no_more() {
+    let cluster = Formed::of(1).await;
+    for member in 0..16 {
+        cluster.put(&cluster.order(remove(MemberId::new(member)))).await.unwrap();
+    }
+    let more = cluster.put(&cluster.order(remove(MemberId::new(16)))).await;
+    assert_eq!(code(more), Code::Conflict);
+    assert_eq!(code(cluster.newcomer(9).await.join().await), Code::Conflict);
+    cluster.service.stop().await;
+}
+
+/// An operator may order and withdraw without end.
+#[tokio::test]
+async fn many_later_changes_make_nobody_forget_who_came_by_ticket() {
+    let cluster = Formed::of(1).await;
+    let id = cluster.statement.cluster;
+    let newcomer = cluster.newcomer(9).await;
+    let intent = newcomer.join().await.unwrap().intent;
+    cluster.say(&cluster.agents[0], &intent, added(77), 20).await.unwrap();
+    sqlx::query(
+        "INSERT INTO intents (cluster_id, operation, verb, authority, subject, made_us, made_by,
+             expires_us, state, rev)
+         SELECT cluster_id, decode(lpad(to_hex(n), 32, '0'), 'hex'), 'remove', authority, 'x',
+             made_us + n, 'owner', expires_us, 'withdrawn', rev
+         FROM intents, generate_series(1, 1001) n",
+    )
+    .execute(&mut cluster.world.database.connect().await)
+    .await
+    .unwrap();
+    assert!(newcomer.client.intents(id, None, false).await.is_ok());
+    assert!(newcomer.client.leaves(id, &newcomer.record.csr).await.is_ok());
+    let member = MemberId::new(77);
+    let promoted = cluster.say(&cluster.agents[0], &intent, Outcome::Promoted { member }, 30).await;
+    assert_eq!(promoted.unwrap().state, IntentState::Promoted);
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn no_request_changes_a_membership() {
+    let cluster = Formed::of(1).await;
+    let id = cluster.statement.cluster;
+    let key = &cluster.agents[0].key;
+    for (method, path) in [
+        ("POST", format!("/v1/clusters/{id}/members")),
+        ("DELETE", format!("/v1/clusters/{id}/members/1")),
+        ("PUT", format!("/v1/clusters/{id}/members/1")),
+        ("POST", format!("/v1/clusters/{id}/members/1/promote")),
+    ] {
+        let (status, body) =
+            send(&cluster.world, &cluster.service, Some(key), method, &path, "{}".into()).await;
+        assert_eq!(status, 405, "{method} {path}: {body}");
+        assert!(body.contains("muster-agent member") && body.contains("etcdctl"), "{body}");
+    }
+    cluster.service.stop().await;
+}

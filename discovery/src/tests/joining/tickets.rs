@@ -1,0 +1,360 @@
+//! Join tickets: who may use one, once, and what its holder becomes.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use discovery_types::api::{GrantState, IntentState, Outcome};
+use discovery_types::client::ClientError;
+use discovery_types::digest::MemberId;
+use discovery_types::document::VerifiedDocument;
+use discovery_types::grant::{Grant, ISSUER_SKEW_SECONDS};
+use discovery_types::intent::{Errand, Verb, VerifiedIntent};
+use discovery_types::key::SigningKey;
+use discovery_types::problem::Code;
+use discovery_types::statement::StatementChain;
+use futures_util::future::join_all;
+
+use super::{Formed, added, code, names};
+use crate::tests::agent::Agent;
+
+#[tokio::test]
+async fn a_ticket_is_carried_to_the_clusters_agents_and_its_holder_becomes_a_member() {
+    let cluster = Formed::of(1).await;
+    let id = cluster.statement.cluster;
+    let newcomer = cluster.newcomer(9).await;
+    let joined = newcomer.join().await.unwrap();
+    assert_eq!(joined.intent.state, IntentState::Open);
+    let chain = StatementChain::verify_from_pin(&joined.statements, &newcomer.statement).unwrap();
+    assert_eq!(VerifiedDocument::verify(&joined.document, &chain).unwrap().hash(), cluster.h);
+    assert_eq!(code(newcomer.client.leaves(id, &newcomer.record.csr).await), Code::Forbidden);
+
+    // The founder's agent finds it, and believes what is signed in it.
+    let founder = &cluster.agents[0];
+    let list = founder.client.intents(id, None, false).await.unwrap();
+    let [view] = &list.intents[..] else { panic!("{list:?}") };
+    let intent = VerifiedIntent::verify(&view.intent, &cluster.chain()).unwrap();
+    let Errand::Add { record, .. } = intent.errand() else { panic!("{intent:?}") };
+    assert_eq!(record.agent_key, newcomer.record.agent_key);
+    let now = list.now_ms.unsigned_abs() / 1_000;
+    assert_eq!(intent.untimely(now, now), None);
+    assert_eq!((view.by.as_str(), view.subject.as_str()), ("owner", "node-9"));
+
+    // The newcomer waits, and hears of it at once.
+    let operation = view.intent.operation;
+    let waiting = newcomer.client.intent(id, operation, Some(joined.intent.rev));
+    let (heard, said) = tokio::join!(waiting, async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        cluster.say(founder, view, added(77), 20).await
+    });
+    let heard = heard.unwrap();
+    assert_eq!(heard, said.unwrap());
+    assert_eq!(heard.outcome, Some(added(77)));
+    assert_eq!(heard.reported_by.as_deref(), Some("node-1"));
+
+    let leaves = newcomer.client.leaves(id, &newcomer.record.csr).await.unwrap();
+    let node_key = newcomer.record.csr.verify().unwrap().node_key;
+    leaves.verify(&node_key, &cluster.statement).unwrap();
+    let name = format!("URI(spiffe://muster/cluster/{id}/member/000000000000004d)");
+    assert!(names(&leaves.peer).contains(&name), "{:?}", names(&leaves.peer));
+
+    let member = MemberId::new(77);
+    let done = cluster.say(founder, view, Outcome::Promoted { member }, 30).await.unwrap();
+    assert_eq!((done.state, done.explain), (IntentState::Promoted, Vec::new()));
+    assert!(founder.client.intents(id, None, false).await.unwrap().intents.is_empty());
+    assert_eq!(founder.client.intents(id, None, true).await.unwrap().intents.len(), 1);
+    // It is a member now, and sees what members see.
+    assert!(newcomer.client.intents(id, None, false).await.is_ok());
+    cluster.service.stop().await;
+}
+
+/// The answer is lost, service and Postgres' connections end, after each step; whoever asks again
+/// hears the same.
+#[tokio::test]
+async fn every_step_may_be_asked_twice_and_survives_the_service() {
+    let mut cluster = Formed::of(1).await;
+    let id = cluster.statement.cluster;
+    let mut newcomer = cluster.newcomer(9).await;
+    let first = newcomer.join().await.unwrap().intent;
+    let member = MemberId::new(77);
+    for step in [None, Some(added(77)), Some(Outcome::Promoted { member })] {
+        let founder = &cluster.agents[0];
+        let said = match &step {
+            Some(outcome) => cluster.say(founder, &first, outcome.clone(), 20).await.unwrap(),
+            None => first.clone(),
+        };
+        cluster.service.stop().await;
+        cluster.service = cluster.world.serve().await;
+        cluster.admin = cluster.world.owner(&cluster.service);
+        cluster.agents[0].turn_to(&cluster.world, &cluster.service);
+        newcomer.turn_to(&cluster.world, &cluster.service);
+        newcomer.boot += 1;
+        assert_eq!(newcomer.join().await.unwrap().intent, said, "the same key, the same answer");
+        if let Some(outcome) = step {
+            let again = cluster.say(&cluster.agents[0], &first, outcome, 20).await.unwrap();
+            assert_eq!(again, said);
+        }
+        let all = cluster.admin.intents(id, None, true).await.unwrap().intents;
+        assert_eq!(all, [said]);
+    }
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn a_ticket_belongs_to_its_first_key() {
+    let cluster = Formed::of(1).await;
+    let ticket = cluster.world.ticket(&cluster.admin, &cluster.statement).await;
+    let agent =
+        |number| Agent::new(&cluster.world, &cluster.service, &cluster.statement, &ticket, number);
+    let (first, thief) = (agent(8), agent(9));
+    let joined = first.join().await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(code(thief.join().await), Code::TicketTaken);
+    }
+    let known =
+        cluster.admin.intent(cluster.statement.cluster, joined.intent.intent.operation, None);
+    let known = known.await.unwrap();
+    let codes: Vec<&str> = known.explain.iter().map(|line| line.code.as_str()).collect();
+    assert_eq!(codes, ["waits_for_an_agent", "ticket_contested"]);
+    assert_eq!(known.rev, joined.intent.rev, "what was noted is no step of it");
+    let events: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM events WHERE kind = 'ticket_contested'")
+            .fetch_one(&mut cluster.world.database.connect().await)
+            .await
+            .unwrap();
+    assert_eq!(events, 1, "however often somebody tries");
+    let grant = cluster.admin.show_grant(ticket.id()).await.unwrap();
+    assert_eq!((grant.state, grant.keys), (GrantState::Closed, 1));
+    // The same host with other addresses is not what was endorsed first.
+    let mut moved = first;
+    moved.record.peer_urls = vec!["https://127.0.0.1:2999".parse().unwrap()];
+    assert_eq!(code(moved.join().await), Code::Conflict);
+    cluster.service.stop().await;
+}
+
+/// Straight at the service's heart: a thousand TLS handshakes would be what is measured.
+#[tokio::test]
+async fn of_a_thousand_keys_that_redeem_one_ticket_at_once_one_wins() {
+    let cluster = Formed::of(1).await;
+    let ticket = cluster.world.ticket(&cluster.admin, &cluster.statement).await;
+    let agents: Vec<Agent> = (0..1_000)
+        .map(|_| Agent::new(&cluster.world, &cluster.service, &cluster.statement, &ticket, 9))
+        .collect();
+    let app = cluster.service.app();
+    let redeem = async |agent: &Agent| {
+        let envelope = agent.envelope();
+        let redeem = envelope.claims_unverified(discovery_types::jws::Typ::Redeem).unwrap();
+        let claimed = agent.record.clone();
+        let address = "127.0.0.1".parse().unwrap();
+        let joining = crate::intents::Joining { envelope, redeem, claimed, address };
+        loop {
+            match app.join(&joining).await {
+                Ok(_) => return true,
+                Err(error) if error.problem().retryable => {}
+                Err(error) => {
+                    assert_eq!(error.problem().code, Code::TicketTaken, "{error}");
+                    return false;
+                }
+            }
+        }
+    };
+    let begun = Instant::now();
+    let won = join_all(agents.iter().map(redeem)).await;
+    println!("a thousand redeems of one ticket: {:?}", begun.elapsed());
+    assert_eq!(won.iter().filter(|won| **won).count(), 1);
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM intents")
+        .fetch_one(&mut cluster.world.database.connect().await)
+        .await
+        .unwrap();
+    assert_eq!(rows, 1);
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn a_ticket_admits_nobody_it_is_not_for() {
+    let cluster = Formed::of(1).await;
+    let (world, admin) = (&cluster.world, &cluster.admin);
+    let statement = &cluster.statement;
+    let refused = async |change: &dyn Fn(&mut Grant)| {
+        let (token, mut grant) = world.join_grant(admin, statement);
+        change(&mut grant);
+        admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
+        let agent = Agent::new(world, &cluster.service, statement, &token, 9);
+        code(agent.join().await)
+    };
+    let elsewhere = |grant: &mut Grant| grant.cidrs = vec!["10.0.0.0/8".parse().unwrap()];
+    assert_eq!(refused(&elsewhere).await, Code::GrantBinding);
+    assert_eq!(
+        refused(&|grant| grant.name = Some("db".parse().unwrap())).await,
+        Code::GrantBinding
+    );
+    assert_eq!(refused(&|grant| grant.zone = Some("z".parse().unwrap())).await, Code::GrantBinding);
+    let ending = |grant: &mut Grant| {
+        grant.issued_at -= 898;
+        grant.expires_at -= 898;
+    };
+    let (token, mut grant) = world.join_grant(admin, statement);
+    ending(&mut grant);
+    admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(2_100)).await;
+    let late = Agent::new(world, &cluster.service, statement, &token, 9);
+    assert_eq!(code(late.join().await), Code::GrantExpired);
+
+    let revoked = cluster.newcomer(9).await;
+    admin.revoke_grant(revoked.record.grant).await.unwrap();
+    assert_eq!(code(revoked.join().await), Code::GrantRevoked);
+    // A boot token is none, and a ticket gives no seat.
+    let (token, grant) = world.grant(admin, statement);
+    assert_eq!(code(admin.put_grant(&grant.sign(&world.owner)).await), Code::BootClosed);
+    let stranger = Agent::new(world, &cluster.service, statement, &token, 9);
+    assert_eq!(code(stranger.join().await), Code::GrantUnknown);
+    let ticket = cluster.newcomer(9).await;
+    assert_eq!(code(ticket.redeem().await), Code::GrantUnknown);
+    // Of another cluster, or by a founder of this one.
+    let other = world.cluster(admin, "other", 1).await;
+    let (_, grant) = world.join_grant(admin, &other);
+    assert_eq!(code(admin.put_grant(&grant.sign(&world.owner)).await), Code::WrongState);
+    let mut foreign = cluster.newcomer(9).await;
+    foreign.record.cluster = other.cluster;
+    assert!(matches!(code(foreign.join().await), Code::GrantUnknown | Code::WrongState));
+    let mut again = cluster.newcomer(9).await;
+    again.record.csr = cluster.agents[0].record.csr.clone();
+    assert_eq!(code(again.join().await), Code::Conflict);
+    let mut again = cluster.newcomer(9).await;
+    again.record.incarnation = cluster.agents[0].record.incarnation;
+    assert_eq!(code(again.join().await), Code::Conflict);
+    // An envelope with another signer than the connection's.
+    let honest = cluster.newcomer(9).await;
+    let thief = world.client(&cluster.service, Some(&Arc::new(SigningKey::generate())));
+    assert_eq!(code(thief.join(&honest.envelope()).await), Code::RecordRefused);
+    assert!(honest.join().await.is_ok());
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn a_ticket_of_before_a_restore_is_void() {
+    let mut cluster = Formed::of(1).await;
+    let used = cluster.newcomer(8).await;
+    // Made on a machine whose clock is ahead.
+    let (ticket, grant) = cluster.world.join_grant(&cluster.admin, &cluster.statement);
+    let grant = Grant { issued_at: grant.issued_at + ISSUER_SKEW_SECONDS / 2, ..grant };
+    cluster.admin.put_grant(&grant.sign(&cluster.world.owner)).await.unwrap();
+    let unused = Agent::new(&cluster.world, &cluster.service, &cluster.statement, &ticket, 9);
+    let dump = cluster.world.database.dump();
+    used.join().await.unwrap();
+    cluster.service.stop().await;
+    cluster.world.database.load(&dump).await;
+    cluster.service = cluster.world.serve().await;
+    for mut agent in [used, unused] {
+        agent.turn_to(&cluster.world, &cluster.service);
+        let refused = loop {
+            match code(agent.join().await) {
+                // Until the service has looked at it.
+                Code::DatabaseChanged => tokio::time::sleep(Duration::from_millis(50)).await,
+                code => break code,
+            }
+        };
+        assert_eq!(refused, Code::GrantRevoked, "its use was forgotten");
+    }
+    cluster.service.stop().await;
+}
+
+/// A name in a command or an order means one member.
+#[tokio::test]
+async fn a_newcomer_has_a_name_of_its_own_or_the_place_of_whoever_has_it() {
+    let cluster = Formed::of(3).await;
+    let mut newcomer = cluster.newcomer(9).await;
+    newcomer.record.name = "node-2".parse().unwrap();
+    assert_eq!(code(newcomer.join().await), Code::NameTaken);
+    // The ticket is not used up.
+    newcomer.record.name = "node-9".parse().unwrap();
+    assert!(newcomer.join().await.is_ok());
+    let b = cluster.id(&cluster.agents[1]);
+    let (token, mut grant) = cluster.world.join_grant(&cluster.admin, &cluster.statement);
+    grant.replaces = Some(b);
+    cluster.admin.put_grant(&grant.sign(&cluster.world.owner)).await.unwrap();
+    let (world, service) = (&cluster.world, &cluster.service);
+    let mut heir = Agent::new(world, service, &cluster.statement, &token, 8);
+    heir.record.name = "node-2".parse().unwrap();
+    assert!(heir.join().await.is_ok());
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn a_replacement_says_whom_it_replaces_and_who_is_gone_is_replaced_by_nobody() {
+    let cluster = Formed::of(3).await;
+    let (world, admin, statement) = (&cluster.world, &cluster.admin, &cluster.statement);
+    let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
+    let mut tickets = Vec::new();
+    for number in [8, 9] {
+        let (token, mut grant) = world.join_grant(admin, statement);
+        grant.replaces = Some(c);
+        admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
+        tickets.push(Agent::new(world, &cluster.service, statement, &token, number));
+    }
+    let intent = tickets[0].join().await.unwrap().intent;
+    assert_eq!(intent.intent.verb, Verb::Replace);
+    let verified = VerifiedIntent::verify(&intent.intent, &cluster.chain()).unwrap();
+    assert_eq!(verified.leaves(), Some(c));
+    cluster.say(&cluster.agents[0], &intent, added(77), 12).await.unwrap();
+    let member = MemberId::new(77);
+    cluster.say(&cluster.agents[0], &intent, Outcome::Promoted { member }, 14).await.unwrap();
+    for who in [0, 1] {
+        let list = [(a, false), (b, false), (member, false)];
+        cluster.report(&cluster.agents[who], None, 14, &list).await.unwrap();
+    }
+    let error = cluster.agents[2].poll(None).await.unwrap_err();
+    let ClientError::Problem(problem) = error else { panic!("{error}") };
+    assert_eq!(problem.removal.unwrap().by, "owner");
+    assert_eq!(code(tickets[1].join().await), Code::WrongState);
+    // The newcomer's word counts with the others' now.
+    let (left, newcomer) = ([(a, false), (member, false)], &tickets[0]);
+    cluster.report(&cluster.agents[0], None, 20, &left).await.unwrap();
+    assert_eq!(cluster.confirmed().await, Some(vec![a, b, member]));
+    cluster.report(newcomer, None, 21, &left).await.unwrap();
+    assert_eq!(cluster.confirmed().await, Some(vec![a, member]));
+    cluster.service.stop().await;
+}
+
+/// Postgres takes the service's connections away while a ticket is redeemed and its outcome told,
+/// again and again: whatever was answered stands, and nothing stands twice.
+#[tokio::test]
+async fn connections_that_die_at_any_step_leave_one_intent_and_no_answer_that_is_taken_back() {
+    let cluster = Formed::of(1).await;
+    let newcomer = cluster.newcomer(9).await;
+    let founder = &cluster.agents[0];
+    let mut postgres = cluster.world.database.connect().await;
+    let storm = async {
+        loop {
+            let ended = sqlx::query(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                 WHERE datname = current_database() AND application_name = 'muster-discovery'
+                     AND random() < 0.5",
+            );
+            ended.fetch_all(&mut postgres).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+    };
+    let work = async {
+        let mut failed = 0;
+        let mut answers = Vec::new();
+        for _ in 0..10 {
+            match newcomer.join().await {
+                Ok(joined) => answers.push(joined.intent),
+                Err(_) => failed += 1,
+            }
+        }
+        (failed, answers)
+    };
+    let (failed, answers) = tokio::select! {
+        () = storm => unreachable!("it has no end"),
+        done = work => done,
+    };
+    println!("{failed} of 10 requests failed");
+    let intent = newcomer.join().await.unwrap().intent;
+    assert!(answers.iter().all(|answer| *answer == intent), "{answers:?}");
+    let rows = cluster.admin.intents(cluster.statement.cluster, None, true).await.unwrap().intents;
+    assert_eq!(rows.len(), 1);
+    let said = cluster.say(founder, &intent, added(77), 20).await.unwrap();
+    assert_eq!(said.state, IntentState::Added);
+    cluster.service.stop().await;
+}
