@@ -25,6 +25,8 @@ use crate::identity::{Incarnation, MemberId, NodeKey};
 const MOST_NEWCOMERS: usize = 16;
 /// Addresses of one member that are taken so; more are passed over.
 const MOST_URLS: usize = 8;
+/// Peers whose last census is kept. Of more, who speaks of the earliest configuration is forgotten.
+const MOST_TELLERS: usize = 128;
 
 /// Who the members are, by the table of one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +80,11 @@ impl Censuses {
             return false;
         }
         self.told.insert(by, census);
+        if self.told.len() > MOST_TELLERS {
+            let earliest = self.told.iter().min_by_key(|(_, census)| census.changed);
+            let earliest = earliest.map(|(by, _)| *by);
+            earliest.and_then(|by| self.told.remove(&by));
+        }
         true
     }
 
@@ -238,5 +245,17 @@ mod tests {
         let neighbours = censuses.neighbours(&three(), ME);
         assert_eq!(neighbours.len(), 2 + MOST_NEWCOMERS);
         assert_eq!(neighbours[1].urls.len(), 1 + MOST_URLS);
+    }
+
+    #[test]
+    fn of_many_who_have_told_those_of_early_configurations_are_forgotten() {
+        let mut censuses = Censuses::default();
+        let grown = changed([(7, MemberChange::Add(member(4)))]);
+        censuses.tell(MemberId(2), (&grown).into());
+        for by in 10..1_000 {
+            censuses.tell(MemberId(by), Census { changed: by % 7, members: Vec::new() });
+        }
+        assert_eq!(censuses.told.len(), MOST_TELLERS);
+        assert_eq!(censuses.neighbours(&three(), ME).len(), 3, "the latest word is kept");
     }
 }

@@ -70,9 +70,7 @@ impl Members {
     fn was_removed(&self, from: MemberId, key: Option<NodeKey>) -> bool {
         self.removed.contains(&from) || key.is_some_and(|key| self.removed_keys.contains(&key))
     }
-}
 
-impl Members {
     /// Those that this member's own table has.
     fn own(&self) -> impl Iterator<Item = &Arc<PeerHandle>> {
         let own = self.peers.iter().filter(|(id, _)| !self.told.contains(id));
