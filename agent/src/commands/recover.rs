@@ -218,8 +218,10 @@ fn next_steps(made: &Made) -> String {
         "Made cluster {} with member {} of the data of member {}. Now:\n\
          1. here: muster-agent run (as before; no bundle is needed)\n\
          2. on each other host, one at a time: muster-agent reset --yes\n\
-         3. add it as a learner (muster-agent member add --learner), start it, and let it be promoted\n\
-         before the next one. A member of the old cluster that comes back is refused: its cluster id is another.",
+         3. add it (muster-agent member add NAME --peer-urls URL: a learner), start a node there as that\n\
+         prints, with certificates of muster-discovery ca issue, and promote it (muster-agent member promote\n\
+         NAME) before the next one. A member of the old cluster that comes back is refused: its cluster id is\n\
+         another.",
         made.is.cluster_id, made.is.member_id, made.was.member_id
     )
 }
