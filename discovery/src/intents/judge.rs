@@ -16,6 +16,10 @@ use crate::store::intents::StoredIntent;
 /// Most intents of a cluster that wait or are under way.
 pub(super) const MAX_LIVE: usize = 16;
 
+/// One that is under way for longer, in microseconds, keeps no other one out: a member's agent that
+/// lied of how far it is can leave it under way for ever.
+pub(super) const COUNTS_FOR_US: Micros = 24 * 3_600 * 1_000_000;
+
 /// What to do with an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Taken {

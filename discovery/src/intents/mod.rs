@@ -31,7 +31,7 @@ use uuid::Uuid;
 
 pub(crate) use join::Joining;
 
-use self::judge::{MAX_LIVE, Taken, judge};
+use self::judge::{COUNTS_FOR_US, MAX_LIVE, Taken, judge};
 use self::roster::{Roster, must_run};
 use crate::app::App;
 use crate::auth::Caller;
@@ -372,7 +372,10 @@ fn find(changes: &Changes, operation: OperationId) -> Result<&StoredIntent, ApiE
 }
 
 fn has_room(changes: &Changes, now: Micros) -> Result<(), ApiError> {
-    let live = changes.intents.iter().filter(|known| known.state_at(now).is_live()).count();
+    let counts = |known: &&StoredIntent| {
+        known.state_at(now).is_live() && now.saturating_sub(known.made_us) < COUNTS_FOR_US
+    };
+    let live = changes.intents.iter().filter(counts).count();
     if live < MAX_LIVE {
         return Ok(());
     }

@@ -100,12 +100,22 @@ async fn an_order_is_taken_once_in_its_time_and_may_be_taken_back() {
 #[tokio::test]
 async fn a_cluster_has_so_many_changes_under_way_and_no_more() {
     let cluster = Formed::of(1).await;
-    for member in 0..16 {
+    let joining = cluster.newcomer(8).await.join().await.unwrap().intent;
+    cluster.say(&cluster.agents[0], &joining, added(77), 20).await.unwrap();
+    for member in 1..16 {
         cluster.put(&cluster.order(remove(MemberId::new(member)))).await.unwrap();
     }
     let more = cluster.put(&cluster.order(remove(MemberId::new(16)))).await;
     assert_eq!(code(more), Code::Conflict);
     assert_eq!(code(cluster.newcomer(9).await.join().await), Code::Conflict);
+    // Some liar has said of the first one, a day ago, that it is under way.
+    sqlx::query("UPDATE intents SET made_us = made_us - 86400000000 WHERE verb = 'join'")
+        .execute(&mut cluster.world.database.connect().await)
+        .await
+        .unwrap();
+    cluster.put(&cluster.order(remove(MemberId::new(16)))).await.unwrap();
+    let more = cluster.put(&cluster.order(remove(MemberId::new(17)))).await;
+    assert_eq!(code(more), Code::Conflict);
     cluster.service.stop().await;
 }
 
