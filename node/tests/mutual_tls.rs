@@ -118,6 +118,36 @@ fn members_and_clients_prove_themselves_and_the_cluster_serves() {
 }
 
 #[test]
+fn a_snapshot_is_saved_over_mutual_tls_and_by_nobody_without_a_certificate() {
+    let mut cluster = three(None);
+    cluster.start();
+    let file = |name: &str| cluster.tls(1).join(name).display().to_string();
+    let out = cluster.root.path().join("saved.db");
+    let url = &cluster.members[0].client_url;
+    let (ca, cert, key) = (file("client-ca.crt"), file("client.crt"), file("node.key"));
+    let peers = file("peer-ca.crt");
+    let save = |more: &[&str]| {
+        let args = ["snapshot", "save", "--endpoints", url, out.to_str().unwrap()];
+        let output = common::node().args(args).args(more).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for (flags, code) in [
+        (&["--cacert", ca.as_str()][..], 1),
+        (&["--cacert", &peers, "--cert", &cert, "--key", &key], 1),
+        (&["--cacert", &ca, "--cert", &cert], 2),
+        (&["--cert", &cert, "--key", &key], 2),
+    ] {
+        let (ended, said) = save(flags);
+        assert_eq!(ended, Some(code), "{flags:?}: {said}");
+        assert!(!said.is_empty() && !out.exists(), "{flags:?}: {said}");
+    }
+    let (ended, said) = save(&["--cacert", &ca, "--cert", &cert, "--key", &key]);
+    assert_eq!(ended, Some(0), "{said}");
+    let status = common::node().args(["snapshot", "status"]).arg(&out).output().unwrap();
+    assert!(status.status.success());
+}
+
+#[test]
 fn an_expired_certificate_of_a_bound_key_is_an_alarm_and_the_cluster_forms() {
     let mut cluster = three(Some(2));
     cluster.start();

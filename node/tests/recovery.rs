@@ -7,12 +7,14 @@ mod common;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Member, all, free_ports, node_killed_at, put_again, settled, skipped, started};
-use node_proto::etcdserverpb::watch_client::WatchClient;
-use node_proto::etcdserverpb::watch_request::RequestUnion;
-use node_proto::etcdserverpb::{
-    MemberAddRequest, MemberPromoteRequest, WatchCreateRequest, WatchRequest,
+use common::{
+    Member, all, compacted_for, free_ports, node_killed_at, put_again, settled, skipped,
+    small::Small, started,
 };
+use node_proto::command::{self, Operation};
+use node_proto::etcdserverpb::{MemberAddRequest, MemberPromoteRequest};
+use node_proto::musterpb::MemberChange;
+use node_proto::musterpb::member_change::Change;
 use serde_json::Value;
 
 const BUMP: i64 = 1_000_000_000;
@@ -33,28 +35,6 @@ fn copy(from: &Path, to: &Path) {
 
 fn record(member: &Member, name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(member.data_dir.join(name)).unwrap()).unwrap()
-}
-
-/// The revision below which a watch is told that nothing is left, if it is.
-async fn compacted_for(member: &Member, from: i64) -> i64 {
-    let create = WatchCreateRequest { key: "k".into(), start_revision: from, ..Default::default() };
-    let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
-    let (sender, receiver) = tokio::sync::mpsc::channel(1);
-    sender.send(request).await.unwrap();
-    let stream = tokio_stream(receiver);
-    let mut answers = WatchClient::new(member.channel()).watch(stream).await.unwrap().into_inner();
-    loop {
-        let answer = answers.message().await.unwrap().unwrap();
-        if answer.canceled {
-            return answer.compact_revision;
-        }
-    }
-}
-
-fn tokio_stream(
-    mut receiver: tokio::sync::mpsc::Receiver<WatchRequest>,
-) -> impl futures_util::Stream<Item = WatchRequest> {
-    futures_util::stream::poll_fn(move |context| receiver.poll_recv(context))
 }
 
 /// A learner that belongs to `members`, and runs.
@@ -325,4 +305,125 @@ async fn killed_at_any_step_it_is_the_old_member_or_the_new_one() {
         std::fs::remove_file(root.path().join("one.log")).unwrap();
     }
     assert!(olds > 5 && news > 5, "{olds} times the old one, {news} times the new one");
+}
+
+#[tokio::test]
+async fn etcds_variable_does_what_its_flag_does() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    member.start();
+    member.ready();
+    member.put("k", "v").await.unwrap();
+    let old = cluster_id(&member).await;
+    member.kill();
+    let forced = |value: &str, member: &mut Member| {
+        let program = root.path().join("forced");
+        let node = env!("CARGO_BIN_EXE_muster-node");
+        let script = format!("#!/bin/sh\nexec env ETCD_FORCE_NEW_CLUSTER={value} {node} \"$@\"\n");
+        std::fs::write(&program, script).unwrap();
+        assert!(Command::new("chmod").arg("+x").arg(&program).status().unwrap().success());
+        member.program = Some(program);
+        member.start();
+        member.ready();
+    };
+    forced("false", &mut member);
+    assert_eq!(cluster_id(&member).await, old);
+    member.kill();
+    forced("true", &mut member);
+    assert_ne!(cluster_id(&member).await, old);
+    assert_eq!(member.get("k").await.unwrap().as_deref(), Some("v"));
+}
+
+/// Adds an entry to the log of a member that is not running, as its leader's last message would have;
+/// `committed`: and says that a quorum has it.
+fn append(member: &Member, operation: Operation, committed: bool) {
+    use muster_node::log::{Batch, Log, LogOptions};
+    use node_consensus::HardState;
+    let disk: muster_node::disk::SharedDisk = std::sync::Arc::new(muster_node::disk::RealDisk);
+    let member_dir = member.data_dir.join("member");
+    let (mut log, found) = Log::open(&disk, &member_dir, &LogOptions::default()).unwrap();
+    let entry = node_consensus::Entry {
+        index: found.last().index + 1,
+        term: found.hard_state.term,
+        kind: node_consensus::EntryKind::ConfChange,
+        data: command::encode(0, operation),
+    };
+    let commit = entry.index;
+    let hard_state = committed.then_some(HardState { commit, ..found.hard_state });
+    log.write(&[Batch { hard_state, entries: vec![entry], ..Batch::default() }]).unwrap();
+}
+
+#[tokio::test]
+async fn a_survivor_whose_last_entry_removes_it_goes_on_unless_that_was_committed() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    settled(&all(&members)).await;
+    members[0].put("k", "v").await.unwrap();
+    let own = members[0].member_id().await;
+    members.iter_mut().for_each(Member::kill);
+    let removal = || {
+        Operation::ChangeMember(MemberChange {
+            change: Some(Change::Remove(own)),
+            ..MemberChange::default()
+        })
+    };
+    let survivor = &mut members[0];
+    let origin = root.path().join("origin");
+    copy(&survivor.data_dir, &origin);
+    append(survivor, removal(), true);
+    survivor.args.push("--force-new-cluster".to_owned());
+    survivor.start();
+    assert_eq!(survivor.exit_code(), Some(3), "{}", survivor.log());
+    assert!(survivor.log().contains("has removed this member"), "{}", survivor.log());
+
+    std::fs::remove_dir_all(&survivor.data_dir).unwrap();
+    copy(&origin, &survivor.data_dir);
+    append(survivor, removal(), false);
+    survivor.start();
+    common::eventually("it serves", || {
+        survivor.log().matches("ready to serve client requests").count() == 2
+    });
+    assert!(survivor.log().contains("removes this very member"), "{}", survivor.log());
+    assert_eq!(survivor.get("k").await.unwrap().as_deref(), Some("v"));
+    assert_eq!(survivor.members().await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn on_a_full_disk_no_cluster_is_made_and_the_old_member_stays() {
+    let root = tempfile::tempdir().unwrap();
+    let Some(small) = Small::mount(&root.path().join("small"), 300) else {
+        return skipped("no tmpfs can be mounted");
+    };
+    let mut member = Member::alone(root.path());
+    member.data_dir = small.0.join("data");
+    member.args.push(format!("--data-dir={}", member.data_dir.display()));
+    member.start();
+    member.ready();
+    member.put("k", "v").await.unwrap();
+    let old = cluster_id(&member).await;
+    member.kill();
+    let filler = small.fill_up_to(0);
+    let dir = member.data_dir.display().to_string();
+    let recover = || {
+        let args = ["data", "recover", &dir, "--i-accept-data-loss", "--json"];
+        common::node().args(args).output().unwrap()
+    };
+    let full = recover();
+    let said = String::from_utf8_lossy(&full.stderr).into_owned();
+    assert_eq!(full.status.code(), Some(1), "{said}");
+    assert!(said.contains("No space left on device"), "{said}");
+    std::fs::remove_file(&filler).unwrap();
+    // Nothing of it was done, and then all of it is.
+    let status = ["data", "status", "--json", &dir];
+    let seen = common::node().args(status).output().unwrap();
+    let seen: Value = serde_json::from_slice(&seen.stdout).unwrap();
+    assert_eq!(
+        (&seen["state"], &seen["cluster_id"]),
+        (&"whole".into(), &format!("{old:x}").into())
+    );
+    assert_eq!(recover().status.code(), Some(0));
+    member.start();
+    member.ready();
+    assert_ne!(cluster_id(&member).await, old);
+    assert_eq!(member.get("k").await.unwrap().as_deref(), Some("v"));
 }

@@ -10,8 +10,8 @@ use std::process::{Command, Output, Stdio};
 use std::time::SystemTime;
 
 use common::{
-    Member, all, eventually, free_ports, node, node_killed_at, same_hash, settled, skipped,
-    started, three,
+    Member, all, compacted_for, eventually, free_ports, node, node_killed_at, same_hash, settled,
+    skipped, small::Small, started, three,
 };
 use serde_json::Value;
 
@@ -215,6 +215,105 @@ async fn a_bumped_restore_is_ahead_of_whatever_was_seen() {
     same_hash(&members, 0).await;
     let refused = members[0].hash(revision).await.unwrap_err();
     assert!(refused.message().contains("has been compacted"), "{refused}");
+    // Whoever watches from where the old cluster was, or may have come to, has to read anew.
+    for from in [revision, revision + 1, revision + 999_999] {
+        assert_eq!(compacted_for(&members[1], from).await, revision + 1_000_000, "from {from}");
+    }
+}
+
+#[test]
+fn on_a_full_disk_a_restore_makes_nothing_and_leaves_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let Some(small) = Small::mount(&root.path().join("small"), 8) else {
+        return skipped("no tmpfs can be mounted");
+    };
+    let mut member = Member::alone(root.path());
+    member.data_dir = small.0.join("data");
+    member.args.push(format!("--data-dir={}", member.data_dir.display()));
+    let dir = format!("--data-dir={}", member.data_dir.display());
+    let output = restore(&member, &fixture(), &["--drop-leases", &dir]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(text(&output).contains("No space left on device"), "{}", text(&output));
+    assert_eq!(std::fs::read_dir(&small.0).unwrap().count(), 0);
+}
+
+#[test]
+fn without_a_token_the_file_makes_one_that_is_the_same_on_each_host() {
+    let root = tempfile::tempdir().unwrap();
+    let made = |file: &Path, more: &[&str]| {
+        let dir = tempfile::tempdir_in(root.path()).unwrap();
+        let data_dir = format!("--data-dir={}", dir.path().join("new").display());
+        let mut restore = node();
+        restore.args(["snapshot", "restore", "--drop-leases", "--skip-hash-check", &data_dir]);
+        let output = restore.arg(file).args(more).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        look(&dir.path().join("new")).1["cluster_id"].clone()
+    };
+    let once = made(&fixture(), &[]);
+    assert_eq!(made(&fixture(), &[]), once);
+    // What a host that was forgotten would begin with.
+    assert_ne!(made(&fixture(), &["--initial-cluster-token=etcd-cluster"]), once);
+    let other = root.path().join("other.db");
+    let mut bytes = std::fs::read(fixture()).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&other, bytes).unwrap();
+    assert_ne!(made(&other, &[]), once);
+}
+
+/// Passes bytes on between whoever connects and `to`, and cuts the connection once `most` bytes came
+/// back.
+fn cutting(to: &str, most: usize) -> u16 {
+    use std::io::{Read as _, Write as _};
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, to) = (listener.local_addr().unwrap().port(), to.to_owned());
+    std::thread::spawn(move || {
+        let (client, _) = listener.accept().unwrap();
+        let server = TcpStream::connect(to).unwrap();
+        let (mut from, mut into) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut from, &mut into);
+        });
+        let (mut from, mut into) = (server, client);
+        let (mut left, mut buffer) = (most, [0; 4096]);
+        while left > 0 {
+            let want = left.min(buffer.len());
+            let Ok(read @ 1..) = from.read(&mut buffer[..want]) else { break };
+            if into.write_all(&buffer[..read]).is_err() {
+                break;
+            }
+            left -= read;
+        }
+        let _ = into.shutdown(Shutdown::Both);
+        let _ = from.shutdown(Shutdown::Both);
+    });
+    port
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_cut_leaves_no_file() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    member.start();
+    member.ready();
+    for n in 0..60 {
+        member.put(&format!("k{n}"), &"v".repeat(10_000)).await.unwrap();
+    }
+    let folder = root.path().join("saved");
+    std::fs::create_dir(&folder).unwrap();
+    let out = folder.join("saved.db");
+    let address = member.client_url.strip_prefix("http://").unwrap();
+    for most in [0, 30, 3_000, 200_000, 500_000] {
+        let url = format!("http://127.0.0.1:{}", cutting(address, most));
+        let saved = run(&["snapshot", "save", "--endpoints", &url, out.to_str().unwrap()]);
+        assert_eq!(saved.status.code(), Some(1), "{most}: {}", text(&saved));
+        assert!(text(&saved).starts_with("Error: "), "{most}: {}", text(&saved));
+        let left: Vec<_> = std::fs::read_dir(&folder).unwrap().collect();
+        assert!(left.is_empty(), "{most}: {left:?}");
+    }
+    let url = format!("http://127.0.0.1:{}", cutting(address, usize::MAX));
+    let saved = run(&["snapshot", "save", "--endpoints", &url, out.to_str().unwrap()]);
+    assert!(saved.status.success(), "{}", text(&saved));
 }
 
 #[test]

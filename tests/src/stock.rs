@@ -10,7 +10,9 @@ use tokio::process::Command;
 use crate::harness::skip;
 
 const VERSION: &str = "v3.7.3";
-const MODULE: &str = "go.etcd.io/etcd/server/v3";
+const SERVER: &str = "go.etcd.io/etcd/server/v3";
+/// Its tool for files and directories.
+const TOOL: &str = "go.etcd.io/etcd/etcdutl/v3";
 /// The Debian package's.
 pub const INSTALLED: &str = "/usr/bin/etcd";
 /// It took a minute or two on two cores; a module proxy that doesn't answer is not waited for longer.
@@ -38,11 +40,15 @@ pub async fn etcd(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
 /// # Errors
 /// Where it can't be built: no go, or no module proxy.
 pub async fn built(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
+    built_of(work, SERVER, "etcd", say).await
+}
+
+async fn built_of(work: &Path, module: &str, name: &str, say: &dyn Fn(&str)) -> Result<PathBuf> {
     let dir = work.join("stock-etcd").join(VERSION);
-    let binary = dir.join("etcd");
+    let binary = dir.join(name);
     if !binary.exists() {
-        say(&format!("building stock etcd {VERSION} with go, once"));
-        build(&dir).await?;
+        say(&format!("building stock {name} {VERSION} with go, once"));
+        build(&dir, module, name).await?;
     }
     Ok(binary)
 }
@@ -62,32 +68,49 @@ pub fn oldest() -> Option<PathBuf> {
 #[must_use]
 pub fn newest(work: &Path) -> Option<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
+    once(&BUILT, work, SERVER, "etcd")
+}
+
+/// Its `etcdutl`, beside it.
+#[must_use]
+pub fn newest_etcdutl(work: &Path) -> Option<PathBuf> {
+    static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
+    once(&BUILT, work, TOOL, "etcdutl")
+}
+
+fn once(
+    cell: &OnceLock<Result<PathBuf>>,
+    work: &Path,
+    module: &str,
+    name: &str,
+) -> Option<PathBuf> {
     let build = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(built(work, &|_| {}))
+        runtime.block_on(built_of(work, module, name, &|_| {}))
     };
-    match BUILT.get_or_init(build) {
+    match cell.get_or_init(build) {
         Ok(path) => Some(path.clone()),
         Err(error) => {
-            skip::skipped(format_args!("no stock etcd could be built: {error:#}"));
+            skip::skipped(format_args!("no stock {name} could be built: {error:#}"));
             None
         }
     }
 }
 
-async fn build(dir: &Path) -> Result<()> {
-    fs_err::create_dir_all(dir)?;
+async fn build(dir: &Path, module: &str, name: &str) -> Result<()> {
+    let folder = dir.join(format!("{name}-module"));
+    fs_err::create_dir_all(&folder)?;
     fs_err::write(
-        dir.join("go.mod"),
-        format!("module stock-etcd\n\nrequire {MODULE} {VERSION}\n"),
+        folder.join("go.mod"),
+        format!("module stock-etcd\n\nrequire {module} {VERSION}\n"),
     )?;
     // Into place only when whole: a build that was cut off must not be taken for a good one.
-    let part = dir.join("etcd.part");
+    let part = folder.join("part");
     let mut go = Command::new("go");
-    go.current_dir(dir)
+    go.current_dir(&folder)
         .args(["build", "-mod=mod", "-trimpath", "-ldflags=-s -w", "-o"])
         .arg(&part)
-        .arg(MODULE)
+        .arg(module)
         .env("CGO_ENABLED", "0")
         .kill_on_drop(true);
     let output = tokio::time::timeout(BUILD_TIME, go.output()).await??;
@@ -95,6 +118,6 @@ async fn build(dir: &Path) -> Result<()> {
         let text = String::from_utf8_lossy(&output.stderr);
         bail!("go build: {}", text.lines().last().unwrap_or("it failed"));
     }
-    fs_err::rename(part, dir.join("etcd"))?;
+    fs_err::rename(part, dir.join(name))?;
     Ok(())
 }

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
+use muster_tests::harness::nodes::{client_url, peer_url};
+use muster_tests::harness::programs::program;
 use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Agent, Host, Network, World, skip, until, until_told};
+use muster_tests::harness::{Agent, Host, Network, Node, World, skip, until, until_told};
 use muster_tests::stock::{self, oldest};
 use serde_json::Value;
 
@@ -112,4 +114,71 @@ fn says_why(text: &Value) -> bool {
             .iter()
             .any(|words| text.contains(words))
     })
+}
+
+/// A command that has to succeed; what it prints.
+fn tool(host: &Host, path: &Path, args: &[&str]) -> Result<String> {
+    let output = host.command(path).env("ETCDCTL_API", "3").args(args).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{} {}: {said}", path.display(), args.join(" "));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+#[test]
+fn the_newest_etcds_own_tool_reads_and_restores_what_is_saved_of_a_node() -> Result<()> {
+    let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (Some(etcd), Some(etcdutl)) = (newest(), stock::newest_etcdutl(work)) else {
+        return Ok(());
+    };
+    let (network, folder) = (Network::loopback(2), tempfile::tempdir()?);
+    let [first, second] = [0, 1].map(|n| network.hosts[n].clone());
+    let node = program("muster-node")?;
+    let of = |host: &Host| {
+        ["--name=one".to_owned(), format!("--initial-cluster=one={}", peer_url(host))]
+    };
+    let mut ours = Node::new(&first, "ours", &node, folder.path());
+    ours.flags.extend(of(&first));
+    ours.start()?;
+    ours.ready(FORMED)?;
+    let etcdctl = |host: &Host, args: &[&str]| {
+        let url = client_url(host);
+        tool(host, Path::new("etcdctl"), &[&["--endpoints", &url], args].concat())
+    };
+    for n in 0..40 {
+        let (key, value) = (format!("k{}", n % 7), "v".repeat(n * 311 % 9_000));
+        etcdctl(&first, &["put", &key, &value])?;
+    }
+    etcdctl(&first, &["del", "k3"])?;
+    let file = folder.path().join("saved.db");
+    let file = path_text(&file)?;
+    tool(&first, &node, &["snapshot", "save", "--endpoints", &client_url(&first), file])?;
+    let own: Value =
+        serde_json::from_str(&tool(&first, &node, &["snapshot", "status", "--json", file])?)?;
+    let theirs: Value = serde_json::from_str(&tool(
+        &first,
+        &etcdutl,
+        &["snapshot", "status", "-w", "json", file],
+    )?)?;
+    ensure!(own == theirs, "{own} is not {theirs}");
+
+    let mut etcd = Node::new(&second, "theirs", &etcd, folder.path());
+    etcd.flags.extend(of(&second));
+    let known = |flag: &&String| {
+        ["--name=", "--data-dir=", "--initial-"].iter().any(|known| flag.starts_with(known))
+    };
+    let flags: Vec<&str> = etcd.flags.iter().filter(known).map(String::as_str).collect();
+    tool(&second, &etcdutl, &[&["snapshot", "restore", file], &flags[..]].concat())?;
+    etcd.start()?;
+    etcd.ready(FORMED)?;
+    let revision = own["revision"].as_i64().context("a revision")?;
+    for at in [revision, revision - 1, revision / 2] {
+        let hash = |host: &Host| -> Result<Value> {
+            let rev = format!("--rev={at}");
+            let said = etcdctl(host, &["endpoint", "hashkv", &rev, "-w", "json"])?;
+            Ok(serde_json::from_str::<Value>(&said)?[0]["HashKV"]["hash"].clone())
+        };
+        let (ours, theirs) = (hash(&first)?, hash(&second)?);
+        ensure!(ours.is_u64() && ours == theirs, "at {at}: {ours} is not {theirs}");
+    }
+    Ok(())
 }

@@ -62,9 +62,9 @@ pub(super) struct RestoreArgs {
     /// The new cluster's first members.
     #[arg(long, value_name = "NAME=URL,...", default_value = "default=http://localhost:2380")]
     initial_cluster: String,
-    /// What tells this cluster from another one of the same members.
-    #[arg(long, value_name = "TOKEN", default_value = "etcd-cluster")]
-    initial_cluster_token: String,
+    /// What tells this cluster from another one of the same members. Default: made of the file.
+    #[arg(long, value_name = "TOKEN")]
+    initial_cluster_token: Option<String>,
     /// Where the others reach this member.
     #[arg(long, value_name = "URLS", default_value = "http://localhost:2380")]
     initial_advertise_peer_urls: String,
@@ -155,11 +155,22 @@ fn restore(args: &RestoreArgs) -> u8 {
         say("Error: --mark-compacted required if --bump-revision > 0");
         return USAGE;
     }
+    let token = match &args.initial_cluster_token {
+        Some(token) => Ok(token.clone()),
+        None => recovery::token_of(&args.file),
+    };
+    let token = match token {
+        Ok(token) => token,
+        Err(error) => {
+            complain(&error);
+            return FAILED;
+        }
+    };
     let cluster = restored_cluster(
         &args.name,
         &args.initial_cluster,
         &args.initial_advertise_peer_urls,
-        &args.initial_cluster_token,
+        &token,
     );
     let cluster = match cluster {
         Ok(cluster) => cluster,

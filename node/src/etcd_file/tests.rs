@@ -1,8 +1,9 @@
 //! Files that stock etcd wrote, files that it never would, and our own.
 //!
 //! The fixtures were saved by `etcdctl snapshot save` from etcd 3.4.23 and 3.7.3 after the same
-//! requests: puts, deletes, a transaction, a compaction at 12, a value larger than a page. The checksums
-//! are what those servers answered to `etcdctl endpoint hashkv --rev`.
+//! requests: puts, deletes, a transaction, a compaction at 12, a value larger than a page; that of
+//! 3.6.16 after a shorter row of the same, with a compaction at 6. The checksums are what those servers
+//! answered to `etcdctl endpoint hashkv --rev`.
 
 use std::io::Cursor;
 
@@ -20,6 +21,7 @@ use crate::mvcc::tests::{backend, disk, member};
 use crate::mvcc::{Compaction, Contents, EtcdKey, Options, Revision, Writer};
 
 const ETCD_3_4: &[u8] = include_bytes!("fixtures/etcd-3.4.db");
+const ETCD_3_6: &[u8] = include_bytes!("fixtures/etcd-3.6.db");
 const ETCD_3_7: &[u8] = include_bytes!("fixtures/etcd-3.7.db");
 /// Of the same, with two leases, then three keys put under them and one of these put again without,
 /// then authentication enabled with one user and two roles.
@@ -36,6 +38,9 @@ const CHECKSUMS: [(i64, u32); 9] = [
     (26, 2_794_703_486),
     (27, 1_820_425_907),
 ];
+
+const SHORTER: [(i64, u32); 4] =
+    [(8, 1_896_003_947), (15, 3_435_580_366), (17, 3_364_439_187), (18, 2_473_428_273)];
 
 type Opened = EtcdFile<Cursor<Vec<u8>>>;
 
@@ -119,6 +124,23 @@ fn a_store_made_of_etcds_file_has_etcds_checksums() {
         assert_eq!(all[9].value.len(), 5_000);
         // Its members are bound by nobody but the new cluster.
         assert_eq!(view.members().members().count(), 1);
+    }
+}
+
+#[test]
+fn so_has_one_of_the_versions_between() {
+    for (file, version) in [(ETCD_3_6, Some("3.6.0"))] {
+        let mut file = open(file).unwrap();
+        assert_eq!(file.summary().storage_version.as_deref(), version);
+        let writer = import(&mut file, Consent::default()).unwrap();
+        let view = writer.store().view();
+        assert_eq!((view.revision(), view.compacted()), (18, 6));
+        for (revision, hash) in SHORTER {
+            assert_eq!(checksum(&writer, revision), hash, "at {revision}");
+        }
+        let all = everything(&writer, 0);
+        let keys: Vec<_> = all.iter().map(|kv| std::str::from_utf8(&kv.key).unwrap()).collect();
+        assert_eq!(keys, ["k0", "k2", "k3", "k4", "last", "t1", "t2"]);
     }
 }
 

@@ -38,5 +38,5 @@ pub(crate) use self::{
 pub use self::{
     force::{ForceError, REVISION_BUMP},
     look::{LogSight, MemberSight, Sight, State, StoreSight, look},
-    restore::{Restore, RestoreError, Restored, restore},
+    restore::{Restore, RestoreError, Restored, restore, token_of},
 };

@@ -10,7 +10,7 @@
 
 use std::{
     fs::File,
-    io::{self, BufReader, ErrorKind},
+    io::{self, BufRead as _, BufReader, ErrorKind},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -125,11 +125,7 @@ pub fn restore(file: &Path, wanted: &Restore) -> Result<Restored, RestoreError> 
     if !is_empty {
         return Err(RestoreError::NotEmpty(target.clone()));
     }
-    let opened = File::open(file).and_then(|opened| {
-        // A folder opens, and has a length.
-        if opened.metadata()?.is_dir() { Err(ErrorKind::IsADirectory.into()) } else { Ok(opened) }
-    });
-    let opened = opened.map_err(|source| RestoreError::File { path: file.to_owned(), source })?;
+    let opened = open(file)?;
     let mut file = EtcdFile::open(BufReader::new(opened), wanted.hash)?;
     let aside = aside(target)?;
     let made = fill(&aside, &mut file, wanted, own).and_then(|restored| {
@@ -142,6 +138,36 @@ pub fn restore(file: &Path, wanted: &Restore) -> Result<Restored, RestoreError> 
         let _ = std::fs::remove_dir_all(&aside);
     }
     made
+}
+
+/// A cluster token that only this file gives: the same on each host, and not what a start's flags say.
+///
+/// # Errors
+/// If the file can't be read.
+pub fn token_of(file: &Path) -> Result<String, RestoreError> {
+    let failed = |source| RestoreError::File { path: file.to_owned(), source };
+    let mut opened = BufReader::new(open(file)?);
+    let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
+    loop {
+        let bytes = opened.fill_buf().map_err(failed)?;
+        if bytes.is_empty() {
+            break;
+        }
+        hash.update(bytes);
+        let read = bytes.len();
+        opened.consume(read);
+    }
+    let hash = hash.finish();
+    let hex = hash.as_ref()[..16].iter().map(|byte| format!("{byte:02x}"));
+    Ok(format!("restored-{}", hex.collect::<String>()))
+}
+
+fn open(file: &Path) -> Result<File, RestoreError> {
+    let opened = File::open(file).and_then(|opened| {
+        // A folder opens, and has a length.
+        if opened.metadata()?.is_dir() { Err(ErrorKind::IsADirectory.into()) } else { Ok(opened) }
+    });
+    opened.map_err(|source| RestoreError::File { path: file.to_owned(), source })
 }
 
 fn folder_of(target: &Path) -> PathBuf {

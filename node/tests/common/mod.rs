@@ -22,8 +22,9 @@ use std::{
 
 use node_proto::etcdserverpb::{
     self, HashKvRequest, MemberListRequest, PutRequest, RangeRequest, RequestOp, StatusRequest,
-    StatusResponse, TxnRequest, cluster_client::ClusterClient, kv_client::KvClient,
-    maintenance_client::MaintenanceClient, request_op, response_op,
+    StatusResponse, TxnRequest, WatchCreateRequest, WatchRequest, cluster_client::ClusterClient,
+    kv_client::KvClient, maintenance_client::MaintenanceClient, request_op, response_op,
+    watch_client::WatchClient, watch_request::RequestUnion,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tonic::transport::{Channel, Endpoint};
@@ -397,4 +398,26 @@ pub(crate) fn etcdctl(endpoints: &str, args: &[&str]) -> Option<(bool, String)> 
             None
         }
     }
+}
+
+/// The revision below which a watch is told that nothing is left, if it is.
+pub(crate) async fn compacted_for(member: &Member, from: i64) -> i64 {
+    let create = WatchCreateRequest { key: "k".into(), start_revision: from, ..Default::default() };
+    let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    sender.send(request).await.unwrap();
+    let stream = tokio_stream(receiver);
+    let mut answers = WatchClient::new(member.channel()).watch(stream).await.unwrap().into_inner();
+    loop {
+        let answer = answers.message().await.unwrap().unwrap();
+        if answer.canceled {
+            return answer.compact_revision;
+        }
+    }
+}
+
+fn tokio_stream(
+    mut receiver: tokio::sync::mpsc::Receiver<WatchRequest>,
+) -> impl futures_util::Stream<Item = WatchRequest> {
+    futures_util::stream::poll_fn(move |context| receiver.poll_recv(context))
 }
