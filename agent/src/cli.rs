@@ -226,7 +226,8 @@ pub(crate) struct Examine {
     /// What this command printed with --json on another host.
     #[arg(long, value_name = "FILE")]
     pub report: Vec<PathBuf>,
-    /// The node's program (default: muster-node beside this program, else in PATH).
+    /// The node's program, as for run (default: muster-node beside this program, else in PATH). An
+    /// etcd's directory is looked at by that muster-node, too.
     #[arg(long, value_name = "PATH")]
     pub node_binary: Option<PathBuf>,
     /// For programs, and for --report.
@@ -252,9 +253,13 @@ pub(crate) struct Make {
     /// The sentence that is asked for otherwise.
     #[arg(long, value_name = "SENTENCE")]
     pub yes: Option<String>,
-    /// The node's program (default: muster-node beside this program, else in PATH).
+    /// The node's program, as for run (default: muster-node beside this program, else in PATH).
     #[arg(long, value_name = "PATH")]
     pub node_binary: Option<PathBuf>,
+    /// Where --node-binary is an etcd: its etcdutl, or etcdctl before 3.5 (default: beside that etcd,
+    /// else in PATH).
+    #[arg(long, value_name = "PATH", requires = "node_binary")]
+    pub etcdutl: Option<PathBuf>,
     /// For programs.
     #[arg(long)]
     pub json: bool,

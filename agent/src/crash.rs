@@ -23,6 +23,8 @@ pub(crate) enum Step {
     Admit,
     /// The cluster has made a change that was signed; discovery doesn't know it yet.
     Changed,
+    /// A new cluster was made of this host's data; no statement says so yet.
+    Made,
     /// The marker is durable, `launching` not yet.
     Marker,
     /// `launching` is durable, the launcher not yet started.
@@ -49,6 +51,7 @@ impl Step {
             Self::Added => "added",
             Self::Admit => "admit",
             Self::Changed => "changed",
+            Self::Made => "made",
             Self::Marker => "marker",
             Self::Launching => "launching",
             Self::Launcher => "launcher",

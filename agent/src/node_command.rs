@@ -248,7 +248,8 @@ pub(crate) fn ask_kind(program: &Path) -> AskedKind {
     answer.boxed().shared()
 }
 
-async fn kind_of(program: &Path) -> Result<NodeKind, String> {
+/// Asks now.
+pub(crate) async fn kind_of(program: &Path) -> Result<NodeKind, String> {
     let asked = tokio::process::Command::new(program)
         .arg("--version")
         .env_clear()

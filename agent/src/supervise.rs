@@ -10,13 +10,15 @@ use std::time::Duration;
 use discovery_formation::agent::{Event, Journal, Start};
 use discovery_types::api::{AdoptRequest, ClusterState, Session};
 use discovery_types::client::{Client, ClientConfig};
-use discovery_types::digest::MemberId;
+use discovery_types::convert;
+use discovery_types::digest::{Incarnation, MemberId};
 use discovery_types::document::VerifiedDocument;
 use discovery_types::jws::{Jws, Typ};
 use discovery_types::key::PublicKey;
 use discovery_types::leaves::Leaves;
 use discovery_types::raft_id;
 use discovery_types::record::Record;
+use discovery_types::recovery::{Recoveries, Recovery};
 use discovery_types::statement::StatementChain;
 use discovery_types::url::NodeUrl;
 use tokio::sync::{Notify, watch};
@@ -35,7 +37,7 @@ use crate::protocol::{Protocol, state_end};
 use crate::removal;
 use crate::report::Report;
 use crate::settings::Settings;
-use crate::state::journal::signed_record;
+use crate::state::journal::{self, signed_record};
 use crate::state::node_dir::Tombstone;
 use crate::state::{Layout, node_dir};
 use crate::status::{Board, NodeStatus, Phase};
@@ -148,14 +150,14 @@ const OWN_NODE_FILE: &str = "muster-boot";
 /// A newcomer's first start compares its list with the cluster's: members may have come and gone
 /// since it was admitted.
 async fn refresh_admission(protocol: &mut Protocol) {
-    let layout = &protocol.layout;
+    let (layout, Ok(life)) = (&protocol.layout, Life::of(protocol)) else { return };
     let (Some(admission), false) =
         (&mut protocol.keepsakes.admission, node_dir::has_log(&layout.node()))
     else {
         return;
     };
     let Ok(record) = own_record(&protocol.agent.journal, protocol.key.public()) else { return };
-    if let Some(members) = join::now_listed(layout, admission, &record).await {
+    if let Some(members) = join::now_listed(layout, admission, life.cluster, &record).await {
         admission.members = members;
     }
 }
@@ -171,6 +173,46 @@ fn missing(what: &str) -> End {
     End::DoNotRestart(format!("the journal holds no {what}: the node can't be started from it"))
 }
 
+/// As whom the node acts, by what was signed.
+struct Life {
+    /// The Raft cluster's id.
+    cluster: u64,
+    /// The member's id there.
+    member: MemberId,
+    incarnation: Incarnation,
+    /// What the cluster was made of since it was founded.
+    recoveries: Recoveries,
+}
+
+impl Life {
+    fn of(protocol: &Protocol) -> Result<Self, End> {
+        let (keepsakes, key) = (&protocol.keepsakes, protocol.key.public());
+        let refused = |error: &dyn std::error::Error| End::DoNotRestart(chain(error));
+        let document = protocol.document.as_ref().ok_or_else(|| missing("document"))?;
+        let join = keepsakes.join.as_ref().ok_or_else(|| missing("cluster"))?;
+        let statements = StatementChain::verify_from_pin(&keepsakes.statements, &join.statement)
+            .map_err(|error| refused(&error))?;
+        let founded = cluster::founded(document);
+        let recoveries = Recoveries::verify(&keepsakes.recoveries, &statements, founded)
+            .map_err(|error| refused(&error))?;
+        let (member, incarnation) = match journal::own_recovery(&recoveries, key) {
+            Some(Recovery { is, .. }) => {
+                let id = u64::from_str_radix(&is.member_id, 16).map_err(|error| refused(&error))?;
+                (MemberId::new(id), is.incarnation)
+            }
+            None => {
+                let incarnation = protocol.agent.journal.incarnation;
+                let admitted = keepsakes.admission.as_ref().map(|admission| admission.member);
+                let record = own_record(&protocol.agent.journal, key)?;
+                let founder = || raft_id::of_founder(&document.hash(), &record.peer_urls);
+                (admitted.unwrap_or_else(founder), convert::wire_incarnation(incarnation))
+            }
+        };
+        let cluster = recoveries.raft_cluster().unwrap_or(founded);
+        Ok(Self { cluster, member, incarnation, recoveries })
+    }
+}
+
 /// Everything that a start of the node depends on.
 struct Plan {
     document: VerifiedDocument,
@@ -179,8 +221,8 @@ struct Plan {
     leaves: Leaves,
     /// Its seat in the document; none for a member that came later.
     seat: Option<u8>,
-    /// Its id in the Raft cluster.
-    member: MemberId,
+    /// As whom the node acts.
+    life: Life,
     program: Program,
     /// Where it is.
     at: Addresses,
@@ -203,12 +245,9 @@ impl Plan {
         let leaves = leaves::newest(&settings.layout, leaves, &node_key, statements.newest());
         let admission = keepsakes.admission.as_ref();
         let seat = document.proposal().seat_of(protocol.key.public());
-        let (origin, member) = match (admission, seat) {
-            (Some(admission), _) => (Origin::Newcomer(&admission.members), admission.member),
-            (None, Some(seat)) => {
-                let member = raft_id::of_founder(&document.hash(), &record.peer_urls);
-                (Origin::Founder(seat), member)
-            }
+        let origin = match (admission, seat) {
+            (Some(admission), _) => Origin::Newcomer(&admission.members),
+            (None, Some(seat)) => Origin::Founder(seat),
             (None, None) => return Err(missing("seat for this host's key")),
         };
         let command = NodeCommand {
@@ -226,16 +265,17 @@ impl Plan {
         let mut client_urls: BTreeSet<String> = founders.map(NodeUrl::to_string).collect();
         client_urls.extend(admission.into_iter().flat_map(|known| known.client_urls.clone()));
         let seat = if admission.is_some() { None } else { seat };
-        Ok(Self { program, at, seat, member, client_urls, statements, record, leaves, document })
+        let life = Life::of(protocol)?;
+        Ok(Self { program, at, seat, life, client_urls, statements, record, leaves, document })
     }
 
     /// For a node that writes none.
-    fn tombstone(&self, protocol: &Protocol) -> Tombstone {
+    fn tombstone(&self) -> Tombstone {
         Tombstone {
             version: 1,
-            incarnation: protocol.agent.journal.incarnation.to_string(),
-            member_id: self.member.to_string(),
-            cluster_id: format!("{:016x}", cluster::founded(&self.document)),
+            incarnation: self.life.incarnation.to_string(),
+            member_id: self.life.member.to_string(),
+            cluster_id: format!("{:016x}", self.life.cluster),
             at: jiff::Timestamp::now().to_string(),
             ..Tombstone::default()
         }
@@ -278,10 +318,11 @@ impl Plan {
     fn steward(&self, protocol: &Protocol, known: &Known) -> Option<Steward> {
         let join = protocol.keepsakes.join.as_ref()?;
         let document = self.document.jws().clone();
-        let longest = known.statements.clone();
+        let (longest, recoveries) = (known.statements.clone(), self.life.recoveries.jws());
         let journalled = &protocol.keepsakes.statements;
         let journalled = StatementChain::verify_from_pin(journalled, &join.statement).ok()?;
-        let statements = Statements::new(join.statement, journalled, document, longest);
+        let statements =
+            Statements::new(join.statement, journalled, document, recoveries, longest);
         let node = Cluster::new(vec![self.door(&protocol.layout)?]);
         let (client, hint) = (self.client(protocol)?, Arc::clone(&known.hint));
         Some(Steward::new(client, join.cluster, node, statements, hint))
@@ -451,15 +492,14 @@ async fn conclude(
         }
         Outcome::SaysRemoved => {
             let layout = &protocol.layout;
-            if join::is_listed(layout, &plan.client_urls(known), plan.member).await {
+            if join::is_listed(layout, &plan.client_urls(known), plan.life.member).await {
                 return Err(End::Failed(format!(
                     "the node says that it was removed, and the cluster lists it as member {}: \
                      nothing is written down yet; start the agent again",
-                    plan.member
+                    plan.life.member
                 )));
             }
-            node_dir::bury(&protocol.layout.node(), &plan.tombstone(protocol))
-                .map_err(state_end)?;
+            node_dir::bury(&protocol.layout.node(), &plan.tombstone()).map_err(state_end)?;
             let end = removed(protocol);
             last_word(plan, protocol, known).await;
             Err(end)
@@ -474,7 +514,7 @@ async fn last_word(plan: &Plan, protocol: &Protocol, known: &Known) {
     let told = async {
         let others = join::reach(&protocol.layout, &plan.client_urls(known));
         let others = others.map_err(|error| chain(&error))?;
-        report.last_word(NodeId(plan.member.get()), &others).await
+        report.last_word(NodeId(plan.life.member.get()), &others).await
     };
     match tokio::time::timeout(LAST_WORD, told).await {
         Ok(Ok(())) => {}

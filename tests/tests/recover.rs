@@ -1,12 +1,17 @@
 //! A majority is lost for good, and an operator makes a new cluster of what is left.
 
-use std::process::Output;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use muster_tests::harness::agents::AgentOptions;
+use muster_tests::harness::process::tail;
 use muster_tests::harness::programs::program;
 use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Agent, Etcdctl, Host, Network, World, until};
+use muster_tests::harness::{Agent, Etcdctl, Host, Network, World, skip, until, until_told};
+use muster_tests::stock;
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -135,4 +140,328 @@ fn a_new_cluster_is_made_of_the_directory_that_goes_furthest() -> Result<()> {
     ensure!(first.exit_code(LIMIT)? == 1, "{}", first.output());
     ensure!(first.node_pid().is_none(), "the old member was started");
     Ok(())
+}
+
+/// What each agent of a test is started with.
+fn options(node: Option<&Path>) -> Result<AgentOptions> {
+    let args = match node {
+        Some(node) => vec!["--node-binary".to_owned(), path_text(node)?.to_owned()],
+        None => Vec::new(),
+    };
+    Ok(AgentOptions { args, ..AgentOptions::default() })
+}
+
+/// The agents of a cluster of these.
+fn formed(world: &World, size: usize, node: Option<&Path>) -> Result<(Vec<Agent>, Etcdctl)> {
+    let bundle = world.order("demo", size)?;
+    let mut agents = Vec::new();
+    for host in 0..size {
+        let mut agent = world.agent_with(host, &bundle, options(node)?);
+        agent.start()?;
+        agents.push(agent);
+    }
+    world.wait_cluster_state("demo", "formed", LIMIT)?;
+    let hosts: Vec<&Host> = agents.iter().map(|agent| &agent.host).collect();
+    let etcdctl = world.etcdctl("demo", &hosts)?;
+    until("a first write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
+    Ok((agents, etcdctl))
+}
+
+/// `recover make` on this host, with what makes it do it.
+fn make(world: &World, agent: &Agent, more: &[&str]) -> Result<Output> {
+    let key = world.admin_key();
+    let args =
+        ["make", "--key", path_text(&key)?, "--i-accept-data-loss", "--yes", PHRASE, "--json"];
+    recover(agent, &[&args[..], more].concat())
+}
+
+/// A host that gave its place up comes back with a ticket.
+fn joins(world: &World, host: usize, node: Option<&Path>, env: &[(&str, &str)]) -> Result<Agent> {
+    let file = world.path(&format!("{host}.ticket"));
+    let ticket = ["token", "create", "--cluster", "demo", "--kind", "join", "--out"];
+    world.admin_command(&[&ticket[..], &[path_text(&file)?]].concat())?;
+    let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let options = AgentOptions { env: env.collect(), ..options(node)? };
+    let mut agent = world.agent_with(host, &file, options);
+    agent.start()?;
+    Ok(agent)
+}
+
+fn reset(agent: &Agent) -> Result<()> {
+    let mut command = agent.host.command(program("muster-agent")?);
+    let output =
+        command.args(["reset", "--yes", "--data-dir", path_text(&agent.data_dir)?]).output()?;
+    ensure!(output.status.success(), "{}", text(&output));
+    Ok(())
+}
+
+fn wait_voters(etcdctl: &Etcdctl, count: usize, newcomer: &Agent) -> Result<()> {
+    until_told("the newcomer to vote", LIMIT, || {
+        let list = etcdctl.json(&["member", "list"]).ok()?;
+        let voter = |member: &Value| member["isLearner"] != true && member["name"].is_string();
+        let members = list["members"].as_array()?;
+        (members.len() == count && members.iter().all(voter)).then_some(())
+    })
+    .with_context(|| tail(&newcomer.output(), 30))
+}
+
+/// Writes until told to stop; the numbers that were acknowledged.
+fn write(etcdctl: &Etcdctl, stop: &AtomicBool) -> Vec<u32> {
+    let mut acknowledged = Vec::new();
+    for n in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let key = format!("n{n:06}");
+        let written = etcdctl.output(&["--command-timeout=2s", "put", &key, "x"]);
+        if written.is_ok_and(|output| output.status.success()) {
+            acknowledged.push(n);
+        }
+    }
+    acknowledged
+}
+
+/// The third is away, the second's disk is lost, both nodes are killed under a writer: the first goes
+/// on alone with all that was acknowledged, and the others join it one by one.
+fn a_lost_majority(node: Option<&Path>) -> Result<()> {
+    let world = World::start(Network::loopback(3), WorldOptions::default())?;
+    let (mut agents, etcdctl) = formed(&world, 3, node)?;
+    let mut third = agents.pop().context("a third agent")?;
+    let mut second = agents.pop().context("a second agent")?;
+    let mut first = agents.pop().context("a first agent")?;
+    third.terminate(LIMIT)?;
+    let alone = etcdctl.only(&first.host);
+    until("a write without the third", LIMIT, || alone.run(&["put", "k", "after"]).ok())?;
+    let stop = AtomicBool::new(false);
+    let acknowledged = std::thread::scope(|scope| -> Result<Vec<u32>> {
+        let writer = scope.spawn(|| write(&alone, &stop));
+        std::thread::sleep(Duration::from_secs(3));
+        for agent in [&mut first, &mut second] {
+            agent.kill();
+        }
+        let killed = first.kill_node().and_then(|()| second.kill_node());
+        stop.store(true, Ordering::Relaxed);
+        killed.map(|()| writer.join().unwrap_or_default())
+    })?;
+    ensure!(acknowledged.len() > 10, "{acknowledged:?}");
+    fs_err::remove_dir_all(second.node_dir())?;
+
+    let binary = match node {
+        Some(node) => vec!["--node-binary", path_text(node)?],
+        None => Vec::new(),
+    };
+    let of_first = report(&world, &first, "first.json")?;
+    let by_third = [&binary[..], &["--report", path_text(&of_first)?]].concat();
+    refused(&make(&world, &third, &by_third)?, 1, "goes further: make the cluster there")?;
+    let of_third = report(&world, &third, "third.json")?;
+    let made = make(&world, &first, &[&binary[..], &["--report", path_text(&of_third)?]].concat())?;
+    ensure!(made.status.success(), "{}", text(&made));
+    let made: Value = serde_json::from_slice(&made.stdout)?;
+    let again: Value = serde_json::from_slice(&make(&world, &first, &binary)?.stdout)?;
+    ensure!(made == again, "{again} is not {made}");
+    refused(&make(&world, &third, &by_third)?, 1, "goes further")?;
+    let of_first = report(&world, &first, "made.json")?;
+    let later = [&binary[..], &["--report", path_text(&of_first)?]].concat();
+    refused(&make(&world, &third, &later)?, 1, "a new cluster was made already")?;
+
+    first.start()?;
+    until("the new cluster to serve", LIMIT, || alone.run(&["put", "new", "one"]).ok())
+        .with_context(|| tail(&first.output(), 30))?;
+    let id = made["made"]["is"]["cluster_id"].as_str().context("an id")?;
+    ensure!(cluster_id(&alone)? == u64::from_str_radix(id, 16)?, "it is not cluster {id}");
+    let keys = alone.run(&["get", "n", "--prefix", "--keys-only"])?;
+    for n in &acknowledged {
+        ensure!(keys.contains(&format!("n{n:06}")), "write {n} of {} is lost", acknowledged.len());
+    }
+    for (count, old) in [(2, second), (3, third)] {
+        let host = count - 1;
+        reset(&old)?;
+        drop(old);
+        let joined = joins(&world, host, node, &[])?;
+        wait_voters(&alone, count, &joined)?;
+        let own = etcdctl.only(&joined.host);
+        ensure!(own.run(&["get", "new", "--print-value-only"])?.trim() == "one");
+        agents.push(joined);
+    }
+    // A quorum of the three: without the first it goes on.
+    first.terminate(LIMIT)?;
+    let rest = etcdctl.only(&agents[0].host);
+    until("a write without the first", LIMIT, || rest.run(&["put", "k", "last"]).ok())?;
+    first.start()?;
+    until("the first to serve again", LIMIT, || {
+        (alone.run(&["get", "k", "--print-value-only"]).ok()?.trim() == "last").then_some(())
+    })?;
+    agents.push(first);
+    Ok(())
+}
+
+#[test]
+fn a_lost_majority_goes_on_from_one_directory_and_grows_again_by_tickets() -> Result<()> {
+    a_lost_majority(None)
+}
+
+#[test]
+fn a_lost_majority_of_etcd_3_4_does_too() -> Result<()> {
+    stock::oldest().map_or(Ok(()), |etcd| a_lost_majority(Some(&etcd)))
+}
+
+#[test]
+fn a_lost_majority_of_the_newest_etcd_does_too() -> Result<()> {
+    let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (Some(etcd), Some(_)) = (stock::newest(work), stock::newest_etcdutl(work)) else {
+        return Ok(());
+    };
+    a_lost_majority(Some(&etcd))
+}
+
+#[test]
+fn a_newcomer_believes_a_recovery_that_an_operator_signed_and_no_other() -> Result<()> {
+    const RECOVERIES: &str = "muster/v1/recoveries";
+    let world = World::start(Network::loopback(2), WorldOptions::default())?;
+    let (mut agents, etcdctl) = formed(&world, 1, None)?;
+    agents[0].terminate(LIMIT)?;
+    let made = make(&world, &agents[0], &[])?;
+    ensure!(made.status.success(), "{}", text(&made));
+    agents[0].start()?;
+    // It has added the newcomer, which then is away until nobody looks after what stands there.
+    let mut newcomer = joins(&world, 1, None, &[("MUSTER_CRASH_AT", "added")])?;
+    newcomer.exit_code(LIMIT)?;
+    let signed = etcdctl.run(&["get", RECOVERIES, "--print-value-only"])?;
+    agents[0].kill();
+    let (start, end) = signed.trim().split_at(signed.trim().len() - 12);
+    let forged = format!("{start}{}", end.replace(|c: char| c.is_ascii_alphanumeric(), "A"));
+    newcomer.options.env.clear();
+    for (value, says) in [(forged.as_str(), "says that it is a recovered one"), ("[]", "")] {
+        etcdctl.run(&["put", RECOVERIES, value])?;
+        newcomer.start()?;
+        if says.is_empty() {
+            ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
+            let said = newcomer.output();
+            ensure!(said.contains("no recovery statement there leads"), "{said}");
+        } else {
+            newcomer.wait_for_output(says, LIMIT)?;
+            newcomer.kill();
+        }
+        ensure!(newcomer.node_pid().is_none(), "a node was started on {value}");
+    }
+    // Its own agent puts it right.
+    agents[0].start()?;
+    newcomer.start()?;
+    wait_voters(&etcdctl.only(&agents[0].host), 2, &newcomer)?;
+    ensure!(etcdctl.run(&["get", RECOVERIES, "--print-value-only"])? == signed);
+    agents.push(newcomer);
+    Ok(())
+}
+
+/// The calls by which something gets its name.
+const NAMING: &str = "rename,renameat,renameat2";
+
+/// Killed at the N-th call of `calls` that one of its programs makes, for each N, and before the agent
+/// has journalled what was made, it is asked again; from each of these states it comes to one new
+/// cluster, with all that there was.
+fn killed_at_each_step(node: Option<&Path>, calls: &str, least: usize) -> Result<()> {
+    let world = World::start(Network::loopback(1), WorldOptions::default())?;
+    let (mut agents, etcdctl) = formed(&world, 1, node)?;
+    let agent = &mut agents[0];
+    let old = cluster_id(&etcdctl)?.as_u64().context("an id")?;
+    agent.kill();
+    let by_a_running_node = make(&world, agent, &[])?;
+    refused(&by_a_running_node, 1, "a node still runs on this state")?;
+    agent.kill_node()?;
+    let origin = world.path("origin");
+    copy(&agent.data_dir, &origin)?;
+    let key = world.admin_key();
+    let binary = node.map(path_text).transpose()?;
+    let binary: Vec<&str> = binary.iter().flat_map(|node| ["--node-binary", node]).collect();
+    places_that_are_wrong(&world, agent, &binary)?;
+    let (mut olds, mut news, mut step) = (0, 0, 0);
+    loop {
+        fs_err::remove_dir_all(&agent.data_dir)?;
+        copy(&origin, &agent.data_dir)?;
+        let mut command = Command::new(if step > 0 { "strace" } else { "env" });
+        if step > 0 {
+            command.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={calls}")]);
+            command.args(["-e", &format!("inject={calls}:signal=KILL:when={step}")]);
+        } else {
+            command.arg("MUSTER_CRASH_AT=made");
+        }
+        command.arg(program("muster-agent")?).args(["recover", "make", "--key", path_text(&key)?]);
+        command.args(["--i-accept-data-loss", "--yes", PHRASE, "--json"]).args(&binary);
+        command.args(["--data-dir", path_text(&agent.data_dir)?]).stdin(Stdio::null());
+        let Ok(output) = command.output() else {
+            skip::not_installed("strace");
+            return Ok(());
+        };
+        let ended = output.status.success();
+        ensure!(step > 0 || !ended, "it was not killed");
+        step += 1;
+        let seen = recover(agent, &["examine", "--json"])?;
+        let seen: Value = serde_json::from_slice(&seen.stdout)?;
+        let is_old = seen[0]["sight"]["cluster_id"] == format!("{old:x}");
+        if is_old {
+            olds += 1
+        } else {
+            news += 1
+        }
+        let made = make(&world, agent, &binary)?;
+        ensure!(made.status.success(), "step {step}: {}", text(&made));
+        let made: Value = serde_json::from_slice(&made.stdout)?;
+        let is = made["made"]["is"].clone();
+        let after = recover(agent, &["examine", "--json"])?;
+        let after: Value = serde_json::from_slice(&after.stdout)?;
+        let sight = &after[0]["sight"];
+        ensure!(sight["state"] == "whole", "step {step}: {sight}");
+        for part in ["cluster_id", "member_id", "incarnation"] {
+            ensure!(sight[part] == is[part], "step {step}: {part} of {sight}, and not of {is}");
+        }
+        let journal = fs_err::read(agent.data_dir.join("agent/journal.json"))?;
+        let journal: Value = serde_json::from_slice(&journal)?;
+        ensure!(journal["recoveries"].as_array().map(Vec::len) == Some(1), "step {step}");
+        if ended {
+            break;
+        }
+    }
+    ensure!(olds + news >= least && news > 0, "{olds} times old, {news} times new");
+    agent.start()?;
+    until("it to serve", LIMIT, || etcdctl.run(&["put", "new", "one"]).ok())?;
+    ensure!(etcdctl.run(&["get", "k", "--print-value-only"])?.trim() == "v");
+    ensure!(cluster_id(&etcdctl)? != old);
+    Ok(())
+}
+
+/// Where no cluster is to be made: nobody's directory, and a removed member's.
+fn places_that_are_wrong(world: &World, agent: &Agent, binary: &[&str]) -> Result<()> {
+    let key = world.admin_key();
+    let make = |dir: &Path| -> Result<Output> {
+        let mut command = agent.host.command(program("muster-agent")?);
+        command.args(["recover", "make", "--key", path_text(&key)?, "--i-accept-data-loss"]);
+        command.args(["--yes", PHRASE, "--data-dir", path_text(dir)?]).args(binary);
+        Ok(command.output()?)
+    };
+    let (nobody, removed) = (world.path("nobody"), world.path("removed"));
+    refused(&make(&nobody)?, 1, "no such folder")?;
+    fs_err::create_dir(&nobody)?;
+    refused(&make(&nobody)?, 1, "there is nothing to recover")?;
+    copy(&agent.data_dir, &removed)?;
+    let tombstone =
+        r#"{"version":1,"incarnation":"","member_id":"1","cluster_id":"1","at":"now","by":"log"}"#;
+    fs_err::write(removed.join("node/muster-tombstone.json"), tombstone)?;
+    refused(&make(&removed)?, 1, "is removed")?;
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let status = Command::new("cp").arg("-a").args([from, to]).status()?;
+    ensure!(status.success(), "cp: {status}");
+    Ok(())
+}
+
+#[test]
+fn killed_at_each_step_it_ends_in_one_new_cluster() -> Result<()> {
+    killed_at_each_step(None, &format!("fsync,fdatasync,{NAMING}"), 10)
+}
+
+#[test]
+fn killed_at_each_step_it_does_so_with_etcd() -> Result<()> {
+    stock::oldest().map_or(Ok(()), |etcd| killed_at_each_step(Some(&etcd), NAMING, 5))
 }

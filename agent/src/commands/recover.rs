@@ -4,19 +4,20 @@ use std::io::BufRead as _;
 use std::path::Path;
 
 use discovery_types::digest::Incarnation;
+use discovery_types::jws::Jws;
 use discovery_types::key::SigningKey;
-use discovery_types::recovery::{NodeIdentity, Recovery};
+use discovery_types::recovery::{NodeIdentity, Recoveries, Recovery};
 use discovery_types::role::Action;
 use discovery_types::statement::StatementChain;
 
 use crate::cli::{Examine, Make, RecoverCommand};
+use crate::crash::{self, Step};
 use crate::exit::{End, chain};
 use crate::host::Host as _;
 use crate::host::local::LocalHost;
 use crate::printer::Printer;
 use crate::protocol::state_end;
-use crate::recover::{Bearer, Made, Survivor, choose, look, make};
-use crate::settings::node_binary;
+use crate::recover::{Bearer, Made, Maker, Programs, Sight, Survivor, choose};
 use crate::state::journal::{self, Loaded};
 use crate::state::lock::{self, LockError};
 use crate::state::{self, Layout};
@@ -30,10 +31,10 @@ pub(crate) fn run(typed: &RecoverCommand, printer: &mut Printer<'_>) -> Result<(
 }
 
 fn examine(typed: &Examine, printer: &mut Printer<'_>) -> Result<(), End> {
-    let program = program(typed.node_binary.as_deref())?;
+    let programs = Programs::find(typed.node_binary.as_deref(), None)?;
     let mut survivors = Vec::new();
     for dir in &typed.data_dir {
-        survivors.push(survivor(&program, &layout(dir)?)?);
+        survivors.push(survivor(&programs, &layout(dir)?)?);
     }
     survivors.extend(reported(&typed.report)?);
     let text = if typed.json {
@@ -53,17 +54,11 @@ fn layout(dir: &Path) -> Result<Layout, End> {
     }
 }
 
-fn program(typed: Option<&Path>) -> Result<std::path::PathBuf, End> {
-    let own = std::env::current_exe()
-        .map_err(|error| End::Failed(format!("can't find this program's own file: {error}")))?;
-    node_binary(typed, &own, std::env::var_os("PATH").as_deref())
-}
-
-fn survivor(program: &Path, layout: &Layout) -> Result<Survivor, End> {
+fn survivor(programs: &Programs, layout: &Layout) -> Result<Survivor, End> {
     Ok(Survivor {
         host: LocalHost { machine_id_file: None }.name(),
         data_dir: layout.root().display().to_string(),
-        sight: look(program, &layout.node())?,
+        sight: programs.look(&layout.node())?,
     })
 }
 
@@ -89,7 +84,7 @@ fn make_cluster(typed: &Make, printer: &mut Printer<'_>) -> Result<(), End> {
                 .to_owned(),
         ));
     }
-    let program = program(typed.node_binary.as_deref())?;
+    let programs = Programs::find(typed.node_binary.as_deref(), typed.etcdutl.as_deref())?;
     let layout = layout(&typed.data_dir.data_dir)?;
     muster_files::own_folder(layout.root()).map_err(|error| state_end(error.into()))?;
     let _lock =
@@ -113,21 +108,29 @@ fn make_cluster(typed: &Make, printer: &mut Printer<'_>) -> Result<(), End> {
             typed.key.display()
         )));
     }
-    let mut survivors = vec![survivor(&program, &layout)?];
+    let mut survivors = vec![survivor(&programs, &layout)?];
     survivors.extend(reported(&typed.report)?);
     if !typed.json {
         say(printer, &table(&survivors))?;
     }
-    let objections = choose::objections(&survivors, 0);
+    let mut objections = choose::objections(&survivors, 0);
+    objections.extend(programs.objection(survivors[0].sight.maker));
+    objections.extend(host.objection(&survivors[0].sight));
     if !objections.is_empty() {
         let text = objections.join("; ");
         return Err(End::Failed(format!("nothing was changed: {text}")));
     }
     consent(typed, &host.phrase(), printer)?;
-    let made = make(&program, &layout.node())?;
+    let made = match host.unsigned(&survivors[0].sight) {
+        Some(made) => made,
+        None => programs.make(&layout.node())?,
+    };
+    crash::at(Step::Made);
     let jws = host.sign(&made, &operator)?;
     let Host { mut loaded, .. } = host;
-    loaded.keepsakes.recovery = Some(jws.clone());
+    if loaded.keepsakes.recoveries.last() != Some(&jws) {
+        loaded.keepsakes.recoveries.push(jws.clone());
+    }
     journal::write(&layout, &loaded.journal, &loaded.keepsakes).map_err(state_end)?;
     let text = if typed.json {
         serde_json::json!({ "made": made, "statement": jws }).to_string()
@@ -167,7 +170,50 @@ impl Host {
         format!("make a new cluster of {}", self.chain.newest().name)
     }
 
-    fn sign(&self, made: &Made, operator: &SigningKey) -> Result<discovery_types::jws::Jws, End> {
+    /// The Raft cluster that this host is a member of, by what was signed.
+    fn raft_cluster(&self) -> Option<u64> {
+        let founded = self.loaded.document.as_ref().map(crate::cluster::founded);
+        self.loaded.recoveries.raft_cluster().or(founded)
+    }
+
+    /// What stands against a recovery statement about this data: it has to go on where the last one
+    /// ended.
+    fn objection(&self, sight: &Sight) -> Option<String> {
+        let signed = self.loaded.recoveries.newest();
+        let made = sight.forced.as_ref().filter(|_| sight.is_made());
+        if signed.is_some_and(|signed| made.is_some_and(|made| made.is.is(&signed.is)))
+            || self.unsigned(sight).is_some()
+        {
+            return None;
+        }
+        let was = made.map(|made| &made.was.cluster_id).or(sight.cluster_id.as_ref());
+        let expected = self.raft_cluster();
+        if was.and_then(|was| number(was)) == expected {
+            return None;
+        }
+        Some(format!(
+            "the data is of cluster {}, and what was signed for this host is about cluster {:016x}: it was \
+             put there by hand, or made another cluster's with --force-new-cluster more than once",
+            was.map_or("none", String::as_str),
+            expected.unwrap_or_default()
+        ))
+    }
+
+    /// The cluster that this data is of, if it was made of the one that was signed last and nobody has
+    /// signed that: by hand, with --force-new-cluster. Signing is what is left to do.
+    fn unsigned(&self, sight: &Sight) -> Option<Made> {
+        let forced = sight.forced.as_ref()?;
+        let is = sight.cluster_id.as_deref().and_then(number);
+        let follows = number(&forced.was.cluster_id) == self.raft_cluster();
+        (follows && number(&forced.is.cluster_id) == is).then(|| Made {
+            was: forced.was.clone(),
+            is: forced.is.clone(),
+            last_index: forced.last_index,
+            last_term: forced.last_term,
+        })
+    }
+
+    fn sign(&self, made: &Made, operator: &SigningKey) -> Result<Jws, End> {
         let failed = |what: String| End::Failed(format!("the recovery statement: {what}"));
         let identity = |of: &Bearer| -> Result<NodeIdentity, End> {
             let incarnation: Incarnation =
@@ -175,23 +221,38 @@ impl Host {
             let (cluster_id, member_id) = (of.cluster_id.clone(), of.member_id.clone());
             Ok(NodeIdentity { cluster_id, member_id, incarnation })
         };
-        let agent = discovery_types::convert::public_key(self.loaded.journal.key);
+        let (was, is) = (identity(&made.was)?, identity(&made.is)?);
+        let mut all = self.loaded.recoveries.jws();
+        // Asked again: it stands already.
+        if let Some(last) = all
+            .last()
+            .filter(|_| self.loaded.recoveries.newest().is_some_and(|signed| signed.is == is))
+        {
+            return Ok(last.clone());
+        }
         let at = jiff::Timestamp::now().as_second();
         let recovery = Recovery {
             version: 1,
             cluster: self.chain.newest().cluster,
             statement: self.chain.newest_hash(),
-            agent,
-            was: identity(&made.was)?,
-            is: identity(&made.is)?,
+            agent: discovery_types::convert::public_key(self.loaded.journal.key),
+            was,
+            is,
             last_index: made.last_index,
             last_term: made.last_term,
             at: u64::try_from(at).unwrap_or_default(),
         };
         let jws = recovery.sign(operator);
-        Recovery::verify(&jws, &self.chain, &agent).map_err(|error| failed(chain(&error)))?;
+        all.push(jws.clone());
+        let founded = self.loaded.document.as_ref().map(crate::cluster::founded);
+        Recoveries::verify(&all, &self.chain, founded.unwrap_or_default())
+            .map_err(|error| failed(chain(&error)))?;
         Ok(jws)
     }
+}
+
+fn number(id: &str) -> Option<u64> {
+    u64::from_str_radix(id, 16).ok()
 }
 
 fn consent(typed: &Make, phrase: &str, printer: &mut Printer<'_>) -> Result<(), End> {
@@ -217,11 +278,9 @@ fn next_steps(made: &Made) -> String {
     format!(
         "Made cluster {} with member {} of the data of member {}. Now:\n\
          1. here: muster-agent run (as before; no bundle is needed)\n\
-         2. on each other host, one at a time: muster-agent reset --yes\n\
-         3. add it (muster-agent member add NAME --peer-urls URL: a learner), start a node there as that\n\
-         prints, with certificates of muster-discovery ca issue, and promote it (muster-agent member promote\n\
-         NAME) before the next one. A member of the old cluster that comes back is refused: its cluster id is\n\
-         another.",
+         2. on each other host, one at a time: muster-agent reset --yes, then muster-agent run with a join\n\
+         ticket (muster-discovery token create --kind join): the agent here adds it as a learner and\n\
+         promotes it. A member of the old cluster that comes back is refused: its cluster id is another.",
         made.is.cluster_id, made.is.member_id, made.was.member_id
     )
 }
@@ -241,7 +300,7 @@ fn table(survivors: &[Survivor]) -> String {
             one.sight.state.clone(),
             number(log.map(|log| log.last_term.to_string())),
             number(log.map(|log| log.last_index.to_string())),
-            number(one.sight.store.as_ref().map(|store| store.revision.to_string())),
+            number(revision(&one.sight)),
             number(one.sight.name.clone()),
         ]);
     }
@@ -262,6 +321,17 @@ fn table(survivors: &[Survivor]) -> String {
         lines.extend(choose::warnings(survivors, best).iter().map(|text| format!("  {text}")));
     }
     lines.join("\n")
+}
+
+/// With `+N` where an etcd's log has N entries that its store doesn't hold yet, and that it would apply.
+fn revision(sight: &Sight) -> Option<String> {
+    let (store, log) = (sight.store.as_ref()?, sight.log.as_ref()?);
+    let behind = match sight.maker {
+        Maker::Etcd => log.last_index.saturating_sub(store.applied),
+        Maker::MusterNode => 0,
+    };
+    let more = if behind > 0 { format!(" +{behind} entries") } else { String::new() };
+    Some(format!("{}{more}", store.revision))
 }
 
 fn say(printer: &mut Printer<'_>, text: &str) -> Result<(), End> {

@@ -144,7 +144,15 @@ impl Daemon<'_> {
                 .host
                 .facts()
                 .map_err(|error| End::Usage(format!("--machine-id-file: {error}")))?;
-            let directory = node_dir::classify(&self.settings.layout.node()).map_err(state_end)?;
+            let node = self.settings.layout.node();
+            // Our own node would end what was begun, and run a cluster that no statement knows.
+            if node.join(node_dir::FORCING).exists() {
+                return Err(End::Failed(format!(
+                    "{}: a new cluster is half made here: muster-agent recover make ends what it began",
+                    node.display()
+                )));
+            }
+            let directory = node_dir::classify(&node).map_err(state_end)?;
             let journal = loaded.as_ref().map(|(_, loaded)| loaded.for_directory());
             let decision = at_start(&Rules::ALL, journal.as_ref(), &machine, &directory);
             let copied = journal.is_some_and(|journal| journal.machine.differs_from(&machine));

@@ -4,8 +4,13 @@ use std::collections::BTreeSet;
 
 use discovery_types::api::InitialMember;
 use discovery_types::digest::MemberId;
+use discovery_types::document::VerifiedDocument;
+use discovery_types::jws::Jws;
 use discovery_types::record::Record;
+use discovery_types::recovery::{Recoveries, RecoveryError};
+use discovery_types::statement::StatementChain;
 use discovery_types::url::NodeUrl;
+use futures_util::future::join_all;
 
 use super::{Newcomer, Ticket};
 use crate::cluster::{self, Cluster, ClusterError, Members};
@@ -13,6 +18,7 @@ use crate::door::{Door, Identity};
 use crate::exit::{End, chain};
 use crate::state::Layout;
 use crate::state::journal::Admission;
+use crate::steward::RECOVERIES;
 
 /// The list that a newcomer begins with.
 #[derive(Debug, PartialEq, Eq)]
@@ -21,6 +27,8 @@ pub(crate) struct Listed {
     pub initial: Vec<InitialMember>,
     /// Where clients reach the others.
     pub client_urls: Vec<String>,
+    /// What the cluster was made of since it was founded.
+    pub recoveries: Recoveries,
 }
 
 /// Why a cluster's list has no place for this host.
@@ -28,13 +36,22 @@ pub(crate) struct Listed {
 enum Unlisted {
     /// Not the cluster of the document.
     #[error(
-        "the cluster at these addresses is {found:016x}, and the one that this ticket is for was founded as {expected:016x}"
+        "the cluster at these addresses is {found:016x}, and the one that this ticket is for was founded as {founded:016x}; no recovery statement there leads from one to the other"
     )]
     OtherCluster {
         /// What it says.
         found: u64,
         /// The document's.
-        expected: u64,
+        founded: u64,
+    },
+    /// It says that it was made of the document's, and nobody who may has signed that.
+    #[error("the cluster at these addresses, {found:016x}, says that it is a recovered one")]
+    Recovery {
+        /// What it says that it is.
+        found: u64,
+        /// Why that isn't believed.
+        #[source]
+        source: RecoveryError,
     },
     /// It isn't there.
     #[error(
@@ -49,6 +66,22 @@ enum Unlisted {
     Url(String),
 }
 
+impl Unlisted {
+    /// Whoever may write to the cluster may spoil its recovery statements, and the agent beside its
+    /// leader puts them right again.
+    fn may_pass(&self) -> bool {
+        matches!(self, Self::Recovery { .. })
+    }
+}
+
+/// What one member says of its cluster.
+#[derive(Clone, Debug)]
+struct Word {
+    members: Members,
+    /// By which it is another one than was founded.
+    recoveries: Vec<Jws>,
+}
+
 impl Newcomer<'_> {
     /// Asks until a member answers.
     pub(super) async fn ask_cluster(
@@ -60,7 +93,6 @@ impl Newcomer<'_> {
         let founders =
             founders.flat_map(|record| record.client_urls.iter().map(NodeUrl::to_string));
         let founders: BTreeSet<String> = founders.collect();
-        let expected = cluster::founded(&ticket.document);
         loop {
             let mut urls = founders.clone();
             // Members that came later. A hint: whoever answers has to prove where it belongs.
@@ -68,29 +100,82 @@ impl Newcomer<'_> {
                 let members = directory.view.into_iter().flat_map(|view| view.membership.members);
                 urls.extend(members.flat_map(|member| member.client_urls));
             }
-            match ask(&self.protocol.layout, &urls).await {
-                Ok(members) => {
-                    return listed(&members, expected, member, &self.record)
-                        .map_err(|error| End::DoNotRestart(chain(&error)));
+            let why = match ask(&self.protocol.layout, &urls).await {
+                Ok(words) => {
+                    let found = place(&words, &ticket.document, &ticket.chain, |members| {
+                        listed(members, member, &self.record)
+                    });
+                    match found {
+                        Ok(listed) => return Ok(listed),
+                        Err(error) if error.may_pass() => chain(&error),
+                        Err(error) => return Err(End::DoNotRestart(chain(&error))),
+                    }
                 }
-                Err(error) => {
-                    self.later(format!("waiting for an answer of the cluster: {}", chain(&error)))
-                        .await;
-                }
-            }
+                Err(error) => chain(&error),
+            };
+            self.later(format!("waiting for an answer of the cluster: {why}")).await;
         }
     }
 }
 
-/// The cluster, by these client URLs, as this host's member.
-pub(crate) fn reach(layout: &Layout, urls: &BTreeSet<String>) -> Result<Cluster, ClusterError> {
+/// Doors to the members at these client URLs, as this host's member.
+fn doors(layout: &Layout, urls: &BTreeSet<String>) -> Result<Vec<Door>, ClusterError> {
     let identity = Identity::own(&layout.tls())?;
-    let doors = urls.iter().filter_map(|url| Door::of_member(url, Some(&identity)).ok());
-    Ok(Cluster::new(doors.collect()))
+    Ok(urls.iter().filter_map(|url| Door::of_member(url, Some(&identity)).ok()).collect())
 }
 
-async fn ask(layout: &Layout, urls: &BTreeSet<String>) -> Result<Members, ClusterError> {
-    reach(layout, urls)?.list().await
+/// The cluster, by these client URLs, as this host's member.
+pub(crate) fn reach(layout: &Layout, urls: &BTreeSet<String>) -> Result<Cluster, ClusterError> {
+    Ok(Cluster::new(doors(layout, urls)?))
+}
+
+/// What whoever answers at these URLs says. After a recovery, members of two clusters may: of the new
+/// one, and of the old one that come back.
+async fn ask(layout: &Layout, urls: &BTreeSet<String>) -> Result<Vec<Word>, ClusterError> {
+    let words = doors(layout, urls)?.into_iter().map(|door| async {
+        let cluster = Cluster::new(vec![door]);
+        let members = cluster.list().await?;
+        let stored = cluster.read(RECOVERIES).await?;
+        let parsed = stored.value.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        Ok(Word { members, recoveries: parsed.unwrap_or_default() })
+    });
+    let (mut answers, mut last) = (Vec::new(), ClusterError::Unreachable(Vec::new()));
+    for word in join_all(words).await {
+        match word {
+            Ok(word) => answers.push(word),
+            Err(error) => last = error,
+        }
+    }
+    if answers.is_empty() { Err(last) } else { Ok(answers) }
+}
+
+/// This host's place in the first of these clusters that is the one of `document`, or was made of it,
+/// and has one; else why the first of them has none.
+fn place(
+    words: &[Word],
+    document: &VerifiedDocument,
+    chain_of: &StatementChain,
+    listed: impl Fn(&Members) -> Result<Listed, Unlisted>,
+) -> Result<Listed, Unlisted> {
+    let founded = cluster::founded(document);
+    let mut first = None;
+    for Word { members, recoveries } in words {
+        let found = members.cluster_id;
+        let recoveries = if found == founded { &[][..] } else { recoveries };
+        let verified = Recoveries::verify(recoveries, chain_of, founded)
+            .map_err(|source| Unlisted::Recovery { found, source });
+        let listed = verified.and_then(|recoveries| {
+            if recoveries.raft_cluster().unwrap_or(founded) != found {
+                return Err(Unlisted::OtherCluster { found, founded });
+            }
+            listed(members).map(|listed| Listed { recoveries, ..listed })
+        });
+        match listed {
+            Ok(listed) => return Ok(listed),
+            Err(error) => first = first.or(Some(error)),
+        }
+    }
+    Err(first.unwrap_or(Unlisted::OtherCluster { found: 0, founded }))
 }
 
 /// The members as the cluster lists them now, for a first start that was long in coming; nothing if
@@ -98,28 +183,23 @@ async fn ask(layout: &Layout, urls: &BTreeSet<String>) -> Result<Members, Cluste
 pub(crate) async fn now_listed(
     layout: &Layout,
     admission: &Admission,
+    cluster_id: u64,
     own: &Record,
 ) -> Option<Vec<InitialMember>> {
     let urls = admission.client_urls.iter().cloned().collect();
-    let members = ask(layout, &urls).await.ok()?;
-    listed(&members, members.cluster_id, admission.member, own).ok().map(|listed| listed.initial)
+    let words = ask(layout, &urls).await.ok()?;
+    let mut same = words.iter().filter(|word| word.members.cluster_id == cluster_id);
+    same.find_map(|word| listed(&word.members, admission.member, own).ok())
+        .map(|listed| listed.initial)
 }
 
 /// Whether the cluster, asked at `urls`, lists a member of this id.
 pub(crate) async fn is_listed(layout: &Layout, urls: &BTreeSet<String>, id: MemberId) -> bool {
-    let members = ask(layout, urls).await;
-    members.is_ok_and(|members| members.list.iter().any(|member| member.id.0 == id.get()))
+    let words = ask(layout, urls).await.unwrap_or_default();
+    words.iter().any(|word| word.members.list.iter().any(|member| member.id.0 == id.get()))
 }
 
-fn listed(
-    members: &Members,
-    expected: u64,
-    own_id: MemberId,
-    own: &Record,
-) -> Result<Listed, Unlisted> {
-    if members.cluster_id != expected {
-        return Err(Unlisted::OtherCluster { found: members.cluster_id, expected });
-    }
+fn listed(members: &Members, own_id: MemberId, own: &Record) -> Result<Listed, Unlisted> {
     let of_id = |member: &&cluster::Member| member.id.0 == own_id.get();
     let found = members.list.iter().find(of_id).ok_or(Unlisted::Absent(own_id))?;
     let urls: BTreeSet<String> = own.peer_urls.iter().map(NodeUrl::to_string).collect();
@@ -136,7 +216,7 @@ fn listed(
     }
     let others = members.list.iter().filter(|member| member.id.0 != own_id.get());
     let client_urls = others.flat_map(|member| member.client_urls.iter().cloned()).collect();
-    Ok(Listed { initial, client_urls })
+    Ok(Listed { initial, client_urls, recoveries: Recoveries::default() })
 }
 
 /// etcd's flag needs a name for each member, and takes members of one name for one. It compares
@@ -161,12 +241,14 @@ fn name_for_flag(
 
 #[cfg(test)]
 mod tests {
-    use discovery_types::fixtures::join_world;
+    use discovery_types::digest::Incarnation;
+    use discovery_types::fixtures::{World, join_world};
+    use discovery_types::key::SigningKey;
+    use discovery_types::recovery::{NodeIdentity, Recovery};
 
     use super::*;
     use crate::cluster::Member;
 
-    const CLUSTER: u64 = 5;
     const OWN: MemberId = MemberId([0, 0, 0, 0, 0, 0, 0, 9]);
 
     fn member(id: u64, name: &str, url: &str) -> Member {
@@ -189,13 +271,13 @@ mod tests {
             member(2, "", "https://10.9.0.2:2380"),
             member(9, "", &own.peer_urls[0].to_string()),
         ];
-        Members { cluster_id: CLUSTER, configuration: None, list }
+        Members { cluster_id: 5, configuration: None, list }
     }
 
     #[test]
     fn a_listed_host_begins_with_the_members_that_there_are() {
         let own = own();
-        let listed = listed(&members(&own), CLUSTER, OWN, &own).unwrap();
+        let listed = listed(&members(&own), OWN, &own).unwrap();
         let names: Vec<&str> = listed.initial.iter().map(|member| member.name.as_str()).collect();
         assert_eq!(names, ["a", "member-2", own.name.as_str()]);
         assert_eq!(listed.client_urls, ["https://client-1:2379", "https://client-2:2379"]);
@@ -207,7 +289,7 @@ mod tests {
         for name in ["b,x=https://evil:1", own.name.as_str(), "a"] {
             let mut members = members(&own);
             members.list[1].name = name.to_owned();
-            let listed = listed(&members, CLUSTER, OWN, &own).unwrap();
+            let listed = listed(&members, OWN, &own).unwrap();
             assert_eq!(listed.initial[1].name, "member-2", "{name}");
         }
     }
@@ -215,9 +297,7 @@ mod tests {
     #[test]
     fn whoever_is_not_in_the_list_as_itself_does_not_start() {
         let own = own();
-        let refused = |members: &Members| listed(members, CLUSTER, OWN, &own).unwrap_err();
-        let other = Members { cluster_id: 6, ..members(&own) };
-        assert!(matches!(refused(&other), Unlisted::OtherCluster { found: 6, expected: CLUSTER }));
+        let refused = |members: &Members| listed(members, OWN, &own).unwrap_err();
         let mut absent = members(&own);
         absent.list.pop();
         assert_eq!(refused(&absent), Unlisted::Absent(OWN));
@@ -227,5 +307,98 @@ mod tests {
         let mut junk = members(&own);
         junk.list[0].peer_urls = vec!["junk".to_owned()];
         assert_eq!(refused(&junk), Unlisted::Url("junk".to_owned()));
+    }
+
+    /// A cluster that was founded, and what became of it.
+    struct Recovered {
+        world: World,
+        document: VerifiedDocument,
+        founded: u64,
+        own: Record,
+    }
+
+    impl Recovered {
+        fn new() -> Self {
+            let (world, own) = (World::new(3), own());
+            let jws = world.document(7).sign(&world.service);
+            let document = VerifiedDocument::verify(&jws, &world.chain()).unwrap();
+            let founded = cluster::founded(&document);
+            Self { world, document, founded, own }
+        }
+
+        fn recovery(&self, was: u64, is: u64, signer: &SigningKey) -> Jws {
+            let identity = |of: u64| NodeIdentity {
+                cluster_id: format!("{of:x}"),
+                member_id: "1".to_owned(),
+                incarnation: Incarnation([of.to_be_bytes()[7]; 16]),
+            };
+            let recovery = Recovery {
+                version: 1,
+                cluster: self.world.statement.cluster,
+                statement: self.world.chain().newest_hash(),
+                agent: *self.world.agents[0].public(),
+                was: identity(was),
+                is: identity(is),
+                last_index: 7,
+                last_term: 2,
+                at: 1_700_000_000,
+            };
+            recovery.sign(signer)
+        }
+
+        fn word(&self, cluster_id: u64, recoveries: &[&Jws]) -> Word {
+            Word {
+                members: Members { cluster_id, ..members(&self.own) },
+                recoveries: recoveries.iter().map(|jws| (*jws).clone()).collect(),
+            }
+        }
+
+        fn place(&self, words: &[Word]) -> Result<Option<u64>, Unlisted> {
+            let chain_of = self.world.chain();
+            let listed =
+                place(words, &self.document, &chain_of, |members| listed(members, OWN, &self.own));
+            listed.map(|listed| listed.recoveries.raft_cluster())
+        }
+    }
+
+    #[test]
+    fn the_cluster_is_the_one_that_was_founded_or_what_operators_say_it_became() {
+        let known = Recovered::new();
+        let (founded, owner) = (known.founded, &known.world.owner);
+        assert_eq!(known.place(&[known.word(founded, &[])]), Ok(None));
+        let other = Unlisted::OtherCluster { found: 6, founded };
+        assert_eq!(known.place(&[known.word(6, &[])]), Err(other.clone()));
+        assert!(!other.may_pass());
+        let first = known.recovery(founded, 6, owner);
+        let second = known.recovery(6, 8, owner);
+        assert_eq!(known.place(&[known.word(6, &[&first])]), Ok(Some(6)));
+        assert_eq!(known.place(&[known.word(8, &[&first, &second])]), Ok(Some(8)));
+        // What leads elsewhere, or is about another cluster, says nothing of this one.
+        let elsewhere = known.place(&[known.word(7, &[&first])]);
+        assert_eq!(elsewhere, Err(Unlisted::OtherCluster { found: 7, founded }));
+        assert!(known.place(&[known.word(8, &[&second])]).unwrap_err().may_pass());
+    }
+
+    #[test]
+    fn a_recovery_that_no_operator_signed_is_refused_until_it_is_put_right() {
+        let known = Recovered::new();
+        let agent = &known.world.agents[0];
+        for signer in [agent, &SigningKey::generate()] {
+            let forged = known.recovery(known.founded, 6, signer);
+            let refused = known.place(&[known.word(6, &[&forged])]).unwrap_err();
+            assert!(matches!(refused, Unlisted::Recovery { found: 6, .. }), "{refused}");
+            assert!(refused.may_pass());
+        }
+    }
+
+    #[test]
+    fn members_of_the_old_cluster_that_came_back_are_not_in_the_way() {
+        let known = Recovered::new();
+        let recovery = known.recovery(known.founded, 6, &known.world.owner);
+        let new = known.word(6, &[&recovery]);
+        let mut old = known.word(known.founded, &[]);
+        old.members.list.pop();
+        assert_eq!(known.place(&[old.clone(), new]), Ok(Some(6)));
+        assert_eq!(known.place(&[old]), Err(Unlisted::Absent(OWN)));
     }
 }

@@ -128,6 +128,7 @@ impl<'a> Newcomer<'a> {
         let keepsakes = &mut self.protocol.keepsakes;
         keepsakes.leaves = Some(leaves);
         keepsakes.statements = ticket.chain.jws();
+        keepsakes.recoveries = listed.recoveries.jws();
         keepsakes.admission = Some(Admission {
             member,
             members: listed.initial,

@@ -1,5 +1,7 @@
 //! Which of the survivors the new cluster is made of, and what stands against it. Pure.
 
+use std::cmp::Reverse;
+
 use super::Survivor;
 
 /// How far a survivor's log goes, by Raft's own rule: the last entry's term, then its index. None: no
@@ -9,10 +11,15 @@ fn reach(survivor: &Survivor) -> Option<(u64, u64)> {
     (survivor.sight.state == "whole").then_some((log.last_term, log.last_index))
 }
 
-/// The survivor whose log goes furthest; of equals the first.
+/// The survivor whose log goes furthest. Of equals it is the member with the lower id, so that two
+/// hosts which have each other's reports never both make a cluster.
 pub(crate) fn best(survivors: &[Survivor]) -> Option<usize> {
-    let whole = survivors.iter().enumerate().filter_map(|(n, one)| Some((reach(one)?, n)));
-    whole.max_by_key(|(reach, n)| (*reach, std::cmp::Reverse(*n))).map(|(_, n)| n)
+    let id = |one: &Survivor| u64::from_str_radix(one.sight.member_id.as_deref()?, 16).ok();
+    let whole = survivors
+        .iter()
+        .enumerate()
+        .filter_map(|(n, one)| Some((reach(one)?, Reverse((id(one), n)), n)));
+    whole.max_by_key(|(reach, member, _)| (*reach, *member)).map(|(.., n)| n)
 }
 
 /// Why no cluster should be made of `survivors[own]`; nothing: it may be.
@@ -31,15 +38,25 @@ pub(crate) fn objections(survivors: &[Survivor], own: usize) -> Vec<String> {
         all.push(format!("a node runs in {}: stop it first, and look again", place(one)));
     }
     let cluster = |one: &Survivor| one.sight.cluster_id.clone();
-    for one in survivors.iter().filter(|one| cluster(one).is_some()) {
+    let made = |one: &&Survivor| one.sight.forced.is_some() && cluster(one) != cluster(chosen);
+    for one in survivors.iter().filter(made) {
+        all.push(format!(
+            "a new cluster was made already, of {}: let this host join that",
+            place(one)
+        ));
+    }
+    for one in survivors.iter().filter(|one| cluster(one).is_some() && !made(one)) {
         if cluster(chosen).is_some() && cluster(one) != cluster(chosen) {
             all.push(format!("{} is of another cluster", place(one)));
         }
     }
-    if let Some(best) = best(survivors)
-        && reach(&survivors[best]) > reach(chosen)
+    if let Some(best) = best(survivors).map(|best| &survivors[best])
+        && best != chosen
+        && cluster(best) == cluster(chosen)
     {
-        all.push(format!("{} goes further: make the cluster there", place(&survivors[best])));
+        let as_far = reach(best) == reach(chosen);
+        let how = if as_far { "goes as far, and has the lower member id" } else { "goes further" };
+        all.push(format!("{} {how}: make the cluster there", place(best)));
     }
     all
 }
@@ -81,7 +98,7 @@ pub(crate) fn warnings(survivors: &[Survivor], own: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recover::{ForcedSight, LogSight, MemberSight, Sight, StoreSight};
+    use crate::recover::{Bearer, ForcedSight, LogSight, Maker, MemberSight, Sight, StoreSight};
 
     fn survivor(id: &str, state: &str, last: (u64, u64)) -> Survivor {
         let member = |id: &str| MemberSight {
@@ -93,6 +110,7 @@ mod tests {
             host: format!("h{id}"),
             data_dir: "/d".to_owned(),
             sight: Sight {
+                maker: Maker::MusterNode,
                 state: state.to_owned(),
                 problem: None,
                 cluster_id: Some("c".to_owned()),
@@ -101,6 +119,7 @@ mod tests {
                 name: None,
                 log: Some(LogSight { last_term: last.0, last_index: last.1, committed: 5 }),
                 store: Some(StoreSight {
+                    applied: 5,
                     revision: 9,
                     members: ["1", "2", "3"].map(member).into(),
                 }),
@@ -109,15 +128,27 @@ mod tests {
         }
     }
 
+    fn made(rearmed: bool) -> ForcedSight {
+        let bearer = |id: &str| Bearer {
+            cluster_id: id.to_owned(),
+            member_id: id.to_owned(),
+            incarnation: id.to_owned(),
+        };
+        ForcedSight { was: bearer("1"), is: bearer("2"), last_index: 7, last_term: 2, rearmed }
+    }
+
     #[test]
     fn the_later_term_goes_further_than_the_longer_log() {
         let all = [survivor("1", "whole", (2, 90)), survivor("2", "whole", (3, 7))];
         assert_eq!(best(&all), Some(1));
         assert!(objections(&all, 0)[0].contains("goes further"));
         assert_eq!(objections(&all, 1), Vec::<String>::new());
-        let equal = [survivor("1", "whole", (2, 7)), survivor("2", "whole", (2, 7))];
-        assert_eq!(best(&equal), Some(0));
+        let mut equal = [survivor("2", "whole", (2, 7)), survivor("1", "whole", (2, 7))];
+        assert_eq!(best(&equal), Some(1));
         assert!(objections(&equal, 1).is_empty());
+        assert!(objections(&equal, 0)[0].contains("has the lower member id"));
+        equal.reverse();
+        assert_eq!(best(&equal), Some(0), "in whatever order they are told");
     }
 
     #[test]
@@ -135,10 +166,21 @@ mod tests {
     fn what_was_begun_is_ended_whatever_the_others_look_like() {
         let mut all = [survivor("1", "whole", (2, 7)), survivor("2", "whole", (9, 9))];
         all[0].sight.cluster_id = Some("new".to_owned());
-        all[0].sight.forced = Some(ForcedSight { rearmed: false });
+        all[0].sight.forced = Some(made(false));
         assert!(objections(&all, 0).is_empty());
-        all[0].sight.forced = Some(ForcedSight { rearmed: true });
+        all[0].sight.forced = Some(made(true));
         assert!(!objections(&all, 0).is_empty());
+    }
+
+    #[test]
+    fn two_hosts_that_know_of_each_other_make_one_cluster() {
+        let all = [survivor("1", "whole", (2, 7)), survivor("2", "whole", (2, 7))];
+        let may = |own| objections(&all, own).is_empty();
+        assert_eq!([may(0), may(1)], [true, false]);
+        let mut later = all;
+        later[0].sight.cluster_id = Some("new".to_owned());
+        later[0].sight.forced = Some(made(false));
+        assert!(objections(&later, 1)[0].contains("made already"), "{:?}", objections(&later, 1));
     }
 
     #[test]

@@ -3,18 +3,33 @@
 
 pub(crate) mod choose;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use discovery_types::recovery::NodeIdentity;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::exit::{End, chain};
+use crate::node_command::{NodeKind, kind_of};
+use crate::settings;
 use crate::supervisor::environment;
+
+/// Which program made a node's directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Maker {
+    /// Our own.
+    MusterNode,
+    /// An etcd.
+    Etcd,
+}
 
 /// `muster-node data status --json`, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Sight {
+    /// Who made it.
+    pub maker: Maker,
     /// What would become of a start: `whole`, `in-use`, `unfinished`, `empty`, `removed`, `damaged`.
     pub state: String,
     /// What is wrong, and where.
@@ -45,6 +60,14 @@ impl Sight {
 /// A new cluster of one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ForcedSight {
+    /// Who the data was.
+    pub was: Bearer,
+    /// Who it is.
+    pub is: Bearer,
+    /// The last entry that was kept.
+    pub last_index: u64,
+    /// Its term.
+    pub last_term: u64,
     /// Its member was started since.
     pub rearmed: bool,
 }
@@ -63,6 +86,9 @@ pub(crate) struct LogSight {
 /// The store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoreSight {
+    /// The last entry that is in an etcd's store, which shows no later one's effect; of our own the
+    /// rest of the log is shown as well.
+    pub applied: u64,
     /// The newest revision.
     pub revision: i64,
     /// Who belongs to the cluster.
@@ -91,9 +117,76 @@ pub(crate) struct Survivor {
     pub sight: Sight,
 }
 
-/// What the node's program says of the data at `node`.
-pub(crate) fn look(program: &Path, node: &Path) -> Result<Sight, End> {
-    ask(program, &["data", "status", "--json"], node)
+/// What is run to look, and to make.
+pub(crate) struct Programs {
+    /// Our own node's, which reads etcd's directories, too.
+    muster_node: PathBuf,
+    /// For an etcd's directory: the etcd, and its tool that restores.
+    etcd: Option<(PathBuf, PathBuf)>,
+}
+
+impl Programs {
+    /// `node_binary` is what `run` is given; `etcdutl` counts if that is an etcd.
+    pub(crate) fn find(node_binary: Option<&Path>, etcdutl: Option<&Path>) -> Result<Self, End> {
+        let own = std::env::current_exe()
+            .map_err(|error| End::Failed(format!("can't find this program's own file: {error}")))?;
+        let path = std::env::var_os("PATH");
+        let muster_node = |typed| settings::node_binary(typed, &own, path.as_deref());
+        let Some(typed) = node_binary else {
+            return Ok(Self { muster_node: muster_node(None)?, etcd: None });
+        };
+        let node = muster_node(Some(typed))?;
+        let kind = crate::on_runtime(async { kind_of(&node).await.map_err(End::Usage) })?;
+        let NodeKind::Etcd { major, minor } = kind else {
+            return Ok(Self { muster_node: node, etcd: None });
+        };
+        let etcdutl = match etcdutl {
+            Some(typed) => std::path::absolute(typed)
+                .map_err(|error| End::Usage(format!("--etcdutl: {error}")))?,
+            None => {
+                let name = if (major, minor) < (3, 5) { "etcdctl" } else { "etcdutl" };
+                let in_path = path.iter().flat_map(std::env::split_paths).map(|dir| dir.join(name));
+                let mut places = std::iter::once(node.with_file_name(name)).chain(in_path);
+                places.find(|place| place.is_file()).ok_or_else(|| {
+                    End::Usage(format!(
+                        "no {name} beside {} or in PATH, which makes a new cluster of its store: say which \
+                         with --etcdutl",
+                        node.display()
+                    ))
+                })?
+            }
+        };
+        Ok(Self { muster_node: muster_node(None)?, etcd: Some((node, etcdutl)) })
+    }
+
+    /// Why these can't make a cluster of what `maker` made.
+    pub(crate) fn objection(&self, maker: Maker) -> Option<String> {
+        match (maker, &self.etcd) {
+            (Maker::Etcd, None) => {
+                Some("an etcd made this data: say --node-binary with that etcd".to_owned())
+            }
+            (Maker::MusterNode, Some(_)) => {
+                Some("muster-node made this data, and --node-binary is an etcd".to_owned())
+            }
+            _ => None,
+        }
+    }
+
+    /// What there is to say of the data at `node`.
+    pub(crate) fn look(&self, node: &Path) -> Result<Sight, End> {
+        ask(&self.muster_node, &["data", "status", "--json"], node)
+    }
+
+    /// Makes a new cluster of the data at `node`; asked again, it says what was made.
+    pub(crate) fn make(&self, node: &Path) -> Result<Made, End> {
+        let mut words = vec!["data", "recover", "--i-accept-data-loss", "--json"];
+        let etcd = self.etcd.as_ref();
+        let etcd = etcd.map(|(etcd, etcdutl)| (etcd.to_string_lossy(), etcdutl.to_string_lossy()));
+        if let Some((etcd, etcdutl)) = &etcd {
+            words.extend(["--etcd", &**etcd, "--etcdutl", &**etcdutl]);
+        }
+        ask(&self.muster_node, &words, node)
+    }
 }
 
 /// A member, as `muster-node data recover` names one.
@@ -120,10 +213,14 @@ pub(crate) struct Made {
     pub last_term: u64,
 }
 
-/// Has the node's program make a new cluster of the data at `node`; asked again, it says what it
-/// made.
-pub(crate) fn make(program: &Path, node: &Path) -> Result<Made, End> {
-    ask(program, &["data", "recover", "--i-accept-data-loss", "--json"], node)
+impl Bearer {
+    /// Whether a statement names this one.
+    pub(crate) fn is(&self, other: &NodeIdentity) -> bool {
+        let number = |text: &str| u64::from_str_radix(text, 16).ok();
+        other.raft_cluster() == number(&self.cluster_id)
+            && number(&other.member_id) == number(&self.member_id)
+            && other.incarnation.to_string() == self.incarnation
+    }
 }
 
 /// The program's exit code says the same as its answer, which is read where there is one.

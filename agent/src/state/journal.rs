@@ -19,7 +19,7 @@ use discovery_types::jws::Jws;
 use discovery_types::key::{PublicKey, SigningKey};
 use discovery_types::leaves::Leaves;
 use discovery_types::record::SignedRecord;
-use discovery_types::recovery::Recovery;
+use discovery_types::recovery::{Recoveries, Recovery};
 use discovery_types::statement::StatementChain;
 use discovery_types::url::{NodeUrl, ServiceUrl};
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,7 @@ use zeroize::Zeroizing;
 use super::node_dir::Tombstone;
 use super::{Layout, StateError};
 use crate::addressing::{Addresses, Listen};
+use crate::cluster::founded;
 
 /// The layout of the file.
 const VERSION: u64 = 1;
@@ -71,9 +72,9 @@ pub struct Keepsakes {
     /// What is known of the removal of this incarnation, once it was removed.
     #[serde(default)]
     pub removed: Option<Tombstone>,
-    /// That this host's data goes on as another cluster, if it does.
+    /// That the cluster's data goes on as another cluster, each time that it did.
     #[serde(default)]
-    pub recovery: Option<Jws>,
+    pub recoveries: Vec<Jws>,
     /// Of a member that was added to a cluster that ran: what its node starts from.
     #[serde(default)]
     pub admission: Option<Admission>,
@@ -140,15 +141,15 @@ pub struct Loaded {
     pub keepsakes: Keepsakes,
     /// The held document, or the one of the cluster that added this host, verified.
     pub document: Option<VerifiedDocument>,
-    /// What its data goes on as, verified.
-    pub recovery: Option<Recovery>,
+    /// What the cluster goes on as, verified.
+    pub recoveries: Recoveries,
 }
 
 impl Loaded {
     /// The journal as it counts for the node's directory: after a recovery, only the data of the new
     /// incarnation is this host's.
     pub fn for_directory(&self) -> Journal {
-        let recovered = self.recovery.as_ref();
+        let recovered = own_recovery(&self.recoveries, &convert::public_key(self.journal.key));
         let incarnation = recovered.map(|recovery| convert::incarnation(&recovery.is.incarnation));
         let incarnation = incarnation.unwrap_or(self.journal.incarnation);
         Journal { incarnation, ..self.journal.clone() }
@@ -161,6 +162,11 @@ impl Loaded {
         let founders = records.flat_map(|record| &record.client_urls).map(NodeUrl::to_string);
         joined.chain(founders).collect()
     }
+}
+
+/// The recovery that made the member of the host with this key out of its earlier one.
+pub fn own_recovery<'a>(all: &'a Recoveries, own: &PublicKey) -> Option<&'a Recovery> {
+    all.newest().filter(|recovery| recovery.agent == *own)
 }
 
 /// Makes an agent's private key durable before anything names it, and a first journal after that.
@@ -239,7 +245,7 @@ pub fn read(layout: &Layout) -> Result<Option<(SigningKey, Loaded)>, StateError>
     let file: File = serde_json::from_value(json).map_err(|error| damaged(error.to_string()))?;
     let key = read_key(layout, &file.key)?;
     let document = read_document(&file).map_err(damaged)?;
-    let recovery = read_recovery(&file).map_err(damaged)?;
+    let recoveries = read_recoveries(&file, document.as_ref()).map_err(damaged)?;
     let record = match &file.record {
         Some(signed) => Some(
             convert::own_record(signed, &file.key)
@@ -264,7 +270,7 @@ pub fn read(layout: &Layout) -> Result<Option<(SigningKey, Loaded)>, StateError>
         },
         tombstone: file.tombstone,
     };
-    Ok(Some((key, Loaded { journal, keepsakes: file.keepsakes, document, recovery })))
+    Ok(Some((key, Loaded { journal, keepsakes: file.keepsakes, document, recoveries })))
 }
 
 /// What the journal says of a removal, if there was one, without asking for anything else in it.
@@ -305,22 +311,18 @@ fn read_document(file: &File) -> Result<Option<VerifiedDocument>, String> {
     VerifiedDocument::verify(jws, &chain).map(Some).map_err(|error| error.to_string())
 }
 
-/// Verified against the statement that was the newest when it was signed: whoever leaves the admins
-/// later was one then.
-fn read_recovery(file: &File) -> Result<Option<Recovery>, String> {
-    let Some(jws) = &file.keepsakes.recovery else { return Ok(None) };
-    let join = file.keepsakes.join.as_ref().ok_or("it holds a recovery and no cluster")?;
-    let statements = &file.keepsakes.statements;
-    let mut last = "it holds a recovery and no statement".to_owned();
-    for newest in (1..=statements.len()).rev() {
-        let chain = StatementChain::verify_from_pin(&statements[..newest], &join.statement)
-            .map_err(|error| error.to_string())?;
-        match Recovery::verify(jws, &chain, &file.key) {
-            Ok(recovery) => return Ok(Some(recovery)),
-            Err(error) => last = crate::exit::chain(&error),
-        }
+fn read_recoveries(file: &File, document: Option<&VerifiedDocument>) -> Result<Recoveries, String> {
+    let Keepsakes { recoveries, statements, join, .. } = &file.keepsakes;
+    if recoveries.is_empty() {
+        return Ok(Recoveries::default());
     }
-    Err(last)
+    let (Some(join), Some(document)) = (join, document) else {
+        return Err("it holds a recovery and no cluster".to_owned());
+    };
+    let chain = StatementChain::verify_from_pin(statements, &join.statement)
+        .map_err(|error| error.to_string())?;
+    Recoveries::verify(recoveries, &chain, founded(document))
+        .map_err(|error| crate::exit::chain(&error))
 }
 
 fn bound_of(file: BoundFile) -> (u64, Bound) {

@@ -11,6 +11,9 @@ use super::StateError;
 /// In the node's directory once a new cluster was made of it.
 pub const FORCED: &str = "muster-forced.json";
 
+/// In it while one is made: nothing starts then.
+pub const FORCING: &str = "muster-forcing.json";
+
 /// Looks at the node's directory. An unfinished marker, which a crash may leave behind, is not
 /// shown.
 pub fn look(node: &Path) -> Result<Listing, StateError> {

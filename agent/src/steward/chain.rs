@@ -19,12 +19,15 @@ use crate::exit::chain as causes;
 pub(crate) const STATEMENTS: &str = "muster/v1/statements";
 /// Where the document stands that the cluster was founded on.
 const DOCUMENT: &str = "muster/v1/document";
+/// Where those stand by which it is no longer the one that was founded: newcomers read them.
+pub(crate) const RECOVERIES: &str = "muster/v1/recoveries";
 
 /// The longest chain that this agent knows.
 pub(crate) struct Statements {
     pin: Digest,
     chain: StatementChain,
     document: Jws,
+    recoveries: Vec<Jws>,
     /// Whoever keeps the journal looks here.
     longest: watch::Sender<Vec<Jws>>,
 }
@@ -35,9 +38,10 @@ impl Statements {
         pin: Digest,
         chain: StatementChain,
         document: Jws,
+        recoveries: Vec<Jws>,
         longest: watch::Sender<Vec<Jws>>,
     ) -> Self {
-        Self { pin, chain, document, longest }
+        Self { pin, chain, document, recoveries, longest }
     }
 
     /// It.
@@ -59,8 +63,10 @@ impl Statements {
         self.take(&list.statements).map(drop).map_err(|error| error.to_string())
     }
 
-    /// Takes the cluster's chain, if that is longer, and makes it longer there if this one is.
+    /// Takes the cluster's chain, if that is longer, and makes it longer there if this one is; and
+    /// keeps there what the cluster was made of.
     pub(super) async fn keep(&mut self, node: &Cluster) -> Result<(), String> {
+        self.keep_recoveries(node).await?;
         let stored = node.read(STATEMENTS).await.map_err(|error| causes(&error))?;
         let found: Option<Vec<Jws>> =
             stored.value.as_ref().and_then(|bytes| serde_json::from_slice(bytes).ok());
@@ -79,6 +85,20 @@ impl Statements {
         if stored.value.is_none() {
             let text = self.document.as_str().as_bytes();
             node.replace(DOCUMENT, &stored, text).await.map_err(|error| causes(&error))?;
+        }
+        Ok(())
+    }
+
+    /// One Raft cluster has one row of them, which each of its members knows from its own journal: what
+    /// else stands there is what was true of the cluster before, or somebody's who may write.
+    async fn keep_recoveries(&self, node: &Cluster) -> Result<(), String> {
+        if self.recoveries.is_empty() {
+            return Ok(());
+        }
+        let text = serde_json::to_vec(&self.recoveries).expect("texts always serialise");
+        let stored = node.read(RECOVERIES).await.map_err(|error| causes(&error))?;
+        if stored.value.as_ref() != Some(&text) {
+            node.replace(RECOVERIES, &stored, &text).await.map_err(|error| causes(&error))?;
         }
         Ok(())
     }
@@ -152,7 +172,8 @@ mod tests {
         let pin = first[0].hash();
         let longer = [first.clone(), vec![next(&world, &first[0], 1)]].concat();
         let (longest, mut journalled) = watch::channel(first.clone());
-        let mut statements = Statements::new(pin, world.chain(), first[0].clone(), longest);
+        let mut statements =
+            Statements::new(pin, world.chain(), first[0].clone(), Vec::new(), longest);
         assert!(!journalled.has_changed().unwrap());
         assert_eq!(statements.take(&longer), Ok(Relation::Longer));
         assert_eq!(statements.chain().jws(), longer);

@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 use uuid::Uuid;
 
-pub(crate) use self::chain::Statements;
+pub(crate) use self::chain::{RECOVERIES, Statements};
 use self::decide::{Act, Sight, is_unhealthy, may_pass, refused};
 use self::progress::Progress;
 use crate::bootstrap::cut;

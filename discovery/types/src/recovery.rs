@@ -1,7 +1,8 @@
 //! A cluster that was lost for good goes on as another one, by an operator's word.
 //!
 //! The statement names the old member and the new one that was made of its data. It is no request to
-//! anybody: the agent of that host runs the new member because of it, and never the old one again.
+//! anybody: the agent of that host runs the new member because of it, and never the old one again; and
+//! hosts that come later know by it that the cluster they find is the one that they were asked to.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -48,15 +49,31 @@ pub struct Recovery {
     pub at: u64,
 }
 
+/// Most recoveries of one cluster, one after another.
+pub const MAX_RECOVERIES: usize = 64;
+
 /// Why a recovery statement doesn't count.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecoveryError {
     /// Not by an operator, or signature, kind or form.
     #[error("the recovery statement: {0}")]
     Jws(#[from] JwsError),
-    /// Of another cluster or host, or signed when another statement was the newest.
-    #[error("the recovery statement is of another cluster, host or statement")]
+    /// Of another cluster, or it names a statement that this cluster doesn't have.
+    #[error("the recovery statement is of another cluster or statement")]
     Other,
+    /// It begins with another cluster than the one before it ended with.
+    #[error(
+        "the recovery statement is about cluster {found}, and what it follows ended with {expected:016x}"
+    )]
+    Broken {
+        /// What it says that the cluster was.
+        found: String,
+        /// What was founded, or made by the recovery before.
+        expected: u64,
+    },
+    /// More than [`MAX_RECOVERIES`].
+    #[error("a cluster is recovered at most {MAX_RECOVERIES} times")]
+    TooMany,
     /// A version that this program doesn't know.
     #[error("the recovery statement has version {0}, this program knows 1")]
     Version(u32),
@@ -65,35 +82,81 @@ pub enum RecoveryError {
     Same,
 }
 
+impl NodeIdentity {
+    /// The Raft cluster's id.
+    pub fn raft_cluster(&self) -> Option<u64> {
+        u64::from_str_radix(&self.cluster_id, 16).ok()
+    }
+}
+
 impl Recovery {
     /// Signs it.
     pub fn sign(&self, operator: &SigningKey) -> Jws {
         Jws::sign(Typ::Recovery, operator, self)
     }
 
-    /// Verifies that an operator or owner of the chain's newest statement signed it for this host.
-    pub fn verify(
-        jws: &Jws,
-        chain: &StatementChain,
-        agent: &PublicKey,
-    ) -> Result<Self, RecoveryError> {
+    /// Verifies that an operator or owner signed it, by the statement that it names, which was the
+    /// newest then: whoever leaves the admins later was one when it was done.
+    pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, RecoveryError> {
+        let claimed: Self = jws.claims_unverified(Typ::Recovery)?;
+        let chain = chain.up_to(&claimed.statement).ok_or(RecoveryError::Other)?;
         let newest = chain.newest();
         // Whoever may order that members go may say that they are gone.
         let recovery: Self = jws.verify_any(Typ::Recovery, newest.keys_for(Action::PutOrder))?;
         if recovery.version != 1 {
             return Err(RecoveryError::Version(recovery.version));
         }
-        if recovery.cluster != newest.cluster
-            || recovery.statement != chain.newest_hash()
-            || recovery.agent != *agent
-        {
+        if recovery.cluster != newest.cluster {
             return Err(RecoveryError::Other);
         }
         let (was, is) = (&recovery.was, &recovery.is);
-        if was.cluster_id == is.cluster_id || was.incarnation == is.incarnation {
+        if was.raft_cluster() == is.raft_cluster() || was.incarnation == is.incarnation {
             return Err(RecoveryError::Same);
         }
         Ok(recovery)
+    }
+}
+
+/// All recoveries of one cluster, one after another, verified.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recoveries(Vec<(Jws, Recovery)>);
+
+impl Recoveries {
+    /// Verifies that they lead away from the Raft cluster that was `founded`.
+    pub fn verify(
+        all: &[Jws],
+        chain: &StatementChain,
+        founded: u64,
+    ) -> Result<Self, RecoveryError> {
+        if all.len() > MAX_RECOVERIES {
+            return Err(RecoveryError::TooMany);
+        }
+        let mut verified = Self::default();
+        for jws in all {
+            let recovery = Recovery::verify(jws, chain)?;
+            let expected = verified.raft_cluster().unwrap_or(founded);
+            if recovery.was.raft_cluster() != Some(expected) {
+                let found = recovery.was.cluster_id.clone();
+                return Err(RecoveryError::Broken { found, expected });
+            }
+            verified.0.push((jws.clone(), recovery));
+        }
+        Ok(verified)
+    }
+
+    /// The Raft cluster that they end with; none if there was no recovery.
+    pub fn raft_cluster(&self) -> Option<u64> {
+        self.newest()?.is.raft_cluster()
+    }
+
+    /// The last one.
+    pub fn newest(&self) -> Option<&Recovery> {
+        self.0.last().map(|(_, recovery)| recovery)
+    }
+
+    /// As they were signed.
+    pub fn jws(&self) -> Vec<Jws> {
+        self.0.iter().map(|(jws, _)| jws.clone()).collect()
     }
 }
 
@@ -125,27 +188,56 @@ mod tests {
     fn an_owners_word_counts_and_an_agents_or_strangers_does_not() {
         let world = World::new(3);
         let (said, chain) = (recovery(&world), world.chain());
-        let own = world.agents[0].public();
-        assert_eq!(Recovery::verify(&said.sign(&world.owner), &chain, own), Ok(said.clone()));
+        assert_eq!(Recovery::verify(&said.sign(&world.owner), &chain), Ok(said.clone()));
         for other in [&world.agents[0], &SigningKey::generate()] {
-            let refused = Recovery::verify(&said.sign(other), &chain, own);
+            let refused = Recovery::verify(&said.sign(other), &chain);
             assert!(matches!(refused, Err(RecoveryError::Jws(_))), "{refused:?}");
         }
-        let elsewhere =
-            Recovery::verify(&said.sign(&world.owner), &chain, world.agents[1].public());
-        assert_eq!(elsewhere, Err(RecoveryError::Other));
+        let elsewhere = Recovery { statement: Digest::of(b"another"), ..said };
+        let refused = Recovery::verify(&elsewhere.sign(&world.owner), &chain);
+        assert_eq!(refused, Err(RecoveryError::Other));
     }
 
     #[test]
     fn what_is_not_new_or_not_known_is_refused() {
         let world = World::new(3);
-        let (said, chain, own) = (recovery(&world), world.chain(), world.agents[0].public());
-        let verify = |said: &Recovery| Recovery::verify(&said.sign(&world.owner), &chain, own);
+        let (said, chain) = (recovery(&world), world.chain());
+        let verify = |said: &Recovery| Recovery::verify(&said.sign(&world.owner), &chain);
         let same = Recovery { is: said.was.clone(), ..said.clone() };
         assert_eq!(verify(&same), Err(RecoveryError::Same));
+        let mut zero = said.clone();
+        zero.is.cluster_id = format!("0{}", said.was.cluster_id);
+        assert_eq!(verify(&zero), Err(RecoveryError::Same), "the same number in other digits");
         let later = Recovery { version: 2, ..said.clone() };
         assert_eq!(verify(&later), Err(RecoveryError::Version(2)));
         let other = Recovery { cluster: Uuid::from_u128(9), ..said };
         assert_eq!(verify(&other), Err(RecoveryError::Other));
+    }
+
+    #[test]
+    fn recoveries_lead_from_the_founded_cluster_to_the_last_without_a_gap() {
+        let world = World::new(3);
+        let (first, chain) = (recovery(&world), world.chain());
+        let next = NodeIdentity {
+            cluster_id: "c3".to_owned(),
+            member_id: "a3".to_owned(),
+            incarnation: Incarnation([3; 16]),
+        };
+        let second = Recovery { was: first.is.clone(), is: next, ..first.clone() };
+        let [first, second] = [first, second].map(|said| said.sign(&world.owner));
+        let ends = |all: &[&Jws], founded| {
+            let all: Vec<Jws> = all.iter().map(|jws| (*jws).clone()).collect();
+            Recoveries::verify(&all, &chain, founded).map(|all| all.raft_cluster())
+        };
+        assert_eq!(ends(&[], 0xc1), Ok(None));
+        assert_eq!(ends(&[&first], 0xc1), Ok(Some(0xc2)));
+        assert_eq!(ends(&[&first, &second], 0xc1), Ok(Some(0xc3)));
+        let broken = |found: &str, expected| {
+            Err(RecoveryError::Broken { found: found.to_owned(), expected })
+        };
+        assert_eq!(ends(&[&first], 0xc2), broken("c1", 0xc2));
+        assert_eq!(ends(&[&second], 0xc1), broken("c2", 0xc1));
+        assert_eq!(ends(&[&first, &first], 0xc1), broken("c1", 0xc2));
+        assert_eq!(ends(&vec![&first; MAX_RECOVERIES + 1], 0xc1), Err(RecoveryError::TooMany));
     }
 }

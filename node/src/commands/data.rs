@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 
-use super::{FAILED, Lines, USAGE, complain, print};
+use super::{FAILED, Lines, USAGE, complain, print, say};
 use crate::{
     config,
-    recovery::{Sight, State, look},
+    identity::{DataDir, Forced},
+    recovery::{EtcdTools, Maker, Sight, State, look, recover_etcd, run_etcd},
     server,
 };
 
@@ -44,7 +45,9 @@ pub(super) enum Data {
         long_about = "Makes a new cluster of one out of a member's data, as a start with \
             --force-new-cluster does, and starts nothing: for when the other members are lost for \
             good. All of the directory's log is kept; what only the others had is lost. Asked again \
-            before the member was started, it says what it made the first time.",
+            before the member was started, it says what it made the first time. Of an etcd's directory, \
+            which an agent looks after, it makes one with etcd's own programs: on a copy, which then \
+            takes the place of the original, whose data is kept as member.of-CLUSTER beside it.",
         after_long_help = "EXIT CODES\n  \
             0  made    1  failed, or a member runs there    2  wrong usage, or nobody's data\n  \
             3  no start here will do: the member was removed, or its data is damaged or lost"
@@ -55,17 +58,75 @@ pub(super) enum Data {
         /// Yes: what only the other members had is lost.
         #[arg(long, required = true)]
         i_accept_data_loss: bool,
+        /// For an etcd's directory: the etcd that made it.
+        #[arg(long, value_name = "PATH", requires = "etcdutl")]
+        etcd: Option<PathBuf>,
+        /// For an etcd's directory: its etcdutl; of 3.4, its etcdctl.
+        #[arg(long, value_name = "PATH", requires = "etcd")]
+        etcdutl: Option<PathBuf>,
         /// One JSON document.
         #[arg(long)]
         json: bool,
+    },
+    /// Become an etcd that ends with the process that wants it.
+    #[command(hide = true)]
+    RunEtcd {
+        parent: u32,
+        program: PathBuf,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
     },
 }
 
 pub(super) fn run(command: &Data) -> u8 {
     match command {
         Data::Status { dir, json } => status(dir, *json),
+        Data::Recover { dir, json, etcd: Some(etcd), etcdutl: Some(etcdutl), .. } => {
+            let tools = EtcdTools { etcd: etcd.clone(), etcdutl: etcdutl.clone() };
+            recover_etcds(dir, &tools, *json)
+        }
+        Data::Recover { dir, .. } if is_etcds(dir) => {
+            say(
+                "Error: it holds the data of an etcd: say --etcd and --etcdutl, which make the new cluster",
+            );
+            USAGE
+        }
         Data::Recover { dir, json, .. } => recover(dir, *json),
+        Data::RunEtcd { parent, program, arguments } => {
+            complain(&run_etcd(*parent, program, arguments));
+            FAILED
+        }
     }
+}
+
+fn is_etcds(dir: &Path) -> bool {
+    DataDir::look(dir).is_ok_and(|(dir, _)| dir.is_etcds())
+}
+
+fn recover_etcds(dir: &Path, tools: &EtcdTools, json: bool) -> u8 {
+    match recover_etcd(dir, tools) {
+        Ok(made) => tell(&made, json),
+        Err(error) => {
+            complain(&error);
+            if error.is_final() { NO_START } else { FAILED }
+        }
+    }
+}
+
+fn tell(made: &Forced, json: bool) -> u8 {
+    if json {
+        return print(&serde_json::to_string(made).expect("plain text and numbers"));
+    }
+    print(&format!(
+        "Made cluster {} of member {} of cluster {}, which is member {} now: kept all entries up to {}, {} of them not known to be committed; {} members dropped",
+        made.is.cluster_id,
+        made.was.member_id,
+        made.was.cluster_id,
+        made.is.member_id,
+        made.last_index,
+        made.kept_unknown(),
+        made.dropped.len()
+    ))
 }
 
 fn recover(dir: &Path, json: bool) -> u8 {
@@ -83,17 +144,7 @@ fn recover(dir: &Path, json: bool) -> u8 {
         }
     };
     match made {
-        Ok(made) if json => print(&serde_json::to_string(&made).expect("plain text and numbers")),
-        Ok(made) => print(&format!(
-            "Made cluster {} of member {} of cluster {}, which is member {} now: kept all entries up to {}, {} of them not known to be committed; {} members dropped",
-            made.is.cluster_id,
-            made.was.member_id,
-            made.was.cluster_id,
-            made.is.member_id,
-            made.last_index,
-            made.kept_unknown(),
-            made.dropped.len()
-        )),
+        Ok(made) => tell(&made, json),
         Err(error) => {
             complain(&error);
             match error {
@@ -138,16 +189,15 @@ fn for_people(sight: &Sight) -> String {
         State::Damaged => "damaged",
     };
     lines.add("data directory", &sight.data_dir);
+    lines.add("made by", if sight.maker == Maker::Etcd { "etcd" } else { "muster-node" });
     lines.add("state", state);
     lines.some("problem", sight.problem.as_ref());
     if let Some(tombstone) = &sight.tombstone {
         lines.add("removed", format!("at {}, told by {}", tombstone.at, tombstone.by));
     }
-    if let Some(bearer) = &sight.bearer {
-        lines.add("cluster", bearer.cluster_id);
-        lines.add("member", bearer.member_id);
-        lines.add("incarnation", bearer.incarnation);
-    }
+    lines.some("cluster", sight.cluster_id.as_ref());
+    lines.some("member", sight.member_id.as_ref());
+    lines.some("incarnation", sight.incarnation.as_ref());
     lines.some("name", sight.name.as_ref());
     lines.some("starts", sight.boots);
     if let Some(log) = &sight.log {
@@ -163,12 +213,15 @@ fn for_people(sight: &Sight) -> String {
     if let Some(store) = &sight.store {
         lines.add("applied", store.applied);
         let stored = store.stored_revision;
-        lines.add(
-            "newest revision",
-            format!("{} ({stored} in the store, the rest in the log)", store.revision),
-        );
+        let newest = match sight.maker {
+            Maker::MusterNode => {
+                format!("{} ({stored} in the store, the rest in the log)", store.revision)
+            }
+            Maker::Etcd => format!("{stored} in the store, and more where the log goes further"),
+        };
+        lines.add("newest revision", newest);
         lines.add("compacted revision", store.compacted_revision);
-        lines.add("hash", format!("{:08x}", store.hash));
+        lines.some("hash", store.hash.map(|hash| format!("{hash:08x}")));
         for member in &store.members {
             let learner = if member.is_learner { ", learner" } else { "" };
             let name = if member.name.is_empty() { "not started" } else { &member.name };

@@ -57,6 +57,9 @@ pub enum DataDirError {
         .0.display()
     )]
     Etcds(PathBuf),
+    /// It was not.
+    #[error("{} holds no etcd's data", .0.display())]
+    NotEtcds(PathBuf),
     /// Its member had a log, which is gone.
     #[error(
         "{} is missing, but this member had begun a log there: it has lost data, and with it what it promised to its peers; its cluster must remove it and add a new one",
@@ -100,7 +103,7 @@ impl DataDirError {
             | Self::Removed(_)
             | Self::OtherIncarnation { .. }
             | Self::Damaged { .. } => true,
-            Self::InUse(_) => false,
+            Self::InUse(_) | Self::NotEtcds(_) => false,
         }
     }
 }
@@ -150,6 +153,34 @@ impl DataDir {
     /// `InUse` if another process holds it, `Removed` if a tombstone stands in it, `Files` and
     /// `Etcds` if it is nothing that this program could use.
     pub fn open(path: &Path) -> Result<Self, DataDirError> {
+        let dir = Self::lock(path)?;
+        if dir.has(ETCDS_STORE)? {
+            return Err(DataDirError::Etcds(path.to_owned()));
+        }
+        muster_files::sweep(path)?;
+        let io = muster_files::Error::io("look at", path);
+        let mode = dir.handle.metadata().map_err(io)?.mode() & 0o777;
+        if mode & !PRIVATE != 0 {
+            tracing::warn!(
+                path = %path.display(), mode = format!("{mode:o}"), recommended = format!("{PRIVATE:o}"),
+                "the data directory is open to others than its owner"
+            );
+        }
+        Ok(dir)
+    }
+
+    /// The same of a directory that an etcd made, and that is there.
+    ///
+    /// # Errors
+    /// As `open`; `NotEtcds` where no etcd's data lies.
+    pub(crate) fn open_etcds(path: &Path) -> Result<Self, DataDirError> {
+        if !path.join(ETCDS_STORE).exists() {
+            return Err(DataDirError::NotEtcds(path.to_owned()));
+        }
+        Self::lock(path)
+    }
+
+    fn lock(path: &Path) -> Result<Self, DataDirError> {
         let io = |action| muster_files::Error::io(action, path);
         let handle = muster_files::own_folder(path)?;
         match flock(&handle, FlockOperation::NonBlockingLockExclusive) {
@@ -164,17 +195,6 @@ impl DataDir {
         let past = Past { has_tombstone: tombstone.is_some(), ..Past::default() };
         if let (Err(NoStart::Removed), Some(tombstone)) = (past.start(Guards::ALL), tombstone) {
             return Err(DataDirError::Removed(Box::new(tombstone)));
-        }
-        if dir.has(ETCDS_STORE)? {
-            return Err(DataDirError::Etcds(path.to_owned()));
-        }
-        muster_files::sweep(path)?;
-        let mode = dir.handle.metadata().map_err(io("look at"))?.mode() & 0o777;
-        if mode & !PRIVATE != 0 {
-            tracing::warn!(
-                path = %path.display(), mode = format!("{mode:o}"), recommended = format!("{PRIVATE:o}"),
-                "the data directory is open to others than its owner"
-            );
         }
         Ok(dir)
     }

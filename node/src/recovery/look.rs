@@ -10,9 +10,7 @@ use crate::{
     causes::chain,
     disk::{Backend, Open, ReadOnlyDisk, SharedDisk},
     driver,
-    identity::{
-        Bearer, ClusterId, DataDir, DataDirError, Forced, Incarnation, MemberId, Tombstone,
-    },
+    identity::{ClusterId, DataDir, DataDirError, Forced, Incarnation, MemberId, Tombstone},
     log::Log,
     machine::{Committed, StateMachine as _},
     mvcc::Options,
@@ -34,6 +32,16 @@ pub enum State {
     Removed,
     /// A member that has lost data, or whose data is damaged: no start will do.
     Damaged,
+}
+
+/// Which program made a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Maker {
+    /// This one.
+    MusterNode,
+    /// An etcd.
+    Etcd,
 }
 
 /// The log.
@@ -62,12 +70,12 @@ pub struct StoreSight {
     pub applied: u64,
     /// Its newest revision.
     pub stored_revision: i64,
-    /// The newest revision, with the whole log applied.
+    /// The newest revision, with the whole log applied; of an etcd's, whose log isn't, as it is stored.
     pub revision: i64,
     /// What can't be read any more, also then; -1: nothing was compacted.
     pub compacted_revision: i64,
-    /// `HashKV` of that revision.
-    pub hash: u32,
+    /// `HashKV` of that revision; not of an etcd's.
+    pub hash: Option<u32>,
     /// Who belongs to the cluster then.
     pub members: Vec<MemberSight>,
 }
@@ -92,13 +100,18 @@ pub struct MemberSight {
 pub struct Sight {
     /// Where it is.
     pub data_dir: String,
+    /// Who made it.
+    pub maker: Maker,
     /// What would become of a start here.
     pub state: State,
     /// What is wrong, and where.
     pub problem: Option<String>,
-    /// Who it acts as.
-    #[serde(flatten)]
-    pub bearer: Option<Bearer>,
+    /// The cluster that it is of, hex.
+    pub cluster_id: Option<String>,
+    /// As which member, hex.
+    pub member_id: Option<String>,
+    /// Of which incarnation, hex; an etcd has one if an agent looks after it.
+    pub incarnation: Option<String>,
     /// Its name, as the cluster knows it.
     pub name: Option<String>,
     /// How often it was started.
@@ -121,9 +134,12 @@ pub fn look(path: &Path) -> Result<Sight, DataDirError> {
     let (dir, in_use) = DataDir::look(path)?;
     let mut sight = Sight {
         data_dir: path.display().to_string(),
+        maker: if dir.is_etcds() { Maker::Etcd } else { Maker::MusterNode },
         state: State::Whole,
         problem: None,
-        bearer: None,
+        cluster_id: None,
+        member_id: None,
+        incarnation: None,
         name: None,
         boots: None,
         log: None,
@@ -139,9 +155,9 @@ pub fn look(path: &Path) -> Result<Sight, DataDirError> {
 }
 
 /// How a look ended before everything was seen.
-type End = (State, Option<String>);
+pub(super) type End = (State, Option<String>);
 
-fn damaged(error: &(dyn std::error::Error + 'static)) -> End {
+pub(super) fn damaged(error: &(dyn std::error::Error + 'static)) -> End {
     (State::Damaged, Some(chain(error)))
 }
 
@@ -154,26 +170,29 @@ fn see(dir: &DataDir, in_use: bool, sight: &mut Sight) -> Result<(), End> {
     sight.tombstone = dir.tombstone().map_err(|error| damaged(&error))?;
     if let Some(plan) = dir.forcing().map_err(|error| damaged(&error))?.filter(|_| !in_use) {
         sight.forced = Some(plan);
-        let next = "a start of muster-node was killed while it made a new cluster here: start it once more, and look again";
+        let next = match sight.maker {
+            Maker::MusterNode => {
+                "a start of muster-node was killed while it made a new cluster here: start it once more, and look again"
+            }
+            Maker::Etcd => "a new cluster is half made here: make it again, and it is ended",
+        };
         return Err((State::Unfinished, Some(next.to_owned())));
     }
-    if !dir.has_log().map_err(|error| damaged(&error))? {
-        return Err(match (dir.is_etcds(), sight.tombstone.is_some()) {
-            (true, _) => (
-                State::Damaged,
-                Some("it holds the data of an etcd: etcdutl looks at that".to_owned()),
-            ),
-            (_, true) => (State::Removed, None),
-            _ => (State::Empty, None),
-        });
+    if sight.maker == Maker::Etcd {
+        return super::etcd::see(dir, marker, in_use, sight);
     }
+    if !dir.has_log().map_err(|error| damaged(&error))? {
+        let buried = sight.tombstone.is_some();
+        return Err((if buried { State::Removed } else { State::Empty }, None));
+    }
+    let (mut incarnation, mut own) = (None, None);
     match Log::whose(&disk, &member_dir) {
         Ok(whose) => {
-            sight.bearer = Some(Bearer {
-                cluster_id: ClusterId(whose.cluster),
-                member_id: MemberId(whose.member),
-                incarnation: Incarnation(whose.incarnation.to_be_bytes()),
-            });
+            sight.cluster_id = Some(ClusterId(whose.cluster).to_string());
+            sight.member_id = Some(MemberId(whose.member).to_string());
+            incarnation = Some(Incarnation(whose.incarnation.to_be_bytes()));
+            sight.incarnation = incarnation.map(|incarnation| incarnation.to_string());
+            own = Some(MemberId(whose.member));
         }
         // While it runs, its oldest segment may go away at any moment.
         Err(_) if in_use => {}
@@ -182,23 +201,26 @@ fn see(dir: &DataDir, in_use: bool, sight: &mut Sight) -> Result<(), End> {
     if in_use {
         return Err((State::InUse, Some("a member runs here: stop it to see the rest".to_owned())));
     }
-    if let (Some(bearer), Some(marker)) = (&sight.bearer, marker)
-        && bearer.incarnation != marker
+    if let (Some(incarnation), Some(marker)) = (incarnation, marker)
+        && incarnation != marker
     {
-        let problem = format!(
-            "the log belongs to incarnation {}, the directory to {marker}",
-            bearer.incarnation
-        );
+        let problem =
+            format!("the log belongs to incarnation {incarnation}, the directory to {marker}");
         return Err((State::Damaged, Some(problem)));
     }
-    see_data(&disk, &member_dir, sight)?;
+    see_data(&disk, &member_dir, own, sight)?;
     if sight.tombstone.is_some() {
         return Err((State::Removed, None));
     }
     Ok(())
 }
 
-fn see_data(disk: &SharedDisk, member_dir: &Path, sight: &mut Sight) -> Result<(), End> {
+fn see_data(
+    disk: &SharedDisk,
+    member_dir: &Path,
+    own: Option<MemberId>,
+    sight: &mut Sight,
+) -> Result<(), End> {
     let (mut log, torn_at) = Log::look(disk, member_dir).map_err(|error| damaged(&error))?;
     let (hard_state, base, last) = (log.hard_state(), log.base(), log.last());
     let seen = sight.log.insert(LogSight {
@@ -231,7 +253,6 @@ fn see_data(disk: &SharedDisk, member_dir: &Path, sight: &mut Sight) -> Result<(
     super::force::apply(&mut machine, &entries).map_err(|error| damaged(&error))?;
     let (store, view) = (machine.store(), machine.store().view());
     let hash = store.hash_kv(&view, 0).map_err(|error| damaged(&error))?;
-    let own = sight.bearer.map(|bearer| bearer.member_id);
     sight.name = own.and_then(|id| view.members().member(id)).map(|member| member.name.clone());
     let members = view.members().members().map(|member| MemberSight {
         id: member.id.to_string(),
@@ -245,7 +266,7 @@ fn see_data(disk: &SharedDisk, member_dir: &Path, sight: &mut Sight) -> Result<(
         stored_revision: stored.revision(),
         revision: view.revision(),
         compacted_revision: view.compacted(),
-        hash: hash.hash,
+        hash: Some(hash.hash),
         members: members.collect(),
     });
     Ok(())

@@ -26,17 +26,19 @@
 //! as it does with etcd: the record (`muster-forced.json`) spends it, and a start without the flag
 //! makes it count again.
 
+mod etcd;
 mod finish;
 mod force;
 mod look;
 mod restore;
 
+pub use self::{
+    etcd::{EtcdError, EtcdTools, WalError, recover as recover_etcd, run_etcd},
+    force::{ForceError, REVISION_BUMP},
+    look::{LogSight, Maker, MemberSight, Sight, State, StoreSight, look},
+    restore::{Restore, RestoreError, Restored, restore, token_of},
+};
 pub(crate) use self::{
     finish::resume,
     force::{Survivor, force},
-};
-pub use self::{
-    force::{ForceError, REVISION_BUMP},
-    look::{LogSight, MemberSight, Sight, State, StoreSight, look},
-    restore::{Restore, RestoreError, Restored, restore, token_of},
 };

@@ -1,0 +1,100 @@
+//! A look at an etcd's directory, without leaving a trace.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::super::look::{End, LogSight, MemberSight, Sight, State, StoreSight, damaged};
+use super::wal::EtcdLog;
+use crate::etcd_file::{EtcdFile, HashCheck, Summary};
+use crate::identity::{ClusterId, DataDir, Forced, Incarnation, MemberId};
+
+/// Where log and store lie.
+pub(super) const WAL: &str = "member/wal";
+pub(super) const STORE: &str = "member/snap/db";
+
+/// The store, locked as etcd locks it, and what it holds beside its records.
+pub(super) fn open_store(path: &Path) -> Result<(File, bool), std::io::Error> {
+    let file = File::open(path)?;
+    match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok((file, false)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok((file, true)),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+pub(super) fn summary(path: &Path) -> Result<Summary, crate::etcd_file::EtcdFileError> {
+    let file = File::open(path).map_err(crate::etcd_file::EtcdFileError::Io)?;
+    Ok(EtcdFile::open(BufReader::new(file), HashCheck::Skipped)?.summary().clone())
+}
+
+pub(in super::super) fn see(
+    dir: &DataDir,
+    marker: Option<Incarnation>,
+    in_use: bool,
+    sight: &mut Sight,
+) -> Result<(), End> {
+    let (_lock, runs) = open_store(&dir.join(STORE)).map_err(|error| damaged(&error))?;
+    sight.incarnation = marker.map(|incarnation| incarnation.to_string());
+    let log = match EtcdLog::read(&dir.join(WAL)) {
+        Ok(log) => log,
+        Err(_) if runs || in_use => return Err(runs_here()),
+        Err(error) => return Err(damaged(&error)),
+    };
+    sight.cluster_id = Some(ClusterId(log.cluster).to_string());
+    sight.member_id = Some(MemberId(log.member).to_string());
+    // etcd doesn't say that it was started since; its term does.
+    let since = |made: &Forced| {
+        log.cluster != made.is.cluster_id.0 || log.state.term != Some(made.base_term)
+    };
+    sight.forced = sight.forced.take().map(|made| if since(&made) { made.rearm() } else { made });
+    if runs || in_use {
+        return Err(runs_here());
+    }
+    let summary = summary(&dir.join(STORE)).map_err(|error| damaged(&error))?;
+    let own = summary.members.iter().find(|member| member.id == log.member);
+    sight.name = own.map(|member| member.name.clone());
+    let (end, applied) = (log.end(), summary.applied.index);
+    let vote = log.state.vote.filter(|vote| *vote != 0);
+    sight.log = Some(LogSight {
+        term: log.state.term.unwrap_or_default(),
+        vote: vote.map(|vote| MemberId(vote).to_string()),
+        base_index: log.base,
+        last_index: end.index,
+        last_term: end.term,
+        committed: log.state.commit.unwrap_or_default().max(applied),
+        torn_at: log.tail.torn.then_some(log.tail.offset),
+    });
+    let members = summary.members.iter().map(|member| MemberSight {
+        id: MemberId(member.id).to_string(),
+        name: member.name.clone(),
+        peer_urls: member.peer_urls.clone(),
+        client_urls: member.client_urls.clone(),
+        is_learner: member.is_learner,
+    });
+    sight.store = Some(StoreSight {
+        applied,
+        stored_revision: summary.revision,
+        revision: summary.revision,
+        compacted_revision: summary.compacted,
+        hash: None,
+        members: members.collect(),
+    });
+    if sight.tombstone.is_some() {
+        return Err((State::Removed, None));
+    }
+    if applied > end.index {
+        let problem = format!(
+            "the store holds entries up to {applied}, and the log ends with {}: they are not of one moment",
+            end.index
+        );
+        return Err((State::Damaged, Some(problem)));
+    }
+    Ok(())
+}
+
+fn runs_here() -> End {
+    (State::InUse, Some("an etcd runs here: stop it to see the rest".to_owned()))
+}

@@ -1,0 +1,436 @@
+//! A new cluster of one out of the directory of an etcd.
+//!
+//! Everything is made in a folder within the directory, with etcd's own programs. Up to the plan the
+//! directory is the old member's, and what is left of an attempt is taken away by the next. From the
+//! plan on the next attempt goes forward, unless the old member has run since: one exchange of names
+//! puts the new data in the place of the old, and marker and record follow from the plan.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+
+use super::copy::{copy_files, sync_all};
+use super::look::{STORE, WAL, open_store, summary};
+use super::wal::{EtcdLog, HardState, WalError};
+use crate::etcd_file::{EtcdFileError, FileMember, Summary};
+use crate::identity::{
+    Bearer, ClusterId, DataDir, DataDirError, Dropped, Forced, Incarnation, MemberId,
+};
+use crate::machine::Position;
+
+/// Where everything is made, in the member's directory.
+const WORK: &str = "muster-recovering";
+/// The most that etcd may take to apply the end of a log.
+const RUN_LIMIT: Duration = Duration::from_secs(300);
+/// The most that it may take to stop.
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// How often it is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// What an etcd says once an entry of its own is applied, which it has put behind all of its log; 3.4's
+/// structured log has the second only. (Before 3.6 the store doesn't say how far it goes: it counts
+/// the entries that changed it.)
+const READY: [&str; 2] = ["ready to serve client requests", "serving client traffic"];
+/// Lines of a program's output that an error shows.
+const LINES_SHOWN: usize = 5;
+
+/// etcd's programs.
+#[derive(Clone, Debug)]
+pub struct EtcdTools {
+    /// The server, of the version whose data it is.
+    pub etcd: PathBuf,
+    /// `etcdutl`, or the `etcdctl` of 3.4.
+    pub etcdutl: PathBuf,
+}
+
+/// Why no cluster is made of an etcd's directory.
+#[derive(Debug, thiserror::Error)]
+pub enum EtcdError {
+    /// The directory.
+    #[error(transparent)]
+    DataDir(#[from] DataDirError),
+    /// One runs.
+    #[error("an etcd runs on {}: stop it first", .0.display())]
+    InUse(PathBuf),
+    /// The log.
+    #[error("the log can't be used")]
+    Wal(#[from] WalError),
+    /// The store.
+    #[error("the store can't be used")]
+    Store(#[from] EtcdFileError),
+    /// No agent looks after it.
+    #[error(
+        "{} has no marker: no muster-agent has run this etcd, and etcdutl snapshot restore makes a cluster of its store",
+        .0.display()
+    )]
+    NoMarker(PathBuf),
+    /// Its cluster removed it.
+    #[error("the cluster has removed this member: entry {0} of its log says so, and was committed")]
+    Removed(u64),
+    /// etcd itself can make none of it.
+    #[error(
+        "this member is a learner, of which etcd can't make a cluster: take the directory of a member that votes"
+    )]
+    Learner,
+    /// The store doesn't know the member that the log belongs to.
+    #[error("the store knows no member {0}: store and log belong to different members")]
+    NoMember(MemberId),
+    /// A program of etcd's failed.
+    #[error("{} failed: {what}", program.display())]
+    Program {
+        /// Which.
+        program: PathBuf,
+        /// How.
+        what: String,
+    },
+    /// The disk.
+    #[error("cannot {action} {}", path.display())]
+    Disk {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What it said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl EtcdError {
+    /// Whether a second try can never help.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::DataDir(error) => error.is_final(),
+            Self::Removed(_) | Self::NoMember(_) | Self::Learner => true,
+            Self::Wal(error) => !matches!(error, WalError::Disk { .. }),
+            Self::Store(error) => !matches!(error, EtcdFileError::Io(_)),
+            _ => false,
+        }
+    }
+}
+
+fn disk(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> EtcdError + use<> {
+    let path = path.to_owned();
+    move |source| EtcdError::Disk { action, path, source }
+}
+
+/// Makes a new cluster of one out of the etcd's directory at `path`; asked again before its member was
+/// started, it says what it made.
+///
+/// # Errors
+/// The directory is the old member's, or one of which the next call makes the new one.
+pub fn recover(path: &Path, tools: &EtcdTools) -> Result<Forced, EtcdError> {
+    let dir = DataDir::open_etcds(path)?;
+    let work = dir.join(WORK);
+    let (_store, runs) = open_store(&dir.join(STORE)).map_err(disk("open", &dir.join(STORE)))?;
+    if runs {
+        return Err(EtcdError::InUse(path.to_owned()));
+    }
+    let log = EtcdLog::read(&dir.join(WAL))?;
+    if let Some(plan) = dir.forcing()? {
+        if is(&log, &plan.is) {
+            finish(&dir, &plan)?;
+            return Ok(plan);
+        }
+        let made = EtcdLog::read(&work.join("new").join(WAL));
+        let unchanged = log.end() == Position { index: plan.last_index, term: plan.last_term };
+        if unchanged && made.is_ok_and(|made| is(&made, &plan.is)) {
+            exchange(&dir)?;
+            finish(&dir, &plan)?;
+            return Ok(plan);
+        }
+        tracing::warn!("what was begun here is of an older state of this member: begun anew");
+        dir.forget_plan()?;
+    }
+    if let Some(made) = dir.forced()?.filter(|made| is(&log, &made.is))
+        && log.state.term == Some(made.base_term)
+    {
+        return Ok(made);
+    }
+    if work.exists() {
+        std::fs::remove_dir_all(&work).map_err(disk("remove", &work))?;
+    }
+    let plan = make(&dir, &log, tools).inspect_err(|_| {
+        // What is left of it on a full disk helps nobody.
+        let _ = std::fs::remove_dir_all(&work);
+    })?;
+    dir.plan(&plan)?;
+    exchange(&dir)?;
+    finish(&dir, &plan)?;
+    Ok(plan)
+}
+
+fn is(log: &EtcdLog, bearer: &Bearer) -> bool {
+    log.cluster == bearer.cluster_id.0 && log.member == bearer.member_id.0
+}
+
+/// The new member's data, in the work folder, on disk.
+fn make(dir: &DataDir, log: &EtcdLog, tools: &EtcdTools) -> Result<Forced, EtcdError> {
+    let incarnation = dir.marker()?.ok_or_else(|| EtcdError::NoMarker(dir.path().to_owned()))?;
+    let before = summary(&dir.join(STORE))?;
+    let own = |summary: &Summary| {
+        let found = summary.members.iter().find(|member| member.id == log.member).cloned();
+        found.ok_or(EtcdError::NoMember(MemberId(log.member)))
+    };
+    if own(&before)?.is_learner {
+        return Err(EtcdError::Learner);
+    }
+    let committed = log.state.commit.unwrap_or_default().max(before.applied.index);
+    let wanted = kept(log, committed)?;
+    let work = dir.join(WORK);
+    muster_files::own_folder(&work).map_err(DataDirError::from)?;
+    let old = work.join("old");
+    for folder in ["member/wal", "member/snap"] {
+        copy_files(&dir.join(folder), &old.join(folder))
+            .map_err(disk("copy", &dir.join(folder)))?;
+    }
+    log.append_state(&old.join(WAL), HardState { commit: Some(wanted), ..log.state })?;
+    apply(&work, &tools.etcd, name_of(&own(&before)?))?;
+    let after = summary(&old.join(STORE))?;
+    let member = own(&after)?;
+    let new_incarnation = Incarnation::random();
+    restore(&work, &tools.etcdutl, &member, new_incarnation)?;
+    let new = work.join("new");
+    let made = EtcdLog::read(&new.join(WAL))?;
+    sync_all(&new).map_err(disk("sync", &new))?;
+    let bearer = |log: &EtcdLog, incarnation| Bearer {
+        cluster_id: ClusterId(log.cluster),
+        member_id: MemberId(log.member),
+        incarnation,
+    };
+    let (was, is) = (bearer(log, incarnation), bearer(&made, new_incarnation));
+    let now = jiff::Timestamp::now().to_string();
+    let mut plan = Forced::new(now, was, is, dir.forced()?.as_ref());
+    plan.committed = committed;
+    (plan.last_index, plan.last_term) = (log.end().index, log.end().term);
+    plan.base_index = made.end().index;
+    plan.base_term = made.state.term.unwrap_or_default();
+    plan.dropped = before.members.iter().filter(|other| other.id != log.member).map(gone).collect();
+    Ok(plan)
+}
+
+/// etcd's flags want one.
+fn name_of(member: &FileMember) -> &str {
+    if member.name.is_empty() { "recovered" } else { &member.name }
+}
+
+/// The last entry that is kept: all of them, but for what an entry drops that removes this very member
+/// and was not known to be committed.
+fn kept(log: &EtcdLog, committed: u64) -> Result<u64, EtcdError> {
+    match log.own_removal() {
+        Some(index) if index <= committed => Err(EtcdError::Removed(index)),
+        Some(index) => {
+            tracing::warn!(
+                index,
+                last = log.end().index,
+                "an entry that was not known to be committed removes this very member: it and what follows it is dropped"
+            );
+            Ok(index - 1)
+        }
+        None => Ok(log.end().index.max(committed)),
+    }
+}
+
+fn gone(member: &FileMember) -> Dropped {
+    Dropped {
+        member_id: MemberId(member.id),
+        name: member.name.clone(),
+        peer_urls: member.peer_urls.clone(),
+        is_learner: member.is_learner,
+    }
+}
+
+/// Has etcd apply the copy's log, as a cluster of its own that nobody reaches: its sockets lie in the
+/// work folder, which is ours alone.
+fn apply(work: &Path, etcd: &Path, name: &str) -> Result<(), EtcdError> {
+    let program = |what: String| EtcdError::Program { program: etcd.to_owned(), what };
+    let own = std::env::current_exe().map_err(disk("find", Path::new("this program")))?;
+    let log = work.join("etcd.log");
+    let mut command = Command::new(own);
+    command.args(["data", "run-etcd", &std::process::id().to_string()]).arg(etcd);
+    command.arg(format!("--name={name}")).args(["--data-dir=old", "--force-new-cluster"]);
+    command
+        .args(["--listen-client-urls=unix://client:1", "--advertise-client-urls=unix://client:1"]);
+    command
+        .args(["--listen-peer-urls=unix://peer:1", "--initial-advertise-peer-urls=unix://peer:1"]);
+    command.arg(format!("--initial-cluster={name}=unix://peer:1"));
+    let mut child = start(command, work, &log, etcd)?;
+    let said = || std::fs::read_to_string(&log).unwrap_or_default();
+    let until = Instant::now() + RUN_LIMIT;
+    loop {
+        if let Some(status) = child.try_wait().map_err(disk("wait for", etcd))? {
+            return Err(program(format!("it ended with {status}: {}", last_lines(&said()))));
+        }
+        if READY.iter().any(|text| said().contains(text)) {
+            break;
+        }
+        if Instant::now() >= until {
+            let _ = child.kill();
+            let _ = child.wait();
+            let limit = RUN_LIMIT.as_secs();
+            return Err(program(format!("not ready after {limit} s: {}", last_lines(&said()))));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    stop(&mut child).map_err(disk("stop", etcd))
+}
+
+fn stop(child: &mut Child) -> io::Result<()> {
+    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        kill_process(pid, Signal::TERM)?;
+    }
+    let until = Instant::now() + STOP_LIMIT;
+    while child.try_wait()?.is_none() {
+        if Instant::now() >= until {
+            child.kill()?;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
+}
+
+/// Has etcd's tool make the new member's directory of the copy's store.
+fn restore(
+    work: &Path,
+    etcdutl: &Path,
+    member: &FileMember,
+    incarnation: Incarnation,
+) -> Result<(), EtcdError> {
+    let log = work.join("etcdutl.log");
+    let mut help = Command::new(etcdutl);
+    help.args(["snapshot", "restore", "--help"]);
+    let asked = run(help, work, &log, etcdutl)?;
+    let knows_bump = asked.contains("--bump-revision");
+    let name = name_of(member);
+    let cluster: Vec<String> = member.peer_urls.iter().map(|url| format!("{name}={url}")).collect();
+    let mut command = Command::new(etcdutl);
+    command.args(["snapshot", "restore", "old/member/snap/db", "--skip-hash-check=true"]);
+    command.arg("--data-dir=new").arg(format!("--name={name}"));
+    command.arg(format!("--initial-cluster={}", cluster.join(",")));
+    command.arg(format!("--initial-cluster-token={incarnation}"));
+    command.arg(format!("--initial-advertise-peer-urls={}", member.peer_urls.join(",")));
+    if knows_bump {
+        command.arg(format!("--bump-revision={}", super::super::REVISION_BUMP));
+        command.arg("--mark-compacted=true");
+    } else {
+        tracing::warn!(
+            program = %etcdutl.display(),
+            "it can't make revisions higher: clients that saw later ones of the lost members must be started anew"
+        );
+    }
+    run(command, work, &log, etcdutl).map(drop)
+}
+
+/// Runs a program to its end, and returns what it said.
+fn run(command: Command, work: &Path, log: &Path, program: &Path) -> Result<String, EtcdError> {
+    let status = start(command, work, log, program)?.wait().map_err(disk("wait for", program))?;
+    let said = std::fs::read_to_string(log).unwrap_or_default();
+    if status.success() {
+        return Ok(said);
+    }
+    let what = format!("it ended with {status}: {}", last_lines(&said));
+    Err(EtcdError::Program { program: program.to_owned(), what })
+}
+
+fn start(
+    mut command: Command,
+    work: &Path,
+    log: &Path,
+    program: &Path,
+) -> Result<Child, EtcdError> {
+    let open = || OpenOptions::new().create(true).append(true).open(log);
+    let output = open().map_err(disk("open", log))?;
+    let errors = open().map_err(disk("open", log))?;
+    let path = std::env::var_os("PATH");
+    command.current_dir(work).env_clear().envs(path.map(|path| ("PATH", path)));
+    command.env("ETCDCTL_API", "3").stdin(Stdio::null()).stdout(output).stderr(errors);
+    command.spawn().map_err(disk("start", program))
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LINES_SHOWN)..].join(" / ")
+}
+
+/// Becomes etcd, one that ends when `parent` does, however that ends. Returns only on failure.
+#[must_use]
+pub fn run_etcd(parent: u32, program: &Path, arguments: &[String]) -> io::Error {
+    if let Err(errno) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        return errno.into();
+    }
+    // It may have died before that.
+    let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
+    if now.and_then(|pid| u32::try_from(pid).ok()) != Some(parent) {
+        return io::Error::other("whoever started this is gone");
+    }
+    Command::new(program).args(arguments).exec()
+}
+
+/// The one step from the old member to the new one.
+fn exchange(dir: &DataDir) -> Result<(), EtcdError> {
+    let (old, new) = (dir.join("member"), dir.join(WORK).join("new/member"));
+    renameat_with(CWD, &new, CWD, &old, RenameFlags::EXCHANGE)
+        .map_err(|errno| disk("put the new data in the place of", &old)(errno.into()))?;
+    sync_folder(&dir.join(WORK).join("new"))?;
+    sync_folder(dir.path())
+}
+
+/// Old data aside, marker, record; each step may be the last that a process takes.
+fn finish(dir: &DataDir, plan: &Forced) -> Result<(), EtcdError> {
+    let (left, aside) = (
+        dir.join(WORK).join("new/member"),
+        dir.join(&format!("member.of-{}", plan.was.cluster_id)),
+    );
+    if left.exists() {
+        std::fs::rename(&left, &aside).map_err(disk("put aside", &left))?;
+        sync_folder(dir.path())?;
+    }
+    dir.reborn(plan.is.incarnation)?;
+    dir.record(plan)?;
+    dir.forget_plan()?;
+    let work = dir.join(WORK);
+    std::fs::remove_dir_all(&work).map_err(disk("remove", &work))
+}
+
+fn sync_folder(folder: &Path) -> Result<(), EtcdError> {
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(disk("sync", folder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_of_the_log_is_kept_up_to_where_it_removes_this_member() {
+        let mut log = EtcdLog { member: 7, ..EtcdLog::default() };
+        log.last = Some(Position { index: 9, term: 2 });
+        assert!(matches!(kept(&log, 5), Ok(9)));
+        log.removals = vec![(6, 8), (7, 7)];
+        assert!(matches!(kept(&log, 5), Ok(6)));
+        assert!(matches!(kept(&log, 7), Err(EtcdError::Removed(7))));
+    }
+
+    #[test]
+    fn what_an_etcd_lacks_or_has_too_much_of_is_told_before_anything_is_made() {
+        let root = tempfile::tempdir().unwrap();
+        let tools = EtcdTools { etcd: "/no/etcd".into(), etcdutl: "/no/etcdutl".into() };
+        let none = recover(root.path(), &tools).unwrap_err();
+        assert!(matches!(none, EtcdError::DataDir(DataDirError::NotEtcds(_))), "{none}");
+        std::fs::create_dir_all(root.path().join("member/snap")).unwrap();
+        std::fs::create_dir_all(root.path().join("member/wal")).unwrap();
+        let store = include_bytes!("../../etcd_file/fixtures/etcd-3.4.db");
+        std::fs::write(root.path().join(STORE), store).unwrap();
+        let no_log = recover(root.path(), &tools).unwrap_err();
+        assert!(matches!(no_log, EtcdError::Wal(WalError::Missing { .. })), "{no_log}");
+        let runs = File::open(root.path().join(STORE)).unwrap();
+        rustix::fs::flock(&runs, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        assert!(matches!(recover(root.path(), &tools), Err(EtcdError::InUse(_))));
+        assert!(!root.path().join(WORK).exists());
+    }
+}

@@ -1,0 +1,559 @@
+//! etcd's log, as far as it matters when a cluster is lost: whose it is, how far it goes, how much of
+//! it was known to be committed.
+//!
+//! A row of files `SEQUENCE-INDEX.wal`. A record is a length (its low 56 bits; if the highest bit is
+//! set, three more say how many bytes of padding follow), a protobuf and the padding; a length of 0
+//! ends a file. Each record's CRC-32C goes on from the one before it. Each file begins with the CRC
+//! of the one before, metadata and state, so that older files may be gone. (Source:
+//! `server/storage/wal` of etcd 3.4 to 3.7.)
+
+use std::fs::File;
+use std::io::{self, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+
+use prost::Message;
+
+use crate::machine::Position;
+
+/// Bytes of a record's length.
+const FRAME_BYTES: u64 = 8;
+/// What a disk writes whole: a record with one that holds nothing was not written to its end.
+const SECTOR_BYTES: usize = 512;
+/// Kinds of records.
+const METADATA: i64 = 1;
+const ENTRY: i64 = 2;
+const STATE: i64 = 3;
+const CRC: i64 = 4;
+const SNAPSHOT: i64 = 5;
+/// A change of members, as an entry, and one that removes somebody.
+const CONF_CHANGE: i32 = 1;
+const REMOVE_NODE: i32 = 1;
+
+#[derive(Clone, PartialEq, Message)]
+struct Record {
+    #[prost(int64, optional, tag = "1")]
+    kind: Option<i64>,
+    #[prost(uint32, optional, tag = "2")]
+    crc: Option<u32>,
+    #[prost(bytes = "vec", optional, tag = "3")]
+    data: Option<Vec<u8>>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Metadata {
+    #[prost(uint64, optional, tag = "1")]
+    member: Option<u64>,
+    #[prost(uint64, optional, tag = "2")]
+    cluster: Option<u64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Entry {
+    #[prost(int32, optional, tag = "1")]
+    kind: Option<i32>,
+    #[prost(uint64, optional, tag = "2")]
+    term: Option<u64>,
+    #[prost(uint64, optional, tag = "3")]
+    index: Option<u64>,
+    #[prost(bytes = "vec", optional, tag = "4")]
+    data: Option<Vec<u8>>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ConfChange {
+    #[prost(int32, optional, tag = "2")]
+    kind: Option<i32>,
+    #[prost(uint64, optional, tag = "3")]
+    member: Option<u64>,
+}
+
+/// As etcd's Raft writes it down.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct HardState {
+    #[prost(uint64, optional, tag = "1")]
+    pub term: Option<u64>,
+    #[prost(uint64, optional, tag = "2")]
+    pub vote: Option<u64>,
+    #[prost(uint64, optional, tag = "3")]
+    pub commit: Option<u64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct SnapshotMark {
+    #[prost(uint64, optional, tag = "1")]
+    index: Option<u64>,
+    #[prost(uint64, optional, tag = "2")]
+    term: Option<u64>,
+}
+
+/// Why a log can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum WalError {
+    /// The disk.
+    #[error("cannot {action} {}", path.display())]
+    Disk {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What it said.
+        #[source]
+        source: io::Error,
+    },
+    /// It isn't what etcd wrote there.
+    #[error("{} is corrupt at offset {offset}: {what}", path.display())]
+    Corrupt {
+        /// Which file.
+        path: PathBuf,
+        /// Where the record begins.
+        offset: u64,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// There is none, or one of its files is gone.
+    #[error("{}: {what}", path.display())]
+    Missing {
+        /// The folder.
+        path: PathBuf,
+        /// What isn't there.
+        what: &'static str,
+    },
+}
+
+/// Where the next record goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tail {
+    /// The last file's name.
+    pub file: String,
+    /// How much of it is written.
+    pub offset: u64,
+    crc: u32,
+    /// What lies behind is a record that was not written to its end.
+    pub torn: bool,
+}
+
+/// A log.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct EtcdLog {
+    /// The cluster's id.
+    pub cluster: u64,
+    /// The member's.
+    pub member: u64,
+    /// Term, vote, commit as last written.
+    pub state: HardState,
+    /// The entry before the first that is here.
+    pub base: u64,
+    /// The last entry.
+    pub last: Option<Position>,
+    /// Entries that remove somebody, and whom.
+    pub removals: Vec<(u64, u64)>,
+    /// Where it ends.
+    pub tail: Tail,
+}
+
+impl EtcdLog {
+    /// Reads it, and writes nothing.
+    pub(super) fn read(folder: &Path) -> Result<Self, WalError> {
+        let files = files(folder)?;
+        let mut log = Self::default();
+        let mut whose = false;
+        for (n, name) in files.iter().enumerate() {
+            let path = folder.join(name);
+            let disk = |source| WalError::Disk { action: "read", path: path.clone(), source };
+            let file = File::open(&path).map_err(disk)?;
+            let bytes = file.metadata().map_err(disk)?.len();
+            log.tail = Tail { file: name.clone(), crc: log.tail.crc, ..Tail::default() };
+            let reader = BufReader::new(file);
+            let last = n + 1 == files.len();
+            let mut file = Segment { path: &path, reader, bytes, last };
+            while let Some(record) = file.next(&mut log.tail)? {
+                let data = record.data.as_deref().unwrap_or_default();
+                let taken = log.take(record.kind.unwrap_or_default(), data);
+                let what = "a record is not what it says";
+                whose |= taken.map_err(|_| file.corrupt(log.tail.offset, what))?;
+            }
+        }
+        if !whose {
+            let what = "no record says whose log this is";
+            return Err(WalError::Missing { path: folder.to_owned(), what });
+        }
+        Ok(log)
+    }
+
+    /// Whether the record said whose log it is.
+    fn take(&mut self, kind: i64, data: &[u8]) -> Result<bool, prost::DecodeError> {
+        match kind {
+            METADATA => {
+                let metadata = Metadata::decode(data)?;
+                self.cluster = metadata.cluster.unwrap_or_default();
+                self.member = metadata.member.unwrap_or_default();
+                return Ok(true);
+            }
+            ENTRY => self.take_entry(&Entry::decode(data)?)?,
+            STATE => self.state = HardState::decode(data)?,
+            SNAPSHOT => {
+                let mark = SnapshotMark::decode(data)?;
+                let index = mark.index.unwrap_or_default();
+                // A leader's whole state took the place of entries.
+                if self.last.is_none_or(|last| last.index < index) {
+                    self.last = Some(Position { index, term: mark.term.unwrap_or_default() });
+                    self.base = index;
+                }
+            }
+            _ => {}
+        }
+        Ok(false)
+    }
+
+    fn take_entry(&mut self, entry: &Entry) -> Result<(), prost::DecodeError> {
+        let (index, term) = (entry.index.unwrap_or_default(), entry.term.unwrap_or_default());
+        if self.last.is_none() {
+            self.base = index.saturating_sub(1);
+        }
+        // An entry takes the place of what stood there and behind it.
+        self.removals.retain(|(at, _)| *at < index);
+        self.last = Some(Position { index, term });
+        if entry.kind == Some(CONF_CHANGE) {
+            let change = ConfChange::decode(entry.data.as_deref().unwrap_or_default())?;
+            if change.kind == Some(REMOVE_NODE) {
+                self.removals.push((index, change.member.unwrap_or_default()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The last entry; 0 if there is none.
+    pub(super) fn end(&self) -> Position {
+        self.last.unwrap_or(Position { index: 0, term: 0 })
+    }
+
+    /// The first entry that removes this member, if one does.
+    pub(super) fn own_removal(&self) -> Option<u64> {
+        let own = self.removals.iter().find(|(_, member)| *member == self.member);
+        own.map(|(index, _)| *index)
+    }
+
+    /// Adds a state to a copy of this log in `folder`, in the place of what may lie behind its end.
+    pub(super) fn append_state(&self, folder: &Path, state: HardState) -> Result<(), WalError> {
+        let path = folder.join(&self.tail.file);
+        let disk = |source| WalError::Disk { action: "write", path: path.clone(), source };
+        let data = state.encode_to_vec();
+        let crc = crc32c::crc32c_append(self.tail.crc, &data);
+        let record = Record { kind: Some(STATE), crc: Some(crc), data: Some(data) };
+        let file = File::options().write(true).open(&path).map_err(disk)?;
+        let frame = frame(&record.encode_to_vec());
+        file.set_len(self.tail.offset).map_err(disk)?;
+        std::os::unix::fs::FileExt::write_all_at(&file, &frame, self.tail.offset).map_err(disk)?;
+        file.sync_all().map_err(disk)
+    }
+}
+
+/// A record with its length and padding.
+fn frame(record: &[u8]) -> Vec<u8> {
+    let padding = record.len().next_multiple_of(8) - record.len();
+    let mut length = record.len() as u64;
+    if padding > 0 {
+        length |= (0x80 | padding as u64) << 56;
+    }
+    let mut frame = length.to_le_bytes().to_vec();
+    frame.extend_from_slice(record);
+    frame.resize(frame.len() + padding, 0);
+    frame
+}
+
+/// The files in order, without a gap.
+fn files(folder: &Path) -> Result<Vec<String>, WalError> {
+    let disk = |source| WalError::Disk { action: "read", path: folder.to_owned(), source };
+    let missing = |what| WalError::Missing { path: folder.to_owned(), what };
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(disk)? {
+        let name = entry.map_err(disk)?.file_name().to_string_lossy().into_owned();
+        if let Some(sequence) = sequence(&name) {
+            names.push((sequence, name));
+        }
+    }
+    names.sort_unstable();
+    if names.is_empty() {
+        return Err(missing("there is no log file"));
+    }
+    if names.windows(2).any(|pair| pair[0].0 + 1 != pair[1].0) {
+        return Err(missing("a file is missing between two others"));
+    }
+    Ok(names.into_iter().map(|(_, name)| name).collect())
+}
+
+fn sequence(name: &str) -> Option<u64> {
+    let (sequence, index) = name.strip_suffix(".wal")?.split_once('-')?;
+    let number =
+        |text: &str| (text.len() == 16).then(|| u64::from_str_radix(text, 16).ok()).flatten();
+    number(index)?;
+    number(sequence)
+}
+
+/// One file.
+struct Segment<'a> {
+    path: &'a Path,
+    reader: BufReader<File>,
+    bytes: u64,
+    /// The log ends in it: so a write may have been cut off there.
+    last: bool,
+}
+
+impl Segment<'_> {
+    fn corrupt(&self, offset: u64, what: &'static str) -> WalError {
+        WalError::Corrupt { path: self.path.to_owned(), offset, what }
+    }
+
+    /// The next record, which `tail` then ends behind; none at the end.
+    fn next(&mut self, tail: &mut Tail) -> Result<Option<Record>, WalError> {
+        let left = self.bytes.saturating_sub(tail.offset);
+        if left == 0 {
+            return Ok(None);
+        }
+        if left < FRAME_BYTES {
+            return self.cut_off(tail);
+        }
+        let mut frame = [0; 8];
+        self.read(&mut frame)?;
+        let frame = u64::from_le_bytes(frame);
+        if frame == 0 {
+            return Ok(None);
+        }
+        let bytes = frame & !(0xff << 56);
+        let padding = if frame >> 63 == 1 { frame >> 56 & 7 } else { 0 };
+        let whole = bytes + padding;
+        if whole > left - FRAME_BYTES {
+            return self.cut_off(tail);
+        }
+        let mut data = vec![0; usize::try_from(whole).unwrap_or(usize::MAX)];
+        self.read(&mut data)?;
+        let torn = self.last && is_torn(&data, tail.offset + FRAME_BYTES);
+        let record = Record::decode(&data[..usize::try_from(bytes).unwrap_or(usize::MAX)]);
+        let record = match record {
+            Ok(record) => record,
+            Err(_) if torn => return self.cut_off(tail),
+            Err(_) => return Err(self.corrupt(tail.offset, "a record is no record")),
+        };
+        let said = record.crc.unwrap_or_default();
+        let crc = if record.kind == Some(CRC) {
+            // The first of the files that are here knows nothing of the one before.
+            if tail.crc != 0 && said != tail.crc {
+                return Err(
+                    self.corrupt(tail.offset, "it doesn't go on where the file before ends")
+                );
+            }
+            said
+        } else {
+            crc32c::crc32c_append(tail.crc, record.data.as_deref().unwrap_or_default())
+        };
+        if crc != said {
+            if torn {
+                return self.cut_off(tail);
+            }
+            return Err(self.corrupt(tail.offset, "a record's CRC is not its own"));
+        }
+        tail.crc = crc;
+        tail.offset += FRAME_BYTES + whole;
+        Ok(Some(record))
+    }
+
+    /// A write that was cut off, which nobody was told of, unless more comes after it.
+    fn cut_off(&self, tail: &mut Tail) -> Result<Option<Record>, WalError> {
+        if !self.last {
+            return Err(self.corrupt(tail.offset, "a record is cut off"));
+        }
+        tail.torn = true;
+        Ok(None)
+    }
+
+    fn read(&mut self, into: &mut [u8]) -> Result<(), WalError> {
+        self.reader.read_exact(into).map_err(|source| WalError::Disk {
+            action: "read",
+            path: self.path.to_owned(),
+            source,
+        })
+    }
+}
+
+/// Whether one of the sectors that a record lies in, beginning at `offset`, holds nothing of it.
+fn is_torn(data: &[u8], offset: u64) -> bool {
+    let first = SECTOR_BYTES - usize::try_from(offset % SECTOR_BYTES as u64).unwrap_or(0);
+    let (head, rest) = data.split_at(first.min(data.len()));
+    let empty = |chunk: &[u8]| !chunk.is_empty() && chunk.iter().all(|byte| *byte == 0);
+    empty(head) || rest.chunks(SECTOR_BYTES).any(empty)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A log's files, made as etcd makes them.
+    struct Written {
+        folder: tempfile::TempDir,
+        name: String,
+        bytes: Vec<u8>,
+        crc: u32,
+    }
+
+    impl Written {
+        fn new() -> Self {
+            let mut log = Self {
+                folder: tempfile::tempdir().unwrap(),
+                name: format!("{:016x}-{:016x}.wal", 0, 0),
+                bytes: Vec::new(),
+                crc: 0,
+            };
+            log.begin();
+            log.put(SNAPSHOT, &SnapshotMark { index: Some(0), term: Some(0) });
+            log
+        }
+
+        fn begin(&mut self) {
+            let record = Record { kind: Some(CRC), crc: Some(self.crc), data: None };
+            self.bytes.extend(frame(&record.encode_to_vec()));
+            self.put(METADATA, &Metadata { member: Some(7), cluster: Some(9) });
+        }
+
+        fn put(&mut self, kind: i64, data: &impl Message) {
+            let data = data.encode_to_vec();
+            self.crc = crc32c::crc32c_append(self.crc, &data);
+            let record = Record { kind: Some(kind), crc: Some(self.crc), data: Some(data) };
+            self.bytes.extend(frame(&record.encode_to_vec()));
+        }
+
+        fn entry(&mut self, index: u64, term: u64, data: Vec<u8>) {
+            let (index, term, kind) = (Some(index), Some(term), Some(0));
+            self.put(ENTRY, &Entry { kind, term, index, data: Some(data) });
+        }
+
+        fn removal(&mut self, index: u64, member: u64) {
+            let change = ConfChange { kind: Some(REMOVE_NODE), member: Some(member) };
+            let data = Some(change.encode_to_vec());
+            let (index, term, kind) = (Some(index), Some(2), Some(CONF_CHANGE));
+            self.put(ENTRY, &Entry { kind, term, index, data });
+        }
+
+        fn cut(&mut self, index: u64) {
+            std::fs::write(self.folder.path().join(&self.name), &self.bytes).unwrap();
+            self.bytes.clear();
+            self.name = format!("{:016x}-{index:016x}.wal", 1);
+            self.begin();
+        }
+
+        fn read_with(&self, more: &[u8]) -> Result<EtcdLog, WalError> {
+            let all = [&self.bytes[..], more].concat();
+            std::fs::write(self.folder.path().join(&self.name), all).unwrap();
+            EtcdLog::read(self.folder.path())
+        }
+
+        fn read(&self) -> EtcdLog {
+            self.read_with(&[0; 4096]).unwrap()
+        }
+    }
+
+    fn state(term: u64, commit: u64) -> HardState {
+        HardState { term: Some(term), vote: Some(7), commit: Some(commit) }
+    }
+
+    #[test]
+    fn a_log_says_whose_it_is_and_how_far_it_goes_over_all_its_files() {
+        let mut written = Written::new();
+        written.put(STATE, &state(2, 1));
+        written.entry(1, 2, vec![1; 700]);
+        written.entry(2, 2, Vec::new());
+        written.cut(3);
+        written.put(STATE, &state(3, 2));
+        written.entry(3, 3, vec![3]);
+        let log = written.read();
+        assert_eq!((log.cluster, log.member, log.base), (9, 7, 0));
+        assert_eq!(log.end(), Position { index: 3, term: 3 });
+        assert_eq!(log.state, state(3, 2));
+        assert!(!log.tail.torn);
+        // The older file was purged.
+        std::fs::remove_file(written.folder.path().join(format!("{:016x}-{:016x}.wal", 0, 0)))
+            .unwrap();
+        let log = written.read();
+        assert_eq!((log.cluster, log.base, log.end().index), (9, 2, 3));
+    }
+
+    #[test]
+    fn an_entry_replaces_those_behind_it_and_a_snapshot_those_before() {
+        let mut written = Written::new();
+        written.entry(1, 2, Vec::new());
+        written.removal(2, 7);
+        written.removal(3, 8);
+        assert_eq!(written.read().own_removal(), Some(2));
+        written.entry(2, 3, Vec::new());
+        let log = written.read();
+        assert_eq!((log.end(), log.own_removal()), (Position { index: 2, term: 3 }, None));
+        written.put(SNAPSHOT, &SnapshotMark { index: Some(2), term: Some(3) });
+        assert_eq!(written.read().base, 0, "its own, of what it had");
+        written.put(SNAPSHOT, &SnapshotMark { index: Some(50), term: Some(4) });
+        let log = written.read();
+        assert_eq!((log.end(), log.base), (Position { index: 50, term: 4 }, 50));
+    }
+
+    #[test]
+    fn a_write_that_was_cut_off_is_the_end_and_any_other_damage_is_told() {
+        let mut written = Written::new();
+        written.entry(1, 2, vec![1; 10]);
+        let end = written.bytes.len();
+        written.entry(2, 2, vec![2; 3000]);
+        let whole = written.bytes.clone();
+        for cut in end + 1..whole.len() {
+            // At the end of the file, and in the zeros that etcd makes room with.
+            for room in [0, 8192] {
+                written.bytes = whole[..cut].to_vec();
+                let found = written.read_with(&vec![0; room]);
+                let torn = |log: &EtcdLog| (log.end().index, log.tail.offset as usize) == (1, end);
+                match found {
+                    // Nothing but padding is missing, which is zeros.
+                    Ok(log) if room > 0 && whole.len() - cut < 8 && !log.tail.torn => {}
+                    Ok(log) => assert!(torn(&log), "{cut} of {}", whole.len()),
+                    // What is missing is shorter than a sector: etcd takes that for damage, too.
+                    Err(WalError::Corrupt { .. }) => {
+                        assert!(room > 0 && whole.len() - cut < 2 * SECTOR_BYTES, "{cut}");
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+        // A record's kind, at its 9th byte, is under no checksum in etcd's format.
+        for byte in [end + 40, whole.len() - 10] {
+            written.bytes = whole.clone();
+            written.bytes[byte] ^= 1;
+            let error = written.read_with(&[0; 512]).unwrap_err();
+            assert!(error.to_string().contains(&format!("offset {end}")), "{error}");
+        }
+        written.bytes = whole[..end + 600].to_vec();
+        written.cut(2);
+        assert!(matches!(written.read_with(&[]), Err(WalError::Corrupt { .. })), "more follows");
+    }
+
+    #[test]
+    fn a_gap_a_strangers_file_and_no_file_are_told() {
+        let empty = tempfile::tempdir().unwrap();
+        assert!(matches!(EtcdLog::read(empty.path()), Err(WalError::Missing { .. })));
+        let mut written = Written::new();
+        written.cut(1);
+        std::fs::write(written.folder.path().join("0.tmp"), "room").unwrap();
+        assert_eq!(written.read().cluster, 9);
+        written.name = format!("{:016x}-{:016x}.wal", 3, 9);
+        assert!(matches!(written.read_with(&[]), Err(WalError::Missing { .. })));
+    }
+
+    #[test]
+    fn a_state_is_added_where_the_log_ends() {
+        let mut written = Written::new();
+        written.put(STATE, &state(2, 1));
+        written.entry(1, 2, vec![1; 100]);
+        let end = written.bytes.len();
+        written.entry(2, 2, vec![2; 3000]);
+        written.bytes.truncate(end + 700);
+        let log = written.read_with(&[0; 64]).unwrap();
+        assert!(log.tail.torn);
+        log.append_state(written.folder.path(), state(2, 9)).unwrap();
+        let after = EtcdLog::read(written.folder.path()).unwrap();
+        assert_eq!((after.state, after.end().index, after.tail.torn), (state(2, 9), 1, false));
+    }
+}
