@@ -321,8 +321,7 @@ impl Plan {
         let (longest, recoveries) = (known.statements.clone(), self.life.recoveries.jws());
         let journalled = &protocol.keepsakes.statements;
         let journalled = StatementChain::verify_from_pin(journalled, &join.statement).ok()?;
-        let statements =
-            Statements::new(join.statement, journalled, document, recoveries, longest);
+        let statements = Statements::new(join.statement, journalled, document, recoveries, longest);
         let node = Cluster::new(vec![self.door(&protocol.layout)?]);
         let (client, hint) = (self.client(protocol)?, Arc::clone(&known.hint));
         Some(Steward::new(client, join.cluster, node, statements, hint))

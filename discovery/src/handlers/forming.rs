@@ -286,7 +286,7 @@ pub(crate) async fn report(
             Incoming::Report { key: caller.key, session: body.session, h: body.h, raft_cluster };
         app.apply(*path, incoming, None).await?.answer.phase
     };
-    app.note_membership(*path, &caller.key, &body).await?;
+    app.note_membership(*path, &caller.key, raft_cluster, &body).await?;
     Ok(Json(ReportResponse { state: convert::state(phase) }))
 }
 

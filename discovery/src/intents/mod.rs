@@ -26,6 +26,7 @@ use discovery_types::jws::{Jws, Typ};
 use discovery_types::key::PublicKey;
 use discovery_types::order::{Change, Order, VerifiedOrder};
 use discovery_types::problem::Code;
+use discovery_types::raft_id;
 use discovery_types::role::Action;
 use uuid::Uuid;
 
@@ -283,6 +284,7 @@ impl App {
         &self,
         cluster: Uuid,
         key: &PublicKey,
+        raft_cluster: u64,
         report: &ReportRequest,
     ) -> Result<(), ApiError> {
         let Some(membership) = &report.membership else { return Ok(()) };
@@ -296,6 +298,11 @@ impl App {
             same_document(&transaction.cluster, report)?;
             let roster = Roster::of(&transaction.cluster, &changes)?;
             let id = roster.member(key)?.id;
+            // A recovery makes another cluster, in which nobody has the id that he had: its list
+            // would have all of the founded one's members removed.
+            if raft_cluster != raft_id::of_cluster(roster.founders()) {
+                return Ok(());
+            }
             let said = Said {
                 membership: membership.clone(),
                 term: report.raft_term,

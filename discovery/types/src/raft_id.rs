@@ -1,4 +1,4 @@
-//! The id that a founding member has in its Raft cluster, by etcd's formula.
+//! The ids that a founding member and its Raft cluster have, by etcd's formulas.
 
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY};
 
@@ -20,10 +20,26 @@ fn of(sorted_urls: &[String], token: &str) -> MemberId {
         context.update(url.as_bytes());
     }
     context.update(token.as_bytes());
+    MemberId(first_eight(context))
+}
+
+/// The cluster of these founding members: the first eight bytes of SHA-1 over their ids, in order
+/// (etcd `membership.genID`).
+pub fn of_cluster(founders: impl IntoIterator<Item = MemberId>) -> u64 {
+    let mut founders: Vec<MemberId> = founders.into_iter().collect();
+    founders.sort_unstable_by_key(|id| id.get());
+    let mut context = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
+    for id in founders {
+        context.update(id.as_bytes());
+    }
+    u64::from_be_bytes(first_eight(context))
+}
+
+fn first_eight(context: Context) -> [u8; 8] {
     let digest = context.finish();
     let mut first = [0; 8];
     first.copy_from_slice(&digest.as_ref()[..8]);
-    MemberId(first)
+    first
 }
 
 #[cfg(test)]

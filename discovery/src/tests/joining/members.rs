@@ -138,6 +138,22 @@ async fn what_is_believed_may_make_a_quorum_for_what_was_said_before() {
     cluster.service.stop().await;
 }
 
+/// Whoever was a quorum alone makes another cluster of its data, in which its member has another id.
+#[tokio::test]
+async fn a_recovered_clusters_list_removes_nobody_from_the_founded_one() {
+    let cluster = Formed::of(1).await;
+    let (agent, own) = (&cluster.agents[0], cluster.id(&cluster.agents[0]));
+    cluster.report(agent, Some(1), 12, &[(own, false)]).await.unwrap();
+    let made = [(MemberId::new(77), false)];
+    cluster.report_of(7, agent, Some(99), 99, &made).await.unwrap();
+    assert_eq!(cluster.confirmed().await, Some(vec![own]));
+    let newcomer = cluster.newcomer(9).await;
+    let view = newcomer.join().await.unwrap().intent;
+    let open = agent.client.intents(cluster.statement.cluster, None, false).await.unwrap();
+    assert_eq!(open.intents[0].intent, view.intent, "it still carries tickets out");
+    cluster.service.stop().await;
+}
+
 #[tokio::test]
 async fn a_removed_members_agent_hears_that_from_every_call() {
     let cluster = Formed::of(3).await;

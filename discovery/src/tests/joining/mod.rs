@@ -58,6 +58,10 @@ impl Formed {
         raft_id::of_founder(&self.h, &agent.record.peer_urls)
     }
 
+    fn raft_cluster(&self) -> u64 {
+        raft_id::of_cluster(self.agents.iter().map(|founder| self.id(founder)))
+    }
+
     fn order(&self, change: Change) -> Order {
         let now = self.admin.service_now_ms().unsigned_abs() / 1_000;
         Order {
@@ -98,6 +102,18 @@ impl Formed {
         raft_index: u64,
         members: &[(MemberId, bool)],
     ) -> Result<ClusterState, ClientError> {
+        self.report_of(self.raft_cluster(), agent, configuration, raft_index, members).await
+    }
+
+    /// The same, of this Raft cluster.
+    async fn report_of(
+        &self,
+        raft_cluster: u64,
+        agent: &Agent,
+        configuration: Option<u64>,
+        raft_index: u64,
+        members: &[(MemberId, bool)],
+    ) -> Result<ClusterState, ClientError> {
         let listed = |(id, is_learner): &(MemberId, bool)| ListedMember {
             id: *id,
             name: format!("node-{id}"),
@@ -109,7 +125,7 @@ impl Formed {
         let report = ReportRequest {
             session: agent.session(),
             h: self.h,
-            raft_cluster_id: "00000000deadbeef".into(),
+            raft_cluster_id: format!("{raft_cluster:016x}"),
             member_id: "0000000000000001".into(),
             leader_id: Some("0000000000000001".into()),
             raft_term: 2,
