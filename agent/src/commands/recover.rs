@@ -1,6 +1,6 @@
 //! `recover`: a majority of the members is lost for good, and a new cluster is made of what is left.
 
-use std::io::BufRead as _;
+use std::io::{BufRead as _, Write as _};
 use std::path::Path;
 
 use discovery_types::digest::Incarnation;
@@ -120,7 +120,7 @@ fn make_cluster(typed: &Make, printer: &mut Printer<'_>) -> Result<(), End> {
         let text = objections.join("; ");
         return Err(End::Failed(format!("nothing was changed: {text}")));
     }
-    consent(typed, &host.phrase(), printer)?;
+    consent(typed, &host.phrase())?;
     let made = match host.unsigned(&survivors[0].sight) {
         Some(made) => made,
         None => programs.make(&layout.node())?,
@@ -255,11 +255,14 @@ fn number(id: &str) -> Option<u64> {
     u64::from_str_radix(id, 16).ok()
 }
 
-fn consent(typed: &Make, phrase: &str, printer: &mut Printer<'_>) -> Result<(), End> {
+fn consent(typed: &Make, phrase: &str) -> Result<(), End> {
     let said = match &typed.yes {
         Some(said) => said.clone(),
         None => {
-            say(printer, &format!("To go on, type: {phrase}"))?;
+            // Standard output is what was made, for programs too.
+            let question = format!("To go on, type: {phrase}\n");
+            let asked = std::io::stderr().write_all(question.as_bytes());
+            asked.map_err(|error| End::Failed(format!("can't ask: {error}")))?;
             let mut line = String::new();
             let read = std::io::stdin().lock().read_line(&mut line);
             read.map_err(|error| End::Failed(format!("can't read the answer: {error}")))?;
