@@ -314,17 +314,23 @@ async fn an_operation_is_carried_out_once_and_a_stale_plan_never() {
 /// Gives `mover` another peer URL, by `asked`, and starts it there.
 async fn moved(asked: &Member, mover: &mut Member) -> String {
     let [peer] = free_ports();
-    let (old, new) = (peer_url(mover), format!("http://127.0.0.1:{peer}"));
+    let new = format!("http://127.0.0.1:{peer}");
     update(asked, mover.member_id().await, &[&new]).await.unwrap();
     assert_eq!(mover.stop(), Some(0));
+    starts_at(mover, &new);
+    new
+}
+
+/// Its flags say another peer URL from now on.
+fn starts_at(mover: &mut Member, new: &str) {
+    let old = peer_url(mover);
     for arg in &mut mover.args {
         if arg.starts_with("--listen-peer") || arg.starts_with("--initial-advertise") {
-            *arg = arg.replace(&old, &new);
+            *arg = arg.replace(&old, new);
         }
     }
     mover.start();
     mover.ready();
-    new
 }
 
 /// Makes one of them the leader.
@@ -387,6 +393,19 @@ async fn who_was_away_finds_a_leader_that_moved_meanwhile() {
     lead(&[one, mover], 1).await;
     catches_up(away, mover).await;
     assert!(mover.status().await.unwrap().leader == mover.member_id().await, "it led all the time");
+}
+
+/// As after an update of which nobody else is left that has heard.
+#[tokio::test]
+async fn who_moved_and_nobody_knows_is_found_by_its_own_word() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    let [others @ .., mover] = &mut members[..] else { unreachable!("three") };
+    assert_eq!(mover.stop(), Some(0));
+    let [peer] = free_ports();
+    starts_at(mover, &format!("http://127.0.0.1:{peer}"));
+    let revision = put_again(&others[0], "moved", "x").await;
+    same_hash(&members, revision).await;
 }
 
 #[tokio::test]

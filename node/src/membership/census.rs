@@ -10,6 +10,8 @@
 //! - Only a member of one's own table is believed, and only while it is one: who was let in on another's
 //!   word can let nobody in.
 //! - Of what they say, the latest configuration counts, if it is later than one's own.
+//! - Where a member says that it is itself is looked at in any case: who has moved may be the only one left
+//!   that knows of it.
 //! - It widens whom streams are taken from and where they are dialled, in memory, until one's own table
 //!   has caught up. It changes no table, no quorum and no binding, takes nobody away, and never lets in
 //!   who was removed.
@@ -35,6 +37,8 @@ pub struct Census {
     pub changed: u64,
     /// Everybody in it.
     pub members: Vec<Member>,
+    /// Where the one who says so is reached, by its own flags.
+    pub own_urls: Vec<String>,
 }
 
 /// The last census of each peer.
@@ -60,7 +64,8 @@ pub struct Neighbour {
 
 impl From<&MemberTable> for Census {
     fn from(table: &MemberTable) -> Self {
-        Self { changed: table.changed(), members: table.members().cloned().collect() }
+        let members = table.members().cloned().collect();
+        Self { changed: table.changed(), members, own_urls: Vec::new() }
     }
 }
 
@@ -69,7 +74,7 @@ impl TryFrom<musterpb::Census> for Census {
 
     fn try_from(census: musterpb::Census) -> Result<Self, MalformedMember> {
         let members = census.members.into_iter().map(Member::try_from).collect::<Result<_, _>>()?;
-        Ok(Self { changed: census.changed, members })
+        Ok(Self { changed: census.changed, members, own_urls: census.own_peer_urls })
     }
 }
 
@@ -103,6 +108,10 @@ impl Censuses {
         neighbours.extend(
             newcomers.take(MOST_NEWCOMERS).map(|member| Neighbour::of(member, Some(member), true)),
         );
+        for neighbour in neighbours.iter_mut().filter(|neighbour| !neighbour.is_told) {
+            let itself = self.told.get(&neighbour.id);
+            neighbour.add_urls(itself.into_iter().flat_map(|census| &census.own_urls));
+        }
         neighbours.sort_by_key(|neighbour| neighbour.id);
         neighbours.dedup_by_key(|neighbour| neighbour.id);
         neighbours
@@ -118,14 +127,19 @@ impl Censuses {
 
 impl Neighbour {
     fn of(member: &Member, told: Option<&Member>, is_told: bool) -> Self {
-        let mut urls = if is_told { Vec::new() } else { member.peer_urls.clone() };
-        for url in told.into_iter().flat_map(|told| &told.peer_urls).take(MOST_URLS) {
-            if !urls.contains(url) {
-                urls.push(url.clone());
+        let urls = if is_told { Vec::new() } else { member.peer_urls.clone() };
+        let Member { id, incarnation, node_key, .. } = *member;
+        let mut neighbour = Self { id, urls, incarnation, node_key, is_told };
+        neighbour.add_urls(told.into_iter().flat_map(|told| &told.peer_urls));
+        neighbour
+    }
+
+    fn add_urls<'a>(&mut self, urls: impl Iterator<Item = &'a String>) {
+        for url in urls.take(MOST_URLS) {
+            if !self.urls.contains(url) {
+                self.urls.push(url.clone());
             }
         }
-        let Member { id, incarnation, node_key, .. } = *member;
-        Self { id, urls, incarnation, node_key, is_told }
     }
 }
 
@@ -196,6 +210,17 @@ mod tests {
         assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), three_of]);
     }
 
+    /// The leader that made the change is gone, and with it all who had heard that it is committed.
+    #[test]
+    fn who_moved_is_found_by_its_own_word_alone() {
+        let own_urls = vec!["http://elsewhere:2380".to_owned()];
+        let census = Census { own_urls, ..Census::from(&three()) };
+        let mut censuses = Censuses::default();
+        censuses.tell(MemberId(3), census);
+        let three_of = (3, false, "http://m3:2380 http://elsewhere:2380".to_owned());
+        assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), three_of]);
+    }
+
     #[test]
     fn the_latest_word_counts_and_none_that_is_older_than_ones_own() {
         let grown = changed([(7, MemberChange::Add(member(4)))]);
@@ -217,7 +242,7 @@ mod tests {
         let mut censuses = Censuses::default();
         censuses.tell(MemberId(4), (&grown).into());
         assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), known(3)]);
-        let liar = Census { changed: u64::MAX, members: vec![member(9)] };
+        let liar = Census { changed: u64::MAX, members: vec![member(9)], own_urls: Vec::new() };
         censuses.tell(MemberId(2), liar);
         assert_eq!(censuses.neighbours(&three(), ME).len(), 3);
         let without = changed([(6, MemberChange::Remove(MemberId(2)))]);
@@ -228,7 +253,8 @@ mod tests {
     fn nobody_who_was_removed_comes_back_and_no_binding_changes() {
         let without = changed([(6, MemberChange::Remove(MemberId(2)))]);
         let other = Member { incarnation: Some(Incarnation([99; 16])), ..member(3) };
-        let liar = Census { changed: 99, members: vec![member(1), member(2), other] };
+        let members = vec![member(1), member(2), other];
+        let liar = Census { changed: 99, members, own_urls: Vec::new() };
         let mut censuses = Censuses::default();
         censuses.tell(MemberId(3), liar);
         let neighbours = censuses.neighbours(&without, ME);
@@ -241,7 +267,8 @@ mod tests {
         let urls = (0..100).map(|port| format!("http://m3:{port}")).collect();
         let crowd = (4..100).map(member).chain([Member { peer_urls: urls, ..member(3) }]);
         let mut censuses = Censuses::default();
-        censuses.tell(MemberId(2), Census { changed: 9, members: crowd.collect() });
+        let (members, own_urls) = (crowd.collect(), Vec::new());
+        censuses.tell(MemberId(2), Census { changed: 9, members, own_urls });
         let neighbours = censuses.neighbours(&three(), ME);
         assert_eq!(neighbours.len(), 2 + MOST_NEWCOMERS);
         assert_eq!(neighbours[1].urls.len(), 1 + MOST_URLS);
@@ -253,7 +280,10 @@ mod tests {
         let grown = changed([(7, MemberChange::Add(member(4)))]);
         censuses.tell(MemberId(2), (&grown).into());
         for by in 10..1_000 {
-            censuses.tell(MemberId(by), Census { changed: by % 7, members: Vec::new() });
+            censuses.tell(
+                MemberId(by),
+                Census { changed: by % 7, members: Vec::new(), own_urls: Vec::new() },
+            );
         }
         assert_eq!(censuses.told.len(), MOST_TELLERS);
         assert_eq!(censuses.neighbours(&three(), ME).len(), 3, "the latest word is kept");

@@ -83,7 +83,7 @@ impl Node {
         let marks = open_marks(&dir)?;
         let options = driver_options(config, &recovered, &dir, first_start);
         let snapshot_dir = options.snapshot_dir.clone();
-        let boot = recovered.boot;
+        let (boot, own_urls) = (recovered.boot, config.advertised_peers());
         let parts = driver::Parts {
             options,
             machine,
@@ -94,7 +94,7 @@ impl Node {
         };
         let (handle, inbox, running) = driver::start(parts).map_err(ServerError::Driver)?;
         let (told, verdict, censuses) = Told::channels();
-        let inbound = Inbound::new(inbox.clone(), snapshot_dir, told, Arc::clone(&marks));
+        let inbound = Inbound::new(inbox.clone(), snapshot_dir, told, Arc::clone(&marks), own_urls);
         let options = transport_options(config, local, peer_tls.clone(), marks);
         let transport = Transport::start(options, Arc::clone(&inbound) as _)?;
         outbound.connect(transport.clone(), inbox);

@@ -138,6 +138,8 @@ pub(super) struct Inbound {
     /// What answers other members' requests, once it is there.
     context: OnceLock<Weak<Context>>,
     marks: Arc<Marks>,
+    /// Where this member is reached, by its own flags.
+    own_urls: Vec<String>,
 }
 
 /// Where it goes what peers say of members.
@@ -165,6 +167,7 @@ impl Inbound {
         snapshot_dir: PathBuf,
         told: Told,
         marks: Arc<Marks>,
+        own_urls: Vec<String>,
     ) -> Arc<Self> {
         Arc::new(Self {
             inbox,
@@ -174,6 +177,7 @@ impl Inbound {
             told,
             context: OnceLock::new(),
             marks,
+            own_urls,
         })
     }
 
@@ -379,6 +383,7 @@ impl PeerEvents for Inbound {
             changed: view.members().changed(),
             members: view.members().members().map(shown_to_joiner).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            own_peer_urls: self.own_urls.clone(),
         };
         Some(census.encode_to_vec().into())
     }

@@ -156,7 +156,8 @@ impl World {
         let promised = live.core.driver().promised();
         let by = MemberId(node.member);
         let report = live.witness.report(by, &live.shown, promised);
-        let census = Census::from(live.store.view().members());
+        let own_urls = vec![node.url.clone()];
+        let census = Census { own_urls, ..Census::from(live.store.view().members()) };
         let neighbours = self.nodes[place(there)].neighbours();
         let counts = self.options.censuses;
         let Some(live) = &mut self.node(there).live else { return };

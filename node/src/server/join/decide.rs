@@ -328,6 +328,7 @@ mod tests {
             changed,
             members: members.collect(),
             version: "0.1.0".to_owned(),
+            own_peer_urls: Vec::new(),
         };
         (census, PeerUrl::parse("http://127.0.0.1:1").unwrap())
     }

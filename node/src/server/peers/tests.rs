@@ -52,7 +52,8 @@ fn whole_store(at: Position) -> Vec<u8> {
 fn a_message_in_another_members_name_goes_no_further() {
     let dir = tempfile::tempdir().unwrap();
     let (inbox, recorded) = recorded::inbox();
-    let inbound = Inbound::new(inbox, dir.path().to_owned(), told().0, marks(dir.path()));
+    let inbound =
+        Inbound::new(inbox, dir.path().to_owned(), told().0, marks(dir.path()), Vec::new());
     let vote = encoded(&message(MessageKind::RequestVote, 3));
     inbound.message(MemberId(2), vote.clone());
     assert!(recorded.messages.lock().unwrap().is_empty());
@@ -105,7 +106,8 @@ async fn a_vote_is_counted_once_it_would_be_remembered() {
         disk: OnDisk { term: 1, vote: 0, last },
     };
     marks.take(MemberId(2), &member(1, 0)).unwrap();
-    let inbound = Inbound::new(inbox, dir.path().to_owned(), told().0, Arc::clone(&marks));
+    let inbound =
+        Inbound::new(inbox, dir.path().to_owned(), told().0, Arc::clone(&marks), Vec::new());
     let counted = async || {
         for _ in 0..1_000 {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
@@ -132,7 +134,13 @@ async fn a_vote_is_counted_once_it_would_be_remembered() {
 fn who_the_members_are_is_taken_in_ones_own_name_only() {
     let dir = tempfile::tempdir().unwrap();
     let (told, mut said) = told();
-    let inbound = Inbound::new(recorded::inbox().0, dir.path().to_owned(), told, marks(dir.path()));
+    let inbound = Inbound::new(
+        recorded::inbox().0,
+        dir.path().to_owned(),
+        told,
+        marks(dir.path()),
+        Vec::new(),
+    );
     let member = (&mvcc::tests::member(3, "three")).into();
     let census = musterpb::Census {
         cluster_id: 1,
@@ -158,7 +166,8 @@ fn who_the_members_are_is_taken_in_ones_own_name_only() {
 fn a_snapshot_is_read_through_before_it_is_handed_on() {
     let dir = tempfile::tempdir().unwrap();
     let (inbox, recorded) = recorded::inbox();
-    let inbound = Inbound::new(inbox, dir.path().to_owned(), told().0, marks(dir.path()));
+    let inbound =
+        Inbound::new(inbox, dir.path().to_owned(), told().0, marks(dir.path()), Vec::new());
     let at = Position { index: 3, term: 1 };
     let receive = |at: Position, voters: &[u64], body: &[u8]| {
         let members = Some(Members { voters: voters.to_vec(), learners: Vec::new() });
