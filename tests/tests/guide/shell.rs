@@ -85,6 +85,10 @@ impl Shell {
     fn etcdctl(&self, args: &[String]) -> Result<std::process::Output, Failed> {
         let mut command = Process::new("etcdctl");
         command.env("ETCDCTL_API", "3").args(args);
+        // By default it gives up before the server does, and leaves open what became of a change.
+        if !args.iter().any(|arg| arg.starts_with("--command-timeout")) {
+            command.arg("--command-timeout=30s");
+        }
         // It takes endpoints from one place only.
         if !args.iter().any(|arg| arg.starts_with("--endpoints")) {
             command.env("ETCDCTL_ENDPOINTS", self.real("http://10.0.1.10:2379"));

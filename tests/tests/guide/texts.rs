@@ -1,8 +1,13 @@
 //! Transcripts as texts: what a program said, as it is written down, and several programs'
 //! transcripts in one.
 
+/// The server's word for a request that took too long, and the client's.
+const TIMED_OUT: &str = "etcdserver: request timed out";
+const TOO_LATE: &str = "context deadline exceeded";
+
 /// What a command said: words apart by one space, lists in the order of names and not of ids, which
-/// are others each time, without the client library's own log; and its exit code, if it isn't 0.
+/// are others each time, without the client library's own log; and its exit code, if it isn't 0. Who
+/// finds first that the time is over, client or server, is chance, and told as the client's word.
 pub(crate) fn said(text: &str, code: Option<i32>) -> String {
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('{'));
     let mut lines: Vec<String> = lines
@@ -12,6 +17,7 @@ pub(crate) fn said(text: &str, code: Option<i32>) -> String {
                 members.sort_unstable();
                 format!("ETCD_INITIAL_CLUSTER=\"{}\"", members.join(","))
             }
+            None if line == format!("Error: {TIMED_OUT}") => format!("Error: {TOO_LATE}"),
             None => line.split_whitespace().collect::<Vec<_>>().join(" "),
         })
         .collect();
@@ -25,7 +31,7 @@ pub(crate) fn said(text: &str, code: Option<i32>) -> String {
 /// Whether a command that was refused so may be tried again: members have not been connected for five
 /// seconds, a learner has not caught up, or a leader has gone.
 pub(crate) fn is_early(refusal: &str) -> bool {
-    let early = ["unhealthy cluster", "in sync with leader", "etcdserver: request timed out"];
+    let early = ["unhealthy cluster", "in sync with leader", TIMED_OUT, TOO_LATE];
     early.iter().any(|text| refusal.contains(text))
 }
 
