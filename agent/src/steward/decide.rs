@@ -23,8 +23,10 @@ pub(super) struct Sight<'a> {
     pub told: Option<digest::MemberId>,
     /// The members, for certain.
     pub members: &'a Members,
-    /// The member that this agent's node is: the leader.
+    /// The member that this agent's node is.
     pub own: MemberId,
+    /// The member that leads.
+    pub leader: MemberId,
     /// Why it must not be begun.
     pub untimely: Option<UntimelyIntent>,
     /// The newcomer has made no progress for too long.
@@ -51,10 +53,21 @@ pub(super) enum Act {
 impl Sight<'_> {
     /// What to do about it now.
     pub(super) fn decide(&self) -> Act {
-        match self.intent.errand() {
+        let act = match self.intent.errand() {
             Errand::Add { record, replaces } => self.newcomer(record, *replaces),
             Errand::Remove { member } => self.removal(*member),
             Errand::Update { member, peer_urls } => self.update(*member, peer_urls),
+        };
+        let leads = self.own == self.leader;
+        // Discovery takes no host's word that it has joined itself.
+        let newcomer_leads = self.told.is_some_and(|told| told.get() == self.leader.0);
+        match act {
+            Act::Tell(_) if leads == newcomer_leads => {
+                Act::Wait("an agent of another member tells discovery".to_owned())
+            }
+            Act::Tell(_) => act,
+            _ if !leads => Act::Wait("the agent beside the leader does it".to_owned()),
+            _ => act,
         }
     }
 
@@ -317,6 +330,7 @@ mod tests {
             told: None,
             members,
             own: OWN,
+            leader: OWN,
             untimely: None,
             stalled: false,
             added_before: false,
@@ -439,6 +453,26 @@ mod tests {
         let done = Sight { stalled: true, ..sight(&intent, Added, &voter) };
         let member = digest::MemberId::new(9);
         assert_eq!(done.decide(), Act::Tell(Outcome::Promoted { member }));
+    }
+
+    #[test]
+    fn a_newcomer_that_leads_is_told_of_by_others() {
+        let world = join_world();
+        let (intent, members) = (joining(&world, None), two(Some(7)));
+        let members = with_newcomer(members, &world, false);
+        let told = Some(digest::MemberId::new(9));
+        let newcomer = MemberId(9);
+        let by = |own, leader| Sight { told, own, leader, ..sight(&intent, Added, &members) };
+        let promoted = Act::Tell(Outcome::Promoted { member: digest::MemberId::new(9) });
+        assert_eq!(by(OWN, OWN).decide(), promoted);
+        assert_eq!(by(OWN, newcomer).decide(), promoted);
+        assert!(matches!(by(newcomer, newcomer).decide(), Act::Wait(_)));
+        assert!(matches!(by(MemberId(2), OWN).decide(), Act::Wait(_)));
+        // It makes what changes are left, which are its own node's.
+        let members = with_newcomer(two(Some(7)), &world, true);
+        let by = |own, leader| Sight { told, own, leader, ..sight(&intent, Added, &members) };
+        assert!(matches!(by(newcomer, newcomer).decide(), Act::Change(..)));
+        assert!(matches!(by(OWN, newcomer).decide(), Act::Wait(_)));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Looks after the cluster that this host's node is a voter of, as far as people have signed what is
 //! to be done: carries out intents, and keeps the statement chain in the cluster's own store.
 //!
-//! Only the agent beside the leader acts, on its own node, by the Cluster API, one change at a time.
+//! Only the agent beside the leader acts, on its own node, by the Cluster API, one change at a time;
+//! what became of a newcomer that leads itself is told by the others.
 //! Discovery hands out what is to be done; whether it may be done follows from signatures alone, and
 //! whether it was done is asked of the cluster before each step. Nothing here begins without a signed
 //! intent, and a node serves whether or not this works.
@@ -131,9 +132,9 @@ impl Steward {
             if list.intents.is_empty() {
                 continue;
             }
-            if leads
-                && learnt.is_ok()
-                && let Err(error) = self.carry_out(&list.intents, &status).await
+            if learnt.is_ok()
+                && let Some(leader) = status.leader
+                && let Err(error) = self.carry_out(&list.intents, &status, leader).await
             {
                 self.complain(&format!("intents can't be carried out now: {error}"));
             }
@@ -158,14 +159,22 @@ impl Steward {
         &mut self,
         intents: &[IntentView],
         status: &NodeStatus,
+        leader: MemberId,
     ) -> Result<(), String> {
+        let concern = |view: &&IntentView| {
+            leader == status.member_id || newcomer(view).is_some_and(|id| id.get() == leader.0)
+        };
+        let intents: Vec<&IntentView> = intents.iter().filter(concern).collect();
+        if intents.is_empty() {
+            return Ok(());
+        }
         // What the cluster itself knows counts for more than what discovery shows.
         self.statements.keep(&self.node).await?;
         for view in intents {
             match VerifiedIntent::verify(&view.intent, self.statements.chain()) {
                 Ok(intent) => {
                     let members = self.node.list().await.map_err(|error| causes(&error))?;
-                    self.step(&intent, view, &members, status).await;
+                    self.step(&intent, view, &members, status, leader).await;
                 }
                 Err(error) => self.complain(&format!(
                     "discovery hands out a change ({}) that is refused: {}",
@@ -184,6 +193,7 @@ impl Steward {
         view: &IntentView,
         members: &Members,
         status: &NodeStatus,
+        leader: MemberId,
     ) {
         let clock = |seconds: i64| u64::try_from(seconds).unwrap_or(0);
         let service = clock(self.client.service_now_ms().div_euclid(1000));
@@ -195,9 +205,10 @@ impl Steward {
         let sight = Sight {
             intent,
             state: view.state,
-            told: view.outcome.as_ref().and_then(Outcome::member),
+            told: newcomer(view),
             members,
             own: status.member_id,
+            leader,
             untimely: intent.untimely(service, own),
             stalled: seen.progress.is_stalled(),
             added_before: seen.added_before,
@@ -301,4 +312,9 @@ impl Steward {
             }
         }
     }
+}
+
+/// Which member discovery says that a newcomer is.
+fn newcomer(view: &IntentView) -> Option<digest::MemberId> {
+    view.outcome.as_ref().and_then(Outcome::member)
 }

@@ -43,6 +43,33 @@ fn a_leader_that_dies_in_the_middle_leaves_no_phantom() -> Result<()> {
     running.wait_voter(&newcomer, 4)
 }
 
+/// Discovery takes no host's word that it has joined itself: not the newcomer's either, when the
+/// cluster made that its leader before anybody else told.
+#[test]
+fn a_newcomer_that_leads_before_its_promotion_is_told_is_told_of_by_others() -> Result<()> {
+    let mut running = Running::start(Network::loopback(4), 3, None)?;
+    let mut newcomer = running.newcomer(3, &[("MUSTER_CRASH_AT", "added")])?;
+    newcomer.exit_code(LIMIT)?;
+    running.wait_intent("join", "added")?;
+    running.agents.iter_mut().for_each(Agent::kill);
+    newcomer.options.env.clear();
+    newcomer.start()?;
+    let etcdctl = running.etcdctl()?;
+    let id = running.id(&newcomer)?;
+    until("the newcomer to be promoted by hand", LIMIT, || {
+        etcdctl.run(&["member", "promote", &id]).ok()
+    })?;
+    until("the newcomer to lead", LIMIT, || {
+        let founders = running.founders();
+        let leader = etcdctl.only(founders[etcdctl.leader(&founders)?]);
+        leader.run(&["move-leader", &id]).ok()
+    })?;
+    for agent in &mut running.agents {
+        agent.start()?;
+    }
+    running.wait_intent("join", "promoted")
+}
+
 #[test]
 fn leaders_that_die_and_a_newcomer_that_never_comes_leave_no_phantom() -> Result<()> {
     let mut running = Running::start(Network::loopback(4), 3, None)?;

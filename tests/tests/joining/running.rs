@@ -72,14 +72,20 @@ impl Running {
             let dead = self.agents.iter_mut().position(|agent| !agent.is_running());
             if let Some(dead) = dead {
                 let dead = &mut self.agents[dead];
-                dead.kill_node().ok()?;
+                if dead.node_pid().is_some() {
+                    dead.kill_node().ok()?;
+                }
                 std::thread::sleep(ELECTION);
                 dead.options.env.retain(|(name, _)| name != "MUSTER_CRASH_AT");
                 dead.start().ok()?;
             }
             done(self).then_some(())
         });
-        revived.with_context(|| format!("{:?} {:?}", self.members(), self.intents()))
+        revived.with_context(|| {
+            let last = self.agents.iter().map(|agent| tail(&agent.output(), 25));
+            let last = last.collect::<Vec<_>>().join("\n\n");
+            format!("{:?} {:?}\n{last}", self.members(), self.intents())
+        })
     }
 
     /// A join ticket; the file with its bundle.
@@ -161,6 +167,15 @@ impl Running {
             (found == count).then_some(())
         })
         .with_context(|| format!("{:?}\n{}", self.intents(), tail(&self.agents[0].output(), 25)))
+    }
+
+    /// The id of an agent's member, as commands take it.
+    pub(crate) fn id(&self, agent: &Agent) -> Result<String> {
+        let list = self.etcdctl()?.json(&["member", "list"])?;
+        let members = list["members"].as_array().context("a list of members")?;
+        let own = members.iter().find(|member| member["peerURLs"][0] == peer_url(agent));
+        let id = own.and_then(|member| member["ID"].as_u64()).context("a member")?;
+        Ok(format!("{id:x}"))
     }
 
     /// The name of an agent's member.
