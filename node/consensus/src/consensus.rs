@@ -1,6 +1,7 @@
 //! The instance: inputs, and the guards around each of them.
 
 mod check;
+mod early;
 
 use std::collections::BTreeSet;
 use std::mem;
@@ -12,6 +13,7 @@ use slog::{Discard, Logger, o};
 use thiserror::Error;
 
 pub use self::check::StepError;
+use self::early::Early;
 use crate::config::validate;
 use crate::convert::{
     change_in, entry_in, entry_out, hard_state_out, members_out, message_in, message_out,
@@ -79,6 +81,7 @@ pub struct Consensus {
     removed: BTreeSet<u64>,
     /// It led when it applied that it was removed.
     led_to_its_end: bool,
+    early: Early,
 }
 
 impl Consensus {
@@ -126,6 +129,7 @@ impl Consensus {
             held: Vec::new(),
             removed: BTreeSet::new(),
             led_to_its_end: false,
+            early: Early::default(),
         };
         consensus.fix_timeout();
         Ok(consensus)
@@ -136,6 +140,7 @@ impl Consensus {
     /// Nor while the log of somebody who would win by its own vote alone is on its way to the disk: the
     /// library takes a leader's log to have been durable when it won.
     pub fn tick(&mut self) {
+        self.early.tick();
         if self.must_not_stand() {
             return;
         }
@@ -147,9 +152,15 @@ impl Consensus {
     pub fn step(&mut self, message: Message) -> Result<(), StepError> {
         let message = self.check(message)?;
         let Some(message) = message else { return Ok(()) };
-        // What the library still refuses (a response of an unknown peer, a message out of place)
-        // has no effect, and none is needed.
-        let _ = self.raw.step(message_in(message));
+        match message.kind {
+            MessageKind::ReadIndex => self.ask_index(message),
+            MessageKind::TimeoutNow => self.take_over(message, self.election_ticks),
+            // What the library still refuses (a response of an unknown peer, a message out of place)
+            // has no effect, and none is needed.
+            _ => {
+                let _ = self.raw.step(message_in(message));
+            }
+        }
         self.after_input();
         Ok(())
     }
@@ -244,7 +255,9 @@ impl Consensus {
             self.reads += 1;
         }
         let context = ReadContext { member: self.member, boot: self.boot, sequence: self.reads };
-        self.raw.read_index(context.to_bytes());
+        let question = Message::new(MessageKind::ReadIndex, self.member, self.member);
+        let asked = Entry { data: context.to_bytes().into(), ..Entry::default() };
+        self.ask_index(Message { entries: vec![asked], ..question });
         self.after_input();
         context
     }
@@ -406,6 +419,7 @@ impl Consensus {
         }
         let applied = self.raw.raft.raft_log.applied;
         self.raw.mut_store().evict(applied);
+        self.take_over_late();
     }
 
     /// The log drops entries up to `index`, all of them applied; returns the log's new base.
@@ -577,6 +591,7 @@ impl Consensus {
     fn after_input(&mut self) {
         self.fix_timeout();
         self.settle();
+        self.answer_early();
         debug_assert!(
             self.raw.raft.prs().iter().all(|(_, peer)| peer.next_idx > peer.matched),
             "what a peer has is not sent to it again"

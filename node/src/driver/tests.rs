@@ -2,6 +2,7 @@
 //! wrong in time is the simulation's matter.
 
 mod follower;
+mod hand_over;
 mod leader;
 
 use std::collections::BTreeMap;

@@ -64,7 +64,7 @@ impl Consensus {
             // The library would pass it on in the asker's name, to the asker itself if that leads by
             // now. Who asked will ask again.
             MessageKind::ReadIndex if self.raw.raft.state != StateRole::Leader => return Ok(None),
-            // A leader that would hand over asks again.
+            // A leader that would hand over gives up, and goes on.
             MessageKind::TimeoutNow if self.is_restoring() => return Ok(None),
             MessageKind::Heartbeat if message.commit > log.last_index() => {
                 return impossible("it commits entries that are not in this member's log");

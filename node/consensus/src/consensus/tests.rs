@@ -203,6 +203,50 @@ fn a_follower_that_was_removed_has_left() {
     assert!(member.has_left());
 }
 
+/// A follower, member 1 of three, that has yet to apply a change of members, which is committed.
+fn behind_a_change() -> (Consensus, u64) {
+    let members = Members { voters: vec![1, 2, 3], learners: Vec::new() };
+    let initial = Initial { members, ..Initial::default() };
+    let mut member = Consensus::new(&Config::new(1, 1, 7), &initial).unwrap();
+    let entry = |index, kind, data| Entry { index, term: 1, kind, data };
+    let change = Bytes::from_static(b"a learner");
+    let entries =
+        vec![entry(1, EntryKind::NoOp, Bytes::new()), entry(2, EntryKind::ConfChange, change)];
+    member.step(Message { term: 1, commit: 2, entries, ..message(MessageKind::Append) }).unwrap();
+    while member.has_ready() {
+        let number = member.ready().number;
+        member.persisted(number);
+    }
+    assert_eq!(member.status().commit, 2);
+    (member, 2)
+}
+
+/// Its leader says so once, and takes no proposals until it gives up.
+#[test]
+fn who_is_told_to_take_over_does_so_as_soon_as_the_last_change_is_applied() {
+    let (mut member, change) = behind_a_change();
+    member.step(Message { term: 1, ..message(MessageKind::TimeoutNow) }).unwrap();
+    assert_eq!(member.status().role, Role::Follower);
+    member.applied(change - 1);
+    assert_eq!(member.status().role, Role::Follower);
+    member.change_members(ConfChange::Learner(4));
+    member.applied(change);
+    assert_eq!((member.status().role, member.status().term), (Role::Candidate, 2));
+}
+
+#[test]
+fn who_was_told_to_take_over_long_ago_leaves_its_leader_alone() {
+    let (mut member, change) = behind_a_change();
+    member.step(Message { term: 1, ..message(MessageKind::TimeoutNow) }).unwrap();
+    for _ in 0..=Config::new(1, 1, 7).election_ticks {
+        member.tick();
+        member.step(Message { term: 1, ..message(MessageKind::Heartbeat) }).unwrap();
+    }
+    member.change_members(ConfChange::Learner(4));
+    member.applied(change);
+    assert_eq!(member.status().role, Role::Follower);
+}
+
 /// From the other one of two.
 fn message(kind: MessageKind) -> Message {
     Message::new(kind, 2, 1)
