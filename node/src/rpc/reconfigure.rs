@@ -14,7 +14,7 @@ use bytes::Bytes;
 use node_proto::command::{self, Operation};
 use node_proto::musterpb;
 use prost::Message as _;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::context::{Context, encode};
 use super::error::Error;
@@ -51,7 +51,9 @@ impl Context {
                     self.show(changed.at).await;
                     return Ok(changed);
                 }
-                Err(Error::NotLeader) if Instant::now() < deadline => sleep(LOOK_AGAIN).await,
+                Err(Error::NotLeader) if Instant::now() < deadline => {
+                    self.another_leader(known).await;
+                }
                 Err(Error::NotLeader) => return Err(Error::Timeout),
                 Err(error) => return Err(error),
             }
@@ -71,6 +73,13 @@ impl Context {
         known.map_err(|_| Error::Stopped)
     }
 
+    /// Waits until `known` leads no longer, as far as this member has heard; not for long, since it is
+    /// who was asked that may not have heard yet that it leads.
+    async fn another_leader(&self, known: u64) {
+        let mut leader = self.leader.clone();
+        let _ = timeout(LOOK_AGAIN, leader.wait_for(|leader| *leader != known)).await;
+    }
+
     fn table(&self) -> Arc<MemberTable> {
         Arc::clone(&self.members.borrow())
     }
@@ -80,7 +89,7 @@ impl Context {
     async fn show(&self, at: u64) {
         let mut members = self.members.clone();
         let shown = members.wait_for(|table| table.changed() >= at);
-        let _ = tokio::time::timeout(CATCH_UP, shown).await;
+        let _ = timeout(CATCH_UP, shown).await;
     }
 
     /// Asks the leader to make the change.
@@ -166,10 +175,15 @@ impl Context {
     /// What this member does with a change as the leader. Until others have heard of the last one, it
     /// waits.
     async fn ruling(&self, asked: &ChangeRequest, deadline: Instant) -> Result<Ruling, Error> {
+        let mut status = self.status.clone();
         loop {
+            status.mark_unchanged();
             match self.judge(|judge| judge.rule(asked)) {
                 Err(Refused::Objection(Objection::Unsettled)) if Instant::now() < deadline => {
-                    sleep(LOOK_AGAIN).await;
+                    // Each round of consensus may be the one in which they hear of it.
+                    if let Ok(Err(_)) = timeout_at(deadline, status.changed()).await {
+                        return Err(Error::Stopped);
+                    }
                 }
                 ruling => return ruling.map_err(|refused| refuse(asked, refused)),
             }
