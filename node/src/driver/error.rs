@@ -4,8 +4,8 @@ use thiserror::Error;
 
 /// Why a proposal has no outcome.
 ///
-/// Only [`ProposeError::TooManyRequests`], [`ProposeError::TooLarge`] and [`ProposeError::Stopped`]
-/// say that it had none and never will; after the others it may still be applied, or have been.
+/// Only [`ProposeError::TooManyRequests`] and [`ProposeError::TooLarge`] say that it had none and never
+/// will; after the others it may still be applied, or have been.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum ProposeError {
     /// A queue is full. Later is better than more.
@@ -26,7 +26,7 @@ pub enum ProposeError {
     /// It took too long, and this member can't reach a quorum.
     #[error("request timed out, possibly due to connection lost")]
     TimeoutConnectionLost,
-    /// This member is going down.
+    /// This member is going down, or is no member any more.
     #[error("the server is stopping")]
     Stopped,
 }

@@ -230,6 +230,12 @@ impl<O: Send + 'static> Handle<O> {
         }
     }
 
+    /// This member has no part in consensus any more: whoever waits here for an outcome or a barrier is
+    /// told so, and so is whoever comes.
+    pub fn leave(&self) {
+        self.mailbox.stop();
+    }
+
     /// Before a clean stop: if this member leads, somebody else does by the time this returns, or
     /// nobody could be found within an election time-out.
     pub async fn hand_over(&self) {

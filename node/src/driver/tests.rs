@@ -354,6 +354,22 @@ async fn without_a_quorum_a_request_times_out_and_says_why() {
     assert_eq!(short.propose(payload(2, 1), RequestId(2)).await, Err(ProposeError::Stopped));
 }
 
+/// As one that was removed: its peers drop what it passes on, and never answer.
+#[tokio::test]
+async fn who_waits_at_a_member_that_leaves_is_told_at_once() {
+    let cluster = Cluster::new(3);
+    let node = cluster.start(1);
+    let (write, read) = (put(&node, 1), node.handle.read_barrier());
+    let leave = async {
+        // Both wait by now.
+        tokio::task::yield_now().await;
+        node.handle.leave();
+    };
+    let (write, read, ()) = tokio::join!(write, read, leave);
+    assert_eq!((write, read), (Err(ProposeError::Stopped), Err(ReadError::Stopped)));
+    assert_eq!(put(&node, 2).await, Err(ProposeError::Stopped));
+}
+
 #[tokio::test]
 async fn a_change_of_members_is_followed_by_all_and_outlives_a_restart() {
     let cluster = Cluster::new(3);

@@ -65,7 +65,9 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
             if matches!(error, ServerError::Removed) {
                 tracing::warn!("data-dir used by this member must be removed");
             }
-            // Whoever asked this member for its own removal is still answered.
+            // No other request has an outcome here, but whoever asked this member for its own removal is
+            // still answered.
+            node.leave();
             node.stop().await;
             Err(error)
         }

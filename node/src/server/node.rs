@@ -210,6 +210,11 @@ impl Node {
         self.local
     }
 
+    /// Its peers take nothing from it any more: requests that need them are refused.
+    pub(super) fn leave(&self) {
+        self.handle.leave();
+    }
+
     /// Stops in order: another member leads, clients are answered, what was promised is on disk,
     /// peers are told goodbye. Each under a deadline; what is acknowledged is durable already.
     pub(super) async fn stop(self) {
