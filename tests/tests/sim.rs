@@ -80,7 +80,7 @@ mod bugs_put_back {
     }
 
     /// What may break when entries that were acknowledged are gone after a crash.
-    const LOST_ENTRIES: [&str; 13] = [
+    const LOST_ENTRIES: [&str; 14] = [
         "commits are on a quorum's disks",
         "leader completeness",
         "state machine safety",
@@ -93,6 +93,7 @@ mod bugs_put_back {
         "election safety",
         "members start and run",
         "log matching",
+        "who is promoted is in sync",
         "progress after the faults",
     ];
 
