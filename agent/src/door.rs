@@ -16,11 +16,14 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint, Uri};
+use zeroize::Zeroizing;
 
 use crate::exit::chain;
 use crate::state::Layout;
 use crate::status::Status;
 
+/// The most that a file with certificates or a key may hold.
+const MAX_FILE_BYTES: u64 = 16 << 20;
 /// The longest that a connection may take, with its handshake.
 pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
 
@@ -56,6 +59,11 @@ impl DoorError {
     }
 }
 
+fn read(path: &Path) -> Result<Vec<u8>, DoorError> {
+    muster_files::read_named(path, MAX_FILE_BYTES)
+        .map_err(|error| DoorError::file(path)(error.into()))
+}
+
 /// Bytes, with or without TLS around them.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
@@ -68,8 +76,8 @@ impl Identity {
     /// From three PEM files: who may sign for servers, and the client's own.
     pub(crate) fn load(ca: &Path, certificate: &Path, key: &Path) -> Result<Self, DoorError> {
         let certificates = |path: &Path| {
-            CertificateDer::pem_file_iter(path)
-                .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+            CertificateDer::pem_slice_iter(&read(path)?)
+                .collect::<Result<Vec<_>, _>>()
                 .map_err(|error| DoorError::file(path)(error.into()))
         };
         let mut roots = RootCertStore::empty();
@@ -77,7 +85,7 @@ impl Identity {
             roots.add(root).map_err(|error| DoorError::file(ca)(error.into()))?;
         }
         let chain = certificates(certificate)?;
-        let key = PrivateKeyDer::from_pem_file(key)
+        let key = PrivateKeyDer::from_pem_slice(&Zeroizing::new(read(key)?))
             .map_err(|error| DoorError::file(key)(error.into()))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
@@ -119,7 +127,7 @@ impl Door {
         };
         let certificate = tls.join("client.crt");
         let failed = DoorError::file(&certificate);
-        let pem = std::fs::read(&certificate).map_err(|error| failed(error.into()))?;
+        let pem = read(&certificate)?;
         let server_name = match leaves::hosts(&pem).into_iter().next() {
             Some(Host::Address(address)) => address.to_string(),
             Some(Host::Dns(name)) => name,

@@ -12,6 +12,9 @@ use ring::digest::{SHA256, digest};
 
 use discovery_types::convert::{DMI_UUID, MACHINE_ID};
 
+/// The most that a file with a machine id may hold: it has one line.
+const MAX_FILE_BYTES: u64 = 4096;
+
 /// Values that many machines share because their maker forgot to set them.
 const PLACEHOLDERS: &[&str] = &[
     "00000000-0000-0000-0000-000000000000",
@@ -49,8 +52,8 @@ fn hashed(kind: &str, text: &str) -> Option<String> {
 /// is a fact that isn't known.
 pub(crate) fn read(machine_id_file: Option<&Path>) -> std::io::Result<Machine> {
     if let Some(path) = machine_id_file {
-        let text = std::fs::read_to_string(path)?;
-        let facts = from_texts(None, Some(&text));
+        let text = muster_files::read_named(path, MAX_FILE_BYTES)?;
+        let facts = from_texts(None, Some(&String::from_utf8_lossy(&text)));
         if facts.0.is_empty() {
             return Err(std::io::Error::other("it holds no machine id"));
         }

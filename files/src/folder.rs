@@ -39,7 +39,10 @@ pub fn own_folder(path: &Path) -> Result<File, Error> {
 }
 
 /// Opens a folder and nothing else: a device may act on being opened.
-pub(crate) fn open_folder(path: &Path) -> io::Result<File> {
+///
+/// # Errors
+/// What the system says; `NotADirectory` for anything else.
+pub fn open_folder(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }

@@ -18,9 +18,12 @@ use crate::host::local::LocalHost;
 use crate::printer::Printer;
 use crate::protocol::state_end;
 use crate::recover::{Bearer, Made, Maker, Programs, Sight, Survivor, choose};
+use crate::state::Layout;
 use crate::state::journal::{self, Loaded};
 use crate::state::lock::{self, LockError};
-use crate::state::{self, Layout};
+
+/// More than `examine --json` prints of any number of hosts.
+const LARGEST_REPORT: u64 = 16 << 20;
 
 /// Runs it.
 pub(crate) fn run(typed: &RecoverCommand, printer: &mut Printer<'_>) -> Result<(), End> {
@@ -67,8 +70,8 @@ fn reported(files: &[std::path::PathBuf]) -> Result<Vec<Survivor>, End> {
     let mut all = Vec::new();
     for file in files {
         let wrong = |what: String| End::Usage(format!("--report {}: {what}", file.display()));
-        let bytes = state::read(file).map_err(|error| wrong(chain(&error)))?;
-        let bytes = bytes.ok_or_else(|| wrong("no such file".to_owned()))?;
+        let bytes = muster_files::read_named(file, LARGEST_REPORT)
+            .map_err(|error| wrong(error.to_string()))?;
         let some: Vec<Survivor> =
             serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
         all.extend(some);

@@ -22,6 +22,8 @@ use crate::keydir::Keydir;
 
 /// Longest export that is read.
 const MAX_EXPORT: u64 = 2 << 20;
+/// Longest certificate request.
+const MAX_CSR: u64 = 64 << 10;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct CaArgs {
@@ -149,18 +151,18 @@ fn issue(args: &IssueArgs, now: u64) -> Result<Vec<PathBuf>, CliError> {
     Ok(written)
 }
 
+fn read(path: &Path, max_bytes: u64) -> Result<Vec<u8>, CliError> {
+    muster_files::read_named(path, max_bytes)
+        .map_err(|source| CliError::file("reading", path, source))
+}
+
 fn read_export(path: &Path) -> Result<ClusterExport, CliError> {
-    let metadata = fs_err::metadata(path).map_err(|e| CliError::file("reading", path, e))?;
-    let none = || CliError::Usage(format!("{} is no cluster export", path.display()));
-    if metadata.len() > MAX_EXPORT {
-        return Err(none());
-    }
-    let bytes = fs_err::read(path).map_err(|source| CliError::file("reading", path, source))?;
-    strict::from_slice(&bytes).map_err(|_| none())
+    let none = |_| CliError::Usage(format!("{} is no cluster export", path.display()));
+    strict::from_slice(&read(path, MAX_EXPORT)?).map_err(none)
 }
 
 fn read_csr(path: &Path) -> Result<Csr, CliError> {
-    let bytes = fs_err::read(path).map_err(|source| CliError::file("reading", path, source))?;
+    let bytes = read(path, MAX_CSR)?;
     let der = match CertificateSigningRequestDer::from_pem_slice(&bytes) {
         Ok(pem) => pem.to_vec(),
         Err(_) => bytes,

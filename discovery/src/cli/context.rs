@@ -122,24 +122,20 @@ async fn refresh(args: &RemoteArgs, printer: &mut Printer) -> Result<(), CliErro
 }
 
 fn read(source: &str) -> Result<Context, CliError> {
+    const MAX_BYTES: u64 = 2 * MAX_LINE as u64;
+    let failed = |error| CliError::io(format!("reading {source}"), error);
     let (place, text) = if source == "-" {
-        ("stdin".to_owned(), bounded(std::io::stdin().lock(), "stdin")?)
+        let mut bytes = Vec::new();
+        let mut stdin = std::io::stdin().lock().take(MAX_BYTES);
+        stdin.read_to_end(&mut bytes).map_err(|error| CliError::io("reading stdin", error))?;
+        ("stdin", bytes)
     } else if source.trim_start().starts_with(CONTEXT_WORD) {
-        ("the line".to_owned(), source.to_owned())
+        ("the line", source.into())
     } else {
-        let file = fs_err::File::open(Path::new(source))
-            .map_err(|error| CliError::io("reading the context", error))?;
-        (source.to_owned(), bounded(file, source)?)
+        (source, muster_files::read_named(Path::new(source), MAX_BYTES).map_err(failed)?)
     };
-    text.parse().map_err(|source| CliError::Context { place, source })
-}
-
-fn bounded(from: impl Read, name: &str) -> Result<String, CliError> {
-    let mut bytes = Vec::new();
-    from.take(2 * MAX_LINE as u64)
-        .read_to_end(&mut bytes)
-        .map_err(|source| CliError::io(format!("reading {name}"), source))?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    let text = String::from_utf8_lossy(&text);
+    text.parse().map_err(|source| CliError::Context { place: place.to_owned(), source })
 }
 
 fn list(home: &Home, printer: &mut Printer) -> Result<(), CliError> {

@@ -1,11 +1,11 @@
 //! What can be typed after `muster-discovery init` and `muster-discovery serve`.
 
-use std::io::Read;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use discovery_types::key::{KeyError, PublicKey};
+use zeroize::Zeroizing;
 
 /// A public key has one line.
 const MAX_PUBLIC_KEY_FILE: u64 = 4096;
@@ -137,10 +137,8 @@ pub(crate) fn read_public_key(text: &str) -> Result<PublicKey, String> {
         return parse(text);
     }
     let unread = |error: std::io::Error| format!("expected `ed25519:…` or a .pub file: {error}");
-    let file = std::fs::File::open(text).map_err(unread)?;
-    let mut content = zeroize::Zeroizing::new(String::new());
-    file.take(MAX_PUBLIC_KEY_FILE).read_to_string(&mut content).map_err(unread)?;
-    parse(&content)
+    let content = muster_files::read_named(Path::new(text), MAX_PUBLIC_KEY_FILE).map_err(unread)?;
+    parse(&String::from_utf8_lossy(&Zeroizing::new(content)))
 }
 
 /// `90s`, `500ms`, `10m`, `24h`; a bare number is seconds.

@@ -76,6 +76,8 @@ enum SaveError {
     Stalled,
     #[error("what came is no whole snapshot")]
     Damaged(#[from] EtcdFileError),
+    #[error("{} is there and no regular file: name a file", .0.display())]
+    Target(PathBuf),
     #[error("cannot {action} {}", path.display())]
     File {
         action: &'static str,
@@ -105,7 +107,9 @@ pub(super) fn run(command: &Save) -> u8 {
         Err(error) => {
             complain(&error);
             match error {
-                SaveError::Many(_) | SaveError::Url(_) | SaveError::NoCa => USAGE,
+                SaveError::Many(_) | SaveError::Url(_) | SaveError::NoCa | SaveError::Target(_) => {
+                    USAGE
+                }
                 _ => FAILED,
             }
         }
@@ -113,8 +117,12 @@ pub(super) fn run(command: &Save) -> u8 {
 }
 
 async fn save(command: &Save) -> Result<(), SaveError> {
-    let channel = connect(command).await?;
     let target = &command.file;
+    // A device, or a link to one, would lose its name to the file.
+    if target.symlink_metadata().is_ok_and(|found| !found.is_file()) {
+        return Err(SaveError::Target(target.clone()));
+    }
+    let channel = connect(command).await?;
     let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let aside = target.with_file_name(format!(".{name}.part-{}", std::process::id()));
     let failed = |action, path: &Path| {

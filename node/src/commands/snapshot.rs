@@ -1,7 +1,6 @@
 //! `muster-node snapshot save|status|restore`: etcdctl's and etcdutl's flags, and their texts.
 
 use std::{
-    fs::File,
     io::BufReader,
     path::{Path, PathBuf},
 };
@@ -104,7 +103,7 @@ pub(super) fn run(command: &Snapshot) -> u8 {
 
 fn status(file: &Path, json: bool) -> u8 {
     let read = || -> Result<FileStatus, EtcdFileError> {
-        let open = || File::open(file).map(BufReader::new).map_err(EtcdFileError::Io);
+        let open = || muster_files::open_named(file).map(BufReader::new).map_err(EtcdFileError::Io);
         // A member's own file has no hash; one that is there has to be right.
         match EtcdFile::open(open()?, HashCheck::Required) {
             Ok(_) | Err(EtcdFileError::NoHash) => FileStatus::of(open()?),

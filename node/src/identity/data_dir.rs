@@ -206,8 +206,8 @@ impl DataDir {
     /// If it can't be looked at.
     pub fn look(path: &Path) -> Result<(Self, bool), DataDirError> {
         let io = |action| muster_files::Error::io(action, path);
-        let handle = std::fs::File::open(path).map_err(io("open"))?;
-        // Also: that it is a folder.
+        let handle = muster_files::open_folder(path).map_err(io("open"))?;
+        // Also: that its names may be read.
         std::fs::read_dir(path).map_err(io("read"))?;
         let in_use = match flock(&handle, FlockOperation::NonBlockingLockShared) {
             Ok(()) => false,

@@ -3,7 +3,7 @@
 //! `muster-agent` writes it from the commit document that it verified. Nothing in it is secret; it is
 //! trusted as the command line is trusted.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
@@ -47,11 +47,14 @@ pub struct DocumentMember {
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
     /// It could not be read.
-    #[error("cannot read the member document")]
-    Read(#[source] std::io::Error),
-    /// It is larger than any real one.
-    #[error("the member document is larger than {MAX_DOCUMENT_BYTES} bytes")]
-    TooLarge,
+    #[error("cannot read the member document {}", path.display())]
+    Read {
+        /// Where it was to be.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// It is not the JSON that it should be.
     #[error("the member document is not valid JSON of version {VERSION}")]
     Syntax(#[source] serde_json::Error),
@@ -95,13 +98,8 @@ impl MemberDocument {
     /// # Errors
     /// If it can't be read or says something impossible.
     pub fn read(path: &Path) -> Result<Self, DocumentError> {
-        use std::io::Read;
-        let file = fs_err::File::open(path).map_err(DocumentError::Read)?;
-        let mut bytes = Vec::new();
-        file.take(MAX_DOCUMENT_BYTES + 1).read_to_end(&mut bytes).map_err(DocumentError::Read)?;
-        if bytes.len() as u64 > MAX_DOCUMENT_BYTES {
-            return Err(DocumentError::TooLarge);
-        }
+        let bytes = muster_files::read_named(path, MAX_DOCUMENT_BYTES)
+            .map_err(|source| DocumentError::Read { path: path.to_owned(), source })?;
         Self::parse(&bytes)
     }
 

@@ -163,10 +163,7 @@ pub fn token_of(file: &Path) -> Result<String, RestoreError> {
 }
 
 fn open(file: &Path) -> Result<File, RestoreError> {
-    let opened = File::open(file).and_then(|opened| {
-        // A folder opens, and has a length.
-        if opened.metadata()?.is_dir() { Err(ErrorKind::IsADirectory.into()) } else { Ok(opened) }
-    });
+    let opened = muster_files::open_named(file);
     opened.map_err(|source| RestoreError::File { path: file.to_owned(), source })
 }
 

@@ -19,6 +19,9 @@ use rustls::{
 /// Handshakes within this time of the last look don't look again.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
+/// The most that one file may hold: lists of revoked certificates may be long.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+
 /// What DER of a signed thing begins with.
 const DER_SEQUENCE: u8 = 0x30;
 
@@ -147,11 +150,9 @@ pub(super) fn load_key(cert: &Path, key: &Path) -> Result<Reloading<CertifiedKey
     let (cert, key) = (cert.to_owned(), key.to_owned());
     Reloading::new(vec![cert.clone(), key.clone()], move || {
         let chain = certificates(&cert, "a certificate")?;
-        let private = PrivateKeyDer::from_pem_file(&key).map_err(|source| TlsError::File {
-            what: "a private key",
-            path: key.clone(),
-            source,
-        })?;
+        let what = "a private key";
+        let private = PrivateKeyDer::from_pem_slice(&read(&key, what)?)
+            .map_err(|source| TlsError::File { what, path: key.clone(), source })?;
         CertifiedKey::from_der(chain, private, &rustls::crypto::ring::default_provider())
             .map_err(|source| TlsError::Unusable { path: cert.clone(), source })
     })
@@ -196,7 +197,7 @@ pub(super) fn load_crl(
 fn revocation_lists(path: &Path) -> Result<Crl, TlsError> {
     let what = "a revocation list";
     let failed = |source| TlsError::File { what, path: path.to_owned(), source };
-    let content = std::fs::read(path).map_err(|error| failed(pem::Error::Io(error)))?;
+    let content = read(path, what)?;
     let mut found = CertificateRevocationListDer::pem_slice_iter(&content)
         .collect::<Result<Vec<_>, _>>()
         .map_err(failed)?;
@@ -206,9 +207,16 @@ fn revocation_lists(path: &Path) -> Result<Crl, TlsError> {
     if found.is_empty() { Err(TlsError::Empty { what, path: path.to_owned() }) } else { Ok(found) }
 }
 
+fn read(path: &Path, what: &'static str) -> Result<Vec<u8>, TlsError> {
+    muster_files::read_named(path, MAX_FILE_BYTES).map_err(|error| {
+        let source = pem::Error::Io(error);
+        TlsError::File { what, path: path.to_owned(), source }
+    })
+}
+
 fn certificates(path: &Path, what: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let found = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+    let found = CertificateDer::pem_slice_iter(&read(path, what)?)
+        .collect::<Result<Vec<_>, _>>()
         .map_err(|source| TlsError::File { what, path: path.to_owned(), source })?;
     if found.is_empty() {
         return Err(TlsError::Empty { what, path: path.to_owned() });

@@ -1,6 +1,5 @@
 //! Key files: readable by their owner only.
 
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -66,7 +65,7 @@ impl SigningKey {
     /// Reads a key file. One that others may read is refused, as ssh does.
     pub fn load(path: &Path) -> Result<Self, KeyFileError> {
         let io = |source| KeyFileError::Io { path: path.into(), source };
-        let file = File::open(path).map_err(io)?;
+        let file = muster_files::open_named(path).map_err(io)?;
         let metadata = file.metadata().map_err(io)?;
         let mode = metadata.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {

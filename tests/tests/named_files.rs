@@ -1,0 +1,102 @@
+//! What a person names as a file, and that is none: a pipe that nobody writes to, a device without an
+//! end, a folder. Every command says so at once.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::harness::process::Process;
+use muster_tests::harness::programs::program;
+use muster_tests::harness::world::path_text;
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// Whoever reads a device is stopped by this, instead of taking all memory. In KiB.
+const MEMORY: u32 = 8 << 20;
+
+const READERS: [&str; 13] = [
+    "muster-node snapshot status FILE",
+    "muster-node snapshot restore FILE --data-dir OUT",
+    "muster-node snapshot restore FILE --from-etcd --initial-cluster-token=t --data-dir OUT",
+    "muster-node snapshot save --endpoints https://127.0.0.1:1 --cacert FILE OUT",
+    "muster-node --data-dir OUT --muster-document FILE",
+    "muster-node --data-dir OUT --listen-client-urls https://127.0.0.1:0 \
+     --advertise-client-urls https://127.0.0.1:1 --cert-file FILE --key-file FILE",
+    "muster-agent recover examine --data-dir DIR --report FILE",
+    "muster-agent member list --endpoints https://127.0.0.1:1 --cacert FILE --cert FILE --key FILE",
+    "muster-agent run --data-dir OUT --machine-id-file FILE",
+    "muster-discovery key show FILE",
+    "muster-discovery context add --home OUT FILE",
+    "muster-discovery init --owner FILE --dir OUT --url https://127.0.0.1:1",
+    "muster-discovery ca issue --export FILE --keys DIR --csr FILE --member 4d \
+     --peer-url https://10.1.0.4:2380 --client-url https://10.1.0.4:2379 --out OUT",
+];
+
+/// Those that want a folder.
+const LOOKERS: [&str; 2] =
+    ["muster-node data status FILE", "muster-node data recover --i-accept-data-loss FILE"];
+
+/// Exit code and words of `line`, with `named` in the place of its file.
+fn ends(line: &str, named: &Path, folder: &Path) -> Result<(i32, String)> {
+    let mut words = line.split(' ').map(|word| match word {
+        "FILE" => path_text(named).map(str::to_owned),
+        "OUT" => path_text(&folder.join("out")).map(str::to_owned),
+        "DIR" => path_text(folder).map(str::to_owned),
+        word => Ok(word.to_owned()),
+    });
+    let name = words.next().context("a program")??;
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("ulimit -v {MEMORY} && exec \"$@\""), "sh"]);
+    command.arg(program(&name)?).args(words.collect::<Result<Vec<_>>>()?);
+    let (out, log) = (folder.join("out"), folder.join("log"));
+    let _ = (fs_err::remove_dir_all(out), fs_err::remove_file(&log));
+    let mut process = Process::spawn(line, command, &log)?;
+    let code = process.exit_code(LIMIT)?;
+    Ok((code, process.output()))
+}
+
+#[test]
+fn what_is_no_file_is_refused_at_once_by_whoever_would_read_it() -> Result<()> {
+    let root = tempfile::tempdir()?;
+    let (pipe, folder) = (root.path().join("pipe"), root.path().join("folder"));
+    fs_err::create_dir(&folder)?;
+    // Where an agent's node would have its data.
+    fs_err::create_dir(root.path().join("node"))?;
+    ensure!(Command::new("mkfifo").args(["-m", "600"]).arg(&pipe).status()?.success());
+    let named = [
+        (pipe.as_path(), "it is a pipe"),
+        (Path::new("/dev/zero"), "it is a device"),
+        (folder.as_path(), "is a directory"),
+    ];
+    for line in READERS {
+        for (path, says) in named {
+            let (code, said) = ends(line, path, root.path())?;
+            let refused = (code == 1 || code == 2) && said.contains(says);
+            ensure!(refused, "{line}: {}: exit code {code}: {said}", path.display());
+            ensure!(!said.contains("panicked"), "{line}: {said}");
+        }
+    }
+    for line in LOOKERS {
+        for path in [&pipe, Path::new("/dev/zero")] {
+            let (code, said) = ends(line, path, root.path())?;
+            let refused =
+                (1..=3).contains(&code) && said.to_lowercase().contains("not a directory");
+            ensure!(refused, "{line}: {}: exit code {code}: {said}", path.display());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_snapshot_takes_the_name_of_a_file_only() -> Result<()> {
+    let root = tempfile::tempdir()?;
+    let pipe = root.path().join("pipe");
+    ensure!(Command::new("mkfifo").arg(&pipe).status()?.success());
+    fs_err::os::unix::fs::symlink("/dev/null", root.path().join("null"))?;
+    for target in [&pipe, &root.path().join("null"), root.path()] {
+        let line = "muster-node snapshot save --endpoints http://127.0.0.1:1 FILE";
+        let (code, said) = ends(line, target, root.path())?;
+        ensure!(code == 2 && said.contains("no regular file"), "{}: {said}", target.display());
+    }
+    Ok(())
+}
