@@ -83,6 +83,23 @@ fn mistakes(world: &World, first: &Agent, lost: &Agent, of_first: &str) -> Resul
     refused(&recover(first, &by_stranger)?, 2, "no operator's or owner's key")
 }
 
+/// Whoever looks at the one that is left is told who is missing, and what to do.
+fn without_a_quorum(left: &Agent, missing: &[&Agent]) -> Result<()> {
+    let names: Result<Vec<Value>> =
+        missing.iter().map(|agent| Ok(agent.status()?["name"].clone())).collect();
+    let names = names?;
+    let mut last = Value::Null;
+    until("status to say who is missing", LIMIT, || {
+        last = left.status().ok()?;
+        let says = last["no_quorum"].as_str()?;
+        let all = names.iter().all(|name| name.as_str().is_some_and(|name| says.contains(name)));
+        let health = last["node_health"]["says"].as_str()?;
+        (all && says.contains("muster-agent recover --help") && health.contains("no leader"))
+            .then_some(())
+    })
+    .with_context(|| format!("{last}"))
+}
+
 #[test]
 fn a_new_cluster_is_made_of_the_directory_that_goes_furthest() -> Result<()> {
     let mut world = World::start(Network::loopback(3), WorldOptions::default())?;
@@ -93,6 +110,7 @@ fn a_new_cluster_is_made_of_the_directory_that_goes_furthest() -> Result<()> {
     let (alone, rest) = (etcdctl.only(&first.host), etcdctl.only(&second.host));
     let old = cluster_id(&alone)?;
     second.terminate(LIMIT)?;
+    without_a_quorum(&first, &[&second, &lost])?;
 
     let key = world.admin_key();
     let make =

@@ -4,6 +4,8 @@ use discovery_types::text::printable;
 use serde::Serialize;
 
 use crate::cli;
+use crate::cluster::{NodeStatus, status_at};
+use crate::commands::member;
 use crate::door::Door;
 use crate::exit::{End, chain};
 use crate::health::Health;
@@ -25,6 +27,8 @@ pub(crate) struct Report {
     pub node_health: Option<Health>,
     /// Why it could not be asked.
     pub node_health_error: Option<String>,
+    /// Who is missing and what to do, if too few members answer for the cluster to serve.
+    pub no_quorum: Option<String>,
     /// What its own log last complained of, while it runs and isn't ready.
     pub node_complaint: Option<String>,
     /// The tombstone, if the cluster has removed this member.
@@ -59,11 +63,15 @@ async fn look(layout: &Layout) -> Result<Report, StateError> {
     let tombstone = removal::known(layout)?;
     let node_pid = running_node(layout)?;
     let door = status.as_ref().and_then(|status| Door::of_agent(layout, status));
+    let mut no_quorum = None;
     let (node_health, node_health_error) = match (node_pid, door) {
-        (Some(_), Some(Ok(door))) => match door.ask().await {
-            Ok(health) => (Some(health), None),
-            Err(error) => (None, Some(chain(&error))),
-        },
+        (Some(_), Some(Ok(door))) => {
+            let health = ask(&door).await;
+            if !health.as_ref().is_ok_and(|health| health.ready) {
+                no_quorum = member::no_quorum(&door).await;
+            }
+            health.map_or_else(|why| (None, Some(why)), |health| (Some(health), None))
+        }
         (Some(_), Some(Err(error))) => (None, Some(chain(&error))),
         (Some(_), None) | (None, _) => (None, None),
     };
@@ -73,6 +81,7 @@ async fn look(layout: &Layout) -> Result<Report, StateError> {
         _ => None,
     };
     Ok(Report {
+        no_quorum,
         node_complaint,
         agent_running: lock::holder(&layout.agent_lock())?.is_some(),
         node_pid,
@@ -81,6 +90,17 @@ async fn look(layout: &Layout) -> Result<Report, StateError> {
         removed: tombstone.map(|tombstone| tombstone.sentence()),
         status,
     })
+}
+
+/// What a node says of itself. One that knows no leader waits for one before it says that it isn't
+/// ready: it is asked for that first.
+async fn ask(door: &Door) -> Result<Health, String> {
+    match status_at(door).await {
+        Ok(NodeStatus { leader: None, raft_term, .. }) => {
+            Ok(Health { ready: false, says: format!("no leader is known, in term {raft_term}") })
+        }
+        _ => door.ask().await.map_err(|error| chain(&error)),
+    }
 }
 
 fn running_node(layout: &Layout) -> Result<Option<i32>, StateError> {
@@ -107,6 +127,7 @@ fn for_people(report: &Report) -> String {
     line("member", status.and_then(member_line));
     line("node", Some(node_line(report)));
     line("health", health_line(report));
+    line("quorum", report.no_quorum.clone());
     line("node says", report.node_complaint.clone());
     for explain in status.map(|s| s.explain.as_slice()).unwrap_or_default() {
         line("missing", Some(explain.clone()));

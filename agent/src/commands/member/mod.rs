@@ -119,6 +119,11 @@ impl From<ClusterError> for End {
     }
 }
 
+/// Who is missing and what to do, if too few members answer whoever asks at this door.
+pub(crate) async fn no_quorum(door: &Door) -> Option<String> {
+    Survey::why_silent(&Cluster::new(vec![door.clone()])).await
+}
+
 /// Where a verb's answer goes.
 struct Answers<'p, 'o> {
     printer: &'p mut Printer<'o>,

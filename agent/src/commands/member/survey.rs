@@ -64,7 +64,7 @@ impl Survey {
     }
 
     /// Who is missing, by the list that any member remembers.
-    async fn why_silent(cluster: &Cluster) -> Option<String> {
+    pub(super) async fn why_silent(cluster: &Cluster) -> Option<String> {
         let members = cluster.remembered().await.ok()?;
         Self::asking(cluster, members).await.sight().no_quorum()
     }
