@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
-use muster_tests::harness::process::tail;
+use muster_tests::harness::process::{Process, exists, signal, tail};
 use muster_tests::harness::programs::program;
 use muster_tests::harness::world::{WorldOptions, path_text};
 use muster_tests::harness::{Agent, Etcdctl, Host, Network, World, skip, until, until_told};
 use muster_tests::stock;
+use rustix::process::Signal;
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -471,6 +472,43 @@ fn places_that_are_wrong(world: &World, agent: &Agent, binary: &[&str]) -> Resul
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let status = Command::new("cp").arg("-a").args([from, to]).status()?;
     ensure!(status.success(), "cp: {status}");
+    Ok(())
+}
+
+/// Whoever asks again is alone with the directory: what was run for one that was killed ended with it.
+#[test]
+fn a_killed_recovery_leaves_no_program_behind() -> Result<()> {
+    let world = World::start(Network::loopback(1), WorldOptions::default())?;
+    let (mut agents, _) = formed(&world, 1, None)?;
+    let agent = &mut agents[0];
+    agent.terminate(LIMIT)?;
+    let (fake, told) = (world.path("fake-node"), world.path("fake-node.pid"));
+    let script = format!(
+        "#!/bin/sh\n[ \"$2\" != recover ] || {{ echo $$ > {}; exec sleep 600; }}\nexec {} \"$@\"\n",
+        told.display(),
+        program("muster-node")?.display()
+    );
+    fs_err::write(&fake, script)?;
+    fs_err::set_permissions(&fake, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let key = world.admin_key();
+    let mut command = agent.host.command(program("muster-agent")?);
+    command.args(["recover", "make", "--key", path_text(&key)?, "--i-accept-data-loss"]);
+    command.args(["--yes", PHRASE, "--node-binary", path_text(&fake)?]);
+    command.args(["--data-dir", path_text(&agent.data_dir)?]);
+    let mut asked = Process::spawn("recover make", command, &world.path("make.log"))?;
+    let pid = until("the recovery to be under way", LIMIT, || {
+        fs_err::read_to_string(&told).ok()?.trim().parse::<u32>().ok()
+    })
+    .with_context(|| asked.output())?;
+    ensure!(exists(pid));
+    asked.kill();
+    let gone = until("its program to end with it", LIMIT, || (!exists(pid)).then_some(()));
+    if gone.is_err() {
+        signal(pid, Signal::KILL);
+    }
+    gone?;
+    let made = make(&world, agent, &[])?;
+    ensure!(made.status.success(), "{}", text(&made));
     Ok(())
 }
 

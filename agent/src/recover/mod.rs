@@ -223,12 +223,16 @@ impl Bearer {
     }
 }
 
-/// The program's exit code says the same as its answer, which is read where there is one.
+/// The program's exit code says the same as its answer, which is read where there is one. It ends with
+/// this process, so that whoever tries again after a kill is alone with the directory.
 fn ask<T: DeserializeOwned>(program: &Path, words: &[&str], node: &Path) -> Result<T, End> {
     let failed = |what: String| {
         End::Failed(format!("{} {} {}: {what}", program.display(), words.join(" "), node.display()))
     };
+    let own = std::process::id().to_string();
     let output = std::process::Command::new(program)
+        .args(["data", "run-tied", &own])
+        .arg(program)
         .args(words)
         .arg(node)
         .env_clear()

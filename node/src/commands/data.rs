@@ -1,14 +1,18 @@
 //! `muster-node data status`
 
+use std::io;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use clap::Subcommand;
+use rustix::process::{Signal, set_parent_process_death_signal};
 
 use super::{FAILED, Lines, USAGE, complain, print, say};
 use crate::{
     config,
     identity::{DataDir, Forced},
-    recovery::{EtcdTools, Maker, Sight, State, look, recover_etcd, run_etcd},
+    recovery::{EtcdTools, Maker, Sight, State, look, recover_etcd},
     server,
 };
 
@@ -68,9 +72,9 @@ pub(super) enum Data {
         #[arg(long)]
         json: bool,
     },
-    /// Become an etcd that ends with the process that wants it.
+    /// Become another program, one that ends with the process that wants it.
     #[command(hide = true)]
-    RunEtcd {
+    RunTied {
         parent: u32,
         program: PathBuf,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -92,11 +96,24 @@ pub(super) fn run(command: &Data) -> u8 {
             USAGE
         }
         Data::Recover { dir, json, .. } => recover(dir, *json),
-        Data::RunEtcd { parent, program, arguments } => {
-            complain(&run_etcd(*parent, program, arguments));
+        Data::RunTied { parent, program, arguments } => {
+            complain(&run_tied(*parent, program, arguments));
             FAILED
         }
     }
+}
+
+/// Becomes a program that is killed when `parent` ends, however that ends. Returns only on failure.
+fn run_tied(parent: u32, program: &Path, arguments: &[String]) -> io::Error {
+    if let Err(errno) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        return errno.into();
+    }
+    // It may have ended before that.
+    let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
+    if now.and_then(|pid| u32::try_from(pid).ok()) != Some(parent) {
+        return io::Error::other("whoever started this is gone");
+    }
+    Command::new(program).args(arguments).exec()
 }
 
 fn is_etcds(dir: &Path) -> bool {

@@ -33,7 +33,7 @@ mod look;
 mod restore;
 
 pub use self::{
-    etcd::{EtcdError, EtcdTools, WalError, recover as recover_etcd, run_etcd},
+    etcd::{EtcdError, EtcdTools, WalError, recover as recover_etcd},
     force::{ForceError, REVISION_BUMP},
     look::{LogSight, Maker, MemberSight, Sight, State, StoreSight, look},
     restore::{Restore, RestoreError, Restored, restore, token_of},

@@ -7,13 +7,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::copy::{copy_files, sync_all};
 use super::look::{STORE, WAL, open_store, summary};
@@ -250,10 +249,8 @@ fn gone(member: &FileMember) -> Dropped {
 /// work folder, which is ours alone.
 fn apply(work: &Path, etcd: &Path, name: &str) -> Result<(), EtcdError> {
     let program = |what: String| EtcdError::Program { program: etcd.to_owned(), what };
-    let own = std::env::current_exe().map_err(disk("find", Path::new("this program")))?;
     let log = work.join("etcd.log");
-    let mut command = Command::new(own);
-    command.args(["data", "run-etcd", &std::process::id().to_string()]).arg(etcd);
+    let mut command = tied(etcd)?;
     command.arg(format!("--name={name}")).args(["--data-dir=old", "--force-new-cluster"]);
     command
         .args(["--listen-client-urls=unix://client:1", "--advertise-client-urls=unix://client:1"]);
@@ -303,13 +300,13 @@ fn restore(
     incarnation: Incarnation,
 ) -> Result<(), EtcdError> {
     let log = work.join("etcdutl.log");
-    let mut help = Command::new(etcdutl);
+    let mut help = tied(etcdutl)?;
     help.args(["snapshot", "restore", "--help"]);
     let asked = run(help, work, &log, etcdutl)?;
     let knows_bump = asked.contains("--bump-revision");
     let name = name_of(member);
     let cluster: Vec<String> = member.peer_urls.iter().map(|url| format!("{name}={url}")).collect();
-    let mut command = Command::new(etcdutl);
+    let mut command = tied(etcdutl)?;
     command.args(["snapshot", "restore", "old/member/snap/db", "--skip-hash-check=true"]);
     command.arg("--data-dir=new").arg(format!("--name={name}"));
     command.arg(format!("--initial-cluster={}", cluster.join(",")));
@@ -338,6 +335,15 @@ fn run(command: Command, work: &Path, log: &Path, program: &Path) -> Result<Stri
     Err(EtcdError::Program { program: program.to_owned(), what })
 }
 
+/// A program that ends with this process, however that ends: whoever tries again is alone with the
+/// directory.
+fn tied(program: &Path) -> Result<Command, EtcdError> {
+    let own = std::env::current_exe().map_err(disk("find", Path::new("this program")))?;
+    let mut command = Command::new(own);
+    command.args(["data", "run-tied", &std::process::id().to_string()]).arg(program);
+    Ok(command)
+}
+
 fn start(
     mut command: Command,
     work: &Path,
@@ -356,20 +362,6 @@ fn start(
 fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(LINES_SHOWN)..].join(" / ")
-}
-
-/// Becomes etcd, one that ends when `parent` does, however that ends. Returns only on failure.
-#[must_use]
-pub fn run_etcd(parent: u32, program: &Path, arguments: &[String]) -> io::Error {
-    if let Err(errno) = set_parent_process_death_signal(Some(Signal::KILL)) {
-        return errno.into();
-    }
-    // It may have died before that.
-    let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
-    if now.and_then(|pid| u32::try_from(pid).ok()) != Some(parent) {
-        return io::Error::other("whoever started this is gone");
-    }
-    Command::new(program).args(arguments).exec()
 }
 
 /// The one step from the old member to the new one.

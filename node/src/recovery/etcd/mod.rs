@@ -19,6 +19,6 @@ mod wal;
 
 pub(super) use self::look::see;
 pub use self::{
-    make::{EtcdError, EtcdTools, recover, run_etcd},
+    make::{EtcdError, EtcdTools, recover},
     wal::WalError,
 };
