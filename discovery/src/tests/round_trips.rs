@@ -5,10 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use discovery_types::api::{Outcome, OutcomeRequest};
+use discovery_types::digest::MemberId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::agent::Agent;
+use super::agent::{Agent, form};
+use super::joining::added;
 use super::support::{World, socket};
 use crate::server::{Running, start};
 
@@ -17,6 +20,16 @@ const SETTLES: Duration = Duration::from_millis(300);
 /// BEGIN with the lock, all that is read, all that is written, COMMIT, and the ping by which the pool
 /// takes a connection back.
 const REDEEM: usize = 5;
+/// A join reads each list of the cluster by itself, and changes few rows: of the newcomer, what it asks
+/// for, and so on, each as measured.
+const JOIN: [(&str, usize); 6] = [
+    ("join", 20),
+    ("intents", 12),
+    ("outcome added", 16),
+    ("outcome promoted", 16),
+    ("intent", 12),
+    ("leaves", 15),
+];
 
 /// Between the service and Postgres: counts how often the server says that it waits for the next
 /// question (`ReadyForQuery`, one for each round trip).
@@ -105,6 +118,55 @@ async fn a_redeem_takes_five_round_trips() {
     assert!(trips <= REDEEM, "{trips}");
     let trips = counter.of(async { drop(agents[4].poll(None).await.unwrap()) }).await;
     println!("a poll: {trips} round trips");
+    service.stop().await;
+}
+
+/// What each request of a join costs, of the newcomer and of the agent that adds it.
+#[tokio::test]
+async fn a_join_takes_so_many_round_trips() {
+    let world = World::new().await;
+    let (service, counter) = counted(&world).await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let id = statement.cluster;
+    let token = world.token(&admin, &statement).await;
+    let mut founders = vec![Agent::new(&world, &service, &statement, &token, 1)];
+    form(&mut founders).await;
+    let founder = &founders[0].client;
+    let mut totals = Vec::new();
+    // The second is counted: the first has taught the connection the statements.
+    for number in [7, 8] {
+        let ticket = world.ticket(&admin, &statement).await;
+        let newcomer = Agent::new(&world, &service, &statement, &ticket, number);
+        let member = MemberId::new(u64::from(number));
+        let mut trips = Vec::new();
+        let mut note = |what, count| {
+            println!("{what}: {count} round trips");
+            trips.push(count);
+        };
+        let asks = async { drop(newcomer.join().await.unwrap()) };
+        note("join", counter.of(asks).await);
+        let list = founder.intents(id, None, false).await.unwrap();
+        let operation = list.intents[0].intent.operation;
+        let asks = async { drop(founder.intents(id, None, false).await.unwrap()) };
+        note("intents", counter.of(asks).await);
+        for outcome in [added(member.get()), Outcome::Promoted { member }] {
+            let request =
+                OutcomeRequest { outcome, raft_term: 2, raft_index: 10 + u64::from(number) };
+            let asks = async {
+                drop(founder.report_outcome(id, operation, &request).await.unwrap());
+            };
+            note("outcome", counter.of(asks).await);
+        }
+        let asks = async { drop(newcomer.client.intent(id, operation, None).await.unwrap()) };
+        note("intent", counter.of(asks).await);
+        let csr = &newcomer.record.csr;
+        let asks = async { drop(newcomer.client.leaves(id, csr).await.unwrap()) };
+        note("leaves", counter.of(asks).await);
+        totals.push(trips);
+    }
+    let within = totals[1].iter().zip(JOIN).all(|(count, (_, most))| *count <= most);
+    assert!(within, "{totals:?}, and not {JOIN:?}");
     service.stop().await;
 }
 

@@ -143,7 +143,7 @@ impl Formed {
     }
 }
 
-fn added(id: u64) -> Outcome {
+pub(super) fn added(id: u64) -> Outcome {
     let peer_url = "https://127.0.0.1:2001".parse().unwrap();
     let initial_cluster = vec![InitialMember { name: "node-1".into(), peer_url }];
     Outcome::Added { member: MemberId::new(id), initial_cluster }
