@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Member, free_ports, put_again, same_hash, started, three};
+use common::{Member, eventually, free_ports, put_again, same_hash, started, three};
 use rustix::process::Signal;
 
 /// Between two kills.
@@ -197,4 +197,30 @@ async fn a_member_that_is_well_is_never_refused_however_often_it_is_killed() {
         let refused = ["its disk holds less", "boot counter went back", "wiped or replaced"];
         assert!(!refused.iter().any(|why| member.log().contains(why)), "{}", member.log());
     }
+}
+
+#[tokio::test]
+async fn who_cannot_write_what_peers_promised_lets_none_in_and_says_why() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    let promises = members[0].data_dir.join("member/peers");
+    eventually("what peers promised is on the disk", || promises.is_file());
+    std::fs::remove_file(&promises).unwrap();
+    std::fs::create_dir(&promises).unwrap();
+    // Let in by the third alone, it may be without a leader until then.
+    members[1].kill();
+    members[1].start();
+    for said in
+        ["cannot remember a peer's boot counter", "cannot remember what peers have promised"]
+    {
+        eventually(said, || {
+            let log = members[0].log();
+            let mut lines = log.lines().filter(|line| line.contains(said));
+            lines.any(|line| line.contains("Is a directory (os error 21)"))
+        });
+    }
+    std::fs::remove_dir(&promises).unwrap();
+    members[1].ready();
+    let revision = put_again(&members[1], "after", "x").await;
+    same_hash(&members, revision).await;
 }

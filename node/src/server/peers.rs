@@ -24,6 +24,7 @@ use tokio::sync::watch;
 
 use crate::{
     apply::{check_delete, check_put, check_txn, entry_kind},
+    causes::chain,
     driver::{
         IncomingSnapshot, MAX_PROPOSAL_BYTES, Message, MessageKind, OutgoingSnapshot, PeerInbox,
         PeerSender, SendError,
@@ -232,7 +233,7 @@ impl Inbound {
                 // A full queue drops it, as it drops any message.
                 Ok(()) => drop(inbox.deliver(from.0, message)),
                 Err(error) => {
-                    tracing::error!(%error, peer.member.id = %from, "cannot remember a vote; it is not counted");
+                    tracing::error!(error = %chain(&error), peer.member.id = %from, "cannot remember a vote; it is not counted");
                 }
             }
             drop(place);

@@ -28,6 +28,7 @@ use super::{
     request, snapshot, stream,
 };
 use crate::{
+    causes::chain,
     identity::{MemberId, NodeKey},
     log_limit::LogLimit,
     tls::PeerTls,
@@ -293,7 +294,7 @@ impl Shared {
             }
             Ok(Err(TakeError::Refused(refusal))) => Err(refusal),
             Ok(Err(TakeError::Files(error))) => {
-                tracing::error!(%error, "cannot remember a peer's boot counter; it is refused");
+                tracing::error!(error = %chain(&error), "cannot remember a peer's boot counter; it is refused");
                 Err(Refusal::Unavailable)
             }
             Err(error) => {
@@ -352,7 +353,7 @@ impl Shared {
             let marks = Arc::clone(&self.marks);
             let written = tokio::task::spawn_blocking(move || marks.write(Durable::All)).await;
             if let Ok(Err(error)) = written {
-                tracing::error!(%error, "cannot remember what peers have promised; trying again");
+                tracing::error!(error = %chain(&error), "cannot remember what peers have promised; trying again");
             }
         }
     }
