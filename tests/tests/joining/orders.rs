@@ -5,8 +5,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use muster_tests::client::tls_from;
+use muster_tests::harness::process::tail;
 use muster_tests::harness::world::path_text;
-use muster_tests::harness::{Network, World, until, until_told};
+use muster_tests::harness::{Network, World, Writer, until, until_told};
+use muster_tests::stock;
+use serde_json::{Value, json};
 
 use crate::running::{LIMIT, Running, peer_url};
 
@@ -112,4 +116,60 @@ fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()
     running.remove(&running.agents[2])?;
     ensure!(running.members()?.len() == 2);
     Ok(())
+}
+
+/// A member's machine gets another address, by an order that the agents carry out: its peers, and its
+/// clients by its certificate, reach it there.
+fn moves(node: Option<&Path>) -> Result<()> {
+    let mut running = Running::start(Network::loopback(4), 3, node)?;
+    let etcdctl = running.etcdctl()?;
+    let writer =
+        Writer::with(etcdctl.endpoints()[1..].to_vec(), Some(tls_from(etcdctl.credentials())?));
+    let name = running.name(&running.agents[0])?;
+    let elsewhere = running.world.network.hosts[3].clone();
+    let url = format!("https://{}:2380", elsewhere.address);
+    running.order(&["update", "demo", &name, "--peer-url", &url])?;
+    let moved = &mut running.agents[0];
+    ensure!(moved.terminate(LIMIT)? == 0, "{}", moved.output());
+    moved.host = elsewhere;
+    moved.start()?;
+    let own = running.etcdctl()?.only(&running.agents[0].host);
+    until("the member to serve where it is now", LIMIT, || own.run(&["put", "k", "v"]).ok())
+        .with_context(|| tail(&running.agents[0].output(), 25))?;
+    let client = format!("https://{}:2379", running.agents[0].host.address);
+    until("the cluster to know where it is now", LIMIT, || {
+        let list = own.json(&["member", "list"]).ok()?;
+        let is_it = |member: &&Value| member["peerURLs"] == json!([url]);
+        let found = list["members"].as_array()?.iter().find(is_it)?;
+        (found["clientURLs"] == json!([client]) && found["name"] == name.as_str()).then_some(())
+    })?;
+    writer.end(&client)?;
+    until("its agent to find it", LIMIT, || {
+        (running.agents[0].status().ok()?["node_health"]["ready"] == true).then_some(())
+    })?;
+    // The others need it: one of them stops. And the next start needs no flags to know.
+    running.agents[1].terminate(LIMIT)?;
+    until("the two that are left to write", LIMIT, || own.run(&["put", "k", "w"]).ok())?;
+    running.agents[0].terminate(LIMIT)?;
+    running.agents[0].start_untold()?;
+    until("the member to serve again", LIMIT, || own.run(&["put", "k", "x"]).ok())
+        .with_context(|| tail(&running.agents[0].output(), 25))?;
+    running.agents[1].start()?;
+    Ok(())
+}
+
+#[test]
+fn a_member_moves_by_order_and_serves_where_it_is_now() -> Result<()> {
+    moves(None)
+}
+
+#[test]
+fn a_member_that_runs_etcd_3_4_moves_by_order() -> Result<()> {
+    stock::oldest().map_or(Ok(()), |etcd| moves(Some(&etcd)))
+}
+
+#[test]
+fn a_member_that_runs_the_newest_etcd_moves_by_order() -> Result<()> {
+    let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    stock::newest(work).map_or(Ok(()), |etcd| moves(Some(&etcd)))
 }

@@ -19,9 +19,10 @@ fn next_version(running: &Running, node: &Path) -> Result<PathBuf> {
     Ok(next)
 }
 
-fn upgrades(node: &Path) -> Result<()> {
+/// To `next`, or to another file of the same.
+fn upgrades(node: &Path, next: Option<&Path>) -> Result<Running> {
     let mut running = Running::start(Network::loopback(3), 3, Some(node))?;
-    let next = next_version(&running, node)?;
+    let next = next.map_or_else(|| next_version(&running, node), |next| Ok(next.to_owned()))?;
     let etcdctl = running.etcdctl()?;
     let urls = etcdctl.endpoints().to_vec();
     let writer = Writer::with(urls.clone(), Some(tls_from(etcdctl.credentials())?));
@@ -50,15 +51,30 @@ fn upgrades(node: &Path) -> Result<()> {
         })?;
     }
     running.member_done(&running.agents[0], &["wait"])?;
-    writer.end(&urls[0])
+    writer.end(&urls[0])?;
+    Ok(running)
 }
 
 #[test]
 fn the_nodes_program_is_upgraded_member_by_member_under_a_writer() -> Result<()> {
-    upgrades(&program("muster-node")?)
+    upgrades(&program("muster-node")?, None).map(drop)
 }
 
 #[test]
 fn etcd_is_upgraded_member_by_member_under_a_writer() -> Result<()> {
-    stock::oldest().map_or(Ok(()), |etcd| upgrades(&etcd))
+    stock::oldest().map_or(Ok(()), |etcd| upgrades(&etcd, None).map(drop))
+}
+
+#[test]
+fn etcd_is_upgraded_to_the_next_minor_version_under_a_writer() -> Result<()> {
+    let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (Some(before), Some(newest)) = (stock::before(work), stock::newest(work)) else {
+        return Ok(());
+    };
+    let running = upgrades(&before, Some(&newest))?;
+    let list = running.member_done(&running.agents[0], &["list"])?;
+    let newest = stock::NEWEST.trim_start_matches('v');
+    let members = list["members"].as_array().context("members")?;
+    ensure!(members.iter().all(|member| member["version"] == newest), "{list}");
+    Ok(())
 }
