@@ -98,8 +98,7 @@ pub(super) static FLAGS: &[Flag] = &[
         .ignored("the log keeps what followers may need, and no more"),
     flag(MEMBER, "memory-mlock", Bool, "false", "", "Lock memory.")
         .ignored("memory is not locked"),
-    flag(MEMBER, "quota-backend-bytes", Int, "0", "BYTES", "Raise an alarm when the store is larger; 0: 2 GiB, negative: no limit.")
-        .ignored("the size of the store is not limited yet"),
+    flag(MEMBER, "quota-backend-bytes", Int, "0", "BYTES", "Refuse writes, with an alarm, once the store holds more; 0: 2 GiB, negative: no limit."),
     flag(MEMBER, "backend-bbolt-freelist-type", Text, "map", "TYPE", "Freelist of bbolt.")
         .ignored("the store is not bbolt"),
     flag(MEMBER, "backend-batch-interval", Duration, "0s", "TIME", "Time between two commits of bbolt.")

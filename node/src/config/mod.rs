@@ -69,6 +69,8 @@ pub enum Remark {
     },
     /// The name was left at its default.
     DefaultName,
+    /// The quota is larger than etcd suggests.
+    LargeQuota(i64),
     /// A certificate was given, but this URL is http: it is served in plain, to everybody.
     Plaintext {
         /// The flag that has the URL.
@@ -108,6 +110,7 @@ pub fn parse(
     let config = resolve::resolve(&low, &mut remarks)?;
     validate::validate(&config, &low)?;
     remarks.extend(validate::plaintext(&config));
+    remarks.extend(validate::large_quota(&config));
     Ok(Command::Run(Box::new(config), remarks))
 }
 

@@ -174,6 +174,13 @@ fn tls(config: &Config, low: &LowArgs) -> Result<(), String> {
     Ok(())
 }
 
+/// More than etcd suggests for a store (server/storage/quota.go).
+pub(super) fn large_quota(config: &Config) -> Option<Remark> {
+    const SUGGESTED: i64 = 8 << 30;
+    let quota = config.quota_backend_bytes;
+    (quota > SUGGESTED).then_some(Remark::LargeQuota(quota))
+}
+
 /// URLs that are served in plain although there is a certificate for them.
 pub(super) fn plaintext(config: &Config) -> Vec<Remark> {
     let (clients, peers) = (config.client_tls.is_some(), config.peer_tls.is_some());

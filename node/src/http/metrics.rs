@@ -187,6 +187,11 @@ impl Scrape {
             signed(store.record_bytes()),
         )?;
         out.gauge(
+            "etcd_server_quota_backend_bytes",
+            "Current backend storage quota size in bytes",
+            self.0.limits.quota.told(),
+        )?;
+        out.gauge(
             "etcd_debugging_mvcc_keys_total",
             "Total number of keys",
             i64::try_from(store.indexed_keys()).unwrap_or(i64::MAX),

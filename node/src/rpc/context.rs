@@ -14,6 +14,7 @@ use tonic::{Request, Status};
 use super::error::Error;
 use super::metrics::Method;
 use super::proposal::Proposal;
+use super::space::{self, Claim};
 use super::{Identity, Limits, Metrics, RequestIds, Telemetry};
 use crate::apply::{Outcome, Response, grows};
 use crate::driver::{Handle, NodeStatus};
@@ -43,6 +44,8 @@ pub(crate) struct Context {
     pub(crate) rules: Rules,
     /// Held by the one change of members that this member, as leader, has under way.
     pub(crate) changing: tokio::sync::Mutex<()>,
+    /// Why this member's NOSPACE alarm is raised.
+    pub(crate) claim: Claim,
     pub(crate) identity: Identity,
     pub(crate) request_ids: RequestIds,
     pub(crate) limits: Limits,
@@ -223,11 +226,17 @@ impl Context {
         held: &mut Held,
     ) -> Result<P::Answer, Error> {
         let operation = request.operation();
-        if grows(&operation) && *self.space.borrow() {
+        let grows = grows(&operation);
+        if grows && *self.space.borrow() {
             return Err(Error::NoSpace);
         }
         let id = self.request_ids.next();
         let payload = encode(id, operation, self.limits.max_request_bytes)?;
+        if grows && !self.limits.quota.has_room(self.store.record_bytes(), payload.len()) {
+            // In a box, since it proposes the alarm.
+            Box::pin(space::over_quota(self)).await;
+            return Err(Error::NoSpace);
+        }
         let _pending = self.metrics.pending();
         let response = match self.handle.propose(payload, id).await?? {
             Response::TooLarge => return Err(Error::AnswerDropped),

@@ -21,9 +21,6 @@ use crate::mvcc::{KeyValueHash, ReadError, View};
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 
-/// etcd's default for `--quota-backend-bytes`, which nothing here enforces yet.
-const QUOTA_BYTES: i64 = 2 * 1024 * 1024 * 1024;
-
 pub(super) struct Maintenance {
     context: Arc<Context>,
     snapshots: Arc<Semaphore>,
@@ -70,7 +67,7 @@ impl Maintenance {
             db_size_in_use: i64::try_from(store.record_bytes()).unwrap_or(i64::MAX),
             is_learner: view.members().is_learner(MemberId(me)),
             storage_version: crate::config::CLUSTER_VERSION.to_owned(),
-            db_size_quota: QUOTA_BYTES,
+            db_size_quota: self.context.limits.quota.told(),
             downgrade_info: Some(DowngradeInfo::default()),
         }
     }

@@ -32,6 +32,7 @@ pub(crate) use context::Context;
 pub(crate) use error::Error;
 pub(crate) use ids::RequestIds;
 pub(crate) use metrics::{Method, Metrics};
+pub(crate) use space::Quota;
 pub(crate) use watch::PATH as WATCH_PATH;
 
 use crate::apply::Outcome;
@@ -71,6 +72,8 @@ pub(crate) struct Limits {
     pub compaction_pause: Duration,
     /// So long a client may take nothing of a snapshot.
     pub snapshot_patience: Duration,
+    /// `--quota-backend-bytes`.
+    pub quota: Quota,
 }
 
 impl Default for Limits {
@@ -82,6 +85,7 @@ impl Default for Limits {
             watch_progress_interval: Duration::from_secs(600),
             compaction_pause: Duration::from_millis(10),
             snapshot_patience: Duration::from_secs(30),
+            quota: Quota::default(),
         }
     }
 }
@@ -140,6 +144,7 @@ pub(crate) fn router(
         peers,
         rules,
         changing: tokio::sync::Mutex::default(),
+        claim: space::Claim::default(),
         identity,
         request_ids,
         limits,

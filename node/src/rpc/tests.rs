@@ -60,10 +60,14 @@ struct Node {
 
 impl Node {
     async fn start() -> Self {
+        Self::start_with(Limits::default()).await
+    }
+
+    async fn start_with(limits: Limits) -> Self {
         let limits = Limits {
             watch_progress_interval: Duration::from_millis(200),
             snapshot_patience: Duration::from_millis(500),
-            ..Limits::default()
+            ..limits
         };
         let dir = tempfile::tempdir().unwrap();
         let disk: SharedDisk = Arc::new(RealDisk);
@@ -283,6 +287,37 @@ async fn alarms_are_raised_shown_and_lowered() {
     let lowered = maintenance.alarm(request(2)).await.unwrap().into_inner();
     assert_eq!(lowered.alarms.len(), 1);
     node.put("k", "v").await;
+}
+
+#[tokio::test]
+async fn what_the_quota_has_no_room_for_is_refused_until_there_is_room_and_the_alarm_is_lowered() {
+    let limits = Limits { quota: Quota(4_000), ..Limits::default() };
+    let node = Node::start_with(limits).await;
+    let mut maintenance = MaintenanceClient::new(node.channel.clone());
+    let value = "x".repeat(1_000);
+    let mut refusals = Vec::new();
+    while refusals.is_empty() {
+        refusals.extend(node.kv().put(put("k", &value)).await.err());
+    }
+    let text = "etcdserver: mvcc: database space exceeded".to_owned();
+    assert_eq!((refusals[0].code(), refusals[0].message()), (Code::ResourceExhausted, &text[..]));
+    let status = maintenance.status(StatusRequest {}).await.unwrap().into_inner();
+    assert_eq!(status.db_size_quota, 4_000);
+    assert!((2_000..=4_000).contains(&status.db_size_in_use), "{}", status.db_size_in_use);
+    assert_eq!(status.errors, [format!("memberID:{MEMBER} alarm:NOSPACE ")]);
+
+    // However small a write is now: it is the alarm that refuses it, on every member alike.
+    let revision = status.header.unwrap().revision;
+    assert_eq!(told(node.kv().put(put("small", "")).await), (Code::ResourceExhausted, text));
+    let gone = DeleteRangeRequest { key: "none".into(), ..Default::default() };
+    node.kv().delete_range(gone).await.unwrap();
+    node.compact(revision).await.unwrap();
+    assert!(node.kv().put(put("small", "")).await.is_err(), "nobody has lowered the alarm");
+    let lower = AlarmRequest { action: 2, member_id: MEMBER, alarm: 1 };
+    maintenance.alarm(lower).await.unwrap();
+    node.put("k", &value).await;
+    let (_, metrics) = node.http("GET", "/metrics").await;
+    assert!(metrics.contains("\netcd_server_quota_backend_bytes 4000\n"), "{metrics}");
 }
 
 struct Watching {

@@ -395,6 +395,7 @@ fn rpc_limits(config: &Config) -> rpc::Limits {
         election_timeout: config.election,
         watch_progress_interval: config.watch_progress_interval,
         compaction_pause: config.compaction_sleep,
+        quota: rpc::Quota(config.quota_backend_bytes),
         ..rpc::Limits::default()
     }
 }

@@ -30,6 +30,18 @@ fn without_any_flag_it_is_etcds_single_node() {
 }
 
 #[test]
+fn a_quota_above_what_etcd_suggests_is_remarked_on() {
+    let remarks = |bytes: i64| match parse([format!("--quota-backend-bytes={bytes}")], []) {
+        Ok(Command::Run(_, remarks)) => remarks,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(remarks(8 << 30), [Remark::DefaultName]);
+    let large = (8 << 30) + 1;
+    assert_eq!(remarks(large), [Remark::DefaultName, Remark::LargeQuota(large)]);
+    assert_eq!(remarks(-1), [Remark::DefaultName]);
+}
+
+#[test]
 fn a_name_alone_renames_the_default_cluster() {
     let config = config(&["--name=x"]).unwrap();
     assert_eq!(config.initial_cluster[0].0, "x");
