@@ -4,10 +4,9 @@
 
 mod common;
 
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Member, PATIENCE, eventually, skipped, small::Small};
+use common::{Member, PATIENCE, eventually, saboteur::Saboteur, skipped, small::Small};
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
 use node_proto::etcdserverpb::{
@@ -74,41 +73,6 @@ async fn alarms(member: &Member) -> Vec<(u64, AlarmType)> {
     answer.unwrap().into_inner().alarms.iter().map(|a| (a.member_id, a.alarm())).collect()
 }
 
-/// strace, attached to a member, which makes its syncs fail.
-struct Saboteur(Child);
-
-impl Saboteur {
-    fn attach(process: u32, inject: &str) -> Option<Self> {
-        let mut strace = Command::new("strace");
-        strace.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync", "-e", inject]);
-        strace.arg("-p").arg(process.to_string()).stdin(Stdio::null()).stderr(Stdio::null());
-        let mut child = strace.spawn().ok()?;
-        let traced = || {
-            let status = std::fs::read_to_string(format!("/proc/{process}/status"));
-            status
-                .unwrap_or_default()
-                .lines()
-                .any(|line| line.strip_prefix("TracerPid:").is_some_and(|pid| pid.trim() != "0"))
-        };
-        let start = Instant::now();
-        while !traced() {
-            if child.try_wait().unwrap().is_some() || start.elapsed() > PATIENCE {
-                let _ = child.kill();
-                return None;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Some(Self(child))
-    }
-}
-
-impl Drop for Saboteur {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[tokio::test]
 async fn a_failed_sync_ends_the_process_unacknowledged_and_the_restart_has_what_was_told() {
     for (errno, advice) in [("EIO", "the disk failed"), ("ENOSPC", "the disk is full")] {
@@ -117,8 +81,8 @@ async fn a_failed_sync_ends_the_process_unacknowledged_and_the_restart_has_what_
         member.start();
         member.ready();
         member.put("told", "1").await.unwrap();
-        let inject = format!("inject=fdatasync:error={errno}");
-        let Some(saboteur) = Saboteur::attach(member.id(), &inject) else {
+        let error = format!("error={errno}");
+        let Some(saboteur) = Saboteur::attach(member.id(), "fdatasync", &error) else {
             return skipped("strace cannot be used");
         };
         assert!(member.put("untold", "2").await.is_err(), "acknowledged after {errno}");

@@ -35,6 +35,11 @@ pub(super) fn store_failed<M: StateMachine>(error: &M::Error) -> ! {
     fatal("the store", error, M::is_final(error))
 }
 
+/// The store's file may not be the one that the next start finds.
+pub(crate) fn defragmentation_failed(error: &(dyn Error + 'static)) -> ! {
+    fatal("putting a smaller file in the store's place", error, false)
+}
+
 pub(super) fn snapshot_failed(error: &std::io::Error) -> ! {
     fatal("reading a received snapshot", error, false)
 }

@@ -58,7 +58,7 @@ pub struct Durations {
 }
 
 impl Durations {
-    pub(super) fn record(&self, took: Duration) {
+    pub(crate) fn record(&self, took: Duration) {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let bucket = (0..BUCKETS).find(|bucket| micros <= 1000 << bucket).unwrap_or(BUCKETS);
         self.counts[bucket].fetch_add(1, Relaxed);

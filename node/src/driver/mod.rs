@@ -47,6 +47,7 @@ use std::time::Duration;
 pub use apply::{Applier, ApplyJob, ApplyOutlets, CheckpointPolicy, Turn, TurnError};
 pub use core::{Driver, DriverOptions, Effects};
 pub use error::{ProposeError, ReadError, TransferError};
+pub(crate) use fatal::defragmentation_failed;
 pub use handle::Handle;
 pub use mail::{
     MAX_QUEUED_MESSAGE_BYTES, MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS, MAX_QUEUED_READS,

@@ -169,6 +169,11 @@ impl Scrape {
             "etcd_disk_backend_commit_duration_seconds",
             "Time that a checkpoint of the store took, its syncs included",
             &driver.checkpoint_durations,
+        )?;
+        out.durations(
+            "etcd_disk_backend_defrag_duration_seconds",
+            "Time that a defragmentation of the store took",
+            &self.0.metrics.defragmentations,
         )
     }
 

@@ -12,7 +12,7 @@ use redb::{Durability, ReadableDatabase as _};
 use super::error::{ReadError, StoreError};
 use super::index::Walk;
 use super::range::read;
-use super::store::{Store, weight};
+use super::store::{File, Store, weight};
 use super::tables::{META, RECORDS, write_compacted};
 
 /// How far a compaction has come.
@@ -47,16 +47,21 @@ impl Store {
     /// Does a bounded piece of the compaction that is under way, if any. Blocks while a batch is
     /// being written.
     pub fn compact_step(&self) -> Result<CompactionProgress, StoreError> {
+        let _alone = self.shared.rows_stay.lock().expect("a panic under it stops the process");
+        self.compact_piece(&self.shared.file())
+    }
+
+    fn compact_piece(&self, file: &File) -> Result<CompactionProgress, StoreError> {
         let shared = &self.shared;
         let Some(cursor) = shared.lock_cursor().take() else {
             return Ok(CompactionProgress::Idle);
         };
         if let Some(previous) = cursor.previous {
-            self.keep_hash(cursor.revision, previous)?;
+            self.keep_hash(file, cursor.revision, previous)?;
         }
         // The transaction comes first: whoever opens a batch meanwhile waits for it, so that
         // index and records change together.
-        let mut txn = shared.db.begin_write()?;
+        let mut txn = file.db.begin_write()?;
         txn.set_durability(Durability::None)?;
         let mut dropped = Vec::new();
         let walk = {
@@ -95,9 +100,9 @@ impl Store {
     }
 
     /// Keeps the checksum as of a compaction that has not taken anything away yet.
-    fn keep_hash(&self, revision: i64, previous: i64) -> Result<(), StoreError> {
+    fn keep_hash(&self, file: &File, revision: i64, previous: i64) -> Result<(), StoreError> {
         // Not the newest view: that may not be there yet.
-        let records = self.shared.db.begin_read()?.open_table(RECORDS)?;
+        let records = file.db.begin_read()?.open_table(RECORDS)?;
         let nothing = read(&self.shared.index).compacts_to_nothing(revision);
         match self.hash_upto(&records, revision, previous, nothing) {
             Ok(hash) => self.shared.hashes.keep(hash),
@@ -111,6 +116,12 @@ impl Store {
     /// Finishes the compaction that is under way.
     pub fn compact_all(&self) -> Result<(), StoreError> {
         while self.compact_step()? == CompactionProgress::More {}
+        Ok(())
+    }
+
+    /// The same, for who writes to the file already.
+    pub(crate) fn compact_in(&self, file: &File) -> Result<(), StoreError> {
+        while self.compact_piece(file)? == CompactionProgress::More {}
         Ok(())
     }
 

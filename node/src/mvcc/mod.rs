@@ -17,6 +17,7 @@
 
 mod batch;
 mod compaction;
+mod defragment;
 mod error;
 mod event;
 mod hash;
@@ -30,6 +31,7 @@ pub mod watch;
 
 pub use batch::Batch;
 pub use compaction::CompactionProgress;
+pub use defragment::{DefragmentError, Defragmented, StoreFile};
 pub use error::{ReadError, StoreError};
 pub use event::{Event, EventBatch, EventKind};
 pub use hash::KeyValueHash;

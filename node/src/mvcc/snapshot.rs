@@ -190,7 +190,8 @@ impl Writer {
         fill: impl FnOnce(&mut TakeRecord<'_>) -> Result<Cluster, E>,
     ) -> Result<(), E> {
         let shared = self.shared.clone();
-        let mut txn = shared.db.begin_write().map_err(StoreError::from)?;
+        let file = shared.file();
+        let mut txn = file.db.begin_write().map_err(StoreError::from)?;
         let empty = |txn: &mut redb::WriteTransaction| {
             txn.set_durability(Durability::Immediate)?;
             txn.set_quick_repair(true);
@@ -212,7 +213,7 @@ impl Writer {
             write_compacted(&mut meta, Progress::START.compacted)?;
         }
         txn.commit().map_err(StoreError::from)?;
-        Ok(self.replace(progress, cluster)?)
+        Ok(self.replace(&file, progress, cluster)?)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Opening the store, publishing views of it, and the handles to read and write it.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
 use node_consensus::Guards;
 use node_proto::etcdserverpb::{AlarmMember, RangeRequest, RangeResponse};
@@ -73,6 +73,9 @@ type Records = ReadOnlyTable<u128, &'static [u8]>;
 /// the file can't be used again meanwhile.
 pub struct View {
     pub(crate) records: Records,
+    /// Ends with the last view of it, so that this one can be read even when another has taken its
+    /// place.
+    pub(crate) _file: Arc<File>,
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) progress: Progress,
 }
@@ -131,8 +134,35 @@ impl Frozen {
     }
 }
 
-pub(crate) struct Shared {
+/// An open file.
+pub(crate) struct File {
     pub(crate) db: Database,
+    bytes: Arc<AtomicU64>,
+}
+
+impl File {
+    /// Opens what `backend` holds, or begins a new store there.
+    pub(crate) fn open(
+        backend: impl StorageBackend,
+        cache_bytes: usize,
+    ) -> Result<Self, StoreError> {
+        let bytes = Arc::new(AtomicU64::new(0));
+        let backend = Measured::new(backend, bytes.clone())?;
+        let builder = &mut Database::builder();
+        let db = builder.set_cache_size(cache_bytes).create_with_backend(backend)?;
+        Ok(Self { db, bytes })
+    }
+}
+
+pub(crate) struct Shared {
+    /// Whoever writes holds this from before its transaction until the view is published; to put
+    /// another file in its place takes the lock as a whole.
+    pub(crate) file: RwLock<Arc<File>>,
+    /// Held by a defragmentation and by each step of a compaction.
+    pub(crate) rows_stay: Mutex<()>,
+    /// Counts the states that replaced all that was there.
+    pub(crate) replaced: AtomicU64,
+    pub(crate) cache_bytes: usize,
     pub(crate) index: RwLock<Index>,
     view: RwLock<Arc<View>>,
     /// Finished compactions, for those who wait for a physical one.
@@ -145,7 +175,6 @@ pub(crate) struct Shared {
     pub(crate) wanted: Notify,
     /// Those of the newest view, for who has to follow them.
     members: watch::Sender<Arc<MemberTable>>,
-    file_bytes: Arc<AtomicU64>,
     /// Bytes of all records.
     pub(crate) record_bytes: AtomicI64,
 }
@@ -153,6 +182,20 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn view(&self) -> Arc<View> {
         self.view.read().expect("nothing panics while it holds this lock").clone()
+    }
+
+    pub(crate) fn file(&self) -> RwLockReadGuard<'_, Arc<File>> {
+        self.file.read().expect("nothing panics while it replaces the file")
+    }
+
+    /// Shows `view` to whoever reads from now on.
+    pub(crate) fn show(&self, view: View) {
+        let last = {
+            let mut slot = self.view.write().expect("nothing panics under this lock");
+            std::mem::replace(&mut *slot, Arc::new(view))
+        };
+        // Outside the lock: to end a read transaction takes a lock of its own.
+        drop(last);
     }
 
     fn ask_for_compaction(&self, cursor: Cursor) {
@@ -190,7 +233,7 @@ impl Store {
     /// The store as it is now, to be read as a whole. Its pages of the file can't be used again
     /// meanwhile.
     pub fn freeze(&self) -> Result<Frozen, StoreError> {
-        freeze(&self.shared.db)
+        freeze(&self.shared.file())
     }
 
     /// Begins to read a range; `step` until done. [`ReadError::Superseded`]: take a new view.
@@ -241,7 +284,7 @@ impl Store {
     /// Bytes of the file.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
-        self.shared.file_bytes.load(Ordering::Relaxed)
+        self.shared.file().bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes of all records in it: keys, values and what belongs to them.
@@ -277,21 +320,17 @@ impl Writer {
     ///
     /// The index is built from the records: about a second per million of them.
     pub fn open(backend: impl StorageBackend, options: Options) -> Result<Self, StoreError> {
-        let file_bytes = Arc::new(AtomicU64::new(0));
-        let backend = Measured::new(backend, file_bytes.clone())?;
-        let db = unless_it_panics(|| {
-            let builder = &mut Database::builder();
-            Ok(builder.set_cache_size(options.cache_bytes).create_with_backend(backend)?)
-        })?;
+        let cache_bytes = options.cache_bytes;
+        let file = Arc::new(unless_it_panics(|| File::open(backend, cache_bytes))?);
         let loaded = unless_it_panics(|| {
-            prepare(&db, options.members)?;
-            load(&db)
+            prepare(&file.db, options.members)?;
+            load(&file)
         });
         let loaded = match loaded {
             Ok(loaded) => loaded,
             Err(error) => {
                 // Dropping it would write to a file that may not be what it says.
-                std::mem::forget(db);
+                std::mem::forget(file);
                 return Err(error);
             }
         };
@@ -301,7 +340,10 @@ impl Writer {
         let members = watch::Sender::new(cluster.members.clone());
         let unfinished = progress.compacted > finished;
         let shared = Shared {
-            db,
+            file: RwLock::new(file),
+            rows_stay: Mutex::default(),
+            replaced: AtomicU64::new(0),
+            cache_bytes,
             index: RwLock::new(index),
             view: RwLock::new(Arc::new(view)),
             compacted: watch::Sender::new(finished),
@@ -311,7 +353,6 @@ impl Writer {
             hashes: Kept::default(),
             wanted: Notify::new(),
             members,
-            file_bytes,
             record_bytes: AtomicI64::new(record_bytes),
         };
         let shared = Arc::new(shared);
@@ -357,7 +398,8 @@ impl Writer {
         work: impl FnOnce(&mut Batch<'_>) -> Result<R, StoreError>,
     ) -> Result<(R, EventBatch), StoreError> {
         let shared = self.shared.clone();
-        let mut txn = shared.db.begin_write()?;
+        let file = shared.file();
+        let mut txn = file.db.begin_write()?;
         txn.set_durability(Durability::None)?;
         let (result, done) = {
             let mut batch = Batch::new(&txn, &shared, self.progress, self.cluster.clone())?;
@@ -378,17 +420,18 @@ impl Writer {
             let is_whole = *shared.compacted.borrow() == before;
             shared.ask_for_compaction(if is_whole { cursor.after_one_of(before) } else { cursor });
             if self.compaction == Compaction::Inline {
-                self.store().compact_all()?;
+                self.store().compact_in(&file)?;
             }
         }
-        self.publish()?;
+        self.publish(&file)?;
         Ok((result, done.events))
     }
 
     /// Makes everything applied durable.
     pub fn checkpoint(&mut self) -> Result<Position, StoreError> {
         if self.durable != self.progress.applied {
-            let mut txn = self.shared.db.begin_write()?;
+            let file = self.shared.file();
+            let mut txn = file.db.begin_write()?;
             txn.set_durability(Durability::Immediate)?;
             // Else the next start after a crash would read the whole file.
             txn.set_quick_repair(true);
@@ -401,35 +444,35 @@ impl Writer {
     /// Takes over what a snapshot brought; the file has it already.
     pub(crate) fn replace(
         &mut self,
+        file: &Arc<File>,
         progress: Progress,
         cluster: Cluster,
     ) -> Result<(), StoreError> {
         self.progress = progress;
         self.durable = progress.applied;
         self.cluster = Arc::new(cluster);
-        let txn = self.shared.db.begin_read()?;
+        let txn = file.db.begin_read()?;
         let records = txn.open_table(RECORDS)?;
         let (index, record_bytes) = build_index(&records, progress)?;
         *self.shared.index.write().expect("the writer is the only one to write") = index;
         self.shared.record_bytes.store(record_bytes, Ordering::Relaxed);
         // What the sender's compaction had not reached yet came along.
         self.shared.hashes.clear();
+        self.shared.replaced.fetch_add(1, Ordering::Relaxed);
         self.shared.ask_for_compaction(Cursor::new(progress.compacted));
         if self.compaction == Compaction::Inline {
-            self.store().compact_all()?;
+            self.store().compact_in(file)?;
         }
-        self.publish()
+        self.publish(file)
     }
 
-    fn publish(&self) -> Result<(), StoreError> {
-        let records = self.shared.db.begin_read()?.open_table(RECORDS)?;
-        let view = View { records, cluster: self.cluster.clone(), progress: self.progress };
-        let last = {
-            let mut slot = self.shared.view.write().expect("nothing panics under this lock");
-            std::mem::replace(&mut *slot, Arc::new(view))
-        };
-        // Outside the lock: to end a read transaction takes a lock of its own.
-        drop(last);
+    fn publish(&self, file: &Arc<File>) -> Result<(), StoreError> {
+        self.shared.show(View {
+            records: file.db.begin_read()?.open_table(RECORDS)?,
+            _file: file.clone(),
+            cluster: self.cluster.clone(),
+            progress: self.progress,
+        });
         self.shared.members.send_if_modified(|known| {
             let changed = !Arc::ptr_eq(known, &self.cluster.members);
             if changed {
@@ -448,20 +491,20 @@ struct Loaded {
     record_bytes: i64,
 }
 
-fn load(db: &Database) -> Result<Loaded, StoreError> {
-    let frozen = freeze(db)?;
+fn load(file: &Arc<File>) -> Result<Loaded, StoreError> {
+    let frozen = freeze(file)?;
     let (index, record_bytes) = build_index(&frozen.view.records, frozen.view.progress)?;
     Ok(Loaded { frozen, index, record_bytes })
 }
 
 /// Everything of one transaction.
-fn freeze(db: &Database) -> Result<Frozen, StoreError> {
-    let txn = db.begin_read()?;
+pub(crate) fn freeze(file: &Arc<File>) -> Result<Frozen, StoreError> {
+    let txn = file.db.begin_read()?;
     let meta = txn.open_table(META)?;
     let progress = read_progress(&meta)?;
     let finished_compaction = read_compacted(&meta)?;
     let cluster = Arc::new(read_cluster(&txn)?);
-    let view = View { records: txn.open_table(RECORDS)?, cluster, progress };
+    let view = View { records: txn.open_table(RECORDS)?, _file: file.clone(), cluster, progress };
     Ok(Frozen { view, finished_compaction })
 }
 

@@ -22,7 +22,7 @@ use crate::identity::MemberId;
 use crate::machine::RequestId;
 use crate::membership::{MemberTable, Rules};
 use crate::mvcc::watch::WatchHub;
-use crate::mvcc::{ReadError, Store, View};
+use crate::mvcc::{ReadError, Store, StoreFile, View};
 use crate::shares::{Account, Charge, Part};
 use crate::transport::Transport;
 
@@ -35,6 +35,7 @@ pub(crate) struct Context {
     /// Whether this member's disk is almost full.
     pub(crate) space: watch::Receiver<bool>,
     pub(crate) store: Store,
+    pub(crate) store_file: StoreFile,
     pub(crate) hub: WatchHub,
     /// Who belongs to the cluster.
     pub(crate) members: watch::Receiver<Arc<MemberTable>>,
@@ -129,7 +130,7 @@ answers! {
     RangeResponse PutResponse DeleteRangeResponse TxnResponse CompactionResponse
     MemberListResponse MemberAddResponse MemberRemoveResponse MemberUpdateResponse
     MemberPromoteResponse
-    StatusResponse AlarmResponse HashKvResponse MoveLeaderResponse
+    StatusResponse AlarmResponse DefragmentResponse HashKvResponse MoveLeaderResponse
 }
 
 /// A request, as a learner sees it: of most of them it could only give old answers.
@@ -161,7 +162,7 @@ macro_rules! not_for_learners {
 not_for_learners! {
     PutRequest DeleteRangeRequest TxnRequest CompactionRequest
     MemberListRequest MemberAddRequest MemberRemoveRequest MemberUpdateRequest MemberPromoteRequest
-    AlarmRequest HashKvRequest MoveLeaderRequest
+    AlarmRequest DefragmentRequest HashKvRequest MoveLeaderRequest
 }
 
 impl Context {

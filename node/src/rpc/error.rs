@@ -137,6 +137,9 @@ table! {
     NotSupportedForLearner: FailedPrecondition "etcdserver: rpc not supported for learner",
     /// An action that is none.
     UnknownMethod: Unknown "etcdserver: unknown method",
+    /// The store's file is as it was.
+    NotDefragmented: Unavailable
+        "muster: the store was not defragmented, and is as it was; the member's log says why",
     /// The store failed: this process is about to stop.
     StoreFailed: Internal "etcdserver: store failed",
 }

@@ -1,13 +1,14 @@
 //! Maintenance: status, alarms, checksums, snapshots, moving the leader.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use node_proto::etcdserverpb::alarm_request::AlarmAction;
 use node_proto::etcdserverpb::maintenance_server;
 use node_proto::etcdserverpb::{
-    AlarmMember, AlarmRequest, AlarmResponse, AlarmType, DowngradeInfo, HashKvRequest,
-    HashKvResponse, MoveLeaderRequest, MoveLeaderResponse, ResponseHeader, SnapshotRequest,
-    StatusRequest, StatusResponse,
+    AlarmMember, AlarmRequest, AlarmResponse, AlarmType, DefragmentRequest, DefragmentResponse,
+    DowngradeInfo, HashKvRequest, HashKvResponse, MoveLeaderRequest, MoveLeaderResponse,
+    ResponseHeader, SnapshotRequest, StatusRequest, StatusResponse,
 };
 use tokio::sync::Semaphore;
 use tonic::{Request, Status};
@@ -16,8 +17,9 @@ use super::context::{Context, Held};
 use super::error::Error;
 use super::metrics::Method;
 use super::snapshot;
+use crate::driver::defragmentation_failed;
 use crate::identity::MemberId;
-use crate::mvcc::{KeyValueHash, ReadError, View};
+use crate::mvcc::{DefragmentError, Defragmented, KeyValueHash, ReadError, View};
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 
@@ -116,10 +118,42 @@ impl Maintenance {
         })
     }
 
+    /// Makes the store's file smaller; reads and writes go on meanwhile. Not given up when the client
+    /// goes.
+    async fn defragment(&self) -> Result<DefragmentResponse, Error> {
+        let context = self.context.clone();
+        let work = move || {
+            let started = Instant::now();
+            let done = context.store.defragment(&context.store_file);
+            context.metrics.defragmentations.record(started.elapsed());
+            tell(&done, started.elapsed());
+            done
+        };
+        let done = tokio::task::spawn_blocking(work).await.map_err(|_| Error::Stopped)?;
+        match done {
+            Ok(_) => Ok(DefragmentResponse { header: None }),
+            Err(error @ DefragmentError::Unsettled(_)) => defragmentation_failed(&error),
+            Err(_) => Err(Error::NotDefragmented),
+        }
+    }
+
     async fn move_leader(&self, target: u64) -> Result<MoveLeaderResponse, Error> {
         self.context.handle.transfer_leader(target).await?;
         // Without a header, as in etcd.
         Ok(MoveLeaderResponse { header: None })
+    }
+}
+
+fn tell(done: &Result<Defragmented, DefragmentError>, took: Duration) {
+    let duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+    match done {
+        Ok(Defragmented { before, after }) => {
+            tracing::info!(before, after, duration_ms, "finished defragmenting the store");
+        }
+        Err(error) => {
+            let error = error as &dyn std::error::Error;
+            tracing::error!(error, duration_ms, "the store was not defragmented");
+        }
     }
 }
 
@@ -132,6 +166,11 @@ impl maintenance_server::Maintenance for Maintenance {
     async fn alarm(&self, request: Request<AlarmRequest>) -> Answer<AlarmResponse> {
         let work = async |request, held: &mut Held| self.alarm(request, held).await;
         self.context.call(Method::Alarm, request, work).await
+    }
+
+    async fn defragment(&self, request: Request<DefragmentRequest>) -> Answer<DefragmentResponse> {
+        let work = async |_, _: &mut Held| self.defragment().await;
+        self.context.call(Method::Defragment, request, work).await
     }
 
     async fn hash_kv(&self, request: Request<HashKvRequest>) -> Answer<HashKvResponse> {

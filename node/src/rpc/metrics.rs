@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use tonic::{Code, Status};
 
+use crate::driver::Durations;
+
 macro_rules! methods {
     ($($name:ident = $service:literal, $method:literal, $kind:literal;)*) => {
         /// The methods that are counted.
@@ -39,6 +41,7 @@ methods! {
     MemberList = "etcdserverpb.Cluster", "MemberList", "unary";
     Status = "etcdserverpb.Maintenance", "Status", "unary";
     Alarm = "etcdserverpb.Maintenance", "Alarm", "unary";
+    Defragment = "etcdserverpb.Maintenance", "Defragment", "unary";
     HashKv = "etcdserverpb.Maintenance", "HashKV", "unary";
     Snapshot = "etcdserverpb.Maintenance", "Snapshot", "server_stream";
     MoveLeader = "etcdserverpb.Maintenance", "MoveLeader", "unary";
@@ -68,6 +71,8 @@ pub(crate) struct Metrics {
     pub watchers: AtomicI64,
     /// Events told.
     pub events: AtomicU64,
+    /// Of each defragmentation.
+    pub defragmentations: Durations,
 }
 
 impl Default for Metrics {
@@ -78,6 +83,7 @@ impl Default for Metrics {
             watch_streams: AtomicI64::new(0),
             watchers: AtomicI64::new(0),
             events: AtomicU64::new(0),
+            defragmentations: Durations::default(),
         }
     }
 }

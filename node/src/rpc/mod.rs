@@ -39,7 +39,7 @@ use crate::apply::Outcome;
 use crate::driver::Handle;
 use crate::membership::Rules;
 use crate::mvcc::watch::WatchHub;
-use crate::mvcc::{CompactionProgress, Store};
+use crate::mvcc::{CompactionProgress, Store, StoreFile};
 use crate::tls::{ClientListenerTls, PeerTls};
 use crate::transport::Transport;
 
@@ -96,6 +96,8 @@ pub(crate) struct Services {
     pub handle: Handle<Outcome>,
     /// Reads.
     pub store: Store,
+    /// Where that lies.
+    pub store_file: StoreFile,
     /// Watches.
     pub hub: WatchHub,
     /// Who answers.
@@ -130,8 +132,18 @@ pub(crate) fn router(
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) -> (axum::Router, Arc<Context>) {
-    let Services { handle, store, hub, identity, request_ids, limits, peers, rules, telemetry } =
-        services;
+    let Services {
+        handle,
+        store,
+        store_file,
+        hub,
+        identity,
+        request_ids,
+        limits,
+        peers,
+        rules,
+        telemetry,
+    } = services;
     let (health, health_service) = tonic_health::server::health_reporter();
     let context = Arc::new(Context {
         status: handle.status(),
@@ -140,6 +152,7 @@ pub(crate) fn router(
         handle,
         members: store.members(),
         store,
+        store_file,
         hub,
         peers,
         rules,

@@ -12,10 +12,10 @@ use node_proto::etcdserverpb::request_op::Request as Op;
 use node_proto::etcdserverpb::watch_client::WatchClient;
 use node_proto::etcdserverpb::watch_request::RequestUnion;
 use node_proto::etcdserverpb::{
-    AlarmRequest, CompactionRequest, DeleteRangeRequest, HashKvRequest, LeaseGrantRequest,
-    MemberListRequest, PutRequest, RangeRequest, RequestOp, StatusRequest, TxnRequest,
-    WatchCancelRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
-    cluster_client, lease_client,
+    AlarmRequest, CompactionRequest, DefragmentRequest, DefragmentResponse, DeleteRangeRequest,
+    HashKvRequest, LeaseGrantRequest, MemberListRequest, PutRequest, RangeRequest, RequestOp,
+    StatusRequest, TxnRequest, WatchCancelRequest, WatchCreateRequest, WatchProgressRequest,
+    WatchRequest, WatchResponse, cluster_client, lease_client,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
@@ -90,6 +90,7 @@ impl Node {
         let services = Services {
             handle,
             store,
+            store_file: mvcc::StoreFile::new(disk.clone(), dir.path()),
             hub,
             identity: Identity { cluster_id: 9, member_id: MEMBER, version: "3.6.0" },
             request_ids: RequestIds::new(MEMBER, 1),
@@ -318,6 +319,27 @@ async fn what_the_quota_has_no_room_for_is_refused_until_there_is_room_and_the_a
     node.put("k", &value).await;
     let (_, metrics) = node.http("GET", "/metrics").await;
     assert!(metrics.contains("\netcd_server_quota_backend_bytes 4000\n"), "{metrics}");
+}
+
+#[tokio::test]
+async fn a_defragmentation_frees_what_a_compaction_left_and_answers_as_etcd_does() {
+    let node = Node::start().await;
+    let mut maintenance = MaintenanceClient::new(node.channel.clone());
+    let value = "x".repeat(100_000);
+    let mut revision = 0;
+    for _ in 0..40 {
+        revision = node.put("k", &value).await;
+    }
+    node.compact(revision).await.unwrap();
+    let before = maintenance.status(StatusRequest {}).await.unwrap().into_inner().db_size;
+    let answer = maintenance.defragment(DefragmentRequest {}).await.unwrap().into_inner();
+    assert_eq!(answer, DefragmentResponse { header: None });
+    let after = maintenance.status(StatusRequest {}).await.unwrap().into_inner();
+    assert!(after.db_size * 4 < before, "{before} to {}", after.db_size);
+    assert!(after.db_size >= after.db_size_in_use, "{after:?}");
+    assert!(node.put("k", "after").await > revision);
+    let (_, metrics) = node.http("GET", "/metrics").await;
+    assert!(metrics.contains("etcd_disk_backend_defrag_duration_seconds_count 1"), "{metrics}");
 }
 
 struct Watching {

@@ -24,7 +24,7 @@ use crate::{
     log::{self, Log, LogOptions, Recovered},
     machine::{Position, StateMachine as _},
     membership::Member,
-    mvcc::Options as StoreOptions,
+    mvcc::{Options as StoreOptions, StoreFile},
     recovery::{self, ForceError, Survivor},
     tls::PeerTls,
     transport::Local,
@@ -33,8 +33,6 @@ use crate::{
 
 /// A member's directory within the data directory.
 const MEMBER_DIR: &str = "member";
-/// The store's file in it.
-const STORE: &str = "db";
 /// Where snapshots on their way in and out lie, in it.
 const SNAPSHOT_DIR: &str = "snap";
 /// The whole state, as a new member has received it, in that one.
@@ -47,6 +45,7 @@ pub(super) struct Found {
     /// This start is the identity's first.
     pub first_start: bool,
     pub machine: Machine,
+    pub store_file: StoreFile,
     pub log: Log,
     pub recovered: Recovered,
 }
@@ -132,6 +131,7 @@ async fn open_member(
     disk.sync_dir(dir.path()).map_err(system("sync the data directory"))?;
     let snapshots = member_dir.join(SNAPSHOT_DIR);
     disk.create_dir(&snapshots).map_err(system("make the directory for snapshots"))?;
+    let store_file = StoreFile::new(disk.clone(), &member_dir);
     let options = LogOptions::default();
     let create = |cluster: ClusterId, member: MemberId, base| {
         let incarnation = u128::from_be_bytes(incarnation.0);
@@ -153,7 +153,7 @@ async fn open_member(
             let body = snapshots.join(JOINING);
             let at = join::fetch(joining, &local, tls, &body).await?;
             let machine = open_store(&disk, &member_dir, Open::New, Vec::new())?;
-            let machine = install(machine, body, member_dir.join(STORE)).await?;
+            let machine = install(machine, body, store_file.path()).await?;
             create(cluster, member, at)?;
             machine
         }
@@ -183,7 +183,7 @@ async fn open_member(
         run,
         disk: on_disk(&recovered),
     };
-    Ok(Found { dir, local, first_start: beginning.is_some(), machine, log, recovered })
+    Ok(Found { dir, local, first_start: beginning.is_some(), machine, store_file, log, recovered })
 }
 
 /// How a member without a log begins. With one, the store's members count, and what the cluster
@@ -247,7 +247,8 @@ fn open_store(
     how: Open,
     members: Vec<Member>,
 ) -> Result<Machine, ServerError> {
-    let path = member_dir.join(STORE);
+    let store_file = StoreFile::new(disk.clone(), member_dir);
+    let path = store_file.path();
     let system = |action| move |source| ServerError::System { action, source };
     let exists = disk.exists(&path).map_err(system("look for the store"))?;
     match how {
@@ -258,6 +259,7 @@ fn open_store(
         }
         _ => {}
     }
+    store_file.tidy().map_err(system("remove an unfinished copy of the store"))?;
     let file = disk.open(&path, how).map_err(system("open the store"))?;
     let options = StoreOptions { members, ..StoreOptions::default() };
     let backend = Backend::new(file).map_err(system("read the store past the page cache"))?;

@@ -73,7 +73,7 @@ impl Node {
         let peer_tls = peer_tls(config)?;
         let sockets = bind_clients(config)?;
         let found = disk::open(config, peer_tls.as_ref()).await?;
-        let Found { dir, local, first_start, mut machine, log, recovered } = found;
+        let Found { dir, local, first_start, mut machine, store_file, log, recovered } = found;
         let request_ids = RequestIds::new(local.member.0, recovered.boot);
         machine.answer_only(request_ids.own());
         say_starting(config, local, first_start, &machine);
@@ -103,18 +103,17 @@ impl Node {
         let following = follow_members(store.members(), censuses, local, transport.clone());
         tasks.spawn(stopping.clone().run_until_cancelled_owned(following));
         tasks.spawn(refuse_removed(store.members(), client_tls.clone(), stopping.clone()));
-        let telemetry =
-            rpc::Telemetry { peer_tls: peer_tls.clone(), client_tls: client_tls.clone() };
         let services = rpc::Services {
             handle: handle.clone(),
             store,
+            store_file,
             hub,
             identity: rpc_identity(&local),
             request_ids,
             limits: rpc_limits(config),
             peers: Some(transport.clone()),
             rules: rpc_rules(config),
-            telemetry,
+            telemetry: telemetry(peer_tls.as_ref(), client_tls.as_ref()),
         };
         // Methods and HTTP paths on one port, told apart by path.
         let (grpc, context) = rpc::router(services, &tasks, &stopping);
@@ -378,6 +377,13 @@ fn driver_options(
         snapshot_dir: dir.join("member/snap"),
         catch_up_entries: config.snapshot_catchup_entries,
     }
+}
+
+fn telemetry(
+    peer_tls: Option<&Arc<PeerTls>>,
+    client_tls: Option<&Arc<ClientListenerTls>>,
+) -> rpc::Telemetry {
+    rpc::Telemetry { peer_tls: peer_tls.cloned(), client_tls: client_tls.cloned() }
 }
 
 fn rpc_identity(local: &Local) -> rpc::Identity {

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 pub(crate) mod ca;
+pub(crate) mod saboteur;
 pub(crate) mod small;
 
 use std::{

@@ -1,6 +1,7 @@
 //! The store against a plain model, over a disk that loses and tears what was not synced.
 
 mod damage;
+mod defragment;
 mod model;
 mod snapshot;
 mod store;

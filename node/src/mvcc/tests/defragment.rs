@@ -1,0 +1,172 @@
+//! A new file in the store's place: the same store, whatever comes in between.
+
+use std::sync::Arc;
+
+use node_proto::etcdserverpb::AlarmMember;
+
+use super::*;
+use crate::mvcc::{DefragmentError, StoreFile, defragment};
+
+fn place(disk: &SimulatedDisk) -> StoreFile {
+    StoreFile::new(disk.shared(), Path::new(DIR))
+}
+
+const TIMES: u64 = 4;
+
+/// A store of `keys` keys with values of 8 KB, each written four times, compacted. Its view shows the
+/// compaction: one more write came after it, at the index 10,000.
+fn filled(disk: &SimulatedDisk, keys: u64) -> Writer {
+    let mut writer = open(disk, Compaction::Background);
+    let value = "v".repeat(8_000);
+    for n in 0..TIMES * keys {
+        put(&mut writer, n + 1, &format!("key-{:05}", n % keys), &value);
+    }
+    compacted(&mut writer, 9_999);
+    writer.checkpoint().unwrap();
+    writer
+}
+
+/// Compacts at the newest revision, and writes once more.
+fn compacted(writer: &mut Writer, index: u64) {
+    let revision = writer.store().view().revision();
+    write(writer, index, |batch| batch.compact(revision).unwrap());
+    writer.store().compact_all().unwrap();
+    put(writer, index + 1, "last", "x");
+}
+
+fn everything(store: &Store) -> (Position, Vec<u8>) {
+    let view = store.view();
+    let mut out = Vec::new();
+    view.write_snapshot(&mut out).unwrap();
+    (view.applied(), out)
+}
+
+#[test]
+fn the_file_shrinks_and_holds_the_same() {
+    let disk = disk(1);
+    let mut writer = filled(&disk, 200);
+    let (store, before) = (writer.store(), everything(&writer.store()));
+    let (old, file) = (store.view(), Arc::downgrade(&store.shared.file()));
+    let done = store.defragment(&place(&disk)).unwrap();
+    assert!(done.after * 2 < done.before, "{done:?}");
+    assert!(done.after < store.record_bytes() * 3 / 2, "{done:?}");
+    assert_eq!(store.file_bytes(), done.after);
+    assert_eq!(everything(&store), before);
+    // A view of before can still be read, and writes go to the new file.
+    assert_eq!(store.hash_kv(&old, 0).unwrap(), store.hash_kv(&store.view(), 0).unwrap());
+    assert!(file.upgrade().is_some());
+    drop(old);
+    assert!(file.upgrade().is_none(), "the old file's space is not given back");
+    put(&mut writer, 10_001, "after", "x");
+    writer.checkpoint().unwrap();
+    let after = everything(&store);
+    drop((writer, store));
+    disk.crash();
+    place(&disk).tidy().unwrap();
+    assert_eq!(everything(&open(&disk, Compaction::Background).store()), after);
+}
+
+#[test]
+fn what_is_written_and_compacted_meanwhile_is_in_the_new_file() {
+    let disk = disk(2);
+    let mut writer = filled(&disk, 100);
+    let store = writer.store();
+    let mut index = 20_000;
+    std::thread::scope(|scope| {
+        let defragmented = scope.spawn(|| store.defragment(&place(&disk)).unwrap());
+        while !defragmented.is_finished() || index < 20_300 {
+            index += 1;
+            put(&mut writer, index, &format!("key-{:05}", index % 100), "meanwhile");
+            if index % 100 == 0 {
+                index += 1;
+                let revision = store.view().revision();
+                write(&mut writer, index, |batch| batch.compact(revision).unwrap());
+                store.compact_step().unwrap();
+            }
+        }
+        defragmented.join().unwrap();
+    });
+    put(&mut writer, index + 1, "key-00000", "meanwhile");
+    compacted(&mut writer, index + 2);
+    writer.checkpoint().unwrap();
+    // Of each key one, and the last write beside what was compacted of that key.
+    assert_eq!(store.stored_revisions().unwrap(), 102);
+    let (after, hash) = (everything(&store), store.hash_kv(&store.view(), 0).unwrap());
+    drop((writer, store));
+    disk.crash();
+    let store = open(&disk, Compaction::Background).store();
+    assert_eq!(everything(&store), after);
+    assert_eq!(store.hash_kv(&store.view(), 0).unwrap(), hash);
+}
+
+#[test]
+fn what_comes_between_the_copy_and_the_change_of_place_is_there_afterwards() {
+    let disk = disk(7);
+    let mut writer = filled(&disk, 20);
+    let (store, shared) = (writer.store(), writer.shared.clone());
+    let copied = defragment::copy(&shared, &place(&disk)).unwrap();
+    put(&mut writer, 10_001, "key-00001", "between");
+    write(&mut writer, 10_002, |batch| {
+        batch.raise_alarm(AlarmMember { member_id: 7, alarm: 1 });
+        batch.members_mut();
+    });
+    let expected = everything(&store);
+    defragment::take_its_place(&shared, &place(&disk), copied).unwrap();
+    assert_eq!(everything(&store), expected);
+    drop((writer, store, shared));
+    disk.crash();
+    assert_eq!(everything(&open(&disk, Compaction::Background).store()), expected);
+}
+
+#[test]
+fn a_power_cut_at_any_step_leaves_the_store_whole() {
+    let (mut steps, mut replaced) = (0, 0);
+    loop {
+        let disk = disk(3);
+        let writer = filled(&disk, 20);
+        let before = everything(&writer.store());
+        disk.power_off_after(steps);
+        let done = writer.store().defragment(&place(&disk));
+        let is_off = disk.is_off();
+        std::mem::forget(writer);
+        disk.crash();
+        place(&disk).tidy().unwrap();
+        assert_eq!(disk.list(Path::new(DIR)).unwrap(), ["db"], "step {steps}");
+        let reopened = open(&disk, Compaction::Background);
+        assert_eq!(everything(&reopened.store()), before, "step {steps}");
+        replaced += u64::from(done.is_ok());
+        if !is_off {
+            break;
+        }
+        steps += 1;
+    }
+    assert!(steps > 10 && replaced > 0, "{steps} steps, {replaced} done");
+}
+
+#[test]
+fn without_room_for_a_second_file_the_old_one_stays() {
+    let disk = disk(4);
+    let mut writer = filled(&disk, 20);
+    disk.leave_free(1 << 20);
+    let refused = writer.store().defragment(&place(&disk));
+    assert!(matches!(refused, Err(DefragmentError::NoSpace { .. })), "{refused:?}");
+    assert_eq!(disk.list(Path::new(DIR)).unwrap(), ["db"]);
+    disk.leave_free(u64::MAX);
+    put(&mut writer, 10_001, "k", "v");
+    writer.store().defragment(&place(&disk)).unwrap();
+}
+
+#[test]
+fn a_copy_of_a_store_that_a_snapshot_has_replaced_takes_nobodys_place() {
+    let (disk, other) = (disk(5), disk(6));
+    let mut writer = filled(&disk, 20);
+    let (_, newer) = everything(&filled(&other, 50).store());
+    let (shared, place) = (writer.shared.clone(), place(&disk));
+    let copied = defragment::copy(&shared, &place).unwrap();
+    writer.install_snapshot(&mut &newer[..]).unwrap();
+    let refused = defragment::take_its_place(&shared, &place, copied);
+    assert!(matches!(refused, Err(DefragmentError::Replaced)), "{refused:?}");
+    assert_eq!(everything(&writer.store()).1, newer);
+    writer.store().defragment(&place).unwrap();
+    assert_eq!(everything(&writer.store()).1, newer);
+}
