@@ -130,7 +130,8 @@ answers! {
     RangeResponse PutResponse DeleteRangeResponse TxnResponse CompactionResponse
     MemberListResponse MemberAddResponse MemberRemoveResponse MemberUpdateResponse
     MemberPromoteResponse
-    StatusResponse AlarmResponse DefragmentResponse HashKvResponse MoveLeaderResponse
+    StatusResponse AlarmResponse DefragmentResponse DowngradeResponse HashResponse
+    HashKvResponse MoveLeaderResponse
 }
 
 /// A request, as a learner sees it: of most of them it could only give old answers.
@@ -162,7 +163,7 @@ macro_rules! not_for_learners {
 not_for_learners! {
     PutRequest DeleteRangeRequest TxnRequest CompactionRequest
     MemberListRequest MemberAddRequest MemberRemoveRequest MemberUpdateRequest MemberPromoteRequest
-    AlarmRequest DefragmentRequest HashKvRequest MoveLeaderRequest
+    AlarmRequest DefragmentRequest DowngradeRequest HashRequest HashKvRequest MoveLeaderRequest
 }
 
 impl Context {

@@ -137,6 +137,11 @@ table! {
     NotSupportedForLearner: FailedPrecondition "etcdserver: rpc not supported for learner",
     /// An action that is none.
     UnknownMethod: Unknown "etcdserver: unknown method",
+    /// A version that is none.
+    WrongDowngradeVersion: InvalidArgument
+        "etcdserver: wrong downgrade target version format",
+    /// A version that this one can't be brought down to.
+    InvalidDowngradeTarget: InvalidArgument "etcdserver: invalid downgrade target version",
     /// The store's file is as it was.
     NotDefragmented: Unavailable
         "muster: the store was not defragmented, and is as it was; the member's log says why",

@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use node_proto::etcdserverpb::alarm_request::AlarmAction;
+use node_proto::etcdserverpb::downgrade_request::DowngradeAction;
 use node_proto::etcdserverpb::maintenance_server;
 use node_proto::etcdserverpb::{
     AlarmMember, AlarmRequest, AlarmResponse, AlarmType, DefragmentRequest, DefragmentResponse,
-    DowngradeInfo, HashKvRequest, HashKvResponse, MoveLeaderRequest, MoveLeaderResponse,
-    ResponseHeader, SnapshotRequest, StatusRequest, StatusResponse,
+    DowngradeInfo, DowngradeRequest, DowngradeResponse, HashKvRequest, HashKvResponse, HashRequest,
+    HashResponse, MoveLeaderRequest, MoveLeaderResponse, ResponseHeader, SnapshotRequest,
+    StatusRequest, StatusResponse,
 };
 use tokio::sync::Semaphore;
 use tonic::{Request, Status};
@@ -17,6 +19,7 @@ use super::context::{Context, Held};
 use super::error::Error;
 use super::metrics::Method;
 use super::snapshot;
+use crate::config::CLUSTER_VERSION;
 use crate::driver::defragmentation_failed;
 use crate::identity::MemberId;
 use crate::mvcc::{DefragmentError, Defragmented, KeyValueHash, ReadError, View};
@@ -68,7 +71,7 @@ impl Maintenance {
             errors,
             db_size_in_use: i64::try_from(store.record_bytes()).unwrap_or(i64::MAX),
             is_learner: view.members().is_learner(MemberId(me)),
-            storage_version: crate::config::CLUSTER_VERSION.to_owned(),
+            storage_version: CLUSTER_VERSION.to_owned(),
             db_size_quota: self.context.limits.quota.told(),
             downgrade_info: Some(DowngradeInfo::default()),
         }
@@ -91,7 +94,7 @@ impl Maintenance {
     }
 
     /// Runs `hash` where it may block; again on a newer view if a compaction overtakes it.
-    async fn hash(&self, revision: i64) -> Result<(Arc<View>, KeyValueHash), Error> {
+    async fn hash_at(&self, revision: i64) -> Result<(Arc<View>, KeyValueHash), Error> {
         loop {
             let store = self.context.store.clone();
             let work = move || {
@@ -109,7 +112,7 @@ impl Maintenance {
     }
 
     async fn hash_kv(&self, revision: i64) -> Result<HashKvResponse, Error> {
-        let (view, hash) = self.hash(revision).await?;
+        let (view, hash) = self.hash_at(revision).await?;
         Ok(HashKvResponse {
             header: header(view.revision()),
             hash: hash.hash,
@@ -137,11 +140,50 @@ impl Maintenance {
         }
     }
 
+    async fn checksum(&self) -> Result<HashResponse, Error> {
+        let view = self.context.store.view();
+        let work = move || (view.revision(), view.checksum());
+        let (revision, hash) =
+            tokio::task::spawn_blocking(work).await.map_err(|_| Error::Stopped)?;
+        Ok(HashResponse { header: header(revision), hash: hash? })
+    }
+
+    /// This is the first version of its data: there is none below it to go to, and so no downgrade
+    /// that could be under way. To stop one anyhow succeeds, as in etcd.
+    async fn downgrade(&self, request: &DowngradeRequest) -> Result<DowngradeResponse, Error> {
+        let action = DowngradeAction::try_from(request.action);
+        match action.map_err(|_| Error::UnknownMethod)? {
+            DowngradeAction::Validate | DowngradeAction::Enable => {
+                self.context.barrier(false).await?;
+                Err(match is_version(&request.version) {
+                    true => Error::InvalidDowngradeTarget,
+                    false => Error::WrongDowngradeVersion,
+                })
+            }
+            DowngradeAction::Cancel => {
+                self.context.barrier(false).await?;
+                let (version, _) = CLUSTER_VERSION.rsplit_once('.').expect("it has a patch");
+                let header = header(self.context.store.view().revision());
+                Ok(DowngradeResponse { header, version: version.to_owned() })
+            }
+        }
+    }
+
     async fn move_leader(&self, target: u64) -> Result<MoveLeaderResponse, Error> {
         self.context.handle.transfer_leader(target).await?;
         // Without a header, as in etcd.
         Ok(MoveLeaderResponse { header: None })
     }
+}
+
+/// `major.minor`, or those and a patch (and what may follow that), as etcd reads it
+/// (server/etcdserver/version).
+fn is_version(text: &str) -> bool {
+    let core = text.split(['-', '+']).next().unwrap_or_default();
+    let parts: Vec<&str> = core.split('.').collect();
+    let number =
+        |part: &&str| part.bytes().all(|b| b.is_ascii_digit()) && part.parse::<i64>().is_ok();
+    (parts.len() == 3 || (parts.len() == 2 && core == text)) && parts.iter().all(number)
 }
 
 fn tell(done: &Result<Defragmented, DefragmentError>, took: Duration) {
@@ -173,6 +215,16 @@ impl maintenance_server::Maintenance for Maintenance {
         self.context.call(Method::Defragment, request, work).await
     }
 
+    async fn hash(&self, request: Request<HashRequest>) -> Answer<HashResponse> {
+        let work = async |_, _: &mut Held| self.checksum().await;
+        self.context.call(Method::Hash, request, work).await
+    }
+
+    async fn downgrade(&self, request: Request<DowngradeRequest>) -> Answer<DowngradeResponse> {
+        let work = async |request, _: &mut Held| self.downgrade(&request).await;
+        self.context.call(Method::Downgrade, request, work).await
+    }
+
     async fn hash_kv(&self, request: Request<HashKvRequest>) -> Answer<HashKvResponse> {
         let work =
             async |request: HashKvRequest, _: &mut Held| self.hash_kv(request.revision).await;
@@ -190,5 +242,22 @@ impl maintenance_server::Maintenance for Maintenance {
         self.context.admit(request.metadata(), true)?;
         let chunks = snapshot::send(self.context.clone(), &self.snapshots)?;
         Ok(tonic::Response::new(chunks))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_etcd_reads_as_a_version_is_one() {
+        for version in ["3.6.0", "3.6", "3.6.7", "3.6.0-rc.1", "03.6.0", "0.0"] {
+            assert!(is_version(version), "{version}");
+        }
+        for text in
+            ["", "3", "abc", "3.6-rc", "3.a.0", "3.6.0.1", "3.6.", "99999999999999999999.0.0"]
+        {
+            assert!(!is_version(text), "{text}");
+        }
     }
 }

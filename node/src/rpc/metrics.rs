@@ -42,9 +42,11 @@ methods! {
     Status = "etcdserverpb.Maintenance", "Status", "unary";
     Alarm = "etcdserverpb.Maintenance", "Alarm", "unary";
     Defragment = "etcdserverpb.Maintenance", "Defragment", "unary";
+    Hash = "etcdserverpb.Maintenance", "Hash", "unary";
     HashKv = "etcdserverpb.Maintenance", "HashKV", "unary";
     Snapshot = "etcdserverpb.Maintenance", "Snapshot", "server_stream";
     MoveLeader = "etcdserverpb.Maintenance", "MoveLeader", "unary";
+    Downgrade = "etcdserverpb.Maintenance", "Downgrade", "unary";
 }
 
 /// gRPC has 17 codes, from 0.

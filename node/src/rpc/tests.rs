@@ -13,9 +13,9 @@ use node_proto::etcdserverpb::watch_client::WatchClient;
 use node_proto::etcdserverpb::watch_request::RequestUnion;
 use node_proto::etcdserverpb::{
     AlarmRequest, CompactionRequest, DefragmentRequest, DefragmentResponse, DeleteRangeRequest,
-    HashKvRequest, LeaseGrantRequest, MemberListRequest, PutRequest, RangeRequest, RequestOp,
-    StatusRequest, TxnRequest, WatchCancelRequest, WatchCreateRequest, WatchProgressRequest,
-    WatchRequest, WatchResponse, cluster_client, lease_client,
+    DowngradeRequest, HashKvRequest, HashRequest, LeaseGrantRequest, MemberListRequest, PutRequest,
+    RangeRequest, RequestOp, StatusRequest, TxnRequest, WatchCancelRequest, WatchCreateRequest,
+    WatchProgressRequest, WatchRequest, WatchResponse, cluster_client, lease_client,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
@@ -340,6 +340,44 @@ async fn a_defragmentation_frees_what_a_compaction_left_and_answers_as_etcd_does
     assert!(node.put("k", "after").await > revision);
     let (_, metrics) = node.http("GET", "/metrics").await;
     assert!(metrics.contains("etcd_disk_backend_defrag_duration_seconds_count 1"), "{metrics}");
+}
+
+#[tokio::test]
+async fn a_hash_changes_with_all_that_is_there_and_there_is_nothing_to_downgrade_to() {
+    let node = Node::start().await;
+    let mut maintenance = MaintenanceClient::new(node.channel.clone());
+    let mut hashes = Vec::new();
+    for step in 0..4 {
+        match step {
+            1 => drop(node.put("k", "v").await),
+            2 => {
+                let raise = AlarmRequest { action: 1, member_id: MEMBER, alarm: 1 };
+                maintenance.alarm(raise).await.unwrap();
+            }
+            3 => node.compact(2).await.unwrap(),
+            _ => {}
+        }
+        let answer = maintenance.hash(HashRequest {}).await.unwrap().into_inner();
+        assert_eq!(answer, maintenance.hash(HashRequest {}).await.unwrap().into_inner());
+        assert_eq!(answer.header.unwrap().revision, if step == 0 { 1 } else { 2 });
+        hashes.push(answer.hash);
+    }
+    hashes.sort_unstable();
+    hashes.dedup();
+    assert_eq!(hashes.len(), 4);
+
+    let mut ask = async |action, version: &str| {
+        let request = DowngradeRequest { action, version: version.to_owned() };
+        maintenance.downgrade(request).await
+    };
+    for action in [0, 1] {
+        let none = "etcdserver: invalid downgrade target version".to_owned();
+        assert_eq!(told(ask(action, "3.5.0").await), (Code::InvalidArgument, none));
+        let wrong = "etcdserver: wrong downgrade target version format".to_owned();
+        assert_eq!(told(ask(action, "3").await), (Code::InvalidArgument, wrong));
+    }
+    assert_eq!(ask(2, "").await.unwrap().into_inner().version, "3.6");
+    assert_eq!(told(ask(3, "").await), (Code::Unknown, "etcdserver: unknown method".to_owned()));
 }
 
 struct Watching {

@@ -43,6 +43,9 @@ pub(super) enum Call {
         alarm: i32,
     },
     MoveLeader(Who),
+    Defragment,
+    /// To what no version can be brought down to: an action, and that.
+    Downgrade(i32, &'static str),
     Watch(Box<WatchCreateRequest>),
     CancelWatch(i64),
     WatchProgress,
@@ -86,7 +89,12 @@ impl Draw<'_> {
             912..920 => Call::MoveLeader(self.one_of(&[Who::Itself, Who::Nobody, Who::Stranger])),
             920..960 => Call::Watch(Box::new(self.watch())),
             960..980 => Call::CancelWatch(self.watch_id()),
-            980..997 => Call::WatchProgress,
+            980..993 => Call::WatchProgress,
+            993..995 => Call::Defragment,
+            995..997 => Call::Downgrade(
+                self.one_of(&[0, 1, 3]),
+                self.one_of(&["", "3", "3.a", "99.9", "99.9.9", "99.9.9-rc.1", "99.9.9.9"]),
+            ),
             _ => Call::Reopen,
         }
     }

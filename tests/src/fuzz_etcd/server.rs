@@ -9,7 +9,8 @@ use anyhow::{Context, Result, bail};
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
 use node_proto::etcdserverpb::{
-    AlarmRequest, HashKvRequest, MoveLeaderRequest, ResponseHeader, StatusRequest, StatusResponse,
+    AlarmRequest, DefragmentRequest, DowngradeRequest, HashKvRequest, MoveLeaderRequest,
+    ResponseHeader, StatusRequest, StatusResponse,
 };
 use tonic::Status;
 use tonic::transport::Channel;
@@ -118,6 +119,13 @@ impl Server {
             Call::MoveLeader(who) => {
                 let request = MoveLeaderRequest { target_id: self.id(who) };
                 answer(self.maintenance.move_leader(request).await, |a| &mut a.header)
+            }
+            Call::Defragment => {
+                answer(self.maintenance.defragment(DefragmentRequest {}).await, |a| &mut a.header)
+            }
+            Call::Downgrade(action, version) => {
+                let request = DowngradeRequest { action, version: version.to_owned() };
+                answer(self.maintenance.downgrade(request).await, |a| &mut a.header)
             }
             Call::Watch(_) | Call::CancelWatch(_) | Call::WatchProgress => {
                 self.watches.ask(&call).await?;
