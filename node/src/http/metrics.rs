@@ -83,6 +83,7 @@ impl Collector for Scrape {
         self.consensus(&mut out)?;
         self.log(&mut out)?;
         self.store(&mut out)?;
+        self.operations(&mut out)?;
         self.calls(&mut out)?;
         self.server(&mut out)?;
         self.network(&mut out)?;
@@ -226,6 +227,19 @@ impl Scrape {
             "Total number of events sent by this member",
             load(&metrics.events),
         )
+    }
+
+    fn operations(&self, out: &mut Out<'_>) -> std::fmt::Result {
+        let asked = self.0.store.operations();
+        for (name, what, count) in [
+            ("etcd_mvcc_put", "puts", &asked.puts),
+            ("etcd_mvcc_delete", "deletes", &asked.deletes),
+            ("etcd_mvcc_range", "ranges", &asked.ranges),
+            ("etcd_mvcc_txn", "txns", &asked.txns),
+        ] {
+            out.counter(name, &format!("Total number of {what} seen by this member"), load(count))?;
+        }
+        Ok(())
     }
 
     fn calls(&self, out: &mut Out<'_>) -> std::fmt::Result {

@@ -1,5 +1,6 @@
 //! Changing the store, within one batch of log entries.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -13,6 +14,7 @@ use redb::{Table, WriteTransaction};
 use super::error::{ReadError, StoreError};
 use super::event::{Event, EventBatch, EventKind, deleted, key_of, tombstone};
 use super::index::{Newest, Walk};
+use super::operations::Counted;
 use super::range::{AnswerRoom, Source, read};
 use super::revision::{KeyRange, Revision};
 use super::store::{Shared, weight};
@@ -45,6 +47,8 @@ pub struct Batch<'txn> {
     cluster_changed: bool,
     /// Changes so far of the present request.
     changes: u32,
+    /// And what it asked for.
+    counted: Cell<Counted>,
     /// The encoded `KeyValue`s of all events, one after the other.
     buffer: BytesMut,
     events: Vec<Pending>,
@@ -66,6 +70,7 @@ impl<'txn> Batch<'txn> {
             cluster,
             cluster_changed: false,
             changes: 0,
+            counted: Cell::default(),
             buffer: BytesMut::new(),
             events: Vec::new(),
             scratch: Vec::new(),
@@ -117,12 +122,19 @@ impl<'txn> Batch<'txn> {
         }
     }
 
+    fn count(&self, add: impl FnOnce(&mut Counted)) {
+        let mut counted = self.counted.get();
+        add(&mut counted);
+        self.counted.set(counted);
+    }
+
     /// Reads a range, if `room` has some for it; sees the present request's changes.
     pub fn range(
         &self,
         request: &RangeRequest,
         room: &mut AnswerRoom<'_>,
     ) -> Result<Option<RangeResponse>, ReadError> {
+        self.count(|counted| counted.ranges += 1);
         self.source().range(request, room)
     }
 
@@ -138,6 +150,7 @@ impl<'txn> Batch<'txn> {
 
     /// The newest value of `key`.
     pub fn get(&self, key: &[u8]) -> Result<Option<KeyValue>, StoreError> {
+        self.count(|counted| counted.ranges += 1);
         self.source().newest(key)
     }
 
@@ -159,6 +172,7 @@ impl<'txn> Batch<'txn> {
 
     /// Writes `key`. Returns the revision of the request.
     pub fn put(&mut self, key: Bytes, value: Bytes, lease: i64) -> Result<i64, StoreError> {
+        self.count(|counted| counted.puts += 1);
         let at = self.next_change();
         let (create_revision, version) =
             self.shared.index.write().expect("the writer is the only one to write").put(&key, at);
@@ -179,6 +193,7 @@ impl<'txn> Batch<'txn> {
 
     /// Deletes every key of `range`, in key order; returns how many there were.
     pub fn delete(&mut self, range: &KeyRange) -> Result<i64, StoreError> {
+        self.count(|counted| counted.deletes += 1);
         let mut keys: Vec<Bytes> = Vec::new();
         let now = self.revision();
         let walk = read(&self.shared.index).walk(range, None, now, usize::MAX, |key, _| {
@@ -213,6 +228,7 @@ impl<'txn> Batch<'txn> {
     pub fn end_request(&mut self) {
         self.progress.revision = self.revision();
         self.changes = 0;
+        self.shared.operations.add(self.counted.take());
     }
 
     /// From here on nothing before `revision` can be read. What that makes unreachable is taken

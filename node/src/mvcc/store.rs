@@ -17,6 +17,7 @@ use super::error::{ReadError, StoreError};
 use super::event::{EventBatch, decode};
 use super::hash::Kept;
 use super::index::Index;
+use super::operations::{Counted, Operations};
 use super::range::{AnswerRoom, Gather, Source, Step};
 use super::revision::{KeyRange, Revision};
 use super::tables::{
@@ -171,6 +172,7 @@ pub(crate) struct Shared {
     pub(crate) compacted_keys_per_step: usize,
     pub(crate) guards: Guards,
     pub(crate) hashes: Kept,
+    pub(crate) operations: Operations,
     /// A compaction has been asked for.
     pub(crate) wanted: Notify,
     /// Those of the newest view, for who has to follow them.
@@ -238,6 +240,7 @@ impl Store {
 
     /// Begins to read a range; `step` until done. [`ReadError::Superseded`]: take a new view.
     pub fn gather(&self, view: &View, request: &RangeRequest) -> Result<Gather, ReadError> {
+        self.count_range();
         Gather::new(request, view.revision(), view.compacted())
     }
 
@@ -248,6 +251,7 @@ impl Store {
 
     /// Reads a whole range in one go: for short ones, and where nothing else has to run.
     pub fn range(&self, view: &View, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
+        self.count_range();
         let mut anything = |_| true;
         let mut room = AnswerRoom::new(0, &mut anything);
         let response = self.shared.source(view).range(request, &mut room)?;
@@ -261,7 +265,18 @@ impl Store {
         request: &RangeRequest,
         room: &mut AnswerRoom<'_>,
     ) -> Result<Option<RangeResponse>, ReadError> {
+        self.count_range();
         self.shared.source(view).range(request, room)
+    }
+
+    fn count_range(&self) {
+        self.shared.operations.add(Counted { ranges: 1, ..Counted::default() });
+    }
+
+    /// What it was asked for.
+    #[must_use]
+    pub fn operations(&self) -> &Operations {
+        &self.shared.operations
     }
 
     /// Shows every key of `range` with its value as of `view`, in key order, until `look` says no.
@@ -351,6 +366,7 @@ impl Writer {
             compacted_keys_per_step: options.compacted_keys_per_step,
             guards: options.guards,
             hashes: Kept::default(),
+            operations: Operations::default(),
             wanted: Notify::new(),
             members,
             record_bytes: AtomicI64::new(record_bytes),

@@ -1,6 +1,7 @@
 //! KV: range, put, delete, transaction, compaction.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use node_proto::etcdserverpb::kv_server;
 use node_proto::etcdserverpb::{
@@ -73,6 +74,9 @@ impl Kv {
             let mut fits = |bytes| held.fits(bytes);
             let mut room = AnswerRoom::new(0, &mut fits);
             let response = read_only_txn(store, view, txn, &mut room)?;
+            if response.responses.len() > 1 {
+                store.operations().txns.fetch_add(1, Ordering::Relaxed);
+            }
             Ok((!room.is_overdrawn()).then_some(response))
         };
         self.0.read(read).await?.ok_or(Error::TooMuchUnread)

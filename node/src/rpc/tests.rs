@@ -380,6 +380,28 @@ async fn a_hash_changes_with_all_that_is_there_and_there_is_nothing_to_downgrade
     assert_eq!(told(ask(3, "").await), (Code::Unknown, "etcdserver: unknown method".to_owned()));
 }
 
+#[tokio::test]
+async fn operations_are_counted_as_etcd_counts_them() {
+    let node = Node::start().await;
+    node.put("a", "1").await;
+    node.kv().range(range("a")).await.unwrap();
+    let gone = DeleteRangeRequest { key: "b".into(), ..Default::default() };
+    node.kv().delete_range(gone.clone()).await.unwrap();
+    let write = Some(Op::RequestPut(put("c", "2")));
+    let (read, delete) = (Some(Op::RequestRange(range("a"))), Some(Op::RequestDeleteRange(gone)));
+    let success = [write, read.clone(), delete].map(|request| RequestOp { request });
+    let txn = TxnRequest { success: success.into(), ..Default::default() };
+    node.kv().txn(txn).await.unwrap();
+    let success = [read.clone(), read].map(|request| RequestOp { request });
+    let txn = TxnRequest { success: success.into(), ..Default::default() };
+    node.kv().txn(txn).await.unwrap();
+    let (_, metrics) = node.http("GET", "/metrics").await;
+    for (name, count) in [("put", 2), ("delete", 2), ("range", 4), ("txn", 2)] {
+        let line = format!("\netcd_mvcc_{name}_total {count}\n");
+        assert!(metrics.contains(&line), "{line}{metrics}");
+    }
+}
+
 struct Watching {
     requests: mpsc::Sender<WatchRequest>,
     responses: Streaming<WatchResponse>,
