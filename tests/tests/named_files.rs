@@ -92,8 +92,7 @@ fn a_snapshot_takes_the_name_of_a_file_only() -> Result<()> {
     let root = tempfile::tempdir()?;
     let pipe = root.path().join("pipe");
     ensure!(Command::new("mkfifo").arg(&pipe).status()?.success());
-    fs_err::os::unix::fs::symlink("/dev/null", root.path().join("null"))?;
-    for target in [&pipe, &root.path().join("null"), root.path()] {
+    for target in [&pipe, root.path()] {
         let line = "muster-node snapshot save --endpoints http://127.0.0.1:1 FILE";
         let (code, said) = ends(line, target, root.path())?;
         ensure!(code == 2 && said.contains("no regular file"), "{}: {said}", target.display());

@@ -4,7 +4,7 @@ use discovery_types::text::printable;
 use serde::Serialize;
 
 use crate::cli;
-use crate::cluster::{NodeStatus, status_at};
+use crate::cluster::{ClusterError, NodeStatus, status_at};
 use crate::commands::member;
 use crate::door::Door;
 use crate::exit::{End, chain};
@@ -66,8 +66,10 @@ async fn look(layout: &Layout) -> Result<Report, StateError> {
     let mut no_quorum = None;
     let (node_health, node_health_error) = match (node_pid, door) {
         (Some(_), Some(Ok(door))) => {
-            let health = ask(&door).await;
-            if !health.as_ref().is_ok_and(|health| health.ready) {
+            let own = status_at(&door).await;
+            let health = ask(&door, &own).await;
+            // Who doesn't answer is not asked again.
+            if own.is_ok() && !health.as_ref().is_ok_and(|health| health.ready) {
                 no_quorum = member::no_quorum(&door).await;
             }
             health.map_or_else(|why| (None, Some(why)), |health| (Some(health), None))
@@ -94,10 +96,13 @@ async fn look(layout: &Layout) -> Result<Report, StateError> {
 
 /// What a node says of itself. One that knows no leader waits for one before it says that it isn't
 /// ready: it is asked for that first.
-async fn ask(door: &Door) -> Result<Health, String> {
-    match status_at(door).await {
+async fn ask(door: &Door, own: &Result<NodeStatus, ClusterError>) -> Result<Health, String> {
+    match own {
         Ok(NodeStatus { leader: None, raft_term, .. }) => {
             Ok(Health { ready: false, says: format!("no leader is known, in term {raft_term}") })
+        }
+        Err(ClusterError::Unreachable(why)) => {
+            Err(format!("the node doesn't answer: {}", why.join("; ")))
         }
         _ => door.ask().await.map_err(|error| chain(&error)),
     }

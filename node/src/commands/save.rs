@@ -118,8 +118,8 @@ pub(super) fn run(command: &Save) -> u8 {
 
 async fn save(command: &Save) -> Result<(), SaveError> {
     let target = &command.file;
-    // A device, or a link to one, would lose its name to the file.
-    if target.symlink_metadata().is_ok_and(|found| !found.is_file()) {
+    // A device would lose its name to the file; a link may.
+    if target.symlink_metadata().is_ok_and(|found| !found.is_file() && !found.is_symlink()) {
         return Err(SaveError::Target(target.clone()));
     }
     let channel = connect(command).await?;
