@@ -25,11 +25,15 @@ impl Saboteur {
         };
         let start = Instant::now();
         while !traced() {
-            if child.try_wait().unwrap().is_some() || start.elapsed() > PATIENCE {
-                let _ = child.kill();
-                return None;
+            match child.try_wait().unwrap() {
+                // It ends well when whom it traces has ended: something synced at once.
+                Some(status) if status.success() => break,
+                None if start.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(10)),
+                _ => {
+                    let _ = child.kill();
+                    return None;
+                }
             }
-            std::thread::sleep(Duration::from_millis(10));
         }
         Some(Self(child))
     }

@@ -3,8 +3,9 @@
 //! was; an operator replaces it.
 //!
 //! What nobody could notice is not drawn: an image that holds all that the others remember of its
-//! member's promises, or one of a time when it was the only voter and asked nobody. Nor what nothing
-//! could mend: a cluster that would lose its quorum.
+//! member's promises, or one of a time when it was the only voter and asked nobody; or so many wiped
+//! founders that they may begin their cluster again while nobody who knows better runs. Nor what
+//! nothing could mend: a cluster that would lose its quorum.
 
 use muster_node::disk::simulated::SimulatedDisk;
 use muster_node::identity::{Incarnation, MemberId};
@@ -52,7 +53,7 @@ impl World {
         // An only founder begins without asking anybody, and so it would again.
         let asks_nobody = self.plan.members == 1 && self.nodes[place(id)].is_founder(&self.plan);
         let refused = !asks_nobody && self.all_refuse(id, &papers, OnDisk::default());
-        if !refused || !self.can_do_without(id) {
+        if !refused || self.founders_would_begin(id) || !self.can_do_without(id) {
             return Ok(());
         }
         self.loses(id)?;
@@ -60,6 +61,13 @@ impl World {
         node.disk = SimulatedDisk::new(seed);
         node.papers = papers;
         Ok(())
+    }
+
+    /// Whether this machine and those that were wiped before it could found their cluster once more.
+    fn founders_would_begin(&self, id: u64) -> bool {
+        let founders = self.nodes.iter().filter(|node| node.is_founder(&self.plan));
+        let wiped = founders.filter(|node| node.id == id || node.is_lost).count() as u64;
+        self.nodes[place(id)].is_founder(&self.plan) && wiped > self.plan.members / 2
     }
 
     fn put_image_back(&mut self, id: u64, seed: u64) -> Result<(), Violation> {
