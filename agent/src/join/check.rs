@@ -330,7 +330,7 @@ mod tests {
             let identity = |of: u64| NodeIdentity {
                 cluster_id: format!("{of:x}"),
                 member_id: "1".to_owned(),
-                incarnation: Incarnation([of.to_be_bytes()[7]; 16]),
+                incarnation: Incarnation(u128::from(of).to_be_bytes()),
             };
             let recovery = Recovery {
                 version: 1,
