@@ -73,7 +73,7 @@ pub struct Consensus {
     /// Leaders only: the term, and an entry in it that was appended after every change of members
     /// that this leader has applied. None: it is still to be appended.
     settles: (u64, Option<u64>),
-    /// Leaders only: the ready that has to be durable before anything else follows.
+    /// The ready that has to be durable before anything else follows.
     waits_for: Option<u64>,
     /// What that one found to be committed.
     held: Vec<Entry>,
@@ -445,10 +445,10 @@ impl Consensus {
                 || self.raw.store().has_questions())
     }
 
-    /// Whether everything waits until something is durable here that this leader alone may know:
+    /// Whether everything waits until something is durable here that this member alone may know soon:
     /// - that a change of members is committed. A member that was removed ends for good as soon as it
-    ///   hears of it, from this leader or by being refused. Of two members, the leader would need its
-    ///   vote for ever, if a crash took from it that the change is committed;
+    ///   hears of it, from its leader or by being refused by anybody. Of two members, the other one
+    ///   would need its vote for ever, if a crash took from it that the change is committed;
     /// - the term that the only voter leads in, by nobody's vote but its own. If a crash took it, it
     ///   would lead in that term again, and put other entries where learners have those of before.
     pub fn is_silent(&self) -> bool {
@@ -485,6 +485,13 @@ impl Consensus {
         if let Some(state) = hard_state {
             *known = state;
         }
+        let state = *known;
+        let committed: Vec<_> =
+            theirs.take_committed_entries().into_iter().map(entry_out).collect();
+        let learns = committed.iter().any(|entry| entry.kind == EntryKind::ConfChange)
+            && self.raw.raft.state != StateRole::Leader;
+        ready.committed = mem::take(&mut self.held);
+        ready.committed.extend(committed);
         ready.messages.append(&mut self.forwarding);
 
         let entries = theirs.entries();
@@ -498,14 +505,13 @@ impl Consensus {
         }
         self.raw.mut_store().append(entries);
         ready.persist.entries = theirs.take_entries().into_iter().map(entry_out).collect();
-        ready.persist.hard_state = hard_state;
+        ready.persist.hard_state = hard_state.or(learns.then_some(state));
         ready.persist.urgent = new_vote
             || changes
+            || learns
             || ready.persist.snapshot.is_some()
             || !ready.persist.entries.is_empty();
-        ready.committed = mem::take(&mut self.held);
-        ready.committed.extend(theirs.take_committed_entries().into_iter().map(entry_out));
-        if changes || (new_vote && self.raw.raft.state == StateRole::Leader) {
+        if changes || learns || (new_vote && self.raw.raft.state == StateRole::Leader) {
             self.waits_for = Some(ready.number);
             self.held = mem::take(&mut ready.committed);
         }

@@ -203,8 +203,8 @@ fn a_follower_that_was_removed_has_left() {
     assert!(member.has_left());
 }
 
-/// A follower, member 1 of three, that has yet to apply a change of members, which is committed.
-fn behind_a_change() -> (Consensus, u64) {
+/// A follower, member 1 of three, that is told of a change of members, and that it is committed.
+fn with_a_change() -> (Consensus, u64) {
     let members = Members { voters: vec![1, 2, 3], learners: Vec::new() };
     let initial = Initial { members, ..Initial::default() };
     let mut member = Consensus::new(&Config::new(1, 1, 7), &initial).unwrap();
@@ -213,12 +213,37 @@ fn behind_a_change() -> (Consensus, u64) {
     let entries =
         vec![entry(1, EntryKind::NoOp, Bytes::new()), entry(2, EntryKind::ConfChange, change)];
     member.step(Message { term: 1, commit: 2, entries, ..message(MessageKind::Append) }).unwrap();
+    (member, 2)
+}
+
+/// One that has yet to apply it.
+fn behind_a_change() -> (Consensus, u64) {
+    let (mut member, change) = with_a_change();
     while member.has_ready() {
         let number = member.ready().number;
         member.persisted(number);
     }
-    assert_eq!(member.status().commit, 2);
-    (member, 2)
+    assert_eq!(member.status().commit, change);
+    (member, change)
+}
+
+/// It refuses whoever that change removed, who then ends for good. It must not come back and need them.
+#[test]
+fn a_follower_applies_a_change_once_its_disk_knows_that_it_is_committed() {
+    let (mut member, change) = with_a_change();
+    let mut known = 0;
+    while member.has_ready() {
+        let ready = member.ready();
+        assert!(ready.committed.iter().all(|entry| entry.index <= known), "{ready:?}");
+        if ready.persist.urgent {
+            known = ready.persist.hard_state.map_or(known, |state| state.commit);
+        }
+        member.persisted(ready.number);
+        if let Some(last) = ready.committed.last() {
+            member.applied(last.index);
+        }
+    }
+    assert_eq!((known, member.status().applied), (change, change));
 }
 
 /// Its leader says so once, and takes no proposals until it gives up.
