@@ -577,7 +577,9 @@ impl Driver {
     }
 
     fn applied(&mut self, at: Position, changes: Vec<AppliedChange>) {
-        for AppliedChange { index, change, members } in changes {
+        // With a snapshot on its way into the store, consensus has its members already, which are later.
+        let follows = self.install.is_none();
+        for AppliedChange { index, change, members } in changes.into_iter().filter(|_| follows) {
             if let Some(change) = change {
                 self.consensus.change_members(change);
                 self.note_members(index);

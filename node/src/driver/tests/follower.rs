@@ -79,3 +79,26 @@ fn a_snapshot_takes_three_steps_each_durable_before_the_next() {
     let told = driver.advance().send;
     assert_eq!((told[0].kind, told[0].to, told[0].index), (MessageKind::AppendResponse, 2, 50));
 }
+
+/// It was still applying that change when the snapshot came, whose members are later ones.
+#[test]
+fn a_change_applied_while_a_snapshot_is_on_its_way_is_part_of_that_already() {
+    let mut driver = follower();
+    driver.message(append(FIRST, 1));
+    driver.advance();
+    driver.notice(Notice::Persisted(1));
+    assert_eq!(driver.advance().apply.len(), 1);
+    let (at, body) = (Position { index: 50, term: 4 }, PathBuf::from("body"));
+    let later = Members { learners: vec![9], ..three() };
+    let message = from(2, MessageKind::Snapshot, 4);
+    let message = Message { snapshot: Some(at), members: Some(later.clone()), ..message };
+    driver.notice(Notice::Snapshot(IncomingSnapshot { message, body }));
+    driver.advance();
+    let members = Members { learners: vec![4], ..three() };
+    let change = AppliedChange { index: 1, change: Some(ConfChange::Learner(4)), members };
+    driver.notice(Notice::Applied { at: FIRST, changes: vec![change] });
+    assert_eq!(**driver.members(), later);
+    driver.notice(Notice::Persisted(2));
+    assert!(driver.advance().install.is_some());
+    driver.notice(Notice::Installed { at, members: later });
+}
