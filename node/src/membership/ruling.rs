@@ -180,7 +180,9 @@ impl Judge<'_> {
         if id != self.local && self.rules.guards.promote_in_sync() {
             let peer = self.peers.iter().find(|peer| peer.member == id.0);
             let peer = peer.ok_or(Objection::LearnerNotReady)?;
-            let progress = Progress { active: peer.active, matched: peer.matched, last: self.last };
+            // Consensus takes it for active for up to an election time-out after its end.
+            let active = peer.active && self.connected.contains_key(&id);
+            let progress = Progress { active, matched: peer.matched, last: self.last };
             progress.is_in_sync(member.changed, self.rules.in_sync_entries)?;
         }
         Ok(self.strictly(|sight| sight.may_promote())?)
@@ -378,8 +380,16 @@ mod tests {
     /// What is made of a change by member 1, which leads voters 1 and 2, connected for long, and a
     /// learner that has acknowledged so much of 5,000 entries.
     fn beside_a_learner(change: MemberChange, learner: u64) -> Result<Ruling, Refused> {
+        let connected = [2, 3].map(|id| (MemberId(id), Duration::from_secs(60))).into();
+        among_connected(connected, change, learner)
+    }
+
+    fn among_connected(
+        connected: BTreeMap<MemberId, Duration>,
+        change: MemberChange,
+        learner: u64,
+    ) -> Result<Ruling, Refused> {
         let table = MemberTable::new([member(1, false), member(2, false), member(3, true)]);
-        let connected = [(MemberId(2), Duration::from_secs(60))].into();
         let peers = [peer(2, 5_000), peer(3, learner)];
         let judge = Judge { connected: &connected, peers: &peers, ..leader(&table) };
         judge.rule(&change.into())
@@ -391,6 +401,15 @@ mod tests {
         assert_eq!(proposed(beside_a_learner(promote.clone(), 4_000)), promote);
         let behind = beside_a_learner(promote, 3_999);
         assert_eq!(behind, Err(Objection::LearnerNotReady.into()));
+    }
+
+    /// Its disk may be gone, and the quorum with it, as soon as it counts.
+    #[test]
+    fn a_learner_that_has_just_gone_gets_no_vote() {
+        let promote = MemberChange::Promote(MemberId(3));
+        let connected = [(MemberId(2), Duration::from_secs(60))].into();
+        let gone = among_connected(connected, promote, 5_000);
+        assert_eq!(gone, Err(Objection::LearnerNotReady.into()));
     }
 
     #[test]
@@ -405,7 +424,8 @@ mod tests {
         let others = [member(1, false), unstarted(2, false), unstarted(3, false), member(4, true)];
         let table = MemberTable::new(others);
         let peers = [peer(4, 5_000)];
-        let judge = Judge { peers: &peers, ..leader(&table) };
+        let connected = [(MemberId(4), Duration::from_secs(60))].into();
+        let judge = Judge { peers: &peers, connected: &connected, ..leader(&table) };
         let promote = ChangeRequest::from(MemberChange::Promote(MemberId(4)));
         assert_eq!(judge.rule(&promote), Err(Objection::NotEnoughStarted.into()));
         let heedless = Judge { rules: Rules::new(false, 1), ..judge };
