@@ -1,6 +1,6 @@
 //! Rule: a member that was removed never acts again. Its process doesn't start where its tombstone
-//! stands; once a quorum of those that are left has applied its removal it is not elected; and no
-//! id, and no incarnation, is used a second time.
+//! stands; it is not elected by votes of which a quorum of those that are left had applied its
+//! removal when they gave them; and no id, and no incarnation, is used a second time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,6 +16,8 @@ pub struct Removed {
     buried: BTreeSet<u64>,
     /// What each member has applied.
     applied: BTreeMap<u64, u64>,
+    /// In which term each member voted last, and what it had applied then.
+    voted: BTreeMap<u64, (u64, u64)>,
     /// The last term that each member has led in.
     led: BTreeMap<u64, u64>,
     /// Which member each incarnation began as.
@@ -59,6 +61,10 @@ impl Removed {
     ) -> Result<(), Violation> {
         let applied = self.applied.entry(member).or_default();
         *applied = status.applied.max(*applied);
+        let voted = self.voted.entry(member).or_default();
+        if status.vote != 0 && voted.0 < status.term {
+            *voted = (status.term, *applied);
+        }
         if status.role != Role::Leader {
             return Ok(());
         }
@@ -70,7 +76,10 @@ impl Removed {
         }
         let Some(removal) = model.removal(member) else { return Ok(()) };
         let left = model.at(removal).map_or(&[][..], |left| &left.members.voters);
-        let has = |voter: &&u64| self.applied.get(voter).is_some_and(|at| *at >= removal);
+        let has = |voter: &&u64| match self.voted.get(voter) {
+            Some((term, at)) if *term == status.term => *at >= removal,
+            _ => self.applied.get(voter).is_some_and(|at| *at >= removal),
+        };
         if left.iter().filter(has).count() <= left.len() / 2 {
             return Ok(());
         }
