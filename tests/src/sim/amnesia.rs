@@ -125,7 +125,8 @@ impl World {
         others.peek().is_some() && others.all(refuses)
     }
 
-    /// Whether a quorum is left without this machine, also after a change that may be under way.
+    /// Whether a quorum is left without this machine, also after a change that may be under way, and of
+    /// those whom the others count: that a change is committed, they may not have heard yet.
     fn can_do_without(&self, id: u64) -> bool {
         let table = self.table();
         let enough = |table: &MemberTable| {
@@ -145,7 +146,11 @@ impl World {
             let mut after = table.clone();
             after.change(change.clone(), u64::MAX).ok().map(|_| after)
         });
-        self.plan.strict && enough(table) && after.all(|after| enough(&after))
+        let mut others = self.counted().filter(|other| other.id != id).filter_map(Node::members);
+        self.plan.strict
+            && enough(table)
+            && after.all(|after| enough(&after))
+            && others.all(|view| enough(view.members()))
     }
 
     /// Nobody who still can vote waits for it.
