@@ -395,11 +395,14 @@ impl Store {
         transaction.commit().await?;
         // As many as there are: one address alone may use more in a sweep's time than one batch.
         loop {
-            // A minute longer than they can be valid, for clocks that are behind.
+            // A minute longer than they can be valid, for clocks that are behind. What another process
+            // is forgetting is passed over: waited for, it would be a batch of none, and the end.
             let deleted = sqlx::query(
-                "DELETE FROM used_assertions WHERE (key, jti) IN (
-                     SELECT key, jti FROM used_assertions
-                     WHERE expires_us < now_us() - 60000000 ORDER BY expires_us LIMIT $1)",
+                "WITH batch AS (
+                     SELECT key, jti FROM used_assertions WHERE expires_us < now_us() - 60000000
+                     ORDER BY expires_us LIMIT $1 FOR UPDATE SKIP LOCKED)
+                 DELETE FROM used_assertions USING batch
+                 WHERE used_assertions.key = batch.key AND used_assertions.jti = batch.jti",
             )
             .bind(ASSERTIONS_BATCH)
             .execute(&mut *self.acquire().await?)

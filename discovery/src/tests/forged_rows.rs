@@ -10,6 +10,7 @@ use discovery_types::problem::Code;
 use discovery_types::proposal::{Ack, Release};
 use discovery_types::record::{Endorsement, SignedRecord};
 use discovery_types::redeem::Redeem;
+use sqlx::{Connection, PgConnection};
 
 use super::agent::{Agent, form};
 use super::support::World;
@@ -319,23 +320,47 @@ async fn one_cluster_that_cannot_be_read_keeps_no_other_from_being_looked_after(
     service.stop().await;
 }
 
+/// How many assertions there are that nobody is forgetting: waits for whoever is in the middle of it.
+const ASSERTIONS_LEFT: &str =
+    "SELECT count(*) FROM (SELECT FROM used_assertions WHERE expires_us = 0 FOR UPDATE) AS kept";
+
+/// 2,500 assertions that expired long ago.
+async fn expired_assertions(connection: &mut PgConnection) {
+    sqlx::raw_sql(
+        "INSERT INTO used_assertions SELECT sha256('x'), i::text, 0 FROM generate_series(1, 2500) i",
+    )
+    .execute(connection)
+    .await
+    .unwrap();
+}
+
 #[tokio::test]
 async fn every_assertion_that_has_expired_is_forgotten_in_one_sweep() {
     let world = World::new().await;
     let service = world.serve().await;
     let mut connection = world.database.connect().await;
-    sqlx::raw_sql(
-        "INSERT INTO used_assertions SELECT sha256('x'), i::text, 0 FROM generate_series(1, 2500) i",
-    )
-    .execute(&mut connection)
-    .await
-    .unwrap();
+    expired_assertions(&mut connection).await;
     service.app().store.clear_out().await.unwrap();
-    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM used_assertions WHERE expires_us = 0")
-        .fetch_one(&mut connection)
+    let left: i64 = sqlx::query_scalar(ASSERTIONS_LEFT).fetch_one(&mut connection).await.unwrap();
+    assert_eq!(left, 0);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn assertions_that_another_process_is_forgetting_end_no_sweep() {
+    let world = World::new().await;
+    let service = world.serve().await;
+    let mut another = world.database.connect().await;
+    expired_assertions(&mut another).await;
+    let mut transaction = another.begin().await.unwrap();
+    sqlx::query("DELETE FROM used_assertions WHERE expires_us = 0 AND jti::int <= 1000")
+        .execute(&mut *transaction)
         .await
         .unwrap();
-    assert_eq!(left, 0);
+    service.app().store.clear_out().await.unwrap();
+    let left: i64 = sqlx::query_scalar(ASSERTIONS_LEFT).fetch_one(&mut *transaction).await.unwrap();
+    assert_eq!(left, 0, "the sweep waited for the other one's, or ended with it");
+    transaction.commit().await.unwrap();
     service.stop().await;
 }
 
