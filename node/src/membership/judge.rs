@@ -92,17 +92,21 @@ impl Sight<'_> {
             return Ok(());
         }
         let voters = self.voters(|member| !member.is_learner);
-        let left = voters.iter().filter(|member| member.id != id);
-        let started = left.clone().filter(|member| member.is_started()).count();
-        if started < quorum(left.count()) {
+        let left = || voters.iter().filter(|member| member.id != id);
+        let majority = quorum(left().count());
+        if left().filter(|member| member.is_started()).count() < majority {
             return Err(Objection::NotEnoughStarted);
         }
-        // Who is away is in no quorum that is needed now.
+        // Who is away is in no quorum that is needed now, if those who stay are one. (etcd doesn't ask for
+        // that: with nobody else there, who was removed may come back, commit it, and go.)
         if id != self.local && !self.connected.contains_key(&id) {
-            return Ok(());
+            let there = |member: &&&Member| {
+                member.id == self.local || self.connected.contains_key(&member.id)
+            };
+            let few = left().filter(there).count() < majority;
+            return if few { Err(Objection::Unhealthy) } else { Ok(()) };
         }
-        let needed = quorum(voters.len().saturating_sub(1));
-        if self.healthy(&voters) < needed + 1 { Err(Objection::Unhealthy) } else { Ok(()) }
+        if self.healthy(&voters) < majority + 1 { Err(Objection::Unhealthy) } else { Ok(()) }
     }
 
     /// Whether one more may vote.
@@ -245,10 +249,13 @@ mod tests {
             ("Vv", &[2], 2, Ok(())),
             ("VVV", &[3], 3, Ok(())),
             ("VVV", &[3], 2, UNHEALTHY),
+            ("VVV", &[2, 3], 3, UNHEALTHY),
             ("VVV", &[], 1, Ok(())),
             ("VVVL", &[2, 3, 4], 4, Ok(())),
             ("VVVVV", &[5], 4, Ok(())),
             ("VVVVV", &[4, 5], 3, UNHEALTHY),
+            ("VVVV", &[3, 4], 4, Ok(())),
+            ("VVVVV", &[3, 4, 5], 5, UNHEALTHY),
         ] {
             let found = seen(members, away, &[], |sight| sight.may_remove(MemberId(id)));
             assert_eq!(found, expected, "{members} without {away:?}, remove {id}");
