@@ -161,10 +161,8 @@ impl Cluster {
         let start = Instant::now();
         loop {
             for member in &mut self.members {
-                if let Some(status) = member.server.ended()? {
-                    let log = fs_err::read_to_string(&member.log).unwrap_or_default();
-                    let last = log.lines().last().unwrap_or("it said nothing");
-                    bail!("{} ended with {status}: {last}", self.program.name);
+                if let Some(end) = member.ended()? {
+                    bail!("{} {end}", self.program.name);
                 }
             }
             let last = match (self.leader().await, self.level().await) {
@@ -233,6 +231,16 @@ impl Cluster {
         Ok(list.members.iter().any(|member| member.peer_ur_ls.contains(&place.peer_url)))
     }
 
+    /// Starts the newest member again if it has ended, as its supervisor would: stock etcd's ends if the
+    /// member that it asks about the cluster has not applied yet that it was added.
+    pub(super) fn keep_newest_up(&mut self) -> Result<()> {
+        let newest = self.len() - 1;
+        if self.members[newest].ended()?.is_some() {
+            self.restart(newest)?;
+        }
+        Ok(())
+    }
+
     /// Where all members are for clients, as flags take it.
     pub(super) fn endpoints(&self) -> String {
         let urls: Vec<&str> = self.members.iter().map(|member| &*member.place.client_url).collect();
@@ -280,6 +288,14 @@ impl Cluster {
 }
 
 impl Member {
+    /// How it ended and the last that it said, if it has ended.
+    fn ended(&mut self) -> Result<Option<String>> {
+        let Some(status) = self.server.ended()? else { return Ok(None) };
+        let log = fs_err::read_to_string(&self.log).unwrap_or_default();
+        let last = log.lines().last().unwrap_or("it said nothing");
+        Ok(Some(format!("ended with {status}: {last}")))
+    }
+
     fn start(
         program: &Program,
         dir: &Path,

@@ -53,7 +53,7 @@ pub(super) async fn run(mut cluster: Cluster, agent: &Path, data_mib: u64) -> Re
     if !status.success() {
         bail!("member replace ended with {status}");
     }
-    caught_up(&cluster, leader).await?;
+    caught_up(&mut cluster, leader).await?;
     Ok(Replacement {
         program: cluster.name().to_owned(),
         data_mib,
