@@ -111,8 +111,9 @@ impl World {
         Ok(())
     }
 
-    /// Whether every other machine that counts would refuse this one with such a disk, by what it has
-    /// written, however often it is started.
+    /// Whether every other machine that may speak for a member would refuse this one with such a disk,
+    /// by what it has written, however often it is started. A removed one that has not heard of its
+    /// removal is one of them: with this one it may be a quorum of the members that it knows.
     fn all_refuse(&self, id: u64, papers: &Papers, disk: OnDisk) -> bool {
         let member = MemberId(self.nodes[place(id)].member);
         let incarnation = Incarnation(papers.incarnation.to_be_bytes());
@@ -121,7 +122,11 @@ impl World {
             let witness = Witness::decode(&node.papers.witness);
             witness.is_ok_and(|witness| witness.is_new(member, &shown).is_err())
         };
-        let mut others = self.counted().filter(|node| node.id != id).peekable();
+        let speaks = |node: &&Node| {
+            let was_removed = node.papers.had_log && !node.papers.tombstone && !node.is_lost;
+            node.id != id && (self.counts(node) || was_removed)
+        };
+        let mut others = self.nodes.iter().filter(speaks).peekable();
         others.peek().is_some() && others.all(refuses)
     }
 
