@@ -2,6 +2,7 @@
 
 mod check;
 mod early;
+mod leave;
 
 use std::collections::BTreeSet;
 use std::mem;
@@ -65,8 +66,8 @@ pub struct Consensus {
     timeout: usize,
     reads: u64,
     forwards: u64,
-    /// Proposals on their way to the leader.
-    forwarding: Vec<Message>,
+    /// What is said besides what the library says: proposals for the leader above all.
+    saying: Vec<Message>,
     persisted_hard_state: HardState,
     /// What the library counts with.
     members: Arc<Members>,
@@ -79,9 +80,11 @@ pub struct Consensus {
     held: Vec<Entry>,
     /// Who was removed since this began. Nobody comes back.
     removed: BTreeSet<u64>,
-    /// It led when it applied that it was removed.
-    led_to_its_end: bool,
+    /// The term that it led in when it applied that it was removed.
+    led_to_its_end: Option<u64>,
     early: Early,
+    /// Leaders only: who had answered when the quorum was checked last.
+    answered: Vec<u64>,
 }
 
 impl Consensus {
@@ -121,15 +124,16 @@ impl Consensus {
             timeout: 0,
             reads: 0,
             forwards: 0,
-            forwarding: Vec::new(),
+            saying: Vec::new(),
             persisted_hard_state,
             members: Arc::new(initial.members.sorted()),
             settles: (0, None),
             waits_for: None,
             held: Vec::new(),
             removed: BTreeSet::new(),
-            led_to_its_end: false,
+            led_to_its_end: None,
             early: Early::default(),
+            answered: Vec::new(),
         };
         consensus.fix_timeout();
         Ok(consensus)
@@ -144,6 +148,7 @@ impl Consensus {
         if self.must_not_stand() {
             return;
         }
+        self.note_answers();
         self.raw.tick();
         self.after_input();
     }
@@ -155,6 +160,7 @@ impl Consensus {
         match message.kind {
             MessageKind::ReadIndex => self.ask_index(message),
             MessageKind::TimeoutNow => self.take_over(message, self.election_ticks),
+            MessageKind::RequestPreVote => self.ask_for_vote(message),
             // What the library still refuses (a response of an unknown peer, a message out of place)
             // has no effect, and none is needed.
             _ => {
@@ -235,7 +241,7 @@ impl Consensus {
 
     fn push_forward(&mut self, leader: u64, entries: Vec<Entry>, hops: u64) {
         self.forwards += 1;
-        self.forwarding.push(Message {
+        self.saying.push(Message {
             index: self.forwards,
             commit: self.boot,
             log_term: hops + 1,
@@ -318,8 +324,8 @@ impl Consensus {
         if self.raw.raft.state == StateRole::Leader {
             self.settles.1 = None;
             if !self.members.voters.contains(&self.member) {
-                self.led_to_its_end = true;
                 let term = self.raw.raft.term;
+                self.led_to_its_end = Some(term);
                 self.raw.raft.become_follower(term, 0);
             }
         }
@@ -332,15 +338,6 @@ impl Consensus {
         let all = before.voters.iter().chain(&before.learners);
         self.removed.extend(all.filter(|member| !self.members.contains(**member)));
         self.removed.retain(|member| !self.members.contains(*member));
-    }
-
-    /// Whether this member has applied its own removal, and nobody needs it any more.
-    ///
-    /// One that led until then may be the only one that knows, of two members for example, that its
-    /// removal is committed: it stays, votes, and acknowledges what it is sent, until somebody else
-    /// says so.
-    pub fn has_left(&self) -> bool {
-        !self.members.contains(self.member) && !self.led_to_its_end
     }
 
     /// Whether a change of members would be taken now: this member leads, and a quorum can't fall
@@ -441,7 +438,7 @@ impl Consensus {
         !self.is_silent()
             && (self.raw.has_ready()
                 || !self.held.is_empty()
-                || !self.forwarding.is_empty()
+                || !self.saying.is_empty()
                 || self.raw.store().has_questions())
     }
 
@@ -492,7 +489,7 @@ impl Consensus {
             && self.raw.raft.state != StateRole::Leader;
         ready.committed = mem::take(&mut self.held);
         ready.committed.extend(committed);
-        ready.messages.append(&mut self.forwarding);
+        ready.messages.append(&mut self.saying);
 
         let entries = theirs.entries();
         let metadata = theirs.snapshot().get_metadata();
@@ -539,7 +536,7 @@ impl Consensus {
                     member: *id,
                     matched: progress.matched,
                     next: progress.next_idx,
-                    active: progress.recent_active,
+                    active: progress.recent_active || self.answered.contains(id),
                     state: peer_state_out(progress.state),
                 });
             }
@@ -579,6 +576,18 @@ impl Consensus {
     /// Whether a transfer of leadership is under way.
     pub fn is_transferring(&self) -> bool {
         self.raw.raft.lead_transferee.is_some()
+    }
+
+    /// The library forgets at each check of the quorum who answers, until they answer again.
+    fn note_answers(&mut self) {
+        let raft = &self.raw.raft;
+        if raft.state != StateRole::Leader {
+            self.answered.clear();
+        } else if raft.election_elapsed + 1 >= self.election_ticks {
+            let peers = raft.prs().iter();
+            self.answered =
+                peers.filter(|(_, peer)| peer.recent_active).map(|(id, _)| *id).collect();
+        }
     }
 
     /// Whether a snapshot was taken that is not applied yet.

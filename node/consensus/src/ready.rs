@@ -93,7 +93,7 @@ pub struct PeerStatus {
     pub matched: u64,
     /// Sent next.
     pub next: u64,
-    /// Heard from within the last election time-out.
+    /// Heard from within the last election time-out, or the one before it.
     pub active: bool,
     /// How replication goes.
     pub state: PeerState,

@@ -42,7 +42,7 @@ pub enum Objection {
 /// How far a learner is, as its leader knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Progress {
-    /// It has answered within the last election time-out.
+    /// It has answered within the last election time-out, or the one before it.
     pub active: bool,
     /// The last entry that it has on disk.
     pub matched: u64,

@@ -180,7 +180,7 @@ impl Judge<'_> {
         if id != self.local && self.rules.guards.promote_in_sync() {
             let peer = self.peers.iter().find(|peer| peer.member == id.0);
             let peer = peer.ok_or(Objection::LearnerNotReady)?;
-            // Consensus takes it for active for up to an election time-out after its end.
+            // Consensus takes it for active for up to two election time-outs after its end.
             let active = peer.active && self.connected.contains_key(&id);
             let progress = Progress { active, matched: peer.matched, last: self.last };
             progress.is_in_sync(member.changed, self.rules.in_sync_entries)?;

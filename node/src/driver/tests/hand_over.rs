@@ -122,3 +122,22 @@ fn nobody_waits_for_the_clock_while_a_leader_hands_over() {
         }
     }
 }
+
+/// Consensus forgets at each check of the quorum who answers, until they answer again.
+#[test]
+fn there_is_somebody_to_hand_over_to_at_any_time() {
+    for ticks in 1..=40 {
+        let mut trio = Trio::led();
+        for _ in 1..ticks {
+            trio.drivers[0].tick();
+            trio.work(0);
+            trio.settle(&[1, 2, 3]);
+        }
+        // Nothing of what it says in the last one has arrived yet.
+        trio.drivers[0].tick();
+        trio.work(0);
+        trio.tell(0, Notice::Transfer(None));
+        trio.settle(&[1, 2, 3]);
+        assert_ne!(trio.leaders()[0], 1, "after {ticks} ticks");
+    }
+}
