@@ -316,6 +316,24 @@ mod tests {
     }
 
     #[test]
+    fn a_new_member_has_a_name_that_can_be_told() {
+        for (name, is_one) in [
+            ("db-4", true),
+            ("db 4", true),
+            ("", false),
+            ("a,b", false),
+            ("a=b", false),
+            ("a\x1b[1m", false),
+        ] {
+            let add = ["muster-agent", "member", "add", name, "--peer-urls", "https://h:1"];
+            assert_eq!(Cli::try_parse_from(add).is_ok(), is_one, "{name:?}");
+            let replace =
+                ["muster-agent", "member", "replace", "a", name, "--peer-urls", "https://h:1"];
+            assert_eq!(Cli::try_parse_from(replace).is_ok(), is_one, "{name:?}");
+        }
+    }
+
+    #[test]
     fn a_bundle_is_no_argument() {
         let typed = ["muster-agent", "run", "muster1 urls=https://x mst_boot_x"];
         assert!(Cli::try_parse_from(typed).is_err());

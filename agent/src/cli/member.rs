@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use discovery_types::text::printable;
 
 use super::DEFAULT_DATA_DIR;
 use crate::cluster::MemberId;
@@ -161,10 +162,20 @@ pub(crate) struct Patience {
     pub patience: u64,
 }
 
+/// What can stand in `--initial-cluster`, and be read.
+fn member_name(typed: &str) -> Result<String, String> {
+    let is_odd = |c: char| c == ',' || c == '=';
+    if typed.is_empty() || typed.contains(is_odd) || printable(typed) != typed {
+        return Err("a name has no comma, no equals sign and no control character".to_owned());
+    }
+    Ok(typed.to_owned())
+}
+
 /// `member add`, as typed.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Add {
     /// The new member's name.
+    #[arg(value_parser = member_name)]
     pub name: String,
     /// Where its peers will reach it: https://HOST:PORT, separated by commas.
     #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
@@ -222,6 +233,7 @@ pub(crate) struct Replace {
     /// Who goes: its name or id. An id, once it is gone.
     pub old: String,
     /// The new member's name.
+    #[arg(value_parser = member_name)]
     pub name: String,
     /// Where the new member's peers will reach it: https://HOST:PORT, separated by commas.
     #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use discovery_types::text::printable;
 use node_proto::etcdserverpb as pb;
 use serde::{Serialize, Serializer};
 
@@ -52,13 +53,15 @@ impl Member {
     }
 }
 
+/// A member says its name and its URLs itself, and people will read them.
 impl From<pb::Member> for Member {
     fn from(member: pb::Member) -> Self {
+        let shown = |text: &String| printable(text).into_owned();
         Self {
             id: MemberId(member.id),
-            name: member.name,
-            peer_urls: member.peer_ur_ls,
-            client_urls: member.client_ur_ls,
+            name: shown(&member.name),
+            peer_urls: member.peer_ur_ls.iter().map(shown).collect(),
+            client_urls: member.client_ur_ls.iter().map(shown).collect(),
             is_learner: member.is_learner,
         }
     }
@@ -117,6 +120,26 @@ impl From<pb::StatusResponse> for NodeStatus {
             raft_index: status.raft_index,
             applied_index: status.raft_applied_index,
             version: status.version,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_member_says_of_itself_steers_no_terminal() {
+        let odd = "a\u{1b}[2J\nb".to_owned();
+        let member = pb::Member {
+            name: odd.clone(),
+            peer_ur_ls: vec![odd.clone()],
+            client_ur_ls: vec![odd],
+            ..pb::Member::default()
+        };
+        let Member { name, peer_urls, client_urls, .. } = member.into();
+        for said in [&name, &peer_urls[0], &client_urls[0]] {
+            assert!(!said.contains(char::is_control), "{said:?}");
         }
     }
 }

@@ -10,7 +10,7 @@ pub enum EtcdFileError {
     Io(#[source] std::io::Error),
     /// It has no hash.
     #[error(
-        "snapshot missing hash but --skip-hash-check=false: a file that `snapshot save` wrote ends in its SHA-256; a member's own member/snap/db does not, and needs --skip-hash-check"
+        "snapshot missing hash but --skip-hash-check=false: a file that `snapshot save` wrote ends in its SHA-256, unless it was cut short; a member's own member/snap/db does not, and needs --skip-hash-check"
     )]
     NoHash,
     /// It has another hash; in etcd's words.

@@ -189,10 +189,20 @@ pub(super) fn environment(name: &str, added: &Member, members: &Members) -> Envi
     ])
 }
 
-/// A line for each.
+/// A line for each, as a shell takes it.
 pub(super) fn print_environment(environment: &Environment) -> String {
-    let lines = environment.iter().map(|(name, value)| format!("{name}=\"{value}\""));
+    let lines = environment.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
     lines.collect::<Vec<_>>().join("\n")
+}
+
+/// In double quotes, as etcdctl has it; but not what a shell would read in there: any member may choose
+/// such a name, and somebody pastes these lines.
+fn quoted(value: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:/=,@%+[]".contains(c);
+    if value.chars().all(is_plain) {
+        return format!("\"{value}\"");
+    }
+    format!("'{}'", value.replace('\'', r"'\''"))
 }
 
 /// `member promote`.
@@ -325,5 +335,20 @@ async fn hand_over(survey: &Survey, to: Option<MemberId>) -> Result<MemberId, En
             return Err(End::Failed(format!("{} still leads", leader.id)));
         }
         sleep(LEADER_AGAIN).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_pasted_into_a_shell_is_nothing_but_values() {
+        let usual = "a=https://[::1]:2380,b-1=https://10.0.0.1:2380";
+        assert_eq!(quoted(usual), format!("\"{usual}\""));
+        let odd = "a$(touch x)`touch y`\"\\ 'b";
+        let script = format!("VALUE={}; printf %s \"$VALUE\"", quoted(odd));
+        let shell = std::process::Command::new("/bin/sh").args(["-c", &script]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&shell.stdout), odd);
     }
 }
