@@ -15,6 +15,8 @@ use rustix::process::Signal;
 /// Between two kills.
 const LIFE: Duration = Duration::from_millis(400);
 const KILLS: usize = 24;
+/// What members remember of each other is on disk within a second, and a busy disk's while.
+const REMEMBERED: Duration = Duration::from_secs(4);
 
 fn copy(from: &Path, to: &Path) {
     let copied = Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap();
@@ -70,7 +72,7 @@ async fn an_image_taken_while_the_member_ran_and_put_back_is_refused() {
     puts(&members[0], "after").await;
     members[1].kill();
     // The others remember across restarts of their own, which leave nobody to ask meanwhile.
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    tokio::time::sleep(REMEMBERED).await;
     restart(&mut members[0]);
     restart(&mut members[2]);
     std::fs::rename(&members[1].data_dir, &own).unwrap();
@@ -126,7 +128,7 @@ async fn a_clone_that_forgot_nothing_is_refused_while_its_original_lives() {
     let root = tempfile::tempdir().unwrap();
     let members = started(root.path());
     puts(&members[0], "before").await;
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    tokio::time::sleep(REMEMBERED).await;
     let elsewhere = root.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
     let [peer, client] = free_ports();

@@ -42,7 +42,8 @@ async fn learner(root: &Path, members: &[Member]) -> Member {
     let [peer, client] = free_ports();
     let url = format!("http://127.0.0.1:{peer}");
     let request = MemberAddRequest { peer_ur_ls: vec![url.clone()], is_learner: true };
-    members[0].cluster().member_add(request).await.unwrap();
+    let add = async || members[0].cluster().member_add(request.clone()).await;
+    common::healthy(add).await;
     let others = members.iter().map(|member| {
         let url = member.args.iter().find_map(|arg| arg.strip_prefix("--listen-peer-urls="));
         format!("{}={}", member.name, url.unwrap())
@@ -60,7 +61,6 @@ async fn a_survivor_becomes_a_cluster_of_one_and_loses_nothing_that_was_acknowle
     let root = tempfile::tempdir().unwrap();
     let mut members = started(root.path());
     settled(&all(&members)).await;
-    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
     let mut learner = learner(root.path(), &members).await;
     let old_cluster = cluster_id(&members[0]).await;
     let leader = settled(&all(&members)).await;
@@ -116,7 +116,6 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
     let root = tempfile::tempdir().unwrap();
     let mut members = started(root.path());
     settled(&all(&members)).await;
-    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
     members.push(learner(root.path(), &members).await);
     members[0].put("k", "v").await.unwrap();
     common::eventually("the learner has it", || {

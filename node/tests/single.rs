@@ -6,7 +6,7 @@ mod common;
 
 use std::os::unix::fs::PermissionsExt;
 
-use common::{Member, etcdctl, eventually};
+use common::{Member, PATIENCE, etcdctl, eventually};
 use rustix::process::Signal;
 
 fn scratch() -> (tempfile::TempDir, Member) {
@@ -82,8 +82,9 @@ async fn every_acknowledged_write_outlives_a_kill_in_mid_stream() {
     member.start();
     member.ready();
     let mut acknowledged = 0;
-    for round in 0..3 {
+    for _ in 0..3 {
         let channel = member.channel();
+        let (told, mut tells) = tokio::sync::watch::channel(acknowledged);
         let mut client = node_proto::etcdserverpb::kv_client::KvClient::new(channel);
         let writes = tokio::spawn(async move {
             let mut last = acknowledged;
@@ -97,14 +98,15 @@ async fn every_acknowledged_write_outlives_a_kill_in_mid_stream() {
                     Ok(_) => last += 1,
                     Err(_) => return last,
                 }
+                told.send_replace(last);
             }
         });
-        tokio::time::sleep(std::time::Duration::from_millis(150)).await;
+        let some = tells.wait_for(|count| *count > acknowledged + 20);
+        drop(tokio::time::timeout(PATIENCE, some).await.unwrap().unwrap());
         member.kill();
         acknowledged = writes.await.unwrap();
         member.start();
         member.ready();
-        assert!(acknowledged > round, "some were acknowledged in each round");
         for n in 0..acknowledged {
             assert!(member.get(&format!("k{n}")).await.unwrap().is_some(), "k{n} is gone");
         }

@@ -315,7 +315,7 @@ fn fresh_agents(world: &World, cluster: &str, count: usize, bundle: &Path) -> Ve
 fn kill_postgres(world: &World) -> Result<()> {
     let pid = world.postmaster_pid()?;
     signal(pid, Signal::KILL);
-    until("Postgres to be gone", Duration::from_secs(10), || (!exists(pid)).then_some(()))?;
+    until("Postgres to be gone", Duration::from_secs(60), || (!exists(pid)).then_some(()))?;
     world.wait_ready()
 }
 

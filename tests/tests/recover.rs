@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -225,7 +225,7 @@ fn wait_voters(etcdctl: &Etcdctl, count: usize, newcomer: &Agent) -> Result<()> 
 }
 
 /// Writes until told to stop; the numbers that were acknowledged.
-fn write(etcdctl: &Etcdctl, stop: &AtomicBool) -> Vec<u32> {
+fn write(etcdctl: &Etcdctl, stop: &AtomicBool, count: &AtomicUsize) -> Vec<u32> {
     let mut acknowledged = Vec::new();
     for n in 0.. {
         if stop.load(Ordering::Relaxed) {
@@ -235,6 +235,7 @@ fn write(etcdctl: &Etcdctl, stop: &AtomicBool) -> Vec<u32> {
         let written = etcdctl.output(&["--command-timeout=2s", "put", &key, "x"]);
         if written.is_ok_and(|output| output.status.success()) {
             acknowledged.push(n);
+            count.store(acknowledged.len(), Ordering::Relaxed);
         }
     }
     acknowledged
@@ -251,14 +252,15 @@ fn a_lost_majority(node: Option<&Path>) -> Result<()> {
     third.terminate(LIMIT)?;
     let alone = etcdctl.only(&first.host);
     until("a write without the third", LIMIT, || alone.run(&["put", "k", "after"]).ok())?;
-    let stop = AtomicBool::new(false);
+    let (stop, count) = (AtomicBool::new(false), AtomicUsize::new(0));
     let acknowledged = std::thread::scope(|scope| -> Result<Vec<u32>> {
-        let writer = scope.spawn(|| write(&alone, &stop));
-        std::thread::sleep(Duration::from_secs(3));
+        let writer = scope.spawn(|| write(&alone, &stop, &count));
+        let enough = || (count.load(Ordering::Relaxed) > 10).then_some(());
+        let written = until("some writes", LIMIT, enough);
         for agent in [&mut first, &mut second] {
             agent.kill();
         }
-        let killed = first.kill_node().and_then(|()| second.kill_node());
+        let killed = written.and_then(|()| first.kill_node()).and_then(|()| second.kill_node());
         stop.store(true, Ordering::Relaxed);
         killed.map(|()| writer.join().unwrap_or_default())
     })?;

@@ -21,17 +21,12 @@ async fn an_expired_token_is_not_revived_by_whoever_may_change_its_row() {
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
-    let (token, mut grant) = world.grant(&admin, &statement);
-    let now = admin.service_now_ms().unsigned_abs() / 1_000;
-    (grant.issued_at, grant.expires_at) = (now - 1, now + 4);
-    admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
+    let (token, grant) = world.short_lived(&admin, || world.grant(&admin, &statement)).await;
     sqlx::raw_sql("UPDATE grants SET expires_us = expires_us + 3600000000, uses = 9")
         .execute(&mut world.database.connect().await)
         .await
         .unwrap();
-    while admin.service_now_ms().unsigned_abs() / 1_000 <= grant.expires_at + 1 {
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+    world.outlive(&admin, &grant).await;
     let refused = Agent::new(&world, &service, &statement, &token, 1).redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantExpired), "{refused}");
     service.stop().await;

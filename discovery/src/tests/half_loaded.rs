@@ -42,7 +42,7 @@ async fn a_living_service_leaves_a_half_loaded_database_alone() {
     assert!(admin.list_clusters(None).await.is_err());
     let list = file_of(last.as_bytes());
     world.database.restore(&dump, &["--use-list", list.path().to_str().unwrap()]);
-    for _ in 0..400 {
+    for _ in 0..3_000 {
         if admin.list_processes().await.is_ok_and(|listed| listed.settled) {
             break;
         }

@@ -15,7 +15,7 @@ use super::joining::added;
 use super::support::{World, socket};
 use crate::server::{Running, start};
 
-/// What was asked before has come back by then.
+/// What follows from what was asked before has begun by then.
 const SETTLES: Duration = Duration::from_millis(300);
 /// BEGIN with the lock, all that is read, all that is written, COMMIT, and the ping by which the pool
 /// takes a connection back.
@@ -55,12 +55,20 @@ impl Counter {
     }
 
     /// Round trips of `asks`, with the one by which the pool takes the connection back.
-    async fn of(&self, asks: impl Future<Output = ()>) -> usize {
-        tokio::time::sleep(SETTLES).await;
+    async fn of(&self, service: &Running, asks: impl Future<Output = ()>) -> usize {
+        settle(service).await;
         let before = self.0.load(Ordering::Relaxed);
         asks.await;
-        tokio::time::sleep(SETTLES).await;
+        settle(service).await;
         self.0.load(Ordering::Relaxed) - before
+    }
+}
+
+/// Waits until nothing is asked of Postgres any more, however long that takes to come back.
+async fn settle(service: &Running) {
+    tokio::time::sleep(SETTLES).await;
+    while service.app().store.pool().num_idle() == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
@@ -109,14 +117,14 @@ async fn a_redeem_takes_five_round_trips() {
     for agent in &agents[..3] {
         agent.redeem().await.unwrap();
     }
-    let trips = counter.of(async { drop(agents[3].redeem().await.unwrap()) }).await;
+    let trips = counter.of(&service, async { drop(agents[3].redeem().await.unwrap()) }).await;
     println!("a redeem: {trips} round trips");
     assert!(trips <= REDEEM, "{trips}");
     // The last seat: a list is frozen, with its seats, addresses and events.
-    let trips = counter.of(async { drop(agents[4].redeem().await.unwrap()) }).await;
+    let trips = counter.of(&service, async { drop(agents[4].redeem().await.unwrap()) }).await;
     println!("the redeem that freezes: {trips} round trips");
     assert!(trips <= REDEEM, "{trips}");
-    let trips = counter.of(async { drop(agents[4].poll(None).await.unwrap()) }).await;
+    let trips = counter.of(&service, async { drop(agents[4].poll(None).await.unwrap()) }).await;
     println!("a poll: {trips} round trips");
     service.stop().await;
 }
@@ -145,24 +153,24 @@ async fn a_join_takes_so_many_round_trips() {
             trips.push(count);
         };
         let asks = async { drop(newcomer.join().await.unwrap()) };
-        note("join", counter.of(asks).await);
+        note("join", counter.of(&service, asks).await);
         let list = founder.intents(id, None, false).await.unwrap();
         let operation = list.intents[0].intent.operation;
         let asks = async { drop(founder.intents(id, None, false).await.unwrap()) };
-        note("intents", counter.of(asks).await);
+        note("intents", counter.of(&service, asks).await);
         for outcome in [added(member.get()), Outcome::Promoted { member }] {
             let request =
                 OutcomeRequest { outcome, raft_term: 2, raft_index: 10 + u64::from(number) };
             let asks = async {
                 drop(founder.report_outcome(id, operation, &request).await.unwrap());
             };
-            note("outcome", counter.of(asks).await);
+            note("outcome", counter.of(&service, asks).await);
         }
         let asks = async { drop(newcomer.client.intent(id, operation, None).await.unwrap()) };
-        note("intent", counter.of(asks).await);
+        note("intent", counter.of(&service, asks).await);
         let csr = &newcomer.record.csr;
         let asks = async { drop(newcomer.client.leaves(id, csr).await.unwrap()) };
-        note("leaves", counter.of(asks).await);
+        note("leaves", counter.of(&service, asks).await);
         totals.push(trips);
     }
     let within = totals[1].iter().zip(JOIN).all(|(count, (_, most))| *count <= most);
@@ -231,7 +239,7 @@ async fn a_lock_that_is_waited_for_in_vain_spoils_no_connection() {
     let in_transactions = "SELECT count(*) FROM pg_stat_activity
          WHERE datname = current_database() AND state LIKE 'idle in transaction%'";
     let mut left: i64 = 1;
-    for _ in 0..20 {
+    for _ in 0..600 {
         left = sqlx::query_scalar(in_transactions).fetch_one(&mut locker).await.unwrap();
         if left == 0 {
             break;

@@ -488,7 +488,7 @@ fn a_peer_that_reads_nothing_costs_its_bounds_and_no_more() {
 #[test]
 fn connections_that_never_say_hello_are_bounded_and_closed() {
     let limits =
-        Limits { silent: 4, handshake_timeout: Duration::from_millis(300), ..Limits::default() };
+        Limits { silent: 4, handshake_timeout: Duration::from_secs(2), ..Limits::default() };
     let a = Node::start_as(local(1), Seen::default(), limits);
     a.knows(&[]);
     let idle: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(a.address()).unwrap()).collect();

@@ -150,7 +150,7 @@ impl Agent {
     pub fn kill_node(&self) -> Result<()> {
         let pid = self.node_pid().context("no node runs")?;
         signal(pid, Signal::KILL);
-        until("the killed node to be gone", Duration::from_secs(10), || {
+        until("the killed node to be gone", Duration::from_secs(60), || {
             (!exists(pid)).then_some(())
         })
     }

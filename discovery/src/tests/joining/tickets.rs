@@ -188,14 +188,8 @@ async fn a_ticket_admits_nobody_it_is_not_for() {
         Code::GrantBinding
     );
     assert_eq!(refused(&|grant| grant.zone = Some("z".parse().unwrap())).await, Code::GrantBinding);
-    let ending = |grant: &mut Grant| {
-        grant.issued_at -= 898;
-        grant.expires_at -= 898;
-    };
-    let (token, mut grant) = world.join_grant(admin, statement);
-    ending(&mut grant);
-    admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(2_100)).await;
+    let (token, grant) = world.short_lived(admin, || world.join_grant(admin, statement)).await;
+    world.outlive(admin, &grant).await;
     let late = Agent::new(world, &cluster.service, statement, &token, 9);
     assert_eq!(code(late.join().await), Code::GrantExpired);
 

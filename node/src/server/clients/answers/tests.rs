@@ -107,7 +107,7 @@ fn a_connection_of_which_nothing_waits_always_gets_on() {
     assert!(!second.rest.is_empty() || next(&mut second).is_none() || room.held() < ALL_BYTES);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn who_takes_nothing_is_sent_away_and_who_takes_little_is_not() {
     let patience = Duration::from_millis(200);
     let answers = connection(&room());
