@@ -43,8 +43,8 @@ sim: setup ## seeded simulation of the node: make sim N=100000, or SEED=… to r
 explore: setup ## explore the bootstrap protocol: the ladder, full bounds, random walks (2 h)
 	$(CARGO) run --release -q -p muster-tests --bin explore --locked -- --full
 
-fuzz-etcd: release ## the same random requests to stock etcd and to muster-node: N=100000, or SEED=… to replay
-	@target/release/fuzz-etcd --requests $(or $(N),20000) $(if $(SEED),--seed $(SEED))
+fuzz-etcd: release ## the same random requests to stock etcd and to muster-node: N=100000, or SEED=… to replay; MEMBERS=3 changes members
+	@target/release/fuzz-etcd --requests $(or $(N),$(if $(MEMBERS),1000,20000)) $(if $(SEED),--seed $(SEED)) $(if $(MEMBERS),--members $(MEMBERS))
 
 mutants: setup ## small bugs, one at a time: which of them do the tests find? ONLY=4xx,110,601-618 or FILE=watch (tests/mutants/watch.txt)
 	$(CARGO) run -q -p muster-tests --bin mutants --locked -- $(if $(ONLY),--only $(ONLY)) $(if $(FILE),--file $(FILE)) $(ARGS)

@@ -1,7 +1,7 @@
 //! A short run of the same random requests to stock etcd and to muster-node; `make fuzz-etcd` is
 //! the long one.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -13,22 +13,41 @@ use muster_tests::{fuzz_etcd, stock};
 
 const SEED: u64 = 1;
 const REQUESTS: u64 = 1_000;
+const CHANGES: u64 = 100;
+
+/// A stock etcd; the test is skipped without it.
+async fn etcd() -> Option<PathBuf> {
+    // Where the other tests with a stock etcd have, or will find, theirs.
+    let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    match stock::built(work, &|_| {}).await {
+        Ok(etcd) => Some(etcd),
+        Err(error) => {
+            skip::skipped(format_args!("no stock etcd could be built: {error:#}"));
+            None
+        }
+    }
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn muster_node_answers_as_stock_etcd_does() -> Result<()> {
+    let Some(etcd) = etcd().await else { return Ok(()) };
     let node = program("muster-node")?;
-    // Where the other tests with a stock etcd have, or will find, theirs.
-    let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let etcd = match stock::built(work, &|_| {}).await {
-        Ok(etcd) => etcd,
-        Err(error) => {
-            skip::skipped(format_args!("no stock etcd could be built: {error:#}"));
-            return Ok(());
-        }
-    };
     let dir = tempfile::tempdir()?;
     let report = fuzz_etcd::run(&etcd, &node, dir.path(), SEED, REQUESTS).await?;
     assert_eq!(report.requests + report.allowed.values().sum::<u64>(), REQUESTS);
+    Ok(())
+}
+
+/// In a cluster of one nothing that is answered depends on time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_change_as_stock_etcds_do() -> Result<()> {
+    let Some(etcd) = etcd().await else { return Ok(()) };
+    let node = program("muster-node")?;
+    let dir = tempfile::tempdir()?;
+    let programs = [etcd.as_path(), node.as_path()];
+    let report = fuzz_etcd::members::run(programs, dir.path(), SEED, 1, CHANGES).await?;
+    assert_eq!(report.requests, CHANGES);
+    assert!((1..CHANGES).contains(&report.refused), "{report:?}");
     Ok(())
 }
 
@@ -66,7 +85,7 @@ fn a_fuzz_that_is_killed_leaves_no_server_behind() -> Result<()> {
     fuzz.kill()?;
     fuzz.wait()?;
     let started = started?;
-    until("all of them to end", Duration::from_secs(10), || {
+    until("all of them to end", Duration::from_secs(60), || {
         started.iter().all(|pid| !exists(*pid)).then_some(())
     })
 }

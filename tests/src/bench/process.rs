@@ -54,7 +54,7 @@ impl Server {
     }
 
     /// How it ended, if it has.
-    pub(super) fn ended(&mut self) -> Result<Option<std::process::ExitStatus>> {
+    pub(crate) fn ended(&mut self) -> Result<Option<std::process::ExitStatus>> {
         let ended = self.child.try_wait()?;
         if ended.is_some() {
             self.dismiss();

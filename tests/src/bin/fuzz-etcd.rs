@@ -11,6 +11,8 @@ use muster_tests::{fuzz_etcd, stock};
 
 /// Requests before both begin again from nothing.
 const PER_RUN: u64 = 5_000;
+/// Of members there are soon as many as there may be.
+const CHANGES_PER_RUN: u64 = 100;
 
 /// The same random requests to stock etcd and to muster-node; the first difference ends it.
 #[derive(Debug, Parser)]
@@ -22,6 +24,9 @@ struct Args {
     /// Replay this seed, for one run of all requests [default: from the clock].
     #[arg(long)]
     seed: Option<u64>,
+    /// Change members instead, of clusters that begin with so many.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=5))]
+    members: Option<u8>,
     /// The muster-node [default: the one beside this program].
     #[arg(long)]
     muster: Option<PathBuf>,
@@ -59,9 +64,30 @@ fn fuzz(args: &Args) -> Result<()> {
         let mut seed = args.seed.unwrap_or(now);
         let mut left = args.requests;
         while left > 0 {
-            let requests = if args.seed.is_some() { left } else { left.min(PER_RUN) };
+            let most = if args.members.is_some() { CHANGES_PER_RUN } else { PER_RUN };
+            let requests = if args.seed.is_some() { left } else { left.min(most) };
             let dir = tempfile::tempdir()?;
             let start = Instant::now();
+            if let Some(members) = args.members {
+                let programs = [etcd.as_path(), muster.as_path()];
+                let (dir, members) = (dir.path(), members.into());
+                let report = fuzz_etcd::members::run(programs, dir, seed, members, requests).await?;
+                writeln!(
+                    out,
+                    "seed {seed}: {} requests answered alike, {} of them refusals; {} starts and stops \
+                     ({:.0} s)",
+                    report.requests,
+                    report.refused,
+                    report.moves,
+                    start.elapsed().as_secs_f64()
+                )?;
+                for (why, count) in report.allowed {
+                    writeln!(out, "  {count} differ and may: {why}")?;
+                }
+                left -= requests;
+                seed = seed.wrapping_add(1);
+                continue;
+            }
             let report = fuzz_etcd::run(&etcd, &muster, dir.path(), seed, requests).await?;
             writeln!(
                 out,

@@ -5,6 +5,7 @@
 //! a difference comes again from the same seed. It ends the run: from there on the two stores may
 //! differ for that reason alone.
 
+pub mod members;
 mod requests;
 mod server;
 mod watches;

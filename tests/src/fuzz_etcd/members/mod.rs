@@ -1,0 +1,163 @@
+//! The same changes of members to a cluster of stock etcd and to one of muster-node.
+//!
+//! Ids and addresses differ between the two; in what is compared each member has a number, in the
+//! order in which it came. Both clusters keep a quorum all the time, since without one what is
+//! answered, and when, is chance; whoever came or went a moment ago is waited for until both count it
+//! as healthy or as gone.
+
+mod requests;
+mod side;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use self::requests::{Call, Draw, Known};
+use self::side::{Answer, Side};
+use super::Difference;
+use crate::sim::rng::Rng;
+
+/// etcd takes a member for healthy when it has been connected for five seconds; and what ends is
+/// noticed a little later by others.
+const HEALTHY: Duration = Duration::from_secs(7);
+/// The longest that anything takes which must come about on both sides.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Differences that are meant: why, what etcd answers, and what this node does.
+const ALLOWED: &[(&str, [&str; 2])] = &[(
+    "etcd's table names its client's error here, which no status comes of: its code is lost",
+    [
+        "Unknown: etcdserver: re-configuration failed due to not enough started members",
+        "FailedPrecondition: etcdserver: re-configuration failed due to not enough started members",
+    ],
+)];
+
+/// What came of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Requests that both answered alike, or as is meant.
+    pub requests: u64,
+    /// Of these, what differs and may: why, and how many.
+    pub allowed: BTreeMap<&'static str, u64>,
+    /// Of these, refusals.
+    pub refused: u64,
+    /// Members that were started, again or for the first time, and stopped.
+    pub moves: u64,
+}
+
+/// Asks `requests` of clusters of `members` members each, in fresh directories under `dir`.
+///
+/// In a cluster of one nothing depends on time.
+///
+/// # Errors
+/// The first [`Difference`], or that a cluster could not be run.
+pub async fn run(
+    [etcd, node]: [&Path; 2],
+    dir: &Path,
+    seed: u64,
+    members: usize,
+    requests: u64,
+) -> Result<Report> {
+    let dirs = ["etcd", "node"].map(|name| dir.join(name));
+    let began = async {
+        tokio::join!(Side::start(etcd, &dirs[0], members), Side::start(node, &dirs[1], members))
+    };
+    let (etcd, node) = timeout(PATIENCE, began).await.context("the clusters do not begin")?;
+    let mut run = Run {
+        sides: [etcd?, node?],
+        known: Known::new(members),
+        healthy: Instant::now() + HEALTHY,
+        report: Report::default(),
+    };
+    let mut rng = Rng::new(seed);
+    for number in 1..=requests {
+        let call = Draw { rng: &mut rng, known: &run.known }.call();
+        let [etcd, node] = run
+            .both(&call)
+            .await
+            .with_context(|| format!("seed {seed}, request {number}: {call:?}"))?;
+        if let Some((why, _)) = ALLOWED.iter().find(|(_, texts)| *texts == [&etcd.text, &node.text])
+        {
+            *run.report.allowed.entry(why).or_default() += 1;
+        } else if etcd.text != node.text {
+            let call = format!("{call:?} of a cluster with {:?}", run.known);
+            bail!(Difference { seed, number, call, etcd: etcd.text, node: node.text });
+        }
+        run.report.requests += 1;
+        run.report.refused += u64::from(etcd.is_refusal);
+        run.learn(&call, &etcd)
+            .await
+            .with_context(|| format!("after request {number}, {call:?}"))?;
+    }
+    Ok(run.report)
+}
+
+struct Run {
+    sides: [Side; 2],
+    known: Known,
+    /// From then on whoever runs is healthy.
+    healthy: Instant,
+    report: Report,
+}
+
+impl Run {
+    async fn both(&mut self, call: &Call) -> Result<[Answer; 2]> {
+        if self.known.running_voters() > 1 {
+            sleep_until(self.healthy).await;
+        }
+        let known = &self.known;
+        let [etcd, node] = &mut self.sides;
+        let asked = async { tokio::join!(etcd.call(call, known), node.call(call, known)) };
+        let (etcd, node) = timeout(PATIENCE, asked).await.context("no answer")?;
+        Ok([etcd?, node?])
+    }
+
+    /// What follows from a request that both answered alike; and waits until both are so far.
+    async fn learn(&mut self, call: &Call, answer: &Answer) -> Result<()> {
+        if answer.is_refusal {
+            return Ok(());
+        }
+        let (known, sides) = (&mut self.known, &mut self.sides);
+        match call {
+            Call::Add { urls, is_learner, .. } => known.add(urls, *is_learner),
+            Call::Promote { who, .. } => known.promote(*who),
+            Call::Update { who, urls, .. } => known.update(*who, urls),
+            Call::Remove { who, .. } => {
+                let ran = known.remove(*who);
+                for side in sides.iter_mut().filter(|_| ran.is_some()) {
+                    let ends = side.ends(ran.expect("it ran"));
+                    timeout(PATIENCE, ends).await.context("who was removed does not end")??;
+                }
+            }
+            Call::List { .. } => return Ok(()),
+            Call::Start(member) => {
+                (known.members[*member].runs, known.members[*member].has_started) = (true, true);
+                self.report.moves += 1;
+            }
+            Call::Stop(member) => {
+                known.members[*member].runs = false;
+                self.report.moves += 1;
+            }
+        }
+        for side in sides {
+            timeout(PATIENCE, side.settle(known)).await.context("it does not settle")??;
+        }
+        if known.running_voters() > 1 {
+            self.healthy = Instant::now() + HEALTHY;
+        }
+        Ok(())
+    }
+}
+
+/// Looks again and again until `look` gives something.
+async fn until<T>(mut look: impl AsyncFnMut() -> Result<Option<T>>) -> Result<T> {
+    loop {
+        if let Some(found) = look().await? {
+            return Ok(found);
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}

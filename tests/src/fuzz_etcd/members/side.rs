@@ -1,0 +1,273 @@
+//! A cluster of one of the two programs, and what it answers, in a form that can be compared.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use node_proto::etcdserverpb::cluster_client::ClusterClient;
+use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
+use node_proto::etcdserverpb::{
+    Member, MemberAddRequest, MemberListRequest, MemberPromoteRequest, MemberRemoveRequest,
+    MemberUpdateRequest, StatusRequest,
+};
+use tonic::transport::Channel;
+
+use super::requests::{Call, Known, PLACES, Url, Who};
+use super::until;
+use crate::bench::cluster::free_ports;
+use crate::bench::process::Server as Process;
+use crate::client::channel;
+
+/// What no member is called.
+const STRANGER: u64 = 0xfeed;
+
+/// What was answered.
+#[derive(Clone, Debug)]
+pub(super) struct Answer {
+    pub(super) text: String,
+    pub(super) is_refusal: bool,
+}
+
+/// Where a member listens, if it ever runs: for peers and for clients.
+struct Place {
+    peers: String,
+    clients: String,
+    channel: Channel,
+}
+
+pub(super) struct Side {
+    program: PathBuf,
+    dir: PathBuf,
+    places: Vec<Place>,
+    /// The members' ids, in the order in which they came.
+    ids: Vec<u64>,
+    processes: BTreeMap<usize, Process>,
+}
+
+impl Side {
+    /// A cluster of so many members, all of which answer.
+    pub(super) async fn start(program: &Path, dir: &Path, members: usize) -> Result<Self> {
+        fs_err::create_dir_all(dir)?;
+        let ports = free_ports(2 * PLACES)?;
+        let place = |ports: &[u16]| {
+            let url = |port| format!("http://127.0.0.1:{port}");
+            let channel = channel(SocketAddr::from((Ipv4Addr::LOCALHOST, ports[1])), None)?;
+            Ok(Place { peers: url(ports[0]), clients: url(ports[1]), channel })
+        };
+        let places = ports.chunks(2).map(place).collect::<Result<Vec<_>>>()?;
+        let (program, dir) = (program.to_owned(), dir.to_owned());
+        let mut side = Self { program, dir, places, ids: Vec::new(), processes: BTreeMap::new() };
+        let all: Vec<_> = (0..members).map(|n| format!("m{n}={}", side.places[n].peers)).collect();
+        for number in 0..members {
+            side.run(number, "new", &all.join(","))?;
+        }
+        side.ids = until(async || {
+            let list = side.list(0, true).await.unwrap_or_default();
+            let id = |n: usize| list.iter().find(|m| m.name == format!("m{n}")).map(|m| m.id);
+            Ok((0..members).map(id).collect::<Option<Vec<_>>>())
+        })
+        .await?;
+        side.settle(&Known::new(members)).await?;
+        Ok(side)
+    }
+
+    fn run(&mut self, number: usize, state: &str, cluster: &str) -> Result<()> {
+        let Place { peers, clients, .. } = &self.places[number];
+        let args = [
+            format!("--name=m{number}"),
+            format!("--data-dir={}", self.dir.join(format!("m{number}")).display()),
+            format!("--listen-peer-urls={peers}"),
+            format!("--initial-advertise-peer-urls={peers}"),
+            format!("--listen-client-urls={clients}"),
+            format!("--advertise-client-urls={clients}"),
+            format!("--initial-cluster={cluster}"),
+            format!("--initial-cluster-state={state}"),
+        ];
+        let log = self.dir.join(format!("m{number}.log"));
+        let process = Process::start(&self.program, &args, &log)?;
+        self.processes.insert(number, process);
+        Ok(())
+    }
+
+    /// As one that was added is started: with everybody who is a member, by some name.
+    fn join(&mut self, number: usize, known: &Known) -> Result<()> {
+        let mut cluster = Vec::new();
+        for other in known.are(|member| !member.is_gone) {
+            for url in &known.members[other].urls {
+                cluster.push(format!("m{other}={}", self.url(*url)));
+            }
+        }
+        self.run(number, "existing", &cluster.join(","))
+    }
+
+    fn cluster(&self, at: usize) -> ClusterClient<Channel> {
+        ClusterClient::new(self.places[at].channel.clone())
+    }
+
+    async fn list(&self, at: usize, linearizable: bool) -> Result<Vec<Member>> {
+        let list = self.cluster(at).member_list(MemberListRequest { linearizable }).await?;
+        Ok(list.into_inner().members)
+    }
+
+    fn id(&self, who: Who) -> u64 {
+        match who {
+            Who::Member(number) => self.ids[number],
+            Who::Nobody => 0,
+            Who::Stranger => STRANGER,
+        }
+    }
+
+    fn url(&self, url: Url) -> String {
+        match url {
+            Url::Place(number) => self.places[number].peers.clone(),
+            Url::Nowhere(number) => format!("http://127.9.9.{number}:1"),
+            Url::Odd(text) => text.to_owned(),
+        }
+    }
+
+    fn urls(&self, urls: &[Url]) -> Vec<String> {
+        urls.iter().map(|url| self.url(*url)).collect()
+    }
+
+    /// Asks, or does what `call` says.
+    pub(super) async fn call(&mut self, call: &Call, known: &Known) -> Result<Answer> {
+        let (added, members) = match call {
+            Call::Add { urls, is_learner, at } => {
+                let request =
+                    MemberAddRequest { peer_ur_ls: self.urls(urls), is_learner: *is_learner };
+                match self.cluster(*at).member_add(request).await {
+                    Ok(answer) => {
+                        let answer = answer.into_inner();
+                        let added = answer.member.context("it says who was added")?;
+                        self.ids.push(added.id);
+                        (Some(added), Ok(answer.members))
+                    }
+                    Err(status) => (None, Err(status)),
+                }
+            }
+            Call::Promote { who, at } => {
+                let request = MemberPromoteRequest { id: self.id(*who) };
+                let answer = self.cluster(*at).member_promote(request).await;
+                (None, answer.map(|answer| answer.into_inner().members))
+            }
+            Call::Update { who, urls, at } => {
+                let request =
+                    MemberUpdateRequest { id: self.id(*who), peer_ur_ls: self.urls(urls) };
+                let answer = self.cluster(*at).member_update(request).await;
+                (None, answer.map(|answer| answer.into_inner().members))
+            }
+            Call::Remove { who, at } => {
+                let request = MemberRemoveRequest { id: self.id(*who) };
+                let answer = self.cluster(*at).member_remove(request).await;
+                (None, answer.map(|answer| answer.into_inner().members))
+            }
+            Call::List { linearizable, at } => {
+                let request = MemberListRequest { linearizable: *linearizable };
+                let answer = self.cluster(*at).member_list(request).await;
+                (None, answer.map(|answer| answer.into_inner().members))
+            }
+            Call::Start(number) => {
+                self.join(*number, known)?;
+                (None, Ok(Vec::new()))
+            }
+            Call::Stop(number) => {
+                self.processes.remove(number);
+                (None, Ok(Vec::new()))
+            }
+        };
+        Ok(match members {
+            Ok(members) => {
+                let added = added.map(|member| self.told(&member));
+                let mut told: Vec<_> = members.iter().map(|member| self.told(member)).collect();
+                told.sort_unstable();
+                Answer { text: format!("{added:?} {told:?}"), is_refusal: false }
+            }
+            Err(status) => {
+                let text = format!("{:?}: {}", status.code(), status.message());
+                Answer { text, is_refusal: true }
+            }
+        })
+    }
+
+    /// A member without what differs between the programs.
+    fn told(&self, member: &Member) -> String {
+        let Member { id, name, peer_ur_ls, client_ur_ls, is_learner } = member;
+        let number = self.ids.iter().position(|known| known == id);
+        let masked = |urls: &[String]| {
+            let mask = |url: &String| {
+                let place = self.places.iter().enumerate();
+                let named = place.filter_map(|(n, place)| match url {
+                    url if *url == place.peers => Some(format!("peers {n}")),
+                    url if *url == place.clients => Some(format!("clients {n}")),
+                    _ => None,
+                });
+                named.last().unwrap_or_else(|| url.clone())
+            };
+            urls.iter().map(mask).collect::<Vec<_>>()
+        };
+        let (peers, clients) = (masked(peer_ur_ls), masked(client_ur_ls));
+        format!("{number:?} {name} {peers:?} {clients:?} learner {is_learner}")
+    }
+
+    /// Waits for the end of one that was removed.
+    pub(super) async fn ends(&mut self, number: usize) -> Result<()> {
+        let mut process = self.processes.remove(&number).context("it runs")?;
+        until(async || process.ended()).await?;
+        Ok(())
+    }
+
+    /// Waits until everybody who runs knows who leads, and all that a voter knows: the members above
+    /// all, and what those who run say of themselves.
+    pub(super) async fn settle(&mut self, known: &Known) -> Result<()> {
+        let mut far = 0;
+        for number in known.are(|member| member.runs && !member.is_learner) {
+            until(async || {
+                self.still_runs(number)?;
+                let Some((leader, applied)) = self.status(number).await else { return Ok(None) };
+                let leads = known.are(|member| member.runs && !member.is_learner);
+                let is_known = leads.iter().any(|number| self.ids[*number] == leader);
+                far = far.max(applied);
+                Ok((is_known && self.knows_all(number, known).await?).then_some(()))
+            })
+            .await?;
+        }
+        for number in known.are(|member| member.runs) {
+            until(async || {
+                self.still_runs(number)?;
+                let status = self.status(number).await;
+                Ok(status.filter(|(leader, applied)| *leader != 0 && *applied >= far))
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    fn still_runs(&mut self, number: usize) -> Result<()> {
+        let process = self.processes.get_mut(&number).context("it runs")?;
+        ensure!(process.ended()?.is_none(), "member {number} ended: {}", self.dir.display());
+        Ok(())
+    }
+
+    /// Whom a member takes for the leader, and how far it is.
+    async fn status(&self, number: usize) -> Option<(u64, u64)> {
+        let mut maintenance = MaintenanceClient::new(self.places[number].channel.clone());
+        let status = maintenance.status(StatusRequest {}).await.ok()?.into_inner();
+        Some((status.leader, status.raft_applied_index))
+    }
+
+    async fn knows_all(&self, number: usize, known: &Known) -> Result<bool> {
+        let Ok(list) = self.list(number, false).await else { return Ok(false) };
+        let all = known.are(|member| !member.is_gone);
+        let is_known = |number: &usize| {
+            let (id, wanted) = (self.ids[*number], &known.members[*number]);
+            list.iter().any(|member| {
+                member.id == id
+                    && member.is_learner == wanted.is_learner
+                    && member.peer_ur_ls.len() == wanted.urls.len()
+                    && (!wanted.runs || !member.client_ur_ls.is_empty())
+            })
+        };
+        Ok(list.len() == all.len() && all.iter().all(is_known))
+    }
+}
