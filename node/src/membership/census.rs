@@ -231,9 +231,13 @@ mod tests {
         censuses.tell(MemberId(3), (&shrunk).into());
         assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), known(3)]);
         assert_eq!(shown(&censuses.neighbours(&shrunk, ME)), [known(2), known(3)]);
-        // Who is behind takes nobody away.
+        // Who is behind takes nobody away, and sends nobody where a member was before it moved.
         censuses.tell(MemberId(3), (&three()).into());
         assert_eq!(shown(&censuses.neighbours(&grown, ME)), [known(2), known(3), known(4)]);
+        let elsewhere = "http://elsewhere:2380".to_owned();
+        let moved = MemberChange::Update(MemberId(3), vec![elsewhere.clone()]);
+        let neighbours = censuses.neighbours(&changed([(9, moved)]), ME);
+        assert_eq!(shown(&neighbours), [known(2), (3, false, elsewhere)]);
     }
 
     #[test]

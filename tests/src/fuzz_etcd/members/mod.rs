@@ -23,6 +23,8 @@ use crate::sim::rng::Rng;
 /// etcd takes a member for healthy when it has been connected for five seconds; and what ends is
 /// noticed a little later by others.
 const HEALTHY: Duration = Duration::from_secs(7);
+/// etcd makes ids of URLs and the time in seconds: within one, a member that was removed would come back.
+const SECOND: Duration = Duration::from_millis(1_100);
 /// The longest that anything takes which must come about on both sides.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -69,6 +71,7 @@ pub async fn run(
     let mut run = Run {
         sides: [etcd?, node?],
         known: Known::new(members),
+        other_ids: Instant::now(),
         healthy: Instant::now() + HEALTHY,
         report: Report::default(),
     };
@@ -98,6 +101,8 @@ pub async fn run(
 struct Run {
     sides: [Side; 2],
     known: Known,
+    /// From then on an id that etcd makes of the same URLs is another one.
+    other_ids: Instant,
     /// From then on whoever runs is healthy.
     healthy: Instant,
     report: Report,
@@ -107,6 +112,11 @@ impl Run {
     async fn both(&mut self, call: &Call) -> Result<[Answer; 2]> {
         if self.known.running_voters() > 1 {
             sleep_until(self.healthy).await;
+        }
+        if let Call::Add { urls, .. } = call
+            && self.known.have_been(urls)
+        {
+            sleep_until(self.other_ids).await;
         }
         let known = &self.known;
         let [etcd, node] = &mut self.sides;
@@ -122,7 +132,10 @@ impl Run {
         }
         let (known, sides) = (&mut self.known, &mut self.sides);
         match call {
-            Call::Add { urls, is_learner, .. } => known.add(urls, *is_learner),
+            Call::Add { urls, is_learner, .. } => {
+                known.add(urls, *is_learner);
+                self.other_ids = Instant::now() + SECOND;
+            }
             Call::Promote { who, .. } => known.promote(*who),
             Call::Update { who, urls, .. } => known.update(*who, urls),
             Call::Remove { who, .. } => {

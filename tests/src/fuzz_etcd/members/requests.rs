@@ -87,6 +87,11 @@ impl Known {
         });
     }
 
+    /// Whether any of these is or was a member's.
+    pub(super) fn have_been(&self, urls: &[Url]) -> bool {
+        self.members.iter().any(|member| member.urls.iter().any(|url| urls.contains(url)))
+    }
+
     pub(super) fn promote(&mut self, who: Who) {
         self.named(who).is_learner = false;
     }
@@ -148,13 +153,20 @@ impl Draw<'_> {
             }
             62..78 => Call::Remove { who: self.who(), at },
             78..88 => Call::List { linearizable: self.rng.chance(500), at },
-            88..96 => Call::Start(self.rng.pick(self.known.members.len())),
-            _ => Call::Stop(self.rng.pick(self.known.members.len())),
+            88..96 => Call::Start(self.among(|member| !member.is_gone && !member.runs)),
+            _ => Call::Stop(self.among(|member| member.runs)),
         }
     }
 
     fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.rng.pick(of.len())]
+    }
+
+    /// One of those; any if there is none.
+    fn among(&mut self, which: impl Fn(&Member) -> bool) -> usize {
+        let mut those = self.known.are(which);
+        those.extend(those.is_empty().then_some(0));
+        self.one_of(&those)
     }
 
     fn who(&mut self) -> Who {

@@ -197,12 +197,12 @@ impl Side {
         let masked = |urls: &[String]| {
             let mask = |url: &String| {
                 let place = self.places.iter().enumerate();
-                let named = place.filter_map(|(n, place)| match url {
+                let mut named = place.filter_map(|(n, place)| match url {
                     url if *url == place.peers => Some(format!("peers {n}")),
                     url if *url == place.clients => Some(format!("clients {n}")),
                     _ => None,
                 });
-                named.last().unwrap_or_else(|| url.clone())
+                named.next_back().unwrap_or_else(|| url.clone())
             };
             urls.iter().map(mask).collect::<Vec<_>>()
         };
