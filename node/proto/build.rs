@@ -8,7 +8,7 @@ type BoxError = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), BoxError> {
     println!("cargo:rerun-if-changed=proto");
-    let files = ["rpc.proto", "lock.proto", "election.proto", "command.proto"];
+    let files = ["rpc.proto", "lease.proto", "lock.proto", "election.proto", "command.proto"];
     let descriptors = protox::compile(files, ["proto/etcd", "proto/muster"])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     // For gRPC reflection and for tests of the numbers.

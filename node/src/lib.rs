@@ -9,6 +9,7 @@ pub mod driver;
 pub mod etcd_file;
 mod http;
 pub mod identity;
+pub mod lease;
 pub mod log;
 mod log_limit;
 pub mod logging;

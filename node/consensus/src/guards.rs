@@ -22,6 +22,7 @@ pub struct Guards {
     same_incarnation: bool,
     images_are_known: bool,
     tombstones_hold: bool,
+    clocks_count_in_their_term: bool,
 }
 
 impl Guards {
@@ -42,6 +43,7 @@ impl Guards {
         same_incarnation: true,
         images_are_known: true,
         tombstones_hold: true,
+        clocks_count_in_their_term: true,
     };
 
     /// Votes leave only once term and vote are durable.
@@ -118,6 +120,11 @@ impl Guards {
     pub fn tombstones_hold(self) -> bool {
         self.tombstones_hold
     }
+
+    /// What a leader's clock says of leases counts in that leader's term only.
+    pub fn clocks_count_in_their_term(self) -> bool {
+        self.clocks_count_in_their_term
+    }
 }
 
 #[cfg(debug_assertions)]
@@ -153,4 +160,6 @@ impl Guards {
     pub const OLD_IMAGE_VOTES: Self = Self { images_are_known: false, ..Self::ALL };
     /// A removed member begins a cluster of its own, from nothing.
     pub const TOMBSTONE_BOOTSTRAPS: Self = Self { tombstones_hold: false, ..Self::ALL };
+    /// A leader that was deposed still ends leases: the next one passes on what it proposes.
+    pub const DEPOSED_CLOCK_COUNTS: Self = Self { clocks_count_in_their_term: false, ..Self::ALL };
 }

@@ -6,7 +6,10 @@
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
 
-pub use crate::musterpb::{Command, MemberChange, PublishMember, command::Operation};
+pub use crate::musterpb::{
+    Command, LeaseCheckpoint, LeaseExpire, LeaseLeft, MemberChange, PublishMember,
+    command::Operation,
+};
 
 /// The version that this build writes, and the only one that it reads.
 pub const VERSION: u8 = 1;

@@ -1,6 +1,6 @@
 //! The node's wire types: etcd's v3 API, and the commands in this project's own log entries.
 //!
-//! The modules are generated from `proto/`. Packages, names and numbers of the first five are
+//! The modules are generated from `proto/`. Packages, names and numbers of the first six are
 //! etcd's; a method that a server leaves out answers gRPC `Unimplemented`.
 
 /// Generated code: its shape is the generator's.
@@ -44,6 +44,18 @@ pub mod authpb {
 )]
 pub mod etcdserverpb {
     generated!("etcdserverpb");
+}
+
+/// Leases, as etcd's file has them.
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::too_many_lines,
+    missing_docs,
+    reason = "generated"
+)]
+pub mod leasepb {
+    generated!("leasepb");
 }
 
 /// The Lock service.

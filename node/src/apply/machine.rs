@@ -10,6 +10,7 @@ use node_proto::etcdserverpb::{
 };
 use redb::StorageBackend;
 
+use super::lease;
 use super::outcome::{ApplyError, ChangedMembers, Failure, Outcome, Response};
 use super::txn::{apply_delete, apply_put, apply_txn, check_put, has_puts, header};
 use crate::identity::MemberId;
@@ -176,7 +177,8 @@ fn apply_entry(
     if entry.kind == EntryKind::NoOp {
         return Ok(());
     }
-    let index = entry.position.index;
+    let at = entry.position;
+    let index = at.index;
     let (id, operation) = command::decode(entry.data.clone())
         .map_err(|source| StoreError::Command { index, source })?;
     if entry_kind(&operation) != entry.kind {
@@ -185,7 +187,7 @@ fn apply_entry(
     let mut fits = |bytes| bytes <= BATCH_ANSWER_BYTES;
     let mut room = AnswerRoom::new(*read, &mut fits);
     let answered = is_answered(RequestId(id)).then_some(&mut room);
-    let outcome = match apply_operation(batch, operation, answered, index, &mut applied.changes) {
+    let outcome = match apply_operation(batch, operation, answered, at, &mut applied.changes) {
         Ok(_) if room.is_overdrawn() => Ok(Response::TooLarge),
         Ok(response) => {
             *read = room.held();
@@ -203,7 +205,7 @@ fn apply_operation(
     batch: &mut Batch<'_>,
     operation: Operation,
     answered: Option<&mut AnswerRoom<'_>>,
-    index: u64,
+    at: Position,
     changes: &mut Vec<AppliedChange>,
 ) -> Result<Response, Failure> {
     if let Some(why) = forbidden(batch.alarms(), &operation) {
@@ -223,9 +225,13 @@ fn apply_operation(
             Ok(Response::Compact(CompactionResponse { header: header(batch.revision()) }))
         }
         Operation::Alarm(alarm) => apply_alarm(batch, &alarm).map(Response::Alarm),
+        Operation::LeaseGrant(request) => lease::grant(batch, &request, at),
+        Operation::LeaseRevoke(request) => lease::revoke(batch, &request),
+        Operation::LeaseExpire(over) => lease::expire(batch, &over, at),
+        Operation::LeaseCheckpoint(noted) => lease::note(batch, &noted, at),
         Operation::PublishMember(member) => publish(batch, member),
         Operation::ChangeMember(change) => {
-            let (done, response) = change_members(batch, change, index);
+            let (done, response) = change_members(batch, change, at.index);
             changes.push(done);
             Ok(Response::MembersChanged(response.map_err(ApplyError::from)?))
         }
@@ -240,6 +246,10 @@ pub(crate) fn entry_kind(operation: &Operation) -> EntryKind {
         | Operation::Txn(_)
         | Operation::Compact(_)
         | Operation::Alarm(_)
+        | Operation::LeaseGrant(_)
+        | Operation::LeaseRevoke(_)
+        | Operation::LeaseExpire(_)
+        | Operation::LeaseCheckpoint(_)
         | Operation::PublishMember(_) => EntryKind::Normal,
         Operation::ChangeMember(_) => EntryKind::ConfChange,
     }
@@ -248,11 +258,14 @@ pub(crate) fn entry_kind(operation: &Operation) -> EntryKind {
 /// Whether it may make the data grow: what is refused when space runs short.
 pub(crate) fn grows(operation: &Operation) -> bool {
     match operation {
-        Operation::Put(_) => true,
+        Operation::Put(_) | Operation::LeaseGrant(_) => true,
         Operation::Txn(txn) => has_puts(txn),
         Operation::DeleteRange(_)
         | Operation::Compact(_)
         | Operation::Alarm(_)
+        | Operation::LeaseRevoke(_)
+        | Operation::LeaseExpire(_)
+        | Operation::LeaseCheckpoint(_)
         | Operation::PublishMember(_)
         | Operation::ChangeMember(_) => false,
     }
@@ -264,10 +277,14 @@ fn forbidden(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyError
         return None;
     }
     let raised = |alarm: AlarmType| alarms.iter().any(|a| a.alarm() == alarm);
-    // What changes only who the members are may be what helps.
+    // What changes only who the members are may be what helps. How long leases have does not touch the
+    // data.
     let writes = !matches!(
         operation,
-        Operation::Alarm(_) | Operation::PublishMember(_) | Operation::ChangeMember(_)
+        Operation::Alarm(_)
+            | Operation::LeaseCheckpoint(_)
+            | Operation::PublishMember(_)
+            | Operation::ChangeMember(_)
     );
     if writes && raised(AlarmType::Corrupt) {
         Some(ApplyError::Corrupt)

@@ -6,6 +6,7 @@
 //! reaches the log.
 
 mod check;
+mod lease;
 mod machine;
 mod outcome;
 mod txn;

@@ -1,7 +1,8 @@
 //! What an applied request answers.
 
 use node_proto::etcdserverpb::{
-    AlarmResponse, CompactionResponse, DeleteRangeResponse, Member, PutResponse, TxnResponse,
+    AlarmResponse, CompactionResponse, DeleteRangeResponse, LeaseGrantResponse,
+    LeaseRevokeResponse, Member, PutResponse, TxnResponse,
 };
 
 use crate::membership::ChangeError;
@@ -23,6 +24,12 @@ pub enum Response {
     Compact(CompactionResponse),
     /// Of a change of alarms.
     Alarm(AlarmResponse),
+    /// Of a lease that was granted.
+    LeaseGrant(LeaseGrantResponse),
+    /// Of a lease that was revoked, by a client or by the leader's clock.
+    LeaseRevoke(LeaseRevokeResponse),
+    /// What leases have left is noted.
+    LeasesNoted,
     /// A member's name and URLs are published.
     Published,
     /// A change of members.
@@ -49,6 +56,15 @@ pub enum ApplyError {
     /// The put's lease isn't there.
     #[error("requested lease not found")]
     LeaseNotFound,
+    /// The name is taken.
+    #[error("lease already exists")]
+    LeaseExists,
+    /// More than [`MAX_TTL`](crate::lease::MAX_TTL).
+    #[error("too large lease TTL")]
+    LeaseTtlTooLarge,
+    /// What a leader's clock said counts in its own term only.
+    #[error("leader changed")]
+    LeaderChanged,
     /// A revision before the last compaction.
     #[error("required revision has been compacted")]
     Compacted,

@@ -281,9 +281,9 @@ fn apply_branch(
     Ok(TxnResponse { header: header(0), succeeded, responses })
 }
 
-/// What a put may be refused for. Leases are not granted yet, so that any lease is unknown.
+/// What a put may be refused for.
 pub(super) fn check_put(batch: &Batch<'_>, put: &PutRequest) -> Result<(), ApplyError> {
-    if put.lease != 0 {
+    if put.lease != 0 && batch.lease(put.lease).is_none() {
         return Err(ApplyError::LeaseNotFound);
     }
     if (put.ignore_value || put.ignore_lease) && !batch.has(&put.key) {

@@ -1,8 +1,8 @@
 //! Changing the store, within one batch of log entries.
 
 use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, RwLockWriteGuard};
 
 use bytes::{Bytes, BytesMut};
 use node_consensus::Guards;
@@ -18,7 +18,8 @@ use super::operations::Counted;
 use super::range::{AnswerRoom, Source, read};
 use super::revision::{KeyRange, Revision};
 use super::store::{Shared, weight};
-use super::tables::{Cluster, Progress, RECORDS};
+use super::tables::{Cluster, LEASES, Progress, RECORDS, encode_lease};
+use crate::lease::{Lease, LeaseTable};
 use crate::membership::MemberTable;
 
 /// What a finished batch hands back to the writer.
@@ -40,6 +41,7 @@ struct Pending {
 /// One transaction's worth of changes. Each write request is a group of changes that share a main
 /// revision: change, then [`Batch::end_request`].
 pub struct Batch<'txn> {
+    txn: &'txn WriteTransaction,
     records: Table<'txn, u128, &'static [u8]>,
     shared: &'txn Shared,
     progress: Progress,
@@ -64,6 +66,7 @@ impl<'txn> Batch<'txn> {
         cluster: Arc<Cluster>,
     ) -> Result<Self, StoreError> {
         Ok(Self {
+            txn,
             records: txn.open_table(RECORDS)?,
             shared,
             progress,
@@ -176,6 +179,7 @@ impl<'txn> Batch<'txn> {
         let at = self.next_change();
         let (create_revision, version) =
             self.shared.index.write().expect("the writer is the only one to write").put(&key, at);
+        self.leases().attach(&key, lease);
         let kv = KeyValue { key, create_revision, mod_revision: at.main, version, value, lease };
         let start = self.buffer.len();
         kv.encode_raw(&mut self.buffer);
@@ -202,9 +206,48 @@ impl<'txn> Batch<'txn> {
         debug_assert!(matches!(walk, Walk::Done), "an unbounded walk ends");
         let deleted = i64::try_from(keys.len()).unwrap_or(i64::MAX);
         for key in keys {
+            self.leases().detach(&key);
             self.delete_one(key)?;
         }
         Ok(deleted)
+    }
+
+    fn leases(&self) -> RwLockWriteGuard<'txn, LeaseTable> {
+        self.shared.leases.write().expect("nothing panics while it holds this lock")
+    }
+
+    /// The lease of this name, if it is there.
+    #[must_use]
+    pub fn lease(&self, id: i64) -> Option<Lease> {
+        self.leases().get(id)
+    }
+
+    /// Grants a lease, which must not be there.
+    pub fn grant(&mut self, lease: Lease) -> Result<(), StoreError> {
+        self.txn.open_table(LEASES)?.insert(lease.id, &encode_lease(lease)[..])?;
+        self.leases().grant(lease);
+        Ok(())
+    }
+
+    /// Notes what a lease has left, in seconds; 0: its whole TTL. One that isn't there is passed over.
+    pub fn note_left(&mut self, id: i64, left: i64) -> Result<(), StoreError> {
+        let noted = self.leases().note(id, left);
+        if let Some(lease) = noted {
+            self.txn.open_table(LEASES)?.insert(id, &encode_lease(lease)[..])?;
+        }
+        Ok(())
+    }
+
+    /// Takes a lease away, and deletes the keys that are attached to it, in key order. Whether it was
+    /// there.
+    pub fn revoke(&mut self, id: i64) -> Result<bool, StoreError> {
+        let revoked = self.leases().revoke(id);
+        let Some(keys) = revoked else { return Ok(false) };
+        self.txn.open_table(LEASES)?.remove(id)?;
+        for key in keys {
+            self.delete_one(Bytes::copy_from_slice(&key))?;
+        }
+        Ok(true)
     }
 
     fn delete_one(&mut self, key: Bytes) -> Result<(), StoreError> {

@@ -25,7 +25,7 @@ use redb::{
 use super::error::StoreError;
 use super::revision::Revision;
 use super::store::{File, Shared, Store, View, freeze};
-use super::tables::{ALARMS, MEMBERS, META, RECORDS, REMOVED};
+use super::tables::{ALARMS, LEASES, MEMBERS, META, RECORDS, REMOVED};
 use crate::disk::{Backend, Open, SharedDisk};
 
 /// The store's file in the member's directory.
@@ -171,19 +171,21 @@ pub(super) fn take_its_place(
         copy_table(&place, MEMBERS, &txn)?;
         copy_table(&place, REMOVED, &txn)?;
         copy_table(&place, ALARMS, &txn)?;
+        copy_table(&place, LEASES, &txn)?;
         txn.commit().map_err(StoreError::from)?;
     }
     assert_eq!(tables(&place)?, tables(&copy.file)?, "a table that isn't copied would be gone");
     // To close it cuts off what it grew by and doesn't need.
     drop(copy.file);
     let file = Arc::new(File::open(at.open_new(Open::Existing)?, shared.cache_bytes)?);
-    let records = freeze(&file)?.view.records;
+    let View { records, txn, .. } = freeze(&file)?.view;
     at.disk.rename(&at.dir.join(NEW), &at.path())?;
     at.disk.sync_dir(&at.dir).map_err(DefragmentError::Unsettled)?;
     let old = std::mem::replace(&mut *place, file.clone());
     let shown = shared.view();
     shared.show(View {
         records,
+        txn,
         _file: file,
         cluster: shown.cluster.clone(),
         progress: shown.progress,

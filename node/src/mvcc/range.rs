@@ -282,6 +282,8 @@ impl Gather {
             // The key is a slice of the whole record.
             kv.key = Bytes::copy_from_slice(&kv.key);
             kv.value.clear();
+            // etcd 3.7 answers these from its index, which knows no leases (kvstore_txn.go).
+            kv.lease = 0;
         }
         self.bytes += weight(&kv);
         self.kvs.push(kv);

@@ -17,9 +17,10 @@ use super::event::decode;
 use super::revision::Revision;
 use super::store::{View, Writer};
 use super::tables::{
-    Cluster, META, Progress, RECORDS, decode_member, decode_removed, write_cluster,
-    write_compacted, write_progress,
+    Cluster, LEASES, META, Progress, RECORDS, decode_lease, decode_member, decode_removed,
+    encode_lease, write_cluster, write_compacted, write_progress,
 };
+use crate::lease::Lease;
 use crate::machine::{Members, Position};
 use crate::membership::MemberTable;
 
@@ -41,11 +42,13 @@ enum Kind {
     /// The number of records (8).
     End = 5,
     Removed = 6,
+    Lease = 7,
 }
 
 impl Kind {
     fn of(byte: u8) -> Option<Self> {
-        [Self::Progress, Self::Member, Self::Removed, Self::Alarm, Self::Records, Self::End]
+        use Kind::{Alarm, End, Lease, Member, Progress, Records, Removed};
+        [Progress, Member, Removed, Alarm, Lease, Records, End]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
     }
@@ -130,7 +133,7 @@ impl View {
 
     /// A checksum of all that the file holds but how far the log is applied, which members are asked
     /// for at different moments: their records, those included that a compaction has yet to take
-    /// away, the members, those that were removed, the alarms. What etcd's `Hash` is to its file,
+    /// away, the members, those that were removed, the alarms, the leases. What etcd's `Hash` is to its file,
     /// another's; two members of one cluster agree that have applied and compacted the same. Reads
     /// everything: call it where it may block.
     pub fn checksum(&self) -> Result<u32, StoreError> {
@@ -153,6 +156,9 @@ impl View {
         for alarm in self.alarms() {
             frames.frame(Kind::Alarm, &alarm.encode_to_vec())?;
         }
+        for lease in self.leases()? {
+            frames.frame(Kind::Lease, &encode_lease(lease))?;
+        }
         write_records(self, frames)
     }
 }
@@ -170,6 +176,14 @@ pub struct Contents {
     pub members: MemberTable,
     /// The alarms that are raised.
     pub alarms: Vec<AlarmMember>,
+    /// Leases; which keys are attached to them, the records say.
+    pub leases: Vec<Lease>,
+}
+
+/// What is in a snapshot beside progress and records.
+struct Rest {
+    cluster: Cluster,
+    leases: Vec<Lease>,
 }
 
 /// Takes a record that comes after all others.
@@ -192,21 +206,21 @@ impl Writer {
         contents: Contents,
         fill: impl FnOnce(&mut dyn FnMut(Revision, &[u8]) -> Result<(), StoreError>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let Contents { applied, revision, compacted, members, mut alarms } = contents;
+        let Contents { applied, revision, compacted, members, mut alarms, leases } = contents;
         alarms.sort_unstable_by_key(|alarm| (alarm.member_id, alarm.alarm));
         self.install(Progress { applied, revision, compacted }, |take| {
             fill(&mut |at, record| {
                 assert!(at.main <= revision, "a record of {at:?} in a store at {revision}");
                 take(at.to_row(), record)
             })?;
-            Ok(Cluster { members: Arc::new(members), alarms })
+            Ok(Rest { cluster: Cluster { members: Arc::new(members), alarms }, leases })
         })
     }
 
     fn install<E: From<StoreError>>(
         &mut self,
         progress: Progress,
-        fill: impl FnOnce(&mut TakeRecord<'_>) -> Result<Cluster, E>,
+        fill: impl FnOnce(&mut TakeRecord<'_>) -> Result<Rest, E>,
     ) -> Result<(), E> {
         let shared = self.shared.clone();
         let file = shared.file();
@@ -215,10 +229,11 @@ impl Writer {
             txn.set_durability(Durability::Immediate)?;
             txn.set_quick_repair(true);
             txn.delete_table(RECORDS)?;
+            txn.delete_table(LEASES)?;
             Ok::<_, StoreError>(())
         };
         empty(&mut txn)?;
-        let cluster = {
+        let Rest { cluster, leases } = {
             let mut records = txn.open_table(RECORDS).map_err(StoreError::from)?;
             fill(&mut |row, record| {
                 records.insert(row, record)?;
@@ -227,6 +242,11 @@ impl Writer {
         };
         write_cluster(&txn, &cluster)?;
         {
+            let mut rows = txn.open_table(LEASES).map_err(StoreError::from)?;
+            for lease in leases {
+                let row = encode_lease(lease);
+                rows.insert(lease.id, &row[..]).map_err(StoreError::from)?;
+            }
             let mut meta = txn.open_table(META).map_err(StoreError::from)?;
             write_progress(&mut meta, progress)?;
             write_compacted(&mut meta, Progress::START.compacted)?;
@@ -241,8 +261,8 @@ impl Writer {
 /// frame.
 pub fn inspect_snapshot(input: &mut dyn Read) -> Result<(Position, Members), StoreError> {
     let (mut frames, progress) = begin(input)?;
-    let cluster = read_frames(&mut frames, &mut |_, record| decode(record).map(drop))?;
-    Ok((progress.applied, cluster.members.voters_and_learners()))
+    let rest = read_frames(&mut frames, &mut |_, record| decode(record).map(drop))?;
+    Ok((progress.applied, rest.cluster.members.voters_and_learners()))
 }
 
 fn begin(input: &mut dyn Read) -> Result<(FrameReader<'_>, Progress), StoreError> {
@@ -287,14 +307,16 @@ fn write_records(view: &View, frames: &mut FrameWriter<'_>) -> Result<(), StoreE
 fn read_frames(
     frames: &mut FrameReader<'_>,
     record: &mut TakeRecord<'_>,
-) -> Result<Cluster, StoreError> {
+) -> Result<Rest, StoreError> {
     let mut count: u64 = 0;
     let (mut members, mut removed, mut alarms) = (Vec::new(), Vec::new(), Vec::new());
+    let mut leases = Vec::new();
     loop {
         match frames.frame()? {
             Kind::Member => members.push(decode_member(&frames.payload).map_err(corrupt)?),
             Kind::Removed => removed.push(decode_removed(&frames.payload).map_err(corrupt)?),
             Kind::Alarm => alarms.push(frames.message::<AlarmMember>()?),
+            Kind::Lease => leases.push(decode_lease(&frames.payload).map_err(corrupt)?),
             Kind::Records => {
                 let mut rest = &frames.payload[..];
                 while !rest.is_empty() {
@@ -307,7 +329,7 @@ fn read_frames(
             }
             Kind::End if frames.payload == count.to_le_bytes() => {
                 let members = Arc::new(MemberTable::from_parts(members, removed));
-                return Ok(Cluster { members, alarms });
+                return Ok(Rest { cluster: Cluster { members, alarms }, leases });
             }
             Kind::End => return Err(corrupt("the number of records does not match")),
             Kind::Progress => return Err(corrupt("it says twice how far it goes")),

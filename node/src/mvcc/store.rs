@@ -7,7 +7,8 @@ use node_consensus::Guards;
 use node_proto::etcdserverpb::{AlarmMember, RangeRequest, RangeResponse};
 use node_proto::mvccpb::KeyValue;
 use redb::{
-    Database, Durability, ReadOnlyTable, ReadableDatabase as _, ReadableTable as _, StorageBackend,
+    Database, Durability, ReadOnlyTable, ReadTransaction, ReadableDatabase as _,
+    ReadableTable as _, StorageBackend,
 };
 use tokio::sync::{Notify, watch};
 
@@ -21,10 +22,12 @@ use super::operations::{Counted, Operations};
 use super::range::{AnswerRoom, Gather, Source, Step};
 use super::revision::{KeyRange, Revision};
 use super::tables::{
-    self, ALARMS, Cluster, FORMAT, MEMBERS, META, Progress, RECORDS, REMOVED, read_cluster,
-    read_compacted, read_format, read_progress, write_cluster, write_format, write_progress,
+    self, ALARMS, Cluster, FORMAT, FORMAT_WITHOUT_LEASES, LEASES, MEMBERS, META, Progress, RECORDS,
+    REMOVED, decode_lease, read_cluster, read_compacted, read_format, read_progress, write_cluster,
+    write_format, write_progress,
 };
 use super::watch::WatchOptions;
+use crate::lease::{Lease, LeaseCounters, LeaseTable};
 use crate::machine::Position;
 use crate::membership::{Member, MemberTable};
 
@@ -74,6 +77,7 @@ type Records = ReadOnlyTable<u128, &'static [u8]>;
 /// the file can't be used again meanwhile.
 pub struct View {
     pub(crate) records: Records,
+    pub(crate) txn: ReadTransaction,
     /// Ends with the last view of it, so that this one can be read even when another has taken its
     /// place.
     pub(crate) _file: Arc<File>,
@@ -82,6 +86,15 @@ pub struct View {
 }
 
 impl View {
+    /// All leases, by name.
+    pub fn leases(&self) -> Result<Vec<Lease>, StoreError> {
+        let mut leases = Vec::new();
+        for row in self.txn.open_table(LEASES)?.iter()? {
+            leases.push(decode_lease(row?.1.value()).map_err(StoreError::Corrupt)?);
+        }
+        Ok(leases)
+    }
+
     /// The newest revision.
     #[must_use]
     pub fn revision(&self) -> i64 {
@@ -165,6 +178,7 @@ pub(crate) struct Shared {
     pub(crate) replaced: AtomicU64,
     pub(crate) cache_bytes: usize,
     pub(crate) index: RwLock<Index>,
+    pub(crate) leases: RwLock<LeaseTable>,
     view: RwLock<Arc<View>>,
     /// Finished compactions, for those who wait for a physical one.
     pub(crate) compacted: watch::Sender<i64>,
@@ -296,6 +310,19 @@ impl Store {
         self.shared.members.subscribe()
     }
 
+    /// Leases and what is attached to them, as far as entries have been applied: of which the newest view
+    /// may lack the last. Not to be held for long, since writes wait for it.
+    #[must_use]
+    pub fn leases(&self) -> &RwLock<LeaseTable> {
+        &self.shared.leases
+    }
+
+    /// What has been granted and revoked.
+    #[must_use]
+    pub fn lease_counters(&self) -> LeaseCounters {
+        self.shared.leases.read().expect("nothing panics while it holds this lock").counters()
+    }
+
     /// Bytes of the file.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
@@ -349,7 +376,8 @@ impl Writer {
                 return Err(error);
             }
         };
-        let Loaded { frozen, index, record_bytes } = loaded;
+        let Loaded { frozen, contents } = loaded;
+        let Indexed { index, leases, record_bytes } = contents;
         let Frozen { view, finished_compaction: finished } = frozen;
         let (progress, cluster) = (view.progress, view.cluster.clone());
         let members = watch::Sender::new(cluster.members.clone());
@@ -360,6 +388,7 @@ impl Writer {
             replaced: AtomicU64::new(0),
             cache_bytes,
             index: RwLock::new(index),
+            leases: RwLock::new(leases),
             view: RwLock::new(Arc::new(view)),
             compacted: watch::Sender::new(finished),
             cursor: Mutex::new(unfinished.then(|| Cursor::new(progress.compacted))),
@@ -467,10 +496,10 @@ impl Writer {
         self.progress = progress;
         self.durable = progress.applied;
         self.cluster = Arc::new(cluster);
-        let txn = file.db.begin_read()?;
-        let records = txn.open_table(RECORDS)?;
-        let (index, record_bytes) = build_index(&records, progress)?;
+        let Loaded { contents, .. } = load(file)?;
+        let Indexed { index, leases, record_bytes } = contents;
         *self.shared.index.write().expect("the writer is the only one to write") = index;
+        *self.shared.leases.write().expect("nothing panics while it holds this lock") = leases;
         self.shared.record_bytes.store(record_bytes, Ordering::Relaxed);
         // What the sender's compaction had not reached yet came along.
         self.shared.hashes.clear();
@@ -483,8 +512,10 @@ impl Writer {
     }
 
     fn publish(&self, file: &Arc<File>) -> Result<(), StoreError> {
+        let txn = file.db.begin_read()?;
         self.shared.show(View {
-            records: file.db.begin_read()?.open_table(RECORDS)?,
+            records: txn.open_table(RECORDS)?,
+            txn,
             _file: file.clone(),
             cluster: self.cluster.clone(),
             progress: self.progress,
@@ -503,14 +534,20 @@ impl Writer {
 /// What a file holds, read whole.
 struct Loaded {
     frozen: Frozen,
+    contents: Indexed,
+}
+
+/// What is made of the records, to be kept in RAM.
+struct Indexed {
     index: Index,
+    leases: LeaseTable,
     record_bytes: i64,
 }
 
 fn load(file: &Arc<File>) -> Result<Loaded, StoreError> {
     let frozen = freeze(file)?;
-    let (index, record_bytes) = build_index(&frozen.view.records, frozen.view.progress)?;
-    Ok(Loaded { frozen, index, record_bytes })
+    let contents = index(&frozen.view)?;
+    Ok(Loaded { frozen, contents })
 }
 
 /// Everything of one transaction.
@@ -520,7 +557,8 @@ pub(crate) fn freeze(file: &Arc<File>) -> Result<Frozen, StoreError> {
     let progress = read_progress(&meta)?;
     let finished_compaction = read_compacted(&meta)?;
     let cluster = Arc::new(read_cluster(&txn)?);
-    let view = View { records: txn.open_table(RECORDS)?, _file: file.clone(), cluster, progress };
+    let records = txn.open_table(RECORDS)?;
+    let view = View { records, txn, _file: file.clone(), cluster, progress };
     Ok(Frozen { view, finished_compaction })
 }
 
@@ -546,6 +584,12 @@ fn prepare(db: &Database, members: Vec<Member>) -> Result<(), StoreError> {
             txn.abort()?;
             return Ok(());
         }
+        Some(FORMAT_WITHOUT_LEASES) => {
+            txn.open_table(LEASES)?;
+            write_format(&mut txn.open_table(META)?)?;
+            txn.commit()?;
+            return Ok(());
+        }
         Some(found) => return Err(StoreError::Format { found, known: FORMAT }),
         None => {}
     }
@@ -553,6 +597,7 @@ fn prepare(db: &Database, members: Vec<Member>) -> Result<(), StoreError> {
     txn.open_table(MEMBERS)?;
     txn.open_table(REMOVED)?;
     txn.open_table(ALARMS)?;
+    txn.open_table(LEASES)?;
     {
         let mut meta = txn.open_table(META)?;
         write_format(&mut meta)?;
@@ -565,17 +610,19 @@ fn prepare(db: &Database, members: Vec<Member>) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn build_index(records: &Records, progress: Progress) -> Result<(Index, i64), StoreError> {
-    let mut index = Index::new(progress.compacted);
-    let mut bytes = 0;
-    for row in records.iter()? {
+fn index(view: &View) -> Result<Indexed, StoreError> {
+    let (mut index, mut leases) = (Index::new(view.progress.compacted), LeaseTable::default());
+    view.leases()?.into_iter().for_each(|lease| leases.restore(lease));
+    let mut record_bytes = 0;
+    for row in view.records.iter()? {
         let (at, record) = row?;
         let record = record.value();
         let kv = decode(record)?;
         index.restore(&kv.key, Revision::from_row(at.value()), kv.create_revision, kv.version);
-        bytes += weight(record.len());
+        leases.attach(&kv.key, kv.lease);
+        record_bytes += weight(record.len());
     }
-    Ok((index, bytes))
+    Ok(Indexed { index, leases, record_bytes })
 }
 
 /// What a record of `length` bytes adds to the store.

@@ -9,11 +9,14 @@ use redb::{ReadableTable, Table, TableDefinition};
 
 use super::error::StoreError;
 use crate::identity::MemberId;
+use crate::lease::Lease;
 use crate::machine::Position;
 use crate::membership::{Member, MemberTable, RemovedMember};
 
 /// The file's format; another one is refused.
-pub(crate) const FORMAT: u32 = 2;
+pub(crate) const FORMAT: u32 = 3;
+/// The one before, which has no leases: it is brought to [`FORMAT`] when it is opened.
+pub(crate) const FORMAT_WITHOUT_LEASES: u32 = 2;
 
 /// Revision → encoded `KeyValue`.
 pub(crate) const RECORDS: TableDefinition<'static, u128, &'static [u8]> =
@@ -29,6 +32,10 @@ pub(crate) const REMOVED: TableDefinition<'static, u64, &'static [u8]> =
     TableDefinition::new("removed");
 /// (member id, alarm type) → nothing.
 pub(crate) const ALARMS: TableDefinition<'static, (u64, i32), ()> = TableDefinition::new("alarms");
+
+/// Lease id → encoded `Lease`. Which keys are attached to it, the records say.
+pub(crate) const LEASES: TableDefinition<'static, i64, &'static [u8]> =
+    TableDefinition::new("leases");
 
 /// [`Progress`], rewritten by each batch.
 const PROGRESS: &str = "progress";
@@ -173,6 +180,19 @@ pub(crate) fn read_cluster(txn: &redb::ReadTransaction) -> Result<Cluster, Store
         alarms.push(AlarmMember { member_id, alarm });
     }
     Ok(Cluster { members: Arc::new(MemberTable::from_parts(members, removed)), alarms })
+}
+
+/// A lease's row, or its frame in a snapshot.
+pub(crate) fn encode_lease(lease: Lease) -> Vec<u8> {
+    musterpb::Lease::from(lease).encode_to_vec()
+}
+
+/// What [`encode_lease`] wrote.
+pub(crate) fn decode_lease(row: &[u8]) -> Result<Lease, String> {
+    let lease = musterpb::Lease::decode(row).map_err(|error| format!("a lease's row: {error}"))?;
+    let lease = Lease::from(lease);
+    let proper = lease.id != 0 && lease.ttl > 0 && (0..=lease.ttl).contains(&lease.left);
+    if proper { Ok(lease) } else { Err(format!("a lease's row can't be: {lease:?}")) }
 }
 
 /// A member's row, or its frame in a snapshot.

@@ -230,7 +230,7 @@ fn a_file_of_another_format_is_refused() {
     txn.commit().unwrap();
     drop(db);
     let refused = Writer::open(backend(&disk), Options::default()).err().unwrap();
-    assert!(matches!(refused, StoreError::Format { found: 7, known: 2 }), "{refused}");
+    assert!(matches!(refused, StoreError::Format { found: 7, known: 3 }), "{refused}");
 }
 
 #[test]
@@ -392,4 +392,70 @@ fn many_small_batches_between_checkpoints_do_not_swell_the_file() {
     }
     let records = writer.store().record_bytes();
     assert!(sizes[3] < 8 * records + (4 << 20), "{sizes:?} for {records}");
+}
+
+#[test]
+fn leases_and_their_keys_are_there_after_a_restart_and_in_a_snapshot() {
+    use crate::lease::Lease;
+    let lease = |id, left| Lease { id, ttl: 60, left, granted: 1 };
+    let disk = disk(1);
+    let mut writer = open(&disk, Compaction::Inline);
+    write(&mut writer, 1, |batch| (1..=3).for_each(|id| batch.grant(lease(id, 0)).unwrap()));
+    for (index, key, id) in [(2, "a", 1), (3, "b", 1), (4, "c", 2), (5, "b", 2), (6, "d", 3)] {
+        write(&mut writer, index, |batch| {
+            batch.put(bytes(key), bytes("v"), id).unwrap();
+        });
+    }
+    write(&mut writer, 7, |batch| {
+        assert!(batch.revoke(3).unwrap() && !batch.revoke(3).unwrap());
+        batch.note_left(2, 9).unwrap();
+    });
+    let check = |writer: &Writer| {
+        let store = writer.store();
+        let leases = store.leases().read().unwrap();
+        let keys = |id| leases.keys(id).map(|key| key[0]).collect::<Vec<_>>();
+        assert_eq!(leases.iter().collect::<Vec<_>>(), [lease(1, 0), lease(2, 9)]);
+        assert_eq!((keys(1), keys(2)), (b"a".to_vec(), b"bc".to_vec()));
+        assert_eq!(store.view().leases().unwrap(), [lease(1, 0), lease(2, 9)]);
+    };
+    check(&writer);
+    let mut stream = Vec::new();
+    writer.store().view().write_snapshot(&mut stream).unwrap();
+    writer.checkpoint().unwrap();
+    drop(writer);
+    check(&open(&disk, Compaction::Inline));
+    let mut other = open(&super::disk(2), Compaction::Inline);
+    write(&mut other, 1, |batch| batch.grant(lease(77, 0)).unwrap());
+    other.install_snapshot(&mut &stream[..]).unwrap();
+    check(&other);
+}
+
+#[test]
+fn a_store_from_before_there_were_leases_gets_its_table() {
+    use redb::ReadableTable as _;
+
+    use crate::mvcc::tables::{FORMAT_WITHOUT_LEASES, LEASES, META};
+    let disk = disk(1);
+    drop(open(&disk, Compaction::Inline));
+    let format = |found: Option<u32>| {
+        let db = redb::Builder::new().create_with_backend(backend(&disk)).unwrap();
+        let txn = db.begin_write().unwrap();
+        let read = {
+            let mut meta = txn.open_table(META).unwrap();
+            if let Some(format) = found {
+                meta.insert("format", &format.to_le_bytes()[..]).unwrap();
+            }
+            meta.get("format").unwrap().unwrap().value().to_vec()
+        };
+        if found.is_some() {
+            txn.delete_table(LEASES).unwrap();
+        }
+        txn.commit().unwrap();
+        read
+    };
+    format(Some(FORMAT_WITHOUT_LEASES));
+    let writer = open(&disk, Compaction::Inline);
+    assert!(writer.store().view().leases().unwrap().is_empty());
+    drop(writer);
+    assert_eq!(format(None), 3_u32.to_le_bytes(), "an older build refuses it from now on");
 }

@@ -1,0 +1,76 @@
+//! Leases: granted and revoked by clients, ended and noted by the leader's clock.
+
+use node_proto::command::{LeaseCheckpoint, LeaseExpire};
+use node_proto::etcdserverpb::{
+    LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse,
+};
+
+use super::outcome::{ApplyError, Failure, Response};
+use super::txn::header;
+use crate::lease::{Lease, MAX_TTL};
+use crate::machine::Position;
+use crate::mvcc::Batch;
+
+pub(super) fn grant(
+    batch: &mut Batch<'_>,
+    &LeaseGrantRequest { id, ttl }: &LeaseGrantRequest,
+    at: Position,
+) -> Result<Response, Failure> {
+    if id == 0 || ttl <= 0 {
+        // No member asks for it.
+        return Err(ApplyError::LeaseNotFound.into());
+    }
+    if ttl > MAX_TTL {
+        return Err(ApplyError::LeaseTtlTooLarge.into());
+    }
+    if batch.lease(id).is_some() {
+        return Err(ApplyError::LeaseExists.into());
+    }
+    batch.grant(Lease { id, ttl, left: 0, granted: at.index })?;
+    let (header, error) = (header(batch.revision()), String::new());
+    Ok(Response::LeaseGrant(LeaseGrantResponse { header, id, ttl, error }))
+}
+
+pub(super) fn revoke(
+    batch: &mut Batch<'_>,
+    request: &LeaseRevokeRequest,
+) -> Result<Response, Failure> {
+    if !batch.revoke(request.id)? {
+        return Err(ApplyError::LeaseNotFound.into());
+    }
+    Ok(Response::LeaseRevoke(LeaseRevokeResponse { header: header(batch.revision()) }))
+}
+
+/// A leader's clock counts for as long as it leads, and for the leases that it knew.
+pub(super) fn expire(
+    batch: &mut Batch<'_>,
+    over: &LeaseExpire,
+    at: Position,
+) -> Result<Response, Failure> {
+    if over.term != at.term && batch.guards().clocks_count_in_their_term() {
+        return Err(ApplyError::LeaderChanged.into());
+    }
+    match batch.lease(over.id) {
+        Some(lease) if lease.granted == over.granted => {
+            revoke(batch, &LeaseRevokeRequest { id: over.id })
+        }
+        _ => Err(ApplyError::LeaseNotFound.into()),
+    }
+}
+
+/// The same of what it says that leases have left.
+pub(super) fn note(
+    batch: &mut Batch<'_>,
+    noted: &LeaseCheckpoint,
+    at: Position,
+) -> Result<Response, Failure> {
+    if noted.term != at.term {
+        return Err(ApplyError::LeaderChanged.into());
+    }
+    for one in &noted.leases {
+        if batch.lease(one.id).is_some_and(|lease| lease.granted == one.granted) {
+            batch.note_left(one.id, one.left)?;
+        }
+    }
+    Ok(Response::LeasesNoted)
+}
