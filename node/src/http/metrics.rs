@@ -15,6 +15,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::driver::Durations;
+use crate::lease::TTL_BUCKETS;
 use crate::rpc::{Context, Method};
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -84,6 +85,7 @@ impl Collector for Scrape {
         self.log(&mut out)?;
         self.store(&mut out)?;
         self.operations(&mut out)?;
+        self.leases(&mut out)?;
         self.calls(&mut out)?;
         self.server(&mut out)?;
         self.network(&mut out)?;
@@ -240,6 +242,42 @@ impl Scrape {
             out.counter(name, &format!("Total number of {what} seen by this member"), load(count))?;
         }
         Ok(())
+    }
+
+    fn leases(&self, out: &mut Out<'_>) -> std::fmt::Result {
+        let counters = self.0.store.lease_counters();
+        let metrics = &self.0.metrics;
+        for (name, help, count) in [
+            (
+                "etcd_debugging_lease_granted",
+                "The total number of granted leases",
+                counters.granted,
+            ),
+            (
+                "etcd_debugging_lease_revoked",
+                "The total number of revoked leases",
+                counters.revoked,
+            ),
+            (
+                "etcd_debugging_lease_renewed",
+                "The number of renewed leases seen by the leader",
+                load(&metrics.leases_renewed),
+            ),
+            (
+                "etcd_server_lease_expired",
+                "The total number of expired leases",
+                load(&metrics.leases_expired),
+            ),
+        ] {
+            out.counter(name, help, count)?;
+        }
+        let bounds = (0..TTL_BUCKETS as i32).map(|n| 2_f64.powi(n)).chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(counters.ttls).collect();
+        let (name, help) = ("etcd_debugging_lease_ttl_total", "Bucketed histogram of lease TTLs");
+        let mut family = out.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        #[allow(clippy::cast_precision_loss, reason = "a metric is as exact as a double")]
+        let sum = counters.ttl_sum as f64;
+        family.encode_histogram::<NoLabelSet>(sum, counters.granted, &buckets, None)
     }
 
     fn calls(&self, out: &mut Out<'_>) -> std::fmt::Result {

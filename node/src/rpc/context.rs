@@ -12,6 +12,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
 use super::error::Error;
+use super::leases::LeaseClock;
 use super::metrics::Method;
 use super::proposal::Proposal;
 use super::space::{self, Claim};
@@ -47,6 +48,8 @@ pub(crate) struct Context {
     pub(crate) changing: tokio::sync::Mutex<()>,
     /// Why this member's NOSPACE alarm is raised.
     pub(crate) claim: Claim,
+    /// Leases, while this member leads.
+    pub(crate) clock: LeaseClock,
     pub(crate) identity: Identity,
     pub(crate) request_ids: RequestIds,
     pub(crate) limits: Limits,
@@ -132,6 +135,7 @@ answers! {
     MemberPromoteResponse
     StatusResponse AlarmResponse DefragmentResponse DowngradeResponse HashResponse
     HashKvResponse MoveLeaderResponse
+    LeaseGrantResponse LeaseRevokeResponse LeaseTimeToLiveResponse LeaseLeasesResponse
 }
 
 /// A request, as a learner sees it: of most of them it could only give old answers.
@@ -164,6 +168,7 @@ not_for_learners! {
     PutRequest DeleteRangeRequest TxnRequest CompactionRequest
     MemberListRequest MemberAddRequest MemberRemoveRequest MemberUpdateRequest MemberPromoteRequest
     AlarmRequest DefragmentRequest DowngradeRequest HashRequest HashKvRequest MoveLeaderRequest
+    LeaseGrantRequest LeaseRevokeRequest LeaseTimeToLiveRequest LeaseLeasesRequest
 }
 
 impl Context {
@@ -239,14 +244,25 @@ impl Context {
             Box::pin(space::over_quota(self)).await;
             return Err(Error::NoSpace);
         }
-        let _pending = self.metrics.pending();
-        let response = match self.handle.propose(payload, id).await?? {
+        let response = match self.decide(payload, id).await? {
             Response::TooLarge => return Err(Error::AnswerDropped),
             response => response,
         };
         let answer = P::answer(response).expect("apply answers each operation in kind");
         held.hold(answer.encoded_len()).map_err(|_| Error::AnswerDropped)?;
         Ok(answer)
+    }
+
+    /// Puts an operation through consensus and waits for what it came to.
+    pub(crate) async fn carry_out(&self, operation: Operation) -> Result<Response, Error> {
+        let id = self.request_ids.next();
+        let payload = encode(id, operation, self.limits.max_request_bytes)?;
+        self.decide(payload, id).await
+    }
+
+    async fn decide(&self, payload: Bytes, id: RequestId) -> Result<Response, Error> {
+        let _pending = self.metrics.pending();
+        Ok(self.handle.propose(payload, id).await??)
     }
 
     /// Waits until this member's store shows everything acknowledged before the call, unless the

@@ -81,6 +81,10 @@ table! {
     NoSpace: ResourceExhausted "etcdserver: mvcc: database space exceeded",
     /// No such lease.
     LeaseNotFound: NotFound "etcdserver: requested lease not found",
+    /// The lease's name is taken.
+    LeaseExists: FailedPrecondition "etcdserver: lease already exists",
+    /// A TTL of more than 285 years.
+    LeaseTtlTooLarge: OutOfRange "etcdserver: too large lease TTL",
     /// No such member.
     MemberNotFound: NotFound "etcdserver: member not found",
     /// An id that is taken.
@@ -119,6 +123,8 @@ table! {
     NoLeader: Unavailable "etcdserver: no leader",
     /// Only the leader can answer.
     NotLeader: FailedPrecondition "etcdserver: not leader",
+    /// Another one leads since, or nobody.
+    LeaderChanged: Unavailable "etcdserver: leader changed",
     /// Can't lead.
     BadLeaderTransferee: FailedPrecondition "etcdserver: bad leader transferee",
     /// Going down.
@@ -204,6 +210,9 @@ impl From<ApplyError> for Error {
         match error {
             ApplyError::KeyNotFound => Self::KeyNotFound,
             ApplyError::LeaseNotFound => Self::LeaseNotFound,
+            ApplyError::LeaseExists => Self::LeaseExists,
+            ApplyError::LeaseTtlTooLarge => Self::LeaseTtlTooLarge,
+            ApplyError::LeaderChanged => Self::LeaderChanged,
             ApplyError::Compacted => Self::Compacted,
             ApplyError::FutureRevision => Self::FutureRevision,
             ApplyError::NoSpace => Self::NoSpace,

@@ -34,6 +34,11 @@ methods! {
     Txn = "etcdserverpb.KV", "Txn", "unary";
     Compact = "etcdserverpb.KV", "Compact", "unary";
     Watch = "etcdserverpb.Watch", "Watch", "bidi_stream";
+    LeaseGrant = "etcdserverpb.Lease", "LeaseGrant", "unary";
+    LeaseRevoke = "etcdserverpb.Lease", "LeaseRevoke", "unary";
+    LeaseKeepAlive = "etcdserverpb.Lease", "LeaseKeepAlive", "bidi_stream";
+    LeaseTimeToLive = "etcdserverpb.Lease", "LeaseTimeToLive", "unary";
+    LeaseLeases = "etcdserverpb.Lease", "LeaseLeases", "unary";
     MemberAdd = "etcdserverpb.Cluster", "MemberAdd", "unary";
     MemberRemove = "etcdserverpb.Cluster", "MemberRemove", "unary";
     MemberUpdate = "etcdserverpb.Cluster", "MemberUpdate", "unary";
@@ -75,6 +80,10 @@ pub(crate) struct Metrics {
     pub events: AtomicU64,
     /// Of each defragmentation.
     pub defragmentations: Durations,
+    /// Leases that this member kept alive as the leader.
+    pub leases_renewed: AtomicU64,
+    /// Leases that its clock found over.
+    pub leases_expired: AtomicU64,
 }
 
 impl Default for Metrics {
@@ -86,6 +95,8 @@ impl Default for Metrics {
             watchers: AtomicI64::new(0),
             events: AtomicU64::new(0),
             defragmentations: Durations::default(),
+            leases_renewed: AtomicU64::new(0),
+            leases_expired: AtomicU64::new(0),
         }
     }
 }

@@ -10,6 +10,8 @@ mod context;
 mod error;
 mod ids;
 mod kv;
+mod lease;
+mod leases;
 mod limit;
 mod maintenance;
 mod metrics;
@@ -31,10 +33,12 @@ use tonic::service::Routes;
 pub(crate) use context::Context;
 pub(crate) use error::Error;
 pub(crate) use ids::RequestIds;
+pub(crate) use lease::KEEP_ALIVE_PATH;
 pub(crate) use metrics::{Method, Metrics};
 pub(crate) use space::Quota;
 pub(crate) use watch::PATH as WATCH_PATH;
 
+use self::leases::LeaseClock;
 use crate::apply::Outcome;
 use crate::driver::Handle;
 use crate::membership::Rules;
@@ -66,6 +70,8 @@ pub(crate) struct Limits {
     pub max_txn_ops: usize,
     /// `--election-timeout`: a stream that asked for a leader ends after three without one.
     pub election_timeout: Duration,
+    /// No lease is granted for less, in seconds.
+    pub min_lease_ttl: i64,
     /// `--watch-progress-notify-interval`.
     pub watch_progress_interval: Duration,
     /// `--compaction-sleep-interval`: between two pieces of a compaction.
@@ -82,6 +88,7 @@ impl Default for Limits {
             max_request_bytes: 1536 * 1024,
             max_txn_ops: 128,
             election_timeout: Duration::from_secs(1),
+            min_lease_ttl: 2,
             watch_progress_interval: Duration::from_secs(600),
             compaction_pause: Duration::from_millis(10),
             snapshot_patience: Duration::from_secs(30),
@@ -158,6 +165,7 @@ pub(crate) fn router(
         rules,
         changing: tokio::sync::Mutex::default(),
         claim: space::Claim::default(),
+        clock: LeaseClock::new(limits.election_timeout),
         identity,
         request_ids,
         limits,
@@ -173,11 +181,12 @@ pub(crate) fn router(
     let maintenance = pb::maintenance_server::MaintenanceServer::new(
         maintenance::Maintenance::new(context.clone()),
     );
+    let lease = pb::lease_server::LeaseServer::new(lease::Lease::new(context.clone(), tasks));
     let routes = Routes::new(kv.max_decoding_message_size(max))
         .add_service(watch::WatchService::new(context.clone(), max))
         .add_service(cluster.max_decoding_message_size(max))
         .add_service(maintenance.max_decoding_message_size(max))
-        .add_service(pb::lease_server::LeaseServer::new(unimplemented::Lease))
+        .add_service(lease.max_decoding_message_size(max))
         .add_service(pb::auth_server::AuthServer::new(unimplemented::Auth))
         .add_service(unimplemented::lock())
         .add_service(unimplemented::election())
@@ -211,6 +220,7 @@ fn spawn_tasks(
     until_stop(Box::pin(compact(context.store.clone(), context.limits.compaction_pause)));
     until_stop(Box::pin(space::guard(context.clone())));
     until_stop(Box::pin(reconfigure::promote_when_ready(context.clone())));
+    until_stop(Box::pin(leases::count(context.clone())));
     until_stop(Box::pin(tell_health(context.clone(), health)));
 }
 

@@ -3,7 +3,8 @@
 use node_proto::command::Operation;
 use node_proto::etcdserverpb::{
     AlarmRequest, AlarmResponse, CompactionRequest, CompactionResponse, DeleteRangeRequest,
-    DeleteRangeResponse, PutRequest, PutResponse, TxnRequest, TxnResponse,
+    DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest,
+    LeaseRevokeResponse, PutRequest, PutResponse, TxnRequest, TxnResponse,
 };
 
 use crate::apply::Response;
@@ -44,4 +45,6 @@ proposals! {
     Txn: TxnRequest => TxnResponse,
     Compact: CompactionRequest => CompactionResponse,
     Alarm: AlarmRequest => AlarmResponse,
+    LeaseGrant: LeaseGrantRequest => LeaseGrantResponse,
+    LeaseRevoke: LeaseRevokeRequest => LeaseRevokeResponse,
 }

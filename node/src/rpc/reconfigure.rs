@@ -25,7 +25,7 @@ use crate::membership::{
 };
 
 /// Between two looks for a leader, and between two tries to promote who asked for it.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const PROMOTE_AGAIN: Duration = Duration::from_millis(200);
 /// How long this member may take to show a change that the leader has made.
 const CATCH_UP: Duration = Duration::from_secs(1);
@@ -61,12 +61,12 @@ impl Context {
     }
 
     /// As long as etcd lets a request take.
-    fn deadline(&self) -> Instant {
+    pub(super) fn deadline(&self) -> Instant {
         Instant::now() + Duration::from_secs(5) + self.limits.election_timeout * 2
     }
 
     /// Who leads; waits for somebody to.
-    async fn known_leader(&self, deadline: Instant) -> Result<u64, Error> {
+    pub(super) async fn known_leader(&self, deadline: Instant) -> Result<u64, Error> {
         let mut leader = self.leader.clone();
         let known = async { leader.wait_for(|leader| *leader != 0).await.map(|leader| *leader) };
         let known = timeout_at(deadline, known).await.map_err(|_| Error::NoLeader)?;
@@ -118,7 +118,7 @@ impl Context {
     }
 
     /// What a member that passes a change on is answered.
-    pub(crate) async fn answer_member(&self, request: Bytes) -> Option<Bytes> {
+    pub(super) async fn answer_change(&self, request: Bytes) -> Option<Bytes> {
         let asked = command::MemberChange::decode(request).ok()?;
         let asked = ChangeRequest::try_from(asked).ok()?;
         let answer = match self.lead_change(&asked, self.deadline()).await {
@@ -168,7 +168,7 @@ impl Context {
         }
     }
 
-    fn leads(&self) -> bool {
+    pub(super) fn leads(&self) -> bool {
         *self.leader.borrow() == self.identity.member_id
     }
 

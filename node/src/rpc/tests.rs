@@ -12,10 +12,11 @@ use node_proto::etcdserverpb::request_op::Request as Op;
 use node_proto::etcdserverpb::watch_client::WatchClient;
 use node_proto::etcdserverpb::watch_request::RequestUnion;
 use node_proto::etcdserverpb::{
-    AlarmRequest, CompactionRequest, DefragmentRequest, DefragmentResponse, DeleteRangeRequest,
-    DowngradeRequest, HashKvRequest, HashRequest, LeaseGrantRequest, MemberListRequest, PutRequest,
-    RangeRequest, RequestOp, StatusRequest, TxnRequest, WatchCancelRequest, WatchCreateRequest,
-    WatchProgressRequest, WatchRequest, WatchResponse, cluster_client, lease_client,
+    AlarmRequest, AuthStatusRequest, CompactionRequest, DefragmentRequest, DefragmentResponse,
+    DeleteRangeRequest, DowngradeRequest, HashKvRequest, HashRequest, MemberListRequest,
+    PutRequest, RangeRequest, RequestOp, StatusRequest, TxnRequest, WatchCancelRequest,
+    WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse, auth_client,
+    cluster_client,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
@@ -32,6 +33,7 @@ use crate::log::{self, Log, LogOptions};
 use crate::mvcc;
 use crate::server::clients::{ClientLimits, ClientListener, Fronts, bind};
 
+mod leases;
 mod snapshot;
 mod unread;
 
@@ -196,9 +198,9 @@ async fn refusals_have_etcds_codes_and_texts() {
     assert_eq!(told(kv.txn(twice).await), (Code::InvalidArgument, text.to_owned()));
     let ahead = told(node.compact(99).await);
     assert_eq!(ahead.0, Code::OutOfRange);
-    let mut leases = lease_client::LeaseClient::new(node.channel.clone());
-    let grant = told(leases.lease_grant(LeaseGrantRequest { ttl: 9, id: 0 }).await);
-    assert_eq!(grant.0, Code::Unimplemented);
+    let mut auth = auth_client::AuthClient::new(node.channel.clone());
+    let status = told(auth.auth_status(AuthStatusRequest {}).await);
+    assert_eq!(status.0, Code::Unimplemented);
 }
 
 /// A put below `depth` transactions, one in the other.

@@ -1,17 +1,12 @@
 //! Services that are declared and not served yet: each method answers gRPC `Unimplemented`.
 
 use node_proto::etcdserverpb::auth_server;
-use node_proto::etcdserverpb::lease_server;
 use node_proto::v3electionpb::election_server::{self, ElectionServer};
 use node_proto::v3lockpb::lock_server::{self, LockServer};
 
-pub(super) struct Lease;
 pub(super) struct Auth;
 pub(super) struct Lock;
 pub(super) struct Election;
-
-#[tonic::async_trait]
-impl lease_server::Lease for Lease {}
 
 #[tonic::async_trait]
 impl auth_server::Auth for Auth {}

@@ -168,15 +168,7 @@ impl WatchStream {
         let every = context.limits.watch_progress_interval;
         let mut timer = tokio::time::interval_at(tokio::time::Instant::now() + every, every);
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let patience = context.limits.election_timeout * LEADERLESS_ELECTIONS;
-        let leader = context.leader.clone();
-        let leader_lost = async move {
-            if needs_leader {
-                leader_is_lost(leader, patience).await;
-            } else {
-                std::future::pending().await
-            }
-        };
+        let leader_lost = until_leader_is_lost(&context, needs_leader);
         let metrics = &context.metrics;
         metrics.calls(Method::Watch).started.fetch_add(1, Ordering::Relaxed);
         metrics.watch_streams.fetch_add(1, Ordering::Relaxed);
@@ -187,7 +179,7 @@ impl WatchStream {
             shapes: BTreeMap::new(),
             key_bytes: 0,
             next_id: 0,
-            leader_lost: Box::pin(leader_lost),
+            leader_lost,
             max_response,
             ready: VecDeque::new(),
             timer,
@@ -388,6 +380,22 @@ async fn next_request(
         // Half closed: the watches go on.
         None => std::future::pending().await,
     }
+}
+
+/// Returns once a stream that asked for a leader has had none for too long; never, if it did not ask.
+pub(super) fn until_leader_is_lost(
+    context: &Context,
+    needs_leader: bool,
+) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    let patience = context.limits.election_timeout * LEADERLESS_ELECTIONS;
+    let leader = context.leader.clone();
+    Box::pin(async move {
+        if needs_leader {
+            leader_is_lost(leader, patience).await;
+        } else {
+            std::future::pending().await
+        }
+    })
 }
 
 /// Returns once there has been no leader for as long as `patience`.

@@ -386,7 +386,9 @@ fn arrived(
     let grpc = media.is_some_and(|media| media.as_bytes().starts_with(b"application/grpc"));
     let kind = match grpc {
         false => Kind::Plain,
-        true if request.uri().path() == rpc::WATCH_PATH => Kind::Stream,
+        true if [rpc::WATCH_PATH, rpc::KEEP_ALIVE_PATH].contains(&request.uri().path()) => {
+            Kind::Stream
+        }
         true => Kind::Unary,
     };
     request.map(|body| Counted::new(body, sender, kind))

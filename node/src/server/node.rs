@@ -399,11 +399,19 @@ fn rpc_limits(config: &Config) -> rpc::Limits {
         max_request_bytes: config.max_request_bytes as usize,
         max_txn_ops: config.max_txn_ops as usize,
         election_timeout: config.election,
+        min_lease_ttl: min_lease_ttl(config),
         watch_progress_interval: config.watch_progress_interval,
         compaction_pause: config.compaction_sleep,
         quota: rpc::Quota(config.quota_backend_bytes),
         ..rpc::Limits::default()
     }
+}
+
+/// One and a half election time-outs, in whole ticks, then in whole seconds: etcd's (`NewServer`).
+fn min_lease_ttl(config: &Config) -> i64 {
+    let ticks = config.election.as_millis() / config.heartbeat.as_millis().max(1);
+    let millis = 3 * ticks / 2 * config.heartbeat.as_millis();
+    i64::try_from(millis.div_ceil(1_000)).unwrap_or(i64::MAX).max(1)
 }
 
 fn transport_options(

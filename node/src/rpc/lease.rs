@@ -1,0 +1,325 @@
+//! Lease: grant, revoke, keep alive, time to live, the list.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use futures_util::stream::{self, ReadyChunks, StreamExt as _};
+use node_proto::etcdserverpb::lease_server;
+use node_proto::etcdserverpb::{
+    LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse,
+    LeaseLeasesRequest, LeaseLeasesResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseStatus,
+    LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, ResponseHeader,
+};
+use node_proto::musterpb::LeaseQuestion;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_util::task::TaskTracker;
+use tonic::{Request, Status, Streaming};
+
+use super::context::{Context, Held, requires_leader};
+use super::error::Error;
+use super::leases::{BUSY, UNKNOWN};
+use super::metrics::Method;
+use super::reconfigure::LOOK_AGAIN;
+use super::watch::until_leader_is_lost;
+
+type Answer<T> = Result<tonic::Response<T>, Status>;
+
+/// Its requests are a stream.
+pub(crate) const KEEP_ALIVE_PATH: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
+
+/// Requests of one stream that are served together.
+const AT_ONCE: usize = 256;
+/// Streams' requests that wait to be passed on; the next ones wait for a place.
+const PASSED_ON: usize = 1024;
+/// Of these, so many go to the leader together.
+const TOGETHER: usize = 128;
+
+/// Leases that somebody wants to be kept alive.
+struct Wish {
+    ids: Vec<i64>,
+    deadline: Instant,
+    answer: oneshot::Sender<Result<Vec<i64>, Error>>,
+}
+
+#[derive(Clone)]
+pub(super) struct Lease {
+    context: Arc<Context>,
+    passed_on: mpsc::Sender<Wish>,
+}
+
+fn header(revision: i64) -> Option<ResponseHeader> {
+    Some(ResponseHeader { revision, ..ResponseHeader::default() })
+}
+
+impl Lease {
+    pub(super) fn new(context: Arc<Context>, tasks: &TaskTracker) -> Self {
+        let (passed_on, wishes) = mpsc::channel(PASSED_ON);
+        let stop = context.stop.clone();
+        tasks.spawn(stop.run_until_cancelled_owned(pass_on(context.clone(), wishes)));
+        Self { context, passed_on }
+    }
+
+    async fn grant(
+        &self,
+        mut request: LeaseGrantRequest,
+        held: &mut Held,
+    ) -> Result<LeaseGrantResponse, Error> {
+        request.ttl = request.ttl.max(self.context.limits.min_lease_ttl);
+        if request.id != 0 {
+            return self.context.propose(request, held).await;
+        }
+        loop {
+            // As etcd's, it is positive.
+            request.id = (self.context.request_ids.next().0 & i64::MAX as u64).cast_signed().max(1);
+            match self.context.propose(request, held).await {
+                Err(Error::LeaseExists) => {}
+                done => return done,
+            }
+        }
+    }
+
+    async fn time_to_live(
+        &self,
+        request: LeaseTimeToLiveRequest,
+        held: &mut Held,
+    ) -> Result<LeaseTimeToLiveResponse, Error> {
+        let LeaseTimeToLiveRequest { id, keys } = request;
+        let deadline = self.context.deadline();
+        let seconds = loop {
+            self.context.barrier(false).await?;
+            if !self.context.leases().has(id) {
+                break UNKNOWN;
+            }
+            let question = LeaseQuestion { renew: false, ids: vec![id] };
+            match self.context.ask_of_leases(question, deadline).await {
+                Ok(seconds) if seconds[0] != UNKNOWN => break seconds[0],
+                // Revoked meanwhile: the next barrier shows it.
+                Ok(_) | Err(Error::NotLeader) if Instant::now() < deadline => {
+                    sleep(LOOK_AGAIN).await;
+                }
+                Ok(_) | Err(Error::NotLeader) => return Err(Error::Timeout),
+                Err(error) => return Err(error),
+            }
+        };
+        let revision = self.context.store.view().revision();
+        let leases = self.context.leases();
+        let mut answer = LeaseTimeToLiveResponse {
+            header: header(revision),
+            id,
+            ttl: UNKNOWN,
+            ..LeaseTimeToLiveResponse::default()
+        };
+        if let Some(lease) = leases.get(id).filter(|_| seconds != UNKNOWN) {
+            answer.ttl = seconds;
+            answer.granted_ttl = lease.ttl;
+            if keys {
+                held.hold(leases.keys(id).map(|key| key.len() + size_of::<Bytes>()).sum())?;
+                answer.keys = leases.keys(id).map(|key| Bytes::copy_from_slice(key)).collect();
+            }
+        }
+        Ok(answer)
+    }
+
+    async fn leases(&self, held: &mut Held) -> Result<LeaseLeasesResponse, Error> {
+        self.context.barrier(false).await?;
+        let revision = self.context.store.view().revision();
+        let table = self.context.leases();
+        held.hold(table.len() * size_of::<LeaseStatus>())?;
+        let leases = table.iter().map(|lease| LeaseStatus { id: lease.id }).collect();
+        Ok(LeaseLeasesResponse { header: header(revision), leases })
+    }
+
+    /// Keeps leases alive: the TTL of each, 0 where there is none.
+    async fn renew(&self, ids: &[i64]) -> Result<Vec<i64>, Error> {
+        let deadline = self.context.deadline();
+        let mut ttls = vec![BUSY; ids.len()];
+        loop {
+            let left: Vec<usize> = (0..ids.len()).filter(|at| ttls[*at] == BUSY).collect();
+            if left.is_empty() {
+                return Ok(ttls);
+            }
+            match self.ask(left.iter().map(|at| ids[*at]).collect(), deadline).await {
+                Ok(seconds) => left.iter().zip(seconds).for_each(|(at, ttl)| ttls[*at] = ttl),
+                Err(Error::NotLeader) => {}
+                Err(error) => return Err(error),
+            }
+            if ttls.contains(&BUSY) {
+                if Instant::now() >= deadline {
+                    return Err(Error::Timeout);
+                }
+                sleep(LOOK_AGAIN).await;
+            }
+        }
+    }
+
+    /// Asks this member, if it leads; else with what others here have to ask.
+    async fn ask(&self, ids: Vec<i64>, deadline: Instant) -> Result<Vec<i64>, Error> {
+        if self.context.leads() {
+            let question = LeaseQuestion { renew: true, ids };
+            return self.context.ask_of_leases(question, deadline).await;
+        }
+        let (answer, answered) = oneshot::channel();
+        let wish = Wish { ids, deadline, answer };
+        self.passed_on.send(wish).await.map_err(|_| Error::Stopped)?;
+        // Others may be before it, and their leader gone.
+        let answered = timeout_at(deadline, answered).await.map_err(|_| Error::Timeout)?;
+        answered.map_err(|_| Error::Stopped)?
+    }
+}
+
+/// Passes on what streams ask, one question at a time with all that have gathered meanwhile: a question
+/// takes a connection of its own.
+async fn pass_on(context: Arc<Context>, mut wishes: mpsc::Receiver<Wish>) {
+    let mut together = Vec::new();
+    while wishes.recv_many(&mut together, TOGETHER).await > 0 {
+        let ids = together.iter().flat_map(|wish| &wish.ids).copied().collect();
+        let last = together.iter().map(|wish| wish.deadline).max().unwrap_or_else(Instant::now);
+        let question = LeaseQuestion { renew: true, ids };
+        let mut answer = context.ask_of_leases(question, last).await.map(Vec::into_iter);
+        for Wish { ids, answer: told, .. } in together.drain(..) {
+            let own = match &mut answer {
+                Ok(seconds) => Ok(seconds.by_ref().take(ids.len()).collect()),
+                Err(error) => Err(*error),
+            };
+            // Who gave up meanwhile needs no answer.
+            let _ = told.send(own);
+        }
+    }
+}
+
+type Answers = tonic::codegen::BoxStream<LeaseKeepAliveResponse>;
+
+/// A stream of wishes and of their answers.
+struct KeepAlive {
+    lease: Lease,
+    requests: ReadyChunks<Streaming<LeaseKeepAliveRequest>>,
+    leader_lost: Pin<Box<dyn Future<Output = ()> + Send>>,
+    ready: VecDeque<LeaseKeepAliveResponse>,
+    /// How the client's part ended, if it did.
+    ended: Option<Result<(), Status>>,
+    code: tonic::Code,
+}
+
+impl KeepAlive {
+    /// The next answer; `None` after the last.
+    async fn next(&mut self) -> Result<Option<LeaseKeepAliveResponse>, Status> {
+        loop {
+            if let Some(answer) = self.ready.pop_front() {
+                return Ok(Some(answer));
+            }
+            if let Some(ended) = self.ended.take() {
+                self.code = ended.as_ref().map_or_else(Status::code, |()| tonic::Code::Ok);
+                return ended.map(|()| None);
+            }
+            let stop = self.lease.context.stop.clone();
+            tokio::select! {
+                served = serve(&self.lease, &mut self.requests) => {
+                    let (answers, ended) = served?;
+                    self.ready.extend(answers);
+                    self.ended = ended;
+                }
+                () = &mut self.leader_lost => return Err(Error::NoLeader.into()),
+                () = stop.cancelled() => return Err(Error::Stopped.into()),
+            }
+        }
+    }
+}
+
+/// Serves what has come, and says whether that was all, and why.
+async fn serve(
+    lease: &Lease,
+    requests: &mut ReadyChunks<Streaming<LeaseKeepAliveRequest>>,
+) -> Result<(Vec<LeaseKeepAliveResponse>, Option<Result<(), Status>>), Status> {
+    let Some(come) = requests.next().await else { return Ok((Vec::new(), Some(Ok(())))) };
+    let mut ids = Vec::with_capacity(come.len());
+    let mut ended = None;
+    for request in come {
+        match request {
+            Ok(request) => ids.push(request.id),
+            Err(status) => {
+                ended = Some(Err(status));
+                break;
+            }
+        }
+    }
+    // Before anything is kept alive: what is deleted with a lease comes after what this says.
+    let header = lease.context.header(lease.context.store.view().revision());
+    let ttls = lease.renew(&ids).await?;
+    let answer = |(id, ttl)| LeaseKeepAliveResponse { header: Some(header), id, ttl };
+    Ok((ids.into_iter().zip(ttls).map(answer).collect(), ended))
+}
+
+impl Drop for KeepAlive {
+    fn drop(&mut self) {
+        let calls = self.lease.context.metrics.calls(Method::LeaseKeepAlive);
+        calls.handled[self.code as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[tonic::async_trait]
+impl lease_server::Lease for Lease {
+    async fn lease_grant(&self, request: Request<LeaseGrantRequest>) -> Answer<LeaseGrantResponse> {
+        let work = async |request, held: &mut Held| self.grant(request, held).await;
+        self.context.call(Method::LeaseGrant, request, work).await
+    }
+
+    async fn lease_revoke(
+        &self,
+        request: Request<LeaseRevokeRequest>,
+    ) -> Answer<LeaseRevokeResponse> {
+        let work = async |request: LeaseRevokeRequest, held: &mut Held| {
+            self.context.propose(request, held).await
+        };
+        self.context.call(Method::LeaseRevoke, request, work).await
+    }
+
+    async fn lease_keep_alive(
+        &self,
+        request: Request<Streaming<LeaseKeepAliveRequest>>,
+    ) -> Answer<Answers> {
+        self.context.admit(request.metadata(), false)?;
+        let calls = self.context.metrics.calls(Method::LeaseKeepAlive);
+        calls.started.fetch_add(1, Ordering::Relaxed);
+        let needs_leader = requires_leader(request.metadata());
+        let keeping = KeepAlive {
+            lease: self.clone(),
+            leader_lost: until_leader_is_lost(&self.context, needs_leader),
+            requests: request.into_inner().ready_chunks(AT_ONCE),
+            ready: VecDeque::new(),
+            ended: None,
+            code: tonic::Code::Cancelled,
+        };
+        let answers = stream::unfold(Some(keeping), async |keeping| {
+            let mut keeping = keeping?;
+            match keeping.next().await {
+                Ok(Some(answer)) => Some((Ok(answer), Some(keeping))),
+                Ok(None) => None,
+                Err(status) => {
+                    keeping.code = status.code();
+                    Some((Err(status), None))
+                }
+            }
+        });
+        Ok(tonic::Response::new(Box::pin(answers)))
+    }
+
+    async fn lease_time_to_live(
+        &self,
+        request: Request<LeaseTimeToLiveRequest>,
+    ) -> Answer<LeaseTimeToLiveResponse> {
+        let work = async |request, held: &mut Held| self.time_to_live(request, held).await;
+        self.context.call(Method::LeaseTimeToLive, request, work).await
+    }
+
+    async fn lease_leases(
+        &self,
+        request: Request<LeaseLeasesRequest>,
+    ) -> Answer<LeaseLeasesResponse> {
+        let work = async |_: LeaseLeasesRequest, held: &mut Held| self.leases(held).await;
+        self.context.call(Method::LeaseLeases, request, work).await
+    }
+}

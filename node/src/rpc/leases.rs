@@ -1,0 +1,226 @@
+//! What the leader knows of leases: how long they have, which is known to its clock alone. Others pass on
+//! to it what they are asked.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::{join, join_all};
+use node_proto::command::{LeaseCheckpoint, LeaseExpire, Operation};
+use node_proto::musterpb::{LeaseAnswer, LeaseQuestion};
+use prost::Message as _;
+use std::sync::atomic::Ordering;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
+
+use super::context::Context;
+use super::error::Error;
+use crate::driver::Role;
+use crate::identity::MemberId;
+use crate::lease::{Lease, LeaseTable, Lessor, Renewal, Seat, whole};
+
+/// Between two looks for leases that are over.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Said of a lease that can't be kept alive just now.
+pub(super) const BUSY: i64 = -2;
+/// Said of the time that a lease has left, which isn't there.
+pub(super) const UNKNOWN: i64 = -1;
+
+/// The leader's clock.
+pub(crate) struct LeaseClock {
+    lessor: Mutex<Lessor>,
+    began: Instant,
+}
+
+impl LeaseClock {
+    pub(super) fn new(election_timeout: Duration) -> Self {
+        Self { lessor: Mutex::new(Lessor::new(election_timeout)), began: Instant::now() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Lessor> {
+        self.lessor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a leader has found out about leases.
+struct Found {
+    term: u64,
+    /// For each that was asked about.
+    seconds: Vec<i64>,
+    /// Those of which an entry has to say that they have all of their TTL again, and since when.
+    whole: Vec<Lease>,
+    at: Duration,
+}
+
+impl Context {
+    /// The clock as of now, and the time by it.
+    fn clock(&self) -> (MutexGuard<'_, Lessor>, Duration) {
+        let seat = {
+            let status = self.status.borrow();
+            let leads = status.role == Role::Leader;
+            Seat { leads, term: status.term, applied_term: status.applied.term }
+        };
+        let (mut lessor, now) = (self.clock.lock(), self.clock.began.elapsed());
+        lessor.follow(seat, self.store.leases(), now);
+        (lessor, now)
+    }
+
+    /// The leases, as far as this member knows them.
+    pub(super) fn leases(&self) -> std::sync::RwLockReadGuard<'_, LeaseTable> {
+        self.store.leases().read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a question to the leader; `NotLeader` if who was thought to be it is none.
+    pub(super) async fn ask_of_leases(
+        &self,
+        question: LeaseQuestion,
+        deadline: Instant,
+    ) -> Result<Vec<i64>, Error> {
+        let leader = self.known_leader(deadline).await?;
+        if leader == self.identity.member_id {
+            return self.lead_leases(&question).await;
+        }
+        let Some(peers) = &self.peers else { return Err(Error::NotLeader) };
+        // A leader that can't be asked may have a successor by then.
+        let patience = deadline.min(Instant::now() + self.limits.election_timeout * 2);
+        let asked = peers.ask(MemberId(leader), question.encode_to_vec().into());
+        let Ok(Ok(answer)) = timeout_at(patience, asked).await else {
+            return Err(Error::NotLeader);
+        };
+        let answer = LeaseAnswer::decode(answer).map_err(|_| Error::NotLeader)?;
+        if !answer.refused.is_empty() {
+            return Err(Error::passed_on(&answer.refused, 0).unwrap_or(Error::NotLeader));
+        }
+        if answer.seconds.len() != question.ids.len() {
+            return Err(Error::NotLeader);
+        }
+        Ok(answer.seconds)
+    }
+
+    /// What a member that asks about leases is answered; nothing, if it asks about something else.
+    async fn answer_leases(&self, request: Bytes) -> Option<Bytes> {
+        let question = LeaseQuestion::decode(request).ok()?;
+        if question.ids.is_empty() {
+            return None;
+        }
+        let answer = match self.lead_leases(&question).await {
+            Ok(seconds) => LeaseAnswer { refused: String::new(), seconds },
+            Err(error) => LeaseAnswer { refused: error.text().into_owned(), seconds: Vec::new() },
+        };
+        Some(answer.encode_to_vec().into())
+    }
+
+    /// What a member that passes something on to the leader is answered.
+    pub(crate) async fn answer_member(&self, request: Bytes) -> Option<Bytes> {
+        match self.answer_leases(request.clone()).await {
+            Some(answer) => Some(answer),
+            None => self.answer_change(request).await,
+        }
+    }
+
+    /// Answers as the leader. What it says was true at a moment at which a quorum called it that.
+    async fn lead_leases(&self, question: &LeaseQuestion) -> Result<Vec<i64>, Error> {
+        if !self.leads() {
+            return Err(Error::NotLeader);
+        }
+        let knows_all = {
+            let leases = self.leases();
+            question.ids.iter().all(|id| leases.has(*id))
+        };
+        if !knows_all {
+            // It may have been granted, and not be applied here yet.
+            self.barrier(false).await?;
+        }
+        let found = self.look_at_clock(question)?;
+        if !found.whole.is_empty() {
+            let said = whole(found.term, found.whole.iter().copied());
+            match self.carry_out(Operation::LeaseCheckpoint(said)).await {
+                Ok(_) => {}
+                Err(Error::LeaderChanged) => return Err(Error::NotLeader),
+                Err(error) => return Err(error),
+            }
+            let mut lessor = self.clock.lock();
+            if lessor.term() == Some(found.term) {
+                found.whole.iter().for_each(|lease| lessor.renewal_noted(lease.id, found.at));
+            }
+        }
+        self.barrier(false).await?;
+        let still_leads = {
+            let status = self.status.borrow();
+            status.role == Role::Leader && status.term == found.term
+        };
+        if still_leads { Ok(found.seconds) } else { Err(Error::NotLeader) }
+    }
+
+    fn look_at_clock(&self, question: &LeaseQuestion) -> Result<Found, Error> {
+        let (mut lessor, at) = self.clock();
+        let term = lessor.term().ok_or(Error::NotLeader)?;
+        let mut found = Found { term, seconds: Vec::new(), whole: Vec::new(), at };
+        let mut renewed = 0;
+        for id in &question.ids {
+            found.seconds.push(if question.renew {
+                match lessor.renew(*id, at) {
+                    Renewal::Renewed { lease, note } => {
+                        renewed += 1;
+                        found.whole.extend(note.then_some(lease));
+                        lease.ttl
+                    }
+                    Renewal::Busy => BUSY,
+                    Renewal::Unknown => 0,
+                }
+            } else {
+                let left = lessor.left(*id, at).map(|left| left.as_secs());
+                left.map_or(UNKNOWN, |left| i64::try_from(left).unwrap_or(i64::MAX))
+            });
+        }
+        self.metrics.leases_renewed.fetch_add(renewed, Ordering::Relaxed);
+        Ok(found)
+    }
+
+    async fn expire(&self, over: LeaseExpire) {
+        let id = over.id;
+        if let Err(error) = self.carry_out(Operation::LeaseExpire(over)).await {
+            tracing::debug!(lease.id = id, error = %error.text(), "a lease that is over was not ended yet");
+        }
+    }
+
+    async fn note(&self, noted: Option<LeaseCheckpoint>) {
+        let Some(noted) = noted else { return };
+        if let Err(error) = self.carry_out(Operation::LeaseCheckpoint(noted)).await {
+            tracing::debug!(error = %error.text(), "what leases have left was not noted");
+        }
+    }
+}
+
+/// Ends leases that are over, and notes what others have left, for as long as the node runs: whenever
+/// this member leads.
+pub(super) async fn count(context: Arc<Context>) {
+    let mut leader = context.leader.clone();
+    let mut look = interval(LOOK_EVERY);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let changed = tokio::select! {
+            _ = look.tick() => Ok(()),
+            changed = leader.changed() => changed,
+        };
+        if changed.is_err() {
+            return;
+        }
+        let (over, noted) = {
+            let (mut lessor, now) = context.clock();
+            (lessor.expire(now), lessor.note(now))
+        };
+        if over.is_empty() && noted.is_none() {
+            continue;
+        }
+        context.metrics.leases_expired.fetch_add(over.len() as u64, Ordering::Relaxed);
+        let ended = join_all(over.into_iter().map(|over| context.expire(over)));
+        // Under another leader nothing comes of them.
+        tokio::select! {
+            _ = join(ended, context.note(noted.clone())) => {}
+            changed = leader.changed() => if changed.is_err() { return },
+        }
+        if let Some(noted) = noted {
+            context.clock.lock().notes_done(&noted);
+        }
+    }
+}

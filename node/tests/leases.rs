@@ -1,0 +1,115 @@
+//! Leases on three members: whoever is asked, the leader answers, and its successor goes on.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Member, all, eventually, settled, started};
+use node_proto::etcdserverpb::kv_client::KvClient;
+use node_proto::etcdserverpb::lease_client::LeaseClient;
+use node_proto::etcdserverpb::{
+    LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest,
+    LeaseTimeToLiveResponse, PutRequest,
+};
+use tonic::Status;
+use tonic::transport::Channel;
+
+fn leases(member: &Member) -> LeaseClient<Channel> {
+    LeaseClient::new(member.channel())
+}
+
+async fn grant(member: &Member, ttl: i64) -> Result<i64, Status> {
+    let granted = leases(member).lease_grant(LeaseGrantRequest { id: 0, ttl }).await?;
+    Ok(granted.into_inner().id)
+}
+
+async fn put_with(member: &Member, key: &str, lease: i64) {
+    let put = PutRequest {
+        key: key.to_owned().into(),
+        value: "v".into(),
+        lease,
+        ..PutRequest::default()
+    };
+    KvClient::new(member.channel()).put(put).await.unwrap();
+}
+
+async fn left(member: &Member, id: i64) -> Result<LeaseTimeToLiveResponse, Status> {
+    let request = LeaseTimeToLiveRequest { id, keys: true };
+    Ok(leases(member).lease_time_to_live(request).await?.into_inner())
+}
+
+async fn keep_alive(member: &Member, id: i64) -> Result<i64, Status> {
+    let wish = futures_util::stream::iter([LeaseKeepAliveRequest { id }]);
+    let mut answers = leases(member).lease_keep_alive(wish).await?.into_inner();
+    Ok(answers.message().await?.unwrap().ttl)
+}
+
+/// Asks until there is an answer: after a leader has gone, there is none for a while.
+async fn again<T>(mut ask: impl AsyncFnMut() -> Result<T, Status>) -> T {
+    let start = Instant::now();
+    loop {
+        match ask().await {
+            Ok(answer) => return answer,
+            Err(error) => assert!(start.elapsed() < common::PATIENCE, "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn every_member_grants_shows_keeps_alive_and_revokes() {
+    let root = tempfile::tempdir().unwrap();
+    let members = started(root.path());
+    settled(&all(&members)).await;
+    for (n, member) in members.iter().enumerate() {
+        let id = grant(member, 500).await.unwrap();
+        put_with(&members[(n + 1) % 3], &format!("k{n}"), id).await;
+        for other in &members {
+            assert_eq!(keep_alive(other, id).await.unwrap(), 500);
+            let found = left(other, id).await.unwrap();
+            assert!((400..=501).contains(&found.ttl), "{found:?}");
+            assert_eq!((found.granted_ttl, found.keys), (500, vec![format!("k{n}").into()]));
+            assert_eq!(keep_alive(other, id + 1_000_000).await.unwrap(), 0);
+        }
+        leases(&members[(n + 2) % 3]).lease_revoke(LeaseRevokeRequest { id }).await.unwrap();
+        for other in &members {
+            assert_eq!(left(other, id).await.unwrap().ttl, -1);
+            assert_eq!(other.get(&format!("k{n}")).await.unwrap(), None);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_lease_outlives_its_leader_by_no_more_than_it_had() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    let leader = settled(&all(&members)).await;
+    let (start, ttl) = (Instant::now(), 5);
+    let short = grant(&members[leader], ttl).await.unwrap();
+    let long = grant(&members[leader], 500).await.unwrap();
+    put_with(&members[leader], "short", short).await;
+    put_with(&members[leader], "long", long).await;
+    members[leader].kill();
+    let other = &members[(leader + 1) % 3];
+    // All that it was granted for, and an election time-out.
+    let found = again(async || left(other, short).await).await;
+    assert!(found.ttl <= ttl + 1, "{found:?}");
+    while again(async || other.get("short").await).await.is_some() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(start.elapsed() >= Duration::from_secs(5), "it ended early");
+    assert_eq!(left(other, short).await.unwrap().ttl, -1);
+    assert_eq!(keep_alive(other, long).await.unwrap(), 500);
+    members[leader].start();
+    members[leader].ready();
+    let back = &members[leader];
+    assert_eq!(again(async || keep_alive(back, long).await).await, 500);
+    let url = back.client_url.clone();
+    eventually("it has seen that the lease has ended", || {
+        common::etcdctl(&url, &["get", "short", "--consistency=s"])
+            .is_none_or(|(_, text)| text.trim().is_empty())
+    });
+    assert_eq!(back.get("long").await.unwrap().as_deref(), Some("v"));
+}
