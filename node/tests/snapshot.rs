@@ -175,7 +175,7 @@ async fn three_members_restored_from_etcds_file_are_one_cluster_with_its_data() 
     let status = run(&["snapshot", "status", "--json", fixture().to_str().unwrap()]);
     let status: Value = serde_json::from_slice(&status.stdout).unwrap();
     let revision = status["revision"].as_i64().unwrap();
-    let mut members = restored(root.path(), &fixture(), &["--from-etcd", "--drop-leases"]);
+    let mut members = restored(root.path(), &fixture(), &["--from-etcd"]);
     let (code, seen) = look(&members[0].data_dir);
     assert_eq!((code, seen["store"]["revision"].as_i64()), (Some(0), Some(revision)), "{seen}");
     let cluster = seen["cluster_id"].as_str().unwrap().to_owned();
@@ -207,7 +207,7 @@ async fn a_bumped_restore_is_ahead_of_whatever_was_seen() {
     let status = run(&["snapshot", "status", "--json", fixture().to_str().unwrap()]);
     let status: Value = serde_json::from_slice(&status.stdout).unwrap();
     let revision = status["revision"].as_i64().unwrap();
-    let bump = ["--drop-leases", "--bump-revision=1000000", "--mark-compacted=true"];
+    let bump = ["--bump-revision=1000000", "--mark-compacted=true"];
     let mut members = restored(root.path(), &fixture(), &bump);
     members.iter_mut().for_each(Member::start);
     members.iter_mut().for_each(Member::ready);
@@ -231,7 +231,7 @@ fn on_a_full_disk_a_restore_makes_nothing_and_leaves_nothing() {
     member.data_dir = small.0.join("data");
     member.args.push(format!("--data-dir={}", member.data_dir.display()));
     let dir = format!("--data-dir={}", member.data_dir.display());
-    let output = restore(&member, &fixture(), &["--drop-leases", &dir]);
+    let output = restore(&member, &fixture(), &[&dir]);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     assert!(text(&output).contains("No space left on device"), "{}", text(&output));
     assert_eq!(std::fs::read_dir(&small.0).unwrap().count(), 0);
@@ -244,7 +244,7 @@ fn without_a_token_the_file_makes_one_that_is_the_same_on_each_host() {
         let dir = tempfile::tempdir_in(root.path()).unwrap();
         let data_dir = format!("--data-dir={}", dir.path().join("new").display());
         let mut restore = node();
-        restore.args(["snapshot", "restore", "--drop-leases", "--skip-hash-check", &data_dir]);
+        restore.args(["snapshot", "restore", "--skip-hash-check", &data_dir]);
         let output = restore.arg(file).args(more).output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
         look(&dir.path().join("new")).1["cluster_id"].clone()
@@ -330,11 +330,11 @@ fn a_wrong_file_flag_or_place_makes_nothing() {
     flipped[10_000] ^= 1;
     let bare = &whole[..whole.len() - 32];
     for (path, more, code, says) in [
-        (root.path().join("none"), "--drop-leases", 1, "cannot open"),
-        (file("cut", &whole[..20_001]), "--drop-leases", 1, "missing hash"),
-        (file("cut2", &whole[..512 * 20 + 32]), "--drop-leases", 1, "expected sha256"),
-        (file("flipped", &flipped), "--drop-leases", 1, "expected sha256"),
-        (file("bare", bare), "--drop-leases", 1, "missing hash"),
+        (root.path().join("none"), "--skip-hash-check=false", 1, "cannot open"),
+        (file("cut", &whole[..20_001]), "--skip-hash-check=false", 1, "missing hash"),
+        (file("cut2", &whole[..512 * 20 + 32]), "--skip-hash-check=false", 1, "expected sha256"),
+        (file("flipped", &flipped), "--skip-hash-check=false", 1, "expected sha256"),
+        (file("bare", bare), "--skip-hash-check=false", 1, "missing hash"),
         (file("nothing", b""), "--skip-hash-check", 1, "damaged or not one"),
         (file("text", &[b'x'; 9000]), "--skip-hash-check", 1, "damaged or not one"),
         (fixture(), "--bump-revision=1", 2, "--mark-compacted required"),
@@ -346,7 +346,7 @@ fn a_wrong_file_flag_or_place_makes_nothing() {
         (fixture(), "--initial-cluster=one", 2, "empty URL"),
         (fixture(), "--wal-dir=/w", 2, "not supported"),
         (fixture(), "--no-such-flag", 2, "unexpected argument"),
-        (root.path().to_owned(), "--drop-leases", 1, "cannot open"),
+        (root.path().to_owned(), "--skip-hash-check=false", 1, "cannot open"),
     ] {
         let output = restore(&member, &path, &[more]);
         let text = text(&output);
@@ -356,13 +356,13 @@ fn a_wrong_file_flag_or_place_makes_nothing() {
     }
     std::fs::create_dir(&member.data_dir).unwrap();
     std::fs::write(member.data_dir.join("mine"), "kept").unwrap();
-    let output = restore(&member, &fixture(), &["--drop-leases"]);
+    let output = restore(&member, &fixture(), &[]);
     assert!(text(&output).contains("not empty or could not be read"), "{}", text(&output));
     std::fs::remove_file(member.data_dir.join("mine")).unwrap();
-    let output = restore(&member, &file("bare", bare), &["--drop-leases", "--skip-hash-check"]);
+    let output = restore(&member, &file("bare", bare), &["--skip-hash-check"]);
     assert!(output.status.success(), "{}", text(&output));
     // And not twice.
-    let output = restore(&member, &fixture(), &["--drop-leases"]);
+    let output = restore(&member, &fixture(), &[]);
     assert_eq!(output.status.code(), Some(1));
     let left = std::fs::read_dir(root.path()).unwrap();
     let left: Vec<String> = left.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
@@ -379,7 +379,7 @@ fn killed_at_any_step_a_restore_has_made_nothing_or_all() {
         let calls = "fsync,fdatasync,rename,renameat,renameat2,mkdir,ftruncate,fallocate";
         let mut killed = node_killed_at(calls, step);
         killed.args(["snapshot", "restore"]).arg(fixture());
-        killed.arg("--drop-leases").arg("--data-dir").arg(&member.data_dir);
+        killed.arg("--data-dir").arg(&member.data_dir);
         killed.stderr(Stdio::null()).stdout(Stdio::null());
         let Ok(status) = killed.status() else { return skipped("no strace") };
         if !member.data_dir.exists() {

@@ -82,9 +82,6 @@ pub(super) struct RestoreArgs {
     /// Leave users and roles behind: whoever reaches the new cluster may do everything.
     #[arg(long)]
     drop_auth: bool,
-    /// Leave leases behind: their keys stay and never expire.
-    #[arg(long)]
-    drop_leases: bool,
     /// etcd's: the log lies in the data directory here.
     #[arg(long, hide = true)]
     wal_dir: Option<PathBuf>,
@@ -185,7 +182,7 @@ fn restore(args: &RestoreArgs) -> u8 {
         cluster,
         bump_revision: args.bump_revision,
         hash: if args.skip_hash_check { HashCheck::Skipped } else { HashCheck::Required },
-        consent: Consent { drop_auth: args.drop_auth, drop_leases: args.drop_leases },
+        consent: Consent { drop_auth: args.drop_auth },
     };
     match recovery::restore(&args.file, &wanted) {
         Ok(made) => {

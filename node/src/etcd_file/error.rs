@@ -47,16 +47,6 @@ pub enum EtcdFileError {
         /// Its roles.
         roles: u64,
     },
-    /// Its keys would stay for ever.
-    #[error(
-        "the snapshot has {leases} leases, with {keys} keys attached to them, and muster-node has no leases yet: these keys would never expire; --drop-leases keeps them as keys without a lease"
-    )]
-    Leases {
-        /// Leases granted.
-        leases: u64,
-        /// Keys that have one.
-        keys: u64,
-    },
     /// The new store failed.
     #[error("the new store failed")]
     Store(#[from] StoreError),

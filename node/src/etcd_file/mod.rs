@@ -15,7 +15,8 @@
 //! - all revisions are there that a compaction has left, tombstones too; those at or below
 //!   `compacted` that nothing needs any more may still be among them, as in etcd, and the store takes
 //!   them away by itself once it runs;
-//! - bytes come as they are in the file, but for the lease of a record under `drop_leases`;
+//! - bytes come as they are in the file, and so do leases, with what they had left when that was last
+//!   noted;
 //! - `summary.revision` and `summary.compacted` are the store's, and may be higher than the last
 //!   record's, for example after etcd's `--bump-revision`;
 //! - the old cluster's members are told for information: a restored cluster has its own;
@@ -28,7 +29,7 @@
 //!
 //! [`Export`] freezes a store, finds out the size of its file, and writes it. See there.
 //!
-//! Leases, users and roles are not in our store yet: a file that we write has none of them.
+//! Users and roles are not in our store yet: a file that we write has none of them.
 
 mod error;
 mod names;

@@ -1,10 +1,10 @@
 //! A file, as what a store can be made of.
 
-use std::collections::BTreeSet;
 use std::io::{Read, Seek, SeekFrom};
 
 use node_bbolt::{Entries, Reader, Value};
 use node_proto::etcdserverpb::AlarmMember;
+use node_proto::leasepb;
 use node_proto::mvccpb::KeyValue;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ use super::names::{
     FINISHED_COMPACTION, KEY, LEASE, MEMBERS, MEMBERS_REMOVED, META, SCHEDULED_COMPACTION,
     STORAGE_VERSION, TERM,
 };
+use crate::lease::{Lease, MAX_TTL};
 use crate::machine::Position;
 use crate::mvcc::{EtcdKey, Revision};
 
@@ -24,6 +25,8 @@ const HASH_BYTES: u64 = 32;
 const SECTOR_BYTES: u64 = 512;
 /// Rows of `members` and of `alarm` that are read; no cluster has so many.
 const MAX_ROWS: usize = 10_000;
+/// Leases that are read: as many as fit into memory with their keys.
+const MAX_LEASES: usize = 10_000_000;
 
 /// Whether the hash behind a file counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +42,6 @@ pub enum HashCheck {
 pub struct Consent {
     /// Users, roles and permissions, though authentication is enabled: everybody may do everything.
     pub drop_auth: bool,
-    /// Leases: their keys stay, and never expire.
-    pub drop_leases: bool,
 }
 
 /// Who may do what, in numbers.
@@ -130,37 +131,27 @@ impl<R: Read + Seek> EtcdFile<R> {
 
     /// The records, if all that they come without may be left behind.
     pub fn import(&mut self, consent: Consent) -> Result<Import<'_, R>, EtcdFileError> {
-        let Summary { auth, leases, .. } = self.summary;
+        let auth = self.summary.auth;
         if auth.enabled && !consent.drop_auth {
             return Err(EtcdFileError::AuthEnabled { users: auth.users, roles: auth.roles });
         }
-        if leases > 0 && !consent.drop_leases {
-            return Err(EtcdFileError::Leases { leases, keys: self.attached_keys()? });
-        }
-        self.records(leases > 0)
-    }
-
-    /// All records in order; without their leases, if `drop_leases`.
-    fn records(&mut self, drop_leases: bool) -> Result<Import<'_, R>, EtcdFileError> {
         let bucket = self.reader.bucket(KEY.as_bytes())?;
         let bucket = bucket.ok_or(EtcdFileError::NotEtcds(KEY))?;
         let entries = self.reader.entries(&bucket)?;
-        Ok(Import { entries, newest: self.summary.revision, drop_leases })
+        Ok(Import { entries, newest: self.summary.revision })
     }
 
-    /// How many keys have a lease now.
-    fn attached_keys(&mut self) -> Result<u64, EtcdFileError> {
-        let mut attached = BTreeSet::new();
-        self.records(false)?.each(|_, record| {
-            let kv = decode(record)?;
-            if kv.lease == 0 {
-                attached.remove(&kv.key);
-            } else {
-                attached.insert(kv.key);
+    /// The leases; which keys are attached to them, the records say.
+    pub fn leases(&mut self) -> Result<Vec<Lease>, EtcdFileError> {
+        let mut leases = Vec::new();
+        rows(&mut self.reader, LEASE, |key, value| {
+            if leases.len() == MAX_LEASES {
+                return Err(format!("there are more than {MAX_LEASES} rows"));
             }
-            Ok::<_, EtcdFileError>(())
+            leases.push(lease(key, value)?);
+            Ok(())
         })?;
-        Ok(attached.len() as u64)
+        Ok(leases)
     }
 }
 
@@ -169,7 +160,6 @@ pub struct Import<'a, R> {
     entries: Entries<'a, R>,
     /// What the last page says; a damaged tree may have a later one before it.
     newest: i64,
-    drop_leases: bool,
 }
 
 impl<R: Read + Seek> Import<'_, R> {
@@ -201,15 +191,10 @@ impl<R: Read + Seek> Import<'_, R> {
             if record.is_empty() {
                 continue;
             }
-            let mut kv = decode(record)?;
+            let kv = decode(record)?;
             check_record(at, is_tombstone, &kv)
                 .map_err(|what| damaged(KEY, format!("{at:?} {what}")))?;
-            if self.drop_leases && kv.lease != 0 {
-                kv.lease = 0;
-                take(at, &kv.encode_to_vec())?;
-            } else {
-                take(at, record)?;
-            }
+            take(at, record)?;
         }
         Ok(())
     }
@@ -227,6 +212,17 @@ fn check_record(at: Revision, is_tombstone: bool, kv: &KeyValue) -> Result<(), &
         && (1..=kv.mod_revision).contains(&kv.create_revision)
         && kv.version > 0;
     if is_tombstone || is_put { Ok(()) } else { Err("is of another revision") }
+}
+
+/// A lease's row, as what our store can hold. etcd never writes one without a TTL.
+fn lease(key: &[u8], value: &[u8]) -> Result<Lease, String> {
+    let row = leasepb::Lease::decode(value).map_err(|error| error.to_string())?;
+    let leasepb::Lease { id, ttl, remaining_ttl: left } = row;
+    let proper = id != 0 && key == id.to_be_bytes() && (1..=MAX_TTL).contains(&ttl);
+    if !proper || !(0..=ttl).contains(&left) {
+        return Err(format!("a lease can't be: {row:?}"));
+    }
+    Ok(Lease { id, ttl, left, granted: 0 })
 }
 
 fn decode(record: &[u8]) -> Result<KeyValue, EtcdFileError> {

@@ -72,6 +72,7 @@ fn import_into(
         compacted: summary.compacted,
         members: MemberTable::new([member(1, "a")]),
         alarms: summary.alarms,
+        leases: file.leases()?,
     };
     let records = file.import(consent)?;
     writer.import(contents, |take| {
@@ -179,16 +180,25 @@ fn a_file_is_whole_or_refused() {
 }
 
 #[test]
-fn users_and_leases_are_left_behind_only_where_that_is_meant() {
+fn users_are_left_behind_only_where_that_is_meant_and_leases_come_along() {
     let mut file = open(WITH_AUTH).unwrap();
     assert_eq!(file.summary().auth, Auth { enabled: true, users: 1, roles: 2 });
-    let refused = import(&mut file, Consent { drop_leases: true, ..Consent::default() });
+    let refused = import(&mut file, Consent::default());
     assert!(matches!(refused, Err(EtcdFileError::AuthEnabled { users: 1, roles: 2 })));
-    let refused = import(&mut file, Consent { drop_auth: true, ..Consent::default() });
-    assert!(matches!(refused, Err(EtcdFileError::Leases { leases: 2, keys: 2 })));
-    let writer = import(&mut file, Consent { drop_auth: true, drop_leases: true }).unwrap();
-    let leased = everything(&writer, 0).into_iter().filter(|kv| kv.key.starts_with(b"l/"));
-    assert_eq!(leased.map(|kv| kv.lease).collect::<Vec<_>>(), [0, 0, 0]);
+    let writer = import(&mut file, Consent { drop_auth: true }).unwrap();
+    let store = writer.store();
+    let leases = store.leases().read().unwrap();
+    assert_eq!(leases.len(), 2);
+    let leased = everything(&writer, 0).into_iter().filter(|kv| kv.lease != 0);
+    let leased: Vec<_> = leased.map(|kv| (kv.lease, kv.key)).collect();
+    assert_eq!(leased.len(), 2);
+    for (lease, key) in leased {
+        assert!(leases.keys(lease).any(|attached| attached[..] == key[..]), "{key:?}");
+    }
+    drop(leases);
+    // And they go back as they came.
+    let again = import(&mut open(&export(&writer)).unwrap(), Consent::default()).unwrap();
+    assert_eq!(again.store().view().leases().unwrap(), store.view().leases().unwrap());
     // Where no lease is left, what records say of one is history, and stays.
     let leased = KeyValue { lease: 5, ..put(2) };
     let mut file = crafted(&[(at(2, false).bytes(), leased.encode_to_vec())], &[]);
@@ -376,7 +386,7 @@ fn a_page_in_anothers_place_is_damage_and_no_panic() {
 #[test]
 fn no_flipped_byte_makes_it_panic() {
     let whole = export(&import(&mut open(ETCD_3_7).unwrap(), Consent::default()).unwrap());
-    let consent = Consent { drop_auth: true, drop_leases: true };
+    let consent = Consent { drop_auth: true };
     for at in 0..whole.len() {
         let mut file = whole.clone();
         file[at] ^= 0x81;

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use node_bbolt::{Builder, Layout, WriteError};
+use node_proto::leasepb;
 use node_proto::mvccpb::KeyValue;
 use prost::Message as _;
 
@@ -14,8 +15,9 @@ use super::names::{
 };
 use super::read::FileMember;
 use crate::config::CLUSTER_VERSION;
+use crate::lease::Lease;
 use crate::membership::MemberTable;
-use crate::mvcc::{EtcdKey, Frozen, Revision, Store, StoreError};
+use crate::mvcc::{EtcdKey, Frozen, Revision, Store, StoreError, View};
 
 /// A store that is to become a file: what is written is the store as it was when this was made.
 ///
@@ -115,8 +117,20 @@ fn fill(
         Ok::<_, ExportError>(builder.put(key.bytes(), record)?)
     })?;
     builder.bucket(LEASE.as_bytes())?;
+    leases(view, builder)?;
     members(view.members(), builder)?;
     meta(frozen, builder)
+}
+
+/// In the order of their rows' names, big-endian, where negative ones come last.
+fn leases(view: &View, builder: &mut Builder<'_>) -> Result<(), ExportError> {
+    let mut leases = view.leases()?;
+    leases.sort_unstable_by_key(|lease| lease.id.cast_unsigned());
+    for Lease { id, ttl, left, .. } in leases {
+        let row = leasepb::Lease { id, ttl, remaining_ttl: left };
+        builder.put(&id.to_be_bytes(), &row.encode_to_vec())?;
+    }
+    Ok(())
 }
 
 fn is_tombstone(record: &[u8]) -> Result<bool, StoreError> {

@@ -196,7 +196,7 @@ fn fill(
     wanted: &Restore,
     own: &InitialMember,
 ) -> Result<Restored, RestoreError> {
-    let summary = file.summary();
+    let summary = file.summary().clone();
     let (revision, bump) = (summary.revision, wanted.bump_revision);
     let revision = revision.checked_add(bump).ok_or(RestoreError::Bump(bump, revision))?;
     let compacted = if bump > 0 { revision } else { summary.compacted };
@@ -206,6 +206,7 @@ fn fill(
         compacted,
         members: MemberTable::new(first_members(&wanted.cluster)),
         alarms: summary.alarms.clone(),
+        leases: file.leases()?,
     };
     let dir = DataDir::open(aside)?;
     let incarnation = dir.claim(None)?;
