@@ -83,6 +83,10 @@ impl World {
 
     fn start_image_beside(&mut self, id: u64, seed: u64) {
         let Some((disk, papers)) = self.old_image(id, seed) else { return };
+        // With it, those that had forgotten before might be a quorum.
+        if !self.can_do_without(id) {
+            return;
+        }
         let twin = self.new_machine();
         let member = self.node(id).member;
         let node = self.node(twin);
