@@ -39,6 +39,8 @@ fn every_invariant_holds_in_every_history() {
     assert!(total.moves > HISTORIES / 4 && total.stranded <= HISTORIES / 500);
     assert!(total.amnesia > HISTORIES / 100 && total.disowned > HISTORIES / 100);
     assert!(total.shared_turns > HISTORIES && total.full_queues > HISTORIES);
+    assert!(total.leases_expired > HISTORIES && total.renewals > HISTORIES);
+    assert!(total.leases_noted > HISTORIES && total.outdated_clocks > HISTORIES / 200);
     assert!(total.lost_bodies > HISTORIES / 10 && total.short_of_space > HISTORIES / 10);
 }
 
@@ -171,6 +173,12 @@ mod bugs_put_back {
     fn members_that_do_not_say_who_the_members_are() {
         let options = Options { censuses: false, ..Options::default() };
         is_found_with(options, 1_000, &["progress after the faults"]);
+    }
+
+    /// A leader that was deposed without knowing it ends what its successor keeps alive.
+    #[test]
+    fn a_deposed_leader_that_ends_leases() {
+        is_found(Guards::DEPOSED_CLOCK_COUNTS, 2_000, &["leases don't end early"]);
     }
 
     #[test]

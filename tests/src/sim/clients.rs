@@ -6,9 +6,11 @@ use node_proto::command::{self, Operation};
 use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use node_proto::etcdserverpb::request_op::Request;
 use node_proto::etcdserverpb::{
-    CompactionRequest, Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
+    CompactionRequest, Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseRevokeRequest,
+    PutRequest, RangeRequest, RequestOp, TxnRequest,
 };
 
+use super::leases::Renewing;
 use super::rng::Rng;
 
 /// A client waits this long at most, then the fate of what it asked for is unknown.
@@ -25,6 +27,8 @@ pub(super) const NOBODY: u64 = 0;
 pub(super) enum Kind {
     /// To be proposed; whether it makes the data grow.
     Write { data: Bytes, grows: bool },
+    /// To be kept alive.
+    KeepAlive(i64),
     /// To be read, after a barrier if `linearizable`.
     Read { request: RangeRequest, linearizable: bool },
 }
@@ -39,6 +43,8 @@ pub(super) struct Operating {
     pub node: u64,
     /// What is to be read.
     pub read: Option<RangeRequest>,
+    /// A lease that is to be kept alive.
+    pub renewing: Option<Renewing>,
     /// It began when all was well: then it must be answered.
     pub must_end: bool,
 }
@@ -46,6 +52,8 @@ pub(super) struct Operating {
 #[derive(Debug, Default)]
 pub(super) struct Client {
     pub operating: Option<Operating>,
+    /// The lease that it was last told to have kept alive.
+    pub keeps: Option<i64>,
     /// Operations that must be answered, and were.
     pub served: u64,
 }
@@ -84,12 +92,19 @@ impl Draw<'_> {
                 let revision = (self.known - self.small(12)).max(1);
                 Operation::Compact(CompactionRequest { revision, physical: false })
             }
+            57..60 => Operation::LeaseGrant(LeaseGrantRequest {
+                id: self.lease(),
+                ttl: self.small(5) + 1,
+            }),
+            60 => Operation::LeaseRevoke(LeaseRevokeRequest { id: self.lease() }),
+            61..67 => return Kind::KeepAlive(self.lease()),
             draw => {
                 let request = self.range();
                 return Kind::Read { request, linearizable: draw < 90 };
             }
         };
-        let grows = matches!(operation, Operation::Put(_) | Operation::Txn(_));
+        let grows =
+            matches!(operation, Operation::Put(_) | Operation::Txn(_) | Operation::LeaseGrant(_));
         Kind::Write { data: command::encode(id, operation), grows }
     }
 
@@ -113,11 +128,17 @@ impl Draw<'_> {
         }
     }
 
+    /// One of few names, so that some are granted anew.
+    fn lease(&mut self) -> i64 {
+        self.small(4) + 1
+    }
+
     /// A value that says which put it is; some are longer than a sector, so that they can be torn.
     fn put(&mut self, id: u64, key: Bytes) -> PutRequest {
         let prev_kv = self.rng.chance(200);
+        let lease = if self.rng.chance(250) { self.lease() } else { 0 };
         if self.rng.chance(120) {
-            return PutRequest { key, prev_kv, ignore_value: true, ..PutRequest::default() };
+            return PutRequest { key, prev_kv, lease, ignore_value: true, ..PutRequest::default() };
         }
         let mut value = id.to_be_bytes().to_vec();
         let filler = match self.rng.range(0, 10) {
@@ -127,7 +148,15 @@ impl Draw<'_> {
         };
         let fill = u8::try_from(id % 250).expect("below 250") + 1;
         value.resize(8 + usize::try_from(filler).expect("small"), fill);
-        PutRequest { key, value: value.into(), prev_kv, ..PutRequest::default() }
+        let ignore_lease = lease == 0 && self.rng.chance(80);
+        PutRequest {
+            key,
+            value: value.into(),
+            lease,
+            prev_kv,
+            ignore_lease,
+            ..PutRequest::default()
+        }
     }
 
     fn delete(&mut self) -> DeleteRangeRequest {
@@ -163,7 +192,8 @@ impl Draw<'_> {
             CompareResult::Less,
         ];
         let near = (self.known - self.small(8)).max(0);
-        let (target, union) = match self.rng.range(0, 4) {
+        let (target, union) = match self.rng.range(0, 5) {
+            4 => (CompareTarget::Lease, TargetUnion::Lease(self.small(3))),
             0 => (CompareTarget::Version, TargetUnion::Version(self.small(4))),
             1 => (CompareTarget::Create, TargetUnion::CreateRevision(near)),
             2 => (CompareTarget::Mod, TargetUnion::ModRevision(near)),

@@ -104,8 +104,10 @@ impl World {
             }
             Trouble::Disk => self.fail_a_disk(),
             Trouble::Pause => {
-                let (id, long) = (self.any_machine(), self.rng.range(20_000, 500_000));
-                let until = self.now + long;
+                // Often the leader: another one follows it while it still takes itself for one.
+                let leader = if self.rng.chance(500) { self.leader(0) } else { None };
+                let id = leader.unwrap_or_else(|| self.any_machine());
+                let until = self.now + self.rng.range(20_000, 500_000);
                 self.node(id).paused_until = until;
             }
             Trouble::Transfer => {

@@ -53,10 +53,18 @@ impl World {
         for peer in neighbours {
             let there =
                 self.nodes.iter().find(|node| node.live.is_some() && peer.urls.contains(&node.url));
-            let there = there.map(|node| node.id).filter(|there| {
-                let cut = self.network.is_cut(id, *there) || self.network.is_cut(*there, id);
-                !cut && self.nodes[place(*there)].paused_until <= self.now
+            let there = there.filter(|there| {
+                !self.network.is_cut(id, there.id) && !self.network.is_cut(there.id, id)
             });
+            let is_paused = there.is_some_and(|there| there.paused_until > self.now);
+            let stands = links.get(&peer.id.0).is_some_and(|link| {
+                there.is_some_and(|there| (there.id, there.life) == (link.machine, link.life))
+            });
+            if is_paused && stands {
+                // Its kernel takes what is sent, and it reads that when it goes on.
+                continue;
+            }
+            let there = there.map(|node| node.id).filter(|_| !is_paused);
             if let Some(there) = there {
                 self.meet(id, there, peer.id.0)?;
                 let (here, other) = (&self.nodes[place(id)], &self.nodes[place(there)]);

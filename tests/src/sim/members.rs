@@ -326,7 +326,12 @@ impl World {
     /// The first to apply an entry shows it to the model.
     pub(super) fn applied_by_the_model(&mut self, entry: &Committed) -> Result<(), Violation> {
         let model = &mut self.invariants.stores.model;
-        if !model.apply(entry) {
+        let changed_members = model.apply(entry);
+        for event in std::mem::take(&mut model.leases.events) {
+            let quickest = 1_000_000 / (1_000 + self.plan.drift / 2);
+            self.invariants.leases.happened(event, self.now, quickest)?;
+        }
+        if !changed_members {
             return Ok(());
         }
         match model.members.last_two() {

@@ -31,6 +31,7 @@ mod amnesia;
 mod clients;
 mod faults;
 pub mod invariants;
+mod leases;
 mod links;
 mod members;
 pub mod model;

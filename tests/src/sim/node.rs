@@ -5,6 +5,7 @@ use std::error::Error;
 use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_node::apply::Machine;
 use muster_node::disk::simulated::SimulatedDisk;
@@ -14,6 +15,7 @@ use muster_node::driver::{
     Metrics, Notice, Snapshots, Turn, TurnError, gather, recover,
 };
 use muster_node::identity::{Incarnation, MemberId, Past};
+use muster_node::lease::Lessor;
 use muster_node::log::{Identity, Log, LogOptions, Reader};
 use muster_node::machine::{RequestId, StateMachine as _};
 use muster_node::membership::{Censuses, Neighbour};
@@ -24,12 +26,16 @@ use node_consensus::{Config, Guards};
 
 use super::Violation;
 use super::clients::is_of;
+use super::leases::Noting;
 use super::members::{first_incarnation, first_members, url};
 use super::operators::{Asked, Changing};
 use super::plan::Plan;
 use super::ports::{CorePorts, MachinePorts, Memory, Sent, Told, Written};
 use super::rng::Rng;
 use super::streams::Hub;
+
+/// In the time of leases, of which an election takes a second.
+const ELECTION: Duration = Duration::from_secs(1);
 
 const MEMBER_DIR: &str = "/member";
 
@@ -62,6 +68,9 @@ pub(super) struct Live {
     pub written: Written,
     /// The log had a torn end.
     pub was_torn: bool,
+    /// Its clock of leases, while it leads.
+    pub lessor: Lessor,
+    pub noting: Option<Noting>,
     /// Reads old entries, so many at the moment.
     pub reader: Reader,
     pub fetching: usize,
@@ -428,6 +437,8 @@ impl Node {
             mail: Mail::new(plan.mail),
             tick_is_due: false,
             core_is_due: false,
+            lessor: Lessor::new(ELECTION),
+            noting: None,
             reader: log.reader(),
             watches,
             hub,

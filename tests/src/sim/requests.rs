@@ -10,7 +10,7 @@ use super::Violation;
 use super::clients::{CLIENT_TIMEOUT, Draw, Kind, NOBODY, Operating, is_of, request_id};
 use super::invariants::linearizable::Answered;
 use super::invariants::store::header_revision;
-use super::world::{Event, World};
+use super::world::{Event, World, place};
 
 impl World {
     pub(super) fn client(&mut self, client: usize) -> Result<(), Violation> {
@@ -27,19 +27,28 @@ impl World {
         self.next_id += 1;
         let floor = self.invariants.clients.floor();
         let mut draw = Draw { rng: &mut self.rng, keys: self.plan.keys, known: floor };
-        let kind = draw.kind(id);
+        let kind = match self.clients[client].keeps {
+            // Who keeps a lease alive goes on doing so.
+            Some(lease) if draw.rng.chance(400) => Kind::KeepAlive(lease),
+            _ => draw.kind(id),
+        };
         if let Kind::Read { request, linearizable: false } = &kind {
             let found = self.read(node, request)?;
             self.trace(&[id, found.unwrap_or(0).unsigned_abs()]);
             self.next_operation(client);
             return Ok(());
         }
+        if let Kind::KeepAlive(lease) = kind {
+            self.ask_to_keep_alive(client, node, lease);
+            return Ok(());
+        }
         let read = match &kind {
             Kind::Read { request, .. } => Some(request.clone()),
-            Kind::Write { .. } => None,
+            Kind::Write { .. } | Kind::KeepAlive(_) => None,
         };
         let must_end = self.must_end(node, matches!(kind, Kind::Write { .. }));
-        self.clients[client].operating = Some(Operating { id, floor, node, read, must_end });
+        self.clients[client].operating =
+            Some(Operating { id, floor, node, read, renewing: None, must_end });
         let patience =
             if must_end { CLIENT_TIMEOUT } else { self.rng.range(50_000, CLIENT_TIMEOUT / 3) };
         self.after(patience, Event::ClientTimeout { client, id });
@@ -52,7 +61,7 @@ impl World {
                 let (id, kind) = (RequestId(id), EntryKind::Normal);
                 live.mail.propose(Proposal { id, kind, data })
             }
-            Kind::Read { .. } => live.mail.read(id),
+            Kind::Read { .. } | Kind::KeepAlive(_) => live.mail.read(id),
         };
         if asked.is_err() {
             self.report.full_queues += 1;
@@ -69,7 +78,7 @@ impl World {
         self.after(delay, Event::Client { client });
     }
 
-    fn operation(&self, node: u64, id: u64) -> Option<(usize, Operating)> {
+    pub(super) fn operation(&self, node: u64, id: u64) -> Option<(usize, Operating)> {
         self.clients.iter().enumerate().find_map(|(client, state)| {
             let operating = state.operating.as_ref()?;
             (operating.id == id && operating.node == node).then(|| (client, operating.clone()))
@@ -101,6 +110,9 @@ impl World {
     /// A member says that a proposal will never have an effect.
     pub(super) fn was_refused(&mut self, node: u64, id: u64) -> Result<(), Violation> {
         self.refused.push(id);
+        if let Some(live) = self.nodes[place(node)].live.as_mut() {
+            live.note_ended(id);
+        }
         if self.change_requests.contains(&id) {
             return self.change_done(node, id, None);
         }
@@ -132,13 +144,23 @@ impl World {
             };
         }
         if is_of(id, NOBODY) {
+            if let Some(live) = self.nodes[place(node)].live.as_mut() {
+                live.note_ended(id);
+            }
             return Ok(());
         }
         let revision = header_revision(outcome);
         self.trace(&[id, revision.unwrap_or(0).unsigned_abs()]);
         let done = self.invariants.stores.answer(node, id, is_of(id, node), outcome)?;
         let changed = done.changed;
-        let Some((_, operating)) = self.operation(node, id) else { return Ok(()) };
+        let Some((client, operating)) = self.operation(node, id) else { return Ok(()) };
+        if let Some(renewing) = operating.renewing {
+            if outcome.is_ok() {
+                self.renewed(client, node, renewing, true);
+            }
+            self.ended(node, id);
+            return Ok(());
+        }
         if let Some(revision) = revision {
             let answered = if changed { Answered::Change } else { Answered::Read };
             self.invariants.clients.answered(id, answered, operating.floor, revision)?;
@@ -150,7 +172,12 @@ impl World {
     }
 
     pub(super) fn read_done(&mut self, node: u64, token: ReadToken) -> Result<(), Violation> {
-        let Some((_, operating)) = self.operation(node, token) else { return Ok(()) };
+        let Some((client, operating)) = self.operation(node, token) else { return Ok(()) };
+        if let Some(renewing) = operating.renewing {
+            self.renewed(client, node, renewing, false);
+            self.ended(node, token);
+            return Ok(());
+        }
         let Some(request) = &operating.read else { return Ok(()) };
         let revision = self.read(node, request)?;
         self.trace(&[token, revision.unwrap_or(0).unsigned_abs()]);

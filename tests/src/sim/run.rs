@@ -142,6 +142,10 @@ fn sum(a: Report, b: Report) -> Report {
         shared_turns: a.shared_turns + b.shared_turns,
         full_queues: a.full_queues + b.full_queues,
         lost_bodies: a.lost_bodies + b.lost_bodies,
+        leases_expired: a.leases_expired + b.leases_expired,
+        renewals: a.renewals + b.renewals,
+        leases_noted: a.leases_noted + b.leases_noted,
+        outdated_clocks: a.outdated_clocks + b.outdated_clocks,
         short_of_space: a.short_of_space + b.short_of_space,
     }
 }

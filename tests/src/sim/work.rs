@@ -38,6 +38,7 @@ impl World {
             return Ok(());
         }
         live.tick_is_due = true;
+        self.count_leases(id)?;
         let tick = self.node(id).tick;
         let jitter = self.rng.range(0, tick / 10 + 1);
         self.after(tick + jitter, Event::Tick { node: id, life });

@@ -50,6 +50,8 @@ pub(super) enum Event {
     Hub { node: u64, life: u64 },
     Client { client: usize },
     ClientTimeout { client: usize, id: u64 },
+    ClockSays { node: u64, life: u64, request: u64, data: Bytes },
+    KeepAlive { node: u64, life: u64, client: usize, id: u64, lease: i64 },
     Stream { stream: usize },
     Trouble(Trouble),
     Rejoin { node: u64, deposed: bool, until: u64 },
@@ -126,6 +128,12 @@ pub struct Report {
     pub full_queues: u64,
     /// Snapshots that were to be sent and had no body.
     pub lost_bodies: u64,
+    /// Leases that clocks ended, that were kept alive, and entries that say what some have left.
+    pub leases_expired: u64,
+    pub renewals: u64,
+    pub leases_noted: u64,
+    /// What leaders' clocks said, and came to nothing since another one led by then.
+    pub outdated_clocks: u64,
     /// Times that a member ran short of space.
     pub short_of_space: u64,
 }
@@ -183,6 +191,7 @@ impl World {
         let latest = (0, MemberTable::new(first_members(&plan)));
         let mut invariants = Invariants::default();
         invariants.stores.model.members.begin(&first_members(&plan));
+        invariants.stores.model.own_term_only = options.guards.clocks_count_in_their_term();
         let mut draw = Draw { rng: &mut rng, keys: plan.keys, known: 1 };
         let streams = (0..STREAMS).map(|_| Stream::new(&mut draw)).collect();
         Self {
@@ -282,6 +291,12 @@ impl World {
             }
             Event::Client { client } => self.client(client),
             Event::ClientTimeout { client, id } => self.timed_out(client, id),
+            Event::ClockSays { node, life, request, data } => {
+                self.clock_says(node, life, request, data)
+            }
+            Event::KeepAlive { node, life, client, id, lease } => {
+                self.keep_alive((node, life), client, id, lease)
+            }
             Event::CompactStep { node, life } => self.compact_step(node, life),
             Event::Hub { node, life } => {
                 self.run_hub(node, life);
@@ -427,6 +442,7 @@ impl World {
             && positions.all(|position| position == first)
             && self.streams.iter().all(|stream| stream.watch.is_done(model))
             && self.nobody_waits_for_a_vote()
+            && model.leases.all.is_empty()
     }
 
     pub(super) fn describe(&self) -> String {
@@ -478,6 +494,8 @@ impl World {
         }
         self.trace(&[u64::from(hashes[0].1)]);
         self.report.elections = self.invariants.elections.elections();
+        self.report.leases_expired = self.invariants.leases.expired;
+        self.report.outdated_clocks = self.invariants.stores.model.leases.outdated;
         self.report.committed = self.invariants.machines.last();
         Ok(self.report)
     }

@@ -5,6 +5,7 @@ pub mod configurations;
 pub mod durable_acks;
 pub mod election_safety;
 pub mod leader_completeness;
+pub mod leases;
 pub mod linearizable;
 pub mod log_matching;
 pub mod monotone;
@@ -43,6 +44,8 @@ pub struct Invariants {
     pub counts: quorum_counts::QuorumCounts,
     /// Who was removed doesn't act.
     pub removed: removed::Removed,
+    /// Leases live as long as they were granted for.
+    pub leases: leases::Leases,
     /// What was acknowledged stays.
     pub acks: durable_acks::DurableAcks,
 }

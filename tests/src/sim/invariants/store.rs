@@ -29,7 +29,10 @@ pub fn header_revision(outcome: &Outcome) -> Option<i64> {
         Response::DeleteRange(response) => &response.header,
         Response::Txn(response) => &response.header,
         Response::Compact(response) => &response.header,
+        Response::LeaseGrant(response) => &response.header,
+        Response::LeaseRevoke(response) => &response.header,
         Response::Alarm(_)
+        | Response::LeasesNoted
         | Response::Published
         | Response::MembersChanged(_)
         | Response::TooLarge => return None,

@@ -5,6 +5,7 @@
 //! Every outcome, every read at the position that its member had reached, every member's store and
 //! every watch is compared with it.
 
+pub mod leases;
 pub mod members;
 mod read;
 mod txn;
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use muster_node::apply::{ApplyError, Outcome, Response};
-use muster_node::machine::Committed;
+use muster_node::machine::{Committed, Position};
 use muster_node::mvcc::{KeyRange, Revision};
 use node_proto::command::{self, Operation};
 use node_proto::etcdserverpb::{
@@ -65,6 +66,10 @@ pub struct Model {
     sub: u32,
     /// Who belongs to the cluster.
     pub members: members::Membership,
+    /// Leases.
+    pub leases: leases::Leases,
+    /// A lease ends by a leader's clock in that leader's term only: always, but in a test.
+    pub own_term_only: bool,
 }
 
 impl Default for Model {
@@ -78,6 +83,8 @@ impl Default for Model {
             done: BTreeMap::new(),
             sub: 0,
             members: members::Membership::default(),
+            leases: leases::Leases::default(),
+            own_term_only: true,
         }
     }
 }
@@ -101,7 +108,7 @@ impl Model {
             }
             Ok((_, Operation::PublishMember(said))) => self.members.publish(&said),
             Ok((request, operation)) => {
-                let outcome = self.operation(operation);
+                let outcome = self.operation(operation, entry.position);
                 let changed = self.sub > 0;
                 self.now.revision = self.revision();
                 self.sub = 0;
@@ -134,7 +141,7 @@ impl Model {
         self.now.revision + i64::from(self.sub > 0)
     }
 
-    fn operation(&mut self, operation: Operation) -> Outcome {
+    fn operation(&mut self, operation: Operation, at: Position) -> Outcome {
         match operation {
             Operation::Put(put) => {
                 self.check_put(&put)?;
@@ -152,6 +159,10 @@ impl Model {
                 self.now.compacted = compact.revision;
                 Ok(Response::Compact(CompactionResponse { header: header(self.now.revision) }))
             }
+            Operation::LeaseGrant(asked) => self.grant(asked, at),
+            Operation::LeaseRevoke(asked) => self.revoke(asked.id),
+            Operation::LeaseExpire(over) => self.expire(over, at),
+            Operation::LeaseCheckpoint(noted) => self.note(&noted, at),
             Operation::Alarm(_) | Operation::PublishMember(_) | Operation::ChangeMember(_) => {
                 unreachable!("no simulated client asks for it")
             }
@@ -159,6 +170,9 @@ impl Model {
     }
 
     fn check_put(&self, put: &PutRequest) -> Result<(), ApplyError> {
+        if put.lease != 0 && !self.leases.all.contains_key(&put.lease) {
+            return Err(ApplyError::LeaseNotFound);
+        }
         let needs_key = put.ignore_value || put.ignore_lease;
         if needs_key && self.live(&put.key, i64::MAX).is_none() {
             return Err(ApplyError::KeyNotFound);
@@ -181,6 +195,10 @@ impl Model {
             Some(before) if put.ignore_value => before.value.clone(),
             _ => put.value.clone(),
         };
+        let lease = match &before {
+            Some(before) if put.ignore_lease => before.lease,
+            _ => put.lease,
+        };
         self.change(
             true,
             KeyValue {
@@ -189,7 +207,7 @@ impl Model {
                 mod_revision: now,
                 version: before.as_ref().map_or(0, |before| before.version) + 1,
                 value,
-                lease: 0,
+                lease,
             },
         );
         PutResponse { header: header(now), prev_kv: before.filter(|_| put.prev_kv) }

@@ -1,5 +1,6 @@
 //! Reading the model, now or at a revision.
 
+use bytes::Bytes;
 use muster_node::apply::ApplyError;
 use muster_node::mvcc::KeyRange;
 use node_proto::etcdserverpb::{RangeRequest, RangeResponse};
@@ -41,7 +42,8 @@ impl Model {
             more = true;
         }
         if request.keys_only {
-            kvs.iter_mut().for_each(|kv| kv.value.clear());
+            // And without their leases, as etcd 3.7 has it.
+            kvs.iter_mut().for_each(|kv| (kv.value, kv.lease) = (Bytes::new(), 0));
         }
         Ok(RangeResponse { header: header(state.revision), kvs, more, count })
     }

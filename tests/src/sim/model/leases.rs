@@ -1,0 +1,96 @@
+//! Leases on the model: which there are, by the entry that granted each. Their keys are those whose newest
+//! record names them.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use muster_node::apply::{ApplyError, Outcome, Response};
+use muster_node::lease::Lease;
+use muster_node::machine::Position;
+use muster_node::mvcc::KeyRange;
+use node_proto::command::{LeaseCheckpoint, LeaseExpire};
+use node_proto::etcdserverpb::{LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeResponse};
+use node_proto::mvccpb::KeyValue;
+
+use super::{Model, header};
+
+/// What an entry did to leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseEvent {
+    /// Granted.
+    Granted(Lease),
+    /// Revoked by a client.
+    Revoked(Lease),
+    /// Ended by a leader's clock.
+    Expired(Lease),
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Leases {
+    /// By name.
+    pub all: BTreeMap<i64, Lease>,
+    /// What has happened since somebody looked.
+    pub events: Vec<LeaseEvent>,
+    /// Entries in which a clock ends a lease in another leader's term.
+    pub outdated: u64,
+}
+
+impl Model {
+    pub(super) fn grant(&mut self, asked: LeaseGrantRequest, at: Position) -> Outcome {
+        let LeaseGrantRequest { id, ttl } = asked;
+        if self.leases.all.contains_key(&id) {
+            return Err(ApplyError::LeaseExists);
+        }
+        let lease = Lease { id, ttl, left: 0, granted: at.index };
+        self.leases.all.insert(id, lease);
+        self.leases.events.push(LeaseEvent::Granted(lease));
+        let (header, error) = (header(self.revision()), String::new());
+        Ok(Response::LeaseGrant(LeaseGrantResponse { header, id, ttl, error }))
+    }
+
+    pub(super) fn revoke(&mut self, id: i64) -> Outcome {
+        let lease = self.leases.all.get(&id).copied().ok_or(ApplyError::LeaseNotFound)?;
+        self.leases.events.push(LeaseEvent::Revoked(lease));
+        self.end(id)
+    }
+
+    pub(super) fn expire(&mut self, over: LeaseExpire, at: Position) -> Outcome {
+        let outdated = over.term != at.term;
+        self.leases.outdated += u64::from(outdated);
+        if outdated && self.own_term_only {
+            return Err(ApplyError::LeaderChanged);
+        }
+        let lease = self.leases.all.get(&over.id).copied().ok_or(ApplyError::LeaseNotFound)?;
+        if lease.granted != over.granted {
+            return Err(ApplyError::LeaseNotFound);
+        }
+        self.leases.events.push(LeaseEvent::Expired(lease));
+        self.end(over.id)
+    }
+
+    pub(super) fn note(&mut self, noted: &LeaseCheckpoint, at: Position) -> Outcome {
+        if noted.term != at.term {
+            return Err(ApplyError::LeaderChanged);
+        }
+        for one in &noted.leases {
+            if let Some(lease) = self.leases.all.get_mut(&one.id)
+                && lease.granted == one.granted
+            {
+                lease.left = one.left;
+            }
+        }
+        Ok(Response::LeasesNoted)
+    }
+
+    fn end(&mut self, id: i64) -> Outcome {
+        self.leases.all.remove(&id);
+        let everything = KeyRange::From(Bytes::from_static(b"\0"));
+        let main = self.now.revision + 1;
+        for kv in self.all(&everything, i64::MAX).into_iter().filter(|kv| kv.lease == id) {
+            let gone = KeyValue { key: kv.key, mod_revision: main, ..KeyValue::default() };
+            self.change(false, gone);
+        }
+        Ok(Response::LeaseRevoke(LeaseRevokeResponse { header: header(self.revision()) }))
+    }
+}
