@@ -13,8 +13,8 @@ use bytes::Bytes;
 use node_proto::etcdserverpb::compare::TargetUnion;
 use node_proto::etcdserverpb::request_op::Request;
 use node_proto::etcdserverpb::{
-    CompactionRequest, Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp,
-    TxnRequest, WatchCreateRequest,
+    CompactionRequest, Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseTimeToLiveRequest,
+    PutRequest, RangeRequest, RequestOp, TxnRequest, WatchCreateRequest,
 };
 
 use crate::sim::rng::Rng;
@@ -46,6 +46,11 @@ pub(super) enum Call {
     Defragment,
     /// To what no version can be brought down to: an action, and that.
     Downgrade(i32, &'static str),
+    LeaseGrant(LeaseGrantRequest),
+    LeaseRevoke(i64),
+    LeaseKeepAlive(i64),
+    LeaseTimeToLive(LeaseTimeToLiveRequest),
+    LeaseLeases,
     Watch(Box<WatchCreateRequest>),
     CancelWatch(i64),
     WatchProgress,
@@ -74,7 +79,15 @@ impl Draw<'_> {
             return Call::Alarm { action: 2, who: Who::Itself, alarm: self.one_of(&[0, 1, 2]) };
         }
         match self.rng.range(0, 1000) {
-            0..300 => Call::Range(self.range()),
+            0..20 => Call::LeaseGrant(self.grant()),
+            20..30 => Call::LeaseRevoke(self.lease()),
+            30..40 => Call::LeaseKeepAlive(self.lease()),
+            40..55 => Call::LeaseTimeToLive(LeaseTimeToLiveRequest {
+                id: self.lease(),
+                keys: self.rng.chance(700),
+            }),
+            55..60 => Call::LeaseLeases,
+            60..300 => Call::Range(self.range()),
             300..480 => Call::Put(self.put()),
             480..560 => Call::Delete(self.delete()),
             560..820 => Call::Txn(self.txn(0)),
@@ -159,11 +172,22 @@ impl Draw<'_> {
         PutRequest {
             key: self.key(),
             value: self.value(),
-            lease: if self.rng.chance(40) { 77 } else { 0 },
+            lease: if self.rng.chance(250) { self.lease() } else { 0 },
             prev_kv: self.rng.chance(300),
             ignore_value: self.rng.chance(60),
             ignore_lease: self.rng.chance(60),
         }
+    }
+
+    fn lease(&mut self) -> i64 {
+        self.one_of(&[1, 2, 3, 3, -4, i64::MAX, 77, 0])
+    }
+
+    /// None that would end during a run, which the two would do at different moments.
+    fn grant(&mut self) -> LeaseGrantRequest {
+        let id = self.one_of(&[1, 2, 3, -4, i64::MAX]);
+        let ttls = [100_000, 100_000, 100_000, 9_000_000_000, 9_000_000_001, i64::MAX];
+        LeaseGrantRequest { id, ttl: self.one_of(&ttls) }
     }
 
     fn delete(&mut self) -> DeleteRangeRequest {
@@ -186,7 +210,7 @@ impl Draw<'_> {
                 1 => Some(TargetUnion::Version(number)),
                 2 => Some(TargetUnion::CreateRevision(number)),
                 3 => Some(TargetUnion::ModRevision(number)),
-                4 => Some(TargetUnion::Lease(0)),
+                4 => Some(TargetUnion::Lease(self.lease())),
                 _ => Some(TargetUnion::Value(self.value())),
             },
         }

@@ -7,10 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use node_proto::etcdserverpb::kv_client::KvClient;
+use node_proto::etcdserverpb::lease_client::LeaseClient;
 use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
 use node_proto::etcdserverpb::{
-    AlarmRequest, DefragmentRequest, DowngradeRequest, HashKvRequest, MoveLeaderRequest,
-    ResponseHeader, StatusRequest, StatusResponse,
+    AlarmRequest, DefragmentRequest, DowngradeRequest, HashKvRequest, LeaseKeepAliveRequest,
+    LeaseKeepAliveResponse, LeaseLeasesRequest, LeaseLeasesResponse, LeaseRevokeRequest,
+    LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, MoveLeaderRequest, ResponseHeader,
+    StatusRequest, StatusResponse,
 };
 use tonic::Status;
 use tonic::transport::Channel;
@@ -38,6 +41,7 @@ pub(super) struct Answer {
 
 pub(super) struct Server {
     kv: KvClient<Channel>,
+    lease: LeaseClient<Channel>,
     maintenance: MaintenanceClient<Channel>,
     member: u64,
     pub(super) watches: Watches,
@@ -74,7 +78,19 @@ impl Server {
         };
         let watches = Watches::open(channel.clone());
         let kv = KvClient::new(channel.clone());
-        Ok(Self { kv, maintenance, member, watches, channel, _process: process })
+        let lease = LeaseClient::new(channel.clone());
+        Ok(Self { kv, lease, maintenance, member, watches, channel, _process: process })
+    }
+
+    /// One wish on a stream of its own, and its answer.
+    async fn keep_alive(
+        &mut self,
+        id: i64,
+    ) -> Result<tonic::Response<LeaseKeepAliveResponse>, Status> {
+        let wishes = futures_util::stream::iter([LeaseKeepAliveRequest { id }]);
+        let mut answers = self.lease.lease_keep_alive(wishes).await?.into_inner();
+        let answer = answers.message().await?;
+        answer.map(tonic::Response::new).ok_or_else(|| Status::aborted("no answer"))
     }
 
     fn id(&self, who: Who) -> u64 {
@@ -83,6 +99,27 @@ impl Server {
             Who::Nobody => 0,
             Who::Stranger => STRANGER,
         }
+    }
+
+    async fn time_to_live(
+        &mut self,
+        request: LeaseTimeToLiveRequest,
+    ) -> Result<tonic::Response<LeaseTimeToLiveResponse>, Status> {
+        let mut response = self.lease.lease_time_to_live(request).await?;
+        let left = response.get_mut();
+        // Seconds pass between the two.
+        if left.ttl > (left.granted_ttl - 3_600).max(0) {
+            left.ttl = left.granted_ttl;
+        }
+        left.keys.sort_unstable();
+        Ok(response)
+    }
+
+    async fn leases(&mut self) -> Result<tonic::Response<LeaseLeasesResponse>, Status> {
+        let mut response = self.lease.lease_leases(LeaseLeasesRequest {}).await?;
+        // etcd lists them by the time that they have left.
+        response.get_mut().leases.sort_unstable_by_key(|lease| lease.id);
+        Ok(response)
     }
 
     /// Asks, and waits for the answer; what watches are told comes by itself.
@@ -127,6 +164,18 @@ impl Server {
                 let request = DowngradeRequest { action, version: version.to_owned() };
                 answer(self.maintenance.downgrade(request).await, |a| &mut a.header)
             }
+            Call::LeaseGrant(request) => {
+                answer(self.lease.lease_grant(request).await, |a| &mut a.header)
+            }
+            Call::LeaseRevoke(id) => {
+                let request = LeaseRevokeRequest { id };
+                answer(self.lease.lease_revoke(request).await, |a| &mut a.header)
+            }
+            Call::LeaseKeepAlive(id) => answer(self.keep_alive(id).await, |a| &mut a.header),
+            Call::LeaseTimeToLive(request) => {
+                answer(self.time_to_live(request).await, |a| &mut a.header)
+            }
+            Call::LeaseLeases => answer(self.leases().await, |a| &mut a.header),
             Call::Watch(_) | Call::CancelWatch(_) | Call::WatchProgress => {
                 self.watches.ask(&call).await?;
                 Answer { text: "asked".to_owned(), revision: None, is_refusal: false }
