@@ -5,7 +5,8 @@
 //! What nobody could notice is not drawn: an image that holds all that the others remember of its
 //! member's promises, or one of a time when it was the only voter and asked nobody; or so many wiped
 //! founders that they may begin their cluster again while nobody who knows better runs. Nor what
-//! nothing could mend: a cluster that would lose its quorum.
+//! nothing could mend: a cluster that would lose its quorum, or the only one that knows where two
+//! others have moved to.
 
 use muster_node::disk::simulated::SimulatedDisk;
 use muster_node::identity::{Incarnation, MemberId};
@@ -13,7 +14,7 @@ use muster_node::membership::MemberTable;
 use muster_node::witness::{Appearance, OnDisk, Witness};
 
 use super::Violation;
-use super::members::first_incarnation;
+use super::members::{first_incarnation, url};
 use super::node::{Image, Node, Papers};
 use super::world::{Event, World, place};
 
@@ -155,11 +156,29 @@ impl World {
             let mut after = table.clone();
             after.change(change.clone(), u64::MAX).ok().map(|_| after)
         });
-        let mut others = self.counted().filter(|other| other.id != id).filter_map(Node::members);
+        let others = || self.counted().filter(|other| other.id != id);
+        let apart =
+            |one: &Node| others().any(|other| other.id > one.id && self.are_apart(one, other));
         self.plan.strict
             && enough(table)
             && after.all(|after| enough(&after))
-            && others.all(|view| enough(view.members()))
+            && others().filter_map(Node::members).all(|view| enough(view.members()))
+            && !others().any(apart)
+    }
+
+    /// Whether both have moved, or are about to, and neither can be sure to know where the other one is.
+    fn are_apart(&self, one: &Node, other: &Node) -> bool {
+        let knows = |node: &Node, sought: &Node| {
+            let known = self.table().member(MemberId(sought.member));
+            let at = known.and_then(|member| member.peer_urls.iter().find(|url| sought.owns(url)));
+            let at = at.unwrap_or(&sought.url);
+            *at == url(sought.id, 0)
+                || node.members().is_some_and(|view| {
+                    let member = view.members().member(MemberId(sought.member));
+                    member.is_some_and(|member| member.peer_urls.contains(at))
+                })
+        };
+        !knows(one, other) && !knows(other, one)
     }
 
     /// Nobody who still can vote waits for it.
