@@ -80,8 +80,12 @@ pub struct Consensus {
     held: Vec<Entry>,
     /// Who was removed since this began. Nobody comes back.
     removed: BTreeSet<u64>,
-    /// The term that it led in when it applied that it was removed.
-    led_to_its_end: Option<u64>,
+    /// The last term that it led in.
+    led: Option<u64>,
+    /// What it knows to be committed from no other leader, as far as it remembers.
+    found: u64,
+    /// It was removed, and may be the only one that knows.
+    stays: bool,
     early: Early,
     /// Leaders only: who had answered when the quorum was checked last.
     answered: Vec<u64>,
@@ -131,10 +135,13 @@ impl Consensus {
             waits_for: None,
             held: Vec::new(),
             removed: BTreeSet::new(),
-            led_to_its_end: None,
+            led: None,
+            found: 0,
+            stays: false,
             early: Early::default(),
             answered: Vec::new(),
         };
+        consensus.found = consensus.raw.raft.raft_log.committed;
         consensus.fix_timeout();
         Ok(consensus)
     }
@@ -321,12 +328,15 @@ impl Consensus {
         let state = changed
             .unwrap_or_else(|error| panic!("{change:?} can't follow {:?}: {error}", self.members));
         self.follow(members_out(&state));
-        if self.raw.raft.state == StateRole::Leader {
+        self.note_found();
+        let leads = self.raw.raft.state == StateRole::Leader;
+        if leads {
             self.settles.1 = None;
-            if !self.members.voters.contains(&self.member) {
-                let term = self.raw.raft.term;
-                self.led_to_its_end = Some(term);
-                self.raw.raft.become_follower(term, 0);
+        }
+        if !self.members.voters.contains(&self.member) {
+            self.stays = self.found == self.raw.raft.raft_log.committed;
+            if leads {
+                self.raw.raft.become_follower(self.raw.raft.term, 0);
             }
         }
         self.after_input();
@@ -604,6 +614,7 @@ impl Consensus {
     }
 
     fn after_input(&mut self) {
+        self.note_found();
         self.fix_timeout();
         self.settle();
         self.answer_early();

@@ -193,11 +193,49 @@ fn a_leader_that_was_removed_stays_for_those_who_do_not_know_it() {
     assert!(said.iter().any(|it| it.kind == MessageKind::AppendResponse && it.index == last + 1));
 }
 
+/// The same, but for a while nobody answers before it applies that: it leads no longer by then.
+#[test]
+fn a_leader_that_stepped_down_before_it_applied_its_removal_stays_too() {
+    let mut removed = leader();
+    let (term, last) = (removed.status().term, removed.status().last);
+    (0..100).for_each(|_| removed.tick());
+    assert_ne!(removed.status().role, Role::Leader);
+    run(&mut removed);
+    removed.change_members(ConfChange::Remove(1));
+    assert!(!removed.has_left());
+    let term = term + 1;
+    let asked = Message { term, log_term: 1, index: last, ..message(MessageKind::RequestVote) };
+    removed.step(asked).unwrap();
+    let said = run(&mut removed);
+    assert!(said.iter().any(|it| it.kind == MessageKind::RequestVoteResponse && !it.reject));
+}
+
+/// The same, but its process ends before it has applied that.
+#[test]
+fn a_member_that_knew_of_its_removal_when_it_began_stays_until_it_is_told() {
+    let members = Members { voters: vec![1, 2], learners: Vec::new() };
+    let entry = |index| Entry { index, term: 1, ..Entry::default() };
+    let mut initial = Initial {
+        members,
+        hard_state: HardState { term: 1, vote: 1, commit: 2 },
+        entries: vec![entry(1), entry(2)],
+        ..Initial::default()
+    };
+    (1..=2).for_each(|index| initial.terms.push(index, 1));
+    let mut member = Consensus::new(&Config::new(1, 1, 7), &initial).unwrap();
+    member.change_members(ConfChange::Remove(1));
+    assert!(!member.has_left());
+}
+
 #[test]
 fn a_follower_that_was_removed_has_left() {
     let mut member = leader();
-    let term = member.status().term + 1;
-    member.step(Message { term, ..message(MessageKind::Heartbeat) }).unwrap();
+    let (term, last) = (member.status().term + 1, member.status().last);
+    let entries = vec![Entry { index: last + 1, term, ..Entry::default() }];
+    let append = message(MessageKind::Append);
+    let append = Message { term, log_term: 1, index: last, commit: last + 1, entries, ..append };
+    member.step(append).unwrap();
+    run(&mut member);
     assert!(!member.has_left());
     member.change_members(ConfChange::Remove(1));
     assert!(member.has_left());
