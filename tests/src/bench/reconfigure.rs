@@ -27,7 +27,7 @@ pub(super) const LIMIT: Duration = Duration::from_secs(300);
 const TRY_AGAIN: Duration = Duration::from_millis(20);
 /// Rounds of changes on one cluster before another one is begun: a newcomer of etcd 3.7.3 that is sent
 /// more than 5,000 entries tells itself "too many requests" for ever (its server.go, `publishV3`).
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 /// Clients that write while the cluster grows and shrinks.
 const CLIENTS: usize = 64;
 /// A write that takes longer is a slow one.
