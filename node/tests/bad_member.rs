@@ -71,13 +71,9 @@ async fn two_of_three(root: &std::path::Path) -> (Vec<Member>, usize, String, Id
     members.iter_mut().for_each(Member::ready);
     let leader = settled(&[&members[0], &members[1]]).await;
     let header = members[leader].status().await.unwrap().header.unwrap();
-    let list = node_proto::etcdserverpb::cluster_client::ClusterClient::new(members[0].channel())
-        .member_list(node_proto::etcdserverpb::MemberListRequest::default())
-        .await
-        .unwrap()
-        .into_inner();
+    let list = members[0].members().await.unwrap();
     // The third has published nothing yet.
-    let third = list.members.iter().find(|member| member.client_ur_ls.is_empty()).unwrap();
+    let third = list.iter().find(|member| member.client_ur_ls.is_empty()).unwrap();
     let ids = Ids { cluster: header.cluster_id, from: third.id, to: header.member_id };
     let flag = "--listen-peer-urls=http://";
     let address = members[leader].args.iter().find_map(|arg| arg.strip_prefix(flag)).unwrap();

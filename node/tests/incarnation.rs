@@ -9,14 +9,15 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Member, eventually, free_ports, put_again, same_hash, started, three};
+use common::{
+    Member, PATIENCE, eventually, free_ports, led_by_the_first, put_again, same_hash, started,
+    three,
+};
 use rustix::process::Signal;
 
 /// Between two kills.
 const LIFE: Duration = Duration::from_millis(400);
 const KILLS: usize = 24;
-/// What members remember of each other is on disk within a second, and a busy disk's while.
-const REMEMBERED: Duration = Duration::from_secs(4);
 
 fn copy(from: &Path, to: &Path) {
     let copied = Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap();
@@ -28,6 +29,28 @@ fn image(member: &Member, to: &Path) {
     member.signal(Signal::STOP);
     copy(&member.data_dir, to);
     member.signal(Signal::CONT);
+}
+
+/// How far `member`'s disk says that another one has promised to keep the log.
+fn remembered(member: &Member, of: u64) -> u64 {
+    let text = std::fs::read_to_string(member.data_dir.join("member/peers")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{of:x} ")));
+    // The last two are of its present boot: acknowledged, and known to be committed.
+    let matched = line.and_then(|line| line.rsplit(' ').nth(1)?.parse().ok());
+    matched.unwrap_or(0)
+}
+
+/// Waits until the first and the third know on their disks that the second has more of the log than
+/// `index`.
+async fn more_is_remembered(members: &[Member], index: u64) {
+    let second = members[1].member_id().await;
+    let more = |member: &Member| remembered(member, second) > index;
+    eventually("it is remembered", || more(&members[0]) && more(&members[2]));
+}
+
+/// How long the log is that a cluster agrees on, asked of its first member.
+async fn log_end(members: &[Member]) -> u64 {
+    members[0].status().await.unwrap().raft_index
 }
 
 fn restart(member: &mut Member) {
@@ -69,18 +92,23 @@ async fn an_image_taken_while_the_member_ran_and_put_back_is_refused() {
     puts(&members[0], "before").await;
     let (old, own) = (root.path().join("old"), root.path().join("own"));
     image(&members[1], &old);
+    let had = log_end(&members).await;
     puts(&members[0], "after").await;
+    more_is_remembered(&members, had).await;
     members[1].kill();
     // The others remember across restarts of their own, which leave nobody to ask meanwhile.
-    tokio::time::sleep(REMEMBERED).await;
     restart(&mut members[0]);
     restart(&mut members[2]);
     std::fs::rename(&members[1].data_dir, &own).unwrap();
     copy(&old, &members[1].data_dir);
     members[1].start();
     is_refused(&mut members[1], "put back from an older image");
-    assert!(counted(&members[0], "amnesia"), "{}", members[0].http("/metrics"));
-    assert!(members[0].log().contains("refused a peer stream"));
+    // It asks both, and ends when the first one has refused it.
+    let others = [&members[0], &members[2]];
+    eventually("it is counted", || others.iter().any(|member| counted(member, "amnesia")));
+    eventually("it is told", || {
+        others.iter().any(|member| member.log().contains("refused a peer stream"))
+    });
     puts(&members[0], "without").await;
     std::fs::remove_dir_all(&members[1].data_dir).unwrap();
     std::fs::rename(&own, &members[1].data_dir).unwrap();
@@ -100,7 +128,9 @@ async fn of_a_clone_and_its_original_the_one_that_forgot_something_is_refused() 
     let mut clone = Member::new(&elsewhere, "b", peer, client, "");
     clone.args.pop();
     image(&members[1], &clone.data_dir);
+    let had = log_end(&members).await;
     puts(&members[0], "after").await;
+    more_is_remembered(&members, had).await;
     clone.start();
     is_refused(&mut clone, "put back from an older image");
     put_again(&members[1], "the original", "goes on").await;
@@ -109,8 +139,10 @@ async fn of_a_clone_and_its_original_the_one_that_forgot_something_is_refused() 
     members[1].kill();
     let original = root.path().join("original");
     copy(&members[1].data_dir, &original);
+    let had = log_end(&members).await;
     members[1].start();
     put_again(&members[1], "the clone", "is the member").await;
+    more_is_remembered(&members, had).await;
     members[1].kill();
     std::fs::remove_dir_all(&members[1].data_dir).unwrap();
     copy(&original, &members[1].data_dir);
@@ -126,9 +158,16 @@ async fn of_a_clone_and_its_original_the_one_that_forgot_something_is_refused() 
 #[tokio::test]
 async fn a_clone_that_forgot_nothing_is_refused_while_its_original_lives() {
     let root = tempfile::tempdir().unwrap();
-    let members = started(root.path());
+    let members = led_by_the_first(root.path());
+    let had = log_end(&members).await;
     puts(&members[0], "before").await;
-    tokio::time::sleep(REMEMBERED).await;
+    let revision = put_again(&members[0], "the last", "x").await;
+    same_hash(&members, revision).await;
+    more_is_remembered(&members, had).await;
+    let original = members[1].member_id().await;
+    eventually("the others reach it", || {
+        [&members[0], &members[2]].iter().all(|member| member.reaches(original))
+    });
     let elsewhere = root.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
     let [peer, client] = free_ports();
@@ -182,17 +221,17 @@ async fn a_member_that_is_well_is_never_refused_however_often_it_is_killed() {
     let mut written = 0;
     for kill in 0..KILLS {
         let key = format!("k{kill}");
-        let deadline = Instant::now() + LIFE;
-        while Instant::now() < deadline {
+        let start = Instant::now();
+        // So long, and until there is something to forget.
+        while start.elapsed() < LIFE || written <= kill {
+            assert!(start.elapsed() < PATIENCE, "nobody takes a write");
             let put = members[(kill + 1) % 3].put(&key, "x");
-            let left = deadline - Instant::now();
             written +=
-                usize::from(tokio::time::timeout(left, put).await.is_ok_and(|put| put.is_ok()));
+                usize::from(tokio::time::timeout(LIFE, put).await.is_ok_and(|put| put.is_ok()));
         }
         members[kill % 3].kill();
         members[kill % 3].start();
     }
-    assert!(written > KILLS, "there was next to nothing to forget: {written}");
     let revision = put_again(&members[0], "all", "well").await;
     same_hash(&members, revision).await;
     for member in &members {

@@ -7,7 +7,7 @@ mod common;
 
 use std::{io::Write as _, path::Path, process::Command, time::Instant};
 
-use common::{Member, all, healthy, put_again, settled, started};
+use common::{Member, all, healthy, led_by_the_first, put_again, settled};
 use node_proto::etcdserverpb::MemberRemoveRequest;
 
 const REMOVED: &str = "this member has been permanently removed from the cluster";
@@ -28,7 +28,7 @@ struct Cluster {
 
 async fn cluster() -> Cluster {
     let root = tempfile::tempdir().unwrap();
-    let mut left = started(root.path());
+    let mut left = led_by_the_first(root.path());
     let id = left[2].member_id().await;
     let mut gone = left.pop().unwrap();
     gone.kill();

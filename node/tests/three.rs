@@ -4,18 +4,15 @@
 
 mod common;
 
-use common::{Member, all, etcdctl, eventually, put_again, same_hash, settled, started, three};
+use common::{
+    Member, all, etcdctl, eventually, led_by_the_first, put_again, same_hash, settled, started,
+    three,
+};
 
 #[tokio::test]
 async fn the_first_seat_leads_first_and_every_member_takes_writes() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = three(root.path());
-    for member in &mut members {
-        // No time-out comes first, however slow the machine: who leads has campaigned of itself.
-        member.args.push("--election-timeout=40000".to_owned());
-        member.start();
-    }
-    members.iter_mut().for_each(Member::ready);
+    let members = led_by_the_first(root.path());
     assert_eq!(settled(&all(&members)).await, 0);
     let mut revision = 0;
     for member in &members {
@@ -51,7 +48,7 @@ async fn writes_go_on_without_the_leader_and_it_catches_up_when_it_returns() {
 #[tokio::test]
 async fn a_leader_that_is_stopped_in_order_hands_over_first() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
+    let mut members = led_by_the_first(root.path());
     let leader = settled(&all(&members)).await;
     assert_eq!(members[leader].stop(), Some(0));
     let others: Vec<&Member> =
@@ -116,6 +113,8 @@ async fn a_second_process_on_a_copy_of_the_data_is_refused() {
     assert!(status.success());
     members[2].start();
     members[2].ready();
+    let others = [members[0].member_id().await, members[1].member_id().await];
+    eventually("both know it", || others.iter().all(|other| members[2].reaches(*other)));
     // Its twin starts from the same state, and so with the same counter.
     let [peer, client] = common::free_ports();
     let initial = members[2].args.last().unwrap().strip_prefix("--initial-cluster=").unwrap();
@@ -125,7 +124,9 @@ async fn a_second_process_on_a_copy_of_the_data_is_refused() {
     twin.args.push(advertised.unwrap().clone());
     twin.args.push(format!("--data-dir={}", copy.display()));
     twin.start();
-    eventually("a peer refuses it", || members[0].log().contains("its data directory is a copy"));
+    eventually("a peer refuses it", || {
+        members[..2].iter().any(|member| member.log().contains("its data directory is a copy"))
+    });
     assert_eq!(twin.exit_code(), Some(3));
     put_again(&members[0], "still", "serving").await;
 }
@@ -166,6 +167,8 @@ async fn metrics_tell_each_peers_traffic_under_etcds_names() {
         }
         ids
     };
+    let others = || ids.iter().enumerate().filter(|(n, _)| *n != leader).map(|(_, id)| *id);
+    eventually("it reaches both", || others().all(|peer| members[leader].reaches(peer)));
     let body = members[leader].http("/metrics");
     let value = |line: String| {
         let found = body.lines().find_map(|found| found.strip_prefix(line.as_str()));
