@@ -117,7 +117,7 @@ impl Fronts {
         listeners: &[ClientListener],
         limits: ClientLimits,
     ) -> io::Result<Self> {
-        let places = Places::new(max_connections(), limits.largest_request, UNREAD);
+        let places = Places::new(max_connections(), limits.largest_request, Waits::default());
         Self::start_bounded(threads, listeners, limits, &places)
     }
 
@@ -164,6 +164,21 @@ impl Fronts {
     }
 }
 
+/// How long is waited for whoever does nothing.
+#[derive(Clone, Copy)]
+struct Waits {
+    /// For a connection's first byte, then for its turn, then for its handshake.
+    handshake_step: Duration,
+    /// For somebody to take anything of any answer.
+    unread: Duration,
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self { handshake_step: HANDSHAKE_STEP, unread: UNREAD }
+    }
+}
+
 /// What all fronts share: the bounds of all connections, and of those that are nobody's yet.
 #[derive(Clone)]
 struct Places {
@@ -178,7 +193,7 @@ struct Places {
 }
 
 impl Places {
-    fn new(max_connections: usize, largest_request: usize, unread: Duration) -> Self {
+    fn new(max_connections: usize, largest_request: usize, waits: Waits) -> Self {
         Self {
             free: Arc::new(Semaphore::new(max_connections)),
             door: Door::new(Bounds {
@@ -186,11 +201,11 @@ impl Places {
                 silent: max_connections.div_ceil(2),
                 handshakes: HANDSHAKES,
                 each: HANDSHAKES_EACH,
-                step: HANDSHAKE_STEP,
+                step: waits.handshake_step,
             }),
             half_sent: HalfSent::new(largest_request),
             answers: answers::room(),
-            unread,
+            unread: waits.unread,
             full: Arc::default(),
             rejected: Arc::default(),
             stalled: Arc::default(),

@@ -109,7 +109,7 @@ async fn a_vote_is_counted_once_it_would_be_remembered() {
     let inbound =
         Inbound::new(inbox, dir.path().to_owned(), told().0, Arc::clone(&marks), Vec::new());
     let counted = async || {
-        for _ in 0..1_000 {
+        for _ in 0..12_000 {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
             if !recorded.messages.lock().unwrap().is_empty() {
                 break;
