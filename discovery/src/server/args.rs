@@ -101,6 +101,9 @@ pub(crate) struct TimeArgs {
     /// How long an answer waits for a client that doesn't read it; then the connection ends
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = parse_duration)]
     pub unread: Duration,
+    /// How long a connection may take for its first byte, then for its turn, then for its handshake
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_duration)]
+    pub handshake: Duration,
     /// How long running requests get after SIGTERM
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub drain: Duration,

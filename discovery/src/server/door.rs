@@ -31,8 +31,6 @@ use crate::routes;
 
 /// A request's headers have to be here by then.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a socket may take for its first byte, then for its turn, then for its handshake.
-const HANDSHAKE_STEP: Duration = Duration::from_secs(3);
 /// A client has this long to read what is left when the connection ends.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Handshakes at a time, over all workers.
@@ -47,6 +45,7 @@ pub(super) struct Door {
     strangers: muster_door::Door,
     rate: Arc<AddressLimit>,
     metrics: Arc<Metrics>,
+    handshake: Duration,
     unread: Duration,
 }
 
@@ -56,6 +55,8 @@ pub(super) struct Sockets {
     pub(super) max: usize,
     /// Of one address.
     pub(super) each: usize,
+    /// How long one may take for its first byte, then for its turn, then for its handshake.
+    pub(super) handshake: Duration,
     /// How long an answer waits for somebody who doesn't read it.
     pub(super) unread: Duration,
 }
@@ -63,16 +64,16 @@ pub(super) struct Sockets {
 impl Door {
     /// Sockets are opened at `rate` by one address.
     pub(super) fn new(sockets: &Sockets, rate: Arc<AddressLimit>, metrics: Arc<Metrics>) -> Self {
-        let &Sockets { max, each, unread } = sockets;
+        let &Sockets { max, each, handshake, unread } = sockets;
         let bounds = Bounds {
             // Whoever says nothing leaves as many to those who do.
             silent: max.div_ceil(2),
             handshakes: HANDSHAKES,
             each: HANDSHAKES_EACH,
-            step: HANDSHAKE_STEP,
+            step: handshake,
         };
         let strangers = muster_door::Door::new(bounds);
-        Door { sockets: Places::new(max, each), strangers, rate, metrics, unread }
+        Door { sockets: Places::new(max, each), strangers, rate, metrics, handshake, unread }
     }
 
     fn enter(&self, address: IpAddr) -> Option<(Knock, Place<IpAddr>)> {
@@ -114,7 +115,7 @@ pub(super) fn service(
     let mut tls = tls.clone();
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     let mut acceptor = Acceptor::new(tls);
-    acceptor.set_handshake_timeout(HANDSHAKE_STEP);
+    acceptor.set_handshake_timeout(door.handshake);
     let door = door.clone();
     actix_service::fn_factory(move || {
         let (acceptor, http) = (

@@ -142,7 +142,8 @@ pub(crate) async fn start(args: ServeArgs) -> Result<Running, ServerError> {
     let app = app(&args, keys, store);
 
     let (max, each) = (args.limits.max_connections, args.limits.max_connections_per_address);
-    let bounds = Sockets { max, each, unread: args.times.unread };
+    let TimeArgs { handshake, unread, .. } = args.times;
+    let bounds = Sockets { max, each, handshake, unread };
     let door = Door::new(&bounds, app.connections.clone(), app.metrics.clone());
     actix_tls::accept::max_concurrent_tls_connect(HANDSHAKES);
     let mut server = actix_server::Server::build()

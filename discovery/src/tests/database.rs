@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::timeout;
 
 use super::agent::Agent;
-use super::support::{World, folder, get};
+use super::support::{World, eventually, folder, get};
 use crate::server::{Running, start};
 
 #[tokio::test]
@@ -30,12 +30,12 @@ async fn without_postgres_the_service_lives_says_so_and_comes_back_with_it() {
 
     drop(silent);
     kill_process(pid, Signal::KILL).unwrap();
-    for _ in 0..600 {
-        if admin.list_clusters(None).await.is_ok() {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    // Those that it has made outlive it for a moment, and still answer.
+    eventually("another one answers", async || {
+        service.postgres_pid().is_some_and(|new| new != pid.as_raw_nonzero().get() as u32)
+            && admin.list_clusters(None).await.is_ok()
+    })
+    .await;
     assert_eq!(admin.list_clusters(None).await.unwrap().clusters.len(), 1);
     assert_eq!(get(&world, &service, "/readyz").await.0, 200);
     service.stop().await;
@@ -107,12 +107,10 @@ async fn a_database_that_was_dropped_is_named_with_the_way_back() {
     }
     world.database.make_anew().await;
     world.database.restore(&dump, &[]);
-    for _ in 0..3_000 {
-        if admin.list_processes().await.is_ok_and(|listed| listed.settled) {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(25)).await;
-    }
+    eventually("it is settled", async || {
+        admin.list_processes().await.is_ok_and(|listed| listed.settled)
+    })
+    .await;
     assert_eq!(admin.list_clusters(None).await.unwrap().clusters.len(), 1);
     service.stop().await;
 }

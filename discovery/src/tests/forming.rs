@@ -7,7 +7,7 @@ use discovery_types::problem::Code;
 use discovery_types::statement::StatementChain;
 
 use super::agent::{Agent, form, sign};
-use super::support::{World, committed};
+use super::support::{PATIENCE, World, committed, parks};
 
 #[tokio::test]
 async fn three_agents_become_one_cluster_with_certificates_of_its_own_cas() {
@@ -92,8 +92,8 @@ async fn two_processes_on_one_postgres_serve_one_formation() {
     let world = World::new().await;
     let one = world.serve().await;
     // It does not come upon the news by itself, as long as a poll is parked.
-    let mut args = world.args("ledger-2");
-    args.times.sweep = Duration::from_secs(60);
+    let mut args = parks(world.args("ledger-2"));
+    args.times.sweep = Duration::from_secs(3_600);
     let two = crate::server::start(args).await.unwrap();
     let admin = world.owner(&one);
     let statement = world.cluster(&admin, "demo", 3).await;
@@ -122,9 +122,7 @@ async fn two_processes_on_one_postgres_serve_one_formation() {
 #[tokio::test]
 async fn a_seat_whose_agent_goes_silent_goes_to_the_standby() {
     let world = World::new().await;
-    let mut args = world.args("ledger");
-    args.times.lease = std::time::Duration::from_secs(3);
-    let service = crate::server::start(args).await.unwrap();
+    let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 2).await;
     let token = world.token(&admin, &statement).await;
@@ -133,7 +131,15 @@ async fn a_seat_whose_agent_goes_silent_goes_to_the_standby() {
     for agent in &agents {
         agent.redeem().await.unwrap();
     }
-    // The first says nothing any more; its list is given up, and the third sits in its place.
+    // The first has said nothing for as long as its lease; its list is given up, and the third sits in
+    // its place.
+    sqlx::raw_sql(
+        "UPDATE agents SET lease_us = 1, held_us = 1 WHERE seat = 1;
+         UPDATE clusters SET next_deadline_us = 1",
+    )
+    .execute(&mut world.database.connect().await)
+    .await
+    .unwrap();
     let (second, third) = {
         let [_, second, third] = &agents[..] else { unreachable!() };
         let sits =
@@ -178,13 +184,11 @@ async fn every_answer_can_be_lost_and_asked_for_again() {
 #[tokio::test]
 async fn times_that_were_stored_an_hour_ahead_are_over_in_time() {
     let world = World::new().await;
-    let mut args = world.args("ledger");
-    args.times.prepare = Duration::from_secs(1);
-    let service = crate::server::start(args).await.unwrap();
+    let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 3).await;
     let token = world.token(&admin, &statement).await;
-    let agents: Vec<Agent> =
+    let mut agents: Vec<Agent> =
         (1..=3).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
     for agent in &agents {
         agent.redeem().await.unwrap();
@@ -200,7 +204,12 @@ async fn times_that_were_stored_an_hour_ahead_are_over_in_time() {
     let seen = agents[0].poll(None).await.unwrap();
     assert_eq!((seen.state, seen.epoch), (ClusterState::Preparing, 1));
     assert!(seen.lease_ms.is_some_and(|left| left <= 30_000), "{:?}", seen.lease_ms);
+    service.stop().await;
+    let mut args = world.args("ledger");
+    args.times.prepare = Duration::from_secs(1);
+    let service = crate::server::start(args).await.unwrap();
+    agents[0].turn_to(&world, &service);
     let late = agents[0].until(|seen| seen.epoch > 1);
-    tokio::time::timeout(Duration::from_secs(20), late).await.expect("given up after a second");
+    tokio::time::timeout(PATIENCE, late).await.expect("given up after a second");
     service.stop().await;
 }

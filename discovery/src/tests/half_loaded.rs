@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use discovery_types::api::ClusterState;
 
-use super::support::{Database, World, file_of};
+use super::support::{Database, World, eventually, file_of};
 use crate::server::start;
 
 /// Many sweeps, and as many connections.
@@ -42,12 +42,10 @@ async fn a_living_service_leaves_a_half_loaded_database_alone() {
     assert!(admin.list_clusters(None).await.is_err());
     let list = file_of(last.as_bytes());
     world.database.restore(&dump, &["--use-list", list.path().to_str().unwrap()]);
-    for _ in 0..3_000 {
-        if admin.list_processes().await.is_ok_and(|listed| listed.settled) {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(25)).await;
-    }
+    eventually("it is settled", async || {
+        admin.list_processes().await.is_ok_and(|listed| listed.settled)
+    })
+    .await;
     assert_eq!(generation(&world).await, 2, "a dump was loaded");
     let state = admin.show_cluster(statement.cluster).await.unwrap().summary.state;
     assert_eq!(state, ClusterState::Open);

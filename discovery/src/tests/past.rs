@@ -13,7 +13,7 @@ use discovery_types::token::Token;
 use uuid::Uuid;
 
 use super::agent::{Agent, form};
-use super::support::{World, changed_long_ago, committed, get, was_last_seen_long_ago};
+use super::support::{World, changed_long_ago, committed, eventually, get, was_last_seen_long_ago};
 use crate::ledger::Occasion;
 use crate::server::{Running, ServeArgs, start};
 
@@ -27,16 +27,6 @@ fn unswept(world: &World, ledger: &str) -> ServeArgs {
     let mut args = world.args(ledger);
     args.times.sweep = Duration::from_secs(3_600);
     args
-}
-
-async fn eventually(what: &str, mut ask: impl AsyncFnMut() -> bool) {
-    for _ in 0..400 {
-        if ask().await {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(25)).await;
-    }
-    panic!("never: {what}");
 }
 
 /// A host that never saw the commit does all that it can to form the cluster once more.
@@ -404,8 +394,11 @@ async fn a_pooled_connection_to_an_old_primary_decides_nothing() {
     let refused = agent.ack(&seen).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
     assert!(committed(&world.database, statement.cluster).await.is_none());
-    let now = connections(&world).await;
-    assert!(before.iter().any(|pid| !now.contains(pid)), "it is given to nobody again");
+    eventually("it is given to nobody again", async || {
+        let now = connections(&world).await;
+        before.iter().any(|pid| !now.contains(pid))
+    })
+    .await;
     one.stop().await;
 }
 

@@ -5,7 +5,7 @@ use discovery_types::client::Client;
 use discovery_types::problem::Code;
 
 use super::agent::{Agent, form};
-use super::support::World;
+use super::support::{World, eventually};
 use crate::server::{Running, start};
 
 async fn row(admin: &Client, service: &Running) -> ProcessView {
@@ -30,13 +30,10 @@ async fn the_commits_of_each_ledger_are_counted_as_they_come_in() {
     form(&mut [Agent::new(&world, &one, &statement, &token, 1)]).await;
     let other = world.owner(&two);
     assert_eq!(row(&other, &one).await.ledger_entries, 1, "seen by another process as well");
-    for _ in 0..6_000 {
-        if row(&other, &two).await.ledger_entries == 1 {
-            break;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
-    assert_eq!(row(&other, &two).await.ledger_entries, 1, "it has copied that, without a sweep");
+    eventually("it has copied that, without a sweep", async || {
+        row(&other, &two).await.ledger_entries == 1
+    })
+    .await;
     one.stop().await;
     let one = start(world.args("ledger")).await.unwrap();
     assert_eq!(row(&other, &one).await.ledger_entries, 1, "after a restart");

@@ -27,7 +27,6 @@ async fn tokens_that_are_no_good_are_refused_and_nothing_is_consumed() {
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let other = world.cluster(&admin, "other", 1).await;
-    let now = admin.service_now_ms().unsigned_abs() / 1_000;
     let agent = |statement: &_, token: &Token| Agent::new(&world, &service, statement, token, 1);
 
     // Never granted.
@@ -39,9 +38,7 @@ async fn tokens_that_are_no_good_are_refused_and_nothing_is_consumed() {
     let refused = agent(&statement, &foreign).redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantUnknown));
     // Expired.
-    let (token, mut grant) = world.grant(&admin, &statement);
-    (grant.issued_at, grant.expires_at) = (now - 1, now + 4);
-    admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
+    let (token, grant) = world.short_lived(&admin, || world.grant(&admin, &statement)).await;
     while admin.show_grant(grant.id).await.unwrap().state
         != discovery_types::api::GrantState::Expired
     {

@@ -1,29 +1,16 @@
 //! Databases that are set back, moved, or changed by hand.
 
-use std::time::Duration;
-
 use discovery_types::api::{AcceptRequest, ClusterState};
 use discovery_types::client::Client;
 use discovery_types::problem::Code;
 use uuid::Uuid;
 
 use super::agent::{Agent, form, sign};
-use super::support::{World, changed_long_ago, committed, was_last_seen_long_ago};
+use super::support::{World, changed_long_ago, committed, found, was_last_seen_long_ago};
 use crate::server::Running;
 
 async fn state(admin: &Client, cluster: Uuid) -> ClusterState {
     admin.show_cluster(cluster).await.unwrap().summary.state
-}
-
-/// Asks until the answer is as wanted; connections may have to be made anew.
-async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
-    for _ in 0..400 {
-        if let Some(answer) = ask().await {
-            return answer;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    panic!("never: {what}");
 }
 
 fn agents(
@@ -45,7 +32,7 @@ async fn a_backup_taken_in_open_and_restored_after_the_commit_forms_no_second_cl
     let token = world.token(&admin, &statement).await;
     let backup = world.database.back_up().await;
     let mut first = agents(&world, &service, &statement, &token, 1..=3);
-    eventually("the service has its database again", async || {
+    found("the service has its database again", async || {
         admin.context().await.ok().filter(|_| true)
     })
     .await;
@@ -57,7 +44,7 @@ async fn a_backup_taken_in_open_and_restored_after_the_commit_forms_no_second_cl
     assert!(committed(&world.database, statement.cluster).await.is_none());
     let service = world.serve().await;
     let admin = world.owner(&service);
-    let back = eventually("the ledger is back", async || {
+    let back = found("the ledger is back", async || {
         (state(&admin, statement.cluster).await == ClusterState::Committed).then_some(())
     });
     back.await;
@@ -84,14 +71,13 @@ async fn a_backup_taken_in_preparing_and_restored_after_the_commit_comes_back_co
     }
     members[0].until(|seen| seen.proposal.is_some()).await;
     let backup = world.database.back_up().await;
-    eventually("the service has its database again", async || members[0].poll(None).await.ok())
-        .await;
+    found("the service has its database again", async || members[0].poll(None).await.ok()).await;
     sign(&mut members).await;
     let decided = committed(&world.database, statement.cluster).await.unwrap();
 
     // While it runs: its connections die, and the next one finds the other database.
     world.database.replace_with(&backup).await;
-    eventually("the ledger is back", async || {
+    found("the ledger is back", async || {
         let shown = admin.show_cluster(statement.cluster).await.ok()?;
         (shown.summary.state == ClusterState::Committed).then_some(())
     })
@@ -110,7 +96,7 @@ async fn nothing_forms_until_every_known_process_has_put_its_ledger_back_or_is_f
     let demo = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &demo).await;
     let backup = world.database.back_up().await;
-    eventually("the service has its database again", async || admin.context().await.ok()).await;
+    found("the service has its database again", async || admin.context().await.ok()).await;
     let mut member = agents(&world, &one, &demo, &token, 1..=1);
     form(&mut member).await;
     one.stop().await;
@@ -194,7 +180,7 @@ async fn an_agent_in_the_document_may_show_it_to_a_database_that_lost_it() {
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
     let backup = world.database.back_up().await;
-    eventually("the service has its database again", async || admin.context().await.ok()).await;
+    found("the service has its database again", async || admin.context().await.ok()).await;
     let mut member = agents(&world, &service, &statement, &token, 1..=1);
     let committed_answer = form(&mut member).await;
     service.stop().await;
@@ -246,7 +232,7 @@ async fn a_cluster_whose_name_was_taken_meanwhile_comes_back_and_the_database_se
     let admin = world.owner(&one);
     admin.list_clusters(None).await.unwrap();
     let backup = world.database.back_up().await;
-    eventually("the service has its database again", async || admin.context().await.ok()).await;
+    found("the service has its database again", async || admin.context().await.ok()).await;
     let lost = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &lost).await;
     form(&mut agents(&world, &one, &lost, &token, 1..=1)).await;
@@ -259,7 +245,7 @@ async fn a_cluster_whose_name_was_taken_meanwhile_comes_back_and_the_database_se
 
     let one = world.serve().await;
     let admin = world.owner(&one);
-    eventually("the ledger is back", async || {
+    found("the ledger is back", async || {
         let shown = admin.show_cluster(lost.cluster).await.ok()?;
         (shown.summary.state == ClusterState::Committed).then_some(())
     })
@@ -268,7 +254,7 @@ async fn a_cluster_whose_name_was_taken_meanwhile_comes_back_and_the_database_se
     let name = admin.show_cluster(lost.cluster).await.unwrap().summary.name;
     assert!(name.as_str().starts_with("demo-"), "{name}");
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
-    let generation = eventually("both ledgers are back", async || {
+    let generation = found("both ledgers are back", async || {
         let listed = admin.list_processes().await.ok()?;
         listed.settled.then_some(listed.generation)
     })
@@ -290,7 +276,7 @@ async fn a_cluster_that_ended_here_before_its_ledger_came_back_unsettles_nothing
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
     let backup = world.database.back_up().await;
-    eventually("the service has its database again", async || admin.context().await.ok()).await;
+    found("the service has its database again", async || admin.context().await.ok()).await;
     form(&mut agents(&world, &service, &statement, &token, 1..=1)).await;
     let gone = service.app().store.ledger().process();
     service.stop().await;
@@ -300,7 +286,7 @@ async fn a_cluster_that_ended_here_before_its_ledger_came_back_unsettles_nothing
     was_last_seen_long_ago(&world.database, gone).await;
     changed_long_ago(&world.database).await;
     world.owner(&two).forget_process(gone).await.unwrap();
-    eventually("settled", async || {
+    found("settled", async || {
         world.owner(&two).list_processes().await.ok().filter(|listed| listed.settled)
     })
     .await;

@@ -12,7 +12,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::agent::{Agent, form};
 use super::joining::added;
-use super::support::{World, socket};
+use super::support::{World, eventually, socket};
 use crate::server::{Running, start};
 
 /// What follows from what was asked before has begun by then.
@@ -101,7 +101,10 @@ async fn counted(world: &World) -> (Running, Counter) {
     // One connection listens for hints, one is left; and nothing is asked but what the test asks.
     args.database.pool_size = 2;
     args.times.sweep = Duration::from_secs(3_600);
-    (start(args).await.unwrap(), counter)
+    let service = start(args).await.unwrap();
+    // The first sweep is the only one.
+    eventually("it has swept", async || service.app().metrics.database_up.get() == 1).await;
+    (service, counter)
 }
 
 /// The redeem that is counted comes after others have taught the connection the statements.
@@ -140,6 +143,8 @@ async fn a_join_takes_so_many_round_trips() {
     let token = world.token(&admin, &statement).await;
     let mut founders = vec![Agent::new(&world, &service, &statement, &token, 1)];
     form(&mut founders).await;
+    let copied = || service.app().store.ledger().known().map(|known| known.copied.number);
+    eventually("the commit is copied", async || copied() == Some(1)).await;
     let founder = &founders[0].client;
     let mut totals = Vec::new();
     // The second is counted: the first has taught the connection the statements.
@@ -195,13 +200,12 @@ async fn a_connection_that_died_in_the_pool_fails_no_request_of_an_agent() {
         // Several at a time, so that more than one lies there when they are ended.
         let _ = tokio::join!(agent.redeem(), agent.redeem(), agent.redeem());
         let ended = sqlx::query(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+            // Waits until they have ended.
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
              WHERE datname = current_database() AND application_name = 'muster-discovery'",
         );
         let ended = ended.fetch_all(&mut postgres).await.unwrap().len();
         assert!(ended > 1, "{ended}");
-        // Long enough for them to end.
-        tokio::time::sleep(SETTLES).await;
         agent.redeem().await.unwrap();
     }
     service.stop().await;

@@ -11,7 +11,9 @@ use discovery_types::role::Role;
 use uuid::Uuid;
 
 use super::agent::{Agent, form};
-use super::support::{World, changed_long_ago, committed, was_last_seen_long_ago};
+use super::support::{
+    World, changed_long_ago, committed, eventually, found, parks, was_last_seen_long_ago,
+};
 use crate::ledger::Ledger;
 use crate::server::ServeArgs;
 
@@ -37,13 +39,7 @@ async fn set_tables_back(world: &World, cluster: Uuid) {
 }
 
 async fn eventually_committed(world: &World, cluster: Uuid) -> discovery_types::jws::Jws {
-    for _ in 0..400 {
-        if let Some(document) = committed(&world.database, cluster).await {
-            return document;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    panic!("never put back");
+    found("it is put back", async || committed(&world.database, cluster).await).await
 }
 
 #[tokio::test]
@@ -142,16 +138,6 @@ async fn another(world: &World) -> Uuid {
     let process = two.app().store.ledger().process();
     two.stop().await;
     process
-}
-
-async fn eventually(what: &str, mut ask: impl AsyncFnMut() -> bool) {
-    for _ in 0..400 {
-        if ask().await {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    panic!("never: {what}");
 }
 
 #[tokio::test]
@@ -388,7 +374,7 @@ async fn a_parked_poll_has_its_news_when_the_database_is_settled() {
     let absent = another(&world).await;
     was_last_seen_long_ago(&world.database, absent).await;
     move_elsewhere(&world).await;
-    let service = world.serve().await;
+    let service = crate::server::start(parks(world.args("ledger"))).await.unwrap();
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;

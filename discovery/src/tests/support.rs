@@ -261,6 +261,32 @@ pub(super) fn options(database: &str) -> PgConnectOptions {
         .database(database)
 }
 
+/// Far more than anything takes; only a failing test waits for it.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Asks until there is what is asked for.
+pub(super) async fn found<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    let start = std::time::Instant::now();
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(start.elapsed() < PATIENCE, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+}
+
+/// Asks until it is so.
+pub(super) async fn eventually(what: &str, mut ask: impl AsyncFnMut() -> bool) {
+    found(what, async || ask().await.then_some(())).await;
+}
+
+/// A poll is parked until there is news, however long that takes.
+pub(super) fn parks(mut args: ServeArgs) -> ServeArgs {
+    (args.times.poll, args.times.lease) = (Duration::from_secs(50), Duration::from_secs(100));
+    args
+}
+
 /// Times that make tests quick and still leave room on a loaded machine.
 pub(super) fn times() -> TimeArgs {
     TimeArgs {
@@ -271,6 +297,8 @@ pub(super) fn times() -> TimeArgs {
         deadline: Duration::from_secs(86_400),
         draft: Duration::from_secs(600),
         unread: Duration::from_secs(2),
+        // Whoever is made to wait for others' waits longer than any test.
+        handshake: Duration::from_secs(3_600),
         drain: Duration::from_secs(5),
     }
 }

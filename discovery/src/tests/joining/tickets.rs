@@ -1,5 +1,6 @@
 //! Join tickets: who may use one, once, and what its holder becomes.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -317,10 +318,12 @@ async fn connections_that_die_at_any_step_leave_one_intent_and_no_answer_that_is
     let newcomer = cluster.newcomer(9).await;
     let founder = &cluster.agents[0];
     let mut postgres = cluster.world.database.connect().await;
+    let over = Cell::new(false);
     let storm = async {
-        loop {
+        while !over.get() {
+            // Waits until they have ended: none does when the storm is over.
             let ended = sqlx::query(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
                  WHERE datname = current_database() AND application_name = 'muster-discovery'
                      AND random() < 0.5",
             );
@@ -337,12 +340,10 @@ async fn connections_that_die_at_any_step_leave_one_intent_and_no_answer_that_is
                 Err(_) => failed += 1,
             }
         }
+        over.set(true);
         (failed, answers)
     };
-    let (failed, answers) = tokio::select! {
-        () = storm => unreachable!("it has no end"),
-        done = work => done,
-    };
+    let ((), (failed, answers)) = tokio::join!(storm, work);
     println!("{failed} of 10 requests failed");
     let intent = newcomer.join().await.unwrap().intent;
     assert!(answers.iter().all(|answer| *answer == intent), "{answers:?}");
