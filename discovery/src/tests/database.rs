@@ -134,6 +134,9 @@ impl Silent {
     /// The postmaster first: it makes no more of them.
     fn make(postmaster: Pid) -> Self {
         kill_process(postmaster, Signal::STOP).unwrap();
+        while !stands_still(postmaster) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let mut processes = children_of(postmaster);
         for child in &processes {
             let _ = kill_process(*child, Signal::STOP);
@@ -149,6 +152,13 @@ impl Drop for Silent {
             let _ = kill_process(*process, Signal::CONT);
         }
     }
+}
+
+/// A signal to stop is obeyed when its process gets to run. See proc_pid_stat(5).
+fn stands_still(process: Pid) -> bool {
+    let id = process.as_raw_nonzero();
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
+    stat.rsplit_once(") ").unwrap().1.starts_with('T')
 }
 
 fn children_of(parent: Pid) -> Vec<Pid> {

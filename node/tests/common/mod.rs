@@ -84,6 +84,16 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Whether all threads of a process have stopped. See proc_pid_stat(5).
+fn stands_still(id: i32) -> bool {
+    let mut threads = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
+    threads.all(|thread| {
+        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat"));
+        // One that has ended meanwhile does nothing more either.
+        stat.map_or(true, |stat| stat.rsplit_once(") ").unwrap().1.starts_with('T'))
+    })
+}
+
 /// One member: what it was started with, and its process.
 pub(crate) struct Member {
     pub name: String,
@@ -167,9 +177,14 @@ impl Member {
         }
     }
 
+    /// Sends it. Who is stopped does nothing more once this returns: the kernel tells one thread,
+    /// which tells the others when it gets to run, and until then they go on.
     pub(crate) fn signal(&self, signal: Signal) {
-        let id = i32::try_from(self.child.as_ref().unwrap().id()).unwrap();
+        let id = i32::try_from(self.id()).unwrap();
         kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
+        if signal == Signal::STOP {
+            eventually("every thread stands still", || stands_still(id));
+        }
     }
 
     /// Its process.
