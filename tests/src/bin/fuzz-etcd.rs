@@ -68,37 +68,28 @@ fn fuzz(args: &Args) -> Result<()> {
             let requests = if args.seed.is_some() { left } else { left.min(most) };
             let dir = tempfile::tempdir()?;
             let start = Instant::now();
-            if let Some(members) = args.members {
-                let programs = [etcd.as_path(), muster.as_path()];
-                let (dir, members) = (dir.path(), members.into());
-                let report = fuzz_etcd::members::run(programs, dir, seed, members, requests).await?;
-                writeln!(
-                    out,
-                    "seed {seed}: {} requests answered alike, {} of them refusals; {} starts and stops \
-                     ({:.0} s)",
-                    report.requests,
-                    report.refused,
-                    report.moves,
-                    start.elapsed().as_secs_f64()
-                )?;
-                for (why, count) in report.allowed {
-                    writeln!(out, "  {count} differ and may: {why}")?;
+            let dir = dir.path();
+            let (answered, refused, also, allowed) = match args.members {
+                Some(members) => {
+                    let programs = [etcd.as_path(), muster.as_path()];
+                    let members = members.into();
+                    let it = fuzz_etcd::members::run(programs, dir, seed, members, requests).await?;
+                    let also = format!("{} starts and stops", it.moves);
+                    (it.requests, it.refused, also, it.allowed)
                 }
-                left -= requests;
-                seed = seed.wrapping_add(1);
-                continue;
-            }
-            let report = fuzz_etcd::run(&etcd, &muster, dir.path(), seed, requests).await?;
+                None => {
+                    let it = fuzz_etcd::run(&etcd, &muster, dir, seed, requests).await?;
+                    let also = format!("watches compared {} times", it.settles);
+                    (it.requests, it.refused, also, it.allowed)
+                }
+            };
+            let took = start.elapsed().as_secs_f64();
             writeln!(
                 out,
-                "seed {seed}: {} requests answered alike, {} of them refusals; watches compared {} \
-                 times ({:.0} s)",
-                report.requests,
-                report.refused,
-                report.settles,
-                start.elapsed().as_secs_f64()
+                "seed {seed}: {answered} requests answered alike, {refused} of them refusals; {also} \
+                 ({took:.0} s)"
             )?;
-            for (why, count) in report.allowed {
+            for (why, count) in allowed {
                 writeln!(out, "  {count} differ and may: {why}")?;
             }
             left -= requests;

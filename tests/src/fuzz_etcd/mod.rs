@@ -48,10 +48,10 @@ pub struct Report {
 #[derive(Debug, thiserror::Error)]
 #[error(
     "seed {seed}, request {number}: {call}\n  etcd:        {etcd}\n  muster-node: {node}\n\
-     again: make fuzz-etcd SEED={seed} N={number}"
+     again: {again}"
 )]
 pub struct Difference {
-    /// Replays it.
+    /// Of the run.
     pub seed: u64,
     /// Counted from 1.
     pub number: u64,
@@ -61,6 +61,8 @@ pub struct Difference {
     pub etcd: String,
     /// The other.
     pub node: String,
+    /// What replays it.
+    pub again: String,
 }
 
 /// A difference that is meant.
@@ -203,6 +205,8 @@ impl Pair {
     }
 
     fn difference(&self, call: String, etcd: String, node: String) -> Difference {
-        Difference { seed: self.seed, number: self.number, call, etcd, node }
+        let (seed, number) = (self.seed, self.number);
+        let again = format!("make fuzz-etcd SEED={seed} N={number}");
+        Difference { seed, number, call, etcd, node, again }
     }
 }

@@ -87,7 +87,8 @@ pub async fn run(
             *run.report.allowed.entry(why).or_default() += 1;
         } else if etcd.text != node.text {
             let call = format!("{call:?} of a cluster with {:?}", run.known);
-            bail!(Difference { seed, number, call, etcd: etcd.text, node: node.text });
+            let again = format!("make fuzz-etcd MEMBERS={members} SEED={seed} N={number}");
+            bail!(Difference { seed, number, call, etcd: etcd.text, node: node.text, again });
         }
         run.report.requests += 1;
         run.report.refused += u64::from(etcd.is_refusal);
