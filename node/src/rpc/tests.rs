@@ -34,6 +34,7 @@ use crate::mvcc;
 use crate::server::clients::{ClientLimits, ClientListener, Fronts, bind};
 
 mod leases;
+mod maintenance;
 mod snapshot;
 mod unread;
 
@@ -270,116 +271,6 @@ async fn status_and_members_say_who_this_is() {
     let list = MemberListRequest { linearizable: true };
     let list = cluster.member_list(list).await.unwrap().into_inner();
     assert_eq!((&list.members[0].name[..], list.header.unwrap().revision), ("one", 0));
-}
-
-#[tokio::test]
-async fn alarms_are_raised_shown_and_lowered() {
-    let node = Node::start().await;
-    let mut maintenance = MaintenanceClient::new(node.channel.clone());
-    let request = |action| AlarmRequest { action, member_id: MEMBER, alarm: 1 };
-    maintenance.alarm(request(1)).await.unwrap();
-    let shown = maintenance.alarm(AlarmRequest::default()).await.unwrap().into_inner();
-    assert_eq!((shown.alarms.len(), shown.alarms[0].member_id), (1, MEMBER));
-    let text = "etcdserver: mvcc: database space exceeded";
-    let refused = told(node.kv().put(put("k", "v")).await);
-    assert_eq!(refused, (Code::ResourceExhausted, text.to_owned()));
-    let (status, body) = node.get("/health").await;
-    assert_eq!(status, "503 Service Unavailable");
-    assert_eq!(body, r#"{"health":"false","reason":"ALARM NOSPACE"}"#);
-    assert_eq!(node.get("/health?exclude=NOSPACE").await.0, "200 OK");
-    let lowered = maintenance.alarm(request(2)).await.unwrap().into_inner();
-    assert_eq!(lowered.alarms.len(), 1);
-    node.put("k", "v").await;
-}
-
-#[tokio::test]
-async fn what_the_quota_has_no_room_for_is_refused_until_there_is_room_and_the_alarm_is_lowered() {
-    let limits = Limits { quota: Quota(4_000), ..Limits::default() };
-    let node = Node::start_with(limits).await;
-    let mut maintenance = MaintenanceClient::new(node.channel.clone());
-    let value = "x".repeat(1_000);
-    let mut refusals = Vec::new();
-    while refusals.is_empty() {
-        refusals.extend(node.kv().put(put("k", &value)).await.err());
-    }
-    let text = "etcdserver: mvcc: database space exceeded".to_owned();
-    assert_eq!((refusals[0].code(), refusals[0].message()), (Code::ResourceExhausted, &text[..]));
-    let status = maintenance.status(StatusRequest {}).await.unwrap().into_inner();
-    assert_eq!(status.db_size_quota, 4_000);
-    assert!((2_000..=4_000).contains(&status.db_size_in_use), "{}", status.db_size_in_use);
-    assert_eq!(status.errors, [format!("memberID:{MEMBER} alarm:NOSPACE ")]);
-
-    // However small a write is now: it is the alarm that refuses it, on every member alike.
-    let revision = status.header.unwrap().revision;
-    assert_eq!(told(node.kv().put(put("small", "")).await), (Code::ResourceExhausted, text));
-    let gone = DeleteRangeRequest { key: "none".into(), ..Default::default() };
-    node.kv().delete_range(gone).await.unwrap();
-    node.compact(revision).await.unwrap();
-    assert!(node.kv().put(put("small", "")).await.is_err(), "nobody has lowered the alarm");
-    let lower = AlarmRequest { action: 2, member_id: MEMBER, alarm: 1 };
-    maintenance.alarm(lower).await.unwrap();
-    node.put("k", &value).await;
-    let (_, metrics) = node.http("GET", "/metrics").await;
-    assert!(metrics.contains("\netcd_server_quota_backend_bytes 4000\n"), "{metrics}");
-}
-
-#[tokio::test]
-async fn a_defragmentation_frees_what_a_compaction_left_and_answers_as_etcd_does() {
-    let node = Node::start().await;
-    let mut maintenance = MaintenanceClient::new(node.channel.clone());
-    let value = "x".repeat(100_000);
-    let mut revision = 0;
-    for _ in 0..40 {
-        revision = node.put("k", &value).await;
-    }
-    node.compact(revision).await.unwrap();
-    let before = maintenance.status(StatusRequest {}).await.unwrap().into_inner().db_size;
-    let answer = maintenance.defragment(DefragmentRequest {}).await.unwrap().into_inner();
-    assert_eq!(answer, DefragmentResponse { header: None });
-    let after = maintenance.status(StatusRequest {}).await.unwrap().into_inner();
-    assert!(after.db_size * 4 < before, "{before} to {}", after.db_size);
-    assert!(after.db_size >= after.db_size_in_use, "{after:?}");
-    assert!(node.put("k", "after").await > revision);
-    let (_, metrics) = node.http("GET", "/metrics").await;
-    assert!(metrics.contains("etcd_disk_backend_defrag_duration_seconds_count 1"), "{metrics}");
-}
-
-#[tokio::test]
-async fn a_hash_changes_with_all_that_is_there_and_there_is_nothing_to_downgrade_to() {
-    let node = Node::start().await;
-    let mut maintenance = MaintenanceClient::new(node.channel.clone());
-    let mut hashes = Vec::new();
-    for step in 0..4 {
-        match step {
-            1 => drop(node.put("k", "v").await),
-            2 => {
-                let raise = AlarmRequest { action: 1, member_id: MEMBER, alarm: 1 };
-                maintenance.alarm(raise).await.unwrap();
-            }
-            3 => node.compact(2).await.unwrap(),
-            _ => {}
-        }
-        let answer = maintenance.hash(HashRequest {}).await.unwrap().into_inner();
-        assert_eq!(answer, maintenance.hash(HashRequest {}).await.unwrap().into_inner());
-        assert_eq!(answer.header.unwrap().revision, if step == 0 { 1 } else { 2 });
-        hashes.push(answer.hash);
-    }
-    hashes.sort_unstable();
-    hashes.dedup();
-    assert_eq!(hashes.len(), 4);
-
-    let mut ask = async |action, version: &str| {
-        let request = DowngradeRequest { action, version: version.to_owned() };
-        maintenance.downgrade(request).await
-    };
-    for action in [0, 1] {
-        let none = "etcdserver: invalid downgrade target version".to_owned();
-        assert_eq!(told(ask(action, "3.5.0").await), (Code::InvalidArgument, none));
-        let wrong = "etcdserver: wrong downgrade target version format".to_owned();
-        assert_eq!(told(ask(action, "3").await), (Code::InvalidArgument, wrong));
-    }
-    assert_eq!(ask(2, "").await.unwrap().into_inner().version, "3.6");
-    assert_eq!(told(ask(3, "").await), (Code::Unknown, "etcdserver: unknown method".to_owned()));
 }
 
 #[tokio::test]

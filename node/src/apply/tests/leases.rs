@@ -1,0 +1,119 @@
+//! Leases: granted, revoked, ended and noted.
+
+use super::*;
+
+fn granted(world: &mut World, id: i64, ttl: i64) -> Outcome {
+    world.apply(Operation::LeaseGrant(LeaseGrantRequest { id, ttl }))
+}
+
+fn with_lease(key: &str, lease: i64) -> PutRequest {
+    PutRequest { lease, ..put(key, "v") }
+}
+
+fn attached(world: &World, id: i64) -> Vec<String> {
+    let store = world.machine.store();
+    let leases = store.leases().read().unwrap();
+    leases.keys(id).map(|key| String::from_utf8(key.to_vec()).unwrap()).collect()
+}
+
+#[test]
+fn a_lease_is_granted_once_and_for_so_long_at_most() {
+    let mut world = World::new();
+    let Ok(Response::LeaseGrant(response)) = granted(&mut world, 5, 60) else { panic!() };
+    assert_eq!((response.id, response.ttl, response.error.as_str()), (5, 60, ""));
+    assert_eq!(response.header.unwrap().revision, 1, "it makes no revision");
+    assert_eq!(granted(&mut world, 5, 60), Err(ApplyError::LeaseExists));
+    assert_eq!(granted(&mut world, 6, 9_000_000_001), Err(ApplyError::LeaseTtlTooLarge));
+    assert!(granted(&mut world, 6, 9_000_000_000).is_ok());
+    assert!(granted(&mut world, -7, 1).is_ok());
+    let leases = world.machine.store().view().leases().unwrap();
+    assert_eq!(leases.iter().map(|lease| lease.id).collect::<Vec<_>>(), [-7, 5, 6]);
+}
+
+#[test]
+fn revoking_a_lease_deletes_its_keys_in_their_order_in_one_revision() {
+    let mut world = World::new();
+    granted(&mut world, 5, 60).unwrap();
+    granted(&mut world, 6, 60).unwrap();
+    for (key, lease) in [("c", 5), ("a", 5), ("other", 6), ("b", 5), ("free", 0), ("moved", 5)] {
+        world.apply(Operation::Put(with_lease(key, lease))).unwrap();
+    }
+    // Overwritten, deleted, put with another one: no longer its keys.
+    world.apply(Operation::Put(with_lease("moved", 6))).unwrap();
+    world.apply(Operation::DeleteRange(delete("b", ""))).unwrap();
+    assert_eq!(attached(&world, 5), ["a", "c"]);
+    assert_eq!(attached(&world, 6), ["moved", "other"]);
+    let revision = world.revision();
+    let revoke = Operation::LeaseRevoke(LeaseRevokeRequest { id: 5 });
+    let Ok(Response::LeaseRevoke(response)) = world.apply(revoke.clone()) else { panic!() };
+    assert_eq!(response.header.unwrap().revision, revision + 1);
+    assert_eq!(world.keys(), ["free=v", "moved=v", "other=v"]);
+    assert_eq!(world.apply(revoke), Err(ApplyError::LeaseNotFound));
+    assert_eq!(world.revision(), revision + 1);
+    let gone = world.apply(Operation::Put(with_lease("k", 5)));
+    assert_eq!(gone, Err(ApplyError::LeaseNotFound));
+}
+
+#[test]
+fn ignore_lease_keeps_the_lease() {
+    let mut world = World::new();
+    granted(&mut world, 5, 60).unwrap();
+    world.apply(Operation::Put(with_lease("k", 5))).unwrap();
+    let keeps = PutRequest { ignore_lease: true, ..put("k", "new") };
+    world.apply(Operation::Put(keeps.clone())).unwrap();
+    assert_eq!(
+        (attached(&world, 5), world.keys()),
+        (vec!["k".to_owned()], vec!["k=new".to_owned()])
+    );
+    let compare = compare("k", CompareResult::Equal, TargetUnion::Lease(5));
+    let txn = TxnRequest { compare: vec![compare], ..then(vec![op_put("k", "free")]) };
+    assert!(world.txn(txn).unwrap().succeeded);
+    assert!(attached(&world, 5).is_empty());
+    world.apply(Operation::DeleteRange(delete("k", ""))).unwrap();
+    assert_eq!(world.apply(Operation::Put(keeps)), Err(ApplyError::KeyNotFound));
+}
+
+#[test]
+fn what_a_clock_says_counts_in_its_term_and_for_the_lease_that_it_knew() {
+    let mut world = World::new();
+    granted(&mut world, 5, 60).unwrap();
+    world.apply(Operation::Put(with_lease("k", 5))).unwrap();
+    let expire = |term, granted| Operation::LeaseExpire(LeaseExpire { id: 5, term, granted });
+    let note = |term, granted, left| {
+        let leases = vec![LeaseLeft { id: 5, left, granted }];
+        Operation::LeaseCheckpoint(LeaseCheckpoint { term, leases })
+    };
+    let left = |world: &World| world.machine.store().view().leases().unwrap()[0].left;
+    // All entries here are of term 1, and the lease was granted by the first.
+    assert_eq!(world.apply(note(2, 1, 9)), Err(ApplyError::LeaderChanged));
+    assert_eq!(world.apply(note(1, 2, 9)), Ok(Response::LeasesNoted));
+    assert_eq!(left(&world), 0);
+    assert_eq!(world.apply(note(1, 1, 9)), Ok(Response::LeasesNoted));
+    assert_eq!(left(&world), 9);
+    assert_eq!(world.apply(note(1, 1, 0)), Ok(Response::LeasesNoted));
+    assert_eq!(left(&world), 0);
+    assert_eq!(world.apply(expire(2, 1)), Err(ApplyError::LeaderChanged));
+    assert_eq!(world.apply(expire(0, 1)), Err(ApplyError::LeaderChanged));
+    assert_eq!(world.apply(expire(1, 2)), Err(ApplyError::LeaseNotFound));
+    assert_eq!(world.keys(), ["k=v"]);
+    assert!(matches!(world.apply(expire(1, 1)), Ok(Response::LeaseRevoke(_))));
+    assert!(world.keys().is_empty());
+}
+
+#[test]
+fn alarms_refuse_leases_as_etcd_does() {
+    let mut world = World::new();
+    granted(&mut world, 5, 60).unwrap();
+    let alarm = |action: AlarmAction, alarm: AlarmType| {
+        Operation::Alarm(AlarmRequest { action: action.into(), member_id: 7, alarm: alarm.into() })
+    };
+    world.apply(alarm(AlarmAction::Activate, AlarmType::Nospace)).unwrap();
+    assert_eq!(granted(&mut world, 6, 60), Err(ApplyError::NoSpace));
+    let revoke = |id| Operation::LeaseRevoke(LeaseRevokeRequest { id });
+    assert!(world.apply(revoke(5)).is_ok(), "it makes room");
+    world.apply(alarm(AlarmAction::Deactivate, AlarmType::Nospace)).unwrap();
+    granted(&mut world, 5, 60).unwrap();
+    world.apply(alarm(AlarmAction::Activate, AlarmType::Corrupt)).unwrap();
+    assert_eq!(granted(&mut world, 6, 60), Err(ApplyError::Corrupt));
+    assert_eq!(world.apply(revoke(5)), Err(ApplyError::Corrupt));
+}
