@@ -4,15 +4,17 @@
 
 mod common;
 
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Member, all, eventually, settled, started};
+use common::{Member, all, etcdctl, eventually, settled, started};
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::lease_client::LeaseClient;
 use node_proto::etcdserverpb::{
     LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest,
     LeaseTimeToLiveResponse, PutRequest,
 };
+use rustix::process::{Pid, Signal, kill_process};
 use tonic::Status;
 use tonic::transport::Channel;
 
@@ -108,8 +110,39 @@ async fn a_lease_outlives_its_leader_by_no_more_than_it_had() {
     assert_eq!(again(async || keep_alive(back, long).await).await, 500);
     let url = back.client_url.clone();
     eventually("it has seen that the lease has ended", || {
-        common::etcdctl(&url, &["get", "short", "--consistency=s"])
+        etcdctl(&url, &["get", "short", "--consistency=s"])
             .is_none_or(|(_, text)| text.trim().is_empty())
     });
     assert_eq!(back.get("long").await.unwrap().as_deref(), Some("v"));
+}
+
+/// Both are made of leases and transactions by the client.
+#[test]
+fn etcdctls_lock_and_elect_hold_for_as_long_as_they_run() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    member.start();
+    member.ready();
+    let url = member.client_url.clone();
+    let Some((done, said)) = etcdctl(&url, &["lock", "mine", "echo", "held"]) else { return };
+    assert!(done && said.contains("held"), "{said}");
+    let held = |prefix: &str| etcdctl(&url, &["get", "--prefix", prefix]).unwrap().1;
+    assert_eq!(held("mine/"), "", "it let go of it");
+    let elected = |who: &str| {
+        let mut command = Command::new("etcdctl");
+        command.env("ETCDCTL_API", "3").args(["--endpoints", &url, "elect", "boss", who]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let leads = || etcdctl(&url, &["get", "--prefix", "boss/", "--sort-by=CREATE", "--limit=1"]);
+    let mut first = elected("first");
+    eventually("the first one leads", || leads().unwrap().1.ends_with("first\n"));
+    let mut second = elected("second");
+    eventually("the second one waits", || held("boss/").contains("second"));
+    assert!(leads().unwrap().1.ends_with("first\n"));
+    for elected in [&mut first, &mut second] {
+        kill_process(Pid::from_child(elected), Signal::INT).unwrap();
+        elected.wait().unwrap();
+        assert!(!leads().unwrap().1.contains("first"));
+    }
+    assert_eq!(held("boss/"), "");
 }
