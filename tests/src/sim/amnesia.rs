@@ -10,8 +10,8 @@
 
 use muster_node::disk::simulated::SimulatedDisk;
 use muster_node::identity::{Incarnation, MemberId};
-use muster_node::membership::MemberTable;
 use muster_node::witness::{Appearance, OnDisk, Witness};
+use node_consensus::Members;
 
 use super::Violation;
 use super::members::{first_incarnation, url};
@@ -136,17 +136,21 @@ impl World {
     }
 
     /// Whether a quorum is left without this machine, also after a change that may be under way, and of
-    /// those whom the others count: that a change is committed, they may not have heard yet.
+    /// each of the changes that the others may not have heard of yet: one who is behind has to have a
+    /// quorum of each in turn. Who was told of its own removal speaks no more.
     fn can_do_without(&self, id: u64) -> bool {
         let table = self.table();
-        let enough = |table: &MemberTable| {
-            let voters = table.voters_and_learners().voters;
-            let left = voters.iter().filter(|voter| {
-                self.nodes.iter().any(|node| {
-                    node.member == **voter && node.id != id && !node.is_lost && node.papers.had_log
-                })
+        let enough = |members: &Members| {
+            let left = members.voters.iter().filter(|voter| {
+                let mut its = self.nodes.iter().filter(|node| node.member == **voter);
+                let speaks = its.clone().any(|node| {
+                    let knows = node.papers.had_log && !node.papers.tombstone && !node.is_lost;
+                    node.id != id && knows
+                });
+                // A copy of it may run: with this machine's, they might be a quorum.
+                speaks && !its.any(|node| node.is_lost && !node.is_over)
             });
-            left.count() > voters.len() / 2
+            left.count() > members.voters.len() / 2
         };
         let under_way = self
             .proposed
@@ -159,10 +163,13 @@ impl World {
         let others = || self.counted().filter(|other| other.id != id);
         let apart =
             |one: &Node| others().any(|other| other.id > one.id && self.are_apart(one, other));
+        // What is on the disk of one that is down is known when it is started again.
+        let applied = |node: &Node| node.members().map_or(0, |view| view.applied().index);
+        let oldest = others().map(applied).min().unwrap_or(0);
+        let mut since = self.invariants.stores.model.members.since(oldest);
         self.plan.strict
-            && enough(table)
-            && after.all(|after| enough(&after))
-            && others().filter_map(Node::members).all(|view| enough(view.members()))
+            && since.all(|configuration| enough(&configuration.members))
+            && after.all(|after| enough(&after.voters_and_learners()))
             && !others().any(apart)
     }
 

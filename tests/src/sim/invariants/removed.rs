@@ -16,8 +16,8 @@ pub struct Removed {
     buried: BTreeSet<u64>,
     /// What each member has applied.
     applied: BTreeMap<u64, u64>,
-    /// In which term each member voted last, and what it had applied then.
-    voted: BTreeMap<u64, (u64, u64)>,
+    /// What each member had applied when it voted, by member and term: a vote may be counted long after.
+    voted: BTreeMap<(u64, u64), u64>,
     /// The last term that each member has led in.
     led: BTreeMap<u64, u64>,
     /// Which member each incarnation began as.
@@ -61,9 +61,8 @@ impl Removed {
     ) -> Result<(), Violation> {
         let applied = self.applied.entry(member).or_default();
         *applied = status.applied.max(*applied);
-        let voted = self.voted.entry(member).or_default();
-        if status.vote != 0 && voted.0 < status.term {
-            *voted = (status.term, *applied);
+        if status.vote != 0 {
+            self.voted.entry((member, status.term)).or_insert(*applied);
         }
         if status.role != Role::Leader {
             return Ok(());
@@ -76,10 +75,8 @@ impl Removed {
         }
         let Some(removal) = model.removal(member) else { return Ok(()) };
         let left = model.at(removal).map_or(&[][..], |left| &left.members.voters);
-        let has = |voter: &&u64| match self.voted.get(voter) {
-            Some((term, at)) if *term == status.term => *at >= removal,
-            _ => self.applied.get(voter).is_some_and(|at| *at >= removal),
-        };
+        let has =
+            |voter: &&u64| self.voted.get(&(**voter, status.term)).is_some_and(|at| *at >= removal);
         if left.iter().filter(has).count() <= left.len() / 2 {
             return Ok(());
         }

@@ -49,6 +49,12 @@ impl Membership {
         self.configurations.range(..=index).next_back().map(|(_, found)| found)
     }
 
+    /// The members as they are once entry `index` is applied, and as each later change left them.
+    pub fn since(&self, index: u64) -> impl Iterator<Item = &Configuration> {
+        let first = self.configurations.range(..=index).next_back().map_or(0, |(first, _)| *first);
+        self.configurations.range(first..).map(|(_, found)| found)
+    }
+
     /// Those of the last change, and of the one before.
     pub fn last_two(&self) -> Option<(&Configuration, &Configuration)> {
         let mut newest = self.configurations.values().rev();
