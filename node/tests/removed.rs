@@ -7,7 +7,7 @@ mod common;
 
 use std::{io::Write as _, path::Path, process::Command, time::Instant};
 
-use common::{Member, all, healthy, led_by_the_first, put_again, settled};
+use common::{Member, all, eventually, healthy, led_by_the_first, put_again, settled};
 use node_proto::etcdserverpb::MemberRemoveRequest;
 
 const REMOVED: &str = "this member has been permanently removed from the cluster";
@@ -117,4 +117,27 @@ async fn a_removed_member_that_was_wiped_is_not_expected_by_anybody() {
     // As one of a new cluster, which the others are no members of, it is no better off.
     cluster.gone.args.pop();
     cluster.restarts("an empty directory, as new", 3, wipe).await;
+}
+
+/// So it is if its process ended between its removal and its tombstone. Whoever has not heard that the
+/// removal is committed may need it, and whoever has tells it.
+#[tokio::test]
+async fn a_removed_member_without_its_tombstone_stays_until_it_is_told_again() {
+    let root = tempfile::tempdir().unwrap();
+    let mut left = led_by_the_first(root.path());
+    let mut gone = left.pop().unwrap();
+    let id = gone.member_id().await;
+    healthy(async || left[0].cluster().member_remove(MemberRemoveRequest { id }).await).await;
+    assert_eq!(gone.exit_code(), Some(3), "{}", gone.log());
+    left.iter_mut().for_each(Member::kill);
+    let tombstone = gone.data_dir.join("muster-tombstone.json");
+    std::fs::remove_file(&tombstone).unwrap();
+    gone.start();
+    eventually("it says why it stays", || {
+        gone.log().contains("it stays until another one says so")
+    });
+    assert!(!tombstone.exists());
+    left.iter_mut().for_each(Member::start);
+    assert_eq!(gone.exit_code(), Some(3), "{}", gone.log());
+    assert!(tombstone.exists());
 }

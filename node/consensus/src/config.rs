@@ -63,7 +63,7 @@ pub struct Initial {
     pub entries: Vec<Entry>,
     /// The last entry that the store has applied.
     pub applied: Position,
-    /// Who belongs to the cluster once `applied` is.
+    /// Who belongs to the cluster once `applied` is. A member that is none of them was removed before.
     pub members: Members,
 }
 
@@ -73,12 +73,6 @@ pub enum ConfigError {
     /// Id 0 means "nobody".
     #[error("member id 0 can't be used")]
     ZeroId,
-    /// The member isn't among those it was given.
-    #[error("member {member:016x} is not in the list of members")]
-    NotAMember {
-        /// Who it is.
-        member: u64,
-    },
     /// Time-outs that can't work.
     #[error(
         "the election time-out ({election} ticks) must be longer than a heartbeat ({heartbeat} ticks)"
@@ -132,9 +126,6 @@ pub(crate) fn validate(config: &Config, initial: &Initial) -> Result<(), ConfigE
     let members = &initial.members;
     if config.member == 0 || members.voters.contains(&0) || members.learners.contains(&0) {
         return Err(ConfigError::ZeroId);
-    }
-    if !members.contains(config.member) {
-        return Err(ConfigError::NotAMember { member: config.member });
     }
     if config.heartbeat_ticks == 0 || config.election_ticks <= config.heartbeat_ticks {
         return Err(ConfigError::Timeouts {

@@ -137,7 +137,8 @@ impl Consensus {
             removed: BTreeSet::new(),
             led: None,
             found: 0,
-            stays: false,
+            // Removed before this began: told of it, or not.
+            stays: !initial.members.voters.is_empty() && !initial.members.contains(config.member),
             early: Early::default(),
             answered: Vec::new(),
         };

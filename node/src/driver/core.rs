@@ -368,6 +368,14 @@ impl Driver {
         self.consensus.has_left()
     }
 
+    /// Whether this member may be the only one that knows that it was removed: it found that out itself,
+    /// as the leader, or is about to once it has applied what it knows to be committed.
+    pub fn may_alone_know(&self) -> bool {
+        self.leadership().0 == Role::Leader
+            || self.applied.index < self.status().commit
+            || !self.members().contains(self.member)
+    }
+
     /// From entry `index` on the members are those that consensus has now.
     fn note_members(&mut self, index: u64) {
         if self.configurations.len() == REMEMBERED_CONFIGURATIONS {

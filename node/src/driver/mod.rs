@@ -64,7 +64,7 @@ pub use round::{Core, Outlets};
 pub use run::{Parts, Running, start};
 pub use snapshots::{Bodies, Files, Snapshots};
 pub use start::{StartError, recover};
-pub use status::NodeStatus;
+pub use status::{NodeStatus, ends_at_word_of};
 pub use wal::{LogJob, LogWriter, gather, run_fetch};
 
 /// Jobs that wait for the log or the state machine, and those that one of them takes at once. The

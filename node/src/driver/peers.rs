@@ -9,9 +9,9 @@ use node_consensus::{Message, MessageKind};
 use thiserror::Error;
 use tokio::sync::watch;
 
-use super::NodeStatus;
 use super::mail::Notice;
 use super::mailbox::Inlet;
+use super::{NodeStatus, ends_at_word_of};
 use crate::witness::Promise;
 
 /// Where messages to peers go. One queue per peer, bounded in bytes.
@@ -102,6 +102,13 @@ impl PeerInbox {
         is_wanted(from, message, status.term, status.commit)
     }
 
+    /// Whether this member ends because `by` says that it was removed.
+    #[must_use]
+    pub fn ends_at_word_of(&self, by: u64) -> bool {
+        let status = self.status.borrow();
+        ends_at_word_of(by, &status.members, status.may_alone_know)
+    }
+
     /// A whole snapshot, which [`wants_snapshot`](Self::wants_snapshot) has let pass. What is
     /// returned tells true once it is installed, durably, and false if it wasn't needed after all;
     /// it ends without either when the node stops.
@@ -186,13 +193,19 @@ pub(crate) mod recorded {
             peers: Vec::new(),
             members: Arc::default(),
             has_left: false,
+            may_alone_know: false,
         }
     }
 
     /// That of [`status`].
     pub(crate) fn inbox() -> (PeerInbox, Arc<Recorded>) {
+        inbox_of(status())
+    }
+
+    /// That of a member whose status is this.
+    pub(crate) fn inbox_of(status: NodeStatus) -> (PeerInbox, Arc<Recorded>) {
         let recorded = Arc::new(Recorded::default());
-        let status = watch::channel(Arc::new(status())).1;
+        let status = watch::channel(Arc::new(status)).1;
         (PeerInbox { inlet: Arc::clone(&recorded) as _, status }, recorded)
     }
 }

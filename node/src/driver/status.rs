@@ -44,6 +44,17 @@ pub struct NodeStatus {
     pub members: Arc<Members>,
     /// This one does no longer, and nobody needs it any more.
     pub has_left: bool,
+    /// It may be the only one that knows that it does no longer.
+    pub may_alone_know: bool,
+}
+
+/// Whether a member ends because `by` says that it was removed.
+///
+/// Not at the word of a learner, while it may be the only one that knows: nobody asks learners, and of
+/// two that vote, the other one needs its vote until it is told.
+#[must_use]
+pub fn ends_at_word_of(by: u64, members: &Members, may_alone_know: bool) -> bool {
+    !(may_alone_know && members.learners.contains(&by))
 }
 
 impl NodeStatus {
@@ -68,6 +79,7 @@ impl NodeStatus {
             peers: status.peers,
             members: Arc::clone(driver.members()),
             has_left: driver.has_left(),
+            may_alone_know: driver.may_alone_know(),
         }
     }
 

@@ -78,7 +78,7 @@ impl Node {
         machine.answer_only(request_ids.own());
         say_starting(config, local, first_start, &machine);
         let (store, hub) = (machine.store(), machine.hub());
-        check_record(&store, &dir, &local, peer_tls.as_deref())?;
+        check_record(&store, &local, peer_tls.as_deref());
         let outbound = Arc::new(Outbound::default());
         let marks = open_marks(&dir)?;
         let options = driver_options(config, &recovered, &dir, first_start);
@@ -238,19 +238,16 @@ impl Node {
     }
 }
 
-/// What the store says of this member itself. It may have been removed: the process may have died
-/// between that and its tombstone. It may be bound to another key than it has: then it is no use to
-/// its peers, but alone it still serves, and whoever runs it may be about to put the certificate
-/// right. So it says so and goes on.
-fn check_record(
-    store: &Store,
-    dir: &DataDir,
-    local: &Local,
-    tls: Option<&PeerTls>,
-) -> Result<(), ServerError> {
+/// What the store says of this member itself. It may be bound to another key than it has: then it is no
+/// use to its peers, but alone it still serves, and whoever runs it may be about to put the certificate
+/// right. It may have been removed, if the process died between that and its tombstone: whoever doesn't
+/// know that yet may need it, and whoever does tells it. So it says so and goes on.
+fn check_record(store: &Store, local: &Local, tls: Option<&PeerTls>) {
     let view = store.view();
     if view.members().was_removed(local.member) {
-        return Err(bury(dir, local, "log"));
+        tracing::warn!(
+            "this member was removed; it stays until another one says so, who may need it"
+        );
     }
     let bound = view.members().member(local.member).and_then(|own| own.node_key);
     let own = tls.and_then(PeerTls::node_key);
@@ -260,7 +257,6 @@ fn check_record(
             "no peer takes it for this member with the key of --peer-cert-file, which is not the one that the cluster has bound it to: put the certificate of that key back, or replace this member (member remove, then member add)"
         );
     }
-    Ok(())
 }
 
 /// Writes the tombstone; `Removed`, or what kept it from being written.

@@ -442,7 +442,9 @@ impl PeerEvents for Inbound {
     }
 
     fn removed(&self, by: MemberId) {
-        self.conclude(Verdict::Removed(by));
+        if self.inbox.ends_at_word_of(by.0) {
+            self.conclude(Verdict::Removed(by));
+        }
     }
 
     fn disowned(&self, why: Refusal) {

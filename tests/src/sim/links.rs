@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use bytes::{Bytes, BytesMut};
-use muster_node::driver::{IncomingSnapshot, Message, Notice, is_wanted};
+use muster_node::driver::{IncomingSnapshot, Message, Notice, ends_at_word_of, is_wanted};
 use muster_node::identity::MemberId;
 use muster_node::membership::{Census, Neighbour};
 use muster_node::mvcc::View;
@@ -103,6 +103,7 @@ impl World {
                 // Who is a member on others' word only has no say in that.
                 match refused {
                     _ if !table.is_some_and(|view| is_own(&view)) => {}
+                    Refused::Removed if !self.ends_at_word_of(id, peer) => {}
                     Refused::Removed => {
                         let delay = self.rng.range(100, 20_000);
                         self.after(delay, Event::Bury { node: id, life });
@@ -116,6 +117,14 @@ impl World {
                 Ok(())
             }
         }
+    }
+
+    /// As production has it.
+    fn ends_at_word_of(&self, id: u64, peer: u64) -> bool {
+        self.nodes[place(id)].live.as_ref().is_none_or(|live| {
+            let driver = live.core.driver();
+            ends_at_word_of(peer, driver.members(), driver.may_alone_know())
+        })
     }
 
     /// Whether the process at `at` takes a stream from the machine `id`, by what its members are and

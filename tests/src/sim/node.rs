@@ -380,23 +380,17 @@ impl Node {
         Down::Broken(text)
     }
 
-    /// Starts the process: from nothing the first time, else from what the disk holds. There is none
-    /// if its member was removed.
+    /// Starts the process: from nothing the first time, else from what the disk holds.
     pub(super) fn boot(&mut self, plan: &Plan, seed: u64, guards: Guards) -> Result<(), Down> {
         self.life += 1;
         self.papers.boots += 1;
         let live = self.try_boot(plan, seed, guards).map_err(|error| self.down(&*error))?;
         self.papers.had_log = true;
-        self.live = live;
+        self.live = Some(live);
         Ok(())
     }
 
-    fn try_boot(
-        &self,
-        plan: &Plan,
-        seed: u64,
-        guards: Guards,
-    ) -> Result<Option<Live>, Box<dyn Error>> {
+    fn try_boot(&self, plan: &Plan, seed: u64, guards: Guards) -> Result<Live, Box<dyn Error>> {
         let disk = self.disk.shared();
         let dir = Path::new(MEMBER_DIR);
         let options = log_options(guards);
@@ -408,9 +402,6 @@ impl Node {
         machine.answer_only(move |RequestId(request)| is_of(request, own));
         if is_new {
             Log::create(&disk, dir, &self.identity(), &options)?;
-        }
-        if machine.store().view().members().was_removed(MemberId(self.member)) {
-            return Ok(None);
         }
         let (mut log, recovered) = Log::open(&disk, dir, &options)?;
         let state = recovered.hard_state;
@@ -432,7 +423,7 @@ impl Node {
         if faults.chance(plan.lost_bodies) {
             bodies.fail_once();
         }
-        Ok(Some(Live {
+        Ok(Live {
             core: Core::new(driver, Arc::clone(&metrics)),
             mail: Mail::new(plan.mail),
             tick_is_due: false,
@@ -466,7 +457,7 @@ impl Node {
             log_group: None,
             apply_jobs: VecDeque::new(),
             turn: None,
-        }))
+        })
     }
 
     /// Whether its process is in the middle of taking over a snapshot.

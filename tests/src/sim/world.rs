@@ -379,10 +379,6 @@ impl World {
             return self.went_down(id, down);
         }
         let node = &self.nodes[place(id)];
-        if node.live.is_none() {
-            // Its process died between its removal and its tombstone.
-            return self.bury(id);
-        }
         let last = node.live.as_ref().map_or(0, |live| live.written.last);
         self.invariants.counts.durable(node.member, last);
         self.note_members(id)?;

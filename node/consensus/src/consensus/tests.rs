@@ -227,6 +227,29 @@ fn a_member_that_knew_of_its_removal_when_it_began_stays_until_it_is_told() {
     assert!(!member.has_left());
 }
 
+/// The same, but its process ends once it has applied that. It can't give its vote to one whose log is
+/// shorter, and says what is committed.
+#[test]
+fn a_member_that_was_removed_before_it_began_stays_until_it_is_told() {
+    let mut initial = Initial {
+        members: Members { voters: vec![2], learners: Vec::new() },
+        hard_state: HardState { term: 1, vote: 1, commit: 2 },
+        applied: Position { index: 2, term: 1 },
+        entries: vec![Entry { index: 3, term: 1, ..Entry::default() }],
+        ..Initial::default()
+    };
+    (1..=3).for_each(|index| initial.terms.push(index, 1));
+    let mut member = Consensus::new(&Config::new(1, 1, 7), &initial).unwrap();
+    assert!(!member.has_left());
+    (0..100).for_each(|_| member.tick());
+    assert!(!member.has_ready(), "it asks nobody for a vote");
+    let asked = Message { term: 2, log_term: 1, index: 2, ..message(MessageKind::RequestVote) };
+    member.step(asked).unwrap();
+    let said = run(&mut member);
+    let told = |it: &&Message| it.reject && (it.commit, it.commit_term) == (2, 1);
+    assert_eq!(said.iter().filter(told).count(), 1, "{said:?}");
+}
+
 #[test]
 fn a_follower_that_was_removed_has_left() {
     let mut member = leader();

@@ -102,3 +102,27 @@ fn a_change_applied_while_a_snapshot_is_on_its_way_is_part_of_that_already() {
     assert!(driver.advance().install.is_some());
     driver.notice(Notice::Installed { at, members: later });
 }
+
+#[test]
+fn who_may_alone_know_of_its_removal_ends_at_the_word_of_voters_only() {
+    let mut driver = follower();
+    assert!(!driver.may_alone_know());
+    driver.message(append(FIRST, 1));
+    driver.advance();
+    driver.notice(Notice::Persisted(1));
+    let effects = driver.advance();
+    assert_eq!(effects.apply.len(), 1, "{effects:?}");
+    assert!(driver.may_alone_know(), "what it is about to apply may be that");
+    driver.notice(Notice::Applied { at: FIRST, changes: Vec::new() });
+    driver.advance();
+    assert!(!driver.may_alone_know());
+
+    let others = Members { voters: vec![2], learners: vec![3] };
+    let initial = Initial { members: others.clone(), ..Initial::default() };
+    let removed = Driver::new(&Config::new(1, 1, 1), options(128 << 20), &initial).unwrap();
+    assert!(removed.may_alone_know(), "it was");
+    assert!(ends_at_word_of(2, &others, true));
+    assert!(!ends_at_word_of(3, &others, true));
+    assert!(ends_at_word_of(3, &others, false));
+    assert!(ends_at_word_of(4, &others, true), "who has come since is no learner that it knows");
+}

@@ -55,6 +55,7 @@ fn committed_change() -> (Driver, u64) {
 #[test]
 fn a_committed_change_is_durable_here_before_it_is_told_or_applied() {
     let (mut driver, writes) = committed_change();
+    assert!(driver.may_alone_know());
     driver.notice(Notice::Persisted(writes));
     let effects = driver.advance();
     assert_eq!(effects.send.iter().map(|message| message.commit).collect::<Vec<_>>(), [2]);

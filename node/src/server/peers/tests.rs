@@ -5,7 +5,7 @@ use node_consensus::{Members, Position};
 use super::*;
 use crate::{
     disk::{Backend, Disk as _, Open, RealDisk},
-    driver::recorded,
+    driver::{NodeStatus, recorded},
     identity::Incarnation,
     witness::{Appearance, OnDisk},
 };
@@ -188,4 +188,20 @@ fn a_snapshot_is_read_through_before_it_is_handed_on() {
     }
     receive(at, &[1, 2], &body).unwrap();
     assert_eq!(recorded.snapshots.lock().unwrap().len(), 1);
+}
+
+#[test]
+fn who_may_alone_know_of_its_removal_takes_no_learners_word_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let members = Members { voters: vec![2], learners: vec![3] };
+    for (may_alone_know, by, ends) in [(true, 3, false), (true, 2, true), (false, 3, true)] {
+        let members = Arc::new(members.clone());
+        let status = NodeStatus { members, may_alone_know, ..recorded::status() };
+        let (told, verdict, _) = Told::channels();
+        let inbox = recorded::inbox_of(status).0;
+        let marks = marks(dir.path());
+        let inbound = Inbound::new(inbox, dir.path().to_owned(), told, marks, Vec::new());
+        inbound.removed(MemberId(by));
+        assert_eq!(verdict.borrow().is_some(), ends, "{by}");
+    }
 }
