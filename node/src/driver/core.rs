@@ -614,12 +614,12 @@ impl Driver {
 
     /// A snapshot and its body have arrived.
     fn snapshot(&mut self, snapshot: IncomingSnapshot) {
-        // What waits keeps it from being taken over at once.
+        self.drain();
+        // What waits, also for what came just before it, keeps it from being taken over at once.
         if self.install.is_some() || self.consensus.is_silent() {
             self.effects.discard.push(snapshot.body);
             return;
         }
-        self.drain();
         self.incoming = Some(snapshot.body);
         self.step(snapshot.message);
         self.drain();

@@ -104,6 +104,30 @@ fn a_change_applied_while_a_snapshot_is_on_its_way_is_part_of_that_already() {
 }
 
 #[test]
+fn a_snapshot_that_comes_right_after_word_of_a_change_is_not_wanted() {
+    let mut driver = follower();
+    let change = append(FIRST, 0);
+    let entries = change.entries.iter().cloned();
+    let entries = entries.map(|entry| Entry { kind: EntryKind::ConfChange, ..entry }).collect();
+    driver.message(Message { entries, ..change });
+    driver.advance();
+    driver.notice(Notice::Persisted(1));
+    driver.advance();
+    driver.message(Message { commit: 1, ..from(2, MessageKind::Heartbeat, 1) });
+    let (at, body) = (Position { index: 50, term: 1 }, PathBuf::from("body"));
+    let message = from(2, MessageKind::Snapshot, 1);
+    let message = Message { snapshot: Some(at), members: Some(three()), ..message };
+    driver.notice(Notice::Snapshot(IncomingSnapshot { message, body: body.clone() }));
+    let effects = driver.advance();
+    assert_eq!((effects.discard, effects.install), (vec![body], None));
+    let [(writes, batch)] = &effects.persist[..] else { panic!("{:?}", effects.persist) };
+    assert_eq!(batch.hard_state, hard_state(1, 1), "that the change is committed");
+    driver.notice(Notice::Persisted(*writes));
+    let effects = driver.advance();
+    assert_eq!(effects.apply.len(), 1, "it goes on: {effects:?}");
+}
+
+#[test]
 fn who_may_alone_know_of_its_removal_ends_at_the_word_of_voters_only() {
     let mut driver = follower();
     assert!(!driver.may_alone_know());
