@@ -142,7 +142,7 @@ impl Cluster {
         let work = async |request, _: &mut Held| {
             let (answer, at) = work(request, extras?).await?;
             configuration = at;
-            Ok(answer)
+            Ok::<_, Error>(answer)
         };
         let mut answer = self.0.call(method, request, work).await?;
         answer.metadata_mut().insert(CONFIGURATION, configuration.into());

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use node_proto::command::{self, Operation};
 use node_proto::etcdserverpb::{RangeRequest, ResponseHeader, StatusRequest};
+use node_proto::{etcdserverpb as pb, v3electionpb, v3lockpb};
 use prost::Message as _;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -92,9 +93,14 @@ impl Held {
     /// Nothing, charged to whom the extensions name.
     fn new(extensions: &http::Extensions) -> Self {
         match extensions.get::<Arc<Account>>() {
-            Some(account) => Self(Charge::new(account)),
+            Some(account) => Self::of(account),
             None => Self::by_nobody(),
         }
+    }
+
+    /// Nothing, charged to this one.
+    pub(crate) fn of(account: &Arc<Account>) -> Self {
+        Self(Charge::new(account))
     }
 
     /// Of a call that comes over no connection.
@@ -120,8 +126,8 @@ pub(crate) trait Answer: prost::Message {
 }
 
 macro_rules! answers {
-    ($($name:ident)*) => {
-        $(impl Answer for node_proto::etcdserverpb::$name {
+    ($($name:path)*) => {
+        $(impl Answer for $name {
             fn header(&mut self) -> Option<&mut ResponseHeader> {
                 self.header.as_mut()
             }
@@ -130,12 +136,33 @@ macro_rules! answers {
 }
 
 answers! {
-    RangeResponse PutResponse DeleteRangeResponse TxnResponse CompactionResponse
-    MemberListResponse MemberAddResponse MemberRemoveResponse MemberUpdateResponse
-    MemberPromoteResponse
-    StatusResponse AlarmResponse DefragmentResponse DowngradeResponse HashResponse
-    HashKvResponse MoveLeaderResponse
-    LeaseGrantResponse LeaseRevokeResponse LeaseTimeToLiveResponse LeaseLeasesResponse
+    pb::RangeResponse
+    pb::PutResponse
+    pb::DeleteRangeResponse
+    pb::TxnResponse
+    pb::CompactionResponse
+    pb::MemberListResponse
+    pb::MemberAddResponse
+    pb::MemberRemoveResponse
+    pb::MemberUpdateResponse
+    pb::MemberPromoteResponse
+    pb::StatusResponse
+    pb::AlarmResponse
+    pb::DefragmentResponse
+    pb::DowngradeResponse
+    pb::HashResponse
+    pb::HashKvResponse
+    pb::MoveLeaderResponse
+    pb::LeaseGrantResponse
+    pb::LeaseRevokeResponse
+    pb::LeaseTimeToLiveResponse
+    pb::LeaseLeasesResponse
+    v3lockpb::LockResponse
+    v3lockpb::UnlockResponse
+    v3electionpb::CampaignResponse
+    v3electionpb::ProclaimResponse
+    v3electionpb::LeaderResponse
+    v3electionpb::ResignResponse
 }
 
 /// A request, as a learner sees it: of most of them it could only give old answers.
@@ -159,16 +186,37 @@ impl Ask for StatusRequest {
 }
 
 macro_rules! not_for_learners {
-    ($($name:ident)*) => {
-        $(impl Ask for node_proto::etcdserverpb::$name {})*
+    ($($name:path)*) => {
+        $(impl Ask for $name {})*
     };
 }
 
 not_for_learners! {
-    PutRequest DeleteRangeRequest TxnRequest CompactionRequest
-    MemberListRequest MemberAddRequest MemberRemoveRequest MemberUpdateRequest MemberPromoteRequest
-    AlarmRequest DefragmentRequest DowngradeRequest HashRequest HashKvRequest MoveLeaderRequest
-    LeaseGrantRequest LeaseRevokeRequest LeaseTimeToLiveRequest LeaseLeasesRequest
+    pb::PutRequest
+    pb::DeleteRangeRequest
+    pb::TxnRequest
+    pb::CompactionRequest
+    pb::MemberListRequest
+    pb::MemberAddRequest
+    pb::MemberRemoveRequest
+    pb::MemberUpdateRequest
+    pb::MemberPromoteRequest
+    pb::AlarmRequest
+    pb::DefragmentRequest
+    pb::DowngradeRequest
+    pb::HashRequest
+    pb::HashKvRequest
+    pb::MoveLeaderRequest
+    pb::LeaseGrantRequest
+    pb::LeaseRevokeRequest
+    pb::LeaseTimeToLiveRequest
+    pb::LeaseLeasesRequest
+    v3lockpb::LockRequest
+    v3lockpb::UnlockRequest
+    v3electionpb::CampaignRequest
+    v3electionpb::ProclaimRequest
+    v3electionpb::LeaderRequest
+    v3electionpb::ResignRequest
 }
 
 impl Context {
@@ -201,20 +249,19 @@ impl Context {
     /// The way of every unary call: counted, admitted, done, and its header, if it has one, filled
     /// in where only the revision is known so far. What the answer holds stays charged until it has
     /// been taken.
-    pub(crate) async fn call<Q: Ask, T: Answer>(
+    pub(crate) async fn call<Q: Ask, T: Answer, E: Into<Status>>(
         &self,
         method: Method,
         request: Request<Q>,
-        work: impl AsyncFnOnce(Q, &mut Held) -> Result<T, Error>,
+        work: impl AsyncFnOnce(Q, &mut Held) -> Result<T, E>,
     ) -> Result<tonic::Response<T>, Status> {
         let call = self.metrics.start(method);
         let mut held = Held::new(request.extensions());
         let admitted = self.admit(request.metadata(), request.get_ref().is_for_learners());
         let result = match admitted.and_then(|()| held.hold(0)) {
-            Ok(()) => work(request.into_inner(), &mut held).await,
-            Err(error) => Err(error),
+            Ok(()) => work(request.into_inner(), &mut held).await.map_err(Into::into),
+            Err(error) => Err(error.into()),
         };
-        let result = result.map_err(Status::from);
         call.end(result.as_ref().err());
         let mut answer = result?;
         if let Some(header) = answer.header() {

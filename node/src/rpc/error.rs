@@ -141,6 +141,14 @@ table! {
     Corrupt: DataLoss "etcdserver: corrupt cluster",
     /// A learner serves few things.
     NotSupportedForLearner: FailedPrecondition "etcdserver: rpc not supported for learner",
+    /// The lease ended while its client waited for a lock.
+    SessionExpired: Unknown "mutex: session is expired",
+    /// Who says something as the leader of an election is not in line any more.
+    NotElected: Unknown "election: not leader",
+    /// Nobody stands for election.
+    NobodyElected: Unknown "election: no leader",
+    /// Whose place in line it is was not said.
+    NoLeaderKey: Unknown "\"leader\" field must be provided",
     /// An action that is none.
     UnknownMethod: Unknown "etcdserver: unknown method",
     /// A version that is none.

@@ -23,7 +23,11 @@ type Answer<T> = Result<tonic::Response<T>, Status>;
 pub(super) struct Kv(pub(super) Arc<Context>);
 
 impl Kv {
-    async fn range(&self, request: &RangeRequest, held: &mut Held) -> Result<RangeResponse, Error> {
+    pub(super) async fn range(
+        &self,
+        request: &RangeRequest,
+        held: &mut Held,
+    ) -> Result<RangeResponse, Error> {
         check_range(request)?;
         self.0.barrier(request.serializable).await?;
         'view: loop {
@@ -51,7 +55,7 @@ impl Kv {
         self.0.propose(request, held).await
     }
 
-    async fn delete(
+    pub(super) async fn delete(
         &self,
         request: DeleteRangeRequest,
         held: &mut Held,
@@ -60,7 +64,11 @@ impl Kv {
         self.0.propose(request, held).await
     }
 
-    async fn txn(&self, request: TxnRequest, held: &mut Held) -> Result<TxnResponse, Error> {
+    pub(super) async fn txn(
+        &self,
+        request: TxnRequest,
+        held: &mut Held,
+    ) -> Result<TxnResponse, Error> {
         check_txn(&request, self.0.limits.max_txn_ops)?;
         if is_read_only(&request) {
             self.0.barrier(is_serializable(&request)).await?;

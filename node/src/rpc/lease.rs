@@ -63,7 +63,7 @@ impl Lease {
         Self { context, passed_on }
     }
 
-    async fn grant(
+    pub(super) async fn grant(
         &self,
         mut request: LeaseGrantRequest,
         held: &mut Held,

@@ -202,7 +202,9 @@ fn tell(done: &Result<Defragmented, DefragmentError>, took: Duration) {
 #[tonic::async_trait]
 impl maintenance_server::Maintenance for Maintenance {
     async fn status(&self, request: Request<StatusRequest>) -> Answer<StatusResponse> {
-        self.context.call(Method::Status, request, async |_, _: &mut Held| Ok(self.status())).await
+        self.context
+            .call(Method::Status, request, async |_, _: &mut Held| Ok::<_, Error>(self.status()))
+            .await
     }
 
     async fn alarm(&self, request: Request<AlarmRequest>) -> Answer<AlarmResponse> {

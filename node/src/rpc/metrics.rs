@@ -52,6 +52,13 @@ methods! {
     Snapshot = "etcdserverpb.Maintenance", "Snapshot", "server_stream";
     MoveLeader = "etcdserverpb.Maintenance", "MoveLeader", "unary";
     Downgrade = "etcdserverpb.Maintenance", "Downgrade", "unary";
+    Lock = "v3lockpb.Lock", "Lock", "unary";
+    Unlock = "v3lockpb.Lock", "Unlock", "unary";
+    Campaign = "v3electionpb.Election", "Campaign", "unary";
+    Proclaim = "v3electionpb.Election", "Proclaim", "unary";
+    Leader = "v3electionpb.Election", "Leader", "unary";
+    Observe = "v3electionpb.Election", "Observe", "server_stream";
+    Resign = "v3electionpb.Election", "Resign", "unary";
 }
 
 /// gRPC has 17 codes, from 0.

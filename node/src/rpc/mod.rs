@@ -7,12 +7,15 @@
 mod cluster;
 mod codec;
 mod context;
+mod election;
 mod error;
 mod ids;
 mod kv;
 mod lease;
 mod leases;
 mod limit;
+mod line;
+mod lock;
 mod maintenance;
 mod metrics;
 mod proposal;
@@ -26,6 +29,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use node_proto::etcdserverpb as pb;
+use node_proto::v3electionpb::election_server::ElectionServer;
+use node_proto::v3lockpb::lock_server::LockServer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
@@ -181,15 +186,19 @@ pub(crate) fn router(
     let maintenance = pb::maintenance_server::MaintenanceServer::new(
         maintenance::Maintenance::new(context.clone()),
     );
-    let lease = pb::lease_server::LeaseServer::new(lease::Lease::new(context.clone(), tasks));
+    let leases = lease::Lease::new(context.clone(), tasks);
+    let line = line::Line::new(context.clone(), leases.clone(), tasks.clone());
+    let lease = pb::lease_server::LeaseServer::new(leases);
+    let lock = LockServer::new(lock::Lock(line.clone()));
+    let election = ElectionServer::new(election::Election(line));
     let routes = Routes::new(kv.max_decoding_message_size(max))
         .add_service(watch::WatchService::new(context.clone(), max))
         .add_service(cluster.max_decoding_message_size(max))
         .add_service(maintenance.max_decoding_message_size(max))
         .add_service(lease.max_decoding_message_size(max))
         .add_service(pb::auth_server::AuthServer::new(unimplemented::Auth))
-        .add_service(unimplemented::lock())
-        .add_service(unimplemented::election())
+        .add_service(lock.max_decoding_message_size(max))
+        .add_service(election.max_decoding_message_size(max))
         .add_service(health_service);
     // Without a fallback of its own: a path that is no method answers as an HTTP server does.
     let grpc = routes.prepare().into_axum_router().reset_fallback();

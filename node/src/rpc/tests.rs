@@ -34,6 +34,7 @@ use crate::mvcc;
 use crate::server::clients::{ClientLimits, ClientListener, Fronts, bind};
 
 mod leases;
+mod line;
 mod maintenance;
 mod snapshot;
 mod unread;

@@ -1,0 +1,268 @@
+//! Election: who of several clients leads, and what it says (server/etcdserver/api/v3election in etcd).
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use futures_util::stream;
+use node_proto::etcdserverpb::ResponseHeader;
+use node_proto::mvccpb::KeyValue;
+use node_proto::v3electionpb::{
+    CampaignRequest, CampaignResponse, LeaderKey, LeaderRequest, LeaderResponse, ProclaimRequest,
+    ProclaimResponse, ResignRequest, ResignResponse, election_server,
+};
+use prost::Message as _;
+use tonic::codegen::BoxStream;
+use tonic::{Request, Status};
+
+use super::context::{Held, requires_leader};
+use super::error::Error;
+use super::line::{Line, Refusal, delete_if_still, everybody, put_if_still, revision};
+use super::metrics::Method;
+use super::watch::until_leader_is_lost;
+use crate::mvcc::watch::{Notice, Subscriber, WatchSpec};
+use crate::mvcc::{Event, EventKind, KeyRange};
+use crate::shares::Account;
+
+type Answer<T> = Result<tonic::Response<T>, Status>;
+
+pub(super) struct Election(pub(super) Line);
+
+fn header(revision: i64) -> Option<ResponseHeader> {
+    Some(ResponseHeader { revision, ..ResponseHeader::default() })
+}
+
+impl Election {
+    async fn campaign(
+        &self,
+        request: CampaignRequest,
+        held: &mut Held,
+    ) -> Result<CampaignResponse, Refusal> {
+        let CampaignRequest { name, lease, value } = request;
+        let lease = self.0.lease(lease, held).await?;
+        let place = self.0.enter(&name, lease, value.clone(), held).await?;
+        let entered = revision(place.entered.header.as_ref());
+        if place.value().is_some_and(|before| *before != value) {
+            self.say(place.key().clone(), place.created(), value, lease, held).await?;
+        }
+        place.turn(held).await?.ok_or(Error::NotElected)?;
+        let (key, rev) = (place.key().clone(), place.created());
+        place.keep();
+        let leader = LeaderKey { name, key, rev, lease };
+        Ok(CampaignResponse { header: header(entered), leader: Some(leader) })
+    }
+
+    /// Says something else from now on, for as long as it stands in line.
+    async fn say(
+        &self,
+        key: Bytes,
+        created: i64,
+        value: Bytes,
+        lease: i64,
+        held: &mut Held,
+    ) -> Result<Option<ResponseHeader>, Error> {
+        let said = self.0.txn(put_if_still(key, created, value, lease), held).await?;
+        if said.succeeded { Ok(said.header) } else { Err(Error::NotElected) }
+    }
+
+    async fn proclaim(
+        &self,
+        request: ProclaimRequest,
+        held: &mut Held,
+    ) -> Result<ProclaimResponse, Refusal> {
+        let LeaderKey { key, rev, lease, .. } = request.leader.ok_or(Error::NoLeaderKey)?;
+        let lease = self.0.lease(lease, held).await?;
+        let header = self.say(key, rev, request.value, lease, held).await?;
+        Ok(ProclaimResponse { header })
+    }
+
+    async fn leader(
+        &self,
+        request: LeaderRequest,
+        held: &mut Held,
+    ) -> Result<LeaderResponse, Refusal> {
+        let mut found = self.0.first(&request.name, held).await?;
+        let kv = found.kvs.pop().ok_or(Error::NobodyElected)?;
+        Ok(LeaderResponse { header: found.header, kv: Some(kv) })
+    }
+
+    async fn resign(
+        &self,
+        request: ResignRequest,
+        held: &mut Held,
+    ) -> Result<ResignResponse, Refusal> {
+        let LeaderKey { key, rev, .. } = request.leader.ok_or(Error::NoLeaderKey)?;
+        let resigned = self.0.txn(delete_if_still(key, rev), held).await?;
+        Ok(ResignResponse { header: resigned.header })
+    }
+}
+
+/// The only watch of its stream.
+const WATCH: i64 = 0;
+
+/// What is watched.
+enum Following {
+    /// Nothing: it has to be looked who leads.
+    Nobody,
+    /// Whether anybody stands for election.
+    Anybody(Subscriber),
+    /// What the leader says, until its key is gone.
+    Leader(Subscriber),
+}
+
+type LeaderLost = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The stream of leaders and of what they say: the newest, though not each.
+struct Observer {
+    line: Line,
+    name: Bytes,
+    account: Arc<Account>,
+    following: Following,
+    ready: VecDeque<LeaderResponse>,
+    code: tonic::Code,
+}
+
+impl Observer {
+    fn watch(&self, range: KeyRange, start_revision: i64, no_delete: bool) -> Subscriber {
+        let mut watch = self.line.context.hub.subscribe_for(self.account.clone());
+        let spec =
+            WatchSpec { range, start_revision, no_put: false, no_delete, progress_notify: false };
+        watch.add(WATCH, spec);
+        watch
+    }
+
+    fn follow(&mut self, key: Bytes, seen_at: i64) {
+        let watch = self.watch(KeyRange::new(key, Bytes::new()), seen_at + 1, false);
+        self.following = Following::Leader(watch);
+    }
+
+    fn tell(&mut self, revision: i64, kv: KeyValue) {
+        let header = Some(self.line.context.header(revision));
+        self.ready.push_back(LeaderResponse { header, kv: Some(kv) });
+    }
+
+    async fn look(&mut self) -> Result<(), Error> {
+        let mut found = self.line.first(&self.name, &mut Held::of(&self.account)).await?;
+        let seen_at = revision(found.header.as_ref());
+        if let Some(kv) = found.kvs.pop() {
+            self.follow(kv.key.clone(), seen_at);
+            self.tell(seen_at, kv);
+        } else {
+            let (key, range_end) = everybody(&self.name);
+            let watch = self.watch(KeyRange::new(key, range_end), seen_at + 1, true);
+            self.following = Following::Anybody(watch);
+        }
+        Ok(())
+    }
+
+    /// Does what there is to do before the next answer.
+    async fn go_on(&mut self) -> Result<(), Error> {
+        let (notice, is_leader) = match &mut self.following {
+            Following::Nobody => return self.look().await,
+            Following::Anybody(watch) => (watch.next().await?, false),
+            Following::Leader(watch) => (watch.next().await?, true),
+        };
+        match notice {
+            Notice::Events { picked, .. } => {
+                for event in picked.events() {
+                    if event.kind == EventKind::Delete {
+                        self.following = Following::Nobody;
+                        break;
+                    }
+                    let kv = said(event)?;
+                    if !is_leader {
+                        self.follow(kv.key.clone(), kv.mod_revision);
+                        self.tell(kv.mod_revision, kv);
+                        break;
+                    }
+                    self.tell(picked.revision(), kv);
+                }
+            }
+            // What has been compacted since has to be looked at anew.
+            Notice::Compacted { .. } => self.following = Following::Nobody,
+            Notice::Progress { .. } | Notice::WatchProgress { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// The next answer, for as long as there is a leader of the cluster.
+    async fn next(&mut self, leader_lost: &mut LeaderLost) -> Result<LeaderResponse, Status> {
+        let stop = self.line.context.stop.clone();
+        loop {
+            if let Some(answer) = self.ready.pop_front() {
+                return Ok(answer);
+            }
+            tokio::select! {
+                went = self.go_on() => went.map_err(Refusal::from)?,
+                () = &mut *leader_lost => return Err(Error::NoLeader.into()),
+                () = stop.cancelled() => return Err(Error::Stopped.into()),
+            }
+        }
+    }
+}
+
+fn said(event: &Event) -> Result<KeyValue, Error> {
+    KeyValue::decode(event.kv.clone()).map_err(|error| {
+        tracing::error!(%error, "an event's key and value can't be read");
+        Error::StoreFailed
+    })
+}
+
+impl Drop for Observer {
+    fn drop(&mut self) {
+        let calls = self.line.context.metrics.calls(Method::Observe);
+        calls.handled[self.code as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[tonic::async_trait]
+impl election_server::Election for Election {
+    async fn campaign(&self, request: Request<CampaignRequest>) -> Answer<CampaignResponse> {
+        let work = async |request, held: &mut Held| self.campaign(request, held).await;
+        self.0.context.call(Method::Campaign, request, work).await
+    }
+
+    async fn proclaim(&self, request: Request<ProclaimRequest>) -> Answer<ProclaimResponse> {
+        let work = async |request, held: &mut Held| self.proclaim(request, held).await;
+        self.0.context.call(Method::Proclaim, request, work).await
+    }
+
+    async fn leader(&self, request: Request<LeaderRequest>) -> Answer<LeaderResponse> {
+        let work = async |request, held: &mut Held| self.leader(request, held).await;
+        self.0.context.call(Method::Leader, request, work).await
+    }
+
+    async fn observe(&self, request: Request<LeaderRequest>) -> Answer<BoxStream<LeaderResponse>> {
+        let context = &self.0.context;
+        context.admit(request.metadata(), false)?;
+        context.metrics.calls(Method::Observe).started.fetch_add(1, Ordering::Relaxed);
+        let account = request.extensions().get::<Arc<Account>>().cloned();
+        let lost = until_leader_is_lost(context, requires_leader(request.metadata()));
+        let observer = Observer {
+            line: self.0.clone(),
+            account: account.unwrap_or_else(Account::unbounded),
+            following: Following::Nobody,
+            ready: VecDeque::new(),
+            name: request.into_inner().name,
+            code: tonic::Code::Cancelled,
+        };
+        let answers = stream::unfold(Some((observer, lost)), async |state| {
+            let (mut observer, mut lost) = state?;
+            match observer.next(&mut lost).await {
+                Ok(answer) => Some((Ok(answer), Some((observer, lost)))),
+                Err(status) => {
+                    observer.code = status.code();
+                    Some((Err(status), None))
+                }
+            }
+        });
+        Ok(tonic::Response::new(Box::pin(answers)))
+    }
+
+    async fn resign(&self, request: Request<ResignRequest>) -> Answer<ResignResponse> {
+        let work = async |request, held: &mut Held| self.resign(request, held).await;
+        self.0.context.call(Method::Resign, request, work).await
+    }
+}

@@ -1,0 +1,334 @@
+//! Standing in line for a lock or an election: a key below the name for each who does, on a lease.
+//! Whose key was made first has what the line is for, and the next one waits until that key is gone
+//! (client/v3/concurrency in etcd).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+use node_proto::etcdserverpb::range_request::{SortOrder, SortTarget};
+use node_proto::etcdserverpb::request_op::Request as Op;
+use node_proto::etcdserverpb::{
+    Compare, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, PutRequest, RangeRequest,
+    RangeResponse, RequestOp, ResponseHeader, TxnRequest, TxnResponse,
+};
+use node_proto::mvccpb::KeyValue;
+use tokio_util::task::TaskTracker;
+use tonic::Status;
+
+use super::context::{Context, Held};
+use super::error::Error;
+use super::kv::Kv;
+use super::lease::Lease;
+use crate::mvcc::KeyRange;
+use crate::mvcc::watch::{Notice, WatchSpec};
+
+/// Who names no lease is given one of so many seconds, which nobody keeps alive (etcd's).
+const OWN_LEASE_TTL: i64 = 60;
+/// A place that is given up while nobody leads is tried again so many times, and then left to its lease.
+const GIVE_UP_TRIES: usize = 30;
+/// Between two of these.
+const GIVE_UP_AGAIN: Duration = Duration::from_secs(1);
+/// The only watch of its stream.
+const WATCH: i64 = 0;
+
+/// A refusal of these services: etcd's text, and gRPC `Unknown` whatever it is, since etcd's own are
+/// clients of it and pass on no code.
+pub(super) struct Refusal(Error);
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self(error)
+    }
+}
+
+impl From<Refusal> for Status {
+    fn from(Refusal(error): Refusal) -> Self {
+        Self::unknown(error.text())
+    }
+}
+
+/// What both services are made of.
+#[derive(Clone)]
+pub(super) struct Line {
+    pub(super) context: Arc<Context>,
+    kv: Arc<Kv>,
+    lease: Lease,
+    tasks: TaskTracker,
+}
+
+/// A key in line. Given up when it is dropped, unless it was [kept](Place::keep): the client is gone, or
+/// is told that it failed.
+pub(super) struct Place {
+    line: Line,
+    name: Bytes,
+    /// The revision that made it.
+    created: i64,
+    /// What the transaction found that made it, or found it there.
+    pub(super) entered: TxnResponse,
+    key: Bytes,
+    is_kept: bool,
+}
+
+/// The keys of everybody who stands in line.
+pub(super) fn everybody(name: &[u8]) -> (Bytes, Bytes) {
+    let below = |last: u8| [name, &[last]].concat().into();
+    // The character after the separator ends the prefix.
+    (below(b'/'), below(b'/' + 1))
+}
+
+/// One place of the line of this name.
+fn key_of(name: &[u8], lease: i64) -> Bytes {
+    let mut key = BytesMut::from(name);
+    key.put_u8(b'/');
+    // As Go prints a signed number in hexadecimal digits.
+    let sign = if lease < 0 { "-" } else { "" };
+    key.put_slice(format!("{sign}{:x}", lease.unsigned_abs()).as_bytes());
+    key.freeze()
+}
+
+fn op(request: Op) -> RequestOp {
+    RequestOp { request: Some(request) }
+}
+
+fn created(key: &Bytes, revision: i64) -> Compare {
+    Compare {
+        result: CompareResult::Equal.into(),
+        target: CompareTarget::Create.into(),
+        key: key.clone(),
+        target_union: Some(TargetUnion::CreateRevision(revision)),
+        ..Compare::default()
+    }
+}
+
+/// A key with what it is said to hold, for as long as it is the one that was made then.
+pub(super) fn put_if_still(key: Bytes, revision: i64, value: Bytes, lease: i64) -> TxnRequest {
+    TxnRequest {
+        compare: vec![created(&key, revision)],
+        success: vec![op(Op::RequestPut(PutRequest {
+            key,
+            value,
+            lease,
+            ..PutRequest::default()
+        }))],
+        ..TxnRequest::default()
+    }
+}
+
+/// Deletes a key, if it is the one that was made then.
+pub(super) fn delete_if_still(key: Bytes, revision: i64) -> TxnRequest {
+    TxnRequest {
+        compare: vec![created(&key, revision)],
+        success: vec![op(Op::RequestDeleteRange(DeleteRangeRequest {
+            key,
+            ..DeleteRangeRequest::default()
+        }))],
+        ..TxnRequest::default()
+    }
+}
+
+pub(super) fn revision(of: Option<&ResponseHeader>) -> i64 {
+    of.map_or(0, |header| header.revision)
+}
+
+impl Line {
+    pub(super) fn new(context: Arc<Context>, lease: Lease, tasks: TaskTracker) -> Self {
+        let kv = Arc::new(Kv(context.clone()));
+        Self { context, kv, lease, tasks }
+    }
+
+    pub(super) async fn txn(&self, txn: TxnRequest, held: &mut Held) -> Result<TxnResponse, Error> {
+        self.kv.txn(txn, held).await
+    }
+
+    pub(super) async fn delete(
+        &self,
+        delete: DeleteRangeRequest,
+        held: &mut Held,
+    ) -> Result<DeleteRangeResponse, Error> {
+        self.kv.delete(delete, held).await
+    }
+
+    /// The lease to stand on: the one that is named, or one of its own.
+    pub(super) async fn lease(&self, id: i64, held: &mut Held) -> Result<i64, Error> {
+        if id != 0 {
+            return Ok(id);
+        }
+        let grant = LeaseGrantRequest { id: 0, ttl: OWN_LEASE_TTL };
+        Ok(self.lease.grant(grant, held).await?.id)
+    }
+
+    /// Who has what the line is for.
+    pub(super) async fn first(&self, name: &[u8], held: &mut Held) -> Result<RangeResponse, Error> {
+        let (key, range_end) = everybody(name);
+        let request = RangeRequest {
+            key,
+            range_end,
+            limit: 1,
+            sort_order: SortOrder::Ascend.into(),
+            sort_target: SortTarget::Create.into(),
+            ..RangeRequest::default()
+        };
+        self.kv.range(&request, held).await
+    }
+
+    /// A place at the end of the line, or the one that this lease has.
+    pub(super) async fn enter(
+        &self,
+        name: &Bytes,
+        lease: i64,
+        value: Bytes,
+        held: &mut Held,
+    ) -> Result<Place, Error> {
+        let key = key_of(name, lease);
+        let found = RangeRequest { key: key.clone(), ..RangeRequest::default() };
+        let entry = TxnRequest {
+            failure: vec![op(Op::RequestRange(found))],
+            ..put_if_still(key.clone(), 0, value, lease)
+        };
+        let entered = self.txn(entry, held).await?;
+        let here = here(&entered).map(|found| found.create_revision);
+        let created = here.unwrap_or_else(|| revision(entered.header.as_ref()));
+        Ok(Place { line: self.clone(), name: name.clone(), created, entered, key, is_kept: false })
+    }
+
+    /// Waits until a key that was there at a revision is not.
+    async fn gone(&self, key: Bytes, seen_at: i64) -> Result<(), Error> {
+        let mut watch = self.context.hub.subscribe();
+        let spec = WatchSpec {
+            range: KeyRange::new(key, Bytes::new()),
+            start_revision: seen_at + 1,
+            no_put: true,
+            no_delete: false,
+            progress_notify: false,
+        };
+        watch.add(WATCH, spec);
+        loop {
+            match self.context.stop.run_until_cancelled(watch.next()).await {
+                None => return Err(Error::Stopped),
+                // What has been compacted since has to be looked at anew.
+                Some(Ok(Notice::Events { .. } | Notice::Compacted { .. })) => return Ok(()),
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// The key, where a transaction found it instead of making it.
+fn here(entered: &TxnResponse) -> Option<&KeyValue> {
+    use node_proto::etcdserverpb::response_op::Response;
+    if entered.succeeded {
+        return None;
+    }
+    match entered.responses.first()?.response.as_ref()? {
+        Response::ResponseRange(found) => found.kvs.first(),
+        _ => None,
+    }
+}
+
+impl Place {
+    pub(super) fn key(&self) -> &Bytes {
+        &self.key
+    }
+
+    pub(super) fn created(&self) -> i64 {
+        self.created
+    }
+
+    /// What it held before, if it was there.
+    pub(super) fn value(&self) -> Option<&Bytes> {
+        here(&self.entered).map(|found| &found.value)
+    }
+
+    /// Waits until nobody is before it; whether it had to.
+    ///
+    /// This member's own store will do: it has the key, and who is not in line there any more never
+    /// comes before that again.
+    async fn come_up(&self, held: &mut Held) -> Result<bool, Error> {
+        let (key, range_end) = everybody(&self.name);
+        let before = RangeRequest {
+            key,
+            range_end,
+            limit: 1,
+            sort_order: SortOrder::Descend.into(),
+            sort_target: SortTarget::Create.into(),
+            max_create_revision: self.created - 1,
+            keys_only: true,
+            serializable: true,
+            ..RangeRequest::default()
+        };
+        let mut waited = false;
+        loop {
+            let mut found = self.line.kv.range(&before, held).await?;
+            let seen_at = revision(found.header.as_ref());
+            let Some(last) = found.kvs.pop() else { return Ok(waited) };
+            waited = true;
+            held.hold(0)?;
+            self.line.gone(last.key, seen_at).await?;
+        }
+    }
+
+    /// Waits for its turn: the revision at which it was seen to have it, `None` if it is not there any
+    /// more.
+    pub(super) async fn turn(&self, held: &mut Held) -> Result<Option<i64>, Error> {
+        if !self.come_up(held).await? {
+            return Ok(Some(revision(self.entered.header.as_ref())));
+        }
+        // Its lease may have ended meanwhile.
+        let own = RangeRequest { key: self.key.clone(), ..RangeRequest::default() };
+        let found = self.line.kv.range(&own, held).await?;
+        let is_there = found.kvs.first().is_some_and(|kv| kv.create_revision == self.created);
+        Ok(is_there.then(|| revision(found.header.as_ref())))
+    }
+
+    /// The client hears of it, and gives it up itself.
+    pub(super) fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // A client of a member that goes down comes again elsewhere, with the same lease, and has its
+        // place still.
+        if self.is_kept || self.line.context.stop.is_cancelled() {
+            return;
+        }
+        let (context, line) = (self.line.context.clone(), self.line.clone());
+        let give_up = delete_if_still(self.key.clone(), self.created);
+        self.line.tasks.spawn(async move {
+            context.stop.run_until_cancelled(line.give_up(give_up)).await;
+        });
+    }
+}
+
+impl Line {
+    async fn give_up(&self, delete: TxnRequest) {
+        for _ in 0..GIVE_UP_TRIES {
+            match self.txn(delete.clone(), &mut Held::by_nobody()).await {
+                Ok(_) => return,
+                Err(error) => {
+                    tracing::debug!(text = %error.text(), "a place in line is yet to be given up");
+                    tokio::time::sleep(GIVE_UP_AGAIN).await;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_named_as_etcds() {
+        assert_eq!(key_of(b"a", 0x77), "a/77");
+        assert_eq!(key_of(b"", 1), "/1");
+        assert_eq!(key_of(b"a/b", i64::MAX), "a/b/7fffffffffffffff");
+        assert_eq!(key_of(b"a", -1), "a/-1");
+        assert_eq!(key_of(b"a", i64::MIN), "a/-8000000000000000");
+        assert_eq!(everybody(b"a"), (Bytes::from("a/"), Bytes::from("a0")));
+    }
+}

@@ -1,0 +1,217 @@
+//! Locks and elections over the wire.
+
+use node_proto::etcdserverpb::lease_client::LeaseClient;
+use node_proto::etcdserverpb::{LeaseGrantRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest};
+use node_proto::v3electionpb::election_client::ElectionClient;
+use node_proto::v3electionpb::{
+    CampaignRequest, LeaderKey, LeaderRequest, LeaderResponse, ProclaimRequest, ResignRequest,
+};
+use node_proto::v3lockpb::lock_client::LockClient;
+use node_proto::v3lockpb::{LockRequest, LockResponse, UnlockRequest};
+use tokio::task::JoinHandle;
+
+use super::*;
+
+async fn with_leases(leases: &[i64]) -> Node {
+    let node = Node::start().await;
+    for id in leases {
+        let grant = LeaseGrantRequest { id: *id, ttl: 1_000 };
+        LeaseClient::new(node.channel.clone()).lease_grant(grant).await.unwrap();
+    }
+    node
+}
+
+fn locks(node: &Node) -> LockClient<Channel> {
+    LockClient::new(node.channel.clone())
+}
+
+fn elections(node: &Node) -> ElectionClient<Channel> {
+    ElectionClient::new(node.channel.clone())
+}
+
+async fn lock(node: &Node, name: &str, lease: i64) -> Result<LockResponse, Status> {
+    let request = LockRequest { name: bytes(name), lease };
+    Ok(locks(node).lock(request).await?.into_inner())
+}
+
+/// The same, on its way; returns once it stands in line.
+async fn waits(node: &Node, name: &str, lease: i64) -> JoinHandle<Result<LockResponse, Status>> {
+    let (mut client, key) = (locks(node), format!("{name}/{lease:x}"));
+    let request = LockRequest { name: bytes(name), lease };
+    let waiting = tokio::spawn(async move { Ok(client.lock(request).await?.into_inner()) });
+    until(node, &key, true).await;
+    waiting
+}
+
+/// Waits until a key is there, or not.
+async fn until(node: &Node, key: &str, there: bool) {
+    while node.kv().range(range(key)).await.unwrap().into_inner().kvs.is_empty() == there {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn unknown(text: &str) -> (Code, String) {
+    (Code::Unknown, text.to_owned())
+}
+
+async fn unlock(node: &Node, key: &str) -> i64 {
+    let request = UnlockRequest { key: bytes(key) };
+    locks(node).unlock(request).await.unwrap().into_inner().header.unwrap().revision
+}
+
+#[tokio::test]
+async fn a_lock_is_had_by_one_lease_at_a_time_in_the_order_of_arrival() {
+    let node = with_leases(&[0x5, 0xfe, 0x7]).await;
+    let first = lock(&node, "a", 5).await.unwrap();
+    let header = first.header.unwrap();
+    assert_eq!((&first.key[..], header.revision, header.member_id), (&b"a/5"[..], 2, MEMBER));
+    assert_eq!(lock(&node, "a", 5).await.unwrap().key, "a/5", "it has it already");
+    assert_eq!(lock(&node, "b", 0xfe).await.unwrap().key, "b/fe", "another lock");
+    let second = waits(&node, "a", 0xfe).await;
+    let third = waits(&node, "a", 7).await;
+    // Keys that are like it, and not of it.
+    for other in ["a", "a0", "a/", "/"] {
+        node.put(other, "v").await;
+        unlock(&node, other).await;
+    }
+    assert!(!second.is_finished() && !third.is_finished());
+    let unlocked = unlock(&node, "a/5").await;
+    let second = second.await.unwrap().unwrap();
+    assert_eq!((&second.key[..], second.header.unwrap().revision), (&b"a/fe"[..], unlocked));
+    assert!(!third.is_finished());
+    unlock(&node, "a/fe").await;
+    assert_eq!(third.await.unwrap().unwrap().key, "a/7");
+    let metrics = node.get("/metrics").await.1;
+    let counted = "\ngrpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"Lock\",grpc_service=\"v3lockpb.Lock\",grpc_type=\"unary\"} 5\n";
+    assert!(metrics.contains(counted), "{metrics}");
+}
+
+#[tokio::test]
+async fn who_stops_waiting_for_a_lock_loses_its_place_and_its_lease_is_left() {
+    let node = with_leases(&[1, 2, 3]).await;
+    lock(&node, "a", 1).await.unwrap();
+    let second = waits(&node, "a", 2).await;
+    let third = waits(&node, "a", 3).await;
+    second.abort();
+    until(&node, "a/2", false).await;
+    assert!(!third.is_finished());
+    unlock(&node, "a/1").await;
+    assert_eq!(third.await.unwrap().unwrap().key, "a/3");
+    assert_eq!(lock(&node, "b", 2).await.unwrap().key, "b/2");
+}
+
+#[tokio::test]
+async fn a_lock_of_a_lease_that_has_ended_is_nobodys() {
+    let node = with_leases(&[1, 2]).await;
+    lock(&node, "a", 1).await.unwrap();
+    let second = waits(&node, "a", 2).await;
+    let mut leases = LeaseClient::new(node.channel.clone());
+    leases.lease_revoke(LeaseRevokeRequest { id: 2 }).await.unwrap();
+    leases.lease_revoke(LeaseRevokeRequest { id: 1 }).await.unwrap();
+    assert_eq!(told(second.await.unwrap()), unknown("mutex: session is expired"));
+}
+
+#[tokio::test]
+async fn who_names_no_lease_is_given_one_and_refusals_have_etcds_texts() {
+    let node = with_leases(&[1]).await;
+    let own = lock(&node, "a", 0).await.unwrap().key;
+    let id = std::str::from_utf8(&own).unwrap().strip_prefix("a/").unwrap();
+    let id = i64::from_str_radix(id, 16).unwrap();
+    let mut leases = LeaseClient::new(node.channel.clone());
+    let left = leases.lease_time_to_live(LeaseTimeToLiveRequest { id, keys: true }).await.unwrap();
+    let left = left.into_inner();
+    assert_eq!((left.granted_ttl, left.keys), (60, vec![own]));
+    let no_lease = unknown("etcdserver: requested lease not found");
+    assert_eq!(told(lock(&node, "a", 9).await), no_lease);
+    assert_eq!(told(lock(&node, "a", -1).await), no_lease);
+    let no_key = unknown("etcdserver: key is not provided");
+    assert_eq!(told(locks(&node).unlock(UnlockRequest::default()).await), no_key);
+    let no_leader = unknown("\"leader\" field must be provided");
+    assert_eq!(told(elections(&node).proclaim(ProclaimRequest::default()).await), no_leader);
+    assert_eq!(told(elections(&node).resign(ResignRequest::default()).await), no_leader);
+    let nobody = LeaderRequest { name: bytes("e") };
+    let told = told(elections(&node).leader(nobody).await);
+    assert_eq!(told, unknown("election: no leader"));
+}
+
+async fn campaign(node: &Node, lease: i64, value: &str) -> Result<(LeaderKey, i64), Status> {
+    let request = CampaignRequest { name: bytes("e"), lease, value: bytes(value) };
+    let won = elections(node).campaign(request).await?.into_inner();
+    Ok((won.leader.unwrap(), won.header.unwrap().revision))
+}
+
+async fn proclaim(node: &Node, leader: &LeaderKey, value: &str) -> Result<i64, Status> {
+    let request = ProclaimRequest { leader: Some(leader.clone()), value: bytes(value) };
+    Ok(elections(node).proclaim(request).await?.into_inner().header.unwrap().revision)
+}
+
+fn seen(answer: &LeaderResponse) -> (&[u8], &[u8]) {
+    let kv = answer.kv.as_ref().unwrap();
+    (&kv.key, &kv.value)
+}
+
+#[tokio::test]
+async fn an_election_is_won_spoken_in_and_handed_on() {
+    let node = with_leases(&[1, 2]).await;
+    let all = LeaderRequest { name: bytes("e") };
+    let mut observed = elections(&node).observe(all.clone()).await.unwrap().into_inner();
+    let (first, revision) = campaign(&node, 1, "one").await.unwrap();
+    let key = LeaderKey { name: bytes("e"), key: bytes("e/1"), rev: 2, lease: 1 };
+    assert_eq!((&first, revision), (&key, 2));
+    let answer = observed.message().await.unwrap().unwrap();
+    assert_eq!((seen(&answer), answer.header.unwrap().revision), ((&b"e/1"[..], &b"one"[..]), 2));
+    let (mut client, other) = (elections(&node), bytes("two"));
+    let waiting = tokio::spawn(async move {
+        client.campaign(CampaignRequest { name: bytes("e"), lease: 2, value: other }).await
+    });
+    until(&node, "e/2", true).await;
+    assert_eq!(proclaim(&node, &first, "still one").await.unwrap(), 4);
+    // Once more, by the same lease: it leads as before, and says something else.
+    assert_eq!(campaign(&node, 1, "again").await.unwrap(), (key, 4));
+    for value in [&b"still one"[..], b"again"] {
+        assert_eq!(seen(&observed.message().await.unwrap().unwrap()), (&b"e/1"[..], value));
+    }
+    let leader = elections(&node).leader(all).await.unwrap().into_inner();
+    assert_eq!(seen(&leader), (&b"e/1"[..], &b"again"[..]));
+    assert!(!waiting.is_finished());
+    let resign = ResignRequest { leader: Some(first.clone()) };
+    elections(&node).resign(resign.clone()).await.unwrap();
+    let second = waiting.await.unwrap().unwrap().into_inner().leader.unwrap();
+    assert_eq!((&second.key[..], second.rev, second.lease), (&b"e/2"[..], 3, 2));
+    assert_eq!(seen(&observed.message().await.unwrap().unwrap()), (&b"e/2"[..], &b"two"[..]));
+    // Who has been is not any more, and takes nothing from who is.
+    let not_leader = unknown("election: not leader");
+    assert_eq!(told(proclaim(&node, &first, "late").await), not_leader);
+    elections(&node).resign(resign).await.unwrap();
+    let impostor = LeaderKey { key: second.key.clone(), ..first };
+    assert_eq!(told(proclaim(&node, &impostor, "late").await), not_leader);
+    elections(&node).resign(ResignRequest { leader: Some(impostor) }).await.unwrap();
+    proclaim(&node, &second, "mine").await.unwrap();
+    assert_eq!(seen(&observed.message().await.unwrap().unwrap()), (&b"e/2"[..], &b"mine"[..]));
+}
+
+#[tokio::test]
+async fn who_stood_for_election_and_lost_its_lease_has_not_won() {
+    let node = with_leases(&[1, 2]).await;
+    let (first, _) = campaign(&node, 1, "one").await.unwrap();
+    let mut client = elections(&node);
+    let request = CampaignRequest { name: bytes("e"), lease: 2, value: bytes("two") };
+    let waiting = tokio::spawn(async move { client.campaign(request).await });
+    until(&node, "e/2", true).await;
+    let mut leases = LeaseClient::new(node.channel.clone());
+    leases.lease_revoke(LeaseRevokeRequest { id: 2 }).await.unwrap();
+    elections(&node).resign(ResignRequest { leader: Some(first) }).await.unwrap();
+    assert_eq!(told(waiting.await.unwrap()), unknown("election: not leader"));
+}
+
+#[tokio::test]
+async fn an_observer_that_missed_what_was_compacted_is_told_who_leads_now() {
+    let node = with_leases(&[1, 2]).await;
+    let mut observed = elections(&node).observe(LeaderRequest { name: bytes("e") }).await.unwrap();
+    let (first, _) = campaign(&node, 1, "one").await.unwrap();
+    assert_eq!(seen(&observed.get_mut().message().await.unwrap().unwrap()).1, b"one");
+    elections(&node).resign(ResignRequest { leader: Some(first) }).await.unwrap();
+    let (_, revision) = campaign(&node, 2, "two").await.unwrap();
+    node.compact(revision).await.unwrap();
+    assert_eq!(seen(&observed.get_mut().message().await.unwrap().unwrap()).1, b"two");
+}
