@@ -115,7 +115,7 @@ fn one(change: Change, partition: Partition) -> Result<()> {
     network.hub.enter()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut cluster = Cluster::start(network)?;
+        let mut cluster = Cluster::start(network, election(change, partition))?;
         let leader = cluster.settled(&[0, 1, 2]).await?;
         let target = cluster.prepare(change, leader).await?;
         let writer = Writer::start(&cluster.network)?;
@@ -124,6 +124,18 @@ fn one(change: Change, partition: Partition) -> Result<()> {
         let members = result.with_context(|| cluster.last_words())?;
         cluster.agrees(&members, &written?).await.with_context(|| cluster.last_words())
     })
+}
+
+/// Whoever was away when it was removed.
+fn removes_who_is_away(change: Change, partition: Partition) -> bool {
+    matches!(change, Change::RemoveFollower | Change::RemoveLeader)
+        && partition == Partition::Target
+}
+
+/// The members' election time-out. Where it shall be seen that who comes back disturbs nobody, it is
+/// long enough for a busy machine to bring about no election of its own.
+fn election(change: Change, partition: Partition) -> &'static str {
+    if removes_who_is_away(change, partition) { "8000" } else { "1000" }
 }
 
 struct Cluster {
@@ -136,7 +148,7 @@ struct Cluster {
 impl Cluster {
     /// Three members and a spare host. They may be changed whatever their health: a change that is
     /// refused because somebody is cut off would show nothing.
-    fn start(network: Network) -> Result<Self> {
+    fn start(network: Network, election: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let program: PathBuf = programs::program("muster-node")?;
         let hosts = network.hosts.iter();
@@ -145,6 +157,7 @@ impl Cluster {
         for node in &mut nodes {
             node.flags.push(format!("--name={}", node.host.name));
             node.flags.push("--strict-reconfig-check=false".to_owned());
+            node.flags.push(format!("--election-timeout={election}"));
         }
         let initial = initial_cluster(&network.hosts[..SPARE]);
         for node in &mut nodes[..SPARE] {
@@ -160,14 +173,18 @@ impl Cluster {
     /// Learns the ids, and what a change begins with: its target.
     async fn prepare(&mut self, change: Change, leader: usize) -> Result<usize> {
         for host in 0..SPARE {
-            self.ids.push(header(&self.status(host).await?)?.member_id);
+            let status = at_last("its status", async || self.status(host).await).await?;
+            self.ids.push(header(&status)?.member_id);
         }
         self.ids.push(0);
         match change {
             Change::AddVoter | Change::AddLearner => Ok(SPARE),
             Change::Promote => {
-                self.ask(leader, Change::AddLearner, SPARE).await?;
-                self.learn_spare(leader).await?;
+                self.ids[SPARE] = at_last("the spare is a member", async || {
+                    let _ = self.ask(leader, Change::AddLearner, SPARE).await;
+                    self.spare_id(leader).await
+                })
+                .await?;
                 self.start_spare()?;
                 Ok(SPARE)
             }
@@ -196,8 +213,14 @@ impl Cluster {
         let _ = self.ask(asked, change, target).await;
         tokio::time::sleep(CUT).await;
         let removes = matches!(change, Change::RemoveFollower | Change::RemoveLeader);
-        let away = removes && partition == Partition::Target;
-        let term = if away { Some(self.status(follower).await?.raft_term) } else { None };
+        let term = if removes_who_is_away(change, partition) {
+            let others: Vec<usize> = (0..SPARE).filter(|host| *host != target).collect();
+            self.settled(&others).await?;
+            self.see_through(change, target).await?;
+            Some(self.term(follower).await?)
+        } else {
+            None
+        };
         self.network.heal()?;
         self.see_through(change, target).await?;
         let members: Vec<usize> = match (change, removes) {
@@ -212,7 +235,7 @@ impl Cluster {
         self.settled(&members).await?;
         if let Some(term) = term {
             // It was away when it was removed: it has heard of it, and has disturbed nobody.
-            let now = self.status(follower).await?.raft_term;
+            let now = self.term(follower).await?;
             ensure!(now == term, "its return has brought term {now} after {term}");
         }
         let start = Instant::now();
@@ -305,10 +328,15 @@ impl Cluster {
         match change {
             Change::AddVoter => self.start_spare(),
             Change::AddLearner => {
-                self.learn_spare(host).await?;
+                let known = async || self.spare_id(host).await;
+                self.ids[SPARE] = at_last("the spare is a member", known).await?;
                 self.start_spare()?;
                 let start = Instant::now();
                 while let Err(refused) = self.ask(host, Change::Promote, SPARE).await {
+                    // An earlier request was carried out, and answered too late.
+                    if refused.message() == "etcdserver: can only promote a learner member" {
+                        break;
+                    }
                     ensure!(start.elapsed() < LIMIT, "never in sync: {refused}");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
@@ -340,12 +368,11 @@ impl Cluster {
         node.ready(LIMIT)
     }
 
-    async fn learn_spare(&mut self, host: usize) -> Result<()> {
+    async fn spare_id(&self, host: usize) -> Result<u64> {
         let url = nodes::peer_url(&self.network.hosts[SPARE]);
         let list = self.members(host).await?;
         let spare = list.iter().find(|member| member.peer_ur_ls.contains(&url));
-        self.ids[SPARE] = spare.context("the spare is a member")?.id;
-        Ok(())
+        Ok(spare.context("the spare is a member")?.id)
     }
 
     /// Waits until these follow one leader, one of them; which.
@@ -385,23 +412,28 @@ impl Cluster {
         let lost: Vec<_> = written.difference(&there).collect();
         ensure!(lost.is_empty(), "{} acknowledged writes are lost: {lost:?}", lost.len());
         let revision = found.header.context("a header")?.revision;
-        let expected = self.members(hosts[0]).await?;
+        let listed = async |host| at_last("a list", async || self.members(host).await).await;
+        let expected = listed(hosts[0]).await?;
         ensure!(expected.len() == hosts.len(), "members: {expected:?}");
         ensure!(expected.iter().all(|member| !member.is_learner), "a learner: {expected:?}");
         let start = Instant::now();
         let mut hashes = Vec::new();
         for host in hosts {
             let mut client = self.client(*host)?;
-            while header(&client.status(CALL).await?)?.revision < revision {
+            while header(&client.status(LIMIT).await?)?.revision < revision {
                 ensure!(start.elapsed() < LIMIT, "host {host} does not catch up");
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
-            hashes.push(client.hash_kv(revision, CALL).await?.hash);
-            let list = self.members(*host).await?;
+            hashes.push(client.hash_kv(revision, LIMIT).await?.hash);
+            let list = listed(*host).await?;
             ensure!(list == expected, "host {host} lists {list:?}, the first {expected:?}");
         }
         ensure!(hashes.iter().all(|hash| *hash == hashes[0]), "hashes differ: {hashes:?}");
         Ok(())
+    }
+
+    async fn term(&self, host: usize) -> Result<u64> {
+        Ok(at_last("its status", async || self.status(host).await).await?.raft_term)
     }
 
     async fn status(&self, host: usize) -> Result<StatusResponse> {
@@ -431,6 +463,18 @@ impl Cluster {
             format!("== {}\n{last}\n", node.host.name)
         });
         words.collect()
+    }
+}
+
+/// Asks until there is an answer.
+async fn at_last<T>(what: &str, mut ask: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        match ask().await {
+            Ok(answer) => return Ok(answer),
+            Err(error) if start.elapsed() > LIMIT => return Err(error.context(what.to_owned())),
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
     }
 }
 

@@ -17,6 +17,8 @@ const LONGEST_WRITE: Duration = Duration::from_secs(30);
 /// What is written at least, however soon the change is over.
 const ENOUGH_WRITES: usize = 20;
 const CALL_LIMIT: Duration = Duration::from_secs(2);
+/// Between two writes.
+const AGAIN: Duration = Duration::from_millis(10);
 
 /// Writes one key after the other, each until it is acknowledged, to whoever takes it.
 #[derive(Debug)]
@@ -51,7 +53,14 @@ impl Writer {
                 count_only: true,
                 ..RangeRequest::default()
             };
-            let found = client(url, self.tls.as_ref())?.range(request, CALL_LIMIT).await?.count;
+            let start = Instant::now();
+            let found = loop {
+                match client(url, self.tls.as_ref())?.range(request.clone(), CALL_LIMIT).await {
+                    Ok(answer) => break answer.count,
+                    Err(error) if start.elapsed() > LONGEST_WRITE => return Err(error),
+                    Err(_) => tokio::time::sleep(AGAIN).await,
+                }
+            };
             ensure!(found == i64::try_from(written)?, "{written} acknowledged, {found} there");
             Ok(())
         })
@@ -80,7 +89,7 @@ fn write(urls: &[String], tls: Option<&Arc<ClientConfig>>, stop: &AtomicBool) ->
                 ensure!(start.elapsed() < LONGEST_WRITE, "no write gets through");
             }
             written += 1;
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            tokio::time::sleep(AGAIN).await;
         }
         Ok(written)
     })

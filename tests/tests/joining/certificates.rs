@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use muster_tests::harness::process::tail;
 use muster_tests::harness::programs::program;
 use muster_tests::harness::world::{WorldOptions, path_text};
 use muster_tests::harness::{Agent, Network, Node, World, until, until_told};
@@ -46,8 +47,11 @@ fn renews(node: Option<&Path>) -> Result<()> {
     // By then the first ones are over.
     std::thread::sleep(Duration::from_secs(LIFE.parse()?));
     for (agent, first) in running.agents.iter().zip(&first) {
-        ensure!(until_when(agent)? > *first, "{}", agent.output());
-        ensure!(agent.output().contains("the certificates are renewed"), "{}", agent.output());
+        until("the certificates to be renewed", LIMIT, || {
+            let later = until_when(agent).is_ok_and(|until| until > *first);
+            (later && agent.output().contains("the certificates are renewed")).then_some(())
+        })
+        .with_context(|| tail(&agent.output(), 25))?;
     }
     each_serves(&running)?;
     // Connections that begin now begin with the new ones: between members, and from the agent.
