@@ -628,16 +628,19 @@ async fn a_newcomer_takes_the_state_from_the_holder_of_the_bound_key_alone() {
     let dir = tempfile::tempdir().unwrap();
     let tls = crate::tls::tests::on_loopback(dir.path());
     let b = Node::start_with(local(2), Seen::default(), Limits::default(), Some(Arc::clone(&tls)));
-    let joiner = local(3);
+    // One each: the first one's place may not be free again when the next one comes.
+    let joiners = [3, 4, 5].map(local);
+    let peer = |joiner: &Local| peer_at(joiner.member, "127.0.0.1:9".parse().unwrap());
     b.transport.set_membership(Membership {
-        peers: vec![peer_at(joiner.member, "127.0.0.1:9".parse().unwrap())],
+        peers: joiners.iter().map(peer).collect(),
         ..Membership::default()
     });
     let url = PeerUrl::parse(&format!("https://{}", b.address())).unwrap();
     let read = |mut body: SnapshotReader| io::copy(&mut body, &mut io::sink());
-    for (key, fetched) in [(None, true), (tls.node_key(), true), (Some(NodeKey([7; 32])), false)] {
+    let keys = [(None, true), (tls.node_key(), true), (Some(NodeKey([7; 32])), false)];
+    for (joiner, (key, fetched)) in joiners.iter().zip(keys) {
         let source = Source { member: b.local.member, url: url.clone(), key };
-        let result = fetch_state(&source, Some(&tls), &joiner, read).await;
+        let result = fetch_state(&source, Some(&tls), joiner, read).await;
         assert_eq!(result.is_ok(), fetched, "{key:?}: {result:?}");
     }
 }
