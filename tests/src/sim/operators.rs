@@ -340,8 +340,17 @@ impl World {
     }
 
     fn add(&mut self, table: &MemberTable) -> Option<MemberChange> {
+        // Who has asked for a machine, and was not answered, asks for it again.
+        let asked_for = |node: &Node| {
+            let mut asked = self.operators.iter().filter_map(|one| one.unanswered.as_ref());
+            asked.any(|asked| match &asked.change {
+                MemberChange::Add(new) => node.owns(&new.peer_urls[0]),
+                _ => false,
+            })
+        };
         let waits = |node: &&Node| {
-            node.member == 0 && !table.members().any(|member| node.owns(&member.peer_urls[0]))
+            let is_taken = table.members().any(|member| node.owns(&member.peer_urls[0]));
+            node.member == 0 && !is_taken && !asked_for(node)
         };
         let waiting = self.nodes.iter().find(waits).map(|node| node.id);
         let machine = match waiting {
