@@ -219,6 +219,11 @@ not_for_learners! {
     v3electionpb::ResignRequest
 }
 
+/// A header of which only the revision is known so far: [`Context::call`] fills in the rest.
+pub(super) fn header(revision: i64) -> Option<ResponseHeader> {
+    Some(ResponseHeader { revision, ..ResponseHeader::default() })
+}
+
 impl Context {
     /// This member's part of a response header.
     pub(crate) fn header(&self, revision: i64) -> ResponseHeader {

@@ -17,9 +17,11 @@ use prost::Message as _;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Status};
 
-use super::context::{Held, requires_leader};
+use super::context::{Held, header, requires_leader};
 use super::error::Error;
-use super::line::{Line, Refusal, delete_if_still, everybody, put_if_still, revision};
+use super::line::{
+    Line, Refusal, delete_if_still, everybody, put_if_still, revision, whatever_after,
+};
 use super::metrics::Method;
 use super::watch::until_leader_is_lost;
 use crate::mvcc::watch::{Notice, Subscriber, WatchSpec};
@@ -30,10 +32,6 @@ type Answer<T> = Result<tonic::Response<T>, Status>;
 
 pub(super) struct Election(pub(super) Line);
 
-fn header(revision: i64) -> Option<ResponseHeader> {
-    Some(ResponseHeader { revision, ..ResponseHeader::default() })
-}
-
 impl Election {
     async fn campaign(
         &self,
@@ -42,16 +40,14 @@ impl Election {
     ) -> Result<CampaignResponse, Refusal> {
         let CampaignRequest { name, lease, value } = request;
         let lease = self.0.lease(lease, held).await?;
-        let place = self.0.enter(&name, lease, value.clone(), held).await?;
-        let entered = revision(place.entered.header.as_ref());
+        let mut place = self.0.enter(&name, lease, value.clone(), held).await?;
         if place.value().is_some_and(|before| *before != value) {
             self.say(place.key().clone(), place.created(), value, lease, held).await?;
         }
         place.turn(held).await?.ok_or(Error::NotElected)?;
         let (key, rev) = (place.key().clone(), place.created());
-        place.keep();
         let leader = LeaderKey { name, key, rev, lease };
-        Ok(CampaignResponse { header: header(entered), leader: Some(leader) })
+        Ok(CampaignResponse { header: header(place.entered()), leader: Some(leader) })
     }
 
     /// Says something else from now on, for as long as it stands in line.
@@ -99,9 +95,6 @@ impl Election {
     }
 }
 
-/// The only watch of its stream.
-const WATCH: i64 = 0;
-
 /// What is watched.
 enum Following {
     /// Nothing: it has to be looked who leads.
@@ -125,17 +118,9 @@ struct Observer {
 }
 
 impl Observer {
-    fn watch(&self, range: KeyRange, start_revision: i64, no_delete: bool) -> Subscriber {
-        let mut watch = self.line.context.hub.subscribe_for(self.account.clone());
-        let spec =
-            WatchSpec { range, start_revision, no_put: false, no_delete, progress_notify: false };
-        watch.add(WATCH, spec);
-        watch
-    }
-
     fn follow(&mut self, key: Bytes, seen_at: i64) {
-        let watch = self.watch(KeyRange::new(key, Bytes::new()), seen_at + 1, false);
-        self.following = Following::Leader(watch);
+        let spec = whatever_after(seen_at, KeyRange::new(key, Bytes::new()));
+        self.following = Following::Leader(self.line.watch(self.account.clone(), spec));
     }
 
     fn tell(&mut self, revision: i64, kv: KeyValue) {
@@ -151,8 +136,9 @@ impl Observer {
             self.tell(seen_at, kv);
         } else {
             let (key, range_end) = everybody(&self.name);
-            let watch = self.watch(KeyRange::new(key, range_end), seen_at + 1, true);
-            self.following = Following::Anybody(watch);
+            let all = whatever_after(seen_at, KeyRange::new(key, range_end));
+            let spec = WatchSpec { no_delete: true, ..all };
+            self.following = Following::Anybody(self.line.watch(self.account.clone(), spec));
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use node_proto::etcdserverpb::lease_server;
 use node_proto::etcdserverpb::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse,
     LeaseLeasesRequest, LeaseLeasesResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseStatus,
-    LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, ResponseHeader,
+    LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
 };
 use node_proto::musterpb::LeaseQuestion;
 use tokio::sync::{mpsc, oneshot};
@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::task::TaskTracker;
 use tonic::{Request, Status, Streaming};
 
-use super::context::{Context, Held, requires_leader};
+use super::context::{Context, Held, header, requires_leader};
 use super::error::Error;
 use super::leases::{BUSY, UNKNOWN};
 use super::metrics::Method;
@@ -49,10 +49,6 @@ struct Wish {
 pub(super) struct Lease {
     context: Arc<Context>,
     passed_on: mpsc::Sender<Wish>,
-}
-
-fn header(revision: i64) -> Option<ResponseHeader> {
-    Some(ResponseHeader { revision, ..ResponseHeader::default() })
 }
 
 impl Lease {

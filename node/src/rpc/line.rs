@@ -22,7 +22,8 @@ use super::error::Error;
 use super::kv::Kv;
 use super::lease::Lease;
 use crate::mvcc::KeyRange;
-use crate::mvcc::watch::{Notice, WatchSpec};
+use crate::mvcc::watch::{Notice, Subscriber, WatchSpec};
+use crate::shares::Account;
 
 /// Who names no lease is given one of so many seconds, which nobody keeps alive (etcd's).
 const OWN_LEASE_TTL: i64 = 60;
@@ -58,17 +59,19 @@ pub(super) struct Line {
     tasks: TaskTracker,
 }
 
-/// A key in line. Given up when it is dropped, unless it was [kept](Place::keep): the client is gone, or
-/// is told that it failed.
+/// A key in line. Given up when it is dropped while it waits: the client is gone, or is told that it
+/// failed. Who need not wait has what the line is for, perhaps since an earlier call, and keeps it.
 pub(super) struct Place {
     line: Line,
     name: Bytes,
+    key: Bytes,
     /// The revision that made it.
     created: i64,
-    /// What the transaction found that made it, or found it there.
-    pub(super) entered: TxnResponse,
-    key: Bytes,
-    is_kept: bool,
+    /// The revision at which it was made, or found.
+    entered: i64,
+    /// What it held, if it was found.
+    value: Option<Bytes>,
+    waits: bool,
 }
 
 /// The keys of everybody who stands in line.
@@ -113,6 +116,17 @@ pub(super) fn put_if_still(key: Bytes, revision: i64, value: Bytes, lease: i64) 
             ..PutRequest::default()
         }))],
         ..TxnRequest::default()
+    }
+}
+
+/// To watch what happens after a revision.
+pub(super) fn whatever_after(revision: i64, range: KeyRange) -> WatchSpec {
+    WatchSpec {
+        range,
+        start_revision: revision + 1,
+        no_put: false,
+        no_delete: false,
+        progress_notify: false,
     }
 }
 
@@ -187,23 +201,28 @@ impl Line {
             failure: vec![op(Op::RequestRange(found))],
             ..put_if_still(key.clone(), 0, value, lease)
         };
-        let entered = self.txn(entry, held).await?;
-        let here = here(&entered).map(|found| found.create_revision);
-        let created = here.unwrap_or_else(|| revision(entered.header.as_ref()));
-        Ok(Place { line: self.clone(), name: name.clone(), created, entered, key, is_kept: false })
+        let answer = self.txn(entry, held).await?;
+        let entered = revision(answer.header.as_ref());
+        let (created, value) = match here(answer) {
+            Some(found) => (found.create_revision, Some(found.value)),
+            None => (entered, None),
+        };
+        let (line, name) = (self.clone(), name.clone());
+        Ok(Place { line, name, key, created, entered, value, waits: false })
+    }
+
+    /// A stream of one watch.
+    pub(super) fn watch(&self, account: Arc<Account>, spec: WatchSpec) -> Subscriber {
+        let mut watch = self.context.hub.subscribe_for(account);
+        watch.add(WATCH, spec);
+        watch
     }
 
     /// Waits until a key that was there at a revision is not.
     async fn gone(&self, key: Bytes, seen_at: i64) -> Result<(), Error> {
-        let mut watch = self.context.hub.subscribe();
-        let spec = WatchSpec {
-            range: KeyRange::new(key, Bytes::new()),
-            start_revision: seen_at + 1,
-            no_put: true,
-            no_delete: false,
-            progress_notify: false,
-        };
-        watch.add(WATCH, spec);
+        let only = KeyRange::new(key, Bytes::new());
+        let spec = WatchSpec { no_put: true, ..whatever_after(seen_at, only) };
+        let mut watch = self.watch(Account::unbounded(), spec);
         loop {
             match self.context.stop.run_until_cancelled(watch.next()).await {
                 None => return Err(Error::Stopped),
@@ -217,13 +236,13 @@ impl Line {
 }
 
 /// The key, where a transaction found it instead of making it.
-fn here(entered: &TxnResponse) -> Option<&KeyValue> {
+fn here(mut answer: TxnResponse) -> Option<KeyValue> {
     use node_proto::etcdserverpb::response_op::Response;
-    if entered.succeeded {
+    if answer.succeeded {
         return None;
     }
-    match entered.responses.first()?.response.as_ref()? {
-        Response::ResponseRange(found) => found.kvs.first(),
+    match answer.responses.pop()?.response? {
+        Response::ResponseRange(mut found) => found.kvs.pop(),
         _ => None,
     }
 }
@@ -237,16 +256,20 @@ impl Place {
         self.created
     }
 
-    /// What it held before, if it was there.
-    pub(super) fn value(&self) -> Option<&Bytes> {
-        here(&self.entered).map(|found| &found.value)
+    pub(super) fn entered(&self) -> i64 {
+        self.entered
     }
 
-    /// Waits until nobody is before it; whether it had to.
+    /// What it held before, if it was there.
+    pub(super) fn value(&self) -> Option<&Bytes> {
+        self.value.as_ref()
+    }
+
+    /// Waits until nobody is before it.
     ///
     /// This member's own store will do: it has the key, and who is not in line there any more never
     /// comes before that again.
-    async fn come_up(&self, held: &mut Held) -> Result<bool, Error> {
+    async fn come_up(&mut self, held: &mut Held) -> Result<(), Error> {
         let (key, range_end) = everybody(&self.name);
         let before = RangeRequest {
             key,
@@ -259,12 +282,11 @@ impl Place {
             serializable: true,
             ..RangeRequest::default()
         };
-        let mut waited = false;
         loop {
             let mut found = self.line.kv.range(&before, held).await?;
             let seen_at = revision(found.header.as_ref());
-            let Some(last) = found.kvs.pop() else { return Ok(waited) };
-            waited = true;
+            let Some(last) = found.kvs.pop() else { return Ok(()) };
+            self.waits = true;
             held.hold(0)?;
             self.line.gone(last.key, seen_at).await?;
         }
@@ -272,20 +294,17 @@ impl Place {
 
     /// Waits for its turn: the revision at which it was seen to have it, `None` if it is not there any
     /// more.
-    pub(super) async fn turn(&self, held: &mut Held) -> Result<Option<i64>, Error> {
-        if !self.come_up(held).await? {
-            return Ok(Some(revision(self.entered.header.as_ref())));
+    pub(super) async fn turn(&mut self, held: &mut Held) -> Result<Option<i64>, Error> {
+        self.come_up(held).await?;
+        if !self.waits {
+            return Ok(Some(self.entered));
         }
         // Its lease may have ended meanwhile.
         let own = RangeRequest { key: self.key.clone(), ..RangeRequest::default() };
         let found = self.line.kv.range(&own, held).await?;
         let is_there = found.kvs.first().is_some_and(|kv| kv.create_revision == self.created);
+        self.waits = false;
         Ok(is_there.then(|| revision(found.header.as_ref())))
-    }
-
-    /// The client hears of it, and gives it up itself.
-    pub(super) fn keep(mut self) {
-        self.is_kept = true;
     }
 }
 
@@ -293,7 +312,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         // A client of a member that goes down comes again elsewhere, with the same lease, and has its
         // place still.
-        if self.is_kept || self.line.context.stop.is_cancelled() {
+        if !self.waits || self.line.context.stop.is_cancelled() {
             return;
         }
         let (context, line) = (self.line.context.clone(), self.line.clone());

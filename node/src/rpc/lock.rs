@@ -1,11 +1,11 @@
 //! Lock: a name that one client has at a time (server/etcdserver/api/v3lock in etcd).
 
 use bytes::Bytes;
-use node_proto::etcdserverpb::{DeleteRangeRequest, ResponseHeader};
+use node_proto::etcdserverpb::DeleteRangeRequest;
 use node_proto::v3lockpb::{LockRequest, LockResponse, UnlockRequest, UnlockResponse, lock_server};
 use tonic::{Request, Status};
 
-use super::context::Held;
+use super::context::{Held, header};
 use super::error::Error;
 use super::line::{Line, Refusal};
 use super::metrics::Method;
@@ -17,11 +17,9 @@ pub(super) struct Lock(pub(super) Line);
 impl Lock {
     async fn lock(&self, request: LockRequest, held: &mut Held) -> Result<LockResponse, Refusal> {
         let lease = self.0.lease(request.lease, held).await?;
-        let place = self.0.enter(&request.name, lease, Bytes::new(), held).await?;
+        let mut place = self.0.enter(&request.name, lease, Bytes::new(), held).await?;
         let revision = place.turn(held).await?.ok_or(Error::SessionExpired)?;
-        let key = place.key().clone();
-        place.keep();
-        Ok(LockResponse { header: Some(ResponseHeader { revision, ..Default::default() }), key })
+        Ok(LockResponse { header: header(revision), key: place.key().clone() })
     }
 
     async fn unlock(

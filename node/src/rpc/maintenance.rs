@@ -9,13 +9,13 @@ use node_proto::etcdserverpb::maintenance_server;
 use node_proto::etcdserverpb::{
     AlarmMember, AlarmRequest, AlarmResponse, AlarmType, DefragmentRequest, DefragmentResponse,
     DowngradeInfo, DowngradeRequest, DowngradeResponse, HashKvRequest, HashKvResponse, HashRequest,
-    HashResponse, MoveLeaderRequest, MoveLeaderResponse, ResponseHeader, SnapshotRequest,
-    StatusRequest, StatusResponse,
+    HashResponse, MoveLeaderRequest, MoveLeaderResponse, SnapshotRequest, StatusRequest,
+    StatusResponse,
 };
 use tokio::sync::Semaphore;
 use tonic::{Request, Status};
 
-use super::context::{Context, Held};
+use super::context::{Context, Held, header};
 use super::error::Error;
 use super::metrics::Method;
 use super::snapshot;
@@ -29,10 +29,6 @@ type Answer<T> = Result<tonic::Response<T>, Status>;
 pub(super) struct Maintenance {
     context: Arc<Context>,
     snapshots: Arc<Semaphore>,
-}
-
-fn header(revision: i64) -> Option<ResponseHeader> {
-    Some(ResponseHeader { revision, ..ResponseHeader::default() })
 }
 
 /// How `etcdctl` and etcd's `errors` list show an alarm: no member is not shown.

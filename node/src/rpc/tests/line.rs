@@ -190,6 +190,22 @@ async fn an_election_is_won_spoken_in_and_handed_on() {
     assert_eq!(seen(&observed.message().await.unwrap().unwrap()), (&b"e/2"[..], &b"mine"[..]));
 }
 
+/// What a call waits for is given up with it, and nothing else.
+#[tokio::test]
+async fn who_leads_and_hangs_up_while_it_says_something_else_leads_still() {
+    let node = with_leases(&[1]).await;
+    let (leader, _) = campaign(&node, 1, "value").await.unwrap();
+    for micros in (0..200).map(|n| n * 10) {
+        let (mut client, value) = (elections(&node), bytes(&micros.to_string()));
+        let request = CampaignRequest { name: bytes("e"), lease: 1, value };
+        let again = tokio::spawn(async move { client.campaign(request).await });
+        tokio::time::sleep(Duration::from_micros(micros)).await;
+        again.abort();
+    }
+    let found = node.kv().range(range("e/1")).await.unwrap().into_inner().kvs;
+    assert_eq!(found.first().map(|kv| kv.create_revision), Some(leader.rev));
+}
+
 #[tokio::test]
 async fn who_stood_for_election_and_lost_its_lease_has_not_won() {
     let node = with_leases(&[1, 2]).await;
