@@ -1,0 +1,75 @@
+//! Taking over a snapshot: it takes three steps, each durable before the next.
+
+use node_consensus::{Entry, HardState, Members, Message, Position};
+
+use super::{Driver, Install, compare_members};
+use crate::driver::peers::IncomingSnapshot;
+use crate::log::Batch;
+
+impl Driver {
+    /// A snapshot and its body have arrived.
+    pub(super) fn snapshot(&mut self, snapshot: IncomingSnapshot) {
+        self.drain();
+        // What waits, also for what came just before it, keeps it from being taken over at once.
+        if self.install.is_some() || self.consensus.is_silent() {
+            self.effects.discard.push(snapshot.body);
+            return;
+        }
+        self.incoming = Some(snapshot.body);
+        self.step(snapshot.message);
+        self.drain();
+        // Consensus didn't want it.
+        self.effects.discard.extend(self.incoming.take());
+    }
+
+    pub(super) fn begin_install(
+        &mut self,
+        at: Position,
+        ready: u64,
+        after: Vec<Message>,
+        entries: Vec<Entry>,
+    ) {
+        let body = self.incoming.take().expect("consensus only sees snapshots that have a body");
+        let hard_state = self.lazy_hard_state.take();
+        // Until the store holds the snapshot the old log counts, and with it the old commit index.
+        let old = hard_state.map(|state| HardState { commit: self.persisted_commit, ..state });
+        let intent = self.next_batch;
+        self.queue(
+            Batch { hard_state: old, installing: Some(at), ..Batch::default() },
+            0,
+            Vec::new(),
+        );
+        let batch = Batch { hard_state, snapshot: Some(at), entries, ..Batch::default() };
+        self.install =
+            Some(Install { at, body: Some(body), intent, held: vec![(batch, ready, after)] });
+    }
+
+    pub(super) fn installed(&mut self, at: Position, members: &Members) {
+        let install = self.install.take().expect("the store installs what it was given");
+        assert_eq!(install.at, at, "the store holds another snapshot than it was given");
+        compare_members(at.index, self.members(), members);
+        self.configurations.clear();
+        self.note_members(at.index);
+        self.durable = at;
+        self.backlog.clear();
+        self.backlog_bytes = 0;
+        self.applied = at;
+        self.joining = Some((self.next_batch, at));
+        for (batch, ready, after) in install.held {
+            if batch == Batch::default() {
+                self.nothing_to_write(ready, after);
+            } else {
+                self.note_backlog(&batch.entries);
+                self.queue(batch, ready, after);
+            }
+        }
+    }
+
+    /// A snapshot is of the past: its members are compared with those of that time.
+    pub(super) fn compare_snapshot(&self, index: u64, members: &Members) {
+        let then = self.configurations.iter().rev().find(|(from, _)| *from <= index);
+        if let Some((_, ours)) = then {
+            compare_members(index, ours, members);
+        }
+    }
+}
