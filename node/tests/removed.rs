@@ -134,7 +134,7 @@ async fn a_removed_member_without_its_tombstone_stays_until_it_is_told_again() {
     std::fs::remove_file(&tombstone).unwrap();
     gone.start();
     eventually("it says why it stays", || {
-        gone.log().contains("it stays until another one says so")
+        gone.log().contains("it goes on until a voting member says so")
     });
     assert!(!tombstone.exists());
     left.iter_mut().for_each(Member::start);

@@ -138,7 +138,7 @@ impl Consensus {
             led: None,
             found: 0,
             // Removed before this began: told of it, or not.
-            stays: !initial.members.voters.is_empty() && !initial.members.contains(config.member),
+            stays: !initial.members.contains(config.member),
             early: Early::default(),
             answered: Vec::new(),
         };

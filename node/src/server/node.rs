@@ -246,7 +246,7 @@ fn check_record(store: &Store, local: &Local, tls: Option<&PeerTls>) {
     let view = store.view();
     if view.members().was_removed(local.member) {
         tracing::warn!(
-            "this member was removed; it stays until another one says so, who may need it"
+            "this member was removed, and ended before its tombstone was written: it goes on until a voting member says so, which may need it"
         );
     }
     let bound = view.members().member(local.member).and_then(|own| own.node_key);
