@@ -256,14 +256,11 @@ async fn an_old_token_waits_until_the_database_is_settled_before_it_is_called_vo
     changed_long_ago(&world.database).await;
     world.owner(&service).forget_process(absent).await.unwrap();
     // The service looks again when it does.
-    let refused = loop {
-        match agent.redeem().await.unwrap_err() {
-            waits if waits.code() == Some(Code::DatabaseChanged) => {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-            refused => break refused,
-        }
-    };
+    let refused = found("it is settled", async || {
+        let refused = agent.redeem().await.unwrap_err();
+        (refused.code() != Some(Code::DatabaseChanged)).then_some(refused)
+    })
+    .await;
     assert_eq!(refused.code(), Some(Code::GrantRevoked), "{refused}");
     service.stop().await;
 }
