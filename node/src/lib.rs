@@ -4,6 +4,7 @@ pub mod apply;
 pub mod causes;
 pub mod commands;
 pub mod config;
+pub mod corruption;
 pub mod disk;
 pub mod driver;
 pub mod etcd_file;

@@ -41,6 +41,7 @@ fn every_invariant_holds_in_every_history() {
     assert!(total.shared_turns > HISTORIES && total.full_queues > HISTORIES);
     assert!(total.leases_expired > HISTORIES && total.renewals > HISTORIES);
     assert!(total.leases_noted > HISTORIES && total.outdated_clocks > HISTORIES / 200);
+    assert!(total.compared > 10 * HISTORIES, "members that no false alarm could be about");
     assert!(total.lost_bodies > HISTORIES / 10 && total.short_of_space > HISTORIES / 10);
 }
 

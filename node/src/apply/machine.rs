@@ -225,6 +225,11 @@ fn apply_operation(
             Ok(Response::Compact(CompactionResponse { header: header(batch.revision()) }))
         }
         Operation::Alarm(alarm) => apply_alarm(batch, &alarm).map(Response::Alarm),
+        Operation::MarkCorrupt(member_id) => {
+            let alarm = AlarmType::Corrupt.into();
+            let raise = AlarmRequest { action: AlarmAction::Activate.into(), member_id, alarm };
+            apply_alarm(batch, &raise).map(Response::Alarm)
+        }
         Operation::LeaseGrant(request) => lease::grant(batch, &request, at),
         Operation::LeaseRevoke(request) => lease::revoke(batch, &request),
         Operation::LeaseExpire(over) => lease::expire(batch, &over, at),
@@ -246,6 +251,7 @@ pub(crate) fn entry_kind(operation: &Operation) -> EntryKind {
         | Operation::Txn(_)
         | Operation::Compact(_)
         | Operation::Alarm(_)
+        | Operation::MarkCorrupt(_)
         | Operation::LeaseGrant(_)
         | Operation::LeaseRevoke(_)
         | Operation::LeaseExpire(_)
@@ -263,6 +269,7 @@ pub(crate) fn grows(operation: &Operation) -> bool {
         Operation::DeleteRange(_)
         | Operation::Compact(_)
         | Operation::Alarm(_)
+        | Operation::MarkCorrupt(_)
         | Operation::LeaseRevoke(_)
         | Operation::LeaseExpire(_)
         | Operation::LeaseCheckpoint(_)
@@ -271,7 +278,8 @@ pub(crate) fn grows(operation: &Operation) -> bool {
     }
 }
 
-/// What a raised alarm forbids.
+/// What a raised alarm forbids to everybody. One member's CORRUPT alarm is about what it holds itself: it
+/// serves nobody, and the others go on (in etcd nobody writes any more).
 fn forbidden(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyError> {
     if alarms.is_empty() {
         return None;
@@ -282,11 +290,14 @@ fn forbidden(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyError
     let writes = !matches!(
         operation,
         Operation::Alarm(_)
+            | Operation::MarkCorrupt(_)
             | Operation::LeaseCheckpoint(_)
             | Operation::PublishMember(_)
             | Operation::ChangeMember(_)
     );
-    if writes && raised(AlarmType::Corrupt) {
+    let all_are_corrupt =
+        || alarms.iter().any(|a| a.member_id == 0 && a.alarm() == AlarmType::Corrupt);
+    if writes && all_are_corrupt() {
         Some(ApplyError::Corrupt)
     } else if grows(operation) && raised(AlarmType::Nospace) {
         Some(ApplyError::NoSpace)

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use node_proto::command::{
     self, LeaseCheckpoint, LeaseExpire, LeaseLeft, Operation, PublishMember, encode,
 };
+use node_proto::etcdserverpb::AlarmMember;
 use node_proto::etcdserverpb::alarm_request::AlarmAction;
 use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use node_proto::etcdserverpb::request_op::Request;
@@ -425,9 +426,14 @@ fn the_space_alarm_forbids_what_grows_and_nothing_else() {
 }
 
 #[test]
-fn the_corruption_alarm_forbids_every_write() {
+fn the_corruption_alarm_of_the_cluster_forbids_every_write_and_a_members_none() {
     let mut world = World::new();
-    let alarm = AlarmRequest { action: AlarmAction::Activate.into(), member_id: 7, alarm: 2 };
+    world.apply(Operation::MarkCorrupt(7)).unwrap();
+    world.put("k", "1").unwrap();
+    let raised = world.machine.store().view().alarms().to_vec();
+    assert_eq!(raised, [AlarmMember { member_id: 7, alarm: 2 }]);
+    assert_eq!(world.apply(Operation::MarkCorrupt(8)), Err(ApplyError::MemberNotFound));
+    let alarm = AlarmRequest { action: AlarmAction::Activate.into(), member_id: 0, alarm: 2 };
     world.apply(Operation::Alarm(alarm)).unwrap();
     assert_eq!(world.put("k", ""), Err(ApplyError::Corrupt));
     let outcome = world.apply(Operation::DeleteRange(delete("k", "")));

@@ -233,13 +233,12 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(FEATURES_AND_FINE_TUNING, "feature-gates", Text, "", "NAME=BOOL,...", "Features to turn on or off.")
         .ignored("features have no gates here"),
     flag(FEATURES_AND_FINE_TUNING, "initial-corrupt-check", Bool, "false", "", "Compare with the peers before serving.")
-        .ignored("members do not compare their stores yet"),
-    flag(FEATURES_AND_FINE_TUNING, "corrupt-check-time", Duration, "0s", "TIME", "Time between two comparisons with the peers.")
-        .ignored("members do not compare their stores yet"),
+        .ignored("members compare their data all the time, and soon after one has come back"),
+    flag(FEATURES_AND_FINE_TUNING, "corrupt-check-time", Duration, "0s", "TIME", "Time between two comparisons of all members' data; 0: 30 s. It can't be turned off."),
     flag(FEATURES_AND_FINE_TUNING, "compact-hash-check-enabled", Bool, "false", "", "Compare hashes of compactions.")
-        .ignored("members do not compare their stores yet"),
+        .ignored("each comparison of the members' data looks at them as well"),
     flag(FEATURES_AND_FINE_TUNING, "compact-hash-check-time", Duration, "1m0s", "TIME", "Time between two comparisons of compactions.")
-        .ignored("members do not compare their stores yet"),
+        .ignored("each comparison of the members' data looks at them as well"),
     flag(FEATURES_AND_FINE_TUNING, "compaction-batch-limit", Uint32, "1000", "N", "Revisions removed at once by a compaction.")
         .ignored("the store chooses its own steps"),
     flag(FEATURES_AND_FINE_TUNING, "compaction-sleep-interval", Duration, "10ms", "TIME", "Pause of a compaction between two batches."),

@@ -213,8 +213,8 @@ pub struct Config {
     pub compaction_batch_limit: u32,
     /// `--compaction-sleep-interval`
     pub compaction_sleep: Duration,
-    /// `--warning-unary-request-duration`
-    pub warning_unary: Duration,
+    /// `--corrupt-check-time`; 0: as often as members compare their data if nothing is said
+    pub corrupt_check: Duration,
     /// TLS of the client listener, if its URLs are https
     pub client_tls: Option<TlsFiles>,
     /// TLS between peers, if their URLs are https

@@ -71,7 +71,7 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         watch_progress_interval: time(low, "watch-progress-notify-interval"),
         compaction_batch_limit: uint32(low, "compaction-batch-limit"),
         compaction_sleep: time(low, "compaction-sleep-interval"),
-        warning_unary: time(low, "warning-unary-request-duration"),
+        corrupt_check: time(low, "corrupt-check-time"),
         client_tls: tls_files(low, ""),
         peer_tls: tls_files(low, "peer-"),
         tls_policy: tls_policy(low)?,

@@ -9,7 +9,7 @@ use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use node_proto::etcdserverpb::{AlarmType, RangeRequest};
+use node_proto::etcdserverpb::{AlarmMember, AlarmType, RangeRequest};
 
 use crate::identity::MemberId;
 use crate::rpc::{Context, Error};
@@ -54,6 +54,13 @@ async fn read(context: &Context, serializable: bool) -> Result<(), Error> {
     Ok(())
 }
 
+/// A CORRUPT alarm that is about another member's data: this one goes on serving, and must not be taken
+/// out as well.
+fn is_of_another(alarm: &AlarmMember, context: &Context) -> bool {
+    alarm.alarm() == AlarmType::Corrupt
+        && ![0, context.identity.member_id].contains(&alarm.member_id)
+}
+
 pub(super) async fn health(
     State(context): State<Arc<Context>>,
     RawQuery(query): RawQuery,
@@ -69,7 +76,7 @@ pub(super) async fn health(
     let excluded = query.all("exclude");
     for alarm in context.store.view().alarms() {
         let name = alarm.alarm().as_str_name();
-        if excluded.iter().any(|excluded| excluded == name) {
+        if excluded.iter().any(|excluded| excluded == name) || is_of_another(alarm, &context) {
             continue;
         }
         match alarm.alarm() {
@@ -115,7 +122,9 @@ impl Check {
         match self {
             Self::DataCorruption => {
                 let view = context.store.view();
-                let corrupt = view.alarms().iter().any(|a| a.alarm() == AlarmType::Corrupt);
+                let corrupt = |a: &AlarmMember| a.alarm() == AlarmType::Corrupt;
+                let mut alarms = view.alarms().iter().filter(|a| !is_of_another(a, context));
+                let corrupt = alarms.any(corrupt);
                 if corrupt { Err("alarm activated: CORRUPT".to_owned()) } else { Ok(()) }
             }
             Self::SerializableRead => {

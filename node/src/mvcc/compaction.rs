@@ -48,6 +48,7 @@ impl Store {
     /// being written.
     pub fn compact_step(&self) -> Result<CompactionProgress, StoreError> {
         let _alone = self.shared.rows_stay.lock().expect("a panic under it stops the process");
+        let _same = self.shared.one_state.lock().expect("a panic under it stops the process");
         self.compact_piece(&self.shared.file())
     }
 

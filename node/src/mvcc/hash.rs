@@ -6,6 +6,7 @@
 //! not the rest is already gone from the file.
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard};
 
 use redb::ReadableTable;
@@ -52,6 +53,10 @@ impl Kept {
         self.lock().iter().find(|hash| hash.revision == revision).copied()
     }
 
+    fn all(&self) -> Vec<KeyValueHash> {
+        self.lock().iter().copied().collect()
+    }
+
     /// The store was replaced.
     pub(crate) fn clear(&self) {
         self.lock().clear();
@@ -68,6 +73,36 @@ impl Store {
         if let Some(kept) = self.shared.hashes.get(revision) {
             return Ok(kept);
         }
+        self.hash_view(view, revision)
+    }
+
+    /// The same for a comparison with other members, for which `revision` and the view's compaction must
+    /// say it all. They do while that compaction is done as a whole and no other has begun: it leaves at most
+    /// one change of each key up to its revision, whatever was compacted before, and all that came after.
+    /// While it is under way they don't: where a key was deleted and made again in one revision, what is
+    /// taken away decides what counts.
+    pub fn hash_undisturbed(&self, view: &View, revision: i64) -> Result<KeyValueHash, ReadError> {
+        let shared = &self.shared;
+        let replaced = shared.replaced.load(Ordering::Relaxed);
+        let compacted = view.compacted();
+        if *shared.compacted.borrow() != compacted {
+            return Err(ReadError::Superseded);
+        }
+        let hash = self.hash_view(view, revision)?;
+        let is_same_compaction = read(&shared.index).compacted() == compacted;
+        if !is_same_compaction || shared.replaced.load(Ordering::Relaxed) != replaced {
+            return Err(ReadError::Superseded);
+        }
+        Ok(hash)
+    }
+
+    /// What the last compactions met, oldest first.
+    #[must_use]
+    pub fn kept_hashes(&self) -> Vec<KeyValueHash> {
+        self.shared.hashes.all()
+    }
+
+    fn hash_view(&self, view: &View, revision: i64) -> Result<KeyValueHash, ReadError> {
         let compacted = view.compacted();
         if revision > 0 && revision < compacted {
             return Err(ReadError::Compacted);

@@ -223,6 +223,7 @@ impl Writer {
         fill: impl FnOnce(&mut TakeRecord<'_>) -> Result<Rest, E>,
     ) -> Result<(), E> {
         let shared = self.shared.clone();
+        let _alone = shared.one_state.lock().expect("a panic under it stops the process");
         let file = shared.file();
         let mut txn = file.db.begin_write().map_err(StoreError::from)?;
         let empty = |txn: &mut redb::WriteTransaction| {

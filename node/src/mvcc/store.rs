@@ -174,13 +174,16 @@ pub(crate) struct Shared {
     pub(crate) file: RwLock<Arc<File>>,
     /// Held by a defragmentation and by each step of a compaction.
     pub(crate) rows_stay: Mutex<()>,
-    /// Counts the states that replaced all that was there.
+    /// Held by each step of a compaction, and while a snapshot takes the place of all that is there: a
+    /// step must not go on in the records of the one with the index of the other.
+    pub(crate) one_state: Mutex<()>,
+    /// Counts the states that replaced all that was there; goes up before anything of the new one shows.
     pub(crate) replaced: AtomicU64,
     pub(crate) cache_bytes: usize,
     pub(crate) index: RwLock<Index>,
     pub(crate) leases: RwLock<LeaseTable>,
     view: RwLock<Arc<View>>,
-    /// Finished compactions, for those who wait for a physical one.
+    /// The last finished compaction of this state, for those who wait for a physical one.
     pub(crate) compacted: watch::Sender<i64>,
     pub(crate) cursor: Mutex<Option<Cursor>>,
     pub(crate) compacted_keys_per_step: usize,
@@ -191,6 +194,8 @@ pub(crate) struct Shared {
     pub(crate) wanted: Notify,
     /// Those of the newest view, for who has to follow them.
     members: watch::Sender<Arc<MemberTable>>,
+    /// Those that the newest view has.
+    alarms: watch::Sender<Vec<AlarmMember>>,
     /// Bytes of all records.
     pub(crate) record_bytes: AtomicI64,
 }
@@ -323,6 +328,12 @@ impl Store {
         self.shared.leases.read().expect("nothing panics while it holds this lock").counters()
     }
 
+    /// The alarms that are raised, and a way to wait for a change.
+    #[must_use]
+    pub fn alarms(&self) -> watch::Receiver<Vec<AlarmMember>> {
+        self.shared.alarms.subscribe()
+    }
+
     /// Bytes of the file.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
@@ -381,10 +392,12 @@ impl Writer {
         let Frozen { view, finished_compaction: finished } = frozen;
         let (progress, cluster) = (view.progress, view.cluster.clone());
         let members = watch::Sender::new(cluster.members.clone());
+        let alarms = watch::Sender::new(cluster.alarms.clone());
         let unfinished = progress.compacted > finished;
         let shared = Shared {
             file: RwLock::new(file),
             rows_stay: Mutex::default(),
+            one_state: Mutex::default(),
             replaced: AtomicU64::new(0),
             cache_bytes,
             index: RwLock::new(index),
@@ -398,6 +411,7 @@ impl Writer {
             operations: Operations::default(),
             wanted: Notify::new(),
             members,
+            alarms,
             record_bytes: AtomicI64::new(record_bytes),
         };
         let shared = Arc::new(shared);
@@ -496,14 +510,16 @@ impl Writer {
         self.progress = progress;
         self.durable = progress.applied;
         self.cluster = Arc::new(cluster);
+        self.shared.replaced.fetch_add(1, Ordering::Relaxed);
+        // What the sender's compaction had not reached yet came along, even of one that this store had
+        // finished itself.
+        self.shared.compacted.send_replace(Progress::START.compacted);
         let Loaded { contents, .. } = load(file)?;
         let Indexed { index, leases, record_bytes } = contents;
         *self.shared.index.write().expect("the writer is the only one to write") = index;
         *self.shared.leases.write().expect("nothing panics while it holds this lock") = leases;
         self.shared.record_bytes.store(record_bytes, Ordering::Relaxed);
-        // What the sender's compaction had not reached yet came along.
         self.shared.hashes.clear();
-        self.shared.replaced.fetch_add(1, Ordering::Relaxed);
         self.shared.ask_for_compaction(Cursor::new(progress.compacted));
         if self.compaction == Compaction::Inline {
             self.store().compact_in(file)?;
@@ -524,6 +540,13 @@ impl Writer {
             let changed = !Arc::ptr_eq(known, &self.cluster.members);
             if changed {
                 *known = self.cluster.members.clone();
+            }
+            changed
+        });
+        self.shared.alarms.send_if_modified(|known| {
+            let changed = *known != self.cluster.alarms;
+            if changed {
+                known.clone_from(&self.cluster.alarms);
             }
             changed
         });

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use node_proto::command::{self, Operation};
-use node_proto::etcdserverpb::{RangeRequest, ResponseHeader, StatusRequest};
+use node_proto::etcdserverpb::{
+    AlarmMember, AlarmType, RangeRequest, ResponseHeader, StatusRequest,
+};
 use node_proto::{etcdserverpb as pb, v3electionpb, v3lockpb};
 use prost::Message as _;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
@@ -41,6 +43,10 @@ pub(crate) struct Context {
     pub(crate) hub: WatchHub,
     /// Who belongs to the cluster.
     pub(crate) members: watch::Receiver<Arc<MemberTable>>,
+    /// Which alarms are raised.
+    pub(crate) alarms: watch::Receiver<Vec<AlarmMember>>,
+    /// The one place for whoever reads the whole store for a comparison.
+    pub(crate) comparing: Arc<Semaphore>,
     /// The other members; `None` where there can be none.
     pub(crate) peers: Option<Transport>,
     /// How changes of members are judged.
@@ -57,6 +63,11 @@ pub(crate) struct Context {
     pub(crate) metrics: Metrics,
     pub(crate) telemetry: Telemetry,
     pub(crate) stop: CancellationToken,
+}
+
+/// Whether the CORRUPT alarm of this very member is among these.
+pub(super) fn is_marked(alarms: &[AlarmMember], member_id: u64) -> bool {
+    alarms.iter().any(|alarm| alarm.member_id == member_id && alarm.alarm() == AlarmType::Corrupt)
 }
 
 /// The request asks to be refused while there is no leader.
@@ -165,11 +176,17 @@ answers! {
     v3electionpb::ResignResponse
 }
 
-/// A request, as a learner sees it: of most of them it could only give old answers.
+/// A request, as two kinds of members see it that don't answer all of them.
 pub(crate) trait Ask {
-    /// Whether learners answer it.
+    /// Whether learners answer it: most of them they could only give old answers to.
     fn is_for_learners(&self) -> bool {
         false
+    }
+
+    /// Whether it is about the data, which a member serves only as long as it holds the same as the
+    /// others.
+    fn is_about_data(&self) -> bool {
+        true
     }
 }
 
@@ -183,19 +200,40 @@ impl Ask for StatusRequest {
     fn is_for_learners(&self) -> bool {
         true
     }
+
+    fn is_about_data(&self) -> bool {
+        false
+    }
 }
 
-macro_rules! not_for_learners {
-    ($($name:path)*) => {
-        $(impl Ask for $name {})*
+macro_rules! asks {
+    ($is_about_data:literal: $($name:path)*) => {
+        $(impl Ask for $name {
+            fn is_about_data(&self) -> bool {
+                $is_about_data
+            }
+        })*
     };
 }
 
-not_for_learners! {
+asks! { true:
     pb::PutRequest
     pb::DeleteRangeRequest
     pb::TxnRequest
     pb::CompactionRequest
+    pb::LeaseGrantRequest
+    pb::LeaseRevokeRequest
+    pb::LeaseTimeToLiveRequest
+    pb::LeaseLeasesRequest
+    v3lockpb::LockRequest
+    v3lockpb::UnlockRequest
+    v3electionpb::CampaignRequest
+    v3electionpb::ProclaimRequest
+    v3electionpb::LeaderRequest
+    v3electionpb::ResignRequest
+}
+
+asks! { false:
     pb::MemberListRequest
     pb::MemberAddRequest
     pb::MemberRemoveRequest
@@ -207,16 +245,6 @@ not_for_learners! {
     pb::HashRequest
     pb::HashKvRequest
     pb::MoveLeaderRequest
-    pb::LeaseGrantRequest
-    pb::LeaseRevokeRequest
-    pb::LeaseTimeToLiveRequest
-    pb::LeaseLeasesRequest
-    v3lockpb::LockRequest
-    v3lockpb::UnlockRequest
-    v3electionpb::CampaignRequest
-    v3electionpb::ProclaimRequest
-    v3electionpb::LeaderRequest
-    v3electionpb::ResignRequest
 }
 
 /// A header of which only the revision is known so far: [`Context::call`] fills in the rest.
@@ -251,6 +279,16 @@ impl Context {
         Ok(())
     }
 
+    /// Whether this member was found to hold something else than the others: it serves none of it.
+    pub(crate) fn is_corrupt(&self) -> bool {
+        is_marked(&self.alarms.borrow(), self.identity.member_id)
+    }
+
+    /// Refuses where the data would be read or changed that was found to be wrong.
+    pub(crate) fn vouch(&self) -> Result<(), Error> {
+        if self.is_corrupt() { Err(Error::Corrupt) } else { Ok(()) }
+    }
+
     /// The way of every unary call: counted, admitted, done, and its header, if it has one, filled
     /// in where only the revision is known so far. What the answer holds stays charged until it has
     /// been taken.
@@ -262,8 +300,10 @@ impl Context {
     ) -> Result<tonic::Response<T>, Status> {
         let call = self.metrics.start(method);
         let mut held = Held::new(request.extensions());
-        let admitted = self.admit(request.metadata(), request.get_ref().is_for_learners());
-        let result = match admitted.and_then(|()| held.hold(0)) {
+        let asked = request.get_ref();
+        let admitted = self.admit(request.metadata(), asked.is_for_learners());
+        let vouched = if asked.is_about_data() { self.vouch() } else { Ok(()) };
+        let result = match admitted.and(vouched).and_then(|()| held.hold(0)) {
             Ok(()) => work(request.into_inner(), &mut held).await.map_err(Into::into),
             Err(error) => Err(error.into()),
         };

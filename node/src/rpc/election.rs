@@ -1,7 +1,6 @@
 //! Election: who of several clients leads, and what it says (server/etcdserver/api/v3election in etcd).
 
 use std::collections::VecDeque;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -23,7 +22,7 @@ use super::line::{
     Line, Refusal, delete_if_still, everybody, put_if_still, revision, whatever_after,
 };
 use super::metrics::Method;
-use super::watch::until_leader_is_lost;
+use super::watch::{Refused, until_refused};
 use crate::mvcc::watch::{Notice, Subscriber, WatchSpec};
 use crate::mvcc::{Event, EventKind, KeyRange};
 use crate::shares::Account;
@@ -105,8 +104,6 @@ enum Following {
     Leader(Subscriber),
 }
 
-type LeaderLost = Pin<Box<dyn Future<Output = ()> + Send>>;
-
 /// The stream of leaders and of what they say: the newest, though not each.
 struct Observer {
     line: Line,
@@ -173,8 +170,8 @@ impl Observer {
         Ok(())
     }
 
-    /// The next answer, for as long as there is a leader of the cluster.
-    async fn next(&mut self, leader_lost: &mut LeaderLost) -> Result<LeaderResponse, Status> {
+    /// The next answer, for as long as the stream can go on.
+    async fn next(&mut self, refused: &mut Refused) -> Result<LeaderResponse, Status> {
         let stop = self.line.context.stop.clone();
         loop {
             if let Some(answer) = self.ready.pop_front() {
@@ -182,7 +179,7 @@ impl Observer {
             }
             tokio::select! {
                 went = self.go_on() => went.map_err(Refusal::from)?,
-                () = &mut *leader_lost => return Err(Error::NoLeader.into()),
+                why = &mut *refused => return Err(why.into()),
                 () = stop.cancelled() => return Err(Error::Stopped.into()),
             }
         }
@@ -223,9 +220,10 @@ impl election_server::Election for Election {
     async fn observe(&self, request: Request<LeaderRequest>) -> Answer<BoxStream<LeaderResponse>> {
         let context = &self.0.context;
         context.admit(request.metadata(), false)?;
+        context.vouch()?;
         context.metrics.calls(Method::Observe).started.fetch_add(1, Ordering::Relaxed);
         let account = request.extensions().get::<Arc<Account>>().cloned();
-        let lost = until_leader_is_lost(context, requires_leader(request.metadata()));
+        let refused = until_refused(context, requires_leader(request.metadata()));
         let observer = Observer {
             line: self.0.clone(),
             account: account.unwrap_or_else(Account::unbounded),
@@ -234,10 +232,10 @@ impl election_server::Election for Election {
             name: request.into_inner().name,
             code: tonic::Code::Cancelled,
         };
-        let answers = stream::unfold(Some((observer, lost)), async |state| {
-            let (mut observer, mut lost) = state?;
-            match observer.next(&mut lost).await {
-                Ok(answer) => Some((Ok(answer), Some((observer, lost)))),
+        let answers = stream::unfold(Some((observer, refused)), async |state| {
+            let (mut observer, mut refused) = state?;
+            match observer.next(&mut refused).await {
+                Ok(answer) => Some((Ok(answer), Some((observer, refused)))),
                 Err(status) => {
                     observer.code = status.code();
                     Some((Err(status), None))

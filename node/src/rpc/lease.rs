@@ -1,7 +1,6 @@
 //! Lease: grant, revoke, keep alive, time to live, the list.
 
 use std::collections::VecDeque;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -24,7 +23,7 @@ use super::error::Error;
 use super::leases::{BUSY, UNKNOWN};
 use super::metrics::Method;
 use super::reconfigure::LOOK_AGAIN;
-use super::watch::until_leader_is_lost;
+use super::watch::{Refused, until_refused};
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 
@@ -193,7 +192,7 @@ type Answers = tonic::codegen::BoxStream<LeaseKeepAliveResponse>;
 struct KeepAlive {
     lease: Lease,
     requests: ReadyChunks<Streaming<LeaseKeepAliveRequest>>,
-    leader_lost: Pin<Box<dyn Future<Output = ()> + Send>>,
+    refused: Refused,
     ready: VecDeque<LeaseKeepAliveResponse>,
     /// How the client's part ended, if it did.
     ended: Option<Result<(), Status>>,
@@ -218,7 +217,7 @@ impl KeepAlive {
                     self.ready.extend(answers);
                     self.ended = ended;
                 }
-                () = &mut self.leader_lost => return Err(Error::NoLeader.into()),
+                why = &mut self.refused => return Err(why.into()),
                 () = stop.cancelled() => return Err(Error::Stopped.into()),
             }
         }
@@ -278,12 +277,13 @@ impl lease_server::Lease for Lease {
         request: Request<Streaming<LeaseKeepAliveRequest>>,
     ) -> Answer<Answers> {
         self.context.admit(request.metadata(), false)?;
+        self.context.vouch()?;
         let calls = self.context.metrics.calls(Method::LeaseKeepAlive);
         calls.started.fetch_add(1, Ordering::Relaxed);
         let needs_leader = requires_leader(request.metadata());
         let keeping = KeepAlive {
             lease: self.clone(),
-            leader_lost: until_leader_is_lost(&self.context, needs_leader),
+            refused: until_refused(&self.context, needs_leader),
             requests: request.into_inner().ready_chunks(AT_ONCE),
             ready: VecDeque::new(),
             ended: None,

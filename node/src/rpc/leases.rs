@@ -109,9 +109,12 @@ impl Context {
         Some(answer.encode_to_vec().into())
     }
 
-    /// What a member that passes something on to the leader is answered.
-    pub(crate) async fn answer_member(&self, request: Bytes) -> Option<Bytes> {
-        match self.answer_leases(request.clone()).await {
+    /// What a member that asks this one something is answered.
+    pub(crate) async fn answer_member(&self, from: MemberId, request: Bytes) -> Option<Bytes> {
+        if let Some(answer) = self.answer_leases(request.clone()).await {
+            return Some(answer);
+        }
+        match self.answer_store(from, request.clone()).await {
             Some(answer) => Some(answer),
             None => self.answer_change(request).await,
         }

@@ -21,6 +21,7 @@ use super::context::{Context, Held};
 use super::error::Error;
 use super::kv::Kv;
 use super::lease::Lease;
+use super::watch::until_refused;
 use crate::mvcc::KeyRange;
 use crate::mvcc::watch::{Notice, Subscriber, WatchSpec};
 use crate::shares::Account;
@@ -223,13 +224,17 @@ impl Line {
         let only = KeyRange::new(key, Bytes::new());
         let spec = WatchSpec { no_put: true, ..whatever_after(seen_at, only) };
         let mut watch = self.watch(Account::unbounded(), spec);
+        let mut refused = until_refused(&self.context, false);
         loop {
-            match self.context.stop.run_until_cancelled(watch.next()).await {
-                None => return Err(Error::Stopped),
+            let notice = tokio::select! {
+                notice = watch.next() => notice?,
+                why = &mut refused => return Err(why),
+                () = self.context.stop.cancelled() => return Err(Error::Stopped),
+            };
+            match notice {
                 // What has been compacted since has to be looked at anew.
-                Some(Ok(Notice::Events { .. } | Notice::Compacted { .. })) => return Ok(()),
-                Some(Ok(_)) => {}
-                Some(Err(error)) => return Err(error.into()),
+                Notice::Events { .. } | Notice::Compacted { .. } => return Ok(()),
+                Notice::Progress { .. } | Notice::WatchProgress { .. } => {}
             }
         }
     }

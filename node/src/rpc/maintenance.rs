@@ -238,6 +238,7 @@ impl maintenance_server::Maintenance for Maintenance {
 
     async fn snapshot(&self, request: Request<SnapshotRequest>) -> Answer<snapshot::Chunks> {
         self.context.admit(request.metadata(), true)?;
+        self.context.vouch()?;
         let chunks = snapshot::send(self.context.clone(), &self.snapshots)?;
         Ok(tonic::Response::new(chunks))
     }

@@ -87,6 +87,10 @@ pub(crate) struct Metrics {
     pub events: AtomicU64,
     /// Of each defragmentation.
     pub defragmentations: Durations,
+    /// Of each comparison of the members' data.
+    pub comparisons: Durations,
+    /// Members that the last one could compare.
+    pub compared: AtomicI64,
     /// Leases that this member kept alive as the leader.
     pub leases_renewed: AtomicU64,
     /// Leases that its clock found over.
@@ -102,6 +106,8 @@ impl Default for Metrics {
             watchers: AtomicI64::new(0),
             events: AtomicU64::new(0),
             defragmentations: Durations::default(),
+            comparisons: Durations::default(),
+            compared: AtomicI64::new(0),
             leases_renewed: AtomicU64::new(0),
             leases_expired: AtomicU64::new(0),
         }

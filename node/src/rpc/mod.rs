@@ -7,6 +7,7 @@
 mod cluster;
 mod codec;
 mod context;
+mod corruption;
 mod election;
 mod error;
 mod ids;
@@ -31,11 +32,13 @@ use std::time::Duration;
 use node_proto::etcdserverpb as pb;
 use node_proto::v3electionpb::election_server::ElectionServer;
 use node_proto::v3lockpb::lock_server::LockServer;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
 
 pub(crate) use context::Context;
+pub(crate) use corruption::EVERY as COMPARE_EVERY;
 pub(crate) use error::Error;
 pub(crate) use ids::RequestIds;
 pub(crate) use lease::KEEP_ALIVE_PATH;
@@ -85,6 +88,8 @@ pub(crate) struct Limits {
     pub snapshot_patience: Duration,
     /// `--quota-backend-bytes`.
     pub quota: Quota,
+    /// From one comparison of the members' data to the next: `--corrupt-check-time`.
+    pub corrupt_check: Duration,
 }
 
 impl Default for Limits {
@@ -98,6 +103,7 @@ impl Default for Limits {
             compaction_pause: Duration::from_millis(10),
             snapshot_patience: Duration::from_secs(30),
             quota: Quota::default(),
+            corrupt_check: COMPARE_EVERY,
         }
     }
 }
@@ -163,6 +169,8 @@ pub(crate) fn router(
         space: handle.short_of_space(),
         handle,
         members: store.members(),
+        alarms: store.alarms(),
+        comparing: Arc::new(Semaphore::new(1)),
         store,
         store_file,
         hub,
@@ -230,17 +238,29 @@ fn spawn_tasks(
     until_stop(Box::pin(space::guard(context.clone())));
     until_stop(Box::pin(reconfigure::promote_when_ready(context.clone())));
     until_stop(Box::pin(leases::count(context.clone())));
+    until_stop(Box::pin(corruption::guard(context.clone())));
     until_stop(Box::pin(tell_health(context.clone(), health)));
 }
 
 /// gRPC health is SERVING from when this member first knows a leader: what etcd's supervisors and
-/// load balancers wait for.
+/// load balancers wait for. It ends while its data was found to be wrong.
 async fn tell_health(context: Arc<Context>, health: tonic_health::server::HealthReporter) {
     use tonic_health::ServingStatus;
     health.set_service_status("", ServingStatus::NotServing).await;
     let mut leader = context.leader.clone();
-    if leader.wait_for(|leader| *leader != 0).await.is_ok() {
-        health.set_service_status("", ServingStatus::Serving).await;
+    if leader.wait_for(|leader| *leader != 0).await.is_err() {
+        return;
+    }
+    let mut alarms = context.alarms.clone();
+    loop {
+        let status = match context.is_corrupt() {
+            true => ServingStatus::NotServing,
+            false => ServingStatus::Serving,
+        };
+        health.set_service_status("", status).await;
+        if alarms.changed().await.is_err() {
+            return;
+        }
     }
 }
 

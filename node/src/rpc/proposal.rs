@@ -1,10 +1,11 @@
 //! What goes through consensus, and what comes back: each request with its own answer.
 
 use node_proto::command::Operation;
+use node_proto::etcdserverpb::alarm_request::AlarmAction;
 use node_proto::etcdserverpb::{
-    AlarmRequest, AlarmResponse, CompactionRequest, CompactionResponse, DeleteRangeRequest,
-    DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest,
-    LeaseRevokeResponse, PutRequest, PutResponse, TxnRequest, TxnResponse,
+    AlarmRequest, AlarmResponse, AlarmType, CompactionRequest, CompactionResponse,
+    DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse,
+    LeaseRevokeRequest, LeaseRevokeResponse, PutRequest, PutResponse, TxnRequest, TxnResponse,
 };
 
 use crate::apply::Response;
@@ -39,12 +40,30 @@ macro_rules! proposals {
     };
 }
 
+impl Proposal for AlarmRequest {
+    type Answer = AlarmResponse;
+
+    fn operation(self) -> Operation {
+        let activates = self.action() == AlarmAction::Activate;
+        if activates && self.alarm() == AlarmType::Corrupt && self.member_id != 0 {
+            return Operation::MarkCorrupt(self.member_id);
+        }
+        Operation::Alarm(self)
+    }
+
+    fn answer(response: Response) -> Option<AlarmResponse> {
+        match response {
+            Response::Alarm(answer) => Some(answer),
+            _ => None,
+        }
+    }
+}
+
 proposals! {
     Put: PutRequest => PutResponse,
     DeleteRange: DeleteRangeRequest => DeleteRangeResponse,
     Txn: TxnRequest => TxnResponse,
     Compact: CompactionRequest => CompactionResponse,
-    Alarm: AlarmRequest => AlarmResponse,
     LeaseGrant: LeaseGrantRequest => LeaseGrantResponse,
     LeaseRevoke: LeaseRevokeRequest => LeaseRevokeResponse,
 }

@@ -33,6 +33,7 @@ use crate::log::{self, Log, LogOptions};
 use crate::mvcc;
 use crate::server::clients::{ClientLimits, ClientListener, Fronts, bind};
 
+mod corruption;
 mod leases;
 mod line;
 mod maintenance;
@@ -56,6 +57,7 @@ struct Node {
     address: SocketAddr,
     channel: Channel,
     leader: tokio::sync::watch::Receiver<u64>,
+    context: Arc<Context>,
     _fronts: Fronts,
     _running: driver::Running,
     stop: CancellationToken,
@@ -104,7 +106,7 @@ impl Node {
             telemetry: Telemetry::default(),
         };
         let (grpc, context) = router(services, &TaskTracker::new(), &stop);
-        let router = grpc.merge(crate::http::router(context));
+        let router = grpc.merge(crate::http::router(context.clone()));
         let socket = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = socket.local_addr().unwrap();
         let limits = ClientLimits {
@@ -117,7 +119,8 @@ impl Node {
         let fronts = Fronts::start(1, &[listener], limits).unwrap();
         let endpoint = Channel::from_shared(format!("http://{address}")).unwrap();
         let channel = endpoint.connect().await.unwrap();
-        Self { address, channel, leader, _fronts: fronts, _running: running, stop, _dir: dir }
+        let (_fronts, _running, _dir) = (fronts, running, dir);
+        Self { address, channel, leader, context, _fronts, _running, stop, _dir }
     }
 
     fn kv(&self) -> KvClient<Channel> {
@@ -580,15 +583,20 @@ async fn histograms_have_etcds_buckets() {
     }
 }
 
-#[tokio::test]
-async fn grpc_health_serves_and_an_unknown_service_is_unimplemented() {
+/// What gRPC's health service says of the node.
+async fn health(node: &Node) -> i32 {
     use tonic_health::pb::HealthCheckRequest;
     use tonic_health::pb::health_client::HealthClient;
-    let node = Node::start().await;
-    node.put("k", "v").await;
     let mut health = HealthClient::new(node.channel.clone());
     let check = health.check(HealthCheckRequest { service: String::new() }).await.unwrap();
-    assert_eq!(check.into_inner().status, 1);
+    check.into_inner().status
+}
+
+#[tokio::test]
+async fn grpc_health_serves_and_an_unknown_service_is_unimplemented() {
+    let node = Node::start().await;
+    node.put("k", "v").await;
+    assert_eq!(health(&node).await, 1);
     let mut grpc = tonic::client::Grpc::new(node.channel.clone());
     grpc.ready().await.unwrap();
     let codec = tonic_prost::ProstCodec::<StatusRequest, StatusRequest>::default();

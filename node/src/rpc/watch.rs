@@ -23,7 +23,7 @@ use tonic::server::{Grpc, NamedService, StreamingService};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::codec::{Frame, FrameEvents, WatchCodec};
-use super::context::{Context, requires_leader};
+use super::context::{Context, is_marked, requires_leader};
 use super::error::Error;
 use super::metrics::Method;
 use crate::mvcc::KeyRange;
@@ -97,6 +97,7 @@ impl StreamingService<WatchRequest> for WatchService {
         let max_response = self.max_request;
         Box::pin(async move {
             context.admit(request.metadata(), false)?;
+            context.vouch()?;
             let needs_leader = requires_leader(request.metadata());
             let account = request.extensions().get::<Arc<Account>>().cloned();
             let subscriber = context.hub.subscribe_for(account.unwrap_or_else(Account::unbounded));
@@ -109,7 +110,7 @@ impl StreamingService<WatchRequest> for WatchService {
                     Ok(frame) => Some((Ok(frame), Some(stream))),
                     Err(End::Client) => None,
                     Err(End::Refused(error)) => {
-                        stream.end = tonic::Code::Unavailable;
+                        stream.end = error.code();
                         Some((Err(error.into()), None))
                     }
                 }
@@ -149,8 +150,7 @@ struct WatchStream {
     /// Of all of them.
     key_bytes: usize,
     next_id: i64,
-    /// Ends with the stream's patience, if it asked for a leader.
-    leader_lost: Pin<Box<dyn Future<Output = ()> + Send>>,
+    refused: Refused,
     max_response: usize,
     ready: VecDeque<Frame>,
     timer: tokio::time::Interval,
@@ -168,7 +168,7 @@ impl WatchStream {
         let every = context.limits.watch_progress_interval;
         let mut timer = tokio::time::interval_at(tokio::time::Instant::now() + every, every);
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let leader_lost = until_leader_is_lost(&context, needs_leader);
+        let refused = until_refused(&context, needs_leader);
         let metrics = &context.metrics;
         metrics.calls(Method::Watch).started.fetch_add(1, Ordering::Relaxed);
         metrics.watch_streams.fetch_add(1, Ordering::Relaxed);
@@ -179,7 +179,7 @@ impl WatchStream {
             shapes: BTreeMap::new(),
             key_bytes: 0,
             next_id: 0,
-            leader_lost,
+            refused,
             max_response,
             ready: VecDeque::new(),
             timer,
@@ -204,7 +204,7 @@ impl WatchStream {
                     self.tell(notice.map_err(Error::from)?);
                 }
                 _ = self.timer.tick() => self.subscriber.request_periodic_progress().await,
-                () = &mut self.leader_lost => return Err(Error::NoLeader.into()),
+                why = &mut self.refused => return Err(why.into()),
                 () = context.stop.cancelled() => return Err(Error::Stopped.into()),
             }
         }
@@ -382,18 +382,32 @@ async fn next_request(
     }
 }
 
-/// Returns once a stream that asked for a leader has had none for too long; never, if it did not ask.
-pub(super) fn until_leader_is_lost(
-    context: &Context,
-    needs_leader: bool,
-) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+/// Why a stream can't go on.
+pub(super) type Refused = Pin<Box<dyn Future<Output = Error> + Send>>;
+
+/// Returns once a stream that asked for a leader has had none for too long, or this member's data was
+/// found to be wrong.
+pub(super) fn until_refused(context: &Context, needs_leader: bool) -> Refused {
     let patience = context.limits.election_timeout * LEADERLESS_ELECTIONS;
-    let leader = context.leader.clone();
-    Box::pin(async move {
+    let (leader, mut alarms) = (context.leader.clone(), context.alarms.clone());
+    let own = context.identity.member_id;
+    let leader_lost = async move {
         if needs_leader {
             leader_is_lost(leader, patience).await;
         } else {
             std::future::pending().await
+        }
+    };
+    let found_corrupt = async move {
+        if alarms.wait_for(|alarms| is_marked(alarms, own)).await.is_err() {
+            // The store is gone: the node is stopping.
+            std::future::pending::<()>().await;
+        }
+    };
+    Box::pin(async move {
+        tokio::select! {
+            () = leader_lost => Error::NoLeader,
+            () = found_corrupt => Error::Corrupt,
         }
     })
 }

@@ -279,6 +279,7 @@ fn check_proposal(entry: &Entry) -> Result<(), String> {
         Operation::Txn(txn) => check_txn(txn, usize::MAX),
         Operation::Compact(_)
         | Operation::Alarm(_)
+        | Operation::MarkCorrupt(_)
         | Operation::LeaseGrant(_)
         | Operation::LeaseRevoke(_)
         // Void, if what a clock says comes from another term.
@@ -411,7 +412,7 @@ impl PeerEvents for Inbound {
     fn request(&self, from: MemberId, request: Bytes) -> BoxFuture<'static, Option<Bytes>> {
         let context = self.context();
         Box::pin(async move {
-            let answer = context?.answer_member(request).await;
+            let answer = context?.answer_member(from, request).await;
             if answer.is_none() {
                 tracing::error!(peer.member.id = %from, "a peer asked what can't be understood");
             }
@@ -421,6 +422,9 @@ impl PeerEvents for Inbound {
 
     fn state(&self, to: MemberId, mut out: SnapshotWriter) -> io::Result<()> {
         let context = self.context().ok_or(io::ErrorKind::NotConnected)?;
+        if context.is_corrupt() {
+            return Err(io::Error::other("this member's data is not the cluster's"));
+        }
         let (view, started) = (context.store.view(), Instant::now());
         let index = view.applied().index;
         tracing::info!(peer.member.id = %to, index, "sending the whole state to a new member");

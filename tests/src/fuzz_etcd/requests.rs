@@ -2,7 +2,8 @@
 //!
 //! What is not drawn, and why: alarms of kinds, and actions on alarms, that etcd does not know (they make
 //! etcd panic), alarms of members that are not in the cluster (etcd keeps any number of them, this node
-//! refuses them), transactions nested deeper than this node's bound, more than twelve keys
+//! refuses them), the CORRUPT alarm of a member (in etcd nobody writes any more, here that member alone
+//! serves nothing), transactions nested deeper than this node's bound, more than twelve keys
 //! (etcd's sort leaves equal ones of more than twelve in any order), and a compaction at a revision
 //! that may have deleted a key and made it again (etcd then removes the new record, which its index
 //! goes on naming: checksums lack it, and reading the key ends the server).
@@ -68,6 +69,15 @@ pub(super) struct Known {
     pub(super) remade: BTreeSet<i64>,
 }
 
+/// That alarm's number.
+const CORRUPT: i32 = 2;
+
+impl Who {
+    fn of_alarm(alarm: i32) -> Self {
+        if alarm == CORRUPT { Self::Nobody } else { Self::Itself }
+    }
+}
+
 pub(super) struct Draw<'r> {
     pub(super) rng: &'r mut Rng,
     pub(super) known: &'r Known,
@@ -76,7 +86,8 @@ pub(super) struct Draw<'r> {
 impl Draw<'_> {
     pub(super) fn call(&mut self) -> Call {
         if self.known.has_alarms && self.rng.chance(250) {
-            return Call::Alarm { action: 2, who: Who::Itself, alarm: self.one_of(&[0, 1, 2]) };
+            let alarm = self.one_of(&[0, 1, CORRUPT]);
+            return Call::Alarm { action: 2, who: Who::of_alarm(alarm), alarm };
         }
         match self.rng.range(0, 1000) {
             0..20 => Call::LeaseGrant(self.grant()),
@@ -94,11 +105,12 @@ impl Draw<'_> {
             820..850 => Call::Compact(self.compact()),
             850..890 => Call::HashKv(self.revision()),
             890..900 => Call::Status,
-            900..912 => Call::Alarm {
-                action: self.one_of(&[0, 0, 1, 2]),
-                who: if self.rng.chance(300) { Who::Nobody } else { Who::Itself },
-                alarm: self.one_of(&[0, 1, 2]),
-            },
+            900..912 => {
+                let (action, alarm) = (self.one_of(&[0, 0, 1, 2]), self.one_of(&[0, 1, CORRUPT]));
+                let of_nobody = self.rng.chance(300);
+                let who = if of_nobody { Who::Nobody } else { Who::of_alarm(alarm) };
+                Call::Alarm { action, who, alarm }
+            }
             912..920 => Call::MoveLeader(self.one_of(&[Who::Itself, Who::Nobody, Who::Stranger])),
             920..960 => Call::Watch(Box::new(self.watch())),
             960..980 => Call::CancelWatch(self.watch_id()),

@@ -147,5 +147,6 @@ fn sum(a: Report, b: Report) -> Report {
         leases_noted: a.leases_noted + b.leases_noted,
         outdated_clocks: a.outdated_clocks + b.outdated_clocks,
         short_of_space: a.short_of_space + b.short_of_space,
+        compared: a.compared + b.compared,
     }
 }

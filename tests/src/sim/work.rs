@@ -209,6 +209,7 @@ impl World {
 
     /// A piece of the store's compaction, if one is under way.
     pub(super) fn compact_step(&mut self, id: u64, life: u64) -> Result<(), Violation> {
+        self.compare(id)?;
         let Some(live) = self.live(id, life) else { return Ok(()) };
         let before = *live.store.finished_compactions().borrow();
         match live.store.compact_step() {

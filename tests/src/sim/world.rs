@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
+use muster_node::corruption::{Question, claims, judge};
 use muster_node::driver::Notice;
 use muster_node::identity::{NoStart, Start};
 use muster_node::machine::StateMachine as _;
@@ -136,6 +137,8 @@ pub struct Report {
     pub outdated_clocks: u64,
     /// Times that a member ran short of space.
     pub short_of_space: u64,
+    /// Members whose data was compared with others'.
+    pub compared: u64,
 }
 
 /// Where a member stands in a list of all.
@@ -461,7 +464,34 @@ impl World {
         self.invariants.stores.holds(id, &live.store, all)
     }
 
+    /// What members would say of their data if this one asked them now: the same, all of them, always.
+    pub(super) fn compare(&mut self, id: u64) -> Result<(), Violation> {
+        let Some(view) = self.nodes[place(id)].members() else { return Ok(()) };
+        let (question, members) = (Question::of(&view), view.members().voters_and_learners());
+        let mut said = BTreeMap::new();
+        for node in self.counted() {
+            let Some(live) = &node.live else { continue };
+            // One whose disk fails it says nothing.
+            let Ok(claims) = claims(&live.store, &live.store.view(), question) else { continue };
+            said.insert(node.member, claims);
+        }
+        let verdict = judge(&members.voters.into_iter().collect(), &said);
+        self.report.compared += verdict.compared.len() as u64;
+        if verdict.corrupt.is_empty() && !verdict.is_undecided {
+            return Ok(());
+        }
+        Err(Violation::new(
+            "no false alarm",
+            format!("{id} asks {question:?}: {verdict:?}, {said:?}"),
+        ))
+    }
+
     pub(super) fn finish(mut self) -> Result<Report, Violation> {
+        for id in 1..=self.nodes.len() as u64 {
+            if self.counts(&self.nodes[place(id)]) {
+                self.compare(id)?;
+            }
+        }
         let mut hashes = Vec::new();
         for id in 1..=self.nodes.len() as u64 {
             if self.counts(&self.nodes[place(id)]) {

@@ -105,7 +105,7 @@ fn alarms_refuse_leases_as_etcd_does() {
     let mut world = World::new();
     granted(&mut world, 5, 60).unwrap();
     let alarm = |action: AlarmAction, alarm: AlarmType| {
-        Operation::Alarm(AlarmRequest { action: action.into(), member_id: 7, alarm: alarm.into() })
+        Operation::Alarm(AlarmRequest { action: action.into(), member_id: 0, alarm: alarm.into() })
     };
     world.apply(alarm(AlarmAction::Activate, AlarmType::Nospace)).unwrap();
     assert_eq!(granted(&mut world, 6, 60), Err(ApplyError::NoSpace));

@@ -1,6 +1,7 @@
 //! Who this is, its peers, its certificates, its process.
 
 use std::fmt::Result;
+use std::sync::atomic::Ordering;
 
 use prometheus_client::encoding::EncodeMetric as _;
 use prometheus_client::metrics::MetricType;
@@ -41,9 +42,26 @@ impl Scrape {
             "Whether this member refuses what grows because its disk is almost full",
             i64::from(*self.0.space.borrow()),
         )?;
+        self.alarms(out)?;
         let help = "Lines that were not logged because the log's reader was too slow";
         out.counter("muster_log_lines_dropped", help, lines_dropped())?;
         self.certificates(out)
+    }
+
+    fn alarms(&self, out: &mut Out<'_>) -> Result {
+        let metrics = &self.0.metrics;
+        let name = "muster_alarm";
+        let help = "1 for each alarm that is raised; member 0 is the cluster as a whole";
+        let mut family = out.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for alarm in self.0.store.view().alarms() {
+            let kind = alarm.alarm().as_str_name().to_owned();
+            let labels = [("alarm", kind), ("member_id", hex(alarm.member_id))];
+            ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
+        }
+        let help = "Time that comparisons of all members' data took, on the leader";
+        out.durations("muster_comparison_duration_seconds", help, &metrics.comparisons)?;
+        let help = "Members whose data the leader could compare last time; 0 on the others";
+        out.gauge("muster_members_compared", help, metrics.compared.load(Ordering::Relaxed))
     }
 
     fn certificates(&self, out: &mut Out<'_>) -> Result {

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 
-async fn with_leases(leases: &[i64]) -> Node {
+pub(super) async fn with_leases(leases: &[i64]) -> Node {
     let node = Node::start().await;
     for id in leases {
         let grant = LeaseGrantRequest { id: *id, ttl: 1_000 };
@@ -25,17 +25,21 @@ fn locks(node: &Node) -> LockClient<Channel> {
     LockClient::new(node.channel.clone())
 }
 
-fn elections(node: &Node) -> ElectionClient<Channel> {
+pub(super) fn elections(node: &Node) -> ElectionClient<Channel> {
     ElectionClient::new(node.channel.clone())
 }
 
-async fn lock(node: &Node, name: &str, lease: i64) -> Result<LockResponse, Status> {
+pub(super) async fn lock(node: &Node, name: &str, lease: i64) -> Result<LockResponse, Status> {
     let request = LockRequest { name: bytes(name), lease };
     Ok(locks(node).lock(request).await?.into_inner())
 }
 
 /// The same, on its way; returns once it stands in line.
-async fn waits(node: &Node, name: &str, lease: i64) -> JoinHandle<Result<LockResponse, Status>> {
+pub(super) async fn waits(
+    node: &Node,
+    name: &str,
+    lease: i64,
+) -> JoinHandle<Result<LockResponse, Status>> {
     let (mut client, key) = (locks(node), format!("{name}/{lease:x}"));
     let request = LockRequest { name: bytes(name), lease };
     let waiting = tokio::spawn(async move { Ok(client.lock(request).await?.into_inner()) });

@@ -163,7 +163,10 @@ impl Model {
             Operation::LeaseRevoke(asked) => self.revoke(asked.id),
             Operation::LeaseExpire(over) => self.expire(over, at),
             Operation::LeaseCheckpoint(noted) => self.note(&noted, at),
-            Operation::Alarm(_) | Operation::PublishMember(_) | Operation::ChangeMember(_) => {
+            Operation::Alarm(_)
+            | Operation::MarkCorrupt(_)
+            | Operation::PublishMember(_)
+            | Operation::ChangeMember(_) => {
                 unreachable!("no simulated client asks for it")
             }
         }

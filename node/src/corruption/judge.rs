@@ -1,0 +1,244 @@
+//! Who is right.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::claims::{Claim, Subject, Value};
+
+/// What comes of one comparison.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// Members whose data could be compared with others'.
+    pub compared: BTreeSet<u64>,
+    /// Those of them whose data is another than a quorum's.
+    pub corrupt: BTreeSet<u64>,
+    /// Members differ, and no quorum says who is right.
+    pub is_undecided: bool,
+}
+
+/// Judges what members say, by id. What a majority of all `voters` says is right, as for everything
+/// else in the cluster; learners are compared with it and have no say.
+#[must_use]
+pub fn judge(voters: &BTreeSet<u64>, said: &BTreeMap<u64, Vec<Claim>>) -> Verdict {
+    let mut subjects: BTreeMap<Subject, BTreeMap<Value, BTreeSet<u64>>> = BTreeMap::new();
+    for (member, claims) in said {
+        for Claim { subject, value } in claims {
+            subjects.entry(*subject).or_default().entry(*value).or_default().insert(*member);
+        }
+    }
+    let mut verdict = Verdict::default();
+    // Whose data was compared at a newer revision already: what differed before then and no longer does
+    // is past.
+    let mut settled = BTreeSet::new();
+    // Progress, then data from the newest on, then entries: those of whom few are told are the last.
+    let rank = |subject: &Subject| match *subject {
+        Subject::Progress(_) => (0, None),
+        Subject::Data { revision, compacted: before }
+        | Subject::Compaction { revision, previous: before } => {
+            (1, Some(Reverse((revision, before))))
+        }
+        Subject::Entry(_) => (2, None),
+    };
+    let mut subjects: Vec<_> = subjects.into_iter().collect();
+    subjects.sort_by_key(|(subject, _)| rank(subject));
+    for (subject, values) in subjects {
+        let is_data = matches!(subject, Subject::Data { .. } | Subject::Compaction { .. });
+        let who: BTreeSet<u64> = values.values().flatten().copied().collect();
+        if who.len() < 2 || is_data && who.is_subset(&settled) {
+            continue;
+        }
+        verdict.weigh(voters, &values);
+        if is_data {
+            settled.extend(who);
+        }
+    }
+    verdict.compared = settled;
+    verdict
+}
+
+impl Verdict {
+    /// Takes in what members say about one subject.
+    fn weigh(&mut self, voters: &BTreeSet<u64>, values: &BTreeMap<Value, BTreeSet<u64>>) {
+        let quorum = voters.len() / 2 + 1;
+        let said = || values.iter().filter(|(value, _)| **value != Value::Unreadable);
+        let right = said().find(|(_, who)| who.intersection(voters).count() >= quorum);
+        if let Some((right, _)) = right {
+            let others = values.iter().filter(|(value, _)| *value != right);
+            self.corrupt.extend(others.flat_map(|(_, who)| who));
+            return;
+        }
+        // That those differ who are known to is nothing new.
+        let undecided = said().filter(|(_, who)| !who.is_subset(&self.corrupt)).count() > 1;
+        self.is_undecided |= undecided;
+    }
+}
+
+/// Comparisons in a row that must find a member corrupt before that is believed.
+const ROUNDS_OF_MEMBER: u32 = 2;
+/// The same for the cluster as a whole: who is missing may come back and say who is right.
+const ROUNDS_OF_CLUSTER: u32 = 5;
+/// Stands for the cluster as a whole, as in an alarm.
+const CLUSTER: u64 = 0;
+
+/// What comparisons have found, one after the other: how often each member in a row.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Suspicion(BTreeMap<u64, u32>);
+
+/// What is to be done about it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Measures {
+    /// Whose alarm is due; 0: the whole cluster's.
+    pub alarms: Vec<u64>,
+    /// Somebody was found who is to be found once more first: the next comparison should come soon.
+    pub hurry: bool,
+}
+
+impl Suspicion {
+    /// Takes in the next comparison.
+    pub fn after(&mut self, verdict: &Verdict) -> Measures {
+        // Who could not be compared is neither cleared nor more suspect.
+        self.0.retain(|id, _| match *id {
+            CLUSTER => verdict.is_undecided,
+            id => verdict.corrupt.contains(&id) || !verdict.compared.contains(&id),
+        });
+        let mut measures = Measures::default();
+        let suspects = verdict.corrupt.iter().copied();
+        for id in suspects.chain(verdict.is_undecided.then_some(CLUSTER)) {
+            let rounds = self.0.entry(id).or_default();
+            *rounds = rounds.saturating_add(1);
+            let enough = if id == CLUSTER { ROUNDS_OF_CLUSTER } else { ROUNDS_OF_MEMBER };
+            if *rounds >= enough {
+                measures.alarms.push(id);
+            } else {
+                measures.hurry = true;
+            }
+        }
+        measures
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Question;
+    use super::*;
+
+    fn hash(revision: i64, compacted: i64, hash: u32) -> Claim {
+        Claim { subject: Subject::Data { revision, compacted }, value: Value::Hash(hash) }
+    }
+
+    fn stands(index: u64, revision: i64) -> Claim {
+        Claim { subject: Subject::Entry(index), value: Value::Stands(revision, -1) }
+    }
+
+    fn reached(reached: bool) -> Claim {
+        let asked = Question { index: 7, revision: 5, compacted: -1 };
+        Claim { subject: Subject::Progress(asked), value: Value::Reached(reached) }
+    }
+
+    fn verdict(voters: &[u64], said: &[(u64, &[Claim])]) -> Verdict {
+        let said = said.iter().map(|(id, claims)| (*id, claims.to_vec())).collect();
+        judge(&voters.iter().copied().collect(), &said)
+    }
+
+    fn corrupt(voters: &[u64], said: &[(u64, &[Claim])]) -> Vec<u64> {
+        let verdict = verdict(voters, said);
+        assert!(!verdict.is_undecided, "{verdict:?}");
+        verdict.corrupt.into_iter().collect()
+    }
+
+    #[test]
+    fn who_differs_from_a_quorum_is_corrupt_the_leader_included() {
+        let (a, b) = (hash(9, -1, 1), hash(9, -1, 2));
+        assert!(corrupt(&[1, 2, 3], &[(1, &[a]), (2, &[a]), (3, &[a])]).is_empty());
+        assert_eq!(corrupt(&[1, 2, 3], &[(1, &[a]), (2, &[a]), (3, &[b])]), [3]);
+        assert_eq!(corrupt(&[1, 2, 3], &[(1, &[b]), (2, &[a]), (3, &[a])]), [1]);
+        let c = hash(9, -1, 3);
+        let five: [(u64, &[Claim]); 5] = [(1, &[a]), (2, &[b]), (3, &[a]), (4, &[c]), (5, &[a])];
+        assert_eq!(corrupt(&[1, 2, 3, 4, 5], &five), [2, 4]);
+    }
+
+    #[test]
+    fn a_quorum_is_of_all_voters_not_of_those_who_answered() {
+        let (a, b) = (hash(9, -1, 1), hash(9, -1, 2));
+        let two_of_five = verdict(&[1, 2, 3, 4, 5], &[(1, &[a]), (2, &[a]), (3, &[b])]);
+        assert!(two_of_five.is_undecided && two_of_five.corrupt.is_empty());
+        let two = verdict(&[1, 2], &[(1, &[a]), (2, &[b])]);
+        assert!(two.is_undecided && two.corrupt.is_empty());
+    }
+
+    #[test]
+    fn a_learner_is_judged_and_does_not_judge() {
+        let (a, b) = (hash(9, -1, 1), hash(9, -1, 2));
+        assert_eq!(corrupt(&[1], &[(1, &[a]), (2, &[b]), (3, &[b])]), [2, 3]);
+        assert!(verdict(&[1, 2, 3], &[(1, &[a]), (2, &[b]), (4, &[a])]).is_undecided);
+    }
+
+    #[test]
+    fn only_what_is_about_the_same_is_compared() {
+        let said: [(u64, &[Claim]); 3] =
+            [(1, &[hash(9, -1, 1)]), (2, &[hash(9, 4, 2)]), (3, &[hash(8, -1, 3)])];
+        assert_eq!(verdict(&[1, 2, 3], &said), Verdict::default());
+    }
+
+    #[test]
+    fn who_is_not_as_far_as_its_entries_bring_it_is_corrupt() {
+        // The second one has gone on meanwhile, so that nobody but the last stands where the first does.
+        let said: [(u64, &[Claim]); 3] = [
+            (1, &[reached(true), stands(7, 5)]),
+            (2, &[reached(true)]),
+            (3, &[reached(false), stands(7, 4)]),
+        ];
+        assert_eq!(corrupt(&[1, 2, 3], &said), [3]);
+        // Further than the others after the same entries.
+        let said: [(u64, &[Claim]); 3] =
+            [(1, &[reached(true), stands(7, 6)]), (2, &[stands(7, 5)]), (3, &[stands(7, 5)])];
+        assert_eq!(corrupt(&[1, 2, 3], &said), [1]);
+    }
+
+    #[test]
+    fn what_differed_once_and_is_equal_now_is_past() {
+        let now = hash(9, 5, 1);
+        let (then, other) = (hash(5, -1, 1), hash(5, -1, 2));
+        let said: [(u64, &[Claim]); 3] = [(1, &[then, now]), (2, &[now]), (3, &[other, now])];
+        assert!(corrupt(&[1, 2, 3], &said).is_empty());
+        // Of who can't be compared now, it counts.
+        let said: [(u64, &[Claim]); 3] = [(1, &[then, now]), (2, &[then, now]), (3, &[other])];
+        assert_eq!(corrupt(&[1, 2, 3], &said), [3]);
+    }
+
+    #[test]
+    fn where_the_corrupt_one_is_known_the_cluster_is_not_in_doubt() {
+        let (a, b) = (hash(9, -1, 1), hash(9, -1, 2));
+        let said: [(u64, &[Claim]); 3] =
+            [(1, &[reached(true), a]), (2, &[reached(true)]), (3, &[reached(false), b])];
+        assert_eq!(corrupt(&[1, 2, 3], &said), [3]);
+    }
+
+    #[test]
+    fn a_suspect_is_asked_twice_and_the_cluster_five_times() {
+        let compared = || [1, 2, 3].into();
+        let bad = Verdict { compared: compared(), corrupt: [3].into(), is_undecided: false };
+        let good = Verdict { corrupt: BTreeSet::new(), ..bad.clone() };
+        let away = Verdict { compared: [1, 2].into(), ..good.clone() };
+        let mut suspicion = Suspicion::default();
+        let idle = Measures::default();
+        let hurry = Measures { hurry: true, ..idle.clone() };
+        let due = |id| Measures { alarms: vec![id], hurry: false };
+        assert_eq!(suspicion.after(&bad), hurry);
+        assert_eq!(suspicion.after(&good), idle);
+        assert_eq!(suspicion.after(&bad), hurry);
+        assert_eq!(suspicion.after(&away), idle, "not compared is not found again");
+        assert_eq!(suspicion.after(&bad), due(3));
+        assert_eq!(suspicion.after(&bad), due(3), "there is no hurry any more");
+        assert_eq!(suspicion.after(&away), idle, "it may have been removed");
+
+        let torn = Verdict { is_undecided: true, ..good.clone() };
+        let mut suspicion = Suspicion::default();
+        for round in 1..5 {
+            assert_eq!(suspicion.after(&torn), hurry, "{round}");
+        }
+        assert_eq!(suspicion.after(&torn), due(0));
+        assert_eq!(suspicion.after(&good), idle);
+        assert_eq!(suspicion.after(&torn), hurry);
+    }
+}

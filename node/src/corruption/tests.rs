@@ -1,0 +1,283 @@
+//! Stores that took other turns, and the messages between members.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use node_proto::command;
+use node_proto::musterpb::{LeaseQuestion, StoreAnswer, StoreClaim, StoreQuestion};
+use prost::Message as _;
+
+use super::*;
+use crate::disk::simulated::SimulatedDisk;
+use crate::identity::MemberId;
+use crate::machine::Position;
+use crate::membership::{ChangeRequest, MemberChange};
+use crate::mvcc::tests::{backend, disk};
+use crate::mvcc::{Batch, Compaction, Options, Writer};
+
+fn store(seed: u64) -> (SimulatedDisk, Writer) {
+    let disk = disk(seed);
+    let options = Options { compaction: Compaction::Background, ..Options::default() };
+    let writer = Writer::open(backend(&disk), options).unwrap();
+    (disk, writer)
+}
+
+fn apply(writer: &mut Writer, index: u64, work: impl Fn(&mut Batch<'_>)) {
+    let done = writer.batch(Position { index, term: 1 }, |batch| {
+        work(batch);
+        batch.end_request();
+        Ok(())
+    });
+    done.unwrap();
+}
+
+fn put(key: &'static str, value: &'static str) -> impl Fn(&mut Batch<'_>) + Copy {
+    move |batch| {
+        batch.put(key.into(), value.into(), 0).unwrap();
+    }
+}
+
+/// Three members, of which the last one may have done something else; what comes of it if the first
+/// one asks.
+struct Cluster(Vec<(SimulatedDisk, Writer)>);
+
+impl Cluster {
+    fn new() -> Self {
+        Self((1..=3).map(store).collect())
+    }
+
+    fn all(&mut self, index: u64, work: impl Fn(&mut Batch<'_>) + Copy) {
+        self.last(index, work, work);
+    }
+
+    /// The last one does something else.
+    fn last(
+        &mut self,
+        index: u64,
+        work: impl Fn(&mut Batch<'_>) + Copy,
+        other: impl Fn(&mut Batch<'_>),
+    ) {
+        for (_, writer) in &mut self.0[..2] {
+            apply(writer, index, work);
+        }
+        apply(&mut self.0[2].1, index, other);
+    }
+
+    fn verdict(&self) -> Verdict {
+        let store = |n: usize| self.0[n].1.store();
+        let question = Question::of(&store(0).view());
+        let said: BTreeMap<u64, Vec<Claim>> = (0..self.0.len())
+            .map(|n| (n as u64 + 1, claims(&store(n), &store(n).view(), question).unwrap()))
+            .collect();
+        // What they say survives the way there.
+        for claims in said.values() {
+            let wire = StoreAnswer::decode(&to_wire(claims.clone()).encode_to_vec()[..]).unwrap();
+            assert_eq!(from_wire(wire), *claims);
+        }
+        judge(&BTreeSet::from([1, 2, 3]), &said)
+    }
+
+    #[track_caller]
+    fn is_sound(&self) {
+        let all = BTreeSet::from([1, 2, 3]);
+        let sound = Verdict { compared: all, ..Verdict::default() };
+        assert_eq!(self.verdict(), sound);
+    }
+
+    #[track_caller]
+    fn is_sound_as_far_as_it_can_be_compared(&self) {
+        let verdict = self.verdict();
+        assert_eq!((&verdict.corrupt, verdict.is_undecided), (&[].into(), false), "{verdict:?}");
+    }
+
+    #[track_caller]
+    fn convicts(&self, member: u64) {
+        let verdict = self.verdict();
+        assert_eq!(
+            (&verdict.corrupt, verdict.is_undecided),
+            (&[member].into(), false),
+            "{verdict:?}"
+        );
+    }
+}
+
+#[test]
+fn equal_stores_are_sound_whatever_their_compactions_have_done_so_far() {
+    let mut cluster = Cluster::new();
+    cluster.all(1, put("a", "1"));
+    cluster.all(2, put("a", "2"));
+    cluster.is_sound();
+    cluster.all(3, |batch| batch.compact(3).unwrap());
+    for n in [1, 2, 0] {
+        cluster.is_sound_as_far_as_it_can_be_compared();
+        cluster.0[n].1.store().compact_all().unwrap();
+    }
+    cluster.is_sound();
+    // All that there is goes, and comes back at the same revision.
+    cluster.all(4, |batch| {
+        batch.delete(&crate::mvcc::KeyRange::One("a".into())).unwrap();
+        batch.put("a".into(), "3".into(), 0).unwrap();
+    });
+    cluster.all(5, |batch| batch.compact(4).unwrap());
+    for n in [0, 2, 1] {
+        cluster.is_sound_as_far_as_it_can_be_compared();
+        cluster.0[n].1.store().compact_all().unwrap();
+    }
+    cluster.is_sound();
+}
+
+#[test]
+fn another_value_key_or_order_is_found() {
+    for other in [put("a", "2"), put("b", "1")] {
+        let mut cluster = Cluster::new();
+        cluster.last(1, put("a", "1"), other);
+        cluster.convicts(3);
+        // Also once all have gone on.
+        cluster.all(2, put("c", "1"));
+        cluster.convicts(3);
+    }
+}
+
+#[test]
+fn a_write_or_a_compaction_that_was_left_out_or_done_twice_is_found() {
+    let write = put("a", "1");
+    let nothing = |_: &mut Batch<'_>| {};
+    let mut cluster = Cluster::new();
+    cluster.last(1, write, nothing);
+    cluster.convicts(3);
+    cluster.all(2, write);
+    cluster.convicts(3);
+
+    let mut cluster = Cluster::new();
+    cluster.last(1, write, |batch| {
+        write(batch);
+        batch.end_request();
+        write(batch);
+    });
+    cluster.convicts(3);
+
+    let mut cluster = Cluster::new();
+    cluster.all(1, write);
+    cluster.all(2, write);
+    cluster.last(3, |batch| batch.compact(2).unwrap(), nothing);
+    cluster.convicts(3);
+}
+
+#[test]
+fn who_is_not_as_far_yet_says_nothing_of_it() {
+    let mut cluster = Cluster::new();
+    cluster.all(1, put("a", "1"));
+    for (_, writer) in &mut cluster.0[..2] {
+        apply(writer, 2, put("a", "2"));
+    }
+    let verdict = cluster.verdict();
+    assert_eq!((verdict.compared, verdict.corrupt), ([1, 2].into(), [].into()));
+}
+
+#[test]
+fn what_compactions_met_is_compared_too() {
+    let mut cluster = Cluster::new();
+    cluster.last(1, put("a", "1"), put("a", "2"));
+    cluster.all(2, put("a", "3"));
+    cluster.all(3, |batch| batch.compact(3).unwrap());
+    for (_, writer) in &cluster.0 {
+        writer.store().compact_all().unwrap();
+    }
+    // What differed is gone everywhere, so that it counts no longer.
+    cluster.is_sound();
+    // Of a member that can't be compared otherwise, it counts.
+    for (_, writer) in &mut cluster.0[..2] {
+        apply(writer, 4, put("b", "1"));
+        apply(writer, 5, put("b", "2"));
+    }
+    cluster.convicts(3);
+}
+
+#[test]
+fn a_compaction_in_the_meantime_leaves_nothing_to_compare_instead_of_a_difference() {
+    let (_disk, mut writer) = store(1);
+    apply(&mut writer, 1, put("a", "1"));
+    apply(&mut writer, 2, put("b", "1"));
+    apply(&mut writer, 3, |batch| batch.compact(2).unwrap());
+    let store = writer.store();
+    store.compact_all().unwrap();
+    apply(&mut writer, 4, |batch| {
+        for key in ["a", "b"] {
+            batch.delete(&crate::mvcc::KeyRange::One(key.into())).unwrap();
+        }
+    });
+    let (before, revision) = (store.view(), store.view().revision());
+    let undisturbed = store.hash_undisturbed(&before, revision).unwrap();
+    apply(&mut writer, 5, |batch| batch.compact(revision).unwrap());
+    store.compact_all().unwrap();
+    let question = Question::of(&before);
+    let said = claims(&store, &before, question).unwrap();
+    let (revision, compacted) = (undisturbed.revision, undisturbed.compact_revision);
+    let of_it = Subject::Data { revision, compacted };
+    assert!(said.iter().all(|claim| claim.subject != of_it), "{said:?}");
+    // What the compaction found has another checksum, by etcd's rules, and another name.
+    let found = Subject::Compaction { revision, previous: compacted };
+    let found = said.iter().find(|claim| claim.subject == found).unwrap();
+    assert_ne!(found.value, Value::Hash(undisturbed.hash));
+}
+
+/// A snapshot brings what the sender's compaction has yet to take away, here what decides whether a key
+/// counts: that the receiver had finished the same one says nothing of that.
+#[test]
+fn a_state_in_which_a_compaction_is_under_way_is_not_compared_though_the_last_one_was_whole() {
+    let mut cluster = Cluster::new();
+    cluster.all(1, put("a", "1"));
+    cluster.all(2, |batch| {
+        batch.delete(&crate::mvcc::KeyRange::One("a".into())).unwrap();
+        batch.put("a".into(), "2".into(), 0).unwrap();
+    });
+    cluster.all(3, |batch| batch.compact(3).unwrap());
+    let mut snapshot = Vec::new();
+    cluster.0[0].1.store().view().write_snapshot(&mut snapshot).unwrap();
+    for (_, writer) in &cluster.0 {
+        writer.store().compact_all().unwrap();
+    }
+    cluster.is_sound();
+    cluster.0[2].1.install_snapshot(&mut &snapshot[..]).unwrap();
+    cluster.is_sound_as_far_as_it_can_be_compared();
+    cluster.0[2].1.store().compact_all().unwrap();
+    cluster.is_sound();
+}
+
+#[test]
+fn who_cannot_read_its_store_is_corrupt_only_if_a_quorum_can() {
+    let question = Question { index: 7, revision: 5, compacted: -1 };
+    let sound = Claim { subject: Subject::Progress(question), value: Value::Reached(true) };
+    let broken = Claim::unreadable(question);
+    assert_eq!(from_wire(to_wire(vec![sound, broken])), [sound, broken]);
+    let judged = |said: [Claim; 3]| {
+        let said = (1..).zip(said.map(|claim| vec![claim])).collect();
+        judge(&BTreeSet::from([1, 2, 3]), &said)
+    };
+    assert_eq!(judged([sound, sound, broken]).corrupt, [3].into());
+    // What all but one can't do is wrong with none of them in particular.
+    assert_eq!(judged([sound, broken, broken]), Verdict::default());
+    assert_eq!(judged([broken, broken, broken]), Verdict::default());
+}
+
+#[test]
+fn what_a_later_build_may_say_is_compared_with_nothing() {
+    let later = StoreClaim { about: 99, index: 7, revision: 5, ..StoreClaim::default() };
+    assert_eq!(from_wire(StoreAnswer { claims: vec![later, StoreClaim::default()] }), []);
+}
+
+#[test]
+fn no_build_takes_one_question_for_another() {
+    let question = Question { index: 1 << 40, revision: 5, compacted: -1 };
+    let asked = question.to_wire().encode_to_vec();
+    assert_eq!(Question::from_wire(StoreQuestion::decode(&asked[..]).unwrap()), Some(question));
+    // A former build sees a change of members that changes nothing, which it refuses.
+    assert_eq!(command::MemberChange::decode(&asked[..]).unwrap().change, None);
+    assert!(LeaseQuestion::decode(&asked[..]).unwrap().ids.is_empty());
+
+    let change = ChangeRequest::from(MemberChange::Remove(MemberId(9)));
+    let change = command::MemberChange::from(&change);
+    let lease = LeaseQuestion { renew: true, ids: vec![1, 2] };
+    for other in [change.encode_to_vec(), lease.encode_to_vec()] {
+        assert_eq!(Question::from_wire(StoreQuestion::decode(&other[..]).unwrap()), None);
+    }
+}

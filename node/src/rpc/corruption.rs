@@ -1,0 +1,276 @@
+//! Comparing what the members hold ([`crate::corruption`]): the leader asks, judges, and raises the
+//! CORRUPT alarm of whoever holds something else. What that alarm stops: `Context::vouch`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use node_proto::etcdserverpb::alarm_request::AlarmAction;
+use node_proto::etcdserverpb::{AlarmMember, AlarmRequest, AlarmType};
+use node_proto::musterpb::{StoreAnswer, StoreQuestion};
+use prost::Message as _;
+use rustix::time::{ClockId, clock_gettime};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use super::Context;
+use super::context::Held;
+use crate::corruption::{
+    Claim, Measures, Question, Suspicion, Verdict, claims, from_wire, judge, to_wire,
+};
+use crate::identity::MemberId;
+
+/// From one comparison to the next, where `--corrupt-check-time` says nothing.
+pub(crate) const EVERY: Duration = Duration::from_secs(30);
+/// After one in which members differed, and after a member has come back.
+const SOON: Duration = Duration::from_secs(2);
+/// How often it is looked whether the next one is due.
+const LOOK: Duration = Duration::from_millis(500);
+/// A comparison reads the whole store: from one to the next it is so many times what that cost the
+/// leader's processor, or so many times where one was found to differ.
+const RESTS: (u32, u32) = (10, 2);
+/// Where reading waits for the disk: so many times as long as it took by the clock. A machine that is
+/// short of processors takes long, too, and must still find out in time.
+const PAUSE: u32 = 2;
+/// How long a member may take to be as far as it was asked to be, and to know the leader.
+const CATCH_UP: Duration = Duration::from_secs(5);
+/// How long a member may take for its answer: so many times as long as the leader took itself, and this.
+const PATIENCE: (u32, Duration) = (3, Duration::from_secs(10));
+
+/// What it took to read this member's own store.
+#[derive(Clone, Copy, Default)]
+struct Effort {
+    /// By the clock.
+    passed: Duration,
+    /// Of one processor's time.
+    worked: Duration,
+}
+
+/// When the next comparison is due.
+struct Schedule {
+    began: Instant,
+    effort: Effort,
+    hurry: bool,
+}
+
+impl Schedule {
+    fn next(&self, every: Duration, somebody_came: bool) -> Instant {
+        let Effort { passed, worked } = self.effort;
+        let pause =
+            if self.hurry { worked * RESTS.1 } else { (passed * PAUSE).max(worked * RESTS.0) };
+        let least = if self.hurry || somebody_came { SOON.min(every) } else { every };
+        self.began + least.max(pause)
+    }
+}
+
+/// What a comparison came to.
+#[derive(Default)]
+struct Compared {
+    verdict: Verdict,
+    effort: Effort,
+}
+
+/// What a processor has worked for this thread so far.
+fn worked_so_far() -> Duration {
+    let spent = clock_gettime(ClockId::ThreadCPUTime);
+    spent.try_into().expect("a thread's time is never before its beginning")
+}
+
+/// Compares the members for as long as this one leads. A leader whose own data is wrong hands over:
+/// others must not be brought up to date with it.
+pub(super) async fn guard(context: Arc<Context>) {
+    let (mut leader, own) = (context.leader.clone(), context.identity.member_id);
+    while leader.wait_for(|leader| *leader == own).await.is_ok() {
+        let mut suspicion = Suspicion::default();
+        while context.leads() {
+            if context.is_corrupt() {
+                context.handle.hand_over().await;
+            }
+            let began = Instant::now();
+            let Compared { verdict, effort } = context.compare().await;
+            context.metrics.comparisons.record(began.elapsed());
+            let compared = i64::try_from(verdict.compared.len()).unwrap_or(i64::MAX);
+            context.metrics.compared.store(compared, Ordering::Relaxed);
+            let Measures { alarms, mut hurry } = suspicion.after(&verdict);
+            for member in alarms {
+                hurry |= !raise(&context, member).await;
+            }
+            // Who must not lead tries again soon to hand over.
+            hurry |= context.is_corrupt();
+            context.until_next(&Schedule { began, effort, hurry }).await;
+        }
+        context.metrics.compared.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Raises that member's alarm. `false`: it could not be.
+async fn raise(context: &Context, member_id: u64) -> bool {
+    let alarm = AlarmType::Corrupt;
+    let same = |a: &AlarmMember| a.member_id == member_id && a.alarm() == alarm;
+    if context.alarms.borrow().iter().any(same) {
+        return true;
+    }
+    if member_id == 0 {
+        tracing::error!(
+            "members hold different data, and no quorum says whose is right: raising the CORRUPT alarm of the whole cluster"
+        );
+    } else {
+        tracing::error!(
+            member.id = %MemberId(member_id),
+            "a member's data is another than a quorum's: raising its CORRUPT alarm; replace it (member remove, member add), then disarm the alarm"
+        );
+    }
+    let action = AlarmAction::Activate.into();
+    let request = AlarmRequest { action, member_id, alarm: alarm.into() };
+    let raised = context.propose(request, &mut Held::by_nobody()).await;
+    if let Err(error) = &raised {
+        // The next comparison tries again.
+        tracing::warn!(error = %error.text(), "cannot raise the alarm yet");
+    }
+    raised.is_ok()
+}
+
+impl Context {
+    /// What came of one comparison with everybody who is connected.
+    async fn compare(&self) -> Compared {
+        let Some(peers) = &self.peers else { return Compared::default() };
+        let (question, voters, others) = {
+            let view = self.store.view();
+            let members = view.members().voters_and_learners();
+            let connected = peers.connected();
+            let ids = members.voters.iter().chain(&members.learners).copied();
+            let others: Vec<u64> =
+                ids.filter(|id| connected.contains_key(&MemberId(*id))).collect();
+            (Question::of(&view), members.voters.into_iter().collect::<BTreeSet<u64>>(), others)
+        };
+        if question.index == 0 || others.is_empty() {
+            return Compared::default();
+        }
+        let request = Bytes::from(question.to_wire().encode_to_vec());
+        let mut asked = JoinSet::new();
+        for id in others.iter().copied() {
+            let (peers, request) = (peers.clone(), request.clone());
+            asked.spawn(async move { (id, peers.ask(MemberId(id), request).await) });
+        }
+        let began = Instant::now();
+        let (own, worked) = self.own_claims(question).await;
+        let mut said = BTreeMap::from([(self.identity.member_id, own)]);
+        let effort = Effort { passed: began.elapsed(), worked };
+        let deadline = Instant::now() + effort.passed * PATIENCE.0 + PATIENCE.1;
+        while let Ok(Some(Ok((id, answer)))) = timeout_at(deadline, asked.join_next()).await {
+            match answer.map(StoreAnswer::decode) {
+                Ok(Ok(answer)) => {
+                    said.insert(id, from_wire(answer));
+                }
+                Ok(Err(error)) => {
+                    tracing::warn!(peer.member.id = %MemberId(id), %error, "a member says of its data what can't be understood");
+                }
+                // A former build, or gone meanwhile.
+                Err(error) => {
+                    tracing::debug!(peer.member.id = %MemberId(id), %error, "a member does not say what it holds");
+                }
+            }
+        }
+        let verdict = judge(&voters, &said);
+        tracing::debug!(?question, ?verdict, "compared the members' data");
+        Compared { verdict, effort }
+    }
+
+    /// What this member holds, and what a processor worked for it; nothing while it says that to
+    /// somebody else.
+    async fn own_claims(&self, question: Question) -> (Vec<Claim>, Duration) {
+        let nothing = (Vec::new(), Duration::ZERO);
+        let Ok(alone) = self.comparing.clone().try_acquire_owned() else { return nothing };
+        let store = self.store.clone();
+        let work = move || {
+            let (_alone, before) = (alone, worked_so_far());
+            let claims = claims(&store, &store.view(), question);
+            (claims, worked_so_far() - before)
+        };
+        let (why, worked) = match tokio::task::spawn_blocking(work).await {
+            Ok((Ok(claims), worked)) => return (claims, worked),
+            Ok((Err(error), worked)) => (error.to_string(), worked),
+            // The library under the store takes much of what it reads for granted.
+            Err(error) if error.is_panic() => (error.to_string(), Duration::ZERO),
+            Err(_) => return nothing,
+        };
+        tracing::error!(error = why, "this member cannot read its own data");
+        (vec![Claim::unreadable(question)], worked)
+    }
+
+    /// What a leader that asks about this member's data is answered, once it is as far as `question`, or
+    /// long enough was waited for that; `None` if it is no such question. Nobody else gets a store read.
+    pub(super) async fn answer_store(&self, from: MemberId, request: Bytes) -> Option<Bytes> {
+        let question = Question::from_wire(StoreQuestion::decode(request).ok()?)?;
+        let (mut status, mut leader) = (self.status.clone(), self.leader.clone());
+        let ready = async {
+            let _ = status.wait_for(|status| status.applied.index >= question.index).await;
+            // Who has just been elected may ask before it is known here.
+            let _ = leader.wait_for(|leader| *leader == from.0).await;
+        };
+        let _ = timeout(CATCH_UP, ready).await;
+        let is_leader = *self.leader.borrow() == from.0;
+        let claims = if is_leader { self.own_claims(question).await.0 } else { Vec::new() };
+        Some(to_wire(claims).encode_to_vec().into())
+    }
+
+    /// Waits until the next comparison is due, or this member leads no longer.
+    async fn until_next(&self, done: &Schedule) {
+        let came_since = || {
+            let connected = self.peers.as_ref().map(|peers| peers.connected()).unwrap_or_default();
+            // Who has just come may not answer yet.
+            connected.values().any(|since| *since > done.began.into_std() && since.elapsed() > LOOK)
+        };
+        while self.leads() && Instant::now() < done.next(self.limits.corrupt_check, came_since()) {
+            sleep(LOOK).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Seconds from the beginning of one comparison to the next.
+    fn next(passed: u64, worked: u64, hurry: bool, every: u64, came: bool) -> u64 {
+        let seconds = Duration::from_secs;
+        let effort = Effort { passed: seconds(passed), worked: seconds(worked) };
+        let began = Instant::now();
+        (Schedule { began, effort, hurry }.next(seconds(every), came) - began).as_secs()
+    }
+
+    #[test]
+    fn a_comparison_takes_at_most_a_part_of_the_time() {
+        assert_eq!(next(1, 1, false, 30, false), 30);
+        assert_eq!(next(4, 4, false, 30, false), 40);
+        assert_eq!(next(0, 0, true, 30, false), 2);
+        assert_eq!(next(0, 0, false, 30, true), 2);
+        assert_eq!(next(4, 4, true, 30, false), 8);
+        let came = next(4, 4, false, 30, true);
+        assert_eq!(came, 40, "who comes and goes all the time makes no more work");
+        assert_eq!(next(0, 0, true, 1, false), 1, "never later than the regular one");
+    }
+
+    #[test]
+    fn what_others_leave_of_a_processor_does_not_put_the_next_comparison_off() {
+        // 1 s of work that got a fifteenth of a processor: two of them, and the wait, are within a minute.
+        assert_eq!(next(15, 1, false, 30, false), 30);
+        assert_eq!(next(15, 1, true, 30, false), 2);
+        assert_eq!(
+            next(100, 1, false, 30, false),
+            200,
+            "a slow disk has half of its time for others"
+        );
+    }
+
+    #[test]
+    fn only_work_is_counted_as_work() {
+        let (began, asleep) = (worked_so_far(), Duration::from_millis(200));
+        std::thread::sleep(asleep);
+        let before = worked_so_far();
+        assert!(before - began < asleep);
+        while worked_so_far() == before {}
+    }
+}
