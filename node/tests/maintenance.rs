@@ -4,12 +4,17 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use common::{
-    Member, all, etcdctl, saboteur::Saboteur, same_hash, settled, skipped, started, three,
+    Member, PATIENCE, all, etcdctl, put_again, saboteur::Saboteur, same_hash, settled, skipped,
+    started, three,
 };
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
-use node_proto::etcdserverpb::{AlarmRequest, AlarmType, CompactionRequest, DefragmentRequest};
+use node_proto::etcdserverpb::{
+    AlarmRequest, AlarmType, CompactionRequest, DefragmentRequest, RangeRequest,
+};
 use tonic::Code;
 
 async fn alarms(member: &Member) -> Vec<(u64, AlarmType)> {
@@ -132,4 +137,38 @@ async fn a_member_killed_at_any_step_of_a_defragmentation_starts_with_all_that_i
     assert!(killed >= 4, "only {killed} steps");
     assert!(store_bytes(&member) < 2_000_000, "{}", store_bytes(&member));
     member.put("after", "x").await.unwrap();
+}
+
+/// Waits until `revision` can't be read any more.
+async fn compacted_away(member: &Member, revision: i64) {
+    let start = Instant::now();
+    loop {
+        let read = RangeRequest { key: "k".into(), revision, ..RangeRequest::default() };
+        match KvClient::new(member.channel()).range(read).await {
+            Err(status) if status.code() == Code::OutOfRange => return,
+            // There may be no leader for a while.
+            answer => assert!(start.elapsed() < PATIENCE, "{answer:?}: {}", member.log()),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn the_leader_compacts_what_is_older_than_a_period_and_so_does_the_next_one() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = three(root.path());
+    for member in &mut members {
+        member.args.push("--auto-compaction-retention=1s".to_owned());
+        member.start();
+    }
+    members.iter_mut().for_each(Member::ready);
+    let leader = settled(&all(&members)).await;
+    let first = put_again(&members[leader], "k", "1").await;
+    let second = put_again(&members[leader], "k", "2").await;
+    compacted_away(&members[(leader + 1) % 3], first).await;
+    members[leader].kill();
+    members.remove(leader);
+    put_again(&members[0], "k", "3").await;
+    compacted_away(&members[1], second).await;
+    assert_eq!(members[0].get("k").await.unwrap().as_deref(), Some("3"));
 }

@@ -131,10 +131,8 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(CLUSTERING, "strict-reconfig-check", Bool, "true", "", "Refuse membership changes that would endanger quorum."),
     flag(CLUSTERING, "pre-vote", Bool, "true", "", "Ask before disturbing a cluster with an election.")
         .ignored("pre-vote is always on"),
-    flag(CLUSTERING, "auto-compaction-mode", OneOf(&["periodic", "revision"]), "periodic", "MODE", "How --auto-compaction-retention is read.")
-        .ignored("only clients compact yet"),
-    flag(CLUSTERING, "auto-compaction-retention", Text, "0", "N", "How much history to keep; 0: all.")
-        .ignored("only clients compact yet"),
+    flag(CLUSTERING, "auto-compaction-mode", OneOf(&["periodic", "revision"]), "periodic", "MODE", "Compact by time (periodic), or by the number of revisions (revision)."),
+    flag(CLUSTERING, "auto-compaction-retention", Text, "0", "N", "How much history the leader keeps as it compacts: hours, or a time (10m), or revisions; 0: it compacts nothing."),
     flag(CLUSTERING, "max-learners", Uint, "1", "N", "Learners that may be in the cluster at once."),
     flag(CLUSTERING, "discovery", Text, "", "URL", "Discovery service, protocol v2."),
     flag(CLUSTERING, "discovery-fallback", OneOf(&["exit", "proxy"]), "exit", "WHAT", "What to do if discovery fails.")

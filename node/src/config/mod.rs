@@ -114,6 +114,17 @@ pub fn parse(
     Ok(Command::Run(Box::new(config), remarks))
 }
 
+/// What the leader compacts without being asked: `--auto-compaction-mode`, `--auto-compaction-retention`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AutoCompaction {
+    /// Nothing.
+    Never,
+    /// What is older; never zero.
+    Periodic(Duration),
+    /// All but so many revisions; above zero.
+    Revisions(i64),
+}
+
 /// Whether this member begins a cluster or joins one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClusterState {
@@ -197,6 +208,8 @@ pub struct Config {
     pub snapshot_catchup_entries: u64,
     /// `--quota-backend-bytes`; 0: etcd's default of 2 GiB; negative: none
     pub quota_backend_bytes: i64,
+    /// `--auto-compaction-mode`, `--auto-compaction-retention`
+    pub auto_compaction: AutoCompaction,
     /// `--max-txn-ops`
     pub max_txn_ops: u32,
     /// `--max-request-bytes`

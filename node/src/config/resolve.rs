@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    ClusterState, Config, ConfigError, Force, ListenUrl, LogFormat, LogOutput, LowArgs, PeerUrl,
-    Remark, UrlError, duration, low::parse_bool,
+    AutoCompaction, ClusterState, Config, ConfigError, Force, ListenUrl, LogFormat, LogOutput,
+    LowArgs, PeerUrl, Remark, UrlError, duration, low::parse_bool,
 };
 use crate::{
     identity::MemberDocument,
@@ -59,10 +59,8 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         election_tick_advance: boolean(low, "initial-election-tick-advance"),
         snapshot_count: uint(low, "snapshot-count"),
         snapshot_catchup_entries: uint(low, "snapshot-catchup-entries"),
-        quota_backend_bytes: low
-            .value("quota-backend-bytes")
-            .parse()
-            .expect("its kind was checked"),
+        quota_backend_bytes: int(low, "quota-backend-bytes"),
+        auto_compaction: auto_compaction(low)?,
         max_txn_ops: uint32(low, "max-txn-ops"),
         max_request_bytes: uint32(low, "max-request-bytes"),
         max_concurrent_streams: uint32(low, "max-concurrent-streams"),
@@ -130,8 +128,36 @@ pub(super) fn named_urls(text: &str) -> Result<Vec<NamedUrls>, ConfigError> {
     Ok(members)
 }
 
+/// By etcd's rules (`parseCompactionRetention`): a bare number counts hours, or revisions; a duration that
+/// is given for revisions counts as many as it has nanoseconds.
+fn auto_compaction(low: &LowArgs) -> Result<AutoCompaction, ConfigError> {
+    const HOUR_SECONDS: u64 = 60 * 60;
+    let by_time = low.value("auto-compaction-mode") == "periodic";
+    let text = low.value("auto-compaction-retention");
+    let number = text.strip_prefix('+').unwrap_or(text).parse::<u64>().ok();
+    let span = match number {
+        Some(hours) if by_time => hours.checked_mul(HOUR_SECONDS).map(Duration::from_secs),
+        Some(revisions) => Some(Duration::from_nanos(revisions)),
+        None if text.is_empty() => Some(Duration::ZERO),
+        None => duration::parse(text),
+    };
+    // What Go's durations hold, and more revisions than there ever will be.
+    match span.and_then(|span| i64::try_from(span.as_nanos()).ok().map(|nanos| (span, nanos))) {
+        Some((_, 0)) => Ok(AutoCompaction::Never),
+        Some((span, _)) if by_time => Ok(AutoCompaction::Periodic(span)),
+        Some((_, revisions)) => Ok(AutoCompaction::Revisions(revisions)),
+        None => Err(ConfigError::Relation(format!(
+            "--auto-compaction-retention={text}: give a number (of hours, or with --auto-compaction-mode=revision of revisions), or a time as 10m or 1h30m"
+        ))),
+    }
+}
+
 fn boolean(low: &LowArgs, flag: &str) -> bool {
     parse_bool(low.value(flag)).expect("its kind was checked")
+}
+
+fn int(low: &LowArgs, flag: &str) -> i64 {
+    low.value(flag).parse().expect("its kind was checked")
 }
 
 fn uint(low: &LowArgs, flag: &str) -> u64 {

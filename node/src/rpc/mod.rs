@@ -4,6 +4,7 @@
 //! changes anything, a read barrier and the store for linearizable reads, the store alone for
 //! serializable ones. What this node does not serve yet answers gRPC `Unimplemented`.
 
+mod auto_compaction;
 mod cluster;
 mod codec;
 mod context;
@@ -48,6 +49,7 @@ pub(crate) use watch::PATH as WATCH_PATH;
 
 use self::leases::LeaseClock;
 use crate::apply::Outcome;
+use crate::config::AutoCompaction;
 use crate::driver::Handle;
 use crate::membership::Rules;
 use crate::mvcc::watch::WatchHub;
@@ -90,6 +92,8 @@ pub(crate) struct Limits {
     pub quota: Quota,
     /// From one comparison of the members' data to the next: `--corrupt-check-time`.
     pub corrupt_check: Duration,
+    /// Compactions that nobody asks for.
+    pub auto_compaction: AutoCompaction,
 }
 
 impl Default for Limits {
@@ -104,6 +108,7 @@ impl Default for Limits {
             snapshot_patience: Duration::from_secs(30),
             quota: Quota::default(),
             corrupt_check: COMPARE_EVERY,
+            auto_compaction: AutoCompaction::Never,
         }
     }
 }
@@ -239,6 +244,7 @@ fn spawn_tasks(
     until_stop(Box::pin(reconfigure::promote_when_ready(context.clone())));
     until_stop(Box::pin(leases::count(context.clone())));
     until_stop(Box::pin(corruption::guard(context.clone())));
+    until_stop(Box::pin(auto_compaction::run(context.clone())));
     until_stop(Box::pin(tell_health(context.clone(), health)));
 }
 

@@ -399,6 +399,7 @@ fn rpc_limits(config: &Config) -> rpc::Limits {
         watch_progress_interval: config.watch_progress_interval,
         compaction_pause: config.compaction_sleep,
         quota: rpc::Quota(config.quota_backend_bytes),
+        auto_compaction: config.auto_compaction,
         corrupt_check: match config.corrupt_check {
             Duration::ZERO => rpc::COMPARE_EVERY,
             every => every,

@@ -1,4 +1,6 @@
-use super::super::{Command, CommandError, Remark, parse};
+use std::time::Duration;
+
+use super::super::{AutoCompaction, Command, CommandError, Remark, parse};
 use crate::{config::Config, identity::InitialCluster};
 
 fn config(args: &[&str]) -> Result<Config, String> {
@@ -60,6 +62,34 @@ fn members_keep_the_order_of_the_initial_cluster() {
     let names: Vec<&str> = config.initial_cluster.iter().map(|(n, _)| n.as_str()).collect();
     assert_eq!(names, ["c", "b", "a"]);
     assert_eq!(config.initial_cluster[1].1.len(), 2);
+}
+
+#[test]
+fn what_is_compacted_unasked_is_told_as_in_etcd() {
+    use AutoCompaction::{Never, Periodic, Revisions};
+    let told = |args: &[&str]| config(args).map(|config| config.auto_compaction);
+    assert_eq!(told(&[]), Ok(Never));
+    let hours = |hours: u64| Ok(Periodic(Duration::from_secs(hours * 3600)));
+    let revision = "--auto-compaction-mode=revision";
+    for (mode, retention, means) in [
+        ("--auto-compaction-mode=periodic", "0", Ok(Never)),
+        ("--auto-compaction-mode=periodic", "", Ok(Never)),
+        ("--auto-compaction-mode=periodic", "1", hours(1)),
+        ("--auto-compaction-mode=periodic", "+24", hours(24)),
+        ("--auto-compaction-mode=periodic", "72h", hours(72)),
+        ("--auto-compaction-mode=periodic", "1h60m", hours(2)),
+        (revision, "0", Ok(Never)),
+        (revision, "1000", Ok(Revisions(1_000))),
+        (revision, "1us", Ok(Revisions(1_000))),
+    ] {
+        let retention = format!("--auto-compaction-retention={retention}");
+        assert_eq!(told(&[mode, &retention]), means, "{mode} {retention}");
+    }
+    for wrong in ["-1", "1d", "ten", "9999999999", "1 h"] {
+        let refused = told(&[&format!("--auto-compaction-retention={wrong}")]).unwrap_err();
+        let error = format!("--auto-compaction-retention={wrong}: give a number");
+        assert!(refused.starts_with(&error), "{refused}");
+    }
 }
 
 #[test]

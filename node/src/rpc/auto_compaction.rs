@@ -1,0 +1,201 @@
+//! Compactions that nobody asks for: `--auto-compaction-mode` and `--auto-compaction-retention`, by etcd's
+//! rules (`server/etcdserver/api/v3compactor`). Every member remembers the revisions of the past, so that
+//! whoever leads next goes on where the last one stopped; the leader alone compacts.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use node_proto::etcdserverpb::CompactionRequest;
+use tokio::time::{Instant, sleep};
+
+use super::Context;
+use super::context::Held;
+use super::error::Error;
+use crate::config::AutoCompaction;
+
+const HOUR: Duration = Duration::from_secs(60 * 60);
+/// So many looks at the revision for each compaction by time.
+const LOOKS: u32 = 10;
+/// Not even for the shortest period there are more.
+const LOOK_AT_MOST_EVERY: Duration = Duration::from_millis(10);
+/// From one compaction by revisions to the next.
+const BY_REVISIONS_EVERY: Duration = Duration::from_secs(5 * 60);
+
+/// What has been seen so far. Times are those since it began.
+#[derive(Debug)]
+struct Past {
+    rule: AutoCompaction,
+    /// The newest revision at each look, oldest first; what a period holds, and one more.
+    seen: VecDeque<i64>,
+    /// When the last compaction was done.
+    done: Duration,
+    /// From that on there is none for so long: at first a whole period.
+    pause: Duration,
+    /// What it was of.
+    last: i64,
+}
+
+impl Past {
+    fn new(rule: AutoCompaction) -> Self {
+        let pause = match rule {
+            AutoCompaction::Periodic(period) => period,
+            AutoCompaction::Never | AutoCompaction::Revisions(_) => Duration::ZERO,
+        };
+        Self { rule, seen: VecDeque::new(), done: Duration::ZERO, pause, last: 0 }
+    }
+
+    /// How long to wait before each look; `None`: there is nothing to look for.
+    fn looks_every(&self) -> Option<Duration> {
+        match self.rule {
+            AutoCompaction::Never => None,
+            AutoCompaction::Periodic(period) => Some(every_tenth(period)),
+            AutoCompaction::Revisions(_) => Some(BY_REVISIONS_EVERY),
+        }
+    }
+
+    /// What to compact now, `newest` being the newest revision: asked of the leader, after each wait.
+    fn due(&mut self, now: Duration, newest: i64) -> Option<i64> {
+        let revision = match self.rule {
+            AutoCompaction::Never => return None,
+            AutoCompaction::Revisions(keep) => newest.saturating_sub(keep),
+            AutoCompaction::Periodic(_) if now.saturating_sub(self.done) < self.pause => {
+                return None;
+            }
+            AutoCompaction::Periodic(period) => {
+                self.pause = period.min(HOUR);
+                *self.seen.front()?
+            }
+        };
+        (revision > 0 && revision != self.last).then_some(revision)
+    }
+
+    fn compacted(&mut self, now: Duration, revision: i64) {
+        (self.done, self.last) = (now, revision);
+    }
+
+    /// Remembers the newest revision: before each wait.
+    fn remember(&mut self, newest: i64) {
+        let AutoCompaction::Periodic(period) = self.rule else { return };
+        self.seen.push_back(newest);
+        let held = period.as_nanos() / every_tenth(period).as_nanos() + 1;
+        if self.seen.len() as u128 > held {
+            self.seen.pop_front();
+        }
+    }
+}
+
+fn every_tenth(period: Duration) -> Duration {
+    (period.min(HOUR) / LOOKS).max(LOOK_AT_MOST_EVERY)
+}
+
+/// Compacts, for as long as the member runs.
+pub(super) async fn run(context: Arc<Context>) {
+    let mut past = Past::new(context.limits.auto_compaction);
+    let Some(every) = past.looks_every() else { return };
+    let began = Instant::now();
+    let newest = || context.store.view().revision();
+    loop {
+        past.remember(newest());
+        sleep(every).await;
+        if !context.leads() {
+            continue;
+        }
+        let Some(revision) = past.due(began.elapsed(), newest()) else { continue };
+        let request = CompactionRequest { revision, physical: false };
+        match context.propose(request, &mut Held::by_nobody()).await {
+            Ok(_) | Err(Error::Compacted) => {
+                tracing::info!(revision, "completed auto compaction");
+                past.compacted(began.elapsed(), revision);
+            }
+            Err(error) => {
+                tracing::warn!(revision, error = %error.text(), "failed auto compaction; it is tried again");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// What is compacted at which minute, if each second makes a revision.
+    fn compactions(
+        rule: AutoCompaction,
+        minutes: u32,
+        leads: impl Fn(u32) -> bool,
+    ) -> Vec<(u32, i64)> {
+        let mut past = Past::new(rule);
+        let every = past.looks_every().unwrap();
+        let mut done = Vec::new();
+        let (mut now, newest) = (Duration::ZERO, |now: Duration| now.as_secs() as i64 + 1);
+        while now < MINUTE * minutes {
+            past.remember(newest(now));
+            now += every;
+            let minute = u32::try_from(now.as_secs() / 60).unwrap();
+            if !leads(minute) {
+                continue;
+            }
+            if let Some(due) = past.due(now, newest(now)) {
+                past.compacted(now, due);
+                done.push((minute, due));
+            }
+        }
+        done
+    }
+
+    #[test]
+    fn by_time_it_begins_after_a_period_and_comes_once_in_each_or_once_an_hour() {
+        let minutes = |of: u32| AutoCompaction::Periodic(of * MINUTE);
+        // As in etcd: what is compacted next was seen a tenth of a period before the last compaction.
+        let ten = compactions(minutes(10), 31, |_| true);
+        assert_eq!(ten, [(10, 1), (20, 9 * 60 + 1), (30, 19 * 60 + 1)]);
+        let day = compactions(minutes(24 * 60), 26 * 60 + 1, |_| true);
+        assert_eq!(day, [(24 * 60, 1), (25 * 60, 54 * 60 + 1), (26 * 60, 114 * 60 + 1)]);
+    }
+
+    #[test]
+    fn by_revisions_so_many_are_kept() {
+        let kept = compactions(AutoCompaction::Revisions(400), 15, |_| true);
+        assert_eq!(kept, [(10, 201), (15, 501)]);
+    }
+
+    #[test]
+    fn who_comes_to_lead_goes_on_with_what_it_has_seen() {
+        let ten = AutoCompaction::Periodic(10 * MINUTE);
+        assert_eq!(compactions(ten, 26, |minute| minute >= 25), [(25, 14 * 60 + 1)]);
+    }
+
+    #[test]
+    fn nothing_new_is_not_compacted_again_and_a_failure_is_tried_again() {
+        let mut past = Past::new(AutoCompaction::Periodic(10 * MINUTE));
+        for minute in 0..10 {
+            past.remember(7);
+            assert_eq!(past.due(minute * MINUTE, 7), None, "{minute}");
+        }
+        assert_eq!(past.due(10 * MINUTE, 7), Some(7));
+        assert_eq!(past.due(11 * MINUTE, 7), Some(7), "it was not done");
+        past.compacted(11 * MINUTE, 7);
+        for minute in 12..40 {
+            past.remember(7);
+            assert_eq!(past.due(minute * MINUTE, 7), None);
+        }
+        past.remember(8);
+        (0..10).for_each(|_| past.remember(9));
+        assert_eq!(past.due(40 * MINUTE, 9), Some(8));
+    }
+
+    #[test]
+    fn the_shortest_period_does_not_keep_it_busy_and_the_longest_remembers_no_more_than_it_holds() {
+        let mut past = Past::new(AutoCompaction::Periodic(Duration::from_nanos(1)));
+        assert_eq!(past.looks_every(), Some(LOOK_AT_MOST_EVERY));
+        (0..5).for_each(|revision| past.remember(revision));
+        assert_eq!(past.seen, [4]);
+        assert_eq!(Past::new(AutoCompaction::Never).looks_every(), None);
+        let mut past = Past::new(AutoCompaction::Periodic(2 * HOUR));
+        (0..99).for_each(|revision| past.remember(revision));
+        assert_eq!(past.seen.len(), 21);
+    }
+}
