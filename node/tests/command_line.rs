@@ -42,6 +42,8 @@ fn what_can_be_understood_but_not_followed_is_a_usage_error_too() {
         (&["--listen-client-urls=http://127.0.0.1:1"][..], "--advertise-client-urls is required"),
         (&["--discovery=https://d"], "--discovery is not supported"),
         (&["--auto-tls"], "--auto-tls is not supported"),
+        (&["--peer-client-cert-file=c"], "give --peer-cert-file and --peer-key-file"),
+        (&["--logger=capnslog"], "for flag -logger: it must be one of zap"),
         (&["--muster-document=/no/such/file"], "--muster-document"),
     ] {
         let (code, _, err) = run(args, &[]);

@@ -113,7 +113,7 @@ fn members_and_clients_prove_themselves_and_the_cluster_serves() {
     }
     let url = cluster.members[0].client_url.clone();
     let ca = cluster.tls(0).join("client-ca.crt").display().to_string();
-    let without = etcdctl(&url, &["--cacert", &ca, "--dial-timeout=2s", "get", "k"]);
+    let without = etcdctl(&url, &["--cacert", &ca, "--command-timeout=5s", "get", "k"]);
     assert!(!without.unwrap().0, "a client without a certificate is served");
 }
 

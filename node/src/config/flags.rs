@@ -172,6 +172,10 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(SECURITY, "key-file", Text, "", "FILE", "Its key, PEM."),
     flag(SECURITY, "client-cert-auth", Bool, "false", "", "Require a certificate of the trusted CA from clients."),
     flag(SECURITY, "trusted-ca-file", Text, "", "FILE", "CA of clients' certificates, PEM."),
+    flag(SECURITY, "client-cert-file", Text, "", "FILE", "Certificate of the server as a client of itself, PEM.")
+        .ignored("this program is no client of its own"),
+    flag(SECURITY, "client-key-file", Text, "", "FILE", "Its key, PEM.")
+        .ignored("this program is no client of its own"),
     flag(SECURITY, "client-crl-file", Text, "", "FILE", "Clients' certificates that no longer count, PEM or DER."),
     flag(SECURITY, "client-cert-allowed-hostname", Text, "", "NAMES", "Names that clients' certificates may have."),
     flag(SECURITY, "auto-tls", Bool, "false", "", "Serve clients on a self-signed certificate."),
@@ -179,6 +183,8 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(SECURITY, "peer-key-file", Text, "", "FILE", "Its key, PEM."),
     flag(SECURITY, "peer-client-cert-auth", Bool, "false", "", "Require a certificate of the trusted peer CA from peers."),
     flag(SECURITY, "peer-trusted-ca-file", Text, "", "FILE", "CA of peers' certificates, PEM."),
+    flag(SECURITY, "peer-client-cert-file", Text, "", "FILE", "Another certificate for connections to peers, PEM."),
+    flag(SECURITY, "peer-client-key-file", Text, "", "FILE", "Its key, PEM."),
     flag(SECURITY, "peer-crl-file", Text, "", "FILE", "Peers' certificates that no longer count, PEM or DER."),
     flag(SECURITY, "peer-cert-allowed-cn", Text, "", "NAMES", "Common names that peers' certificates may have."),
     flag(SECURITY, "peer-cert-allowed-hostname", Text, "", "NAMES", "Names that peers' certificates may have."),
@@ -245,9 +251,9 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(FEATURES_AND_FINE_TUNING, "bootstrap-defrag-threshold-megabytes", Uint, "0", "MB", "Defragment at the start if that frees so much.")
         .ignored("the store reuses its space"),
     flag(FEATURES_AND_FINE_TUNING, "enable-lease-checkpoint", Bool, "false", "", "Checkpoint leases.")
-        .ignored("leases are not served yet"),
+        .ignored("the log always notes what leases have left"),
     flag(FEATURES_AND_FINE_TUNING, "enable-lease-checkpoint-persist", Bool, "false", "", "Keep checkpoints of leases.")
-        .ignored("leases are not served yet"),
+        .ignored("the log always notes what leases have left"),
     flag(FEATURES_AND_FINE_TUNING, "txn-mode-write-with-shared-buffer", Bool, "true", "", "Let transactions share a buffer.")
         .ignored("the store is not bbolt"),
     flag(FEATURES_AND_FINE_TUNING, "stop-grpc-service-on-defrag", Bool, "false", "", "Report not serving during defragmentation.")
@@ -268,6 +274,7 @@ pub(super) static FLAGS: &[Flag] = &[
 
 #[cfg(test)]
 mod tests {
+    use super::super::duration;
     use super::*;
 
     #[test]
@@ -276,6 +283,20 @@ mod tests {
             assert!(FLAGS[..n].iter().all(|other| other.name != flag.name), "{}", flag.name);
             assert!(!flag.help.is_empty(), "{}", flag.name);
             assert_eq!(flag.value.is_empty(), flag.kind == Bool, "{}", flag.name);
+        }
+    }
+
+    #[test]
+    fn every_flag_of_etcd_is_known_and_has_its_default() {
+        for line in include_str!("etcd_flags.txt").lines().filter(|line| !line.starts_with('#')) {
+            let (name, default) = line.split_once(' ').unwrap_or((line, ""));
+            let flag = find(name).unwrap_or_else(|| panic!("{name} is missing"));
+            let same = match flag.kind {
+                _ if default == "?" => true,
+                Duration => duration::parse(default) == duration::parse(flag.default),
+                _ => default == flag.default,
+            };
+            assert!(same, "{name}: {:?} is not {default:?}", flag.default);
         }
     }
 

@@ -198,12 +198,6 @@ pub struct Config {
     pub heartbeat: Duration,
     /// `--election-timeout`
     pub election: Duration,
-    /// `--pre-vote`
-    pub pre_vote: bool,
-    /// `--initial-election-tick-advance`
-    pub election_tick_advance: bool,
-    /// `--snapshot-count`
-    pub snapshot_count: u64,
     /// `--snapshot-catchup-entries`
     pub snapshot_catchup_entries: u64,
     /// `--quota-backend-bytes`; 0: etcd's default of 2 GiB; negative: none
@@ -222,8 +216,6 @@ pub struct Config {
     pub keepalive_timeout: Duration,
     /// `--watch-progress-notify-interval`
     pub watch_progress_interval: Duration,
-    /// `--compaction-batch-limit`
-    pub compaction_batch_limit: u32,
     /// `--compaction-sleep-interval`
     pub compaction_sleep: Duration,
     /// `--corrupt-check-time`; 0: as often as members compare their data if nothing is said

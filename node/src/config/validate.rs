@@ -67,6 +67,10 @@ fn unsupported(low: &LowArgs) -> Result<(), String> {
     for (flag, instead) in [
         ("auto-tls", "give --cert-file and --key-file"),
         ("peer-auto-tls", "give --peer-cert-file, --peer-key-file and --peer-trusted-ca-file"),
+        (
+            "peer-client-cert-file",
+            "members know each other by one key: give --peer-cert-file and --peer-key-file",
+        ),
         ("config-file", "give flags or ETCD_ variables"),
     ] {
         if set(flag) {

@@ -1,0 +1,142 @@
+//! What flags do to a running member.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use common::{Member, PATIENCE, ca::Ca, eventually};
+use rcgen::KeyPair;
+use rustls::pki_types::{CertificateDer, pem::PemObject as _};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+/// A client that keeps its connection.
+struct Connection(BufReader<StreamOwned<ClientConnection, TcpStream>>);
+
+impl Connection {
+    /// Trusts `ca`, and has been answered once.
+    fn open(member: &Member, ca: &Ca) -> Self {
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate(&ca.pem)).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let name = "127.0.0.1".try_into().unwrap();
+        let tls = ClientConnection::new(Arc::new(config), name).unwrap();
+        let address = member.client_url.strip_prefix("https://").unwrap();
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut connection = Self(BufReader::new(StreamOwned::new(tls, stream)));
+        connection.ask();
+        connection
+    }
+
+    /// Asks for its health on this connection.
+    fn ask(&mut self) {
+        self.0.get_mut().write_all(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+        let (mut head, mut length) = (String::new(), 0);
+        while !head.ends_with("\r\n\r\n") {
+            let mut line = String::new();
+            assert_ne!(self.0.read_line(&mut line).unwrap(), 0, "closed after {head:?}");
+            let line = line.to_ascii_lowercase();
+            if let Some(value) = line.strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+            head += &line;
+        }
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body).unwrap();
+        assert!(head.starts_with("http/1.1 200 "), "{head}{}", String::from_utf8_lossy(&body));
+    }
+
+    /// What the server showed.
+    fn certificate(&self) -> CertificateDer<'static> {
+        self.0.get_ref().conn.peer_certificates().unwrap()[0].clone().into_owned()
+    }
+}
+
+fn certificate(pem: &str) -> CertificateDer<'static> {
+    CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()
+}
+
+#[test]
+fn a_certificate_is_replaced_under_a_running_member() {
+    let root = tempfile::tempdir().unwrap();
+    let ca = Ca::new();
+    let (cert_file, key_file) = (root.path().join("cert"), root.path().join("key"));
+    let replace = || {
+        let key = KeyPair::generate().unwrap();
+        let leaf = ca.leaf(&key, false);
+        std::fs::write(&cert_file, &leaf).unwrap();
+        std::fs::write(&key_file, key.serialize_pem()).unwrap();
+        certificate(&leaf)
+    };
+    let first = replace();
+    let mut member = Member::alone(root.path());
+    let url = member.client_url.replace("http://", "https://");
+    member.args.extend([
+        format!("--listen-client-urls={url}"),
+        format!("--advertise-client-urls={url}"),
+        format!("--cert-file={}", cert_file.display()),
+        format!("--key-file={}", key_file.display()),
+    ]);
+    member.client_url = url;
+    member.start();
+    member.ready();
+    let mut old = Connection::open(&member, &ca);
+    assert_eq!(old.certificate(), first);
+
+    let second = replace();
+    eventually("newcomers are shown the new one", || {
+        Connection::open(&member, &ca).certificate() == second
+    });
+    old.ask();
+    assert_eq!(old.certificate(), first);
+
+    // What can't be used changes nothing, and the log says so.
+    std::fs::write(&cert_file, "junk").unwrap();
+    let stays = "those read before stay in force";
+    let before = member.log().matches(stays).count();
+    eventually("it was looked at", || {
+        assert_eq!(Connection::open(&member, &ca).certificate(), second);
+        member.log().matches(stays).count() > before
+    });
+    old.ask();
+}
+
+/// Which levels the log of a start shows that has something to say on more than one.
+fn levels(flags: &[&str]) -> BTreeSet<String> {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    member.args.extend(flags.iter().map(ToString::to_string));
+    member.start();
+    let address = member.client_url.strip_prefix("http://").unwrap().to_owned();
+    eventually("it serves", || {
+        TcpStream::connect(&address).is_ok() && member.http("/health").contains(r#""true""#)
+    });
+    assert_eq!(member.stop(), Some(0));
+    let level = |line: &str| {
+        let value: serde_json::Value = serde_json::from_str(line).unwrap();
+        value["level"].as_str().unwrap().to_owned()
+    };
+    member.log().lines().map(level).collect()
+}
+
+#[test]
+fn no_more_is_logged_than_was_asked_for() {
+    // The second flag is one that changes nothing, of which there is a warning.
+    for (level, logged) in
+        [("info", &["info", "warn"][..]), ("warn", &["warn"]), ("error", &[]), ("fatal", &[])]
+    {
+        let level = format!("--log-level={level}");
+        let found = levels(&[&level, "--logger=zap"]);
+        assert!(found.iter().eq(logged), "{level}: {found:?}");
+    }
+}
