@@ -53,6 +53,31 @@ fn what_can_be_understood_but_not_followed_is_a_usage_error_too() {
 }
 
 #[test]
+fn what_is_wrong_in_a_file_is_a_usage_error_with_its_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("etcd.yml");
+    let path = path.to_str().unwrap();
+    let variable = [("ETCD_CONFIG_FILE", path)];
+    let missing = format!("cannot read --config-file {path}");
+    for (content, said) in [
+        (None, missing.clone()),
+        (Some("name: one\nelection-timeuot: 1000\n"), format!("{path}:2: unknown key")),
+        (Some("election-timeout: 1\n"), "--election-timeout[1ms]".to_owned()),
+        (Some("listen-client-urls: ftp://127.0.0.1:1\n"), "--listen-client-urls".to_owned()),
+    ] {
+        if let Some(content) = content {
+            std::fs::write(path, content).unwrap();
+        }
+        for (code, _, err) in
+            [run(&["--config-file", path], &[]), run(&["--election-timeout=2"], &variable)]
+        {
+            assert_eq!(code, Some(2), "{content:?}: {err}");
+            assert!(err.contains(&said), "{content:?}: {err}");
+        }
+    }
+}
+
+#[test]
 fn variables_are_read_and_the_command_line_counts_first() {
     let variable = [("ETCD_ELECTION_TIMEOUT", "1")];
     let (code, _, err) = run(&[], &variable);

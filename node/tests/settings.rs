@@ -116,6 +116,10 @@ fn levels(flags: &[&str]) -> BTreeSet<String> {
     let root = tempfile::tempdir().unwrap();
     let mut member = Member::alone(root.path());
     member.args.extend(flags.iter().map(ToString::to_string));
+    levels_of(&mut member)
+}
+
+fn levels_of(member: &mut Member) -> BTreeSet<String> {
     member.start();
     let address = member.client_url.strip_prefix("http://").unwrap().to_owned();
     eventually("it serves", || {
@@ -139,4 +143,21 @@ fn no_more_is_logged_than_was_asked_for() {
         let found = levels(&[&level, "--logger=zap"]);
         assert!(found.iter().eq(logged), "{level}: {found:?}");
     }
+}
+
+#[test]
+fn a_file_says_all_of_it() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    let mut file = String::from("log-level: warn\nlogger: zap\n");
+    for arg in std::mem::take(&mut member.args) {
+        let (flag, value) = arg.strip_prefix("--").unwrap().split_once('=').unwrap();
+        file += &format!("{flag}: {value}\n");
+    }
+    let path = root.path().join("etcd.yml");
+    std::fs::write(&path, file).unwrap();
+    member.args = vec![format!("--config-file={}", path.display()), "--name=typed".to_owned()];
+    assert_eq!(levels_of(&mut member), BTreeSet::from(["warn".to_owned()]));
+    assert!(member.log().contains("--name"), "{}", member.log());
+    assert!(member.data_dir.join("member").exists());
 }

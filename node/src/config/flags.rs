@@ -267,7 +267,7 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(FEATURES_AND_FINE_TUNING, "unsafe-no-fsync", Bool, "false", "", "Lose acknowledged writes with the power.")
         .ignored("every acknowledged write is synced"),
     flag(FEATURES_AND_FINE_TUNING, "force-new-cluster", Bool, "false", "", "After the permanent loss of the others: make a new cluster of one out of this member's data. Acts once."),
-    flag(FEATURES_AND_FINE_TUNING, "config-file", Text, "", "FILE", "Read the configuration from a file."),
+    flag(FEATURES_AND_FINE_TUNING, "config-file", Text, "", "FILE", "Take all of the configuration from a file, in YAML or JSON with etcd's names; no other flag or variable counts then."),
     flag(FEATURES_AND_FINE_TUNING, "enable-v2", Bool, "false", "", "Serve the v2 API.")
         .ignored("there is no v2 API"),
 ];

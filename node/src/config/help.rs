@@ -25,6 +25,7 @@ pub fn help() -> String {
          When the other members are lost for good (a new cluster, with a new id, out of this member's data):\n\n\
          \x20 muster-node --name one --data-dir ./one --force-new-cluster\n\n\
          Each flag may also be given as a variable: --data-dir as ETCD_DATA_DIR. The command line counts first.\n\
+         With --config-file only the file counts.\n\
          A flag may be written with one dash or two, its value behind a space or an equals sign; given twice,\n\
          the last one counts.\n",
     );

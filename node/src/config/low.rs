@@ -1,9 +1,11 @@
 //! What was typed: by Go's rules for flags.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use super::{
     Remark, duration,
+    file::CONFIG_FILE,
     flags::{FLAGS, Flag, Kind, Use, find},
     validate::ConfigError,
 };
@@ -120,13 +122,27 @@ impl LowArgs {
                     .map_err(|source| ConfigError::Variable { variable, source })?,
             }
         }
-        for flag in FLAGS {
-            if let (Use::Ignored(because), true) = (flag.used, self.values.contains_key(flag.name))
-            {
-                remarks.push(Remark::Ignored { flag: flag.name, because });
-            }
-        }
         Ok(remarks)
+    }
+
+    /// What was given and changes nothing.
+    pub(super) fn ignored(&self) -> impl Iterator<Item = Remark> {
+        FLAGS.iter().filter(|flag| self.values.contains_key(flag.name)).filter_map(
+            |flag| match flag.used {
+                Use::Ignored(because) => Some(Remark::Ignored { flag: flag.name, because }),
+                Use::Used => None,
+            },
+        )
+    }
+
+    /// Notes that these values are a file's.
+    pub(super) fn note_file(&mut self, path: &Path) {
+        self.values.insert(CONFIG_FILE, path.display().to_string());
+    }
+
+    /// The flags that were given, without dashes.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.values.keys().copied()
     }
 
     /// What was given for `name`, or else its default.
@@ -145,7 +161,13 @@ impl LowArgs {
         self.values.get(name).map(String::as_str)
     }
 
-    fn set(&mut self, flag: &'static Flag, typed: &str, value: String) -> Result<(), UsageError> {
+    /// Gives `flag` a value, by the name that was `typed` for it.
+    pub(super) fn set(
+        &mut self,
+        flag: &'static Flag,
+        typed: &str,
+        value: String,
+    ) -> Result<(), UsageError> {
         if let Some(problem) = problem(flag.kind, &value) {
             return Err(UsageError::Value { flag: typed.to_owned(), value, problem });
         }
@@ -182,13 +204,20 @@ pub(super) fn parse_bool(text: &str) -> Option<bool> {
 }
 
 fn unknown(name: &str) -> UsageError {
-    let nearest = FLAGS
-        .iter()
-        .map(|flag| (distance(name, flag.name), flag.name))
+    let nearest = nearest(name, FLAGS.iter().map(|flag| flag.name));
+    UsageError::Unknown { name: name.to_owned(), nearest }
+}
+
+/// Which of these a name looks like, if any.
+pub(super) fn nearest(
+    name: &str,
+    known: impl Iterator<Item = &'static str>,
+) -> Option<&'static str> {
+    known
+        .map(|known| (distance(name, known), known))
         .min()
         .filter(|(distance, known)| *distance <= 1 + known.len() / 5)
-        .map(|(_, known)| known);
-    UsageError::Unknown { name: name.to_owned(), nearest }
+        .map(|(_, known)| known)
 }
 
 /// How many characters must be put in, left out or replaced to get from one to the other.
@@ -306,8 +335,8 @@ mod tests {
 
     #[test]
     fn a_flag_that_changes_nothing_is_remarked_on() {
-        let mut low = parse(&["--max-wals=3"]).unwrap();
-        let remarks = low.add_environment([]).unwrap();
+        let low = parse(&["--max-wals=3", "--name=a"]).unwrap();
+        let remarks: Vec<Remark> = low.ignored().collect();
         assert!(matches!(remarks[..], [Remark::Ignored { flag: "max-wals", .. }]));
     }
 }

@@ -10,14 +10,16 @@
 
 mod bootstrap;
 mod duration;
+mod file;
 mod flags;
 mod help;
 mod low;
 mod resolve;
 mod urls;
 mod validate;
+mod yaml;
 
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 pub use self::{
     bootstrap::restored_cluster,
@@ -67,6 +69,13 @@ pub enum Remark {
         /// The variable.
         variable: String,
     },
+    /// A file was read in place of flags and variables.
+    ConfigFile {
+        /// Which.
+        path: PathBuf,
+        /// The flags and variables that were given and don't count.
+        left_out: Vec<String>,
+    },
     /// The name was left at its default.
     DefaultName,
     /// The quota is larger than etcd suggests.
@@ -106,7 +115,17 @@ pub fn parse(
     if low.version {
         return Ok(Command::Version);
     }
-    let mut remarks = low.add_environment(environment)?;
+    let environment: BTreeMap<String, String> = environment.into_iter().collect();
+    let mut remarks = match file::named(&low, &environment) {
+        Some(path) => {
+            let left_out = file::left_out(&low, &environment);
+            let mut remarks = vec![Remark::ConfigFile { path: path.clone(), left_out }];
+            low = file::read(&path, &mut remarks)?;
+            remarks
+        }
+        None => low.add_environment(environment)?,
+    };
+    remarks.extend(low.ignored());
     let config = resolve::resolve(&low, &mut remarks)?;
     validate::validate(&config, &low)?;
     remarks.extend(validate::plaintext(&config));

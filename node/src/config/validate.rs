@@ -1,8 +1,10 @@
 //! Relations between settings, with etcd's texts (etcd `embed.Config.Validate`).
 
-use std::time::Duration;
+use std::{io, path::PathBuf, time::Duration};
 
-use super::{Config, LowArgs, PeerUrl, Remark, UrlError, UsageError, low::parse_bool};
+use super::{
+    Config, LowArgs, PeerUrl, Remark, UrlError, UsageError, file::CONFIG_FILE, low::parse_bool,
+};
 use crate::{identity::DocumentError, tls::TlsVersion};
 
 pub(super) const NO_PEER_CERTIFICATE: &str = "TLS key/cert (--peer-cert-file, --peer-key-file) must be provided for peer urls with HTTPS scheme";
@@ -19,6 +21,25 @@ pub enum ConfigError {
         /// What is wrong with it.
         #[source]
         source: UsageError,
+    },
+    /// The configuration file can't be read.
+    #[error("cannot read --config-file {}", path.display())]
+    FileRead {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Something in it can't be understood.
+    #[error("{}:{line}: {problem}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// What.
+        problem: String,
     },
     /// A flag's URLs can't be used.
     #[error("--{flag}: {source}")]
@@ -71,7 +92,6 @@ fn unsupported(low: &LowArgs) -> Result<(), String> {
             "peer-client-cert-file",
             "members know each other by one key: give --peer-cert-file and --peer-key-file",
         ),
-        ("config-file", "give flags or ETCD_ variables"),
     ] {
         if set(flag) {
             return Err(format!("--{flag} is not supported: {instead}"));
@@ -81,7 +101,11 @@ fn unsupported(low: &LowArgs) -> Result<(), String> {
 }
 
 fn advertised(config: &Config, low: &LowArgs) -> Result<(), String> {
-    if low.given("listen-client-urls").is_some() && low.given("advertise-client-urls").is_none() {
+    // Of a file etcd does not ask this.
+    if low.given(CONFIG_FILE).is_none()
+        && low.given("listen-client-urls").is_some()
+        && low.given("advertise-client-urls").is_none()
+    {
         return Err(
             "--advertise-client-urls is required when --listen-client-urls is set explicitly"
                 .to_owned(),

@@ -121,6 +121,14 @@ pub fn log_remarks(remarks: &[Remark]) {
                 quota_size_bytes = bytes,
                 "quota exceeds the suggested maximum of 8 GiB: a member that starts or is replaced reads all of it"
             ),
+            Remark::ConfigFile { path, left_out } if left_out.is_empty() => {
+                tracing::info!(path = %path.display(), "the configuration is this file's");
+            }
+            Remark::ConfigFile { path, left_out } => tracing::warn!(
+                path = %path.display(),
+                ?left_out,
+                "the configuration is this file's alone: these flags and variables do not count"
+            ),
             Remark::DefaultName => tracing::warn!(
                 "'default' is used as the member's name: give --name, lest two members share it"
             ),

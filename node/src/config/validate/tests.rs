@@ -166,7 +166,6 @@ fn what_would_have_to_work_but_does_not_is_refused_rather_than_ignored() {
         ["--discovery-token=t"],
         ["--auto-tls"],
         ["--peer-auto-tls"],
-        ["--config-file=/etc/etcd.yaml"],
         ["--peer-client-cert-file=c"],
     ] {
         assert!(config(&args).unwrap_err().contains("is not supported"), "{args:?}");
