@@ -1,6 +1,7 @@
 //! A Raft key-value node that speaks etcd's v3 API.
 
 pub mod apply;
+pub mod auth;
 pub mod causes;
 pub mod commands;
 pub mod config;

@@ -345,7 +345,7 @@ fn append(member: &Member, operation: Operation, committed: bool) {
         index: found.last().index + 1,
         term: found.hard_state.term,
         kind: node_consensus::EntryKind::ConfChange,
-        data: command::encode(0, operation),
+        data: command::encode(0, None, operation),
     };
     let commit = entry.index;
     let hard_state = committed.then_some(HardState { commit, ..found.hard_state });

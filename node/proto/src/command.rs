@@ -7,8 +7,8 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
 
 pub use crate::musterpb::{
-    Command, LeaseCheckpoint, LeaseExpire, LeaseLeft, MemberChange, PublishMember,
-    command::Operation,
+    AssignToken, AuthChange, Caller, Command, LeaseCheckpoint, LeaseExpire, LeaseLeft,
+    MemberChange, PublishMember, command::Operation,
 };
 
 /// The version that this build writes, and the only one that it reads.
@@ -48,9 +48,25 @@ impl std::fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
+/// What an entry's bytes say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Said {
+    /// Unique for the life of the cluster.
+    pub request_id: u64,
+    /// Who asked for it, if anybody has said so.
+    pub caller: Option<Caller>,
+    /// What is to be done.
+    pub operation: Operation,
+}
+
+/// A member, on its own behalf.
+pub fn member() -> Option<Caller> {
+    Some(Caller { member: true, ..Caller::default() })
+}
+
 /// The bytes to propose.
-pub fn encode(request_id: u64, operation: Operation) -> Bytes {
-    let command = Command { request_id, operation: Some(operation) };
+pub fn encode(request_id: u64, caller: Option<Caller>, operation: Operation) -> Bytes {
+    let command = Command { request_id, caller, operation: Some(operation) };
     let mut out = BytesMut::with_capacity(1 + command.encoded_len());
     out.put_u8(VERSION);
     // A BytesMut grows, so that encoding into it can't fail.
@@ -59,19 +75,21 @@ pub fn encode(request_id: u64, operation: Operation) -> Bytes {
 }
 
 /// Reads what [`encode`] wrote. Keys and values share `data`'s memory.
-pub fn decode(mut data: Bytes) -> Result<(u64, Operation), DecodeError> {
+pub fn decode(mut data: Bytes) -> Result<Said, DecodeError> {
     match data.first() {
         Some(&VERSION) => {}
         other => return Err(DecodeError::Version(other.copied())),
     }
     let body = data.split_off(1);
     let command = Command::decode(body).map_err(|e| DecodeError::Malformed(e.to_string()))?;
-    let request_id = command.request_id;
-    match command.operation {
-        Some(Operation::ChangeMember(MemberChange { change: None, .. })) | None => {
-            Err(DecodeError::UnknownOperation { request_id })
-        }
-        Some(operation) => Ok((request_id, operation)),
+    let Command { request_id, caller, operation } = command;
+    match operation {
+        Some(
+            Operation::ChangeMember(MemberChange { change: None, .. })
+            | Operation::ChangeAuth(AuthChange { change: None }),
+        )
+        | None => Err(DecodeError::UnknownOperation { request_id }),
+        Some(operation) => Ok(Said { request_id, caller, operation }),
     }
 }
 
@@ -90,12 +108,16 @@ mod tests {
 
     #[test]
     fn a_command_survives_the_round_trip() {
-        assert_eq!(decode(encode(7, put())), Ok((7, put())));
+        let user = Caller { user: "u".to_owned(), revision: 3, member: false };
+        for caller in [None, member(), Some(user)] {
+            let said = Said { request_id: 7, caller: caller.clone(), operation: put() };
+            assert_eq!(decode(encode(7, caller, put())), Ok(said));
+        }
     }
 
     #[test]
     fn another_version_is_refused() {
-        let mut data = BytesMut::from(&encode(7, put())[..]);
+        let mut data = BytesMut::from(&encode(7, None, put())[..]);
         data[0] = 2;
         assert_eq!(decode(data.freeze()), Err(DecodeError::Version(Some(2))));
         assert_eq!(decode(Bytes::new()), Err(DecodeError::Version(None)));
@@ -109,14 +131,19 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_change_of_members_is_refused_not_skipped() {
-        let data = encode(7, Operation::ChangeMember(MemberChange::default()));
-        assert_eq!(decode(data), Err(DecodeError::UnknownOperation { request_id: 7 }));
+    fn an_unknown_change_of_members_or_users_is_refused_not_skipped() {
+        for unknown in [
+            Operation::ChangeMember(MemberChange::default()),
+            Operation::ChangeAuth(AuthChange::default()),
+        ] {
+            let data = encode(7, None, unknown);
+            assert_eq!(decode(data), Err(DecodeError::UnknownOperation { request_id: 7 }));
+        }
     }
 
     #[test]
     fn a_torn_command_is_refused() {
-        let data = encode(7, put());
+        let data = encode(7, None, put());
         assert!(matches!(decode(data.slice(..data.len() - 1)), Err(DecodeError::Malformed(_))));
     }
 }

@@ -95,6 +95,7 @@ pub mod musterpb {
 }
 
 pub mod command;
+mod secret;
 
 /// Names and numbers of everything above, as a serialised `FileDescriptorSet`.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

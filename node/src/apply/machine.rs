@@ -10,9 +10,10 @@ use node_proto::etcdserverpb::{
 };
 use redb::StorageBackend;
 
-use super::lease;
 use super::outcome::{ApplyError, ChangedMembers, Failure, Outcome, Response};
 use super::txn::{apply_delete, apply_put, apply_txn, check_put, has_puts, header};
+use super::{auth, lease};
+use crate::auth::{Access, Caller, authorise};
 use crate::identity::MemberId;
 use crate::machine::{
     Applied, AppliedChange, Committed, EntryKind, Members, Position, RequestId, Snapshot,
@@ -179,15 +180,17 @@ fn apply_entry(
     }
     let at = entry.position;
     let index = at.index;
-    let (id, operation) = command::decode(entry.data.clone())
-        .map_err(|source| StoreError::Command { index, source })?;
+    let said = command::decode(entry.data.clone());
+    let said = said.map_err(|source| StoreError::Command { index, source })?;
+    let (id, operation, caller) = (said.request_id, said.operation, Caller::from(said.caller));
     if entry_kind(&operation) != entry.kind {
         return Err(StoreError::Kind { index, kind: entry.kind });
     }
     let mut fits = |bytes| bytes <= BATCH_ANSWER_BYTES;
     let mut room = AnswerRoom::new(*read, &mut fits);
     let answered = is_answered(RequestId(id)).then_some(&mut room);
-    let outcome = match apply_operation(batch, operation, answered, at, &mut applied.changes) {
+    let changes = &mut applied.changes;
+    let outcome = match apply_operation(batch, &caller, operation, answered, at, changes) {
         Ok(_) if room.is_overdrawn() => Ok(Response::TooLarge),
         Ok(response) => {
             *read = room.held();
@@ -203,6 +206,7 @@ fn apply_entry(
 
 fn apply_operation(
     batch: &mut Batch<'_>,
+    caller: &Caller,
     operation: Operation,
     answered: Option<&mut AnswerRoom<'_>>,
     at: Position,
@@ -210,6 +214,10 @@ fn apply_operation(
 ) -> Result<Response, Failure> {
     if let Some(why) = forbidden(batch.alarms(), &operation) {
         return Err(why.into());
+    }
+    if batch.auth().is_enabled() {
+        authorise(batch.auth(), caller, Access::from(&operation), &batch.lease_table())
+            .map_err(ApplyError::Auth)?;
     }
     match operation {
         Operation::Put(put) => {
@@ -234,6 +242,8 @@ fn apply_operation(
         Operation::LeaseRevoke(request) => lease::revoke(batch, &request),
         Operation::LeaseExpire(over) => lease::expire(batch, &over, at),
         Operation::LeaseCheckpoint(noted) => lease::note(batch, &noted, at),
+        Operation::ChangeAuth(change) => auth::change(batch, change),
+        Operation::AssignToken(assign) => auth::assign_token(batch, &assign, at),
         Operation::PublishMember(member) => publish(batch, member),
         Operation::ChangeMember(change) => {
             let (done, response) = change_members(batch, change, at.index);
@@ -256,6 +266,8 @@ pub(crate) fn entry_kind(operation: &Operation) -> EntryKind {
         | Operation::LeaseRevoke(_)
         | Operation::LeaseExpire(_)
         | Operation::LeaseCheckpoint(_)
+        | Operation::ChangeAuth(_)
+        | Operation::AssignToken(_)
         | Operation::PublishMember(_) => EntryKind::Normal,
         Operation::ChangeMember(_) => EntryKind::ConfChange,
     }
@@ -273,6 +285,8 @@ pub(crate) fn grows(operation: &Operation) -> bool {
         | Operation::LeaseRevoke(_)
         | Operation::LeaseExpire(_)
         | Operation::LeaseCheckpoint(_)
+        | Operation::ChangeAuth(_)
+        | Operation::AssignToken(_)
         | Operation::PublishMember(_)
         | Operation::ChangeMember(_) => false,
     }
@@ -285,13 +299,15 @@ fn forbidden(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyError
         return None;
     }
     let raised = |alarm: AlarmType| alarms.iter().any(|a| a.alarm() == alarm);
-    // What changes only who the members are may be what helps. How long leases have does not touch the
-    // data.
+    // What changes only who the members are, or who may do what, may be what helps. How long leases have
+    // does not touch the data.
     let writes = !matches!(
         operation,
         Operation::Alarm(_)
             | Operation::MarkCorrupt(_)
             | Operation::LeaseCheckpoint(_)
+            | Operation::ChangeAuth(_)
+            | Operation::AssignToken(_)
             | Operation::PublishMember(_)
             | Operation::ChangeMember(_)
     );

@@ -5,6 +5,7 @@
 //! that every member refuses it alike; what can be checked without the store (`rpc` does) never
 //! reaches the log.
 
+mod auth;
 mod check;
 mod lease;
 mod machine;

@@ -2,9 +2,10 @@
 
 use node_proto::etcdserverpb::{
     AlarmResponse, CompactionResponse, DeleteRangeResponse, LeaseGrantResponse,
-    LeaseRevokeResponse, Member, PutResponse, TxnResponse,
+    LeaseRevokeResponse, Member, PutResponse, ResponseHeader, TxnResponse,
 };
 
+use crate::auth::AuthError;
 use crate::membership::ChangeError;
 use crate::mvcc::{ReadError, StoreError};
 
@@ -34,6 +35,15 @@ pub enum Response {
     Published,
     /// A change of members.
     MembersChanged(ChangedMembers),
+    /// A change of users or roles.
+    AuthChanged(Option<ResponseHeader>),
+    /// Who said a password has a token.
+    TokenAssigned {
+        /// As of the entry.
+        header: Option<ResponseHeader>,
+        /// The entry, which is part of the token.
+        index: u64,
+    },
     /// Of a request that was carried out, and that read more than there is room for.
     TooLarge,
 }
@@ -83,6 +93,9 @@ pub enum ApplyError {
     /// A change of members that can't be.
     #[error(transparent)]
     Members(ChangeError),
+    /// Who asked for it may not, or a change of users that can't be.
+    #[error(transparent)]
+    Auth(#[from] AuthError),
 }
 
 impl From<ChangeError> for ApplyError {

@@ -57,6 +57,8 @@ fn member(id: u64) -> Member {
     }
 }
 
+mod auth;
+
 impl World {
     fn new() -> Self {
         let options = Options {
@@ -72,9 +74,24 @@ impl World {
         self.apply_as(EntryKind::Normal, operation).0
     }
 
+    /// The same, on behalf of `caller`.
+    fn apply_for(&mut self, caller: Option<command::Caller>, operation: Operation) -> Outcome {
+        self.index += 1;
+        self.apply_all(EntryKind::Normal, caller, operation).0
+    }
+
     fn apply_as(&mut self, kind: EntryKind, operation: Operation) -> (Outcome, Vec<AppliedChange>) {
+        self.apply_all(kind, None, operation)
+    }
+
+    fn apply_all(
+        &mut self,
+        kind: EntryKind,
+        caller: Option<command::Caller>,
+        operation: Operation,
+    ) -> (Outcome, Vec<AppliedChange>) {
         let position = Position { index: self.index, term: 1 };
-        let entry = Committed { position, kind, data: encode(self.index, operation) };
+        let entry = Committed { position, kind, data: encode(self.index, caller, operation) };
         let mut applied = self.machine.apply(&[entry]).unwrap();
         assert_eq!(applied.at, position);
         let (id, outcome) = applied.outcomes.pop().unwrap();
@@ -479,7 +496,7 @@ fn entries_that_were_applied_are_skipped_and_empty_ones_count() {
     let mut world = World::new();
     world.put("k", "1").unwrap();
     let entry = |index, kind, data| Committed { position: Position { index, term: 2 }, kind, data };
-    let again = entry(1, EntryKind::Normal, encode(1, Operation::Put(put("k", "again"))));
+    let again = entry(1, EntryKind::Normal, encode(1, None, Operation::Put(put("k", "again"))));
     let empty = entry(2, EntryKind::NoOp, Bytes::new());
     let applied = world.machine.apply(&[again, empty]).unwrap();
     assert!(applied.outcomes.is_empty() && applied.changes.is_empty());
@@ -501,7 +518,7 @@ fn an_entry_of_a_newer_build_stops_the_machine() {
 fn an_entry_that_carries_what_another_kind_does_stops_the_machine() {
     let mut world = World::new();
     let position = Position { index: 1, term: 1 };
-    let (kind, data) = (EntryKind::ConfChange, encode(1, Operation::Put(put("k", "v"))));
+    let (kind, data) = (EntryKind::ConfChange, encode(1, None, Operation::Put(put("k", "v"))));
     let error = world.machine.apply(&[Committed { position, kind, data }]).unwrap_err();
     assert!(matches!(error, StoreError::Kind { index: 1, .. }), "{error}");
 }

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use super::{FAILED, USAGE, complain, print, save, say};
 use crate::{
     config::restored_cluster,
-    etcd_file::{Consent, EtcdFile, EtcdFileError, FileStatus, HashCheck},
+    etcd_file::{EtcdFile, EtcdFileError, FileStatus, HashCheck},
     recovery::{self, Restore, RestoreError},
 };
 
@@ -182,7 +182,7 @@ fn restore(args: &RestoreArgs) -> u8 {
         cluster,
         bump_revision: args.bump_revision,
         hash: if args.skip_hash_check { HashCheck::Skipped } else { HashCheck::Required },
-        consent: Consent { drop_auth: args.drop_auth },
+        drop_auth: args.drop_auth,
     };
     match recovery::restore(&args.file, &wanted) {
         Ok(made) => {

@@ -200,12 +200,9 @@ pub(super) static FLAGS: &[Flag] = &[
         .ignored("every origin is answered"),
     flag(SECURITY, "host-whitelist", Text, "*", "HOSTS", "Host names that insecure clients may ask for.")
         .ignored("every host name is answered"),
-    flag(AUTH, "auth-token", Text, "simple", "SPEC", "Kind of auth tokens.")
-        .ignored("users and roles are not served yet"),
-    flag(AUTH, "bcrypt-cost", Uint, "10", "N", "Cost of password hashes.")
-        .ignored("users and roles are not served yet"),
-    flag(AUTH, "auth-token-ttl", Uint, "300", "SECONDS", "Life of an auth token.")
-        .ignored("users and roles are not served yet"),
+    flag(AUTH, "auth-token", Text, "simple", "SPEC", "Kind of auth tokens: simple."),
+    flag(AUTH, "bcrypt-cost", Uint, "10", "N", "Cost of password hashes, 4 to 31."),
+    flag(AUTH, "auth-token-ttl", Uint, "300", "SECONDS", "Life of an auth token after its last use."),
     flag(PROFILING_AND_MONITORING, "enable-pprof", Bool, "false", "", "Serve Go profiles.")
         .ignored("this is not a Go program"),
     flag(PROFILING_AND_MONITORING, "metrics", OneOf(&["basic", "extensive"]), "basic", "LEVEL", "How much /metrics shows.")

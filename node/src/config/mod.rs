@@ -80,6 +80,8 @@ pub enum Remark {
     DefaultName,
     /// The quota is larger than etcd suggests.
     LargeQuota(i64),
+    /// There is no such cost of a password hash: etcd's default counts.
+    BcryptCost(u32),
     /// A certificate was given, but this URL is http: it is served in plain, to everybody.
     Plaintext {
         /// The flag that has the URL.
@@ -130,6 +132,7 @@ pub fn parse(
     validate::validate(&config, &low)?;
     remarks.extend(validate::plaintext(&config));
     remarks.extend(validate::large_quota(&config));
+    remarks.extend(resolve::bcrypt_cost(&low).err().map(Remark::BcryptCost));
     Ok(Command::Run(Box::new(config), remarks))
 }
 
@@ -235,6 +238,10 @@ pub struct Config {
     pub keepalive_timeout: Duration,
     /// `--watch-progress-notify-interval`
     pub watch_progress_interval: Duration,
+    /// `--bcrypt-cost`
+    pub bcrypt_cost: u32,
+    /// `--auth-token-ttl`
+    pub auth_token_ttl: Duration,
     /// `--compaction-sleep-interval`
     pub compaction_sleep: Duration,
     /// `--corrupt-check-time`; 0: as often as members compare their data if nothing is said

@@ -64,19 +64,38 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         keepalive_interval: time(low, "grpc-keepalive-interval"),
         keepalive_timeout: time(low, "grpc-keepalive-timeout"),
         watch_progress_interval: time(low, "watch-progress-notify-interval"),
+        bcrypt_cost: bcrypt_cost(low).unwrap_or(DEFAULT_BCRYPT_COST),
+        auth_token_ttl: auth_token_ttl(low),
         compaction_sleep: time(low, "compaction-sleep-interval"),
         corrupt_check: time(low, "corrupt-check-time"),
         client_tls: tls_files(low, ""),
         peer_tls: tls_files(low, "peer-"),
         tls_policy: tls_policy(low)?,
         log_level: log_level(low.value("log-level")),
-        log_format: match low.value("log-format") {
-            "console" => LogFormat::Console,
-            _ => LogFormat::Json,
-        },
+        log_format: log_format(low.value("log-format")),
         log_outputs: log_outputs(low.value("log-outputs")),
         name,
     })
+}
+
+/// etcd's (server/auth/store.go), and that of a token (simple_token.go).
+const DEFAULT_BCRYPT_COST: u32 = 10;
+const DEFAULT_TOKEN_TTL: Duration = Duration::from_secs(300);
+/// A century: a clock can be added to it.
+const MAX_TOKEN_SECONDS: u64 = 100 * 366 * 86_400;
+
+/// `--bcrypt-cost`; an error if bcrypt has none like that.
+pub(super) fn bcrypt_cost(low: &LowArgs) -> Result<u32, u32> {
+    let cost = u32::try_from(uint(low, "bcrypt-cost")).unwrap_or(u32::MAX);
+    if (4..=31).contains(&cost) { Ok(cost) } else { Err(cost) }
+}
+
+/// `--auth-token-ttl`
+fn auth_token_ttl(low: &LowArgs) -> Duration {
+    match uint(low, "auth-token-ttl") {
+        0 => DEFAULT_TOKEN_TTL,
+        seconds => Duration::from_secs(seconds.min(MAX_TOKEN_SECONDS)),
+    }
 }
 
 fn urls<T>(
@@ -188,6 +207,7 @@ fn tls_files(low: &LowArgs, prefix: &str) -> Option<TlsFiles> {
         } else {
             "cert-allowed-hostname"
         })),
+        names_users: client && boolean(low, "client-cert-auth"),
     })
 }
 
@@ -214,6 +234,13 @@ fn log_level(text: &str) -> tracing::Level {
         "info" => tracing::Level::INFO,
         "warn" => tracing::Level::WARN,
         _ => tracing::Level::ERROR,
+    }
+}
+
+fn log_format(text: &str) -> LogFormat {
+    match text {
+        "console" => LogFormat::Console,
+        _ => LogFormat::Json,
     }
 }
 

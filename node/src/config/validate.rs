@@ -85,6 +85,9 @@ fn unsupported(low: &LowArgs) -> Result<(), String> {
             "--{flag} is not supported: muster-agent meets the other members, and starts this program with --initial-cluster"
         ));
     }
+    if low.value("auth-token").split(',').next() != Some("simple") {
+        return Err("--auth-token takes simple: other tokens are not supported".to_owned());
+    }
     for (flag, instead) in [
         ("auto-tls", "give --cert-file and --key-file"),
         ("peer-auto-tls", "give --peer-cert-file, --peer-key-file and --peer-trusted-ca-file"),

@@ -37,16 +37,6 @@ pub enum EtcdFileError {
         /// What is wrong with it.
         what: String,
     },
-    /// Its keys were for some only, and would be for everybody.
-    #[error(
-        "authentication is enabled in the snapshot ({users} users, {roles} roles), and muster-node has no users yet: whoever reaches the new cluster could read and write everything; --drop-auth says that this is meant"
-    )]
-    AuthEnabled {
-        /// Its users.
-        users: u64,
-        /// Its roles.
-        roles: u64,
-    },
     /// The new store failed.
     #[error("the new store failed")]
     Store(#[from] StoreError),

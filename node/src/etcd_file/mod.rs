@@ -8,15 +8,15 @@
 //! # Reading one
 //!
 //! [`EtcdFile::open`] checks the hash and reads everything but the keys into [`Summary`].
-//! [`EtcdFile::import`] then asks for [`Consent`] to what can't be carried over, and gives an
-//! [`Import`], from which records come one at a time, in the order of their revisions. Whoever makes a
-//! store of them hands both to [`Writer::import`](crate::mvcc::Writer::import):
+//! [`EtcdFile::import`] then gives an [`Import`], from which records come one at a time, in the order of
+//! their revisions. Whoever makes a store of them hands both to
+//! [`Writer::import`](crate::mvcc::Writer::import):
 //!
 //! - all revisions are there that a compaction has left, tombstones too; those at or below
 //!   `compacted` that nothing needs any more may still be among them, as in etcd, and the store takes
 //!   them away by itself once it runs;
 //! - bytes come as they are in the file, and so do leases, with what they had left when that was last
-//!   noted;
+//!   noted; and users and roles, so that who could read what still can, and nobody else;
 //! - `summary.revision` and `summary.compacted` are the store's, and may be higher than the last
 //!   record's, for example after etcd's `--bump-revision`;
 //! - the old cluster's members are told for information: a restored cluster has its own;
@@ -29,8 +29,6 @@
 //!
 //! [`Export`] freezes a store, finds out the size of its file, and writes it. See there.
 //!
-//! Users and roles are not in our store yet: a file that we write has none of them.
-
 mod error;
 mod names;
 mod read;
@@ -41,6 +39,6 @@ mod write;
 mod tests;
 
 pub use error::{EtcdFileError, ExportError};
-pub use read::{Auth, Consent, EtcdFile, FileMember, HashCheck, Import, Summary};
+pub use read::{Auth, EtcdFile, FileMember, HashCheck, Import, Summary};
 pub use status::FileStatus;
 pub use write::Export;

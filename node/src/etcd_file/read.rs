@@ -3,6 +3,7 @@
 use std::io::{Read, Seek, SeekFrom};
 
 use node_bbolt::{Entries, Reader, Value};
+use node_proto::authpb;
 use node_proto::etcdserverpb::AlarmMember;
 use node_proto::leasepb;
 use node_proto::mvccpb::KeyValue;
@@ -11,10 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use super::EtcdFileError;
 use super::names::{
-    ALARM, AUTH, AUTH_ENABLED, AUTH_ROLES, AUTH_USERS, CLUSTER, CLUSTER_VERSION, CONSISTENT_INDEX,
-    FINISHED_COMPACTION, KEY, LEASE, MEMBERS, MEMBERS_REMOVED, META, SCHEDULED_COMPACTION,
-    STORAGE_VERSION, TERM,
+    ALARM, AUTH, AUTH_ENABLED, AUTH_REVISION, AUTH_ROLES, AUTH_USERS, CLUSTER, CLUSTER_VERSION,
+    CONSISTENT_INDEX, FINISHED_COMPACTION, KEY, LEASE, MEMBERS, MEMBERS_REMOVED, META,
+    SCHEDULED_COMPACTION, STORAGE_VERSION, TERM,
 };
+use crate::auth::AuthState;
 use crate::lease::{Lease, MAX_TTL};
 use crate::machine::Position;
 use crate::mvcc::{EtcdKey, Revision};
@@ -23,8 +25,8 @@ use crate::mvcc::{EtcdKey, Revision};
 const HASH_BYTES: u64 = 32;
 /// A file with a hash behind it is as much longer than a multiple of this: so etcd tells.
 const SECTOR_BYTES: u64 = 512;
-/// Rows of `members` and of `alarm` that are read; no cluster has so many.
-const MAX_ROWS: usize = 10_000;
+/// Rows of `members`, of `alarm`, of users and of roles that are read; no cluster has so many.
+const MAX_ROWS: usize = 100_000;
 /// Leases that are read: as many as fit into memory with their keys.
 const MAX_LEASES: usize = 10_000_000;
 
@@ -35,13 +37,6 @@ pub enum HashCheck {
     Required,
     /// Whether it is there or right doesn't matter.
     Skipped,
-}
-
-/// What may be left behind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Consent {
-    /// Users, roles and permissions, though authentication is enabled: everybody may do everything.
-    pub drop_auth: bool,
 }
 
 /// Who may do what, in numbers.
@@ -129,16 +124,32 @@ impl<R: Read + Seek> EtcdFile<R> {
         self.reader.file_bytes()
     }
 
-    /// The records, if all that they come without may be left behind.
-    pub fn import(&mut self, consent: Consent) -> Result<Import<'_, R>, EtcdFileError> {
-        let auth = self.summary.auth;
-        if auth.enabled && !consent.drop_auth {
-            return Err(EtcdFileError::AuthEnabled { users: auth.users, roles: auth.roles });
-        }
+    /// The records.
+    pub fn import(&mut self) -> Result<Import<'_, R>, EtcdFileError> {
         let bucket = self.reader.bucket(KEY.as_bytes())?;
         let bucket = bucket.ok_or(EtcdFileError::NotEtcds(KEY))?;
         let entries = self.reader.entries(&bucket)?;
         Ok(Import { entries, newest: self.summary.revision })
+    }
+
+    /// Who may do what.
+    pub fn auth(&mut self) -> Result<AuthState, EtcdFileError> {
+        let (mut users, mut roles) = (Vec::new(), Vec::new());
+        rows(&mut self.reader, AUTH_USERS, |_, value| {
+            push(&mut users, authpb::User::decode(value).map_err(|error| error.to_string())?)
+        })?;
+        rows(&mut self.reader, AUTH_ROLES, |_, value| {
+            push(&mut roles, authpb::Role::decode(value).map_err(|error| error.to_string())?)
+        })?;
+        let mut revision = AuthState::default().revision();
+        rows(&mut self.reader, AUTH, |key, value| {
+            if key == AUTH_REVISION {
+                revision = number(value)?;
+            }
+            Ok(())
+        })?;
+        let state = AuthState::from_rows(self.summary.auth.enabled, revision, users, roles);
+        state.map_err(|what| damaged(AUTH, what))
     }
 
     /// The leases; which keys are attached to them, the records say.

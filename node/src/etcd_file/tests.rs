@@ -53,15 +53,11 @@ fn unhashed(file: &[u8]) -> Result<Opened, EtcdFileError> {
 }
 
 /// A store of what is in a file.
-fn import(file: &mut Opened, consent: Consent) -> Result<Writer, EtcdFileError> {
-    import_into(Compaction::Inline, file, consent)
+fn import(file: &mut Opened) -> Result<Writer, EtcdFileError> {
+    import_into(Compaction::Inline, file)
 }
 
-fn import_into(
-    compaction: Compaction,
-    file: &mut Opened,
-    consent: Consent,
-) -> Result<Writer, EtcdFileError> {
+fn import_into(compaction: Compaction, file: &mut Opened) -> Result<Writer, EtcdFileError> {
     let disk = disk(1);
     let options = Options { cache_bytes: 1 << 20, compaction, ..Options::default() };
     let mut writer = Writer::open(backend(&disk), options).unwrap();
@@ -73,8 +69,9 @@ fn import_into(
         members: MemberTable::new([member(1, "a")]),
         alarms: summary.alarms,
         leases: file.leases()?,
+        auth: file.auth()?,
     };
-    let records = file.import(consent)?;
+    let records = file.import()?;
     writer.import(contents, |take| {
         records.each(|at, record| Ok::<_, EtcdFileError>(take(at, record)?))
     })?;
@@ -109,7 +106,7 @@ fn checksum(writer: &Writer, revision: i64) -> u32 {
 #[test]
 fn a_store_made_of_etcds_file_has_etcds_checksums() {
     for file in [ETCD_3_4, ETCD_3_7] {
-        let writer = import(&mut open(file).unwrap(), Consent::default()).unwrap();
+        let writer = import(&mut open(file).unwrap()).unwrap();
         let view = writer.store().view();
         assert_eq!((view.revision(), view.compacted(), view.applied().index), (28, 12, 7));
         for (revision, hash) in CHECKSUMS {
@@ -133,7 +130,7 @@ fn so_has_one_of_the_versions_between() {
     for (file, version) in [(ETCD_3_6, Some("3.6.0"))] {
         let mut file = open(file).unwrap();
         assert_eq!(file.summary().storage_version.as_deref(), version);
-        let writer = import(&mut file, Consent::default()).unwrap();
+        let writer = import(&mut file).unwrap();
         let view = writer.store().view();
         assert_eq!((view.revision(), view.compacted()), (18, 6));
         for (revision, hash) in SHORTER {
@@ -180,12 +177,20 @@ fn a_file_is_whole_or_refused() {
 }
 
 #[test]
-fn users_are_left_behind_only_where_that_is_meant_and_leases_come_along() {
+fn users_and_leases_come_along_and_go_back() {
     let mut file = open(WITH_AUTH).unwrap();
     assert_eq!(file.summary().auth, Auth { enabled: true, users: 1, roles: 2 });
-    let refused = import(&mut file, Consent::default());
-    assert!(matches!(refused, Err(EtcdFileError::AuthEnabled { users: 1, roles: 2 })));
-    let writer = import(&mut file, Consent { drop_auth: true }).unwrap();
+    let writer = import(&mut file).unwrap();
+    let view = writer.store().view();
+    let auth = view.auth();
+    assert!(auth.is_enabled() && auth.revision() > 1);
+    assert!(auth.user("root").unwrap().hash().unwrap().starts_with(b"$2a$"));
+    let rows = |auth: &crate::auth::AuthState| -> Vec<_> {
+        auth.role_rows().map(|(_, role)| (role.name, role.key_permission)).collect()
+    };
+    assert_eq!(rows(auth).len(), 2);
+    let again = import(&mut open(&export(&writer)).unwrap()).unwrap();
+    assert_eq!(again.store().view().auth(), auth);
     let store = writer.store();
     let leases = store.leases().read().unwrap();
     assert_eq!(leases.len(), 2);
@@ -197,12 +202,12 @@ fn users_are_left_behind_only_where_that_is_meant_and_leases_come_along() {
     }
     drop(leases);
     // And they go back as they came.
-    let again = import(&mut open(&export(&writer)).unwrap(), Consent::default()).unwrap();
+    let again = import(&mut open(&export(&writer)).unwrap()).unwrap();
     assert_eq!(again.store().view().leases().unwrap(), store.view().leases().unwrap());
     // Where no lease is left, what records say of one is history, and stays.
     let leased = KeyValue { lease: 5, ..put(2) };
     let mut file = crafted(&[(at(2, false).bytes(), leased.encode_to_vec())], &[]);
-    let history = import(&mut file, Consent::default()).unwrap();
+    let history = import(&mut file).unwrap();
     assert_eq!(everything(&history, 0), [leased]);
     // What was there before the leases is as it was.
     assert_eq!(checksum(&writer, 27), CHECKSUMS[8].1);
@@ -210,7 +215,7 @@ fn users_are_left_behind_only_where_that_is_meant_and_leases_come_along() {
 
 #[test]
 fn our_own_file_comes_back_as_it_was() {
-    let mut writer = import(&mut open(ETCD_3_7).unwrap(), Consent::default()).unwrap();
+    let mut writer = import(&mut open(ETCD_3_7).unwrap()).unwrap();
     let alarms = [AlarmMember { member_id: 300, alarm: 1 }, AlarmMember { member_id: 2, alarm: 2 }];
     let applied = Position { index: 9, term: 5 };
     let work = |batch: &mut crate::mvcc::Batch<'_>| {
@@ -236,7 +241,7 @@ fn our_own_file_comes_back_as_it_was() {
     let mut raised = summary.alarms.clone();
     raised.sort_unstable_by_key(|alarm| alarm.member_id);
     assert_eq!(raised, [alarms[1], alarms[0]]);
-    let again = import(&mut file, Consent::default()).unwrap();
+    let again = import(&mut file).unwrap();
     // At 20 the one answers as of before its compaction, as etcd does.
     for revision in [0, 21, 24, 26, 27] {
         assert_eq!(checksum(&again, revision), checksum(&writer, revision), "at {revision}");
@@ -251,7 +256,7 @@ fn an_empty_store_is_a_file_too() {
     let writer = Writer::open(backend(&disk), options).unwrap();
     let mut file = open(&export(&writer)).unwrap();
     assert_eq!((file.summary().revision, file.summary().compacted), (1, -1));
-    let again = import(&mut file, Consent::default()).unwrap();
+    let again = import(&mut file).unwrap();
     assert_eq!(checksum(&again, 0), checksum(&writer, 0));
 }
 
@@ -271,7 +276,7 @@ fn meta_row(file: &[u8], name: &[u8]) -> Option<Vec<u8>> {
 #[test]
 fn a_compaction_that_is_under_way_is_not_written_as_done() {
     let mut file = open(ETCD_3_7).unwrap();
-    let writer = import_into(Compaction::Background, &mut file, Consent::default()).unwrap();
+    let writer = import_into(Compaction::Background, &mut file).unwrap();
     let (scheduled, finished) = (b"scheduledCompactRev", b"finishedCompactRev");
     let twelve = Some(at(12, false).bytes().to_vec());
     let under_way = export(&writer);
@@ -316,7 +321,7 @@ fn what_a_bump_of_the_revision_leaves_is_a_revision_and_no_key() {
         &[(first.bytes(), put(2).encode_to_vec()), (bumped.bytes(), Vec::new())],
         &[(b"scheduledCompactRev", compacted.bytes())],
     );
-    let writer = import(&mut file, Consent::default()).unwrap();
+    let writer = import(&mut file).unwrap();
     let view = writer.store().view();
     assert_eq!((view.revision(), view.compacted()), (1_000, 1_000));
     assert_eq!(everything(&writer, 0), [put(2)]);
@@ -326,7 +331,7 @@ fn what_a_bump_of_the_revision_leaves_is_a_revision_and_no_key() {
 fn a_record_that_etcd_would_not_write_is_refused() {
     let refused = |key: &[u8], record: Vec<u8>| {
         let mut file = crafted(&[(key, record)], &[]);
-        match import(&mut file, Consent::default()) {
+        match import(&mut file) {
             Err(EtcdFileError::Row { what, .. }) => what,
             other => panic!("{:?}", other.map(drop)),
         }
@@ -349,7 +354,7 @@ fn a_record_that_etcd_would_not_write_is_refused() {
     // The same revision as a put and as a tombstone.
     let rows =
         [(put_at.bytes(), put(5).encode_to_vec()), (dead_at.bytes(), tombstone.encode_to_vec())];
-    let twice = import(&mut crafted(&rows, &[]), Consent::default());
+    let twice = import(&mut crafted(&rows, &[]));
     assert!(twice.is_err_and(|error| error.to_string().contains("twice")));
 }
 
@@ -377,7 +382,7 @@ fn a_page_in_anothers_place_is_damage_and_no_panic() {
         file.copy_within(from * PAGE..(from + 1) * PAGE, to * PAGE);
         file[to * PAGE..to * PAGE + 8].copy_from_slice(&(to as u64).to_le_bytes());
         let Ok(mut file) = unhashed(&file) else { continue };
-        let refused = import(&mut file, Consent::default()).map(drop);
+        let refused = import(&mut file).map(drop);
         newer += usize::from(refused.is_err_and(|error| error.to_string().contains("the last is")));
     }
     assert!(newer > 0, "an older page in the last one's place");
@@ -385,13 +390,12 @@ fn a_page_in_anothers_place_is_damage_and_no_panic() {
 
 #[test]
 fn no_flipped_byte_makes_it_panic() {
-    let whole = export(&import(&mut open(ETCD_3_7).unwrap(), Consent::default()).unwrap());
-    let consent = Consent { drop_auth: true };
+    let whole = export(&import(&mut open(ETCD_3_7).unwrap()).unwrap());
     for at in 0..whole.len() {
         let mut file = whole.clone();
         file[at] ^= 0x81;
         let Ok(mut file) = unhashed(&file) else { continue };
-        let Ok(records) = file.import(consent) else { continue };
+        let Ok(records) = file.import() else { continue };
         let _ = records.each(|_, _| Ok::<_, EtcdFileError>(()));
     }
 }

@@ -9,11 +9,12 @@ use prost::Message as _;
 
 use super::ExportError;
 use super::names::{
-    ALARM, AUTH, AUTH_REVISION, AUTH_ROLES, AUTH_USERS, CLUSTER, CONF_STATE, CONSISTENT_INDEX,
-    FINISHED_COMPACTION, KEY, LEASE, MEMBERS, MEMBERS_REMOVED, META, REMOVED, SCHEDULED_COMPACTION,
-    STORAGE_VERSION, TERM,
+    ALARM, AUTH, AUTH_ENABLED, AUTH_REVISION, AUTH_ROLES, AUTH_USERS, CLUSTER, CONF_STATE,
+    CONSISTENT_INDEX, FINISHED_COMPACTION, KEY, LEASE, MEMBERS, MEMBERS_REMOVED, META, REMOVED,
+    SCHEDULED_COMPACTION, STORAGE_VERSION, TERM,
 };
 use super::read::FileMember;
+use crate::auth::AuthState;
 use crate::config::CLUSTER_VERSION;
 use crate::lease::Lease;
 use crate::membership::MemberTable;
@@ -102,11 +103,7 @@ fn fill(
     for alarm in alarms {
         builder.put(&alarm, b"")?;
     }
-    builder.bucket(AUTH.as_bytes())?;
-    // As in an etcd whose users nobody has touched.
-    builder.put(AUTH_REVISION, &1_u64.to_be_bytes())?;
-    builder.bucket(AUTH_ROLES.as_bytes())?;
-    builder.bucket(AUTH_USERS.as_bytes())?;
+    auth(view.auth(), builder)?;
     builder.bucket(CLUSTER.as_bytes())?;
     builder.bucket(KEY.as_bytes())?;
     frozen.records(|at, record| {
@@ -120,6 +117,24 @@ fn fill(
     leases(view, builder)?;
     members(view.members(), builder)?;
     meta(frozen, builder)
+}
+
+/// Who may do what.
+fn auth(auth: &AuthState, builder: &mut Builder<'_>) -> Result<(), ExportError> {
+    builder.bucket(AUTH.as_bytes())?;
+    if auth.is_enabled() {
+        builder.put(AUTH_ENABLED, &[1])?;
+    }
+    builder.put(AUTH_REVISION, &auth.revision().to_be_bytes())?;
+    builder.bucket(AUTH_ROLES.as_bytes())?;
+    for (name, role) in auth.role_rows() {
+        builder.put(name.as_bytes(), &role.encode_to_vec())?;
+    }
+    builder.bucket(AUTH_USERS.as_bytes())?;
+    for (name, user) in auth.user_rows() {
+        builder.put(name.as_bytes(), &user.encode_to_vec())?;
+    }
+    Ok(())
 }
 
 /// In the order of their rows' names, big-endian, where negative ones come last.

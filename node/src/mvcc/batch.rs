@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, RwLockWriteGuard};
+use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 
 use bytes::{Bytes, BytesMut};
 use node_consensus::Guards;
@@ -19,6 +19,7 @@ use super::range::{AnswerRoom, Source, read};
 use super::revision::{KeyRange, Revision};
 use super::store::{Shared, weight};
 use super::tables::{Cluster, LEASES, Progress, RECORDS, encode_lease};
+use crate::auth::{AuthState, Forget, SecretHash, Tokens};
 use crate::lease::{Lease, LeaseTable};
 use crate::membership::MemberTable;
 
@@ -28,6 +29,24 @@ pub(crate) struct Done {
     /// If it changed.
     pub(crate) cluster: Option<Cluster>,
     pub(crate) events: EventBatch,
+    pub(crate) tokens: Vec<TokenNews>,
+}
+
+/// What becomes of tokens, once the batch is in the store.
+pub(crate) enum TokenNews {
+    Assigned { index: u64, secret: SecretHash, user: Arc<str> },
+    Forget(Forget),
+}
+
+impl TokenNews {
+    pub(crate) fn tell(self, tokens: &mut Tokens) {
+        match self {
+            Self::Assigned { index, secret, user } => tokens.assign(index, secret, user),
+            Self::Forget(Forget::Nobody) => {}
+            Self::Forget(Forget::User(name)) => tokens.forget(&name),
+            Self::Forget(Forget::All) => tokens.clear(),
+        }
+    }
 }
 
 /// An event whose bytes lie in the batch's buffer, which grows until the batch is done.
@@ -56,6 +75,7 @@ pub struct Batch<'txn> {
     events: Vec<Pending>,
     scratch: Vec<u8>,
     record_bytes: i64,
+    tokens: Vec<TokenNews>,
 }
 
 impl<'txn> Batch<'txn> {
@@ -78,6 +98,7 @@ impl<'txn> Batch<'txn> {
             events: Vec::new(),
             scratch: Vec::new(),
             record_bytes: 0,
+            tokens: Vec::new(),
         })
     }
 
@@ -101,6 +122,7 @@ impl<'txn> Batch<'txn> {
             progress: self.progress,
             cluster: self.cluster_changed.then(|| Cluster::clone(&self.cluster)),
             events: EventBatch { events: events.collect(), revision: self.progress.revision },
+            tokens: self.tokens,
         }
     }
 
@@ -210,6 +232,11 @@ impl<'txn> Batch<'txn> {
             self.delete_one(key)?;
         }
         Ok(deleted)
+    }
+
+    /// Which leases there are, with the keys that are attached to them.
+    pub(crate) fn lease_table(&self) -> RwLockReadGuard<'txn, LeaseTable> {
+        self.shared.leases.read().expect("nothing panics while it holds this lock")
     }
 
     fn leases(&self) -> RwLockWriteGuard<'txn, LeaseTable> {
@@ -333,6 +360,27 @@ impl<'txn> Batch<'txn> {
         let Some(at) = self.cluster.alarms.iter().position(|a| a == alarm) else { return false };
         self.cluster_mut().alarms.remove(at);
         true
+    }
+
+    /// Who may do what.
+    #[must_use]
+    pub fn auth(&self) -> &AuthState {
+        &self.cluster.auth
+    }
+
+    /// From now on.
+    pub fn set_auth(&mut self, auth: AuthState) {
+        self.cluster_mut().auth = Arc::new(auth);
+    }
+
+    /// From now on a token with this secret, given by the entry `index`, is this user's.
+    pub fn assign_token(&mut self, index: u64, secret: SecretHash, user: &str) {
+        self.tokens.push(TokenNews::Assigned { index, secret, user: user.into() });
+    }
+
+    /// Tokens that prove nothing from now on.
+    pub fn forget_tokens(&mut self, whose: Forget) {
+        self.tokens.push(TokenNews::Forget(whose));
     }
 
     fn cluster_mut(&mut self) -> &mut Cluster {

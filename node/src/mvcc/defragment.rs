@@ -25,7 +25,7 @@ use redb::{
 use super::error::StoreError;
 use super::revision::Revision;
 use super::store::{File, Shared, Store, View, freeze};
-use super::tables::{ALARMS, LEASES, MEMBERS, META, RECORDS, REMOVED};
+use super::tables::{ALARMS, LEASES, MEMBERS, META, RECORDS, REMOVED, ROLES, USERS};
 use crate::disk::{Backend, Open, SharedDisk};
 
 /// The store's file in the member's directory.
@@ -172,6 +172,8 @@ pub(super) fn take_its_place(
         copy_table(&place, REMOVED, &txn)?;
         copy_table(&place, ALARMS, &txn)?;
         copy_table(&place, LEASES, &txn)?;
+        copy_table(&place, USERS, &txn)?;
+        copy_table(&place, ROLES, &txn)?;
         txn.commit().map_err(StoreError::from)?;
     }
     assert_eq!(tables(&place)?, tables(&copy.file)?, "a table that isn't copied would be gone");

@@ -17,9 +17,11 @@ use super::event::decode;
 use super::revision::Revision;
 use super::store::{View, Writer};
 use super::tables::{
-    Cluster, LEASES, META, Progress, RECORDS, decode_lease, decode_member, decode_removed,
-    encode_lease, write_cluster, write_compacted, write_progress,
+    Cluster, LEASES, META, Progress, RECORDS, decode_auth, decode_lease, decode_member,
+    decode_removed, decode_role, decode_user, encode_auth, encode_lease, write_auth, write_cluster,
+    write_compacted, write_progress,
 };
+use crate::auth::AuthState;
 use crate::lease::Lease;
 use crate::machine::{Members, Position};
 use crate::membership::MemberTable;
@@ -43,12 +45,16 @@ enum Kind {
     End = 5,
     Removed = 6,
     Lease = 7,
+    /// Whether users and roles count, and how often they have changed (9).
+    Auth = 8,
+    User = 9,
+    Role = 10,
 }
 
 impl Kind {
     fn of(byte: u8) -> Option<Self> {
-        use Kind::{Alarm, End, Lease, Member, Progress, Records, Removed};
-        [Progress, Member, Removed, Alarm, Lease, Records, End]
+        use Kind::{Alarm, Auth, End, Lease, Member, Progress, Records, Removed, Role, User};
+        [Progress, Member, Removed, Alarm, Lease, Auth, User, Role, Records, End]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
     }
@@ -133,7 +139,7 @@ impl View {
 
     /// A checksum of all that the file holds but how far the log is applied, which members are asked
     /// for at different moments: their records, those included that a compaction has yet to take
-    /// away, the members, those that were removed, the alarms, the leases. What etcd's `Hash` is to its file,
+    /// away, the members, those that were removed, the alarms, the leases, users and roles. What etcd's `Hash` is to its file,
     /// another's; two members of one cluster agree that have applied and compacted the same. Reads
     /// everything: call it where it may block.
     pub fn checksum(&self) -> Result<u32, StoreError> {
@@ -159,6 +165,16 @@ impl View {
         for lease in self.leases()? {
             frames.frame(Kind::Lease, &encode_lease(lease))?;
         }
+        // Without users there is nothing that a build which knows none could not read.
+        if *self.auth() != AuthState::default() {
+            frames.frame(Kind::Auth, &encode_auth(self.auth()))?;
+        }
+        for (_, user) in self.auth().user_rows() {
+            frames.frame(Kind::User, &user.encode_to_vec())?;
+        }
+        for (_, role) in self.auth().role_rows() {
+            frames.frame(Kind::Role, &role.encode_to_vec())?;
+        }
         write_records(self, frames)
     }
 }
@@ -178,6 +194,8 @@ pub struct Contents {
     pub alarms: Vec<AlarmMember>,
     /// Leases; which keys are attached to them, the records say.
     pub leases: Vec<Lease>,
+    /// Who may do what.
+    pub auth: AuthState,
 }
 
 /// What is in a snapshot beside progress and records.
@@ -206,14 +224,15 @@ impl Writer {
         contents: Contents,
         fill: impl FnOnce(&mut dyn FnMut(Revision, &[u8]) -> Result<(), StoreError>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let Contents { applied, revision, compacted, members, mut alarms, leases } = contents;
+        let Contents { applied, revision, compacted, members, mut alarms, leases, auth } = contents;
         alarms.sort_unstable_by_key(|alarm| (alarm.member_id, alarm.alarm));
         self.install(Progress { applied, revision, compacted }, |take| {
             fill(&mut |at, record| {
                 assert!(at.main <= revision, "a record of {at:?} in a store at {revision}");
                 take(at.to_row(), record)
             })?;
-            Ok(Rest { cluster: Cluster { members: Arc::new(members), alarms }, leases })
+            let (members, auth) = (Arc::new(members), Arc::new(auth));
+            Ok(Rest { cluster: Cluster { members, alarms, auth }, leases })
         })
     }
 
@@ -242,6 +261,7 @@ impl Writer {
             })?
         };
         write_cluster(&txn, &cluster)?;
+        write_auth(&txn, &cluster.auth)?;
         {
             let mut rows = txn.open_table(LEASES).map_err(StoreError::from)?;
             for lease in leases {
@@ -312,12 +332,19 @@ fn read_frames(
     let mut count: u64 = 0;
     let (mut members, mut removed, mut alarms) = (Vec::new(), Vec::new(), Vec::new());
     let mut leases = Vec::new();
+    let (mut users, mut roles) = (Vec::new(), Vec::new());
+    let (mut enabled, mut auth_revision) = (false, AuthState::default().revision());
     loop {
         match frames.frame()? {
             Kind::Member => members.push(decode_member(&frames.payload).map_err(corrupt)?),
             Kind::Removed => removed.push(decode_removed(&frames.payload).map_err(corrupt)?),
             Kind::Alarm => alarms.push(frames.message::<AlarmMember>()?),
             Kind::Lease => leases.push(decode_lease(&frames.payload).map_err(corrupt)?),
+            Kind::Auth => {
+                (enabled, auth_revision) = decode_auth(&frames.payload).map_err(corrupt)?;
+            }
+            Kind::User => users.push(decode_user(&frames.payload).map_err(corrupt)?),
+            Kind::Role => roles.push(decode_role(&frames.payload).map_err(corrupt)?),
             Kind::Records => {
                 let mut rest = &frames.payload[..];
                 while !rest.is_empty() {
@@ -330,7 +357,9 @@ fn read_frames(
             }
             Kind::End if frames.payload == count.to_le_bytes() => {
                 let members = Arc::new(MemberTable::from_parts(members, removed));
-                return Ok(Rest { cluster: Cluster { members, alarms }, leases });
+                let auth = AuthState::from_rows(enabled, auth_revision, users, roles);
+                let auth = Arc::new(auth.map_err(corrupt)?);
+                return Ok(Rest { cluster: Cluster { members, alarms, auth }, leases });
             }
             Kind::End => return Err(corrupt("the number of records does not match")),
             Kind::Progress => return Err(corrupt("it says twice how far it goes")),

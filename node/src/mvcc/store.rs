@@ -1,6 +1,6 @@
 //! Opening the store, publishing views of it, and the handles to read and write it.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
 use node_consensus::Guards;
@@ -22,11 +22,12 @@ use super::operations::{Counted, Operations};
 use super::range::{AnswerRoom, Gather, Source, Step};
 use super::revision::{KeyRange, Revision};
 use super::tables::{
-    self, ALARMS, Cluster, FORMAT, FORMAT_WITHOUT_LEASES, LEASES, MEMBERS, META, Progress, RECORDS,
-    REMOVED, decode_lease, read_cluster, read_compacted, read_format, read_progress, write_cluster,
-    write_format, write_progress,
+    self, ALARMS, Cluster, FORMAT, FORMATS_BEFORE, LEASES, MEMBERS, META, Progress, RECORDS,
+    REMOVED, ROLES, USERS, decode_lease, read_cluster, read_compacted, read_format, read_progress,
+    write_auth, write_cluster, write_format, write_progress,
 };
 use super::watch::WatchOptions;
+use crate::auth::{AuthState, Tokens};
 use crate::lease::{Lease, LeaseCounters, LeaseTable};
 use crate::machine::Position;
 use crate::membership::{Member, MemberTable};
@@ -124,6 +125,12 @@ impl View {
     pub fn alarms(&self) -> &[AlarmMember] {
         &self.cluster.alarms
     }
+
+    /// Who may do what.
+    #[must_use]
+    pub fn auth(&self) -> &AuthState {
+        &self.cluster.auth
+    }
 }
 
 /// A view, and what has to be known beside it to carry the store elsewhere as a file.
@@ -182,7 +189,10 @@ pub(crate) struct Shared {
     pub(crate) cache_bytes: usize,
     pub(crate) index: RwLock<Index>,
     pub(crate) leases: RwLock<LeaseTable>,
+    pub(crate) tokens: Mutex<Tokens>,
     view: RwLock<Arc<View>>,
+    /// Whether the view says that requests have to say who makes them: so that it costs nothing more to know.
+    auth_enabled: AtomicBool,
     /// The last finished compaction of this state, for those who wait for a physical one.
     pub(crate) compacted: watch::Sender<i64>,
     pub(crate) cursor: Mutex<Option<Cursor>>,
@@ -213,6 +223,7 @@ impl Shared {
     pub(crate) fn show(&self, view: View) {
         let last = {
             let mut slot = self.view.write().expect("nothing panics under this lock");
+            self.auth_enabled.store(view.auth().is_enabled(), Ordering::Release);
             std::mem::replace(&mut *slot, Arc::new(view))
         };
         // Outside the lock: to end a read transaction takes a lock of its own.
@@ -322,6 +333,19 @@ impl Store {
         &self.shared.leases
     }
 
+    /// Whether requests have to say who makes them, by the newest view.
+    #[must_use]
+    pub fn is_auth_enabled(&self) -> bool {
+        self.shared.auth_enabled.load(Ordering::Acquire)
+    }
+
+    /// The tokens that were given by entries which this process has applied, to users who are as they
+    /// were then.
+    #[must_use]
+    pub fn tokens(&self) -> &Mutex<Tokens> {
+        &self.shared.tokens
+    }
+
     /// What has been granted and revoked.
     #[must_use]
     pub fn lease_counters(&self) -> LeaseCounters {
@@ -402,6 +426,8 @@ impl Writer {
             cache_bytes,
             index: RwLock::new(index),
             leases: RwLock::new(leases),
+            tokens: Mutex::default(),
+            auth_enabled: AtomicBool::new(view.auth().is_enabled()),
             view: RwLock::new(Arc::new(view)),
             compacted: watch::Sender::new(finished),
             cursor: Mutex::new(unfinished.then(|| Cursor::new(progress.compacted))),
@@ -470,9 +496,16 @@ impl Writer {
         write_progress(&mut txn.open_table(META)?, self.progress)?;
         if let Some(cluster) = done.cluster {
             write_cluster(&txn, &cluster)?;
+            if !Arc::ptr_eq(&cluster.auth, &self.cluster.auth) {
+                write_auth(&txn, &cluster.auth)?;
+            }
             self.cluster = Arc::new(cluster);
         }
         txn.commit()?;
+        if !done.tokens.is_empty() {
+            let mut tokens = shared.tokens.lock().expect("nothing panics under this lock");
+            done.tokens.into_iter().for_each(|news| news.tell(&mut tokens));
+        }
         if self.progress.compacted > before {
             let cursor = Cursor::new(self.progress.compacted);
             // As in etcd: what an interrupted compaction left would count as well.
@@ -518,6 +551,8 @@ impl Writer {
         let Indexed { index, leases, record_bytes } = contents;
         *self.shared.index.write().expect("the writer is the only one to write") = index;
         *self.shared.leases.write().expect("nothing panics while it holds this lock") = leases;
+        // Whose tokens should be forgotten is in the entries that it passes over.
+        self.shared.tokens.lock().expect("nothing panics under this lock").clear();
         self.shared.record_bytes.store(record_bytes, Ordering::Relaxed);
         self.shared.hashes.clear();
         self.shared.ask_for_compaction(Cursor::new(progress.compacted));
@@ -607,8 +642,10 @@ fn prepare(db: &Database, members: Vec<Member>) -> Result<(), StoreError> {
             txn.abort()?;
             return Ok(());
         }
-        Some(FORMAT_WITHOUT_LEASES) => {
+        Some(before) if FORMATS_BEFORE.contains(&before) => {
             txn.open_table(LEASES)?;
+            txn.open_table(USERS)?;
+            txn.open_table(ROLES)?;
             write_format(&mut txn.open_table(META)?)?;
             txn.commit()?;
             return Ok(());
@@ -621,13 +658,16 @@ fn prepare(db: &Database, members: Vec<Member>) -> Result<(), StoreError> {
     txn.open_table(REMOVED)?;
     txn.open_table(ALARMS)?;
     txn.open_table(LEASES)?;
+    txn.open_table(USERS)?;
+    txn.open_table(ROLES)?;
     {
         let mut meta = txn.open_table(META)?;
         write_format(&mut meta)?;
         write_progress(&mut meta, Progress::START)?;
         tables::write_compacted(&mut meta, Progress::START.compacted)?;
     }
-    let cluster = Cluster { members: Arc::new(MemberTable::new(members)), alarms: Vec::new() };
+    let members = Arc::new(MemberTable::new(members));
+    let cluster = Cluster { members, ..Cluster::default() };
     write_cluster(&txn, &cluster)?;
     txn.commit()?;
     Ok(())

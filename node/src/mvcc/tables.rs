@@ -2,21 +2,24 @@
 
 use std::sync::Arc;
 
+use node_proto::authpb;
 use node_proto::etcdserverpb::AlarmMember;
 use node_proto::musterpb;
 use prost::Message as _;
 use redb::{ReadableTable, Table, TableDefinition};
 
 use super::error::StoreError;
+use crate::auth::AuthState;
 use crate::identity::MemberId;
 use crate::lease::Lease;
 use crate::machine::Position;
 use crate::membership::{Member, MemberTable, RemovedMember};
 
 /// The file's format; another one is refused.
-pub(crate) const FORMAT: u32 = 3;
-/// The one before, which has no leases: it is brought to [`FORMAT`] when it is opened.
-pub(crate) const FORMAT_WITHOUT_LEASES: u32 = 2;
+pub(crate) const FORMAT: u32 = 4;
+/// The ones before, brought to [`FORMAT`] when they are opened: they lack tables that a new file has, the
+/// first the leases, both the users and roles.
+pub(crate) const FORMATS_BEFORE: [u32; 2] = [2, 3];
 
 /// Revision → encoded `KeyValue`.
 pub(crate) const RECORDS: TableDefinition<'static, u128, &'static [u8]> =
@@ -37,12 +40,22 @@ pub(crate) const ALARMS: TableDefinition<'static, (u64, i32), ()> = TableDefinit
 pub(crate) const LEASES: TableDefinition<'static, i64, &'static [u8]> =
     TableDefinition::new("leases");
 
+/// Name → encoded `authpb.User`.
+pub(crate) const USERS: TableDefinition<'static, &'static str, &'static [u8]> =
+    TableDefinition::new("users");
+/// Name → encoded `authpb.Role`.
+pub(crate) const ROLES: TableDefinition<'static, &'static str, &'static [u8]> =
+    TableDefinition::new("roles");
+
 /// [`Progress`], rewritten by each batch.
 const PROGRESS: &str = "progress";
 /// The last compaction whose old revisions are gone.
 const COMPACTED: &str = "compacted";
 /// [`FORMAT`] of the build that made the file.
 const VERSION: &str = "format";
+/// Whether users and roles count (1 byte), and how often they have changed (8); missing before the first
+/// change.
+const AUTH: &str = "auth";
 
 /// How far the file is: one row, so that it can't disagree with itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +105,8 @@ pub(crate) struct Cluster {
     pub(crate) members: Arc<MemberTable>,
     /// By member, then type.
     pub(crate) alarms: Vec<AlarmMember>,
+    /// Who may do what.
+    pub(crate) auth: Arc<AuthState>,
 }
 
 type MetaTable<'txn> = Table<'txn, &'static str, &'static [u8]>;
@@ -166,6 +181,66 @@ pub(crate) fn write_cluster(
     Ok(())
 }
 
+/// Rewrites users and roles: they change rarely.
+pub(crate) fn write_auth(txn: &redb::WriteTransaction, auth: &AuthState) -> Result<(), StoreError> {
+    let mut users = txn.open_table(USERS)?;
+    users.retain(|_, _| false)?;
+    for (name, user) in auth.user_rows() {
+        users.insert(name, &user.encode_to_vec()[..])?;
+    }
+    let mut roles = txn.open_table(ROLES)?;
+    roles.retain(|_, _| false)?;
+    for (name, role) in auth.role_rows() {
+        roles.insert(name, &role.encode_to_vec()[..])?;
+    }
+    txn.open_table(META)?.insert(AUTH, &encode_auth(auth)[..])?;
+    Ok(())
+}
+
+fn read_auth(txn: &redb::ReadTransaction) -> Result<AuthState, StoreError> {
+    let (mut users, mut roles) = (Vec::new(), Vec::new());
+    for row in txn.open_table(USERS)?.iter()? {
+        users.push(decode_user(row?.1.value()).map_err(StoreError::Corrupt)?);
+    }
+    for row in txn.open_table(ROLES)?.iter()? {
+        roles.push(decode_role(row?.1.value()).map_err(StoreError::Corrupt)?);
+    }
+    let (enabled, revision) = match txn.open_table(META)?.get(AUTH)? {
+        Some(row) => decode_auth(row.value()).map_err(StoreError::Corrupt)?,
+        None => (false, AuthState::default().revision()),
+    };
+    AuthState::from_rows(enabled, revision, users, roles).map_err(StoreError::Corrupt)
+}
+
+/// Whether users and roles count, and their revision.
+pub(crate) fn encode_auth(auth: &AuthState) -> [u8; 9] {
+    let mut row = [0; 9];
+    row[0] = u8::from(auth.is_enabled());
+    row[1..].copy_from_slice(&auth.revision().to_le_bytes());
+    row
+}
+
+/// What [`encode_auth`] wrote.
+pub(crate) fn decode_auth(row: &[u8]) -> Result<(bool, u64), String> {
+    match row.split_first_chunk::<1>() {
+        Some(([enabled @ 0..=1], revision)) => {
+            let revision = revision.try_into().map_err(|_| "the auth row has a wrong length")?;
+            Ok((*enabled == 1, u64::from_le_bytes(revision)))
+        }
+        _ => Err("the auth row does not say whether users count".to_owned()),
+    }
+}
+
+/// A user's row, or its frame in a snapshot.
+pub(crate) fn decode_user(row: &[u8]) -> Result<authpb::User, String> {
+    authpb::User::decode(row).map_err(|error| format!("a user's row: {error}"))
+}
+
+/// A role's row, or its frame in a snapshot.
+pub(crate) fn decode_role(row: &[u8]) -> Result<authpb::Role, String> {
+    authpb::Role::decode(row).map_err(|error| format!("a role's row: {error}"))
+}
+
 pub(crate) fn read_cluster(txn: &redb::ReadTransaction) -> Result<Cluster, StoreError> {
     let mut alarms = Vec::new();
     let (mut members, mut removed) = (Vec::new(), Vec::new());
@@ -179,7 +254,8 @@ pub(crate) fn read_cluster(txn: &redb::ReadTransaction) -> Result<Cluster, Store
         let (member_id, alarm) = row?.0.value();
         alarms.push(AlarmMember { member_id, alarm });
     }
-    Ok(Cluster { members: Arc::new(MemberTable::from_parts(members, removed)), alarms })
+    let members = Arc::new(MemberTable::from_parts(members, removed));
+    Ok(Cluster { members, alarms, auth: Arc::new(read_auth(txn)?) })
 }
 
 /// A lease's row, or its frame in a snapshot.

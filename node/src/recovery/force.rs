@@ -144,9 +144,9 @@ pub(super) fn apply(machine: &mut Machine, entries: &[Committed]) -> Result<(), 
 /// The entry that removes this member, if one does.
 fn own_removal(entries: &[Committed], own: MemberId) -> Option<u64> {
     let removes = |entry: &&Committed| {
-        let operation = command::decode(entry.data.clone());
+        let operation = command::decode(entry.data.clone()).map(|said| said.operation);
         entry.kind == EntryKind::ConfChange
-            && matches!(operation, Ok((_, Operation::ChangeMember(change)))
+            && matches!(operation, Ok(Operation::ChangeMember(change))
                 if change.change == Some(Change::Remove(own.0)))
     };
     entries.iter().find(removes).map(|entry| entry.position.index)

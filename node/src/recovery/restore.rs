@@ -15,9 +15,10 @@ use std::{
     sync::Arc,
 };
 
+use crate::auth::AuthState;
 use crate::{
     disk::{Backend, Disk as _, Open, RealDisk, SharedDisk},
-    etcd_file::{Consent, EtcdFile, EtcdFileError, HashCheck},
+    etcd_file::{EtcdFile, EtcdFileError, HashCheck},
     identity::{DataDir, DataDirError, InitialCluster, InitialMember},
     log::{self, Log, LogError, LogOptions},
     machine::Position,
@@ -43,8 +44,8 @@ pub struct Restore {
     pub bump_revision: i64,
     /// Whether the hash behind the file counts.
     pub hash: HashCheck,
-    /// What may be left behind.
-    pub consent: Consent,
+    /// Users and roles are left behind: whoever reaches the new cluster may do everything.
+    pub drop_auth: bool,
 }
 
 /// What was made.
@@ -207,6 +208,7 @@ fn fill(
         members: MemberTable::new(first_members(&wanted.cluster)),
         alarms: summary.alarms.clone(),
         leases: file.leases()?,
+        auth: if wanted.drop_auth { AuthState::default() } else { file.auth()? },
     };
     let dir = DataDir::open(aside)?;
     let incarnation = dir.claim(None)?;
@@ -220,7 +222,7 @@ fn fill(
     let db = disk.open(&path, Open::New).map_err(disk_error("make", &path))?;
     let backend = Backend::new(db).map_err(disk_error("read", &path))?;
     let mut writer = Writer::open(backend, Options::default())?;
-    let records = file.import(wanted.consent)?;
+    let records = file.import()?;
     writer.import::<EtcdFileError>(contents, |take| {
         records.each(|at, record| Ok::<_, EtcdFileError>(take(at, record)?))
     })?;

@@ -103,7 +103,7 @@ pub(super) async fn run(context: Arc<Context>) {
         }
         let Some(revision) = past.due(began.elapsed(), newest()) else { continue };
         let request = CompactionRequest { revision, physical: false };
-        match context.propose(request, &mut Held::by_nobody()).await {
+        match context.propose(request, &mut Held::by_member()).await {
             Ok(_) | Err(Error::Compacted) => {
                 tracing::info!(revision, "completed auto compaction");
                 past.compacted(began.elapsed(), revision);

@@ -13,7 +13,8 @@ use node_proto::etcdserverpb::{
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
-use super::context::{self, Ask, Context, Held};
+use super::ask::Ask;
+use super::context::{self, Context, Held};
 use super::error::{CONFIGURATION, Error};
 use super::metrics::Method;
 use crate::config::PeerUrl;
@@ -34,7 +35,7 @@ fn header() -> Option<ResponseHeader> {
 const MAX_URL_BYTES: usize = 16 * 1024;
 
 /// Peer URLs as etcd takes them, sorted; at least one.
-fn peer_urls(urls: &[String]) -> Result<Vec<String>, Error> {
+pub(super) fn peer_urls(urls: &[String]) -> Result<Vec<String>, Error> {
     let parsed: Result<Vec<_>, _> = urls.iter().map(|url| PeerUrl::parse(url)).collect();
     let parsed = parsed.map_err(|_| Error::BadMemberUrls)?;
     let mut urls: Vec<String> = parsed.iter().map(ToString::to_string).collect();

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use node_proto::command::{self, Operation};
-use node_proto::etcdserverpb::{
-    AlarmMember, AlarmType, RangeRequest, ResponseHeader, StatusRequest,
-};
+use node_proto::etcdserverpb::{AlarmMember, AlarmType, ResponseHeader};
 use node_proto::{etcdserverpb as pb, v3electionpb, v3lockpb};
 use prost::Message as _;
 use tokio::sync::{Semaphore, watch};
@@ -14,6 +12,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
+use super::access::{TokenClock, Who};
+use super::ask::Ask;
 use super::error::Error;
 use super::leases::LeaseClock;
 use super::metrics::Method;
@@ -21,6 +21,7 @@ use super::proposal::Proposal;
 use super::space::{self, Claim};
 use super::{Identity, Limits, Metrics, RequestIds, Telemetry};
 use crate::apply::{Outcome, Response, grows};
+use crate::auth::Caller;
 use crate::driver::{Handle, NodeStatus};
 use crate::identity::MemberId;
 use crate::machine::RequestId;
@@ -57,6 +58,7 @@ pub(crate) struct Context {
     pub(crate) claim: Claim,
     /// Leases, while this member leads.
     pub(crate) clock: LeaseClock,
+    pub(crate) token_clock: TokenClock,
     pub(crate) identity: Identity,
     pub(crate) request_ids: RequestIds,
     pub(crate) limits: Limits,
@@ -79,11 +81,12 @@ pub(crate) fn requires_leader(metadata: &MetadataMap) -> bool {
 /// every one of them, at each start. Only transactions can be nested too deep for that.
 pub(super) fn encode(
     id: RequestId,
+    caller: Caller,
     operation: Operation,
     max_bytes: usize,
 ) -> Result<Bytes, Error> {
     let may_be_deep = matches!(operation, Operation::Txn(_));
-    let payload = command::encode(id.0, operation);
+    let payload = command::encode(id.0, caller.into(), operation);
     if payload.len() > max_bytes {
         return Err(Error::RequestTooLarge);
     }
@@ -94,34 +97,48 @@ pub(super) fn encode(
     Ok(payload)
 }
 
-/// What a call's answer holds, from before there is one until its client has taken the last byte.
-pub(crate) struct Held(Charge);
+/// What belongs to a call: what its answer holds, from before there is one until its client has taken the
+/// last byte; and who makes it.
+pub(crate) struct Held {
+    charge: Charge,
+    who: Who,
+    caller: Caller,
+}
 
 /// What a call keeps beside the values in its answer.
 const CALL_BYTES: usize = 4 << 10;
 
 impl Held {
     /// Nothing, charged to whom the extensions name.
-    fn new(extensions: &http::Extensions) -> Self {
-        match extensions.get::<Arc<Account>>() {
-            Some(account) => Self::of(account),
-            None => Self::by_nobody(),
+    fn new<Q>(request: &Request<Q>) -> Self {
+        let who = Who::of(request);
+        match request.extensions().get::<Arc<Account>>() {
+            Some(account) => Self::of(account, who),
+            None => {
+                Self { charge: Charge::new(&Account::unbounded()), who, caller: Caller::Nobody }
+            }
         }
     }
 
     /// Nothing, charged to this one.
-    pub(crate) fn of(account: &Arc<Account>) -> Self {
-        Self(Charge::new(account))
+    pub(crate) fn of(account: &Arc<Account>, who: Who) -> Self {
+        Self { charge: Charge::new(account), who, caller: Caller::Nobody }
     }
 
-    /// Of a call that comes over no connection.
-    pub(crate) fn by_nobody() -> Self {
-        Self(Charge::new(&Account::unbounded()))
+    /// Of what this member asks for itself.
+    pub(crate) fn by_member() -> Self {
+        let charge = Charge::new(&Account::unbounded());
+        Self { charge, who: Who::Member, caller: Caller::Member }
+    }
+
+    /// Who makes the call.
+    pub(super) fn who(&self) -> &Who {
+        &self.who
     }
 
     /// Whether there is room for `bytes` of values.
     pub(crate) fn fits(&mut self, bytes: usize) -> bool {
-        self.0.set(CALL_BYTES + bytes, Part::of_answer(bytes))
+        self.charge.set(CALL_BYTES + bytes, Part::of_answer(bytes))
     }
 
     /// The same, as a refusal.
@@ -168,83 +185,29 @@ answers! {
     pb::LeaseRevokeResponse
     pb::LeaseTimeToLiveResponse
     pb::LeaseLeasesResponse
+    pb::AuthEnableResponse
+    pb::AuthDisableResponse
+    pb::AuthStatusResponse
+    pb::AuthenticateResponse
+    pb::AuthUserAddResponse
+    pb::AuthUserGetResponse
+    pb::AuthUserListResponse
+    pb::AuthUserDeleteResponse
+    pb::AuthUserChangePasswordResponse
+    pb::AuthUserGrantRoleResponse
+    pb::AuthUserRevokeRoleResponse
+    pb::AuthRoleAddResponse
+    pb::AuthRoleGetResponse
+    pb::AuthRoleListResponse
+    pb::AuthRoleDeleteResponse
+    pb::AuthRoleGrantPermissionResponse
+    pb::AuthRoleRevokePermissionResponse
     v3lockpb::LockResponse
     v3lockpb::UnlockResponse
     v3electionpb::CampaignResponse
     v3electionpb::ProclaimResponse
     v3electionpb::LeaderResponse
     v3electionpb::ResignResponse
-}
-
-/// A request, as two kinds of members see it that don't answer all of them.
-pub(crate) trait Ask {
-    /// Whether learners answer it: most of them they could only give old answers to.
-    fn is_for_learners(&self) -> bool {
-        false
-    }
-
-    /// Whether it is about the data, which a member serves only as long as it holds the same as the
-    /// others.
-    fn is_about_data(&self) -> bool {
-        true
-    }
-}
-
-impl Ask for RangeRequest {
-    fn is_for_learners(&self) -> bool {
-        self.serializable
-    }
-}
-
-impl Ask for StatusRequest {
-    fn is_for_learners(&self) -> bool {
-        true
-    }
-
-    fn is_about_data(&self) -> bool {
-        false
-    }
-}
-
-macro_rules! asks {
-    ($is_about_data:literal: $($name:path)*) => {
-        $(impl Ask for $name {
-            fn is_about_data(&self) -> bool {
-                $is_about_data
-            }
-        })*
-    };
-}
-
-asks! { true:
-    pb::PutRequest
-    pb::DeleteRangeRequest
-    pb::TxnRequest
-    pb::CompactionRequest
-    pb::LeaseGrantRequest
-    pb::LeaseRevokeRequest
-    pb::LeaseTimeToLiveRequest
-    pb::LeaseLeasesRequest
-    v3lockpb::LockRequest
-    v3lockpb::UnlockRequest
-    v3electionpb::CampaignRequest
-    v3electionpb::ProclaimRequest
-    v3electionpb::LeaderRequest
-    v3electionpb::ResignRequest
-}
-
-asks! { false:
-    pb::MemberListRequest
-    pb::MemberAddRequest
-    pb::MemberRemoveRequest
-    pb::MemberUpdateRequest
-    pb::MemberPromoteRequest
-    pb::AlarmRequest
-    pb::DefragmentRequest
-    pb::DowngradeRequest
-    pb::HashRequest
-    pb::HashKvRequest
-    pb::MoveLeaderRequest
 }
 
 /// A header of which only the revision is known so far: [`Context::call`] fills in the rest.
@@ -292,20 +255,17 @@ impl Context {
     /// The way of every unary call: counted, admitted, done, and its header, if it has one, filled
     /// in where only the revision is known so far. What the answer holds stays charged until it has
     /// been taken.
-    pub(crate) async fn call<Q: Ask, T: Answer, E: Into<Status>>(
+    pub(crate) async fn call<Q: Ask, T: Answer, E: From<Error> + Into<Status>>(
         &self,
         method: Method,
         request: Request<Q>,
         work: impl AsyncFnOnce(Q, &mut Held) -> Result<T, E>,
     ) -> Result<tonic::Response<T>, Status> {
         let call = self.metrics.start(method);
-        let mut held = Held::new(request.extensions());
-        let asked = request.get_ref();
-        let admitted = self.admit(request.metadata(), asked.is_for_learners());
-        let vouched = if asked.is_about_data() { self.vouch() } else { Ok(()) };
-        let result = match admitted.and(vouched).and_then(|()| held.hold(0)) {
+        let mut held = Held::new(&request);
+        let result = match self.begin::<Q, E>(&request, &mut held).await {
             Ok(()) => work(request.into_inner(), &mut held).await.map_err(Into::into),
-            Err(error) => Err(error.into()),
+            Err(status) => Err(status),
         };
         call.end(result.as_ref().err());
         let mut answer = result?;
@@ -313,8 +273,30 @@ impl Context {
             *header = self.header(header.revision);
         }
         let mut answer = tonic::Response::new(answer);
-        answer.extensions_mut().insert(Arc::new(held.0));
+        answer.extensions_mut().insert(Arc::new(held.charge));
         Ok(answer)
+    }
+
+    /// Everything that a call may be refused for before anything is done.
+    async fn begin<Q: Ask, E: From<Error> + Into<Status>>(
+        &self,
+        request: &Request<Q>,
+        held: &mut Held,
+    ) -> Result<(), Status> {
+        let asked = request.get_ref();
+        self.admit(request.metadata(), asked.is_for_learners())?;
+        if asked.is_about_data() {
+            self.vouch()?;
+        }
+        held.hold(0)?;
+        self.allow(asked, held).await.map_err(|error| E::from(error).into())
+    }
+
+    /// The same of what a call asks in its turn.
+    pub(super) async fn allow(&self, asked: &impl Ask, held: &mut Held) -> Result<(), Error> {
+        asked.check(&self.limits)?;
+        held.caller = self.permit(&held.who, asked.access(), asked.is_for_learners()).await?;
+        Ok(())
     }
 
     /// Puts a request through consensus and waits for what it came to, and for whose answer `held`
@@ -330,7 +312,7 @@ impl Context {
             return Err(Error::NoSpace);
         }
         let id = self.request_ids.next();
-        let payload = encode(id, operation, self.limits.max_request_bytes)?;
+        let payload = encode(id, held.caller.clone(), operation, self.limits.max_request_bytes)?;
         if grows && !self.limits.quota.has_room(self.store.record_bytes(), payload.len()) {
             // In a box, since it proposes the alarm.
             Box::pin(space::over_quota(self)).await;
@@ -345,10 +327,19 @@ impl Context {
         Ok(answer)
     }
 
-    /// Puts an operation through consensus and waits for what it came to.
+    /// Puts an operation of this member's own through consensus and waits for what it came to.
     pub(crate) async fn carry_out(&self, operation: Operation) -> Result<Response, Error> {
+        self.carry_out_for(&Held::by_member(), operation).await
+    }
+
+    /// The same for whom `held` names.
+    pub(super) async fn carry_out_for(
+        &self,
+        held: &Held,
+        operation: Operation,
+    ) -> Result<Response, Error> {
         let id = self.request_ids.next();
-        let payload = encode(id, operation, self.limits.max_request_bytes)?;
+        let payload = encode(id, held.caller.clone(), operation, self.limits.max_request_bytes)?;
         self.decide(payload, id).await
     }
 
@@ -400,11 +391,14 @@ mod tests {
     #[test]
     fn what_could_not_be_read_back_is_never_proposed() {
         for depth in 1..200 {
-            if let Ok(payload) = encode(RequestId(1), nested(depth), usize::MAX) {
+            if let Ok(payload) = encode(RequestId(1), Caller::Nobody, nested(depth), usize::MAX) {
                 assert!(command::decode(payload).is_ok(), "{depth}");
             }
         }
-        assert!(encode(RequestId(1), nested(10), usize::MAX).is_ok());
-        assert_eq!(encode(RequestId(1), nested(50), usize::MAX), Err(Error::TooManyOps));
+        assert!(encode(RequestId(1), Caller::Nobody, nested(10), usize::MAX).is_ok());
+        assert_eq!(
+            encode(RequestId(1), Caller::Nobody, nested(50), usize::MAX),
+            Err(Error::TooManyOps)
+        );
     }
 }

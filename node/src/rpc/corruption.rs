@@ -124,7 +124,7 @@ async fn raise(context: &Context, member_id: u64) -> bool {
     }
     let action = AlarmAction::Activate.into();
     let request = AlarmRequest { action, member_id, alarm: alarm.into() };
-    let raised = context.propose(request, &mut Held::by_nobody()).await;
+    let raised = context.propose(request, &mut Held::by_member()).await;
     if let Err(error) = &raised {
         // The next comparison tries again.
         tracing::warn!(error = %error.text(), "cannot raise the alarm yet");

@@ -16,6 +16,7 @@ use prost::Message as _;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Status};
 
+use super::access::Who;
 use super::context::{Held, header, requires_leader};
 use super::error::Error;
 use super::line::{
@@ -109,6 +110,7 @@ struct Observer {
     line: Line,
     name: Bytes,
     account: Arc<Account>,
+    who: Who,
     following: Following,
     ready: VecDeque<LeaderResponse>,
     code: tonic::Code,
@@ -126,7 +128,8 @@ impl Observer {
     }
 
     async fn look(&mut self) -> Result<(), Error> {
-        let mut found = self.line.first(&self.name, &mut Held::of(&self.account)).await?;
+        let mut held = Held::of(&self.account, self.who.clone());
+        let mut found = self.line.first(&self.name, &mut held).await?;
         let seen_at = revision(found.header.as_ref());
         if let Some(kv) = found.kvs.pop() {
             self.follow(kv.key.clone(), seen_at);
@@ -227,6 +230,7 @@ impl election_server::Election for Election {
         let observer = Observer {
             line: self.0.clone(),
             account: account.unwrap_or_else(Account::unbounded),
+            who: Who::of(&request),
             following: Following::Nobody,
             ready: VecDeque::new(),
             name: request.into_inner().name,

@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use tonic::{Code, Status};
 
 use crate::apply::{ApplyError, CheckError};
+use crate::auth::AuthError;
 use crate::driver::{ProposeError, ReadError as BarrierError, TransferError};
 use crate::membership::{ChangeError, Objection, Refused};
 use crate::mvcc::{ReadError, StoreError};
@@ -149,6 +150,50 @@ table! {
     NobodyElected: Unknown "election: no leader",
     /// Whose place in line it is was not said.
     NoLeaderKey: Unknown "\"leader\" field must be provided",
+    /// Authentication can't be enabled: nobody could switch it off.
+    NoRootUser: FailedPrecondition "etcdserver: root user does not exist",
+    /// The same.
+    NoRootRole: FailedPrecondition "etcdserver: root user does not have root role",
+    /// Nobody says who asks, or a user has no name.
+    UserEmpty: InvalidArgument "etcdserver: user name is empty",
+    /// The user's name is taken.
+    UserExists: FailedPrecondition "etcdserver: user name already exists",
+    /// No such user.
+    UserNotFound: FailedPrecondition "etcdserver: user name not found",
+    /// A role without a name.
+    RoleEmpty: InvalidArgument "etcdserver: role name is empty",
+    /// The role's name is taken.
+    RoleExists: FailedPrecondition "etcdserver: role name already exists",
+    /// No such role.
+    RoleNotFound: FailedPrecondition "etcdserver: role name not found",
+    /// A permission to be granted that is none.
+    PermissionNotGiven: InvalidArgument "etcdserver: permission not given",
+    /// The user does not have the role.
+    RoleNotGranted: FailedPrecondition "etcdserver: role is not granted to the user",
+    /// The role does not have the permission.
+    PermissionNotGranted: FailedPrecondition
+        "etcdserver: permission is not granted to the role",
+    /// What would take from `root` what it needs, or permit a range that can't be.
+    InvalidAuthManagement: InvalidArgument "etcdserver: invalid auth management",
+    /// A user who may not.
+    PermissionDenied: PermissionDenied "etcdserver: permission denied",
+    /// Users and roles have changed since it was found out who asks.
+    AuthOldRevision: InvalidArgument "etcdserver: revision of auth store is old",
+    /// Nobody has to say who they are.
+    AuthNotEnabled: FailedPrecondition "etcdserver: authentication is not enabled",
+    /// A wrong name or password.
+    AuthFailed: InvalidArgument
+        "etcdserver: authentication failed, invalid user ID or password",
+    /// A password of a user who has none. etcd has no code for it.
+    NoPasswordUser: Unknown
+        "auth: authentication failed, password was given for no password user",
+    /// What bcrypt would not read to its end. Nor for this.
+    PasswordTooLong: Unknown "bcrypt: password length exceeds 72 bytes",
+    /// A token that proves nothing.
+    InvalidAuthToken: Unauthenticated "etcdserver: invalid auth token",
+    /// More users and roles than every member can keep in memory. Not etcd's: it takes any number.
+    NoRoomForAuth: ResourceExhausted
+        "muster: users and roles take all the room that they have; delete some that nobody needs",
     /// An action that is none.
     UnknownMethod: Unknown "etcdserver: unknown method",
     /// A version that is none.
@@ -227,6 +272,31 @@ impl From<ApplyError> for Error {
             ApplyError::Corrupt => Self::Corrupt,
             ApplyError::MemberNotFound => Self::MemberNotFound,
             ApplyError::Members(error) => error.into(),
+            ApplyError::Auth(error) => error.into(),
+        }
+    }
+}
+
+impl From<AuthError> for Error {
+    fn from(error: AuthError) -> Self {
+        match error {
+            AuthError::NoRootUser => Self::NoRootUser,
+            AuthError::NoRootRole => Self::NoRootRole,
+            AuthError::UserEmpty => Self::UserEmpty,
+            AuthError::UserExists => Self::UserExists,
+            AuthError::UserNotFound => Self::UserNotFound,
+            AuthError::RoleEmpty => Self::RoleEmpty,
+            AuthError::RoleExists => Self::RoleExists,
+            AuthError::RoleNotFound => Self::RoleNotFound,
+            AuthError::PermissionNotGiven => Self::PermissionNotGiven,
+            AuthError::RoleNotGranted => Self::RoleNotGranted,
+            AuthError::PermissionNotGranted => Self::PermissionNotGranted,
+            AuthError::InvalidManagement => Self::InvalidAuthManagement,
+            AuthError::Denied => Self::PermissionDenied,
+            AuthError::OldRevision => Self::AuthOldRevision,
+            AuthError::NotEnabled => Self::AuthNotEnabled,
+            AuthError::Failed => Self::AuthFailed,
+            AuthError::NoRoom => Self::NoRoomForAuth,
         }
     }
 }

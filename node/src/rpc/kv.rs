@@ -13,9 +13,8 @@ use tonic::{Request, Status};
 use super::context::{Context, Held};
 use super::error::Error;
 use super::metrics::Method;
-use crate::apply::{
-    check_delete, check_put, check_range, check_txn, is_read_only, is_serializable, read_only_txn,
-};
+use crate::apply::{is_read_only, is_serializable, read_only_txn};
+use crate::auth::Access;
 use crate::mvcc::{AnswerRoom, ReadError, Step, Store, View};
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
@@ -28,10 +27,10 @@ impl Kv {
         request: &RangeRequest,
         held: &mut Held,
     ) -> Result<RangeResponse, Error> {
-        check_range(request)?;
         self.0.barrier(request.serializable).await?;
         'view: loop {
             let view = self.0.store.view();
+            self.0.may(held.who(), &view, Access::Range(request))?;
             let mut gather = self.0.store.gather(&view, request)?;
             loop {
                 let step = self.0.store.step(&view, &mut gather);
@@ -51,7 +50,6 @@ impl Kv {
     }
 
     async fn put(&self, request: PutRequest, held: &mut Held) -> Result<PutResponse, Error> {
-        check_put(&request)?;
         self.0.propose(request, held).await
     }
 
@@ -60,7 +58,6 @@ impl Kv {
         request: DeleteRangeRequest,
         held: &mut Held,
     ) -> Result<DeleteRangeResponse, Error> {
-        check_delete(&request)?;
         self.0.propose(request, held).await
     }
 
@@ -69,7 +66,6 @@ impl Kv {
         request: TxnRequest,
         held: &mut Held,
     ) -> Result<TxnResponse, Error> {
-        check_txn(&request, self.0.limits.max_txn_ops)?;
         if is_read_only(&request) {
             self.0.barrier(is_serializable(&request)).await?;
             return self.read_only(&request, held).await;
@@ -79,15 +75,18 @@ impl Kv {
 
     async fn read_only(&self, txn: &TxnRequest, held: &mut Held) -> Result<TxnResponse, Error> {
         let read = |store: &Store, view: &View| {
+            if let Err(refused) = self.0.may(held.who(), view, Access::Txn(txn)) {
+                return Ok(Err(refused));
+            }
             let mut fits = |bytes| held.fits(bytes);
             let mut room = AnswerRoom::new(0, &mut fits);
             let response = read_only_txn(store, view, txn, &mut room)?;
             if response.responses.len() > 1 {
                 store.operations().txns.fetch_add(1, Ordering::Relaxed);
             }
-            Ok((!room.is_overdrawn()).then_some(response))
+            Ok(if room.is_overdrawn() { Err(Error::TooMuchUnread) } else { Ok(response) })
         };
-        self.0.read(read).await?.ok_or(Error::TooMuchUnread)
+        self.0.read(read).await?
     }
 
     async fn compact(

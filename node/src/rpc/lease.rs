@@ -18,12 +18,14 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::task::TaskTracker;
 use tonic::{Request, Status, Streaming};
 
+use super::access::Who;
 use super::context::{Context, Held, header, requires_leader};
 use super::error::Error;
 use super::leases::{BUSY, UNKNOWN};
 use super::metrics::Method;
 use super::reconfigure::LOOK_AGAIN;
 use super::watch::{Refused, until_refused};
+use crate::auth::Access;
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 
@@ -108,6 +110,14 @@ impl Lease {
             ttl: UNKNOWN,
             ..LeaseTimeToLiveResponse::default()
         };
+        if keys {
+            self.context.may_with(
+                held.who(),
+                &self.context.store.view(),
+                Access::LeaseKeys(id),
+                &leases,
+            )?;
+        }
         if let Some(lease) = leases.get(id).filter(|_| seconds != UNKNOWN) {
             answer.ttl = seconds;
             answer.granted_ttl = lease.ttl;
@@ -123,6 +133,7 @@ impl Lease {
         self.context.barrier(false).await?;
         let revision = self.context.store.view().revision();
         let table = self.context.leases();
+        self.context.may_with(held.who(), &self.context.store.view(), Access::Leases, &table)?;
         held.hold(table.len() * size_of::<LeaseStatus>())?;
         let leases = table.iter().map(|lease| LeaseStatus { id: lease.id }).collect();
         Ok(LeaseLeasesResponse { header: header(revision), leases })
@@ -191,6 +202,7 @@ type Answers = tonic::codegen::BoxStream<LeaseKeepAliveResponse>;
 /// A stream of wishes and of their answers.
 struct KeepAlive {
     lease: Lease,
+    who: Who,
     requests: ReadyChunks<Streaming<LeaseKeepAliveRequest>>,
     refused: Refused,
     ready: VecDeque<LeaseKeepAliveResponse>,
@@ -212,7 +224,7 @@ impl KeepAlive {
             }
             let stop = self.lease.context.stop.clone();
             tokio::select! {
-                served = serve(&self.lease, &mut self.requests) => {
+                served = serve(&self.lease, &self.who, &mut self.requests) => {
                     let (answers, ended) = served?;
                     self.ready.extend(answers);
                     self.ended = ended;
@@ -227,6 +239,7 @@ impl KeepAlive {
 /// Serves what has come, and says whether that was all, and why.
 async fn serve(
     lease: &Lease,
+    who: &Who,
     requests: &mut ReadyChunks<Streaming<LeaseKeepAliveRequest>>,
 ) -> Result<(Vec<LeaseKeepAliveResponse>, Option<Result<(), Status>>), Status> {
     let Some(come) = requests.next().await else { return Ok((Vec::new(), Some(Ok(())))) };
@@ -240,6 +253,9 @@ async fn serve(
                 break;
             }
         }
+    }
+    for id in &ids {
+        lease.context.permit(who, Access::LeaseKeepAlive(*id), false).await?;
     }
     // Before anything is kept alive: what is deleted with a lease comes after what this says.
     let header = lease.context.header(lease.context.store.view().revision());
@@ -283,6 +299,7 @@ impl lease_server::Lease for Lease {
         let needs_leader = requires_leader(request.metadata());
         let keeping = KeepAlive {
             lease: self.clone(),
+            who: Who::of(&request),
             refused: until_refused(&self.context, needs_leader),
             requests: request.into_inner().ready_chunks(AT_ONCE),
             ready: VecDeque::new(),

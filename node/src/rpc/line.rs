@@ -154,6 +154,7 @@ impl Line {
     }
 
     pub(super) async fn txn(&self, txn: TxnRequest, held: &mut Held) -> Result<TxnResponse, Error> {
+        self.context.allow(&txn, held).await?;
         self.kv.txn(txn, held).await
     }
 
@@ -162,6 +163,7 @@ impl Line {
         delete: DeleteRangeRequest,
         held: &mut Held,
     ) -> Result<DeleteRangeResponse, Error> {
+        self.context.allow(&delete, held).await?;
         self.kv.delete(delete, held).await
     }
 
@@ -188,7 +190,8 @@ impl Line {
         self.kv.range(&request, held).await
     }
 
-    /// A place at the end of the line, or the one that this lease has.
+    /// A place at the end of the line, or the one that this lease has. Who may not see everybody in it
+    /// gets none: nobody could wait for a turn then.
     pub(super) async fn enter(
         &self,
         name: &Bytes,
@@ -196,6 +199,9 @@ impl Line {
         value: Bytes,
         held: &mut Held,
     ) -> Result<Place, Error> {
+        let (first, range_end) = everybody(name);
+        let line = RangeRequest { key: first, range_end, ..RangeRequest::default() };
+        self.context.allow(&line, held).await?;
         let key = key_of(name, lease);
         let found = RangeRequest { key: key.clone(), ..RangeRequest::default() };
         let entry = TxnRequest {
@@ -329,9 +335,10 @@ impl Drop for Place {
 }
 
 impl Line {
+    /// By this member, which made it: whoever asked for it may have no token any more.
     async fn give_up(&self, delete: TxnRequest) {
         for _ in 0..GIVE_UP_TRIES {
-            match self.txn(delete.clone(), &mut Held::by_nobody()).await {
+            match self.txn(delete.clone(), &mut Held::by_member()).await {
                 Ok(_) => return,
                 Err(error) => {
                     tracing::debug!(text = %error.text(), "a place in line is yet to be given up");

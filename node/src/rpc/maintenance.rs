@@ -15,10 +15,12 @@ use node_proto::etcdserverpb::{
 use tokio::sync::Semaphore;
 use tonic::{Request, Status};
 
+use super::access::Who;
 use super::context::{Context, Held, header};
 use super::error::Error;
 use super::metrics::Method;
 use super::snapshot;
+use crate::auth::Access;
 use crate::config::CLUSTER_VERSION;
 use crate::driver::defragmentation_failed;
 use crate::identity::MemberId;
@@ -239,6 +241,7 @@ impl maintenance_server::Maintenance for Maintenance {
     async fn snapshot(&self, request: Request<SnapshotRequest>) -> Answer<snapshot::Chunks> {
         self.context.admit(request.metadata(), true)?;
         self.context.vouch()?;
+        self.context.permit(&Who::of(&request), Access::Root, true).await?;
         let chunks = snapshot::send(self.context.clone(), &self.snapshots)?;
         Ok(tonic::Response::new(chunks))
     }

@@ -59,6 +59,23 @@ methods! {
     Leader = "v3electionpb.Election", "Leader", "unary";
     Observe = "v3electionpb.Election", "Observe", "server_stream";
     Resign = "v3electionpb.Election", "Resign", "unary";
+    AuthEnable = "etcdserverpb.Auth", "AuthEnable", "unary";
+    AuthDisable = "etcdserverpb.Auth", "AuthDisable", "unary";
+    AuthStatus = "etcdserverpb.Auth", "AuthStatus", "unary";
+    Authenticate = "etcdserverpb.Auth", "Authenticate", "unary";
+    UserAdd = "etcdserverpb.Auth", "UserAdd", "unary";
+    UserGet = "etcdserverpb.Auth", "UserGet", "unary";
+    UserList = "etcdserverpb.Auth", "UserList", "unary";
+    UserDelete = "etcdserverpb.Auth", "UserDelete", "unary";
+    UserChangePassword = "etcdserverpb.Auth", "UserChangePassword", "unary";
+    UserGrantRole = "etcdserverpb.Auth", "UserGrantRole", "unary";
+    UserRevokeRole = "etcdserverpb.Auth", "UserRevokeRole", "unary";
+    RoleAdd = "etcdserverpb.Auth", "RoleAdd", "unary";
+    RoleGet = "etcdserverpb.Auth", "RoleGet", "unary";
+    RoleList = "etcdserverpb.Auth", "RoleList", "unary";
+    RoleDelete = "etcdserverpb.Auth", "RoleDelete", "unary";
+    RoleGrantPermission = "etcdserverpb.Auth", "RoleGrantPermission", "unary";
+    RoleRevokePermission = "etcdserverpb.Auth", "RoleRevokePermission", "unary";
 }
 
 /// gRPC has 17 codes, from 0.

@@ -4,6 +4,9 @@
 //! changes anything, a read barrier and the store for linearizable reads, the store alone for
 //! serializable ones. What this node does not serve yet answers gRPC `Unimplemented`.
 
+mod access;
+mod ask;
+mod auth;
 mod auto_compaction;
 mod cluster;
 mod codec;
@@ -20,11 +23,11 @@ mod line;
 mod lock;
 mod maintenance;
 mod metrics;
+mod passwords;
 mod proposal;
 mod reconfigure;
 mod snapshot;
 mod space;
-mod unimplemented;
 mod watch;
 
 use std::sync::Arc;
@@ -38,6 +41,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
 
+pub(crate) use access::ClientName;
 pub(crate) use context::Context;
 pub(crate) use corruption::EVERY as COMPARE_EVERY;
 pub(crate) use error::Error;
@@ -94,6 +98,10 @@ pub(crate) struct Limits {
     pub corrupt_check: Duration,
     /// Compactions that nobody asks for.
     pub auto_compaction: AutoCompaction,
+    /// `--bcrypt-cost`.
+    pub bcrypt_cost: u32,
+    /// `--auth-token-ttl`: so long after its last use a token proves nothing any more.
+    pub auth_token_ttl: Duration,
 }
 
 impl Default for Limits {
@@ -109,6 +117,8 @@ impl Default for Limits {
             quota: Quota::default(),
             corrupt_check: COMPARE_EVERY,
             auto_compaction: AutoCompaction::Never,
+            bcrypt_cost: 10,
+            auth_token_ttl: Duration::from_secs(300),
         }
     }
 }
@@ -184,6 +194,7 @@ pub(crate) fn router(
         changing: tokio::sync::Mutex::default(),
         claim: space::Claim::default(),
         clock: LeaseClock::new(limits.election_timeout),
+        token_clock: access::TokenClock::new(limits.auth_token_ttl),
         identity,
         request_ids,
         limits,
@@ -204,12 +215,13 @@ pub(crate) fn router(
     let lease = pb::lease_server::LeaseServer::new(leases);
     let lock = LockServer::new(lock::Lock(line.clone()));
     let election = ElectionServer::new(election::Election(line));
+    let auth = pb::auth_server::AuthServer::new(auth::Auth::new(context.clone()));
     let routes = Routes::new(kv.max_decoding_message_size(max))
         .add_service(watch::WatchService::new(context.clone(), max))
         .add_service(cluster.max_decoding_message_size(max))
         .add_service(maintenance.max_decoding_message_size(max))
         .add_service(lease.max_decoding_message_size(max))
-        .add_service(pb::auth_server::AuthServer::new(unimplemented::Auth))
+        .add_service(auth.max_decoding_message_size(max))
         .add_service(lock.max_decoding_message_size(max))
         .add_service(election.max_decoding_message_size(max))
         .add_service(health_service);
@@ -245,6 +257,7 @@ fn spawn_tasks(
     until_stop(Box::pin(leases::count(context.clone())));
     until_stop(Box::pin(corruption::guard(context.clone())));
     until_stop(Box::pin(auto_compaction::run(context.clone())));
+    until_stop(Box::pin(access::expire_tokens(context.clone())));
     until_stop(Box::pin(tell_health(context.clone(), health)));
 }
 

@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::context::{Context, encode};
 use super::error::Error;
 use crate::apply::{ApplyError, ChangedMembers, Response};
+use crate::auth::Caller;
 use crate::identity::MemberId;
 use crate::membership::{
     ChangeError, ChangeRequest, Judge, MemberChange, MemberTable, Objection, Refused, Ruling,
@@ -153,7 +154,7 @@ impl Context {
             };
             let id = self.request_ids.next();
             let operation = Operation::ChangeMember(*entry);
-            let payload = encode(id, operation, self.limits.max_request_bytes)?;
+            let payload = encode(id, Caller::Member, operation, self.limits.max_request_bytes)?;
             let _pending = self.metrics.pending();
             match self.handle.propose_change(payload, id).await? {
                 Ok(Response::MembersChanged(changed)) => {

@@ -159,7 +159,7 @@ async fn set(context: &Context, action: AlarmAction) -> Result<(), Error> {
         member_id: context.identity.member_id,
         alarm: AlarmType::Nospace.into(),
     };
-    context.propose(request, &mut Held::by_nobody()).await.map(|_| ())
+    context.propose(request, &mut Held::by_member()).await.map(|_| ())
 }
 
 #[cfg(test)]

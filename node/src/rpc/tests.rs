@@ -12,11 +12,10 @@ use node_proto::etcdserverpb::request_op::Request as Op;
 use node_proto::etcdserverpb::watch_client::WatchClient;
 use node_proto::etcdserverpb::watch_request::RequestUnion;
 use node_proto::etcdserverpb::{
-    AlarmRequest, AuthStatusRequest, CompactionRequest, DefragmentRequest, DefragmentResponse,
-    DeleteRangeRequest, DowngradeRequest, HashKvRequest, HashRequest, MemberListRequest,
-    PutRequest, RangeRequest, RequestOp, StatusRequest, TxnRequest, WatchCancelRequest,
-    WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse, auth_client,
-    cluster_client,
+    AlarmRequest, CompactionRequest, DefragmentRequest, DefragmentResponse, DeleteRangeRequest,
+    DowngradeRequest, HashKvRequest, HashRequest, MemberListRequest, PutRequest, RangeRequest,
+    RequestOp, StatusRequest, TxnRequest, WatchCancelRequest, WatchCreateRequest,
+    WatchProgressRequest, WatchRequest, WatchResponse, cluster_client,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
@@ -33,6 +32,7 @@ use crate::log::{self, Log, LogOptions};
 use crate::mvcc;
 use crate::server::clients::{ClientLimits, ClientListener, Fronts, bind};
 
+mod auth;
 mod corruption;
 mod leases;
 mod line;
@@ -73,6 +73,7 @@ impl Node {
         let limits = Limits {
             watch_progress_interval: Duration::from_millis(200),
             snapshot_patience: Duration::from_millis(500),
+            bcrypt_cost: 4,
             ..limits
         };
         let dir = tempfile::tempdir().unwrap();
@@ -203,9 +204,6 @@ async fn refusals_have_etcds_codes_and_texts() {
     assert_eq!(told(kv.txn(twice).await), (Code::InvalidArgument, text.to_owned()));
     let ahead = told(node.compact(99).await);
     assert_eq!(ahead.0, Code::OutOfRange);
-    let mut auth = auth_client::AuthClient::new(node.channel.clone());
-    let status = told(auth.auth_status(AuthStatusRequest {}).await);
-    assert_eq!(status.0, Code::Unimplemented);
 }
 
 /// A put below `depth` transactions, one in the other.
@@ -299,6 +297,16 @@ async fn operations_are_counted_as_etcd_counts_them() {
     }
 }
 
+/// Open for as long as the sender is.
+fn until_dropped(
+    receiver: mpsc::Receiver<WatchRequest>,
+) -> impl futures_util::Stream<Item = WatchRequest> {
+    futures_util::stream::unfold(receiver, async |mut receiver| {
+        let request = receiver.recv().await?;
+        Some((request, receiver))
+    })
+}
+
 struct Watching {
     requests: mpsc::Sender<WatchRequest>,
     responses: Streaming<WatchResponse>,
@@ -307,12 +315,8 @@ struct Watching {
 impl Watching {
     async fn open(node: &Node) -> Self {
         let (requests, receiver) = mpsc::channel(16);
-        let stream = futures_util::stream::unfold(receiver, async |mut receiver| {
-            let request: WatchRequest = receiver.recv().await?;
-            Some((request, receiver))
-        });
         let mut client = WatchClient::new(node.channel.clone());
-        let responses = client.watch(stream).await.unwrap().into_inner();
+        let responses = client.watch(until_dropped(receiver)).await.unwrap().into_inner();
         Self { requests, responses }
     }
 

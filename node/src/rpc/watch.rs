@@ -22,10 +22,12 @@ use tonic::codegen::{BoxFuture, Service};
 use tonic::server::{Grpc, NamedService, StreamingService};
 use tonic::{Request, Response, Status, Streaming};
 
+use super::access::Who;
 use super::codec::{Frame, FrameEvents, WatchCodec};
 use super::context::{Context, is_marked, requires_leader};
 use super::error::Error;
 use super::metrics::Method;
+use crate::auth::Access;
 use crate::mvcc::KeyRange;
 use crate::mvcc::watch::{Notice, Picked, Subscriber, WatchSpec};
 use crate::shares::{Account, Charge};
@@ -99,11 +101,12 @@ impl StreamingService<WatchRequest> for WatchService {
             context.admit(request.metadata(), false)?;
             context.vouch()?;
             let needs_leader = requires_leader(request.metadata());
+            let who = Who::of(&request);
             let account = request.extensions().get::<Arc<Account>>().cloned();
             let subscriber = context.hub.subscribe_for(account.unwrap_or_else(Account::unbounded));
             let requests = request.into_inner();
             let stream =
-                WatchStream::new(context, subscriber, requests, needs_leader, max_response);
+                WatchStream::new(context, who, subscriber, requests, needs_leader, max_response);
             let frames = stream::unfold(Some(stream), async |state| {
                 let mut stream = state?;
                 match stream.next().await {
@@ -143,6 +146,7 @@ struct Shape {
 
 struct WatchStream {
     context: Arc<Context>,
+    who: Who,
     /// `None` once the client has said that it asks for no more.
     requests: Option<Streaming<WatchRequest>>,
     subscriber: Subscriber,
@@ -160,6 +164,7 @@ struct WatchStream {
 impl WatchStream {
     fn new(
         context: Arc<Context>,
+        who: Who,
         subscriber: Subscriber,
         requests: Streaming<WatchRequest>,
         needs_leader: bool,
@@ -175,6 +180,7 @@ impl WatchStream {
         Self {
             subscriber,
             context,
+            who,
             requests: Some(requests),
             shapes: BTreeMap::new(),
             key_bytes: 0,
@@ -228,7 +234,7 @@ impl WatchStream {
 
     async fn obey(&mut self, request: WatchRequest) {
         match request.request_union {
-            Some(RequestUnion::CreateRequest(create)) => self.create(create),
+            Some(RequestUnion::CreateRequest(create)) => self.create(create).await,
             Some(RequestUnion::CancelRequest(cancel)) => self.cancel(cancel.watch_id).await,
             Some(RequestUnion::ProgressRequest(_)) => self.subscriber.request_progress().await,
             None => {}
@@ -251,20 +257,25 @@ impl WatchStream {
         }
     }
 
-    fn create(&mut self, mut request: WatchCreateRequest) {
+    async fn create(&mut self, mut request: WatchCreateRequest) {
         if request.key.is_empty() {
             // The smallest key there is.
             request.key = Bytes::from_static(b"\0");
         }
         let range = KeyRange::new(request.key.clone(), request.range_end.clone());
         let key_bytes = request.key.len() + request.range_end.len();
+        let is_full =
+            self.shapes.len() >= MAX_WATCHES || self.key_bytes + key_bytes > MAX_KEY_BYTES;
         let refused = if request.start_revision < 0 {
             Some(COMPACTED.into())
+        } else if let Err(refused) = may_watch(&self.context, &self.who, &request).await {
+            // As Go shows an error of gRPC: so etcd says it.
+            Some(format!("rpc error: code = {:?} desc = {}", refused.code(), refused.text()).into())
         } else if range.is_empty() {
             Some(EMPTY_RANGE.into())
         } else if request.watch_id != 0 && self.subscriber.has(request.watch_id) {
             Some(DUPLICATE_ID.into())
-        } else if self.shapes.len() >= MAX_WATCHES || self.key_bytes + key_bytes > MAX_KEY_BYTES {
+        } else if is_full {
             Some(Error::TooManyRequests.text())
         } else {
             None
@@ -370,6 +381,15 @@ fn fragments(head: usize, sizes: &[usize], max: usize) -> Vec<std::ops::Range<us
     }
     parts.push(start..sizes.len());
     parts
+}
+
+/// What comes of a watch that was allowed once goes on coming, as in etcd.
+async fn may_watch(
+    context: &Context,
+    who: &Who,
+    request: &WatchCreateRequest,
+) -> Result<(), Error> {
+    context.permit(who, Access::Watch(request), false).await.map(|_| ())
 }
 
 async fn next_request(

@@ -66,6 +66,8 @@ const HEADER_LIST_BYTES: u32 = 16 << 10;
 pub(crate) struct ClientConnection {
     /// The socket's other end.
     pub remote: SocketAddr,
+    /// Whom its certificate names.
+    pub user: Option<rpc::ClientName>,
 }
 
 /// One address to listen on, and what is served there.
@@ -329,18 +331,19 @@ impl Front {
             let Some(tcp) = self.admit(knock, tcp, remote, async |tcp| Ok(tcp)).await else {
                 return;
             };
-            return self.serve(tcp, ClientConnection { remote }).await;
+            return self.serve(tcp, ClientConnection { remote, user: None }).await;
         };
         let accept = async |tcp| TlsAcceptor::from(tls.server_config()).accept(tcp).await;
         let Some(stream) = self.admit(knock, tcp, remote, accept).await else { return };
         let shown = stream.get_ref().1.peer_certificates().map(<[_]>::to_vec);
+        let user = tls.user(shown.as_deref()).map(|name| rpc::ClientName(name.into()));
         tokio::select! {
             biased;
             () = tls.refused(shown.as_deref()) => {
                 let removed = io::Error::other("its key is that of a member that was removed");
                 self.places.rejected(remote, &removed.into());
             }
-            () = self.serve(stream, ClientConnection { remote }) => {}
+            () = self.serve(stream, ClientConnection { remote, user }) => {}
         }
     }
 
@@ -395,6 +398,9 @@ fn arrived(
     sender: &Sender,
     answers: &Answers,
 ) -> Request<Counted<Incoming>> {
+    if let Some(user) = &who.user {
+        request.extensions_mut().insert(user.clone());
+    }
     request.extensions_mut().insert(who.clone());
     request.extensions_mut().insert(Arc::clone(&answers.account));
     let media = request.headers().get(CONTENT_TYPE);

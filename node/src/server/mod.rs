@@ -117,6 +117,10 @@ pub fn log_remarks(remarks: &[Remark]) {
                 url,
                 "the scheme is http while a certificate is given: whoever reaches this address is served, without TLS"
             ),
+            Remark::BcryptCost(given) => tracing::warn!(
+                given,
+                "use default bcrypt cost instead of the invalid given cost: it can be 4 to 31"
+            ),
             Remark::LargeQuota(bytes) => tracing::warn!(
                 quota_size_bytes = bytes,
                 "quota exceeds the suggested maximum of 8 GiB: a member that starts or is replaced reads all of it"

@@ -153,7 +153,11 @@ impl Node {
                 node_key: self.peer_tls.as_ref().and_then(|tls| tls.node_key()),
             };
             let operation = Operation::PublishMember(said.encode(self.local.member));
-            let error = match self.handle.propose(command::encode(id.0, operation), id).await {
+            let error = match self
+                .handle
+                .propose(command::encode(id.0, command::member(), operation), id)
+                .await
+            {
                 Ok(Ok(_)) => return,
                 Ok(Err(refused)) => refused.to_string(),
                 Err(error) => error.to_string(),
@@ -396,6 +400,8 @@ fn rpc_limits(config: &Config) -> rpc::Limits {
         max_txn_ops: config.max_txn_ops as usize,
         election_timeout: config.election,
         min_lease_ttl: min_lease_ttl(config),
+        bcrypt_cost: config.bcrypt_cost,
+        auth_token_ttl: config.auth_token_ttl,
         watch_progress_interval: config.watch_progress_interval,
         compaction_pause: config.compaction_sleep,
         quota: rpc::Quota(config.quota_backend_bytes),

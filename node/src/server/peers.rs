@@ -268,7 +268,7 @@ fn check_proposal(entry: &Entry) -> Result<(), String> {
         return Err(format!("a proposal of {} bytes", entry.data.len()));
     }
     let decoded = command::decode(entry.data.clone());
-    let (_, operation) = decoded.map_err(|error| error.to_string())?;
+    let operation = decoded.map_err(|error| error.to_string())?.operation;
     if entry_kind(&operation) != entry.kind {
         return Err(format!("a proposal of kind {:?} that carries another", entry.kind));
     }
@@ -285,6 +285,8 @@ fn check_proposal(entry: &Entry) -> Result<(), String> {
         // Void, if what a clock says comes from another term.
         | Operation::LeaseExpire(_)
         | Operation::LeaseCheckpoint(_)
+        | Operation::ChangeAuth(_)
+        | Operation::AssignToken(_)
         | Operation::PublishMember(_)
         | Operation::ChangeMember(_) => Ok(()),
     };

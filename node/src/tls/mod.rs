@@ -66,6 +66,8 @@ pub struct TlsFiles {
     pub allowed_cn: Vec<String>,
     /// If not empty, a subject alternative name must be one of these.
     pub allowed_hostname: Vec<String>,
+    /// Whoever connects is the user whom the common name names, unless they show a token.
+    pub names_users: bool,
 }
 
 /// TLS of a listener for clients.
@@ -76,6 +78,7 @@ pub(crate) struct ClientListenerTls {
     crl: Option<Arc<Reloading<files::Crl>>>,
     config: Arc<ServerConfig>,
     refused: watch::Sender<HashSet<NodeKey>>,
+    names_users: bool,
 }
 
 impl ClientListenerTls {
@@ -111,7 +114,17 @@ impl ClientListenerTls {
         config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
         never_resume(&mut config);
         let refused = watch::Sender::default();
-        Ok(Self { key, roots, crl, config: Arc::new(config), refused })
+        let names_users = files.names_users && roots.is_some();
+        Ok(Self { key, roots, crl, config: Arc::new(config), refused, names_users })
+    }
+
+    /// Whom the certificate of a connection names, if certificates name users here. Of several common
+    /// names it is the last one, as in etcd; one that can't be read is nobody's.
+    pub(crate) fn user(&self, shown: Option<&[CertificateDer<'_>]>) -> Option<String> {
+        let leaf = shown.filter(|_| self.names_users)?.first()?;
+        let (_, parsed) = X509Certificate::from_der(leaf).ok()?;
+        let name = parsed.subject().iter_common_name().last();
+        Some(name.and_then(|name| name.as_str().ok()).unwrap_or_default().to_owned())
     }
 
     /// Whoever shows one of these keys is let in no longer, and put out.

@@ -4,8 +4,8 @@ use std::{path::Path, sync::Arc};
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationList,
-    CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod,
-    KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
+    CertificateRevocationListParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
 };
 use rustls::{
     ClientConnection, ServerConnection,
@@ -466,4 +466,36 @@ fn the_expiry_of_the_certificate_in_force_is_known() {
     let policy = TlsPolicy::default();
     assert_eq!(PeerTls::new(&files).unwrap().expires_at(), expected);
     assert_eq!(ClientListenerTls::new(&files, &policy, &[]).unwrap().expires_at(), expected);
+}
+
+#[test]
+fn a_certificate_names_a_user_where_it_is_to_and_by_the_last_of_its_names() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    // By its number, since one name of a kind is all that is kept otherwise.
+    let again = || DnType::CustomDnType(vec![2, 5, 4, 3]);
+    let organisation = || DnType::OrganizationName;
+    let mutual =
+        TlsFiles { names_users: true, ..files(dir.path(), "s", &ca.leaf("s.test", false), &ca) };
+    let user = |files: &TlsFiles, shown: Option<&[CertificateDer<'_>]>| {
+        ClientListenerTls::new(files, &TlsPolicy::default(), &[]).unwrap().user(shown)
+    };
+    for (names, named) in [
+        (vec![(DnType::CommonName, "some")], "some"),
+        (vec![(DnType::CommonName, "muster:1"), (organisation(), "root")], "muster:1"),
+        (vec![(DnType::CommonName, "some"), (again(), "other")], "other"),
+        (vec![(organisation(), "root")], ""),
+    ] {
+        let mut params = CertificateParams::new(vec!["c.test".to_owned()]).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        for (kind, name) in names {
+            params.distinguished_name.push(kind, name);
+        }
+        let leaf = params.signed_by(&KeyPair::generate().unwrap(), &ca.issuer).unwrap();
+        let chain = [leaf.der().clone(), from_pem(&ca.pem)];
+        assert_eq!(user(&mutual, Some(&chain)).as_deref(), Some(named));
+        assert_eq!(user(&mutual, None), None);
+        let unasked = TlsFiles { names_users: false, ..mutual.clone() };
+        let unproved = TlsFiles { trusted_ca: None, ..mutual.clone() };
+        assert_eq!((user(&unasked, Some(&chain)), user(&unproved, Some(&chain))), (None, None));
+    }
 }

@@ -1,8 +1,8 @@
 //! A certificate authority, as an operator has one.
 
 use rcgen::{
-    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, date_time_ymd,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, date_time_ymd,
 };
 
 pub(crate) struct Ca {
@@ -21,13 +21,28 @@ impl Ca {
     }
 
     pub(crate) fn leaf(&self, key: &KeyPair, expired: bool) -> String {
-        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let mut params = on_loopback();
         if expired {
             params.not_before = date_time_ymd(2020, 1, 1);
             params.not_after = date_time_ymd(2021, 1, 1);
         }
         params.signed_by(key, &self.issuer).unwrap().pem()
     }
+
+    /// A certificate with this common name, or with none.
+    pub(crate) fn named(&self, key: &KeyPair, name: Option<&str>) -> String {
+        let mut params = on_loopback();
+        params.distinguished_name = DistinguishedName::new();
+        if let Some(name) = name {
+            params.distinguished_name.push(DnType::CommonName, name);
+        }
+        params.signed_by(key, &self.issuer).unwrap().pem()
+    }
+}
+
+fn on_loopback() -> CertificateParams {
+    let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    params.extended_key_usages =
+        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    params
 }

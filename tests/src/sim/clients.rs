@@ -105,7 +105,7 @@ impl Draw<'_> {
         };
         let grows =
             matches!(operation, Operation::Put(_) | Operation::Txn(_) | Operation::LeaseGrant(_));
-        Kind::Write { data: command::encode(id, operation), grows }
+        Kind::Write { data: command::encode(id, None, operation), grows }
     }
 
     fn small(&mut self, bound: u64) -> i64 {

@@ -81,7 +81,10 @@ impl World {
         for over in live.lessor.expire(at) {
             let request = request_id(next_id, NOBODY);
             next_id += 1;
-            said.push((request, command::encode(request, Operation::LeaseExpire(over))));
+            said.push((
+                request,
+                command::encode(request, command::member(), Operation::LeaseExpire(over)),
+            ));
         }
         if let Some(late) = live.noting.take_if(|noting| noting.until < now) {
             live.lessor.notes_done(&late.noted);
@@ -93,7 +96,7 @@ impl World {
             next_id += 1;
             let operation = Operation::LeaseCheckpoint(noted.clone());
             live.noting = Some(Noting { request, noted, until: now + CLIENT_TIMEOUT });
-            said.push((request, command::encode(request, operation)));
+            said.push((request, command::encode(request, command::member(), operation)));
             self.report.leases_noted += 1;
         }
         self.next_id = next_id;
@@ -174,7 +177,7 @@ impl World {
         let Some(live) = self.live(node, life) else { return Ok(()) };
         let asked = if note {
             let operation = Operation::LeaseCheckpoint(whole(term, [lease]));
-            live.propose(id, command::encode(id, operation))
+            live.propose(id, command::encode(id, command::member(), operation))
         } else {
             live.mail.read(id).is_ok()
         };

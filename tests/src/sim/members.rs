@@ -259,7 +259,7 @@ impl World {
                 incarnation: Bytes::copy_from_slice(&incarnation.to_be_bytes()),
                 node_key: Bytes::new(),
             };
-            let data = command::encode(request, Operation::PublishMember(said));
+            let data = command::encode(request, command::member(), Operation::PublishMember(said));
             let proposal = Proposal { id: RequestId(request), kind: EntryKind::Normal, data };
             if let Some(live) = self.live(id, life) {
                 // If it finds no room, another one comes.

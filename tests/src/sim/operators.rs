@@ -203,7 +203,7 @@ impl World {
         self.next_id += 1;
         self.change_requests.insert(request);
         self.proposed.push((entry.planned_at, asked.change.change.clone()));
-        let data = command::encode(request, Operation::ChangeMember(*entry));
+        let data = command::encode(request, None, Operation::ChangeMember(*entry));
         let proposal = Proposal { id: RequestId(request), kind: EntryKind::ConfChange, data };
         self.after(PROPOSED, Event::ChangeEnds { node: id, life, request });
         let Some(live) = self.live(id, life) else { return Ok(()) };

@@ -1,5 +1,6 @@
 //! The store against a plain model, over a disk that loses and tears what was not synced.
 
+mod auth;
 mod damage;
 mod defragment;
 mod model;

@@ -7,7 +7,7 @@ use node_proto::etcdserverpb::{SnapshotRequest, SnapshotResponse};
 use tonic::Streaming;
 
 use super::*;
-use crate::etcd_file::{Consent, EtcdFile, EtcdFileError, HashCheck};
+use crate::etcd_file::{EtcdFile, EtcdFileError, HashCheck};
 
 const VALUE_BYTES: usize = 100_000;
 /// A test fails rather than waits for longer.
@@ -62,7 +62,7 @@ async fn a_snapshot_is_the_store_as_it_was_in_pieces_and_its_hash() {
     let mut file = EtcdFile::open(Cursor::new(whole), HashCheck::Required).unwrap();
     assert_eq!((file.summary().revision, file.summary().compacted), (revision - 1, -1));
     let mut records = 0;
-    let import = file.import(Consent::default()).unwrap();
+    let import = file.import().unwrap();
     import
         .each(|_, _| {
             records += 1;

@@ -80,7 +80,7 @@ fn what_the_api_refuses_is_not_taken_from_a_member_either() {
         (txn(["a", "a"]), false),
         (txn(["a", ""]), false),
     ] {
-        let data = command::encode(1, operation.clone());
+        let data = command::encode(1, None, operation.clone());
         let checked = check_proposal(&Entry { data, ..Entry::default() });
         assert_eq!(checked.is_ok(), is_taken, "{operation:?}: {checked:?}");
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_node::machine::Committed;
-use node_proto::command;
+use node_proto::command::{self, Said};
 
 use super::log_matching::hash;
 use crate::sim::Violation;
@@ -23,7 +23,7 @@ impl StateMachineSafety {
     pub fn observe(&mut self, member: u64, entry: &Committed) -> Result<(), Violation> {
         let position = entry.position;
         let found = (position.term, hash(&entry.data) ^ u64::from(entry.kind.number()));
-        if let Ok((request, _)) = command::decode(entry.data.clone())
+        if let Ok(Said { request_id: request, .. }) = command::decode(entry.data.clone())
             && !self.committed.contains_key(&position.index)
             && !self.requests.insert(request)
         {

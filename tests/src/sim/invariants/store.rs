@@ -35,6 +35,8 @@ pub fn header_revision(outcome: &Outcome) -> Option<i64> {
         | Response::LeasesNoted
         | Response::Published
         | Response::MembersChanged(_)
+        | Response::AuthChanged(_)
+        | Response::TokenAssigned { .. }
         | Response::TooLarge => return None,
     };
     header.as_ref().map(|header| header.revision)

@@ -102,7 +102,9 @@ impl Model {
             return false;
         }
         let mut changed_members = false;
-        match command::decode(entry.data.clone()) {
+        let said =
+            command::decode(entry.data.clone()).map(|said| (said.request_id, said.operation));
+        match said {
             Ok((_, Operation::ChangeMember(change))) => {
                 changed_members = self.members.change(index, change);
             }
@@ -165,6 +167,8 @@ impl Model {
             Operation::LeaseCheckpoint(noted) => self.note(&noted, at),
             Operation::Alarm(_)
             | Operation::MarkCorrupt(_)
+            | Operation::ChangeAuth(_)
+            | Operation::AssignToken(_)
             | Operation::PublishMember(_)
             | Operation::ChangeMember(_) => {
                 unreachable!("no simulated client asks for it")

@@ -1,0 +1,41 @@
+//! Users and roles, and tokens given to who has said a password.
+
+use node_proto::command::{AssignToken, AuthChange};
+
+use super::outcome::{ApplyError, Failure, Response};
+use super::txn::header;
+use crate::auth::AuthError;
+use crate::machine::Position;
+use crate::mvcc::Batch;
+
+pub(super) fn change(batch: &mut Batch<'_>, change: AuthChange) -> Result<Response, Failure> {
+    let mut auth = batch.auth().clone();
+    let forget = auth.change(change).map_err(ApplyError::Auth)?;
+    if auth != *batch.auth() {
+        batch.set_auth(auth);
+    }
+    batch.forget_tokens(forget);
+    Ok(Response::AuthChanged(header(batch.revision())))
+}
+
+/// Whoever looked at the password has to look again if users or roles have changed since.
+pub(super) fn assign_token(
+    batch: &mut Batch<'_>,
+    assign: &AssignToken,
+    at: Position,
+) -> Result<Response, Failure> {
+    let refused = |why| Err(ApplyError::Auth(why).into());
+    let auth = batch.auth();
+    if !auth.is_enabled() {
+        return refused(AuthError::NotEnabled);
+    }
+    if assign.revision != auth.revision() {
+        return refused(AuthError::OldRevision);
+    }
+    let has_password = auth.user(&assign.user).is_some_and(|user| user.hash().is_some());
+    let (true, Ok(secret)) = (has_password, <[u8; 32]>::try_from(&assign.secret[..])) else {
+        return refused(AuthError::Failed);
+    };
+    batch.assign_token(at.index, secret, &assign.user);
+    Ok(Response::TokenAssigned { header: header(batch.revision()), index: at.index })
+}

@@ -1,0 +1,226 @@
+//! Changes of users and roles, as etcd makes them (server/auth/store.go).
+
+use bytes::Bytes;
+use node_proto::authpb::Permission;
+use node_proto::command::AuthChange;
+use node_proto::musterpb::auth_change;
+
+use super::state::{AuthError, AuthState, MAX_BYTES, Permitted, ROOT, Role, User};
+
+/// What a change is, as an entry has it.
+pub type Change = auth_change::Change;
+
+/// A user's password, as an entry has it.
+pub use node_proto::musterpb::UserPassword as Password;
+
+/// Whose tokens prove nothing any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Forget {
+    /// Nobody's.
+    Nobody,
+    /// This user's.
+    User(String),
+    /// Everybody's.
+    All,
+}
+
+impl AuthState {
+    /// Makes a change, or says why not; then nothing has changed.
+    pub fn change(&mut self, change: AuthChange) -> Result<Forget, AuthError> {
+        let change = change.change.ok_or(AuthError::InvalidManagement)?;
+        let before = self.bytes;
+        let room = match &change {
+            Change::UserAdd(add) => add.name.len() + add.hash.len(),
+            Change::UserGrantRole(grant) => grant.role.len(),
+            Change::RoleAdd(add) => add.name.len(),
+            Change::RoleGrantPermission(grant) => {
+                grant.perm.as_ref().map_or(0, |perm| perm.key.len() + perm.range_end.len())
+            }
+            // These take what is there away, or put one hash in another's place.
+            Change::Enable(_)
+            | Change::Disable(_)
+            | Change::UserDelete(_)
+            | Change::UserChangePassword(_)
+            | Change::UserRevokeRole(_)
+            | Change::RoleDelete(_)
+            | Change::RoleRevokePermission(_) => 0,
+        };
+        if room > 0 && before + room > MAX_BYTES {
+            return Err(AuthError::NoRoom);
+        }
+        match change {
+            Change::Enable(_) => self.enable(),
+            Change::Disable(_) => Ok(self.disable()),
+            Change::UserAdd(add) => self.add_user(add),
+            Change::UserDelete(delete) => self.delete_user(delete.name),
+            Change::UserChangePassword(password) => self.change_password(password),
+            Change::UserGrantRole(grant) => self.grant_role(&grant.user, grant.role),
+            Change::UserRevokeRole(revoke) => self.revoke_role(&revoke.name, &revoke.role),
+            Change::RoleAdd(add) => self.add_role(add.name),
+            Change::RoleDelete(delete) => self.delete_role(&delete.role),
+            Change::RoleGrantPermission(grant) => self.grant_permission(grant.name, grant.perm),
+            Change::RoleRevokePermission(revoke) => {
+                self.revoke_permission(revoke.role, &revoke.key, &revoke.range_end)
+            }
+        }
+    }
+
+    fn changed(&mut self, forget: Forget) -> Result<Forget, AuthError> {
+        self.revision += 1;
+        Ok(forget)
+    }
+
+    /// Once more changes nothing, and so does not count as a change.
+    fn enable(&mut self) -> Result<Forget, AuthError> {
+        if !self.enabled {
+            let root = self.users.get(ROOT).ok_or(AuthError::NoRootUser)?;
+            if !root.permitted.is_root {
+                return Err(AuthError::NoRootRole);
+            }
+            self.enabled = true;
+        }
+        Ok(Forget::Nobody)
+    }
+
+    fn disable(&mut self) -> Forget {
+        if !self.enabled {
+            return Forget::Nobody;
+        }
+        self.enabled = false;
+        self.revision += 1;
+        Forget::All
+    }
+
+    fn add_user(&mut self, add: Password) -> Result<Forget, AuthError> {
+        if add.name.is_empty() {
+            return Err(AuthError::UserEmpty);
+        }
+        if self.users.contains_key(&add.name) {
+            return Err(AuthError::UserExists);
+        }
+        let hash = (!add.no_password).then_some(add.hash);
+        let user = User { hash, roles: Vec::new(), permitted: Permitted::default() };
+        self.put_user(add.name, user);
+        self.changed(Forget::Nobody)
+    }
+
+    fn delete_user(&mut self, name: String) -> Result<Forget, AuthError> {
+        if self.enabled && name == ROOT {
+            return Err(AuthError::InvalidManagement);
+        }
+        self.users.get(&name).ok_or(AuthError::UserNotFound)?;
+        self.remove_user(&name);
+        self.changed(Forget::User(name))
+    }
+
+    /// Who was added without a password gets none.
+    fn change_password(&mut self, password: Password) -> Result<Forget, AuthError> {
+        let user = self.users.get(&password.name).ok_or(AuthError::UserNotFound)?;
+        let hash = user.hash.is_some().then_some(password.hash);
+        let user = User { hash, ..User::clone(user) };
+        self.put_user(password.name.clone(), user);
+        self.changed(Forget::User(password.name))
+    }
+
+    /// The role `root` may be granted before there is one.
+    fn grant_role(&mut self, name: &str, role: String) -> Result<Forget, AuthError> {
+        let user = self.users.get(name).ok_or(AuthError::UserNotFound)?;
+        if role != ROOT && !self.roles.contains_key(&role) {
+            return Err(AuthError::RoleNotFound);
+        }
+        let Err(at) = user.roles.binary_search(&role) else { return Ok(Forget::Nobody) };
+        let mut user = User::clone(user);
+        user.roles.insert(at, role);
+        self.put_user(name.to_owned(), user);
+        self.changed(Forget::Nobody)
+    }
+
+    fn revoke_role(&mut self, name: &str, role: &str) -> Result<Forget, AuthError> {
+        if self.enabled && name == ROOT && role == ROOT {
+            return Err(AuthError::InvalidManagement);
+        }
+        let user = self.users.get(name).ok_or(AuthError::UserNotFound)?;
+        if !user.has_role(role) {
+            return Err(AuthError::RoleNotGranted);
+        }
+        self.put_user(name.to_owned(), without(user, role));
+        self.changed(Forget::Nobody)
+    }
+
+    fn add_role(&mut self, name: String) -> Result<Forget, AuthError> {
+        if name.is_empty() {
+            return Err(AuthError::RoleEmpty);
+        }
+        if self.roles.contains_key(&name) {
+            return Err(AuthError::RoleExists);
+        }
+        self.put_role(name, Role::default());
+        self.changed(Forget::Nobody)
+    }
+
+    fn delete_role(&mut self, name: &str) -> Result<Forget, AuthError> {
+        if self.enabled && name == ROOT {
+            return Err(AuthError::InvalidManagement);
+        }
+        self.roles.get(name).ok_or(AuthError::RoleNotFound)?;
+        self.remove_role(name);
+        let having = self.users.iter().filter(|(_, user)| user.has_role(name));
+        let having: Vec<_> = having.map(|(had, user)| (had.clone(), without(user, name))).collect();
+        for (had, user) in having {
+            self.put_user(had, user);
+        }
+        self.changed(Forget::Nobody)
+    }
+
+    fn grant_permission(
+        &mut self,
+        role: String,
+        granted: Option<Permission>,
+    ) -> Result<Forget, AuthError> {
+        let granted = granted.ok_or(AuthError::PermissionNotGiven)?;
+        if !is_range(&granted.key, &granted.range_end) {
+            return Err(AuthError::InvalidManagement);
+        }
+        let found = self.roles.get(&role).ok_or(AuthError::RoleNotFound)?;
+        let mut permissions = found.permissions.clone();
+        let same = |one: &&mut Permission| {
+            (&one.key, &one.range_end) == (&granted.key, &granted.range_end)
+        };
+        // etcd overlooks a range that another one of the same key comes before, and then has it twice.
+        if let Some(one) = permissions.iter_mut().find(same) {
+            one.perm_type = granted.perm_type;
+        } else {
+            permissions.push(granted);
+            permissions.sort_by(|a, b| a.key.cmp(&b.key));
+        }
+        self.put_role(role, Role { permissions });
+        self.changed(Forget::Nobody)
+    }
+
+    fn revoke_permission(
+        &mut self,
+        role: String,
+        key: &Bytes,
+        range_end: &Bytes,
+    ) -> Result<Forget, AuthError> {
+        let found = self.roles.get(&role).ok_or(AuthError::RoleNotFound)?;
+        let others = |one: &&Permission| (&one.key, &one.range_end) != (key, range_end);
+        let permissions: Vec<_> = found.permissions.iter().filter(others).cloned().collect();
+        if permissions.len() == found.permissions.len() {
+            return Err(AuthError::PermissionNotGranted);
+        }
+        self.put_role(role, Role { permissions });
+        self.changed(Forget::Nobody)
+    }
+}
+
+fn without(user: &User, role: &str) -> User {
+    let mut user = User::clone(user);
+    user.roles.retain(|one| one != role);
+    user
+}
+
+/// A key, a range that is not empty, or all from a key on.
+fn is_range(key: &Bytes, range_end: &Bytes) -> bool {
+    !key.is_empty() && (range_end.is_empty() || &range_end[..] == b"\0" || key < range_end)
+}

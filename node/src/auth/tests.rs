@@ -1,0 +1,467 @@
+//! What is permitted, said as an operator would say it.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+use node_proto::authpb::{Permission, permission::Type};
+use node_proto::command::AuthChange;
+use node_proto::etcdserverpb::request_op::Request;
+use node_proto::etcdserverpb::{
+    AuthDisableRequest, AuthEnableRequest, AuthRoleAddRequest, AuthRoleDeleteRequest,
+    AuthRoleGrantPermissionRequest, AuthRoleRevokePermissionRequest, AuthUserDeleteRequest,
+    AuthUserGrantRoleRequest, AuthUserRevokeRoleRequest, Compare, DeleteRangeRequest, PutRequest,
+    RangeRequest, RequestOp, TxnRequest, WatchCreateRequest,
+};
+
+use super::state::MAX_BYTES;
+use super::*;
+use crate::lease::{Lease, LeaseTable};
+
+const READ: Type = Type::Read;
+const WRITE: Type = Type::Write;
+
+fn bytes(text: &str) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
+
+/// What an operator says, one word after the other; ranges as `key..end`.
+fn change(words: &str) -> Change {
+    let words: Vec<&str> = words.split(' ').collect();
+    let text = |n: usize| words.get(n).copied().unwrap_or_default().to_owned();
+    let range = |n: usize| match text(n).split_once("..") {
+        Some((key, "")) => (bytes(key), Bytes::from_static(b"\0")),
+        Some((key, end)) => (bytes(key), bytes(end)),
+        None => (bytes(&text(n)), Bytes::new()),
+    };
+    let password = || Password { name: text(1), hash: bytes(&text(2)), no_password: false };
+    match words[0] {
+        "enable" => Change::Enable(AuthEnableRequest {}),
+        "disable" => Change::Disable(AuthDisableRequest {}),
+        "user" => Change::UserAdd(password()),
+        "certified" => Change::UserAdd(Password { no_password: true, ..password() }),
+        "password" => Change::UserChangePassword(password()),
+        "no-user" => Change::UserDelete(AuthUserDeleteRequest { name: text(1) }),
+        "give" => Change::UserGrantRole(AuthUserGrantRoleRequest { user: text(1), role: text(2) }),
+        "take" => {
+            Change::UserRevokeRole(AuthUserRevokeRoleRequest { name: text(1), role: text(2) })
+        }
+        "role" => Change::RoleAdd(AuthRoleAddRequest { name: text(1) }),
+        "no-role" => Change::RoleDelete(AuthRoleDeleteRequest { role: text(1) }),
+        "forbid" => {
+            let (key, range_end) = range(2);
+            let role = text(1);
+            Change::RoleRevokePermission(AuthRoleRevokePermissionRequest { role, key, range_end })
+        }
+        kind => {
+            let perm_type = match kind {
+                "read" => READ,
+                "write" => WRITE,
+                "both" => Type::Readwrite,
+                other => panic!("{other}?"),
+            };
+            let (key, range_end) = range(2);
+            let perm = Some(Permission { perm_type: perm_type.into(), key, range_end });
+            let name = text(1);
+            Change::RoleGrantPermission(AuthRoleGrantPermissionRequest { name, perm })
+        }
+    }
+}
+
+fn said(state: &mut AuthState, words: &str) -> Result<Forget, AuthError> {
+    state.change(AuthChange { change: Some(change(words)) })
+}
+
+fn with(all: &[&str]) -> AuthState {
+    let mut state = AuthState::default();
+    for words in all {
+        said(&mut state, words).unwrap_or_else(|why| panic!("{words}: {why}"));
+    }
+    state
+}
+
+/// Root, a user who may do little, one who may do nothing.
+fn three() -> AuthState {
+    with(&[
+        "user root r",
+        "role root",
+        "give root root",
+        "user some s",
+        "user none n",
+        "role little",
+        "read little a..c",
+        "read little r",
+        "write little w",
+        "both little b",
+        "give some little",
+        "enable",
+    ])
+}
+
+fn by(state: &AuthState, name: &str) -> Caller {
+    Caller::User { name: name.into(), revision: state.revision() }
+}
+
+fn may(state: &AuthState, caller: &Caller, access: Access<'_>) -> Result<(), AuthError> {
+    authorise(state, caller, access, &LeaseTable::default())
+}
+
+fn range(key: &str, end: &str) -> RangeRequest {
+    RangeRequest { key: bytes(key), range_end: bytes(end), ..RangeRequest::default() }
+}
+
+fn put(key: &str) -> PutRequest {
+    PutRequest { key: bytes(key), ..PutRequest::default() }
+}
+
+fn delete(key: &str, end: &str) -> DeleteRangeRequest {
+    DeleteRangeRequest { key: bytes(key), range_end: bytes(end), prev_kv: false }
+}
+
+fn txn(operations: Vec<Request>) -> TxnRequest {
+    let success = operations.into_iter().map(|one| RequestOp { request: Some(one) }).collect();
+    TxnRequest { success, ..TxnRequest::default() }
+}
+
+/// The same in the other branch, below as many transactions as `depth` says.
+fn buried(operation: Request, depth: usize) -> TxnRequest {
+    let mut inner = operation;
+    for _ in 0..depth {
+        let failure = vec![RequestOp { request: Some(inner) }];
+        inner = Request::RequestTxn(TxnRequest { failure, ..TxnRequest::default() });
+    }
+    TxnRequest { failure: vec![RequestOp { request: Some(inner) }], ..TxnRequest::default() }
+}
+
+#[test]
+fn changes_are_made_or_refused_as_etcd_does() {
+    use AuthError::{
+        InvalidManagement, NoRootRole, NoRootUser, PermissionNotGiven, PermissionNotGranted,
+        RoleEmpty, RoleExists, RoleNotFound, RoleNotGranted, UserEmpty, UserExists, UserNotFound,
+    };
+    let mut state = AuthState::default();
+    let nobody = || Ok(Forget::Nobody);
+    let forget = |name: &str| Ok(Forget::User(name.to_owned()));
+    let steps: Vec<(&str, Result<Forget, AuthError>, u64)> = vec![
+        ("enable", Err(NoRootUser), 1),
+        ("disable", nobody(), 1),
+        ("user root r", nobody(), 2),
+        ("enable", Err(NoRootRole), 2),
+        ("give root root", nobody(), 3),
+        ("give root root", nobody(), 3),
+        ("take root root", nobody(), 4),
+        ("give root other", Err(RoleNotFound), 4),
+        ("give other root", Err(UserNotFound), 4),
+        ("role root", nobody(), 5),
+        ("give root root", nobody(), 6),
+        ("user ", Err(UserEmpty), 6),
+        ("user root x", Err(UserExists), 6),
+        ("role ", Err(RoleEmpty), 6),
+        ("role root", Err(RoleExists), 6),
+        ("enable", nobody(), 6),
+        ("enable", nobody(), 6),
+        ("no-user root", Err(InvalidManagement), 6),
+        ("no-role root", Err(InvalidManagement), 6),
+        ("take root root", Err(InvalidManagement), 6),
+        ("user u p", nobody(), 7),
+        ("password u q", forget("u"), 8),
+        ("password v q", Err(UserNotFound), 8),
+        ("read r k", Err(RoleNotFound), 8),
+        ("role r", nobody(), 9),
+        ("read r ", Err(InvalidManagement), 9),
+        ("read r b..a", Err(InvalidManagement), 9),
+        ("read r a..a", Err(InvalidManagement), 9),
+        ("read r k", nobody(), 10),
+        ("read r z..", nobody(), 11),
+        ("forbid r k..z", Err(PermissionNotGranted), 11),
+        ("forbid q k", Err(RoleNotFound), 11),
+        ("forbid r k", nobody(), 12),
+        ("take u r", Err(RoleNotGranted), 12),
+        ("give u r", nobody(), 13),
+        ("no-role r", nobody(), 14),
+        ("take u r", Err(RoleNotGranted), 14),
+        ("no-role r", Err(RoleNotFound), 14),
+        ("no-user u", forget("u"), 15),
+        ("no-user u", Err(UserNotFound), 15),
+        ("disable", Ok(Forget::All), 16),
+        ("disable", nobody(), 16),
+        ("no-user root", forget("root"), 17),
+    ];
+    for (words, expected, revision) in steps {
+        let before = state.clone();
+        let done = said(&mut state, words);
+        assert_eq!((done.clone(), state.revision()), (expected, revision), "{words}");
+        if done.is_err() {
+            assert_eq!(state, before, "{words}");
+        }
+    }
+    let nothing = AuthRoleGrantPermissionRequest { name: "root".to_owned(), perm: None };
+    let nothing = AuthChange { change: Some(Change::RoleGrantPermission(nothing)) };
+    assert_eq!(state.change(nothing), Err(PermissionNotGiven));
+    assert_eq!(state.change(AuthChange { change: None }), Err(InvalidManagement));
+}
+
+#[test]
+fn a_permission_of_the_same_range_takes_the_other_ones_place() {
+    let mut state = with(&["role r", "read r k", "read r k..z", "write r a"]);
+    said(&mut state, "write r k..z").unwrap();
+    let shown: Vec<_> =
+        state.permissions("r").unwrap().into_iter().map(|one| (one.key, one.perm_type)).collect();
+    assert_eq!(shown, [(bytes("a"), 1), (bytes("k"), 0), (bytes("k"), 1)]);
+}
+
+#[test]
+fn rows_say_all_of_it_and_what_cannot_be_is_refused() {
+    let mut state = three();
+    said(&mut state, "certified host").unwrap();
+    let users: Vec<_> = state.user_rows().map(|(_, row)| row).collect();
+    let roles: Vec<_> = state.role_rows().map(|(_, row)| row).collect();
+    let again = AuthState::from_rows(true, state.revision(), users.clone(), roles.clone());
+    assert_eq!(again.as_ref(), Ok(&state));
+    assert_eq!(again.unwrap().bytes, state.bytes);
+    assert_eq!(state.user("host").unwrap().hash(), None);
+    for name in [Bytes::new(), Bytes::from_static(&[0xff])] {
+        let mut wrong = users.clone();
+        wrong[0].name = name;
+        assert!(AuthState::from_rows(true, 1, wrong, roles.clone()).is_err());
+    }
+}
+
+#[test]
+fn users_and_roles_have_so_much_room_and_no_more() {
+    let mut state = AuthState::default();
+    let long = "x".repeat(MAX_BYTES / 2);
+    said(&mut state, &format!("role {long}")).unwrap();
+    said(&mut state, "user u p").unwrap();
+    assert_eq!(said(&mut state, &format!("read {long} {long}")), Err(AuthError::NoRoom));
+    said(&mut state, &format!("role y{long}")).unwrap_err();
+    said(&mut state, &format!("no-role {long}")).unwrap();
+    said(&mut state, &format!("role y{long}")).unwrap();
+    said(&mut state, &format!("no-role y{long}")).unwrap();
+    said(&mut state, "no-user u").unwrap();
+    assert_eq!(state.bytes, 0);
+}
+
+#[test]
+fn without_authentication_everybody_may_do_everything() {
+    let state = with(&["user root r", "give root root"]);
+    for access in [Access::Root, Access::Known, Access::Leases, Access::Put(&put("k"))] {
+        assert_eq!(may(&state, &Caller::Nobody, access), Ok(()));
+    }
+}
+
+#[test]
+fn who_asks_decides_what_is_answered() {
+    use AuthError::{Denied, OldRevision, UserEmpty, UserNotFound};
+    let state = three();
+    let (read, write) = (range("a", ""), put("w"));
+    let old = Caller::User { name: "some".into(), revision: state.revision() - 1 };
+    let old_root = Caller::User { name: "root".into(), revision: state.revision() - 1 };
+    let accesses = [Access::Range(&read), Access::Put(&write), Access::Known, Access::Root];
+    let expected: [(Caller, [Result<(), AuthError>; 4]); 8] = [
+        (Caller::Nobody, [Err(UserEmpty); 4]),
+        (Caller::Member, [Ok(()); 4]),
+        (by(&state, "root"), [Ok(()); 4]),
+        (by(&state, "some"), [Ok(()), Ok(()), Ok(()), Err(Denied)]),
+        (by(&state, "none"), [Err(Denied), Err(Denied), Ok(()), Err(Denied)]),
+        (by(&state, "gone"), [Err(Denied), Err(Denied), Ok(()), Err(UserNotFound)]),
+        (old, [Err(OldRevision), Err(OldRevision), Ok(()), Err(Denied)]),
+        (old_root, [Err(OldRevision), Err(OldRevision), Ok(()), Ok(())]),
+    ];
+    for (caller, expected) in expected {
+        for (access, expected) in accesses.into_iter().zip(expected) {
+            assert_eq!(may(&state, &caller, access), expected, "{caller:?} {access:?}");
+        }
+        for open in [Access::Anybody, Access::Authenticate] {
+            assert_eq!(may(&state, &caller, open), Ok(()));
+        }
+    }
+}
+
+#[test]
+fn keys_are_read_and_written_as_far_as_roles_permit() {
+    let state = three();
+    let some = by(&state, "some");
+    let ranges = [
+        ("a", "", true),
+        ("a", "c", true),
+        ("a", "d", false),
+        ("a", "\0", false),
+        ("r", "", true),
+        ("r", "s", false),
+        ("w", "", false),
+        ("b", "", true),
+    ];
+    for (key, end, allowed) in ranges {
+        let (range, key, range_end) = (range(key, end), bytes(key), bytes(end));
+        let watch = WatchCreateRequest { key, range_end, ..WatchCreateRequest::default() };
+        for access in [Access::Range(&range), Access::Watch(&watch)] {
+            assert_eq!(may(&state, &some, access).is_ok(), allowed, "{access:?}");
+        }
+    }
+    for (key, allowed) in [("w", true), ("b", true), ("a", false), ("r", false), ("x", false)] {
+        let put = put(key);
+        assert_eq!(may(&state, &some, Access::Put(&put)).is_ok(), allowed, "{key}");
+    }
+    for (key, end, allowed) in
+        [("w", "", true), ("w", "x", false), ("b", "w", false), ("w", "\0", false)]
+    {
+        let delete = delete(key, end);
+        let done = may(&state, &some, Access::DeleteRange(&delete));
+        assert_eq!(done.is_ok(), allowed, "{key} {end}");
+    }
+}
+
+#[test]
+fn a_role_that_changes_changes_who_has_it() {
+    let mut state = three();
+    let asked = put("k");
+    let allowed = |state: &AuthState| may(state, &by(state, "some"), Access::Put(&asked)).is_ok();
+    for (words, after) in [
+        ("write little k", true),
+        ("read little k", false),
+        ("both little k", true),
+        ("forbid little k", false),
+        ("write little k..l", true),
+        ("take some little", false),
+        ("give some little", true),
+        ("no-role little", false),
+        ("role little", false),
+    ] {
+        said(&mut state, words).unwrap();
+        assert_eq!(allowed(&state), after, "{words}");
+    }
+}
+
+#[test]
+fn the_old_value_is_shown_to_who_may_read_it() {
+    let state = three();
+    let some = by(&state, "some");
+    for (key, allowed) in [("w", false), ("b", true)] {
+        let put = PutRequest { prev_kv: true, ..put(key) };
+        let delete = DeleteRangeRequest { prev_kv: true, ..delete(key, "") };
+        assert_eq!(may(&state, &some, Access::Put(&put)).is_ok(), allowed, "{key}");
+        assert_eq!(may(&state, &some, Access::DeleteRange(&delete)).is_ok(), allowed, "{key}");
+    }
+}
+
+#[test]
+fn nothing_hides_in_a_transaction() {
+    let state = three();
+    let some = by(&state, "some");
+    let with_previous = PutRequest { prev_kv: true, ..put("w") };
+    let deleted = DeleteRangeRequest { prev_kv: true, ..delete("w", "") };
+    let forbidden = [
+        Request::RequestRange(range("w", "")),
+        Request::RequestRange(range("a", "d")),
+        Request::RequestPut(put("a")),
+        Request::RequestPut(with_previous),
+        Request::RequestDeleteRange(delete("a", "")),
+        Request::RequestDeleteRange(delete("w", "\0")),
+        Request::RequestDeleteRange(deleted),
+    ];
+    for operation in forbidden {
+        for depth in 0..4 {
+            let hidden = buried(operation.clone(), depth);
+            let done = may(&state, &some, Access::Txn(&hidden));
+            assert_eq!(done, Err(AuthError::Denied), "{depth} {operation:?}");
+            assert_eq!(may(&state, &by(&state, "root"), Access::Txn(&hidden)), Ok(()));
+            assert_eq!(
+                may(&state, &Caller::Nobody, Access::Txn(&hidden)),
+                Err(AuthError::UserEmpty)
+            );
+        }
+    }
+    for depth in 0..4 {
+        let allowed = buried(Request::RequestPut(put("w")), depth);
+        assert_eq!(may(&state, &some, Access::Txn(&allowed)), Ok(()));
+    }
+    let guess = Compare { key: bytes("w"), ..Compare::default() };
+    let mut compared = txn(vec![Request::RequestPut(put("w"))]);
+    assert_eq!(may(&state, &some, Access::Txn(&compared)), Ok(()));
+    compared.compare.push(guess.clone());
+    assert_eq!(may(&state, &some, Access::Txn(&compared)), Err(AuthError::Denied));
+    let inner = TxnRequest { compare: vec![guess], ..TxnRequest::default() };
+    let nested = txn(vec![Request::RequestTxn(inner)]);
+    assert_eq!(may(&state, &some, Access::Txn(&nested)), Err(AuthError::Denied));
+    let empty = TxnRequest::default();
+    assert_eq!(may(&state, &Caller::Nobody, Access::Txn(&empty)), Err(AuthError::UserEmpty));
+    assert_eq!(may(&state, &some, Access::Txn(&empty)), Ok(()));
+}
+
+#[test]
+fn a_lease_is_as_much_ones_own_as_the_keys_that_are_attached_to_it() {
+    let state = three();
+    let (some, root) = (by(&state, "some"), by(&state, "root"));
+    let mut leases = LeaseTable::default();
+    for (id, keys) in [(1, ["w", "b"].as_slice()), (2, &["w", "a"]), (3, &[]), (4, &["r", "b"])] {
+        leases.restore(Lease { id, ttl: 10, left: 0, granted: 1 });
+        keys.iter().for_each(|key| leases.attach(key.as_bytes(), id));
+    }
+    fn asked(
+        (state, leases): (&AuthState, &LeaseTable),
+        caller: &Caller,
+        access: Access<'_>,
+    ) -> Result<(), AuthError> {
+        authorise(state, caller, access, leases)
+    }
+    let all = (&state, &leases);
+    let attached = |id| PutRequest { lease: id, ..put("w") };
+    // A key has one lease; `w` has come to the second, `b` to the fourth.
+    for (id, own, readable) in
+        [(1, true, true), (2, false, false), (3, true, true), (4, false, true), (9, true, true)]
+    {
+        let put = attached(id);
+        let hidden = buried(Request::RequestPut(put.clone()), 2);
+        for access in [
+            Access::LeaseRevoke(id),
+            Access::LeaseKeepAlive(id),
+            Access::Put(&put),
+            Access::Txn(&hidden),
+        ] {
+            assert_eq!(asked(all, &some, access).is_ok(), own, "{access:?}");
+            assert_eq!(asked(all, &root, access), Ok(()), "{access:?}");
+            assert_eq!(
+                asked(all, &Caller::Nobody, access),
+                Err(AuthError::UserEmpty),
+                "{access:?}"
+            );
+        }
+        assert_eq!(asked(all, &some, Access::LeaseKeys(id)).is_ok(), readable, "{id}");
+    }
+    assert_eq!(asked(all, &some, Access::Leases), Err(AuthError::Denied));
+    assert_eq!(asked(all, &root, Access::Leases), Ok(()));
+    assert_eq!(asked(all, &Caller::Nobody, Access::Leases), Err(AuthError::UserEmpty));
+}
+
+#[test]
+fn users_see_themselves_and_their_roles() {
+    let state = three();
+    let (some, none) = (by(&state, "some"), by(&state, "none"));
+    assert_eq!(may(&state, &some, Access::UserGet("some")), Ok(()));
+    assert_eq!(may(&state, &some, Access::UserGet("none")), Err(AuthError::Denied));
+    assert_eq!(may(&state, &some, Access::RoleGet("little")), Ok(()));
+    assert_eq!(may(&state, &none, Access::RoleGet("little")), Err(AuthError::Denied));
+    assert_eq!(may(&state, &some, Access::RoleGet("root")), Err(AuthError::Denied));
+    assert_eq!(may(&state, &Caller::Nobody, Access::UserGet("")), Err(AuthError::UserEmpty));
+    let root = by(&state, "root");
+    for access in [Access::UserGet("some"), Access::UserGet("who"), Access::RoleGet("what")] {
+        assert_eq!(may(&state, &root, access), Ok(()));
+    }
+}
+
+#[test]
+fn the_role_root_shows_everything() {
+    let state = three();
+    let all = state.permissions("root").unwrap();
+    assert_eq!((all.len(), &all[0].key[..], &all[0].range_end[..]), (1, &b""[..], &b"\0"[..]));
+    assert_eq!(state.permissions("nobody"), None);
+    let users: BTreeSet<_> = state.users().collect();
+    assert_eq!(users, ["none", "root", "some"].into());
+    assert_eq!(state.roles().collect::<Vec<_>>(), ["little", "root"]);
+}
+
+#[test]
+fn no_hash_is_shown_with_what_holds_it() {
+    let shown = format!("{:?}", with(&["user u canary"]));
+    assert!(shown.contains("\"u\"") && !shown.contains("canary"), "{shown}");
+}

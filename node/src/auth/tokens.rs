@@ -1,0 +1,220 @@
+//! Simple tokens: what a client shows after it has said its password once.
+//!
+//! A token is random letters and the number of the log entry that gave it. The entry has a hash of the
+//! letters, so that neither the log nor anybody's memory holds what a client shows. Every member knows
+//! every token that was given since it started, and keeps time for itself: a token lives for as long as
+//! it is used there.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ring::digest::{SHA256, digest};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use zeroize::Zeroizing;
+
+/// SHA-256 of a token's letters.
+pub type SecretHash = [u8; 32];
+
+/// Tokens that are known at a time; one more, and the oldest proves nothing.
+const MAX_TOKENS: usize = 100_000;
+/// Letters of a token: 91 bits.
+const LETTERS: usize = 16;
+const ALPHABET: &[u8; 52] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+/// The largest multiple of the alphabet's length in a byte: what lies above would favour some letters.
+const FAIR: u8 = 208;
+
+/// A token's letters, before its number is known.
+pub struct TokenSecret(Zeroizing<String>);
+
+impl TokenSecret {
+    /// A new one.
+    #[must_use]
+    pub fn random() -> Self {
+        let random = SystemRandom::new();
+        let mut letters = Zeroizing::new(String::with_capacity(LETTERS));
+        let mut bytes = Zeroizing::new([0; LETTERS]);
+        while letters.len() < LETTERS {
+            random.fill(&mut bytes[..]).expect("the kernel has random numbers");
+            let fair = bytes.iter().filter(|byte| **byte < FAIR);
+            let wanted = LETTERS - letters.len();
+            letters
+                .extend(fair.take(wanted).map(|byte| char::from(ALPHABET[usize::from(byte % 52)])));
+        }
+        Self(letters)
+    }
+
+    /// What the log knows of it.
+    #[must_use]
+    pub fn hash(&self) -> SecretHash {
+        hash(&self.0)
+    }
+
+    /// The token that the entry `index` gave.
+    #[must_use]
+    pub fn token(&self, index: u64) -> String {
+        format!("{}.{index}", self.0.as_str())
+    }
+}
+
+fn hash(letters: &str) -> SecretHash {
+    digest(&SHA256, letters.as_bytes()).as_ref().try_into().expect("a SHA-256 has 32 bytes")
+}
+
+/// The letters and the number of what may be a token.
+fn split(token: &str) -> Option<(&str, u64)> {
+    let (letters, index) = token.split_once('.')?;
+    let is_number = !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit());
+    Some((letters, is_number.then(|| index.parse().ok())??))
+}
+
+struct Token {
+    secret: SecretHash,
+    user: Arc<str>,
+    /// Begins with the first look at the clock after it was given.
+    until: Option<Duration>,
+}
+
+/// The tokens that a member knows, by the entries that gave them. Time is whatever clock the caller has
+/// that never goes back.
+#[derive(Default)]
+pub struct Tokens {
+    known: BTreeMap<u64, Token>,
+}
+
+impl Tokens {
+    /// The entry `index` gave a token to `user`.
+    pub fn assign(&mut self, index: u64, secret: SecretHash, user: Arc<str>) {
+        self.known.insert(index, Token { secret, user, until: None });
+        if self.known.len() > MAX_TOKENS {
+            self.known.pop_first();
+        }
+    }
+
+    /// Whose token it is; and it lives for `ttl` from now on.
+    pub fn find(&mut self, token: &str, now: Duration, ttl: Duration) -> Option<Arc<str>> {
+        let (letters, index) = split(token)?;
+        let found = self.known.get_mut(&index)?;
+        let is_over = found.until.is_some_and(|until| until <= now);
+        if is_over || found.secret != hash(letters) {
+            return None;
+        }
+        found.until = Some(now + ttl);
+        Some(found.user.clone())
+    }
+
+    /// Takes away what is over, and begins to count for what is new.
+    pub fn expire(&mut self, now: Duration, ttl: Duration) {
+        self.known.retain(|_, token| *token.until.get_or_insert(now + ttl) > now);
+    }
+
+    /// What this user has been given proves nothing any more.
+    pub fn forget(&mut self, user: &str) {
+        self.known.retain(|_, token| &*token.user != user);
+    }
+
+    /// Nothing that anybody has been given does.
+    pub fn clear(&mut self) {
+        self.known.clear();
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+}
+
+/// How many, and not which.
+impl std::fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokens").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(300);
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn given(tokens: &mut Tokens, index: u64, user: &str) -> String {
+        let secret = TokenSecret::random();
+        tokens.assign(index, secret.hash(), user.into());
+        secret.token(index)
+    }
+
+    #[test]
+    fn a_token_is_letters_and_the_number_of_its_entry() {
+        let token = TokenSecret::random().token(81);
+        let (letters, index) = token.split_once('.').unwrap();
+        assert_eq!((letters.len(), index), (16, "81"));
+        assert!(letters.bytes().all(|letter| letter.is_ascii_alphabetic()), "{letters}");
+        assert_ne!(token, TokenSecret::random().token(81));
+        assert_eq!(split(&token), Some((letters, 81)));
+        for none in
+            ["", "abc", "abc.", "abc.x", "abc.+1", "abc.1.2", ".", "abc.99999999999999999999"]
+        {
+            assert_eq!(split(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_its_users_and_nothing_else_is() {
+        let mut tokens = Tokens::default();
+        let (a, b) = (given(&mut tokens, 5, "a"), given(&mut tokens, 6, "b"));
+        assert_eq!(tokens.find(&a, at(0), TTL).as_deref(), Some("a"));
+        assert_eq!(tokens.find(&b, at(0), TTL).as_deref(), Some("b"));
+        let letters = a.split_once('.').unwrap().0;
+        for other in [format!("{letters}.6"), format!("{letters}.7"), letters.to_owned()] {
+            assert_eq!(tokens.find(&other, at(0), TTL), None, "{other}");
+        }
+        let mut wrong = a.clone().into_bytes();
+        wrong[0] = if wrong[0] == b'a' { b'b' } else { b'a' };
+        assert_eq!(tokens.find(std::str::from_utf8(&wrong).unwrap(), at(0), TTL), None);
+    }
+
+    #[test]
+    fn a_token_lives_for_as_long_as_it_is_used() {
+        let mut tokens = Tokens::default();
+        let (used, unused) = (given(&mut tokens, 5, "a"), given(&mut tokens, 6, "a"));
+        tokens.expire(at(10), TTL);
+        assert!(tokens.find(&used, at(309), TTL).is_some());
+        assert!(tokens.find(&unused, at(310), TTL).is_none(), "also before it is taken away");
+        tokens.expire(at(310), TTL);
+        assert_eq!(tokens.len(), 1);
+        assert!(tokens.find(&used, at(608), TTL).is_some());
+        tokens.expire(at(908), TTL);
+        assert!(tokens.is_empty());
+    }
+
+    #[test]
+    fn tokens_are_forgotten_with_their_user() {
+        let mut tokens = Tokens::default();
+        let (a, b) = (given(&mut tokens, 5, "a"), given(&mut tokens, 6, "b"));
+        tokens.forget("a");
+        assert!(tokens.find(&a, at(0), TTL).is_none() && tokens.find(&b, at(0), TTL).is_some());
+        tokens.clear();
+        assert!(tokens.find(&b, at(0), TTL).is_none());
+    }
+
+    #[test]
+    fn there_are_only_so_many_and_the_oldest_goes() {
+        let mut tokens = Tokens::default();
+        for index in 0..=MAX_TOKENS as u64 {
+            tokens.assign(index, [0; 32], "a".into());
+        }
+        assert_eq!(tokens.len(), MAX_TOKENS);
+        assert!(!tokens.known.contains_key(&0) && tokens.known.contains_key(&1));
+    }
+}

@@ -1,0 +1,244 @@
+//! Auth: users, roles, and who says a password gets a token.
+
+use std::sync::Arc;
+
+use node_proto::authpb::UserAddOptions;
+use node_proto::command::{AssignToken, AuthChange, Operation};
+use node_proto::etcdserverpb::auth_server;
+use node_proto::etcdserverpb::{
+    AuthDisableRequest, AuthDisableResponse, AuthEnableRequest, AuthEnableResponse,
+    AuthRoleAddRequest, AuthRoleAddResponse, AuthRoleDeleteRequest, AuthRoleDeleteResponse,
+    AuthRoleGetRequest, AuthRoleGetResponse, AuthRoleGrantPermissionRequest,
+    AuthRoleGrantPermissionResponse, AuthRoleListRequest, AuthRoleListResponse,
+    AuthRoleRevokePermissionRequest, AuthRoleRevokePermissionResponse, AuthStatusRequest,
+    AuthStatusResponse, AuthUserAddRequest, AuthUserAddResponse, AuthUserChangePasswordRequest,
+    AuthUserChangePasswordResponse, AuthUserDeleteRequest, AuthUserDeleteResponse,
+    AuthUserGetRequest, AuthUserGetResponse, AuthUserGrantRoleRequest, AuthUserGrantRoleResponse,
+    AuthUserListRequest, AuthUserListResponse, AuthUserRevokeRoleRequest,
+    AuthUserRevokeRoleResponse, AuthenticateRequest, AuthenticateResponse, ResponseHeader,
+};
+use tokio::time::Instant;
+use tonic::{Request, Status};
+use zeroize::Zeroizing;
+
+use super::ask::Ask;
+use super::context::{Context, Held, header};
+use super::error::Error;
+use super::metrics::Method;
+use super::passwords::Passwords;
+use crate::apply::Response;
+use crate::auth::{Change, Password, TokenSecret};
+use crate::mvcc::View;
+
+type Answer<T> = Result<tonic::Response<T>, Status>;
+
+pub(super) struct Auth {
+    context: Arc<Context>,
+    passwords: Passwords,
+}
+
+impl Auth {
+    pub(super) fn new(context: Arc<Context>) -> Self {
+        let passwords = Passwords::new(context.limits.bcrypt_cost);
+        Self { context, passwords }
+    }
+
+    /// Puts a change through consensus; the header of its answer.
+    async fn change(&self, change: Change, held: &Held) -> Result<Option<ResponseHeader>, Error> {
+        let change = AuthChange { change: Some(change) };
+        match self.context.carry_out_for(held, Operation::ChangeAuth(change)).await? {
+            Response::AuthChanged(header) => Ok(header),
+            other => unreachable!("apply answers a change of users in kind, not with {other:?}"),
+        }
+    }
+
+    /// What everybody who is asked shows alike: as it was after the request came.
+    async fn look(&self, request: &impl Ask, held: &Held) -> Result<Arc<View>, Error> {
+        self.context.barrier(false).await?;
+        let view = self.context.store.view();
+        self.context.may(held.who(), &view, request.access())?;
+        Ok(view)
+    }
+
+    /// The password goes no further than here: what is proposed is its hash.
+    async fn hashed(
+        &self,
+        name: String,
+        password: String,
+        options: Option<UserAddOptions>,
+    ) -> Result<Password, Error> {
+        let password = Zeroizing::new(password);
+        if options.is_some_and(|options| options.no_password) {
+            return Ok(Password { name, no_password: true, ..Password::default() });
+        }
+        let hash = self.passwords.hash(password).await?.into();
+        Ok(Password { name, hash, no_password: false })
+    }
+
+    async fn authenticate(
+        &self,
+        request: AuthenticateRequest,
+    ) -> Result<AuthenticateResponse, Error> {
+        let AuthenticateRequest { name, password } = request;
+        let password = Zeroizing::new(password);
+        let deadline = self.context.deadline();
+        self.context.barrier(false).await?;
+        loop {
+            let view = self.context.store.view();
+            let auth = view.auth();
+            if !auth.is_enabled() {
+                return Err(Error::AuthNotEnabled);
+            }
+            let (user, revision) = (auth.user(&name), auth.revision());
+            if user.is_some_and(|user| user.hash().is_none()) {
+                return Err(Error::NoPasswordUser);
+            }
+            let hash = user.and_then(|user| user.hash().cloned());
+            // Its pages of the file can be used again meanwhile.
+            drop(view);
+            if !self.passwords.verify(password.clone(), hash).await? {
+                tracing::warn!(user = ?name, "somebody gave a wrong user name or password");
+                return Err(Error::AuthFailed);
+            }
+            let secret = TokenSecret::random();
+            let (user, hash) = (name.clone(), secret.hash());
+            let assign = AssignToken { user, revision, secret: hash.to_vec().into() };
+            match self.context.carry_out(Operation::AssignToken(assign)).await {
+                Ok(Response::TokenAssigned { header, index }) => {
+                    return Ok(AuthenticateResponse { header, token: secret.token(index) });
+                }
+                Ok(other) => unreachable!("apply answers for a token in kind, not with {other:?}"),
+                // It may have been the password that has changed.
+                Err(Error::AuthOldRevision) if Instant::now() < deadline => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn status(
+        &self,
+        request: AuthStatusRequest,
+        held: &Held,
+    ) -> Result<AuthStatusResponse, Error> {
+        let view = self.look(&request, held).await?;
+        let (enabled, auth_revision) = (view.auth().is_enabled(), view.auth().revision());
+        Ok(AuthStatusResponse { header: header(view.revision()), enabled, auth_revision })
+    }
+
+    async fn user_get(
+        &self,
+        request: AuthUserGetRequest,
+        held: &Held,
+    ) -> Result<AuthUserGetResponse, Error> {
+        let view = self.look(&request, held).await?;
+        let user = view.auth().user(&request.name).ok_or(Error::UserNotFound)?;
+        Ok(AuthUserGetResponse { header: header(view.revision()), roles: user.roles().to_vec() })
+    }
+
+    async fn user_list(
+        &self,
+        request: AuthUserListRequest,
+        held: &Held,
+    ) -> Result<AuthUserListResponse, Error> {
+        let view = self.look(&request, held).await?;
+        let users = view.auth().users().map(str::to_owned).collect();
+        Ok(AuthUserListResponse { header: header(view.revision()), users })
+    }
+
+    async fn role_get(
+        &self,
+        request: AuthRoleGetRequest,
+        held: &Held,
+    ) -> Result<AuthRoleGetResponse, Error> {
+        let view = self.look(&request, held).await?;
+        let perm = view.auth().permissions(&request.role).ok_or(Error::RoleNotFound)?;
+        Ok(AuthRoleGetResponse { header: header(view.revision()), perm })
+    }
+
+    async fn role_list(
+        &self,
+        request: AuthRoleListRequest,
+        held: &Held,
+    ) -> Result<AuthRoleListResponse, Error> {
+        let view = self.look(&request, held).await?;
+        let roles = view.auth().roles().map(str::to_owned).collect();
+        Ok(AuthRoleListResponse { header: header(view.revision()), roles })
+    }
+}
+
+/// A method that is one change, and answers with nothing but a header.
+macro_rules! changes {
+    ($($method:ident: $counted:ident, $request:ident => $answer:ident, |$asked:pat_param, $this:pat_param| $change:expr;)*) => {
+        #[tonic::async_trait]
+        impl auth_server::Auth for Auth {
+            $(async fn $method(&self, request: Request<$request>) -> Answer<$answer> {
+                let $this = self;
+                let work = async |$asked: $request, held: &mut Held| {
+                    let header = self.change($change, held).await?;
+                    Ok::<_, Error>($answer { header })
+                };
+                self.context.call(Method::$counted, request, work).await
+            })*
+
+            async fn auth_status(&self, request: Request<AuthStatusRequest>) -> Answer<AuthStatusResponse> {
+                let work = async |request, held: &mut Held| self.status(request, held).await;
+                self.context.call(Method::AuthStatus, request, work).await
+            }
+
+            async fn authenticate(&self, request: Request<AuthenticateRequest>) -> Answer<AuthenticateResponse> {
+                let work = async |request, _: &mut Held| self.authenticate(request).await;
+                self.context.call(Method::Authenticate, request, work).await
+            }
+
+            async fn user_get(&self, request: Request<AuthUserGetRequest>) -> Answer<AuthUserGetResponse> {
+                let work = async |request, held: &mut Held| self.user_get(request, held).await;
+                self.context.call(Method::UserGet, request, work).await
+            }
+
+            async fn user_list(&self, request: Request<AuthUserListRequest>) -> Answer<AuthUserListResponse> {
+                let work = async |request, held: &mut Held| self.user_list(request, held).await;
+                self.context.call(Method::UserList, request, work).await
+            }
+
+            async fn role_get(&self, request: Request<AuthRoleGetRequest>) -> Answer<AuthRoleGetResponse> {
+                let work = async |request, held: &mut Held| self.role_get(request, held).await;
+                self.context.call(Method::RoleGet, request, work).await
+            }
+
+            async fn role_list(&self, request: Request<AuthRoleListRequest>) -> Answer<AuthRoleListResponse> {
+                let work = async |request, held: &mut Held| self.role_list(request, held).await;
+                self.context.call(Method::RoleList, request, work).await
+            }
+        }
+    };
+}
+
+changes! {
+    auth_enable: AuthEnable, AuthEnableRequest => AuthEnableResponse,
+        |asked, _| Change::Enable(asked);
+    auth_disable: AuthDisable, AuthDisableRequest => AuthDisableResponse,
+        |asked, _| Change::Disable(asked);
+    user_add: UserAdd, AuthUserAddRequest => AuthUserAddResponse,
+        |asked, this| Change::UserAdd(
+            this.hashed(asked.name, asked.password, asked.options).await?);
+    user_delete: UserDelete, AuthUserDeleteRequest => AuthUserDeleteResponse,
+        |asked, _| Change::UserDelete(asked);
+    user_change_password: UserChangePassword,
+        AuthUserChangePasswordRequest => AuthUserChangePasswordResponse,
+        |asked, this| Change::UserChangePassword(
+            this.hashed(asked.name, asked.password, None).await?);
+    user_grant_role: UserGrantRole, AuthUserGrantRoleRequest => AuthUserGrantRoleResponse,
+        |asked, _| Change::UserGrantRole(asked);
+    user_revoke_role: UserRevokeRole, AuthUserRevokeRoleRequest => AuthUserRevokeRoleResponse,
+        |asked, _| Change::UserRevokeRole(asked);
+    role_add: RoleAdd, AuthRoleAddRequest => AuthRoleAddResponse,
+        |asked, _| Change::RoleAdd(asked);
+    role_delete: RoleDelete, AuthRoleDeleteRequest => AuthRoleDeleteResponse,
+        |asked, _| Change::RoleDelete(asked);
+    role_grant_permission: RoleGrantPermission,
+        AuthRoleGrantPermissionRequest => AuthRoleGrantPermissionResponse,
+        |asked, _| Change::RoleGrantPermission(asked);
+    role_revoke_permission: RoleRevokePermission,
+        AuthRoleRevokePermissionRequest => AuthRoleRevokePermissionResponse,
+        |asked, _| Change::RoleRevokePermission(asked);
+}

@@ -1,0 +1,422 @@
+//! Who may do what, over the wire: each method, each kind of caller.
+
+use node_proto::authpb::{Permission, permission::Type};
+use node_proto::etcdserverpb::auth_client::AuthClient;
+use node_proto::etcdserverpb::cluster_client::ClusterClient;
+use node_proto::etcdserverpb::lease_client::LeaseClient;
+use node_proto::etcdserverpb::{
+    AuthDisableRequest, AuthEnableRequest, AuthRoleAddRequest, AuthRoleGrantPermissionRequest,
+    AuthStatusRequest, AuthUserAddRequest, AuthUserChangePasswordRequest, AuthUserDeleteRequest,
+    AuthUserGrantRoleRequest, AuthenticateRequest, LeaseGrantRequest, LeaseKeepAliveRequest,
+    LeaseRevokeRequest, LeaseTimeToLiveRequest, MemberAddRequest,
+};
+use tonic::Request;
+use tonic::metadata::MetadataValue;
+use tonic_prost::ProstCodec;
+use zeroize::Zeroizing;
+
+use super::*;
+use crate::auth::Access;
+use crate::rpc::Method;
+use crate::rpc::access::Who;
+
+mod lines;
+
+/// What a caller is told.
+type Told = (Code, String);
+
+fn refused(code: Code, text: &str) -> Told {
+    (code, format!("etcdserver: {text}"))
+}
+
+fn empty() -> Told {
+    refused(Code::InvalidArgument, "user name is empty")
+}
+
+fn denied() -> Told {
+    refused(Code::PermissionDenied, "permission denied")
+}
+
+fn invalid() -> Told {
+    refused(Code::Unauthenticated, "invalid auth token")
+}
+
+/// With a token, if there is one.
+fn by<T>(token: Option<&str>, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    if let Some(token) = token {
+        request.metadata_mut().insert("token", MetadataValue::try_from(token).unwrap());
+    }
+    request
+}
+
+fn result<T>(answer: Result<T, Status>) -> Result<T, Told> {
+    answer.map_err(|status| (status.code(), status.message().to_owned()))
+}
+
+impl Node {
+    fn auth(&self) -> AuthClient<Channel> {
+        AuthClient::new(self.channel.clone())
+    }
+
+    async fn token(&self, name: &str, password: &str) -> Result<String, Told> {
+        let (name, password) = (name.to_owned(), password.to_owned());
+        let answer = self.auth().authenticate(AuthenticateRequest { name, password }).await;
+        result(answer).map(|answer| answer.into_inner().token)
+    }
+
+    async fn add_user(&self, root: Option<&str>, name: &str) {
+        let (user, password) = (name.to_owned(), format!("pw-{name}"));
+        let add = AuthUserAddRequest { name: user, password, ..Default::default() };
+        self.auth().user_add(by(root, add)).await.unwrap();
+    }
+
+    async fn give(&self, root: Option<&str>, user: &str, role: &str) {
+        let (user, role) = (user.to_owned(), role.to_owned());
+        let grant = AuthUserGrantRoleRequest { user, role };
+        self.auth().user_grant_role(by(root, grant)).await.unwrap();
+    }
+
+    async fn allow(&self, root: Option<&str>, role: &str, kind: Type, key: &str) {
+        self.allow_range(root, role, kind, (key, "")).await;
+    }
+
+    async fn allow_range(
+        &self,
+        root: Option<&str>,
+        role: &str,
+        kind: Type,
+        (key, range_end): (&str, &str),
+    ) {
+        let (key, range_end) = (bytes(key), bytes(range_end));
+        let perm = Some(Permission { perm_type: kind.into(), key, range_end });
+        let grant = AuthRoleGrantPermissionRequest { name: role.to_owned(), perm };
+        self.auth().role_grant_permission(by(root, grant)).await.unwrap();
+    }
+
+    /// With users `root`, `some`, who may read `r`, write `w` and both `b`, and `none`; their tokens.
+    async fn with_users() -> (Self, [String; 3]) {
+        let node = Self::start().await;
+        for name in ["root", "some", "none"] {
+            node.add_user(None, name).await;
+        }
+        node.give(None, "root", "root").await;
+        let role = AuthRoleAddRequest { name: "little".to_owned() };
+        node.auth().role_add(role).await.unwrap();
+        for (kind, key) in [(Type::Read, "r"), (Type::Write, "w"), (Type::Readwrite, "b")] {
+            node.allow(None, "little", kind, key).await;
+        }
+        node.give(None, "some", "little").await;
+        for key in ["r", "w", "b", "x"] {
+            node.put(key, "old").await;
+        }
+        node.auth().auth_enable(AuthEnableRequest {}).await.unwrap();
+        let mut tokens = Vec::new();
+        for name in ["root", "some", "none"] {
+            tokens.push(node.token(name, &format!("pw-{name}")).await.unwrap());
+        }
+        (node, tokens.try_into().unwrap())
+    }
+
+    /// A method of any service, asked with nothing in the request.
+    async fn ask(&self, method: Method, token: Option<&str>) -> Result<(), Told> {
+        let (service, name, kind) = method.labels();
+        let path = format!("/{service}/{name}").parse().unwrap();
+        let mut grpc = tonic::client::Grpc::new(self.channel.clone());
+        grpc.ready().await.unwrap();
+        let codec = ProstCodec::<(), ()>::default();
+        result(match kind {
+            "unary" => grpc.unary(by(token, ()), path, codec).await.map(|_| ()),
+            _ => {
+                let asked = by(token, all_of([()]));
+                match grpc.streaming(asked, path, codec).await {
+                    Ok(answer) => answer.into_inner().message().await.map(|_| ()),
+                    Err(status) => Err(status),
+                }
+            }
+        })
+    }
+}
+
+fn all_of<T: Send + 'static, const N: usize>(
+    all: [T; N],
+) -> impl futures_util::Stream<Item = T> + Send + 'static {
+    futures_util::stream::iter(all)
+}
+
+/// Locks and elections pass on no code.
+fn as_told_by(method: Method, (code, text): Told) -> Told {
+    let (service, ..) = method.labels();
+    (if service.starts_with("v3") { Code::Unknown } else { code }, text)
+}
+
+/// Whether anybody, and then a user without a role, may have this done. What is refused for what it says
+/// has tests of its own; to watch needs a request that says something.
+fn expected(method: Method) -> Option<(bool, bool)> {
+    Some(match method {
+        Method::Range | Method::Put | Method::DeleteRange | Method::MemberAdd | Method::Watch => {
+            return None;
+        }
+        Method::Proclaim | Method::Resign => return None,
+        // It says no key, which is found out when what it needs is looked at.
+        Method::Unlock => (false, true),
+        Method::AuthStatus | Method::Authenticate => (true, true),
+        Method::LeaseGrant
+        | Method::LeaseRevoke
+        | Method::LeaseKeepAlive
+        | Method::LeaseTimeToLive
+        | Method::LeaseLeases
+        | Method::MemberList
+        | Method::Status
+        // To see them: the request says nothing else.
+        | Method::Alarm => (false, true),
+        // Of a role and a user without a name; a transaction that does nothing.
+        Method::UserGet | Method::RoleGet => (false, false),
+        Method::Txn => (false, true),
+        _ => (false, false),
+    })
+}
+
+#[tokio::test]
+async fn every_method_is_for_those_whom_it_is_for() {
+    let (node, [_, _, none]) = Node::with_users().await;
+    for method in Method::ALL.iter().copied() {
+        let Some((anybody, user)) = expected(method) else { continue };
+        let told = |told: Told| Err(as_told_by(method, told));
+        let wrong = node.ask(method, Some("abcdefghijklmnop.7")).await;
+        if method == Method::Authenticate {
+            assert_ne!(wrong, told(invalid()), "{method:?}");
+        } else {
+            assert_eq!(wrong, told(invalid()), "{method:?}");
+        }
+        let nobody = node.ask(method, None).await;
+        assert_eq!(nobody != told(empty()), anybody, "{method:?}: {nobody:?}");
+        let asked = node.ask(method, Some(&none)).await;
+        assert_eq!(asked != told(denied()), user, "{method:?}: {asked:?}");
+        let known = ![told(empty()), told(invalid())].contains(&asked);
+        assert!(known, "{method:?}: {asked:?}");
+    }
+}
+
+#[tokio::test]
+async fn keys_are_for_who_may_read_or_write_them() {
+    let (node, [root, some, none]) = Node::with_users().await;
+    let mut kv = node.kv();
+    // Who, which key, whether it may be read, and written.
+    for (who, key, reads, writes) in [
+        (&root, "x", true, true),
+        (&some, "r", true, false),
+        (&some, "w", false, true),
+        (&some, "b", true, true),
+        (&some, "x", false, false),
+        (&none, "b", false, false),
+    ] {
+        let who = Some(who.as_str());
+        for serializable in [false, true] {
+            let request = RangeRequest { serializable, ..range(key) };
+            let read = result(kv.range(by(who, request)).await).map(|_| ());
+            assert_eq!(read, if reads { Ok(()) } else { Err(denied()) }, "{key}");
+        }
+        let written = result(kv.put(by(who, put(key, "new"))).await).map(|_| ());
+        assert_eq!(written, if writes { Ok(()) } else { Err(denied()) }, "{key}");
+        let all = PutRequest { prev_kv: true, ..put(key, "new") };
+        let written = result(kv.put(by(who, all)).await).map(|_| ());
+        assert_eq!(written, if reads && writes { Ok(()) } else { Err(denied()) }, "{key}");
+    }
+    let wide = RangeRequest { range_end: Bytes::from_static(b"\0"), ..range("b") };
+    assert_eq!(result(kv.range(by(Some(&some), wide)).await).map(|_| ()), Err(denied()));
+    assert_eq!(result(kv.range(range("r")).await).map(|_| ()), Err(empty()));
+    assert_eq!(result(kv.put(put("w", "v")).await).map(|_| ()), Err(empty()));
+    // What a request says is looked at first.
+    let none = result(kv.put(put("", "v")).await).map(|_| ());
+    assert_eq!(none, Err(refused(Code::InvalidArgument, "key is not provided")));
+    let mut cluster = ClusterClient::new(node.channel.clone());
+    let add = MemberAddRequest { peer_ur_ls: vec!["http://x:1".to_owned()], is_learner: true };
+    assert_eq!(result(cluster.member_add(add.clone()).await).map(|_| ()), Err(empty()));
+    assert_eq!(result(cluster.member_add(by(Some(&some), add)).await).map(|_| ()), Err(denied()));
+}
+
+#[tokio::test]
+async fn what_a_transaction_hides_is_refused_whole() {
+    let (node, [_, some, _]) = Node::with_users().await;
+    let previous = PutRequest { prev_kv: true, ..put("w", "v") };
+    let key = |key: &str| Bytes::copy_from_slice(key.as_bytes());
+    let delete =
+        |of: &str, prev_kv| DeleteRangeRequest { key: key(of), range_end: Bytes::new(), prev_kv };
+    for forbidden in [
+        Op::RequestRange(range("x")),
+        Op::RequestPut(put("x", "v")),
+        Op::RequestPut(previous),
+        Op::RequestDeleteRange(delete("x", false)),
+        Op::RequestDeleteRange(delete("w", true)),
+    ] {
+        let mut inner = forbidden;
+        for depth in 0..3 {
+            let failure = vec![RequestOp { request: Some(inner) }];
+            let success = vec![RequestOp { request: Some(Op::RequestPut(put("b", "v"))) }];
+            let hidden = TxnRequest { success, failure, ..TxnRequest::default() };
+            let asked = node.kv().txn(by(Some(&some), hidden.clone())).await;
+            assert_eq!(result(asked).map(|_| ()), Err(denied()), "{depth}: {hidden:?}");
+            inner = Op::RequestTxn(hidden);
+        }
+    }
+    let success = vec![RequestOp { request: Some(Op::RequestRange(range("b"))) }];
+    let read = TxnRequest { success, ..TxnRequest::default() };
+    let got = node.kv().txn(by(Some(&some), read)).await.unwrap().into_inner();
+    assert!(format!("{got:?}").contains("old"), "nothing was changed: {got:?}");
+}
+
+#[tokio::test]
+async fn a_watch_sees_what_its_client_may_read_and_no_more() {
+    let (node, [_, some, none]) = Node::with_users().await;
+    let create = |key: &str, end: &'static [u8]| {
+        let (key, range_end) = (Bytes::copy_from_slice(key.as_bytes()), Bytes::from_static(end));
+        let create = WatchCreateRequest { key, range_end, ..WatchCreateRequest::default() };
+        WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) }
+    };
+    let told = async |token: Option<&str>, request: WatchRequest| {
+        let mut watch = WatchClient::new(node.channel.clone());
+        let (sender, requests) = mpsc::channel(1);
+        sender.send(request).await.unwrap();
+        let requests = until_dropped(requests);
+        let mut answers = watch.watch(by(token, requests)).await.unwrap().into_inner();
+        let answer = answers.message().await.unwrap().unwrap();
+        assert!(answer.created);
+        (answer.canceled, answer.watch_id, answer.cancel_reason)
+    };
+    let (some, none) = (Some(some.as_str()), Some(none.as_str()));
+    assert_eq!(told(some, create("r", b"")).await, (false, 0, String::new()));
+    let denied = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
+    // A key that may be read opens nothing behind it.
+    for (who, key, end) in [
+        (some, "r", b"\0".as_slice()),
+        (some, "r", b"s"),
+        (some, "w", b""),
+        (none, "r", b""),
+        (some, "", b"\0"),
+    ] {
+        assert_eq!(told(who, create(key, end)).await, (true, -1, denied.to_owned()), "{key}");
+    }
+    let empty = "rpc error: code = InvalidArgument desc = etcdserver: user name is empty";
+    assert_eq!(told(None, create("r", b"")).await, (true, -1, empty.to_owned()));
+    let invalid = "rpc error: code = Unauthenticated desc = etcdserver: invalid auth token";
+    assert_eq!(told(Some("x.1"), create("r", b"")).await, (true, -1, invalid.to_owned()));
+}
+
+#[tokio::test]
+async fn a_lease_with_others_keys_is_left_alone() {
+    let (node, [root, some, none]) = Node::with_users().await;
+    let mut leases = LeaseClient::new(node.channel.clone());
+    for id in [1, 2] {
+        leases.lease_grant(by(Some(&none), LeaseGrantRequest { id, ttl: 1_000 })).await.unwrap();
+    }
+    for (lease, key) in [(1, "x"), (2, "w")] {
+        node.kv().put(by(Some(&root), PutRequest { lease, ..put(key, "v") })).await.unwrap();
+    }
+    let some = Some(some.as_str());
+    let attach = PutRequest { lease: 1, ..put("b", "v") };
+    assert_eq!(result(node.kv().put(by(some, attach)).await).map(|_| ()), Err(denied()));
+    let mut keep_alive = async |token, id| {
+        let wishes = all_of([LeaseKeepAliveRequest { id }]);
+        let mut answers = leases.lease_keep_alive(by(token, wishes)).await.unwrap().into_inner();
+        result(answers.message().await).map(|answer| answer.unwrap().ttl)
+    };
+    assert_eq!(keep_alive(some, 1).await, Err(denied()));
+    assert_eq!(keep_alive(some, 2).await, Ok(1_000));
+    assert_eq!(keep_alive(some, 3).await, Ok(0));
+    assert_eq!(keep_alive(Some(&root), 1).await, Ok(1_000));
+    let mut leases = LeaseClient::new(node.channel.clone());
+    for (id, keys, allowed) in [(1, true, false), (1, false, true), (2, true, false)] {
+        let asked = by(some, LeaseTimeToLiveRequest { id, keys });
+        assert_eq!(result(leases.lease_time_to_live(asked).await).is_ok(), allowed, "{id} {keys}");
+    }
+    let revoke = |id| LeaseRevokeRequest { id };
+    let ended = result(leases.lease_revoke(by(some, revoke(1))).await).map(|_| ());
+    assert_eq!(ended, Err(denied()));
+    leases.lease_revoke(by(some, revoke(2))).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_token_is_good_until_its_user_changes() {
+    let (node, [root, some, none]) = Node::with_users().await;
+    let failed =
+        refused(Code::InvalidArgument, "authentication failed, invalid user ID or password");
+    for (name, password) in [("some", "x"), ("some", ""), ("who", "pw-some"), ("", "")] {
+        assert_eq!(node.token(name, password).await, Err(failed.clone()), "{name}");
+    }
+    let read = async |token: &str| {
+        let asked = node.kv().range(by(Some(token), range("b"))).await;
+        result(asked).map(|_| ())
+    };
+    let other = node.token("some", "pw-some").await.unwrap();
+    assert_eq!((read(&some).await, read(&other).await), (Ok(()), Ok(())));
+    let (name, password) = ("some".to_owned(), "new".to_owned());
+    let change = AuthUserChangePasswordRequest { name, password, ..Default::default() };
+    node.auth().user_change_password(by(Some(&root), change)).await.unwrap();
+    assert_eq!((read(&some).await, read(&other).await), (Err(invalid()), Err(invalid())));
+    assert_eq!(node.token("some", "pw-some").await, Err(failed.clone()));
+    let again = node.token("some", "new").await.unwrap();
+    assert_eq!(read(&again).await, Ok(()));
+    // As a bearer token, where HTTP has it.
+    let mut request = Request::new(range("b"));
+    let bearer = MetadataValue::try_from(format!("Bearer {again}")).unwrap();
+    request.metadata_mut().insert("authorization", bearer);
+    node.kv().range(request).await.unwrap();
+    let delete = AuthUserDeleteRequest { name: "some".to_owned() };
+    node.auth().user_delete(by(Some(&root), delete)).await.unwrap();
+    assert_eq!(read(&again).await, Err(invalid()));
+    assert_eq!(read(&none).await, Err(denied()), "another user's is as good as it was");
+    node.auth().auth_disable(by(Some(&root), AuthDisableRequest {})).await.unwrap();
+    assert_eq!(read("anything").await, Ok(()), "nobody is asked any more");
+    let text = "authentication is not enabled";
+    assert_eq!(node.token("root", "pw-root").await, Err(refused(Code::FailedPrecondition, text)));
+    let status = node.auth().auth_status(AuthStatusRequest {}).await.unwrap().into_inner();
+    assert_eq!((status.enabled, status.auth_revision), (false, 13));
+    node.auth().auth_enable(AuthEnableRequest {}).await.unwrap();
+    assert_eq!(read(&root).await, Err(invalid()), "tokens ended with what they were for");
+}
+
+#[tokio::test]
+async fn a_token_that_nobody_uses_ends() {
+    let limits = Limits { auth_token_ttl: Duration::from_millis(300), ..Limits::default() };
+    let node = Node::start_with(limits).await;
+    node.add_user(None, "root").await;
+    node.give(None, "root", "root").await;
+    node.auth().auth_enable(AuthEnableRequest {}).await.unwrap();
+    let token = node.token("root", "pw-root").await.unwrap();
+    let mut wait = Duration::from_millis(100);
+    loop {
+        tokio::time::sleep(wait).await;
+        match result(node.kv().range(by(Some(&token), range("k"))).await) {
+            Ok(_) => wait *= 2,
+            Err(told) => return assert_eq!(told, invalid()),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_token_counts_before_a_certificate_and_either_by_what_its_user_may() {
+    let (node, [root, _, none]) = Node::with_users().await;
+    let may = async |token: Option<&str>, name: Option<&str>, access: Access<'_>| {
+        let token = token.map(|token| Zeroizing::new(token.to_owned()));
+        let who = Who::Client { token, name: name.map(Into::into) };
+        node.context.permit(&who, access, false).await.map(|_| ())
+    };
+    let root_key = range("x");
+    let (key, all) = (Access::Range(&root_key), Access::Root);
+    for (token, name, told) in [
+        (None, Some("root"), (Ok(()), Ok(()))),
+        (None, Some("some"), (Err(Error::PermissionDenied), Err(Error::PermissionDenied))),
+        (None, Some("who"), (Err(Error::PermissionDenied), Err(Error::UserNotFound))),
+        (None, Some(""), (Err(Error::PermissionDenied), Err(Error::UserEmpty))),
+        (None, None, (Err(Error::UserEmpty), Err(Error::UserEmpty))),
+        (Some(&*root), Some("some"), (Ok(()), Ok(()))),
+        (Some(&none), Some("root"), (Err(Error::PermissionDenied), Err(Error::PermissionDenied))),
+        (Some("x.1"), Some("root"), (Err(Error::InvalidAuthToken), Err(Error::InvalidAuthToken))),
+    ] {
+        assert_eq!((may(token, name, key).await, may(token, name, all).await), told, "{name:?}");
+    }
+    // Whoever has a certificate is somebody.
+    assert_eq!(may(None, Some("who"), Access::Known).await, Ok(()));
+    assert_eq!(may(None, None, Access::Known).await, Err(Error::UserEmpty));
+}

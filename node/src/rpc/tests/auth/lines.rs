@@ -1,0 +1,163 @@
+//! Locks and elections of users: what they ask of keys is judged as if the client had asked it.
+
+use node_proto::etcdserverpb::AuthUserRevokeRoleRequest;
+use node_proto::v3electionpb::election_client::ElectionClient;
+use node_proto::v3electionpb::{
+    CampaignRequest, LeaderKey, LeaderRequest, ProclaimRequest, ResignRequest,
+};
+use node_proto::v3lockpb::lock_client::LockClient;
+use node_proto::v3lockpb::{LockRequest, UnlockRequest};
+
+use super::*;
+
+/// `some` may do everything below `e`, read below `f`, write below `g`, and has one key below `h`.
+async fn with_lines() -> (Node, [String; 3]) {
+    let (node, tokens) = Node::with_users().await;
+    let root = Some(tokens[0].as_str());
+    for (kind, from, to) in [
+        (Type::Readwrite, "e/", "e0"),
+        (Type::Read, "f/", "f0"),
+        (Type::Write, "g/", "g0"),
+        (Type::Readwrite, "h/1", ""),
+    ] {
+        node.allow_range(root, "little", kind, (from, to)).await;
+    }
+    let mut leases = LeaseClient::new(node.channel.clone());
+    for id in [1, 2] {
+        leases.lease_grant(by(root, LeaseGrantRequest { id, ttl: 1_000 })).await.unwrap();
+    }
+    (node, tokens)
+}
+
+/// As these services say it.
+fn unknown((_, text): Told) -> Told {
+    (Code::Unknown, text)
+}
+
+impl Node {
+    fn elections(&self) -> ElectionClient<Channel> {
+        ElectionClient::new(self.channel.clone())
+    }
+
+    async fn lock(&self, token: Option<&str>, name: &str, lease: i64) -> Result<(), Told> {
+        let asked = by(token, LockRequest { name: bytes(name), lease });
+        result(LockClient::new(self.channel.clone()).lock(asked).await).map(|_| ())
+    }
+
+    async fn unlock(&self, token: &str, key: &str) -> Result<(), Told> {
+        let asked = by(Some(token), UnlockRequest { key: bytes(key) });
+        result(LockClient::new(self.channel.clone()).unlock(asked).await).map(|_| ())
+    }
+
+    async fn campaign(&self, token: Option<&str>, name: &str) -> Result<LeaderKey, Told> {
+        let campaign = CampaignRequest { name: bytes(name), lease: 1, value: bytes("v") };
+        let won = result(self.elections().campaign(by(token, campaign)).await)?;
+        Ok(won.into_inner().leader.unwrap())
+    }
+
+    async fn leader(&self, token: &str, name: &str) -> Result<(), Told> {
+        let asked = by(Some(token), LeaderRequest { name: bytes(name) });
+        result(self.elections().leader(asked).await).map(|_| ())
+    }
+
+    async fn observe(&self, token: &str, name: &str) -> Result<Bytes, Told> {
+        let asked = by(Some(token), LeaderRequest { name: bytes(name) });
+        let mut seen = self.elections().observe(asked).await.unwrap().into_inner();
+        let seen = result(seen.message().await)?.unwrap();
+        Ok(seen.kv.unwrap().key)
+    }
+
+    /// The revision, and whether a key is there, as `root` sees it.
+    async fn sees(&self, root: &str, key: &str) -> (i64, bool) {
+        let found = self.kv().range(by(Some(root), range(key))).await.unwrap().into_inner();
+        (found.header.unwrap().revision, !found.kvs.is_empty())
+    }
+
+    async fn until(&self, root: &str, key: &str, there: bool) {
+        while self.sees(root, key).await.1 != there {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_may_not_read_and_write_below_a_name_gets_no_place_in_its_line() {
+    let (node, [root, some, none]) = with_lines().await;
+    let (before, _) = node.sees(&root, "e/1").await;
+    let wrong = "abcdefghijklmnop.7";
+    for (token, name, refused) in [
+        (None, "e", empty()),
+        (Some(wrong), "e", invalid()),
+        (Some(&*none), "e", denied()),
+        (Some(&some), "f", denied()),
+        (Some(&some), "g", denied()),
+        (Some(&some), "h", denied()),
+        (Some(&some), "x", denied()),
+    ] {
+        let refused = unknown(refused);
+        assert_eq!(node.lock(token, name, 1).await, Err(refused.clone()), "{name}");
+        assert_eq!(node.campaign(token, name).await, Err(refused), "{name}");
+    }
+    assert_eq!(node.sees(&root, "e/1").await, (before, false), "nothing was written");
+    node.lock(Some(&some), "e", 1).await.unwrap();
+    assert_eq!(node.unlock(&none, "e/1").await, Err(unknown(denied())));
+    assert!(node.sees(&root, "e/1").await.1);
+    node.unlock(&some, "e/1").await.unwrap();
+    assert!(!node.sees(&root, "e/1").await.1);
+}
+
+#[tokio::test]
+async fn an_election_is_for_who_may_read_and_write_below_its_name() {
+    let (node, [root, some, none]) = with_lines().await;
+    let leader = node.campaign(Some(&some), "e").await.unwrap();
+    assert_eq!(node.observe(&some, "e").await, Ok(bytes("e/1")));
+    assert_eq!(node.observe(&none, "e").await, Err(unknown(denied())));
+    assert_eq!(node.leader(&some, "e").await, Ok(()));
+    assert_eq!(node.leader(&none, "e").await, Err(unknown(denied())));
+    let nobody = (Code::Unknown, "election: no leader".to_owned());
+    assert_eq!(node.leader(&some, "f").await, Err(nobody), "it may be read");
+    let say = |leader: Option<LeaderKey>| ProclaimRequest { leader, value: bytes("said") };
+    let told = node.elections().proclaim(by(Some(&none), say(Some(leader.clone())))).await;
+    assert_eq!(result(told).map(|_| ()), Err(unknown(denied())));
+    // Whose place it is has to be said first, whoever asks.
+    let whose = (Code::Unknown, "\"leader\" field must be provided".to_owned());
+    for token in [None, Some("x.1"), Some(&*some)] {
+        let told = node.elections().proclaim(by(token, say(None))).await;
+        assert_eq!(result(told).map(|_| ()), Err(whose.clone()));
+        let told = node.elections().resign(by(token, ResignRequest { leader: None })).await;
+        assert_eq!(result(told).map(|_| ()), Err(whose.clone()));
+    }
+    node.elections().proclaim(by(Some(&some), say(Some(leader.clone())))).await.unwrap();
+    let resign = ResignRequest { leader: Some(leader) };
+    let told = node.elections().resign(by(Some(&none), resign.clone())).await;
+    assert_eq!(result(told).map(|_| ()), Err(unknown(denied())));
+    assert!(node.sees(&root, "e/1").await.1);
+    node.elections().resign(by(Some(&some), resign)).await.unwrap();
+    assert!(!node.sees(&root, "e/1").await.1);
+}
+
+#[tokio::test]
+async fn who_loses_the_role_or_the_token_while_waiting_loses_the_place() {
+    for (change, refused) in [(true, denied()), (false, invalid())] {
+        let (node, [root, some, _]) = with_lines().await;
+        node.lock(Some(&some), "e", 1).await.unwrap();
+        let second = by(Some(&some), LockRequest { name: bytes("e"), lease: 2 });
+        let mut locks = LockClient::new(node.channel.clone());
+        let waiting = tokio::spawn(async move { result(locks.lock(second).await).map(|_| ()) });
+        node.until(&root, "e/2", true).await;
+        let (name, role) = ("some".to_owned(), "little".to_owned());
+        if change {
+            let revoke = AuthUserRevokeRoleRequest { name, role };
+            node.auth().user_revoke_role(by(Some(&root), revoke)).await.unwrap();
+        } else {
+            let password = "new".to_owned();
+            let change = AuthUserChangePasswordRequest { name, password, ..Default::default() };
+            node.auth().user_change_password(by(Some(&root), change)).await.unwrap();
+        }
+        assert!(!waiting.is_finished(), "it is not looked at before there is something to do");
+        node.unlock(&root, "e/1").await.unwrap();
+        assert_eq!(waiting.await.unwrap(), Err(unknown(refused)));
+        // By the member itself: the user could not any more.
+        node.until(&root, "e/2", false).await;
+    }
+}
