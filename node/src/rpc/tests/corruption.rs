@@ -14,6 +14,11 @@ async fn observe(node: &Node) -> Result<tonic::Response<Streaming<LeaderResponse
     line::elections(node).observe(LeaderRequest::default()).await
 }
 
+/// What has to come, unless a stream that should end goes on for ever.
+async fn soon<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), what).await.expect("it does not end")
+}
+
 #[tokio::test]
 async fn a_member_whose_data_was_found_to_be_wrong_serves_none_of_it() {
     let node = line::with_leases(&[5, 6]).await;
@@ -36,17 +41,19 @@ async fn a_member_whose_data_was_found_to_be_wrong_serves_none_of_it() {
     node.put("k", "v").await;
 
     maintenance.alarm(request(1, MEMBER)).await.unwrap();
-    let ended = loop {
-        match watching.responses.message().await {
-            Ok(Some(_)) => {}
-            ended => break ended,
+    let end = async {
+        loop {
+            match watching.responses.message().await {
+                Ok(Some(_)) => {}
+                ended => break ended,
+            }
         }
     };
-    assert_eq!(told(ended), corrupt);
+    assert_eq!(told(soon(end).await), corrupt);
     // Of these two etcd's clients get no code (see `Refusal`).
     let unknown = (Code::Unknown, corrupt.1.clone());
-    assert_eq!(told(waiting.await.unwrap()), unknown);
-    assert_eq!(told(observing.message().await), corrupt);
+    assert_eq!(told(soon(waiting).await.unwrap()), unknown);
+    assert_eq!(told(soon(observing.message()).await), corrupt);
     for serializable in [false, true] {
         let read = RangeRequest { serializable, ..range("k") };
         assert_eq!(told(node.kv().range(read).await), corrupt);
