@@ -8,3 +8,4 @@ mod orders;
 mod running;
 mod tickets;
 mod upgrade;
+mod users;

@@ -1,0 +1,59 @@
+//! Where users have to say who they are: an agent is the user whom its member's certificate names.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::harness::{Agent, Etcdctl, Network};
+
+use crate::running::{LIMIT, Running};
+
+/// The common name of the certificate in `file`.
+fn name_in(file: &std::path::Path) -> Result<String> {
+    let args = ["x509", "-noout", "-subject", "-nameopt", "multiline,utf8", "-in"];
+    let output = Command::new("openssl").args(args).arg(file).output().context("openssl")?;
+    let text = String::from_utf8(output.stdout)?;
+    let name = text.lines().find_map(|line| line.trim().strip_prefix("commonName"));
+    let name = name.with_context(|| format!("a name in {}: {text}", file.display()))?;
+    Ok(name.trim_start_matches([' ', '=']).to_owned())
+}
+
+/// Makes the agent's user, who may do everything; its name.
+fn make_user(etcdctl: &Etcdctl, agent: &Agent) -> Result<String> {
+    let name = name_in(&agent.data_dir.join("agent/tls/client.crt"))?;
+    etcdctl.run(&["user", "add", &name, "--no-password"])?;
+    etcdctl.run(&["user", "grant-role", &name, "root"])?;
+    Ok(name)
+}
+
+#[test]
+fn agents_change_members_as_the_users_whom_their_certificates_name() -> Result<()> {
+    let running = Running::start(Network::loopback(4), 3, None)?;
+    let etcdctl = running.etcdctl()?;
+    let admin = name_in(&etcdctl.credentials().join("client.crt"))?;
+    for user in ["root", admin.as_str()] {
+        etcdctl.run(&["user", "add", user, "--no-password"])?;
+        etcdctl.run(&["user", "grant-role", user, "root"])?;
+    }
+    etcdctl.run(&["auth", "enable"])?;
+    // An agent whom nobody knows sees the members, and changes nothing.
+    let first = &running.agents[0];
+    running.member_done(first, &["list"])?;
+    let told = running.member(first, &["remove", &running.name(&running.agents[2])?])?;
+    let text = String::from_utf8_lossy(&told.stderr).into_owned();
+    ensure!(!told.status.success() && text.contains("user name not found"), "{text}");
+    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    let users: Result<BTreeSet<String>> =
+        running.agents.iter().map(|agent| make_user(&etcdctl, agent)).collect();
+    let users = users?;
+    ensure!(users.iter().eq(["muster:1", "muster:2", "muster:3"]), "{users:?}");
+    // A ticket is carried out by the leader's agent; the newcomer reads a key of Muster's before it begins.
+    let mut newcomer = running.newcomer(3, &[])?;
+    newcomer.wait_for_output("permission denied", LIMIT)?;
+    make_user(&etcdctl, &newcomer)?;
+    running.wait_voter(&newcomer, 4)?;
+    // And what a person does at a member's host is done as that host's agent.
+    running.member_done(&running.agents[1], &["remove", &running.name(&newcomer)?])?;
+    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    Ok(())
+}
