@@ -14,6 +14,8 @@ pub const NEWEST: &str = "v3.7.3";
 /// What an upgrade to the newest begins with.
 const BEFORE: &str = "v3.6.16";
 const SERVER: &str = "go.etcd.io/etcd/server/v3";
+/// Its clients' tool.
+const CLIENT: &str = "go.etcd.io/etcd/etcdctl/v3";
 /// Its tool for files and directories.
 const TOOL: &str = "go.etcd.io/etcd/etcdutl/v3";
 /// The Debian package's.
@@ -57,7 +59,17 @@ struct Program {
 /// The Debian package's, 3.4, for a test that is skipped without it.
 #[must_use]
 pub fn oldest() -> Option<PathBuf> {
-    let path = PathBuf::from(INSTALLED);
+    installed(INSTALLED)
+}
+
+/// Its `etcdctl`.
+#[must_use]
+pub fn oldest_etcdctl() -> Option<PathBuf> {
+    installed("/usr/bin/etcdctl")
+}
+
+fn installed(path: &str) -> Option<PathBuf> {
+    let path = PathBuf::from(path);
     if path.exists() {
         return Some(path);
     }
@@ -77,6 +89,13 @@ pub fn newest(work: &Path) -> Option<PathBuf> {
 pub fn before(work: &Path) -> Option<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
     Program { version: BEFORE, module: SERVER, name: "etcd" }.once(&BUILT, work)
+}
+
+/// Its `etcdctl`, beside it.
+#[must_use]
+pub fn newest_etcdctl(work: &Path) -> Option<PathBuf> {
+    static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
+    Program { version: NEWEST, module: CLIENT, name: "etcdctl" }.once(&BUILT, work)
 }
 
 /// Its `etcdutl`, beside it.

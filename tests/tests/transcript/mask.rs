@@ -1,0 +1,85 @@
+//! What two clusters can't have in common.
+
+/// What stands before a number or an id that is masked.
+const LABELS: [&str; 13] = [
+    "\"raft_term\":",
+    "\"RaftTerm\" : ",
+    "\"raftTerm\":",
+    "\"cluster_id\":",
+    "\"member_id\":",
+    "\"ID\":",
+    "\"ClusterID\" : ",
+    "\"MemberID\" : ",
+    "\"leader\":",
+    "\"raftIndex\":",
+    "\"raftAppliedIndex\":",
+    "\"dbSize\":",
+    "\"dbSizeInUse\":",
+];
+/// Ids have 16 hexadecimal digits, or up to 20 decimal ones; shorter ones are rare.
+const ID_DIGITS: usize = 13;
+const TIME_UNITS: [&str; 3] = ["ms", "µs", "s"];
+
+pub(crate) fn masked(text: &str, address: &str) -> String {
+    let mut text: String = text.replace(address, "HOST").split_inclusive('\n').map(said).collect();
+    for label in LABELS {
+        text = after(&text, label);
+    }
+    words(&text)
+}
+
+/// Of what the client's own log says, the server's refusal.
+fn said(line: &str) -> &str {
+    match (line.starts_with("{\"level\":"), line.find("\"error\":")) {
+        (false, _) => line,
+        (true, Some(at)) => &line[at..],
+        (true, None) => "",
+    }
+}
+
+/// The text with the number or the id after each label left out.
+fn after(text: &str, label: &str) -> String {
+    let mut parts = text.split(label);
+    let mut masked = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|c: char| !c.is_alphanumeric() && c != '"').unwrap_or(part.len());
+        masked.push_str(label);
+        masked.push('~');
+        masked.push_str(&part[end..]);
+    }
+    masked
+}
+
+/// The text without ids and times.
+fn words(text: &str) -> String {
+    let mut masked = String::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let is_word = |c: char| c.is_alphanumeric() || c == '.';
+        let word = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
+        masked.push_str(match &rest[..word] {
+            id if id.len() >= ID_DIGITS && id.bytes().all(|b| b.is_ascii_hexdigit()) => "ID",
+            time if is_time(time) => "TIME",
+            word => word,
+        });
+        let next = word + rest[word..].find(is_word).unwrap_or(rest.len() - word);
+        masked.push_str(&rest[word..next]);
+        rest = &rest[next..];
+    }
+    masked
+}
+
+fn is_time(word: &str) -> bool {
+    let number = TIME_UNITS.iter().find_map(|unit| word.strip_suffix(unit));
+    number.is_some_and(|number| number.parse::<f64>().is_ok())
+}
+
+#[test]
+fn ids_and_times_are_masked_and_nothing_else() {
+    let text = "{\"ID\":12428976124636271536,\"raft_term\":2},k1 abc [8e9e05c52164694d] http://127.1.2.3:1";
+    let expected = "{\"ID\":~,\"raft_term\":~},k1 abc [ID] http://HOST:1";
+    assert_eq!(masked(text, "127.1.2.3"), expected);
+    assert_eq!(masked("took = 1.5ms, 3s. 7 s", "x"), "took = TIME, 3s. 7 s");
+    let log = "{\"level\":\"warn\",\"ts\":1,\"error\":\"code = 3\"}\nError: so\n{\"level\":1}\n";
+    assert_eq!(masked(log, "x"), "\"error\":\"code = 3\"}\nError: so\n");
+}
