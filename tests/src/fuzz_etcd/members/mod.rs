@@ -68,14 +68,14 @@ pub async fn run(
         tokio::join!(Side::start(etcd, &dirs[0], members), Side::start(node, &dirs[1], members))
     };
     let (etcd, node) = timeout(PATIENCE, began).await.context("the clusters do not begin")?;
+    let mut rng = Rng::new(seed);
     let mut run = Run {
         sides: [etcd?, node?],
-        known: Known::new(members),
+        known: Known::new(members, rng.chance(500)),
         other_ids: Instant::now(),
         healthy: Instant::now() + HEALTHY,
         report: Report::default(),
     };
-    let mut rng = Rng::new(seed);
     for number in 1..=requests {
         let call = Draw { rng: &mut rng, known: &run.known }.call();
         let [etcd, node] = run

@@ -4,7 +4,9 @@
 //! everything, here it begins as a learner), peer URLs that are none in an update (etcd commits them, and
 //! some end the server at its next start), those with a query (etcd takes them, and never reaches anybody
 //! there), other URLs than its own for a member that runs (nobody would reach it),
-//! and whatever would cost a cluster its quorum.
+//! whatever would cost a cluster its quorum, and both a URL that is somebody else's in an update and a
+//! member that is started again: etcd judges what it has refused once more when it replays its log, by who
+//! is a member then, and takes the URL if that one is gone.
 
 use crate::sim::rng::Rng;
 
@@ -54,13 +56,15 @@ pub(super) struct Member {
 pub(super) struct Known {
     pub(super) members: Vec<Member>,
     may_start: bool,
+    /// Members are started again, or updates name URLs of others.
+    starts_again: bool,
 }
 
 /// Places where a member can listen.
 pub(super) const PLACES: usize = 12;
 
 impl Known {
-    pub(super) fn new(members: usize) -> Self {
+    pub(super) fn new(members: usize, starts_again: bool) -> Self {
         let member = |place| Member {
             urls: vec![Url::Place(place)],
             is_learner: false,
@@ -68,7 +72,8 @@ impl Known {
             runs: true,
             is_gone: false,
         };
-        Self { members: (0..members).map(member).collect(), may_start: members > 1 }
+        let (members, may_start) = ((0..members).map(member).collect(), members > 1);
+        Self { members, may_start, starts_again }
     }
 
     /// Where the next one can listen.
@@ -242,7 +247,7 @@ impl Draw<'_> {
                 member.is_gone
                     || !member.has_started
                     || *urls == member.urls
-                    || urls.iter().any(taken)
+                    || (!known.starts_again && urls.iter().any(taken))
             }
             Call::Remove { who: Who::Member(number), at } => {
                 // Who is asked may hear of its own end first.
@@ -253,7 +258,11 @@ impl Draw<'_> {
                 known.may_start
                     && !member.is_gone
                     && !member.runs
-                    && (member.has_started || member.urls == [Url::Place(*number)])
+                    && if member.has_started {
+                        known.starts_again
+                    } else {
+                        member.urls == [Url::Place(*number)]
+                    }
             }
             Call::Stop(number) => {
                 let member = &known.members[*number];

@@ -68,7 +68,7 @@ impl Side {
             Ok((0..members).map(id).collect::<Option<Vec<_>>>())
         })
         .await?;
-        side.settle(&Known::new(members)).await?;
+        side.settle(&Known::new(members, true)).await?;
         Ok(side)
     }
 
