@@ -9,6 +9,7 @@ pub mod corruption;
 pub mod disk;
 pub mod driver;
 pub mod etcd_file;
+mod gateway;
 mod http;
 pub mod identity;
 pub mod lease;

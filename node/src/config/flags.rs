@@ -116,8 +116,7 @@ pub(super) static FLAGS: &[Flag] = &[
         .ignored("sockets are bound exclusively"),
     flag(MEMBER, "socket-reuse-address", Bool, "false", "", "Set SO_REUSEADDR.")
         .ignored("it is always set"),
-    flag(MEMBER, "enable-grpc-gateway", Bool, "true", "", "Serve the JSON gateway.")
-        .ignored("there is no JSON gateway yet"),
+    flag(MEMBER, "enable-grpc-gateway", Bool, "true", "", "Serve the API as JSON, too, at /v3/."),
     flag(MEMBER, "raft-read-timeout", Duration, "5s", "TIME", "Read time-out of peer streams.")
         .ignored("silent peer streams are closed after 5 s"),
     flag(MEMBER, "raft-write-timeout", Duration, "5s", "TIME", "Write time-out of peer streams.")

@@ -232,6 +232,8 @@ pub struct Config {
     pub max_request_bytes: u32,
     /// `--max-concurrent-streams`
     pub max_concurrent_streams: u32,
+    /// `--enable-grpc-gateway`
+    pub grpc_gateway: bool,
     /// `--grpc-keepalive-interval`
     pub keepalive_interval: Duration,
     /// `--grpc-keepalive-timeout`

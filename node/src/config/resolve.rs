@@ -61,6 +61,7 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         max_txn_ops: uint32(low, "max-txn-ops"),
         max_request_bytes: uint32(low, "max-request-bytes"),
         max_concurrent_streams: uint32(low, "max-concurrent-streams"),
+        grpc_gateway: boolean(low, "enable-grpc-gateway"),
         keepalive_interval: time(low, "grpc-keepalive-interval"),
         keepalive_timeout: time(low, "grpc-keepalive-timeout"),
         watch_progress_interval: time(low, "watch-progress-notify-interval"),

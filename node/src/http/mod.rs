@@ -19,10 +19,22 @@ use axum::routing::get;
 
 pub(crate) use authority::Lenient;
 
-use crate::{config::CLUSTER_VERSION, rpc::Context};
+use crate::config::CLUSTER_VERSION;
+use crate::gateway;
+use crate::rpc::Context;
 
-/// The whole table of paths.
-pub(crate) fn router(context: Arc<Context>) -> Router {
+/// Everything that answers on a client port, told apart by path: the methods, the JSON gateway to them,
+/// if it is served, whose requests are up to so many bytes, and what is in here.
+pub(crate) fn all(grpc: Router, context: Arc<Context>, gateway: Option<usize>) -> Router {
+    let mut all = grpc.clone().merge(router(context));
+    if let Some(largest_request) = gateway {
+        let gateway = gateway::router(grpc, largest_request);
+        all = all.merge(gateway.layer(map_response(allow_origins)));
+    }
+    all
+}
+
+fn router(context: Arc<Context>) -> Router {
     Router::new()
         .route("/version", get(version))
         .route("/health", get(health::health))

@@ -34,6 +34,7 @@ use crate::server::clients::{ClientLimits, ClientListener, Fronts, bind};
 
 mod auth;
 mod corruption;
+mod gateway;
 mod leases;
 mod line;
 mod maintenance;
@@ -107,7 +108,7 @@ impl Node {
             telemetry: Telemetry::default(),
         };
         let (grpc, context) = router(services, &TaskTracker::new(), &stop);
-        let router = grpc.merge(crate::http::router(context.clone()));
+        let router = crate::http::all(grpc, context.clone(), Some(2 << 20));
         let socket = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = socket.local_addr().unwrap();
         let limits = ClientLimits {

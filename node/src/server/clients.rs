@@ -34,7 +34,9 @@ use tower::ServiceExt as _;
 
 use self::answers::Answers;
 use self::half_sent::{Counted, HalfSent, Kind, Sender};
-use crate::{http::Lenient, log_limit::LogLimit, rpc, shares::Room, tls::ClientListenerTls};
+use crate::{
+    gateway, http::Lenient, log_limit::LogLimit, rpc, shares::Room, tls::ClientListenerTls,
+};
 
 /// Connections of clients that may be open at once, all fronts together; more are closed at once.
 /// Fewer if the process may not open twice as many files: log and store must always find some.
@@ -406,6 +408,7 @@ fn arrived(
     let media = request.headers().get(CONTENT_TYPE);
     let grpc = media.is_some_and(|media| media.as_bytes().starts_with(b"application/grpc"));
     let kind = match grpc {
+        false if gateway::takes_values(request.uri().path()) => Kind::Values,
         false => Kind::Plain,
         true if [rpc::WATCH_PATH, rpc::KEEP_ALIVE_PATH].contains(&request.uri().path()) => {
             Kind::Stream

@@ -115,10 +115,10 @@ impl Node {
             rules: rpc_rules(config),
             telemetry: telemetry(peer_tls.as_ref(), client_tls.as_ref()),
         };
-        // Methods and HTTP paths on one port, told apart by path.
         let (grpc, context) = rpc::router(services, &tasks, &stopping);
         inbound.answer_by(&context);
-        let router = grpc.merge(http::router(context));
+        let gateway = config.grpc_gateway.then(|| largest_request(config));
+        let router = http::all(grpc, context, gateway);
         let fronts = start_fronts(config, sockets, client_tls.as_ref(), &router)?;
         Ok(Self {
             local,
@@ -329,6 +329,10 @@ fn bind_clients(config: &Config) -> Result<ClientSockets, ServerError> {
     })
 }
 
+fn largest_request(config: &Config) -> usize {
+    rpc::largest_message(config.max_request_bytes as usize)
+}
+
 fn start_fronts(
     config: &Config,
     sockets: ClientSockets,
@@ -351,7 +355,7 @@ fn start_fronts(
         max_concurrent_streams: config.max_concurrent_streams,
         keepalive_interval: config.keepalive_interval,
         keepalive_timeout: config.keepalive_timeout,
-        largest_request: rpc::largest_message(config.max_request_bytes as usize),
+        largest_request: largest_request(config),
     };
     // The driver's threads need the other cores.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -56,13 +56,15 @@ fn words(text: &str) -> String {
     let mut rest = text;
     while !rest.is_empty() {
         let is_word = |c: char| c.is_alphanumeric() || c == '.';
-        let word = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
+        let end = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
+        // A sentence may end with it.
+        let word = rest[..end].trim_end_matches('.').len();
         masked.push_str(match &rest[..word] {
             id if id.len() >= ID_DIGITS && id.bytes().all(|b| b.is_ascii_hexdigit()) => "ID",
             time if is_time(time) => "TIME",
             word => word,
         });
-        let next = word + rest[word..].find(is_word).unwrap_or(rest.len() - word);
+        let next = end + rest[end..].find(is_word).unwrap_or(rest.len() - end);
         masked.push_str(&rest[word..next]);
         rest = &rest[next..];
     }
@@ -79,7 +81,7 @@ fn ids_and_times_are_masked_and_nothing_else() {
     let text = "{\"ID\":12428976124636271536,\"raft_term\":2},k1 abc [8e9e05c52164694d] http://127.1.2.3:1";
     let expected = "{\"ID\":~,\"raft_term\":~},k1 abc [ID] http://HOST:1";
     assert_eq!(masked(text, "127.1.2.3"), expected);
-    assert_eq!(masked("took = 1.5ms, 3s. 7 s", "x"), "took = TIME, 3s. 7 s");
+    assert_eq!(masked("took = 1.5ms, 3s. 7 s. 1.5", "x"), "took = TIME, TIME. 7 s. 1.5");
     let log = "{\"level\":\"warn\",\"ts\":1,\"error\":\"code = 3\"}\nError: so\n{\"level\":1}\n";
     assert_eq!(masked(log, "x"), "\"error\":\"code = 3\"}\nError: so\n");
 }

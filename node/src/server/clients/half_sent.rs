@@ -7,6 +7,7 @@
 //! What would be too much is refused as a full queue refuses. A request that is there when it is
 //! first asked for costs nothing.
 
+use std::mem;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -70,6 +71,8 @@ pub(super) struct Sender {
 pub(super) enum Kind {
     /// Bytes, gathered until the request ends.
     Plain,
+    /// Values, each served when it is there: what was served is gone.
+    Values,
     /// A message of gRPC's, kept until the request ends.
     Unary,
     /// Messages, of which each is served when it is there.
@@ -102,9 +105,11 @@ struct Messages {
 
 impl Messages {
     fn advance(&mut self, mut data: &[u8]) {
-        if self.kind == Kind::Plain {
-            self.held += data.len();
-            data = &[];
+        match self.kind {
+            Kind::Plain => self.held += mem::take(&mut data).len(),
+            // Nobody here knows where they end. There is no more than one of the largest.
+            Kind::Values => self.held = self.most.min(self.held + mem::take(&mut data).len()),
+            Kind::Unary | Kind::Stream => {}
         }
         while let Some(first) = data.first() {
             if self.header_seen < HEADER {

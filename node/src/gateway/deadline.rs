@@ -1,0 +1,72 @@
+//! How long a client waits: `Grpc-Timeout`, up to eight digits and a unit (gRPC over HTTP/2, "Requests").
+
+use std::time::Duration;
+
+use axum::http::HeaderMap;
+use tokio::time::{Instant, timeout_at};
+use tonic::Status;
+
+const HEADER: &str = "grpc-timeout";
+const DIGITS: usize = 8;
+
+/// When it stops waiting; `None`: never.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline(Option<Instant>);
+
+impl Deadline {
+    /// What a request's headers say.
+    pub(super) fn of(headers: &HeaderMap) -> Result<Self, Status> {
+        let Some(value) = headers.get(HEADER) else { return Ok(Self(None)) };
+        let value = String::from_utf8_lossy(value.as_bytes());
+        match parse(&value) {
+            // What is too far away is never.
+            Some(wait) => Ok(Self(Instant::now().checked_add(wait))),
+            None => Err(Status::invalid_argument(format!("invalid grpc-timeout: {value}"))),
+        }
+    }
+
+    /// What `work` comes to, if that is in time.
+    pub(super) async fn bound<T>(self, work: impl Future<Output = T>) -> Result<T, Status> {
+        let Some(end) = self.0 else { return Ok(work.await) };
+        let late = || Status::deadline_exceeded("context deadline exceeded");
+        if Instant::now() >= end {
+            return Err(late());
+        }
+        timeout_at(end, work).await.map_err(|_| late())
+    }
+}
+
+fn parse(value: &str) -> Option<Duration> {
+    let (digits, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > DIGITS || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let count: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(count * 3_600),
+        "M" => Duration::from_secs(count * 60),
+        "S" => Duration::from_secs(count),
+        "m" => Duration::from_millis(count),
+        "u" => Duration::from_micros(count),
+        "n" => Duration::from_nanos(count),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_up_to_eight_digits_and_a_unit() {
+        assert_eq!(parse("1n"), Some(Duration::from_nanos(1)));
+        assert_eq!(parse("20u"), Some(Duration::from_micros(20)));
+        assert_eq!(parse("0m"), Some(Duration::ZERO));
+        assert_eq!(parse("3S"), Some(Duration::from_secs(3)));
+        assert_eq!(parse("2M"), Some(Duration::from_secs(120)));
+        assert_eq!(parse("99999999H"), Some(Duration::from_secs(99_999_999 * 3_600)));
+        for bad in ["", "S", "1", "1s", "1x", "-1S", "1.5S", "999999999S", " 1S", "1é"] {
+            assert_eq!(parse(bad), None, "{bad}");
+        }
+    }
+}

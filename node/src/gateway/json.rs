@@ -1,0 +1,51 @@
+//! Messages as JSON (protobuf's own mapping): fields by their names in the `.proto` or in camel case, 64-bit
+//! numbers as text, bytes in base64; what is zero is left out, what is not known is passed over.
+
+use bytes::Bytes;
+use prost::Message as _;
+use prost_reflect::{DeserializeOptions, DynamicMessage, MessageDescriptor, SerializeOptions};
+use tonic::Status;
+
+use crate::rpc;
+
+/// A message, from an object; nothing is the same as an empty one.
+pub(super) fn read(kind: &MessageDescriptor, json: &[u8]) -> Result<Bytes, Status> {
+    if json.is_empty() {
+        return Ok(Bytes::new());
+    }
+    let mut json = serde_json::Deserializer::from_slice(json);
+    let options = DeserializeOptions::new().deny_unknown_fields(false);
+    let read = DynamicMessage::deserialize_with_options(kind.clone(), &mut json, &options);
+    let message = read.map_err(|error| {
+        Status::invalid_argument(format!("the body is no {} as JSON: {error}", kind.name()))
+    })?;
+    Ok(message.encode_to_vec().into())
+}
+
+/// A message, as an object.
+pub(super) fn write(kind: &MessageDescriptor, message: Bytes) -> Result<Vec<u8>, Status> {
+    let mut json = Vec::with_capacity(message.len() * 2);
+    append(kind, message, &mut json)?;
+    Ok(json)
+}
+
+/// The same, at the end of something.
+pub(super) fn append(
+    kind: &MessageDescriptor,
+    message: Bytes,
+    json: &mut Vec<u8>,
+) -> Result<(), Status> {
+    let unreadable = |error: String| {
+        tracing::error!(
+            error,
+            message.kind = kind.full_name(),
+            "an answer can't be written as JSON"
+        );
+        Status::from(rpc::Error::StoreFailed)
+    };
+    let message = DynamicMessage::decode(kind.clone(), message)
+        .map_err(|error| unreadable(error.to_string()))?;
+    let options = SerializeOptions::new().use_proto_field_name(true);
+    let mut to = serde_json::Serializer::new(json);
+    message.serialize_with_options(&mut to, &options).map_err(|error| unreadable(error.to_string()))
+}

@@ -1,0 +1,187 @@
+//! Which path is which method: the `google.api.http` options in etcd's rpc.proto, v3lock.proto and
+//! v3election.proto.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use http::uri::PathAndQuery;
+use prost_reflect::{DescriptorPool, MessageDescriptor};
+
+/// What a path begins with: today, and for who was written for etcd 3.3.
+pub(super) const PREFIXES: [&str; 2] = ["/v3/", "/v3beta/"];
+
+/// What follows, and the service and its methods.
+const PATHS: &[(&str, &[(&str, &str)])] = &[
+    (
+        "etcdserverpb.KV",
+        &[
+            ("kv/range", "Range"),
+            ("kv/put", "Put"),
+            ("kv/deleterange", "DeleteRange"),
+            ("kv/txn", "Txn"),
+            ("kv/compaction", "Compact"),
+        ],
+    ),
+    ("etcdserverpb.Watch", &[("watch", "Watch")]),
+    (
+        "etcdserverpb.Lease",
+        &[
+            ("lease/grant", "LeaseGrant"),
+            ("lease/revoke", "LeaseRevoke"),
+            ("kv/lease/revoke", "LeaseRevoke"),
+            ("lease/keepalive", "LeaseKeepAlive"),
+            ("lease/timetolive", "LeaseTimeToLive"),
+            ("kv/lease/timetolive", "LeaseTimeToLive"),
+            ("lease/leases", "LeaseLeases"),
+            ("kv/lease/leases", "LeaseLeases"),
+        ],
+    ),
+    (
+        "etcdserverpb.Cluster",
+        &[
+            ("cluster/member/add", "MemberAdd"),
+            ("cluster/member/remove", "MemberRemove"),
+            ("cluster/member/update", "MemberUpdate"),
+            ("cluster/member/list", "MemberList"),
+            ("cluster/member/promote", "MemberPromote"),
+        ],
+    ),
+    (
+        "etcdserverpb.Maintenance",
+        &[
+            ("maintenance/alarm", "Alarm"),
+            ("maintenance/status", "Status"),
+            ("maintenance/defragment", "Defragment"),
+            ("maintenance/hash", "Hash"),
+            ("maintenance/hashkv", "HashKV"),
+            ("maintenance/snapshot", "Snapshot"),
+            ("maintenance/transfer-leadership", "MoveLeader"),
+            ("maintenance/downgrade", "Downgrade"),
+        ],
+    ),
+    (
+        "etcdserverpb.Auth",
+        &[
+            ("auth/enable", "AuthEnable"),
+            ("auth/disable", "AuthDisable"),
+            ("auth/status", "AuthStatus"),
+            ("auth/authenticate", "Authenticate"),
+            ("auth/user/add", "UserAdd"),
+            ("auth/user/get", "UserGet"),
+            ("auth/user/list", "UserList"),
+            ("auth/user/delete", "UserDelete"),
+            ("auth/user/changepw", "UserChangePassword"),
+            ("auth/user/grant", "UserGrantRole"),
+            ("auth/user/revoke", "UserRevokeRole"),
+            ("auth/role/add", "RoleAdd"),
+            ("auth/role/get", "RoleGet"),
+            ("auth/role/list", "RoleList"),
+            ("auth/role/delete", "RoleDelete"),
+            ("auth/role/grant", "RoleGrantPermission"),
+            ("auth/role/revoke", "RoleRevokePermission"),
+        ],
+    ),
+    ("v3lockpb.Lock", &[("lock/lock", "Lock"), ("lock/unlock", "Unlock")]),
+    (
+        "v3electionpb.Election",
+        &[
+            ("election/campaign", "Campaign"),
+            ("election/proclaim", "Proclaim"),
+            ("election/leader", "Leader"),
+            ("election/observe", "Observe"),
+            ("election/resign", "Resign"),
+        ],
+    ),
+];
+
+/// A method of the API.
+#[derive(Debug)]
+pub(super) struct Method {
+    /// What gRPC calls it.
+    pub(super) path: PathAndQuery,
+    pub(super) input: MessageDescriptor,
+    pub(super) output: MessageDescriptor,
+    /// Whether it takes more than one request.
+    pub(super) takes_more: bool,
+    /// Whether it gives more than one answer.
+    gives_more: bool,
+}
+
+impl Method {
+    pub(super) fn is_stream(&self) -> bool {
+        self.takes_more || self.gives_more
+    }
+}
+
+static METHODS: LazyLock<BTreeMap<&'static str, Method>> = LazyLock::new(|| {
+    let pool = DescriptorPool::decode(node_proto::DESCRIPTORS).expect("it was built with this");
+    let mut methods = BTreeMap::new();
+    for (service, paths) in PATHS {
+        let declared = pool.get_service_by_name(service).expect("every service is declared");
+        for (path, name) in *paths {
+            let mut all = declared.methods();
+            let method = all.find(|method| method.name() == *name).expect("so is every method");
+            let grpc = format!("/{service}/{name}");
+            let method = Method {
+                path: grpc.parse().expect("names make a path"),
+                input: method.input(),
+                output: method.output(),
+                takes_more: method.is_client_streaming(),
+                gives_more: method.is_server_streaming(),
+            };
+            methods.insert(*path, method);
+        }
+    }
+    methods
+});
+
+/// The method that a path names.
+pub(super) fn find(path: &str) -> Option<&'static Method> {
+    let rest = PREFIXES.iter().find_map(|prefix| path.strip_prefix(prefix))?;
+    METHODS.get(rest)
+}
+
+/// Whether the body of a request for this path is values that are served as they come.
+pub(crate) fn takes_values(path: &str) -> bool {
+    find(path).is_some_and(|method| method.takes_more)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_path_names_a_method_that_is_declared() {
+        let all: usize = PATHS.iter().map(|(_, paths)| paths.len()).sum();
+        assert_eq!(METHODS.len(), all, "no path twice");
+        assert_eq!(find("/v3/kv/range").unwrap().path, "/etcdserverpb.KV/Range");
+        assert_eq!(find("/v3beta/lock/lock").unwrap().path, "/v3lockpb.Lock/Lock");
+        for path in ["/v3/kv/range/", "/v3/KV/range", "/v3alpha/kv/range", "/v3/", "/kv/range"] {
+            assert!(find(path).is_none(), "{path}");
+        }
+        let streams: Vec<_> = METHODS
+            .iter()
+            .filter(|(_, method)| method.is_stream())
+            .map(|(path, _)| *path)
+            .collect();
+        let expected = ["election/observe", "lease/keepalive", "maintenance/snapshot", "watch"];
+        assert_eq!(streams, expected);
+        assert!(takes_values("/v3/watch") && !takes_values("/v3/maintenance/snapshot"));
+    }
+
+    /// What is declared and has no path in etcd either.
+    #[test]
+    fn every_method_has_a_path() {
+        let pool = DescriptorPool::decode(node_proto::DESCRIPTORS).unwrap();
+        let mut without = Vec::new();
+        for service in pool.services() {
+            for method in service.methods() {
+                let grpc = format!("/{}/{}", service.full_name(), method.name());
+                if !METHODS.values().any(|method| method.path == grpc.as_str()) {
+                    without.push(grpc);
+                }
+            }
+        }
+        assert_eq!(without, ["/etcdserverpb.KV/RangeStream"]);
+    }
+}

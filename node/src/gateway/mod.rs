@@ -1,0 +1,163 @@
+//! The JSON gateway: etcd's API as plain HTTP, for who has no gRPC (server/embed/serve.go in etcd, and
+//! grpc-gateway, which it is built on).
+//!
+//! A request is a POST of one JSON object to a path that names a method, the answer is another. Watches
+//! and keep-alives take objects one after the other, and answer with a line of JSON each; so do methods
+//! with more than one answer. Each call goes the way of every gRPC call, with the same checks.
+
+mod deadline;
+mod errors;
+mod json;
+mod methods;
+mod raw;
+mod streams;
+mod values;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap};
+use axum::http::{Extensions, Method as Verb, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::any;
+use bytes::Bytes;
+use tonic::Status;
+use tonic::client::Grpc;
+use tonic::metadata::MetadataMap;
+
+pub(crate) use methods::takes_values;
+
+use self::deadline::Deadline;
+use self::methods::Method;
+use self::raw::Raw;
+use self::values::Values;
+use crate::rpc;
+use crate::shares::{Account, Charge, Part};
+
+/// Bytes of JSON that a request may have for each byte that it may have in gRPC: base64 has four for
+/// three, and names take room.
+const REQUEST_GROWTH: usize = 2;
+/// The same of an answer, while it is written.
+const ANSWER_GROWTH: usize = 3;
+/// More than this is written by a thread that keeps no other client waiting.
+const AT_ONCE_BYTES: usize = 256 << 10;
+/// What a header's name begins with whose rest is metadata.
+const METADATA: &str = "grpc-metadata-";
+
+#[derive(Clone)]
+struct Gateway {
+    grpc: Router,
+    /// Bytes of one object.
+    most: usize,
+}
+
+/// What a call needs beside its messages.
+struct Call {
+    method: &'static Method,
+    metadata: MetadataMap,
+    extensions: Extensions,
+    deadline: Deadline,
+}
+
+/// The paths of the gateway, which hands calls on to `grpc`.
+pub(crate) fn router(grpc: Router, largest_request: usize) -> Router {
+    let gateway = Gateway { grpc, most: largest_request * REQUEST_GROWTH };
+    let mut router = Router::new();
+    for prefix in methods::PREFIXES {
+        router = router.route(prefix, any(serve)).route(&format!("{prefix}{{*path}}"), any(serve));
+    }
+    router.with_state(gateway)
+}
+
+async fn serve(State(gateway): State<Gateway>, request: Request) -> Response {
+    if request.method() == Verb::OPTIONS {
+        return StatusCode::OK.into_response();
+    }
+    let answered = match methods::find(request.uri().path()) {
+        None => Err(Status::not_found("Not Found")),
+        Some(_) if request.method() != Verb::POST => {
+            Err(Status::unimplemented("Method Not Allowed"))
+        }
+        Some(method) => gateway.call(method, request).await,
+    };
+    answered.unwrap_or_else(|status| errors::refusal(&status))
+}
+
+/// What a request's headers say to the method.
+fn metadata(headers: &HeaderMap) -> MetadataMap {
+    let mut passed = HeaderMap::new();
+    for (name, value) in headers {
+        let name = match name.as_str().strip_prefix(METADATA) {
+            Some(rest) => rest.parse().ok(),
+            None => (*name == AUTHORIZATION).then(|| name.clone()),
+        };
+        if let Some(name) = name {
+            passed.append(name, value.clone());
+        }
+    }
+    MetadataMap::from_headers(passed)
+}
+
+impl Gateway {
+    async fn call(self, method: &'static Method, request: Request) -> Result<Response, Status> {
+        let (mut parts, body) = request.into_parts();
+        // A page of anybody's can make a browser post here, and browsers show certificates without
+        // being asked: only a token says who it is, as in etcd.
+        parts.extensions.remove::<rpc::ClientName>();
+        let call = Call {
+            method,
+            metadata: metadata(&parts.headers),
+            extensions: parts.extensions,
+            deadline: Deadline::of(&parts.headers)?,
+        };
+        let values = Values::new(body, self.most);
+        if method.is_stream() {
+            self.stream(call, values).await
+        } else {
+            self.unary(call, values).await
+        }
+    }
+
+    async fn client(&self) -> Result<Grpc<Router>, Status> {
+        let mut client = Grpc::new(self.grpc.clone()).max_decoding_message_size(usize::MAX);
+        match client.ready().await {
+            Ok(()) => Ok(client),
+            Err(never) => match never {},
+        }
+    }
+
+    async fn unary(self, call: Call, mut values: Values) -> Result<Response, Status> {
+        let Call { method, metadata, extensions, deadline } = call;
+        let account = extensions.get::<Arc<Account>>().cloned().unwrap_or_else(Account::unbounded);
+        let value = deadline.bound(values.next()).await??.unwrap_or_default();
+        let message = json::read(&method.input, &value)?;
+        let request = tonic::Request::from_parts(metadata, extensions, message);
+        let mut client = self.client().await?;
+        let answered = client.unary(request, method.path.clone(), Raw);
+        let (_, message, kept) = deadline.bound(answered).await??.into_parts();
+        let mut charge = Charge::new(&account);
+        let room = message.len() * ANSWER_GROWTH;
+        if !charge.set(room, Part::of_answer(room)) {
+            return Err(rpc::Error::TooMuchUnread.into());
+        }
+        let json = written(method, message).await?;
+        drop(kept);
+        charge.force(json.len());
+        let mut response = ([(CONTENT_TYPE, "application/json")], json).into_response();
+        response.extensions_mut().insert(Arc::new(charge));
+        Ok(response)
+    }
+}
+
+/// A message as JSON.
+async fn written(method: &'static Method, message: Bytes) -> Result<Vec<u8>, Status> {
+    if message.len() <= AT_ONCE_BYTES {
+        return json::write(&method.output, message);
+    }
+    let writing = tokio::task::spawn_blocking(|| json::write(&method.output, message));
+    writing.await.map_err(|_| Status::from(rpc::Error::Stopped))?
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! A body's JSON objects, one after the other, each as soon as it is there.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+
+use axum::body::Body;
+use bytes::{Buf as _, Bytes, BytesMut};
+use hyper::body::Body as _;
+use tonic::Status;
+
+pub(super) struct Values {
+    body: Body,
+    /// Bytes of one object.
+    most: usize,
+    came: BytesMut,
+    scan: Scan,
+}
+
+/// Where in an object the bytes are that were looked at.
+#[derive(Default)]
+struct Scan {
+    seen: usize,
+    depth: usize,
+    in_text: bool,
+    escaped: bool,
+}
+
+impl Scan {
+    /// The end of the first object, if it is there. What it holds is not looked at.
+    fn end(&mut self, came: &[u8]) -> Option<usize> {
+        while let Some(byte) = came.get(self.seen) {
+            self.seen += 1;
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' if self.in_text => self.escaped = true,
+                b'"' => self.in_text = !self.in_text,
+                _ if self.in_text => {}
+                b'{' => self.depth += 1,
+                b'}' if self.depth == 1 => return Some(self.seen),
+                b'}' => self.depth -= 1,
+                _ => {}
+            }
+        }
+        None
+    }
+}
+
+impl Values {
+    pub(super) fn new(body: Body, most: usize) -> Self {
+        Self { body, most, came: BytesMut::new(), scan: Scan::default() }
+    }
+
+    /// The next object; `None` after the last.
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Status> {
+        loop {
+            if self.scan.seen == 0 {
+                let blank = self.came.len() - self.came.trim_ascii_start().len();
+                self.came.advance(blank);
+                if self.came.first().is_some_and(|first| *first != b'{') {
+                    return Err(Status::invalid_argument("the body is no JSON object"));
+                }
+            }
+            if let Some(end) = self.scan.end(&self.came) {
+                self.scan = Scan::default();
+                return Ok(Some(self.came.split_to(end).freeze()));
+            }
+            if self.came.len() > self.most {
+                let most = self.most;
+                let why = format!("the body has an object of more than {most} bytes");
+                return Err(Status::resource_exhausted(why));
+            }
+            if !self.more().await? {
+                let is_over = self.came.is_empty();
+                return if is_over { Ok(None) } else { Err(cut_off()) };
+            }
+        }
+    }
+
+    /// Waits for more bytes; whether there are any.
+    async fn more(&mut self) -> Result<bool, Status> {
+        loop {
+            let Some(frame) = poll_fn(|context| Pin::new(&mut self.body).poll_frame(context)).await
+            else {
+                return Ok(false);
+            };
+            let frame = frame.map_err(|error| Status::from_error(error.into_inner()))?;
+            if let Ok(data) = frame.into_data() {
+                self.came.extend_from_slice(&data);
+                return Ok(true);
+            }
+        }
+    }
+}
+
+fn cut_off() -> Status {
+    Status::invalid_argument("the body ends within a JSON object")
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+
+    use super::*;
+
+    fn values(chunks: Vec<Vec<u8>>, most: usize) -> Values {
+        let chunks = stream::iter(chunks.into_iter().map(Ok::<_, std::convert::Infallible>));
+        Values::new(Body::from_stream(chunks), most)
+    }
+
+    #[tokio::test]
+    async fn objects_are_told_apart_wherever_the_body_is_cut() {
+        let objects =
+            [r#"{}"#, r#"{"a":{"b":"}{\"\\"}}"#, r#"{"c":[{},"\\"]}"#, "{ }", r#"{"d":"[{"}"#];
+        let body = format!(
+            " {} {}\n{}{}\t{} ",
+            objects[0], objects[1], objects[2], objects[3], objects[4]
+        );
+        for size in 1..body.len() {
+            let chunks = body.as_bytes().chunks(size).map(<[u8]>::to_vec).collect();
+            let mut values = values(chunks, 100);
+            for object in objects {
+                assert_eq!(values.next().await.unwrap().unwrap(), object, "by {size}");
+            }
+            assert!(values.next().await.unwrap().is_none());
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_object_is_refused_and_what_is_too_large() {
+        let refused = async |body: &str, most| {
+            let chunks = body.as_bytes().chunks(2).map(<[u8]>::to_vec).collect();
+            let refused = values(chunks, most).next().await.unwrap_err();
+            (refused.code(), refused.message().to_owned())
+        };
+        for body in ["nonsense", "[]", " 1", "\"{}\"", "}"] {
+            let (code, text) = refused(body, 100).await;
+            assert_eq!(
+                (code, &text[..]),
+                (tonic::Code::InvalidArgument, "the body is no JSON object")
+            );
+        }
+        for body in ["{", r#"{"a":""#, r#"{"a":{}"#, r#"{"\"}"#] {
+            let (code, text) = refused(body, 100).await;
+            let cut_off = "the body ends within a JSON object";
+            assert_eq!((code, &text[..]), (tonic::Code::InvalidArgument, cut_off), "{body}");
+        }
+        assert_eq!(refused(r#"{"a":"0123456789""#, 10).await.0, tonic::Code::ResourceExhausted);
+    }
+}
