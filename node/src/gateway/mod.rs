@@ -5,6 +5,7 @@
 //! and keep-alives take objects one after the other, and answer with a line of JSON each; so do methods
 //! with more than one answer. Each call goes the way of every gRPC call, with the same checks.
 
+mod apart;
 mod deadline;
 mod errors;
 mod json;
@@ -21,13 +22,13 @@ use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap};
 use axum::http::{Extensions, Method as Verb, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::any;
-use bytes::Bytes;
 use tonic::Status;
 use tonic::client::Grpc;
 use tonic::metadata::MetadataMap;
 
 pub(crate) use methods::takes_values;
 
+use self::apart::Apart;
 use self::deadline::Deadline;
 use self::methods::Method;
 use self::raw::Raw;
@@ -40,8 +41,6 @@ use crate::shares::{Account, Charge, Part};
 const REQUEST_GROWTH: usize = 2;
 /// The same of an answer, while it is written.
 const ANSWER_GROWTH: usize = 3;
-/// More than this is written by a thread that keeps no other client waiting.
-const AT_ONCE_BYTES: usize = 256 << 10;
 /// What a header's name begins with whose rest is metadata.
 const METADATA: &str = "grpc-metadata-";
 
@@ -50,6 +49,7 @@ struct Gateway {
     grpc: Router,
     /// Bytes of one object.
     most: usize,
+    apart: Apart,
 }
 
 /// What a call needs beside its messages.
@@ -62,7 +62,8 @@ struct Call {
 
 /// The paths of the gateway, which hands calls on to `grpc`.
 pub(crate) fn router(grpc: Router, largest_request: usize) -> Router {
-    let gateway = Gateway { grpc, most: largest_request * REQUEST_GROWTH };
+    let most = largest_request * REQUEST_GROWTH;
+    let gateway = Gateway { grpc, most, apart: Apart::new() };
     let mut router = Router::new();
     for prefix in methods::PREFIXES {
         router = router.route(prefix, any(serve)).route(&format!("{prefix}{{*path}}"), any(serve));
@@ -131,32 +132,27 @@ impl Gateway {
         let Call { method, metadata, extensions, deadline } = call;
         let account = extensions.get::<Arc<Account>>().cloned().unwrap_or_else(Account::unbounded);
         let value = deadline.bound(values.next()).await??.unwrap_or_default();
-        let message = json::read(&method.input, &value)?;
+        let size = value.len();
+        let reading = move || json::read(&method.input, &value);
+        let message = deadline.bound(self.apart.run(size, reading)).await??;
         let request = tonic::Request::from_parts(metadata, extensions, message);
         let mut client = self.client().await?;
         let answered = client.unary(request, method.path.clone(), Raw);
         let (_, message, kept) = deadline.bound(answered).await??.into_parts();
         let mut charge = Charge::new(&account);
-        let room = message.len() * ANSWER_GROWTH;
+        let size = message.len();
+        let room = size * ANSWER_GROWTH;
         if !charge.set(room, Part::of_answer(room)) {
             return Err(rpc::Error::TooMuchUnread.into());
         }
-        let json = written(method, message).await?;
+        let writing = move || json::write(&method.output, message);
+        let json = self.apart.run(size, writing).await?;
         drop(kept);
         charge.force(json.len());
         let mut response = ([(CONTENT_TYPE, "application/json")], json).into_response();
         response.extensions_mut().insert(Arc::new(charge));
         Ok(response)
     }
-}
-
-/// A message as JSON.
-async fn written(method: &'static Method, message: Bytes) -> Result<Vec<u8>, Status> {
-    if message.len() <= AT_ONCE_BYTES {
-        return json::write(&method.output, message);
-    }
-    let writing = tokio::task::spawn_blocking(|| json::write(&method.output, message));
-    writing.await.map_err(|_| Status::from(rpc::Error::Stopped))?
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use futures_util::stream::{self, BoxStream, StreamExt as _};
 use tokio::sync::oneshot;
 use tonic::{Status, Streaming};
 
+use super::apart::Apart;
 use super::deadline::Deadline;
 use super::methods::Method;
 use super::raw::Raw;
@@ -22,6 +23,7 @@ type Broken = Pin<Box<dyn Future<Output = Status> + Send>>;
 /// Answers, as they are written.
 struct Lines {
     method: &'static Method,
+    apart: Apart,
     deadline: Deadline,
     answers: Streaming<Bytes>,
     broken: Broken,
@@ -33,12 +35,12 @@ impl Gateway {
     pub(super) async fn stream(self, call: Call, mut values: Values) -> Result<Response, Status> {
         let Call { method, metadata, extensions, deadline } = call;
         let first = match deadline.bound(values.next()).await?? {
-            Some(value) => Some(json::read(&method.input, &value)?),
+            Some(value) => Some(deadline.bound(read(&self.apart, method, value)).await??),
             // One request is always there.
             None if !method.takes_more => Some(Bytes::new()),
             None => None,
         };
-        let (requests, broken) = requests(method, first, values);
+        let (requests, broken) = requests(method, self.apart.clone(), first, values);
         let request = tonic::Request::from_parts(metadata, extensions, requests);
         let mut client = self.client().await?;
         let opened = deadline.bound(client.streaming(request, method.path.clone(), Raw)).await?;
@@ -46,7 +48,7 @@ impl Gateway {
             Ok(opened) => opened.into_inner(),
             Err(status) => return Ok(errors::stream_refusal(&status)),
         };
-        let mut lines = Lines { method, deadline, answers, broken };
+        let mut lines = Lines { method, apart: self.apart, deadline, answers, broken };
         let begun = match lines.next().await {
             Ok(Some(first)) => stream::unfold(Some((Some(first), lines)), next).boxed(),
             Ok(None) => stream::empty().boxed(),
@@ -56,9 +58,14 @@ impl Gateway {
     }
 }
 
+async fn read(apart: &Apart, method: &'static Method, value: Bytes) -> Result<Bytes, Status> {
+    apart.run(value.len(), move || json::read(&method.input, &value)).await
+}
+
 /// A method's requests, and what breaks them off.
 fn requests(
     method: &'static Method,
+    apart: Apart,
     first: Option<Bytes>,
     values: Values,
 ) -> (BoxStream<'static, Bytes>, Broken) {
@@ -67,16 +74,17 @@ fn requests(
         return (first.boxed(), Box::pin(std::future::pending()));
     }
     let (tell, told) = oneshot::channel();
-    let rest = stream::unfold((values, Some(tell)), async |(mut values, mut tell)| {
+    let state = (values, tell, apart);
+    let rest = stream::unfold(state, move |(mut values, tell, apart)| async move {
         let read = match values.next().await {
-            Ok(value) => json::read(&method.input, &value?),
+            Ok(value) => read(&apart, method, value?).await,
             Err(status) => Err(status),
         };
         match read {
-            Ok(request) => Some((request, (values, tell))),
+            Ok(request) => Some((request, (values, tell, apart))),
             Err(status) => {
                 // Who isn't there any more need not be told.
-                let _ = tell.take()?.send(status);
+                let _ = tell.send(status);
                 None
             }
         }
@@ -101,11 +109,15 @@ impl Lines {
             }
         };
         let Some(answer) = self.deadline.bound(answer).await?? else { return Ok(None) };
-        let mut line = Vec::with_capacity(answer.len() * 2);
-        line.extend_from_slice(br#"{"result":"#);
-        json::append(&self.method.output, answer, &mut line)?;
-        line.extend_from_slice(b"}\n");
-        Ok(Some(line))
+        let (method, size) = (self.method, answer.len());
+        let writing = move || {
+            let mut line = Vec::with_capacity(size * 2);
+            line.extend_from_slice(br#"{"result":"#);
+            json::append(&method.output, answer, &mut line)?;
+            line.extend_from_slice(b"}\n");
+            Ok(Some(line))
+        };
+        self.apart.run(size, writing).await
     }
 }
 

@@ -60,14 +60,15 @@ impl Values {
                     return Err(Status::invalid_argument("the body is no JSON object"));
                 }
             }
-            if let Some(end) = self.scan.end(&self.came) {
-                self.scan = Scan::default();
-                return Ok(Some(self.came.split_to(end).freeze()));
-            }
-            if self.came.len() > self.most {
+            let end = self.scan.end(&self.came);
+            if end.unwrap_or(self.came.len()) > self.most {
                 let most = self.most;
                 let why = format!("the body has an object of more than {most} bytes");
                 return Err(Status::resource_exhausted(why));
+            }
+            if let Some(end) = end {
+                self.scan = Scan::default();
+                return Ok(Some(self.came.split_to(end).freeze()));
             }
             if !self.more().await? {
                 let is_over = self.came.is_empty();
@@ -144,6 +145,8 @@ mod tests {
             let cut_off = "the body ends within a JSON object";
             assert_eq!((code, &text[..]), (tonic::Code::InvalidArgument, cut_off), "{body}");
         }
-        assert_eq!(refused(r#"{"a":"0123456789""#, 10).await.0, tonic::Code::ResourceExhausted);
+        for body in [r#"{"a":"0123456789""#, r#"{"a": 23}"#] {
+            assert_eq!(refused(body, 8).await.0, tonic::Code::ResourceExhausted, "{body}");
+        }
     }
 }

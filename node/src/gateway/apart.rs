@@ -1,0 +1,82 @@
+//! Messages that take long to read or to write don't keep other clients of the same thread waiting.
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+use tonic::Status;
+
+use crate::rpc;
+
+/// More than this is read or written by another thread.
+const LARGE_BYTES: usize = 256 << 10;
+/// So many of those at a time: a message can take up a hundred times the memory of its JSON.
+const LARGE_AT_ONCE: usize = 2;
+
+#[derive(Clone)]
+pub(super) struct Apart(Arc<Semaphore>);
+
+impl Apart {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Semaphore::new(LARGE_AT_ONCE)))
+    }
+
+    /// Does `work`, on so many bytes.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        if bytes <= LARGE_BYTES {
+            return work();
+        }
+        let turn = Arc::clone(&self.0).acquire_owned().await.expect("it is never closed");
+        // The turn ends with the work, which goes on when nobody waits for it any more.
+        let work = move || {
+            let done = work();
+            drop(turn);
+            done
+        };
+        let done = tokio::task::spawn_blocking(work).await;
+        done.map_err(|_| Status::from(rpc::Error::Stopped))?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_large_waits_on_a_thread_of_its_own() {
+        let (tell, told) = mpsc::channel();
+        let apart = Apart::new();
+        let large = apart.run(LARGE_BYTES + 1, move || Ok(told.recv().unwrap()));
+        let other = async {
+            tokio::task::yield_now().await;
+            tell.send(7).unwrap();
+        };
+        assert_eq!(tokio::join!(large, other).0.unwrap(), 7);
+        let here = std::thread::current().id();
+        let small = apart.run(LARGE_BYTES, || Ok(std::thread::current().id())).await;
+        assert_eq!(small.unwrap(), here);
+    }
+
+    #[tokio::test]
+    async fn no_more_than_a_few_are_large_at_a_time() {
+        static NOW: AtomicUsize = AtomicUsize::new(0);
+        static MOST: AtomicUsize = AtomicUsize::new(0);
+        let apart = Apart::new();
+        let work = || {
+            MOST.fetch_max(NOW.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(5));
+            NOW.fetch_sub(1, Ordering::SeqCst);
+            Ok(())
+        };
+        let all = (0..20).map(|_| apart.run(LARGE_BYTES + 1, work));
+        assert!(futures_util::future::join_all(all).await.iter().all(Result::is_ok));
+        assert!((1..=LARGE_AT_ONCE).contains(&MOST.load(Ordering::SeqCst)));
+    }
+}
