@@ -14,6 +14,9 @@ const SECRET: [&str; 6] = [
     ".musterpb.UserPassword",
 ];
 
+/// What is no client's business.
+const OUR_OWN: &str = "command.proto";
+
 type BoxError = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), BoxError> {
@@ -21,8 +24,12 @@ fn main() -> Result<(), BoxError> {
     let files = ["rpc.proto", "lease.proto", "lock.proto", "election.proto", "command.proto"];
     let descriptors = protox::compile(files, ["proto/etcd", "proto/muster"])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
-    // For gRPC reflection and for tests of the numbers.
+    // For the JSON gateway and for tests of the numbers.
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
+    // For gRPC reflection: without what is said between members only.
+    let mut told = descriptors.clone();
+    told.file.retain(|file| !file.name().starts_with(OUR_OWN));
+    std::fs::write(out.join("api.bin"), told.encode_to_vec())?;
     tonic_prost_build::configure()
         .bytes(".")
         .skip_debug(SECRET)

@@ -8,7 +8,10 @@ pub mod config;
 pub mod corruption;
 pub mod disk;
 pub mod driver;
+pub mod durations;
 pub mod etcd_file;
+#[cfg(fuzzing)]
+pub mod fuzz;
 mod gateway;
 mod http;
 pub mod identity;

@@ -157,6 +157,11 @@ impl Charge {
         Self { account: Arc::clone(account), bytes: 0 }
     }
 
+    /// What it is now.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Makes it `bytes`, unless it is to grow and doesn't fit into `part` of the bounds: then it
     /// stays as it is, and the answer is `false`.
     pub(crate) fn set(&mut self, bytes: usize, part: Part) -> bool {

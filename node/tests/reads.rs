@@ -26,10 +26,15 @@ async fn a_follower_that_reaches_nobody_answers_no_linearizable_read() {
     // Whatever the two others do from here on, this one can't hear of it.
     let others = || members.iter().enumerate().filter(|(n, _)| *n != alone).map(|(_, m)| m);
     others().for_each(|member| member.signal(Signal::STOP));
-    let (get, txn) = tokio::join!(members[alone].get("k"), members[alone].get_in_txn("k"));
+    let (get, txn, parts) = tokio::join!(
+        members[alone].get("k"),
+        members[alone].get_in_txn("k"),
+        members[alone].get_in_parts("k")
+    );
     others().for_each(|member| member.signal(Signal::CONT));
-    let (get, txn) = (get.unwrap_err(), txn.unwrap_err());
-    assert_eq!((get.code(), txn.code()), (tonic::Code::Unavailable, tonic::Code::Unavailable));
+    for answer in [get, txn, parts] {
+        assert_eq!(answer.unwrap_err().code(), tonic::Code::Unavailable);
+    }
 }
 
 #[tokio::test]
@@ -44,14 +49,14 @@ async fn a_follower_that_is_behind_answers_a_linearizable_read_once_it_is_not() 
     }
     members[leader].put("k", "new").await.unwrap();
     // The questions are there before anything of that is.
-    let ask = async {
-        let asked = tokio::join!(behind.get("k"), behind.get_in_txn("k"));
-        (asked.0.unwrap(), asked.1.unwrap())
-    };
+    let ask =
+        async { tokio::join!(behind.get("k"), behind.get_in_txn("k"), behind.get_in_parts("k")) };
     let wake = async {
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
         behind.signal(Signal::CONT);
     };
-    let ((get, txn), ()) = tokio::join!(ask, wake);
-    assert_eq!((get.as_deref(), txn.as_deref()), (Some("new"), Some("new")));
+    let ((get, txn, parts), ()) = tokio::join!(ask, wake);
+    for answer in [get, txn, parts] {
+        assert_eq!(answer.unwrap().as_deref(), Some("new"));
+    }
 }

@@ -161,3 +161,19 @@ fn a_file_says_all_of_it() {
     assert!(member.log().contains("--name"), "{}", member.log());
     assert!(member.data_dir.join("member").exists());
 }
+
+#[test]
+fn the_api_is_served_as_json_unless_it_shall_not_be() {
+    for (flag, status) in [(None, "200 OK"), (Some("--enable-grpc-gateway=false"), "404 Not Found")]
+    {
+        let root = tempfile::tempdir().unwrap();
+        let mut member = Member::alone(root.path());
+        member.args.extend(flag.map(ToOwned::to_owned));
+        member.start();
+        member.ready();
+        let put = member.request("POST", "/v3/kv/put", r#"{"key": "Zm9v", "value": "YmFy"}"#);
+        assert!(put.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{put}");
+        let got = member.request("POST", "/v3/kv/range", r#"{"key": "Zm9v"}"#);
+        assert_eq!(got.contains(r#""value":"YmFy""#), flag.is_none(), "{got}");
+    }
+}

@@ -97,5 +97,8 @@ pub mod musterpb {
 pub mod command;
 mod secret;
 
+/// What clients may ask for, as a serialised `FileDescriptorSet`: [`DESCRIPTORS`] without what only members say.
+pub const API: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/api.bin"));
+
 /// Names and numbers of everything above, as a serialised `FileDescriptorSet`.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

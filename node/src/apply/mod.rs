@@ -10,13 +10,15 @@ mod check;
 mod lease;
 mod machine;
 mod outcome;
+mod read_txn;
 mod txn;
 
 pub use check::{CheckError, MAX_TXN_DEPTH, check_delete, check_put, check_range, check_txn};
 pub use machine::Machine;
 pub(crate) use machine::{entry_kind, grows};
 pub use outcome::{ApplyError, ChangedMembers, Outcome, Response};
-pub use txn::{is_read_only, is_serializable, read_only_txn};
+pub use read_txn::ReadTxn;
+pub use txn::{is_read_only, is_serializable};
 
 #[cfg(test)]
 mod tests;

@@ -12,7 +12,7 @@ use node_proto::etcdserverpb::{
 use node_proto::mvccpb::KeyValue;
 
 use super::outcome::{ApplyError, Failure};
-use crate::mvcc::{AnswerRoom, Batch, KeyRange, ReadError, Store, View};
+use crate::mvcc::{AnswerRoom, Batch, KeyRange, ReadError};
 
 pub(super) fn header(revision: i64) -> Option<ResponseHeader> {
     Some(ResponseHeader { revision, ..ResponseHeader::default() })
@@ -51,42 +51,14 @@ fn operations(request: &TxnRequest) -> impl Iterator<Item = &RequestOp> {
     request.success.iter().chain(&request.failure)
 }
 
-/// Something to evaluate comparisons on.
-trait Reads {
-    /// Shows every key of `range` and its newest value, one after the other, until `look` says no.
-    fn each(
-        &self,
-        range: &KeyRange,
-        look: &mut dyn FnMut(&KeyValue) -> bool,
-    ) -> Result<(), ReadError>;
-}
-
-impl Reads for Batch<'_> {
-    fn each(
-        &self,
-        range: &KeyRange,
-        look: &mut dyn FnMut(&KeyValue) -> bool,
-    ) -> Result<(), ReadError> {
-        self.each(range, look)
-    }
-}
-
-impl Reads for (&Store, &View) {
-    fn each(
-        &self,
-        range: &KeyRange,
-        look: &mut dyn FnMut(&KeyValue) -> bool,
-    ) -> Result<(), ReadError> {
-        self.0.each(self.1, range, look)
-    }
-}
-
 /// The branches that a transaction takes: its own, then those of the nested transactions on the
 /// way, in order.
-fn choose(reads: &impl Reads, request: &TxnRequest, path: &mut Vec<bool>) -> Result<(), ReadError> {
+fn choose(batch: &Batch<'_>, request: &TxnRequest, path: &mut Vec<bool>) -> Result<(), ReadError> {
     let mut holds = true;
     for compare in &request.compare {
-        if !compare_holds(reads, compare)? {
+        let mut comparison = Comparison::new(compare);
+        batch.each(comparison.range(), &mut |kv| comparison.look(kv))?;
+        if !comparison.holds() {
             holds = false;
             break;
         }
@@ -94,25 +66,44 @@ fn choose(reads: &impl Reads, request: &TxnRequest, path: &mut Vec<bool>) -> Res
     path.push(holds);
     for operation in branch(request, holds) {
         if let Some(Request::RequestTxn(nested)) = &operation.request {
-            choose(reads, nested, path)?;
+            choose(batch, nested, path)?;
         }
     }
     Ok(())
 }
 
-fn branch(request: &TxnRequest, success: bool) -> &[RequestOp] {
+pub(super) fn branch(request: &TxnRequest, success: bool) -> &[RequestOp] {
     if success { &request.success } else { &request.failure }
 }
 
-fn compare_holds(reads: &impl Reads, compare: &Compare) -> Result<bool, ReadError> {
-    let range = KeyRange::new(compare.key.clone(), compare.range_end.clone());
-    let mut holds = None;
-    reads.each(&range, &mut |kv| *holds.insert(compare_one(compare, kv)))?;
-    Ok(holds.unwrap_or_else(|| {
-        // A missing key has no value to compare with, not even an empty one.
-        let by_value = compare.target() == CompareTarget::Value;
-        !by_value && compare_one(compare, &KeyValue::default())
-    }))
+/// A comparison, while the keys of its range are shown to it.
+pub(super) struct Comparison<'c> {
+    compare: &'c Compare,
+    /// Of the last key that was shown.
+    held: Option<bool>,
+}
+
+impl<'c> Comparison<'c> {
+    pub(super) fn new(compare: &'c Compare) -> Self {
+        Self { compare, held: None }
+    }
+
+    pub(super) fn range(&self) -> KeyRange {
+        KeyRange::new(self.compare.key.clone(), self.compare.range_end.clone())
+    }
+
+    /// Whether it wants to see more.
+    pub(super) fn look(&mut self, kv: &KeyValue) -> bool {
+        *self.held.insert(compare_one(self.compare, kv))
+    }
+
+    pub(super) fn holds(&self) -> bool {
+        self.held.unwrap_or_else(|| {
+            // A missing key has no value to compare with, not even an empty one.
+            let by_value = self.compare.target() == CompareTarget::Value;
+            !by_value && compare_one(self.compare, &KeyValue::default())
+        })
+    }
 }
 
 fn compare_one(compare: &Compare, kv: &KeyValue) -> bool {
@@ -159,49 +150,6 @@ impl Path<'_> {
     }
 }
 
-/// Answers a transaction that [`is_read_only`] on a view. What has no room is left out, and `room`
-/// says so.
-pub fn read_only_txn(
-    store: &Store,
-    view: &View,
-    request: &TxnRequest,
-    room: &mut AnswerRoom<'_>,
-) -> Result<TxnResponse, ReadError> {
-    let reads = (store, view);
-    let mut path = Vec::new();
-    choose(&reads, request, &mut path)?;
-    let mut response = read_branch(&reads, request, &mut Path(path.iter()), room)?;
-    response.header = header(view.revision());
-    Ok(response)
-}
-
-fn read_branch(
-    reads: &(&Store, &View),
-    request: &TxnRequest,
-    path: &mut Path<'_>,
-    room: &mut AnswerRoom<'_>,
-) -> Result<TxnResponse, ReadError> {
-    let succeeded = path.next();
-    let mut responses = Vec::with_capacity(branch(request, succeeded).len());
-    for operation in branch(request, succeeded) {
-        responses.push(ResponseOp {
-            response: match &operation.request {
-                Some(Request::RequestRange(range)) => {
-                    check_revision(range.revision, reads.1.revision(), reads.1.compacted())?;
-                    let response = reads.0.range_within(reads.1, range, room)?;
-                    response.map(response_op::Response::ResponseRange)
-                }
-                Some(Request::RequestTxn(nested)) => {
-                    let response = read_branch(reads, nested, path, room)?;
-                    Some(response_op::Response::ResponseTxn(response))
-                }
-                _ => None,
-            },
-        });
-    }
-    Ok(TxnResponse { header: header(0), succeeded, responses })
-}
-
 /// Applies a transaction; a refusal changes nothing. Where nobody waits for the answer, and there
 /// is no `room` for it, it lacks what would have to be read; so it does where `room` has not enough.
 pub(super) fn apply_txn(
@@ -220,7 +168,7 @@ pub(super) fn apply_txn(
 /// Whether a transaction may read at `at`, in a store that has `revision`. A negative revision,
 /// which stands for the newest everywhere else, is one that has been compacted, as in etcd; but for
 /// -1 in a store that was never compacted.
-fn check_revision(at: i64, revision: i64, compacted: i64) -> Result<(), ReadError> {
+pub(super) fn check_revision(at: i64, revision: i64, compacted: i64) -> Result<(), ReadError> {
     if at > revision {
         Err(ReadError::Future)
     } else if at != 0 && at < compacted {

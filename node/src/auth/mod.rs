@@ -9,17 +9,20 @@
 //! An entry says who asked for it and by which revision of the users and roles that was found out; on a
 //! later one it is refused, and its client asks again.
 //!
-//! What a simple token proves is kept beside the state, in each member's memory ([`Tokens`]): the log has
+//! Who asks is said by a token: a signed one ([`Jwt`]), if there are keys for it, else a simple one. What
+//! a simple token proves is kept beside the state, in each member's memory ([`Tokens`]): the log has
 //! a hash of it and no clock.
 
 mod authorise;
 mod change;
+mod jwt;
 mod ranges;
 mod state;
 mod tokens;
 
 pub use authorise::{Access, Caller, authorise};
 pub use change::{Change, Forget, Password};
+pub use jwt::{Claims, Jwt, JwtError, JwtOptions, Method, TokenError};
 pub use state::{AuthError, AuthState, Role, User};
 pub use tokens::{SecretHash, TokenSecret, Tokens};
 

@@ -48,29 +48,25 @@ impl Ranges {
     }
 
     /// Whether it holds everything that a request with this `key` and `range_end` is about. One whose end
-    /// does not come after its key is about nothing; as in etcd, all between the two has to be allowed
-    /// even so, or nearly (server/auth/range_perm_cache.go).
+    /// does not come after its key is about nothing: as in etcd, its key alone has to be allowed even so
+    /// (server/auth/range_perm_cache.go; of several ranges that don't overlap etcd may overlook one).
     pub(super) fn covers(&self, key: &[u8], range_end: &[u8]) -> bool {
-        if range_end.is_empty() {
-            return self.last_from(|start| start <= key).is_some_and(|(_, end)| end.is_after(key));
-        }
+        let found = self.last_from(key);
         if range_end == OPEN {
-            let found = self.last_from(|start| start <= key);
             return found.is_some_and(|(_, end)| *end == End::Never);
         }
         if key < range_end {
-            let found = self.last_from(|start| start <= key);
             return found.is_some_and(|(_, end)| match end {
                 End::Before(end) => range_end.cmp(end) != Ordering::Greater,
                 End::Never => true,
             });
         }
-        self.last_from(|start| start < range_end).is_some_and(|(_, end)| end.is_after(key))
+        found.is_some_and(|(_, end)| end.is_after(key))
     }
 
-    /// The last one that begins where `begins` says, which is so of the first ones and of no other.
-    fn last_from(&self, begins: impl Fn(&[u8]) -> bool) -> Option<&(Bytes, End)> {
-        let after = self.0.partition_point(|(start, _)| begins(start));
+    /// The last one that begins at this key or before it.
+    fn last_from(&self, key: &[u8]) -> Option<&(Bytes, End)> {
+        let after = self.0.partition_point(|(start, _)| start <= key);
         self.0[..after].last()
     }
 }
@@ -113,7 +109,7 @@ mod tests {
         let one = holding(&[("a", "")]);
         assert!(one.covers(b"a", b""));
         assert!(one.covers(b"a", b"a\0"));
-        for (key, end) in [("a", "b"), ("a", "\0"), ("a\0", ""), ("", ""), ("b", ""), ("a", "a")] {
+        for (key, end) in [("a", "b"), ("a", "\0"), ("a\0", ""), ("", ""), ("b", "")] {
             assert!(!one.covers(key.as_bytes(), end.as_bytes()), "{key:?} {end:?}");
         }
     }
@@ -140,8 +136,11 @@ mod tests {
     fn an_empty_range_is_answered_as_etcd_does() {
         let range = holding(&[("b", "f")]);
         assert!(range.covers(b"e", b"c"));
+        assert!(range.covers(b"c", b"b"));
+        assert!(range.covers(b"c", b"a"));
+        assert!(range.covers(b"b", b"b"));
         assert!(!range.covers(b"f", b"b"));
-        assert!(!range.covers(b"c", b"b"));
+        assert!(!range.covers(b"a", b"a"));
     }
 
     const NAMES: [&str; 6] = ["a", "a\0", "b", "c", "d", "e"];

@@ -107,6 +107,12 @@ pub(super) fn read(path: &Path, remarks: &mut Vec<Remark>) -> Result<LowArgs, Co
     Ok(low)
 }
 
+/// For `fuzz/`: a file's text.
+#[cfg(fuzzing)]
+pub fn fuzz_file(text: &str) {
+    let _ = parse(text, &mut Vec::new());
+}
+
 fn parse(text: &str, remarks: &mut Vec<Remark>) -> Result<LowArgs, Problem> {
     let mut low = LowArgs::default();
     for entry in yaml::parse(text)? {

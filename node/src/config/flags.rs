@@ -199,9 +199,9 @@ pub(super) static FLAGS: &[Flag] = &[
         .ignored("every origin is answered"),
     flag(SECURITY, "host-whitelist", Text, "*", "HOSTS", "Host names that insecure clients may ask for.")
         .ignored("every host name is answered"),
-    flag(AUTH, "auth-token", Text, "simple", "SPEC", "Kind of auth tokens: simple."),
+    flag(AUTH, "auth-token", Text, "simple", "SPEC", "Auth tokens: simple, or jwt,sign-method=RS256,priv-key=FILE,pub-key=FILE,ttl=5m: the same for all members."),
     flag(AUTH, "bcrypt-cost", Uint, "10", "N", "Cost of password hashes, 4 to 31."),
-    flag(AUTH, "auth-token-ttl", Uint, "300", "SECONDS", "Life of an auth token after its last use."),
+    flag(AUTH, "auth-token-ttl", Uint, "300", "SECONDS", "Life of a simple auth token after its last use."),
     flag(PROFILING_AND_MONITORING, "enable-pprof", Bool, "false", "", "Serve Go profiles.")
         .ignored("this is not a Go program"),
     flag(PROFILING_AND_MONITORING, "metrics", OneOf(&["basic", "extensive"]), "basic", "LEVEL", "How much /metrics shows.")

@@ -8,6 +8,7 @@
 //!
 //! Sources: etcd `server/etcdmain/config.go`, `server/embed/config.go`, `pkg/flags`.
 
+mod auth_token;
 mod bootstrap;
 mod duration;
 mod file;
@@ -19,8 +20,10 @@ mod urls;
 mod validate;
 mod yaml;
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
+#[cfg(fuzzing)]
+pub use self::file::fuzz_file;
 pub use self::{
     bootstrap::restored_cluster,
     help::{help, version},
@@ -29,6 +32,7 @@ pub use self::{
     validate::ConfigError,
 };
 use crate::{
+    auth::Jwt,
     identity::{DocumentError, MemberDocument},
     tls::{TlsFiles, TlsPolicy},
 };
@@ -242,7 +246,9 @@ pub struct Config {
     pub watch_progress_interval: Duration,
     /// `--bcrypt-cost`
     pub bcrypt_cost: u32,
-    /// `--auth-token-ttl`
+    /// `--auth-token`: what signs tokens, if they aren't simple ones
+    pub signed_tokens: Option<Arc<Jwt>>,
+    /// `--auth-token-ttl`, of simple tokens
     pub auth_token_ttl: Duration,
     /// `--compaction-sleep-interval`
     pub compaction_sleep: Duration,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{
     AutoCompaction, ClusterState, Config, ConfigError, Force, ListenUrl, LogFormat, LogOutput,
-    LowArgs, PeerUrl, Remark, UrlError, duration, low::parse_bool,
+    LowArgs, PeerUrl, Remark, UrlError, auth_token, duration, low::parse_bool,
 };
 use crate::{
     identity::MemberDocument,
@@ -66,6 +66,7 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         keepalive_timeout: time(low, "grpc-keepalive-timeout"),
         watch_progress_interval: time(low, "watch-progress-notify-interval"),
         bcrypt_cost: bcrypt_cost(low).unwrap_or(DEFAULT_BCRYPT_COST),
+        signed_tokens: auth_token::signed_tokens(low)?,
         auth_token_ttl: auth_token_ttl(low),
         compaction_sleep: time(low, "compaction-sleep-interval"),
         corrupt_check: time(low, "corrupt-check-time"),

@@ -5,9 +5,11 @@ use std::{io, path::PathBuf, time::Duration};
 use super::{
     Config, LowArgs, PeerUrl, Remark, UrlError, UsageError, file::CONFIG_FILE, low::parse_bool,
 };
-use crate::{identity::DocumentError, tls::TlsVersion};
+use crate::{auth::JwtError, identity::DocumentError, tls::TlsVersion};
 
 pub(super) const NO_PEER_CERTIFICATE: &str = "TLS key/cert (--peer-cert-file, --peer-key-file) must be provided for peer urls with HTTPS scheme";
+const ONE_KEY: &str =
+    "members know each other by one key: give --peer-cert-file and --peer-key-file";
 const MAX_ELECTION: Duration = Duration::from_millis(50_000);
 
 /// Settings that can be understood, but not followed: exit code 1.
@@ -58,6 +60,9 @@ pub enum ConfigError {
     /// The member document can't be used.
     #[error("--muster-document")]
     Document(#[source] DocumentError),
+    /// Tokens can't be signed or checked.
+    #[error(transparent)]
+    Tokens(#[from] JwtError),
     /// Two settings contradict each other, or one is out of bounds.
     #[error("{0}")]
     Relation(String),
@@ -85,16 +90,11 @@ fn unsupported(low: &LowArgs) -> Result<(), String> {
             "--{flag} is not supported: muster-agent meets the other members, and starts this program with --initial-cluster"
         ));
     }
-    if low.value("auth-token").split(',').next() != Some("simple") {
-        return Err("--auth-token takes simple: other tokens are not supported".to_owned());
-    }
     for (flag, instead) in [
         ("auto-tls", "give --cert-file and --key-file"),
         ("peer-auto-tls", "give --peer-cert-file, --peer-key-file and --peer-trusted-ca-file"),
-        (
-            "peer-client-cert-file",
-            "members know each other by one key: give --peer-cert-file and --peer-key-file",
-        ),
+        ("peer-client-cert-file", ONE_KEY),
+        ("peer-client-key-file", ONE_KEY),
     ] {
         if set(flag) {
             return Err(format!("--{flag} is not supported: {instead}"));

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use node_consensus::Position;
 
-use super::{Metrics, Notice, QUEUED_JOBS};
+use super::{Metrics, Notice, QUEUED_JOBS, SLOW_APPLY};
 use crate::machine::{Applied, Committed, RequestId, StateMachine};
 
 /// When the store is made durable, so that the log can drop what came before.
@@ -151,8 +151,10 @@ impl<M: StateMachine> Applier<M> {
             assert!(at.index >= last.position.index, "the state machine has skipped entries");
         }
         self.metrics.applied.fetch_add(entries.len() as u64, Relaxed);
-        let micros = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let took = started.elapsed();
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         self.metrics.apply_micros.fetch_add(micros, Relaxed);
+        self.metrics.slow_applies.fetch_add(u64::from(took > SLOW_APPLY), Relaxed);
         out.notice(Notice::Applied { at, changes });
         out.answer(outcomes);
         let behind = at.index.saturating_sub(self.machine.durable().index);
@@ -183,7 +185,10 @@ impl<M: StateMachine> Applier<M> {
     ) -> Result<(), TurnError<M::Error>> {
         let mut reader = BufReader::new(out.open(body).map_err(TurnError::Body)?);
         self.bytes = 0;
-        let installed = self.machine.install_snapshot(&mut reader).map_err(TurnError::Store)?;
+        self.metrics.installing.store(true, Relaxed);
+        let installed = self.machine.install_snapshot(&mut reader);
+        self.metrics.installing.store(false, Relaxed);
+        let installed = installed.map_err(TurnError::Store)?;
         drop(reader);
         assert_eq!(installed, at, "a snapshot's body is of another position than its message");
         self.metrics.snapshots_installed.fetch_add(1, Relaxed);

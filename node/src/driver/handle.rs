@@ -163,6 +163,21 @@ impl<O: Send + 'static> Handle<O> {
     /// Returns when everything that was acknowledged anywhere before the call is applied here: a
     /// local read after it is linearizable. One ReadIndex round serves all who wait.
     pub async fn read_barrier(&self) -> Result<Position, ReadError> {
+        let answer = self.confirmed().await;
+        match answer {
+            Ok(_) => {}
+            Err(ReadError::Timeout) => {
+                self.metrics.reads_timed_out.fetch_add(1, Ordering::Relaxed);
+                self.metrics.reads_failed.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(_) => {
+                self.metrics.reads_failed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        answer
+    }
+
+    async fn confirmed(&self) -> Result<Position, ReadError> {
         let token = self.next_read.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         self.waiters.reads.lock().unwrap_or_else(PoisonError::into_inner).insert(token, sender);

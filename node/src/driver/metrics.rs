@@ -1,9 +1,14 @@
 //! Counters of the driver, written by its threads and read by `/metrics`.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
-/// All but [`Metrics::log_bytes_left`] only ever rise.
+use crate::durations::Durations;
+
+/// What etcd calls slow by default (`--warning-apply-duration`).
+pub const SLOW_APPLY: Duration = Duration::from_millis(100);
+
+/// All but [`Metrics::log_bytes_left`] and [`Metrics::installing`] only ever rise.
 #[derive(Debug, Default)]
 pub struct Metrics {
     /// Proposals taken from the mailbox.
@@ -12,6 +17,16 @@ pub struct Metrics {
     pub proposals_refused: AtomicU64,
     /// ReadIndex rounds asked for.
     pub read_rounds: AtomicU64,
+    /// Reads that ended without an answer.
+    pub reads_failed: AtomicU64,
+    /// Reads that got none within the request time-out.
+    pub reads_timed_out: AtomicU64,
+    /// Heartbeats that left a beat late, because this member was busy with something else.
+    pub late_heartbeats: AtomicU64,
+    /// Whether a snapshot of the whole state is being installed.
+    pub installing: AtomicBool,
+    /// Turns of the state machine that took longer than [`SLOW_APPLY`].
+    pub slow_applies: AtomicU64,
     /// Reads answered.
     pub reads: AtomicU64,
     /// Messages taken from peers.
@@ -44,54 +59,4 @@ pub struct Metrics {
     pub snapshots_sent: AtomicU64,
     /// Snapshots installed.
     pub snapshots_installed: AtomicU64,
-}
-
-/// Upper bounds in milliseconds of the buckets that etcd gives to what a disk does: 2^0 to 2^13.
-const BUCKETS: usize = 14;
-
-/// How long something took, each time it was done.
-#[derive(Debug, Default)]
-pub struct Durations {
-    /// The last one is of those above all bounds.
-    counts: [AtomicU64; BUCKETS + 1],
-    micros: AtomicU64,
-}
-
-impl Durations {
-    pub(crate) fn record(&self, took: Duration) {
-        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        let bucket = (0..BUCKETS).find(|bucket| micros <= 1000 << bucket).unwrap_or(BUCKETS);
-        self.counts[bucket].fetch_add(1, Relaxed);
-        self.micros.fetch_add(micros, Relaxed);
-    }
-
-    /// Upper bound in seconds and count of each bucket, smallest first; the last one has no bound.
-    pub fn buckets(&self) -> Vec<(f64, u64)> {
-        let bounds = (0..BUCKETS).map(|bucket| f64::from(1 << bucket) / 1000.0);
-        let counts = self.counts.iter().map(|count| count.load(Relaxed));
-        bounds.chain([f64::INFINITY]).zip(counts).collect()
-    }
-
-    /// All of them together.
-    pub fn sum(&self) -> Duration {
-        Duration::from_micros(self.micros.load(Relaxed))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_duration_counts_in_the_smallest_bucket_that_holds_it() {
-        let durations = Durations::default();
-        for micros in [0, 1_000, 1_001, 8_192_000, 8_192_001] {
-            durations.record(Duration::from_micros(micros));
-        }
-        let buckets = durations.buckets();
-        let filled: Vec<_> = buckets.iter().copied().filter(|(_, count)| *count > 0).collect();
-        assert_eq!(filled, [(0.001, 2), (0.002, 1), (8.192, 1), (f64::INFINITY, 1)]);
-        assert_eq!(buckets.len(), 15);
-        assert_eq!(durations.sum(), Duration::from_micros(16_386_002));
-    }
 }

@@ -53,7 +53,7 @@ pub use mail::{
     MAX_QUEUED_MESSAGE_BYTES, MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS, MAX_QUEUED_READS,
     Mail, MailBounds, Notice, Proposal, ReadToken, Refused,
 };
-pub use metrics::{Durations, Metrics};
+pub use metrics::{Metrics, SLOW_APPLY};
 pub use node_consensus::{Message, MessageKind, PeerState, PeerStatus, Position, Role};
 #[cfg(test)]
 pub(crate) use peers::recorded;

@@ -198,6 +198,9 @@ impl<M: StateMachine> CoreThread<M> {
             let now = Instant::now();
             let tick = now >= next_tick;
             if tick {
+                if now >= next_tick + self.options.tick {
+                    self.beats_late();
+                }
                 next_tick = now + self.options.tick;
             }
             self.core.round(mail, tick, &mut self.out);
@@ -206,6 +209,16 @@ impl<M: StateMachine> CoreThread<M> {
                 self.out.waiters.stop();
                 return;
             }
+        }
+    }
+
+    /// What a leader tells the others with each tick leaves a whole tick late: counted once for each.
+    fn beats_late(&self) {
+        let driver = self.core.driver();
+        if driver.leadership().0 == Role::Leader {
+            let members = driver.members();
+            let others = (members.voters.len() + members.learners.len()).saturating_sub(1);
+            self.metrics.late_heartbeats.fetch_add(others as u64, Relaxed);
         }
     }
 

@@ -20,7 +20,8 @@ impl Apart {
         Self(Arc::new(Semaphore::new(LARGE_AT_ONCE)))
     }
 
-    /// Does `work`, on so many bytes.
+    /// Does `work`, on so many bytes. Those that wait for their turn are few: the sender's account is
+    /// charged for each of them.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -30,14 +31,7 @@ impl Apart {
             return work();
         }
         let turn = Arc::clone(&self.0).acquire_owned().await.expect("it is never closed");
-        // The turn ends with the work, which goes on when nobody waits for it any more.
-        let work = move || {
-            let done = work();
-            drop(turn);
-            done
-        };
-        let done = tokio::task::spawn_blocking(work).await;
-        done.map_err(|_| Status::from(rpc::Error::Stopped))?
+        rpc::apart(turn, work).await?
     }
 }
 

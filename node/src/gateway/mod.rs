@@ -8,6 +8,8 @@
 mod apart;
 mod deadline;
 mod errors;
+#[cfg(fuzzing)]
+pub(crate) mod fuzz;
 mod json;
 mod methods;
 mod raw;
@@ -38,7 +40,7 @@ use crate::shares::{Account, Charge, Part};
 
 /// Bytes of JSON that a request may have for each byte that it may have in gRPC: base64 has four for
 /// three, and names take room.
-const REQUEST_GROWTH: usize = 2;
+pub(crate) const REQUEST_GROWTH: usize = 2;
 /// The same of an answer, while it is written.
 const ANSWER_GROWTH: usize = 3;
 /// What a header's name begins with whose rest is metadata.

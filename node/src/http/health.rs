@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
@@ -67,6 +68,9 @@ pub(super) async fn health(
 ) -> Response {
     let query = Query::parse(query.as_deref());
     let answer = |reason: &str| {
+        let metrics = &context.metrics;
+        let counter = if reason.is_empty() { &metrics.healthy } else { &metrics.unhealthy };
+        counter.fetch_add(1, Ordering::Relaxed);
         let code = if reason.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         let health = reason.is_empty();
         let reason = serde_json::Value::from(reason);

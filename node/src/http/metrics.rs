@@ -8,26 +8,29 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet,
+};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::driver::Durations;
+use crate::durations::Durations;
 use crate::lease::TTL_BUCKETS;
-use crate::rpc::{Context, Method};
+use crate::rpc::Context;
 
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
+mod calls;
+mod network;
 mod node;
+mod text;
 
 pub(super) async fn metrics(State(context): State<Arc<Context>>) -> Response {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Scrape(context)));
     let mut body = String::new();
     match encode(&mut body, &registry) {
-        Ok(()) => ([(CONTENT_TYPE, OPEN_METRICS)], body).into_response(),
+        Ok(()) => ([(CONTENT_TYPE, text::KIND)], text::plain(&body)).into_response(),
         Err(_) => axum::http::StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
@@ -54,11 +57,8 @@ impl Out<'_> {
     }
 
     fn durations(&mut self, name: &str, help: &str, durations: &Durations) -> std::fmt::Result {
-        let buckets = durations.buckets();
-        let count = buckets.iter().map(|(_, count)| count).sum();
-        let sum = durations.sum().as_secs_f64();
         let mut out = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        out.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+        histogram(&mut out, durations)
     }
 
     /// One gauge with labels: the value is 1, what it says stands in the labels.
@@ -71,6 +71,12 @@ impl Out<'_> {
         let counter = ConstCounter::new(value);
         counter.encode(self.0.encode_descriptor(name, help, None, counter.metric_type())?)
     }
+}
+
+fn histogram(out: &mut MetricEncoder<'_>, durations: &Durations) -> std::fmt::Result {
+    let buckets = durations.buckets();
+    let count = buckets.iter().map(|(_, count)| count).sum();
+    out.encode_histogram::<NoLabelSet>(durations.sum().as_secs_f64(), count, &buckets, None)
 }
 
 /// The metric types have gauges of `i64` only.
@@ -89,7 +95,8 @@ impl Collector for Scrape {
         self.calls(&mut out)?;
         self.server(&mut out)?;
         self.network(&mut out)?;
-        node::process(&mut out)
+        node::process(&mut out)?;
+        node::descriptors(&mut out)
     }
 }
 
@@ -131,12 +138,37 @@ impl Scrape {
         out.counter(
             "etcd_server_proposals_failed",
             "The total number of failed proposals seen",
-            load(&driver.proposals_refused),
+            load(&self.0.metrics.failed),
+        )?;
+        out.counter(
+            "etcd_server_heartbeat_send_failures",
+            "Heartbeats that left the leader a beat late, because it was busy",
+            load(&driver.late_heartbeats),
         )?;
         out.counter(
             "etcd_server_read_indexes",
             "Rounds of ReadIndex asked for",
             load(&driver.read_rounds),
+        )?;
+        out.counter(
+            "etcd_server_read_indexes_failed",
+            "The total number of failed read indexes seen",
+            load(&driver.reads_failed),
+        )?;
+        out.counter(
+            "etcd_server_slow_read_indexes",
+            "Read indexes that nobody confirmed within the request time-out",
+            load(&driver.reads_timed_out),
+        )?;
+        out.gauge(
+            "etcd_server_snapshot_apply_in_progress_total",
+            "1 if the server is applying the incoming snapshot. 0 if none",
+            i64::from(driver.installing.load(Ordering::Relaxed)),
+        )?;
+        out.gauge(
+            "etcd_server_learner_promote_successes",
+            "The total number of successful learner promotions while this member is leader",
+            signed(load(&self.0.metrics.promoted)),
         )
     }
 
@@ -168,6 +200,11 @@ impl Scrape {
             "Time spent applying entries",
             load(&driver.apply_micros),
         )?;
+        out.counter(
+            "etcd_server_slow_apply",
+            "Turns of applying entries that took longer than 100 ms",
+            load(&driver.slow_applies),
+        )?;
         out.durations(
             "etcd_disk_backend_commit_duration_seconds",
             "Time that a checkpoint of the store took, its syncs included",
@@ -177,6 +214,11 @@ impl Scrape {
             "etcd_disk_backend_defrag_duration_seconds",
             "Time that a defragmentation of the store took",
             &self.0.metrics.defragmentations,
+        )?;
+        out.gauge(
+            "etcd_disk_defrag_inflight",
+            "Whether or not defrag is active on the member. 1 means active, 0 means not",
+            i64::from(self.0.metrics.defragmenting.load(Ordering::Relaxed)),
         )
     }
 
@@ -228,6 +270,21 @@ impl Scrape {
             "etcd_debugging_mvcc_events",
             "Total number of events sent by this member",
             load(&metrics.events),
+        )?;
+        out.gauge(
+            "etcd_debugging_auth_revision",
+            "The current revision of auth store",
+            signed(view.auth().revision()),
+        )?;
+        out.durations(
+            "etcd_mvcc_hash_duration_seconds",
+            "Time that a checksum of all that the store holds took",
+            &metrics.hashes,
+        )?;
+        out.durations(
+            "etcd_mvcc_hash_rev_duration_seconds",
+            "Time that a checksum of the keys at a revision took",
+            &metrics.revision_hashes,
         )
     }
 
@@ -264,7 +321,7 @@ impl Scrape {
                 load(&metrics.leases_renewed),
             ),
             (
-                "etcd_server_lease_expired",
+                "etcd_debugging_server_lease_expired",
                 "The total number of expired leases",
                 load(&metrics.leases_expired),
             ),
@@ -279,63 +336,8 @@ impl Scrape {
         let sum = counters.ttl_sum as f64;
         family.encode_histogram::<NoLabelSet>(sum, counters.granted, &buckets, None)
     }
-
-    fn calls(&self, out: &mut Out<'_>) -> std::fmt::Result {
-        let name = "grpc_server_started";
-        let help = "Total number of RPCs started on the server";
-        let mut family = out.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for method in Method::ALL {
-            let started = load(&self.0.metrics.calls(*method).started);
-            let counter = ConstCounter::new(started);
-            counter.encode(family.encode_family(&labels(*method))?)?;
-        }
-        let name = "grpc_server_handled";
-        let help = "Total number of RPCs completed on the server, regardless of success or failure";
-        let mut family = out.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for method in Method::ALL {
-            for (code, handled) in (0..).zip(&self.0.metrics.calls(*method).handled) {
-                let handled = load(handled);
-                if handled > 0 {
-                    let code = code_name(tonic::Code::from_i32(code));
-                    let mut all = labels(*method).to_vec();
-                    all.insert(0, ("grpc_code", code));
-                    ConstCounter::new(handled).encode(family.encode_family(&all)?)?;
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
 fn load(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
-}
-
-fn labels(method: Method) -> [(&'static str, &'static str); 3] {
-    let (service, method, kind) = method.labels();
-    [("grpc_method", method), ("grpc_service", service), ("grpc_type", kind)]
-}
-
-/// The names that Go's gRPC gives to codes.
-fn code_name(code: tonic::Code) -> &'static str {
-    use tonic::Code;
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "Canceled",
-        Code::Unknown => "Unknown",
-        Code::InvalidArgument => "InvalidArgument",
-        Code::DeadlineExceeded => "DeadlineExceeded",
-        Code::NotFound => "NotFound",
-        Code::AlreadyExists => "AlreadyExists",
-        Code::PermissionDenied => "PermissionDenied",
-        Code::ResourceExhausted => "ResourceExhausted",
-        Code::FailedPrecondition => "FailedPrecondition",
-        Code::Aborted => "Aborted",
-        Code::OutOfRange => "OutOfRange",
-        Code::Unimplemented => "Unimplemented",
-        Code::Internal => "Internal",
-        Code::Unavailable => "Unavailable",
-        Code::DataLoss => "DataLoss",
-        Code::Unauthenticated => "Unauthenticated",
-    }
 }

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::header::{
-    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    CONTENT_TYPE,
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, ALLOW,
+    CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{MethodRouter, get};
 
 pub(crate) use authority::Lenient;
 
@@ -36,16 +36,27 @@ pub(crate) fn all(grpc: Router, context: Arc<Context>, gateway: Option<usize>) -
 
 fn router(context: Arc<Context>) -> Router {
     Router::new()
-        .route("/version", get(version))
-        .route("/health", get(health::health))
-        .route("/livez", get(health::livez))
-        .route("/livez/{check}", get(health::livez_check))
-        .route("/readyz", get(health::readyz))
-        .route("/readyz/{check}", get(health::readyz_check))
+        .route("/version", only(get(version)))
+        .route("/health", only(get(health::health)))
+        .route("/livez", only(get(health::livez)))
+        .route("/livez/{check}", only(get(health::livez_check)))
+        .route("/readyz", only(get(health::readyz)))
+        .route("/readyz/{check}", only(get(health::readyz_check)))
         .route("/metrics", get(metrics::metrics))
         .layer(map_response(allow_origins))
         .fallback(not_found)
         .with_state(context)
+}
+
+/// GET, and not HEAD either: as etcd has it, whose load balancers are told to GET.
+fn only(get: MethodRouter<Arc<Context>>) -> MethodRouter<Arc<Context>> {
+    get.head(not_allowed).fallback(not_allowed)
+}
+
+async fn not_allowed() -> Response {
+    let text = (CONTENT_TYPE, "text/plain; charset=utf-8");
+    let headers = [text, (X_CONTENT_TYPE_OPTIONS, "nosniff"), (ALLOW, "GET")];
+    (StatusCode::METHOD_NOT_ALLOWED, headers, "Method Not Allowed\n").into_response()
 }
 
 /// What etcd tells browsers by default (`--cors`).

@@ -71,6 +71,8 @@ mod append;
 mod codec;
 mod error;
 mod frame;
+#[cfg(fuzzing)]
+pub mod fuzz;
 mod history;
 mod open;
 mod reader;

@@ -12,11 +12,12 @@ use prost::Message as _;
 use redb::{Table, WriteTransaction};
 
 use super::error::{ReadError, StoreError};
-use super::event::{Event, EventBatch, EventKind, deleted, key_of, tombstone};
+use super::event::{Event, EventBatch, EventKind, encode_deleted, key_of};
 use super::index::{Newest, Walk};
 use super::operations::Counted;
 use super::range::{AnswerRoom, Source, read};
 use super::revision::{KeyRange, Revision};
+use super::rows::{Tombstones, is_together};
 use super::store::{Shared, weight};
 use super::tables::{Cluster, LEASES, Progress, RECORDS, encode_lease};
 use crate::auth::{AuthState, Forget, SecretHash, Tokens};
@@ -73,7 +74,6 @@ pub struct Batch<'txn> {
     /// The encoded `KeyValue`s of all events, one after the other.
     buffer: BytesMut,
     events: Vec<Pending>,
-    scratch: Vec<u8>,
     record_bytes: i64,
     tokens: Vec<TokenNews>,
 }
@@ -96,7 +96,6 @@ impl<'txn> Batch<'txn> {
             counted: Cell::default(),
             buffer: BytesMut::new(),
             events: Vec::new(),
-            scratch: Vec::new(),
             record_bytes: 0,
             tokens: Vec::new(),
         })
@@ -167,7 +166,7 @@ impl<'txn> Batch<'txn> {
     /// the present request's changes. Holds one value at a time.
     pub fn each(
         &self,
-        range: &KeyRange,
+        range: KeyRange,
         look: &mut dyn FnMut(&KeyValue) -> bool,
     ) -> Result<(), ReadError> {
         self.source().each(range, look)
@@ -227,10 +226,11 @@ impl<'txn> Batch<'txn> {
         });
         debug_assert!(matches!(walk, Walk::Done), "an unbounded walk ends");
         let deleted = i64::try_from(keys.len()).unwrap_or(i64::MAX);
-        for key in keys {
-            self.leases().detach(&key);
-            self.delete_one(key)?;
+        {
+            let mut leases = self.leases();
+            keys.iter().for_each(|key| leases.detach(key));
         }
+        self.delete_all(keys)?;
         Ok(deleted)
     }
 
@@ -271,26 +271,43 @@ impl<'txn> Batch<'txn> {
         let revoked = self.leases().revoke(id);
         let Some(keys) = revoked else { return Ok(false) };
         self.txn.open_table(LEASES)?.remove(id)?;
-        for key in keys {
-            self.delete_one(Bytes::copy_from_slice(&key))?;
-        }
+        self.delete_all(keys.iter())?;
         Ok(true)
     }
 
-    fn delete_one(&mut self, key: Bytes) -> Result<(), StoreError> {
-        let at = self.next_change();
-        self.shared.index.write().expect("the writer is the only one to write").delete(&key, at);
-        self.scratch.clear();
-        tombstone(key.clone()).encode_raw(&mut self.scratch);
-        self.records.insert(at.to_row(), &self.scratch[..])?;
-        self.record_bytes += weight(self.scratch.len());
-        deleted(key, at).encode_raw(&mut self.buffer);
-        self.events.push(Pending {
-            end: self.buffer.len(),
-            kind: EventKind::Delete,
-            revision: at,
-            is_create: false,
-        });
+    /// Deletes keys that are there, in this order.
+    fn delete_all(
+        &mut self,
+        keys: impl IntoIterator<Item = impl AsRef<[u8]>>,
+    ) -> Result<(), StoreError> {
+        let mut together = Tombstones::default();
+        for key in keys {
+            let key = key.as_ref();
+            let at = self.next_change();
+            self.shared.index.write().expect("the writer is the only one to write").delete(key, at);
+            if together.is_full_with(key.len()) {
+                self.write_tombstones(&mut together)?;
+            }
+            together.push(at, key);
+            encode_deleted(key, at, &mut self.buffer);
+            self.events.push(Pending {
+                end: self.buffer.len(),
+                kind: EventKind::Delete,
+                revision: at,
+                is_create: false,
+            });
+        }
+        self.write_tombstones(&mut together)
+    }
+
+    fn write_tombstones(&mut self, together: &mut Tombstones) -> Result<(), StoreError> {
+        let Some((row, bytes)) = together.row() else { return Ok(()) };
+        self.records.insert(row, bytes)?;
+        self.record_bytes += weight(bytes.len());
+        if is_together(bytes) {
+            self.shared.lock_tombstones().insert(row);
+        }
+        together.clear();
         Ok(())
     }
 

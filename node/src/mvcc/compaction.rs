@@ -1,32 +1,55 @@
 //! Taking away what a compaction has made unreachable, a bounded number of keys at a time.
 //!
 //! The request itself only moves the border (see [`super::Batch::compact`]). The work goes along
-//! the key index: a step compacts some keys' histories and deletes the records that they drop. It
-//! is safe to stop anywhere: a store that is opened with the work unfinished begins again at the
+//! the key index: a step compacts some keys' histories and deletes the records that they drop; the
+//! last steps take away the rows in which tombstones lie together ([`super::rows`]). It is safe to
+//! stop anywhere: a store that is opened with the work unfinished begins again at the
 //! first key, and finds only what is still there.
 
 use std::sync::atomic::Ordering;
 
-use redb::{Durability, ReadableDatabase as _};
+use redb::{Durability, ReadableDatabase as _, ReadableTable as _, Table};
 
 use super::error::{ReadError, StoreError};
+use super::event::decode;
 use super::index::Walk;
 use super::range::read;
+use super::revision::Revision;
+use super::rows::{Tombstones, is_together, records};
 use super::store::{File, Store, weight};
 use super::tables::{META, RECORDS, write_compacted};
+
+type Rows<'txn> = Table<'txn, u128, &'static [u8]>;
+
+/// What a row of tombstones holds, roughly: so many are a key each in a step's measure.
+const TOMBSTONES_PER_ROW: usize = 64;
+
+/// What a compaction turns to next.
+#[derive(Debug)]
+enum Next {
+    /// The keys after this one, or all.
+    Keys(Option<Box<[u8]>>),
+    /// Rows of many tombstones, from this one on.
+    Tombstones(u128),
+}
 
 /// How far a compaction has come.
 #[derive(Debug)]
 pub(crate) struct Cursor {
     revision: i64,
-    after: Option<Box<[u8]>>,
+    next: Next,
     /// The compaction before, if all of it is done: the checksum is to be kept.
     previous: Option<i64>,
 }
 
+/// The first row that a compaction at `revision` does not reach.
+fn first_after(revision: i64) -> u128 {
+    Revision { main: revision.saturating_add(1), sub: 0 }.to_row()
+}
+
 impl Cursor {
     pub(crate) fn new(revision: i64) -> Self {
-        Self { revision, after: None, previous: None }
+        Self { revision, next: Next::Keys(None), previous: None }
     }
 
     pub(crate) fn after_one_of(self, previous: i64) -> Self {
@@ -64,23 +87,18 @@ impl Store {
         // index and records change together.
         let mut txn = file.db.begin_write()?;
         txn.set_durability(Durability::None)?;
-        let mut dropped = Vec::new();
-        let walk = {
-            let mut index =
-                shared.index.write().expect("a writer that panicked has stopped the process");
-            let at_most = shared.compacted_keys_per_step;
-            index.compact(cursor.after.as_deref(), cursor.revision, at_most, &mut dropped)
-        };
-        let mut freed = 0;
-        {
-            let mut records = txn.open_table(RECORDS)?;
-            for at in &dropped {
-                if let Some(record) = records.remove(at.to_row())? {
-                    freed += weight(record.value().len());
+        let (left, freed) = {
+            let mut rows = txn.open_table(RECORDS)?;
+            match &cursor.next {
+                Next::Keys(after) => {
+                    self.compact_keys(&mut rows, cursor.revision, after.as_deref())?
+                }
+                Next::Tombstones(from) => {
+                    self.compact_tombstones(&mut rows, cursor.revision, *from)?
                 }
             }
-        }
-        let finished = matches!(walk, Walk::Done);
+        };
+        let finished = left.is_none();
         if finished {
             write_compacted(&mut txn.open_table(META)?, cursor.revision)?;
         }
@@ -88,9 +106,9 @@ impl Store {
         shared.record_bytes.fetch_sub(freed, Ordering::Relaxed);
 
         let mut next = shared.lock_cursor();
-        if let Walk::Paused(last) = walk {
+        if let Some(left) = left {
             // A newer compaction starts over; else go on here.
-            next.get_or_insert(Cursor { after: Some(last), ..Cursor::new(cursor.revision) });
+            next.get_or_insert(Cursor { next: left, ..Cursor::new(cursor.revision) });
         }
         let more = next.is_some();
         drop(next);
@@ -98,6 +116,83 @@ impl Store {
             shared.compacted.send_replace(cursor.revision);
         }
         Ok(if more { CompactionProgress::More } else { CompactionProgress::Idle })
+    }
+
+    /// Forgets changes of some keys, and takes away what lies in a row of its own. What is left to do,
+    /// and the bytes that are free now.
+    fn compact_keys(
+        &self,
+        rows: &mut Rows<'_>,
+        revision: i64,
+        after: Option<&[u8]>,
+    ) -> Result<(Option<Next>, i64), StoreError> {
+        let shared = &self.shared;
+        let mut dropped = Vec::new();
+        let walk = {
+            let mut index =
+                shared.index.write().expect("a writer that panicked has stopped the process");
+            index.compact(after, revision, shared.compacted_keys_per_step, &mut dropped)
+        };
+        let mut freed = 0;
+        let together = shared.lock_tombstones();
+        for row in dropped.into_iter().map(Revision::to_row) {
+            if together.contains(&row) {
+                continue;
+            }
+            if let Some(record) = rows.remove(row)? {
+                freed += weight(record.value().len());
+            }
+        }
+        let next = match walk {
+            Walk::Paused(last) => Some(Next::Keys(Some(last))),
+            Walk::Done if together.range(..first_after(revision)).next().is_none() => None,
+            Walk::Done => Some(Next::Tombstones(0)),
+        };
+        Ok((next, freed))
+    }
+
+    /// Once all keys are compacted: takes away some of the rows of tombstones from `from` on. None of a
+    /// request before `revision` is needed any more; of the one at `revision` those stay that are in the index.
+    fn compact_tombstones(
+        &self,
+        rows: &mut Rows<'_>,
+        revision: i64,
+        from: u128,
+    ) -> Result<(Option<Next>, i64), StoreError> {
+        let shared = &self.shared;
+        let end = first_after(revision);
+        let at_most = shared.compacted_keys_per_step.div_ceil(TOMBSTONES_PER_ROW);
+        let some: Vec<u128> =
+            shared.lock_tombstones().range(from..end).take(at_most).copied().collect();
+        let mut freed = 0;
+        for &row in &some {
+            let Some(before) = rows.get(row)?.map(|row| row.value().to_vec()) else { continue };
+            freed += weight(before.len());
+            let mut stay = Tombstones::default();
+            if Revision::from_row(row).main == revision {
+                let index = read(&shared.index);
+                for record in records(row, &before) {
+                    let (at, record) = record?;
+                    let key = decode(record)?.key;
+                    if index.has(&key, at) {
+                        stay.push(at, &key);
+                    }
+                }
+            }
+            rows.remove(row)?;
+            let mut together = shared.lock_tombstones();
+            together.remove(&row);
+            if let Some((row, bytes)) = stay.row() {
+                rows.insert(row, bytes)?;
+                freed -= weight(bytes.len());
+                if is_together(bytes) {
+                    together.insert(row);
+                }
+            }
+        }
+        let is_more = some.len() == at_most;
+        let next = some.last().filter(|_| is_more).map(|last| Next::Tombstones(last + 1));
+        Ok((next, freed))
     }
 
     /// Keeps the checksum as of a compaction that has not taken anything away yet.
@@ -134,11 +229,13 @@ impl Store {
     /// Records in the file, reachable or not.
     #[cfg(test)]
     pub(crate) fn stored_revisions(&self) -> Result<u64, StoreError> {
-        use redb::ReadableTable as _;
         let mut count = 0;
         for row in self.view().records.iter()? {
-            row?;
-            count += 1;
+            let (at, row) = row?;
+            for record in records(at.value(), row.value()) {
+                record?;
+                count += 1;
+            }
         }
         Ok(count)
     }

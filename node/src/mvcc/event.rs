@@ -1,8 +1,9 @@
 //! Changes as watchers see them: encoded once, shared by all.
 
-use bytes::{Buf as _, Bytes};
+use bytes::{Buf as _, BufMut, Bytes};
 use node_proto::mvccpb::KeyValue;
 use prost::Message as _;
+use prost::encoding::encode_varint;
 
 use super::error::StoreError;
 use super::revision::Revision;
@@ -42,7 +43,9 @@ impl Event {
             revision,
             is_create: !dead && kv.version == 1,
             kv: if dead {
-                deleted(kv.key, revision).encode_to_vec().into()
+                let mut event = Vec::new();
+                encode_deleted(&kv.key, revision, &mut event);
+                event.into()
             } else {
                 Bytes::copy_from_slice(record)
             },
@@ -78,14 +81,23 @@ pub(crate) fn is_tombstone(kv: &KeyValue) -> bool {
     kv.create_revision == 0
 }
 
-/// The record that ends a key's life.
-pub(crate) fn tombstone(key: Bytes) -> KeyValue {
-    KeyValue { key, ..KeyValue::default() }
+/// An encoded `KeyValue` begins with this, the tag of its key, if that isn't empty.
+pub(crate) const KEY_TAG: u8 = 0x0a;
+/// The tag of its `mod_revision`.
+const MOD_REVISION_TAG: u8 = 0x18;
+
+/// The record that ends a key's life, encoded: a `KeyValue` that has nothing but the key.
+pub(crate) fn encode_tombstone(key: &[u8], into: &mut impl BufMut) {
+    into.put_u8(KEY_TAG);
+    encode_varint(key.len() as u64, into);
+    into.put_slice(key);
 }
 
-/// What a watcher is shown of a delete.
-pub(crate) fn deleted(key: Bytes, revision: Revision) -> KeyValue {
-    KeyValue { key, mod_revision: revision.main, ..KeyValue::default() }
+/// What a watcher is shown of a delete, encoded.
+pub(crate) fn encode_deleted(key: &[u8], at: Revision, into: &mut impl BufMut) {
+    encode_tombstone(key, into);
+    into.put_u8(MOD_REVISION_TAG);
+    encode_varint(at.main.cast_unsigned(), into);
 }
 
 /// The key within an encoded `KeyValue`, which begins with it: shares its memory.
@@ -113,9 +125,23 @@ mod tests {
     }
 
     #[test]
+    fn what_is_written_by_hand_is_what_the_library_writes() {
+        for (length, main) in [(1, 2), (127, 300), (128, i64::MAX), (5_000, 1 << 40)] {
+            let key = Bytes::from(vec![b'k'; length]);
+            let (mut record, mut event) = (Vec::new(), Vec::new());
+            encode_tombstone(&key, &mut record);
+            encode_deleted(&key, Revision { main, sub: 3 }, &mut event);
+            let tombstone = KeyValue { key, ..KeyValue::default() };
+            assert_eq!(record, tombstone.encode_to_vec());
+            assert_eq!(event, KeyValue { mod_revision: main, ..tombstone }.encode_to_vec());
+        }
+    }
+
+    #[test]
     fn a_tombstone_becomes_a_delete_with_its_revision() -> Result<(), StoreError> {
         let at = Revision { main: 9, sub: 1 };
-        let record = tombstone(Bytes::from_static(b"k")).encode_to_vec();
+        let mut record = Vec::new();
+        encode_tombstone(b"k", &mut record);
         let event = Event::of_record(at, &record)?;
         assert_eq!(event.kind, EventKind::Delete);
         assert_eq!(decode(&event.kv)?.mod_revision, 9);

@@ -15,6 +15,7 @@ use super::error::ReadError;
 use super::event::{decode, is_tombstone};
 use super::range::read;
 use super::revision::{EtcdKey, Revision};
+use super::rows::records;
 use super::store::{Store, View};
 
 /// The answer to `HashKV`.
@@ -123,7 +124,7 @@ impl Store {
     /// for none.
     pub(crate) fn hash_upto(
         &self,
-        records: &impl ReadableTable<u128, &'static [u8]>,
+        rows: &impl ReadableTable<u128, &'static [u8]>,
         upto: i64,
         compacted: i64,
         nothing: bool,
@@ -131,23 +132,24 @@ impl Store {
         let end = Revision { main: upto + 1, sub: 0 }.to_row();
         let in_force = if nothing { compacted } else { upto };
         let mut hash = crc32c::crc32c(BUCKET);
-        for row in records.range(..end).map_err(ReadError::from)? {
-            let (at, record) = row.map_err(ReadError::from)?;
-            let at = Revision::from_row(at.value());
-            let record = record.value();
-            let kv = decode(record)?;
-            let dead = is_tombstone(&kv);
-            if at.main <= compacted {
-                let index = read(&self.shared.index);
-                if index.compacted() > upto {
-                    return Err(ReadError::Superseded);
+        for row in rows.range(..end).map_err(ReadError::from)? {
+            let (first, row) = row.map_err(ReadError::from)?;
+            for record in records(first.value(), row.value()) {
+                let (at, record) = record?;
+                let kv = decode(record)?;
+                let dead = is_tombstone(&kv);
+                if at.main <= compacted {
+                    let index = read(&self.shared.index);
+                    if index.compacted() > upto {
+                        return Err(ReadError::Superseded);
+                    }
+                    if index.counted(&kv.key, in_force) != Some(at) {
+                        continue;
+                    }
                 }
-                if index.counted(&kv.key, in_force) != Some(at) {
-                    continue;
-                }
+                hash = crc32c::crc32c_append(hash, EtcdKey::new(at, dead).bytes());
+                hash = crc32c::crc32c_append(hash, record);
             }
-            hash = crc32c::crc32c_append(hash, EtcdKey::new(at, dead).bytes());
-            hash = crc32c::crc32c_append(hash, record);
         }
         Ok(KeyValueHash { hash, compact_revision: compacted, revision: upto })
     }

@@ -166,6 +166,14 @@ impl Index {
         self.counts_nothing(revision) && !self.keys.values().any(dies)
     }
 
+    /// Whether this change of `key` is known.
+    pub(crate) fn has(&self, key: &[u8], at: Revision) -> bool {
+        self.keys.get(key).is_some_and(|history| {
+            let mut all = history.older().iter().chain([&history.newest]);
+            all.any(|stamp| stamp.revision() == at)
+        })
+    }
+
     /// The newest state of `key`, if it is there.
     pub(crate) fn newest(&self, key: &[u8]) -> Option<Newest> {
         let history = self.keys.get(key)?;

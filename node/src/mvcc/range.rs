@@ -48,9 +48,14 @@ impl<'f> AnswerRoom<'f> {
     }
 
     /// Whether `bytes` more would fit.
-    fn fits(&mut self, bytes: usize) -> bool {
+    pub(crate) fn fits(&mut self, bytes: usize) -> bool {
         self.is_overdrawn = self.is_overdrawn || !(self.fits)(self.held + bytes);
         !self.is_overdrawn
+    }
+
+    /// Takes in what was gathered for an answer, and fits.
+    pub(crate) fn take_gathered(&mut self, gather: &Gather) {
+        self.held += gather.bytes();
     }
 
     /// Takes in `kv`, if it fits.
@@ -96,31 +101,43 @@ impl<T: ReadableTable<u128, &'static [u8]>> Source<'_, T> {
     /// one value at a time.
     pub(crate) fn each(
         &self,
-        range: &KeyRange,
+        range: KeyRange,
         look: &mut dyn FnMut(&KeyValue) -> bool,
     ) -> Result<(), ReadError> {
-        let mut after: Option<Box<[u8]>> = None;
-        let mut found = Vec::new();
-        loop {
-            found.clear();
-            let walk = {
-                let index = read(self.index);
-                if index.compacted() > self.revision {
-                    return Err(ReadError::Superseded);
-                }
-                let (at, step) = (self.revision, KEYS_PER_STEP);
-                index.walk(range, after.as_deref(), at, step, |_, at| found.push(at))
-            };
-            for at in &found {
-                if !look(&self.record(*at)?) {
-                    return Ok(());
-                }
+        let mut scan = Scan::new(range);
+        while !self.scan(&mut scan, look)? {}
+        Ok(())
+    }
+
+    /// Goes on showing them; true once there are no more, or `look` said no.
+    pub(crate) fn scan(
+        &self,
+        scan: &mut Scan,
+        look: &mut dyn FnMut(&KeyValue) -> bool,
+    ) -> Result<bool, ReadError> {
+        let Scan { range, after, is_walked, found } = scan;
+        if found.is_empty() {
+            let index = read(self.index);
+            if index.compacted() > self.revision {
+                return Err(ReadError::Superseded);
             }
-            match walk {
-                Walk::Paused(last) => after = Some(last),
-                Walk::Done => return Ok(()),
+            let (at, step) = (self.revision, KEYS_PER_STEP);
+            match index.walk(range, after.as_deref(), at, step, |_, at| found.push_back(at)) {
+                Walk::Paused(last) => *after = Some(last),
+                Walk::Done => *is_walked = true,
             }
         }
+        let mut bytes = 0;
+        while bytes < BYTES_PER_STEP
+            && let Some(at) = found.pop_front()
+        {
+            let kv = self.record(at)?;
+            bytes += weight(&kv);
+            if !look(&kv) {
+                return Ok(true);
+            }
+        }
+        Ok(*is_walked && found.is_empty())
     }
 
     /// Answers `request` in one go, unless `room` has none for that.
@@ -136,7 +153,7 @@ impl<T: ReadableTable<u128, &'static [u8]>> Source<'_, T> {
                 return Ok(None);
             }
             if let Step::Done(response) = step {
-                room.held += gather.bytes();
+                room.take_gathered(&gather);
                 return Ok(Some(response));
             }
         }
@@ -151,6 +168,24 @@ pub(crate) fn missing(at: Revision) -> StoreError {
 /// the index says can be trusted.
 pub(crate) fn read(index: &RwLock<Index>) -> std::sync::RwLockReadGuard<'_, Index> {
     index.read().expect("a writer that panicked has stopped the process")
+}
+
+/// Every key of a range with its value, looked at in bounded steps.
+pub struct Scan {
+    range: KeyRange,
+    after: Option<Box<[u8]>>,
+    /// The index has been walked to the end.
+    is_walked: bool,
+    /// Records to look at.
+    found: VecDeque<Revision>,
+}
+
+impl Scan {
+    /// Of `range`, from its begin.
+    #[must_use]
+    pub fn new(range: KeyRange) -> Self {
+        Self { range, after: None, is_walked: false, found: VecDeque::new() }
+    }
 }
 
 /// Whether a [`Gather`] has come to its end.
@@ -179,6 +214,8 @@ pub struct Gather {
     kvs: Vec<KeyValue>,
     /// What these hold.
     bytes: usize,
+    /// Taken out before the end.
+    given: usize,
     count: i64,
 }
 
@@ -217,8 +254,29 @@ impl Gather {
             found: VecDeque::new(),
             kvs: Vec::new(),
             bytes: 0,
+            given: 0,
             count: 0,
         })
+    }
+
+    /// Whether it can go on with a newer view, in which what was before `compacted` is no more.
+    pub fn go_on(&self, compacted: i64) -> Result<(), ReadError> {
+        if compacted > self.at { Err(self.gone()) } else { Ok(()) }
+    }
+
+    fn gone(&self) -> ReadError {
+        if self.request.revision > 0 { ReadError::Compacted } else { ReadError::Superseded }
+    }
+
+    /// Takes out what has been gathered so far, for who neither sorts nor filters: the end has the rest.
+    /// Nothing, once all that is wanted is there.
+    pub fn take(&mut self) -> Vec<KeyValue> {
+        if self.is_full() {
+            return Vec::new();
+        }
+        self.given += self.kvs.len();
+        self.bytes = 0;
+        std::mem::take(&mut self.kvs)
     }
 
     /// What has been gathered holds so many bytes.
@@ -228,7 +286,11 @@ impl Gather {
     }
 
     fn is_full(&self) -> bool {
-        self.request.count_only || (self.wanted > 0 && self.kvs.len() >= self.wanted)
+        self.request.count_only || self.has_wanted()
+    }
+
+    fn has_wanted(&self) -> bool {
+        self.wanted > 0 && self.given + self.kvs.len() >= self.wanted
     }
 
     pub(crate) fn step<T>(&mut self, source: &Source<'_, T>) -> Result<Step, ReadError>
@@ -242,7 +304,7 @@ impl Gather {
         while self.bytes < enough
             && let Some(at) = self.found.pop_front()
         {
-            if self.wanted > 0 && self.kvs.len() >= self.wanted {
+            if self.has_wanted() {
                 self.found.clear();
                 break;
             }
@@ -260,8 +322,7 @@ impl Gather {
         let at_most = if full { COUNTED_PER_STEP } else { KEYS_PER_STEP };
         let index = read(source.index);
         if index.compacted() > self.at {
-            let asked_for = self.request.revision > 0;
-            return Err(if asked_for { ReadError::Compacted } else { ReadError::Superseded });
+            return Err(self.gone());
         }
         let walk =
             index.walk(&self.range, self.after.as_deref(), self.at, at_most, |_, revision| {
@@ -308,16 +369,21 @@ impl Gather {
         let mut more = false;
         if let Ok(limit) = usize::try_from(request.limit)
             && limit > 0
-            && kvs.len() > limit
+            && self.given + kvs.len() > limit
         {
-            kvs.truncate(limit);
+            kvs.truncate(limit.saturating_sub(self.given));
             more = true;
         }
-        if request.keys_only {
+        if request.keys_only && request.sort_target() == SortTarget::Value {
             for kv in &mut kvs {
-                kv.value.clear();
+                // Both are slices of the whole record.
+                kv.key = Bytes::copy_from_slice(&kv.key);
+                kv.value = Bytes::new();
             }
         }
+        // From here on the answer holds what is in it, and not what was looked at for it.
+        kvs.shrink_to_fit();
+        self.bytes = kvs.iter().map(weight).sum();
         RangeResponse {
             header: Some(ResponseHeader { revision: self.revision, ..Default::default() }),
             kvs,

@@ -15,6 +15,7 @@ use redb::{Durability, ReadableTable as _};
 use super::error::StoreError;
 use super::event::decode;
 use super::revision::Revision;
+use super::rows::records;
 use super::store::{View, Writer};
 use super::tables::{
     Cluster, LEASES, META, Progress, RECORDS, decode_auth, decode_lease, decode_member,
@@ -103,15 +104,17 @@ impl FrameReader<'_> {
         self.exact(&mut head)?;
         let mut expected = [0; 4];
         self.exact(&mut expected)?;
-        let length = u32::from_le_bytes([head[1], head[2], head[3], head[4]]);
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let claimed = u32::from_le_bytes([head[1], head[2], head[3], head[4]]);
+        let length = usize::try_from(claimed).unwrap_or(usize::MAX);
         if length > MAX_FRAME_BYTES {
             return Err(corrupt(format!("a frame claims {length} bytes")));
         }
-        let mut payload = std::mem::take(&mut self.payload);
-        payload.resize(length, 0);
-        self.exact(&mut payload)?;
-        self.payload = payload;
+        // It grows as the bytes come, whatever was claimed.
+        self.payload.clear();
+        let mut body = Read::take(&mut *self.input, claimed.into());
+        if body.read_to_end(&mut self.payload).map_err(StoreError::Stream)? < length {
+            return Err(corrupt("it ends too early"));
+        }
         self.checksum = crc32c::crc32c_append(self.checksum, &head);
         self.checksum = crc32c::crc32c_append(self.checksum, &self.payload);
         if self.checksum != u32::from_le_bytes(expected) {
@@ -307,13 +310,16 @@ fn write_records(view: &View, frames: &mut FrameWriter<'_>) -> Result<(), StoreE
     let mut payload = Vec::with_capacity(FRAME_BYTES);
     let mut count: u64 = 0;
     for row in view.records.iter()? {
-        let (at, record) = row?;
-        let record = record.value();
-        let length = u32::try_from(record.len()).map_err(|_| corrupt("a record is too long"))?;
-        payload.extend_from_slice(&at.value().to_le_bytes());
-        payload.extend_from_slice(&length.to_le_bytes());
-        payload.extend_from_slice(record);
-        count += 1;
+        let (first, row) = row?;
+        for record in records(first.value(), row.value()) {
+            let (at, record) = record?;
+            let length = u32::try_from(record.len());
+            let length = length.map_err(|_| corrupt("a record is too long"))?;
+            payload.extend_from_slice(&at.to_row().to_le_bytes());
+            payload.extend_from_slice(&length.to_le_bytes());
+            payload.extend_from_slice(record);
+            count += 1;
+        }
         if payload.len() >= FRAME_BYTES {
             frames.frame(Kind::Records, &payload)?;
             payload.clear();
@@ -374,4 +380,18 @@ fn split_record(frame: &[u8]) -> Option<(u128, &[u8], &[u8])> {
     let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
     let (record, rest) = rest.split_at_checked(length)?;
     Some((u128::from_le_bytes(*row), record, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_takes_no_more_memory_than_has_come_of_it() {
+        let mut input: &[u8] = &[1, 0, 0, 0, 3, 0, 0, 0, 0, 7, 7];
+        let mut frames = FrameReader { input: &mut input, checksum: 0, payload: Vec::new() };
+        assert!(matches!(frames.frame(), Err(StoreError::Snapshot(_))));
+        assert_eq!(frames.payload, [7, 7]);
+        assert!(frames.payload.capacity() < 1 << 10);
+    }
 }

@@ -1,5 +1,6 @@
 //! Opening the store, publishing views of it, and the handles to read and write it.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
@@ -18,9 +19,11 @@ use super::error::{ReadError, StoreError};
 use super::event::{EventBatch, decode};
 use super::hash::Kept;
 use super::index::Index;
+use super::measured::Measured;
 use super::operations::{Counted, Operations};
-use super::range::{AnswerRoom, Gather, Source, Step};
-use super::revision::{KeyRange, Revision};
+use super::range::{AnswerRoom, Gather, Scan, Source, Step};
+use super::revision::Revision;
+use super::rows::{is_together, records};
 use super::tables::{
     self, ALARMS, Cluster, FORMAT, FORMATS_BEFORE, LEASES, MEMBERS, META, Progress, RECORDS,
     REMOVED, ROLES, USERS, decode_lease, read_cluster, read_compacted, read_format, read_progress,
@@ -148,8 +151,11 @@ impl Frozen {
         mut show: impl FnMut(Revision, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         for row in self.view.records.iter().map_err(StoreError::from)? {
-            let (at, record) = row.map_err(StoreError::from)?;
-            show(Revision::from_row(at.value()), record.value())?;
+            let (first, row) = row.map_err(StoreError::from)?;
+            for record in records(first.value(), row.value()) {
+                let (at, record) = record?;
+                show(at, record)?;
+            }
         }
         Ok(())
     }
@@ -189,6 +195,8 @@ pub(crate) struct Shared {
     pub(crate) cache_bytes: usize,
     pub(crate) index: RwLock<Index>,
     pub(crate) leases: RwLock<LeaseTable>,
+    /// The rows that hold tombstones of one request together.
+    pub(crate) tombstones: Mutex<BTreeSet<u128>>,
     pub(crate) tokens: Mutex<Tokens>,
     view: RwLock<Arc<View>>,
     /// Whether the view says that requests have to say who makes them: so that it costs nothing more to know.
@@ -237,6 +245,10 @@ impl Shared {
 
     pub(crate) fn lock_cursor(&self) -> MutexGuard<'_, Option<Cursor>> {
         self.cursor.lock().expect("a compaction that panicked has stopped the process")
+    }
+
+    pub(crate) fn lock_tombstones(&self) -> MutexGuard<'_, BTreeSet<u128>> {
+        self.tombstones.lock().expect("nothing panics under this lock")
     }
 
     pub(crate) fn source<'a>(&'a self, view: &'a View) -> Source<'a, Records> {
@@ -288,17 +300,6 @@ impl Store {
         Ok(response.expect("there is room for anything"))
     }
 
-    /// The same for an answer that has to find room; `None` if it doesn't.
-    pub fn range_within(
-        &self,
-        view: &View,
-        request: &RangeRequest,
-        room: &mut AnswerRoom<'_>,
-    ) -> Result<Option<RangeResponse>, ReadError> {
-        self.count_range();
-        self.shared.source(view).range(request, room)
-    }
-
     fn count_range(&self) {
         self.shared.operations.add(Counted { ranges: 1, ..Counted::default() });
     }
@@ -309,15 +310,15 @@ impl Store {
         &self.shared.operations
     }
 
-    /// Shows every key of `range` with its value as of `view`, in key order, until `look` says no.
-    /// Holds one value at a time. [`ReadError::Superseded`]: take a new view.
-    pub fn each(
+    /// Goes on showing every key of a range with its value as of `view`, in key order, until `look` says
+    /// no; true at the end. Holds one value at a time. [`ReadError::Superseded`]: take a new view.
+    pub fn scan(
         &self,
         view: &View,
-        range: &KeyRange,
+        scan: &mut Scan,
         look: &mut dyn FnMut(&KeyValue) -> bool,
-    ) -> Result<(), ReadError> {
-        self.shared.source(view).each(range, look)
+    ) -> Result<bool, ReadError> {
+        self.shared.source(view).scan(scan, look)
     }
 
     /// Who belongs to the cluster, and a way to wait for a change.
@@ -412,7 +413,7 @@ impl Writer {
             }
         };
         let Loaded { frozen, contents } = loaded;
-        let Indexed { index, leases, record_bytes } = contents;
+        let Indexed { index, leases, tombstones, record_bytes } = contents;
         let Frozen { view, finished_compaction: finished } = frozen;
         let (progress, cluster) = (view.progress, view.cluster.clone());
         let members = watch::Sender::new(cluster.members.clone());
@@ -426,6 +427,7 @@ impl Writer {
             cache_bytes,
             index: RwLock::new(index),
             leases: RwLock::new(leases),
+            tombstones: Mutex::new(tombstones),
             tokens: Mutex::default(),
             auth_enabled: AtomicBool::new(view.auth().is_enabled()),
             view: RwLock::new(Arc::new(view)),
@@ -548,7 +550,8 @@ impl Writer {
         // finished itself.
         self.shared.compacted.send_replace(Progress::START.compacted);
         let Loaded { contents, .. } = load(file)?;
-        let Indexed { index, leases, record_bytes } = contents;
+        let Indexed { index, leases, tombstones, record_bytes } = contents;
+        *self.shared.lock_tombstones() = tombstones;
         *self.shared.index.write().expect("the writer is the only one to write") = index;
         *self.shared.leases.write().expect("nothing panics while it holds this lock") = leases;
         // Whose tokens should be forgotten is in the entries that it passes over.
@@ -599,6 +602,7 @@ struct Loaded {
 struct Indexed {
     index: Index,
     leases: LeaseTable,
+    tombstones: BTreeSet<u128>,
     record_bytes: i64,
 }
 
@@ -676,62 +680,25 @@ fn prepare(db: &Database, members: Vec<Member>) -> Result<(), StoreError> {
 fn index(view: &View) -> Result<Indexed, StoreError> {
     let (mut index, mut leases) = (Index::new(view.progress.compacted), LeaseTable::default());
     view.leases()?.into_iter().for_each(|lease| leases.restore(lease));
-    let mut record_bytes = 0;
+    let (mut tombstones, mut record_bytes) = (BTreeSet::new(), 0);
     for row in view.records.iter()? {
-        let (at, record) = row?;
-        let record = record.value();
-        let kv = decode(record)?;
-        index.restore(&kv.key, Revision::from_row(at.value()), kv.create_revision, kv.version);
-        leases.attach(&kv.key, kv.lease);
-        record_bytes += weight(record.len());
+        let (first, row) = row?;
+        let (first, row) = (first.value(), row.value());
+        for record in records(first, row) {
+            let (at, record) = record?;
+            let kv = decode(record)?;
+            index.restore(&kv.key, at, kv.create_revision, kv.version);
+            leases.attach(&kv.key, kv.lease);
+        }
+        if is_together(row) {
+            tombstones.insert(first);
+        }
+        record_bytes += weight(row.len());
     }
-    Ok(Indexed { index, leases, record_bytes })
+    Ok(Indexed { index, leases, tombstones, record_bytes })
 }
 
 /// What a record of `length` bytes adds to the store.
 pub(crate) fn weight(length: usize) -> i64 {
     i64::try_from(length + size_of::<u128>()).unwrap_or(i64::MAX)
-}
-
-/// The backend, with its length at hand for those who may not touch the disk.
-#[derive(Debug)]
-struct Measured<B> {
-    inner: B,
-    length: Arc<AtomicU64>,
-}
-
-impl<B: StorageBackend> Measured<B> {
-    fn new(inner: B, length: Arc<AtomicU64>) -> Result<Self, StoreError> {
-        let now = inner.len().map_err(redb::StorageError::from)?;
-        length.store(now, Ordering::Relaxed);
-        Ok(Self { inner, length })
-    }
-}
-
-impl<B: StorageBackend> StorageBackend for Measured<B> {
-    fn len(&self) -> std::io::Result<u64> {
-        self.inner.len()
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
-        self.inner.read(offset, out)
-    }
-
-    fn set_len(&self, len: u64) -> std::io::Result<()> {
-        self.inner.set_len(len)?;
-        self.length.store(len, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn sync_data(&self) -> std::io::Result<()> {
-        self.inner.sync_data()
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
-        self.inner.write(offset, data)
-    }
-
-    fn close(&self) -> std::io::Result<()> {
-        self.inner.close()
-    }
 }

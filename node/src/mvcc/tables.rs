@@ -16,12 +16,12 @@ use crate::machine::Position;
 use crate::membership::{Member, MemberTable, RemovedMember};
 
 /// The file's format; another one is refused.
-pub(crate) const FORMAT: u32 = 4;
-/// The ones before, brought to [`FORMAT`] when they are opened: they lack tables that a new file has, the
-/// first the leases, both the users and roles.
-pub(crate) const FORMATS_BEFORE: [u32; 2] = [2, 3];
+pub(crate) const FORMAT: u32 = 5;
+/// The ones before, brought to [`FORMAT`] when they are opened: the first two lack tables that a new file
+/// has, the first the leases, both the users and roles; none has rows of many tombstones.
+pub(crate) const FORMATS_BEFORE: [u32; 3] = [2, 3, 4];
 
-/// Revision → encoded `KeyValue`.
+/// Revision → encoded `KeyValue`, or tombstones that begin there: see [`super::rows`].
 pub(crate) const RECORDS: TableDefinition<'static, u128, &'static [u8]> =
     TableDefinition::new("records");
 /// Fixed rows: see the names below.

@@ -75,6 +75,15 @@ impl Auth {
         Ok(Password { name, hash, no_password: false })
     }
 
+    /// As in etcd, a password that is changed to an empty one is nobody's any more: none is right until it
+    /// is changed again.
+    async fn changed(&self, name: String, password: String) -> Result<Password, Error> {
+        if password.is_empty() {
+            return Ok(Password { name, ..Password::default() });
+        }
+        self.hashed(name, password, None).await
+    }
+
     async fn authenticate(
         &self,
         request: AuthenticateRequest,
@@ -99,6 +108,15 @@ impl Auth {
             if !self.passwords.verify(password.clone(), hash).await? {
                 tracing::warn!(user = ?name, "somebody gave a wrong user name or password");
                 return Err(Error::AuthFailed);
+            }
+            if let Some(jwt) = &self.context.signed_tokens {
+                // If users have changed meanwhile, the token is too old already, and its client asks again.
+                let jwt = Arc::clone(jwt);
+                let now = jiff::Timestamp::now().as_second();
+                let signed = tokio::task::spawn_blocking(move || jwt.sign(&name, revision, now));
+                let token = signed.await.map_err(|_| Error::Stopped)?.ok_or(Error::VerifyOnly)?;
+                let header = header(self.context.store.view().revision());
+                return Ok(AuthenticateResponse { header, token: token.to_string() });
             }
             let secret = TokenSecret::random();
             let (user, hash) = (name.clone(), secret.hash());
@@ -226,7 +244,7 @@ changes! {
     user_change_password: UserChangePassword,
         AuthUserChangePasswordRequest => AuthUserChangePasswordResponse,
         |asked, this| Change::UserChangePassword(
-            this.hashed(asked.name, asked.password, None).await?);
+            this.changed(asked.name, asked.password).await?);
     user_grant_role: UserGrantRole, AuthUserGrantRoleRequest => AuthUserGrantRoleResponse,
         |asked, _| Change::UserGrantRole(asked);
     user_revoke_role: UserRevokeRole, AuthUserRevokeRoleRequest => AuthUserRevokeRoleResponse,

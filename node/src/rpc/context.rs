@@ -21,7 +21,7 @@ use super::proposal::Proposal;
 use super::space::{self, Claim};
 use super::{Identity, Limits, Metrics, RequestIds, Telemetry};
 use crate::apply::{Outcome, Response, grows};
-use crate::auth::Caller;
+use crate::auth::{Caller, Jwt};
 use crate::driver::{Handle, NodeStatus};
 use crate::identity::MemberId;
 use crate::machine::RequestId;
@@ -48,6 +48,8 @@ pub(crate) struct Context {
     pub(crate) alarms: watch::Receiver<Vec<AlarmMember>>,
     /// The one place for whoever reads the whole store for a comparison.
     pub(crate) comparing: Arc<Semaphore>,
+    /// Clients have checksums of everything made so many at a time.
+    pub(crate) hashing: Arc<Semaphore>,
     /// The other members; `None` where there can be none.
     pub(crate) peers: Option<Transport>,
     /// How changes of members are judged.
@@ -59,6 +61,8 @@ pub(crate) struct Context {
     /// Leases, while this member leads.
     pub(crate) clock: LeaseClock,
     pub(crate) token_clock: TokenClock,
+    /// What signs tokens; `None`: they are simple ones.
+    pub(crate) signed_tokens: Option<Arc<Jwt>>,
     pub(crate) identity: Identity,
     pub(crate) request_ids: RequestIds,
     pub(crate) limits: Limits,
@@ -97,6 +101,9 @@ pub(super) fn encode(
     Ok(payload)
 }
 
+/// Which version of etcd's API a client says to speak.
+const CLIENT_API_VERSION: &str = "client-api-version";
+
 /// What belongs to a call: what its answer holds, from before there is one until its client has taken the
 /// last byte; and who makes it.
 pub(crate) struct Held {
@@ -110,7 +117,7 @@ const CALL_BYTES: usize = 4 << 10;
 
 impl Held {
     /// Nothing, charged to whom the extensions name.
-    fn new<Q>(request: &Request<Q>) -> Self {
+    pub(super) fn new<Q>(request: &Request<Q>) -> Self {
         let who = Who::of(request);
         match request.extensions().get::<Arc<Account>>() {
             Some(account) => Self::of(account, who),
@@ -226,6 +233,12 @@ impl Context {
         }
     }
 
+    /// Counts a call by what its client says of itself.
+    pub(super) fn count_client(&self, metadata: &MetadataMap, is_stream: bool) {
+        let said = metadata.get(CLIENT_API_VERSION).map(|said| said.as_encoded_bytes());
+        self.metrics.clients.count(said, is_stream);
+    }
+
     pub(crate) fn has_leader(&self) -> bool {
         *self.leader.borrow() != 0
     }
@@ -262,6 +275,7 @@ impl Context {
         work: impl AsyncFnOnce(Q, &mut Held) -> Result<T, E>,
     ) -> Result<tonic::Response<T>, Status> {
         let call = self.metrics.start(method);
+        self.count_client(request.metadata(), false);
         let mut held = Held::new(&request);
         let result = match self.begin::<Q, E>(&request, &mut held).await {
             Ok(()) => work(request.into_inner(), &mut held).await.map_err(Into::into),
@@ -278,7 +292,7 @@ impl Context {
     }
 
     /// Everything that a call may be refused for before anything is done.
-    async fn begin<Q: Ask, E: From<Error> + Into<Status>>(
+    pub(super) async fn begin<Q: Ask, E: From<Error> + Into<Status>>(
         &self,
         request: &Request<Q>,
         held: &mut Held,
@@ -344,8 +358,10 @@ impl Context {
     }
 
     async fn decide(&self, payload: Bytes, id: RequestId) -> Result<Response, Error> {
-        let _pending = self.metrics.pending();
-        Ok(self.handle.propose(payload, id).await??)
+        let pending = self.metrics.pending();
+        let outcome = self.handle.propose(payload, id).await?;
+        pending.end();
+        Ok(outcome?)
     }
 
     /// Waits until this member's store shows everything acknowledged before the call, unless the

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::stream;
@@ -42,7 +42,12 @@ impl Election {
         let lease = self.0.lease(lease, held).await?;
         let mut place = self.0.enter(&name, lease, value.clone(), held).await?;
         if place.value().is_some_and(|before| *before != value) {
-            self.say(place.key().clone(), place.created(), value, lease, held).await?;
+            let (key, created) = (place.key().clone(), place.created());
+            if let Err(refused) = self.say(key.clone(), created, value, lease, held).await {
+                // Whoever is told so does not stand in line, as in etcd.
+                let _ = self.0.txn(delete_if_still(key, created), held).await;
+                return Err(refused.into());
+            }
         }
         place.turn(held).await?.ok_or(Error::NotElected)?;
         let (key, rev) = (place.key().clone(), place.created());
@@ -114,6 +119,7 @@ struct Observer {
     following: Following,
     ready: VecDeque<LeaderResponse>,
     code: tonic::Code,
+    began: Instant,
 }
 
 impl Observer {
@@ -199,7 +205,7 @@ fn said(event: &Event) -> Result<KeyValue, Error> {
 impl Drop for Observer {
     fn drop(&mut self) {
         let calls = self.line.context.metrics.calls(Method::Observe);
-        calls.handled[self.code as usize].fetch_add(1, Ordering::Relaxed);
+        calls.end(self.code, self.began);
     }
 }
 
@@ -222,9 +228,9 @@ impl election_server::Election for Election {
 
     async fn observe(&self, request: Request<LeaderRequest>) -> Answer<BoxStream<LeaderResponse>> {
         let context = &self.0.context;
+        context.count_client(request.metadata(), true);
         context.admit(request.metadata(), false)?;
         context.vouch()?;
-        context.metrics.calls(Method::Observe).started.fetch_add(1, Ordering::Relaxed);
         let account = request.extensions().get::<Arc<Account>>().cloned();
         let refused = until_refused(context, requires_leader(request.metadata()));
         let observer = Observer {
@@ -235,6 +241,7 @@ impl election_server::Election for Election {
             ready: VecDeque::new(),
             name: request.into_inner().name,
             code: tonic::Code::Cancelled,
+            began: context.metrics.calls(Method::Observe).begin(),
         };
         let answers = stream::unfold(Some((observer, refused)), async |state| {
             let (mut observer, mut refused) = state?;

@@ -189,6 +189,12 @@ table! {
         "auth: authentication failed, password was given for no password user",
     /// What bcrypt would not read to its end. Nor for this.
     PasswordTooLong: Unknown "bcrypt: password length exceeds 72 bytes",
+    /// A range in parts comes in the order of its keys.
+    StreamSorted: Unimplemented "RangeStream does not support custom sort orders",
+    /// And with all of them.
+    StreamFiltered: Unimplemented "RangeStream does not support revision filters",
+    /// This member has only the public key of signed tokens. etcd has no code for it.
+    VerifyOnly: Unknown "auth: token signing attempted with verify-only key",
     /// A token that proves nothing.
     InvalidAuthToken: Unauthenticated "etcdserver: invalid auth token",
     /// More users and roles than every member can keep in memory. Not etcd's: it takes any number.

@@ -6,16 +6,18 @@ use std::sync::atomic::Ordering;
 use node_proto::etcdserverpb::kv_server;
 use node_proto::etcdserverpb::{
     CompactionRequest, CompactionResponse, DeleteRangeRequest, DeleteRangeResponse, PutRequest,
-    PutResponse, RangeRequest, RangeResponse, TxnRequest, TxnResponse,
+    PutResponse, RangeRequest, RangeResponse, RangeStreamResponse, TxnRequest, TxnResponse,
 };
+use tonic::codegen::BoxStream;
 use tonic::{Request, Status};
 
 use super::context::{Context, Held};
 use super::error::Error;
 use super::metrics::Method;
-use crate::apply::{is_read_only, is_serializable, read_only_txn};
+use super::range_stream;
+use crate::apply::{ReadTxn, is_read_only, is_serializable};
 use crate::auth::Access;
-use crate::mvcc::{AnswerRoom, ReadError, Step, Store, View};
+use crate::mvcc::{AnswerRoom, ReadError, Step};
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 
@@ -74,19 +76,41 @@ impl Kv {
     }
 
     async fn read_only(&self, txn: &TxnRequest, held: &mut Held) -> Result<TxnResponse, Error> {
-        let read = |store: &Store, view: &View| {
-            if let Err(refused) = self.0.may(held.who(), view, Access::Txn(txn)) {
-                return Ok(Err(refused));
+        'view: loop {
+            let view = self.0.store.view();
+            self.0.may(held.who(), &view, Access::Txn(txn))?;
+            let mut read = ReadTxn::new(txn);
+            let mut bytes = 0;
+            loop {
+                let step = {
+                    let mut fits = |bytes| held.fits(bytes);
+                    let mut room = AnswerRoom::new(bytes, &mut fits);
+                    let step = read.step(&self.0.store, &view, &mut room);
+                    if room.is_overdrawn() {
+                        return Err(Error::TooMuchUnread);
+                    }
+                    bytes = room.held();
+                    step
+                };
+                match step {
+                    Ok(Some(response)) => {
+                        // No longer what was looked at for it.
+                        held.hold(bytes)?;
+                        if response.responses.len() > 1 {
+                            self.0.store.operations().txns.fetch_add(1, Ordering::Relaxed);
+                        }
+                        return Ok(response);
+                    }
+                    // A wide one lets others on this thread have a turn.
+                    Ok(None) => tokio::task::yield_now().await,
+                    Err(ReadError::Superseded) => {
+                        tokio::task::yield_now().await;
+                        continue 'view;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
             }
-            let mut fits = |bytes| held.fits(bytes);
-            let mut room = AnswerRoom::new(0, &mut fits);
-            let response = read_only_txn(store, view, txn, &mut room)?;
-            if response.responses.len() > 1 {
-                store.operations().txns.fetch_add(1, Ordering::Relaxed);
-            }
-            Ok(if room.is_overdrawn() { Err(Error::TooMuchUnread) } else { Ok(response) })
-        };
-        self.0.read(read).await?
+        }
     }
 
     async fn compact(
@@ -109,6 +133,13 @@ impl kv_server::Kv for Kv {
     async fn range(&self, request: Request<RangeRequest>) -> Answer<RangeResponse> {
         let work = async |request: RangeRequest, held: &mut Held| self.range(&request, held).await;
         self.0.call(Method::Range, request, work).await
+    }
+
+    async fn range_stream(
+        &self,
+        request: Request<RangeRequest>,
+    ) -> Answer<BoxStream<RangeStreamResponse>> {
+        range_stream::answer(self.0.clone(), request).await
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Answer<PutResponse> {

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use futures_util::stream::{self, ReadyChunks, StreamExt as _};
@@ -22,6 +21,7 @@ use super::access::Who;
 use super::context::{Context, Held, header, requires_leader};
 use super::error::Error;
 use super::leases::{BUSY, UNKNOWN};
+use super::limit;
 use super::metrics::Method;
 use super::reconfigure::LOOK_AGAIN;
 use super::watch::{Refused, until_refused};
@@ -209,6 +209,7 @@ struct KeepAlive {
     /// How the client's part ended, if it did.
     ended: Option<Result<(), Status>>,
     code: tonic::Code,
+    began: std::time::Instant,
 }
 
 impl KeepAlive {
@@ -249,7 +250,8 @@ async fn serve(
         match request {
             Ok(request) => ids.push(request.id),
             Err(status) => {
-                ended = Some(Err(status));
+                let max = super::largest_message(lease.context.limits.max_request_bytes);
+                ended = Some(Err(limit::reworded(status, max)));
                 break;
             }
         }
@@ -267,7 +269,7 @@ async fn serve(
 impl Drop for KeepAlive {
     fn drop(&mut self) {
         let calls = self.lease.context.metrics.calls(Method::LeaseKeepAlive);
-        calls.handled[self.code as usize].fetch_add(1, Ordering::Relaxed);
+        calls.end(self.code, self.began);
     }
 }
 
@@ -292,10 +294,9 @@ impl lease_server::Lease for Lease {
         &self,
         request: Request<Streaming<LeaseKeepAliveRequest>>,
     ) -> Answer<Answers> {
+        self.context.count_client(request.metadata(), true);
         self.context.admit(request.metadata(), false)?;
         self.context.vouch()?;
-        let calls = self.context.metrics.calls(Method::LeaseKeepAlive);
-        calls.started.fetch_add(1, Ordering::Relaxed);
         let needs_leader = requires_leader(request.metadata());
         let keeping = KeepAlive {
             lease: self.clone(),
@@ -305,6 +306,7 @@ impl lease_server::Lease for Lease {
             ready: VecDeque::new(),
             ended: None,
             code: tonic::Code::Cancelled,
+            began: self.context.metrics.calls(Method::LeaseKeepAlive).begin(),
         };
         let answers = stream::unfold(Some(keeping), async |keeping| {
             let mut keeping = keeping?;

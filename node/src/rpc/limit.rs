@@ -1,16 +1,19 @@
-//! A request larger than gRPC may receive is refused with the words that clients know.
+//! A request larger than gRPC may receive is refused with the words that clients know, and so is one whose
+//! messages are compressed in a way that nobody here knows.
 //!
 //! The gRPC library refuses it itself, in words and a code of its own, as a response that has
-//! nothing but headers: those are rewritten here.
+//! nothing but headers, or to who reads a stream: those are rewritten here.
 
 use axum::Router;
 use axum::response::Response;
 use http::HeaderValue;
+use tonic::{Code, Status};
 
 /// What the library answers, and the numbers in it.
 const THEIRS: &str = "Error, decoded message length too large: found ";
-const CODE_THEIRS: &str = "11";
-const CODE_OURS: &str = "8";
+const UNKNOWN: (&str, &str) = ("Content is compressed with `", "` which isn't supported");
+/// What a request's messages may be compressed with.
+const ACCEPTED: &str = "gzip,identity";
 
 pub(super) fn layer(router: Router, max: usize) -> Router {
     router.layer(axum::middleware::map_response(move |mut response: Response| {
@@ -21,22 +24,41 @@ pub(super) fn layer(router: Router, max: usize) -> Router {
 
 fn rewrite(response: &mut Response, max: usize) {
     let headers = response.headers_mut();
-    if headers.get("grpc-status").is_none_or(|code| code != CODE_THEIRS) {
-        return;
+    let Some(theirs) = Status::from_header_map(headers) else { return };
+    let Some(ours) = ours(&theirs, max) else { return };
+    if ours.code() == Code::Unimplemented {
+        headers.insert("grpc-accept-encoding", HeaderValue::from_static(ACCEPTED));
     }
-    let Some(found) = headers.get("grpc-message").and_then(found) else { return };
-    let text = format!("grpc: received message larger than max ({found} vs. {max})");
-    // Percent-encoded as gRPC wants it: only these two characters need it.
-    if let Ok(value) = HeaderValue::from_str(&text) {
-        headers.insert("grpc-message", value);
-        headers.insert("grpc-status", HeaderValue::from_static(CODE_OURS));
+    // It fails for details, and there are none.
+    let _ = ours.add_header(headers);
+}
+
+/// What ended a stream of requests, as clients know it.
+pub(super) fn reworded(status: Status, max: usize) -> Status {
+    ours(&status, max).unwrap_or(status)
+}
+
+fn ours(theirs: &Status, max: usize) -> Option<Status> {
+    let text = theirs.message();
+    match theirs.code() {
+        Code::OutOfRange => {
+            let found = text.strip_prefix(THEIRS)?.split(' ').next()?;
+            Some(larger_than_max(found.parse().ok()?, max))
+        }
+        Code::Unimplemented => {
+            let encoding = text.strip_prefix(UNKNOWN.0)?.strip_suffix(UNKNOWN.1)?;
+            let text =
+                format!("grpc: Decompressor is not installed for grpc-encoding {encoding:?}");
+            Some(Status::unimplemented(text))
+        }
+        _ => None,
     }
 }
 
-fn found(message: &HeaderValue) -> Option<u64> {
-    let text = message.to_str().ok()?.replace("%20", " ");
-    let rest = text.strip_prefix(THEIRS)?;
-    rest.split(' ').next()?.parse().ok()
+/// The refusal of a message of so many bytes.
+pub(crate) fn larger_than_max(bytes: u64, max: usize) -> Status {
+    let text = format!("grpc: received message larger than max ({bytes} vs. {max})");
+    Status::resource_exhausted(text)
 }
 
 #[cfg(test)]
@@ -52,7 +74,21 @@ mod tests {
         let headers = response.headers();
         assert_eq!(headers["grpc-status"], "8");
         let text = "grpc: received message larger than max (3145736 vs. 2097152)";
-        assert_eq!(headers["grpc-message"], text);
+        assert_eq!(Status::from_header_map(headers).unwrap().message(), text);
+    }
+
+    #[test]
+    fn an_unknown_compression_is_refused_in_known_words() {
+        let theirs = format!("{}br{}", UNKNOWN.0, UNKNOWN.1);
+        let mut theirs = Status::unimplemented(theirs);
+        theirs.metadata_mut().insert("grpc-accept-encoding", "identity".parse().unwrap());
+        let mut response: Response = theirs.into_http::<axum::body::Body>();
+        rewrite(&mut response, 1);
+        let headers = response.headers();
+        let told = Status::from_header_map(headers).unwrap();
+        let text = "grpc: Decompressor is not installed for grpc-encoding \"br\"";
+        assert_eq!((told.code(), told.message()), (Code::Unimplemented, text));
+        assert_eq!(headers["grpc-accept-encoding"], ACCEPTED);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Maintenance: status, alarms, checksums, snapshots, moving the leader.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use node_proto::etcdserverpb::alarm_request::AlarmAction;
@@ -16,6 +17,7 @@ use tokio::sync::Semaphore;
 use tonic::{Request, Status};
 
 use super::access::Who;
+use super::apart::apart;
 use super::context::{Context, Held, header};
 use super::error::Error;
 use super::metrics::Method;
@@ -32,6 +34,9 @@ pub(super) struct Maintenance {
     context: Arc<Context>,
     snapshots: Arc<Semaphore>,
 }
+
+/// Checksums of everything that are made at a time: each takes a core for as long as it reads.
+pub(super) const HASHES: usize = 2;
 
 /// How `etcdctl` and etcd's `errors` list show an alarm: no member is not shown.
 fn show(alarm: &AlarmMember) -> String {
@@ -91,6 +96,15 @@ impl Maintenance {
         Ok(AlarmResponse { header: header(view.revision()), alarms })
     }
 
+    /// Does `work`, which looks at everything, once few others do.
+    async fn hashed<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        let turn = self.context.hashing.clone().acquire_owned().await;
+        apart(turn.map_err(|_| Error::Stopped)?, work).await
+    }
+
     /// Runs `hash` where it may block; again on a newer view if a compaction overtakes it.
     async fn hash_at(&self, revision: i64) -> Result<(Arc<View>, KeyValueHash), Error> {
         loop {
@@ -100,8 +114,7 @@ impl Maintenance {
                 let hash = store.hash_kv(&view, revision);
                 (view, hash)
             };
-            let (view, hash) =
-                tokio::task::spawn_blocking(work).await.map_err(|_| Error::Stopped)?;
+            let (view, hash) = self.hashed(work).await?;
             match hash {
                 Err(ReadError::Superseded) if revision == 0 => {}
                 hash => return Ok((view, hash?)),
@@ -110,7 +123,9 @@ impl Maintenance {
     }
 
     async fn hash_kv(&self, revision: i64) -> Result<HashKvResponse, Error> {
+        let started = Instant::now();
         let (view, hash) = self.hash_at(revision).await?;
+        self.context.metrics.revision_hashes.record(started.elapsed());
         Ok(HashKvResponse {
             header: header(view.revision()),
             hash: hash.hash,
@@ -125,7 +140,9 @@ impl Maintenance {
         let context = self.context.clone();
         let work = move || {
             let started = Instant::now();
+            context.metrics.defragmenting.store(true, Ordering::Relaxed);
             let done = context.store.defragment(&context.store_file);
+            context.metrics.defragmenting.store(false, Ordering::Relaxed);
             context.metrics.defragmentations.record(started.elapsed());
             tell(&done, started.elapsed());
             done
@@ -139,10 +156,14 @@ impl Maintenance {
     }
 
     async fn checksum(&self) -> Result<HashResponse, Error> {
-        let view = self.context.store.view();
-        let work = move || (view.revision(), view.checksum());
-        let (revision, hash) =
-            tokio::task::spawn_blocking(work).await.map_err(|_| Error::Stopped)?;
+        let store = self.context.store.clone();
+        let started = Instant::now();
+        let work = move || {
+            let view = store.view();
+            (view.revision(), view.checksum())
+        };
+        let (revision, hash) = self.hashed(work).await?;
+        self.context.metrics.hashes.record(started.elapsed());
         Ok(HashResponse { header: header(revision), hash: hash? })
     }
 
@@ -239,6 +260,7 @@ impl maintenance_server::Maintenance for Maintenance {
     }
 
     async fn snapshot(&self, request: Request<SnapshotRequest>) -> Answer<snapshot::Chunks> {
+        self.context.count_client(request.metadata(), true);
         self.context.admit(request.metadata(), true)?;
         self.context.vouch()?;
         self.context.permit(&Who::of(&request), Access::Root, true).await?;

@@ -1,10 +1,12 @@
 //! Counters of calls, by method and code.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::time::Instant;
 
 use tonic::{Code, Status};
 
-use crate::driver::Durations;
+use crate::durations::Durations;
 
 macro_rules! methods {
     ($($name:ident = $service:literal, $method:literal, $kind:literal;)*) => {
@@ -29,6 +31,7 @@ macro_rules! methods {
 
 methods! {
     Range = "etcdserverpb.KV", "Range", "unary";
+    RangeStream = "etcdserverpb.KV", "RangeStream", "server_stream";
     Put = "etcdserverpb.KV", "Put", "unary";
     DeleteRange = "etcdserverpb.KV", "DeleteRange", "unary";
     Txn = "etcdserverpb.KV", "Txn", "unary";
@@ -82,20 +85,94 @@ methods! {
 const CODES: usize = 17;
 
 /// One method's counters.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Calls {
     /// Begun.
     pub started: AtomicU64,
     /// Ended, by code.
     pub handled: [AtomicU64; CODES],
+    /// From the begin to the end of each.
+    pub took: Durations,
+}
+
+impl Calls {
+    fn new() -> Self {
+        let (started, handled) = (AtomicU64::new(0), Default::default());
+        Self { started, handled, took: Durations::of_calls() }
+    }
+
+    /// Counts a call that begins; its [end](Self::end) is told when it did.
+    pub(crate) fn begin(&self) -> Instant {
+        self.started.fetch_add(1, Ordering::Relaxed);
+        Instant::now()
+    }
+
+    /// Counts the end of a call.
+    pub(crate) fn end(&self, code: Code, began: Instant) {
+        self.handled[code as usize].fetch_add(1, Ordering::Relaxed);
+        self.took.record(began.elapsed());
+    }
+}
+
+/// Versions of clients' libraries that are told apart; whoever comes with yet another one counts as
+/// [`OTHER`].
+const CLIENT_VERSIONS: usize = 16;
+/// Bytes of a version.
+const CLIENT_VERSION_BYTES: usize = 32;
+/// Who says no version.
+const UNKNOWN: &str = "unknown";
+/// Who says what is no version, or one too many.
+const OTHER: &str = "other";
+
+/// Calls by the version that clients say to speak, in metadata that anybody may fill with anything.
+#[derive(Debug, Default)]
+pub(crate) struct Clients {
+    known: [OnceLock<Box<str>>; CLIENT_VERSIONS],
+    /// Unary calls and streams of each; then of [`OTHER`], then of [`UNKNOWN`].
+    counts: [[AtomicU64; 2]; CLIENT_VERSIONS + 2],
+}
+
+impl Clients {
+    /// Counts a call of who says this.
+    pub(crate) fn count(&self, said: Option<&[u8]>, is_stream: bool) {
+        let place = said.map_or(CLIENT_VERSIONS + 1, |said| self.place(said));
+        self.counts[place][usize::from(is_stream)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn place(&self, said: &[u8]) -> usize {
+        let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b".-+_".contains(byte);
+        let Some(said) = std::str::from_utf8(said).ok().filter(|said| {
+            (1..=CLIENT_VERSION_BYTES).contains(&said.len()) && said.as_bytes().iter().all(plain)
+        }) else {
+            return CLIENT_VERSIONS;
+        };
+        let is_said = |known: &OnceLock<Box<str>>| &**known.get_or_init(|| said.into()) == said;
+        self.known.iter().position(is_said).unwrap_or(CLIENT_VERSIONS)
+    }
+
+    /// Type, version and count, of those that called.
+    pub(crate) fn all(&self) -> Vec<(&'static str, &str, u64)> {
+        let known = self.known.iter().map_while(|known| known.get().map(|version| &**version));
+        let named =
+            known.enumerate().chain([(CLIENT_VERSIONS, OTHER), (CLIENT_VERSIONS + 1, UNKNOWN)]);
+        let counted = named.flat_map(|(place, version)| {
+            let counts = ["unary", "stream"].into_iter().zip(&self.counts[place]);
+            counts.map(move |(kind, count)| (kind, version, count.load(Ordering::Relaxed)))
+        });
+        counted.filter(|(_, _, count)| *count > 0).collect()
+    }
 }
 
 /// The API's counters.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     calls: Vec<Calls>,
+    /// By the version that their clients say.
+    pub clients: Clients,
     /// Writes that wait for their outcome.
     pub pending: AtomicI64,
+    /// Writes that ended without an outcome.
+    pub failed: AtomicU64,
     /// Open watch streams.
     pub watch_streams: AtomicI64,
     /// Open watches.
@@ -104,6 +181,14 @@ pub(crate) struct Metrics {
     pub events: AtomicU64,
     /// Of each defragmentation.
     pub defragmentations: Durations,
+    /// Whether one is under way.
+    pub defragmenting: AtomicBool,
+    /// Of each checksum of all that the store holds.
+    pub hashes: Durations,
+    /// Of each checksum of the keys at a revision.
+    pub revision_hashes: Durations,
+    /// Members that this one, as the leader, made voters.
+    pub promoted: AtomicU64,
     /// Of each comparison of the members' data.
     pub comparisons: Durations,
     /// Members that the last one could compare.
@@ -112,21 +197,33 @@ pub(crate) struct Metrics {
     pub leases_renewed: AtomicU64,
     /// Leases that its clock found over.
     pub leases_expired: AtomicU64,
+    /// `/health` asked, and well.
+    pub healthy: AtomicU64,
+    /// `/health` asked, and not well.
+    pub unhealthy: AtomicU64,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
         Self {
-            calls: Method::ALL.iter().map(|_| Calls::default()).collect(),
+            calls: Method::ALL.iter().map(|_| Calls::new()).collect(),
+            clients: Clients::default(),
             pending: AtomicI64::new(0),
+            failed: AtomicU64::new(0),
             watch_streams: AtomicI64::new(0),
             watchers: AtomicI64::new(0),
             events: AtomicU64::new(0),
             defragmentations: Durations::default(),
+            defragmenting: AtomicBool::new(false),
+            hashes: Durations::of_hashes(),
+            revision_hashes: Durations::of_hashes(),
+            promoted: AtomicU64::new(0),
             comparisons: Durations::default(),
             compared: AtomicI64::new(0),
             leases_renewed: AtomicU64::new(0),
             leases_expired: AtomicU64::new(0),
+            healthy: AtomicU64::new(0),
+            unhealthy: AtomicU64::new(0),
         }
     }
 }
@@ -138,27 +235,40 @@ impl Metrics {
         &self.calls[method as usize]
     }
 
-    /// Counts a write for as long as the answer is kept.
+    /// Counts a write for as long as the answer is kept, and as failed unless it is told that it
+    /// [ended](Pending::end).
     pub(crate) fn pending(&self) -> Pending<'_> {
         self.pending.fetch_add(1, Ordering::Relaxed);
-        Pending(&self.pending)
+        Pending { metrics: self, ended: false }
     }
 
     /// Counts a call from its start to its end.
     pub(crate) fn start(&self, method: Method) -> Call<'_> {
         let calls = self.calls(method);
-        calls.started.fetch_add(1, Ordering::Relaxed);
-        Call { calls, code: Code::Cancelled }
+        Call { calls, code: Code::Cancelled, began: calls.begin() }
     }
 }
 
 /// A write that waits for its outcome.
 #[derive(Debug)]
-pub(crate) struct Pending<'a>(&'a AtomicI64);
+pub(crate) struct Pending<'a> {
+    metrics: &'a Metrics,
+    ended: bool,
+}
+
+impl Pending<'_> {
+    /// It has an outcome.
+    pub(crate) fn end(mut self) {
+        self.ended = true;
+    }
+}
 
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.metrics.pending.fetch_sub(1, Ordering::Relaxed);
+        if !self.ended {
+            self.metrics.failed.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -167,6 +277,7 @@ impl Drop for Pending<'_> {
 pub(crate) struct Call<'a> {
     calls: &'a Calls,
     code: Code,
+    began: Instant,
 }
 
 impl Call<'_> {
@@ -178,6 +289,47 @@ impl Call<'_> {
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        self.calls.handled[self.code as usize].fetch_add(1, Ordering::Relaxed);
+        self.calls.end(self.code, self.began);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_clients_are_told_apart_up_to_a_bound() {
+        let clients = Clients::default();
+        for said in
+            [Some("3.5"), None, Some("3.5"), Some("3.7\n"), Some(""), Some(&*"9".repeat(33))]
+        {
+            clients.count(said.map(str::as_bytes), false);
+        }
+        clients.count(Some(b"3.5"), true);
+        clients.count(Some(&[0xff]), false);
+        let expected =
+            [("unary", "3.5", 2), ("stream", "3.5", 1), ("unary", OTHER, 4), ("unary", UNKNOWN, 1)];
+        assert_eq!(clients.all(), expected);
+        for n in 0..100 {
+            clients.count(Some(format!("4.{n}").as_bytes()), false);
+        }
+        assert_eq!(
+            clients.known.iter().filter(|known| known.get().is_some()).count(),
+            CLIENT_VERSIONS
+        );
+        let of =
+            |wanted: &str| clients.all().into_iter().find(|(_, version, _)| *version == wanted);
+        assert_eq!(of("4.14"), Some(("unary", "4.14", 1)));
+        assert_eq!(of(OTHER), Some(("unary", OTHER, 4 + 85)));
+    }
+
+    #[test]
+    fn a_write_whose_client_left_has_failed() {
+        let metrics = Metrics::default();
+        metrics.pending().end();
+        assert_eq!(metrics.failed.load(Ordering::Relaxed), 0);
+        drop(metrics.pending());
+        assert_eq!(metrics.failed.load(Ordering::Relaxed), 1);
+        assert_eq!(metrics.pending.load(Ordering::Relaxed), 0);
     }
 }

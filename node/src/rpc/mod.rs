@@ -5,6 +5,7 @@
 //! serializable ones. What this node does not serve yet answers gRPC `Unimplemented`.
 
 mod access;
+mod apart;
 mod ask;
 mod auth;
 mod auto_compaction;
@@ -25,12 +26,15 @@ mod maintenance;
 mod metrics;
 mod passwords;
 mod proposal;
+mod range_stream;
 mod reconfigure;
+mod reflection;
 mod snapshot;
 mod space;
 mod watch;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use node_proto::etcdserverpb as pb;
@@ -42,17 +46,20 @@ use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
 
 pub(crate) use access::ClientName;
+pub(crate) use apart::apart;
 pub(crate) use context::Context;
 pub(crate) use corruption::EVERY as COMPARE_EVERY;
 pub(crate) use error::Error;
 pub(crate) use ids::RequestIds;
 pub(crate) use lease::KEEP_ALIVE_PATH;
+pub(crate) use limit::larger_than_max;
 pub(crate) use metrics::{Method, Metrics};
 pub(crate) use space::Quota;
 pub(crate) use watch::PATH as WATCH_PATH;
 
 use self::leases::LeaseClock;
 use crate::apply::Outcome;
+use crate::auth::Jwt;
 use crate::config::AutoCompaction;
 use crate::driver::Handle;
 use crate::membership::Rules;
@@ -143,8 +150,17 @@ pub(crate) struct Services {
     pub peers: Option<Transport>,
     /// How changes of members are judged.
     pub rules: Rules,
+    /// What signs tokens; `None`: they are simple ones.
+    pub signed_tokens: Option<Arc<Jwt>>,
     /// What `/metrics` tells beside all that.
     pub telemetry: Telemetry,
+}
+
+/// Bytes of gRPC messages, frames included, since the process began.
+#[derive(Debug, Default)]
+pub(crate) struct ClientBytes {
+    pub received: AtomicU64,
+    pub sent: AtomicU64,
 }
 
 /// Sources of metrics that the API itself doesn't need.
@@ -154,6 +170,8 @@ pub(crate) struct Telemetry {
     pub peer_tls: Option<Arc<PeerTls>>,
     /// This member's certificate towards clients.
     pub client_tls: Option<Arc<ClientListenerTls>>,
+    /// What gRPC clients sent and were sent.
+    pub client_bytes: Arc<ClientBytes>,
 }
 
 /// The gRPC services in one router, told apart by path, and what they share. Starts the tasks that
@@ -175,6 +193,7 @@ pub(crate) fn router(
         limits,
         peers,
         rules,
+        signed_tokens,
         telemetry,
     } = services;
     let (health, health_service) = tonic_health::server::health_reporter();
@@ -186,6 +205,7 @@ pub(crate) fn router(
         members: store.members(),
         alarms: store.alarms(),
         comparing: Arc::new(Semaphore::new(1)),
+        hashing: Arc::new(Semaphore::new(maintenance::HASHES)),
         store,
         store_file,
         hub,
@@ -195,6 +215,7 @@ pub(crate) fn router(
         claim: space::Claim::default(),
         clock: LeaseClock::new(limits.election_timeout),
         token_clock: access::TokenClock::new(limits.auth_token_ttl),
+        signed_tokens,
         identity,
         request_ids,
         limits,
@@ -226,7 +247,7 @@ pub(crate) fn router(
         .add_service(election.max_decoding_message_size(max))
         .add_service(health_service);
     // Without a fallback of its own: a path that is no method answers as an HTTP server does.
-    let grpc = routes.prepare().into_axum_router().reset_fallback();
+    let grpc = reflection::add(routes).prepare().into_axum_router().reset_fallback();
     (limit::layer(grpc, max), context)
 }
 

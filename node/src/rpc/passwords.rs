@@ -4,9 +4,11 @@
 use std::sync::Arc;
 
 use bcrypt::{BcryptError, Version};
+use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zeroize::Zeroizing;
 
+use super::apart::apart;
 use super::error::Error;
 
 /// Passwords that are hashed at a time: each takes a core for some 50 ms at etcd's cost of 10.
@@ -51,14 +53,14 @@ impl Passwords {
         hashed.await?.map_err(|error| failed(&error))
     }
 
-    /// Whether this is the password that `hash` was made of; without one it is not.
+    /// Whether this is the password that `hash` was made of; without one, or of an empty one, it is not.
     pub(super) async fn verify(
         &self,
         password: Zeroizing<String>,
-        hash: Option<bytes::Bytes>,
+        hash: Option<Bytes>,
     ) -> Result<bool, Error> {
         let cost = self.cost;
-        self.work(move || match hash {
+        self.work(move || match hash.filter(|hash| !hash.is_empty()) {
             Some(hash) => {
                 let hash = std::str::from_utf8(&hash).unwrap_or_default();
                 bcrypt::non_truncating_verify(password.as_bytes(), hash).unwrap_or(false)
@@ -72,20 +74,13 @@ impl Passwords {
         .await
     }
 
-    /// Once begun, it is not given up when the client goes: the place is taken until it is done.
     async fn work<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
         let line = self.line.clone().try_acquire_owned().map_err(|_| Error::TooManyRequests)?;
         let place = self.places.clone().acquire_owned().await.map_err(|_| Error::Stopped)?;
-        let turn = Turn { _line: line, _place: place };
-        let done = tokio::task::spawn_blocking(move || {
-            let done = work();
-            drop(turn);
-            done
-        });
-        done.await.map_err(|_| Error::Stopped)
+        apart(Turn { _line: line, _place: place }, work).await
     }
 }
 
@@ -110,11 +105,12 @@ mod tests {
         let passwords = Passwords::new(COST);
         let hash = passwords.hash(password("secret")).await.unwrap();
         assert!(hash.starts_with("$2a$04$"), "{hash}");
-        let hash = Some(bytes::Bytes::from(hash));
+        let hash = Some(Bytes::from(hash));
         assert_eq!(passwords.verify(password("secret"), hash.clone()).await, Ok(true));
         assert_eq!(passwords.verify(password("Secret"), hash.clone()).await, Ok(false));
         assert_eq!(passwords.verify(password(""), hash).await, Ok(false));
         assert_eq!(passwords.verify(password("secret"), None).await, Ok(false));
+        assert_eq!(passwords.verify(password(""), Some(Bytes::new())).await, Ok(false));
         assert_eq!(passwords.verify(password("secret"), Some("none".into())).await, Ok(false));
     }
 

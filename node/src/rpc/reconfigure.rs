@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -155,10 +156,14 @@ impl Context {
             let id = self.request_ids.next();
             let operation = Operation::ChangeMember(*entry);
             let payload = encode(id, Caller::Member, operation, self.limits.max_request_bytes)?;
-            let _pending = self.metrics.pending();
-            match self.handle.propose_change(payload, id).await? {
+            let pending = self.metrics.pending();
+            let outcome = self.handle.propose_change(payload, id).await?;
+            pending.end();
+            match outcome {
                 Ok(Response::MembersChanged(changed)) => {
                     tracing::info!(?asked, changed.at, "changed the members");
+                    let promoted = matches!(asked.change, MemberChange::Promote(_));
+                    self.metrics.promoted.fetch_add(u64::from(promoted), Ordering::Relaxed);
                     return Ok(changed);
                 }
                 Ok(_) => unreachable!("apply answers each operation in kind"),

@@ -35,9 +35,12 @@ use crate::server::clients::{ClientLimits, ClientListener, Fronts, bind};
 mod auth;
 mod corruption;
 mod gateway;
+mod gzip;
 mod leases;
 mod line;
 mod maintenance;
+mod range_stream;
+mod reflection;
 mod snapshot;
 mod unread;
 
@@ -71,6 +74,11 @@ impl Node {
     }
 
     async fn start_with(limits: Limits) -> Self {
+        Self::start_signing(limits, None).await
+    }
+
+    /// With what signs tokens, if anything does.
+    async fn start_signing(limits: Limits, signed_tokens: Option<Arc<Jwt>>) -> Self {
         let limits = Limits {
             watch_progress_interval: Duration::from_millis(200),
             snapshot_patience: Duration::from_millis(500),
@@ -105,6 +113,7 @@ impl Node {
             limits,
             peers: None,
             rules: Rules::new(true, 1),
+            signed_tokens,
             telemetry: Telemetry::default(),
         };
         let (grpc, context) = router(services, &TaskTracker::new(), &stop);
@@ -118,7 +127,7 @@ impl Node {
             largest_request: 2 << 20,
         };
         let listener = ClientListener { socket, tls: None, router };
-        let fronts = Fronts::start(1, &[listener], limits).unwrap();
+        let fronts = Fronts::start(1, &[listener], limits, Arc::default()).unwrap();
         let endpoint = Channel::from_shared(format!("http://{address}")).unwrap();
         let channel = endpoint.connect().await.unwrap();
         let (_fronts, _running, _dir) = (fronts, running, dir);
@@ -154,6 +163,11 @@ impl Node {
     async fn get(&self, path: &str) -> (String, String) {
         self.http("GET", path).await
     }
+}
+
+/// What has to come: a test fails rather than waits for longer.
+async fn soon<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), what).await.expect("it does not come")
 }
 
 fn bytes(text: &str) -> Bytes {
@@ -526,7 +540,16 @@ async fn http_paths_answer_as_etcds_do() {
     for path in ["/nosuch", "/livez/nosuch", "/v2/keys"] {
         assert_eq!(node.get(path).await.0, "404 Not Found", "{path}");
     }
-    assert_eq!(node.http("POST", "/health").await.0, "405 Method Not Allowed");
+    for path in ["/health", "/livez", "/readyz/non_learner", "/version"] {
+        for method in ["POST", "HEAD"] {
+            assert_eq!(
+                node.http(method, path).await.0,
+                "405 Method Not Allowed",
+                "{method} {path}"
+            );
+        }
+    }
+    assert_eq!(node.http("HEAD", "/metrics").await.0, "200 OK");
 }
 
 #[tokio::test]
@@ -555,6 +578,7 @@ async fn metrics_have_etcds_names() {
         "etcd_server_leader_changes_seen_total ",
         "etcd_mvcc_db_total_size_in_bytes ",
         "etcd_disk_wal_fsync_duration_seconds_sum ",
+        "process_start_time_seconds ",
         "etcd_disk_wal_fsync_duration_seconds_count ",
         "etcd_disk_wal_fsync_duration_seconds_bucket{le=\"8.192\"} ",
         "etcd_disk_wal_fsync_duration_seconds_bucket{le=\"+Inf\"} ",

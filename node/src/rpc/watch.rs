@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
@@ -20,17 +20,18 @@ use node_proto::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse};
 use prost::Message as _;
 use tonic::codegen::{BoxFuture, Service};
 use tonic::server::{Grpc, NamedService, StreamingService};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::access::Who;
 use super::codec::{Frame, FrameEvents, WatchCodec};
 use super::context::{Context, is_marked, requires_leader};
 use super::error::Error;
+use super::limit;
 use super::metrics::Method;
 use crate::auth::Access;
 use crate::mvcc::KeyRange;
 use crate::mvcc::watch::{Notice, Picked, Subscriber, WatchSpec};
-use crate::shares::{Account, Charge};
+use crate::shares::{Account, Charge, Part};
 
 /// The id in a response that is about no watch.
 const NO_WATCH: i64 = -1;
@@ -41,6 +42,8 @@ const LEADERLESS_ELECTIONS: u32 = 3;
 const MAX_WATCHES: usize = 100_000;
 /// Bytes of their keys.
 const MAX_KEY_BYTES: usize = 16 << 20;
+/// What keys may fill of their connection's account, which its answers need as well.
+const KEYS_PART: Part = Part(4);
 
 const DUPLICATE_ID: &str = "mvcc: duplicate watch ID provided on the WatchStream";
 const EMPTY_RANGE: &str = "mvcc: watcher range is empty";
@@ -98,20 +101,34 @@ impl StreamingService<WatchRequest> for WatchService {
         let context = self.context.clone();
         let max_response = self.max_request;
         Box::pin(async move {
+            context.count_client(request.metadata(), true);
             context.admit(request.metadata(), false)?;
             context.vouch()?;
             let needs_leader = requires_leader(request.metadata());
             let who = Who::of(&request);
             let account = request.extensions().get::<Arc<Account>>().cloned();
-            let subscriber = context.hub.subscribe_for(account.unwrap_or_else(Account::unbounded));
+            let account = account.unwrap_or_else(Account::unbounded);
+            let keys = Charge::new(&account);
+            let subscriber = context.hub.subscribe_for(account);
             let requests = request.into_inner();
-            let stream =
-                WatchStream::new(context, who, subscriber, requests, needs_leader, max_response);
+            let stream = WatchStream::new(
+                context,
+                who,
+                subscriber,
+                keys,
+                requests,
+                needs_leader,
+                max_response,
+            );
             let frames = stream::unfold(Some(stream), async |state| {
                 let mut stream = state?;
                 match stream.next().await {
                     Ok(frame) => Some((Ok(frame), Some(stream))),
                     Err(End::Client) => None,
+                    Err(End::Broken(status)) => {
+                        stream.end = status.code();
+                        Some((Err(status), None))
+                    }
                     Err(End::Refused(error)) => {
                         stream.end = error.code();
                         Some((Err(error.into()), None))
@@ -125,9 +142,23 @@ impl StreamingService<WatchRequest> for WatchService {
 
 /// Why a stream is over.
 enum End {
-    /// The client left, or broke the protocol: there is nobody to tell.
+    /// The client left: there is nobody to tell.
     Client,
+    /// What it sent can't be read, or has no room.
+    Broken(Status),
     Refused(Error),
+}
+
+impl End {
+    /// What became of the requests.
+    fn of(status: Status, max_request: usize) -> Self {
+        match limit::reworded(status, max_request) {
+            told if matches!(told.code(), Code::ResourceExhausted | Code::Internal) => {
+                Self::Broken(told)
+            }
+            _ => Self::Client,
+        }
+    }
 }
 
 impl From<Error> for End {
@@ -152,13 +183,14 @@ struct WatchStream {
     subscriber: Subscriber,
     shapes: BTreeMap<i64, Shape>,
     /// Of all of them.
-    key_bytes: usize,
+    keys: Charge,
     next_id: i64,
     refused: Refused,
     max_response: usize,
     ready: VecDeque<Frame>,
     timer: tokio::time::Interval,
-    end: tonic::Code,
+    end: Code,
+    began: Instant,
 }
 
 impl WatchStream {
@@ -166,6 +198,7 @@ impl WatchStream {
         context: Arc<Context>,
         who: Who,
         subscriber: Subscriber,
+        keys: Charge,
         requests: Streaming<WatchRequest>,
         needs_leader: bool,
         max_response: usize,
@@ -175,7 +208,7 @@ impl WatchStream {
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let refused = until_refused(&context, needs_leader);
         let metrics = &context.metrics;
-        metrics.calls(Method::Watch).started.fetch_add(1, Ordering::Relaxed);
+        let began = metrics.calls(Method::Watch).begin();
         metrics.watch_streams.fetch_add(1, Ordering::Relaxed);
         Self {
             subscriber,
@@ -183,13 +216,14 @@ impl WatchStream {
             who,
             requests: Some(requests),
             shapes: BTreeMap::new(),
-            key_bytes: 0,
+            keys,
             next_id: 0,
             refused,
             max_response,
             ready: VecDeque::new(),
             timer,
-            end: tonic::Code::Cancelled,
+            end: Code::Cancelled,
+            began,
         }
     }
 
@@ -204,7 +238,8 @@ impl WatchStream {
                 request = next_request(&mut self.requests) => match request {
                     Ok(Some(request)) => self.obey(request).await,
                     Ok(None) => self.requests = None,
-                    Err(_) => return Err(End::Client),
+                    // As many bytes as a response may have.
+                    Err(status) => return Err(End::of(status, self.max_response)),
                 },
                 notice = self.subscriber.next() => {
                     self.tell(notice.map_err(Error::from)?);
@@ -252,7 +287,7 @@ impl WatchStream {
 
     fn forget(&mut self, watch_id: i64) {
         if let Some(shape) = self.shapes.remove(&watch_id) {
-            self.key_bytes -= shape.key_bytes;
+            self.keys.force(self.keys.bytes() - shape.key_bytes);
             self.context.metrics.watchers.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -264,8 +299,8 @@ impl WatchStream {
         }
         let range = KeyRange::new(request.key.clone(), request.range_end.clone());
         let key_bytes = request.key.len() + request.range_end.len();
-        let is_full =
-            self.shapes.len() >= MAX_WATCHES || self.key_bytes + key_bytes > MAX_KEY_BYTES;
+        let all_keys = self.keys.bytes() + key_bytes;
+        let is_full = self.shapes.len() >= MAX_WATCHES || all_keys > MAX_KEY_BYTES;
         let refused = if request.start_revision < 0 {
             Some(COMPACTED.into())
         } else if let Err(refused) = may_watch(&self.context, &self.who, &request).await {
@@ -275,7 +310,7 @@ impl WatchStream {
             Some(EMPTY_RANGE.into())
         } else if request.watch_id != 0 && self.subscriber.has(request.watch_id) {
             Some(DUPLICATE_ID.into())
-        } else if is_full {
+        } else if is_full || !self.keys.set(all_keys, KEYS_PART) {
             Some(Error::TooManyRequests.text())
         } else {
             None
@@ -288,7 +323,6 @@ impl WatchStream {
         }
         let watch_id = self.choose_id(request.watch_id);
         let shape = Shape { previous: request.prev_kv, fragment: request.fragment, key_bytes };
-        self.key_bytes += key_bytes;
         self.shapes.insert(watch_id, shape);
         self.context.metrics.watchers.fetch_add(1, Ordering::Relaxed);
         let filtered = |filter: FilterType| request.filters().any(|f| f == filter);
@@ -360,7 +394,7 @@ impl WatchStream {
 impl Drop for WatchStream {
     fn drop(&mut self) {
         let metrics = &self.context.metrics;
-        metrics.calls(Method::Watch).handled[self.end as usize].fetch_add(1, Ordering::Relaxed);
+        metrics.calls(Method::Watch).end(self.end, self.began);
         metrics.watch_streams.fetch_sub(1, Ordering::Relaxed);
         let open = i64::try_from(self.shapes.len()).unwrap_or(i64::MAX);
         metrics.watchers.fetch_sub(open, Ordering::Relaxed);

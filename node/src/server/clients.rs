@@ -5,6 +5,7 @@
 
 mod answers;
 mod half_sent;
+mod unfold;
 
 use std::{
     io,
@@ -14,7 +15,7 @@ use std::{
 };
 
 use axum::Router;
-use http::{Request, header::CONTENT_TYPE};
+use http::{HeaderMap, Request, header::CONTENT_TYPE};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -34,6 +35,7 @@ use tower::ServiceExt as _;
 
 use self::answers::Answers;
 use self::half_sent::{Counted, HalfSent, Kind, Sender};
+use self::unfold::Unanswered;
 use crate::{
     gateway, http::Lenient, log_limit::LogLimit, rpc, shares::Room, tls::ClientListenerTls,
 };
@@ -120,8 +122,10 @@ impl Fronts {
         threads: usize,
         listeners: &[ClientListener],
         limits: ClientLimits,
+        bytes: Arc<rpc::ClientBytes>,
     ) -> io::Result<Self> {
-        let places = Places::new(max_connections(), limits.largest_request, Waits::default());
+        let waits = Waits::default();
+        let places = Places::new(max_connections(), limits.largest_request, waits, bytes);
         Self::start_bounded(threads, listeners, limits, &places)
     }
 
@@ -183,7 +187,8 @@ impl Default for Waits {
     }
 }
 
-/// What all fronts share: the bounds of all connections, and of those that are nobody's yet.
+/// What all fronts share: the bounds of all connections, and of those that are nobody's yet, and what is
+/// counted of them.
 #[derive(Clone)]
 struct Places {
     free: Arc<Semaphore>,
@@ -191,13 +196,19 @@ struct Places {
     half_sent: HalfSent,
     answers: Arc<Room>,
     unread: Duration,
+    bytes: Arc<rpc::ClientBytes>,
     full: Arc<LogLimit<1>>,
     rejected: Arc<LogLimit<1>>,
     stalled: Arc<LogLimit<1>>,
 }
 
 impl Places {
-    fn new(max_connections: usize, largest_request: usize, waits: Waits) -> Self {
+    fn new(
+        max_connections: usize,
+        largest_request: usize,
+        waits: Waits,
+        bytes: Arc<rpc::ClientBytes>,
+    ) -> Self {
         Self {
             free: Arc::new(Semaphore::new(max_connections)),
             door: Door::new(Bounds {
@@ -207,9 +218,10 @@ impl Places {
                 each: HANDSHAKES_EACH,
                 step: waits.handshake_step,
             }),
-            half_sent: HalfSent::new(largest_request),
+            half_sent: HalfSent::new(largest_request).counted(&bytes),
             answers: answers::room(),
             unread: waits.unread,
+            bytes,
             full: Arc::default(),
             rejected: Arc::default(),
             stalled: Arc::default(),
@@ -371,13 +383,19 @@ impl Front {
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let remote = who.remote;
+        let bytes = &self.places.bytes;
         let sender = self.places.half_sent.open(remote.ip());
-        let answers = Answers::open(&self.places.answers, remote.ip());
+        let answers = Answers::open(&self.places.answers, remote.ip(), Arc::clone(bytes));
         let (router, leaving) = (self.router.clone(), Arc::clone(&answers));
         let service = service_fn(move |request: Request<Incoming>| {
-            let answered = router.clone().oneshot(arrived(request, &who, &sender, &leaving));
+            let (request, unanswered) = arrived(request, &who, &sender, &leaving);
+            let answered = router.clone().oneshot(request);
             let leaving = Arc::clone(&leaving);
-            async move { answered.await.map(|response| leaving.count(response)) }
+            async move {
+                let answer = answered.await;
+                drop(unanswered);
+                answer.map(|response| leaving.count(response))
+            }
         });
         let connection =
             self.builder.serve_connection_with_upgrades(TokioIo::new(Lenient::new(io)), service);
@@ -393,21 +411,25 @@ impl Front {
     }
 }
 
-/// Says where a request came from, counts what it brings, and names whom its answer is charged to.
+fn is_grpc(headers: &HeaderMap) -> bool {
+    let media = headers.get(CONTENT_TYPE);
+    media.is_some_and(|media| media.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// Says where a request came from, counts what it brings, and names whom its answer is charged to. What its
+/// compressed messages become is charged until the second of the pair is dropped.
 fn arrived(
     mut request: Request<Incoming>,
     who: &ClientConnection,
     sender: &Sender,
     answers: &Answers,
-) -> Request<Counted<Incoming>> {
+) -> (Request<Counted<Incoming>>, Option<Unanswered>) {
     if let Some(user) = &who.user {
         request.extensions_mut().insert(user.clone());
     }
     request.extensions_mut().insert(who.clone());
     request.extensions_mut().insert(Arc::clone(&answers.account));
-    let media = request.headers().get(CONTENT_TYPE);
-    let grpc = media.is_some_and(|media| media.as_bytes().starts_with(b"application/grpc"));
-    let kind = match grpc {
+    let kind = match is_grpc(request.headers()) {
         false if gateway::takes_values(request.uri().path()) => Kind::Values,
         false => Kind::Plain,
         true if [rpc::WATCH_PATH, rpc::KEEP_ALIVE_PATH].contains(&request.uri().path()) => {
@@ -415,7 +437,19 @@ fn arrived(
         }
         true => Kind::Unary,
     };
-    request.map(|body| Counted::new(body, sender, kind))
+    let is_grpc = matches!(kind, Kind::Unary | Kind::Stream);
+    let folded = is_grpc && unfold::is_folded(request.headers_mut());
+    // Of a stream's messages one is served after the other.
+    let unanswered = (folded && kind == Kind::Unary).then(|| sender.unanswered());
+    let request = request.map(|body| {
+        let body = Counted::new(body, sender, kind);
+        let body = if folded { body.unfolded(sender) } else { body };
+        match &unanswered {
+            Some(unanswered) => body.keeping(unanswered.clone()),
+            None => body,
+        }
+    });
+    (request, unanswered)
 }
 
 #[cfg(test)]

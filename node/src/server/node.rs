@@ -39,6 +39,9 @@ const DRAIN_DISK: Duration = Duration::from_secs(30);
 const DRAIN_PEERS: Duration = Duration::from_secs(1);
 /// Between two tries to publish this member.
 const PUBLISH_AGAIN: Duration = Duration::from_millis(500);
+/// For one try. A message to a leader to whom there is no stream yet is lost, and a client's request may
+/// take two elections, which are as long as an operator likes.
+const PUBLISH_TRY: Duration = Duration::from_secs(7);
 /// What a peer frame holds besides one request: headers, and other entries of the batch.
 const FRAME_OVERHEAD: usize = 16 << 20;
 
@@ -99,7 +102,7 @@ impl Node {
         let transport = Transport::start(options, Arc::clone(&inbound) as _)?;
         outbound.connect(transport.clone(), inbox);
         let (tasks, stopping) = (TaskTracker::new(), CancellationToken::new());
-        let members = store.members();
+        let (members, client_bytes) = (store.members(), Arc::default());
         let following = follow_members(store.members(), censuses, local, transport.clone());
         tasks.spawn(stopping.clone().run_until_cancelled_owned(following));
         tasks.spawn(refuse_removed(store.members(), client_tls.clone(), stopping.clone()));
@@ -113,13 +116,13 @@ impl Node {
             limits: rpc_limits(config),
             peers: Some(transport.clone()),
             rules: rpc_rules(config),
-            telemetry: telemetry(peer_tls.as_ref(), client_tls.as_ref()),
+            signed_tokens: config.signed_tokens.clone(),
+            telemetry: telemetry(peer_tls.as_ref(), client_tls.as_ref(), &client_bytes),
         };
         let (grpc, context) = rpc::router(services, &tasks, &stopping);
         inbound.answer_by(&context);
-        let gateway = config.grpc_gateway.then(|| largest_request(config));
-        let router = http::all(grpc, context, gateway);
-        let fronts = start_fronts(config, sockets, client_tls.as_ref(), &router)?;
+        let router = http::all(grpc, context, config.grpc_gateway.then(|| largest_request(config)));
+        let fronts = start_fronts(config, sockets, client_tls.as_ref(), &router, client_bytes)?;
         Ok(Self {
             local,
             dir,
@@ -153,14 +156,13 @@ impl Node {
                 node_key: self.peer_tls.as_ref().and_then(|tls| tls.node_key()),
             };
             let operation = Operation::PublishMember(said.encode(self.local.member));
-            let error = match self
-                .handle
-                .propose(command::encode(id.0, command::member(), operation), id)
-                .await
-            {
-                Ok(Ok(_)) => return,
-                Ok(Err(refused)) => refused.to_string(),
-                Err(error) => error.to_string(),
+            let payload = command::encode(id.0, command::member(), operation);
+            let proposed = self.handle.propose(payload, id);
+            let error = match tokio::time::timeout(PUBLISH_TRY, proposed).await {
+                Ok(Ok(Ok(_))) => return,
+                Ok(Ok(Err(refused))) => refused.to_string(),
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "no answer in time".to_owned(),
             };
             tries += 1;
             tracing::warn!(
@@ -338,6 +340,7 @@ fn start_fronts(
     sockets: ClientSockets,
     tls: Option<&Arc<ClientListenerTls>>,
     router: &axum::Router,
+    bytes: Arc<rpc::ClientBytes>,
 ) -> Result<Fronts, ServerError> {
     let listener = |router: axum::Router| {
         move |(socket, https): (std::net::TcpListener, bool)| {
@@ -359,7 +362,7 @@ fn start_fronts(
     };
     // The driver's threads need the other cores.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    Fronts::start((cores / 2).clamp(1, 2), &listeners, limits)
+    Fronts::start((cores / 2).clamp(1, 2), &listeners, limits, bytes)
         .map_err(|source| ServerError::System { action: "start the fronts", source })
 }
 
@@ -386,8 +389,13 @@ fn driver_options(
 fn telemetry(
     peer_tls: Option<&Arc<PeerTls>>,
     client_tls: Option<&Arc<ClientListenerTls>>,
+    client_bytes: &Arc<rpc::ClientBytes>,
 ) -> rpc::Telemetry {
-    rpc::Telemetry { peer_tls: peer_tls.cloned(), client_tls: client_tls.cloned() }
+    rpc::Telemetry {
+        peer_tls: peer_tls.cloned(),
+        client_tls: client_tls.cloned(),
+        client_bytes: Arc::clone(client_bytes),
+    }
 }
 
 fn rpc_identity(local: &Local) -> rpc::Identity {

@@ -177,6 +177,7 @@ async fn serve(
     };
     peer.set_outbound(None, &*shared.events);
     peer.set_vitals(None);
+    peer.traffic.disconnects.fetch_add(1, Relaxed);
     if end.is_none() {
         let _ = timeout(FAREWELL, farewell(&mut writer, queue)).await;
     }
@@ -273,7 +274,8 @@ async fn read_pongs<R: AsyncRead + Unpin>(
     loop {
         match timeout(shared.limits.dead_after, frames.next()).await {
             Ok(Ok(Some((Kind::Pong, _)))) => {
-                peer.with_vitals(Vitals::answers);
+                let took = peer.with_vitals(|vitals| vitals.answers(Instant::now())).flatten();
+                took.iter().for_each(|took| peer.traffic.round_trips.record(*took));
             }
             Ok(Ok(Some(_))) => return io::ErrorKind::InvalidData.into(),
             Ok(Ok(None)) => return io::ErrorKind::ConnectionReset.into(),

@@ -1,9 +1,16 @@
 //! What has happened on peer streams, counted.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
+};
 
 use super::hello::Refusal;
-use crate::identity::MemberId;
+use crate::{durations::Durations, identity::MemberId};
 
 /// Counters since the start; cheap enough for the data path.
 #[derive(Debug, Default)]
@@ -49,16 +56,96 @@ pub(crate) struct CountersSnapshot {
 }
 
 /// One peer's counters, since it was last added or its record changed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Traffic {
     pub sent_bytes: AtomicU64,
     pub received_bytes: AtomicU64,
     pub send_failures: AtomicU64,
     pub receive_failures: AtomicU64,
+    /// Streams to it that ended.
+    pub disconnects: AtomicU64,
+    /// From each question whether it lives to its answer.
+    pub round_trips: Arc<Durations>,
+    /// Whole states sent to it.
+    pub snapshots_out: Arc<Transfers>,
+    /// Whole states received from it.
+    pub snapshots_in: Arc<Transfers>,
+}
+
+impl Default for Traffic {
+    fn default() -> Self {
+        Self {
+            sent_bytes: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
+            send_failures: AtomicU64::new(0),
+            receive_failures: AtomicU64::new(0),
+            disconnects: AtomicU64::new(0),
+            round_trips: Arc::new(Durations::of_round_trips()),
+            snapshots_out: Arc::default(),
+            snapshots_in: Arc::default(),
+        }
+    }
+}
+
+/// Transfers of the whole state in one direction.
+#[derive(Debug)]
+pub(crate) struct Transfers {
+    /// On their way.
+    pub under_way: AtomicI64,
+    /// Arrived and installed.
+    pub arrived: AtomicU64,
+    /// Broken off.
+    pub failed: AtomicU64,
+    /// Of those that arrived.
+    pub took: Durations,
+}
+
+impl Default for Transfers {
+    fn default() -> Self {
+        Self {
+            under_way: AtomicI64::new(0),
+            arrived: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            took: Durations::of_transfers(),
+        }
+    }
+}
+
+impl Transfers {
+    /// Counts one for as long as the answer is kept; broken off unless it [ends](Transfer::end) well.
+    pub(super) fn begin(&self) -> Transfer<'_> {
+        self.under_way.fetch_add(1, Relaxed);
+        Transfer { transfers: self, began: Instant::now(), arrived: false }
+    }
+}
+
+/// A transfer that is under way.
+pub(super) struct Transfer<'a> {
+    transfers: &'a Transfers,
+    began: Instant,
+    arrived: bool,
+}
+
+impl Transfer<'_> {
+    pub(super) fn end(mut self, result: &io::Result<()>) {
+        self.arrived = result.is_ok();
+    }
+}
+
+impl Drop for Transfer<'_> {
+    fn drop(&mut self) {
+        self.transfers.under_way.fetch_sub(1, Relaxed);
+        if self.arrived {
+            self.transfers.arrived.fetch_add(1, Relaxed);
+            self.transfers.took.record(self.began.elapsed());
+        } else {
+            self.transfers.failed.fetch_add(1, Relaxed);
+        }
+    }
 }
 
 /// One peer's counters at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct PeerTraffic {
     /// Which.
     pub peer: MemberId,
@@ -72,6 +159,14 @@ pub(crate) struct PeerTraffic {
     pub send_failures: u64,
     /// Messages from it that were dropped.
     pub receive_failures: u64,
+    /// Streams to it that ended.
+    pub disconnects: u64,
+    /// From each question whether it lives to its answer.
+    pub round_trips: Arc<Durations>,
+    /// Whole states sent to it.
+    pub snapshots_out: Arc<Transfers>,
+    /// Whole states received from it.
+    pub snapshots_in: Arc<Transfers>,
 }
 
 impl Traffic {
@@ -83,6 +178,10 @@ impl Traffic {
             received_bytes: self.received_bytes.load(Relaxed),
             send_failures: self.send_failures.load(Relaxed),
             receive_failures: self.receive_failures.load(Relaxed),
+            disconnects: self.disconnects.load(Relaxed),
+            round_trips: Arc::clone(&self.round_trips),
+            snapshots_out: Arc::clone(&self.snapshots_out),
+            snapshots_in: Arc::clone(&self.snapshots_in),
         }
     }
 }
@@ -115,6 +214,22 @@ impl Counters {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_transfer_that_is_dropped_has_failed() {
+        let transfers = Transfers::default();
+        let counts = || {
+            let counts = [&transfers.arrived, &transfers.failed].map(|count| count.load(Relaxed));
+            (transfers.under_way.load(Relaxed), counts)
+        };
+        let (whole, refused) = (transfers.begin(), transfers.begin());
+        drop(transfers.begin());
+        assert_eq!(counts(), (2, [0, 1]));
+        whole.end(&Ok(()));
+        refused.end(&Err(io::ErrorKind::Other.into()));
+        assert_eq!(counts(), (0, [1, 2]));
+        assert_eq!(transfers.took.buckets().iter().map(|(_, count)| count).sum::<u64>(), 1);
+    }
 
     #[test]
     fn each_reason_has_its_own_counter() {

@@ -23,6 +23,8 @@
 mod accept;
 mod dial;
 mod frame;
+#[cfg(fuzzing)]
+pub(crate) mod fuzz;
 mod hello;
 mod join;
 mod marks;

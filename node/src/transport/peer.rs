@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -45,9 +45,11 @@ impl Vitals {
         self.asked.push_back(now);
     }
 
-    /// It has answered.
-    pub(super) fn answers(&mut self) {
-        self.answered = self.asked.pop_front().or(self.answered);
+    /// It has answered, and took so long; `None` if nothing was asked.
+    pub(super) fn answers(&mut self, now: Instant) -> Option<Duration> {
+        let asked = self.asked.pop_front();
+        self.answered = asked.or(self.answered);
+        asked.map(|asked| now.saturating_duration_since(asked))
     }
 
     /// Why the process `run` can't be let in now, if it is another one.
@@ -297,16 +299,16 @@ mod tests {
         vitals.asks(at(1));
         vitals.asks(at(2));
         assert_eq!(vitals.objects_to(2, at(3)), Some(Refusal::Another));
-        vitals.answers();
-        vitals.answers();
+        assert_eq!(vitals.answers(at(3)), Some(Duration::from_secs(2)));
+        assert_eq!(vitals.answers(at(3)), Some(Duration::from_secs(1)));
         assert_eq!(vitals.objects_to(2, at(4)), Some(Refusal::Another), "it may have died since");
         assert_eq!(vitals.objects_to(1, at(4)), None, "a reconnect");
         vitals.asks(at(5));
         assert_eq!(vitals.objects_to(2, at(6)), Some(Refusal::Another));
-        vitals.answers();
+        vitals.answers(at(6));
         assert_eq!(vitals.objects_to(2, at(6)), Some(Refusal::Boot));
         assert_eq!(vitals.objects_to(3, at(6)), Some(Refusal::Another), "one after the other");
-        vitals.answers();
+        assert_eq!(vitals.answers(at(7)), None);
         assert_eq!(vitals.objects_to(3, at(7)), Some(Refusal::Another), "nothing was asked");
     }
 

@@ -163,6 +163,7 @@ pub(super) fn send(
     let (writer, mut pieces, answered) = writer();
     let task = async move {
         let _permit = permit;
+        let transfer = peer.traffic.snapshots_out.begin();
         let sent = async {
             let mut stream = dial::connect_any(&shared, &peer, Purpose::Snapshot).await?;
             let header = write_frame(&mut stream.io, Kind::SnapshotHeader, &header);
@@ -173,6 +174,7 @@ pub(super) fn send(
             () = peer.gone.cancelled() => Err(io::ErrorKind::ConnectionAborted.into()),
             result = sent => result,
         };
+        transfer.end(&result);
         let _ = answered.send(result);
         // Only now does a blocked writer see that it is over, and finds the answer.
         drop(pieces);
@@ -201,7 +203,10 @@ pub(super) async fn serve(
     let (writer, mut pieces, answered) = writer();
     let (events, to) = (Arc::clone(&shared.events), peer.record.id);
     let writing = tokio::task::spawn_blocking(move || events.state(to, writer));
-    let _ = answered.send(send_body(io, &mut pieces).await);
+    let transfer = peer.traffic.snapshots_out.begin();
+    let result = send_body(io, &mut pieces).await;
+    transfer.end(&result);
+    let _ = answered.send(result);
     drop(pieces);
     writing.await.map_err(io::Error::other)?
 }
@@ -250,6 +255,7 @@ pub(super) async fn receive(
     let Ok(_permit) = Arc::clone(&peer.snapshot_in).try_acquire_owned() else {
         return Err(io::Error::other(SendError::Full));
     };
+    let transfer = peer.traffic.snapshots_in.begin();
     let (reader, writer) = tokio::io::split(io);
     let mut frames = FrameReader::new(reader, FRAME_BYTES);
     let header = match Pace::new(0).in_time(frames.next()).await? {
@@ -258,7 +264,9 @@ pub(super) async fn receive(
     };
     let (events, from) = (Arc::clone(&shared.events), peer.record.id);
     let install = move |body| events.snapshot(from, header, body);
-    receive_body(frames, writer, shared.limits.ping_interval, install).await
+    let result = receive_body(frames, writer, shared.limits.ping_interval, install).await;
+    transfer.end(&result);
+    result
 }
 
 /// Receives the whole state on a stream that was opened for it.

@@ -228,10 +228,16 @@ impl Member {
 
     /// The answer to a plain HTTP/1.1 GET, head and body.
     pub(crate) fn http(&self, path: &str) -> String {
+        self.request("GET", path, "")
+    }
+
+    /// The whole answer, head and body.
+    pub(crate) fn request(&self, verb: &str, path: &str, body: &str) -> String {
         use std::io::{Read as _, Write as _};
         let address = self.client_url.strip_prefix("http://").unwrap();
         let mut stream = std::net::TcpStream::connect(address).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();
+        let head = format!("{verb} {path} HTTP/1.1\r\nHost: h\r\nConnection: close");
+        write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer
@@ -258,6 +264,18 @@ impl Member {
         let request = RangeRequest { key: key.to_owned().into(), ..RangeRequest::default() };
         let answer = KvClient::new(self.channel()).range(request).await?.into_inner();
         Ok(answer.kvs.first().map(|kv| String::from_utf8(kv.value.to_vec()).unwrap()))
+    }
+
+    /// The same as a range in parts.
+    pub(crate) async fn get_in_parts(&self, key: &str) -> Result<Option<String>, tonic::Status> {
+        let request = RangeRequest { key: key.to_owned().into(), ..RangeRequest::default() };
+        let mut parts = KvClient::new(self.channel()).range_stream(request).await?.into_inner();
+        let mut found = None;
+        while let Some(part) = parts.message().await? {
+            let kvs = part.range_response.unwrap().kvs;
+            found = found.or(kvs.first().map(|kv| String::from_utf8(kv.value.to_vec()).unwrap()));
+        }
+        Ok(found)
     }
 
     /// The same in a transaction that only reads.

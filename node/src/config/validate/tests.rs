@@ -167,6 +167,7 @@ fn what_would_have_to_work_but_does_not_is_refused_rather_than_ignored() {
         ["--auto-tls"],
         ["--peer-auto-tls"],
         ["--peer-client-cert-file=c"],
+        ["--peer-client-key-file=k"],
     ] {
         assert!(config(&args).unwrap_err().contains("is not supported"), "{args:?}");
     }

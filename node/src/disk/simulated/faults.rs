@@ -109,8 +109,9 @@ impl Faults {
         self.orders.push(fault);
     }
 
+    /// Unless it fails before that, or has failed.
     pub(super) fn power_off_after(&mut self, operations: u64) {
-        self.power = Some(operations);
+        self.power = Some(self.power.map_or(operations, |left| left.min(operations)));
     }
 
     pub(super) fn power_on(&mut self) {

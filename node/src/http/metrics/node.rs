@@ -1,21 +1,19 @@
-//! Who this is, its peers, its certificates, its process.
+//! Who this is, its certificates, its process.
 
 use std::fmt::Result;
 use std::sync::atomic::Ordering;
 
 use prometheus_client::encoding::EncodeMetric as _;
 use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::{Out, Scrape, signed};
+use super::{Out, Scrape, load, signed};
 use crate::config::CLUSTER_VERSION;
 use crate::identity::MemberId;
 use crate::logging::lines_dropped;
-use crate::transport::PeerTraffic;
 
 /// etcd writes member ids as lower-case hex without zeros in front.
-fn hex(id: u64) -> String {
+pub(super) fn hex(id: u64) -> String {
     format!("{id:x}")
 }
 
@@ -42,6 +40,21 @@ impl Scrape {
             "Whether this member refuses what grows because its disk is almost full",
             i64::from(*self.0.space.borrow()),
         )?;
+        let metrics = &self.0.metrics;
+        for (name, help, count) in [
+            (
+                "etcd_server_health_success",
+                "The total number of successful health checks",
+                &metrics.healthy,
+            ),
+            (
+                "etcd_server_health_failures",
+                "The total number of failed health checks",
+                &metrics.unhealthy,
+            ),
+        ] {
+            out.gauge(name, help, signed(load(count)))?;
+        }
         self.alarms(out)?;
         let help = "Lines that were not logged because the log's reader was too slow";
         out.counter("muster_log_lines_dropped", help, lines_dropped())?;
@@ -81,77 +94,22 @@ impl Scrape {
         }
         Ok(())
     }
-
-    /// Labels are members' ids: there are as many as the cluster has members.
-    pub(super) fn network(&self, out: &mut Out<'_>) -> Result {
-        let Some(transport) = &self.0.peers else { return Ok(()) };
-        let peers = transport.traffic();
-        let local = hex(self.0.identity.member_id);
-        for (name, help, label, of) in PER_PEER {
-            let mut family = out.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for peer in &peers {
-                let labels = [(*label, hex(peer.peer.0))];
-                ConstCounter::new(of(peer)).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        for (name, help, of) in PER_LINK {
-            let mut family = out.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for peer in &peers {
-                let labels = [("Local", local.clone()), ("Remote", hex(peer.peer.0))];
-                ConstGauge::new(of(peer)).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        let counters = transport.counters();
-        let name = "muster_peer_streams_refused";
-        let help = "Streams from or to peers that were refused at their hello, by reason";
-        let mut family = out.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (reason, count) in counters.refused {
-            ConstCounter::new(count).encode(family.encode_family(&[("reason", reason)])?)?;
-        }
-        let help = "Inbound handshakes of peers that failed, took too long or were too many";
-        let failed = counters.handshakes_failed + counters.handshakes_over_limit;
-        out.counter("muster_peer_handshakes_failed", help, failed)?;
-        let help = "Streams of a known key that were accepted although its certificate has expired";
-        out.counter("muster_peer_certificates_expired", help, counters.expired_certificates)
-    }
 }
-
-type Of<T> = fn(&PeerTraffic) -> T;
-
-/// Name, help, label and value.
-const PER_PEER: &[(&str, &str, &str, Of<u64>)] = &[
-    ("etcd_network_peer_sent_bytes", "The total number of bytes sent to peers", "To", |peer| {
-        peer.sent_bytes
-    }),
-    (
-        "etcd_network_peer_received_bytes",
-        "The total number of bytes received from peers",
-        "From",
-        |peer| peer.received_bytes,
-    ),
-    (
-        "etcd_network_peer_sent_failures",
-        "The total number of send failures to peers",
-        "To",
-        |peer| peer.send_failures,
-    ),
-    (
-        "etcd_network_peer_received_failures",
-        "The total number of receive failures from peers",
-        "From",
-        |peer| peer.receive_failures,
-    ),
-];
-
-const PER_LINK: &[(&str, &str, Of<i64>)] = &[
-    ("etcd_network_known_peers", "The current number of known peers", |_| 1),
-    ("etcd_network_active_peers", "The current number of active peer connections", |peer| {
-        i64::from(peer.connected)
-    }),
-];
 
 /// The unit of CPU time in `/proc`, the same on every Linux that programs can see.
 const MICROS_PER_TICK: u64 = 10_000;
+
+/// The same, by the second.
+const TICKS_PER_SECOND: i64 = 100;
+/// Where user and system time begin in [`fields`].
+const CPU_TIMES: usize = 11;
+/// Where it says when the process began, in ticks since the machine did.
+const STARTED: usize = 19;
+
+/// What `/proc/self/stat` says after the name, which stands in brackets and may have spaces.
+fn fields(stat: &str) -> std::str::Split<'_, char> {
+    stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split(' ')
+}
 
 /// What the kernel says of this process (proc(5)).
 pub(super) fn process(out: &mut Out<'_>) -> std::fmt::Result {
@@ -166,15 +124,38 @@ pub(super) fn process(out: &mut Out<'_>) -> std::fmt::Result {
     let resident = bytes("VmRSS:");
     out.gauge("process_resident_memory_bytes", "Resident memory size in bytes", resident)?;
     let stat = fs_err::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name in brackets may have spaces; user and system time are fields 14 and 15.
-    let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split(' ');
-    let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+    let ticks: u64 =
+        fields(&stat).skip(CPU_TIMES).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
     let help = "Total user and system CPU time spent in seconds";
     out.seconds("process_cpu_seconds", help, ticks * MICROS_PER_TICK)?;
+    let started = fields(&stat).nth(STARTED).and_then(|field| field.parse::<i64>().ok());
+    let kernel = fs_err::read_to_string("/proc/stat").unwrap_or_default();
+    let booted = kernel.lines().find_map(|line| line.strip_prefix("btime ")?.parse::<i64>().ok());
+    if let Some((started, booted)) = started.zip(booted) {
+        let help = "Start time of the process since unix epoch in seconds";
+        out.gauge("process_start_time_seconds", help, booted + started / TICKS_PER_SECOND)?;
+    }
+    let help = "Maximum amount of virtual memory available in bytes";
+    let most = limit(rustix::process::Resource::As);
+    out.gauge("process_virtual_memory_max_bytes", help, most)
+}
+
+fn limit(of: rustix::process::Resource) -> i64 {
+    signed(rustix::process::getrlimit(of).current.unwrap_or(u64::MAX))
+}
+
+/// File descriptors, under Prometheus' names and etcd's.
+pub(super) fn descriptors(out: &mut Out<'_>) -> std::fmt::Result {
     let open = fs_err::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-    let help = "Number of open file descriptors";
-    out.gauge("process_open_fds", help, i64::try_from(open).unwrap_or(i64::MAX))?;
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let help = "Maximum number of open file descriptors";
-    out.gauge("process_max_fds", help, signed(limit.unwrap_or(u64::MAX)))
+    let open = i64::try_from(open).unwrap_or(i64::MAX);
+    let most = limit(rustix::process::Resource::Nofile);
+    for (name, help, value) in [
+        ("process_open_fds", "Number of open file descriptors", open),
+        ("process_max_fds", "Maximum number of open file descriptors", most),
+        ("os_fd_used", "The number of used file descriptors", open),
+        ("os_fd_limit", "The file descriptor limit", most),
+    ] {
+        out.gauge(name, help, value)?;
+    }
+    Ok(())
 }

@@ -4,6 +4,7 @@ mod auth;
 mod damage;
 mod defragment;
 mod model;
+mod rows;
 mod snapshot;
 mod store;
 

@@ -9,6 +9,7 @@ use crate::mvcc::error::StoreError;
 use crate::mvcc::event::{Event, EventBatch};
 use crate::mvcc::range::{missing, read};
 use crate::mvcc::revision::Revision;
+use crate::mvcc::rows;
 use crate::mvcc::store::{Store, View};
 
 /// A range of at most so many keys is looked up in the index; a wider one is read by revision.
@@ -107,8 +108,8 @@ fn read_changes(
         {
             return Ok((read.events, told));
         }
-        let record = view.records.get(at.to_row())?.ok_or_else(|| missing(at))?;
-        read.push(Event::of_record(at, record.value())?);
+        let event = rows::at(&view.records, at, |record| Event::of_record(at, record))?;
+        read.push(event.ok_or_else(|| missing(at))??);
     }
     Ok((read.events, upto))
 }
@@ -117,14 +118,16 @@ fn read_changes(
 fn read_all(view: &View, next: i64, size: PieceSize) -> Result<(Vec<Event>, i64), StoreError> {
     let mut read = Read::default();
     for row in view.records.range(Revision { main: next, sub: 0 }.to_row()..)? {
-        let (at, record) = row?;
-        let at = Revision::from_row(at.value());
-        if read.is_full(size)
-            && let Some(told) = read.ends_before(at)
-        {
-            return Ok((read.events, told));
+        let (first, row) = row?;
+        for record in rows::records(first.value(), row.value()) {
+            let (at, record) = record?;
+            if read.is_full(size)
+                && let Some(told) = read.ends_before(at)
+            {
+                return Ok((read.events, told));
+            }
+            read.push(Event::of_record(at, record)?);
         }
-        read.push(Event::of_record(at, record.value())?);
     }
     Ok((read.events, view.revision()))
 }

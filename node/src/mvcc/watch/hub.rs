@@ -180,8 +180,10 @@ impl Hub {
 
     fn lose_all(&mut self, revision: i64) {
         let next = self.revision + 1;
-        #[expect(clippy::iter_over_hash_type, reason = "each goes to a queue of its own")]
-        for (token, watcher) in self.watchers.drain() {
+        // The eldest first: what happens again happens in the same order again.
+        let mut lost: Vec<_> = self.watchers.drain().collect();
+        lost.sort_unstable_by_key(|(token, _)| *token);
+        for (token, watcher) in lost {
             watcher.link.lag(token, next.max(watcher.start));
         }
         self.matcher.clear();

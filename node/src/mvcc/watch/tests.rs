@@ -276,6 +276,23 @@ async fn a_hub_that_lost_its_feed_lets_everybody_catch_up() {
 }
 
 #[tokio::test]
+async fn a_stream_whose_hub_lost_its_feed_catches_up_with_its_eldest_watch_first() {
+    let mut world = World::running();
+    let mut subscriber = world.hub.subscribe();
+    for watch_id in 1..=20 {
+        subscriber.add(watch_id, spec("k", "", 2));
+    }
+    attached(&mut subscriber).await;
+    world.put("k");
+    world.publisher.jump(world.writer.store().view().revision());
+    for expected in 1..=20 {
+        let notice = next(&mut subscriber).await;
+        let Notice::Events { watch_id, .. } = notice else { panic!("{notice:?}") };
+        assert_eq!(watch_id, expected);
+    }
+}
+
+#[tokio::test]
 async fn a_watch_from_before_the_compaction_ends_and_says_where_it_could_begin() {
     let mut world = World::running();
     for _ in 0..5 {
@@ -327,6 +344,31 @@ async fn the_past_is_read_a_piece_at_a_time() {
             assert!(picked.events().count() <= 3, "{}", picked.events().count());
             told = picked.events().last().unwrap().revision.main;
         }
+    }
+}
+
+#[tokio::test]
+async fn deletes_that_lie_together_are_told_one_by_one() {
+    let mut world = World::running();
+    for key in 0..600 {
+        world.put(&format!("k{key:03}"));
+    }
+    let deleted = world.change(|batch| {
+        let all = KeyRange::new(Bytes::from_static(b"k"), Bytes::from_static(b"l"));
+        assert_eq!(batch.delete(&all).unwrap(), 600);
+    });
+    world.compact(deleted);
+    // A range of few keys, and one of many.
+    for (watched, keys) in
+        [(spec("k2", "k3", deleted), 200..300), (spec("k", "l", deleted), 0..600)]
+    {
+        let mut subscriber = world.hub.subscribe();
+        subscriber.add(1, watched);
+        let Notice::Events { picked, .. } = next(&mut subscriber).await else { panic!() };
+        let told: Vec<_> = picked.events().map(|event| (event.kind, event.key.clone())).collect();
+        let all: Vec<_> =
+            keys.map(|key| (EventKind::Delete, Bytes::from(format!("k{key:03}")))).collect();
+        assert_eq!(told, all);
     }
 }
 

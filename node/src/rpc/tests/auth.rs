@@ -1,24 +1,26 @@
 //! Who may do what, over the wire: each method, each kind of caller.
 
 use node_proto::authpb::{Permission, permission::Type};
+use node_proto::command::{AssignToken, AuthChange, Operation};
 use node_proto::etcdserverpb::auth_client::AuthClient;
 use node_proto::etcdserverpb::cluster_client::ClusterClient;
 use node_proto::etcdserverpb::lease_client::LeaseClient;
 use node_proto::etcdserverpb::{
     AuthDisableRequest, AuthEnableRequest, AuthRoleAddRequest, AuthRoleGrantPermissionRequest,
-    AuthStatusRequest, AuthUserAddRequest, AuthUserChangePasswordRequest, AuthUserDeleteRequest,
-    AuthUserGrantRoleRequest, AuthenticateRequest, LeaseGrantRequest, LeaseKeepAliveRequest,
+    AuthRoleRevokePermissionRequest, AuthStatusRequest, AuthUserAddRequest,
+    AuthUserChangePasswordRequest, AuthUserDeleteRequest, AuthUserGrantRoleRequest,
+    AuthUserListRequest, AuthenticateRequest, LeaseGrantRequest, LeaseKeepAliveRequest,
     LeaseRevokeRequest, LeaseTimeToLiveRequest, MemberAddRequest,
 };
 use tonic::Request;
 use tonic::metadata::MetadataValue;
 use tonic_prost::ProstCodec;
-use zeroize::Zeroizing;
 
 use super::*;
-use crate::auth::Access;
+use crate::apply::Response;
+use crate::auth::{self, Access, Change, Jwt, JwtOptions, Password, TokenSecret};
 use crate::rpc::Method;
-use crate::rpc::access::Who;
+use crate::rpc::access::{Shown, Who};
 
 mod lines;
 
@@ -118,6 +120,12 @@ impl Node {
         (node, tokens.try_into().unwrap())
     }
 
+    /// How far the log is applied, after everything that was answered before.
+    async fn applied(&self) -> u64 {
+        self.context.barrier(false).await.unwrap();
+        self.context.store.view().applied().index
+    }
+
     /// A method of any service, asked with nothing in the request.
     async fn ask(&self, method: Method, token: Option<&str>) -> Result<(), Told> {
         let (service, name, kind) = method.labels();
@@ -154,9 +162,12 @@ fn as_told_by(method: Method, (code, text): Told) -> Told {
 /// has tests of its own; to watch needs a request that says something.
 fn expected(method: Method) -> Option<(bool, bool)> {
     Some(match method {
-        Method::Range | Method::Put | Method::DeleteRange | Method::MemberAdd | Method::Watch => {
-            return None;
-        }
+        Method::Range
+        | Method::RangeStream
+        | Method::Put
+        | Method::DeleteRange
+        | Method::MemberAdd
+        | Method::Watch => return None,
         Method::Proclaim | Method::Resign => return None,
         // It says no key, which is found out when what it needs is looked at.
         Method::Unlock => (false, true),
@@ -191,8 +202,12 @@ async fn every_method_is_for_those_whom_it_is_for() {
         }
         let nobody = node.ask(method, None).await;
         assert_eq!(nobody != told(empty()), anybody, "{method:?}: {nobody:?}");
+        let before = node.applied().await;
         let asked = node.ask(method, Some(&none)).await;
         assert_eq!(asked != told(denied()), user, "{method:?}: {asked:?}");
+        // A lock without a lease is given one first.
+        let proposes = user || matches!(method, Method::Lock | Method::Campaign);
+        assert!(proposes || node.applied().await == before, "{method:?}: by a log entry");
         let known = ![told(empty()), told(invalid())].contains(&asked);
         assert!(known, "{method:?}: {asked:?}");
     }
@@ -337,6 +352,29 @@ async fn a_lease_with_others_keys_is_left_alone() {
 }
 
 #[tokio::test]
+async fn a_password_that_is_changed_to_an_empty_one_is_nobodys() {
+    let (node, [root, ..]) = Node::with_users().await;
+    let change = async |password: &str| {
+        let (name, password) = ("some".to_owned(), password.to_owned());
+        let change = AuthUserChangePasswordRequest { name, password, ..Default::default() };
+        node.auth().user_change_password(by(Some(&root), change)).await.unwrap();
+    };
+    change("").await;
+    let failed =
+        refused(Code::InvalidArgument, "authentication failed, invalid user ID or password");
+    for password in ["", "pw-some"] {
+        assert_eq!(node.token("some", password).await, Err(failed.clone()), "{password:?}");
+    }
+    change("new").await;
+    node.token("some", "new").await.unwrap();
+    // Whoever is added with an empty one has it.
+    let (name, password) = ("open".to_owned(), String::new());
+    let add = AuthUserAddRequest { name, password, ..Default::default() };
+    node.auth().user_add(by(Some(&root), add)).await.unwrap();
+    node.token("open", "").await.unwrap();
+}
+
+#[tokio::test]
 async fn a_token_is_good_until_its_user_changes() {
     let (node, [root, some, none]) = Node::with_users().await;
     let failed =
@@ -398,7 +436,7 @@ async fn a_token_that_nobody_uses_ends() {
 async fn a_token_counts_before_a_certificate_and_either_by_what_its_user_may() {
     let (node, [root, _, none]) = Node::with_users().await;
     let may = async |token: Option<&str>, name: Option<&str>, access: Access<'_>| {
-        let token = token.map(|token| Zeroizing::new(token.to_owned()));
+        let token = token.map(Shown::new);
         let who = Who::Client { token, name: name.map(Into::into) };
         node.context.permit(&who, access, false).await.map(|_| ())
     };
@@ -419,4 +457,149 @@ async fn a_token_counts_before_a_certificate_and_either_by_what_its_user_may() {
     // Whoever has a certificate is somebody.
     assert_eq!(may(None, Some("who"), Access::Known).await, Ok(()));
     assert_eq!(may(None, None, Access::Known).await, Err(Error::UserEmpty));
+}
+
+#[tokio::test]
+async fn a_range_in_parts_is_for_those_who_may_read_all_of_it() {
+    let (node, [root, some, none]) = Node::with_users().await;
+    let all = || RangeRequest { key: bytes("a"), range_end: bytes("z"), ..RangeRequest::default() };
+    let read = async |token: Option<&str>, request: RangeRequest| {
+        let mut stream = result(node.kv().range_stream(by(token, request)).await)?.into_inner();
+        while result(stream.message().await)?.is_some() {}
+        Ok(())
+    };
+    let denied = || (Code::PermissionDenied, "etcdserver: permission denied".to_owned());
+    assert_eq!(read(Some(&root), all()).await, Ok(()));
+    assert_eq!(read(Some(&some), range("r")).await, Ok(()));
+    assert_eq!(read(Some(&some), all()).await, Err(denied()));
+    assert_eq!(read(Some(&none), range("r")).await, Err(denied()));
+    assert_eq!(read(Some("x.1"), range("r")).await, Err(invalid()));
+    let empty = (Code::InvalidArgument, "etcdserver: user name is empty".to_owned());
+    assert_eq!(read(None, range("r")).await, Err(empty));
+}
+
+#[tokio::test]
+async fn a_range_in_parts_ends_once_its_reader_may_no_longer_read_it() {
+    let (node, [root, some, _]) = Node::with_users().await;
+    node.allow_range(Some(&root), "little", Type::Read, ("k", "l")).await;
+    for n in 0..8 {
+        let value = "x".repeat(1 << 20);
+        node.kv().put(by(Some(&root), put(&format!("k{n}"), &value))).await.unwrap();
+    }
+    let (key, range_end) = (bytes("k"), bytes("l"));
+    let wide = RangeRequest { key: key.clone(), range_end: range_end.clone(), ..range("") };
+    let mut kv = range_stream::narrow(&node).await;
+    let mut stream = kv.range_stream(by(Some(&some), wide)).await.unwrap().into_inner();
+    stream.message().await.unwrap().unwrap();
+    let revoke = AuthRoleRevokePermissionRequest { role: "little".to_owned(), key, range_end };
+    node.auth().role_revoke_permission(by(Some(&root), revoke)).await.unwrap();
+    assert_eq!(range_stream::end(&mut stream).await, denied());
+}
+
+/// Its tokens are signed, with a key that OpenSSL made for the tests of those, and count for so many seconds.
+async fn signing(seconds: u64) -> Node {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/auth/jwt/fixtures");
+    let options = JwtOptions {
+        method: auth::Method::Hs256,
+        public_key: None,
+        private_key: Some(folder.join("hmac.key")),
+        ttl: Duration::from_secs(seconds),
+    };
+    let jwt = Arc::new(Jwt::load(&options).unwrap());
+    let node = Node::start_signing(Limits::default(), Some(jwt)).await;
+    node.add_user(None, "root").await;
+    node.give(None, "root", "root").await;
+    node.auth().auth_enable(AuthEnableRequest {}).await.unwrap();
+    node
+}
+
+#[tokio::test]
+async fn a_call_that_lasts_ends_with_its_signed_token() {
+    let mut seconds = 2;
+    loop {
+        let node = signing(seconds).await;
+        let token = node.token("root", "pw-root").await.unwrap();
+        let who = Who::Client { token: Some(Shown::new(&token)), name: None };
+        let may = async || node.context.permit(&who, Access::Root, false).await.map(drop);
+        // A slow machine is given more time for the first look.
+        if may().await.is_err() {
+            seconds *= 2;
+            continue;
+        }
+        let over = async {
+            while may().await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        soon(over).await;
+        return assert_eq!(may().await, Err(Error::InvalidAuthToken));
+    }
+}
+
+#[tokio::test]
+async fn a_signed_token_for_a_password_that_was_changed_meanwhile_counts_for_nothing() {
+    let node = signing(300).await;
+    // So long it takes to look at one that there is time to change it.
+    let slow = bcrypt::hash("old", 9).unwrap();
+    let change = async |hash: String| {
+        let password = Password { name: "root".to_owned(), hash: hash.into(), no_password: false };
+        let change = AuthChange { change: Some(Change::UserChangePassword(password)) };
+        node.context.carry_out(Operation::ChangeAuth(change)).await.unwrap();
+    };
+    let mut wait = Duration::from_millis(20);
+    let token = loop {
+        change(slow.clone()).await;
+        let other = async {
+            tokio::time::sleep(wait).await;
+            change(String::new()).await;
+        };
+        // Where it was changed before it was looked at, there is none.
+        if let (Ok(token), ()) = tokio::join!(node.token("root", "old"), other) {
+            break token;
+        }
+        wait *= 2;
+    };
+    let old = refused(Code::InvalidArgument, "revision of auth store is old");
+    assert_eq!(result(node.kv().range(by(Some(&token), range("k"))).await).map(drop), Err(old));
+}
+
+#[tokio::test]
+async fn a_simple_token_that_another_member_gave_counts_for_nothing_where_tokens_are_signed() {
+    let node = signing(300).await;
+    let secret = TokenSecret::random();
+    let revision = node.context.store.view().auth().revision();
+    let (user, hash) = ("root".to_owned(), secret.hash().to_vec().into());
+    let assign = AssignToken { user, revision, secret: hash };
+    let given = node.context.carry_out(Operation::AssignToken(assign)).await.unwrap();
+    let Response::TokenAssigned { index, .. } = given else { panic!("{given:?}") };
+    let asked = node.kv().range(by(Some(&secret.token(index)), range("k"))).await;
+    assert_eq!(result(asked).map(drop), Err(invalid()));
+}
+
+#[tokio::test]
+async fn a_signed_token_of_users_that_are_not_there_yet_counts_once_they_are() {
+    let node = signing(300).await;
+    let signed = |later| {
+        let revision = node.context.store.view().auth().revision() + later;
+        let now = jiff::Timestamp::now().as_second();
+        node.context.signed_tokens.as_ref().unwrap().sign("root", revision, now).unwrap()
+    };
+    let (token, now) = (signed(1), signed(0));
+    let ask = async |token: &str| {
+        let mut told = Vec::new();
+        for serializable in [true, false] {
+            let range = RangeRequest { serializable, ..range("k") };
+            told.push(result(node.kv().range(by(Some(token), range)).await).map(drop));
+        }
+        told.push(result(node.kv().put(by(Some(token), put("k", "v"))).await).map(drop));
+        let status = node.auth().user_list(by(Some(token), AuthUserListRequest {})).await;
+        told.push(result(status).map(drop));
+        told
+    };
+    let old = refused(Code::InvalidArgument, "revision of auth store is old");
+    assert_eq!(ask(&now).await, vec![Ok(()); 4]);
+    assert_eq!(ask(&token).await, vec![Err(old.clone()); 4]);
+    node.add_user(Some(&now), "other").await;
+    assert_eq!(ask(&now).await, vec![Err(old); 4]);
+    assert_eq!(ask(&token).await, vec![Ok(()); 4]);
 }

@@ -14,11 +14,6 @@ async fn observe(node: &Node) -> Result<tonic::Response<Streaming<LeaderResponse
     line::elections(node).observe(LeaderRequest::default()).await
 }
 
-/// What has to come, unless a stream that should end goes on for ever.
-async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(60), what).await.expect("it does not end")
-}
-
 #[tokio::test]
 async fn a_member_whose_data_was_found_to_be_wrong_serves_none_of_it() {
     let node = line::with_leases(&[5, 6]).await;

@@ -18,7 +18,7 @@ async fn send(node: &Node, verb: &str, path: &str, headers: &str, body: &[u8]) -
 /// Its status and what its body holds, without the header's term, which elections decide.
 async fn answer(mut stream: TcpStream) -> (u16, Vec<Value>) {
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
+    soon(stream.read_to_string(&mut answer)).await.unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     assert!(head.contains("access-control-allow-origin: *"), "{head}");
@@ -210,7 +210,7 @@ async fn a_watch_is_a_line_for_each_answer_for_as_long_as_the_client_stays() {
     let mut until = async |wanted: &str| {
         let mut piece = [0; 1_024];
         while !seen.contains(wanted) {
-            let count = stream.read(&mut piece).await.unwrap();
+            let count = soon(stream.read(&mut piece)).await.unwrap();
             assert!(count > 0, "no {wanted}: {seen}");
             seen.push_str(std::str::from_utf8(&piece[..count]).unwrap());
         }
@@ -227,9 +227,12 @@ async fn a_watch_is_a_line_for_each_answer_for_as_long_as_the_client_stays() {
     assert!(body.lines().all(|line| line.starts_with("{\"result\":{\"header\":{")), "{body}");
     drop(stream);
     let gone = "\netcd_debugging_mvcc_watcher_total 0\n";
-    while !node.get("/metrics").await.1.contains(gone) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let ended = async {
+        while !node.get("/metrics").await.1.contains(gone) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(ended).await;
 }
 
 #[tokio::test]

@@ -112,7 +112,7 @@ async fn a_lease_that_nobody_keeps_alive_goes_with_its_keys() {
     assert_eq!(keep_alive(&node, &[id, kept]).await, [(id, 0), (kept, 1_000)]);
     let metrics = node.get("/metrics").await.1;
     assert!(
-        metrics.contains(&format!("\netcd_server_lease_expired_total {granted}\n")),
+        metrics.contains(&format!("\netcd_debugging_server_lease_expired_total {granted}\n")),
         "{metrics}"
     );
 }

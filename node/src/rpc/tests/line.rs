@@ -49,9 +49,12 @@ pub(super) async fn waits(
 
 /// Waits until a key is there, or not.
 async fn until(node: &Node, key: &str, there: bool) {
-    while node.kv().range(range(key)).await.unwrap().into_inner().kvs.is_empty() == there {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let seen = async {
+        while node.kv().range(range(key)).await.unwrap().into_inner().kvs.is_empty() == there {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(seen).await;
 }
 
 fn unknown(text: &str) -> (Code, String) {
@@ -222,6 +225,19 @@ async fn who_stood_for_election_and_lost_its_lease_has_not_won() {
     leases.lease_revoke(LeaseRevokeRequest { id: 2 }).await.unwrap();
     elections(&node).resign(ResignRequest { leader: Some(first) }).await.unwrap();
     assert_eq!(told(waiting.await.unwrap()), unknown("election: not leader"));
+}
+
+#[tokio::test]
+async fn who_stands_for_election_and_cannot_say_so_does_not_stand_in_line() {
+    let node = with_leases(&[1]).await;
+    // As somebody else made it, without the lease, which there is no more.
+    node.put("e/1", "other").await;
+    let mut leases = LeaseClient::new(node.channel.clone());
+    leases.lease_revoke(LeaseRevokeRequest { id: 1 }).await.unwrap();
+    let refused = campaign(&node, 1, "mine").await;
+    assert_eq!(told(refused), unknown("etcdserver: requested lease not found"));
+    let found = node.kv().range(range("e/1")).await.unwrap().into_inner().kvs;
+    assert_eq!(found, Vec::new());
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Alarms, quota, defragmentation, checksums and downgrades over the wire.
 
 use super::*;
+use crate::rpc::maintenance::HASHES;
 
 #[tokio::test]
 async fn alarms_are_raised_shown_and_lowered() {
@@ -110,4 +111,23 @@ async fn a_hash_changes_with_all_that_is_there_and_there_is_nothing_to_downgrade
     }
     assert_eq!(ask(2, "").await.unwrap().into_inner().version, "3.6");
     assert_eq!(told(ask(3, "").await), (Code::Unknown, "etcdserver: unknown method".to_owned()));
+}
+
+#[tokio::test]
+async fn few_checksums_of_everything_are_made_at_a_time() {
+    let node = Node::start().await;
+    let most = u32::try_from(HASHES).unwrap();
+    let all = node.context.hashing.clone().acquire_many_owned(most).await.unwrap();
+    let [mut first, mut second] = [(); 2].map(|()| MaintenanceClient::new(node.channel.clone()));
+    let hash_kv = tokio::spawn(async move { first.hash_kv(HashKvRequest::default()).await });
+    let hash = tokio::spawn(async move { second.hash(HashRequest::default()).await });
+    for n in 0..10 {
+        node.put("k", &n.to_string()).await;
+    }
+    assert!(!hash_kv.is_finished() && !hash.is_finished(), "others go on, and they wait");
+    drop(all);
+    let (hash_kv, hash) = (hash_kv.await.unwrap().unwrap(), hash.await.unwrap().unwrap());
+    assert!(
+        hash_kv.into_inner().hash_revision > 10 && hash.into_inner().header.unwrap().revision > 10
+    );
 }

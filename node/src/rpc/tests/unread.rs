@@ -1,5 +1,7 @@
 //! Clients that ask for much and take nothing of it.
 
+use node_proto::etcdserverpb::range_request::{SortOrder, SortTarget};
+
 use super::*;
 
 const KEYS: usize = 20;
@@ -94,6 +96,24 @@ async fn an_answer_has_to_have_room_before_it_is_gathered() {
     let delete = DeleteRangeRequest { key: bytes("k"), range_end: bytes("l"), prev_kv: true };
     let deleted = kv.delete_range(delete).await.unwrap().into_inner();
     assert_eq!((deleted.deleted, deleted.prev_kvs.len()), (20, 20));
+}
+
+#[tokio::test]
+async fn what_was_only_looked_at_needs_no_room() {
+    let node = filled().await;
+    let one = RangeRequest {
+        limit: 1,
+        sort_order: SortOrder::Descend.into(),
+        sort_target: SortTarget::Mod.into(),
+        ..everything()
+    };
+    let reads = || std::iter::repeat_n(Op::RequestRange(one.clone()), KEYS);
+    let mut kv = node.kv().max_decoding_message_size(usize::MAX);
+    let read = kv.txn(txn(reads())).await.unwrap().into_inner();
+    assert_eq!(read.responses.len(), KEYS);
+    let writes = reads().chain([Op::RequestPut(put("new", "v"))]);
+    let wrote = kv.txn(txn(writes)).await.unwrap().into_inner();
+    assert_eq!(wrote.responses.len(), KEYS + 1);
 }
 
 #[tokio::test]

@@ -22,6 +22,8 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::is_grpc;
+use crate::rpc::ClientBytes;
 use crate::shares::{Account, Bounds, Charge, Part, Room};
 
 /// For one connection.
@@ -52,6 +54,7 @@ pub(super) struct Answers {
     /// Pieces that were written and have not gone out.
     pieces: AtomicUsize,
     waiting: Mutex<Waiting>,
+    bytes: Arc<ClientBytes>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -64,11 +67,12 @@ struct Waiting {
 
 impl Answers {
     /// None yet, of a connection from `address`.
-    pub(super) fn open(room: &Arc<Room>, address: IpAddr) -> Arc<Self> {
+    pub(super) fn open(room: &Arc<Room>, address: IpAddr, bytes: Arc<ClientBytes>) -> Arc<Self> {
         Arc::new(Self {
             account: room.open(address),
             pieces: AtomicUsize::new(0),
             waiting: Mutex::new(Waiting { answers: 0, taken: Instant::now() }),
+            bytes,
         })
     }
 
@@ -108,7 +112,9 @@ impl Answers {
         }
         let whole = charge.map(|charge| Whole::new(self, charge));
         let answers = Arc::clone(self);
-        response.map(|inner| Counted { inner, answers, whole, rest: Bytes::new(), again: None })
+        let rest = Bytes::new();
+        let grpc = is_grpc(response.headers());
+        response.map(|inner| Counted { inner, answers, grpc, whole, rest, again: None })
     }
 }
 
@@ -173,6 +179,7 @@ fn hold<K: Send + 'static>(bytes: Bytes, kept: K) -> Bytes {
 pub(super) struct Counted {
     inner: axum::body::Body,
     answers: Arc<Answers>,
+    grpc: bool,
     /// `None` if it is written piece by piece.
     whole: Option<Arc<Whole>>,
     /// Written, and not handed on yet.
@@ -233,6 +240,9 @@ impl Body for Counted {
             Ok(data) => data,
             Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
         };
+        if this.grpc {
+            this.answers.bytes.sent.fetch_add(data.len() as u64, Ordering::Relaxed);
+        }
         this.rest = match (&this.whole, reserved) {
             (Some(whole), _) => hold(data, Arc::clone(whole)),
             (None, None) => data,

@@ -5,19 +5,23 @@
 //! a request holds is counted from the moment that it is waited for: its stream, and its message as
 //! large as the header claims, since the library makes room for that before a byte of it has come.
 //! What would be too much is refused as a full queue refuses. A request that is there when it is
-//! first asked for costs nothing.
+//! first asked for costs nothing. A message that is compressed costs what it has on the wire until it is all
+//! there, and from then on what it is, until the call is answered (`unfold`).
 
 use std::mem;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
 
 use axum::BoxError;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tonic::Status;
 
+use super::unfold::{Unanswered, Unfolder};
+use crate::gateway;
 use crate::rpc;
 use crate::shares::{Account, Bounds, Charge, Part, Room};
 
@@ -34,14 +38,20 @@ const SMALL_BYTES: usize = 4 << 10;
 /// nor for one larger than the largest request, but refuses it.
 const LIBRARY_BYTES: usize = 4 << 20;
 /// A message's flag and length.
-const HEADER: usize = 5;
+pub(super) const HEADER: usize = 5;
+
+/// As the library says it of a message that isn't compressed.
+const BROKEN_OFF: &str = "Unexpected EOF decoding stream.";
 
 /// What all connections hold.
 #[derive(Clone, Debug)]
 pub(super) struct HalfSent {
     room: Arc<Room>,
+    largest_request: usize,
     /// Claims above this are not believed.
     most: usize,
+    /// What came of it.
+    bytes: Arc<rpc::ClientBytes>,
 }
 
 impl HalfSent {
@@ -50,12 +60,22 @@ impl HalfSent {
         // What the largest that is not refused on sight holds.
         let least = STREAM_BYTES + HEADER + most;
         let bounds = Bounds { connection: CONNECTION_BYTES, all: ALL_BYTES, least };
-        Self { room: Room::new(bounds), most }
+        Self { room: Room::new(bounds), largest_request, most, bytes: Arc::default() }
+    }
+
+    /// Adds what comes over gRPC to these.
+    pub(super) fn counted(self, bytes: &Arc<rpc::ClientBytes>) -> Self {
+        Self { bytes: Arc::clone(bytes), ..self }
     }
 
     /// The account of one connection.
     pub(super) fn open(&self, address: IpAddr) -> Sender {
-        Sender { account: self.room.open(address), most: self.most }
+        Sender {
+            account: self.room.open(address),
+            largest_request: self.largest_request,
+            most: self.most,
+            bytes: Arc::clone(&self.bytes),
+        }
     }
 }
 
@@ -63,7 +83,9 @@ impl HalfSent {
 #[derive(Clone, Debug)]
 pub(super) struct Sender {
     account: Arc<Account>,
+    largest_request: usize,
     most: usize,
+    bytes: Arc<rpc::ClientBytes>,
 }
 
 /// What a request's body consists of.
@@ -79,13 +101,23 @@ pub(super) enum Kind {
     Stream,
 }
 
+impl Sender {
+    /// What compressed messages become is charged to this one as well.
+    pub(super) fn unanswered(&self) -> Unanswered {
+        Unanswered::new(&self.account)
+    }
+}
+
 /// A request's body, counted while it comes.
 #[derive(Debug)]
 pub(super) struct Counted<B> {
     inner: B,
+    /// Where messages may be compressed.
+    unfolder: Option<Unfolder>,
     messages: Messages,
     charge: Charge,
     refused: bool,
+    bytes: Arc<rpc::ClientBytes>,
 }
 
 /// What has come of a request's messages, and what they claimed.
@@ -108,7 +140,10 @@ impl Messages {
         match self.kind {
             Kind::Plain => self.held += mem::take(&mut data).len(),
             // Nobody here knows where they end. There is no more than one of the largest.
-            Kind::Values => self.held = self.most.min(self.held + mem::take(&mut data).len()),
+            Kind::Values => {
+                let largest = self.most * gateway::REQUEST_GROWTH;
+                self.held = largest.min(self.held + mem::take(&mut data).len());
+            }
             Kind::Unary | Kind::Stream => {}
         }
         while let Some(first) = data.first() {
@@ -138,13 +173,14 @@ impl Messages {
         self.largest = self.largest.max(self.held);
     }
 
-    /// What the request makes us keep while its next bytes are waited for.
-    fn cost(&self) -> usize {
-        let between = self.header_seen == 0 && self.largest > 0;
+    /// What the request makes us keep while its next bytes are waited for, of which so many are there, or
+    /// will be, of a compressed message.
+    fn cost(&self, folded: usize) -> usize {
+        let between = self.header_seen == 0 && self.largest > 0 && folded == 0;
         if self.kind == Kind::Stream && between {
             return if self.largest > SMALL_BYTES { self.largest } else { 0 };
         }
-        STREAM_BYTES + self.largest
+        STREAM_BYTES + self.largest + folded
     }
 }
 
@@ -160,12 +196,63 @@ impl<B> Counted<B> {
             held: 0,
             largest: 0,
         };
-        Self { inner, messages, charge: Charge::new(&sender.account), refused: false }
+        let charge = Charge::new(&sender.account);
+        let bytes = Arc::clone(&sender.bytes);
+        Self { inner, unfolder: None, messages, charge, refused: false, bytes }
+    }
+
+    /// The same where messages may be compressed: who reads them has them as they are.
+    pub(super) fn unfolded(self, sender: &Sender) -> Self {
+        Self { unfolder: Some(Unfolder::new(sender.largest_request)), ..self }
+    }
+
+    /// And where they are kept until the call is answered.
+    pub(super) fn keeping(mut self, unanswered: Unanswered) -> Self {
+        self.unfolder = self.unfolder.map(|unfolder| unfolder.keeping(unanswered));
+        self
     }
 
     /// Charges what the request costs now. False if that is too much.
     fn charge(&mut self) -> bool {
-        self.charge.set(self.messages.cost(), Part::WHOLE)
+        let folded = self.unfolder.as_ref().map_or(0, Unfolder::held);
+        self.charge.set(self.messages.cost(folded), Part::WHOLE)
+    }
+}
+
+impl<B> Counted<B>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: Into<BoxError>,
+{
+    /// The next frame, as whoever reads the request will have it.
+    fn poll_unfolded(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        loop {
+            if let Some(unfolder) = &mut self.unfolder
+                && let Some(ready) = unfolder.next()?
+            {
+                return Poll::Ready(Some(Ok(Frame::data(ready))));
+            }
+            let polled = Pin::new(&mut self.inner).poll_frame(context).map_err(Into::into)?;
+            let Some(frame) = ready!(polled) else {
+                // Half a message, which nobody else has seen anything of.
+                let broken = self.unfolder.take().is_some_and(|unfolder| !unfolder.is_empty());
+                return Poll::Ready(broken.then(|| Err(Status::internal(BROKEN_OFF).into())));
+            };
+            let data = match frame.into_data() {
+                Ok(data) => data,
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+            };
+            if matches!(self.messages.kind, Kind::Unary | Kind::Stream) {
+                self.bytes.received.fetch_add(data.len() as u64, Ordering::Relaxed);
+            }
+            match &mut self.unfolder {
+                Some(unfolder) => unfolder.add(data),
+                None => return Poll::Ready(Some(Ok(Frame::data(data)))),
+            }
+        }
     }
 }
 
@@ -184,26 +271,31 @@ where
         if self.refused {
             return Poll::Ready(None);
         }
-        let polled = Pin::new(&mut self.inner).poll_frame(context);
+        let polled = self.poll_unfolded(context);
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && let Some(data) = frame.data_ref()
         {
             self.messages.advance(data);
         }
         let goes_on = matches!(polled, Poll::Pending | Poll::Ready(Some(Ok(_))));
-        if goes_on && !self.inner.is_end_stream() && !self.charge() {
+        if goes_on && !self.is_end_stream() && !self.charge() {
             self.refused = true;
             return Poll::Ready(Some(Err(Status::from(rpc::Error::TooManyRequests).into())));
         }
-        polled.map(|frame| frame.map(|frame| frame.map_err(Into::into)))
+        self.refused |= matches!(polled, Poll::Ready(Some(Err(_))));
+        polled
     }
 
     fn is_end_stream(&self) -> bool {
-        self.refused || self.inner.is_end_stream()
+        let unread = self.unfolder.as_ref().is_some_and(|unfolder| !unfolder.is_empty());
+        self.refused || (!unread && self.inner.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        match &self.unfolder {
+            Some(_) => SizeHint::default(),
+            None => self.inner.size_hint(),
+        }
     }
 }
 

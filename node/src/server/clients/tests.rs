@@ -35,7 +35,7 @@ fn start(
     };
     let listener = ClientListener { socket, tls, router };
     let waits = Waits { handshake_step: FOR_EVER, unread: UNREAD };
-    let places = Places::new(connections, limits.largest_request, waits);
+    let places = Places::new(connections, limits.largest_request, waits, Arc::default());
     (Fronts::start_bounded(1, &[listener], limits, &places).unwrap(), address)
 }
 

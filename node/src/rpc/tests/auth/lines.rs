@@ -74,9 +74,12 @@ impl Node {
     }
 
     async fn until(&self, root: &str, key: &str, there: bool) {
-        while self.sees(root, key).await.1 != there {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let seen = async {
+            while self.sees(root, key).await.1 != there {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        soon(seen).await;
     }
 }
 
@@ -156,7 +159,7 @@ async fn who_loses_the_role_or_the_token_while_waiting_loses_the_place() {
         }
         assert!(!waiting.is_finished(), "it is not looked at before there is something to do");
         node.unlock(&root, "e/1").await.unwrap();
-        assert_eq!(waiting.await.unwrap(), Err(unknown(refused)));
+        assert_eq!(soon(waiting).await.unwrap(), Err(unknown(refused)));
         // By the member itself: the user could not any more.
         node.until(&root, "e/2", false).await;
     }

@@ -27,7 +27,7 @@ impl Body for Written {
 }
 
 fn connection(room: &Arc<Room>) -> Arc<Answers> {
-    Answers::open(room, [10, 0, 0, 1].into())
+    Answers::open(room, [10, 0, 0, 1].into(), Arc::default())
 }
 
 fn whole(answers: &Arc<Answers>, bytes: usize) -> Response<Counted> {

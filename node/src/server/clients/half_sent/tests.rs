@@ -225,3 +225,80 @@ fn a_body_that_is_not_grpc_is_one_message() {
     assert!(body.sends(&[0; 5_000]) && body.sends(&[0; 5_000]));
     assert_eq!(held(&all), STREAM_BYTES + 10_000);
 }
+
+#[test]
+fn values_that_were_served_are_not_held_for_ever() {
+    let all = HalfSent::new(REQUEST);
+    let mut body = body(&all.open(ip(1)), Kind::Values);
+    assert!(body.sends(&[b' '; 5_000]));
+    assert_eq!(held(&all), STREAM_BYTES + 5_000);
+    let part = vec![b' '; 1 << 20];
+    assert!((0..64).all(|_| body.sends(&part)));
+    assert_eq!(held(&all), STREAM_BYTES + LIBRARY_BYTES * gateway::REQUEST_GROWTH);
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    use std::io::Write as _;
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    gzip.write_all(bytes).unwrap();
+    gzip.finish().unwrap()
+}
+
+/// A compressed message on the wire.
+fn folded(bytes: &[u8]) -> Vec<u8> {
+    let gzip = gzip(bytes);
+    let mut wire = message(gzip.len());
+    wire[0] = 1;
+    wire[HEADER..].copy_from_slice(&gzip);
+    wire
+}
+
+#[test]
+fn a_compressed_request_is_counted_as_what_it_is_once_it_is_there() {
+    let all = HalfSent::new(REQUEST);
+    let sender = all.open(ip(1));
+    let mut one = body(&sender, Kind::Unary).unfolded(&sender);
+    let wire = folded(&[0; REQUEST]);
+    assert!(one.sends(&wire[..HEADER]));
+    assert_eq!(held(&all), STREAM_BYTES + wire.len());
+    assert!(one.sends(&wire[HEADER..]));
+    assert_eq!(held(&all), STREAM_BYTES + HEADER + REQUEST);
+    drop(one);
+    // Two kilobytes each, and as many have room as of those that take two megabytes.
+    let mut bodies: Vec<_> =
+        (0..20).map(|_| body(&sender, Kind::Unary).unfolded(&sender)).collect();
+    let taken = bodies.iter_mut().filter_map(|body| body.sends(&wire).then_some(()));
+    assert_eq!(taken.count(), CONNECTION_BYTES / (STREAM_BYTES + HEADER + REQUEST));
+    drop(bodies);
+    assert_eq!(held(&all), 0);
+}
+
+#[test]
+fn a_stream_of_small_compressed_messages_costs_nothing_between_them() {
+    let all = HalfSent::new(REQUEST);
+    let sender = all.open(ip(1));
+    let mut body = body(&sender, Kind::Stream).unfolded(&sender);
+    for _ in 0..3 {
+        let wire = folded(&[1; 1_000]);
+        assert!(body.sends(&wire[..wire.len() - 1]));
+        assert!(held(&all) > STREAM_BYTES);
+        assert!(body.sends(&wire[wire.len() - 1..]));
+        assert_eq!(held(&all), 0);
+    }
+    // The library keeps a buffer that is as large as the largest.
+    assert!(body.sends(&folded(&[1; REQUEST])));
+    assert_eq!(held(&all), HEADER + REQUEST);
+}
+
+#[test]
+fn a_compressed_request_that_breaks_off_is_no_shorter_one() {
+    let all = HalfSent::new(REQUEST);
+    let sender = all.open(ip(1));
+    for (came, broken) in [(0, false), (3, true), (HEADER, true), (20, true)] {
+        let mut body = body(&sender, Kind::Unary).unfolded(&sender);
+        body.inner.ended = true;
+        assert!(body.is_end_stream(), "nothing came");
+        assert_eq!(body.sends(&folded(&[1; 1_000])[..came]), !broken, "{came}");
+        assert!(body.is_end_stream());
+    }
+}

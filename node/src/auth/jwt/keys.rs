@@ -1,0 +1,379 @@
+//! Keys that sign tokens, in the files and formats that etcd takes.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use ring::hmac;
+use ring::rand::SystemRandom;
+use ring::signature::{
+    ECDSA_P256_SHA256_FIXED, ECDSA_P256_SHA256_FIXED_SIGNING, ECDSA_P384_SHA384_FIXED,
+    ECDSA_P384_SHA384_FIXED_SIGNING, ED25519, EcdsaKeyPair, EcdsaSigningAlgorithm,
+    EcdsaVerificationAlgorithm, Ed25519KeyPair, KeyPair as _, RSA_PKCS1_2048_8192_SHA256,
+    RSA_PKCS1_2048_8192_SHA384, RSA_PKCS1_2048_8192_SHA512, RSA_PKCS1_SHA256, RSA_PKCS1_SHA384,
+    RSA_PKCS1_SHA512, RSA_PSS_2048_8192_SHA256, RSA_PSS_2048_8192_SHA384, RSA_PSS_2048_8192_SHA512,
+    RSA_PSS_SHA256, RSA_PSS_SHA384, RSA_PSS_SHA512, RsaEncoding, RsaKeyPair, UnparsedPublicKey,
+    VerificationAlgorithm,
+};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::oid_registry::{
+    OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY, OID_NIST_EC_P384, OID_PKCS1_RSAENCRYPTION,
+    OID_SIG_ED25519, Oid,
+};
+use x509_parser::pem::Pem;
+use x509_parser::prelude::FromDer;
+use x509_parser::public_key::RSAPublicKey;
+use x509_parser::x509::SubjectPublicKeyInfo;
+use zeroize::Zeroizing;
+
+use super::JwtOptions;
+
+/// Bytes of a key's file.
+const MAX_KEY_BYTES: u64 = 64 << 10;
+/// What OpenSSL writes in front of some keys.
+const PARAMETERS: &str = "EC PARAMETERS";
+
+/// How tokens are signed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// HMAC with SHA-256: every member has the one key.
+    Hs256,
+    /// HMAC with SHA-384.
+    Hs384,
+    /// HMAC with SHA-512.
+    Hs512,
+    /// RSA, PKCS #1 v1.5, with SHA-256.
+    Rs256,
+    /// RSA, PKCS #1 v1.5, with SHA-384.
+    Rs384,
+    /// RSA, PKCS #1 v1.5, with SHA-512.
+    Rs512,
+    /// RSA, PSS, with SHA-256.
+    Ps256,
+    /// RSA, PSS, with SHA-384.
+    Ps384,
+    /// RSA, PSS, with SHA-512.
+    Ps512,
+    /// ECDSA over P-256 with SHA-256.
+    Es256,
+    /// ECDSA over P-384 with SHA-384.
+    Es384,
+    /// Ed25519.
+    EdDsa,
+}
+
+impl Method {
+    /// All of them.
+    pub const ALL: [Self; 12] = [
+        Self::Hs256,
+        Self::Hs384,
+        Self::Hs512,
+        Self::Rs256,
+        Self::Rs384,
+        Self::Rs512,
+        Self::Ps256,
+        Self::Ps384,
+        Self::Ps512,
+        Self::Es256,
+        Self::Es384,
+        Self::EdDsa,
+    ];
+
+    /// Its name in `--auth-token` and in tokens.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hs256 => "HS256",
+            Self::Hs384 => "HS384",
+            Self::Hs512 => "HS512",
+            Self::Rs256 => "RS256",
+            Self::Rs384 => "RS384",
+            Self::Rs512 => "RS512",
+            Self::Ps256 => "PS256",
+            Self::Ps384 => "PS384",
+            Self::Ps512 => "PS512",
+            Self::Es256 => "ES256",
+            Self::Es384 => "ES384",
+            Self::EdDsa => "EdDSA",
+        }
+    }
+
+    fn kind(self) -> Kind {
+        let ec = |curve, signs, verifies| Kind::Ecdsa(Curve { curve, signs, verifies });
+        match self {
+            Self::Hs256 => Kind::Hmac(hmac::HMAC_SHA256),
+            Self::Hs384 => Kind::Hmac(hmac::HMAC_SHA384),
+            Self::Hs512 => Kind::Hmac(hmac::HMAC_SHA512),
+            Self::Rs256 => Kind::Rsa(&RSA_PKCS1_SHA256, &RSA_PKCS1_2048_8192_SHA256),
+            Self::Rs384 => Kind::Rsa(&RSA_PKCS1_SHA384, &RSA_PKCS1_2048_8192_SHA384),
+            Self::Rs512 => Kind::Rsa(&RSA_PKCS1_SHA512, &RSA_PKCS1_2048_8192_SHA512),
+            Self::Ps256 => Kind::Rsa(&RSA_PSS_SHA256, &RSA_PSS_2048_8192_SHA256),
+            Self::Ps384 => Kind::Rsa(&RSA_PSS_SHA384, &RSA_PSS_2048_8192_SHA384),
+            Self::Ps512 => Kind::Rsa(&RSA_PSS_SHA512, &RSA_PSS_2048_8192_SHA512),
+            Self::Es256 => {
+                ec(OID_EC_P256, &ECDSA_P256_SHA256_FIXED_SIGNING, &ECDSA_P256_SHA256_FIXED)
+            }
+            Self::Es384 => {
+                ec(OID_NIST_EC_P384, &ECDSA_P384_SHA384_FIXED_SIGNING, &ECDSA_P384_SHA384_FIXED)
+            }
+            Self::EdDsa => Kind::Ed25519,
+        }
+    }
+
+    /// What its keys are, for a message.
+    fn keys(self) -> &'static str {
+        match self.kind() {
+            Kind::Hmac(_) => "any bytes",
+            Kind::Rsa(..) => "an RSA key of 2048 to 8192 bits",
+            Kind::Ecdsa(_) if self == Self::Es256 => "a P-256 key",
+            Kind::Ecdsa(_) => "a P-384 key",
+            Kind::Ed25519 => "an Ed25519 key",
+        }
+    }
+}
+
+enum Kind {
+    Hmac(hmac::Algorithm),
+    Rsa(&'static dyn RsaEncoding, &'static dyn VerificationAlgorithm),
+    Ecdsa(Curve),
+    Ed25519,
+}
+
+struct Curve {
+    curve: Oid<'static>,
+    signs: &'static EcdsaSigningAlgorithm,
+    verifies: &'static EcdsaVerificationAlgorithm,
+}
+
+/// Why tokens can't be signed or checked. The texts say what to do, and nothing of what is in a file.
+#[derive(Debug, thiserror::Error)]
+pub enum JwtError {
+    /// Neither file was given, or an empty one.
+    #[error("--auth-token: {method} needs {needs}", method = .0.name(), needs = match .0.kind() {
+        Kind::Hmac(_) => "priv-key=FILE, whose bytes are the key",
+        _ => "priv-key=FILE to sign tokens, or at least pub-key=FILE to check them",
+    })]
+    NoKey(Method),
+    /// A file can't be read.
+    #[error("--auth-token: cannot read {option} {}", path.display())]
+    Read {
+        /// Which.
+        option: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It holds no key of the method's kind.
+    #[error(
+        "--auth-token: {option} {} holds no key that {method} can use: give {keys} in PEM{}",
+        path.display(), if *.option == PRIVATE { ", not encrypted" } else { "" },
+        method = method.name(), keys = method.keys()
+    )]
+    Unusable {
+        /// Which.
+        option: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// Who should use it.
+        method: Method,
+    },
+    /// Two halves of two keys.
+    #[error(
+        "--auth-token: pub-key and priv-key don't belong together: leave pub-key away, which priv-key holds as well"
+    )]
+    Mismatch,
+}
+
+const PRIVATE: &str = "priv-key";
+const PUBLIC: &str = "pub-key";
+
+pub(super) enum Signer {
+    Hmac(hmac::Key),
+    Rsa(Box<RsaKeyPair>, &'static dyn RsaEncoding),
+    Ecdsa(Box<EcdsaKeyPair>),
+    Ed25519(Box<Ed25519KeyPair>),
+}
+
+impl Signer {
+    /// `None` if the system has no random numbers.
+    pub(super) fn sign(&self, message: &[u8]) -> Option<Vec<u8>> {
+        let random = SystemRandom::new();
+        match self {
+            Self::Hmac(key) => Some(hmac::sign(key, message).as_ref().to_vec()),
+            Self::Rsa(key, padding) => {
+                let mut signature = vec![0; key.public().modulus_len()];
+                key.sign(*padding, &random, message, &mut signature).ok()?;
+                Some(signature)
+            }
+            Self::Ecdsa(key) => Some(key.sign(&random, message).ok()?.as_ref().to_vec()),
+            Self::Ed25519(key) => Some(key.sign(message).as_ref().to_vec()),
+        }
+    }
+
+    fn public(&self) -> Option<&[u8]> {
+        match self {
+            Self::Hmac(_) => None,
+            Self::Rsa(key, _) => Some(key.public_key().as_ref()),
+            Self::Ecdsa(key) => Some(key.public_key().as_ref()),
+            Self::Ed25519(key) => Some(key.public_key().as_ref()),
+        }
+    }
+}
+
+pub(super) enum Verifier {
+    Hmac(hmac::Key),
+    Public(UnparsedPublicKey<Vec<u8>>),
+}
+
+impl Verifier {
+    pub(super) fn verify(&self, message: &[u8], signature: &[u8]) -> bool {
+        match self {
+            Self::Hmac(key) => hmac::verify(key, message, signature).is_ok(),
+            Self::Public(key) => key.verify(message, signature).is_ok(),
+        }
+    }
+}
+
+/// What signs, if there is a private key, and what checks.
+pub(super) fn load(options: &JwtOptions) -> Result<(Option<Signer>, Verifier), JwtError> {
+    let method = options.method;
+    let private = options.private_key.as_deref().map(|path| read(PRIVATE, path)).transpose()?;
+    let public = options.public_key.as_deref().map(|path| read(PUBLIC, path)).transpose()?;
+    let kind = method.kind();
+    if let Kind::Hmac(algorithm) = kind {
+        let key = private.filter(|key| !key.is_empty()).ok_or(JwtError::NoKey(method))?;
+        let key = || hmac::Key::new(algorithm, &key);
+        return Ok((Some(Signer::Hmac(key())), Verifier::Hmac(key())));
+    }
+    let unusable = |option, path: &Option<PathBuf>| {
+        let path = path.clone().unwrap_or_default();
+        JwtError::Unusable { option, path, method }
+    };
+    let signer = match &private {
+        Some(pem) => {
+            let signer = signer(pem, &kind).ok_or_else(|| unusable(PRIVATE, &options.private_key));
+            Some(signer?)
+        }
+        None => None,
+    };
+    let public = match &public {
+        Some(pem) => {
+            Some(public_key(pem, &kind).ok_or_else(|| unusable(PUBLIC, &options.public_key))?)
+        }
+        None => None,
+    };
+    let own = signer.as_ref().and_then(Signer::public);
+    if own.zip(public.as_deref()).is_some_and(|(own, public)| own != public) {
+        return Err(JwtError::Mismatch);
+    }
+    let key = own.map(<[u8]>::to_vec).or(public).ok_or(JwtError::NoKey(method))?;
+    let algorithm: &'static dyn VerificationAlgorithm = match kind {
+        Kind::Rsa(_, verifies) => verifies,
+        Kind::Ecdsa(curve) => curve.verifies,
+        Kind::Ed25519 | Kind::Hmac(_) => &ED25519,
+    };
+    Ok((signer, Verifier::Public(UnparsedPublicKey::new(algorithm, key))))
+}
+
+fn read(option: &'static str, path: &Path) -> Result<Zeroizing<Vec<u8>>, JwtError> {
+    let failed = |source| JwtError::Read { option, path: path.to_owned(), source };
+    let file = std::fs::File::open(path).map_err(failed)?;
+    let mut bytes = Zeroizing::new(Vec::new());
+    // A part of a key would sign what nobody else takes.
+    let read = file.take(MAX_KEY_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if read as u64 > MAX_KEY_BYTES {
+        return Err(failed(std::io::ErrorKind::FileTooLarge.into()));
+    }
+    Ok(bytes)
+}
+
+/// The first thing in a PEM file that may be a key: its label and what it holds.
+fn first(pem: &[u8]) -> Option<(String, Zeroizing<Vec<u8>>)> {
+    let found = Pem::iter_from_buffer(pem).filter_map(Result::ok);
+    let mut keys = found.filter(|found| found.label != PARAMETERS);
+    keys.next().map(|key| (key.label, Zeroizing::new(key.contents)))
+}
+
+fn signer(pem: &[u8], kind: &Kind) -> Option<Signer> {
+    let (label, der) = first(pem)?;
+    match (kind, label.as_str()) {
+        (Kind::Rsa(padding, _), "RSA PRIVATE KEY") => {
+            Some(Signer::Rsa(Box::new(RsaKeyPair::from_der(&der).ok()?), *padding))
+        }
+        (Kind::Rsa(padding, _), "PRIVATE KEY") => {
+            Some(Signer::Rsa(Box::new(RsaKeyPair::from_pkcs8(&der).ok()?), *padding))
+        }
+        (Kind::Ecdsa(curve), "EC PRIVATE KEY") => ecdsa(&pkcs8(curve, &der), curve),
+        (Kind::Ecdsa(curve), "PRIVATE KEY") => ecdsa(&der, curve),
+        (Kind::Ed25519, "PRIVATE KEY") => {
+            Some(Signer::Ed25519(Box::new(Ed25519KeyPair::from_pkcs8_maybe_unchecked(&der).ok()?)))
+        }
+        _ => None,
+    }
+}
+
+fn ecdsa(pkcs8: &[u8], curve: &Curve) -> Option<Signer> {
+    let key = EcdsaKeyPair::from_pkcs8(curve.signs, pkcs8, &SystemRandom::new()).ok()?;
+    Some(Signer::Ecdsa(Box::new(key)))
+}
+
+/// A key as SEC 1 writes it, in the envelope that says its curve (RFC 5208).
+fn pkcs8(curve: &Curve, sec1: &[u8]) -> Zeroizing<Vec<u8>> {
+    const INTEGER_0: &[u8] = &[0x02, 0x01, 0x00];
+    const OBJECT: u8 = 0x06;
+    const OCTETS: u8 = 0x04;
+    const SEQUENCE: u8 = 0x30;
+    let object = |oid: &Oid<'_>| der(OBJECT, &[oid.as_bytes()]);
+    let kind = [object(&OID_KEY_TYPE_EC_PUBLIC_KEY), object(&curve.curve)];
+    let kind = der(SEQUENCE, &[&kind[0], &kind[1]]);
+    der(SEQUENCE, &[INTEGER_0, &kind, &der(OCTETS, &[sec1])])
+}
+
+/// One DER value. What is longer than any key is not a key's, and comes out wrong.
+fn der(tag: u8, parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
+    let length: usize = parts.iter().map(|part| part.len()).sum();
+    let mut out = Zeroizing::new(vec![tag]);
+    match u8::try_from(length) {
+        Ok(short) if short < 0x80 => out.push(short),
+        Ok(byte) => out.extend([0x81, byte]),
+        Err(_) => {
+            out.push(0x82);
+            out.extend(u16::try_from(length).unwrap_or(u16::MAX).to_be_bytes());
+        }
+    }
+    parts.iter().for_each(|part| out.extend_from_slice(part));
+    out
+}
+
+/// The bits of a public key, or of a certificate's.
+fn public_key(pem: &[u8], kind: &Kind) -> Option<Vec<u8>> {
+    let (label, der) = first(pem)?;
+    match label.as_str() {
+        "PUBLIC KEY" => bits(&SubjectPublicKeyInfo::from_der(&der).ok()?.1, kind),
+        "CERTIFICATE" => bits(X509Certificate::from_der(&der).ok()?.1.public_key(), kind),
+        "RSA PUBLIC KEY" if matches!(kind, Kind::Rsa(..)) => of_usable_size(&der),
+        _ => None,
+    }
+}
+
+fn of_usable_size(rsa: &[u8]) -> Option<Vec<u8>> {
+    let bits = RSAPublicKey::from_der(rsa).ok()?.1.key_size();
+    (2048..=8192).contains(&bits).then(|| rsa.to_vec())
+}
+
+fn bits(key: &SubjectPublicKeyInfo<'_>, kind: &Kind) -> Option<Vec<u8>> {
+    let (of, parameters) = (&key.algorithm.algorithm, &key.algorithm.parameters);
+    let data = &key.subject_public_key.data;
+    let fits = match kind {
+        Kind::Rsa(..) if *of == OID_PKCS1_RSAENCRYPTION => return of_usable_size(data),
+        Kind::Rsa(..) => false,
+        Kind::Ecdsa(curve) => {
+            let named = parameters.as_ref().and_then(|named| named.as_oid().ok());
+            *of == OID_KEY_TYPE_EC_PUBLIC_KEY && named.as_ref() == Some(&curve.curve)
+        }
+        Kind::Ed25519 => *of == OID_SIG_ED25519,
+        Kind::Hmac(_) => false,
+    };
+    fits.then(|| data.to_vec())
+}

@@ -1,0 +1,265 @@
+//! With keys that OpenSSL made, for these tests alone, and tokens that etcd's library signed with them.
+
+use std::path::Path;
+
+use data_encoding::BASE64;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// 2100: what the tokens in `etcd-tokens.txt` say.
+const UNTIL: i64 = 4_102_444_800;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/auth/jwt/fixtures").join(name)
+}
+
+fn options(method: Method, private: &str, public: &str) -> JwtOptions {
+    let file = |name: &str| (!name.is_empty()).then(|| fixture(name));
+    let (private_key, public_key) = (file(private), file(public));
+    JwtOptions { method, public_key, private_key, ttl: Duration::from_secs(300) }
+}
+
+fn load(method: Method, private: &str, public: &str) -> Result<Jwt, String> {
+    Jwt::load(&options(method, private, public)).map_err(|error| error.to_string())
+}
+
+/// Of each method: the private key, and the public one if it has one.
+fn files(method: Method) -> (&'static str, &'static str) {
+    match method {
+        Method::Hs256 | Method::Hs384 | Method::Hs512 => ("hmac.key", ""),
+        Method::Es256 => ("p256.pem", "p256-pub.pem"),
+        Method::Es384 => ("p384.pem", "p384-pub.pem"),
+        Method::EdDsa => ("ed.pem", "ed-pub.pem"),
+        _ => ("rsa.pem", "rsa-pub.pem"),
+    }
+}
+
+/// A token of these parts, signed by whoever has the HMAC key.
+fn signed(header: &Value, payload: &Value) -> String {
+    let key =
+        ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &std::fs::read(fixture("hmac.key")).unwrap());
+    let part = |part: &Value| BASE64URL_NOPAD.encode(part.to_string().as_bytes());
+    let text = format!("{}.{}", part(header), part(payload));
+    let tag = ring::hmac::sign(&key, text.as_bytes());
+    format!("{text}.{}", BASE64URL_NOPAD.encode(tag.as_ref()))
+}
+
+#[test]
+fn tokens_that_etcds_library_signed_are_read_with_the_private_key_and_with_the_public_one() {
+    let tokens = std::fs::read_to_string(fixture("etcd-tokens.txt")).unwrap();
+    assert_eq!(tokens.lines().count(), Method::ALL.len());
+    for line in tokens.lines() {
+        let (name, token) = line.split_once(' ').unwrap();
+        let method = Method::ALL.into_iter().find(|method| method.name() == name).unwrap();
+        let (private, public) = files(method);
+        let mut readers =
+            vec![load(method, private, "").unwrap(), load(method, private, public).unwrap()];
+        if !public.is_empty() {
+            let checks = load(method, "", public).unwrap();
+            assert_eq!(checks.sign("alice", 7, 0), None, "{name}");
+            readers.push(checks);
+        }
+        for jwt in readers {
+            let claims = jwt.read(token).unwrap();
+            assert_eq!((claims.user.as_str(), claims.revision), ("alice", 7), "{name}");
+            assert!(claims.hold_at(UNTIL - 1) && !claims.hold_at(UNTIL), "{name}");
+            let own = jwt.sign("bob", 9, 1_000);
+            if let Some(own) = own {
+                let claims = jwt.read(&own).unwrap();
+                assert_eq!((claims.user.as_str(), claims.revision), ("bob", 9), "{name}");
+                assert!(claims.hold_at(1_299) && !claims.hold_at(1_300), "{name}");
+            }
+            let (head, rest) = token.split_at(token.len() - 8);
+            let other = if rest.starts_with('A') { 'B' } else { 'A' };
+            let changed = format!("{head}{other}{}", &rest[1..]);
+            assert_eq!(jwt.read(&changed), Err(TokenError::Signature), "{name}");
+        }
+    }
+}
+
+#[test]
+fn keys_are_read_in_every_format_that_etcd_takes() {
+    for (method, private, public) in [
+        (Method::Rs256, "rsa-pkcs8.pem", "rsa-pub-pkcs1.pem"),
+        (Method::Ps384, "rsa.pem", "rsa-cert.pem"),
+        (Method::Es256, "p256-pkcs8.pem", "p256-pub.pem"),
+    ] {
+        let jwt = load(method, private, public).unwrap();
+        let token = jwt.sign("a", 1, 0).unwrap();
+        assert!(load(method, "", public).unwrap().read(&token).is_ok(), "{private} {public}");
+    }
+}
+
+#[test]
+fn keys_that_cannot_be_used_are_refused_with_what_to_do() {
+    for (method, private, public, text) in [
+        (
+            Method::Rs256,
+            "",
+            "",
+            "RS256 needs priv-key=FILE to sign tokens, or at least pub-key=FILE",
+        ),
+        (Method::Hs256, "", "", "HS256 needs priv-key=FILE, whose bytes are the key"),
+        (Method::Hs256, "", "rsa-pub.pem", "HS256 needs priv-key=FILE"),
+        (
+            Method::Rs256,
+            "p256.pem",
+            "",
+            "give an RSA key of 2048 to 8192 bits in PEM, not encrypted",
+        ),
+        (Method::Rs256, "rsa-pub.pem", "", "holds no key that RS256 can use"),
+        (Method::Rs256, "", "rsa.pem", "pub-key "),
+        (Method::Rs256, "hmac.key", "", "holds no key"),
+        (Method::Es256, "p384.pem", "", "give a P-256 key in PEM"),
+        (Method::Es384, "", "p256-pub.pem", "give a P-384 key in PEM"),
+        (Method::Es256, "", "rsa-cert.pem", "holds no key that ES256"),
+        (Method::EdDsa, "rsa-pkcs8.pem", "", "give an Ed25519 key in PEM"),
+        (Method::EdDsa, "", "p256-pub.pem", "holds no key that EdDSA"),
+        (Method::Es256, "none.pem", "", "cannot read priv-key "),
+        (Method::Es256, "p256.pem", "none.pem", "cannot read pub-key "),
+        (Method::Es256, "p256.pem", "p256-other.pem", "don't belong together"),
+    ] {
+        let error = load(method, private, public).unwrap_err();
+        assert!(error.contains(text), "{text} in {error}");
+        assert!(error.starts_with("--auth-token: "), "{error}");
+    }
+}
+
+#[test]
+fn an_empty_file_is_no_key() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for method in [Method::Hs256, Method::Hs384, Method::Hs512, Method::Rs256, Method::EdDsa] {
+        let private_key = Some(file.path().to_owned());
+        let loaded = Jwt::load(&JwtOptions { private_key, ..options(method, "", "") });
+        assert!(loaded.is_err(), "{method:?}");
+    }
+}
+
+#[test]
+fn an_rsa_key_of_another_size_is_refused() {
+    for (bits, is_taken) in
+        [(1024, false), (2040, false), (2048, true), (8192, true), (8200, false)]
+    {
+        // A modulus of so many bits, and the exponent 65537: nobody signs here.
+        let modulus = [&[0][..], &vec![0xff; bits / 8]].concat();
+        let integer = |bytes: &[u8]| der(0x02, bytes);
+        let numbers = [integer(&modulus), integer(&[1, 0, 1])].concat();
+        let pem = format!(
+            "-----BEGIN RSA PUBLIC KEY-----\n{}\n-----END RSA PUBLIC KEY-----\n",
+            BASE64.encode(&der(0x30, &numbers))
+        );
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), pem).unwrap();
+        let public_key = Some(file.path().to_owned());
+        let loaded = Jwt::load(&JwtOptions { public_key, ..options(Method::Rs256, "", "") });
+        assert_eq!(loaded.is_ok(), is_taken, "{bits}");
+    }
+}
+
+/// One DER value of any length.
+fn der(tag: u8, value: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(value.len()).unwrap().to_be_bytes();
+    [&[tag, 0x82], &length[..], value].concat()
+}
+
+#[test]
+fn a_key_that_would_be_read_in_part_is_refused() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for (more, is_taken) in [(0, true), (1, false)] {
+        std::fs::write(file.path(), vec![7; (64 << 10) + more]).unwrap();
+        let private_key = Some(file.path().to_owned());
+        let loaded = Jwt::load(&JwtOptions { private_key, ..options(Method::Hs256, "", "") });
+        assert_eq!(loaded.is_ok(), is_taken, "{more}");
+    }
+}
+
+#[test]
+fn the_key_says_the_algorithm_and_not_the_token() {
+    let payload = json!({ "username": "root", "revision": 9, "exp": UNTIL });
+    let part = |part: &Value| BASE64URL_NOPAD.encode(part.to_string().as_bytes());
+    let rsa = load(Method::Rs256, "", "rsa-pub.pem").unwrap();
+    // The public key is known to everybody: as an HMAC key it would let anybody sign.
+    let public = std::fs::read(fixture("rsa-pub.pem")).unwrap();
+    for alg in ["HS256", "RS256", "hs256", "none", "None", ""] {
+        let text = format!("{}.{}", part(&json!({ "alg": alg })), part(&payload));
+        let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &public);
+        let tag = BASE64URL_NOPAD.encode(ring::hmac::sign(&key, text.as_bytes()).as_ref());
+        for signature in [tag.as_str(), ""] {
+            let token = format!("{text}.{signature}");
+            let expected = if alg == "RS256" { TokenError::Signature } else { TokenError::Header };
+            assert_eq!(rsa.read(&token), Err(expected), "{alg} {signature}");
+        }
+    }
+    let tokens = std::fs::read_to_string(fixture("etcd-tokens.txt")).unwrap();
+    let of = |name: &str| tokens.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+    assert_eq!(rsa.read(of("PS256 ")), Err(TokenError::Header));
+    assert!(rsa.read(of("RS256 ")).is_ok());
+    let other = load(Method::Hs384, "hmac.key", "").unwrap();
+    assert_eq!(other.read(of("HS256 ")), Err(TokenError::Header));
+}
+
+#[test]
+fn what_is_no_token_is_refused() {
+    let jwt = load(Method::Hs256, "hmac.key", "").unwrap();
+    let good = jwt.sign("a", 1, 0).unwrap();
+    let parts: Vec<&str> = good.split('.').collect();
+    let (first, second, third) = (parts[0], parts[1], parts[2]);
+    for token in [
+        String::new(),
+        ".".to_owned(),
+        "..".to_owned(),
+        format!("{first}.{second}"),
+        format!("{first}.{second}.{third}.x"),
+        format!("{first}.{second}.{third}="),
+        format!("{first}.{second}.{third} "),
+        format!("é.{second}.{third}"),
+        "a".repeat(MAX_TOKEN_BYTES + 1),
+        "abcdefghijklmnop.7".to_owned(),
+    ] {
+        assert_eq!(jwt.read(&token), Err(TokenError::Malformed), "{token}");
+    }
+    // The longest that is looked at.
+    assert!(jwt.read(&format!("{first}.{}.{third}", "A".repeat(MAX_TOKEN_BYTES - 100))).is_err());
+}
+
+#[test]
+fn claims_are_read_as_etcd_reads_them() {
+    let jwt = load(Method::Hs256, "hmac.key", "").unwrap();
+    let header = json!({ "alg": "HS256", "typ": "JWT" });
+    let read = |payload: &Value| jwt.read(&signed(&header, payload));
+    let claims = read(&json!({ "username": "a", "revision": 3 })).unwrap();
+    assert!(claims.hold_at(i64::MAX), "without a time it counts for ever");
+    let claims = read(&json!({ "username": "a", "revision": 3, "exp": 10.9, "nbf": 5 })).unwrap();
+    assert_eq!([4, 5, 9, 10].map(|now| claims.hold_at(now)), [false, true, true, false]);
+    let odd = [(json!(-1), 0), (json!(7.9), 7), (json!(1e300), u64::MAX)];
+    for (revision, is) in odd {
+        assert_eq!(read(&json!({ "username": "a", "revision": revision })).unwrap().revision, is);
+    }
+    for payload in [
+        json!({}),
+        json!([]),
+        json!({ "username": "a" }),
+        json!({ "revision": 1 }),
+        json!({ "username": 1, "revision": 1 }),
+        json!({ "username": null, "revision": 1 }),
+        json!({ "username": "a", "revision": "1" }),
+        json!({ "username": "a", "revision": null }),
+        json!({ "username": "a", "revision": 1, "exp": "never" }),
+        json!({ "username": "a", "revision": 1, "exp": null }),
+        json!({ "username": "a", "revision": 1, "nbf": [] }),
+    ] {
+        assert_eq!(read(&payload), Err(TokenError::Claims), "{payload}");
+    }
+    let payload = json!({ "username": "a", "revision": 1 });
+    for header in [json!({ "alg": "HS256", "crit": ["exp"] }), json!({ "alg": "HS512" })] {
+        assert_eq!(jwt.read(&signed(&header, &payload)), Err(TokenError::Header), "{header}");
+    }
+    assert_eq!(jwt.read(&signed(&json!({}), &payload)), Err(TokenError::Malformed));
+}
+
+#[test]
+fn nothing_that_is_shown_has_a_key_in_it() {
+    let jwt = load(Method::Hs256, "hmac.key", "").unwrap();
+    assert_eq!(format!("{jwt:?}"), "Jwt { method: Hs256, .. }");
+}

@@ -1,0 +1,20 @@
+//! For `fuzz/`: the payload of a record.
+
+use bytes::Bytes;
+
+use super::codec::{decode, decode_start, encode, encode_start};
+
+/// Whatever is understood is written again byte for byte.
+pub fn record(bytes: &[u8]) {
+    let payload = Bytes::copy_from_slice(bytes);
+    if let Ok(items) = decode(&payload) {
+        let mut out = Vec::new();
+        items.iter().for_each(|item| encode(&mut out, item));
+        assert_eq!(out, bytes, "{items:?}");
+    }
+    if let Ok(start) = decode_start(&payload) {
+        let mut out = Vec::new();
+        encode_start(&mut out, &start);
+        assert_eq!(out, bytes, "{start:?}");
+    }
+}

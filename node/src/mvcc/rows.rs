@@ -1,0 +1,222 @@
+//! What a row of the records' table holds: one record, or the tombstones of one request.
+//!
+//! A request that deletes many keys, as the end of a lease does, would write a row for each while
+//! all later writes wait; together they are a fiftieth of the rows, at the same revisions. Whoever
+//! reads rows in order goes through [`records`], and sees no difference.
+//!
+//! Of a row of tombstones nothing is taken away but by the compaction that passes its request, at
+//! the end of its work: until then it may hold some that the index has dropped already, just as a
+//! compaction that has not come so far leaves records.
+
+use redb::ReadableTable;
+
+use super::error::StoreError;
+use super::event::{KEY_TAG, encode_tombstone};
+use super::revision::Revision;
+
+/// Bytes of a row of tombstones, at most: with what the file adds, a page.
+const TOGETHER_BYTES: usize = 4_000;
+/// A row of tombstones begins so; no encoded `KeyValue` does.
+const TOGETHER: u8 = 0;
+/// Tombstones of one request, on their way into a row.
+#[derive(Debug, Default)]
+pub(crate) struct Tombstones {
+    first: Option<Revision>,
+    count: usize,
+    /// [`TOGETHER`], then for each how far its `sub` is from the row's, and its record.
+    bytes: Vec<u8>,
+    /// Where the last record begins.
+    last: usize,
+}
+
+impl Tombstones {
+    /// Whether a row with one more, of a key of `length` bytes, would be too long.
+    pub(crate) fn is_full_with(&self, length: usize) -> bool {
+        // The tag, and two numbers of at most 5 bytes.
+        self.count > 0 && self.bytes.len() + length + 11 > TOGETHER_BYTES
+    }
+
+    /// Takes one more, of the same request and after all others.
+    pub(crate) fn push(&mut self, at: Revision, key: &[u8]) {
+        let first = *self.first.get_or_insert(at);
+        debug_assert!(first.main == at.main && first.sub <= at.sub, "{at:?} comes after {first:?}");
+        if self.bytes.is_empty() {
+            self.bytes.push(TOGETHER);
+        }
+        prost::encoding::encode_varint(u64::from(at.sub - first.sub), &mut self.bytes);
+        self.last = self.bytes.len();
+        encode_tombstone(key, &mut self.bytes);
+        self.count += 1;
+    }
+
+    /// The row, and what is in it; `None` if there is nothing. A single one lies in it as it is.
+    pub(crate) fn row(&self) -> Option<(u128, &[u8])> {
+        let bytes = if self.count == 1 { &self.bytes[self.last..] } else { &self.bytes };
+        Some((self.first?.to_row(), bytes))
+    }
+
+    /// Empty again, for the next row.
+    pub(crate) fn clear(&mut self) {
+        self.first = None;
+        self.count = 0;
+        self.bytes.clear();
+    }
+}
+
+/// Whether the row holds tombstones that lie together.
+pub(crate) fn is_together(row: &[u8]) -> bool {
+    row.first() == Some(&TOGETHER)
+}
+
+/// The records of a row, each with its revision, in order.
+pub(crate) fn records(at: u128, row: &[u8]) -> Records<'_> {
+    let first = Revision::from_row(at);
+    let left = if is_together(row) { Left::Together(&row[1..]) } else { Left::One(row) };
+    Records { first, left }
+}
+
+/// What is yet to be shown of a row.
+enum Left<'row> {
+    One(&'row [u8]),
+    Together(&'row [u8]),
+    Nothing,
+}
+
+/// See [`records`].
+pub(crate) struct Records<'row> {
+    first: Revision,
+    left: Left<'row>,
+}
+
+impl<'row> Iterator for Records<'row> {
+    type Item = Result<(Revision, &'row [u8]), StoreError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let rest = match std::mem::replace(&mut self.left, Left::Nothing) {
+            Left::One(record) => return Some(Ok((self.first, record))),
+            Left::Together(rest) if !rest.is_empty() => rest,
+            Left::Together(_) | Left::Nothing => return None,
+        };
+        let next = tombstone(rest).and_then(|(ahead, record, rest)| {
+            Some((self.first.sub.checked_add(ahead)?, record, rest))
+        });
+        Some(match next {
+            Some((sub, record, rest)) => {
+                self.left = Left::Together(rest);
+                Ok((Revision { sub, ..self.first }, record))
+            }
+            None => Err(StoreError::Corrupt(format!(
+                "the row of tombstones at {:?} is no such row",
+                self.first
+            ))),
+        })
+    }
+}
+
+/// How far the first tombstone is from its row's revision, its record, and what follows it.
+fn tombstone(bytes: &[u8]) -> Option<(u32, &[u8], &[u8])> {
+    let mut rest = bytes;
+    let ahead = u32::try_from(prost::encoding::decode_varint(&mut rest).ok()?).ok()?;
+    let record = rest;
+    rest = rest.strip_prefix(&[KEY_TAG])?;
+    let length = usize::try_from(prost::encoding::decode_varint(&mut rest).ok()?).ok()?;
+    let after = rest.get(length..)?;
+    Some((ahead, &record[..record.len() - after.len()], after))
+}
+
+/// Shows the record at a revision, wherever it lies; `None` if there is none.
+pub(crate) fn at<R>(
+    rows: &impl ReadableTable<u128, &'static [u8]>,
+    at: Revision,
+    show: impl FnOnce(&[u8]) -> R,
+) -> Result<Option<R>, StoreError> {
+    let row = at.to_row();
+    if let Some(own) = rows.get(row)?
+        && !is_together(own.value())
+    {
+        return Ok(Some(show(own.value())));
+    }
+    let Some(before) = rows.range(..=row)?.next_back() else { return Ok(None) };
+    let (first, bytes) = before?;
+    if !is_together(bytes.value()) || Revision::from_row(first.value()).main != at.main {
+        return Ok(None);
+    }
+    for record in records(first.value(), bytes.value()) {
+        let (found, record) = record?;
+        if found == at {
+            return Ok(Some(show(record)));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mvcc::event::decode;
+
+    fn together(keys: &[(u32, &[u8])]) -> (u128, Vec<u8>) {
+        let mut tombstones = Tombstones::default();
+        for (sub, key) in keys {
+            tombstones.push(Revision { main: 7, sub: *sub }, key);
+        }
+        let (row, bytes) = tombstones.row().unwrap();
+        (row, bytes.to_vec())
+    }
+
+    #[test]
+    fn tombstones_come_out_as_they_would_lie_alone() -> Result<(), StoreError> {
+        let long = vec![b'l'; 300];
+        let keys: [(u32, &[u8]); 3] = [(3, b"a"), (4, &long), (900, b"z")];
+        let (row, bytes) = together(&keys);
+        let found = records(row, &bytes).collect::<Result<Vec<_>, _>>()?;
+        assert_eq!(found.len(), keys.len());
+        for ((at, record), (sub, key)) in found.into_iter().zip(keys) {
+            assert_eq!(at, Revision { main: 7, sub });
+            let mut alone = Vec::new();
+            encode_tombstone(key, &mut alone);
+            assert_eq!(record, alone);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_single_one_is_a_row_as_ever() -> Result<(), StoreError> {
+        let (row, bytes) = together(&[(2, b"key")]);
+        assert!(!is_together(&bytes));
+        assert_eq!(decode(&bytes)?.key, "key");
+        let found = records(row, &bytes).collect::<Result<Vec<_>, _>>()?;
+        assert_eq!(found, [(Revision { main: 7, sub: 2 }, &bytes[..])]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_row_stays_within_its_bound() {
+        let mut tombstones = Tombstones::default();
+        let long = vec![b'l'; TOGETHER_BYTES];
+        assert!(!tombstones.is_full_with(long.len()), "one always fits");
+        let mut sub = 0;
+        while !tombstones.is_full_with(100) {
+            tombstones.push(Revision { main: 7, sub }, &[b'k'; 100]);
+            sub += 1;
+        }
+        let (_, bytes) = tombstones.row().unwrap();
+        assert!(bytes.len() <= TOGETHER_BYTES && bytes.len() > TOGETHER_BYTES - 120);
+        tombstones.clear();
+        assert!(tombstones.row().is_none());
+    }
+
+    #[test]
+    fn what_is_cut_off_is_corrupt_and_ends() {
+        let (row, bytes) = together(&[(0, b"one"), (1, b"two")]);
+        for end in 2..bytes.len() {
+            let found: Vec<_> = records(row, &bytes[..end]).collect();
+            let whole = found.iter().filter(|record| record.is_ok()).count();
+            assert!(found.len() - whole <= 1 && whole < 2, "{end}: {found:?}");
+        }
+        let mut far = vec![TOGETHER];
+        prost::encoding::encode_varint(u64::from(u32::MAX), &mut far);
+        far.extend_from_slice(&[KEY_TAG, 1, b'k']);
+        assert!(records(Revision { main: 7, sub: 1 }.to_row(), &far).all(|found| found.is_err()));
+    }
+}

@@ -1,0 +1,194 @@
+//! Tombstones of one request that lie together: nobody who reads can tell.
+
+use redb::ReadableTable as _;
+
+use super::*;
+use crate::lease::Lease;
+use crate::mvcc::revision::Revision;
+use crate::mvcc::rows::is_together;
+
+/// More than a row holds.
+const KEYS: i64 = 1_000;
+/// The request that deletes them all.
+const REVOKED: i64 = KEYS + 2;
+
+fn key(number: i64) -> Bytes {
+    bytes(&format!("/a/key/of/a/lease/{number:06}"))
+}
+
+/// A store whose lease had `KEYS` keys, one each at the revisions 2 and on, until it was revoked at
+/// `REVOKED`; and one that says so in a row for each.
+fn revoked(disk: &SimulatedDisk) -> Writer {
+    let mut writer = open(disk, Compaction::Background);
+    write(&mut writer, 1, |batch| {
+        batch.grant(Lease { id: 7, ttl: 60, left: 0, granted: 1 }).unwrap();
+    });
+    for number in 0..KEYS {
+        write(&mut writer, 2 + number.cast_unsigned(), |batch| {
+            batch.put(key(number), bytes("v"), 7).unwrap();
+        });
+    }
+    let events = write(&mut writer, 2_000, |batch| assert!(batch.revoke(7).unwrap()));
+    let told: Vec<_> = events.events.iter().map(|event| event.revision).collect();
+    let subs = (0..).take(told.len());
+    assert_eq!(told, subs.map(|sub| Revision { main: REVOKED, sub }).collect::<Vec<_>>());
+    assert_eq!(told.len(), usize::try_from(KEYS).unwrap());
+    writer
+}
+
+/// The same store, as a snapshot brings it: with a row for each.
+fn apart(writer: &Writer, disk: &SimulatedDisk) -> Writer {
+    let mut stream = Vec::new();
+    writer.store().view().write_snapshot(&mut stream).unwrap();
+    let mut other = open(disk, Compaction::Background);
+    other.install_snapshot(&mut &stream[..]).unwrap();
+    other
+}
+
+/// Rows of many tombstones, and all others.
+fn rows(writer: &Writer) -> (usize, usize) {
+    let view = writer.store().view();
+    let all: Vec<bool> =
+        view.records.iter().unwrap().map(|row| is_together(row.unwrap().1.value())).collect();
+    let together = all.iter().filter(|together| **together).count();
+    (together, all.len() - together)
+}
+
+/// Every record, as whoever makes a copy sees it.
+fn seen(writer: &Writer) -> Vec<(Revision, Vec<u8>)> {
+    let mut seen = Vec::new();
+    let frozen = writer.store().freeze().unwrap();
+    frozen
+        .records(|at, record| {
+            seen.push((at, record.to_vec()));
+            Ok::<_, StoreError>(())
+        })
+        .unwrap();
+    seen
+}
+
+fn hashes(writer: &Writer, revisions: &[i64]) -> Vec<KeyValueHash> {
+    let store = writer.store();
+    let view = store.view();
+    revisions.iter().map(|revision| store.hash_kv(&view, *revision).unwrap()).collect()
+}
+
+fn compact(writer: &mut Writer, index: u64, revision: i64) {
+    write(writer, index, |batch| batch.compact(revision).unwrap());
+    writer.store().compact_all().unwrap();
+    // A view of it.
+    put(writer, index + 1, "z", "");
+}
+
+#[test]
+fn they_are_few_rows_and_all_the_records_that_they_would_be_alone() {
+    let disk = disk(1);
+    let writer = revoked(&disk);
+    let (together, others) = rows(&writer);
+    assert!((2..50).contains(&together), "{together} rows of tombstones");
+    assert_eq!(others, usize::try_from(KEYS).unwrap());
+    let single = apart(&writer, &super::disk(2));
+    assert_eq!(rows(&single), (0, 2 * others));
+    assert_eq!(seen(&writer), seen(&single));
+    let revisions = [5, REVOKED - 1, REVOKED, 0];
+    assert_eq!(hashes(&writer, &revisions), hashes(&single, &revisions));
+    let after = |revision| show(&writer.store(), revision).len();
+    assert_eq!([after(REVOKED - 1), after(REVOKED)], [others, 0]);
+}
+
+#[test]
+fn they_are_known_again_after_a_restart() {
+    let disk = disk(1);
+    let mut writer = revoked(&disk);
+    let before = (seen(&writer), hashes(&writer, &[9, 0]), writer.store().record_bytes());
+    writer.checkpoint().unwrap();
+    disk.crash();
+    drop(writer);
+    let mut writer = open(&disk, Compaction::Background);
+    assert_eq!((seen(&writer), hashes(&writer, &[9, 0]), writer.store().record_bytes()), before);
+    assert_eq!(show(&writer.store(), REVOKED), [""; 0]);
+    compact(&mut writer, 3_000, REVOKED);
+    compact(&mut writer, 3_002, REVOKED + 1);
+    assert_eq!(rows(&writer), (0, 2), "nothing is left of them");
+}
+
+#[test]
+fn a_compaction_at_their_request_keeps_them_and_the_next_takes_them_away() {
+    let mut writer = revoked(&disk(1));
+    let mut single = apart(&writer, &disk(2));
+    for (index, revision, left) in [(3_000, REVOKED, KEYS), (3_002, REVOKED + 1, 0)] {
+        for writer in [&mut writer, &mut single] {
+            compact(writer, index, revision);
+        }
+        assert_eq!(seen(&writer), seen(&single));
+        let puts = (i64::try_from(index).unwrap() - 2_998) / 2;
+        assert_eq!(seen(&writer).len(), usize::try_from(left + puts).unwrap());
+        assert_eq!(hashes(&writer, &[0]), hashes(&single, &[0]));
+    }
+    let empty = open(&disk(3), Compaction::Background).store().record_bytes();
+    assert!(writer.store().record_bytes() - empty < 100, "what was freed is counted");
+    assert_eq!(writer.store().record_bytes(), single.store().record_bytes());
+}
+
+#[test]
+fn of_keys_that_the_same_request_makes_again_nothing_stays() {
+    let disk = disk(1);
+    let mut writer = revoked(&disk);
+    for number in 0..KEYS {
+        put(&mut writer, 3_000 + number.cast_unsigned(), &format!("k{number:06}"), "old");
+    }
+    write(&mut writer, 5_000, |batch| {
+        assert_eq!(batch.delete(&KeyRange::Between(bytes("k"), bytes("l"))).unwrap(), KEYS);
+        for number in (0..KEYS).step_by(2) {
+            batch.put(bytes(&format!("k{number:06}")), bytes("new"), 0).unwrap();
+        }
+    });
+    let mut single = apart(&writer, &super::disk(2));
+    let at = writer.store().view().revision();
+    for writer in [&mut writer, &mut single] {
+        compact(writer, 5_001, at);
+    }
+    assert_eq!(seen(&writer), seen(&single));
+    assert_eq!(seen(&writer).len(), usize::try_from(KEYS).unwrap() + 1);
+    let before = (seen(&writer), hashes(&writer, &[0]));
+    writer.checkpoint().unwrap();
+    drop(writer);
+    let writer = open(&disk, Compaction::Background);
+    assert_eq!((seen(&writer), hashes(&writer, &[0])), before);
+}
+
+#[test]
+fn a_compaction_that_stops_among_them_goes_on_after_a_restart() {
+    let disk = disk(1);
+    let mut writer = revoked(&disk);
+    write(&mut writer, 3_000, |batch| batch.compact(REVOKED).unwrap());
+    writer.store().compact_step().unwrap();
+    put(&mut writer, 3_001, "z", "");
+    // A newer one starts over, and takes away what the older one's keys have left lying.
+    write(&mut writer, 3_002, |batch| batch.compact(REVOKED + 1).unwrap());
+    writer.store().compact_step().unwrap();
+    writer.checkpoint().unwrap();
+    disk.crash();
+    drop(writer);
+    let mut writer = open(&disk, Compaction::Background);
+    writer.store().compact_all().unwrap();
+    put(&mut writer, 3_003, "z", "");
+    assert_eq!((rows(&writer), seen(&writer).len()), ((0, 2), 2));
+}
+
+#[test]
+fn a_record_among_them_is_found_by_its_revision() {
+    let writer = revoked(&disk(1));
+    let view = writer.store().view();
+    for sub in [0, 1, 500, 999] {
+        let record =
+            crate::mvcc::rows::at(&view.records, Revision { main: REVOKED, sub }, |record| {
+                crate::mvcc::event::decode(record).unwrap().key
+            });
+        assert_eq!(record.unwrap(), Some(key(sub.into())));
+    }
+    for (main, sub) in [(REVOKED, 1_000), (REVOKED + 1, 0), (2, 1), (1, 0)] {
+        let record = crate::mvcc::rows::at(&view.records, Revision { main, sub }, |_| ());
+        assert_eq!(record.unwrap(), None, "{main} {sub}");
+    }
+}

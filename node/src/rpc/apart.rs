@@ -1,0 +1,46 @@
+//! Work that takes long, beside the threads that serve.
+
+use tokio::task::spawn_blocking;
+
+use super::error::Error;
+
+/// Does `work` on a thread that may block. Once begun it goes on when nobody waits for it any more, and
+/// `turn`, its permit to run, ends with the work and not with the wait.
+pub(crate) async fn apart<T: Send + 'static>(
+    turn: impl Send + 'static,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    let work = move || {
+        let done = work();
+        drop(turn);
+        done
+    };
+    spawn_blocking(work).await.map_err(|_| Error::Stopped)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use tokio::sync::{Semaphore, oneshot};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_place_is_had_until_the_work_is_done_though_nobody_waits_any_more() {
+        let places = Arc::new(Semaphore::new(1));
+        let turn = Arc::clone(&places).try_acquire_owned().unwrap();
+        let (begin, begun) = oneshot::channel();
+        let (tell, told) = mpsc::channel();
+        let waits = tokio::spawn(apart(turn, move || {
+            begin.send(()).unwrap();
+            told.recv().unwrap();
+        }));
+        begun.await.unwrap();
+        waits.abort();
+        assert!(waits.await.unwrap_err().is_cancelled());
+        assert_eq!(places.available_permits(), 0);
+        tell.send(()).unwrap();
+        let _free = places.acquire().await.unwrap();
+    }
+}

@@ -1,0 +1,175 @@
+//! `RangeStream`: a range in parts, so that neither side holds all of it at a time.
+//!
+//! All parts are of one revision, the newest at the begin if none is asked for. Each part has keys; the last
+//! one has what the answer as a whole says as well: header, count, whether there are more. A client that takes
+//! its time keeps nothing but its place: the next part is read from the store as it is then, and is refused if
+//! its revision was compacted meanwhile, or if who asks may no longer read there.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::stream;
+use node_proto::etcdserverpb::range_request::{SortOrder, SortTarget};
+use node_proto::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse};
+use tonic::codegen::BoxStream;
+use tonic::{Code, Request, Response, Status};
+
+use super::ask::Ask as _;
+use super::context::{Context, Held};
+use super::error::Error;
+use super::metrics::Method;
+use crate::auth::Access;
+use crate::mvcc::{Gather, ReadError, Step, View};
+
+/// What a part is filled up to, of the largest request: it and one step more are below what clients take by
+/// default (4 MiB).
+const PART: usize = 2;
+
+/// Begins to answer `request`.
+pub(super) async fn answer(
+    context: Arc<Context>,
+    request: Request<RangeRequest>,
+) -> Result<Response<BoxStream<RangeStreamResponse>>, Status> {
+    let began = context.metrics.calls(Method::RangeStream).begin();
+    context.count_client(request.metadata(), true);
+    let mut held = Held::new(&request);
+    let begun = begin(&context, &request, &mut held).await;
+    let mut request = request.into_inner();
+    // By key, as they lie in the store: nothing has to be there as a whole to be sorted, or cut.
+    request.set_sort_order(SortOrder::None);
+    request.set_sort_target(SortTarget::Key);
+    let code = Code::Cancelled;
+    let mut parts = Parts { context, held, request, gather: None, has_told: false, began, code };
+    if let Err(status) = begun {
+        parts.code = status.code();
+        return Err(status);
+    }
+    let answers = stream::unfold(Some(parts), async |parts| {
+        let mut parts = parts?;
+        match parts.next().await {
+            Ok((part, is_last)) => {
+                let part = RangeStreamResponse { range_response: Some(part) };
+                if is_last {
+                    parts.code = Code::Ok;
+                }
+                Some((Ok(part), (!is_last).then_some(parts)))
+            }
+            Err(error) => {
+                parts.code = error.code();
+                Some((Err(error.into()), None))
+            }
+        }
+    });
+    Ok(Response::new(Box::pin(answers)))
+}
+
+async fn begin(
+    context: &Context,
+    request: &Request<RangeRequest>,
+    held: &mut Held,
+) -> Result<(), Status> {
+    let asked = request.get_ref();
+    asked.check(&context.limits)?;
+    check(asked)?;
+    context.begin::<_, Error>(request, held).await?;
+    Ok(context.barrier(asked.serializable).await?)
+}
+
+/// Parts come in the order of keys, each once: what is sorted or left out otherwise has to be looked at as a
+/// whole.
+fn check(request: &RangeRequest) -> Result<(), Error> {
+    let by_key =
+        request.sort_order() == SortOrder::Ascend && request.sort_target() == SortTarget::Key;
+    if request.sort_order() != SortOrder::None && !by_key {
+        return Err(Error::StreamSorted);
+    }
+    let filters = [
+        request.min_mod_revision,
+        request.max_mod_revision,
+        request.min_create_revision,
+        request.max_create_revision,
+    ];
+    if filters.iter().any(|filter| *filter != 0) { Err(Error::StreamFiltered) } else { Ok(()) }
+}
+
+struct Parts {
+    context: Arc<Context>,
+    held: Held,
+    request: RangeRequest,
+    /// How far it is; `None` before the begin.
+    gather: Option<Gather>,
+    /// A part has been sent: the rest is of its revision, or is refused.
+    has_told: bool,
+    began: Instant,
+    code: Code,
+}
+
+impl Parts {
+    /// The next part, and whether it is the last.
+    async fn next(&mut self) -> Result<(RangeResponse, bool), Error> {
+        loop {
+            if self.context.stop.is_cancelled() {
+                return Err(Error::Stopped);
+            }
+            self.context.vouch()?;
+            let view = self.context.store.view();
+            self.context.may(self.held.who(), &view, Access::Range(&self.request))?;
+            match self.fill(&view).await {
+                Ok(Ok(part)) => {
+                    self.has_told = true;
+                    return Ok(part);
+                }
+                Ok(Err(ReadError::Superseded)) if !self.has_told => self.gather = None,
+                Ok(Err(error)) => return Err(error.into()),
+                Err(error) => return Err(error),
+            }
+            drop(view);
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Reads from `view` until a part is full.
+    async fn fill(
+        &mut self,
+        view: &View,
+    ) -> Result<Result<(RangeResponse, bool), ReadError>, Error> {
+        let store = &self.context.store;
+        let full = self.context.limits.max_request_bytes / PART;
+        let gather = match &mut self.gather {
+            Some(gather) => match gather.go_on(view.compacted()) {
+                Ok(()) => gather,
+                Err(error) => return Ok(Err(error)),
+            },
+            none => match store.gather(view, &self.request) {
+                Ok(gather) => none.insert(gather),
+                Err(error) => return Ok(Err(error)),
+            },
+        };
+        loop {
+            let step = store.step(view, gather);
+            self.held.hold(gather.bytes())?;
+            match step {
+                Ok(Step::Done(mut part)) => {
+                    let revision = part.header.map_or(0, |header| header.revision);
+                    part.header = Some(self.context.header(revision));
+                    return Ok(Ok((part, true)));
+                }
+                Ok(Step::Again) if gather.bytes() >= full => {
+                    let kvs = gather.take();
+                    if !kvs.is_empty() {
+                        return Ok(Ok((RangeResponse { kvs, ..RangeResponse::default() }, false)));
+                    }
+                }
+                Ok(Step::Again) => {}
+                Err(error) => return Ok(Err(error)),
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        self.context.metrics.calls(Method::RangeStream).end(self.code, self.began);
+    }
+}

@@ -1,0 +1,19 @@
+//! gRPC server reflection, so that `grpcurl` and its like need no files: what the API's services and messages
+//! are, and nothing of what members say to each other. etcd has none.
+
+use tonic::service::Routes;
+use tonic_reflection::server::Builder;
+
+const BUILT: &str = "what the descriptors say was built with this";
+
+/// Adds both versions of the service; whoever reaches the port may ask.
+pub(super) fn add(routes: Routes) -> Routes {
+    let told = || {
+        Builder::configure()
+            .register_encoded_file_descriptor_set(node_proto::API)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    routes
+        .add_service(told().build_v1().expect(BUILT))
+        .add_service(told().build_v1alpha().expect(BUILT))
+}

@@ -1,0 +1,33 @@
+//! For `fuzz/`: what a peer sends.
+
+use bytes::BytesMut;
+use futures_util::FutureExt as _;
+use node_consensus::Message;
+
+use super::frame::{self, FrameReader, Kind};
+use super::hello::{Hello, LEN};
+
+/// The longest payload.
+const MAX_BYTES: usize = 1 << 20;
+
+/// Frames are what was sent, and a message that is understood is the same once it is written again.
+pub(crate) fn frames(bytes: &[u8]) {
+    if let Some(Ok(hello)) = bytes.first_chunk::<LEN>().map(Hello::decode) {
+        assert_eq!(hello.encode()[..], bytes[..LEN], "{hello:?}");
+    }
+    let mut reader = FrameReader::new(bytes, MAX_BYTES);
+    let mut sent = BytesMut::new();
+    // All of it is there, so that nothing is waited for.
+    while let Some(Ok(Some((kind, payload)))) = reader.next().now_or_never() {
+        frame::put(&mut sent, kind, &payload);
+        if kind != Kind::Message {
+            continue;
+        }
+        if let Ok(message) = Message::decode(payload) {
+            let mut out = BytesMut::new();
+            message.encode(&mut out);
+            assert_eq!(Message::decode(out.freeze()).as_ref(), Ok(&message));
+        }
+    }
+    assert!(bytes.starts_with(&sent));
+}

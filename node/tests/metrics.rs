@@ -1,0 +1,231 @@
+//! What Prometheus reads: every metric that etcd's dashboards and alerts are made of, on three members.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::{Member, etcdctl, eventually, free_ports, started};
+use node_proto::etcdserverpb::MemberAddRequest;
+
+/// What etcd's mixin reads (contrib/mixin in its repository: its alerts, which kube-prometheus has as
+/// well, and its dashboard), but for `up`, which is Prometheus' own.
+const READ: &[&str] = &[
+    "etcd_disk_backend_commit_duration_seconds_bucket",
+    "etcd_disk_wal_fsync_duration_seconds_bucket",
+    "etcd_mvcc_db_total_size_in_bytes",
+    "etcd_mvcc_db_total_size_in_use_in_bytes",
+    "etcd_network_client_grpc_received_bytes_total",
+    "etcd_network_client_grpc_sent_bytes_total",
+    "etcd_network_peer_received_bytes_total",
+    "etcd_network_peer_round_trip_time_seconds_bucket",
+    "etcd_network_peer_sent_bytes_total",
+    "etcd_network_peer_sent_failures_total",
+    "etcd_server_has_leader",
+    "etcd_server_leader_changes_seen_total",
+    "etcd_server_proposals_applied_total",
+    "etcd_server_proposals_committed_total",
+    "etcd_server_proposals_failed_total",
+    "etcd_server_proposals_pending",
+    "etcd_server_quota_backend_bytes",
+    "grpc_server_handled_total",
+    "grpc_server_handling_seconds_bucket",
+    "grpc_server_started_total",
+    "process_resident_memory_bytes",
+];
+
+/// What older dashboards and etcd's own list of metrics to look at (etcd.io, Metrics) have besides.
+const LISTED: &[&str] = &[
+    "etcd_cluster_version",
+    "etcd_debugging_mvcc_keys_total",
+    "etcd_debugging_mvcc_events_total",
+    "etcd_debugging_mvcc_watch_stream_total",
+    "etcd_debugging_mvcc_watcher_total",
+    "etcd_debugging_server_lease_expired_total",
+    "etcd_disk_backend_defrag_duration_seconds_bucket",
+    "etcd_disk_defrag_inflight",
+    "etcd_disk_wal_write_bytes_total",
+    "etcd_mvcc_delete_total",
+    "etcd_mvcc_hash_duration_seconds_bucket",
+    "etcd_mvcc_hash_rev_duration_seconds_bucket",
+    "etcd_mvcc_put_total",
+    "etcd_mvcc_range_total",
+    "etcd_mvcc_txn_total",
+    "etcd_network_active_peers",
+    "etcd_network_disconnected_peers_total",
+    "etcd_network_known_peers",
+    "etcd_network_peer_received_failures_total",
+    "etcd_network_snapshot_receive_failures",
+    "etcd_network_snapshot_receive_inflights_total",
+    "etcd_network_snapshot_receive_success",
+    "etcd_network_snapshot_receive_total_duration_seconds_bucket",
+    "etcd_network_snapshot_send_failures",
+    "etcd_network_snapshot_send_inflights_total",
+    "etcd_network_snapshot_send_success",
+    "etcd_network_snapshot_send_total_duration_seconds_bucket",
+    "etcd_server_client_requests_total",
+    "etcd_server_health_failures",
+    "etcd_server_health_success",
+    "etcd_server_heartbeat_send_failures_total",
+    "etcd_server_id",
+    "etcd_server_is_leader",
+    "etcd_server_is_learner",
+    "etcd_server_learner_promote_successes",
+    "etcd_server_read_indexes_failed_total",
+    "etcd_server_slow_apply_total",
+    "etcd_server_slow_read_indexes_total",
+    "etcd_server_snapshot_apply_in_progress_total",
+    "etcd_server_version",
+    "os_fd_limit",
+    "os_fd_used",
+    "process_cpu_seconds_total",
+    "process_max_fds",
+    "process_open_fds",
+    "process_start_time_seconds",
+    "process_virtual_memory_bytes",
+];
+
+/// Samples by name and labels, and each family's type.
+struct Scrape {
+    samples: BTreeMap<String, f64>,
+    types: BTreeMap<String, String>,
+}
+
+impl Scrape {
+    fn of(member: &Member) -> Self {
+        let answer = member.http("/metrics");
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains("text/plain; version=0.0.4"), "{head}");
+        let (mut samples, mut types) = (BTreeMap::new(), BTreeMap::new());
+        for line in body.lines() {
+            if let Some(described) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = described.split_once(' ').unwrap();
+                let known = types.insert(name.to_owned(), kind.to_owned());
+                assert_eq!(known, None, "{name} is described twice");
+            } else if let Some((sample, value)) = line.rsplit_once(' ')
+                && !line.starts_with('#')
+            {
+                let known = samples.insert(sample.to_owned(), value.parse().unwrap());
+                assert_eq!(known, None, "{sample} is there twice");
+            }
+        }
+        Self { samples, types }
+    }
+
+    fn named(&self, name: &str) -> impl Iterator<Item = (&str, f64)> {
+        let is_named = move |sample: &str| sample.split('{').next() == Some(name);
+        let samples = self.samples.iter().map(|(sample, value)| (sample.as_str(), *value));
+        samples.filter(move |(sample, _)| is_named(sample))
+    }
+
+    /// Of the only one with this name and these labels.
+    fn value(&self, name: &str, labels: &[String]) -> f64 {
+        let mut found = self
+            .named(name)
+            .filter(|(sample, _)| labels.iter().all(|label| sample.contains(label)));
+        let (sample, value) = found.next().unwrap_or_else(|| panic!("no {name} with {labels:?}"));
+        assert_eq!(found.next(), None, "beside {sample}");
+        value
+    }
+}
+
+#[tokio::test]
+async fn every_metric_that_etcds_dashboard_and_alerts_read_is_there() {
+    let root = tempfile::tempdir().unwrap();
+    let members = started(root.path());
+    let mut ids = Vec::new();
+    for (n, member) in members.iter().enumerate() {
+        member.put(&format!("k{n}"), "v").await.unwrap();
+        member.get("k0").await.unwrap();
+        ids.push(member.member_id().await);
+    }
+    for (n, member) in members.iter().enumerate() {
+        // A second is from one question to the next.
+        let others = || ids.iter().enumerate().filter(|(other, _)| *other != n).map(|(_, id)| id);
+        for other in others() {
+            eventually("a peer answers", || {
+                let count = "etcd_network_peer_round_trip_time_seconds_count";
+                Scrape::of(member).value(count, &[format!("To=\"{other:x}\"")]) > 0.0
+            });
+        }
+        let scrape = Scrape::of(member);
+        for name in READ.iter().chain(LISTED) {
+            assert!(scrape.named(name).next().is_some(), "no {name}");
+            let family = name.strip_suffix("_bucket").unwrap_or(name);
+            assert!(scrape.types.contains_key(family), "no type of {name}");
+        }
+        for other in others() {
+            let to = [format!("To=\"{other:x}\"")];
+            assert!(scrape.value("etcd_network_peer_sent_bytes_total", &to) > 0.0);
+            let remote = [format!("Remote=\"{other:x}\"")];
+            assert!(scrape.value("etcd_network_active_peers", &remote) > 0.0);
+        }
+        // Followers say nothing to each other but that they live.
+        let received = scrape.named("etcd_network_peer_received_bytes_total");
+        assert!(received.map(|(_, bytes)| bytes).sum::<f64>() > 0.0);
+        for method in ["Put", "Range", "Status"] {
+            let method = [format!("grpc_method=\"{method}\"")];
+            for counter in ["started_total", "handled_total", "handling_seconds_count"] {
+                let counted = scrape.value(&format!("grpc_server_{counter}"), &method);
+                assert!((counted - 1.0).abs() < f64::EPSILON, "{counter} {method:?}: {counted}");
+            }
+        }
+        assert_eq!(scrape.named("grpc_server_handling_seconds_bucket").count(), 3 * 12);
+        for name in ["received", "sent"] {
+            let name = format!("etcd_network_client_grpc_{name}_bytes_total");
+            assert!(scrape.value(&name, &[]) > 0.0, "{name}");
+        }
+        assert_eq!(scrape.named("etcd_network_known_peers").count(), 3);
+        assert_eq!(scrape.types["grpc_server_handled_total"], "counter");
+        assert_eq!(scrape.types["etcd_network_peer_round_trip_time_seconds"], "histogram");
+        assert_eq!(scrape.types["etcd_debugging_mvcc_keys_total"], "gauge");
+    }
+}
+
+#[tokio::test]
+async fn calls_are_counted_by_the_version_that_clients_say() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    member.start();
+    member.ready();
+    member.put("a", "1").await.unwrap();
+    let requests = "etcd_server_client_requests_total";
+    let said_nothing = ["type=\"unary\"".to_owned(), "=\"unknown\"".to_owned()];
+    let counted = Scrape::of(&member).value(requests, &said_nothing);
+    assert!((counted - 1.0).abs() < f64::EPSILON, "{counted}");
+    if etcdctl(&member.client_url, &["put", "b", "2"]).is_none() {
+        return;
+    }
+    let scrape = Scrape::of(&member);
+    assert_eq!(scrape.named(requests).count(), 2);
+    let (said, _) = scrape.named(requests).find(|(said, _)| !said.contains("unknown")).unwrap();
+    assert!(said.contains("client_api_version=\"3."), "{said}");
+}
+
+#[tokio::test]
+async fn the_state_that_a_new_member_fetches_is_counted_where_it_comes_from() {
+    let root = tempfile::tempdir().unwrap();
+    let [peer, client, new_peer, new_client] = free_ports();
+    let first = format!("one=http://127.0.0.1:{peer}");
+    let mut member = Member::new(root.path(), "one", peer, client, &first);
+    member.start();
+    member.ready();
+    member.put("a", "1").await.unwrap();
+    let url = format!("http://127.0.0.1:{new_peer}");
+    let request = MemberAddRequest { peer_ur_ls: vec![url.clone()], is_learner: true };
+    let added = member.cluster().member_add(request).await.unwrap().into_inner();
+    let to = [format!("To=\"{:x}\"", added.member.unwrap().id)];
+    let all = format!("{first},two={url}");
+    let mut new = Member::new(root.path(), "two", new_peer, new_client, &all);
+    new.args.push("--initial-cluster-state=existing".to_owned());
+    new.start();
+    eventually("it has been sent the state", || {
+        Scrape::of(&member).value("etcd_network_snapshot_send_success", &to) > 0.0
+    });
+    let scrape = Scrape::of(&member);
+    let took = "etcd_network_snapshot_send_total_duration_seconds_count";
+    let sent = scrape.value("etcd_network_snapshot_send_success", &to);
+    assert!((scrape.value(took, &to) - sent).abs() < f64::EPSILON, "each was timed");
+    assert!(scrape.value("etcd_network_snapshot_send_failures", &to).abs() < f64::EPSILON);
+}
