@@ -1,0 +1,23 @@
+//! A token that somebody shows, where tokens are simple ones and where they are signed: nobody gave it.
+#![no_main]
+
+use std::path::Path;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use muster_fuzz as _;
+use muster_node::auth::{Jwt, JwtOptions, Method, TokenSecret, Tokens};
+
+static SIGNED: LazyLock<Jwt> = LazyLock::new(|| {
+    let keys = Path::new(env!("CARGO_MANIFEST_DIR")).join("../node/src/auth/jwt/fixtures");
+    let (method, ttl) = (Method::Hs256, Duration::from_secs(300));
+    let private_key = Some(keys.join("hmac.key"));
+    Jwt::load(&JwtOptions { method, public_key: None, private_key, ttl }).expect("a key")
+});
+
+libfuzzer_sys::fuzz_target!(|shown: &str| {
+    let mut tokens = Tokens::default();
+    tokens.assign(7, TokenSecret::random().hash(), "root".into());
+    assert_eq!(tokens.find(shown, Duration::ZERO, Duration::MAX), None);
+    assert!(SIGNED.read(shown).is_err());
+});

@@ -1,0 +1,6 @@
+//! A configuration file.
+#![no_main]
+
+use muster_fuzz as _;
+
+libfuzzer_sys::fuzz_target!(|text: &str| muster_node::fuzz::config_file(text));

@@ -1,0 +1,60 @@
+//! A file of etcd's with some bytes changed: three bytes say where, the next one is put there.
+#![no_main]
+
+use muster_fuzz as _;
+use std::io::Cursor;
+use std::sync::LazyLock;
+
+use muster_node::etcd_file::{EtcdFile, EtcdFileError, HashCheck};
+use node_bbolt::{Builder, Reader, Value, WriteError, measure, write};
+
+/// Its buckets are etcd's, with rows that say nothing: whatever is made of them is changed, too.
+fn fill(file: &mut Builder<'_>) -> Result<(), WriteError> {
+    for bucket in ["alarm", "auth", "authRoles", "authUsers", "cluster", "key", "lease", "meta"] {
+        file.bucket(bucket.as_bytes())?;
+        for row in 0_u64..40 {
+            file.put(&row.to_be_bytes(), &[7; 60])?;
+        }
+    }
+    Ok(())
+}
+
+static FILE: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let layout = measure(fill).expect("it fits");
+    let mut file = Vec::new();
+    write(layout, &mut file, fill).expect("it is in memory");
+    file
+});
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let mut file = FILE.clone();
+    for change in bytes.chunks_exact(4) {
+        let at =
+            usize::from(change[0]) << 16 | usize::from(change[1]) << 8 | usize::from(change[2]);
+        let at = at % file.len();
+        file[at] = change[3];
+    }
+    if let Ok(mut reader) = Reader::open(Cursor::new(&file)) {
+        let root = reader.root();
+        let mut names = Vec::new();
+        if let Ok(mut entries) = reader.entries(&root) {
+            while let Ok(Some(entry)) = entries.next() {
+                if let Value::Bucket(_) = entry.value {
+                    names.push(entry.key.to_vec());
+                }
+            }
+        }
+        for name in names {
+            let Ok(Some(bucket)) = reader.bucket(&name) else { continue };
+            let _ = reader.last_key(&bucket);
+            let Ok(mut entries) = reader.entries(&bucket) else { continue };
+            while let Ok(Some(_)) = entries.next() {}
+        }
+    }
+    if let Ok(mut file) = EtcdFile::open(Cursor::new(&file), HashCheck::Skipped) {
+        let _ = file.auth();
+        if let Ok(import) = file.import() {
+            let _ = import.each(|_, _| Ok::<_, EtcdFileError>(()));
+        }
+    }
+});

@@ -1,0 +1,10 @@
+//! A member's snapshot, from behind the word that it begins with.
+#![no_main]
+
+use muster_fuzz as _;
+use muster_node::mvcc::inspect_snapshot;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let snapshot = [b"MUSTERKV\x02\0\0\0", bytes].concat();
+    let _ = inspect_snapshot(&mut &snapshot[..]);
+});

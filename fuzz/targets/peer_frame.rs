@@ -1,0 +1,6 @@
+//! What a peer sends: frames, and the messages in them.
+#![no_main]
+
+use muster_fuzz as _;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| muster_node::fuzz::peer_frames(bytes));

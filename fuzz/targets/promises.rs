@@ -1,0 +1,12 @@
+//! What a member wrote down that its peers promised.
+#![no_main]
+
+use muster_fuzz as _;
+use muster_node::witness::Witness;
+
+libfuzzer_sys::fuzz_target!(|text: &str| {
+    if let Ok(known) = Witness::decode(text) {
+        let again = Witness::decode(&known.encode()).expect("it was understood");
+        assert_eq!(again.encode(), known.encode());
+    }
+});
