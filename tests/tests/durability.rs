@@ -12,6 +12,7 @@ use muster_tests::client::{Client, tls_from};
 use muster_tests::harness::process::{exists, signal};
 use muster_tests::harness::world::WorldOptions;
 use muster_tests::harness::{Agent, Host, Network, World, until};
+use muster_tests::rng::Rng;
 use node_proto::etcdserverpb::RangeRequest;
 use rustix::process::Signal;
 
@@ -19,18 +20,6 @@ const WRITES: usize = 10_000;
 const WRITERS: usize = 16;
 const KILLS: usize = 6;
 const LIMIT: Duration = Duration::from_secs(120);
-
-/// xorshift64*: the order of kills is random but the same in each run of one seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % limit
-    }
-}
 
 #[test]
 fn ten_thousand_acknowledged_writes_survive_random_kills() -> Result<()> {
@@ -107,13 +96,14 @@ async fn write(
 }
 
 fn kill_at_random(agents: &[Agent], next: &AtomicUsize) -> Result<()> {
-    let mut random = Random(0x5EED_0F4B_1D05);
+    // The same kills in each run.
+    let mut rng = Rng::new(0x5EED_0F4B_1D05);
     for kill in 1..=KILLS {
         let due = kill * WRITES / (KILLS + 1);
         until(&format!("write {due}"), LIMIT, || {
             (next.load(Ordering::Relaxed) >= due).then_some(())
         })?;
-        let victim = &agents[random.below(agents.len())];
+        let victim = &agents[rng.pick(agents.len())];
         // Killed again before it was back: one node down at a time is what a quorum survives.
         let pid = until("the victim to run", LIMIT, || victim.node_pid())?;
         signal(pid, Signal::KILL);

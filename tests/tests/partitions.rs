@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use muster_tests::client::{Client, channel};
-use muster_tests::harness::{Host, Network, Node, nodes, programs, skip};
+use muster_tests::harness::{Host, Network, Node, nodes, programs};
 use node_proto::etcdserverpb::cluster_client::ClusterClient;
 use node_proto::etcdserverpb::{
     self as pb, MemberAddRequest, MemberListRequest, MemberPromoteRequest, MemberRemoveRequest,
@@ -92,13 +92,7 @@ fn moving_a_member_loses_no_write() -> Result<()> {
 
 /// All partitions side by side, each on a network and a cluster of its own.
 fn partitions_during(change: Change) -> Result<()> {
-    let installed = std::process::Command::new("nft").arg("--version").output();
-    if installed.is_err() {
-        skip::not_installed("nft");
-        return Ok(());
-    }
-    if let Err(error) = Network::namespaces(1).and_then(|network| network.heal()) {
-        skip::skipped(format_args!("no network namespaces with rules here: {error:#}"));
+    if !Network::can_be_cut() {
         return Ok(());
     }
     let run = |partition| {

@@ -25,7 +25,7 @@ impl World {
         if !self.counts(node) || node.papers.tombstone || node.live.is_none() {
             return Ok(());
         }
-        let seed = self.rng.next();
+        let seed = self.rng.number();
         if node.image.is_none() && self.rng.chance(500) {
             let alone = node
                 .members()

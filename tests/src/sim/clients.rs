@@ -2,7 +2,7 @@
 //! or at an old revision, and with or without a barrier.
 
 use bytes::Bytes;
-use node_proto::command::{self, Operation};
+use node_proto::command::Operation;
 use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use node_proto::etcdserverpb::request_op::Request;
 use node_proto::etcdserverpb::{
@@ -11,7 +11,8 @@ use node_proto::etcdserverpb::{
 };
 
 use super::leases::Renewing;
-use super::rng::Rng;
+use super::users::{Token, Who};
+use crate::rng::Rng;
 
 /// A client waits this long at most, then the fate of what it asked for is unknown.
 pub(super) const CLIENT_TIMEOUT: u64 = 1_200_000;
@@ -26,7 +27,7 @@ pub(super) const NOBODY: u64 = 0;
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
     /// To be proposed; whether it makes the data grow.
-    Write { data: Bytes, grows: bool },
+    Write { operation: Operation, grows: bool },
     /// To be kept alive.
     KeepAlive(i64),
     /// To be read, after a barrier if `linearizable`.
@@ -40,11 +41,15 @@ pub(super) struct Operating {
     pub id: u64,
     /// The highest revision that was known to anybody when it began.
     pub floor: i64,
+    /// The newest users and roles that were known to anybody then.
+    pub users_floor: u64,
     pub node: u64,
     /// What is to be read.
     pub read: Option<RangeRequest>,
     /// A lease that is to be kept alive.
     pub renewing: Option<Renewing>,
+    /// On whose behalf.
+    pub who: Who,
     /// It began when all was well: then it must be answered.
     pub must_end: bool,
 }
@@ -54,6 +59,8 @@ pub(super) struct Client {
     pub operating: Option<Operating>,
     /// The lease that it was last told to have kept alive.
     pub keeps: Option<i64>,
+    /// What it shows for a password that it said.
+    pub token: Option<Token>,
     /// Operations that must be answered, and were.
     pub served: u64,
 }
@@ -105,7 +112,7 @@ impl Draw<'_> {
         };
         let grows =
             matches!(operation, Operation::Put(_) | Operation::Txn(_) | Operation::LeaseGrant(_));
-        Kind::Write { data: command::encode(id, None, operation), grows }
+        Kind::Write { operation, grows }
     }
 
     fn small(&mut self, bound: u64) -> i64 {

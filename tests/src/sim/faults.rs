@@ -6,6 +6,7 @@ use muster_node::driver::Notice;
 use node_consensus::{MessageKind, Role};
 
 use super::Violation;
+use super::api_servers::ApiServer;
 use super::network::Network;
 use super::node::{Down, Live, Node, SEGMENT_BYTES, broken};
 use super::ports::Sent;
@@ -269,6 +270,7 @@ impl World {
             }
         }
         self.streams.iter_mut().for_each(|stream| stream.disconnect(id));
+        self.servers.iter_mut().for_each(|server| server.disconnect(id));
         let delay = self.rng.range(5_000, 400_000);
         self.after(delay, Event::Restart { node: id });
     }
@@ -276,6 +278,7 @@ impl World {
     pub(super) fn end_faults(&mut self) -> Result<(), Violation> {
         self.calm = true;
         self.streams.iter_mut().for_each(Stream::hurry);
+        self.servers.iter_mut().for_each(ApiServer::hurry);
         self.network = Network::default();
         self.plan.loss = 0;
         self.plan.duplication = 0;

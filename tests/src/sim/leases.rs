@@ -14,6 +14,7 @@ use super::Violation;
 use super::clients::{CLIENT_TIMEOUT, NOBODY, Operating, request_id};
 use super::invariants::leases::LEASE_SECOND;
 use super::node::{Live, Node};
+use super::users::Who;
 use super::world::{Event, TICK, World, place};
 
 /// An entry of a leader's that says what leases have left, on its way.
@@ -139,7 +140,16 @@ impl World {
         let id = request_id(self.next_id, node);
         self.next_id += 1;
         let floor = self.invariants.clients.floor();
-        let operating = Operating { id, floor, node, read: None, renewing: None, must_end: false };
+        let operating = Operating {
+            id,
+            floor,
+            users_floor: 0,
+            node,
+            read: None,
+            renewing: None,
+            who: Who::Nobody,
+            must_end: false,
+        };
         self.clients[client].operating = Some(operating);
         let patience = self.rng.range(20_000, CLIENT_TIMEOUT / 3);
         self.after(patience, Event::ClientTimeout { client, id });

@@ -126,7 +126,7 @@ impl World {
         let id = self.nodes.len() as u64 + 1;
         let drift = if self.plan.drift > 0 { self.rng.range(0, self.plan.drift) } else { 0 };
         let tick = super::world::TICK * (1000 + drift) / (1000 + self.plan.drift / 2);
-        let seed = self.rng.next();
+        let seed = self.rng.number();
         self.nodes.push(Node::new(id, 0, seed, tick));
         self.leaders.push((0, 0));
         id

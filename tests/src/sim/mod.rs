@@ -9,12 +9,18 @@
 //! faults aim (`faults`): at a leader, at who has just acknowledged something, at the middle of a
 //! write or of a snapshot's installation; a member is cut off until the log has gone on without it.
 //!
+//! In half of the histories there are users and roles, which change while requests are on their way,
+//! and clients ask as this user or that one, by name or with a token.
+//!
+//! In a quarter of the histories some clients do what Kubernetes' API servers do: they keep copies of
+//! prefixes by lists and watches (`copies`), change what these show, and race for who compacts.
+//!
 //! In half of the histories the members change: operators add, promote, move and remove them, at any
 //! member, several at once, by what production judges and makes of it; new machines join with the whole
 //! state of a member; removed ones are started again and again; some machines forget what they were.
 //!
 //! After every step the invariants are checked (one file each in [`invariants`]): those of Raft;
-//! that every outcome, every read and every store is what a plain [`model`] of the committed
+//! that every outcome, every read and every store is what a plain [`model`](crate::model) of the committed
 //! requests says; that each watch is told all of it once and in order. Then the faults end, and the
 //! cluster has to converge and to answer whatever it is asked.
 //!
@@ -28,22 +34,23 @@
 //! one; the tests that use them run in the dev profile.
 
 mod amnesia;
+mod api_servers;
 mod clients;
+mod copies;
 mod faults;
 pub mod invariants;
 mod leases;
 mod links;
 mod members;
-pub mod model;
 mod network;
 mod node;
 mod operators;
 mod plan;
 mod ports;
 mod requests;
-pub(crate) mod rng;
 mod run;
 mod streams;
+mod users;
 mod work;
 mod world;
 

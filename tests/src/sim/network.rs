@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::plan::Plan;
-use super::rng::Rng;
+use crate::rng::Rng;
 
 #[derive(Debug, Default)]
 pub(super) struct Network {

@@ -31,8 +31,8 @@ use super::members::{first_incarnation, first_members, url};
 use super::operators::{Asked, Changing};
 use super::plan::Plan;
 use super::ports::{CorePorts, MachinePorts, Memory, Sent, Told, Written};
-use super::rng::Rng;
 use super::streams::Hub;
+use crate::rng::Rng;
 
 /// In the time of leases, of which an election takes a second.
 const ELECTION: Duration = Duration::from_secs(1);

@@ -3,7 +3,7 @@
 
 use muster_node::driver::{MAX_QUEUED_MESSAGE_BYTES, MailBounds};
 
-use super::rng::Rng;
+use crate::rng::Rng;
 
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
@@ -78,10 +78,22 @@ pub(super) struct Plan {
     pub queued_deliveries: usize,
     /// Bytes of events kept for watchers, and on their way to them.
     pub watch_bytes: usize,
+    /// Per mille of requests that change users and roles until they count, and a quarter of it after
+    /// that; 0: there are none.
+    pub users: u64,
+    /// Clients that do what Kubernetes' API servers do; 0: there are none.
+    pub api_servers: usize,
+    /// Virtual microseconds between their races for who compacts.
+    pub compact_every: u64,
+    /// Keys of each prefix that they keep copies of, and of a page of their lists.
+    pub objects: u64,
+    pub page_keys: i64,
 }
 
 impl Plan {
     pub(super) fn new(rng: &mut Rng, members: Option<u64>) -> Self {
+        // Drawn beside the others, so that a seed without them has the history that it always had.
+        let mut of_servers = Rng::new(rng.clone().number());
         let churns = rng.chance(500);
         let members = members.unwrap_or_else(|| {
             if churns {
@@ -146,6 +158,11 @@ impl Plan {
             in_sync_entries: some(1000, 2, 40),
             bound: some(500, 1, 2) == 1,
             amnesia_every: if churns { some(600, 200_000, 900_000) } else { 0 },
+            users: some(500, 200, 500),
+            api_servers: if of_servers.chance(250) { 2 + of_servers.pick(2) } else { 0 },
+            compact_every: of_servers.range(60_000, 300_000),
+            objects: of_servers.range(3, 13),
+            page_keys: i64::try_from(of_servers.range(1, 4)).expect("few"),
         }
     }
 

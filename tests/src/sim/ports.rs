@@ -21,7 +21,7 @@ use node_consensus::{Entry, EntryKind, Fetch, StepError};
 
 use super::node::Link;
 use super::plan::Plan;
-use super::rng::Rng;
+use crate::rng::Rng;
 
 /// Snapshots' bodies in memory. Clones are the same.
 #[derive(Clone, Default)]

@@ -1,20 +1,32 @@
 //! What clients ask of members, and what they make of the answers.
 
-use muster_node::apply::{ApplyError, Outcome};
+use muster_node::apply::{ApplyError, Outcome, Response};
 use muster_node::driver::{Proposal, ReadToken, Refused};
 use muster_node::machine::{EntryKind, RequestId};
 use muster_node::mvcc::ReadError;
-use node_proto::etcdserverpb::RangeRequest;
+use node_proto::command;
+use node_proto::etcdserverpb::{RangeRequest, RangeResponse};
 
 use super::Violation;
 use super::clients::{CLIENT_TIMEOUT, Draw, Kind, NOBODY, Operating, is_of, request_id};
 use super::invariants::linearizable::Answered;
 use super::invariants::store::header_revision;
+use super::users::{ROOT, Token, Who};
 use super::world::{Event, World, place};
+
+/// What a member answers to who reads.
+type Found = Result<RangeResponse, ApplyError>;
 
 impl World {
     pub(super) fn client(&mut self, client: usize) -> Result<(), Violation> {
-        if self.clients[client].operating.is_some() || self.is_content(client) {
+        if self.clients[client].operating.is_some() {
+            return Ok(());
+        }
+        if self.is_content(client) {
+            if self.api_server(client).is_some() {
+                // It may have to list again.
+                self.next_operation(client);
+            }
             return Ok(());
         }
         let leader = if self.rng.chance(400) { self.leader(0) } else { None };
@@ -26,15 +38,18 @@ impl World {
         let id = request_id(self.next_id, node);
         self.next_id += 1;
         let floor = self.invariants.clients.floor();
-        let mut draw = Draw { rng: &mut self.rng, keys: self.plan.keys, known: floor };
-        let kind = match self.clients[client].keeps {
-            // Who keeps a lease alive goes on doing so.
-            Some(lease) if draw.rng.chance(400) => Kind::KeepAlive(lease),
-            _ => draw.kind(id),
+        let users_floor = self.invariants.clients.users_floor();
+        let (kind, who, token) = self.asks(client, node, id);
+        let Some(caller) = self.identify(node, &who)? else {
+            // The next one asks without.
+            self.next_operation(client);
+            return Ok(());
         };
+        self.clients[client].token = token;
         if let Kind::Read { request, linearizable: false } = &kind {
-            let found = self.read(node, request)?;
-            self.trace(&[id, found.unwrap_or(0).unsigned_abs()]);
+            let found = self.read(node, &who, request)?;
+            let revision = found.map_or(0, |(revision, _)| revision);
+            self.trace(&[id, revision.unsigned_abs()]);
             self.next_operation(client);
             return Ok(());
         }
@@ -48,7 +63,7 @@ impl World {
         };
         let must_end = self.must_end(node, matches!(kind, Kind::Write { .. }));
         self.clients[client].operating =
-            Some(Operating { id, floor, node, read, renewing: None, must_end });
+            Some(Operating { id, floor, users_floor, node, read, renewing: None, who, must_end });
         let patience =
             if must_end { CLIENT_TIMEOUT } else { self.rng.range(50_000, CLIENT_TIMEOUT / 3) };
         self.after(patience, Event::ClientTimeout { client, id });
@@ -57,7 +72,8 @@ impl World {
         let asked = match kind {
             // As the API does: what frees space is still taken.
             Kind::Write { grows: true, .. } if live.writer.is_short() => Err(Refused::Full),
-            Kind::Write { data, .. } => {
+            Kind::Write { operation, .. } => {
+                let data = command::encode(id, caller.into(), operation);
                 let (id, kind) = (RequestId(id), EntryKind::Normal);
                 live.mail.propose(Proposal { id, kind, data })
             }
@@ -70,11 +86,35 @@ impl World {
         self.wake(node)
     }
 
+    /// What a client asks for, on whose behalf, and the token that it has.
+    fn asks(&mut self, client: usize, node: u64, id: u64) -> (Kind, Who, Option<Token>) {
+        if let Some(server) = self.api_server(client) {
+            return (self.api_server_asks(server, id), Who::Named(ROOT), None);
+        }
+        let known = self.invariants.clients.floor();
+        let mut draw = Draw { rng: &mut self.rng, keys: self.plan.keys, known };
+        let kind = match self.clients[client].keeps {
+            // Who keeps a lease alive goes on doing so.
+            Some(lease) if draw.rng.chance(400) => Kind::KeepAlive(lease),
+            _ => draw.kind(id),
+        };
+        let kind = self.or_of_users(node, id, kind);
+        let asked = match &kind {
+            Kind::Write { operation, .. } => Some(operation),
+            Kind::Read { .. } | Kind::KeepAlive(_) => None,
+        };
+        let token = self.clients[client].token.take();
+        let mut draw = Draw { rng: &mut self.rng, keys: self.plan.keys, known };
+        let who = draw.who(asked, token.as_ref());
+        (kind, who, token)
+    }
+
     /// The client has had its answer, or gives up.
     pub(super) fn next_operation(&mut self, client: usize) {
         self.clients[client].operating = None;
+        let pause = if self.api_server(client).is_some() { 40_000 } else { 15_000 };
         // Now and then all at once, so that proposals share a batch.
-        let delay = if self.rng.chance(300) { 500 } else { self.rng.range(500, 15_000) };
+        let delay = if self.rng.chance(300) { 500 } else { self.rng.range(500, pause) };
         self.after(delay, Event::Client { client });
     }
 
@@ -161,6 +201,19 @@ impl World {
             self.ended(node, id);
             return Ok(());
         }
+        self.api_server_told(client, outcome);
+        match outcome {
+            Ok(Response::TokenAssigned { index, .. }) => {
+                self.clients[client].token = Some(Token::given(id, *index));
+            }
+            Ok(Response::AuthChanged(_)) => {
+                self.report.user_changes += 1;
+                let revision = self.users_revision(node).unwrap_or_default();
+                self.invariants.clients.users_changed(revision);
+            }
+            Err(ApplyError::Auth(_)) => self.report.denied += 1,
+            _ => {}
+        }
         if let Some(revision) = revision {
             let answered = if changed { Answered::Change } else { Answered::Read };
             self.invariants.clients.answered(id, answered, operating.floor, revision)?;
@@ -179,23 +232,36 @@ impl World {
             return Ok(());
         }
         let Some(request) = &operating.read else { return Ok(()) };
-        let revision = self.read(node, request)?;
-        self.trace(&[token, revision.unwrap_or(0).unsigned_abs()]);
-        if let Some(revision) = revision {
+        let Some(by) = self.users_revision(node) else { return Ok(()) };
+        self.invariants.clients.judged(token, operating.users_floor, by)?;
+        let found = self.read(node, &operating.who, request)?;
+        let revision = found.as_ref().map_or(0, |(revision, _)| *revision);
+        self.trace(&[token, revision.unsigned_abs()]);
+        if let Some((revision, found)) = found {
             let answered = Answered::Read;
             self.invariants.clients.answered(token, answered, operating.floor, revision)?;
             self.report.reads += 1;
+            self.api_server_reads(client, &found)?;
         }
         self.ended(node, token);
         Ok(())
     }
 
-    /// Reads a member's store as it stands, and compares; the store's revision, unless its disk
-    /// gave out.
-    fn read(&mut self, node: u64, request: &RangeRequest) -> Result<Option<i64>, Violation> {
+    /// Reads a member's store as it stands, and compares; the store's revision and what it found,
+    /// unless its disk gave out, or who asks may not.
+    fn read(
+        &mut self,
+        node: u64,
+        who: &Who,
+        request: &RangeRequest,
+    ) -> Result<Option<(i64, Found)>, Violation> {
         let life = self.node(node).life;
         let Some(live) = self.live(node, life) else { return Ok(None) };
         let view = live.store.view();
+        if !self.may_read(node, &view, who, request)? {
+            return Ok(None);
+        }
+        let Some(live) = self.live(node, life) else { return Ok(None) };
         let found = match live.store.range(&view, request) {
             Ok(response) => Ok(response),
             Err(ReadError::Compacted | ReadError::Superseded) => Err(ApplyError::Compacted),
@@ -209,6 +275,6 @@ impl World {
             }
         };
         self.invariants.stores.read(node, &view, request, &found)?;
-        Ok(Some(view.revision()))
+        Ok(Some((view.revision(), found)))
     }
 }

@@ -20,10 +20,10 @@ pub(super) const STREAMS: usize = 3;
 const WATCH: i64 = 1;
 
 /// Notices and pieces of the past that a stream takes in a turn when it reads all there is.
-const TURN: usize = 64;
+pub(super) const TURN: usize = 64;
 
 /// A piece of the past may be read and have nothing to tell; after so many it comes again later.
-const IN_VAIN: usize = 4;
+pub(super) const IN_VAIN: usize = 4;
 
 /// A member's hub, run by hand.
 pub(super) type Hub = Pin<Box<dyn Future<Output = ()>>>;
@@ -68,7 +68,7 @@ impl Stream {
 }
 
 /// Polls once; what is not ready now may be in a later turn.
-fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
+pub(super) fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),
         Poll::Pending => None,

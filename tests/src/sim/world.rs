@@ -11,7 +11,9 @@ use muster_node::machine::StateMachine as _;
 use muster_node::membership::{MemberChange, MemberTable};
 use node_consensus::Fetch;
 
+use super::api_servers::ApiServer;
 use super::clients::{Client, Draw};
+use super::copies::Standing;
 use super::faults::Trouble;
 use super::invariants::Invariants;
 use super::invariants::progress::stuck;
@@ -21,9 +23,9 @@ use super::network::Network;
 use super::node::{Node, broken};
 use super::operators::{Asked, Operator};
 use super::plan::Plan;
-use super::rng::Rng;
 use super::streams::{STREAMS, Stream};
 use super::{Options, Violation};
+use crate::rng::Rng;
 
 /// Virtual microseconds of one tick.
 pub(super) const TICK: u64 = 10_000;
@@ -54,6 +56,7 @@ pub(super) enum Event {
     ClockSays { node: u64, life: u64, request: u64, data: Bytes },
     KeepAlive { node: u64, life: u64, client: usize, id: u64, lease: i64 },
     Stream { stream: usize },
+    ApiServer { server: usize },
     Trouble(Trouble),
     Rejoin { node: u64, deposed: bool, until: u64 },
     CutWrite { node: u64, life: u64 },
@@ -135,10 +138,36 @@ pub struct Report {
     pub leases_noted: u64,
     /// What leaders' clocks said, and came to nothing since another one led by then.
     pub outdated_clocks: u64,
+    /// Changes of users and roles, requests that who asked for them may not make, and tokens that proved
+    /// who that is.
+    pub user_changes: u64,
+    pub denied: u64,
+    pub tokens_shown: u64,
     /// Times that a member ran short of space.
     pub short_of_space: u64,
     /// Members whose data was compared with others'.
     pub compared: u64,
+    /// Pages of lists of API servers, lists that were complete, copies that were compared, and those that had
+    /// to be listed anew since something was gone.
+    pub pages: u64,
+    pub lists: u64,
+    pub copies_checked: u64,
+    pub lists_anew: u64,
+    /// Changes of what an API server's copy showed, and those that somebody else's came before.
+    pub updates: u64,
+    pub updates_late: u64,
+    /// Races for who compacts, won and lost, and compactions by who won.
+    pub races_won: u64,
+    pub races_lost: u64,
+    pub races_compacted: u64,
+}
+
+impl Report {
+    /// How a copy stood after what it was told.
+    pub(super) fn copies_stood(&mut self, standing: Standing) {
+        self.copies_checked += u64::from(standing == Standing::Checked);
+        self.lists_anew += u64::from(standing == Standing::Outdated);
+    }
 }
 
 /// Where a member stands in a list of all.
@@ -158,6 +187,8 @@ pub(super) struct World {
     pub(super) network: Network,
     pub(super) clients: Vec<Client>,
     pub(super) streams: Vec<Stream>,
+    /// The last ones of the clients.
+    pub(super) servers: Vec<ApiServer>,
     pub(super) operators: Vec<Operator>,
     /// The members as the most advanced store has them, and which entry that has applied.
     pub(super) latest: (u64, MemberTable),
@@ -185,10 +216,11 @@ impl World {
             .map(|id| {
                 let drift = if plan.drift > 0 { rng.range(0, plan.drift) } else { 0 };
                 let tick = TICK * (1000 + drift) / (1000 + plan.drift / 2);
-                Node::new(id, id, rng.next(), tick)
+                Node::new(id, id, rng.number(), tick)
             })
             .collect();
-        let clients = (0..plan.clients).map(|_| Client::default()).collect();
+        let all_clients = 0..plan.clients + plan.api_servers;
+        let clients = all_clients.map(|_| Client::default()).collect();
         let leaders = vec![(0, 0); nodes.len()];
         let operators = (0..plan.operators).map(|_| Operator::default()).collect();
         let latest = (0, MemberTable::new(first_members(&plan)));
@@ -197,6 +229,7 @@ impl World {
         invariants.stores.model.own_term_only = options.guards.clocks_count_in_their_term();
         let mut draw = Draw { rng: &mut rng, keys: plan.keys, known: 1 };
         let streams = (0..STREAMS).map(|_| Stream::new(&mut draw)).collect();
+        let servers = (0..plan.api_servers).map(|_| ApiServer::new(&mut rng, &plan)).collect();
         Self {
             options,
             seed,
@@ -209,6 +242,7 @@ impl World {
             network: Network::default(),
             clients,
             streams,
+            servers,
             operators,
             latest,
             change_requests: BTreeSet::new(),
@@ -236,6 +270,10 @@ impl World {
         for stream in 0..self.streams.len() {
             let after = self.rng.range(1, 100_000);
             self.after(after, Event::Stream { stream });
+        }
+        for server in 0..self.servers.len() {
+            let after = self.rng.range(1, 100_000);
+            self.after(after, Event::ApiServer { server });
         }
         for operator in 0..self.operators.len() {
             let after = self.rng.range(1, 300_000);
@@ -306,6 +344,7 @@ impl World {
                 Ok(())
             }
             Event::Stream { stream } => self.stream(stream),
+            Event::ApiServer { server } => self.api_stream(server),
             Event::Restart { node } => self.start(node),
             Event::StateArrives { node, life, body } => self.state_arrives(node, life, &body),
             Event::Bury { node, life } => self.told_removed(node, life),
@@ -415,7 +454,8 @@ impl World {
 
     /// After the faults a client goes on until it has been served.
     pub(super) fn is_content(&self, client: usize) -> bool {
-        self.calm && self.clients[client].served >= SERVED
+        let lists = self.api_server(client).is_some_and(|server| self.servers[server].lists());
+        self.calm && self.clients[client].served >= SERVED && !lists
     }
 
     /// All members run, agree and have nothing left to do; all clients have been served, and all
@@ -440,6 +480,7 @@ impl World {
         together
             && positions.all(|position| position == first)
             && self.streams.iter().all(|stream| stream.watch.is_done(model))
+            && self.servers.iter().all(|server| server.is_at(model.newest()))
             && self.nobody_waits_for_a_vote()
             && model.leases.all.is_empty()
     }
@@ -449,6 +490,9 @@ impl World {
         let mut text = format!("served {served:?}");
         for stream in &self.streams {
             text = format!("{text}; {:?}", stream.watch);
+        }
+        for server in &self.servers {
+            text = format!("{text}; {server:?}");
         }
         for node in &self.nodes {
             let status = node.live.as_ref().map(|live| live.core.driver().status());

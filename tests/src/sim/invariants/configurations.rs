@@ -5,8 +5,8 @@
 use muster_node::membership::MemberTable;
 use node_consensus::Members;
 
+use crate::model::members::Membership;
 use crate::sim::Violation;
-use crate::sim::model::members::Membership;
 
 /// A store that has applied entry `index` has this table.
 pub fn table(

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use muster_node::lease::Lease;
 
+use crate::model::leases::LeaseEvent;
 use crate::sim::Violation;
-use crate::sim::model::leases::LeaseEvent;
 
 /// Virtual microseconds of one second of a lease: an election takes as long, as it does in production.
 pub const LEASE_SECOND: u64 = 100_000;

@@ -20,12 +20,34 @@ pub enum Answered {
 pub struct Linearizable {
     /// Highest revision known to a client.
     known: i64,
+    /// The same of users and roles.
+    users: u64,
 }
 
 impl Linearizable {
     /// What a request that begins now must reach.
     pub fn floor(&self) -> i64 {
         self.known
+    }
+
+    /// By which users and roles, or newer ones, a request that begins now is judged.
+    pub fn users_floor(&self) -> u64 {
+        self.users
+    }
+
+    /// A client was told of a change of users and roles by a member that had this revision of them then.
+    pub fn users_changed(&mut self, revision: u64) {
+        self.users = self.users.max(revision);
+    }
+
+    /// Whether a linearizable read that began at `floor` is allowed was judged by users and roles of this
+    /// revision.
+    pub fn judged(&self, request: u64, floor: u64, revision: u64) -> Result<(), Violation> {
+        if revision >= floor {
+            return Ok(());
+        }
+        let what = format!("read {request}, begun at users {floor}, was judged by {revision}");
+        Err(Violation::new("linearizable", what))
     }
 
     /// A request that began at `floor` was answered at `revision`.

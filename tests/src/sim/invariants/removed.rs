@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use node_consensus::{Members, Role, Status};
 
+use crate::model::members::Membership;
 use crate::sim::Violation;
-use crate::sim::model::members::Membership;
 
 /// See the module.
 #[derive(Debug, Default)]

@@ -1,11 +1,13 @@
 //! What members answer and hold is what the model says: every outcome, every read, every store.
 
 use muster_node::apply::{ApplyError, Outcome, Response};
+use muster_node::auth::AuthError;
 use muster_node::mvcc::{KeyRange, Store, View};
+use node_proto::command::Caller;
 use node_proto::etcdserverpb::{RangeRequest, RangeResponse, ResponseHeader};
 
+use crate::model::{Done, Model, State};
 use crate::sim::Violation;
-use crate::sim::model::{Done, Model, State};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -81,12 +83,52 @@ impl Stores {
         Err(differs(format!("{member}, {request:?}: {found:?}, not {expected:?}")))
     }
 
+    /// A member lets somebody read a range of what `view` has, or says why not.
+    pub fn may_read(
+        &self,
+        member: u64,
+        view: &View,
+        caller: Option<&Caller>,
+        request: &RangeRequest,
+        said: Result<(), AuthError>,
+    ) -> Result<(), Violation> {
+        let users = self.model.users_at(view.applied().index);
+        let expected = users.may_read(caller, &request.key, &request.range_end);
+        if said == expected {
+            return Ok(());
+        }
+        let what = format!("{member}, {caller:?}, {request:?}: {said:?}, not {expected:?}");
+        Err(Violation::new("who may is the model's to say", what))
+    }
+
+    /// A member says whose token it is that an entry gave. It may not know one that was given before it
+    /// started.
+    pub fn token(
+        &self,
+        member: u64,
+        view: &View,
+        entry: u64,
+        found: Option<&str>,
+    ) -> Result<(), Violation> {
+        let expected = self.model.users_at(view.applied().index).token(entry);
+        if found.is_none() || found == expected {
+            return Ok(());
+        }
+        let what =
+            format!("{member}: the token of entry {entry} is {found:?}'s, not {expected:?}'s");
+        Err(Violation::new("who may is the model's to say", what))
+    }
+
     /// How a view stands, which must be as the model stood there.
     fn state(&self, member: u64, view: &View) -> Result<State, Violation> {
         let at = view.applied().index;
         let state = State { revision: view.revision(), compacted: view.compacted() };
         match self.model.state(at) {
-            Some(expected) if expected == state => Ok(state),
+            Some(expected) if expected == state => {
+                let differs = self.model.users_at(at).differs(view.auth());
+                let what = |what| holds_other(format!("{member} at entry {at}: users: {what}"));
+                differs.map_or(Ok(state), |differs| Err(what(differs)))
+            }
             expected => {
                 Err(holds_other(format!("{member} at entry {at}: {state:?}, not {expected:?}")))
             }

@@ -7,8 +7,8 @@ use muster_node::mvcc::{EventKind, KeyRange, Revision};
 use node_proto::mvccpb::KeyValue;
 use prost::Message as _;
 
+use crate::model::{Change, Model};
 use crate::sim::Violation;
-use crate::sim::model::{Change, Model};
 
 /// One watch, as its client knows it.
 #[derive(Debug)]

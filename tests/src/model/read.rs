@@ -10,15 +10,17 @@ use super::{Model, State, header};
 
 impl Model {
     /// What `key` held at `revision`.
-    pub(super) fn live(&self, key: &[u8], revision: i64) -> Option<&KeyValue> {
+    pub fn live(&self, key: &[u8], revision: i64) -> Option<&KeyValue> {
         let changes = self.keys.get(key)?;
-        let last = changes.iter().rev().find(|change| change.at.main <= revision)?;
+        let before = changes.partition_point(|change| change.at.main <= revision);
+        let last = changes[..before].last()?;
         last.is_put.then_some(&last.kv)
     }
 
     /// What there was in a range at `revision`, by key.
     pub fn all(&self, range: &KeyRange, revision: i64) -> Vec<KeyValue> {
-        let keys = self.keys.keys().filter(|key| range.contains(key));
+        let from = self.keys.range(range.start().clone()..);
+        let keys = from.map(|(key, _)| key).take_while(|key| range.contains(key));
         keys.filter_map(|key| self.live(key, revision).cloned()).collect()
     }
 

@@ -1,14 +1,16 @@
 //! What the store has to be, in plain maps: every change of every key, in order.
 //!
-//! It is fed with the committed entries, once each, and shares nothing with the store but the types
+//! It is fed with entries in their order, once each, and shares nothing with the store but the types
 //! of requests and answers: no index, no table, no batch, no compaction that takes anything away.
-//! Every outcome, every read at the position that its member had reached, every member's store and
-//! every watch is compared with it.
+//! The simulation feeds it with what is committed, and compares every outcome, every read at the
+//! position that its member had reached, every member's store and every watch;
+//! [`histories`](crate::histories) with what clients of the built programs asked for.
 
 pub mod leases;
 pub mod members;
 mod read;
 mod txn;
+pub mod users;
 
 use std::collections::BTreeMap;
 
@@ -16,7 +18,7 @@ use bytes::Bytes;
 use muster_node::apply::{ApplyError, Outcome, Response};
 use muster_node::machine::{Committed, Position};
 use muster_node::mvcc::{KeyRange, Revision};
-use node_proto::command::{self, Operation};
+use node_proto::command::{self, Operation, Said};
 use node_proto::etcdserverpb::{
     CompactionResponse, DeleteRangeRequest, DeleteRangeResponse, PutRequest, PutResponse,
     ResponseHeader,
@@ -68,6 +70,10 @@ pub struct Model {
     pub members: members::Membership,
     /// Leases.
     pub leases: leases::Leases,
+    /// Users and roles.
+    pub users: users::Users,
+    /// The same after each entry that changed them.
+    users_at: BTreeMap<u64, users::Users>,
     /// A lease ends by a leader's clock in that leader's term only: always, but in a test.
     pub own_term_only: bool,
 }
@@ -84,6 +90,8 @@ impl Default for Model {
             sub: 0,
             members: members::Membership::default(),
             leases: leases::Leases::default(),
+            users: users::Users::default(),
+            users_at: BTreeMap::from([(0, users::Users::default())]),
             own_term_only: true,
         }
     }
@@ -102,15 +110,24 @@ impl Model {
             return false;
         }
         let mut changed_members = false;
-        let said =
-            command::decode(entry.data.clone()).map(|said| (said.request_id, said.operation));
+        let said = command::decode(entry.data.clone());
         match said {
-            Ok((_, Operation::ChangeMember(change))) => {
+            Ok(Said { operation: Operation::ChangeMember(change), .. }) => {
                 changed_members = self.members.change(index, change);
             }
-            Ok((_, Operation::PublishMember(said))) => self.members.publish(&said),
-            Ok((request, operation)) => {
-                let outcome = self.operation(operation, entry.position);
+            Ok(Said { operation: Operation::PublishMember(said), .. }) => {
+                self.members.publish(&said);
+            }
+            Ok(Said { request_id: request, caller, operation }) => {
+                let of_users =
+                    matches!(operation, Operation::ChangeAuth(_) | Operation::AssignToken(_));
+                let outcome = match self.permit(caller.as_ref(), &operation) {
+                    Ok(()) => self.operation(operation, entry.position),
+                    Err(why) => Err(ApplyError::Auth(why)),
+                };
+                if of_users && outcome.is_ok() {
+                    self.users_at.insert(index, self.users.clone());
+                }
                 let changed = self.sub > 0;
                 self.now.revision = self.revision();
                 self.sub = 0;
@@ -127,15 +144,35 @@ impl Model {
         self.states.get(&index).copied()
     }
 
+    /// Users and roles after this entry.
+    pub fn users_at(&self, index: u64) -> &users::Users {
+        let last = self.users_at.range(..=index).next_back();
+        last.map(|(_, users)| users).expect("there is one of the beginning")
+    }
+
     /// What a committed request gave.
     pub fn done(&self, request: u64) -> Option<&Done> {
         self.done.get(&request)
     }
 
+    /// All changes after `told`, in order.
+    pub fn changes_after(&self, told: Revision) -> &[Change] {
+        &self.changes[self.changes.partition_point(|change| change.at <= told)..]
+    }
+
     /// The first change after `told` that `wants` picks.
     pub fn next_change(&self, told: Revision, wants: impl Fn(&Change) -> bool) -> Option<&Change> {
-        let from = self.changes.partition_point(|change| change.at <= told);
-        self.changes[from..].iter().find(|change| wants(change))
+        self.changes_after(told).iter().find(|change| wants(change))
+    }
+
+    /// The newest revision.
+    pub fn newest(&self) -> i64 {
+        self.now.revision
+    }
+
+    /// Nothing before this revision can be read.
+    pub fn compacted(&self) -> i64 {
+        self.now.compacted
     }
 
     /// The newest revision, with the changes so far of the request that is being applied.
@@ -165,10 +202,10 @@ impl Model {
             Operation::LeaseRevoke(asked) => self.revoke(asked.id),
             Operation::LeaseExpire(over) => self.expire(over, at),
             Operation::LeaseCheckpoint(noted) => self.note(&noted, at),
+            Operation::ChangeAuth(change) => self.change_users(change),
+            Operation::AssignToken(assign) => self.assign_token(assign, at),
             Operation::Alarm(_)
             | Operation::MarkCorrupt(_)
-            | Operation::ChangeAuth(_)
-            | Operation::AssignToken(_)
             | Operation::PublishMember(_)
             | Operation::ChangeMember(_) => {
                 unreachable!("no simulated client asks for it")

@@ -1,0 +1,180 @@
+//! Which request made which revision: answers say so, or a watcher has seen the values.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use bytes::Bytes;
+use muster_node::apply::Response;
+use node_proto::command::Operation;
+use node_proto::etcdserverpb::request_op::Request as Op;
+use node_proto::etcdserverpb::{RequestOp, response_op};
+use node_proto::mvccpb::{Event, event::EventType};
+
+use super::{Answer, Asked, Came, History, Rule, Violation, Watcher};
+
+/// What may have made a revision that has deletes only, which look alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Cause {
+    /// The request of this number.
+    Request(usize),
+    /// The time of this lease was over.
+    Expiry(i64),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Placing {
+    /// Who made it, by revision.
+    pub made: BTreeMap<i64, usize>,
+    /// Of revisions that nobody is known for by an answer or a value, the keys that were deleted.
+    pub deleted: BTreeMap<i64, Vec<Bytes>>,
+    /// What is left: answered at this revision, without having made it.
+    pub others: BTreeMap<i64, Vec<usize>>,
+}
+
+impl Placing {
+    pub(super) fn of(history: &History) -> Result<Self, Violation> {
+        let (made, deleted, others) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let mut placing = Self { made, deleted, others };
+        for (number, request) in history.requests.iter().enumerate() {
+            let Some((answer, revision)) = request.answer() else { continue };
+            if revision > history.last {
+                let what = format!("{} is the last revision, and {request:?}", history.last);
+                return Err(Violation::new(Rule::RealTime, what));
+            }
+            if !has_made_one(answer) {
+                placing.others.entry(revision).or_default().push(number);
+            } else if let Some(other) = placing.made.insert(revision, number) {
+                let other = &history.requests[other];
+                let what = format!("{request:?} and {other:?}");
+                return Err(Violation::new(Rule::OneRequestPerRevision, what));
+            }
+        }
+        placing.see(history)?;
+        Ok(placing)
+    }
+
+    /// Takes what watchers of everything have seen.
+    fn see(&mut self, history: &History) -> Result<(), Violation> {
+        let mut values: HashMap<&Bytes, usize> = HashMap::new();
+        for (number, request) in history.requests.iter().enumerate() {
+            if let Asked::Write(operation) = &request.asked {
+                values.extend(puts(operation).into_iter().map(|value| (value, number)));
+            }
+        }
+        let mut seen = BTreeSet::new();
+        for (revision, events) in evidence(history) {
+            if self.made.contains_key(&revision) {
+                continue;
+            }
+            let put = events.iter().find(|event| event.r#type() == EventType::Put);
+            let Some(put) = put.and_then(|event| event.kv.as_ref()) else {
+                let keys = events.iter().filter_map(|event| event.kv.as_ref());
+                self.deleted.insert(revision, keys.map(|kv| kv.key.clone()).collect());
+                continue;
+            };
+            let Some(number) = values.get(&put.value).copied() else {
+                let what = format!("revision {revision} has {put:?}, which nobody put");
+                return Err(Violation::new(Rule::NothingFromNowhere, what));
+            };
+            let request = &history.requests[number];
+            if !request.is_unknown() || !seen.insert(number) {
+                let what = format!("revision {revision} has {put:?}, of {request:?}");
+                return Err(Violation::new(Rule::HappenedAsAsked, what));
+            }
+            self.made.insert(revision, number);
+        }
+        Ok(())
+    }
+}
+
+/// By revision, what the first watcher of everything was told of it.
+fn evidence(history: &History) -> BTreeMap<i64, Vec<&Event>> {
+    let mut evidence = BTreeMap::new();
+    for watcher in history.watchers.iter().filter(|watcher| sees_everything(watcher)) {
+        let mut told: BTreeMap<i64, Vec<&Event>> = BTreeMap::new();
+        let heard = watcher.streams.iter().flat_map(|stream| &stream.heard);
+        for event in heard.flat_map(|(_, response)| &response.events) {
+            let revision = event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
+            if revision <= history.last {
+                told.entry(revision).or_default().push(event);
+            }
+        }
+        for (revision, events) in told {
+            evidence.entry(revision).or_insert(events);
+        }
+    }
+    evidence
+}
+
+fn sees_everything(watcher: &Watcher) -> bool {
+    let wants = &watcher.wants;
+    wants.key[..] == [0] && wants.range_end[..] == [0] && wants.filters.is_empty()
+}
+
+/// The values that a write may put.
+fn puts<'o>(operation: &'o Operation) -> Vec<&'o Bytes> {
+    match operation {
+        Operation::Put(put) => vec![&put.value],
+        Operation::Txn(txn) => {
+            let put = |op: &'o RequestOp| match &op.request {
+                Some(Op::RequestPut(put)) => Some(&put.value),
+                _ => None,
+            };
+            txn.success.iter().chain(&txn.failure).filter_map(put).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Whether the answer says that a revision was made. That of a lease's end doesn't say.
+pub(super) fn has_made_one(answer: &Answer) -> bool {
+    let has_changed = |response: &response_op::Response| match response {
+        response_op::Response::ResponsePut(_) => true,
+        response_op::Response::ResponseDeleteRange(deleted) => deleted.deleted > 0,
+        response_op::Response::ResponseRange(_) | response_op::Response::ResponseTxn(_) => false,
+    };
+    match answer {
+        Answer::Written(Response::Put(_)) => true,
+        Answer::Written(Response::DeleteRange(deleted)) => deleted.deleted > 0,
+        Answer::Written(Response::Txn(txn)) => {
+            txn.responses.iter().filter_map(|op| op.response.as_ref()).any(has_changed)
+        }
+        Answer::Written(_) | Answer::Found(_) => false,
+    }
+}
+
+/// Gives each revision a cause of its own, of those that fit it (Kuhn 1955); or one for which there is
+/// none left.
+pub(super) fn assign(fits: &BTreeMap<i64, Vec<Cause>>) -> Result<(), i64> {
+    let mut taken = BTreeMap::new();
+    for revision in fits.keys() {
+        if !give(fits, *revision, &mut taken, &mut BTreeSet::new()) {
+            return Err(*revision);
+        }
+    }
+    Ok(())
+}
+
+fn give(
+    fits: &BTreeMap<i64, Vec<Cause>>,
+    revision: i64,
+    taken: &mut BTreeMap<Cause, i64>,
+    tried: &mut BTreeSet<Cause>,
+) -> bool {
+    for cause in &fits[&revision] {
+        if tried.insert(*cause) {
+            let holder = taken.get(cause).copied();
+            if holder.is_none_or(|holder| give(fits, holder, taken, tried)) {
+                taken.insert(*cause, revision);
+                return true;
+            }
+        }
+    }
+    false
+}
+
+/// Whether this can be the cause of what nobody was told.
+pub(super) fn is_lost_delete(asked: &Asked, came: &Came) -> bool {
+    matches!(came, Came::Unknown { .. })
+        && matches!(asked, Asked::Write(Operation::DeleteRange(_) | Operation::LeaseRevoke(_)))
+}

@@ -1,0 +1,83 @@
+//! Clients: one request at a time each, at whichever member, with more patience or less.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::Result;
+use tonic::Code;
+
+use super::super::{Came, Request};
+use super::draw::Draw;
+use super::link::Link;
+use super::{Plan, Shared};
+use crate::rng::Rng;
+
+/// How long a client waits: less than an election takes, about as long, and longer than members are
+/// stopped, so that one that wakes up has requests to answer that it was sent before.
+const PATIENCE: [Duration; 3] =
+    [Duration::from_millis(400), Duration::from_millis(1_500), Duration::from_millis(5_000)];
+/// After something that a member said nothing good of.
+const PAUSE: Duration = Duration::from_millis(40);
+
+pub(super) struct Client {
+    number: usize,
+    rng: Rng,
+    link: Link,
+    draw: Draw,
+    shared: Arc<Shared>,
+}
+
+impl Client {
+    pub(super) fn new(
+        number: usize,
+        user: Option<String>,
+        mut rng: Rng,
+        plan: &Plan,
+        shared: Arc<Shared>,
+    ) -> Result<Self> {
+        let is_limited = user.as_deref().is_some_and(|user| user == super::users::part());
+        let draw = Draw::new(number, is_limited, Rng::new(rng.number()));
+        let link = Link::new(&plan.members, user)?;
+        Ok(Self { number, rng, link, draw, shared })
+    }
+
+    /// Asks until the recording stops.
+    pub(super) async fn run(mut self) -> Vec<Request> {
+        let mut requests = Vec::new();
+        let mut member = self.number % self.link.members();
+        while !self.shared.stops() {
+            if !self.link.is_known(member).await {
+                member = self.rng.pick(self.link.members());
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+            let request = self.one(member).await;
+            let is_served = matches!(request.came, Came::Answered { .. });
+            let is_lost = request.is_unknown();
+            self.shared.answered.fetch_add(u64::from(is_served), Ordering::Relaxed);
+            self.shared.lost.fetch_add(u64::from(is_lost), Ordering::Relaxed);
+            requests.push(request);
+            if is_lost || self.rng.chance(200) {
+                member = self.rng.pick(self.link.members());
+            }
+            let pause = Duration::from_micros(self.rng.range(500, 12_000));
+            tokio::time::sleep(if is_served { pause } else { PAUSE }).await;
+        }
+        requests
+    }
+
+    async fn one(&mut self, member: usize) -> Request {
+        let asked = self.draw.next();
+        let patience = PATIENCE[self.rng.pick(PATIENCE.len())];
+        let begin = self.shared.now();
+        let came = self.link.ask(member, &asked, patience, || self.shared.now()).await;
+        if matches!(came, Came::Refused { code: Code::Unauthenticated, .. }) {
+            self.link.forget();
+        }
+        let user = self.link.user().map(str::to_owned);
+        let request = Request { client: self.number, member, user, begin, asked, came };
+        self.draw.told(&request);
+        request
+    }
+}

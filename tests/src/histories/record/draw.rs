@@ -1,0 +1,216 @@
+//! What clients ask for: few keys, so that they get in each other's way, and a value of its own for each
+//! put, by which it is known again.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use muster_node::apply::Response;
+use node_proto::command::Operation;
+use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+use node_proto::etcdserverpb::request_op::Request as Op;
+use node_proto::etcdserverpb::{
+    Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseRevokeRequest, PutRequest, RangeRequest,
+    RequestOp, TxnRequest,
+};
+use node_proto::mvccpb::KeyValue;
+
+use super::super::{Answer, Asked, Came, Request};
+use crate::rng::Rng;
+
+/// Keys that everybody uses.
+pub(super) const PLAIN: &str = "k/";
+/// Those that one user may use, too.
+pub(super) const PART: &str = "p/";
+/// Keys with leases. Nobody deletes them but with the lease, so that it is known what did.
+pub(super) const LEASED: &str = "l/";
+/// Keys of each prefix.
+const KEYS: u64 = 10;
+/// Seconds: one that ends by itself while the recording goes on, and one that does not.
+const SHORT: i64 = 2;
+const LONG: i64 = 600;
+/// Leases of one client.
+const NAMES: i64 = 1_000_000;
+
+/// What a prefix has ends here.
+pub(super) fn end_of(prefix: &str) -> Bytes {
+    Bytes::from([&prefix.as_bytes()[..prefix.len() - 1], b"0"].concat())
+}
+
+/// One client's.
+pub(super) struct Draw {
+    client: usize,
+    /// May use [`PART`] only, and tries more.
+    is_limited: bool,
+    rng: Rng,
+    puts: u64,
+    /// The newest revision that it was told of.
+    known: i64,
+    /// What it has read.
+    seen: BTreeMap<Bytes, KeyValue>,
+    lease: Option<i64>,
+    leases: i64,
+}
+
+impl Draw {
+    pub(super) fn new(client: usize, is_limited: bool, rng: Rng) -> Self {
+        let seen = BTreeMap::new();
+        Self { client, is_limited, rng, puts: 0, known: 1, seen, lease: None, leases: 0 }
+    }
+
+    pub(super) fn next(&mut self) -> Asked {
+        let prefix = self.prefix();
+        match self.rng.range(0, 100) {
+            0..28 => {
+                let key = self.key(prefix);
+                let put = self.put(key);
+                Asked::Write(Operation::Put(put))
+            }
+            28..36 => Asked::Write(Operation::DeleteRange(self.delete(prefix))),
+            36..52 => Asked::Write(Operation::Txn(self.txn(prefix))),
+            52..66 if !self.is_limited => Asked::Write(self.leased()),
+            _ => {
+                let mut request = self.range(prefix);
+                request.serializable = self.rng.chance(300);
+                Asked::Read(request)
+            }
+        }
+    }
+
+    /// Learns from what came of it.
+    pub(super) fn told(&mut self, request: &Request) {
+        if let Some((answer, revision)) = request.answer() {
+            self.known = self.known.max(revision);
+            if let Answer::Found(found) = answer {
+                self.seen.extend(found.kvs.iter().map(|kv| (kv.key.clone(), kv.clone())));
+            }
+            if let Answer::Written(Response::LeaseGrant(granted)) = answer {
+                self.lease = Some(granted.id);
+            }
+        }
+        // What may be over is not used again.
+        let names_one = match &request.asked {
+            Asked::Write(Operation::LeaseRevoke(_)) => true,
+            Asked::Write(Operation::Put(put)) => {
+                put.lease != 0 && matches!(request.came, Came::Refused { .. })
+            }
+            _ => false,
+        };
+        if names_one {
+            self.lease = None;
+        }
+    }
+
+    fn prefix(&mut self) -> &'static str {
+        match (self.is_limited, self.rng.range(0, 100)) {
+            (true, 0..80) | (false, 0..30) => PART,
+            _ => PLAIN,
+        }
+    }
+
+    fn key(&mut self, prefix: &str) -> Bytes {
+        Bytes::from(format!("{prefix}{}", self.rng.range(0, KEYS)))
+    }
+
+    fn small(&mut self, bound: u64) -> i64 {
+        i64::try_from(self.rng.range(0, bound)).expect("it is small")
+    }
+
+    fn put(&mut self, key: Bytes) -> PutRequest {
+        self.puts += 1;
+        let value = Bytes::from(format!("{}.{}", self.client, self.puts));
+        PutRequest { key, value, prev_kv: self.rng.chance(500), ..PutRequest::default() }
+    }
+
+    fn delete(&mut self, prefix: &str) -> DeleteRangeRequest {
+        let key = self.key(prefix);
+        let range_end = if self.rng.chance(150) { self.key(prefix) } else { Bytes::new() };
+        DeleteRangeRequest { key, range_end, prev_kv: self.rng.chance(500) }
+    }
+
+    fn range(&mut self, prefix: &str) -> RangeRequest {
+        let everything = Bytes::from_static(b"\0");
+        let (key, range_end) = match self.rng.range(0, 100) {
+            0..40 => (self.key(prefix), Bytes::new()),
+            40..65 => (Bytes::from(prefix.to_owned()), end_of(prefix)),
+            65..80 => (Bytes::from(LEASED), end_of(LEASED)),
+            80..90 => (self.key(prefix), self.key(prefix)),
+            _ => (everything.clone(), everything),
+        };
+        let mut request = RangeRequest { key, range_end, ..RangeRequest::default() };
+        match self.rng.range(0, 100) {
+            0..15 => request.revision = (self.known - self.small(60)).max(1),
+            15..25 => request.limit = 1 + self.small(5),
+            25..30 => request.count_only = true,
+            30..35 => request.keys_only = true,
+            _ => {}
+        }
+        request
+    }
+
+    fn leased(&mut self) -> Operation {
+        let Some(lease) = self.lease else {
+            self.leases += 1;
+            let client = i64::try_from(self.client).expect("there are few");
+            let id = (client + 1) * NAMES + self.leases;
+            let ttl = if self.rng.chance(500) { SHORT } else { LONG };
+            return Operation::LeaseGrant(LeaseGrantRequest { id, ttl });
+        };
+        if self.rng.chance(200) {
+            return Operation::LeaseRevoke(LeaseRevokeRequest { id: lease });
+        }
+        let key = self.key(LEASED);
+        Operation::Put(PutRequest { lease, ..self.put(key) })
+    }
+
+    /// Whoever deletes something puts something, too: so it is known again.
+    fn txn(&mut self, prefix: &'static str) -> TxnRequest {
+        let compares = 1 + self.rng.pick(2);
+        let compare = (0..compares).map(|_| self.compare(prefix)).collect();
+        let only_reads = self.rng.chance(200);
+        let success = self.branch(prefix, only_reads);
+        let only_reads = only_reads || self.rng.chance(500);
+        TxnRequest { compare, success, failure: self.branch(prefix, only_reads) }
+    }
+
+    fn branch(&mut self, prefix: &'static str, only_reads: bool) -> Vec<RequestOp> {
+        let mut range = self.range(prefix);
+        // What the other ones of this branch change is seen by one that is not about the past.
+        range.revision = 0;
+        let mut ops = vec![Op::RequestRange(range)];
+        if !only_reads {
+            let (to_put, to_delete) = (self.key(prefix), self.key(prefix));
+            let put = self.put(to_put.clone());
+            ops.insert(self.rng.pick(2), Op::RequestPut(put));
+            if to_delete != to_put && self.rng.chance(500) {
+                let prev_kv = self.rng.chance(500);
+                let delete = DeleteRangeRequest { key: to_delete, prev_kv, ..Default::default() };
+                ops.insert(self.rng.pick(3), Op::RequestDeleteRange(delete));
+            }
+        }
+        ops.into_iter().map(|request| RequestOp { request: Some(request) }).collect()
+    }
+
+    fn compare(&mut self, prefix: &str) -> Compare {
+        let key = self.key(prefix);
+        let seen = self.seen.get(&key).cloned().unwrap_or_default();
+        let (target, union) = match self.rng.range(0, 5) {
+            0 => (CompareTarget::Version, TargetUnion::Version(self.small(4))),
+            1 => (CompareTarget::Version, TargetUnion::Version(seen.version)),
+            2 => (CompareTarget::Create, TargetUnion::CreateRevision(seen.create_revision)),
+            3 => (CompareTarget::Mod, TargetUnion::ModRevision(seen.mod_revision)),
+            _ => (CompareTarget::Value, TargetUnion::Value(seen.value)),
+        };
+        let result = match self.rng.range(0, 4) {
+            0 | 1 => CompareResult::Equal,
+            2 => CompareResult::Greater,
+            _ => CompareResult::NotEqual,
+        };
+        Compare {
+            result: result.into(),
+            target: target.into(),
+            key,
+            target_union: Some(union),
+            ..Compare::default()
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! One client's connections to all members, and who it says that it is.
+
+use std::error::Error as _;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Result;
+use muster_node::apply::Response;
+use node_proto::command::Operation;
+use node_proto::etcdserverpb::auth_client::AuthClient;
+use node_proto::etcdserverpb::kv_client::KvClient;
+use node_proto::etcdserverpb::lease_client::LeaseClient;
+use tonic::metadata::AsciiMetadataValue;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use super::super::{Answer, Asked, Came, Time};
+use super::users;
+use crate::client::channel;
+
+const SAYING_WHO: Duration = Duration::from_secs(2);
+
+/// See the module.
+pub(super) struct Link {
+    channels: Vec<Channel>,
+    user: Option<String>,
+    token: Option<AsciiMetadataValue>,
+}
+
+impl Link {
+    /// Connects when it is first used.
+    pub(super) fn new(members: &[SocketAddr], user: Option<String>) -> Result<Self> {
+        let channels = members.iter().map(|address| channel(*address, None));
+        Ok(Self { channels: channels.collect::<Result<_>>()?, user, token: None })
+    }
+
+    pub(super) fn user(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+
+    pub(super) fn members(&self) -> usize {
+        self.channels.len()
+    }
+
+    pub(super) fn channel(&self, member: usize) -> Channel {
+        self.channels[member].clone()
+    }
+
+    /// Whether it has a token, or needs none; if not, asks this member for one.
+    pub(super) async fn is_known(&mut self, member: usize) -> bool {
+        let (Some(user), None) = (&self.user, &self.token) else { return true };
+        let mut client = AuthClient::new(self.channel(member));
+        let asked = client.authenticate(users::password_of(user));
+        if let Ok(Ok(answer)) = tokio::time::timeout(SAYING_WHO, asked).await {
+            self.token = answer.into_inner().token.parse().ok();
+        }
+        self.token.is_some()
+    }
+
+    /// The token proves nothing any more.
+    pub(super) fn forget(&mut self) {
+        self.token = None;
+    }
+
+    /// A request that says who asks.
+    pub(super) fn say<T>(&self, message: T) -> tonic::Request<T> {
+        let mut request = tonic::Request::new(message);
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("token", token.clone());
+        }
+        request
+    }
+
+    /// Asks one member, once.
+    pub(super) async fn ask(
+        &self,
+        member: usize,
+        asked: &Asked,
+        limit: Duration,
+        now: impl Fn() -> Time,
+    ) -> Came {
+        let call = async {
+            match asked {
+                Asked::Write(operation) => self.write(member, operation).await.map(Answer::Written),
+                Asked::Read(request) => {
+                    let mut client = KvClient::new(self.channel(member));
+                    let answer = client.range(self.say(request.clone())).await;
+                    answer.map(|answer| Answer::Found(answer.into_inner()))
+                }
+            }
+        };
+        match tokio::time::timeout(limit, call).await {
+            Ok(Ok(answer)) => Came::Answered { end: now(), answer },
+            Ok(Err(status)) if has_not_happened(&status) => {
+                let (code, text) = (status.code(), status.message().to_owned());
+                Came::Refused { end: now(), code, text }
+            }
+            Ok(Err(status)) => {
+                Came::Unknown { text: format!("{:?}: {}", status.code(), status.message()) }
+            }
+            Err(_) => Came::Unknown { text: format!("no answer within {limit:?}") },
+        }
+    }
+
+    async fn write(&self, member: usize, operation: &Operation) -> Result<Response, Status> {
+        let mut kv = KvClient::new(self.channel(member));
+        let mut leases = LeaseClient::new(self.channel(member));
+        Ok(match operation.clone() {
+            Operation::Put(put) => Response::Put(kv.put(self.say(put)).await?.into_inner()),
+            Operation::DeleteRange(delete) => {
+                Response::DeleteRange(kv.delete_range(self.say(delete)).await?.into_inner())
+            }
+            Operation::Txn(txn) => Response::Txn(kv.txn(self.say(txn)).await?.into_inner()),
+            Operation::LeaseGrant(grant) => {
+                Response::LeaseGrant(leases.lease_grant(self.say(grant)).await?.into_inner())
+            }
+            Operation::LeaseRevoke(revoke) => {
+                Response::LeaseRevoke(leases.lease_revoke(self.say(revoke)).await?.into_inner())
+            }
+            other => unreachable!("no recorded client asks for {other:?}"),
+        })
+    }
+}
+
+/// Whether a server says no. What it says of itself or of the cluster tells nothing of the request, and
+/// what has a source was made on this side.
+fn has_not_happened(status: &Status) -> bool {
+    let is_full = status.message() == "etcdserver: too many requests";
+    let says_no = match status.code() {
+        Code::InvalidArgument
+        | Code::NotFound
+        | Code::FailedPrecondition
+        | Code::OutOfRange
+        | Code::PermissionDenied
+        | Code::Unauthenticated => true,
+        Code::ResourceExhausted => is_full,
+        _ => false,
+    };
+    says_no && status.source().is_none()
+}

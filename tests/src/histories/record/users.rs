@@ -1,0 +1,85 @@
+//! The users of a recording: `root`, and `part`, who may use one prefix.
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use bytes::Bytes;
+use muster_node::auth::{Change, Password};
+use node_proto::authpb::{Permission, UserAddOptions, permission};
+use node_proto::etcdserverpb::auth_client::AuthClient;
+use node_proto::etcdserverpb::{
+    AuthEnableRequest, AuthRoleAddRequest, AuthRoleGrantPermissionRequest, AuthUserAddRequest,
+    AuthUserGrantRoleRequest, AuthenticateRequest,
+};
+use tonic::transport::Channel;
+
+use super::draw::{PART, end_of};
+use crate::client::channel;
+
+const ROOT: &str = "root";
+const WITH_PART: &str = "part";
+const PASSWORD: &str = "p";
+/// As many clients may use a part of the keys only.
+const LIMITED: usize = 2;
+
+pub(super) fn root() -> String {
+    ROOT.to_owned()
+}
+
+pub(super) fn part() -> String {
+    WITH_PART.to_owned()
+}
+
+pub(super) fn of_client(client: usize) -> String {
+    if client < LIMITED { part() } else { root() }
+}
+
+pub(super) fn password_of(user: &str) -> AuthenticateRequest {
+    AuthenticateRequest { name: user.to_owned(), password: PASSWORD.to_owned() }
+}
+
+/// Makes them, in this order, and has them count at each member.
+pub(super) async fn make(members: &[SocketAddr]) -> Result<Vec<Change>> {
+    let mut auth = AuthClient::new(channel(members[0], None)?);
+    let mut changes = Vec::new();
+    for name in [root(), part()] {
+        let hash = Bytes::from_static(b"known to the members alone");
+        changes.push(Change::UserAdd(Password { name: name.clone(), hash, no_password: false }));
+        changes.push(Change::RoleAdd(AuthRoleAddRequest { name: name.clone() }));
+        let role = name.clone();
+        changes.push(Change::UserGrantRole(AuthUserGrantRoleRequest { user: name, role }));
+    }
+    let perm = Some(Permission {
+        perm_type: permission::Type::Readwrite.into(),
+        key: PART.into(),
+        range_end: end_of(PART),
+    });
+    let grant = AuthRoleGrantPermissionRequest { name: part(), perm };
+    changes.push(Change::RoleGrantPermission(grant));
+    changes.push(Change::Enable(AuthEnableRequest {}));
+    for change in changes.clone() {
+        one(&mut auth, change).await?;
+    }
+    // A token comes from the log: who gives one has all that was before it.
+    for member in members {
+        AuthClient::new(channel(*member, None)?).authenticate(password_of(ROOT)).await?;
+    }
+    Ok(changes)
+}
+
+async fn one(auth: &mut AuthClient<Channel>, change: Change) -> Result<()> {
+    match change {
+        Change::UserAdd(Password { name, no_password, .. }) => {
+            let (password, hashed_password) = (PASSWORD.to_owned(), String::new());
+            let options = Some(UserAddOptions { no_password });
+            let request = AuthUserAddRequest { name, password, options, hashed_password };
+            auth.user_add(request).await?;
+        }
+        Change::RoleAdd(request) => _ = auth.role_add(request).await?,
+        Change::UserGrantRole(request) => _ = auth.user_grant_role(request).await?,
+        Change::RoleGrantPermission(request) => _ = auth.role_grant_permission(request).await?,
+        Change::Enable(request) => _ = auth.auth_enable(request).await?,
+        other => unreachable!("nobody asks for {other:?}"),
+    }
+    Ok(())
+}

@@ -1,0 +1,436 @@
+//! One order of all requests, in which every answer is right: that of their revisions.
+//!
+//! A change stands at its revision; what changed nothing stands after the change whose revision its
+//! answer names. The order has to agree with real time: what begins once somebody knows a revision is
+//! answered at that revision or above, and above it if it makes one; only serializable reads may look
+//! back. So a write that was lost, a read that is too old and a value from nowhere all show as an
+//! answer that is not the model's, or as one that comes too late in the order.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use muster_node::apply::{ApplyError, Outcome};
+use muster_node::auth::AuthError;
+use muster_node::machine::{Committed, EntryKind, Position};
+use muster_node::mvcc::KeyRange;
+use node_proto::command::{self, AuthChange, Caller, Operation};
+use node_proto::etcdserverpb::request_op::Request as Op;
+use node_proto::etcdserverpb::{LeaseRevokeRequest, RequestOp};
+use tonic::Code;
+
+use super::known::Known;
+use super::placing::{Cause, Placing, assign, is_lost_delete};
+use super::{Answer, Asked, Came, History, Report, Request, Rule, Time, Violation};
+use crate::model::{Model, State};
+
+/// Puts all requests in order and replays them; the model with all that has happened.
+///
+/// # Errors
+/// The first broken promise that was found.
+pub fn check(history: &History) -> Result<(Model, Report), Violation> {
+    let placing = Placing::of(history)?;
+    let mut replay = Replay {
+        history,
+        known: Known::of(history),
+        model: Model::default(),
+        entries: 0,
+        leases: leases(history),
+        ended: BTreeSet::new(),
+    };
+    for change in &history.users {
+        let change = Some(change.clone());
+        let made = replay.apply(None, Operation::ChangeAuth(AuthChange { change }));
+        made.expect("who makes users makes them in an order that is allowed");
+    }
+    let happened = replay.run(&placing)?;
+    for request in &history.requests {
+        replay.real_time(request)?;
+        replay.refusal(request)?;
+    }
+    let mut report = Report { happened, ..Report::default() };
+    let mut terms = BTreeSet::new();
+    for request in &history.requests {
+        match &request.came {
+            Came::Answered { answer, .. } => {
+                report.answered += 1;
+                terms.extend(answer.header().map(|header| header.raft_term));
+            }
+            Came::Refused { code, .. } => {
+                report.refused += 1;
+                report.denied += usize::from(*code == Code::PermissionDenied);
+            }
+            Came::Unknown { .. } => report.unknown += 1,
+        }
+    }
+    report.terms = terms.len();
+    Ok((replay.model, report))
+}
+
+/// What is known of a lease from who has it.
+#[derive(Debug)]
+struct Lease {
+    /// Its client knew of it.
+    granted: Time,
+    /// Its time isn't over before.
+    over: Time,
+    /// Requests that end it.
+    revokes: Vec<usize>,
+}
+
+/// Those whose grant was answered; nobody uses another.
+fn leases(history: &History) -> BTreeMap<i64, Lease> {
+    let mut leases = BTreeMap::new();
+    for request in &history.requests {
+        if let Came::Answered { end, answer: Answer::Written(answer) } = &request.came
+            && let muster_node::apply::Response::LeaseGrant(answer) = answer
+        {
+            let seconds = u64::try_from(answer.ttl).unwrap_or(0);
+            let over = request.begin.saturating_add(seconds.saturating_mul(1_000_000_000));
+            leases.insert(answer.id, Lease { granted: *end, over, revokes: Vec::new() });
+        }
+    }
+    for (number, request) in history.requests.iter().enumerate() {
+        if let Asked::Write(Operation::LeaseRevoke(asked)) = &request.asked
+            && let Some(lease) = leases.get_mut(&asked.id)
+        {
+            lease.revokes.push(number);
+        }
+    }
+    leases
+}
+
+struct Replay<'h> {
+    history: &'h History,
+    known: Known,
+    model: Model,
+    /// Given to the model so far.
+    entries: u64,
+    leases: BTreeMap<i64, Lease>,
+    /// Leases whose answered revocation has made a revision.
+    ended: BTreeSet<usize>,
+}
+
+impl Replay<'_> {
+    /// How many writes have happened whose outcome nobody was told.
+    fn run(&mut self, placing: &Placing) -> Result<usize, Violation> {
+        let lost: Vec<usize> = (0..self.history.requests.len())
+            .filter(|number| {
+                let request = &self.history.requests[*number];
+                is_lost_delete(&request.asked, &request.came)
+            })
+            .collect();
+        let (mut happened, mut fits) = (0, BTreeMap::new());
+        for revision in 1..=self.history.last {
+            if let Some(number) = placing.made.get(&revision) {
+                happened += usize::from(self.history.requests[*number].is_unknown());
+                self.made(*number, revision)?;
+            } else if revision > 1 {
+                let keys = placing.deleted.get(&revision).map(Vec::as_slice);
+                match self.revoked(placing, revision) {
+                    Some(number) => self.made(number, revision)?,
+                    None => {
+                        let causes = self.causes(keys, &lost, revision)?;
+                        fits.insert(revision, causes);
+                        happened += 1;
+                    }
+                }
+            }
+            let mut others = placing.others.get(&revision).cloned().unwrap_or_default();
+            others.sort_by_key(|number| rank(&self.history.requests[*number]));
+            for number in others {
+                self.other(number, revision)?;
+            }
+        }
+        assign(&fits).map_err(|revision| {
+            let what = format!("too few lost deletes for revision {revision}: {fits:?}");
+            Violation::new(Rule::HappenedAsAsked, what)
+        })?;
+        Ok(happened)
+    }
+
+    /// The answered revocation that made this revision, which nobody else has.
+    fn revoked(&mut self, placing: &Placing, revision: i64) -> Option<usize> {
+        let others = placing.others.get(&revision)?;
+        let number = others.iter().copied().find(|number| {
+            let asked = &self.history.requests[*number].asked;
+            matches!(asked, Asked::Write(Operation::LeaseRevoke(asked))
+                if !self.attached(asked.id).is_empty())
+        })?;
+        self.ended.insert(number);
+        Some(number)
+    }
+
+    /// This request made this revision.
+    fn made(&mut self, number: usize, revision: i64) -> Result<(), Violation> {
+        let request = &self.history.requests[number];
+        let Asked::Write(operation) = &request.asked else {
+            unreachable!("a read makes no revision")
+        };
+        let outcome = self.apply(request.caller(), operation.clone());
+        if let (None, Err(ApplyError::Auth(why))) = (request.answer(), &outcome) {
+            return Err(not_permitted(request, *why));
+        }
+        if request.answer().is_some() {
+            self.compare(request, &outcome)?;
+        } else if self.known.before(request.begin) >= revision {
+            let what = format!("known before it was asked for, {revision} is of {request:?}");
+            return Err(Violation::new(Rule::RealTime, what));
+        }
+        self.reached(revision, request)
+    }
+
+    /// This request was answered at this revision, and something else has made it.
+    fn other(&mut self, number: usize, revision: i64) -> Result<(), Violation> {
+        if self.ended.contains(&number) {
+            return Ok(());
+        }
+        let request = &self.history.requests[number];
+        match &request.asked {
+            Asked::Write(operation) => {
+                let outcome = self.apply(request.caller(), as_granted(operation, request));
+                self.compare(request, &outcome)?;
+            }
+            Asked::Read(range) => {
+                let caller = request.caller();
+                let may = self.model.users.may_read(caller.as_ref(), &range.key, &range.range_end);
+                may.map_err(|why| not_permitted(request, why))?;
+                let state = State { revision, compacted: -1 };
+                let expected = self.model.range(state, range).map(Answer::Found);
+                let found = request.answer().map(|(answer, _)| answer.plain());
+                if expected.as_ref().ok() != found.as_ref() {
+                    let what = format!("{request:?}: not {expected:?}");
+                    return Err(Violation::new(Rule::AnswersAreTheModels, what));
+                }
+            }
+        }
+        self.reached(revision, request)
+    }
+
+    /// What may have deleted these keys; it is done to the model, on which each of them does the same.
+    fn causes(
+        &mut self,
+        keys: Option<&[Bytes]>,
+        lost: &[usize],
+        revision: i64,
+    ) -> Result<Vec<Cause>, Violation> {
+        let fits = keys.map_or_else(Vec::new, |keys| self.fitting(keys, lost));
+        let in_time = fits.iter().filter(|(_, begin)| self.known.before(*begin) < revision);
+        let causes: Vec<Cause> = in_time.map(|(cause, _)| *cause).collect();
+        let Some(cause) = causes.first() else {
+            return Err(self.no_cause(keys, fits.first().map(|(cause, _)| *cause), revision));
+        };
+        let (caller, operation) = match cause {
+            Cause::Request(number) => {
+                let request = &self.history.requests[*number];
+                let Asked::Write(operation) = &request.asked else {
+                    unreachable!("a read deletes nothing")
+                };
+                (request.caller(), operation.clone())
+            }
+            Cause::Expiry(id) => {
+                (command::member(), Operation::LeaseRevoke(LeaseRevokeRequest { id: *id }))
+            }
+        };
+        let outcome = self.apply(caller, operation);
+        if self.model.newest() != revision {
+            let what = format!("revision {revision} would be of {causes:?}: {outcome:?}");
+            return Err(Violation::new(Rule::NothingFromNowhere, what));
+        }
+        Ok(causes)
+    }
+
+    /// What would delete these keys and no others now, and when it may have begun.
+    fn fitting(&self, keys: &[Bytes], lost: &[usize]) -> Vec<(Cause, Time)> {
+        let requests = lost.iter().map(|number| {
+            let request = &self.history.requests[*number];
+            let deletes = match &request.asked {
+                Asked::Write(Operation::DeleteRange(asked)) => {
+                    let range = KeyRange::new(asked.key.clone(), asked.range_end.clone());
+                    self.model.all(&range, i64::MAX).into_iter().map(|kv| kv.key).collect()
+                }
+                Asked::Write(Operation::LeaseRevoke(asked)) => self.attached(asked.id),
+                _ => Vec::new(),
+            };
+            (Cause::Request(*number), deletes, request.begin)
+        });
+        let expiries = self
+            .leases
+            .iter()
+            .map(|(id, lease)| (Cause::Expiry(*id), self.attached(*id), lease.over));
+        let fits = requests.chain(expiries).filter(|(_, deletes, _)| deletes == keys);
+        fits.map(|(cause, _, begin)| (cause, begin)).collect()
+    }
+
+    /// Nothing has deleted these keys; this would have, later.
+    fn no_cause(
+        &self,
+        keys: Option<&[Bytes]>,
+        too_late: Option<Cause>,
+        revision: i64,
+    ) -> Violation {
+        match too_late {
+            None => {
+                let what = match keys {
+                    Some(keys) => format!("nobody asked for revision {revision}: {keys:?} deleted"),
+                    None => format!("nobody asked for revision {revision}, and nobody saw it"),
+                };
+                Violation::new(Rule::NothingFromNowhere, what)
+            }
+            Some(Cause::Expiry(id)) => {
+                let what = format!("at {revision} lease {id} was over: {:?}", self.leases[&id]);
+                Violation::new(Rule::LeasesLast, what)
+            }
+            Some(Cause::Request(number)) => {
+                let request = &self.history.requests[number];
+                let what = format!("known before it was asked for, {revision} is of {request:?}");
+                Violation::new(Rule::RealTime, what)
+            }
+        }
+    }
+
+    fn attached(&self, lease: i64) -> Vec<Bytes> {
+        if !self.model.leases.all.contains_key(&lease) {
+            return Vec::new();
+        }
+        let everything = KeyRange::From(Bytes::from_static(b"\0"));
+        let all = self.model.all(&everything, i64::MAX).into_iter();
+        all.filter(|kv| kv.lease == lease).map(|kv| kv.key).collect()
+    }
+
+    fn apply(&mut self, caller: Option<Caller>, operation: Operation) -> Outcome {
+        self.entries += 1;
+        let id = self.entries;
+        let position = Position { index: id, term: 1 };
+        let data = command::encode(id, caller, operation);
+        self.model.apply(&Committed { position, kind: EntryKind::Normal, data });
+        self.model.done(id).expect("it was applied").outcome.clone()
+    }
+
+    fn compare(&self, request: &Request, outcome: &Outcome) -> Result<(), Violation> {
+        let found = request.answer().map(|(answer, _)| answer.plain());
+        match outcome {
+            Ok(expected) if found == Some(Answer::Written(expected.clone())) => Ok(()),
+            Err(ApplyError::Auth(why)) => Err(not_permitted(request, *why)),
+            expected => {
+                let what = format!("{request:?}: not {expected:?}");
+                Err(Violation::new(Rule::AnswersAreTheModels, what))
+            }
+        }
+    }
+
+    /// The model stands where the answers say.
+    fn reached(&self, revision: i64, request: &Request) -> Result<(), Violation> {
+        let newest = self.model.newest();
+        if newest == revision {
+            return Ok(());
+        }
+        let what = format!("{request:?}: the model stands at {newest}, not at {revision}");
+        Err(Violation::new(Rule::AnswersAreTheModels, what))
+    }
+
+    fn real_time(&self, request: &Request) -> Result<(), Violation> {
+        let Some((_, revision)) = request.answer() else { return Ok(()) };
+        let known = self.known.before(request.begin);
+        let least = match &request.asked {
+            Asked::Read(range) if range.serializable => return Ok(()),
+            Asked::Read(_) => known,
+            Asked::Write(_) => {
+                let (answer, _) = request.answer().expect("it was answered");
+                known + i64::from(super::placing::has_made_one(answer))
+            }
+        };
+        if revision >= least {
+            return Ok(());
+        }
+        let what = format!("{known} was known before {request:?} began");
+        Err(Violation::new(Rule::RealTime, what))
+    }
+
+    /// Whether what was refused had to be, or could be.
+    fn refusal(&self, request: &Request) -> Result<(), Violation> {
+        let Came::Refused { end, code, text } = &request.came else { return Ok(()) };
+        let permitted = self.permitted(request);
+        let has_reason = match code {
+            Code::PermissionDenied => permitted.is_err(),
+            // A member that has just started knows no token, nor does one that lags behind.
+            Code::Unauthenticated => request.user.is_some(),
+            Code::NotFound => self.may_lack_its_lease(request, *end),
+            // A member that lags behind doesn't have it yet.
+            Code::OutOfRange => match &request.asked {
+                Asked::Read(range) => {
+                    range.serializable || range.revision > self.known.before(request.begin)
+                }
+                Asked::Write(_) => false,
+            },
+            // A full queue.
+            Code::ResourceExhausted => true,
+            _ => false,
+        };
+        if has_reason {
+            return Ok(());
+        }
+        Err(Violation::new(Rule::RefusedForAReason, format!("{text:?}: {request:?}")))
+    }
+
+    fn permitted(&self, request: &Request) -> Result<(), AuthError> {
+        let caller = request.caller();
+        match &request.asked {
+            Asked::Write(operation) => self.model.permit(caller.as_ref(), operation),
+            Asked::Read(range) => {
+                self.model.users.may_read(caller.as_ref(), &range.key, &range.range_end)
+            }
+        }
+    }
+
+    /// Whether some lease that it names may not have been there.
+    fn may_lack_its_lease(&self, request: &Request, end: Time) -> bool {
+        let Asked::Write(operation) = &request.asked else { return false };
+        named_leases(operation).into_iter().any(|id| {
+            let Some(lease) = self.leases.get(&id) else { return true };
+            let revoked = lease.revokes.iter().map(|number| &self.history.requests[*number]);
+            let mut revoked = revoked.filter(|revoke| !std::ptr::eq(*revoke, request));
+            lease.granted > request.begin
+                || lease.over < end
+                || revoked.any(|revoke| revoke.begin < end)
+        })
+    }
+}
+
+/// At one revision, leases are granted before they are used, and end afterwards.
+fn rank(request: &Request) -> u8 {
+    match &request.asked {
+        Asked::Write(Operation::LeaseGrant(_)) => 0,
+        Asked::Write(Operation::LeaseRevoke(_)) => 2,
+        _ => 1,
+    }
+}
+
+/// A member may give a lease more time than was asked for, never less.
+fn as_granted(operation: &Operation, request: &Request) -> Operation {
+    let mut operation = operation.clone();
+    if let Operation::LeaseGrant(asked) = &mut operation
+        && let Some((Answer::Written(muster_node::apply::Response::LeaseGrant(answer)), _)) =
+            request.answer()
+    {
+        asked.ttl = asked.ttl.max(answer.ttl);
+    }
+    operation
+}
+
+fn not_permitted(request: &Request, why: AuthError) -> Violation {
+    Violation::new(Rule::Permitted, format!("{request:?}: not {why:?}"))
+}
+
+fn named_leases(operation: &Operation) -> Vec<i64> {
+    let of = |op: &RequestOp| match &op.request {
+        Some(Op::RequestPut(put)) => put.lease,
+        _ => 0,
+    };
+    let all = match operation {
+        Operation::Put(put) => vec![put.lease],
+        Operation::Txn(txn) => txn.success.iter().chain(&txn.failure).map(of).collect(),
+        Operation::LeaseRevoke(revoke) => vec![revoke.id],
+        _ => Vec::new(),
+    };
+    all.into_iter().filter(|id| *id != 0).collect()
+}

@@ -1,0 +1,646 @@
+//! Each rule finds its own violation, and what is right is taken.
+
+mod watches;
+
+use bytes::Bytes;
+use muster_node::apply::{Outcome, Response};
+use muster_node::auth::{Change, Password};
+use muster_node::machine::{Committed, EntryKind, Position};
+use muster_node::mvcc::Revision;
+use node_proto::authpb::{Permission, permission};
+use node_proto::command::{self, AuthChange, Operation};
+use node_proto::etcdserverpb::compare::{CompareTarget, TargetUnion};
+use node_proto::etcdserverpb::request_op::Request as Op;
+use node_proto::etcdserverpb::watch_create_request::FilterType;
+use node_proto::etcdserverpb::{
+    AuthEnableRequest, AuthRoleAddRequest, AuthRoleGrantPermissionRequest,
+    AuthUserGrantRoleRequest, Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseRevokeRequest,
+    PutRequest, RangeRequest, RequestOp, ResponseHeader, TxnRequest, WatchCreateRequest,
+    WatchResponse,
+};
+use node_proto::mvccpb::{Event, event::EventType};
+use tonic::Code;
+
+use super::{
+    Answer, Asked, Came, History, Report, Request, Rule, Stream, Time, Violation, Watcher, caller,
+    judge,
+};
+use crate::model::{Change as KeyChange, Model, State};
+
+const SECOND: Time = 1_000_000_000;
+
+/// Makes a right history wrong.
+type Wrong = fn(&mut History);
+
+/// Writes down a history in which all is right: everything happens at once, one after the other.
+#[derive(Default)]
+struct Book {
+    history: History,
+    model: Model,
+    entries: u64,
+    now: Time,
+    user: Option<&'static str>,
+}
+
+impl Book {
+    /// Asked and answered; the number of the request.
+    fn ask(&mut self, asked: impl Into<Asked>) -> usize {
+        let asked = asked.into();
+        let answer = match &asked {
+            Asked::Write(operation) => {
+                let outcome = self.apply(operation.clone());
+                Answer::Written(outcome.expect("the test asks for what can be"))
+            }
+            Asked::Read(request) => {
+                let state = State { revision: self.model.newest(), compacted: -1 };
+                Answer::Found(self.model.range(state, request).expect("so it does"))
+            }
+        };
+        let end = self.now + 2;
+        self.came(asked, Came::Answered { end, answer })
+    }
+
+    /// Asked, and done, and nobody was told.
+    fn lose(&mut self, operation: Operation) -> usize {
+        self.apply(operation.clone()).expect("the test asks for what can be");
+        self.drop(operation)
+    }
+
+    /// Asked and not done; nobody was told.
+    fn drop(&mut self, operation: Operation) -> usize {
+        self.came(Asked::Write(operation), Came::Unknown { text: "no answer".to_owned() })
+    }
+
+    fn refuse(&mut self, asked: impl Into<Asked>, code: Code) -> usize {
+        let came = Came::Refused { end: self.now + 2, code, text: "no".to_owned() };
+        self.came(asked.into(), came)
+    }
+
+    fn came(&mut self, asked: Asked, came: Came) -> usize {
+        let begin = self.now + 1;
+        self.now += 3;
+        let user = self.user.map(str::to_owned);
+        self.history.requests.push(Request { client: 0, member: 0, user, begin, asked, came });
+        self.history.requests.len() - 1
+    }
+
+    fn apply(&mut self, operation: Operation) -> Outcome {
+        self.entries += 1;
+        let position = Position { index: self.entries, term: 1 };
+        let data = command::encode(self.entries, caller(self.user), operation);
+        self.model.apply(&Committed { position, kind: EntryKind::Normal, data });
+        self.model.done(self.entries).expect("it was applied").outcome.clone()
+    }
+
+    /// A user for each of these ranges, who is called as it.
+    fn users(&mut self, prefixes: &[&'static str]) {
+        let mut changes = Vec::new();
+        for name in prefixes.iter().chain(&["root"]).map(|name| (*name).to_owned()) {
+            let password = Password { name: name.clone(), ..Password::default() };
+            changes.push(Change::UserAdd(password));
+            changes.push(Change::RoleAdd(AuthRoleAddRequest { name: name.clone() }));
+            let (user, role) = (name.clone(), name.clone());
+            changes.push(Change::UserGrantRole(AuthUserGrantRoleRequest { user, role }));
+            let perm = Some(Permission {
+                perm_type: permission::Type::Readwrite.into(),
+                key: Bytes::from(format!("{name}/")),
+                range_end: Bytes::from(format!("{name}0")),
+            });
+            let grant = AuthRoleGrantPermissionRequest { name, perm };
+            changes.push(Change::RoleGrantPermission(grant));
+        }
+        changes.push(Change::Enable(AuthEnableRequest {}));
+        for change in &changes {
+            let change = Some(change.clone());
+            self.apply(Operation::ChangeAuth(AuthChange { change })).expect("in this order");
+        }
+        self.history.users = changes;
+    }
+
+    /// Somebody who has watched from the first revision to the last: at one member up to the middle, and
+    /// at another one from there.
+    fn watch(&mut self, user: Option<&str>, wants: WatchCreateRequest) {
+        let at = self.now;
+        let last = self.model.newest();
+        let middle = last / 2;
+        let mut streams = Vec::new();
+        for (member, from, to) in [(0, 1, middle), (1, middle + 1, last)] {
+            let mut heard = vec![(at, WatchResponse { created: true, ..response(to, Vec::new()) })];
+            for revision in from..=to {
+                let events = self.events(&wants, revision);
+                if !events.is_empty() {
+                    heard.push((at, response(revision, events)));
+                }
+            }
+            heard.push((at, response(to, Vec::new())));
+            streams.push(Stream { member, start_revision: from, heard });
+        }
+        let user = user.map(str::to_owned);
+        self.history.watchers.push(Watcher { user, wants, streams });
+    }
+
+    fn events(&self, wants: &WatchCreateRequest, revision: i64) -> Vec<Event> {
+        let changes = self.model.changes_after(Revision { main: revision - 1, sub: u32::MAX });
+        let now = changes.iter().take_while(|change| change.at.main == revision);
+        let is_wanted = |change: &&KeyChange| {
+            let filter = if change.is_put { FilterType::Noput } else { FilterType::Nodelete };
+            let is_everything = wants.range_end[..] == [0];
+            (is_everything || change.kv.key == wants.key) && !wants.filters.contains(&filter.into())
+        };
+        now.filter(is_wanted).map(|change| self.event(change, wants.prev_kv)).collect()
+    }
+
+    fn event(&self, change: &KeyChange, prev_kv: bool) -> Event {
+        let kind = if change.is_put { EventType::Put } else { EventType::Delete };
+        let before = self.model.live(&change.kv.key, change.at.main - 1).filter(|_| prev_kv);
+        Event { r#type: kind.into(), kv: Some(change.kv.clone()), prev_kv: before.cloned() }
+    }
+
+    /// With a watcher of everything.
+    fn end(mut self) -> History {
+        let user = self.history.users.first().map(|_| "root");
+        self.watch(user, WatchCreateRequest { prev_kv: true, ..everything() });
+        self.history.last = self.model.newest();
+        self.history
+    }
+}
+
+impl From<Operation> for Asked {
+    fn from(operation: Operation) -> Self {
+        Self::Write(operation)
+    }
+}
+
+impl From<RangeRequest> for Asked {
+    fn from(request: RangeRequest) -> Self {
+        Self::Read(request)
+    }
+}
+
+fn response(revision: i64, events: Vec<Event>) -> WatchResponse {
+    let header = Some(ResponseHeader { revision, ..ResponseHeader::default() });
+    WatchResponse { header, events, ..WatchResponse::default() }
+}
+
+fn everything() -> WatchCreateRequest {
+    let zero = Bytes::from_static(b"\0");
+    WatchCreateRequest { key: zero.clone(), range_end: zero, ..WatchCreateRequest::default() }
+}
+
+fn put(key: &'static str, value: &'static str) -> Operation {
+    put_with(key, value, 0)
+}
+
+fn put_with(key: &'static str, value: &'static str, lease: i64) -> Operation {
+    let (key, value) = (key.into(), value.into());
+    Operation::Put(PutRequest { key, value, lease, prev_kv: true, ..PutRequest::default() })
+}
+
+fn delete(key: &'static str) -> Operation {
+    let key = key.into();
+    Operation::DeleteRange(DeleteRangeRequest { key, prev_kv: true, ..Default::default() })
+}
+
+fn grant(id: i64, ttl: i64) -> Operation {
+    Operation::LeaseGrant(LeaseGrantRequest { id, ttl })
+}
+
+fn revoke(id: i64) -> Operation {
+    Operation::LeaseRevoke(LeaseRevokeRequest { id })
+}
+
+fn read(key: &'static str) -> RangeRequest {
+    RangeRequest { key: key.into(), ..RangeRequest::default() }
+}
+
+/// If `key` has this version: puts two keys; else reads it.
+fn txn(key: &'static str, version: i64, values: [&'static str; 2]) -> Operation {
+    let compare = vec![Compare {
+        target: CompareTarget::Version.into(),
+        key: key.into(),
+        target_union: Some(TargetUnion::Version(version)),
+        ..Compare::default()
+    }];
+    let put = |key: &'static str, value: &'static str| {
+        let request = PutRequest { key: key.into(), value: value.into(), ..PutRequest::default() };
+        RequestOp { request: Some(Op::RequestPut(request)) }
+    };
+    let success = vec![put(key, values[0]), put("other", values[1])];
+    let failure = vec![RequestOp { request: Some(Op::RequestRange(read(key))) }];
+    Operation::Txn(TxnRequest { compare, success, failure })
+}
+
+fn rule(history: &History) -> Rule {
+    let Violation { rule, .. } = judge(history).expect_err("it is wrong");
+    rule
+}
+
+/// The revision that an answer names.
+fn header(history: &mut History, request: usize) -> &mut ResponseHeader {
+    let Came::Answered { answer: Answer::Written(answer), .. } =
+        &mut history.requests[request].came
+    else {
+        panic!("a write that was answered")
+    };
+    let header = match answer {
+        Response::Put(answer) => &mut answer.header,
+        Response::LeaseRevoke(answer) => &mut answer.header,
+        _ => panic!("a put or a lease's end"),
+    };
+    header.as_mut().expect("it has one")
+}
+
+fn found(history: &mut History, request: usize) -> &mut node_proto::etcdserverpb::RangeResponse {
+    match &mut history.requests[request].came {
+        Came::Answered { answer: Answer::Found(found), .. } => found,
+        other => panic!("{other:?} of a read"),
+    }
+}
+
+#[test]
+fn what_is_right_is_taken() {
+    let mut book = Book::default();
+    book.ask(put("a", "1"));
+    book.ask(read("a"));
+    book.ask(txn("a", 1, ["2", "3"]));
+    book.ask(txn("a", 1, ["4", "5"]));
+    book.ask(delete("nothing"));
+    book.ask(grant(7, 600));
+    book.ask(grant(8, 600));
+    book.ask(revoke(8));
+    book.ask(put_with("b", "6", 7));
+    book.drop(put("a", "7"));
+    book.lose(put("a", "8"));
+    book.lose(delete("a"));
+    book.ask(revoke(7));
+    book.refuse(put_with("b", "9", 7), Code::NotFound);
+    book.ask(RangeRequest { revision: 3, range_end: "c".into(), ..read("a") });
+    let no_puts = vec![FilterType::Noput.into()];
+    book.watch(None, WatchCreateRequest { filters: no_puts, ..everything() });
+    book.watch(None, WatchCreateRequest { key: "a".into(), ..WatchCreateRequest::default() });
+    let report = judge(&book.end()).expect("it is right");
+    let (answered, refused, unknown, happened) = (11, 1, 3, 2);
+    // Of 7 changes, 2 are deletes, and 4 are of "a".
+    let (terms, resumed, events) = (1, 3, 7 + 2 + 4);
+    let expected =
+        Report { answered, refused, denied: 0, unknown, happened, terms, resumed, events };
+    assert_eq!(report, expected);
+}
+
+/// Puts, a read of each, and a transaction that changes two keys.
+fn story() -> History {
+    let mut book = Book::default();
+    book.ask(put("a", "1"));
+    book.ask(put("b", "2"));
+    book.ask(read("a"));
+    book.ask(put("a", "3"));
+    book.ask(read("a"));
+    book.ask(txn("a", 2, ["4", "5"]));
+    book.ask(put("c", "6"));
+    book.end()
+}
+
+const FIRST_READ: usize = 2;
+const SECOND_PUT: usize = 3;
+const SECOND_READ: usize = 4;
+const TXN: usize = 5;
+const LAST_PUT: usize = 6;
+
+#[test]
+fn a_story_is_right() {
+    judge(&story()).expect("it is");
+}
+
+#[test]
+fn a_lost_write_is_found() {
+    // Acknowledged by a leader that was none any more: the next leader gave the revision to another.
+    let mut book = Book::default();
+    let lost = book.ask(put("a", "1"));
+    let mut other = Book { now: book.now, ..Book::default() };
+    other.ask(put("b", "2"));
+    let mut history = other.end();
+    history.requests.push(book.history.requests[lost].clone());
+    assert_eq!(rule(&history), Rule::OneRequestPerRevision);
+    // And nobody had it yet.
+    let mut book = Book::default();
+    book.ask(put("a", "1"));
+    let mut history = book.end();
+    history.watchers.clear();
+    history.last = 3;
+    assert_eq!(rule(&history), Rule::NothingFromNowhere);
+}
+
+#[test]
+fn a_stale_read_is_found_unless_it_may_be() {
+    let mut history = story();
+    let stale = history.requests[FIRST_READ].came.clone();
+    let Came::Answered { answer, .. } = stale else { panic!("it was answered") };
+    let second = &mut history.requests[SECOND_READ];
+    let Came::Answered { answer: of_second, .. } = &mut second.came else { panic!("so was it") };
+    *of_second = answer;
+    assert_eq!(rule(&history), Rule::RealTime);
+    let Asked::Read(request) = &mut history.requests[SECOND_READ].asked else { panic!("a read") };
+    request.serializable = true;
+    judge(&history).expect("it may look back");
+    // Whoever asked before the change was known may have been answered before it.
+    let Asked::Read(request) = &mut history.requests[SECOND_READ].asked else { panic!("a read") };
+    request.serializable = false;
+    history.requests[SECOND_READ].begin = history.requests[SECOND_PUT].begin;
+    judge(&history).expect("they were asked at once");
+}
+
+#[test]
+fn a_read_that_a_watcher_was_ahead_of_is_found() {
+    let mut history = story();
+    let began = history.requests[FIRST_READ].begin;
+    for (at, response) in &mut history.watchers[0].streams[0].heard {
+        let header = response.header.as_ref().expect("it has one");
+        // The story's middle, and not what comes after the read.
+        *at = if header.revision == 3 { began - 1 } else { *at };
+    }
+    judge(&history).expect("no more than the read has");
+    let (at, _) = &mut history.watchers[0].streams[1].heard[1];
+    *at = began - 1;
+    assert_eq!(rule(&history), Rule::RealTime);
+}
+
+#[test]
+fn a_write_before_one_that_had_ended_is_found() {
+    let mut book = Book::default();
+    book.ask(put("a", "1"));
+    book.ask(put("b", "2"));
+    let mut history = book.end();
+    history.requests.swap(0, 1);
+    let (first, second) = (history.requests[0].begin, history.requests[1].begin);
+    history.requests[0].begin = second;
+    history.requests[1].begin = first;
+    let ends = [1, 0].map(|request| history.requests[request].end().expect("it was answered"));
+    for (request, at) in history.requests.iter_mut().zip(ends) {
+        let Came::Answered { end, .. } = &mut request.came else { panic!("it was answered") };
+        *end = at;
+    }
+    assert_eq!(rule(&history), Rule::RealTime);
+}
+
+#[test]
+fn an_answer_from_thin_air_is_found() {
+    let wrong: [Wrong; 8] = [
+        |history| found(history, FIRST_READ).kvs[0].value = "0".into(),
+        |history| found(history, FIRST_READ).kvs[0].version = 2,
+        |history| found(history, FIRST_READ).kvs[0].lease = 1,
+        |history| found(history, FIRST_READ).kvs[0].create_revision = 1,
+        |history| found(history, FIRST_READ).kvs.clear(),
+        |history| found(history, FIRST_READ).count = 2,
+        |history| found(history, FIRST_READ).more = true,
+        |history| {
+            let Came::Answered { answer: Answer::Written(Response::Put(answer)), .. } =
+                &mut history.requests[SECOND_PUT].came
+            else {
+                panic!("an answered put")
+            };
+            answer.prev_kv.as_mut().expect("there was one").value = "0".into();
+        },
+    ];
+    for change in wrong {
+        let mut history = story();
+        change(&mut history);
+        assert_eq!(rule(&history), Rule::AnswersAreTheModels);
+    }
+}
+
+#[test]
+fn the_wrong_branch_is_found() {
+    let mut history = story();
+    let Asked::Write(Operation::Txn(asked)) = &mut history.requests[TXN].asked else {
+        panic!("a transaction")
+    };
+    asked.compare[0].target_union = Some(TargetUnion::Version(3));
+    assert_eq!(rule(&history), Rule::AnswersAreTheModels);
+}
+
+#[test]
+fn a_revision_that_nobody_made_is_found() {
+    let mut history = story();
+    header(&mut history, LAST_PUT).revision += 1;
+    history.last += 1;
+    assert_eq!(rule(&history), Rule::HappenedAsAsked, "its value stands at another revision");
+    history.watchers.clear();
+    assert_eq!(rule(&history), Rule::NothingFromNowhere);
+    let mut history = story();
+    history.requests.remove(LAST_PUT);
+    assert_eq!(rule(&history), Rule::NothingFromNowhere, "nobody put that value");
+    let mut history = story();
+    header(&mut history, LAST_PUT).revision += 1;
+    assert_eq!(rule(&history), Rule::RealTime, "it is newer than the newest");
+}
+
+#[test]
+fn what_was_refused_and_happened_is_found() {
+    let mut history = story();
+    let (end, code, text) = (u64::MAX, Code::PermissionDenied, "no".to_owned());
+    history.requests[LAST_PUT].came = Came::Refused { end, code, text };
+    assert_eq!(rule(&history), Rule::HappenedAsAsked);
+}
+
+#[test]
+fn a_lost_answer_is_placed_where_its_value_was_seen() {
+    let unknown = || Came::Unknown { text: String::new() };
+    let mut history = story();
+    history.requests[LAST_PUT].came = unknown();
+    history.requests[TXN].came = unknown();
+    assert_eq!(judge(&history).expect("they have happened").happened, 2);
+    // But not before it was asked for.
+    history.requests[TXN].came = story().requests[TXN].came.clone();
+    history.requests[SECOND_PUT].came = unknown();
+    history.requests[SECOND_PUT].begin = history.requests[LAST_PUT].begin;
+    assert_eq!(rule(&history), Rule::RealTime);
+}
+
+#[test]
+fn what_happened_twice_is_found() {
+    let mut book = Book::default();
+    book.lose(put("a", "1"));
+    book.lose(put("a", "1"));
+    let mut history = book.end();
+    history.requests.pop();
+    assert_eq!(rule(&history), Rule::HappenedAsAsked);
+}
+
+#[test]
+fn each_delete_without_an_author_takes_one_whose_answer_was_lost() {
+    let mut book = Book::default();
+    for (value, again) in [("1", "2"), ("3", "4")] {
+        book.ask(put("a", value));
+        book.ask(put("b", again));
+        // It deletes "a" alone, or both, as it may happen later.
+        book.lose(delete("a"));
+        let both =
+            DeleteRangeRequest { key: "a".into(), range_end: "c".into(), ..Default::default() };
+        book.lose(Operation::DeleteRange(both));
+    }
+    let mut history = book.end();
+    judge(&history).expect("four of four");
+    history.requests.retain({
+        let mut left = 3;
+        move |request| {
+            !request.is_unknown() || {
+                left -= 1;
+                left >= 0
+            }
+        }
+    });
+    assert_eq!(rule(&history), Rule::HappenedAsAsked, "four of three");
+}
+
+#[test]
+fn a_delete_that_nobody_asked_for_is_found() {
+    let mut book = Book::default();
+    book.ask(put("a", "1"));
+    book.lose(delete("a"));
+    let mut history = book.end();
+    let asked = history.requests.pop().expect("it is the last");
+    assert_eq!(rule(&history), Rule::NothingFromNowhere);
+    let (end, code, text) = (asked.begin, Code::NotFound, String::new());
+    history.requests.push(Request { came: Came::Refused { end, code, text }, ..asked });
+    assert_eq!(rule(&history), Rule::NothingFromNowhere, "it was refused");
+}
+
+/// A key with a lease that is revoked, then a read of it.
+fn with_lease() -> History {
+    let mut book = Book::default();
+    book.ask(grant(7, 600));
+    book.ask(put_with("a", "1", 7));
+    book.ask(revoke(7));
+    book.ask(read("a"));
+    book.end()
+}
+
+#[test]
+fn a_key_that_outlives_its_lease_is_found() {
+    let mut history = with_lease();
+    judge(&history).expect("it is right");
+    let mut alive = Book::default();
+    alive.ask(grant(7, 600));
+    alive.ask(put_with("a", "1", 7));
+    alive.ask(read("a"));
+    let mut kept = alive.end();
+    let revived = found(&mut kept, 2).kvs.clone();
+    *found(&mut history, 3) = node_proto::etcdserverpb::RangeResponse {
+        kvs: revived,
+        count: 1,
+        ..found(&mut history, 3).clone()
+    };
+    assert_eq!(rule(&history), Rule::AnswersAreTheModels);
+}
+
+#[test]
+fn a_key_with_a_lease_that_has_ended_is_found() {
+    let mut book = Book::default();
+    book.ask(grant(7, 600));
+    book.ask(revoke(7));
+    book.ask(put("a", "1"));
+    let mut history = book.end();
+    let Asked::Write(Operation::Put(asked)) = &mut history.requests[2].asked else {
+        panic!("a put")
+    };
+    asked.lease = 7;
+    assert_eq!(rule(&history), Rule::AnswersAreTheModels);
+}
+
+#[test]
+fn a_lease_that_ends_by_itself_has_had_its_time() {
+    for (slept, expected) in [(11 * SECOND, None), (9 * SECOND, Some(Rule::LeasesLast))] {
+        let mut book = Book::default();
+        book.ask(grant(7, 10));
+        book.ask(put_with("a", "1", 7));
+        book.now += slept;
+        // As a leader's clock does it: nobody has asked.
+        book.apply(revoke(7)).expect("it is there");
+        book.ask(read("a"));
+        let found = judge(&book.end()).err().map(|violation| violation.rule);
+        assert_eq!(found, expected, "after {slept}");
+    }
+}
+
+#[test]
+fn what_is_refused_for_no_reason_is_found() {
+    let refused = |code: Code, asked: Asked| {
+        let mut book = Book::default();
+        book.ask(grant(7, 600));
+        book.ask(put_with("a", "1", 7));
+        book.refuse(asked, code);
+        judge(&book.end()).err().map(|violation| violation.rule)
+    };
+    let old = RangeRequest { revision: 2, ..read("a") };
+    let future = RangeRequest { revision: 3, ..read("a") };
+    let lagging = RangeRequest { serializable: true, ..old.clone() };
+    for (code, asked, is_right) in [
+        (Code::NotFound, put_with("a", "2", 7).into(), false),
+        (Code::NotFound, put_with("a", "2", 8).into(), true),
+        (Code::NotFound, revoke(7).into(), false),
+        (Code::PermissionDenied, read("a").into(), false),
+        (Code::Unauthenticated, read("a").into(), false),
+        (Code::OutOfRange, old.into(), false),
+        (Code::OutOfRange, future.into(), true),
+        (Code::OutOfRange, lagging.into(), true),
+        (Code::FailedPrecondition, put("a", "2").into(), false),
+        (Code::ResourceExhausted, put("a", "2").into(), true),
+    ] {
+        let expected = (!is_right).then_some(Rule::RefusedForAReason);
+        assert_eq!(refused(code, asked), expected, "{code:?}");
+    }
+}
+
+#[test]
+fn who_may_not_is_refused_and_told_nothing() {
+    let book = || {
+        let mut book = Book::default();
+        book.users(&["a", "b"]);
+        book.user = Some("a");
+        book.ask(put("a/1", "1"));
+        book.ask(read("a/1"));
+        book.refuse(put("b/1", "2"), Code::PermissionDenied);
+        book.refuse(read("b/1"), Code::PermissionDenied);
+        book
+    };
+    judge(&book().end()).expect("all is right");
+    let mut refused = book();
+    refused.refuse(put("a/1", "3"), Code::PermissionDenied);
+    assert_eq!(rule(&refused.end()), Rule::RefusedForAReason);
+    // What the one did, the other one was told, and did.
+    for request in 0..2 {
+        let mut history = book().end();
+        history.requests[request].user = Some("b".to_owned());
+        assert_eq!(rule(&history), Rule::Permitted);
+    }
+    let mut history = book().end();
+    history.requests[0].came = Came::Unknown { text: String::new() };
+    judge(&history).expect("it is the same");
+    history.requests[0].user = Some("b".to_owned());
+    assert_eq!(rule(&history), Rule::Permitted);
+    let mut watching = book();
+    watching.watch(Some("b"), everything());
+    assert_eq!(rule(&watching.end()), Rule::Permitted);
+}
+
+#[test]
+fn a_long_history_is_judged_in_no_time() {
+    // Quadratic work would take minutes.
+    let mut book = Book::default();
+    for number in 0..30_000 {
+        let key = Bytes::from(format!("key-{}", number % 1_000));
+        let value = Bytes::from(format!("{number}"));
+        let request = PutRequest { key: key.clone(), value, prev_kv: true, ..Default::default() };
+        if number % 7 == 0 {
+            book.lose(Operation::Put(request));
+        } else {
+            book.ask(Operation::Put(request));
+        }
+        book.ask(RangeRequest { key, ..RangeRequest::default() });
+        if number % 50 == 0 {
+            book.drop(delete("nothing"));
+        }
+    }
+    let report = judge(&book.end()).expect("it is right");
+    assert_eq!(report.happened, 30_000_usize.div_ceil(7));
+}

@@ -1,0 +1,115 @@
+//! What is wrong of what watchers were told.
+
+use super::*;
+
+/// What the watcher of a story heard after its beginning, in its second half: it has three revisions.
+fn heard(history: &mut History) -> &mut Vec<(Time, WatchResponse)> {
+    &mut history.watchers[0].streams[1].heard
+}
+
+#[test]
+fn each_event_comes_once_and_in_order() {
+    let wrong: [(Rule, Wrong); 8] = [
+        (Rule::WatchInOrder, |history| _ = heard(history).remove(1)),
+        (Rule::WatchInOrder, |history| heard(history).swap(1, 2)),
+        (Rule::WatchInOrder, |history| {
+            let again = heard(history)[1].clone();
+            heard(history).insert(2, again);
+        }),
+        (Rule::WatchInOrder, |history| {
+            // What the first stream was told comes again on the second.
+            let again = history.watchers[0].streams[0].heard[1].clone();
+            heard(history).insert(1, again);
+        }),
+        (Rule::WatchProgress, |history| _ = heard(history).remove(3)),
+        (Rule::WatchEverything, |history| heard(history).truncate(3)),
+        (Rule::WatchEverything, |history| history.watchers[0].streams.clear()),
+        (Rule::WatchInOrder, |history| {
+            let header = heard(history)[2].1.header.as_mut();
+            header.expect("it has one").revision -= 1;
+        }),
+    ];
+    for (number, (expected, change)) in wrong.into_iter().enumerate() {
+        let mut history = story();
+        change(&mut history);
+        assert_eq!(rule(&history), expected, "{number}");
+    }
+}
+
+#[test]
+fn what_comes_after_the_end_says_what_came_before_it() {
+    // The last put was given up, and happened after the last read; no notice of progress follows.
+    let after_the_end = |wants: WatchCreateRequest| {
+        let mut book = Book::default();
+        book.ask(put("a", "1"));
+        book.ask(put("b", "2"));
+        book.lose(put("a", "3"));
+        book.watch(None, wants);
+        let mut history = book.end();
+        history.last -= 1;
+        heard(&mut history).pop();
+        history
+    };
+    let of_a = WatchCreateRequest { key: "a".into(), ..WatchCreateRequest::default() };
+    judge(&after_the_end(of_a)).expect("nothing else was wanted");
+    let mut history = after_the_end(everything());
+    heard(&mut history).remove(1);
+    assert_eq!(rule(&history), Rule::WatchInOrder);
+}
+
+#[test]
+fn a_revision_comes_whole() {
+    // The transaction's two keys are told one after the other, or the second one never.
+    for is_told in [true, false] {
+        let mut history = story();
+        let split = heard(&mut history);
+        let at = split.iter().position(|(_, response)| response.events.len() == 2);
+        let at = at.expect("the transaction has two");
+        let mut second = split[at].clone();
+        second.1.events.remove(0);
+        split[at].1.events.remove(1);
+        if is_told {
+            split.insert(at + 1, second);
+        }
+        // Another watcher of everything says what there was.
+        let whole = story().watchers.remove(0);
+        history.watchers.insert(0, whole);
+        assert_eq!(rule(&history), Rule::WatchWholeRevisions);
+    }
+}
+
+#[test]
+fn a_notice_of_progress_is_true() {
+    // Before the last event instead of after it.
+    let mut history = story();
+    heard(&mut history).swap(3, 4);
+    assert_eq!(rule(&history), Rule::WatchProgress);
+    // And with nothing of the sort after it: the next stream goes on behind it.
+    let mut history = story();
+    history.watchers[0].streams[0].heard.remove(2);
+    assert_eq!(rule(&history), Rule::WatchProgress);
+}
+
+#[test]
+fn an_event_says_what_happened() {
+    let wrong: [fn(&mut Event); 5] = [
+        |event| event.kv.as_mut().expect("it has one").value = "0".into(),
+        |event| event.kv.as_mut().expect("it has one").version += 1,
+        |event| event.kv.as_mut().expect("it has one").lease = 1,
+        |event| event.r#type = EventType::Delete.into(),
+        |event| event.prev_kv = None,
+    ];
+    for change in wrong {
+        let mut history = story();
+        change(&mut heard(&mut history)[1].1.events[0]);
+        assert_eq!(rule(&history), Rule::WatchEvents);
+    }
+    let mut history = story();
+    history.watchers[0].wants.prev_kv = false;
+    assert_eq!(rule(&history), Rule::WatchEvents, "nobody asked for what was before");
+    let mut history = story();
+    history.watchers[0].wants.filters = vec![FilterType::Noput.into()];
+    let evidence = story().watchers.remove(0);
+    history.watchers.push(evidence);
+    assert_eq!(rule(&history), Rule::WatchEvents, "puts are not wanted");
+}

@@ -1,0 +1,374 @@
+//! Users and roles on the model: who may do what by the changes so far, whose tokens prove something.
+//!
+//! Shares nothing with production's but the errors: permissions are kept as they were granted, and whether
+//! they cover a range is found by walking along it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use muster_node::apply::{ApplyError, Outcome, Response};
+use muster_node::auth::{AuthError, AuthState, Change, Password};
+use muster_node::machine::Position;
+use muster_node::mvcc::KeyRange;
+use node_proto::authpb::{Permission, permission};
+use node_proto::command::{AssignToken, AuthChange, Caller, Operation};
+use node_proto::etcdserverpb::request_op::Request;
+use node_proto::etcdserverpb::{DeleteRangeRequest, PutRequest, RequestOp, TxnRequest};
+
+use super::{Model, header};
+
+const ROOT: &str = "root";
+/// Where a range without a last key ends.
+const OPEN: &[u8] = &[0];
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct User {
+    hash: Option<Bytes>,
+    roles: BTreeSet<String>,
+}
+
+/// By the range that each permission is for, its kind.
+type Role = BTreeMap<(Bytes, Bytes), i32>;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Users {
+    /// Whether they count.
+    pub enabled: bool,
+    /// From 1, one more with each change.
+    pub revision: u64,
+    users: BTreeMap<String, User>,
+    roles: BTreeMap<String, Role>,
+    /// Whose each token is, by the entry that gave it.
+    tokens: BTreeMap<u64, String>,
+}
+
+impl Default for Users {
+    fn default() -> Self {
+        let (users, roles, tokens) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { enabled: false, revision: 1, users, roles, tokens }
+    }
+}
+
+/// Whether what somebody is allowed to do is to be read or written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum To {
+    Read,
+    Write,
+}
+
+impl Users {
+    /// Whose token it is that this entry gave, if it still proves anything.
+    pub fn token(&self, entry: u64) -> Option<&str> {
+        self.tokens.get(&entry).map(String::as_str)
+    }
+
+    /// What differs from a member's.
+    pub fn differs(&self, found: &AuthState) -> Option<String> {
+        let mut of_member = Self { enabled: found.is_enabled(), ..Self::default() };
+        of_member.revision = found.revision();
+        of_member.tokens.clone_from(&self.tokens);
+        for (name, row) in found.user_rows() {
+            let has_none = row.options.is_some_and(|options| options.no_password);
+            let hash = (!has_none).then_some(row.password);
+            let user = User { hash, roles: row.roles.into_iter().collect() };
+            of_member.users.insert(name.to_owned(), user);
+        }
+        for (name, row) in found.role_rows() {
+            let permissions = row.key_permission.into_iter();
+            let permissions = permissions.map(|one| ((one.key, one.range_end), one.perm_type));
+            of_member.roles.insert(name.to_owned(), permissions.collect());
+        }
+        (of_member != *self).then(|| format!("{of_member:?}, not {self:?}"))
+    }
+
+    /// Whether this caller may read such a range.
+    pub fn may_read(
+        &self,
+        caller: Option<&Caller>,
+        key: &[u8],
+        range_end: &[u8],
+    ) -> Result<(), AuthError> {
+        if self.enabled { self.may(caller, To::Read, key, range_end) } else { Ok(()) }
+    }
+
+    fn is_root(&self, caller: Option<&Caller>) -> Result<(), AuthError> {
+        let name = &caller.ok_or(AuthError::UserEmpty)?.user;
+        let user = self.users.get(name).ok_or(AuthError::UserNotFound)?;
+        if user.roles.contains(ROOT) { Ok(()) } else { Err(AuthError::Denied) }
+    }
+
+    fn user(&self, caller: Option<&Caller>) -> Result<&User, AuthError> {
+        let caller = caller.ok_or(AuthError::UserEmpty)?;
+        if caller.revision < self.revision {
+            return Err(AuthError::OldRevision);
+        }
+        self.users.get(&caller.user).ok_or(AuthError::Denied)
+    }
+
+    fn may(
+        &self,
+        caller: Option<&Caller>,
+        to: To,
+        key: &[u8],
+        range_end: &[u8],
+    ) -> Result<(), AuthError> {
+        let user = self.user(caller)?;
+        if user.roles.contains(ROOT) {
+            return Ok(());
+        }
+        let granted = user.roles.iter().filter_map(|name| self.roles.get(name)).flatten();
+        let other = match to {
+            To::Read => permission::Type::Write,
+            To::Write => permission::Type::Read,
+        };
+        let granted = granted.filter(|(_, kind)| **kind != i32::from(other));
+        let spans: Vec<_> = granted.map(|((key, end), _)| (&key[..], end_of(key, end))).collect();
+        if is_covered(&spans, key, range_end) { Ok(()) } else { Err(AuthError::Denied) }
+    }
+
+    fn change(&mut self, change: Change) -> Result<(), AuthError> {
+        match change {
+            Change::Enable(_) => {
+                let root = self.users.get(ROOT);
+                if !self.enabled && !root.ok_or(AuthError::NoRootUser)?.roles.contains(ROOT) {
+                    return Err(AuthError::NoRootRole);
+                }
+                self.enabled = true;
+                return Ok(());
+            }
+            Change::Disable(_) if !self.enabled => return Ok(()),
+            Change::Disable(_) => {
+                self.enabled = false;
+                self.tokens.clear();
+            }
+            Change::UserGrantRole(grant) => {
+                let user = self.users.get_mut(&grant.user).ok_or(AuthError::UserNotFound)?;
+                if grant.role != ROOT && !self.roles.contains_key(&grant.role) {
+                    return Err(AuthError::RoleNotFound);
+                }
+                if !user.roles.insert(grant.role) {
+                    return Ok(());
+                }
+            }
+            Change::UserRevokeRole(revoke) => {
+                if self.enabled && (&revoke.name[..], &revoke.role[..]) == (ROOT, ROOT) {
+                    return Err(AuthError::InvalidManagement);
+                }
+                let user = self.users.get_mut(&revoke.name).ok_or(AuthError::UserNotFound)?;
+                if !user.roles.remove(&revoke.role) {
+                    return Err(AuthError::RoleNotGranted);
+                }
+            }
+            Change::UserAdd(_) | Change::UserDelete(_) | Change::UserChangePassword(_) => {
+                self.change_user(change)?;
+            }
+            Change::RoleAdd(_)
+            | Change::RoleDelete(_)
+            | Change::RoleGrantPermission(_)
+            | Change::RoleRevokePermission(_) => self.change_role(change)?,
+        }
+        self.revision += 1;
+        Ok(())
+    }
+
+    fn change_user(&mut self, change: Change) -> Result<(), AuthError> {
+        match change {
+            Change::UserAdd(Password { name, .. }) if name.is_empty() => Err(AuthError::UserEmpty),
+            Change::UserAdd(Password { name, hash, no_password }) => {
+                if self.users.contains_key(&name) {
+                    return Err(AuthError::UserExists);
+                }
+                let hash = (!no_password).then_some(hash);
+                self.users.insert(name, User { hash, ..User::default() });
+                Ok(())
+            }
+            Change::UserDelete(delete) => {
+                if self.enabled && delete.name == ROOT {
+                    return Err(AuthError::InvalidManagement);
+                }
+                self.users.remove(&delete.name).ok_or(AuthError::UserNotFound)?;
+                self.tokens.retain(|_, user| *user != delete.name);
+                Ok(())
+            }
+            Change::UserChangePassword(Password { name, hash, .. }) => {
+                let user = self.users.get_mut(&name).ok_or(AuthError::UserNotFound)?;
+                user.hash = user.hash.is_some().then_some(hash);
+                self.tokens.retain(|_, user| *user != name);
+                Ok(())
+            }
+            _ => unreachable!("others are not about one user alone"),
+        }
+    }
+
+    fn change_role(&mut self, change: Change) -> Result<(), AuthError> {
+        match change {
+            Change::RoleAdd(add) if add.name.is_empty() => Err(AuthError::RoleEmpty),
+            Change::RoleAdd(add) => {
+                if self.roles.contains_key(&add.name) {
+                    return Err(AuthError::RoleExists);
+                }
+                self.roles.insert(add.name, Role::new());
+                Ok(())
+            }
+            Change::RoleDelete(delete) => {
+                if self.enabled && delete.role == ROOT {
+                    return Err(AuthError::InvalidManagement);
+                }
+                self.roles.remove(&delete.role).ok_or(AuthError::RoleNotFound)?;
+                self.users.values_mut().for_each(|user| _ = user.roles.remove(&delete.role));
+                Ok(())
+            }
+            Change::RoleGrantPermission(grant) => {
+                let role = self.roles.get_mut(&grant.name);
+                let Permission { perm_type, key, range_end } =
+                    grant.perm.ok_or(AuthError::PermissionNotGiven)?;
+                let is_empty = end_of(&key, &range_end).is_some_and(|end| end[..] <= key[..]);
+                if key.is_empty() || is_empty {
+                    return Err(AuthError::InvalidManagement);
+                }
+                role.ok_or(AuthError::RoleNotFound)?.insert((key, range_end), perm_type);
+                Ok(())
+            }
+            Change::RoleRevokePermission(revoke) => {
+                let role = self.roles.get_mut(&revoke.role).ok_or(AuthError::RoleNotFound)?;
+                let gone = role.remove(&(revoke.key, revoke.range_end));
+                gone.map(|_| ()).ok_or(AuthError::PermissionNotGranted)
+            }
+            _ => unreachable!("others are not about a role alone"),
+        }
+    }
+}
+
+/// The first key that the range from `key` on does not have; none, if it has all.
+fn end_of(key: &[u8], range_end: &[u8]) -> Option<Bytes> {
+    match range_end {
+        [] => Some([key, &[0]].concat().into()),
+        OPEN => None,
+        _ => Some(Bytes::copy_from_slice(range_end)),
+    }
+}
+
+/// Whether the spans have all that a request is about. One whose end does not come after its key is about
+/// its key.
+fn is_covered(spans: &[(&[u8], Option<Bytes>)], key: &[u8], range_end: &[u8]) -> bool {
+    let is_about_nothing = range_end != OPEN && range_end <= key;
+    is_walked(spans, key, end_of(key, if is_about_nothing { b"" } else { range_end }))
+}
+
+/// From a key on, along whichever span leads furthest.
+fn is_walked(spans: &[(&[u8], Option<Bytes>)], key: &[u8], to: Option<Bytes>) -> bool {
+    let mut at = Bytes::copy_from_slice(key);
+    loop {
+        let here = spans.iter().filter(|(from, _)| *from <= &at[..]);
+        let mut ends =
+            here.map(|(_, end)| end).filter(|end| end.as_ref().is_none_or(|end| *end > at));
+        let Some(first) = ends.next() else { return false };
+        let furthest = ends.fold(first, |a, b| match (a, b) {
+            (None, _) | (_, None) => &None,
+            (Some(one), Some(other)) => {
+                if one < other {
+                    b
+                } else {
+                    a
+                }
+            }
+        });
+        match (furthest, &to) {
+            (None, _) => return true,
+            (Some(end), Some(to)) if end >= to => return true,
+            (Some(end), _) => at = end.clone(),
+        }
+    }
+}
+
+impl Model {
+    /// Whether who asks for it may.
+    pub fn permit(&self, caller: Option<&Caller>, operation: &Operation) -> Result<(), AuthError> {
+        let users = &self.users;
+        if !users.enabled || caller.is_some_and(|caller| caller.member) {
+            return Ok(());
+        }
+        match operation {
+            Operation::Put(put) => self.permit_put(caller, put),
+            Operation::DeleteRange(delete) => self.permit_delete(caller, delete),
+            Operation::Txn(txn) => self.permit_txn(caller, txn),
+            Operation::LeaseGrant(_) => caller.map(|_| ()).ok_or(AuthError::UserEmpty),
+            Operation::LeaseRevoke(revoke) => {
+                caller.ok_or(AuthError::UserEmpty)?;
+                self.permit_lease(caller, revoke.id)
+            }
+            Operation::Compact(_) | Operation::ChangeAuth(_) => users.is_root(caller),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whoever may end a lease, or attach a key to it, may write all keys that end with it.
+    fn permit_lease(&self, caller: Option<&Caller>, lease: i64) -> Result<(), AuthError> {
+        if lease == 0 || self.users.is_root(caller).is_ok() {
+            return Ok(());
+        }
+        let everything = KeyRange::From(Bytes::from_static(OPEN));
+        let mut attached =
+            self.all(&everything, i64::MAX).into_iter().filter(|kv| kv.lease == lease);
+        attached.try_for_each(|kv| self.users.may(caller, To::Write, &kv.key, b""))
+    }
+
+    fn permit_put(&self, caller: Option<&Caller>, put: &PutRequest) -> Result<(), AuthError> {
+        self.users.may(caller, To::Write, &put.key, b"")?;
+        self.permit_lease(caller, put.lease)?;
+        if put.prev_kv { self.users.may(caller, To::Read, &put.key, b"") } else { Ok(()) }
+    }
+
+    fn permit_delete(
+        &self,
+        caller: Option<&Caller>,
+        delete: &DeleteRangeRequest,
+    ) -> Result<(), AuthError> {
+        let (key, range_end) = (&delete.key, &delete.range_end);
+        self.users.may(caller, To::Write, key, range_end)?;
+        if delete.prev_kv { self.users.may(caller, To::Read, key, range_end) } else { Ok(()) }
+    }
+
+    /// Both branches.
+    fn permit_txn(&self, caller: Option<&Caller>, txn: &TxnRequest) -> Result<(), AuthError> {
+        self.users.user(caller)?;
+        for compare in &txn.compare {
+            self.users.may(caller, To::Read, &compare.key, &compare.range_end)?;
+        }
+        for RequestOp { request } in txn.success.iter().chain(&txn.failure) {
+            match request.as_ref().expect("simulated clients ask for something") {
+                Request::RequestPut(put) => self.permit_put(caller, put)?,
+                Request::RequestDeleteRange(delete) => self.permit_delete(caller, delete)?,
+                Request::RequestRange(range) => {
+                    self.users.may(caller, To::Read, &range.key, &range.range_end)?;
+                }
+                Request::RequestTxn(_) => unreachable!("no simulated client nests them"),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn change_users(&mut self, change: AuthChange) -> Outcome {
+        let change = change.change.expect("simulated clients ask for something");
+        self.users.change(change).map_err(ApplyError::Auth)?;
+        Ok(Response::AuthChanged(header(self.now.revision)))
+    }
+
+    pub(super) fn assign_token(&mut self, assign: AssignToken, at: Position) -> Outcome {
+        let users = &mut self.users;
+        let has_password =
+            |users: &Users| users.users.get(&assign.user).is_some_and(|user| user.hash.is_some());
+        let refused = match users {
+            _ if !users.enabled => Some(AuthError::NotEnabled),
+            _ if users.revision != assign.revision => Some(AuthError::OldRevision),
+            _ if !has_password(users) => Some(AuthError::Failed),
+            _ => None,
+        };
+        if let Some(why) = refused {
+            return Err(ApplyError::Auth(why));
+        }
+        users.tokens.insert(at.index, assign.user);
+        Ok(Response::TokenAssigned { header: header(self.now.revision), index: at.index })
+    }
+}

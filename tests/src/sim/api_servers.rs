@@ -1,0 +1,407 @@
+//! Clients that use the store as Kubernetes' API servers do, two or more of them for the same keys. Each keeps
+//! [copies](super::copies) of two prefixes, which it watches on one stream; changes a key if that is what its
+//! copy says, and tries again with what it is told instead; has keys end with leases, several with one; and
+//! races with the others for the key that says who compacts, at the revision that it saw an interval ago.
+
+use bytes::Bytes;
+use muster_node::apply::{ApplyError, Outcome, Response};
+use muster_node::mvcc::watch::{Notice, Picked, Subscriber};
+use node_proto::command::Operation;
+use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+use node_proto::etcdserverpb::request_op::Request;
+use node_proto::etcdserverpb::response_op::Response as Answer;
+use node_proto::etcdserverpb::{
+    CompactionRequest, Compare, DeleteRangeRequest, LeaseGrantRequest, PutRequest, RangeRequest,
+    RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchResponse,
+};
+use node_proto::mvccpb::KeyValue;
+use prost::Message as _;
+
+use super::Violation;
+use super::clients::Kind;
+use super::copies::{Mirror, Standing};
+use super::plan::Plan;
+use super::streams::{IN_VAIN, TURN, poll_once};
+use super::world::{Event, Report, World, place};
+use crate::rng::Rng;
+
+const PODS: &str = "/registry/pods/";
+/// These end by themselves.
+const EVENTS: &str = "/registry/events/";
+const PREFIXES: [&str; 2] = [PODS, EVENTS];
+
+/// Its version counts who has won, its value is a revision.
+const COMPACT_KEY: &[u8] = b"compact_rev_key";
+
+/// Keys that are put with a lease until another one is granted.
+const KEYS_PER_LEASE: u64 = 4;
+
+/// What an API server waits for.
+#[derive(Debug, Default)]
+enum Task {
+    #[default]
+    Nothing,
+    /// Of which copy's list.
+    Page(usize),
+    /// How new the store is, for who wants to read this copy.
+    Newest(usize),
+    Grant(i64),
+    Change {
+        copy: usize,
+        key: Bytes,
+    },
+    Race,
+    Compact,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct ApiServer {
+    copies: Vec<Mirror>,
+    stream: Option<Subscriber>,
+    /// Whom that is connected to.
+    node: u64,
+    next_watch: i64,
+    /// It reads what it is told now and then only, and little of it.
+    is_slow: bool,
+    task: Task,
+    /// A change that came too late, and what there was instead.
+    again: Option<(usize, Bytes, Option<KeyValue>)>,
+    /// What keys are put with, and how many more.
+    lease: Option<(i64, u64)>,
+    /// When it races next; the version of the key and the store's revision when it did last.
+    races_at: u64,
+    version: i64,
+    seen: i64,
+    /// What to compact at, since it won.
+    won: Option<i64>,
+}
+
+fn put(key: Bytes, value: Vec<u8>, lease: i64) -> Request {
+    let value = value.into();
+    Request::RequestPut(PutRequest { key, value, lease, ..PutRequest::default() })
+}
+
+fn get(key: Bytes) -> Request {
+    Request::RequestRange(RangeRequest { key, ..RangeRequest::default() })
+}
+
+/// If `union` is what is true of `key`, `then`; else it is read.
+fn only_if(key: &Bytes, target: CompareTarget, union: TargetUnion, then: Request) -> Kind {
+    let compare = Compare {
+        result: CompareResult::Equal.into(),
+        target: target.into(),
+        key: key.clone(),
+        target_union: Some(union),
+        ..Compare::default()
+    };
+    let one = |request| vec![RequestOp { request: Some(request) }];
+    let failure = one(get(key.clone()));
+    let operation =
+        Operation::Txn(TxnRequest { compare: vec![compare], success: one(then), failure });
+    Kind::Write { operation, grows: true }
+}
+
+/// What was read since the comparison didn't hold.
+fn instead(txn: &TxnResponse) -> Option<KeyValue> {
+    match txn.responses.first()?.response.as_ref()? {
+        Answer::ResponseRange(range) => range.kvs.first().cloned(),
+        _ => None,
+    }
+}
+
+impl ApiServer {
+    pub(super) fn new(rng: &mut Rng, plan: &Plan) -> Self {
+        Self {
+            copies: PREFIXES.into_iter().map(Mirror::new).collect(),
+            is_slow: rng.chance(300),
+            races_at: rng.range(0, plan.compact_every),
+            ..Self::default()
+        }
+    }
+
+    /// The member is gone, and the connection with it.
+    pub(super) fn disconnect(&mut self, node: u64) {
+        if self.node == node {
+            self.stream = None;
+        }
+    }
+
+    /// From now on it reads all there is.
+    pub(super) fn hurry(&mut self) {
+        self.is_slow = false;
+    }
+
+    /// A new process knows nothing.
+    fn start_again(&mut self) {
+        let copies = PREFIXES.into_iter().map(Mirror::new).collect();
+        let (next_watch, is_slow, races_at) = (self.next_watch, self.is_slow, self.races_at);
+        *self = Self { copies, next_watch, is_slow, races_at, ..Self::default() };
+    }
+
+    pub(super) fn lists(&self) -> bool {
+        !self.copies.iter().all(Mirror::is_listed)
+    }
+
+    /// Whether its copies are as new as that.
+    pub(super) fn is_at(&self, revision: i64) -> bool {
+        self.copies.iter().all(|copy| copy.is_at(revision))
+    }
+
+    /// What it asks for next.
+    fn asks(&mut self, rng: &mut Rng, plan: &Plan, now: u64, id: u64) -> Kind {
+        if let Some(revision) = self.won.take() {
+            self.task = Task::Compact;
+            let operation = Operation::Compact(CompactionRequest { revision, physical: false });
+            return Kind::Write { operation, grows: false };
+        }
+        if now >= self.races_at {
+            self.races_at = now + plan.compact_every;
+            self.task = Task::Race;
+            let key = Bytes::from_static(COMPACT_KEY);
+            let then = put(key.clone(), self.seen.to_string().into(), 0);
+            let union = TargetUnion::Version(self.version);
+            return only_if(&key, CompareTarget::Version, union, then);
+        }
+        let unlisted = self.copies.iter().position(|copy| !copy.is_listed());
+        if let Some(copy) = unlisted
+            && rng.chance(800)
+        {
+            self.task = Task::Page(copy);
+            let request = self.copies[copy].page(plan.page_keys);
+            return Kind::Read { request, linearizable: true };
+        }
+        if let Some((copy, key, found)) = self.again.take() {
+            return self.changes(rng, id, (copy, key), found);
+        }
+        let copy = rng.pick(self.copies.len());
+        if rng.chance(100) {
+            self.task = Task::Newest(copy);
+            let request = RangeRequest { revision: 0, ..self.copies[copy].page(1) };
+            return Kind::Read { request, linearizable: true };
+        }
+        let key = self.copies[copy].key(rng.range(0, plan.objects));
+        let held = self.copies[copy].get(&key).cloned();
+        self.changes(rng, id, (copy, key), held)
+    }
+
+    /// A change of a key that holds this, as far as is known.
+    fn changes(
+        &mut self,
+        rng: &mut Rng,
+        id: u64,
+        (copy, key): (usize, Bytes),
+        held: Option<KeyValue>,
+    ) -> Kind {
+        let mut lease = 0;
+        if PREFIXES[copy] == EVENTS {
+            let Some((granted, left @ 1..)) = self.lease else {
+                let id = i64::try_from(id).expect("few");
+                self.task = Task::Grant(id);
+                let ttl = 1 + i64::try_from(rng.range(0, 3)).expect("small");
+                let operation = Operation::LeaseGrant(LeaseGrantRequest { id, ttl });
+                return Kind::Write { operation, grows: true };
+            };
+            lease = granted;
+            self.lease = Some((granted, left - 1));
+        }
+        let revision = held.as_ref().map_or(0, |kv| kv.mod_revision);
+        let then = if held.is_some() && rng.chance(200) {
+            let key = key.clone();
+            Request::RequestDeleteRange(DeleteRangeRequest { key, ..DeleteRangeRequest::default() })
+        } else {
+            let mut value = id.to_be_bytes().to_vec();
+            value.resize(8 + rng.pick(200), 1);
+            put(key.clone(), value, lease)
+        };
+        let asked = only_if(&key, CompareTarget::Mod, TargetUnion::ModRevision(revision), then);
+        self.task = Task::Change { copy, key };
+        asked
+    }
+
+    /// What came of it.
+    fn told(&mut self, outcome: &Outcome, report: &mut Report) {
+        match (std::mem::take(&mut self.task), outcome) {
+            (Task::Grant(lease), Ok(_)) => self.lease = Some((lease, KEYS_PER_LEASE)),
+            (Task::Change { .. }, Err(ApplyError::LeaseNotFound)) => self.lease = None,
+            (Task::Change { copy, key }, Ok(Response::Txn(txn))) => {
+                report.updates += u64::from(txn.succeeded);
+                report.updates_late += u64::from(!txn.succeeded);
+                self.again = (!txn.succeeded).then(|| (copy, key, instead(txn)));
+            }
+            (Task::Race, Ok(Response::Txn(txn))) => {
+                report.races_won += u64::from(txn.succeeded);
+                report.races_lost += u64::from(!txn.succeeded);
+                self.won = Some(self.seen).filter(|seen| txn.succeeded && *seen > 0);
+                let found = || instead(txn).map_or(0, |kv| kv.version);
+                self.version = if txn.succeeded { self.version + 1 } else { found() };
+                self.seen = txn.header.as_ref().map_or(0, |header| header.revision);
+            }
+            (Task::Compact, Ok(_)) => report.races_compacted += 1,
+            _ => {}
+        }
+    }
+
+    fn connect(&mut self, stream: Subscriber, node: u64) {
+        self.stream = Some(stream);
+        self.node = node;
+        self.copies.iter_mut().for_each(|copy| copy.watch = None);
+    }
+
+    /// Every copy that has been listed is watched from there on, and no other.
+    fn watch(&mut self) {
+        let Some(stream) = &mut self.stream else { return };
+        for copy in &mut self.copies {
+            match copy.watch {
+                Some(id) if !copy.is_listed() => {
+                    poll_once(stream.remove(id));
+                    copy.watch = None;
+                }
+                None if copy.is_listed() => {
+                    self.next_watch += 1;
+                    stream.add(self.next_watch, copy.spec());
+                    copy.watch = Some(self.next_watch);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn of_watch(&mut self, id: i64) -> Option<&mut Mirror> {
+        self.copies.iter_mut().find(|copy| copy.watch == Some(id))
+    }
+}
+
+impl std::fmt::Debug for ApiServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(&self.copies).finish()
+    }
+}
+
+/// Events as they come on the wire, with what was there before.
+fn decode(picked: &Picked, store: &muster_node::mvcc::Store) -> Result<WatchResponse, Violation> {
+    let bytes = picked.encoded_with_previous(store).concat();
+    let read = WatchResponse::decode(&bytes[..]);
+    read.map_err(|error| Violation::new("copies", format!("events can't be read: {error}")))
+}
+
+impl World {
+    /// Which API server a client is, if it is one.
+    pub(super) fn api_server(&self, client: usize) -> Option<usize> {
+        client.checked_sub(self.plan.clients)
+    }
+
+    pub(super) fn api_server_asks(&mut self, server: usize, id: u64) -> Kind {
+        let Self { servers, rng, plan, now, .. } = self;
+        servers[server].asks(rng, plan, *now, id)
+    }
+
+    pub(super) fn api_server_told(&mut self, client: usize, outcome: &Outcome) {
+        if let Some(server) = self.api_server(client) {
+            self.servers[server].told(outcome, &mut self.report);
+        }
+    }
+
+    /// What a client asked to read is there.
+    pub(super) fn api_server_reads(
+        &mut self,
+        client: usize,
+        found: &Result<RangeResponse, ApplyError>,
+    ) -> Result<(), Violation> {
+        let Some(server) = self.api_server(client) else { return Ok(()) };
+        let server = &mut self.servers[server];
+        let revision = found.as_ref().ok().and_then(|found| found.header.as_ref());
+        match std::mem::take(&mut server.task) {
+            Task::Page(copy) => {
+                let model = &self.invariants.stores.model;
+                let standing = server.copies[copy].listed(model, found)?;
+                self.report.pages += 1;
+                self.report.lists += u64::from(standing == Standing::Checked);
+                self.report.copies_stood(standing);
+            }
+            Task::Newest(copy) => {
+                server.copies[copy].wanted = revision.map_or(0, |header| header.revision);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// An API server's stream has its turn.
+    pub(super) fn api_stream(&mut self, number: usize) -> Result<(), Violation> {
+        let pace = if self.servers[number].is_slow { 200_000 } else { 12_000 };
+        let delay = self.rng.range(400, pace);
+        self.after(delay, Event::ApiServer { server: number });
+        if self.rng.chance(20) {
+            self.servers[number].stream = None;
+            if self.rng.chance(400) {
+                self.servers[number].start_again();
+            }
+        }
+        if self.servers[number].stream.is_none() {
+            let node = self.any_voter();
+            let Some(live) = &self.nodes[place(node)].live else { return Ok(()) };
+            let stream = live.watches.subscribe();
+            self.servers[number].connect(stream, node);
+        }
+        let Self { servers, rng, report, .. } = self;
+        let server = &mut servers[number];
+        server.watch();
+        let waits = server.copies.iter().any(|copy| !copy.is_at(copy.wanted));
+        let Some(stream) = &mut server.stream else { return Ok(()) };
+        if rng.chance(if waits { 700 } else { 80 }) {
+            report.progress_asked += u64::from(poll_once(stream.request_progress()).is_some());
+        }
+        if rng.chance(80) {
+            poll_once(stream.request_periodic_progress());
+        }
+        let takes = if server.is_slow { 2 } else { TURN };
+        let node = server.node;
+        let mut in_vain = 0;
+        for _ in 0..takes {
+            let Some(stream) = &mut self.servers[number].stream else { break };
+            match poll_once(stream.next()) {
+                Some(Ok(notice)) => self.api_server_notices(number, notice)?,
+                // Its store can't be read any more; the member will be gone in a moment.
+                Some(Err(_)) => self.servers[number].stream = None,
+                None => in_vain += 1,
+            }
+            if in_vain == IN_VAIN {
+                break;
+            }
+        }
+        self.wake_hub(node);
+        Ok(())
+    }
+
+    fn api_server_notices(&mut self, number: usize, notice: Notice) -> Result<(), Violation> {
+        let Self { servers, nodes, invariants, report, .. } = self;
+        let (server, model) = (&mut servers[number], &invariants.stores.model);
+        report.notices += 1;
+        match notice {
+            Notice::Events { watch_id, picked, .. } => {
+                let node = &nodes[place(server.node)];
+                let Some(live) = &node.live else { return Ok(()) };
+                let told = decode(&picked, &live.store)?;
+                let is_readable = !node.disk.is_off() && !node.disk.has_failed();
+                let Some(copy) = server.of_watch(watch_id) else { return Ok(()) };
+                report.copies_stood(copy.events(model, told.events, is_readable)?);
+            }
+            Notice::Progress { revision } => {
+                for copy in server.copies.iter_mut().filter(|copy| copy.watch.is_some()) {
+                    report.copies_stood(copy.progress(model, revision)?);
+                }
+            }
+            Notice::WatchProgress { watch_id, revision } => {
+                let Some(copy) = server.of_watch(watch_id) else { return Ok(()) };
+                report.copies_stood(copy.progress(model, revision)?);
+            }
+            Notice::Compacted { watch_id, compact_revision } => {
+                let Some(copy) = server.of_watch(watch_id) else { return Ok(()) };
+                report.copies_stood(copy.compacted(compact_revision)?);
+            }
+        }
+        server.watch();
+        Ok(())
+    }
+}

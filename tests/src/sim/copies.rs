@@ -1,0 +1,219 @@
+//! A copy of the keys of a prefix, kept as Kubernetes' API server keeps one: a list in pages, all of them at
+//! the first one's revision, then a watch from the revision after that, each event with the value that it
+//! replaced. Whenever the copy has come to another revision, by a list, by events or by word that there were
+//! none, it is what the store held then. A copy that learns that something is missing begins with a new list.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use muster_node::apply::ApplyError;
+use muster_node::mvcc::KeyRange;
+use muster_node::mvcc::watch::WatchSpec;
+use node_proto::etcdserverpb::{RangeRequest, RangeResponse};
+use node_proto::mvccpb::event::EventType;
+use node_proto::mvccpb::{Event, KeyValue};
+
+use super::Violation;
+use crate::model::Model;
+
+/// A list that isn't complete.
+#[derive(Debug, Default)]
+struct Listing {
+    /// Of the first page; 0 before it is there.
+    revision: i64,
+    /// Keys that the pages before have promised.
+    left: i64,
+    kvs: BTreeMap<Bytes, KeyValue>,
+}
+
+/// How a copy stands after it was told something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// There is more to come.
+    Unfinished,
+    /// It is the store's, and was compared.
+    Checked,
+    /// What it would need next is gone: it lists again.
+    Outdated,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Mirror {
+    prefix: &'static str,
+    range: KeyRange,
+    /// What it holds, and since which revision nothing is known of it.
+    held: BTreeMap<Bytes, KeyValue>,
+    revision: i64,
+    listing: Option<Listing>,
+    /// Its watch on its owner's stream.
+    pub watch: Option<i64>,
+    /// Somebody waits for it to be at this revision.
+    pub wanted: i64,
+}
+
+fn violated(what: String) -> Violation {
+    Violation::new("copies", what)
+}
+
+/// `prefix` ends in a slash; what comes after all keys that begin with it.
+fn end_of(prefix: &str) -> String {
+    format!("{}0", prefix.trim_end_matches('/'))
+}
+
+impl Mirror {
+    pub(super) fn new(prefix: &'static str) -> Self {
+        Self {
+            prefix,
+            range: KeyRange::new(prefix.into(), end_of(prefix).into()),
+            held: BTreeMap::new(),
+            revision: 0,
+            listing: Some(Listing::default()),
+            watch: None,
+            wanted: 0,
+        }
+    }
+
+    pub(super) fn key(&self, number: u64) -> Bytes {
+        format!("{}{number}", self.prefix).into()
+    }
+
+    /// What it has for a key; it may be behind.
+    pub(super) fn get(&self, key: &Bytes) -> Option<&KeyValue> {
+        self.held.get(key)
+    }
+
+    pub(super) fn is_listed(&self) -> bool {
+        self.listing.is_none()
+    }
+
+    /// Whether it is as new as that.
+    pub(super) fn is_at(&self, revision: i64) -> bool {
+        self.is_listed() && self.revision >= revision
+    }
+
+    /// What to ask for, to go on with the list.
+    pub(super) fn page(&self, limit: i64) -> RangeRequest {
+        let listing = self.listing.as_ref();
+        let last = listing.and_then(|listing| listing.kvs.keys().next_back());
+        let after = |last: &Bytes| [last, &b"\0"[..]].concat().into();
+        RangeRequest {
+            key: last.map_or_else(|| self.prefix.into(), after),
+            range_end: end_of(self.prefix).into(),
+            revision: listing.map_or(0, |listing| listing.revision),
+            limit,
+            ..RangeRequest::default()
+        }
+    }
+
+    /// Its list, a page, or why there is none.
+    pub(super) fn listed(
+        &mut self,
+        model: &Model,
+        page: &Result<RangeResponse, ApplyError>,
+    ) -> Result<Standing, Violation> {
+        let Some(listing) = &mut self.listing else { return Ok(Standing::Unfinished) };
+        let page = match page {
+            Ok(page) => page,
+            Err(ApplyError::Compacted) if listing.revision > 0 => return Ok(self.start_over()),
+            Err(other) => return Err(violated(format!("{listing:?} goes on with {other:?}"))),
+        };
+        if listing.revision == 0 {
+            listing.revision = page.header.as_ref().map_or(0, |header| header.revision);
+            listing.left = page.count;
+        }
+        let left = listing.left - i64::try_from(page.kvs.len()).expect("few");
+        if page.count != listing.left || page.more != (left > 0) || left < 0 {
+            return Err(violated(format!("{listing:?} goes on with {page:?}")));
+        }
+        listing.left = left;
+        listing.kvs.extend(page.kvs.iter().map(|kv| (kv.key.clone(), kv.clone())));
+        if page.more {
+            return Ok(Standing::Unfinished);
+        }
+        (self.held, self.revision) = (std::mem::take(&mut listing.kvs), listing.revision);
+        self.listing = None;
+        self.check(model, "list")
+    }
+
+    /// What to watch, to go on.
+    pub(super) fn spec(&self) -> WatchSpec {
+        WatchSpec {
+            range: self.range.clone(),
+            start_revision: self.revision + 1,
+            no_put: false,
+            no_delete: false,
+            progress_notify: true,
+        }
+    }
+
+    /// Events have come, as they were on the wire. `is_readable`: so far as the member's disk is well, what
+    /// was before can be read.
+    pub(super) fn events(
+        &mut self,
+        model: &Model,
+        events: Vec<Event>,
+        is_readable: bool,
+    ) -> Result<Standing, Violation> {
+        let before = self.revision;
+        for event in events {
+            let Some(kv) = event.kv.clone() else {
+                return Err(violated(format!("an event of nothing: {event:?}")));
+            };
+            let (at, is_put) = (kv.mod_revision, event.r#type() == EventType::Put);
+            if at <= before || at < self.revision {
+                let revision = self.revision;
+                return Err(violated(format!("told of {kv:?} at revision {revision}")));
+            }
+            let is_new = is_put && kv.create_revision == at;
+            let can_be_read = is_readable && model.compacted() < at;
+            let held = self.held.get(&kv.key);
+            match &event.prev_kv {
+                // As Kubernetes does: it would have nothing to show to those who watch it.
+                None if !is_new && !can_be_read => return Ok(self.start_over()),
+                previous if previous.as_ref() == held && held.is_none() == is_new => {}
+                _ => return Err(violated(format!("{event:?} after {held:?}"))),
+            }
+            self.revision = at;
+            if is_put {
+                self.held.insert(kv.key.clone(), kv);
+            } else {
+                self.held.remove(&kv.key);
+            }
+        }
+        self.check(model, "events")
+    }
+
+    /// It has been told everything up to there.
+    pub(super) fn progress(&mut self, model: &Model, revision: i64) -> Result<Standing, Violation> {
+        if revision < self.revision {
+            let at = self.revision;
+            return Err(violated(format!("progress to {revision} of a copy at {at}")));
+        }
+        self.revision = revision;
+        self.check(model, "progress")
+    }
+
+    /// Its watch was ended, since what comes next was compacted away.
+    pub(super) fn compacted(&mut self, from: i64) -> Result<Standing, Violation> {
+        if from <= self.revision + 1 {
+            let at = self.revision;
+            return Err(violated(format!("ended for a compaction at {from}, a copy at {at}")));
+        }
+        Ok(self.start_over())
+    }
+
+    fn start_over(&mut self) -> Standing {
+        self.listing = Some(Listing::default());
+        Standing::Outdated
+    }
+
+    fn check(&self, model: &Model, after: &str) -> Result<Standing, Violation> {
+        let expected = model.all(&self.range, self.revision);
+        if self.held.values().eq(&expected) {
+            return Ok(Standing::Checked);
+        }
+        let (held, revision) = (&self.held, self.revision);
+        Err(violated(format!("{held:?} after {after} at {revision}, not {expected:?}")))
+    }
+}

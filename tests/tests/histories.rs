@@ -1,0 +1,313 @@
+//! What clients and watchers of three built members were told while those were killed, stopped and cut
+//! off, judged: one order of all requests explains every answer and every event.
+
+#![allow(clippy::print_stdout, reason = "a test's report, shown with --nocapture")]
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::client::{Client, channel};
+use muster_tests::harness::{Network, Node, nodes, programs, until};
+use muster_tests::histories::record::{Plan, Recording, administrator};
+use muster_tests::histories::{Report, judge};
+use muster_tests::rng::Rng;
+use node_proto::etcdserverpb::StatusResponse;
+use node_proto::etcdserverpb::auth_client::AuthClient;
+use rustix::process::Signal;
+
+/// Nothing waits this long when all is well.
+const LIMIT: Duration = Duration::from_secs(60);
+const CALL: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_millis(50);
+const MEMBERS: usize = 3;
+/// Answers between two faults.
+const SERVED: u64 = 150;
+
+/// Who is hit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Victim {
+    Leader,
+    Follower,
+    All,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    Kill,
+    Stop,
+    Cut,
+    /// What it sends is lost.
+    NotHeard,
+    /// What is sent to it is lost.
+    HearsNothing,
+    /// One link of it, both ways.
+    OneLink,
+}
+
+#[test]
+fn histories_of_killed_members_are_right() -> Result<()> {
+    let faults = [
+        (Fault::Kill, Victim::Leader),
+        (Fault::Kill, Victim::Follower),
+        (Fault::Kill, Victim::All),
+        (Fault::Kill, Victim::Leader),
+        (Fault::Kill, Victim::Follower),
+        (Fault::Kill, Victim::All),
+    ];
+    scenario("kill", Network::loopback(3), false, &faults)?;
+    Ok(())
+}
+
+#[test]
+fn histories_of_stopped_members_with_users_are_right() -> Result<()> {
+    let faults = [
+        (Fault::Stop, Victim::Leader),
+        (Fault::Stop, Victim::Follower),
+        (Fault::Stop, Victim::Leader),
+        (Fault::Stop, Victim::Leader),
+    ];
+    let report = scenario("stop", Network::loopback(3), true, &faults)?;
+    ensure!(report.denied > 0, "nobody asked for what is not permitted: {report:?}");
+    Ok(())
+}
+
+#[test]
+fn histories_of_members_that_are_cut_off_are_right() -> Result<()> {
+    if !Network::can_be_cut() {
+        return Ok(());
+    }
+    let faults = [
+        (Fault::Cut, Victim::Leader),
+        (Fault::NotHeard, Victim::Leader),
+        (Fault::Cut, Victim::Follower),
+        (Fault::HearsNothing, Victim::Leader),
+        (Fault::OneLink, Victim::Leader),
+        (Fault::NotHeard, Victim::Follower),
+    ];
+    scenario("cut", Network::namespaces(3)?, false, &faults)?;
+    Ok(())
+}
+
+/// Records a history while all of that happens, one after the other, and judges it.
+fn scenario(
+    name: &str,
+    network: Network,
+    has_users: bool,
+    faults: &[(Fault, Victim)],
+) -> Result<Report> {
+    let seed = match std::env::var("SEED") {
+        Ok(seed) => seed.parse().context("SEED is a number")?,
+        Err(_) => u64::from(SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos()),
+    };
+    let again = || format!("{name}, SEED={seed} has clients ask for the same again");
+    let began = Instant::now();
+    network.hub.enter()?;
+    let mut cluster = Cluster::start(network, &mut Rng::new(seed)).with_context(again)?;
+    let result = cluster.recorded(has_users, seed, faults);
+    let history = result.with_context(|| cluster.last_words()).with_context(again)?;
+    let recorded = began.elapsed();
+    let report = judge(&history).map_err(|violation| {
+        // A history is not had again: it has to be kept whole.
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("history-{name}-{seed}"));
+        let kept = fs_err::write(&path, format!("{violation}\n{history:#?}"));
+        let kept = kept.map_or_else(|error| error.to_string(), |()| path.display().to_string());
+        anyhow::Error::new(violation).context(format!("all of it: {kept}"))
+    });
+    let report = report.with_context(again)?;
+    println!(
+        "{name}: seed {seed}, {recorded:?}, judged in {:?}: {report:?}",
+        began.elapsed() - recorded
+    );
+    ensure!(report.unknown > 0, "every outcome is known: {report:?}; {}", again());
+    ensure!(report.terms > 1, "nobody else was elected: {report:?}; {}", again());
+    let watchers = history.watchers.len();
+    ensure!(report.resumed >= watchers, "too few went on elsewhere: {report:?}; {}", again());
+    Ok(report)
+}
+
+struct Cluster {
+    network: Network,
+    nodes: Vec<Node>,
+    /// Who asks has to say who it is.
+    has_users: bool,
+    runtime: tokio::runtime::Runtime,
+    _folder: tempfile::TempDir,
+}
+
+impl Cluster {
+    fn start(network: Network, rng: &mut Rng) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let folder = tempfile::tempdir()?;
+        let program = programs::program("muster-node")?;
+        let hosts = network.hosts.iter();
+        let initial: Vec<String> =
+            hosts.clone().map(|host| format!("{}={}", host.name, nodes::peer_url(host))).collect();
+        let mut nodes: Vec<Node> =
+            hosts.map(|host| Node::new(host, &host.name, &program, folder.path())).collect();
+        // Whoever was away needs a snapshot, or only entries.
+        let snapshot_count = [100, 1_000, 10_000][rng.pick(3)];
+        for node in &mut nodes {
+            node.flags.push(format!("--name={}", node.host.name));
+            node.flags.push(format!("--initial-cluster={}", initial.join(",")));
+            node.flags.push(format!("--snapshot-count={snapshot_count}"));
+            node.flags.push("--snapshot-catchup-entries=100".to_owned());
+            node.flags.push("--watch-progress-notify-interval=300ms".to_owned());
+            node.flags.push("--bcrypt-cost=4".to_owned());
+            node.start()?;
+        }
+        for node in &mut nodes {
+            node.ready(LIMIT)?;
+        }
+        Ok(Self { network, nodes, has_users: false, runtime, _folder: folder })
+    }
+
+    fn recorded(
+        &mut self,
+        has_users: bool,
+        seed: u64,
+        faults: &[(Fault, Victim)],
+    ) -> Result<muster_tests::histories::History> {
+        self.leader(|_, _| true)?;
+        let from = self.network.hub.clone();
+        let members = (0..MEMBERS).map(|member| self.address(member)).collect();
+        let recording = Recording::start(Plan { seed, from, members, has_users })?;
+        served(&recording)?;
+        self.has_users = has_users;
+        let mut rng = Rng::new(seed.rotate_left(32));
+        let result = faults.iter().try_for_each(|(fault, victim)| {
+            self.one(*fault, *victim, &recording, &mut rng)
+                .with_context(|| format!("{fault:?} of {victim:?}"))
+        });
+        let history = recording.finish();
+        result?;
+        history
+    }
+
+    /// A fault with its end, each seen by clients.
+    fn one(
+        &mut self,
+        fault: Fault,
+        victim: Victim,
+        recording: &Recording,
+        rng: &mut Rng,
+    ) -> Result<()> {
+        served(recording)?;
+        let (leader, term) = self.leader(|_, _| true)?;
+        let follower = (leader + 1 + rng.pick(MEMBERS - 1)) % MEMBERS;
+        let victims: Vec<usize> = match victim {
+            Victim::Leader => vec![leader],
+            Victim::Follower => vec![follower],
+            Victim::All => (0..MEMBERS).collect(),
+        };
+        let lost = recording.lost();
+        for victim in &victims {
+            self.begin(fault, *victim, follower)?;
+        }
+        std::thread::sleep(Duration::from_millis(rng.range(200, 1_500)));
+        if fault != Fault::OneLink {
+            until("an outcome that is unknown", LIMIT, || (recording.lost() > lost).then_some(()))?;
+            if victim == Victim::Leader {
+                self.leader(|member, now| member != leader && now > term)?;
+                served(recording)?;
+            }
+        }
+        for victim in &victims {
+            self.end(fault, *victim)?;
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, fault: Fault, victim: usize, follower: usize) -> Result<()> {
+        let others = (0..MEMBERS).filter(|other| *other != victim);
+        match fault {
+            Fault::Kill => self.nodes[victim].kill(),
+            Fault::Stop => self.nodes[victim].signal(Signal::STOP)?,
+            Fault::OneLink => {
+                self.network.cut(victim, follower)?;
+                self.network.cut(follower, victim)?;
+            }
+            Fault::Cut | Fault::NotHeard | Fault::HearsNothing => {
+                for other in others {
+                    if fault != Fault::HearsNothing {
+                        self.network.cut(victim, other)?;
+                    }
+                    if fault != Fault::NotHeard {
+                        self.network.cut(other, victim)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, fault: Fault, victim: usize) -> Result<()> {
+        match fault {
+            Fault::Kill => self.nodes[victim].start(),
+            Fault::Stop => self.nodes[victim].signal(Signal::CONT),
+            Fault::Cut | Fault::NotHeard | Fault::HearsNothing | Fault::OneLink => {
+                self.network.heal()
+            }
+        }
+    }
+
+    /// Waits until one of them says that it leads, and is `wanted`; which, and its term.
+    fn leader(&self, wanted: impl Fn(usize, u64) -> bool) -> Result<(usize, u64)> {
+        let started = Instant::now();
+        self.runtime.block_on(async {
+            loop {
+                let mut leads = None;
+                for member in 0..MEMBERS {
+                    let Ok(status) = self.status(member).await else { continue };
+                    let own = status.header.context("an answer has a header")?.member_id;
+                    let term = status.raft_term;
+                    if status.leader == own && leads.is_none_or(|(_, highest)| term > highest) {
+                        leads = Some((member, term));
+                    }
+                }
+                if let Some(found) = leads.filter(|(member, term)| wanted(*member, *term)) {
+                    return Ok(found);
+                }
+                ensure!(started.elapsed() < LIMIT, "no such leader");
+                tokio::time::sleep(LOOK).await;
+            }
+        })
+    }
+
+    async fn status(&self, member: usize) -> Result<StatusResponse> {
+        let address = self.address(member);
+        let token = if self.has_users {
+            let mut auth = AuthClient::new(channel(address, None)?);
+            let asked = auth.authenticate(administrator());
+            Some(tokio::time::timeout(CALL, asked).await??.into_inner().token)
+        } else {
+            None
+        };
+        Client::new(address, None)?.showing(token).status(CALL).await
+    }
+
+    fn address(&self, member: usize) -> SocketAddr {
+        SocketAddr::new(self.network.hosts[member].address, 2379)
+    }
+
+    fn last_words(&self) -> String {
+        let words = self.nodes.iter().map(|node| {
+            let output = node.output();
+            let lines: Vec<&str> = output.lines().collect();
+            let last = lines[lines.len().saturating_sub(15)..].join("\n");
+            format!("== {}\n{last}\n", node.host.name)
+        });
+        words.collect()
+    }
+}
+
+/// Waits until clients are answered.
+fn served(recording: &Recording) -> Result<()> {
+    let before = recording.answered();
+    until("answers", LIMIT, || {
+        (recording.answered() >= before + SERVED || recording.has_failed()).then_some(())
+    })?;
+    ensure!(!recording.has_failed(), "the recording has ended");
+    Ok(())
+}
