@@ -18,6 +18,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::{Channel, Endpoint};
 
 /// The longest that one connection attempt may take.
@@ -65,6 +66,7 @@ pub fn channel(address: SocketAddr, tls: Option<Arc<ClientConfig>>) -> Result<Ch
 pub struct Client {
     kv: KvClient<Channel>,
     maintenance: MaintenanceClient<Channel>,
+    token: Option<AsciiMetadataValue>,
 }
 
 impl Client {
@@ -74,7 +76,15 @@ impl Client {
         Ok(Self {
             kv: KvClient::new(channel.clone()),
             maintenance: MaintenanceClient::new(channel),
+            token: None,
         })
+    }
+
+    /// The same, as the user whose token that is. What is no token's text is none.
+    #[must_use]
+    pub fn showing(mut self, token: Option<String>) -> Self {
+        self.token = token.and_then(|token| token.parse().ok());
+        self
     }
 
     /// Writes one key; the revision at which it stands.
@@ -84,26 +94,36 @@ impl Client {
             value: value.to_vec().into(),
             ..PutRequest::default()
         };
-        let answer = tokio::time::timeout(limit, self.kv.put(request)).await.context("put")??;
+        let call = self.kv.put(shown(request, self.token.as_ref()));
+        let answer = tokio::time::timeout(limit, call).await.context("put")??;
         Ok(answer.into_inner().header.context("an answer has a header")?.revision)
     }
 
     /// Reads a range.
     pub async fn range(&mut self, request: RangeRequest, limit: Duration) -> Result<RangeResponse> {
-        let answer =
-            tokio::time::timeout(limit, self.kv.range(request)).await.context("range")??;
+        let call = self.kv.range(shown(request, self.token.as_ref()));
+        let answer = tokio::time::timeout(limit, call).await.context("range")??;
         Ok(answer.into_inner())
     }
 
     /// The node's own view.
     pub async fn status(&mut self, limit: Duration) -> Result<StatusResponse> {
-        let call = self.maintenance.status(StatusRequest {});
+        let call = self.maintenance.status(shown(StatusRequest {}, self.token.as_ref()));
         Ok(tokio::time::timeout(limit, call).await.context("status")??.into_inner())
     }
 
     /// The hash of everything up to `revision`; 0 is the latest.
     pub async fn hash_kv(&mut self, revision: i64, limit: Duration) -> Result<HashKvResponse> {
-        let call = self.maintenance.hash_kv(HashKvRequest { revision });
+        let call = self.maintenance.hash_kv(shown(HashKvRequest { revision }, self.token.as_ref()));
         Ok(tokio::time::timeout(limit, call).await.context("hash_kv")??.into_inner())
     }
+}
+
+/// A request with the token, if there is one.
+fn shown<T>(message: T, token: Option<&AsciiMetadataValue>) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    if let Some(token) = token {
+        request.metadata_mut().insert("token", token.clone());
+    }
+    request
 }

@@ -6,13 +6,16 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Result;
+use muster_tests::fuzz_etcd::{self, Subject};
 use muster_tests::harness::process::exists;
 use muster_tests::harness::programs::program;
 use muster_tests::harness::{skip, until};
-use muster_tests::{fuzz_etcd, stock};
+use muster_tests::stock;
 
 const SEED: u64 = 1;
 const REQUESTS: u64 = 1_000;
+const USER_REQUESTS: u64 = 400;
+const LINE_REQUESTS: u64 = 150;
 const CHANGES: u64 = 100;
 
 /// A stock etcd; the test is skipped without it.
@@ -28,14 +31,32 @@ async fn etcd() -> Option<PathBuf> {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn muster_node_answers_as_stock_etcd_does() -> Result<()> {
+async fn alike(about: Subject, requests: u64) -> Result<()> {
     let Some(etcd) = etcd().await else { return Ok(()) };
     let node = program("muster-node")?;
     let dir = tempfile::tempdir()?;
-    let report = fuzz_etcd::run(&etcd, &node, dir.path(), SEED, REQUESTS).await?;
-    assert_eq!(report.requests + report.allowed.values().sum::<u64>(), REQUESTS);
+    let programs = [etcd.as_path(), node.as_path()];
+    let report = fuzz_etcd::run(programs, dir.path(), about, SEED, requests).await?;
+    // Each was answered alike or as listed. So was what came of a wait, which is counted beside it.
+    let listed: u64 = report.allowed.values().sum();
+    assert!(report.requests + listed >= requests, "{report:?}");
+    assert!((1..requests).contains(&report.refused), "{report:?}");
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn muster_node_answers_as_stock_etcd_does() -> Result<()> {
+    alike(Subject::Keys, REQUESTS).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn users_may_do_what_stock_etcds_may() -> Result<()> {
+    alike(Subject::Users, USER_REQUESTS).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_and_elections_are_stock_etcds() -> Result<()> {
+    alike(Subject::Lines, LINE_REQUESTS).await
 }
 
 /// In a cluster of one nothing that is answered depends on time.

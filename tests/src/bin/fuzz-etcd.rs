@@ -7,7 +7,8 @@ use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use muster_tests::{fuzz_etcd, stock};
+use muster_tests::fuzz_etcd::{self, Subject};
+use muster_tests::stock;
 
 /// Requests before both begin again from nothing.
 const PER_RUN: u64 = 5_000;
@@ -24,6 +25,9 @@ struct Args {
     /// Replay this seed, for one run of all requests [default: from the clock].
     #[arg(long)]
     seed: Option<u64>,
+    /// What the requests are about [default: one run after another is about each].
+    #[arg(long)]
+    about: Option<Subject>,
     /// Change members instead, of clusters that begin with so many.
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=5))]
     members: Option<u8>,
@@ -63,30 +67,32 @@ fn fuzz(args: &Args) -> Result<()> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
         let mut seed = args.seed.unwrap_or(now);
         let mut left = args.requests;
+        let mut subjects = [Subject::Keys, Subject::Users, Subject::Lines].into_iter().cycle();
         while left > 0 {
             let most = if args.members.is_some() { CHANGES_PER_RUN } else { PER_RUN };
             let requests = if args.seed.is_some() { left } else { left.min(most) };
             let dir = tempfile::tempdir()?;
             let start = Instant::now();
             let dir = dir.path();
+            let programs = [etcd.as_path(), muster.as_path()];
+            let about = args.about.or_else(|| subjects.next()).unwrap_or(Subject::Keys);
             let (answered, refused, also, allowed) = match args.members {
                 Some(members) => {
-                    let programs = [etcd.as_path(), muster.as_path()];
                     let members = members.into();
                     let it = fuzz_etcd::members::run(programs, dir, seed, members, requests).await?;
                     let also = format!("{} starts and stops", it.moves);
                     (it.requests, it.refused, also, it.allowed)
                 }
                 None => {
-                    let it = fuzz_etcd::run(&etcd, &muster, dir, seed, requests).await?;
-                    let also = format!("watches compared {} times", it.settles);
+                    let it = fuzz_etcd::run(programs, dir, about, seed, requests).await?;
+                    let also = format!("what was told compared {} times", it.settles);
                     (it.requests, it.refused, also, it.allowed)
                 }
             };
             let took = start.elapsed().as_secs_f64();
             writeln!(
                 out,
-                "seed {seed}: {answered} requests answered alike, {refused} of them refusals; {also} \
+                "{about:?}, seed {seed}: {answered} requests answered alike, {refused} of them refusals; {also} \
                  ({took:.0} s)"
             )?;
             for (why, count) in allowed {

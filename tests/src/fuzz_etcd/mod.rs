@@ -4,10 +4,16 @@
 //! Everything is drawn from a seed, and each request goes to both before the next is drawn, so that
 //! a difference comes again from the same seed. It ends the run: from there on the two stores may
 //! differ for that reason alone.
+//!
+//! A run has a subject: keys, watches and leases; the same with users who may do different things; or
+//! locks and elections, where whoever waits goes on waiting while others ask.
 
+mod begun;
+mod lines;
 pub mod members;
 mod requests;
 mod server;
+mod users;
 mod watches;
 
 use std::collections::BTreeMap;
@@ -16,9 +22,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use self::requests::{Call, Draw, Known};
+use self::lines::{DrawLines, Lines};
+use self::requests::{Asked, Call, Draw, KEYS, Known, Shown};
 use self::server::{Answer, Server};
-use crate::sim::rng::Rng;
+use self::users::{AuthCall, DrawUsers, Users};
+use crate::rng::Rng;
 
 /// What watches are told is compared once nothing has come for so long.
 const QUIET: Duration = Duration::from_millis(60);
@@ -30,6 +38,24 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const CALL_TIME: Duration = Duration::from_secs(20);
 /// Requests between two comparisons of what watches were told.
 const BETWEEN_SETTLES: u64 = 40;
+
+/// Between two looks at how far both are.
+const LOOK_AGAIN: Duration = Duration::from_millis(3);
+/// A stream of leaders that has something to say does so within that.
+const OBSERVED: Duration = Duration::from_millis(30);
+/// A key that is not gone by then, although nobody waits for it any more, stays.
+const LEFT: Duration = Duration::from_secs(1);
+
+/// What a run is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Subject {
+    /// Keys, transactions, watches, leases.
+    Keys,
+    /// The same by several users; users, roles and what they permit.
+    Users,
+    /// Locks and elections.
+    Lines,
+}
 
 /// What a run asked, and what came of it.
 #[derive(Clone, Debug, Default)]
@@ -68,52 +94,116 @@ pub struct Difference {
 /// A difference that is meant.
 struct Allowed {
     why: &'static str,
-    holds: fn(call: &Call, etcd: &Answer) -> bool,
+    holds: fn(call: &Call, etcd: &Answer, node: &Answer) -> bool,
 }
 
-const ALLOWED: &[Allowed] = &[Allowed {
-    why: "while the CORRUPT alarm is raised, etcd refuses transactions within transactions even if \
-          they only read",
-    holds: |call, etcd| {
-        let asked = format!("{call:?}");
-        matches!(call, Call::Txn(_))
-            && !asked.contains("RequestPut(")
-            && !asked.contains("RequestDeleteRange(")
-            && etcd.text == "DataLoss: etcdserver: corrupt cluster"
+const ALLOWED: &[Allowed] = &[
+    Allowed {
+        why: "while the CORRUPT alarm is raised, etcd refuses transactions within transactions even if \
+              they only read",
+        holds: |call, etcd, _| {
+            let asked = format!("{call:?}");
+            matches!(call, Call::Txn(_))
+                && !asked.contains("RequestPut(")
+                && !asked.contains("RequestDeleteRange(")
+                && said(etcd) == CORRUPT
+        },
     },
-}];
+    Allowed {
+        why: "etcd tells of a raised alarm whoever asks; this node tells those who may",
+        holds: |_, etcd, node| {
+            [CORRUPT, NO_SPACE].contains(&said(etcd)) && NOT_ALLOWED.contains(&said(node))
+        },
+    },
+    Allowed {
+        why: "etcd carries out a transaction of nothing for nobody; this node asks who it is",
+        holds: |call, etcd, node| {
+            let asked = format!("{call:?}");
+            let does = ["Compare {", "RequestRange(", "RequestPut(", "RequestDeleteRange("];
+            matches!(call, Call::Txn(_))
+                && does.iter().all(|does| !asked.contains(does))
+                && !etcd.is_refusal
+                && said(node) == NOBODY
+        },
+    },
+    Allowed {
+        why: "etcd hashes a password before it asks who says it; this node asks first",
+        holds: |_, etcd, node| {
+            etcd.text == "Unknown: bcrypt: password length exceeds 72 bytes"
+                && NOT_ALLOWED.contains(&said(node))
+        },
+    },
+    Allowed {
+        why: "etcd takes the user without a name for whoever says nothing",
+        holds: |call, etcd, node| {
+            matches!(call, Call::Auth(AuthCall::UserGet("")))
+                && etcd.text == "FailedPrecondition: etcdserver: user name not found"
+                && said(node) == NOBODY
+        },
+    },
+];
+
+const CORRUPT: &str = "etcdserver: corrupt cluster";
+const NO_SPACE: &str = "etcdserver: mvcc: database space exceeded";
+const NOBODY: &str = "etcdserver: user name is empty";
+const NOT_ALLOWED: &[&str] =
+    &[NOBODY, "etcdserver: permission denied", "etcdserver: invalid auth token"];
+
+/// A refusal without its code: of locks and elections that is Unknown, whatever the text.
+fn said(answer: &Answer) -> &str {
+    answer.text.split_once(": ").map_or(answer.text.as_str(), |(_, text)| text)
+}
 
 struct Pair {
     etcd: Server,
     node: Server,
     seed: u64,
     number: u64,
+    subject: Subject,
     report: Report,
     /// A watch was created since the last time that all were surely caught up.
     may_be_behind: bool,
+    users: Users,
+    lines: Lines,
 }
 
-/// Asks `requests` of both programs, in fresh clusters of one under `dir`.
+/// Asks `requests` about `subject` of both programs, stock etcd first, in fresh clusters of one under
+/// `dir`.
 ///
 /// # Errors
 /// The first [`Difference`] that is not a known one, or that a server could not be run.
-pub async fn run(etcd: &Path, node: &Path, dir: &Path, seed: u64, requests: u64) -> Result<Report> {
+pub async fn run(
+    [etcd, node]: [&Path; 2],
+    dir: &Path,
+    subject: Subject,
+    seed: u64,
+    requests: u64,
+) -> Result<Report> {
     let mut pair = Pair {
         etcd: Server::start("etcd", etcd, &dir.join("etcd")).await?,
         node: Server::start("muster-node", node, &dir.join("muster-node")).await?,
         seed,
         number: 0,
+        subject,
         report: Report::default(),
         may_be_behind: false,
+        users: Users::default(),
+        lines: Lines::default(),
     };
     let mut rng = Rng::new(seed);
     let mut known = Known { revision: pair.etcd.revision().await?, ..Known::default() };
     while pair.number < requests {
         pair.number += 1;
-        let call = Draw { rng: &mut rng, known: &known }.call();
-        let answer = pair.ask(&call).await?;
-        learn(&mut known, &call, &answer);
-        if pair.number.is_multiple_of(BETWEEN_SETTLES) {
+        let asked = pair.draw(&mut rng, &known);
+        let answer = pair.ask(&asked).await?;
+        learn(&mut known, &asked.call, &answer);
+        if !answer.is_refusal {
+            pair.users.learn(&asked.call, &answer);
+        }
+        if subject == Subject::Lines {
+            pair.lines.learn(&asked.call);
+            known.revision = pair.settle_lines(&asked.call).await?;
+        } else if pair.number.is_multiple_of(BETWEEN_SETTLES) {
             pair.settle(QUIET).await?;
         }
     }
@@ -143,7 +233,21 @@ fn learn(known: &mut Known, call: &Call, answer: &Answer) {
 }
 
 impl Pair {
-    async fn ask(&mut self, call: &Call) -> Result<Answer> {
+    fn draw(&self, rng: &mut Rng, known: &Known) -> Asked {
+        match self.subject {
+            Subject::Keys => Asked {
+                by: Shown::Nothing,
+                call: Draw { rng, known, keys: KEYS, is_ordered: false }.call(),
+            },
+            Subject::Users => DrawUsers { rng, known, users: &self.users }.asked(),
+            Subject::Lines => {
+                DrawLines { rng, lines: &self.lines, revision: known.revision }.asked()
+            }
+        }
+    }
+
+    async fn ask(&mut self, asked: &Asked) -> Result<Answer> {
+        let call = &asked.call;
         // Whatever ends a watch, or asks how far all are, finds both sides equally far.
         if matches!(call, Call::Compact(_) | Call::CancelWatch(_) | Call::WatchProgress) {
             self.settle(if self.may_be_behind { CAUGHT_UP } else { QUIET }).await?;
@@ -153,16 +257,16 @@ impl Pair {
             self.settle(CAUGHT_UP).await?;
         }
         self.may_be_behind |= matches!(call, Call::Watch(_));
-        let both = async { tokio::join!(self.etcd.call(call), self.node.call(call)) };
+        let both = async { tokio::join!(self.etcd.call(asked), self.node.call(asked)) };
         let both = tokio::time::timeout(CALL_TIME, both).await;
-        let (etcd, node) = both.with_context(|| format!("no answer to {call:?}"))?;
+        let (etcd, node) = both.with_context(|| format!("no answer to {asked:?}"))?;
         let (etcd, node) = (etcd?, node?);
         if etcd == node {
             self.report.requests += 1;
-        } else if let Some(known) = ALLOWED.iter().find(|a| (a.holds)(call, &etcd)) {
+        } else if let Some(known) = ALLOWED.iter().find(|a| (a.holds)(call, &etcd, &node)) {
             *self.report.allowed.entry(known.why).or_default() += 1;
         } else {
-            bail!(self.difference(format!("{call:?}"), etcd.text, node.text));
+            bail!(self.difference(format!("{asked:?}"), etcd.text, node.text));
         }
         if matches!(call, Call::WatchProgress) {
             // Its answer names the revision at which it was given.
@@ -193,6 +297,51 @@ impl Pair {
         Ok(())
     }
 
+    /// Waits until both have the same keys, whoever need not wait has been answered, and both have told
+    /// the same; the revision at which that is.
+    async fn settle_lines(&mut self, call: &Call) -> Result<i64> {
+        // Whoever is first in line is known to be; who observes that, and whether a call that waits in
+        // another's place has arrived, can't be seen.
+        let hidden = self.lines.has_observers() || matches!(call, Call::Begin(..));
+        let started = Instant::now();
+        let mut last = None;
+        let mut since = started;
+        loop {
+            let keys = async { tokio::join!(self.etcd.keys(), self.node.keys()) };
+            let (etcd, node) = tokio::time::timeout(CALL_TIME, keys).await?;
+            let mut etcd = (etcd?, self.etcd.begun.told());
+            let node = (node?, self.node.begun.told());
+            let late = self.lines.told_too_late(&etcd.0.1, &mut etcd.1.0, &node.1.0);
+            let over = &etcd.1.1;
+            let settled = etcd == node && self.lines.is_settled(&etcd.0.1, over);
+            let quiet = match self.lines.is_leaving(&etcd.0.1) {
+                true => LEFT,
+                false if hidden => OBSERVED,
+                false => Duration::ZERO,
+            };
+            if last.as_ref() != Some(&etcd) {
+                since = Instant::now();
+            }
+            if settled && since.elapsed() >= quiet {
+                if late > 0 {
+                    *self.report.allowed.entry(lines::TOLD_TOO_LATE).or_default() += late;
+                }
+                self.lines.end(over);
+                self.lines.found(&etcd.0.1);
+                self.etcd.begun.forget();
+                self.node.begun.forget();
+                self.report.settles += 1;
+                return Ok(etcd.0.0);
+            }
+            if started.elapsed() > PATIENCE {
+                let call = format!("what came of {call:?}, while there are {:?}", self.lines);
+                bail!(self.difference(call, format!("{etcd:?}"), format!("{node:?}")));
+            }
+            last = Some(etcd);
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
     fn watch_difference(&self, etcd: &watches::Told, node: &watches::Told) -> Difference {
         let nothing = Vec::new();
         let differs = |id: &&i64| etcd.get(*id) != node.get(*id);
@@ -206,7 +355,8 @@ impl Pair {
 
     fn difference(&self, call: String, etcd: String, node: String) -> Difference {
         let (seed, number) = (self.seed, self.number);
-        let again = format!("make fuzz-etcd SEED={seed} N={number}");
+        let about = format!("{:?}", self.subject).to_lowercase();
+        let again = format!("make fuzz-etcd ABOUT={about} SEED={seed} N={number}");
         Difference { seed, number, call, etcd, node, again }
     }
 }

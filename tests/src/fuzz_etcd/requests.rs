@@ -6,7 +6,9 @@
 //! serves nothing), transactions nested deeper than this node's bound, more than twelve keys
 //! (etcd's sort leaves equal ones of more than twelve in any order), and a compaction at a revision
 //! that may have deleted a key and made it again (etcd then removes the new record, which its index
-//! goes on naming: checksums lack it, and reading the key ends the server).
+//! goes on naming: checksums lack it, and reading the key ends the server), and a put that keeps a
+//! key's value or lease in a transaction that also deletes to the end of the key space (etcd does
+//! not see that the two may meet, and ends where the key is gone).
 
 use std::collections::BTreeSet;
 
@@ -18,7 +20,9 @@ use node_proto::etcdserverpb::{
     PutRequest, RangeRequest, RequestOp, TxnRequest, WatchCreateRequest,
 };
 
-use crate::sim::rng::Rng;
+use super::lines::LineCall;
+use super::users::AuthCall;
+use crate::rng::Rng;
 
 /// Whom a request names: ids differ between the two servers.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +30,23 @@ pub(super) enum Who {
     Itself,
     Nobody,
     Stranger,
+}
+
+/// What comes with a request about who makes it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Shown {
+    Nothing,
+    /// The last token that was kept in this place, whatever it still proves.
+    Token(usize),
+    /// What nobody was given.
+    Rubbish,
+}
+
+/// A request, and who makes it.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) by: Shown,
+    pub(super) call: Call,
 }
 
 /// One request, as both servers get it.
@@ -57,6 +78,14 @@ pub(super) enum Call {
     WatchProgress,
     /// A new stream takes the place of the one so far.
     Reopen,
+    Auth(AuthCall),
+    Line(LineCall),
+    /// May wait for long: its answers are compared as they come.
+    Begin(u64, LineCall),
+    /// Every leader from now on, and what they say.
+    Observe(u64, &'static str),
+    /// The client of a call that was begun goes away.
+    Abandon(u64),
 }
 
 /// Where the servers stand, as the next request is drawn.
@@ -78,9 +107,16 @@ impl Who {
     }
 }
 
+/// Keys that are asked for.
+pub(super) const KEYS: &[&str] =
+    &["a", "aa", "ab", "b", "b\0", "c", "d", "da", "e", "f", "\0", "z"];
+
 pub(super) struct Draw<'r> {
     pub(super) rng: &'r mut Rng,
     pub(super) known: &'r Known,
+    pub(super) keys: &'static [&'static str],
+    /// No range ends before its key.
+    pub(super) is_ordered: bool,
 }
 
 impl Draw<'_> {
@@ -101,7 +137,7 @@ impl Draw<'_> {
             60..300 => Call::Range(self.range()),
             300..480 => Call::Put(self.put()),
             480..560 => Call::Delete(self.delete()),
-            560..820 => Call::Txn(self.txn(0)),
+            560..820 => Call::Txn(self.whole_txn()),
             820..850 => Call::Compact(self.compact()),
             850..890 => Call::HashKv(self.revision()),
             890..900 => Call::Status,
@@ -129,13 +165,15 @@ impl Draw<'_> {
     }
 
     fn key(&mut self) -> Bytes {
-        const KEYS: [&str; 12] = ["a", "aa", "ab", "b", "b\0", "c", "d", "da", "e", "f", "\0", "z"];
-        if self.rng.chance(15) { Bytes::new() } else { self.one_of(&KEYS).into() }
+        if self.rng.chance(15) { Bytes::new() } else { self.one_of(self.keys).into() }
     }
 
-    fn range_end(&mut self) -> Bytes {
+    /// Where the range from this key ends.
+    fn range_end(&mut self, key: &Bytes) -> Bytes {
         let ends = ["", "", "", "\0", "\0", "b", "c", "e", "zz", "a"];
-        self.one_of(&ends).into()
+        let end = Bytes::from(self.one_of(&ends));
+        let is_before = end > "\0" && end <= key;
+        if self.is_ordered && is_before { Bytes::new() } else { end }
     }
 
     fn revision(&mut self) -> i64 {
@@ -155,9 +193,10 @@ impl Draw<'_> {
     }
 
     fn range(&mut self) -> RangeRequest {
+        let key = self.key();
         RangeRequest {
-            key: self.key(),
-            range_end: self.range_end(),
+            range_end: self.range_end(&key),
+            key,
             limit: self.one_of(&[0, 0, 0, 1, 2, 5, -1]),
             revision: self.revision(),
             sort_order: self.one_of(&[0, 0, 0, 1, 2, 2, 3]),
@@ -203,20 +242,20 @@ impl Draw<'_> {
     }
 
     fn delete(&mut self) -> DeleteRangeRequest {
-        DeleteRangeRequest {
-            key: self.key(),
-            range_end: self.range_end(),
-            prev_kv: self.rng.chance(400),
-        }
+        let key = self.key();
+        DeleteRangeRequest { range_end: self.range_end(&key), key, prev_kv: self.rng.chance(400) }
     }
 
     fn compare(&mut self) -> Compare {
         let number = self.one_of(&[0, 1, 2, self.known.revision]);
+        let result = self.one_of(&[0, 0, 1, 2, 3, 9]);
+        let target = self.one_of(&[0, 1, 2, 3, 3, 4, 9]);
+        let key = self.key();
         Compare {
-            result: self.one_of(&[0, 0, 1, 2, 3, 9]),
-            target: self.one_of(&[0, 1, 2, 3, 3, 4, 9]),
-            key: self.key(),
-            range_end: if self.rng.chance(700) { Bytes::new() } else { self.range_end() },
+            result,
+            target,
+            range_end: if self.rng.chance(700) { Bytes::new() } else { self.range_end(&key) },
+            key,
             target_union: match self.rng.range(0, 6) {
                 0 => None,
                 1 => Some(TargetUnion::Version(number)),
@@ -241,6 +280,14 @@ impl Draw<'_> {
             _ => None,
         };
         RequestOp { request }
+    }
+
+    fn whole_txn(&mut self) -> TxnRequest {
+        let mut txn = self.txn(0);
+        if deletes_to_the_end(&txn) {
+            keep_nothing(&mut txn);
+        }
+        txn
     }
 
     fn txn(&mut self, depth: u32) -> TxnRequest {
@@ -270,9 +317,10 @@ impl Draw<'_> {
     }
 
     fn watch(&mut self) -> WatchCreateRequest {
+        let key = self.key();
         WatchCreateRequest {
-            key: self.key(),
-            range_end: self.range_end(),
+            range_end: self.range_end(&key),
+            key,
             start_revision: self.revision(),
             progress_notify: self.rng.chance(200),
             filters: match self.rng.range(0, 8) {
@@ -285,6 +333,25 @@ impl Draw<'_> {
             prev_kv: self.rng.chance(400),
             watch_id: if self.rng.chance(700) { 0 } else { self.watch_id() },
             fragment: self.rng.chance(200),
+        }
+    }
+}
+
+fn deletes_to_the_end(txn: &TxnRequest) -> bool {
+    txn.success.iter().chain(&txn.failure).any(|operation| match &operation.request {
+        Some(Request::RequestDeleteRange(delete)) => delete.range_end == "\0",
+        Some(Request::RequestTxn(inner)) => deletes_to_the_end(inner),
+        Some(Request::RequestRange(_) | Request::RequestPut(_)) | None => false,
+    })
+}
+
+/// Every put of `txn` says value and lease itself.
+fn keep_nothing(txn: &mut TxnRequest) {
+    for operation in txn.success.iter_mut().chain(&mut txn.failure) {
+        match &mut operation.request {
+            Some(Request::RequestPut(put)) => (put.ignore_value, put.ignore_lease) = (false, false),
+            Some(Request::RequestTxn(inner)) => keep_nothing(inner),
+            Some(Request::RequestRange(_) | Request::RequestDeleteRange(_)) | None => {}
         }
     }
 }

@@ -1,5 +1,8 @@
 //! One member of one program, and what it answers, in a form that can be compared.
 
+mod auth;
+mod line;
+
 use std::fmt::Debug;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -12,13 +15,21 @@ use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
 use node_proto::etcdserverpb::{
     AlarmRequest, DefragmentRequest, DowngradeRequest, HashKvRequest, LeaseKeepAliveRequest,
     LeaseKeepAliveResponse, LeaseLeasesRequest, LeaseLeasesResponse, LeaseRevokeRequest,
-    LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, MoveLeaderRequest, ResponseHeader,
-    StatusRequest, StatusResponse,
+    LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, MoveLeaderRequest, RangeRequest,
+    ResponseHeader, StatusRequest, StatusResponse,
 };
-use tonic::Status;
+use node_proto::mvccpb::KeyValue;
+use tonic::metadata::AsciiMetadataValue;
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
+use tonic::{Request, Status};
 
-use super::requests::{Call, Who};
+use self::auth::auth;
+pub(super) use self::line::line;
+use super::begun::Begun;
+use super::requests::{Asked, Call, Shown, Who};
+use super::users::TOKENS;
 use super::watches::Watches;
 use crate::bench::cluster::free_ports;
 use crate::bench::process::Server as Process;
@@ -30,6 +41,27 @@ const STRANGER: u64 = 0xfeed;
 /// What each server's own id becomes.
 const ITSELF: u64 = 1;
 
+/// A token that nobody was given.
+const RUBBISH: &str = "abcdefghijklmnop.1";
+/// No token lasts for less than a run.
+const TOKEN_SECONDS: u64 = 100_000;
+
+/// A way to the server, with a token or without one.
+pub(super) type Service = InterceptedService<Channel, Shows>;
+
+/// Shows a token with each request.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Shows(Option<AsciiMetadataValue>);
+
+impl Interceptor for Shows {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(token) = &self.0 {
+            request.metadata_mut().insert("token", token.clone());
+        }
+        Ok(request)
+    }
+}
+
 /// An answer, or a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
@@ -39,12 +71,18 @@ pub(super) struct Answer {
     pub(super) is_refusal: bool,
 }
 
+impl Answer {
+    fn done(text: &str) -> Self {
+        Self { text: text.to_owned(), revision: None, is_refusal: false }
+    }
+}
+
 pub(super) struct Server {
-    kv: KvClient<Channel>,
-    lease: LeaseClient<Channel>,
-    maintenance: MaintenanceClient<Channel>,
     member: u64,
     pub(super) watches: Watches,
+    pub(super) begun: Begun,
+    /// What it gave, by the places that requests name.
+    tokens: [Option<AsciiMetadataValue>; TOKENS],
     channel: Channel,
     _process: Process,
 }
@@ -64,6 +102,9 @@ impl Server {
             format!("--listen-client-urls={client}"),
             format!("--advertise-client-urls={client}"),
             format!("--initial-cluster=one={peer}"),
+            // The lowest: passwords are said all the time.
+            "--bcrypt-cost=4".to_owned(),
+            format!("--auth-token-ttl={TOKEN_SECONDS}"),
         ];
         let process = Process::start(program, &args, &dir.join("log"))?;
         let channel = channel(SocketAddr::from((Ipv4Addr::LOCALHOST, ports[1])), None)?;
@@ -76,21 +117,18 @@ impl Server {
                 _ => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         };
-        let watches = Watches::open(channel.clone());
-        let kv = KvClient::new(channel.clone());
-        let lease = LeaseClient::new(channel.clone());
-        Ok(Self { kv, lease, maintenance, member, watches, channel, _process: process })
+        let watches = Watches::open(Service::new(channel.clone(), Shows(None)));
+        let (begun, tokens) = (Begun::default(), Default::default());
+        Ok(Self { member, watches, begun, tokens, channel, _process: process })
     }
 
-    /// One wish on a stream of its own, and its answer.
-    async fn keep_alive(
-        &mut self,
-        id: i64,
-    ) -> Result<tonic::Response<LeaseKeepAliveResponse>, Status> {
-        let wishes = futures_util::stream::iter([LeaseKeepAliveRequest { id }]);
-        let mut answers = self.lease.lease_keep_alive(wishes).await?.into_inner();
-        let answer = answers.message().await?;
-        answer.map(tonic::Response::new).ok_or_else(|| Status::aborted("no answer"))
+    fn service(&self, by: Shown) -> Service {
+        let token = match by {
+            Shown::Nothing => None,
+            Shown::Rubbish => Some(AsciiMetadataValue::from_static(RUBBISH)),
+            Shown::Token(place) => self.tokens[place].clone(),
+        };
+        Service::new(self.channel.clone(), Shows(token))
     }
 
     fn id(&self, who: Who) -> u64 {
@@ -101,88 +139,101 @@ impl Server {
         }
     }
 
-    async fn time_to_live(
-        &mut self,
-        request: LeaseTimeToLiveRequest,
-    ) -> Result<tonic::Response<LeaseTimeToLiveResponse>, Status> {
-        let mut response = self.lease.lease_time_to_live(request).await?;
-        let left = response.get_mut();
-        // Seconds pass between the two.
-        if left.ttl > (left.granted_ttl - 3_600).max(0) {
-            left.ttl = left.granted_ttl;
-        }
-        left.keys.sort_unstable();
-        Ok(response)
+    /// All keys, with the revision at which they are: asked by somebody who may.
+    pub(super) async fn keys(&self) -> Result<(i64, Vec<KeyValue>)> {
+        let (key, range_end) = (vec![0].into(), vec![0].into());
+        let all = RangeRequest { key, range_end, ..RangeRequest::default() };
+        let found = KvClient::new(self.service(Shown::Nothing)).range(all).await?.into_inner();
+        Ok((found.header.context("an answer has a header")?.revision, found.kvs))
     }
 
-    async fn leases(&mut self) -> Result<tonic::Response<LeaseLeasesResponse>, Status> {
-        let mut response = self.lease.lease_leases(LeaseLeasesRequest {}).await?;
-        // etcd lists them by the time that they have left.
-        response.get_mut().leases.sort_unstable_by_key(|lease| lease.id);
-        Ok(response)
+    async fn status(&self, mut maintenance: MaintenanceClient<Service>) -> Answer {
+        let response = maintenance.status(StatusRequest {}).await;
+        let response = response.map(|r| r.map(|status| comparable(status, self.member)));
+        answer(response, |a| &mut a.header)
+    }
+
+    async fn alarm(
+        &self,
+        mut maintenance: MaintenanceClient<Service>,
+        request: AlarmRequest,
+    ) -> Answer {
+        let mut response = maintenance.alarm(request).await;
+        if let Ok(response) = &mut response {
+            let alarms = response.get_mut().alarms.iter_mut();
+            alarms.filter(|a| a.member_id == self.member).for_each(|a| a.member_id = ITSELF);
+            // As etcd's maps happen to have them.
+            response.get_mut().alarms.sort_unstable_by_key(|a| (a.alarm, a.member_id));
+        }
+        answer(response, |a| &mut a.header)
     }
 
     /// Asks, and waits for the answer; what watches are told comes by itself.
-    pub(super) async fn call(&mut self, call: &Call) -> Result<Answer> {
-        let call = call.clone();
+    pub(super) async fn call(&mut self, asked: &Asked) -> Result<Answer> {
+        let service = self.service(asked.by);
+        let mut kv = KvClient::new(service.clone());
+        let mut lease = LeaseClient::new(service.clone());
+        let mut maintenance = MaintenanceClient::new(service.clone());
+        let call = asked.call.clone();
         Ok(match call {
-            Call::Range(request) => answer(self.kv.range(request).await, |a| &mut a.header),
-            Call::Put(request) => answer(self.kv.put(request).await, |a| &mut a.header),
-            Call::Delete(request) => answer(self.kv.delete_range(request).await, |a| &mut a.header),
-            Call::Txn(request) => answer(self.kv.txn(request).await, |a| &mut a.header),
-            Call::Compact(request) => answer(self.kv.compact(request).await, |a| &mut a.header),
+            Call::Range(request) => answer(kv.range(request).await, |a| &mut a.header),
+            Call::Put(request) => answer(kv.put(request).await, |a| &mut a.header),
+            Call::Delete(request) => answer(kv.delete_range(request).await, |a| &mut a.header),
+            Call::Txn(request) => answer(kv.txn(request).await, |a| &mut a.header),
+            Call::Compact(request) => answer(kv.compact(request).await, |a| &mut a.header),
             Call::HashKv(revision) => {
                 let request = HashKvRequest { revision };
-                answer(self.maintenance.hash_kv(request).await, |a| &mut a.header)
+                answer(maintenance.hash_kv(request).await, |a| &mut a.header)
             }
-            Call::Status => {
-                let response = self.maintenance.status(StatusRequest {}).await;
-                let member = self.member;
-                let response = response.map(|r| r.map(|status| comparable(status, member)));
-                answer(response, |a| &mut a.header)
-            }
+            Call::Status => self.status(maintenance).await,
             Call::Alarm { action, who, alarm } => {
                 let request = AlarmRequest { action, member_id: self.id(who), alarm };
-                let member = self.member;
-                let mut response = self.maintenance.alarm(request).await;
-                if let Ok(response) = &mut response {
-                    let alarms = response.get_mut().alarms.iter_mut();
-                    alarms.filter(|a| a.member_id == member).for_each(|a| a.member_id = ITSELF);
-                    // As etcd's maps happen to have them.
-                    response.get_mut().alarms.sort_unstable_by_key(|a| (a.alarm, a.member_id));
-                }
-                answer(response, |a| &mut a.header)
+                self.alarm(maintenance, request).await
             }
             Call::MoveLeader(who) => {
                 let request = MoveLeaderRequest { target_id: self.id(who) };
-                answer(self.maintenance.move_leader(request).await, |a| &mut a.header)
+                answer(maintenance.move_leader(request).await, |a| &mut a.header)
             }
             Call::Defragment => {
-                answer(self.maintenance.defragment(DefragmentRequest {}).await, |a| &mut a.header)
+                answer(maintenance.defragment(DefragmentRequest {}).await, |a| &mut a.header)
             }
             Call::Downgrade(action, version) => {
                 let request = DowngradeRequest { action, version: version.to_owned() };
-                answer(self.maintenance.downgrade(request).await, |a| &mut a.header)
+                answer(maintenance.downgrade(request).await, |a| &mut a.header)
             }
             Call::LeaseGrant(request) => {
-                answer(self.lease.lease_grant(request).await, |a| &mut a.header)
+                answer(lease.lease_grant(request).await, |a| &mut a.header)
             }
             Call::LeaseRevoke(id) => {
                 let request = LeaseRevokeRequest { id };
-                answer(self.lease.lease_revoke(request).await, |a| &mut a.header)
+                answer(lease.lease_revoke(request).await, |a| &mut a.header)
             }
-            Call::LeaseKeepAlive(id) => answer(self.keep_alive(id).await, |a| &mut a.header),
+            Call::LeaseKeepAlive(id) => answer(keep_alive(lease, id).await, |a| &mut a.header),
             Call::LeaseTimeToLive(request) => {
-                answer(self.time_to_live(request).await, |a| &mut a.header)
+                answer(time_to_live(lease, request).await, |a| &mut a.header)
             }
-            Call::LeaseLeases => answer(self.leases().await, |a| &mut a.header),
+            Call::LeaseLeases => answer(leases(lease).await, |a| &mut a.header),
             Call::Watch(_) | Call::CancelWatch(_) | Call::WatchProgress => {
                 self.watches.ask(&call).await?;
-                Answer { text: "asked".to_owned(), revision: None, is_refusal: false }
+                Answer::done("asked")
             }
             Call::Reopen => {
-                self.watches = Watches::open(self.channel.clone());
-                Answer { text: "opened".to_owned(), revision: None, is_refusal: false }
+                self.watches = Watches::open(service);
+                Answer::done("opened")
+            }
+            Call::Auth(call) => auth(call, service, &mut self.tokens).await,
+            Call::Line(call) => line(call, service).await,
+            Call::Begin(number, call) => {
+                self.begun.begin(number, call, service);
+                Answer::done("begun")
+            }
+            Call::Observe(number, name) => {
+                self.begun.observe(number, name, service);
+                Answer::done("begun")
+            }
+            Call::Abandon(number) => {
+                self.begun.abandon(number);
+                Answer::done("abandoned")
             }
         })
     }
@@ -195,7 +246,41 @@ pub(super) fn anonymous(header: &mut Option<ResponseHeader>) -> Option<i64> {
     Some(header.revision)
 }
 
-fn answer<T: Debug>(
+/// One wish on a stream of its own, and its answer.
+async fn keep_alive(
+    mut lease: LeaseClient<Service>,
+    id: i64,
+) -> Result<tonic::Response<LeaseKeepAliveResponse>, Status> {
+    let wishes = futures_util::stream::iter([LeaseKeepAliveRequest { id }]);
+    let mut answers = lease.lease_keep_alive(wishes).await?.into_inner();
+    let answer = answers.message().await?;
+    answer.map(tonic::Response::new).ok_or_else(|| Status::aborted("no answer"))
+}
+
+async fn time_to_live(
+    mut lease: LeaseClient<Service>,
+    request: LeaseTimeToLiveRequest,
+) -> Result<tonic::Response<LeaseTimeToLiveResponse>, Status> {
+    let mut response = lease.lease_time_to_live(request).await?;
+    let left = response.get_mut();
+    // Seconds pass between the two.
+    if left.ttl > (left.granted_ttl - 3_600).max(0) {
+        left.ttl = left.granted_ttl;
+    }
+    left.keys.sort_unstable();
+    Ok(response)
+}
+
+async fn leases(
+    mut lease: LeaseClient<Service>,
+) -> Result<tonic::Response<LeaseLeasesResponse>, Status> {
+    let mut response = lease.lease_leases(LeaseLeasesRequest {}).await?;
+    // etcd lists them by the time that they have left.
+    response.get_mut().leases.sort_unstable_by_key(|lease| lease.id);
+    Ok(response)
+}
+
+pub(super) fn answer<T: Debug>(
     response: Result<tonic::Response<T>, Status>,
     header: impl Fn(&mut T) -> &mut Option<ResponseHeader>,
 ) -> Answer {
@@ -241,7 +326,7 @@ fn comparable(mut status: StatusResponse, member: u64) -> StatusResponse {
 impl Server {
     /// Waits for the first answer that has a revision.
     pub(super) async fn revision(&mut self) -> Result<i64> {
-        let answer = self.call(&Call::Status).await?;
+        let answer = self.call(&Asked { by: Shown::Nothing, call: Call::Status }).await?;
         answer.revision.context("a status has a header")
     }
 }

@@ -15,9 +15,9 @@ use node_proto::etcdserverpb::{
 };
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
-use tonic::transport::Channel;
 
 use super::requests::Call;
+use super::server::Service;
 
 /// Requests on their way to the server.
 const QUEUED: usize = 16;
@@ -36,8 +36,9 @@ struct Heard {
     told: Told,
     /// Watches that asked for previous values.
     previous: BTreeSet<i64>,
-    /// Whether each create that is still to be answered asks for them, in order.
-    asked: std::collections::VecDeque<bool>,
+    /// Whether each create that is still to be answered asks for them, in order; `None` of one that is made
+    /// for its answer alone.
+    asked: std::collections::VecDeque<Option<bool>>,
 }
 
 pub(super) struct Watches {
@@ -55,7 +56,7 @@ impl Drop for Watches {
 }
 
 impl Watches {
-    pub(super) fn open(channel: Channel) -> Self {
+    pub(super) fn open(service: Service) -> Self {
         let (requests, receiver) = mpsc::channel(QUEUED);
         let stream = futures_util::stream::unfold(receiver, async |mut receiver| {
             receiver.recv().await.map(|request| (request, receiver))
@@ -65,7 +66,7 @@ impl Watches {
         let (log, tell) = (heard.clone(), answered.clone());
         let listener = tokio::spawn(async move {
             // etcd answers a stream with nothing, not even its head, before it has something to say.
-            let mut responses = match WatchClient::new(channel).watch(stream).await {
+            let mut responses = match WatchClient::new(service).watch(stream).await {
                 Ok(responses) => responses.into_inner(),
                 Err(error) => {
                     let mut heard = log.lock().expect("nothing panics under this lock");
@@ -98,7 +99,9 @@ impl Watches {
     /// Returns once the server has read the request: what is written after it comes after it.
     pub(super) async fn ask(&self, call: &Call) -> Result<()> {
         let union = match call {
-            Call::Watch(create) => return self.create((**create).clone()).await,
+            Call::Watch(create) => {
+                return self.create((**create).clone(), Some(create.prev_kv)).await;
+            }
             Call::CancelWatch(watch_id) => {
                 RequestUnion::CancelRequest(WatchCancelRequest { watch_id: *watch_id })
             }
@@ -112,13 +115,13 @@ impl Watches {
             range_end: Bytes::from_static(b"a"),
             ..WatchCreateRequest::default()
         };
-        self.create(refused).await
+        self.create(refused, None).await
     }
 
-    async fn create(&self, create: WatchCreateRequest) -> Result<()> {
+    async fn create(&self, create: WatchCreateRequest, previous: Option<bool>) -> Result<()> {
         {
             let mut heard = self.heard.lock().expect("nothing panics under this lock");
-            heard.asked.push_back(create.prev_kv);
+            heard.asked.push_back(previous);
         }
         self.send(RequestUnion::CreateRequest(create)).await?;
         self.answered.notified().await;
@@ -151,12 +154,16 @@ impl Heard {
             false if of_all => PROGRESS,
             false => response.watch_id,
         };
+        let asked = if response.created { self.asked.pop_front() } else { None };
+        if asked == Some(None) {
+            return;
+        }
         let list = self.told.entry(id).or_default();
         if is_progress {
             list.push(format!("progress {revision}"));
         }
         if response.created {
-            if self.asked.pop_front() == Some(true) {
+            if asked == Some(Some(true)) {
                 self.previous.insert(id);
             } else {
                 self.previous.remove(&id);

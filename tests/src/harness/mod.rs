@@ -5,6 +5,7 @@
 //! Everything a world starts is killed by its process id when the world is dropped.
 
 pub mod agents;
+pub mod credentials;
 pub mod etcdctl;
 pub mod machines;
 pub mod network;

@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use anyhow::{Context, Result, ensure};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use super::skip;
+
 /// One host: what runs "on it" is started through [`Host::command`].
 #[derive(Clone, Debug)]
 pub struct Host {
@@ -83,6 +85,19 @@ impl Network {
             hosts: (1..=hosts).map(|i| host(format!("host-{i}"), 10 + i)).collect(),
             namespaces: Vec::new(),
         }
+    }
+
+    /// Whether there can be networks here whose links are cut; says so if a test is skipped for it.
+    pub fn can_be_cut() -> bool {
+        if Command::new("nft").arg("--version").output().is_err() {
+            skip::not_installed("nft");
+            return false;
+        }
+        let tried = Self::namespaces(1).and_then(|network| network.heal());
+        if let Err(error) = &tried {
+            skip::skipped(format_args!("no network namespaces with rules here: {error:#}"));
+        }
+        tried.is_ok()
     }
 
     /// Hosts in network namespaces of their own; needs root.

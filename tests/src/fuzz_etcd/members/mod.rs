@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use self::requests::{Call, Draw, Known};
 use self::side::{Answer, Side};
 use super::Difference;
-use crate::sim::rng::Rng;
+use crate::rng::Rng;
 
 /// etcd takes a member for healthy when it has been connected for five seconds; and what ends is
 /// noticed a little later by others.

@@ -8,7 +8,7 @@
 //! member that is started again: etcd judges what it has refused once more when it replays its log, by who
 //! is a member then, and takes the URL if that one is gone.
 
-use crate::sim::rng::Rng;
+use crate::rng::Rng;
 
 /// Who is asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

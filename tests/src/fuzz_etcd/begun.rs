@@ -1,0 +1,98 @@
+//! Calls that may wait for long, and what they have been told.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use node_proto::v3electionpb::LeaderRequest;
+use node_proto::v3electionpb::election_client::ElectionClient;
+use tokio::task::JoinHandle;
+
+use super::lines::LineCall;
+use super::server::{Service, anonymous, line};
+
+/// What each call was told, by its number.
+pub(super) type Told = BTreeMap<u64, Vec<String>>;
+
+#[derive(Default)]
+struct Heard {
+    told: Told,
+    over: BTreeSet<u64>,
+}
+
+impl Heard {
+    fn tell(&mut self, number: u64, text: String, is_over: bool) {
+        self.told.entry(number).or_default().push(text);
+        if is_over {
+            self.over.insert(number);
+        }
+    }
+}
+
+/// The calls of one side.
+#[derive(Default)]
+pub(super) struct Begun {
+    heard: Arc<Mutex<Heard>>,
+    tasks: BTreeMap<u64, JoinHandle<()>>,
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.tasks.values().for_each(JoinHandle::abort);
+    }
+}
+
+impl Begun {
+    /// Makes a call, and waits for nothing.
+    pub(super) fn begin(&mut self, number: u64, call: LineCall, service: Service) {
+        let heard = self.heard.clone();
+        let task = async move {
+            let answer = line(call, service).await;
+            heard.lock().expect("nothing panics under this lock").tell(number, answer.text, true);
+        };
+        self.tasks.insert(number, tokio::spawn(task));
+    }
+
+    /// Opens a stream of leaders, and waits for nothing.
+    pub(super) fn observe(&mut self, number: u64, name: &'static str, service: Service) {
+        let heard = self.heard.clone();
+        let task = async move {
+            let tell = |text: String, is_over: bool| {
+                let mut heard = heard.lock().expect("nothing panics under this lock");
+                heard.tell(number, text, is_over);
+            };
+            let request = LeaderRequest { name: name.into() };
+            let mut leaders = match ElectionClient::new(service).observe(request).await {
+                Ok(leaders) => leaders.into_inner(),
+                Err(refused) => return tell(format!("refused: {refused:?}"), true),
+            };
+            loop {
+                match leaders.message().await {
+                    Ok(Some(mut leader)) => {
+                        anonymous(&mut leader.header);
+                        tell(format!("{leader:?}"), false);
+                    }
+                    end => return tell(format!("the end: {end:?}"), true),
+                }
+            }
+        };
+        self.tasks.insert(number, tokio::spawn(task));
+    }
+
+    /// The client goes away.
+    pub(super) fn abandon(&mut self, number: u64) {
+        if let Some(task) = self.tasks.remove(&number) {
+            task.abort();
+        }
+    }
+
+    /// What has been told since [`Self::forget`], and which calls are over.
+    pub(super) fn told(&self) -> (Told, BTreeSet<u64>) {
+        let heard = self.heard.lock().expect("nothing panics under this lock");
+        (heard.told.clone(), heard.over.clone())
+    }
+
+    pub(super) fn forget(&self) {
+        let mut heard = self.heard.lock().expect("nothing panics under this lock");
+        *heard = Heard::default();
+    }
+}

@@ -1,0 +1,321 @@
+//! Requests about locks and elections, drawn from a seed: few lines, few leases, and whoever stands in
+//! line goes on doing so while other requests are made.
+//!
+//! What is not drawn, and why: a wait on a lease of the server's own making, whose key has its random
+//! id (there is a lock that has it at once, and gives both back); the end of who waits for a lock and has
+//! lost its key, while somebody else stands in line with one of the same name (etcd takes that away, too).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use node_proto::etcdserverpb::{
+    CompactionRequest, DeleteRangeRequest, LeaseGrantRequest, PutRequest, RangeRequest,
+};
+use node_proto::mvccpb::KeyValue;
+
+use super::begun::Told;
+use super::requests::{Asked, Call, Shown};
+use crate::rng::Rng;
+
+const NAMES: [&str; 2] = ["l", "m"];
+const LEASES: [i64; 3] = [1, 2, -4];
+/// A lease that is never granted.
+const NO_LEASE: i64 = 77;
+/// It does not end during a run.
+const TTL: i64 = 100_000;
+/// Whoever waits, at a time.
+const MAX_WAITING: usize = 5;
+/// Streams of leaders, at a time.
+const MAX_OBSERVERS: usize = 3;
+/// Places that later requests name.
+const MAX_PLACES: usize = 4;
+
+/// A difference that is meant.
+pub(super) const TOLD_TOO_LATE: &str = "etcd gives the lock, or the election, to whoever waited for it also if the key that stood in line is \
+     gone by then, and so perhaps to several";
+/// What etcd says then, and this node instead.
+const LATE: [(&str, &str); 2] = [
+    ("CampaignResponse ", "Unknown: election: not leader"),
+    ("LockResponse ", "Unknown: mutex: session is expired"),
+];
+
+/// A request about a lock or an election.
+#[derive(Clone, Debug)]
+pub(super) enum LineCall {
+    Lock {
+        name: &'static str,
+        lease: i64,
+    },
+    /// On a lease of the server's own making; and then both are given back.
+    LockOnOwnLease,
+    Unlock(Bytes),
+    Campaign {
+        name: &'static str,
+        lease: i64,
+        value: &'static str,
+    },
+    Proclaim {
+        name: &'static str,
+        key: Bytes,
+        revision: i64,
+        lease: i64,
+        value: &'static str,
+    },
+    /// What is there is said by nobody.
+    ProclaimNothing,
+    Resign {
+        name: &'static str,
+        key: Bytes,
+        revision: i64,
+        lease: i64,
+    },
+    Leader(&'static str),
+}
+
+/// A place in a line.
+#[derive(Clone, Debug)]
+struct Place {
+    name: &'static str,
+    key: Bytes,
+    revision: i64,
+    lease: i64,
+}
+
+/// Who stands in line, and in which.
+#[derive(Clone, Debug)]
+struct Waiter {
+    name: &'static str,
+    lease: i64,
+    /// The revision that made its key, once that has been seen.
+    created: Option<i64>,
+}
+
+/// What is under way.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lines {
+    next: u64,
+    waiters: BTreeMap<u64, Waiter>,
+    observers: BTreeSet<u64>,
+    /// The key of whoever was just given up, and the revision that made it.
+    leaving: Option<(Bytes, i64)>,
+    places: Vec<Place>,
+    /// The keys that are there, and the revisions that made them.
+    keys: BTreeMap<Bytes, i64>,
+}
+
+/// The key of whoever stands in line on a lease.
+fn key_of(name: &str, lease: i64) -> Bytes {
+    let sign = if lease < 0 { "-" } else { "" };
+    format!("{name}/{sign}{:x}", lease.unsigned_abs()).into()
+}
+
+impl Lines {
+    /// A request was made.
+    pub(super) fn learn(&mut self, call: &Call) {
+        self.leaving = None;
+        match call {
+            Call::Begin(number, call) => {
+                self.next = number + 1;
+                if let LineCall::Lock { name, lease } | LineCall::Campaign { name, lease, .. } =
+                    call
+                {
+                    let waiter = Waiter { name, lease: *lease, created: None };
+                    self.waiters.insert(*number, waiter);
+                }
+            }
+            Call::Observe(number, _) => {
+                self.next = number + 1;
+                self.observers.insert(*number);
+            }
+            Call::Abandon(number) => {
+                let waiter = self.waiters.remove(number);
+                self.leaving = waiter.and_then(|w| Some((key_of(w.name, w.lease), w.created?)));
+                self.observers.remove(number);
+            }
+            _ => {}
+        }
+    }
+
+    /// Looks at all keys, and at which calls are over: whether each call that must be over by now is,
+    /// and each that waits has its key.
+    pub(super) fn is_settled(&mut self, keys: &[KeyValue], over: &BTreeSet<u64>) -> bool {
+        let mut settled = true;
+        for (_, waiter) in self.waiters.iter_mut().filter(|(number, _)| !over.contains(number)) {
+            let own = key_of(waiter.name, waiter.lease);
+            let found = keys.iter().find(|kv| kv.key == own);
+            let created = waiter.created.or(found.map(|kv| kv.create_revision));
+            waiter.created = created;
+            let line = format!("{}/", waiter.name);
+            let mut before = keys.iter().filter(|kv| kv.key.starts_with(line.as_bytes()));
+            // Who is not there yet, or is first, will have something to say.
+            settled &= created.is_some_and(|created| before.any(|kv| kv.create_revision < created));
+        }
+        settled
+    }
+
+    /// Whether the key of whoever was given up is still there. It goes when the server has noticed; not if
+    /// the call had not even arrived.
+    pub(super) fn is_leaving(&self, keys: &[KeyValue]) -> bool {
+        let Some((key, created)) = &self.leaving else { return false };
+        keys.iter().any(|kv| kv.key == *key && kv.create_revision == *created)
+    }
+
+    /// Takes out of what etcd told that somebody whose key is gone has what the line is for, where the node
+    /// told them that they have not; how many.
+    pub(super) fn told_too_late(&self, keys: &[KeyValue], etcd: &mut Told, node: &Told) -> u64 {
+        let mut found = 0;
+        for (number, told) in etcd {
+            let created = self.waiters.get(number).and_then(|waiter| waiter.created);
+            let is_gone = created.is_some_and(|at| keys.iter().all(|kv| kv.create_revision != at));
+            let [said] = &mut told[..] else { continue };
+            let late = LATE.iter().find(|(late, refused)| {
+                said.starts_with(late) && node.get(number).is_some_and(|told| *told == [*refused])
+            });
+            if let (true, Some((_, refused))) = (is_gone, late) {
+                (*refused).clone_into(said);
+                found += 1;
+            }
+        }
+        found
+    }
+
+    /// These calls are over, on both sides.
+    pub(super) fn end(&mut self, over: &BTreeSet<u64>) {
+        for number in over {
+            self.observers.remove(number);
+            self.waiters.remove(number);
+        }
+    }
+
+    /// The keys that are there, whoever made them.
+    pub(super) fn found(&mut self, keys: &[KeyValue]) {
+        self.keys = keys.iter().map(|kv| (kv.key.clone(), kv.create_revision)).collect();
+        for kv in keys {
+            for name in NAMES {
+                for lease in LEASES {
+                    let is_known = |place: &Place| place.revision == kv.create_revision;
+                    if kv.key == key_of(name, lease) && !self.places.iter().any(is_known) {
+                        let (key, revision) = (kv.key.clone(), kv.create_revision);
+                        self.places.push(Place { name, key, revision, lease });
+                    }
+                }
+            }
+        }
+        let surplus = self.places.len().saturating_sub(MAX_PLACES);
+        self.places.drain(..surplus);
+    }
+
+    /// Who may be given up.
+    fn may_go(&self) -> Vec<u64> {
+        let waiters = self.waiters.iter().filter(|(_, waiter)| {
+            let there = self.keys.get(&key_of(waiter.name, waiter.lease));
+            there.is_none() || there == waiter.created.as_ref()
+        });
+        waiters.map(|(number, _)| number).chain(&self.observers).copied().collect()
+    }
+
+    /// Whether streams of leaders are open, which may be told something.
+    pub(super) fn has_observers(&self) -> bool {
+        !self.observers.is_empty()
+    }
+}
+
+pub(super) struct DrawLines<'r> {
+    pub(super) rng: &'r mut Rng,
+    pub(super) lines: &'r Lines,
+    /// The newest.
+    pub(super) revision: i64,
+}
+
+impl DrawLines<'_> {
+    pub(super) fn asked(&mut self) -> Asked {
+        Asked { by: Shown::Nothing, call: self.call() }
+    }
+
+    fn one_of<T: Clone>(&mut self, of: &[T]) -> T {
+        of[self.rng.pick(of.len())].clone()
+    }
+
+    fn call(&mut self) -> Call {
+        let (waiting, observers) = (self.lines.waiters.len(), self.lines.observers.len());
+        match self.rng.range(0, 100) {
+            0..12 => {
+                let (id, ttl) = (self.one_of(&LEASES), TTL);
+                Call::LeaseGrant(LeaseGrantRequest { id, ttl })
+            }
+            12..18 => Call::LeaseRevoke(self.one_of(&LEASES)),
+            18..44 if waiting < MAX_WAITING => Call::Begin(self.lines.next, self.enter()),
+            44..50 if observers < MAX_OBSERVERS => {
+                Call::Observe(self.lines.next, self.one_of(&NAMES))
+            }
+            50..56 if !self.lines.may_go().is_empty() => {
+                let open = self.lines.may_go();
+                Call::Abandon(self.one_of(&open))
+            }
+            56..60 => {
+                let Place { key, lease, .. } = self.place();
+                let lease = if self.rng.chance(500) { lease } else { 0 };
+                let value = Bytes::from_static(b"put");
+                Call::Put(PutRequest { key, value, lease, ..PutRequest::default() })
+            }
+            60..66 => {
+                let key = self.place().key;
+                Call::Delete(DeleteRangeRequest { key, ..DeleteRangeRequest::default() })
+            }
+            66..69 => {
+                let (key, range_end) = ("l".into(), "n".into());
+                Call::Range(RangeRequest { key, range_end, ..RangeRequest::default() })
+            }
+            69..71 => {
+                let back = i64::try_from(self.rng.range(0, 5)).unwrap_or(0);
+                let revision = self.revision - back;
+                Call::Compact(CompactionRequest { revision, physical: true })
+            }
+            _ => Call::Line(self.line()),
+        }
+    }
+
+    fn enter(&mut self) -> LineCall {
+        let name = self.one_of(&NAMES);
+        let lease = if self.rng.chance(30) { NO_LEASE } else { self.one_of(&LEASES) };
+        if self.rng.chance(500) {
+            LineCall::Lock { name, lease }
+        } else {
+            LineCall::Campaign { name, lease, value: self.one_of(&["", "x", "y"]) }
+        }
+    }
+
+    /// One that somebody has, or had, or one that nobody has.
+    fn place(&mut self) -> Place {
+        if !self.lines.places.is_empty() && self.rng.chance(850) {
+            return self.one_of(&self.lines.places);
+        }
+        let (name, lease) = (self.one_of(&NAMES), self.one_of(&LEASES));
+        let revision = self.one_of(&[-1, 0, 1, self.revision]);
+        Place { name, key: key_of(name, lease), revision, lease }
+    }
+
+    fn line(&mut self) -> LineCall {
+        let Place { name, mut key, revision, mut lease } = self.place();
+        if self.rng.chance(30) {
+            key = Bytes::new();
+        }
+        if self.rng.chance(50) {
+            lease = NO_LEASE;
+        }
+        match self.rng.range(0, 100) {
+            0..25 => LineCall::Unlock(key),
+            25..50 => LineCall::Proclaim {
+                name,
+                key,
+                revision,
+                lease,
+                value: self.one_of(&["", "v", "w"]),
+            },
+            50..53 => LineCall::ProclaimNothing,
+            53..75 => LineCall::Resign { name, key, revision, lease },
+            75..92 => LineCall::Leader(name),
+            _ => LineCall::LockOnOwnLease,
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Requests about locks and elections.
+
+use bytes::Bytes;
+use node_proto::etcdserverpb::LeaseRevokeRequest;
+use node_proto::etcdserverpb::lease_client::LeaseClient;
+use node_proto::v3electionpb::election_client::ElectionClient;
+use node_proto::v3electionpb::{
+    CampaignRequest, LeaderKey, LeaderRequest, ProclaimRequest, ResignRequest,
+};
+use node_proto::v3lockpb::lock_client::LockClient;
+use node_proto::v3lockpb::{LockRequest, LockResponse, UnlockRequest};
+use tonic::Status;
+
+use super::{Answer, Service, anonymous, answer};
+use crate::fuzz_etcd::lines::LineCall;
+
+/// A line that nobody else stands in.
+const APART: &str = "o";
+
+/// Asks.
+pub(in crate::fuzz_etcd) async fn line(call: LineCall, service: Service) -> Answer {
+    let mut lock = LockClient::new(service.clone());
+    let mut election = ElectionClient::new(service.clone());
+    let leader = |name: &str, key, rev, lease| {
+        Some(LeaderKey { name: Bytes::copy_from_slice(name.as_bytes()), key, rev, lease })
+    };
+    match call {
+        LineCall::Lock { name, lease } => {
+            let request = LockRequest { name: name.into(), lease };
+            answer(lock.lock(request).await, |a| &mut a.header)
+        }
+        LineCall::LockOnOwnLease => {
+            let done = lock_on_own_lease(service).await;
+            let done = done.map(tonic::Response::new);
+            answer(done, |a| &mut a.header)
+        }
+        LineCall::Unlock(key) => {
+            answer(lock.unlock(UnlockRequest { key }).await, |a| &mut a.header)
+        }
+        LineCall::Campaign { name, lease, value } => {
+            let request = CampaignRequest { name: name.into(), lease, value: value.into() };
+            answer(election.campaign(request).await, |a| &mut a.header)
+        }
+        LineCall::Proclaim { name, key, revision, lease, value } => {
+            let leader = leader(name, key, revision, lease);
+            let request = ProclaimRequest { leader, value: value.into() };
+            answer(election.proclaim(request).await, |a| &mut a.header)
+        }
+        LineCall::ProclaimNothing => {
+            answer(election.proclaim(ProclaimRequest::default()).await, |a| &mut a.header)
+        }
+        LineCall::Resign { name, key, revision, lease } => {
+            let request = ResignRequest { leader: leader(name, key, revision, lease) };
+            answer(election.resign(request).await, |a| &mut a.header)
+        }
+        LineCall::Leader(name) => {
+            let request = LeaderRequest { name: name.into() };
+            answer(election.leader(request).await, |a| &mut a.header)
+        }
+    }
+}
+
+/// Takes a lock on a lease of the server's own making, and gives both back: the answer to the first, with
+/// a key that has no random id in it, and its revision.
+async fn lock_on_own_lease(service: Service) -> Result<LockResponse, Status> {
+    let mut lock = LockClient::new(service.clone());
+    let mut lease = LeaseClient::new(service);
+    let name = Bytes::from_static(APART.as_bytes());
+    let mut answer = lock.lock(LockRequest { name, lease: 0 }).await?.into_inner();
+    let key = std::mem::take(&mut answer.key);
+    let id = std::str::from_utf8(&key).ok().and_then(|key| key.strip_prefix("o/"));
+    let id = id.and_then(|id| i64::from_str_radix(id, 16).ok());
+    let id = id.ok_or_else(|| Status::internal(format!("a key like {key:?}")))?;
+    let mut unlocked = lock.unlock(UnlockRequest { key }).await?.into_inner();
+    let mut revoked = lease.lease_revoke(LeaseRevokeRequest { id }).await?.into_inner();
+    let (unlocked, revoked) = (anonymous(&mut unlocked.header), anonymous(&mut revoked.header));
+    answer.key = format!("unlocked {unlocked:?}, revoked {revoked:?}").into();
+    Ok(answer)
+}

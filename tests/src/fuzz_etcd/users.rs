@@ -1,0 +1,323 @@
+//! Requests about users and roles, and other requests by whoever has a token, drawn from a seed.
+//!
+//! What is not drawn, and why: a permission for a range of a role that has another one from the same key
+//! (etcd overlooks the one that is there if another one comes before it, and then has it twice);
+//! an empty password in place of `root`'s (nobody is `root` any more then); ranges that end before their key
+//! (what etcd permits of these depends on how its tree of permissions happens to be).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use node_proto::authpb::{Permission, UserAddOptions};
+use node_proto::etcdserverpb::{
+    AuthRoleGrantPermissionRequest, AuthRoleRevokePermissionRequest, AuthUserAddRequest,
+};
+
+use super::lines::LineCall;
+use super::requests::{Asked, Call, Draw, Known, Shown};
+use super::server::Answer;
+use crate::rng::Rng;
+
+/// Tokens that are kept at a time; the first place is for `root`'s.
+pub(super) const TOKENS: usize = 8;
+/// Keys that are asked for: with those of the lines, no more than etcd sorts in a definite order.
+pub(super) const KEYS: &[&str] = &["a", "aa", "ab", "b", "b\0", "c", "d", "e", "\0", "z"];
+const ROOT: &str = "root";
+const USERS: [&str; 3] = [ROOT, "alice", "bob"];
+const ROLES: [&str; 3] = [ROOT, "few", "many"];
+const PASSWORDS: [&str; 4] = ["p", "q", "", "r"];
+/// What bcrypt does not read to its end.
+const TOO_LONG: &str = "seventy-three-letters-seventy-three-letters-seventy-three-letters-seventy";
+/// Lines that are entered on this lease alone, so that nobody waits in them.
+const LEASE: i64 = 1;
+
+/// A request about users and roles.
+#[derive(Clone, Debug)]
+pub(super) enum AuthCall {
+    Enable,
+    Disable,
+    Status,
+    /// The token is kept in this place.
+    Authenticate {
+        name: &'static str,
+        password: &'static str,
+        keep: usize,
+    },
+    UserAdd(AuthUserAddRequest),
+    UserGet(&'static str),
+    UserList,
+    UserDelete(&'static str),
+    ChangePassword(&'static str, &'static str),
+    GrantRole(&'static str, &'static str),
+    RevokeRole(&'static str, &'static str),
+    RoleAdd(&'static str),
+    RoleGet(&'static str),
+    RoleList,
+    RoleDelete(&'static str),
+    GrantPermission(AuthRoleGrantPermissionRequest),
+    RevokePermission(AuthRoleRevokePermissionRequest),
+}
+
+/// What the requests so far have made of users and roles.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Users {
+    is_enabled: bool,
+    passwords: BTreeMap<String, String>,
+    /// Who has the role `root`.
+    roots: BTreeSet<String>,
+    /// Of each role, the permissions: keys, and where the ranges from them end.
+    roles: BTreeMap<String, BTreeMap<Bytes, Bytes>>,
+    /// Whose token is kept where, as long as it proves that.
+    holders: [Option<&'static str>; TOKENS],
+    /// The line that was last entered, and the revision then: mostly the one that made its key.
+    place: Option<(&'static str, i64)>,
+}
+
+impl Users {
+    /// What follows from a request that was not refused.
+    pub(super) fn learn(&mut self, call: &Call, answer: &Answer) {
+        match call {
+            Call::Auth(call) => self.learn_auth(call),
+            Call::Line(LineCall::Lock { name, .. } | LineCall::Campaign { name, .. }) => {
+                self.place = answer.revision.map(|revision| (*name, revision));
+            }
+            _ => {}
+        }
+    }
+
+    fn learn_auth(&mut self, call: &AuthCall) {
+        match call {
+            AuthCall::Enable => self.is_enabled = true,
+            AuthCall::Disable => (self.is_enabled, self.holders) = (false, [None; TOKENS]),
+            AuthCall::Authenticate { name, keep, .. } => self.holders[*keep] = Some(name),
+            AuthCall::UserAdd(add) => {
+                self.passwords.insert(add.name.clone(), add.password.clone());
+            }
+            AuthCall::UserDelete(name) => {
+                self.passwords.remove(*name);
+                self.roots.remove(*name);
+                self.forget(name);
+            }
+            AuthCall::ChangePassword(name, password) => {
+                self.passwords.insert((*name).to_owned(), (*password).to_owned());
+                self.forget(name);
+            }
+            AuthCall::GrantRole(name, ROOT) => {
+                self.roots.insert((*name).to_owned());
+            }
+            AuthCall::RevokeRole(name, ROOT) => {
+                self.roots.remove(*name);
+            }
+            AuthCall::RoleAdd(role) => {
+                self.roles.insert((*role).to_owned(), BTreeMap::new());
+            }
+            AuthCall::RoleDelete(role) => {
+                self.roles.remove(*role);
+                if *role == ROOT {
+                    self.roots.clear();
+                }
+            }
+            AuthCall::GrantPermission(grant) => {
+                let role = self.roles.entry(grant.name.clone()).or_default();
+                if let Some(perm) = &grant.perm {
+                    role.insert(perm.key.clone(), perm.range_end.clone());
+                }
+            }
+            AuthCall::RevokePermission(revoke) => {
+                self.roles.entry(revoke.role.clone()).or_default().remove(&revoke.key);
+            }
+            AuthCall::Status
+            | AuthCall::UserGet(_)
+            | AuthCall::UserList
+            | AuthCall::GrantRole(..)
+            | AuthCall::RevokeRole(..)
+            | AuthCall::RoleGet(_)
+            | AuthCall::RoleList => {}
+        }
+    }
+
+    fn forget(&mut self, user: &str) {
+        for holder in &mut self.holders {
+            *holder = holder.filter(|name| *name != user);
+        }
+    }
+}
+
+pub(super) struct DrawUsers<'r> {
+    pub(super) rng: &'r mut Rng,
+    pub(super) known: &'r Known,
+    pub(super) users: &'r Users,
+}
+
+impl DrawUsers<'_> {
+    pub(super) fn asked(&mut self) -> Asked {
+        let Users { is_enabled, holders, .. } = self.users;
+        if *is_enabled && holders[0].is_none() && self.rng.chance(300) {
+            return Asked { by: Shown::Nothing, call: Call::Auth(self.authenticate(ROOT, 0)) };
+        }
+        if !is_enabled && self.rng.chance(300) {
+            return Asked { by: Shown::Nothing, call: Call::Auth(self.towards_enabled()) };
+        }
+        match self.rng.range(0, 100) {
+            0..8 => {
+                let (name, keep) = (self.user(), self.rng.pick(TOKENS - 1) + 1);
+                // Who says a password may show whatever they like.
+                Asked { by: self.by(500), call: Call::Auth(self.authenticate(name, keep)) }
+            }
+            8..14 => Asked { by: self.by(400), call: Call::Auth(self.look()) },
+            14..38 => Asked { by: self.by(850), call: Call::Auth(self.change()) },
+            38..46 => Asked { by: self.by(200), call: Call::Line(self.line()) },
+            _ => {
+                let (rng, known) = (&mut *self.rng, self.known);
+                let call = Draw { rng, known, keys: KEYS, is_ordered: true }.call();
+                Asked { by: self.by(150), call }
+            }
+        }
+    }
+
+    fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.rng.pick(of.len())]
+    }
+
+    /// With so many of 1000 of them by `root`.
+    fn by(&mut self, roots: u64) -> Shown {
+        if self.rng.chance(roots) {
+            return Shown::Token(0);
+        }
+        match self.rng.range(0, 20) {
+            0 => Shown::Nothing,
+            1 => Shown::Rubbish,
+            _ => Shown::Token(self.rng.pick(TOKENS)),
+        }
+    }
+
+    fn user(&mut self) -> &'static str {
+        if self.rng.chance(40) { self.one_of(&["", "nobody"]) } else { self.one_of(&USERS) }
+    }
+
+    fn role(&mut self) -> &'static str {
+        if self.rng.chance(40) { self.one_of(&["", "none"]) } else { self.one_of(&ROLES) }
+    }
+
+    /// Mostly with the right password.
+    fn authenticate(&mut self, name: &'static str, keep: usize) -> AuthCall {
+        let right = self.users.passwords.get(name);
+        let right = right.and_then(|right| PASSWORDS.iter().find(|password| *password == right));
+        let password = match right {
+            Some(right) if self.rng.chance(800) => right,
+            _ => self.one_of(&["p", "q", "", "x", TOO_LONG]),
+        };
+        AuthCall::Authenticate { name, password, keep }
+    }
+
+    /// What has to be there before authentication can be enabled; and that.
+    fn towards_enabled(&mut self) -> AuthCall {
+        if !self.users.passwords.contains_key(ROOT) {
+            return AuthCall::UserAdd(self.new_user(ROOT));
+        }
+        if !self.users.roots.contains(ROOT) {
+            return AuthCall::GrantRole(ROOT, ROOT);
+        }
+        AuthCall::Enable
+    }
+
+    fn look(&mut self) -> AuthCall {
+        match self.rng.range(0, 5) {
+            0 => AuthCall::Status,
+            1 => AuthCall::UserGet(self.user()),
+            2 => AuthCall::UserList,
+            3 => AuthCall::RoleGet(self.role()),
+            _ => AuthCall::RoleList,
+        }
+    }
+
+    fn new_user(&mut self, name: &str) -> AuthUserAddRequest {
+        let password = match self.rng.range(0, 40) {
+            0 => TOO_LONG,
+            _ => self.one_of(&PASSWORDS),
+        };
+        let options = match self.rng.range(0, 12) {
+            0 => Some(UserAddOptions { no_password: name != ROOT }),
+            1 => Some(UserAddOptions { no_password: false }),
+            _ => None,
+        };
+        AuthUserAddRequest {
+            name: name.to_owned(),
+            password: password.to_owned(),
+            options,
+            ..AuthUserAddRequest::default()
+        }
+    }
+
+    fn change(&mut self) -> AuthCall {
+        match self.rng.range(0, 100) {
+            0..3 => AuthCall::Enable,
+            3..5 => AuthCall::Disable,
+            5..18 => {
+                let name = self.user();
+                AuthCall::UserAdd(self.new_user(name))
+            }
+            18..22 => AuthCall::UserDelete(self.user()),
+            22..28 => {
+                let (name, password) = (self.user(), self.one_of(&PASSWORDS));
+                match password {
+                    // Nobody could say it.
+                    "" if name == ROOT => AuthCall::ChangePassword(name, "p"),
+                    "r" if self.rng.chance(100) => AuthCall::ChangePassword(name, TOO_LONG),
+                    _ => AuthCall::ChangePassword(name, password),
+                }
+            }
+            28..46 => AuthCall::GrantRole(self.user(), self.role()),
+            46..51 => AuthCall::RevokeRole(self.user(), self.role()),
+            51..62 => AuthCall::RoleAdd(self.role()),
+            62..64 => AuthCall::RoleDelete(self.role()),
+            64..90 => AuthCall::GrantPermission(self.grant()),
+            _ => AuthCall::RevokePermission(self.revoke()),
+        }
+    }
+
+    fn grant(&mut self) -> AuthRoleGrantPermissionRequest {
+        let name = self.role();
+        if self.rng.chance(20) {
+            return AuthRoleGrantPermissionRequest { name: name.to_owned(), perm: None };
+        }
+        let key = if self.rng.chance(20) { "" } else { self.one_of(KEYS) };
+        let range_end = self.one_of(&["", "", "\0", "c", "e", "zz", "a"]);
+        let (key, mut range_end) = (Bytes::from(key), Bytes::from(range_end));
+        if let Some(there) = self.users.roles.get(name).and_then(|role| role.get(&key)) {
+            range_end = there.clone();
+        }
+        let perm_type = self.one_of(&[0, 1, 2, 2]);
+        let perm = Some(Permission { perm_type, key, range_end });
+        AuthRoleGrantPermissionRequest { name: name.to_owned(), perm }
+    }
+
+    fn revoke(&mut self) -> AuthRoleRevokePermissionRequest {
+        let role = self.role();
+        let there = self.users.roles.get(role).map(|role| role.iter().collect::<Vec<_>>());
+        let (key, range_end) = match there {
+            Some(there) if !there.is_empty() && self.rng.chance(800) => {
+                let (key, range_end) = self.one_of(&there);
+                (key.clone(), range_end.clone())
+            }
+            _ => (self.one_of(KEYS).into(), self.one_of(&["", "\0", "c"]).into()),
+        };
+        AuthRoleRevokePermissionRequest { role: role.to_owned(), key, range_end }
+    }
+
+    /// On one lease, or on one that is not there: so nobody waits.
+    fn line(&mut self) -> LineCall {
+        let (name, lease) = (self.one_of(&["a", "d"]), self.one_of(&[LEASE, LEASE, LEASE, 77]));
+        let (entered, revision) = self.users.place.unwrap_or((name, 1));
+        let key = format!("{entered}/{LEASE}").into();
+        let value = self.one_of(&["x", "y"]);
+        match self.rng.range(0, 6) {
+            0 => LineCall::Lock { name, lease },
+            1 => LineCall::Campaign { name, lease, value },
+            2 => LineCall::Unlock(key),
+            3 => LineCall::Proclaim { name, key, revision, lease, value },
+            4 => LineCall::Resign { name, key, revision, lease },
+            _ => LineCall::Leader(name),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! One CA and one certificate for everybody, where it doesn't matter whose it is.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Result;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use rustls::ClientConfig;
+
+/// Files for servers, and a configuration for clients.
+#[derive(Clone, Debug)]
+pub struct Credentials {
+    dir: PathBuf,
+    /// For a client that shows the certificate.
+    pub client: Arc<ClientConfig>,
+}
+
+impl Credentials {
+    /// Makes them in `dir`, for servers on these hosts.
+    pub fn make(dir: &Path, hosts: &[String]) -> Result<Self> {
+        fs_err::create_dir_all(dir)?;
+        let mut ca = CertificateParams::new(Vec::new())?;
+        // Whose issuer has its own name signed itself, some say.
+        ca.distinguished_name.push(DnType::CommonName, "tests' CA");
+        ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        ca.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let ca_key = KeyPair::generate()?;
+        fs_err::write(dir.join("ca.crt"), ca.self_signed(&ca_key)?.pem())?;
+        let issuer = Issuer::new(ca, ca_key);
+        let mut leaf = CertificateParams::new(hosts)?;
+        leaf.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let key = KeyPair::generate()?;
+        fs_err::write(dir.join("client.crt"), leaf.signed_by(&key, &issuer)?.pem())?;
+        fs_err::write(dir.join("client.key"), key.serialize_pem())?;
+        Ok(Self { dir: dir.to_owned(), client: crate::client::tls_from(dir)? })
+    }
+
+    /// The CA's certificate.
+    pub fn ca(&self) -> PathBuf {
+        self.dir.join("ca.crt")
+    }
+
+    /// The flags that make a server show its certificate to clients, and ask for none.
+    pub fn flags(&self) -> Vec<String> {
+        self.shown("")
+    }
+
+    /// The flags that make a server use them towards clients and peers, and ask both for theirs.
+    pub fn mutual_flags(&self) -> Vec<String> {
+        let asked = |prefix: &str| {
+            let mut flags = self.shown(prefix);
+            flags.push(format!("--{prefix}trusted-ca-file={}", self.ca().display()));
+            flags.push(format!("--{prefix}client-cert-auth"));
+            flags
+        };
+        ["", "peer-"].into_iter().flat_map(asked).collect()
+    }
+
+    fn shown(&self, prefix: &str) -> Vec<String> {
+        let path = |name: &str| self.dir.join(name).display().to_string();
+        vec![
+            format!("--{prefix}cert-file={}", path("client.crt")),
+            format!("--{prefix}key-file={}", path("client.key")),
+        ]
+    }
+}

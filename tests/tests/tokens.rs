@@ -1,0 +1,114 @@
+//! Signed tokens between stock etcd and muster-node: with one key, what one of them signs counts with the
+//! other, as far as the revision of users and roles is the same.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::harness::nodes::client_url;
+use muster_tests::harness::programs::program;
+use muster_tests::harness::{Network, Node};
+use muster_tests::stock;
+use node_proto::etcdserverpb::auth_client::AuthClient;
+use node_proto::etcdserverpb::kv_client::KvClient;
+use node_proto::etcdserverpb::{AuthenticateRequest, RangeRequest};
+use tonic::transport::Channel;
+use tonic::{Request, Status};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// One of each kind, and a key in a format that etcd's library takes.
+const METHODS: [(&str, &str); 5] = [
+    ("RS256", "rsa.pem"),
+    ("PS512", "rsa-pkcs8.pem"),
+    ("ES384", "p384.pem"),
+    ("EdDSA", "ed.pem"),
+    ("HS256", "hmac.key"),
+];
+const FIRST: [&str; 6] = [
+    "user add root:secret",
+    "role add root",
+    "user grant-role root root",
+    "put k v",
+    "auth enable",
+    "--user=root:secret put k w",
+];
+
+fn work() -> &'static Path {
+    Path::new(env!("CARGO_TARGET_TMPDIR"))
+}
+
+async fn channel(node: &Node) -> Result<Channel> {
+    Ok(Channel::from_shared(client_url(&node.host))?.connect().await?)
+}
+
+async fn token(node: &Node) -> Result<String> {
+    let (name, password) = ("root".to_owned(), "secret".to_owned());
+    let request = AuthenticateRequest { name, password };
+    Ok(AuthClient::new(channel(node).await?).authenticate(request).await?.into_inner().token)
+}
+
+async fn get(node: &Node, token: &str) -> Result<Result<(), Status>> {
+    let mut request = Request::new(RangeRequest { key: "k".into(), ..Default::default() });
+    request.metadata_mut().insert("token", token.parse()?);
+    Ok(KvClient::new(channel(node).await?).range(request).await.map(drop))
+}
+
+fn etcdctl(tool: &Path, node: &Node, line: &str) -> Result<()> {
+    let output = Command::new(tool)
+        .env("ETCDCTL_API", "3")
+        .arg(format!("--endpoints={}", client_url(&node.host)))
+        .args(line.split(' '))
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "etcdctl {line}: {said}");
+    Ok(())
+}
+
+#[test]
+fn what_etcd_signs_counts_here_and_what_is_signed_here_counts_there() -> Result<()> {
+    let (Some(etcd), Some(tool)) = (stock::newest(work()), stock::newest_etcdctl(work())) else {
+        return Ok(());
+    };
+    let runtime = tokio::runtime::Runtime::new()?;
+    for (method, key) in METHODS {
+        runtime.block_on(both_ways(&etcd, &tool, method, key))?;
+    }
+    Ok(())
+}
+
+async fn both_ways(etcd: &Path, tool: &Path, method: &str, key: &str) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let network = Network::loopback(2);
+    let key = Path::new(env!("CARGO_MANIFEST_DIR")).join("../node/src/auth/jwt/fixtures").join(key);
+    let mut nodes = Vec::new();
+    let programs = [("etcd", etcd.to_owned()), ("muster", program("muster-node")?)];
+    for (host, (name, program)) in network.hosts.iter().zip(programs) {
+        let mut node = Node::new(host, name, &program, folder.path());
+        node.flags.push("--name=one".to_owned());
+        node.flags.push(format!("--initial-cluster=one=http://{}:2380", host.address));
+        let spec = format!("jwt,sign-method={method},priv-key={}", key.display());
+        node.flags.push(format!("--auth-token={spec}"));
+        node.start()?;
+        node.ready(LIMIT)?;
+        for line in FIRST {
+            etcdctl(tool, &node, line)?;
+        }
+        nodes.push(node);
+    }
+    for (from, to) in [(0, 1), (1, 0)] {
+        let given = token(&nodes[from]).await?;
+        get(&nodes[to], &given).await?.with_context(|| format!("{method}: {from} to {to}"))?;
+    }
+    // One user more, and both say the same of what was signed before.
+    let before = token(&nodes[0]).await?;
+    let mut said = Vec::new();
+    for node in &nodes {
+        etcdctl(tool, node, "--user=root:secret user add more:pw")?;
+        let status = get(node, &before).await?.expect_err("it is of before");
+        said.push((status.code(), status.message().to_owned()));
+    }
+    ensure!(said[0] == said[1], "{method}: {said:?}");
+    Ok(())
+}
