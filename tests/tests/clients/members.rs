@@ -1,0 +1,78 @@
+//! Three members of one program, on loopback, for one client.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+use muster_tests::harness::credentials::Credentials;
+use muster_tests::harness::nodes::{client_url, peer_url};
+use muster_tests::harness::{Network, Node, until_told};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const MEMBERS: u8 = 3;
+
+/// They end with this.
+pub(crate) struct Members {
+    /// Where clients reach them.
+    pub(crate) urls: Vec<String>,
+    /// Whose certificates they show, if any.
+    pub(crate) ca: Option<PathBuf>,
+    pub(crate) nodes: Vec<Node>,
+    /// Their data and logs, and what else belongs to this cluster.
+    pub(crate) folder: TempDir,
+}
+
+impl Members {
+    pub(crate) fn start(program: &Path, tls: bool) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let hosts = Network::loopback(MEMBERS).hosts.clone();
+        let addresses: Vec<String> = hosts.iter().map(|host| host.address.to_string()).collect();
+        let credentials =
+            if tls { Some(Credentials::make(folder.path(), &addresses)?) } else { None };
+        let all: Vec<String> =
+            hosts.iter().map(|host| format!("{}={}", host.name, peer_url(host))).collect();
+        let secured = |url: String| if tls { url.replace("http:", "https:") } else { url };
+        let mut nodes = Vec::new();
+        for host in &hosts {
+            let mut node = Node::new(host, &host.name, program, folder.path());
+            // Clients may be served in TLS while peers are not: one is not the other's matter.
+            for flag in node.flags.iter_mut().filter(|flag| flag.contains("-client-urls=")) {
+                *flag = secured(std::mem::take(flag));
+            }
+            node.flags.push(format!("--name={}", host.name));
+            node.flags.push(format!("--initial-cluster={}", all.join(",")));
+            node.flags.extend(credentials.iter().flat_map(Credentials::flags));
+            node.start()?;
+            nodes.push(node);
+        }
+        for node in &mut nodes {
+            node.ready(LIMIT)?;
+        }
+        let urls = hosts.iter().map(|host| secured(client_url(host))).collect();
+        Ok(Self { urls, ca: credentials.map(|each| each.ca()), nodes, folder })
+    }
+
+    /// `kill -9` of the member that leads; which it was.
+    pub(crate) fn kill_leader(&mut self) -> Result<usize> {
+        let leads = until_told("a member to lead", LIMIT, || {
+            let leads = |url: &String| self.leads(url).unwrap_or_default();
+            self.urls.iter().position(leads)
+        })?;
+        self.nodes[leads].kill();
+        Ok(leads)
+    }
+
+    fn leads(&self, url: &str) -> Result<bool> {
+        let mut etcdctl = Command::new("etcdctl");
+        etcdctl.env("ETCDCTL_API", "3").args(["--endpoints", url, "-w", "json"]);
+        if let Some(ca) = &self.ca {
+            etcdctl.arg("--cacert").arg(ca);
+        }
+        let output = etcdctl.args(["endpoint", "status"]).output()?;
+        let status = &serde_json::from_slice::<Value>(&output.stdout)?[0]["Status"];
+        Ok(status["leader"].is_u64() && status["leader"] == status["header"]["member_id"])
+    }
+}

@@ -1,0 +1,196 @@
+//! A Postgres server under Patroni: one process group each way round, started and killed as a machine would be.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::harness::process::{exists, signal, tail};
+use muster_tests::harness::{Host, Process, until};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::members::Members;
+
+/// The cluster's name.
+pub(crate) const SCOPE: &str = "demo";
+const PORT: u16 = 5432;
+const API_PORT: u16 = 8008;
+/// Whose Postgres is where we are root: it refuses to be root's. The package makes this account.
+const ACCOUNT: &str = "postgres";
+/// Where Debian's packages have the servers' programs.
+const PACKAGED: &str = "/usr/lib/postgresql";
+/// A server that is told to end does, sooner or later.
+const END: Duration = Duration::from_secs(30);
+const SHOWN: usize = 60;
+
+/// One server and the Patroni that looks after it. Both end with this.
+pub(crate) struct Server {
+    pub(crate) host: Host,
+    python: PathBuf,
+    folder: PathBuf,
+    patroni: Option<Process>,
+}
+
+impl Server {
+    /// Not yet started; its data lies in the members' folder.
+    pub(crate) fn new(python: &Path, host: &Host, members: &Members) -> Result<Self> {
+        let folder = members.folder.path().join(format!("of-{}", host.name));
+        fs_err::create_dir(&folder)?;
+        let server = Self { host: host.clone(), python: python.to_owned(), folder, patroni: None };
+        // What is JSON is YAML.
+        fs_err::write(server.config(), server.settings(members)?.to_string())?;
+        ensure_account(&server.folder)?;
+        Ok(server)
+    }
+
+    fn settings(&self, members: &Members) -> Result<Value> {
+        let address = self.host.address;
+        let place = |port: u16| format!("{address}:{port}");
+        let hosts: Vec<&str> =
+            members.urls.iter().filter_map(|url| url.split("//").nth(1)).collect();
+        let everybody = ["local", "host"].map(|kind| match kind {
+            "local" => "local all all trust".to_owned(),
+            _ => "host all all 127.0.0.0/8 trust".to_owned(),
+        });
+        let replicas = "host replication all 127.0.0.0/8 trust".to_owned();
+        let [local, network] = everybody;
+        Ok(json!({
+            "scope": SCOPE,
+            "name": self.host.name,
+            "etcd3": { "hosts": hosts, "protocol": "https", "cacert": members.ca },
+            "restapi": { "listen": place(API_PORT), "connect_address": place(API_PORT) },
+            "bootstrap": {
+                "dcs": {
+                    // The shortest that Patroni takes, with all the time for the store that it allows then.
+                    "ttl": 20, "loop_wait": 2, "retry_timeout": 8,
+                    // What a client is told to be written is on two servers, or on the one that may lead.
+                    "synchronous_mode": true,
+                    "postgresql": { "use_pg_rewind": true },
+                },
+                "initdb": [{ "encoding": "UTF8" }, { "locale": "C" }, "data-checksums"],
+            },
+            "postgresql": {
+                "listen": place(PORT),
+                "connect_address": place(PORT),
+                "data_dir": self.data(),
+                "bin_dir": programs()?,
+                "pgpass": self.folder.join("pgpass"),
+                "authentication": {
+                    "superuser": { "username": "postgres" },
+                    "replication": { "username": "replicator" },
+                },
+                "parameters": { "unix_socket_directories": self.folder, "shared_buffers": "16MB" },
+                "pg_hba": [local, network, replicas],
+            },
+            "watchdog": { "mode": "off" },
+        }))
+    }
+
+    fn config(&self) -> PathBuf {
+        self.folder.join("patroni.yml")
+    }
+
+    fn data(&self) -> PathBuf {
+        self.folder.join("data")
+    }
+
+    /// Starts Patroni, which starts Postgres; or starts it again.
+    pub(crate) fn start(&mut self) -> Result<()> {
+        let mut command = self.command("patroni");
+        command.arg(self.config());
+        let log = self.folder.join("patroni.log");
+        self.patroni = Some(Process::spawn(&self.host.name, command, &log)?);
+        Ok(())
+    }
+
+    /// `kill -9` of Patroni, and of Postgres, as if the machine were gone.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        let server = self.postmaster().context("it has no Postgres")?;
+        self.patroni = None;
+        signal(server, Signal::KILL);
+        until("Postgres to be gone", END, || (!exists(server)).then_some(()))
+    }
+
+    /// The process id of Postgres.
+    fn postmaster(&self) -> Option<u32> {
+        let file = fs_err::read_to_string(self.data().join("postmaster.pid")).ok()?;
+        let id = file.lines().next()?.trim().parse().ok()?;
+        // The file stays behind, and the number may be another's by now.
+        let folder = fs_err::read_link(format!("/proc/{id}/cwd")).ok()?;
+        (folder == self.data()).then_some(id)
+    }
+
+    /// `patronictl`, about the whole cluster.
+    pub(crate) fn patronictl(&self, args: &[&str]) -> Result<String> {
+        let output = self.command("patronictl").arg("-c").arg(self.config()).args(args).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "patronictl {}: {said}", args.join(" "));
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// The end of what Patroni and Postgres have said.
+    pub(crate) fn said(&self) -> String {
+        let log = fs_err::read(self.folder.join("patroni.log")).unwrap_or_default();
+        format!("{}:\n{}", self.host.name, tail(&String::from_utf8_lossy(&log), SHOWN))
+    }
+
+    /// What a client connects to, first of all servers that are in it.
+    pub(crate) fn connection(servers: &[Self]) -> String {
+        let hosts: Vec<String> = servers.iter().map(|each| each.host.address.to_string()).collect();
+        format!("host={} port={PORT} user=postgres dbname=postgres", hosts.join(","))
+    }
+
+    /// A program that the Python environment has, as whoever Postgres' are.
+    fn command(&self, name: &str) -> Command {
+        let program = self.python.with_file_name(name);
+        if !rustix::process::geteuid().is_root() {
+            return super::bare(&program);
+        }
+        // What was fetched may lie where that account may not read, so it keeps one of root's rights.
+        let mut command = super::bare(Path::new("setpriv"));
+        command
+            .args([format!("--reuid={ACCOUNT}"), format!("--regid={ACCOUNT}")])
+            .args(["--clear-groups", "--inh-caps=+dac_override", "--ambient-caps=+dac_override"])
+            .arg(program)
+            .env("HOME", &self.folder);
+        command
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let server = self.postmaster();
+        self.patroni = None;
+        if let Some(server) = server {
+            // At once, but with an end to its shared memory.
+            signal(server, Signal::QUIT);
+            if until("Postgres to end", END, || (!exists(server)).then_some(())).is_err() {
+                signal(server, Signal::KILL);
+            }
+        }
+    }
+}
+
+/// Gives a folder to the account that Postgres runs as.
+fn ensure_account(folder: &Path) -> Result<()> {
+    if rustix::process::geteuid().is_root() {
+        let status =
+            Command::new("chown").arg(format!("{ACCOUNT}:{ACCOUNT}")).arg(folder).status()?;
+        ensure!(status.success(), "no account {ACCOUNT}: apt-get install postgresql");
+    }
+    Ok(())
+}
+
+/// Where Postgres' programs are.
+fn programs() -> Result<PathBuf> {
+    let mut folders: Vec<PathBuf> =
+        std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect();
+    for version in fs_err::read_dir(PACKAGED).into_iter().flatten() {
+        folders.push(version?.path().join("bin"));
+    }
+    let whole = |folder: &PathBuf| {
+        ["initdb", "postgres", "pg_rewind"].iter().all(|name| folder.join(name).exists())
+    };
+    folders.into_iter().find(whole).context("no Postgres server: apt-get install postgresql")
+}

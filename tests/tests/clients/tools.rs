@@ -1,0 +1,91 @@
+//! What the programmes of `tests/clients` are run with: fetched once, by each language's own tool and as that folder
+//! pins it, to below cargo's target folder.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::harness::process::tail;
+
+/// Of what a tool printed, what is shown when it fails.
+const SHOWN: usize = 30;
+/// Below what was fetched: the list that says what it is.
+const LIST: &str = "fetched";
+/// Two tests may want the same.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Where all that tests build and fetch lies.
+pub(crate) fn work() -> &'static Path {
+    Path::new(env!("CARGO_TARGET_TMPDIR"))
+}
+
+/// A path below `tests/clients`.
+pub(crate) fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(name)
+}
+
+/// A Python that has what `requirements.txt` in that folder lists.
+pub(crate) fn python(name: &str) -> Result<PathBuf> {
+    let list = folder(name).join("requirements.txt");
+    let env = fetched(name, &list, |env| {
+        run("python3", |python| python.args(["-m", "venv", "--clear"]).arg(env))?;
+        let pip = env.join("bin/pip");
+        run(&pip, |pip| pip.args(["install", "--quiet", "--no-deps", "--requirement"]).arg(&list))
+    })?;
+    Ok(env.join("bin/python"))
+}
+
+/// The modules that `package-lock.json` in that folder lists.
+pub(crate) fn node_modules(name: &str) -> Result<PathBuf> {
+    let list = folder(name).join("package-lock.json");
+    let place = fetched(name, &list, |place| {
+        for file in ["package.json", "package-lock.json"] {
+            fs_err::copy(folder(name).join(file), place.join(file))?;
+        }
+        let how = ["ci", "--ignore-scripts", "--no-audit", "--no-fund"];
+        run("npm", |npm| npm.current_dir(place).args(how))
+    })?;
+    Ok(place.join("node_modules"))
+}
+
+/// The program of the crate in that folder.
+pub(crate) fn crate_of(name: &str, program: &str) -> Result<PathBuf> {
+    let target = work().join("clients").join(name);
+    run("cargo", |cargo| {
+        let manifest = folder(name).join("Cargo.toml");
+        cargo.args(["build", "--locked", "--quiet", "--manifest-path"]).arg(manifest);
+        cargo.arg("--target-dir").arg(&target)
+    })?;
+    Ok(target.join("debug").join(program))
+}
+
+/// A folder in which `fetch` has run for the list as it is now.
+fn fetched(name: &str, list: &Path, fetch: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let place = work().join("clients").join(name);
+    let wanted = fs_err::read(list)?;
+    if fs_err::read(place.join(LIST)).ok().as_ref() != Some(&wanted) {
+        if place.exists() {
+            fs_err::remove_dir_all(&place)?;
+        }
+        fs_err::create_dir_all(&place)?;
+        fetch(&place)?;
+        // Last: what was cut off is fetched anew.
+        fs_err::write(place.join(LIST), wanted)?;
+    }
+    Ok(place)
+}
+
+/// Runs a tool that is installed by `scripts/setup tests` and may use the network.
+fn run(program: impl AsRef<OsStr>, with: impl FnOnce(&mut Command) -> &mut Command) -> Result<()> {
+    let mut command = Command::new(program);
+    let output = with(&mut command).output();
+    let needs = "`scripts/setup tests` installs what it needs; what it fetches needs the network";
+    let output = output.with_context(|| format!("starting {command:?}: {needs}"))?;
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    ensure!(output.status.success(), "{command:?}: {needs}\n{}", tail(&said, SHOWN));
+    Ok(())
+}
