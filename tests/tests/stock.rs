@@ -180,5 +180,11 @@ fn the_newest_etcds_own_tool_reads_and_restores_what_is_saved_of_a_node() -> Res
         let (ours, theirs) = (hash(&first)?, hash(&second)?);
         ensure!(ours.is_u64() && ours == theirs, "at {at}: {ours} is not {theirs}");
     }
+    let keys = |host: &Host| -> Result<Value> {
+        let said = etcdctl(host, &["get", "", "--prefix", "-w", "json"])?;
+        Ok(serde_json::from_str::<Value>(&said)?["kvs"].clone())
+    };
+    let (ours, theirs) = (keys(&first)?, keys(&second)?);
+    ensure!(ours.is_array() && ours == theirs, "{ours} is not {theirs}");
     Ok(())
 }

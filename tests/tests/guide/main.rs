@@ -68,7 +68,9 @@ fn chapter(name: &str) -> Result<(), Failed> {
     }
     for (program, told) in &told {
         let expected = of_program(program, &PROGRAMS, &golden);
-        assert_eq!(*told, expected, "{program} says something else than {}", path.display());
+        if let Some(difference) = texts::difference(&expected, told) {
+            panic!("{program} says something else than {}:\n{difference}", path.display());
+        }
     }
     Ok(())
 }

@@ -29,9 +29,16 @@ pub(crate) fn said(text: &str, code: Option<i32>) -> String {
 }
 
 /// Whether a command that was refused so may be tried again: members have not been connected for five
-/// seconds, a learner has not caught up, or a leader has gone.
+/// seconds, a learner has not caught up, or a leader has gone, which a busy machine is enough for.
 pub(crate) fn is_early(refusal: &str) -> bool {
-    let early = ["unhealthy cluster", "in sync with leader", TIMED_OUT, TOO_LATE];
+    let early = [
+        "unhealthy cluster",
+        "in sync with leader",
+        "leader changed",
+        "no leader",
+        TIMED_OUT,
+        TOO_LATE,
+    ];
     early.iter().any(|text| refusal.contains(text))
 }
 
@@ -144,6 +151,28 @@ fn blocks(transcript: &str) -> Vec<(&str, &str)> {
         blocks.push((rest, ""));
     }
     blocks
+}
+
+/// The blocks in which two transcripts of the same commands differ, `told` below what was expected:
+/// short enough to be read where the end of a log is all that is kept.
+pub(crate) fn difference(expected: &str, told: &str) -> Option<String> {
+    let pairs = blocks(expected).into_iter().zip(blocks(told));
+    let differing = pairs.filter(|(expected, told)| expected != told);
+    let shown: Vec<String> = differing
+        .map(|((commands, expected), (_, told))| {
+            format!("{}expected:\n{expected}said:\n{told}", commands.trim_start())
+        })
+        .collect();
+    (expected != told).then(|| shown.join("\n"))
+}
+
+#[test]
+fn only_what_differs_is_shown() {
+    let expected = "x\n---\nsame\n\ny\n---\none\n";
+    let told = "x\n---\nsame\n\ny\n---\ntwo\n";
+    assert_eq!(difference(expected, expected), None);
+    let shown = "y\n---\nexpected:\none\nsaid:\ntwo\n";
+    assert_eq!(difference(expected, told).as_deref(), Some(shown));
 }
 
 #[test]

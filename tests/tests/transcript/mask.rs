@@ -1,7 +1,7 @@
 //! What two clusters can't have in common.
 
 /// What stands before a number or an id that is masked.
-const LABELS: [&str; 13] = [
+const LABELS: [&str; 15] = [
     "\"raft_term\":",
     "\"RaftTerm\" : ",
     "\"raftTerm\":",
@@ -15,13 +15,16 @@ const LABELS: [&str; 13] = [
     "\"raftAppliedIndex\":",
     "\"dbSize\":",
     "\"dbSizeInUse\":",
+    "\"ttl\":",
+    "\"TTL\" : ",
 ];
 /// Ids have 16 hexadecimal digits, or up to 20 decimal ones; shorter ones are rare.
 const ID_DIGITS: usize = 13;
 const TIME_UNITS: [&str; 3] = ["ms", "µs", "s"];
 
 pub(crate) fn masked(text: &str, address: &str) -> String {
-    let mut text: String = text.replace(address, "HOST").split_inclusive('\n').map(said).collect();
+    let text = text.replace(address, "HOST");
+    let mut text: String = text.split_inclusive('\n').map(|line| narrow(said(line))).collect();
     for label in LABELS {
         text = after(&text, label);
     }
@@ -30,11 +33,24 @@ pub(crate) fn masked(text: &str, address: &str) -> String {
 
 /// Of what the client's own log says, the server's refusal.
 fn said(line: &str) -> &str {
-    match (line.starts_with("{\"level\":"), line.find("\"error\":")) {
+    // The oldest's begins with the time.
+    if let Some(at) = line.find(" | pkg/") {
+        return &line[at..];
+    }
+    let is_log = line.starts_with("{\"level\":") || line.contains("Z\tinfo\t");
+    match (is_log, line.find("\"error\":")) {
         (false, _) => line,
         (true, Some(at)) => &line[at..],
         (true, None) => "",
     }
+}
+
+/// A table's line without what its columns' widths add, which are those of ids and times.
+fn narrow(line: &str) -> String {
+    let is_table = line.starts_with(['┌', '├', '└', '│', '+', '|']);
+    let mut before = None;
+    let fills = |c, before| is_table && "─- ".contains(c) && before == Some(c);
+    line.chars().filter(|&c| !fills(c, before.replace(c))).collect()
 }
 
 /// The text with the number or the id after each label left out.
@@ -82,6 +98,9 @@ fn ids_and_times_are_masked_and_nothing_else() {
     let expected = "{\"ID\":~,\"raft_term\":~},k1 abc [ID] http://HOST:1";
     assert_eq!(masked(text, "127.1.2.3"), expected);
     assert_eq!(masked("took = 1.5ms, 3s. 7 s. 1.5", "x"), "took = TIME, TIME. 7 s. 1.5");
-    let log = "{\"level\":\"warn\",\"ts\":1,\"error\":\"code = 3\"}\nError: so\n{\"level\":1}\n";
-    assert_eq!(masked(log, "x"), "\"error\":\"code = 3\"}\nError: so\n");
+    let log = "{\"level\":\"warn\",\"ts\":1,\"error\":\"code = 3\"}\nError: so\n{\"level\":1}\n1Z\tinfo\tx\n";
+    let log = format!("{log}2026 W | pkg/flags\n");
+    assert_eq!(masked(&log, "x"), "\"error\":\"code = 3\"}\nError: so\n | pkg/flags\n");
+    let table = "┌────┬──┐\n│  a │ b│\n+---+\na  --\n";
+    assert_eq!(masked(table, "x"), "┌─┬─┐\n│ a │ b│\n+-+\na  --\n");
 }

@@ -1,13 +1,46 @@
-//! The script: a command line per line. `"…"` is one word, also an empty one. `<<` before it and what follows
-//! ` :: ` is its input, `\n` in it a line's end. `~` before it: it doesn't end by itself. A line `! why`
-//! says that of the next one the two programs say different things.
+//! The script: a command line per line, for `etcdctl` unless its first word is `etcdutl` or `muster-node`.
+//!
+//! `"…"` is one word, also an empty one; `NAME=value` before the command is its environment. Within words,
+//! `$URL` is where the cluster is (`etcdctl` is told so by `--endpoints`, unless the line says it itself), `$OTHER`
+//! where the other cluster is, `$LEASE` the lease that the cluster granted last, `$DIR` a folder of the cluster's own.
+//!
+//! Before the command, in this order:
+//! - `+`: it is for the newest tools only; the oldest lack a flag of it, and other lines wait for what it does.
+//! - `~N`: it doesn't end by itself, but is ended once it has said N lines.
+//! - `@N`: it is said again until it answers N lines.
+//! - `&`: it goes on beside the lines that follow. There `&N` waits until it has said N lines, and `&` ends it
+//!   and compares what it said; lines that it repeats count once.
+//! - `<<`: what follows ` ::` is its input, `\n` in it a line's end, `>>N` a wait until it has said N lines.
+//!
+//! A line `! why` says that of the next one the two programs say different things.
 
+/// A line of it.
+#[derive(Debug)]
 pub(crate) struct Line<'a> {
     pub(crate) text: &'a str,
-    pub(crate) args: Vec<String>,
-    pub(crate) input: String,
-    pub(crate) goes_on: bool,
+    pub(crate) newest_only: bool,
+    pub(crate) way: Way,
+    /// Empty where the line is about what goes on beside.
+    pub(crate) words: Vec<String>,
+    pub(crate) input: Vec<Step>,
     pub(crate) differs: Option<&'a str>,
+}
+
+/// When a command has ended, or what is done until then.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Way {
+    ByItself,
+    AfterLines(usize),
+    AgainUntilLines(usize),
+    Beside,
+    BesideSaid(usize),
+    BesideEnds,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Step {
+    Said(usize),
+    Write(String),
 }
 
 pub(crate) fn lines(script: &str) -> impl Iterator<Item = Line<'_>> {
@@ -18,18 +51,52 @@ pub(crate) fn lines(script: &str) -> impl Iterator<Item = Line<'_>> {
                 differs = Some(why);
                 return None;
             }
-            let (goes_on, rest) = match text.strip_prefix("~ ") {
-                Some(rest) => (true, rest),
-                None => (false, text),
-            };
+            let newest_only = text.strip_prefix("+ ");
+            let (way, rest) = way(newest_only.unwrap_or(text));
             let (command, input) =
-                match rest.strip_prefix("<< ").and_then(|rest| rest.split_once(" :: ")) {
-                    Some((command, input)) => (command, input.replace("\\n", "\n")),
-                    None => (rest, String::new()),
+                match rest.strip_prefix("<< ").and_then(|rest| rest.split_once(" ::")) {
+                    Some((command, input)) => (command, steps(input.trim_start())),
+                    None => (rest, Vec::new()),
                 };
-            Some(Line { text, args: words(command), input, goes_on, differs: differs.take() })
+            Some(Line {
+                text,
+                newest_only: newest_only.is_some(),
+                way,
+                words: words(command),
+                input,
+                differs: differs.take(),
+            })
         },
     )
+}
+
+/// The way that the signs before a command say, and the rest of the line.
+fn way(text: &str) -> (Way, &str) {
+    let (sign, rest) = text.split_once(' ').unwrap_or((text, ""));
+    let number = |digits: &str| digits.parse().expect("a number of lines");
+    match (sign.get(..1), sign.get(1..).unwrap_or_default()) {
+        (Some("~"), digits) => (Way::AfterLines(number(digits)), rest),
+        (Some("@"), digits) => (Way::AgainUntilLines(number(digits)), rest),
+        (Some("&"), "") if rest.is_empty() => (Way::BesideEnds, ""),
+        (Some("&"), "") => (Way::Beside, rest),
+        (Some("&"), digits) => (Way::BesideSaid(number(digits)), ""),
+        _ => (Way::ByItself, text),
+    }
+}
+
+fn steps(input: &str) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for (n, part) in input.split(">>").enumerate() {
+        let digits = part.bytes().take_while(u8::is_ascii_digit).count();
+        let text = if n == 0 { part } else { &part[digits..] };
+        if n > 0 {
+            steps.push(Step::Said(part[..digits].parse().expect("a number of lines")));
+        }
+        if !text.is_empty() {
+            steps.push(Step::Write(text.replace("\\n", "\n")));
+        }
+    }
+    steps
 }
 
 fn words(command: &str) -> Vec<String> {
@@ -48,13 +115,24 @@ fn words(command: &str) -> Vec<String> {
 
 #[test]
 fn a_line_is_words_and_what_goes_with_them() {
-    let script = "# no line\n\nput \"\" \"a b\" c\n! why not\n<< txn :: a\\nb\\n\n~ watch a\n";
-    let [put, txn, watch] = lines(script).collect::<Vec<_>>().try_into().ok().unwrap();
-    assert_eq!(put.args, ["put", "", "a b", "c"]);
-    assert!(!put.goes_on && put.differs.is_none() && put.input.is_empty());
-    assert_eq!(
-        (txn.args, &txn.input[..], txn.differs),
-        (vec!["txn".to_owned()], "a\nb\n", Some("why not"))
-    );
-    assert!(watch.goes_on && watch.differs.is_none());
+    let script = "# no line\n\n+ put \"\" \"a b\" c\n! why not\n<< txn :: a\\nb\\n\n~3 watch a\n";
+    let [put, txn, watch] = lines(script).collect::<Vec<_>>().try_into().unwrap();
+    assert_eq!(put.words, ["put", "", "a b", "c"]);
+    assert!(put.newest_only && put.way == Way::ByItself && put.input.is_empty());
+    assert_eq!((put.differs, txn.differs), (None, Some("why not")));
+    assert!(!txn.newest_only && txn.words == ["txn"]);
+    assert_eq!(txn.input, [Step::Write("a\nb\n".to_owned())]);
+    assert!(watch.way == Way::AfterLines(3) && watch.differs.is_none());
+}
+
+#[test]
+fn a_command_goes_on_beside_others_and_waits_within_its_input() {
+    let script = "& << watch -i :: >>1a 2\\n>>12b\n&4\n@2 get a\n&\n";
+    let all: Vec<_> = lines(script).collect();
+    let ways: Vec<_> = all.iter().map(|line| line.way).collect();
+    let expected = [Way::Beside, Way::BesideSaid(4), Way::AgainUntilLines(2), Way::BesideEnds];
+    assert_eq!(ways, expected);
+    let write = |text: &str| Step::Write(text.to_owned());
+    assert_eq!(all[0].input, [Step::Said(1), write("a 2\n"), Step::Said(12), write("b")]);
+    assert!(all[0].words == ["watch", "-i"] && all[1].words.is_empty());
 }

@@ -1,0 +1,176 @@
+//! A cluster of one of stock etcd, one of muster-node, and what both say to a line.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use muster_tests::harness::nodes::client_url;
+use muster_tests::harness::programs::program;
+use muster_tests::harness::{Network, Node, until};
+use muster_tests::stock;
+use tempfile::TempDir;
+
+use crate::mask;
+use crate::running::{LIMIT, Output, Running, unrepeated};
+use crate::script::{Line, Way};
+
+/// What became of a line.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Said {
+    /// `None` of a command that was ended.
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+pub(crate) struct Pair {
+    pub(crate) theirs: Cluster,
+    pub(crate) ours: Cluster,
+}
+
+impl Pair {
+    /// `None` where there is no stock etcd to compare with.
+    pub(crate) fn start(etcdctl: &Path) -> Result<Option<Self>> {
+        let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let (Some(etcd), Some(etcdutl)) = (stock::newest(work), stock::newest_etcdutl(work)) else {
+            return Ok(None);
+        };
+        let network = Network::loopback(2);
+        let muster_node = program("muster-node")?;
+        let start = |at: usize, server: &Path| -> Result<Cluster> {
+            let [host, other] = [at, 1 - at].map(|n| &network.hosts[n]);
+            let folder = tempfile::tempdir()?;
+            let mut node = Node::new(host, "one", server, folder.path());
+            node.flags.push("--name=one".to_owned());
+            node.flags.push(format!("--initial-cluster=one=http://{}:2380", host.address));
+            node.flags.push("--bcrypt-cost=4".to_owned());
+            node.start()?;
+            node.ready(LIMIT)?;
+            Ok(Cluster {
+                node,
+                other: client_url(other),
+                lease: String::new(),
+                beside: None,
+                programs: [etcdctl, &etcdutl, &muster_node].map(Path::to_owned),
+                folder,
+            })
+        };
+        Ok(Some(Self { theirs: start(0, &etcd)?, ours: start(1, &muster_node)? }))
+    }
+
+    /// What both say to a line, at the same time.
+    pub(crate) fn said(&mut self, line: &Line<'_>) -> Result<[Said; 2]> {
+        self.both(|cluster| cluster.said(line))
+    }
+
+    pub(crate) fn both<T: Send>(
+        &mut self,
+        ask: impl Fn(&mut Cluster) -> Result<T> + Sync,
+    ) -> Result<[T; 2]> {
+        let Self { theirs, ours } = self;
+        let (theirs, ours) = std::thread::scope(|scope| {
+            let ours = scope.spawn(|| ask(ours));
+            (ask(theirs), ours.join())
+        });
+        let ours = ours.map_err(|_| anyhow!("it panicked")).flatten();
+        Ok([theirs.context("etcd")?, ours.context("muster-node")?])
+    }
+}
+
+pub(crate) struct Cluster {
+    pub(crate) node: Node,
+    /// Where the other one is.
+    other: String,
+    /// What it granted last.
+    lease: String,
+    /// What goes on beside the lines.
+    beside: Option<Running>,
+    /// `etcdctl`, `etcdutl` and `muster-node`.
+    programs: [PathBuf; 3],
+    folder: TempDir,
+}
+
+impl Cluster {
+    fn said(&mut self, line: &Line<'_>) -> Result<Said> {
+        let output = match line.way {
+            Way::ByItself => self.start(line)?.end()?,
+            Way::AfterLines(lines) => {
+                let mut running = self.start(line)?;
+                running.said(lines)?;
+                running.cut_off()?
+            }
+            Way::AgainUntilLines(lines) => until(line.text, LIMIT, || {
+                let output = self.start(line).and_then(Running::end);
+                let other = |output: &Output| output.out.lines().count() != lines;
+                (!output.as_ref().is_ok_and(other)).then_some(output)
+            })??,
+            Way::Beside => {
+                ensure!(self.beside.is_none(), "something goes on already");
+                self.beside = Some(self.start(line)?);
+                return Ok(Said::default());
+            }
+            Way::BesideSaid(lines) => {
+                self.beside.as_mut().context("nothing goes on")?.said_other(lines)?;
+                return Ok(Said::default());
+            }
+            Way::BesideEnds => {
+                let output = self.beside.take().context("nothing goes on")?.cut_off()?;
+                // Whether it was ended or has ended is a matter of time.
+                Output { code: None, out: unrepeated(&output.out).concat(), err: String::new() }
+            }
+        };
+        let granted =
+            output.out.strip_prefix("lease ").and_then(|rest| rest.split_once(" granted"));
+        if let Some((lease, _)) = granted {
+            lease.clone_into(&mut self.lease);
+        }
+        let masked = |text: &str| self.masked(text);
+        Ok(Said { code: output.code, out: masked(&output.out), err: masked(&output.err) })
+    }
+
+    fn start(&self, line: &Line<'_>) -> Result<Running> {
+        let mut running = Running::start(self.command(&line.words))?;
+        running.take(&line.input)?;
+        Ok(running)
+    }
+
+    /// The command that these words say.
+    pub(crate) fn command(&self, words: &[String]) -> Command {
+        let url = client_url(&self.node.host);
+        let says_where = ["--endpoints=", "ETCDCTL_ENDPOINTS="];
+        let says_where = |word: &String| says_where.iter().any(|flag| word.starts_with(flag));
+        let says_where = words.iter().any(says_where);
+        let folder = self.folder.path().to_string_lossy();
+        let filled = |word: &String| {
+            word.replace("$URL", &url)
+                .replace("$OTHER", &self.other)
+                .replace("$LEASE", &self.lease)
+                .replace("$DIR", &folder)
+        };
+        let environment = words.iter().take_while(|word| word.starts_with("ETCDCTL_")).count();
+        let (environment, words) = words.split_at(environment);
+        let [etcdctl, etcdutl, muster_node] = &self.programs;
+        let (program, words) = match words.first().map(String::as_str) {
+            Some("etcdutl") => (etcdutl, &words[1..]),
+            Some("muster-node") => (muster_node, &words[1..]),
+            _ => (etcdctl, words),
+        };
+        let mut command = Command::new(program);
+        if program == etcdctl && !says_where {
+            command.arg(format!("--endpoints={url}"));
+        }
+        let environment = environment.iter().map(filled);
+        command.envs(environment.filter_map(|set| {
+            set.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()))
+        }));
+        command.args(words.iter().map(filled));
+        command
+    }
+
+    fn masked(&self, text: &str) -> String {
+        let address = self.node.host.address.to_string();
+        let other = self.other.trim_start_matches("http://").trim_end_matches(":2379");
+        let folder = self.folder.path().to_string_lossy();
+        mask::masked(&text.replace(other, "OTHER").replace(&*folder, "DIR"), &address)
+    }
+}
