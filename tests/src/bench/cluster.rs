@@ -13,8 +13,9 @@ use rustls::ClientConfig;
 use serde::Serialize;
 use tonic::transport::Channel;
 
-use super::{process::Server, tls::Credentials};
+use super::process::Server;
 use crate::client::{Client, channel};
+use crate::harness::credentials::Credentials;
 
 const MEMBERS: usize = 3;
 /// How long a cluster may take to have a leader that everybody follows.
@@ -51,6 +52,8 @@ impl Program {
 pub(super) struct Cluster {
     program: Program,
     tls: Option<Arc<ClientConfig>>,
+    /// What clients show.
+    token: Option<String>,
     dir: PathBuf,
     /// What every member is started with.
     flags: Vec<String>,
@@ -110,7 +113,7 @@ impl Cluster {
             .map(|n| Place::at(n, credentials.is_some(), ports[n], ports[MEMBERS + n]))
             .collect();
         let initial = initial_cluster(places.iter());
-        let mut all = credentials.map(Credentials::flags).unwrap_or_default();
+        let mut all = credentials.map(Credentials::mutual_flags).unwrap_or_default();
         all.extend(flags.iter().map(|flag| (*flag).to_owned()));
         let members = places.into_iter().map(|place| {
             let given = all.iter().chain([&initial]).cloned();
@@ -120,6 +123,7 @@ impl Cluster {
             members: members.collect::<Result<_>>()?,
             program: program.clone(),
             tls: credentials.map(|credentials| Arc::clone(&credentials.client)),
+            token: None,
             dir: dir.to_owned(),
             flags: all,
             named: MEMBERS,
@@ -134,7 +138,18 @@ impl Cluster {
 
     /// A client of member `n`, on a connection of its own.
     pub(super) fn client(&self, n: usize) -> Result<Client> {
-        Client::new(self.members[n].place.client, self.tls.clone())
+        let client = Client::new(self.members[n].place.client, self.tls.clone())?;
+        Ok(client.showing(self.token.clone()))
+    }
+
+    /// Clients from now on show this token, or none.
+    pub(super) fn set_token(&mut self, token: Option<String>) {
+        self.token = token;
+    }
+
+    /// A connection to member `n`.
+    pub(super) fn channel(&self, n: usize) -> Result<Channel> {
+        channel(self.members[n].place.client, self.tls.clone())
     }
 
     pub(super) fn len(&self) -> usize {
@@ -189,7 +204,7 @@ impl Cluster {
 
     /// The API for members, at member `n`.
     pub(super) fn api(&self, n: usize) -> Result<ClusterClient<Channel>> {
-        Ok(ClusterClient::new(channel(self.members[n].place.client, self.tls.clone())?))
+        Ok(ClusterClient::new(self.channel(n)?))
     }
 
     /// The id of member `n`.
@@ -258,6 +273,16 @@ impl Cluster {
     /// The most memory that member `n` has ever had.
     pub(super) fn peak_bytes(&self, n: usize) -> Result<u64> {
         self.members[n].server.peak_bytes()
+    }
+
+    /// What member `n` has used.
+    pub(super) fn cpu_of(&self, n: usize) -> Result<Duration> {
+        self.members[n].server.cpu()
+    }
+
+    /// Of member `n`.
+    pub(super) fn resident_bytes_of(&self, n: usize) -> Result<u64> {
+        self.members[n].server.resident_bytes()
     }
 
     pub(super) fn kill(&mut self, n: usize) -> Result<()> {

@@ -4,8 +4,9 @@
 //! of the rounds; the rounds of the two programs alternate, so that a disturbance from outside hits
 //! both. CPU time is what the kernel charged the three servers, read before and after each load.
 //!
-//! What changes of members cost is another mode (`--mode reconfigure`): one program after the other,
-//! so that neither has the other's load beside it.
+//! What changes of members cost is another mode (`--mode reconfigure`), and so is what watches, leases,
+//! keys and users do (`--mode services`): one program after the other, so that neither has the other's
+//! load beside it.
 
 pub(crate) mod cluster;
 mod load;
@@ -14,7 +15,7 @@ pub(crate) mod process;
 mod reconfigure;
 mod replace;
 mod report;
-mod tls;
+mod services;
 mod writer;
 
 use std::path::PathBuf;
@@ -24,11 +25,12 @@ use anyhow::{Context, Result};
 
 pub use self::reconfigure::Reconfigure;
 pub use self::report::{Changes, Figures, Outages, Replacement, Report, Resize};
+pub use self::services::{Service, Services};
 use self::{
     cluster::{Cluster, Program},
     load::Load,
-    tls::Credentials,
 };
+use crate::harness::credentials::Credentials;
 
 /// What to run, and for how long.
 #[derive(Clone, Debug)]
@@ -59,6 +61,8 @@ pub struct Plan {
     pub spread: bool,
     /// Instead of loads and outages: what changes of members cost.
     pub reconfigure: Option<Reconfigure>,
+    /// Instead of loads and outages: what watches, leases, keys and users cost.
+    pub services: Option<Services>,
 }
 
 /// How clients and peers speak.
@@ -98,10 +102,19 @@ pub async fn run(plan: &Plan, say: &dyn Fn(&str)) -> Result<Report> {
         }
         return Ok(report);
     }
+    if let Some(wanted) = &plan.services {
+        for program in &programs {
+            services::run(wanted, program, data.path(), &mut report, say).await?;
+        }
+        return Ok(report);
+    }
     for mode in &plan.modes {
         let credentials = match mode {
             Mode::Plain => None,
-            Mode::MutualTls => Some(Credentials::make(&data.path().join("tls"))?),
+            Mode::MutualTls => {
+                let hosts = ["127.0.0.1", "localhost"].map(str::to_owned);
+                Some(Credentials::make(&data.path().join("tls"), &hosts)?)
+            }
         };
         let mut clusters = Vec::new();
         for program in &programs {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{Mode, cluster::Program, load::Round, writer::Writes};
+use super::{Mode, cluster::Program, load::Round, services::Service, writer::Writes};
 
 /// Everything that one run found.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -22,6 +22,8 @@ pub struct Report {
     pub resizes: Vec<Resize>,
     /// One line per program.
     pub replacements: Vec<Replacement>,
+    /// One line per program and figure.
+    pub services: Vec<Service>,
 }
 
 /// Medians over the rounds of one load.
@@ -167,7 +169,7 @@ pub struct Replacement {
     pub joiner_peak_mib: u64,
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
         0 => 0.0,
@@ -187,6 +189,7 @@ impl Report {
         }
         self.loads(&mut out);
         self.reconfigurations(&mut out);
+        self.services(&mut out);
         out
     }
 
@@ -230,6 +233,27 @@ impl Report {
                 "  {:<12} median {:>6.0} ms, longest {:>6.0} ms ({} runs)",
                 o.program, o.median_ms, o.max_ms, o.runs
             );
+        }
+    }
+
+    fn services(&self, out: &mut String) {
+        let Some(first) = self.programs.first() else { return };
+        let of = |program: &str| -> Vec<&Service> {
+            self.services.iter().filter(|service| service.program == program).collect()
+        };
+        let columns: Vec<_> = self.programs.iter().map(|program| of(&program.name)).collect();
+        for (n, service) in of(&first.name).into_iter().enumerate() {
+            if n == 0 {
+                let _ = write!(out, "\n{:<56}{:<6}", "at the leader of three", "");
+                self.programs.iter().for_each(|one| _ = write!(out, "{:>14}", one.name));
+                let _ = writeln!(out);
+            }
+            let _ = write!(out, "{:<56}{:<6}", service.what, service.unit);
+            for column in &columns {
+                let value = column.get(n).map_or(f64::NAN, |found| found.value);
+                let _ = write!(out, "{value:>14.2}");
+            }
+            let _ = writeln!(out);
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use muster_tests::bench::{Mode, Plan, Reconfigure, run};
+use muster_tests::bench::{Mode, Plan, Reconfigure, Services, run};
 
 /// Three muster-node members beside three stock etcd members: same client, same load, in turns.
 #[derive(Debug, Parser)]
@@ -31,8 +31,9 @@ struct Args {
     /// How often the leader is killed to see how long nobody can write; 0: never.
     #[arg(long, default_value_t = 20)]
     outages: usize,
-    /// Only "plain", only "mtls", or "reconfigure": what changes of members cost.
-    #[arg(long, value_parser = ["plain", "mtls", "reconfigure"])]
+    /// Only "plain", only "mtls", or "reconfigure": what changes of members cost; or "services": what
+    /// watches, leases, keys and users do.
+    #[arg(long, value_parser = ["plain", "mtls", "reconfigure", "services"])]
     mode: Option<String>,
     /// How often each change of members is made, with --mode reconfigure; 0: none is.
     #[arg(long, default_value_t = 20)]
@@ -40,6 +41,9 @@ struct Args {
     /// MiB of data in the cluster whose dead member is replaced, with --mode reconfigure; 0: none is.
     #[arg(long, default_value_t = 1024)]
     data_mib: u64,
+    /// A tenth of the watches, leases and keys, with --mode services.
+    #[arg(long)]
+    small: bool,
     /// Only this program.
     #[arg(long, value_parser = ["muster-node", "etcd"])]
     only: Option<String>,
@@ -93,6 +97,17 @@ fn bench(args: &Args) -> Result<()> {
             changes: args.changes,
             data_mib: args.data_mib,
             agent: folder.join("muster-agent"),
+        }),
+        services: (args.mode.as_deref() == Some("services")).then(|| {
+            let share = if args.small { 10 } else { 1 };
+            Services {
+                auth_rounds: args.rounds,
+                watchers: 10_000 / share,
+                events: 50,
+                watches: 100_000 / share,
+                leases: 100_000 / share,
+                keys: 1_000_000 / share,
+            }
         }),
     };
     let say = |text: &str| {

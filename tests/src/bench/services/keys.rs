@@ -1,0 +1,45 @@
+//! Many keys: what they take in memory.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use node_proto::etcdserverpb::kv_client::KvClient;
+use node_proto::etcdserverpb::request_op::Request;
+use node_proto::etcdserverpb::{PutRequest, RequestOp, TxnRequest};
+use tonic::transport::Channel;
+
+use super::{CALL_TIME, Scribe, mib};
+use crate::bench::cluster::Cluster;
+
+const VALUE_BYTES: usize = 256;
+/// Puts of one transaction: fewer than etcd's `--max-txn-ops`.
+const BATCH: usize = 100;
+/// Until what was garbage on the way is given back.
+const REST: Duration = Duration::from_secs(5);
+
+pub(super) async fn run(cluster: Cluster, keys: usize, scribe: &mut Scribe<'_>) -> Result<()> {
+    let leader = cluster.leader().await?;
+    fill(&cluster.channel(leader)?, keys, 0).await?;
+    tokio::time::sleep(REST).await;
+    let resident = mib(cluster.resident_bytes_of(leader)?);
+    scribe.note(format!("RSS with {keys} keys of {VALUE_BYTES} B"), resident, "MiB");
+    Ok(())
+}
+
+/// Writes so many keys, attached to `lease` if that is not 0.
+pub(super) async fn fill(channel: &Channel, keys: usize, lease: i64) -> Result<()> {
+    let mut kv = KvClient::new(channel.clone());
+    for first in (0..keys).step_by(BATCH) {
+        let put = |n| PutRequest {
+            key: format!("/many/{lease}/{n:08}").into(),
+            value: vec![b'v'; VALUE_BYTES].into(),
+            lease,
+            ..PutRequest::default()
+        };
+        let puts = (first..keys.min(first + BATCH)).map(|n| Request::RequestPut(put(n)));
+        let success = puts.map(|put| RequestOp { request: Some(put) }).collect();
+        let txn = TxnRequest { success, ..TxnRequest::default() };
+        tokio::time::timeout(CALL_TIME, kv.txn(txn)).await??;
+    }
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! Many leases, and the end of one that has many keys.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use node_proto::etcdserverpb::lease_client::LeaseClient;
+use node_proto::etcdserverpb::{LeaseGrantRequest, LeaseRevokeRequest};
+use tokio::task::JoinSet;
+use tonic::transport::Channel;
+
+use super::{CALL_TIME, Scribe, keys, mib};
+use crate::bench::cluster::Cluster;
+use crate::bench::writer::Writer;
+
+/// Seconds: none ends by itself.
+const TTL: i64 = 3600;
+/// Clients that grant at a time.
+const CLIENTS: usize = 64;
+/// The lease that is revoked.
+const LARGE: i64 = i64::MAX;
+
+pub(super) async fn run(cluster: Cluster, leases: usize, scribe: &mut Scribe<'_>) -> Result<()> {
+    let leader = cluster.leader().await?;
+    let channel = cluster.channel(leader)?;
+    let before = cluster.resident_bytes_of(leader)?;
+    let mut clients = JoinSet::new();
+    for client in 0..CLIENTS {
+        clients.spawn(grant(channel.clone(), client, leases));
+    }
+    while let Some(done) = clients.join_next().await {
+        done??;
+    }
+    let after = cluster.resident_bytes_of(leader)?;
+    scribe.note(format!("RSS with {leases} leases"), mib(after), "MiB");
+    scribe.note("of it, by them", mib(after.saturating_sub(before)), "MiB");
+
+    let mut service = LeaseClient::new(channel.clone());
+    service.lease_grant(LeaseGrantRequest { id: LARGE, ttl: TTL }).await?;
+    keys::fill(&channel, leases, LARGE).await?;
+    let writer = Writer::start(&cluster, &[leader]).await?;
+    let began = Instant::now();
+    let revoked = service.lease_revoke(LeaseRevokeRequest { id: LARGE });
+    tokio::time::timeout(CALL_TIME, revoked).await??;
+    let took = began.elapsed();
+    let longest = writer.ended().await?.wait;
+    let what = format!("revoking a lease with {leases} keys");
+    scribe.note(format!("{what}: its answer"), took.as_secs_f64() * 1000.0, "ms");
+    scribe.note(format!("{what}: longest put"), longest.as_secs_f64() * 1000.0, "ms");
+    Ok(())
+}
+
+/// Grants every [`CLIENTS`]th of so many, from the one with this number on.
+async fn grant(channel: Channel, first: usize, leases: usize) -> Result<()> {
+    let mut service = LeaseClient::new(channel);
+    for _ in (first..leases).step_by(CLIENTS) {
+        let asked = service.lease_grant(LeaseGrantRequest { id: 0, ttl: TTL });
+        tokio::time::timeout(CALL_TIME, asked).await??;
+    }
+    Ok(())
+}

@@ -1,0 +1,161 @@
+//! Many watchers of one prefix, and watches of many keys.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use futures_util::stream::poll_fn;
+use node_proto::etcdserverpb::watch_client::WatchClient;
+use node_proto::etcdserverpb::watch_request::RequestUnion;
+use node_proto::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+use super::{CALL_TIME, Scribe, mib};
+use crate::bench::cluster::Cluster;
+
+/// Connections that the streams share.
+const CONNECTIONS: usize = 10;
+/// Streams that the watches share.
+const STREAMS: usize = 100;
+/// Requests to create that are on their way on one stream.
+const CREATING: usize = 16;
+const VALUE: [u8; 256] = [b'v'; 256];
+
+pub(super) async fn one_prefix(
+    cluster: Cluster,
+    watchers: usize,
+    events: usize,
+    scribe: &mut Scribe<'_>,
+) -> Result<()> {
+    let leader = cluster.leader().await?;
+    let before = cluster.resident_bytes_of(leader)?;
+    let told = Arc::new(Semaphore::new(0));
+    let readers = open(&cluster, leader, watchers, &told, |_| ("/hot/".into(), "/hot0".into()));
+    let mut readers = readers.await?;
+    let after = cluster.resident_bytes_of(leader)?;
+    scribe.note(format!("RSS with {watchers} watchers of one prefix"), mib(after), "MiB");
+    scribe.note("of it, by them", mib(after.saturating_sub(before)), "MiB");
+
+    let all = u32::try_from(watchers).context("watchers")?;
+    let mut client = cluster.client(leader)?;
+    let (began, cpu) = (Instant::now(), cluster.cpu_of(leader)?);
+    for n in 0..events {
+        client.put(format!("/hot/{n}").as_bytes(), &VALUE, CALL_TIME).await?;
+        let heard = tokio::time::timeout(CALL_TIME, told.acquire_many(all));
+        heard.await.context("not every watcher was told")??.forget();
+    }
+    let (took, cpu) = (began.elapsed(), cluster.cpu_of(leader)?.saturating_sub(cpu));
+    let delivered = (watchers * events) as f64;
+    scribe.note("events delivered", delivered / took.as_secs_f64(), "/s");
+    scribe.note("CPU of the leader for an event", cpu.as_secs_f64() * 1e6 / delivered, "us");
+    let peak = mib(cluster.peak_bytes(leader)?);
+    scribe.note("its peak of memory", peak, "MiB");
+    readers.abort_all();
+    Ok(())
+}
+
+pub(super) async fn many_keys(
+    cluster: Cluster,
+    watches: usize,
+    scribe: &mut Scribe<'_>,
+) -> Result<()> {
+    const PUTS: usize = 1_000;
+    let leader = cluster.leader().await?;
+    let before = cluster.resident_bytes_of(leader)?;
+    let told = Arc::new(Semaphore::new(0));
+    let key = |n: usize| format!("/keys/{n:08}").into_bytes();
+    let began = Instant::now();
+    let mut readers = open(&cluster, leader, watches, &told, |n| (key(n), Vec::new())).await?;
+    scribe.note(format!("{watches} watches created"), began.elapsed().as_secs_f64(), "s");
+    let after = cluster.resident_bytes_of(leader)?;
+    scribe.note(format!("RSS with {watches} watches of as many keys"), mib(after), "MiB");
+    scribe.note("of it, by them", mib(after.saturating_sub(before)), "MiB");
+
+    let mut client = cluster.client(leader)?;
+    let mut waits = Vec::new();
+    for n in 0..PUTS {
+        let began = Instant::now();
+        client.put(&key(n * (watches / PUTS).max(1) % watches), &VALUE, CALL_TIME).await?;
+        let heard = tokio::time::timeout(CALL_TIME, told.acquire());
+        heard.await.context("the watcher was not told")??.forget();
+        waits.push(began.elapsed());
+    }
+    waits.sort_unstable();
+    let median = Duration::as_secs_f64(&waits[PUTS / 2]) * 1000.0;
+    scribe.note("from a put to its watcher, one at a time", median, "ms");
+    readers.abort_all();
+    Ok(())
+}
+
+/// Watches what `range` says of each, and gives `told` a permit for each event. Returns once all are made.
+async fn open(
+    cluster: &Cluster,
+    member: usize,
+    watches: usize,
+    told: &Arc<Semaphore>,
+    range: impl Fn(usize) -> (Vec<u8>, Vec<u8>),
+) -> Result<JoinSet<Result<()>>> {
+    let channels = (0..CONNECTIONS).map(|_| cluster.channel(member)).collect::<Result<Vec<_>>>()?;
+    let mut readers = JoinSet::new();
+    for stream in 0..STREAMS {
+        let wanted = (stream..watches).step_by(STREAMS).map(&range);
+        let wanted: Vec<_> = wanted.map(|(key, end)| create(key, end)).collect();
+        let channel = channels[stream % CONNECTIONS].clone();
+        let told = Arc::clone(told);
+        let made = make(channel, wanted).await?;
+        readers.spawn(read(made, told));
+    }
+    Ok(readers)
+}
+
+fn create(key: Vec<u8>, range_end: Vec<u8>) -> WatchRequest {
+    let create = WatchCreateRequest {
+        key: key.into(),
+        range_end: range_end.into(),
+        ..WatchCreateRequest::default()
+    };
+    WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) }
+}
+
+/// A stream with all its watches, and what keeps it open.
+type Made = (mpsc::Sender<WatchRequest>, Streaming<WatchResponse>);
+
+async fn make(channel: Channel, wanted: Vec<WatchRequest>) -> Result<Made> {
+    let (ask, mut asked) = mpsc::channel(CREATING);
+    let mut left = wanted.len();
+    let asking = async {
+        for request in wanted {
+            ask.send(request).await?;
+        }
+        Ok(ask)
+    };
+    let hearing = async {
+        let mut service = WatchClient::new(channel);
+        let answers = tokio::time::timeout(
+            CALL_TIME,
+            service.watch(poll_fn(move |context| asked.poll_recv(context))),
+        );
+        let mut answers = answers.await??.into_inner();
+        while left > 0 {
+            let answer = tokio::time::timeout(CALL_TIME, answers.message()).await??;
+            let answer = answer.context("the stream ended")?;
+            if answer.canceled {
+                bail!("a watch was refused: {}", answer.cancel_reason);
+            }
+            left -= usize::from(answer.created);
+        }
+        Ok::<_, anyhow::Error>(answers)
+    };
+    tokio::try_join!(asking, hearing)
+}
+
+async fn read((open, mut answers): Made, told: Arc<Semaphore>) -> Result<()> {
+    while let Some(answer) = answers.message().await? {
+        told.add_permits(answer.events.len());
+    }
+    drop(open);
+    bail!("the stream ended")
+}
