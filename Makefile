@@ -4,10 +4,10 @@ SHELL := /bin/bash
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build release demo test verify audit sim explore fuzz-etcd mutants bench clean
+.PHONY: help setup build release demo test kubernetes verify audit sim explore fuzz-etcd fuzz mutants bench clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install what is missing (Debian packages; needs root for that)
 	@scripts/setup
@@ -24,6 +24,9 @@ demo: release ## three hosts become one secure cluster, whose members then chang
 test: ## every test: unit, store, simulation, exploration, end to end
 	@scripts/setup tests
 	@scripts/test
+
+kubernetes: release ## Kubernetes' own tests of its storage, on muster-node: SERVER=… for another program, ARGS='-run …' (needs Go)
+	@scripts/test-kubernetes $(ARGS)
 
 verify: ## what a reviewer runs: unused dependencies, each crate on its own, the release build's lints, then the tests (with format, lints, docs)
 	@scripts/setup verify
@@ -43,13 +46,25 @@ sim: setup ## seeded simulation of the node: make sim N=100000, or SEED=… to r
 explore: setup ## explore the bootstrap protocol: the ladder, full bounds, random walks (2 h)
 	$(CARGO) run --release -q -p muster-tests --bin explore --locked -- --full
 
-fuzz-etcd: release ## the same random requests to stock etcd and to muster-node: N=100000, or SEED=… to replay; MEMBERS=3 changes members
-	@target/release/fuzz-etcd --requests $(or $(N),$(if $(MEMBERS),1000,20000)) $(if $(SEED),--seed $(SEED)) $(if $(MEMBERS),--members $(MEMBERS))
+fuzz-etcd: release ## the same random requests to stock etcd and to muster-node: N=100000, or SEED=… to replay; ABOUT=keys|users|lines; MEMBERS=3 changes members
+	@target/release/fuzz-etcd --requests $(or $(N),$(if $(MEMBERS),1000,20000)) $(if $(SEED),--seed $(SEED)) $(if $(ABOUT),--about $(ABOUT)) $(if $(MEMBERS),--members $(MEMBERS))
+
+# What cargo-fuzz would pass, without what only a nightly compiler takes.
+COVERAGE = --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+  -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+  -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+fuzz: ## bytes from outside, changed at random and guided by coverage, to one decoder: make fuzz T=peer_frame TIME=60 (T: fuzz/targets)
+	@[ -f fuzz/targets/$(T).rs ] || { echo "make fuzz: T=TARGET is missing, one of:" $(sort $(basename $(notdir $(wildcard fuzz/targets/*.rs)))); exit 2; }
+	@scripts/setup fuzz
+	cd fuzz && RUSTFLAGS="$(COVERAGE)" $(CARGO) build -q --locked --target $(HOST) --bin $(T)
+	mkdir -p fuzz/corpus/$(T)
+	fuzz/target/$(HOST)/debug/$(T) fuzz/corpus/$(T) -max_total_time=$(or $(TIME),60) -max_len=$(or $(LEN),65536) -timeout=10 -artifact_prefix=fuzz/corpus/
 
 mutants: setup ## small bugs, one at a time: which of them do the tests find? ONLY=4xx,110,601-618 or FILE=watch (tests/mutants/watch.txt)
 	$(CARGO) run -q -p muster-tests --bin mutants --locked -- $(if $(ONLY),--only $(ONLY)) $(if $(FILE),--file $(FILE)) $(ARGS)
 
-bench: release ## muster-node beside stock etcd, same client, same run (ARGS='--mode reconfigure': while members change)
+bench: release ## muster-node beside stock etcd, same client, same run (ARGS='--mode reconfigure': while members change; '--mode services': what watches, leases, keys, users cost)
 	@target/release/bench $(ARGS)
 
 clean: ## remove what the build and the demo left behind
