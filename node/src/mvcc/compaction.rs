@@ -15,8 +15,8 @@ use super::event::decode;
 use super::index::Walk;
 use super::range::read;
 use super::revision::Revision;
-use super::rows::{Tombstones, is_together, records};
-use super::store::{File, Store, weight};
+use super::rows::{Tombstones, is_together, records, weight};
+use super::store::{File, Store};
 use super::tables::{META, RECORDS, write_compacted};
 
 type Rows<'txn> = Table<'txn, u128, &'static [u8]>;

@@ -22,6 +22,7 @@ mod error;
 mod event;
 mod hash;
 mod index;
+mod load;
 mod measured;
 mod operations;
 mod range;
@@ -31,6 +32,7 @@ mod snapshot;
 mod store;
 mod tables;
 pub mod watch;
+mod writer;
 
 pub use batch::Batch;
 pub use compaction::CompactionProgress;
@@ -43,7 +45,8 @@ pub use range::{AnswerRoom, Gather, Scan, Step};
 pub(crate) use revision::EtcdKey;
 pub use revision::{KeyRange, Revision};
 pub use snapshot::{Contents, inspect_snapshot};
-pub use store::{Compaction, Frozen, Options, Store, View, Writer};
+pub use store::{Frozen, Store, View};
+pub use writer::{Compaction, Options, Writer};
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -124,6 +124,11 @@ fn tombstone(bytes: &[u8]) -> Option<(u32, &[u8], &[u8])> {
     Some((ahead, &record[..record.len() - after.len()], after))
 }
 
+/// What a record of `length` bytes adds to the store.
+pub(crate) fn weight(length: usize) -> i64 {
+    i64::try_from(length + size_of::<u128>()).unwrap_or(i64::MAX)
+}
+
 /// Shows the record at a revision, wherever it lies; `None` if there is none.
 pub(crate) fn at<R>(
     rows: &impl ReadableTable<u128, &'static [u8]>,

@@ -16,12 +16,13 @@ use super::error::StoreError;
 use super::event::decode;
 use super::revision::Revision;
 use super::rows::records;
-use super::store::{View, Writer};
+use super::store::View;
 use super::tables::{
     Cluster, LEASES, META, Progress, RECORDS, decode_auth, decode_lease, decode_member,
     decode_removed, decode_role, decode_user, encode_auth, encode_lease, write_auth, write_cluster,
     write_compacted, write_progress,
 };
+use super::writer::Writer;
 use crate::auth::AuthState;
 use crate::lease::Lease;
 use crate::machine::{Members, Position};

@@ -1,4 +1,4 @@
-//! Opening the store, publishing views of it, and the handles to read and write it.
+//! What is shared of a store that is open, the views of it, and the handle that reads.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -8,72 +8,28 @@ use node_consensus::Guards;
 use node_proto::etcdserverpb::{AlarmMember, RangeRequest, RangeResponse};
 use node_proto::mvccpb::KeyValue;
 use redb::{
-    Database, Durability, ReadOnlyTable, ReadTransaction, ReadableDatabase as _,
-    ReadableTable as _, StorageBackend,
+    Database, ReadOnlyTable, ReadTransaction, ReadableDatabase as _, ReadableTable as _,
+    StorageBackend,
 };
 use tokio::sync::{Notify, watch};
 
-use super::batch::Batch;
 use super::compaction::Cursor;
 use super::error::{ReadError, StoreError};
-use super::event::{EventBatch, decode};
 use super::hash::Kept;
 use super::index::Index;
 use super::measured::Measured;
 use super::operations::{Counted, Operations};
 use super::range::{AnswerRoom, Gather, Scan, Source, Step};
 use super::revision::Revision;
-use super::rows::{is_together, records};
+use super::rows::records;
 use super::tables::{
-    self, ALARMS, Cluster, FORMAT, FORMATS_BEFORE, LEASES, MEMBERS, META, Progress, RECORDS,
-    REMOVED, ROLES, USERS, decode_lease, read_cluster, read_compacted, read_format, read_progress,
-    write_auth, write_cluster, write_format, write_progress,
+    Cluster, LEASES, META, Progress, RECORDS, decode_lease, read_cluster, read_compacted,
+    read_progress,
 };
-use super::watch::WatchOptions;
 use crate::auth::{AuthState, Tokens};
 use crate::lease::{Lease, LeaseCounters, LeaseTable};
 use crate::machine::Position;
-use crate::membership::{Member, MemberTable};
-
-/// Who takes away what a compaction has made unreachable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compaction {
-    /// [`Store::compact_step`], called by a task of its own: writes go on meanwhile.
-    Background,
-    /// The batch that holds the compaction: for a simulation, which has one thread.
-    Inline,
-}
-
-/// How to open a store.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Bytes of file pages that may be kept in RAM.
-    pub cache_bytes: usize,
-    /// Who compacts.
-    pub compaction: Compaction,
-    /// Keys per step of a compaction.
-    pub compacted_keys_per_step: usize,
-    /// What watches may take.
-    pub watch: WatchOptions,
-    /// The members that a new store begins with; ignored when the store exists, which knows them
-    /// better. The same on every member of the cluster.
-    pub members: Vec<Member>,
-    /// [`Guards::ALL`] but in tests.
-    pub guards: Guards,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            cache_bytes: 64 * 1024 * 1024,
-            compaction: Compaction::Background,
-            compacted_keys_per_step: 1_000,
-            watch: WatchOptions::default(),
-            members: Vec::new(),
-            guards: Guards::ALL,
-        }
-    }
-}
+use crate::membership::MemberTable;
 
 type Records = ReadOnlyTable<u128, &'static [u8]>;
 
@@ -198,9 +154,9 @@ pub(crate) struct Shared {
     /// The rows that hold tombstones of one request together.
     pub(crate) tombstones: Mutex<BTreeSet<u128>>,
     pub(crate) tokens: Mutex<Tokens>,
-    view: RwLock<Arc<View>>,
+    pub(super) view: RwLock<Arc<View>>,
     /// Whether the view says that requests have to say who makes them: so that it costs nothing more to know.
-    auth_enabled: AtomicBool,
+    pub(super) auth_enabled: AtomicBool,
     /// The last finished compaction of this state, for those who wait for a physical one.
     pub(crate) compacted: watch::Sender<i64>,
     pub(crate) cursor: Mutex<Option<Cursor>>,
@@ -211,9 +167,9 @@ pub(crate) struct Shared {
     /// A compaction has been asked for.
     pub(crate) wanted: Notify,
     /// Those of the newest view, for who has to follow them.
-    members: watch::Sender<Arc<MemberTable>>,
+    pub(super) members: watch::Sender<Arc<MemberTable>>,
     /// Those that the newest view has.
-    alarms: watch::Sender<Vec<AlarmMember>>,
+    pub(super) alarms: watch::Sender<Vec<AlarmMember>>,
     /// Bytes of all records.
     pub(crate) record_bytes: AtomicI64,
 }
@@ -238,7 +194,7 @@ impl Shared {
         drop(last);
     }
 
-    fn ask_for_compaction(&self, cursor: Cursor) {
+    pub(crate) fn ask_for_compaction(&self, cursor: Cursor) {
         *self.lock_cursor() = Some(cursor);
         self.wanted.notify_one();
     }
@@ -384,234 +340,6 @@ impl Store {
     }
 }
 
-/// Writes the store; there is one, and it belongs to whoever applies the log.
-pub struct Writer {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) progress: Progress,
-    pub(crate) cluster: Arc<Cluster>,
-    pub(crate) compaction: Compaction,
-    durable: Position,
-}
-
-impl Writer {
-    /// Opens the store on `backend`, or makes a new one there.
-    ///
-    /// The index is built from the records: about a second per million of them.
-    pub fn open(backend: impl StorageBackend, options: Options) -> Result<Self, StoreError> {
-        let cache_bytes = options.cache_bytes;
-        let file = Arc::new(unless_it_panics(|| File::open(backend, cache_bytes))?);
-        let loaded = unless_it_panics(|| {
-            prepare(&file.db, options.members)?;
-            load(&file)
-        });
-        let loaded = match loaded {
-            Ok(loaded) => loaded,
-            Err(error) => {
-                // Dropping it would write to a file that may not be what it says.
-                std::mem::forget(file);
-                return Err(error);
-            }
-        };
-        let Loaded { frozen, contents } = loaded;
-        let Indexed { index, leases, tombstones, record_bytes } = contents;
-        let Frozen { view, finished_compaction: finished } = frozen;
-        let (progress, cluster) = (view.progress, view.cluster.clone());
-        let members = watch::Sender::new(cluster.members.clone());
-        let alarms = watch::Sender::new(cluster.alarms.clone());
-        let unfinished = progress.compacted > finished;
-        let shared = Shared {
-            file: RwLock::new(file),
-            rows_stay: Mutex::default(),
-            one_state: Mutex::default(),
-            replaced: AtomicU64::new(0),
-            cache_bytes,
-            index: RwLock::new(index),
-            leases: RwLock::new(leases),
-            tombstones: Mutex::new(tombstones),
-            tokens: Mutex::default(),
-            auth_enabled: AtomicBool::new(view.auth().is_enabled()),
-            view: RwLock::new(Arc::new(view)),
-            compacted: watch::Sender::new(finished),
-            cursor: Mutex::new(unfinished.then(|| Cursor::new(progress.compacted))),
-            compacted_keys_per_step: options.compacted_keys_per_step,
-            guards: options.guards,
-            hashes: Kept::default(),
-            operations: Operations::default(),
-            wanted: Notify::new(),
-            members,
-            alarms,
-            record_bytes: AtomicI64::new(record_bytes),
-        };
-        let shared = Arc::new(shared);
-        let writer = Self {
-            shared,
-            progress,
-            cluster,
-            compaction: options.compaction,
-            durable: progress.applied,
-        };
-        if writer.compaction == Compaction::Inline {
-            writer.store().compact_all()?;
-        }
-        Ok(writer)
-    }
-
-    /// A handle for readers.
-    #[must_use]
-    pub fn store(&self) -> Store {
-        Store { shared: self.shared.clone() }
-    }
-
-    /// The last entry applied.
-    #[must_use]
-    pub fn applied(&self) -> Position {
-        self.progress.applied
-    }
-
-    /// The last entry whose effects survive a crash.
-    #[must_use]
-    pub fn durable(&self) -> Position {
-        self.durable
-    }
-
-    /// Runs `work` in one transaction that ends at the log position `applied`, publishes the
-    /// result and returns it with the events that it caused. Not durable until
-    /// [`Self::checkpoint`].
-    ///
-    /// After an error the writer must not be used again: its index may be ahead of the file.
-    pub fn batch<R>(
-        &mut self,
-        applied: Position,
-        work: impl FnOnce(&mut Batch<'_>) -> Result<R, StoreError>,
-    ) -> Result<(R, EventBatch), StoreError> {
-        let shared = self.shared.clone();
-        let file = shared.file();
-        let mut txn = file.db.begin_write()?;
-        txn.set_durability(Durability::None)?;
-        let (result, done) = {
-            let mut batch = Batch::new(&txn, &shared, self.progress, self.cluster.clone())?;
-            let result = work(&mut batch)?;
-            (result, batch.finish())
-        };
-        let before = self.progress.compacted;
-        self.progress = Progress { applied, ..done.progress };
-        write_progress(&mut txn.open_table(META)?, self.progress)?;
-        if let Some(cluster) = done.cluster {
-            write_cluster(&txn, &cluster)?;
-            if !Arc::ptr_eq(&cluster.auth, &self.cluster.auth) {
-                write_auth(&txn, &cluster.auth)?;
-            }
-            self.cluster = Arc::new(cluster);
-        }
-        txn.commit()?;
-        if !done.tokens.is_empty() {
-            let mut tokens = shared.tokens.lock().expect("nothing panics under this lock");
-            done.tokens.into_iter().for_each(|news| news.tell(&mut tokens));
-        }
-        if self.progress.compacted > before {
-            let cursor = Cursor::new(self.progress.compacted);
-            // As in etcd: what an interrupted compaction left would count as well.
-            let is_whole = *shared.compacted.borrow() == before;
-            shared.ask_for_compaction(if is_whole { cursor.after_one_of(before) } else { cursor });
-            if self.compaction == Compaction::Inline {
-                self.store().compact_in(&file)?;
-            }
-        }
-        self.publish(&file)?;
-        Ok((result, done.events))
-    }
-
-    /// Makes everything applied durable.
-    pub fn checkpoint(&mut self) -> Result<Position, StoreError> {
-        if self.durable != self.progress.applied {
-            let file = self.shared.file();
-            let mut txn = file.db.begin_write()?;
-            txn.set_durability(Durability::Immediate)?;
-            // Else the next start after a crash would read the whole file.
-            txn.set_quick_repair(true);
-            txn.commit()?;
-            self.durable = self.progress.applied;
-        }
-        Ok(self.durable)
-    }
-
-    /// Takes over what a snapshot brought; the file has it already.
-    pub(crate) fn replace(
-        &mut self,
-        file: &Arc<File>,
-        progress: Progress,
-        cluster: Cluster,
-    ) -> Result<(), StoreError> {
-        self.progress = progress;
-        self.durable = progress.applied;
-        self.cluster = Arc::new(cluster);
-        self.shared.replaced.fetch_add(1, Ordering::Relaxed);
-        // What the sender's compaction had not reached yet came along, even of one that this store had
-        // finished itself.
-        self.shared.compacted.send_replace(Progress::START.compacted);
-        let Loaded { contents, .. } = load(file)?;
-        let Indexed { index, leases, tombstones, record_bytes } = contents;
-        *self.shared.lock_tombstones() = tombstones;
-        *self.shared.index.write().expect("the writer is the only one to write") = index;
-        *self.shared.leases.write().expect("nothing panics while it holds this lock") = leases;
-        // Whose tokens should be forgotten is in the entries that it passes over.
-        self.shared.tokens.lock().expect("nothing panics under this lock").clear();
-        self.shared.record_bytes.store(record_bytes, Ordering::Relaxed);
-        self.shared.hashes.clear();
-        self.shared.ask_for_compaction(Cursor::new(progress.compacted));
-        if self.compaction == Compaction::Inline {
-            self.store().compact_in(file)?;
-        }
-        self.publish(file)
-    }
-
-    fn publish(&self, file: &Arc<File>) -> Result<(), StoreError> {
-        let txn = file.db.begin_read()?;
-        self.shared.show(View {
-            records: txn.open_table(RECORDS)?,
-            txn,
-            _file: file.clone(),
-            cluster: self.cluster.clone(),
-            progress: self.progress,
-        });
-        self.shared.members.send_if_modified(|known| {
-            let changed = !Arc::ptr_eq(known, &self.cluster.members);
-            if changed {
-                *known = self.cluster.members.clone();
-            }
-            changed
-        });
-        self.shared.alarms.send_if_modified(|known| {
-            let changed = *known != self.cluster.alarms;
-            if changed {
-                known.clone_from(&self.cluster.alarms);
-            }
-            changed
-        });
-        Ok(())
-    }
-}
-
-/// What a file holds, read whole.
-struct Loaded {
-    frozen: Frozen,
-    contents: Indexed,
-}
-
-/// What is made of the records, to be kept in RAM.
-struct Indexed {
-    index: Index,
-    leases: LeaseTable,
-    tombstones: BTreeSet<u128>,
-    record_bytes: i64,
-}
-
-fn load(file: &Arc<File>) -> Result<Loaded, StoreError> {
-    let frozen = freeze(file)?;
-    let contents = index(&frozen.view)?;
-    Ok(Loaded { frozen, contents })
-}
-
 /// Everything of one transaction.
 pub(crate) fn freeze(file: &Arc<File>) -> Result<Frozen, StoreError> {
     let txn = file.db.begin_read()?;
@@ -622,83 +350,4 @@ pub(crate) fn freeze(file: &Arc<File>) -> Result<Frozen, StoreError> {
     let records = txn.open_table(RECORDS)?;
     let view = View { records, txn, _file: file.clone(), cluster, progress };
     Ok(Frozen { view, finished_compaction })
-}
-
-/// Runs `work`, which reads a file that may be damaged. The library under it takes much of what it
-/// reads for granted and panics where that doesn't hold: here, before anything rests on the file,
-/// that is damage like any other.
-fn unless_it_panics<T>(work: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
-    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-    caught.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        Err(StoreError::Corrupt(text.unwrap_or("it cannot be read").to_owned()))
-    })
-}
-
-/// Makes the tables of a new file; checks the format of an old one.
-fn prepare(db: &Database, members: Vec<Member>) -> Result<(), StoreError> {
-    let mut txn = db.begin_write()?;
-    txn.set_quick_repair(true);
-    let format = read_format(&txn.open_table(META)?)?;
-    match format {
-        Some(FORMAT) => {
-            txn.abort()?;
-            return Ok(());
-        }
-        Some(before) if FORMATS_BEFORE.contains(&before) => {
-            txn.open_table(LEASES)?;
-            txn.open_table(USERS)?;
-            txn.open_table(ROLES)?;
-            write_format(&mut txn.open_table(META)?)?;
-            txn.commit()?;
-            return Ok(());
-        }
-        Some(found) => return Err(StoreError::Format { found, known: FORMAT }),
-        None => {}
-    }
-    txn.open_table(RECORDS)?;
-    txn.open_table(MEMBERS)?;
-    txn.open_table(REMOVED)?;
-    txn.open_table(ALARMS)?;
-    txn.open_table(LEASES)?;
-    txn.open_table(USERS)?;
-    txn.open_table(ROLES)?;
-    {
-        let mut meta = txn.open_table(META)?;
-        write_format(&mut meta)?;
-        write_progress(&mut meta, Progress::START)?;
-        tables::write_compacted(&mut meta, Progress::START.compacted)?;
-    }
-    let members = Arc::new(MemberTable::new(members));
-    let cluster = Cluster { members, ..Cluster::default() };
-    write_cluster(&txn, &cluster)?;
-    txn.commit()?;
-    Ok(())
-}
-
-fn index(view: &View) -> Result<Indexed, StoreError> {
-    let (mut index, mut leases) = (Index::new(view.progress.compacted), LeaseTable::default());
-    view.leases()?.into_iter().for_each(|lease| leases.restore(lease));
-    let (mut tombstones, mut record_bytes) = (BTreeSet::new(), 0);
-    for row in view.records.iter()? {
-        let (first, row) = row?;
-        let (first, row) = (first.value(), row.value());
-        for record in records(first, row) {
-            let (at, record) = record?;
-            let kv = decode(record)?;
-            index.restore(&kv.key, at, kv.create_revision, kv.version);
-            leases.attach(&kv.key, kv.lease);
-        }
-        if is_together(row) {
-            tombstones.insert(first);
-        }
-        record_bytes += weight(row.len());
-    }
-    Ok(Indexed { index, leases, tombstones, record_bytes })
-}
-
-/// What a record of `length` bytes adds to the store.
-pub(crate) fn weight(length: usize) -> i64 {
-    i64::try_from(length + size_of::<u128>()).unwrap_or(i64::MAX)
 }

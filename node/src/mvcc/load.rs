@@ -1,0 +1,114 @@
+//! Reads a file whole, as it is opened: its tables and format, and what is kept of it in RAM.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use redb::{Database, ReadableTable as _};
+
+use super::error::StoreError;
+use super::event::decode;
+use super::index::Index;
+use super::rows::{is_together, records, weight};
+use super::store::{File, Frozen, View, freeze};
+use super::tables::{
+    self, ALARMS, Cluster, FORMAT, FORMATS_BEFORE, LEASES, MEMBERS, META, Progress, RECORDS,
+    REMOVED, ROLES, USERS, read_format, write_cluster, write_format, write_progress,
+};
+use crate::lease::LeaseTable;
+use crate::membership::{Member, MemberTable};
+
+/// What a file holds, read whole.
+pub(super) struct Loaded {
+    pub(super) frozen: Frozen,
+    pub(super) contents: Indexed,
+}
+
+/// What is made of the records, to be kept in RAM.
+pub(super) struct Indexed {
+    pub(super) index: Index,
+    pub(super) leases: LeaseTable,
+    pub(super) tombstones: BTreeSet<u128>,
+    pub(super) record_bytes: i64,
+}
+
+pub(super) fn load(file: &Arc<File>) -> Result<Loaded, StoreError> {
+    let frozen = freeze(file)?;
+    let contents = index(&frozen.view)?;
+    Ok(Loaded { frozen, contents })
+}
+
+/// Runs `work`, which reads a file that may be damaged. The library under it takes much of what it
+/// reads for granted and panics where that doesn't hold: here, before anything rests on the file,
+/// that is damage like any other.
+pub(super) fn unless_it_panics<T>(
+    work: impl FnOnce() -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    caught.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(StoreError::Corrupt(text.unwrap_or("it cannot be read").to_owned()))
+    })
+}
+
+/// Makes the tables of a new file; checks the format of an old one.
+pub(super) fn prepare(db: &Database, members: Vec<Member>) -> Result<(), StoreError> {
+    let mut txn = db.begin_write()?;
+    txn.set_quick_repair(true);
+    let format = read_format(&txn.open_table(META)?)?;
+    match format {
+        Some(FORMAT) => {
+            txn.abort()?;
+            return Ok(());
+        }
+        Some(before) if FORMATS_BEFORE.contains(&before) => {
+            txn.open_table(LEASES)?;
+            txn.open_table(USERS)?;
+            txn.open_table(ROLES)?;
+            write_format(&mut txn.open_table(META)?)?;
+            txn.commit()?;
+            return Ok(());
+        }
+        Some(found) => return Err(StoreError::Format { found, known: FORMAT }),
+        None => {}
+    }
+    txn.open_table(RECORDS)?;
+    txn.open_table(MEMBERS)?;
+    txn.open_table(REMOVED)?;
+    txn.open_table(ALARMS)?;
+    txn.open_table(LEASES)?;
+    txn.open_table(USERS)?;
+    txn.open_table(ROLES)?;
+    {
+        let mut meta = txn.open_table(META)?;
+        write_format(&mut meta)?;
+        write_progress(&mut meta, Progress::START)?;
+        tables::write_compacted(&mut meta, Progress::START.compacted)?;
+    }
+    let members = Arc::new(MemberTable::new(members));
+    let cluster = Cluster { members, ..Cluster::default() };
+    write_cluster(&txn, &cluster)?;
+    txn.commit()?;
+    Ok(())
+}
+
+fn index(view: &View) -> Result<Indexed, StoreError> {
+    let (mut index, mut leases) = (Index::new(view.progress.compacted), LeaseTable::default());
+    view.leases()?.into_iter().for_each(|lease| leases.restore(lease));
+    let (mut tombstones, mut record_bytes) = (BTreeSet::new(), 0);
+    for row in view.records.iter()? {
+        let (first, row) = row?;
+        let (first, row) = (first.value(), row.value());
+        for record in records(first, row) {
+            let (at, record) = record?;
+            let kv = decode(record)?;
+            index.restore(&kv.key, at, kv.create_revision, kv.version);
+            leases.attach(&kv.key, kv.lease);
+        }
+        if is_together(row) {
+            tombstones.insert(first);
+        }
+        record_bytes += weight(row.len());
+    }
+    Ok(Indexed { index, leases, tombstones, record_bytes })
+}

@@ -1,0 +1,269 @@
+//! The handle that writes: opens a store, applies batches, publishes views.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+
+use node_consensus::Guards;
+use redb::{Durability, ReadableDatabase as _, StorageBackend};
+use tokio::sync::{Notify, watch};
+
+use super::batch::Batch;
+use super::compaction::Cursor;
+use super::error::StoreError;
+use super::event::EventBatch;
+use super::hash::Kept;
+use super::load::{Indexed, Loaded, load, prepare, unless_it_panics};
+use super::operations::Operations;
+use super::store::{File, Frozen, Shared, Store, View};
+use super::tables::{Cluster, META, Progress, RECORDS, write_auth, write_cluster, write_progress};
+use super::watch::WatchOptions;
+use crate::machine::Position;
+use crate::membership::Member;
+
+/// Who takes away what a compaction has made unreachable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compaction {
+    /// [`Store::compact_step`], called by a task of its own: writes go on meanwhile.
+    Background,
+    /// The batch that holds the compaction: for a simulation, which has one thread.
+    Inline,
+}
+
+/// How to open a store.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bytes of file pages that may be kept in RAM.
+    pub cache_bytes: usize,
+    /// Who compacts.
+    pub compaction: Compaction,
+    /// Keys per step of a compaction.
+    pub compacted_keys_per_step: usize,
+    /// What watches may take.
+    pub watch: WatchOptions,
+    /// The members that a new store begins with; ignored when the store exists, which knows them
+    /// better. The same on every member of the cluster.
+    pub members: Vec<Member>,
+    /// [`Guards::ALL`] but in tests.
+    pub guards: Guards,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            cache_bytes: 64 * 1024 * 1024,
+            compaction: Compaction::Background,
+            compacted_keys_per_step: 1_000,
+            watch: WatchOptions::default(),
+            members: Vec::new(),
+            guards: Guards::ALL,
+        }
+    }
+}
+
+/// Writes the store; there is one, and it belongs to whoever applies the log.
+pub struct Writer {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) progress: Progress,
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) compaction: Compaction,
+    durable: Position,
+}
+
+impl Writer {
+    /// Opens the store on `backend`, or makes a new one there.
+    ///
+    /// The index is built from the records: about a second per million of them.
+    pub fn open(backend: impl StorageBackend, options: Options) -> Result<Self, StoreError> {
+        let cache_bytes = options.cache_bytes;
+        let file = Arc::new(unless_it_panics(|| File::open(backend, cache_bytes))?);
+        let loaded = unless_it_panics(|| {
+            prepare(&file.db, options.members)?;
+            load(&file)
+        });
+        let loaded = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                // Dropping it would write to a file that may not be what it says.
+                std::mem::forget(file);
+                return Err(error);
+            }
+        };
+        let Loaded { frozen, contents } = loaded;
+        let Indexed { index, leases, tombstones, record_bytes } = contents;
+        let Frozen { view, finished_compaction: finished } = frozen;
+        let (progress, cluster) = (view.progress, view.cluster.clone());
+        let members = watch::Sender::new(cluster.members.clone());
+        let alarms = watch::Sender::new(cluster.alarms.clone());
+        let unfinished = progress.compacted > finished;
+        let shared = Shared {
+            file: RwLock::new(file),
+            rows_stay: Mutex::default(),
+            one_state: Mutex::default(),
+            replaced: AtomicU64::new(0),
+            cache_bytes,
+            index: RwLock::new(index),
+            leases: RwLock::new(leases),
+            tombstones: Mutex::new(tombstones),
+            tokens: Mutex::default(),
+            auth_enabled: AtomicBool::new(view.auth().is_enabled()),
+            view: RwLock::new(Arc::new(view)),
+            compacted: watch::Sender::new(finished),
+            cursor: Mutex::new(unfinished.then(|| Cursor::new(progress.compacted))),
+            compacted_keys_per_step: options.compacted_keys_per_step,
+            guards: options.guards,
+            hashes: Kept::default(),
+            operations: Operations::default(),
+            wanted: Notify::new(),
+            members,
+            alarms,
+            record_bytes: AtomicI64::new(record_bytes),
+        };
+        let shared = Arc::new(shared);
+        let writer = Self {
+            shared,
+            progress,
+            cluster,
+            compaction: options.compaction,
+            durable: progress.applied,
+        };
+        if writer.compaction == Compaction::Inline {
+            writer.store().compact_all()?;
+        }
+        Ok(writer)
+    }
+
+    /// A handle for readers.
+    #[must_use]
+    pub fn store(&self) -> Store {
+        Store { shared: self.shared.clone() }
+    }
+
+    /// The last entry applied.
+    #[must_use]
+    pub fn applied(&self) -> Position {
+        self.progress.applied
+    }
+
+    /// The last entry whose effects survive a crash.
+    #[must_use]
+    pub fn durable(&self) -> Position {
+        self.durable
+    }
+
+    /// Runs `work` in one transaction that ends at the log position `applied`, publishes the
+    /// result and returns it with the events that it caused. Not durable until
+    /// [`Self::checkpoint`].
+    ///
+    /// After an error the writer must not be used again: its index may be ahead of the file.
+    pub fn batch<R>(
+        &mut self,
+        applied: Position,
+        work: impl FnOnce(&mut Batch<'_>) -> Result<R, StoreError>,
+    ) -> Result<(R, EventBatch), StoreError> {
+        let shared = self.shared.clone();
+        let file = shared.file();
+        let mut txn = file.db.begin_write()?;
+        txn.set_durability(Durability::None)?;
+        let (result, done) = {
+            let mut batch = Batch::new(&txn, &shared, self.progress, self.cluster.clone())?;
+            let result = work(&mut batch)?;
+            (result, batch.finish())
+        };
+        let before = self.progress.compacted;
+        self.progress = Progress { applied, ..done.progress };
+        write_progress(&mut txn.open_table(META)?, self.progress)?;
+        if let Some(cluster) = done.cluster {
+            write_cluster(&txn, &cluster)?;
+            if !Arc::ptr_eq(&cluster.auth, &self.cluster.auth) {
+                write_auth(&txn, &cluster.auth)?;
+            }
+            self.cluster = Arc::new(cluster);
+        }
+        txn.commit()?;
+        if !done.tokens.is_empty() {
+            let mut tokens = shared.tokens.lock().expect("nothing panics under this lock");
+            done.tokens.into_iter().for_each(|news| news.tell(&mut tokens));
+        }
+        if self.progress.compacted > before {
+            let cursor = Cursor::new(self.progress.compacted);
+            // As in etcd: what an interrupted compaction left would count as well.
+            let is_whole = *shared.compacted.borrow() == before;
+            shared.ask_for_compaction(if is_whole { cursor.after_one_of(before) } else { cursor });
+            if self.compaction == Compaction::Inline {
+                self.store().compact_in(&file)?;
+            }
+        }
+        self.publish(&file)?;
+        Ok((result, done.events))
+    }
+
+    /// Makes everything applied durable.
+    pub fn checkpoint(&mut self) -> Result<Position, StoreError> {
+        if self.durable != self.progress.applied {
+            let file = self.shared.file();
+            let mut txn = file.db.begin_write()?;
+            txn.set_durability(Durability::Immediate)?;
+            // Else the next start after a crash would read the whole file.
+            txn.set_quick_repair(true);
+            txn.commit()?;
+            self.durable = self.progress.applied;
+        }
+        Ok(self.durable)
+    }
+
+    /// Takes over what a snapshot brought; the file has it already.
+    pub(crate) fn replace(
+        &mut self,
+        file: &Arc<File>,
+        progress: Progress,
+        cluster: Cluster,
+    ) -> Result<(), StoreError> {
+        self.progress = progress;
+        self.durable = progress.applied;
+        self.cluster = Arc::new(cluster);
+        self.shared.replaced.fetch_add(1, Ordering::Relaxed);
+        // What the sender's compaction had not reached yet came along, even of one that this store had
+        // finished itself.
+        self.shared.compacted.send_replace(Progress::START.compacted);
+        let Loaded { contents, .. } = load(file)?;
+        let Indexed { index, leases, tombstones, record_bytes } = contents;
+        *self.shared.lock_tombstones() = tombstones;
+        *self.shared.index.write().expect("the writer is the only one to write") = index;
+        *self.shared.leases.write().expect("nothing panics while it holds this lock") = leases;
+        // Whose tokens should be forgotten is in the entries that it passes over.
+        self.shared.tokens.lock().expect("nothing panics under this lock").clear();
+        self.shared.record_bytes.store(record_bytes, Ordering::Relaxed);
+        self.shared.hashes.clear();
+        self.shared.ask_for_compaction(Cursor::new(progress.compacted));
+        if self.compaction == Compaction::Inline {
+            self.store().compact_in(file)?;
+        }
+        self.publish(file)
+    }
+
+    fn publish(&self, file: &Arc<File>) -> Result<(), StoreError> {
+        let txn = file.db.begin_read()?;
+        self.shared.show(View {
+            records: txn.open_table(RECORDS)?,
+            txn,
+            _file: file.clone(),
+            cluster: self.cluster.clone(),
+            progress: self.progress,
+        });
+        self.shared.members.send_if_modified(|known| {
+            let changed = !Arc::ptr_eq(known, &self.cluster.members);
+            if changed {
+                *known = self.cluster.members.clone();
+            }
+            changed
+        });
+        self.shared.alarms.send_if_modified(|known| {
+            let changed = *known != self.cluster.alarms;
+            if changed {
+                known.clone_from(&self.cluster.alarms);
+            }
+            changed
+        });
+        Ok(())
+    }
+}
