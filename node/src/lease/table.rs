@@ -155,14 +155,14 @@ impl LeaseTable {
     }
 
     /// Takes one away; its keys, which belong to none from now on, in their order.
-    pub(crate) fn revoke(&mut self, id: i64) -> Option<BTreeSet<Arc<[u8]>>> {
+    pub(crate) fn revoke(&mut self, id: i64) -> Option<Vec<Arc<[u8]>>> {
         let entry = self.leases.remove(&id)?;
         for key in &entry.keys {
             self.attached.remove(key);
         }
         self.counters.revoked += 1;
         self.tell(News::Revoked(id));
-        Some(entry.keys)
+        Some(entry.keys.into_iter().collect())
     }
 
     /// From now on `key` belongs to this lease and to no other; to none, if it is not there, as 0 never is.

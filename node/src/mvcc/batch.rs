@@ -17,12 +17,15 @@ use super::index::{Newest, Walk};
 use super::operations::Counted;
 use super::range::{AnswerRoom, Source, read};
 use super::revision::{KeyRange, Revision};
-use super::rows::{Tombstones, is_together};
-use super::store::{Shared, weight};
+use super::rows::{Tombstones, is_together, weight};
+use super::store::Shared;
 use super::tables::{Cluster, LEASES, Progress, RECORDS, encode_lease};
 use crate::auth::{AuthState, Forget, SecretHash, Tokens};
 use crate::lease::{Lease, LeaseTable};
 use crate::membership::MemberTable;
+
+/// Keys that are deleted while readers wait for the index.
+const DELETED_AT_ONCE: usize = 1_000;
 
 /// What a finished batch hands back to the writer.
 pub(crate) struct Done {
@@ -230,7 +233,7 @@ impl<'txn> Batch<'txn> {
             let mut leases = self.leases();
             keys.iter().for_each(|key| leases.detach(key));
         }
-        self.delete_all(keys)?;
+        self.delete_all(&keys)?;
         Ok(deleted)
     }
 
@@ -271,31 +274,32 @@ impl<'txn> Batch<'txn> {
         let revoked = self.leases().revoke(id);
         let Some(keys) = revoked else { return Ok(false) };
         self.txn.open_table(LEASES)?.remove(id)?;
-        self.delete_all(keys.iter())?;
+        self.delete_all(&keys)?;
         Ok(true)
     }
 
-    /// Deletes keys that are there, in this order.
-    fn delete_all(
-        &mut self,
-        keys: impl IntoIterator<Item = impl AsRef<[u8]>>,
-    ) -> Result<(), StoreError> {
+    /// Deletes keys that are there, given in key order.
+    fn delete_all<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<(), StoreError> {
         let mut together = Tombstones::default();
-        for key in keys {
-            let key = key.as_ref();
-            let at = self.next_change();
-            self.shared.index.write().expect("the writer is the only one to write").delete(key, at);
-            if together.is_full_with(key.len()) {
-                self.write_tombstones(&mut together)?;
+        for keys in keys.chunks(DELETED_AT_ONCE) {
+            let first = Revision { main: self.progress.revision + 1, sub: self.changes };
+            let mut index = self.shared.index.write().expect("the writer is the only one to write");
+            index.delete_each(keys.iter().map(AsRef::as_ref), first);
+            drop(index);
+            for key in keys {
+                let (key, at) = (key.as_ref(), self.next_change());
+                if together.is_full_with(key.len()) {
+                    self.write_tombstones(&mut together)?;
+                }
+                together.push(at, key);
+                encode_deleted(key, at, &mut self.buffer);
+                self.events.push(Pending {
+                    end: self.buffer.len(),
+                    kind: EventKind::Delete,
+                    revision: at,
+                    is_create: false,
+                });
             }
-            together.push(at, key);
-            encode_deleted(key, at, &mut self.buffer);
-            self.events.push(Pending {
-                end: self.buffer.len(),
-                kind: EventKind::Delete,
-                revision: at,
-                is_create: false,
-            });
         }
         self.write_tombstones(&mut together)
     }

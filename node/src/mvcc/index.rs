@@ -7,8 +7,12 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::ops::Bound;
 
 use super::revision::{KeyRange, Revision};
+
+/// Keys that a walk passes by before it searches for the next one that it wants.
+const PASSED_BY: usize = 16;
 
 /// One change of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,10 +258,33 @@ impl Index {
         (at.main, 1)
     }
 
-    /// Records a delete of a key that is there.
-    pub(crate) fn delete(&mut self, key: &[u8], at: Revision) {
-        if let Some(history) = self.keys.get_mut(key) {
-            history.push(Stamp { main: at.main, sub: at.sub, dead: true });
+    /// Records deletes of keys that are there, given in key order: the first at the revision `first`,
+    /// each of the others at the one after.
+    pub(crate) fn delete_each<'key>(
+        &mut self,
+        keys: impl IntoIterator<Item = &'key [u8]>,
+        first: Revision,
+    ) {
+        let mut keys = keys.into_iter();
+        let (mut wanted, mut at) = (keys.next(), first);
+        while let Some(key) = wanted {
+            // Most keys of a lease or of a range lie side by side: to go on is quicker than to search.
+            let mut passed = 0;
+            let from = (Bound::Included(key), Bound::Unbounded);
+            for (found, history) in self.keys.range_mut::<[u8], _>(from) {
+                if wanted == Some(found) {
+                    history.push(Stamp { main: at.main, sub: at.sub, dead: true });
+                    (wanted, at.sub, passed) = (keys.next(), at.sub + 1, 0);
+                } else if wanted.is_some_and(|key| **found < *key) && passed < PASSED_BY {
+                    passed += 1;
+                } else {
+                    break;
+                }
+            }
+            if wanted == Some(key) {
+                // It isn't there.
+                (wanted, at.sub) = (keys.next(), at.sub + 1);
+            }
         }
     }
 
@@ -286,7 +313,6 @@ impl Index {
         at_most: usize,
         dropped: &mut Vec<Revision>,
     ) -> Walk {
-        use std::ops::Bound;
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut gone: Vec<Box<[u8]>> = Vec::new();
         let mut paused = None;
@@ -327,7 +353,7 @@ mod tests {
         let mut index = Index::new(-1);
         assert_eq!(index.put(b"k", at(2)), (2, 1));
         assert_eq!(index.put(b"k", at(3)), (2, 2));
-        index.delete(b"k", at(4));
+        index.delete_each([&b"k"[..]], at(4));
         assert_eq!(index.put(b"k", at(6)), (6, 1));
         index
     }
@@ -359,7 +385,7 @@ mod tests {
     fn a_key_that_ended_leaves_nothing_behind() {
         let mut index = Index::new(-1);
         index.put(b"k", at(2));
-        index.delete(b"k", at(3));
+        index.delete_each([&b"k"[..]], at(3));
         assert_eq!(compact(&mut index, 4), [2, 3]);
         assert_eq!(index.len(), 0);
     }
@@ -370,6 +396,26 @@ mod tests {
         let range = KeyRange::new(bytes::Bytes::from_static(b"a"), bytes::Bytes::from_static(b"z"));
         let mains: Vec<_> = index.changes(&range, 3, 5).iter().map(|r| r.main).collect();
         assert_eq!(mains, [3, 4]);
+    }
+
+    #[test]
+    fn keys_side_by_side_and_far_apart_are_deleted_each_at_its_revision() {
+        let mut index = Index::new(-1);
+        let name = |number: u32| format!("{number:05}").into_bytes();
+        let all: Vec<_> = (0..1_000).map(name).collect();
+        all.iter().for_each(|key| assert_eq!(index.put(key, at(2)), (2, 1)));
+        // Gaps of every width up to more than are passed by, and two that are not there.
+        let mut wanted: Vec<_> =
+            (0..40).map(|gap| gap * (gap + 1) / 2).chain([997, 998]).map(name).collect();
+        wanted.splice(3..3, [b"00003x".to_vec()]);
+        wanted.push(b"z".to_vec());
+        index.delete_each(wanted.iter().map(|key| &key[..]), Revision { main: 3, sub: 5 });
+        for key in all {
+            let place = wanted.iter().position(|wanted| *wanted == key);
+            let sub = place.map(|place| 5 + u32::try_from(place).unwrap());
+            let deleted = index.keys[&key[..]].newest.dead.then(|| index.keys[&key[..]].newest.sub);
+            assert_eq!(deleted, sub, "{key:?}");
+        }
     }
 
     #[test]
