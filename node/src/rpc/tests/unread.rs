@@ -73,6 +73,40 @@ async fn a_client_that_takes_no_answer_is_refused_more() {
     tokio::time::timeout(PATIENCE, fits).await.expect("ten of them have room");
 }
 
+#[tokio::test]
+async fn the_keys_of_a_connections_watches_leave_room_for_its_answers() {
+    let node = filled().await;
+    let large = "k".repeat(1 << 20);
+    let mut streams = Vec::new();
+    let mut taken = 0;
+    let refused = 'full: loop {
+        let mut watching = Watching::open(&node).await;
+        // As many as one stream may have.
+        for _ in 0..16 {
+            let created = watching.create(watch(&large)).await;
+            if created.canceled {
+                break 'full created;
+            }
+            taken += 1;
+        }
+        streams.push(watching);
+    };
+    assert_eq!(refused.cancel_reason, "etcdserver: too many requests");
+    // Half of 256 MiB, but for an answer that may be under way.
+    assert!((127..=128).contains(&taken), "{taken} MiB of keys");
+    let mut kv = node.kv().max_decoding_message_size(usize::MAX);
+    let whole = kv.range(everything()).await.unwrap().into_inner();
+    assert_eq!(whole.kvs.len(), KEYS);
+    // With a stream its keys go.
+    streams.pop();
+    let again = async {
+        while Watching::open(&node).await.create(watch(&large)).await.canceled {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, again).await.expect("there is room again");
+}
+
 fn txn(operations: impl IntoIterator<Item = Op>) -> TxnRequest {
     let success = operations.into_iter().map(|op| RequestOp { request: Some(op) }).collect();
     TxnRequest { success, ..TxnRequest::default() }

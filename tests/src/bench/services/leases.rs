@@ -34,16 +34,31 @@ pub(super) async fn run(cluster: Cluster, leases: usize, scribe: &mut Scribe<'_>
     scribe.note(format!("RSS with {leases} leases"), mib(after), "MiB");
     scribe.note("of it, by them", mib(after.saturating_sub(before)), "MiB");
 
+    for time in ["first", "second", "third"] {
+        revoke(&cluster, leader, &channel, leases, time, scribe).await?;
+    }
+    Ok(())
+}
+
+/// Gives a lease so many keys, the same ones each time, and takes it away while somebody writes.
+async fn revoke(
+    cluster: &Cluster,
+    leader: usize,
+    channel: &Channel,
+    keys: usize,
+    time: &str,
+    scribe: &mut Scribe<'_>,
+) -> Result<()> {
     let mut service = LeaseClient::new(channel.clone());
     service.lease_grant(LeaseGrantRequest { id: LARGE, ttl: TTL }).await?;
-    keys::fill(&channel, leases, LARGE).await?;
-    let writer = Writer::start(&cluster, &[leader]).await?;
+    keys::fill(channel, keys, LARGE).await?;
+    let writer = Writer::start(cluster, &[leader]).await?;
     let began = Instant::now();
     let revoked = service.lease_revoke(LeaseRevokeRequest { id: LARGE });
     tokio::time::timeout(CALL_TIME, revoked).await??;
     let took = began.elapsed();
     let longest = writer.ended().await?.wait;
-    let what = format!("revoking a lease with {leases} keys");
+    let what = format!("revoking a lease with {keys} keys, the {time} time");
     scribe.note(format!("{what}: its answer"), took.as_secs_f64() * 1000.0, "ms");
     scribe.note(format!("{what}: longest put"), longest.as_secs_f64() * 1000.0, "ms");
     Ok(())
