@@ -264,3 +264,20 @@ fn a_key_belongs_to_the_lease_that_it_was_last_put_with() {
     assert_eq!((counters.granted, counters.revoked, counters.ttl_sum), (2, 1, 18));
     assert_eq!(counters.ttls[4], 2, "up to 16 s");
 }
+
+#[test]
+fn with_a_lease_go_its_keys_and_no_others_however_many_it_has() {
+    for own in [1, 12, 13, 500] {
+        let mut table = LeaseTable::default();
+        for id in 1..=3 {
+            table.grant(Lease { id, ttl: 9, left: 0, granted: 1 });
+        }
+        let key = |number: usize| format!("{number:03}").into_bytes();
+        (0..100).for_each(|number| table.attach(&key(number), 2));
+        (100..100 + own).for_each(|number| table.attach(&key(number), 1));
+        assert_eq!(table.revoke(1).unwrap().len(), own);
+        assert_eq!((table.attached(), table.keys(2).count()), (100, 100), "{own} were its own");
+        (0..100).for_each(|number| table.attach(&key(number), 3));
+        assert_eq!((table.keys(2).count(), table.keys(3).count()), (0, 100));
+    }
+}

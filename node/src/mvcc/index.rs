@@ -33,9 +33,33 @@ impl Stamp {
     }
 }
 
-/// The changes before the newest, oldest first.
+/// The changes before the newest, oldest first. Of a key that was written once and deleted there is one:
+/// no list, since where many keys are deleted at once the time is spent on finding room for theirs.
 #[derive(Debug, PartialEq, Eq)]
-struct Older(Vec<Stamp>);
+enum Older {
+    One(Stamp),
+    More(Vec<Stamp>),
+}
+
+impl Older {
+    fn all(&self) -> &[Stamp] {
+        match self {
+            Self::One(stamp) => std::slice::from_ref(stamp),
+            Self::More(stamps) => stamps,
+        }
+    }
+
+    fn push(&mut self, stamp: Stamp) {
+        match self {
+            Self::One(first) => {
+                let mut stamps = Vec::with_capacity(4);
+                stamps.extend([*first, stamp]);
+                *self = Self::More(stamps);
+            }
+            Self::More(stamps) => stamps.push(stamp),
+        }
+    }
+}
 
 #[derive(Debug, PartialEq, Eq)]
 struct History {
@@ -48,7 +72,7 @@ struct History {
 
 impl History {
     fn older(&self) -> &[Stamp] {
-        self.older.as_ref().map_or(&[], |older| &older.0)
+        self.older.as_ref().map_or(&[], |older| older.all())
     }
 
     /// The change in force at `revision`.
@@ -72,7 +96,10 @@ impl History {
 
     fn push(&mut self, stamp: Stamp) {
         let last = std::mem::replace(&mut self.newest, stamp);
-        self.older.get_or_insert_with(|| Box::new(Older(Vec::with_capacity(1)))).0.push(last);
+        match &mut self.older {
+            Some(older) => older.push(last),
+            None => self.older = Some(Box::new(Older::One(last))),
+        }
     }
 
     /// Forgets what no read at `revision` or later can see. `false`: nothing is left of the key.
@@ -90,16 +117,19 @@ impl History {
             }
             return true;
         }
-        let Some(older) = &mut self.older else { return true };
-        let in_force = older.0.partition_point(|stamp| stamp.main <= revision);
+        let older = self.older();
+        let in_force = older.partition_point(|stamp| stamp.main <= revision);
         let Some(last) = in_force.checked_sub(1) else { return true };
-        let cut = if stays(older.0[last]) { last } else { in_force };
-        dropped.extend(older.0.drain(..cut).map(Stamp::revision));
-        if older.0.is_empty() {
-            self.older = None;
-        } else {
-            older.0.shrink_to_fit();
+        let (goes, left) = older.split_at(if stays(older[last]) { last } else { in_force });
+        if goes.is_empty() {
+            return true;
         }
+        dropped.extend(goes.iter().map(|stamp| stamp.revision()));
+        self.older = match left {
+            [] => None,
+            [one] => Some(Box::new(Older::One(*one))),
+            more => Some(Box::new(Older::More(more.to_vec()))),
+        };
         true
     }
 }
