@@ -169,7 +169,9 @@ impl LeaseTable {
         if entry.keys.len() > self.attached.len() / WORTH_A_PASS {
             self.attached.retain(|_, owner| *owner != id);
         } else {
-            entry.keys.iter().for_each(|key| drop(self.attached.remove(key)));
+            for key in &entry.keys {
+                self.attached.remove(key);
+            }
         }
         self.counters.revoked += 1;
         self.tell(News::Revoked(id));
