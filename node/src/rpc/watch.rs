@@ -42,8 +42,10 @@ const LEADERLESS_ELECTIONS: u32 = 3;
 const MAX_WATCHES: usize = 100_000;
 /// Bytes of their keys.
 const MAX_KEY_BYTES: usize = 16 << 20;
-/// What keys may fill of their connection's account, which its answers need as well.
-const KEYS_PART: Part = Part(4);
+/// What a watch keeps besides its keys, about: here, at its subscriber and in the hub.
+const WATCH_BYTES: usize = 768;
+/// What watches may fill of their connection's account, which its answers need as well.
+const WATCHES_PART: Part = Part(4);
 
 const DUPLICATE_ID: &str = "mvcc: duplicate watch ID provided on the WatchStream";
 const EMPTY_RANGE: &str = "mvcc: watcher range is empty";
@@ -108,14 +110,14 @@ impl StreamingService<WatchRequest> for WatchService {
             let who = Who::of(&request);
             let account = request.extensions().get::<Arc<Account>>().cloned();
             let account = account.unwrap_or_else(Account::unbounded);
-            let keys = Charge::new(&account);
+            let kept = Charge::new(&account);
             let subscriber = context.hub.subscribe_for(account);
             let requests = request.into_inner();
             let stream = WatchStream::new(
                 context,
                 who,
                 subscriber,
-                keys,
+                kept,
                 requests,
                 needs_leader,
                 max_response,
@@ -182,8 +184,8 @@ struct WatchStream {
     requests: Option<Streaming<WatchRequest>>,
     subscriber: Subscriber,
     shapes: BTreeMap<i64, Shape>,
-    /// Of all of them.
-    keys: Charge,
+    /// What all of them keep.
+    kept: Charge,
     next_id: i64,
     refused: Refused,
     max_response: usize,
@@ -198,7 +200,7 @@ impl WatchStream {
         context: Arc<Context>,
         who: Who,
         subscriber: Subscriber,
-        keys: Charge,
+        kept: Charge,
         requests: Streaming<WatchRequest>,
         needs_leader: bool,
         max_response: usize,
@@ -216,7 +218,7 @@ impl WatchStream {
             who,
             requests: Some(requests),
             shapes: BTreeMap::new(),
-            keys,
+            kept,
             next_id: 0,
             refused,
             max_response,
@@ -287,7 +289,7 @@ impl WatchStream {
 
     fn forget(&mut self, watch_id: i64) {
         if let Some(shape) = self.shapes.remove(&watch_id) {
-            self.keys.force(self.keys.bytes() - shape.key_bytes);
+            self.kept.force(self.kept.bytes() - WATCH_BYTES - shape.key_bytes);
             self.context.metrics.watchers.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -299,7 +301,8 @@ impl WatchStream {
         }
         let range = KeyRange::new(request.key.clone(), request.range_end.clone());
         let key_bytes = request.key.len() + request.range_end.len();
-        let all_keys = self.keys.bytes() + key_bytes;
+        let all = self.kept.bytes() + WATCH_BYTES + key_bytes;
+        let all_keys = all - WATCH_BYTES * (self.shapes.len() + 1);
         let is_full = self.shapes.len() >= MAX_WATCHES || all_keys > MAX_KEY_BYTES;
         let refused = if request.start_revision < 0 {
             Some(COMPACTED.into())
@@ -310,7 +313,7 @@ impl WatchStream {
             Some(EMPTY_RANGE.into())
         } else if request.watch_id != 0 && self.subscriber.has(request.watch_id) {
             Some(DUPLICATE_ID.into())
-        } else if is_full || !self.keys.set(all_keys, KEYS_PART) {
+        } else if is_full || !self.kept.set(all, WATCHES_PART) {
             Some(Error::TooManyRequests.text())
         } else {
             None

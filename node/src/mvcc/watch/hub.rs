@@ -72,6 +72,9 @@ pub(super) struct Link {
 /// What queues may fill of an account: not what is needed to empty them.
 const QUEUED: Part = Part(4);
 
+/// Watches of a stream that has ended, which are detached before the hub looks for events again.
+const DETACHED_AT_ONCE: usize = 1_024;
+
 enum Sent {
     Yes,
     Full,
@@ -107,9 +110,14 @@ struct Watcher {
     link: Link,
 }
 
+/// What subscribers ask, and who departs.
+pub(super) type Orders = (mpsc::Receiver<Command>, mpsc::UnboundedReceiver<Vec<Token>>);
+
 pub(super) struct Hub {
     feed: Arc<Feed>,
     commands: mpsc::Receiver<Command>,
+    /// The watches of streams that have ended. As long as the watches were, at most.
+    departures: mpsc::UnboundedReceiver<Vec<Token>>,
     watchers: HashMap<Token, Watcher>,
     matcher: Matcher,
     /// Everything up to here has been handed out.
@@ -126,7 +134,7 @@ impl Hub {
         feed: Arc<Feed>,
         store: &Store,
         max_ring_bytes: usize,
-        commands: mpsc::Receiver<Command>,
+        (commands, departures): Orders,
     ) -> Self {
         // First the feed, then the revision: what happens in between comes through the feed twice
         // at worst, and is skipped below.
@@ -135,6 +143,7 @@ impl Hub {
         Self {
             feed,
             commands,
+            departures,
             watchers: HashMap::new(),
             matcher: Matcher::default(),
             revision,
@@ -149,9 +158,16 @@ impl Hub {
         let feed = self.feed.clone();
         loop {
             tokio::select! {
-                // Commands first, and not by lot: each takes the events along, so that neither
-                // waits for the other, and the same happens again from the same beginning.
+                // In order, and not by lot: the same happens again from the same beginning. Each takes
+                // the events along, so that none waits for the others; what departs comes first, so that
+                // no flood of requests keeps it in memory.
                 biased;
+                Some(tokens) = self.departures.recv() => {
+                    for some in tokens.chunks(DETACHED_AT_ONCE) {
+                        some.iter().for_each(|token| self.detach(*token));
+                        self.take_events();
+                    }
+                }
                 command = self.commands.recv() => match command {
                     // Events that a command's sender has seen in the store come first.
                     Some(command) => {
@@ -250,6 +266,9 @@ impl Hub {
     }
 
     fn attach(&mut self, token: Token, spec: &WatchSpec, next: i64, link: Link) {
+        if link.queue.is_closed() {
+            return;
+        }
         if next <= self.ring_since {
             link.lag(token, next);
             return;

@@ -1,16 +1,17 @@
 //! Which watchers an event concerns.
 //!
 //! Nearly all watches are of one key or of a prefix, so that both are looked up by hash: the event's
-//! key itself, and its beginning at each length that some prefix has. Other ranges are tried one
-//! after the other. Watchers of the same keys with the same filters form a group, which is matched
+//! key itself, and its beginning at each length that some prefix has. Other ranges lie in a tree of
+//! their own. Watchers of the same keys with the same filters form a group, which is matched
 //! once.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 
 use bytes::Bytes;
 
 use super::WatchSpec;
+use super::ranges::Ranges;
 use crate::mvcc::event::{Event, EventKind};
 use crate::mvcc::revision::KeyRange;
 
@@ -51,7 +52,8 @@ type GroupId = usize;
 #[derive(Debug)]
 struct Group {
     key: GroupKey,
-    watchers: Vec<Token>,
+    /// There may be a hundred thousand, which leave one by one.
+    watchers: BTreeSet<Token>,
 }
 
 #[derive(Debug, Default)]
@@ -62,7 +64,7 @@ pub(super) struct Matcher {
     ones: HashMap<Bytes, Vec<GroupId>>,
     /// By length, then by prefix.
     prefixes: BTreeMap<usize, HashMap<Bytes, Vec<GroupId>>>,
-    others: Vec<GroupId>,
+    others: Ranges,
 }
 
 /// The prefix that a range means, if it means one: its end is its start with the last byte that is
@@ -91,12 +93,12 @@ impl Matcher {
             None => self.new_group(key),
         };
         if let Some(group) = &mut self.groups[id] {
-            group.watchers.push(watcher);
+            group.watchers.insert(watcher);
         }
     }
 
     fn new_group(&mut self, key: GroupKey) -> GroupId {
-        let group = Some(Group { key: key.clone(), watchers: Vec::new() });
+        let group = Some(Group { key: key.clone(), watchers: BTreeSet::new() });
         let id = match self.free.pop() {
             Some(id) => {
                 self.groups[id] = group;
@@ -114,7 +116,7 @@ impl Matcher {
                     let of_length = self.prefixes.entry(prefix.len()).or_default();
                     of_length.entry(prefix.clone()).or_default().push(id);
                 }
-                None => self.others.push(id),
+                None => self.others.insert(range, id),
             },
         }
         self.by_key.insert(key, id);
@@ -124,7 +126,7 @@ impl Matcher {
     pub(super) fn remove(&mut self, key: &GroupKey, watcher: Token) {
         let Some(id) = self.by_key.get(key).copied() else { return };
         let Some(group) = &mut self.groups[id] else { return };
-        group.watchers.retain(|other| *other != watcher);
+        group.watchers.remove(&watcher);
         if !group.watchers.is_empty() {
             return;
         }
@@ -142,7 +144,7 @@ impl Matcher {
                         }
                     }
                 }
-                None => self.others.retain(|other| *other != id),
+                None => self.others.remove(range, id),
             },
         }
     }
@@ -153,7 +155,7 @@ impl Matcher {
     }
 
     /// For each group that any of `events` concerns: its watchers, and which events.
-    pub(super) fn pick(&self, events: &[Event]) -> Vec<(&[Token], Vec<u32>)> {
+    pub(super) fn pick(&self, events: &[Event]) -> Vec<(&BTreeSet<Token>, Vec<u32>)> {
         let mut picked: BTreeMap<GroupId, Vec<u32>> = BTreeMap::new();
         for (at, event) in (0..).zip(events) {
             let mut offer = |id: &GroupId| {
@@ -168,13 +170,10 @@ impl Matcher {
                 let Some(start) = event.key.get(..*length) else { break };
                 of_length.get(start).into_iter().flatten().for_each(&mut offer);
             }
-            let concerned = |id: &&GroupId| {
-                self.groups[**id].as_ref().is_some_and(|g| g.key.range.contains(&event.key))
-            };
-            self.others.iter().filter(concerned).for_each(&mut offer);
+            self.others.holding(&event.key, &mut |id| offer(&id));
         }
         let with_watchers = |(id, picks): (GroupId, Vec<u32>)| {
-            self.groups[id].as_ref().map(|group| (&group.watchers[..], picks))
+            self.groups[id].as_ref().map(|group| (&group.watchers, picks))
         };
         picked.into_iter().filter_map(with_watchers).collect()
     }
@@ -203,7 +202,7 @@ mod tests {
     fn told(matcher: &Matcher, key: &'static [u8]) -> Vec<Token> {
         let events = [put(key)];
         let mut told: Vec<_> =
-            matcher.pick(&events).into_iter().flat_map(|(w, _)| w.to_vec()).collect();
+            matcher.pick(&events).into_iter().flat_map(|(w, _)| w.iter().copied()).collect();
         told.sort_unstable();
         told
     }
@@ -241,6 +240,19 @@ mod tests {
             assert_eq!(told(&matcher, b"k"), [0; 0]);
         }
         assert!(matcher.prefixes.is_empty() && matcher.ones.is_empty());
+    }
+
+    #[test]
+    fn the_watchers_of_a_group_are_told_eldest_first_whoever_has_left() {
+        let mut matcher = Matcher::default();
+        for watcher in [4, 1, 3, 2, 5] {
+            matcher.add(group(b"k", b""), watcher);
+        }
+        matcher.remove(&group(b"k", b""), 3);
+        let events = [put(b"k")];
+        let picked = matcher.pick(&events);
+        let watchers: Vec<Token> = picked[0].0.iter().copied().collect();
+        assert_eq!((picked.len(), &watchers[..]), (1, &[1, 2, 4, 5][..]));
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod feed;
 mod hub;
 mod matcher;
 mod picked;
+mod ranges;
 mod subscriber;
 
 use std::sync::Arc;
@@ -35,7 +36,8 @@ use super::revision::KeyRange;
 use super::store::Store;
 use crate::shares::Account;
 use feed::Feed;
-use hub::{Command, Hub};
+use hub::{Command, Hub, Orders};
+use matcher::Token;
 pub use picked::Picked;
 pub use subscriber::{Notice, Subscriber};
 
@@ -91,18 +93,21 @@ pub struct Publisher {
     store: Store,
     options: WatchOptions,
     commands: mpsc::Sender<Command>,
-    unstarted: Arc<std::sync::Mutex<Option<mpsc::Receiver<Command>>>>,
+    departures: mpsc::UnboundedSender<Vec<Token>>,
+    unstarted: Arc<std::sync::Mutex<Option<Orders>>>,
 }
 
 impl Publisher {
     pub(crate) fn new(store: Store, options: WatchOptions) -> Self {
-        let (commands, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
+        let (commands, asked) = mpsc::channel(MAX_QUEUED_COMMANDS);
+        let (departures, departed) = mpsc::unbounded_channel();
         Self {
             feed: Arc::new(Feed::new(options.feed_bytes)),
             store,
             options,
             commands,
-            unstarted: Arc::new(std::sync::Mutex::new(Some(receiver))),
+            departures,
+            unstarted: Arc::new(std::sync::Mutex::new(Some((asked, departed)))),
         }
     }
 
@@ -124,6 +129,7 @@ impl Publisher {
             store: self.store.clone(),
             options: self.options,
             commands: self.commands.clone(),
+            departures: self.departures.clone(),
             unstarted: self.unstarted.clone(),
         }
     }
@@ -136,16 +142,17 @@ pub struct WatchHub {
     store: Store,
     options: WatchOptions,
     commands: mpsc::Sender<Command>,
-    unstarted: Arc<std::sync::Mutex<Option<mpsc::Receiver<Command>>>>,
+    departures: mpsc::UnboundedSender<Vec<Token>>,
+    unstarted: Arc<std::sync::Mutex<Option<Orders>>>,
 }
 
 impl WatchHub {
     /// Runs the hub for as long as the future is polled: once per hub, as a task of its own.
     /// Watches stand still until it runs.
     pub async fn run(self) {
-        let receiver = self.unstarted.lock().expect("nothing panics under this lock").take();
-        if let Some(commands) = receiver {
-            Hub::new(self.feed, &self.store, self.options.ring_bytes, commands).run().await;
+        let orders = self.unstarted.lock().expect("nothing panics under this lock").take();
+        if let Some(orders) = orders {
+            Hub::new(self.feed, &self.store, self.options.ring_bytes, orders).run().await;
         }
     }
 
@@ -157,7 +164,8 @@ impl WatchHub {
 
     /// A subscriber without watches; what waits for it is charged to `account`.
     pub(crate) fn subscribe_for(&self, account: Arc<Account>) -> Subscriber {
-        Subscriber::new(self.store.clone(), self.options, self.commands.clone(), account)
+        let (commands, departures) = (self.commands.clone(), self.departures.clone());
+        Subscriber::new(self.store.clone(), self.options, commands, departures, account)
     }
 }
 

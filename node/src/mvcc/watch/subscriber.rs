@@ -105,6 +105,7 @@ pub struct Subscriber {
     /// The last thing that was done was to read a piece.
     has_read: bool,
     commands: mpsc::Sender<Command>,
+    departures: mpsc::UnboundedSender<Vec<Token>>,
     queue: mpsc::Receiver<Delivery>,
     link: Link,
     watches: BTreeMap<Token, Watch>,
@@ -121,6 +122,7 @@ impl Subscriber {
         store: Store,
         options: WatchOptions,
         commands: mpsc::Sender<Command>,
+        departures: mpsc::UnboundedSender<Vec<Token>>,
         account: Arc<Account>,
     ) -> Self {
         let (sender, queue) = mpsc::channel(options.queued_deliveries);
@@ -129,6 +131,7 @@ impl Subscriber {
             piece: PieceSize { records: options.records_per_piece, bytes: options.bytes_per_piece },
             has_read: false,
             commands,
+            departures,
             queue,
             link: Link { queue: sender, shared: Arc::new(Shared::default()), account },
             watches: BTreeMap::new(),
@@ -170,10 +173,15 @@ impl Subscriber {
 
     /// Ends a watch; `false` if there is none of this id.
     pub async fn remove(&mut self, watch_id: i64) -> bool {
-        let Some(token) = self.by_id.remove(&watch_id) else { return false };
+        let Some(token) = self.by_id.get(&watch_id).copied() else { return false };
+        // A place first: dropped before it is there, the watch is still one of this stream's. A hub
+        // that is gone tells nobody anything.
+        let permit = self.commands.reserve().await;
+        self.by_id.remove(&watch_id);
         self.watches.remove(&token);
-        // A hub that is gone tells nobody anything.
-        let _ = self.commands.send(Command::Detach { token }).await;
+        if let Ok(permit) = permit {
+            permit.send(Command::Detach { token });
+        }
         true
     }
 
@@ -366,12 +374,13 @@ impl Subscriber {
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        // The queue closes with the subscriber, so that the hub finds out at the next event; a
-        // watch that sees none is taken out here, as far as there is room.
-        for (token, watch) in &self.watches {
-            if watch.is_attached() {
-                let _ = self.commands.try_send(Command::Detach { token: *token });
-            }
+        // In this order: the hub attaches nothing to a closed queue, and what it has attached before is
+        // among those that depart.
+        self.queue.close();
+        let attached = self.watches.iter().filter(|(_, watch)| watch.is_attached());
+        let attached: Vec<Token> = attached.map(|(token, _)| *token).collect();
+        if !attached.is_empty() {
+            let _ = self.departures.send(attached);
         }
     }
 }

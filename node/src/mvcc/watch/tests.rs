@@ -529,6 +529,52 @@ async fn a_cancelled_watch_is_told_no_more_and_its_id_is_free() {
     assert_eq!(told_until(&mut subscriber, 1, 3).await, [3]);
 }
 
+/// Waits until nothing of the account's streams is left, in the hub or on its way there.
+async fn forgotten(account: &Arc<Account>) {
+    for _ in 0..1_000 {
+        if Arc::strong_count(account) == 1 {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+    panic!("{} have stayed", Arc::strong_count(account) - 1);
+}
+
+#[tokio::test]
+async fn the_hub_keeps_nothing_of_a_stream_that_has_ended() {
+    let world = World::running();
+    let account = Account::unbounded();
+    // More than may wait for the hub: attached, and on their way there.
+    for is_attached in [true, false] {
+        let mut subscriber = world.hub.subscribe_for(account.clone());
+        for watch_id in 1..=i64::try_from(MAX_QUEUED_COMMANDS).unwrap() + 200 {
+            subscriber.add(watch_id, spec("k", "", 0));
+        }
+        if is_attached {
+            attached(&mut subscriber).await;
+        }
+        drop(subscriber);
+        forgotten(&account).await;
+    }
+}
+
+#[tokio::test]
+async fn a_watch_whose_stream_ends_while_it_is_cancelled_is_forgotten() {
+    let world = World::running();
+    let account = Account::unbounded();
+    let mut subscriber = world.hub.subscribe_for(account.clone());
+    subscriber.add(1, spec("k", "", 0));
+    attached(&mut subscriber).await;
+    let mut other = world.hub.subscribe();
+    for watch_id in 1..=i64::try_from(MAX_QUEUED_COMMANDS).unwrap() {
+        other.add(watch_id, spec("k", "", 0));
+    }
+    let removed = futures_util::poll!(std::pin::pin!(subscriber.remove(1)));
+    assert_eq!(removed, Poll::Pending, "there is no room to say so");
+    drop(subscriber);
+    forgotten(&account).await;
+}
+
 #[tokio::test]
 async fn filters_leave_out_puts_or_deletes() {
     let mut world = World::running();

@@ -74,18 +74,18 @@ async fn a_client_that_takes_no_answer_is_refused_more() {
 }
 
 #[tokio::test]
-async fn the_keys_of_a_connections_watches_leave_room_for_its_answers() {
+async fn a_connections_watches_leave_room_for_its_answers() {
     let node = filled().await;
     let large = "k".repeat(1 << 20);
     let mut streams = Vec::new();
     let mut taken = 0;
-    let refused = 'full: loop {
+    let (refused, mut last) = 'full: loop {
         let mut watching = Watching::open(&node).await;
         // As many as one stream may have.
         for _ in 0..16 {
             let created = watching.create(watch(&large)).await;
             if created.canceled {
-                break 'full created;
+                break 'full (created, watching);
             }
             taken += 1;
         }
@@ -94,6 +94,12 @@ async fn the_keys_of_a_connections_watches_leave_room_for_its_answers() {
     assert_eq!(refused.cancel_reason, "etcdserver: too many requests");
     // Half of 256 MiB, but for an answer that may be under way.
     assert!((127..=128).contains(&taken), "{taken} MiB of keys");
+    // What is left of it is too little for many watches, short though their keys are.
+    let mut small = 0;
+    while !last.create(watch("k")).await.canceled {
+        small += 1;
+    }
+    assert!((1..1_400).contains(&small), "{small} more");
     let mut kv = node.kv().max_decoding_message_size(usize::MAX);
     let whole = kv.range(everything()).await.unwrap().into_inner();
     assert_eq!(whole.kvs.len(), KEYS);

@@ -1,0 +1,188 @@
+//! Ranges of keys, and which of them hold a key: a treap by first keys in which each node knows how far
+//! the ranges below it go (Seidel and Aragon, *Randomized Search Trees*, 1996; the interval trees of
+//! Cormen, Leiserson, Rivest and Stein). An event that no range holds costs a walk down, and not a look
+//! at each of them.
+
+use std::hash::{BuildHasher as _, RandomState};
+
+use bytes::Bytes;
+
+use crate::mvcc::revision::KeyRange;
+
+/// What a range belongs to. No two ranges have the same.
+pub(super) type RangeId = usize;
+
+#[derive(Debug, Default)]
+pub(super) struct Ranges {
+    root: Tree,
+    /// Nobody outside can choose keys that make it a list.
+    chance: RandomState,
+}
+
+type Tree = Option<Box<Node>>;
+
+/// Where a range ends.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum End {
+    Before(Bytes),
+    Never,
+}
+
+impl End {
+    fn of(range: &KeyRange) -> Self {
+        match range {
+            KeyRange::One(one) => Self::Before([&one[..], &[0]].concat().into()),
+            KeyRange::Between(_, end) => Self::Before(end.clone()),
+            KeyRange::From(_) => Self::Never,
+        }
+    }
+
+    fn is_after(&self, key: &[u8]) -> bool {
+        match self {
+            Self::Before(end) => &end[..] > key,
+            Self::Never => true,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Node {
+    start: Bytes,
+    id: RangeId,
+    end: End,
+    /// The last of its own end and of all below it.
+    furthest: End,
+    /// None below it has a higher one.
+    priority: u64,
+    left: Tree,
+    right: Tree,
+}
+
+impl Node {
+    /// Looks again at those below it.
+    fn settled(mut self: Box<Self>) -> Box<Self> {
+        let below = [&self.left, &self.right].into_iter().flatten().map(|node| &node.furthest);
+        self.furthest = below.chain([&self.end]).max().unwrap_or(&self.end).clone();
+        self
+    }
+
+    fn is_before(&self, start: &[u8], id: RangeId) -> bool {
+        (&self.start[..], self.id) < (start, id)
+    }
+}
+
+impl Ranges {
+    pub(super) fn insert(&mut self, range: &KeyRange, id: RangeId) {
+        let (start, end) = (range.start().clone(), End::of(range));
+        let (before, after) = split(self.root.take(), &start, id);
+        let (furthest, priority) = (end.clone(), self.chance.hash_one(id));
+        let node = Node { start, id, end, furthest, priority, left: None, right: None };
+        self.root = join(join(before, Some(Box::new(node))), after);
+    }
+
+    pub(super) fn remove(&mut self, range: &KeyRange, id: RangeId) {
+        let (before, rest) = split(self.root.take(), range.start(), id);
+        let (_, after) = split(rest, range.start(), id + 1);
+        self.root = join(before, after);
+    }
+
+    /// Offers each that holds the key, in the order of their first keys.
+    pub(super) fn holding(&self, key: &[u8], offer: &mut impl FnMut(RangeId)) {
+        offer_holding(self.root.as_deref(), key, offer);
+    }
+}
+
+fn offer_holding(node: Option<&Node>, key: &[u8], offer: &mut impl FnMut(RangeId)) {
+    let Some(node) = node.filter(|node| node.furthest.is_after(key)) else { return };
+    offer_holding(node.left.as_deref(), key, offer);
+    if &node.start[..] <= key {
+        if node.end.is_after(key) {
+            offer(node.id);
+        }
+        offer_holding(node.right.as_deref(), key, offer);
+    }
+}
+
+/// What comes before this place, and the rest.
+fn split(tree: Tree, start: &[u8], id: RangeId) -> (Tree, Tree) {
+    let Some(mut node) = tree else { return (None, None) };
+    if node.is_before(start, id) {
+        let (before, after) = split(node.right.take(), start, id);
+        node.right = before;
+        (Some(node.settled()), after)
+    } else {
+        let (before, after) = split(node.left.take(), start, id);
+        node.left = after;
+        (before, Some(node.settled()))
+    }
+}
+
+/// One tree of two, of which all of the first come before all of the second.
+fn join(first: Tree, second: Tree) -> Tree {
+    match (first, second) {
+        (tree, None) | (None, tree) => tree,
+        (Some(mut top), Some(other)) if top.priority >= other.priority => {
+            top.right = join(top.right.take(), Some(other));
+            Some(top.settled())
+        }
+        (first, Some(mut top)) => {
+            top.left = join(first, top.left.take());
+            Some(top.settled())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn range() -> impl Strategy<Value = KeyRange> {
+        let key = || prop::collection::vec(b'a'..b'e', 1..4).prop_map(Bytes::from);
+        (key(), prop_oneof![3 => key(), 1 => Just(Bytes::from_static(&[0]))])
+            .prop_map(|(key, end)| KeyRange::new(key, end))
+    }
+
+    proptest! {
+        #[test]
+        fn those_that_hold_a_key_are_found_whoever_came_and_went(
+            ranges in prop::collection::vec((range(), any::<bool>()), 0..60),
+            keys in prop::collection::vec(prop::collection::vec(b'a'..b'f', 1..5), 1..20),
+        ) {
+            let mut tree = Ranges::default();
+            for (id, (range, _)) in ranges.iter().enumerate() {
+                tree.insert(range, id);
+            }
+            for (id, (range, stays)) in ranges.iter().enumerate() {
+                if !stays {
+                    tree.remove(range, id);
+                }
+            }
+            for key in &keys {
+                let mut found = Vec::new();
+                tree.holding(key, &mut |id| found.push(id));
+                found.sort_unstable();
+                let holds = |(range, stays): &(KeyRange, bool)| *stays && range.contains(key);
+                let all = ranges.iter().enumerate();
+                let expected: Vec<_> = all.filter(|(_, r)| holds(r)).map(|(id, _)| id).collect();
+                prop_assert_eq!(found, expected);
+            }
+        }
+    }
+
+    fn depth(tree: &Tree) -> usize {
+        tree.as_ref().map_or(0, |node| 1 + depth(&node.left).max(depth(&node.right)))
+    }
+
+    #[test]
+    fn ranges_that_come_in_order_make_no_list() {
+        let mut tree = Ranges::default();
+        let range = |n: usize| KeyRange::new(format!("q{n:07}").into(), Bytes::from_static(b"r"));
+        (0..10_000).for_each(|n| tree.insert(&range(n), n));
+        // Some 32 are usual; a tree of chance this deep is not seen in a lifetime.
+        assert!(depth(&tree.root) < 100, "{}", depth(&tree.root));
+        (0..10_000).for_each(|n| tree.remove(&range(n), n));
+        assert_eq!(depth(&tree.root), 0);
+    }
+}
