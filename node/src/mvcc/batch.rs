@@ -307,7 +307,7 @@ impl<'txn> Batch<'txn> {
     fn write_tombstones(&mut self, together: &mut Tombstones) -> Result<(), StoreError> {
         let Some((row, bytes)) = together.row() else { return Ok(()) };
         self.records.insert(row, bytes)?;
-        self.record_bytes += weight(bytes.len());
+        self.record_bytes += together.weight();
         if is_together(bytes) {
             self.shared.lock_tombstones().insert(row);
         }

@@ -167,24 +167,25 @@ impl Store {
         let mut freed = 0;
         for &row in &some {
             let Some(before) = rows.get(row)?.map(|row| row.value().to_vec()) else { continue };
-            freed += weight(before.len());
             let mut stay = Tombstones::default();
-            if Revision::from_row(row).main == revision {
-                let index = read(&shared.index);
-                for record in records(row, &before) {
-                    let (at, record) = record?;
+            let index = read(&shared.index);
+            for record in records(row, &before) {
+                let (at, record) = record?;
+                freed += weight(record.len());
+                if at.main == revision {
                     let key = decode(record)?.key;
                     if index.has(&key, at) {
                         stay.push(at, &key);
                     }
                 }
             }
+            drop(index);
             rows.remove(row)?;
             let mut together = shared.lock_tombstones();
             together.remove(&row);
             if let Some((row, bytes)) = stay.row() {
                 rows.insert(row, bytes)?;
-                freed -= weight(bytes.len());
+                freed -= stay.weight();
                 if is_together(bytes) {
                     together.insert(row);
                 }

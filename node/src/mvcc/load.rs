@@ -101,6 +101,7 @@ fn index(view: &View) -> Result<Indexed, StoreError> {
         let (first, row) = (first.value(), row.value());
         for record in records(first, row) {
             let (at, record) = record?;
+            record_bytes += weight(record.len());
             let kv = decode(record)?;
             index.restore(&kv.key, at, kv.create_revision, kv.version);
             leases.attach(&kv.key, kv.lease);
@@ -108,7 +109,6 @@ fn index(view: &View) -> Result<Indexed, StoreError> {
         if is_together(row) {
             tombstones.insert(first);
         }
-        record_bytes += weight(row.len());
     }
     Ok(Indexed { index, leases, tombstones, record_bytes })
 }

@@ -27,6 +27,8 @@ pub(crate) struct Tombstones {
     bytes: Vec<u8>,
     /// Where the last record begins.
     last: usize,
+    /// Of all of them, as if each lay in a row of its own.
+    weight: i64,
 }
 
 impl Tombstones {
@@ -46,6 +48,7 @@ impl Tombstones {
         prost::encoding::encode_varint(u64::from(at.sub - first.sub), &mut self.bytes);
         self.last = self.bytes.len();
         encode_tombstone(key, &mut self.bytes);
+        self.weight += weight(self.bytes.len() - self.last);
         self.count += 1;
     }
 
@@ -55,10 +58,16 @@ impl Tombstones {
         Some((self.first?.to_row(), bytes))
     }
 
+    /// What they add to the store.
+    pub(crate) fn weight(&self) -> i64 {
+        self.weight
+    }
+
     /// Empty again, for the next row.
     pub(crate) fn clear(&mut self) {
         self.first = None;
         self.count = 0;
+        self.weight = 0;
         self.bytes.clear();
     }
 }
@@ -124,7 +133,7 @@ fn tombstone(bytes: &[u8]) -> Option<(u32, &[u8], &[u8])> {
     Some((ahead, &record[..record.len() - after.len()], after))
 }
 
-/// What a record of `length` bytes adds to the store.
+/// What a record of `length` bytes adds to the store: the same on every member, in whatever row it lies.
 pub(crate) fn weight(length: usize) -> i64 {
     i64::try_from(length + size_of::<u128>()).unwrap_or(i64::MAX)
 }

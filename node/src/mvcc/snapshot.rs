@@ -144,8 +144,8 @@ impl View {
     /// A checksum of all that the file holds but how far the log is applied, which members are asked
     /// for at different moments: their records, those included that a compaction has yet to take
     /// away, the members, those that were removed, the alarms, the leases, users and roles. What etcd's `Hash` is to its file,
-    /// another's; two members of one cluster agree that have applied and compacted the same. Reads
-    /// everything: call it where it may block.
+    /// another's; two members of one cluster agree that have applied the same, and had compacted the same
+    /// when they did. Reads everything: call it where it may block.
     pub fn checksum(&self) -> Result<u32, StoreError> {
         let (mut nowhere, mut checksum) = (std::io::sink(), 0);
         for number in [self.progress.revision, self.progress.compacted] {
@@ -320,10 +320,12 @@ fn write_records(view: &View, frames: &mut FrameWriter<'_>) -> Result<(), StoreE
             payload.extend_from_slice(&length.to_le_bytes());
             payload.extend_from_slice(record);
             count += 1;
-        }
-        if payload.len() >= FRAME_BYTES {
-            frames.frame(Kind::Records, &payload)?;
-            payload.clear();
+            // After each record, and not each row: how records lie in rows differs between members,
+            // and a checksum is of frames.
+            if payload.len() >= FRAME_BYTES {
+                frames.frame(Kind::Records, &payload)?;
+                payload.clear();
+            }
         }
     }
     if !payload.is_empty() {
