@@ -7,8 +7,8 @@ use node_proto::musterpb;
 
 /// What is told to the clock at most before it looks; after more it looks at all leases again.
 const MAX_NEWS: usize = 1 << 16;
-/// A lease that has more than one of so many keys is taken out in a pass over all of them, which costs less
-/// for each than a search.
+/// A lease that has more keys than one of so many places of the table is taken out in a pass over all of
+/// them, which costs less for each than a search.
 const WORTH_A_PASS: usize = 8;
 
 /// Upper bounds of the TTLs that are counted together: 1 s, 2 s, 4 s, up to three months.
@@ -166,7 +166,7 @@ impl LeaseTable {
     /// Takes one away; its keys, which belong to none from now on, in their order.
     pub(crate) fn revoke(&mut self, id: i64) -> Option<Vec<Arc<[u8]>>> {
         let entry = self.leases.remove(&id)?;
-        if entry.keys.len() > self.attached.len() / WORTH_A_PASS {
+        if entry.keys.len() > self.attached.capacity() / WORTH_A_PASS {
             self.attached.retain(|_, owner| *owner != id);
         } else {
             for key in &entry.keys {
