@@ -1,4 +1,4 @@
-//! Three members of one program on loopback, and others that come and go.
+//! Members of one program on loopback, and others that come and go.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ use super::process::Server;
 use crate::client::{Client, channel};
 use crate::harness::credentials::Credentials;
 
-const MEMBERS: usize = 3;
+/// Unless another number is wanted.
+pub(super) const MEMBERS: usize = 3;
 /// How long a cluster may take to have a leader that everybody follows.
 const START_TIME: Duration = Duration::from_secs(60);
 const CALL_TIME: Duration = Duration::from_secs(2);
@@ -100,17 +101,18 @@ struct Member {
 }
 
 impl Cluster {
-    /// Starts three members in `dir` and waits until all of them follow one leader.
+    /// Starts so many members in `dir` and waits until all of them follow one leader.
     pub(super) async fn start(
         program: &Program,
         dir: &Path,
+        size: usize,
         credentials: Option<&Credentials>,
         flags: &[&str],
     ) -> Result<Self> {
         fs_err::create_dir_all(dir)?;
-        let ports = free_ports(2 * MEMBERS)?;
-        let places: Vec<Place> = (0..MEMBERS)
-            .map(|n| Place::at(n, credentials.is_some(), ports[n], ports[MEMBERS + n]))
+        let ports = free_ports(2 * size)?;
+        let places: Vec<Place> = (0..size)
+            .map(|n| Place::at(n, credentials.is_some(), ports[n], ports[size + n]))
             .collect();
         let initial = initial_cluster(places.iter());
         let mut all = credentials.map(Credentials::mutual_flags).unwrap_or_default();
@@ -126,7 +128,7 @@ impl Cluster {
             token: None,
             dir: dir.to_owned(),
             flags: all,
-            named: MEMBERS,
+            named: size,
         };
         cluster.settled().await?;
         Ok(cluster)
@@ -295,7 +297,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What the three have used together.
+    /// What all have used together.
     pub(super) fn cpu(&self) -> Result<Duration> {
         self.members.iter().map(|member| member.server.cpu()).sum()
     }

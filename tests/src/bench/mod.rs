@@ -1,6 +1,6 @@
 //! `muster-node` beside stock etcd: same machine, same client, same run, in turns.
 //!
-//! Both programs get the same flags and the same load on three members each. A figure is the median
+//! Both programs get the same flags and the same load, on three members each. A figure is the median
 //! of the rounds; the rounds of the two programs alternate, so that a disturbance from outside hits
 //! both. CPU time is what the kernel charged the three servers, read before and after each load.
 //!
@@ -27,7 +27,7 @@ pub use self::reconfigure::Reconfigure;
 pub use self::report::{Changes, Figures, Outages, Replacement, Report, Resize};
 pub use self::services::{Service, Services};
 use self::{
-    cluster::{Cluster, Program},
+    cluster::{Cluster, MEMBERS, Program},
     load::Load,
 };
 use crate::harness::credentials::Credentials;
@@ -120,7 +120,8 @@ pub async fn run(plan: &Plan, say: &dyn Fn(&str)) -> Result<Report> {
         for program in &programs {
             say(&format!("starting three {} ({})", program.name, mode.label()));
             let dir = data.path().join(format!("{}-{}", program.name, mode.label()));
-            clusters.push(Cluster::start(program, &dir, credentials.as_ref(), &[]).await?);
+            let cluster = Cluster::start(program, &dir, MEMBERS, credentials.as_ref(), &[]).await?;
+            clusters.push(cluster);
         }
         for &clients in &plan.clients {
             measure(plan, *mode, clients, &clusters, &mut report, say).await?;

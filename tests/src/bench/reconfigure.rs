@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::Code;
 
-use super::cluster::{Cluster, Program};
+use super::cluster::{Cluster, MEMBERS, Program};
 use super::replace;
 use super::report::{Changes, Report, Resize};
 use super::writer::{MARGIN, PUT_TIME, Writer, Writes};
@@ -56,7 +56,7 @@ pub(super) async fn run(
         for _ in 0..wanted.changes {
             // Another cluster each time: a newcomer of etcd 3.7.3 that is sent more than 5,000 entries
             // tells itself "too many requests" for ever (its server.go, `publishV3`).
-            let mut cluster = Cluster::start(program, &dir, None, &[NOT_STRICT]).await?;
+            let mut cluster = Cluster::start(program, &dir, MEMBERS, None, &[NOT_STRICT]).await?;
             seen.round(&mut cluster).await?;
             drop(cluster);
             fs_err::remove_dir_all(&dir)?;
@@ -70,14 +70,14 @@ pub(super) async fn run(
             report.changes.push(Changes::of(name, change, &seen));
         }
         say(&format!("{name} from 3 to 5 to 3 members, {CLIENTS} clients"));
-        let mut cluster = Cluster::start(program, &dir, None, &[NOT_STRICT]).await?;
+        let mut cluster = Cluster::start(program, &dir, MEMBERS, None, &[NOT_STRICT]).await?;
         report.resizes.push(resize(&mut cluster).await?);
         drop(cluster);
         fs_err::remove_dir_all(&dir)?;
     }
     if wanted.data_mib > 0 {
         say(&format!("replacing a dead member of {name} with {} MiB", wanted.data_mib));
-        let cluster = Cluster::start(program, &dir, None, &[]).await?;
+        let cluster = Cluster::start(program, &dir, MEMBERS, None, &[]).await?;
         report.replacements.push(replace::run(cluster, &wanted.agent, wanted.data_mib).await?);
         fs_err::remove_dir_all(&dir)?;
     }

@@ -242,13 +242,15 @@ impl Report {
             self.services.iter().filter(|service| service.program == program).collect()
         };
         let columns: Vec<_> = self.programs.iter().map(|program| of(&program.name)).collect();
-        for (n, service) in of(&first.name).into_iter().enumerate() {
+        let rows = of(&first.name);
+        let width = rows.iter().map(|service| service.what.len()).max().unwrap_or(0);
+        for (n, service) in rows.into_iter().enumerate() {
             if n == 0 {
-                let _ = write!(out, "\n{:<56}{:<6}", "at the leader of three", "");
+                let _ = write!(out, "\n{:<width$}  {:<4}", "at the leader", "");
                 self.programs.iter().for_each(|one| _ = write!(out, "{:>14}", one.name));
                 let _ = writeln!(out);
             }
-            let _ = write!(out, "{:<56}{:<6}", service.what, service.unit);
+            let _ = write!(out, "{:<width$}  {:<4}", service.what, service.unit);
             for column in &columns {
                 let value = column.get(n).map_or(f64::NAN, |found| found.value);
                 let _ = write!(out, "{value:>14.2}");

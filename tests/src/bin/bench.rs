@@ -9,6 +9,9 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use muster_tests::bench::{Mode, Plan, Reconfigure, Services, run};
 
+/// What `--mode services` measures.
+const ABOUT: [&str; 5] = ["users", "watchers", "watches", "leases", "keys"];
+
 /// Three muster-node members beside three stock etcd members: same client, same load, in turns.
 #[derive(Debug, Parser)]
 #[command(name = "bench")]
@@ -41,6 +44,12 @@ struct Args {
     /// MiB of data in the cluster whose dead member is replaced, with --mode reconfigure; 0: none is.
     #[arg(long, default_value_t = 1024)]
     data_mib: u64,
+    /// What to measure with --mode services.
+    #[arg(long, value_delimiter = ',', default_values = ABOUT, value_parser = ABOUT)]
+    about: Vec<String>,
+    /// Members of each cluster, with --mode services: with one, nobody else's work takes its cores.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=7))]
+    members: u8,
     /// A tenth of the watches, leases and keys, with --mode services.
     #[arg(long)]
     small: bool,
@@ -100,13 +109,17 @@ fn bench(args: &Args) -> Result<()> {
         }),
         services: (args.mode.as_deref() == Some("services")).then(|| {
             let share = if args.small { 10 } else { 1 };
+            let about = |what: &str, count: usize| {
+                if args.about.iter().any(|wanted| wanted == what) { count } else { 0 }
+            };
             Services {
-                auth_rounds: args.rounds,
-                watchers: 10_000 / share,
+                members: args.members.into(),
+                auth_rounds: about("users", args.rounds),
+                watchers: about("watchers", 10_000 / share),
                 events: 50,
-                watches: 100_000 / share,
-                leases: 100_000 / share,
-                keys: 1_000_000 / share,
+                watches: about("watches", 100_000 / share),
+                leases: about("leases", 100_000 / share),
+                keys: about("keys", 1_000_000 / share),
             }
         }),
     };

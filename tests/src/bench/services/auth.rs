@@ -46,6 +46,8 @@ pub(super) async fn run(
         let mut disable = Request::new(AuthDisableRequest {});
         disable.metadata_mut().insert("token", token(&mut auth, ROOT).await?.parse()?);
         auth.auth_disable(disable).await?;
+        // One that has not applied it yet, and is made the leader, refuses who shows no token.
+        cluster.settled().await?;
         cluster.set_token(None);
     }
     let (off, on) = (median(off), median(on));

@@ -53,13 +53,14 @@ async fn revoke(
     service.lease_grant(LeaseGrantRequest { id: LARGE, ttl: TTL }).await?;
     keys::fill(channel, keys, LARGE).await?;
     let writer = Writer::start(cluster, &[leader]).await?;
-    let began = Instant::now();
+    let (began, cpu) = (Instant::now(), cluster.cpu_of(leader)?);
     let revoked = service.lease_revoke(LeaseRevokeRequest { id: LARGE });
     tokio::time::timeout(CALL_TIME, revoked).await??;
-    let took = began.elapsed();
+    let (took, cpu) = (began.elapsed(), cluster.cpu_of(leader)?.saturating_sub(cpu));
     let longest = writer.ended().await?.wait;
     let what = format!("revoking a lease with {keys} keys, the {time} time");
     scribe.note(format!("{what}: its answer"), took.as_secs_f64() * 1000.0, "ms");
+    scribe.note(format!("{what}: CPU of the leader"), cpu.as_secs_f64() * 1000.0, "ms");
     scribe.note(format!("{what}: longest put"), longest.as_secs_f64() * 1000.0, "ms");
     Ok(())
 }

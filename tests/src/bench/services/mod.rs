@@ -1,7 +1,7 @@
 //! What watches, leases, keys, and users cost: memory, CPU time, and how long others wait.
 //!
-//! Plain HTTP, three members, everything at the leader; a new cluster for each, so that no figure has
-//! another's memory in it. Figures come in the order in which they are taken.
+//! Plain HTTP, three members unless said otherwise, everything at the leader; a new cluster for each, so
+//! that no figure has another's memory in it. Figures come in the order in which they are taken.
 
 mod auth;
 mod keys;
@@ -27,6 +27,8 @@ const BCRYPT_COST: &str = "--bcrypt-cost=4";
 /// What to measure; 0 leaves it out.
 #[derive(Clone, Copy, Debug)]
 pub struct Services {
+    /// Members of each cluster.
+    pub members: usize,
     /// Rounds of puts with users and without.
     pub auth_rounds: usize,
     /// Watchers of one prefix.
@@ -78,7 +80,8 @@ pub(super) async fn run(
 ) -> Result<()> {
     let dir = dir.join(format!("{}-services", program.name));
     let mut scribe = Scribe { program: &program.name, report, say };
-    let new = async || Cluster::start(program, &dir, None, &[QUOTA, BCRYPT_COST]).await;
+    let new =
+        async || Cluster::start(program, &dir, wanted.members, None, &[QUOTA, BCRYPT_COST]).await;
     let gone = || fs_err::remove_dir_all(&dir);
     if wanted.auth_rounds > 0 {
         auth::run(new().await?, wanted.auth_rounds, &mut scribe).await?;
