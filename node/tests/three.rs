@@ -63,6 +63,19 @@ async fn a_leader_that_is_stopped_in_order_hands_over_first() {
     put_again(others[0], "after", "x").await;
 }
 
+#[test]
+fn a_member_whom_nobody_answers_asks_again_to_be_published() {
+    let root = tempfile::tempdir().unwrap();
+    let mut alone = three(root.path()).swap_remove(0);
+    // A request may take two elections: more than this test's patience.
+    alone.args.push("--election-timeout=50000".to_owned());
+    alone.start();
+    eventually("it has given up waiting twice", || {
+        alone.log().matches("failed to publish local member").count() == 2
+    });
+    assert!(alone.log().contains("no answer in time"), "{}", alone.log());
+}
+
 #[tokio::test]
 async fn one_of_three_serves_what_it_has_and_refuses_what_needs_a_quorum() {
     let root = tempfile::tempdir().unwrap();
