@@ -106,7 +106,7 @@ fn scenario(
     network.hub.enter()?;
     let mut cluster = Cluster::start(network, &mut Rng::new(seed)).with_context(again)?;
     let result = cluster.recorded(has_users, seed, faults);
-    let history = result.with_context(|| cluster.last_words()).with_context(again)?;
+    let history = result.with_context(|| nodes::last_words(&cluster.nodes)).with_context(again)?;
     let recorded = began.elapsed();
     let report = judge(&history).map_err(|violation| {
         // A history is not had again: it has to be kept whole.
@@ -289,16 +289,6 @@ impl Cluster {
 
     fn address(&self, member: usize) -> SocketAddr {
         SocketAddr::new(self.network.hosts[member].address, 2379)
-    }
-
-    fn last_words(&self) -> String {
-        let words = self.nodes.iter().map(|node| {
-            let output = node.output();
-            let lines: Vec<&str> = output.lines().collect();
-            let last = lines[lines.len().saturating_sub(15)..].join("\n");
-            format!("== {}\n{last}\n", node.host.name)
-        });
-        words.collect()
     }
 }
 

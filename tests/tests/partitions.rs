@@ -115,8 +115,8 @@ fn one(change: Change, partition: Partition) -> Result<()> {
         let writer = Writer::start(&cluster.network)?;
         let result = cluster.survives(change, partition, leader, target, &writer).await;
         let written = writer.stop();
-        let members = result.with_context(|| cluster.last_words())?;
-        cluster.agrees(&members, &written?).await.with_context(|| cluster.last_words())
+        let members = result.with_context(|| nodes::last_words(&cluster.nodes))?;
+        cluster.agrees(&members, &written?).await.with_context(|| nodes::last_words(&cluster.nodes))
     })
 }
 
@@ -447,16 +447,6 @@ impl Cluster {
     fn api(&self, host: usize) -> ClusterClient<Channel> {
         let channel = channel(address(&self.network.hosts[host]), None);
         ClusterClient::new(channel.expect("an address makes a URL"))
-    }
-
-    fn last_words(&self) -> String {
-        let words = self.nodes.iter().map(|node| {
-            let output = node.output();
-            let lines: Vec<&str> = output.lines().collect();
-            let last = lines[lines.len().saturating_sub(15)..].join("\n");
-            format!("== {}\n{last}\n", node.host.name)
-        });
-        words.collect()
     }
 }
 

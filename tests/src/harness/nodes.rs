@@ -12,6 +12,9 @@ use super::process::{Process, signal};
 /// What etcd says once it serves; 3.4's structured log has the second only.
 const READY: [&str; 2] = ["ready to serve client requests", "serving client traffic"];
 
+/// Of a log, in what [`last_words`] tells.
+const LAST_LINES: usize = 15;
+
 /// One member of a cluster: how it is started, and its process, which ends with it.
 #[derive(Debug)]
 pub struct Node {
@@ -121,6 +124,17 @@ impl Node {
     fn process(&mut self) -> Result<&mut Process> {
         self.process.as_mut().context("the node is not running")
     }
+}
+
+/// What each of them printed last: for a test that failed.
+pub fn last_words(nodes: &[Node]) -> String {
+    let words = nodes.iter().map(|node| {
+        let output = node.output();
+        let lines: Vec<&str> = output.lines().collect();
+        let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n");
+        format!("== {}\n{last}\n", node.host.name)
+    });
+    words.collect()
 }
 
 /// Where a host's node is reached by other nodes.
