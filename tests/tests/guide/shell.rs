@@ -22,6 +22,8 @@ type Failed = Box<dyn Error>;
 const LIMIT: Duration = Duration::from_secs(60);
 /// etcd makes ids of URLs and seconds, and takes what comes within one second for the same.
 const SECOND: Duration = Duration::from_millis(1_100);
+/// How a Go program ends that panics.
+const PANICKED: i32 = 2;
 
 /// An operator's shell, and the machines that it reaches.
 pub(crate) struct Shell {
@@ -180,9 +182,15 @@ impl Shell {
         } else {
             let code = node.exit_code(LIMIT)?;
             let why = self.shown(&texts::last_error(&node.output()));
-            // Whether etcd then ends with 0 or with 1 depends on the moment.
-            let chance = self.is_etcd() && why.contains("permanently removed");
-            texts::said(&why, (!chance).then_some(code))
+            match code {
+                // It has panicked, and what it complained of before that depends on the moment.
+                PANICKED if self.is_etcd() => texts::said("", Some(code)),
+                // Whether it then ends with 0 or with 1 does, too.
+                _ if self.is_etcd() && why.contains("permanently removed") => {
+                    texts::said(&why, None)
+                }
+                _ => texts::said(&why, Some(code)),
+            }
         };
         self.nodes.insert(name, node);
         Ok(said)
