@@ -13,7 +13,8 @@ use redb::{Table, WriteTransaction};
 
 use super::error::{ReadError, StoreError};
 use super::event::{Event, EventBatch, EventKind, encode_deleted, key_of};
-use super::index::{Newest, Walk};
+use super::history::Newest;
+use super::index::Walk;
 use super::operations::Counted;
 use super::range::{AnswerRoom, Source, read};
 use super::revision::{KeyRange, Revision};

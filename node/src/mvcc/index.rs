@@ -1,146 +1,17 @@
 //! The key index, in RAM: for each key, the revisions at which it changed.
 //!
-//! It decides the node's memory per key, so that a key which was written once costs one map entry
-//! and nothing else; only a key with a history has a list. Lives (etcd's "generations") are not
-//! stored as such: a tombstone in the list ends one, and `created` and `version` are kept for the
-//! newest alone, since every record carries its own.
+//! It decides the node's memory per key, so that a key which was written once, or written and deleted,
+//! costs one map entry and nothing else; only a key with a longer history has a list.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Bound;
 
+use super::history::{History, Newest, Stamp};
 use super::revision::{KeyRange, Revision};
 
 /// Keys that a walk passes by before it searches for the next one that it wants.
 const PASSED_BY: usize = 16;
-
-/// One change of one key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    main: i64,
-    sub: u32,
-    /// A tombstone: the key was deleted here.
-    dead: bool,
-}
-
-impl Stamp {
-    fn revision(self) -> Revision {
-        Revision { main: self.main, sub: self.sub }
-    }
-
-    fn live(self) -> Option<Revision> {
-        (!self.dead).then(|| self.revision())
-    }
-}
-
-/// The changes before the newest, oldest first. Of a key that was written once and deleted there is one:
-/// no list, since where many keys are deleted at once the time is spent on finding room for theirs.
-#[derive(Debug, PartialEq, Eq)]
-enum Older {
-    One(Stamp),
-    More(Vec<Stamp>),
-}
-
-impl Older {
-    fn all(&self) -> &[Stamp] {
-        match self {
-            Self::One(stamp) => std::slice::from_ref(stamp),
-            Self::More(stamps) => stamps,
-        }
-    }
-
-    fn push(&mut self, stamp: Stamp) {
-        match self {
-            Self::One(first) => {
-                let mut stamps = Vec::with_capacity(4);
-                stamps.extend([*first, stamp]);
-                *self = Self::More(stamps);
-            }
-            Self::More(stamps) => stamps.push(stamp),
-        }
-    }
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct History {
-    newest: Stamp,
-    /// Of the newest life, if it lasts.
-    created: i64,
-    version: i64,
-    older: Option<Box<Older>>,
-}
-
-impl History {
-    fn older(&self) -> &[Stamp] {
-        self.older.as_ref().map_or(&[], |older| older.all())
-    }
-
-    /// The change in force at `revision`.
-    fn at(&self, revision: i64) -> Option<Stamp> {
-        if self.newest.main <= revision {
-            return Some(self.newest);
-        }
-        let older = self.older();
-        let after = older.partition_point(|stamp| stamp.main <= revision);
-        after.checked_sub(1).map(|last| older[last])
-    }
-
-    /// The change in force at `revision`, if the key is there; but not if the same revision had
-    /// deleted it before: so etcd's `keyIndex.keep`, which sees the end of the first life alone.
-    fn counted_at(&self, revision: i64) -> Option<Revision> {
-        let in_force = self.at(revision)?.live()?;
-        let before = self.older().iter().rev().skip_while(|stamp| stamp.main > revision);
-        let dies = before.take_while(|stamp| stamp.main == revision).any(|stamp| stamp.dead);
-        (!dies).then_some(in_force)
-    }
-
-    fn push(&mut self, stamp: Stamp) {
-        let last = std::mem::replace(&mut self.newest, stamp);
-        match &mut self.older {
-            Some(older) => older.push(last),
-            None => self.older = Some(Box::new(Older::One(last))),
-        }
-    }
-
-    /// Forgets what no read at `revision` or later can see. `false`: nothing is left of the key.
-    ///
-    /// The change in force at `revision` stays, but for a tombstone from before it: one exactly at
-    /// `revision` stays too, so that a watch from there still sees the delete (etcd #19179).
-    fn compact(&mut self, revision: i64, dropped: &mut Vec<Revision>) -> bool {
-        let stays = |stamp: Stamp| !stamp.dead || stamp.main == revision;
-        if self.newest.main <= revision {
-            dropped.extend(self.older().iter().map(|stamp| stamp.revision()));
-            self.older = None;
-            if !stays(self.newest) {
-                dropped.push(self.newest.revision());
-                return false;
-            }
-            return true;
-        }
-        let older = self.older();
-        let in_force = older.partition_point(|stamp| stamp.main <= revision);
-        let Some(last) = in_force.checked_sub(1) else { return true };
-        let (goes, left) = older.split_at(if stays(older[last]) { last } else { in_force });
-        if goes.is_empty() {
-            return true;
-        }
-        dropped.extend(goes.iter().map(|stamp| stamp.revision()));
-        self.older = match left {
-            [] => None,
-            [one] => Some(Box::new(Older::One(*one))),
-            more => Some(Box::new(Older::More(more.to_vec()))),
-        };
-        true
-    }
-}
-
-/// What a write needs to know of the key that it changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Newest {
-    pub(crate) modified: Revision,
-    pub(crate) created: i64,
-    pub(crate) version: i64,
-}
 
 /// Where a walk over a range stopped.
 pub(crate) enum Walk {
@@ -193,26 +64,17 @@ impl Index {
     /// Whether a compaction at `revision` keeps no record of any key: it keeps a tombstone of that
     /// very revision as well.
     pub(crate) fn compacts_to_nothing(&self, revision: i64) -> bool {
-        let dies = |history: &History| {
-            let mut all = history.older().iter().chain([&history.newest]);
-            all.any(|stamp| stamp.main == revision && stamp.dead)
-        };
-        self.counts_nothing(revision) && !self.keys.values().any(dies)
+        self.counts_nothing(revision) && !self.keys.values().any(|key| key.dies_at(revision))
     }
 
     /// Whether this change of `key` is known.
     pub(crate) fn has(&self, key: &[u8], at: Revision) -> bool {
-        self.keys.get(key).is_some_and(|history| {
-            let mut all = history.older().iter().chain([&history.newest]);
-            all.any(|stamp| stamp.revision() == at)
-        })
+        self.keys.get(key).is_some_and(|history| history.has(at))
     }
 
     /// The newest state of `key`, if it is there.
     pub(crate) fn newest(&self, key: &[u8]) -> Option<Newest> {
-        let history = self.keys.get(key)?;
-        let modified = history.newest.live()?;
-        Some(Newest { modified, created: history.created, version: history.version })
+        self.keys.get(key)?.newest()
     }
 
     /// Calls `found` for each key of `range` that was there at `revision`, in key order, looking at
@@ -254,14 +116,7 @@ impl Index {
     /// Every change of `range`'s keys at a revision in `from..=to`, in no particular order.
     pub(crate) fn changes(&self, range: &KeyRange, from: i64, to: i64) -> Vec<Revision> {
         let mut found = Vec::new();
-        let mut collect = |history: &History| {
-            let older = history.older();
-            let first = older.partition_point(|stamp| stamp.main < from);
-            let all = older[first..].iter().chain([&history.newest]);
-            found.extend(
-                all.filter(|s| s.main >= from && s.main <= to).map(|stamp| stamp.revision()),
-            );
-        };
+        let mut collect = |history: &History| history.changes(from, to, &mut found);
         if let KeyRange::One(key) = range {
             self.keys.get(&key[..]).into_iter().for_each(&mut collect);
         } else if let Some(bounds) = range.bounds(None) {
@@ -272,19 +127,11 @@ impl Index {
 
     /// Records a put; returns the key's `create_revision` and `version` after it.
     pub(crate) fn put(&mut self, key: &[u8], at: Revision) -> (i64, i64) {
-        let stamp = Stamp { main: at.main, sub: at.sub, dead: false };
         // A lookup first: an update, the common case, then allocates no key.
         if let Some(history) = self.keys.get_mut(key) {
-            if history.newest.dead {
-                history.created = at.main;
-                history.version = 0;
-            }
-            history.version += 1;
-            history.push(stamp);
-            return (history.created, history.version);
+            return history.put(at);
         }
-        let history = History { newest: stamp, created: at.main, version: 1, older: None };
-        self.keys.insert(key.into(), history);
+        self.keys.insert(key.into(), History::of_put(at));
         (at.main, 1)
     }
 
@@ -303,7 +150,7 @@ impl Index {
             let from = (Bound::Included(key), Bound::Unbounded);
             for (found, history) in self.keys.range_mut::<[u8], _>(from) {
                 if wanted == Some(found) {
-                    history.push(Stamp { main: at.main, sub: at.sub, dead: true });
+                    history.delete(at);
                     (wanted, at.sub, passed) = (keys.next(), at.sub + 1, 0);
                 } else if wanted.is_some_and(|key| **found < *key) && passed < PASSED_BY {
                     passed += 1;
@@ -320,16 +167,10 @@ impl Index {
 
     /// Puts back one record when the store is opened; records come oldest first.
     pub(crate) fn restore(&mut self, key: &[u8], at: Revision, created: i64, version: i64) {
-        let stamp = Stamp { main: at.main, sub: at.sub, dead: created == 0 };
         match self.keys.entry(key.into()) {
-            Entry::Occupied(mut entry) => {
-                let history = entry.get_mut();
-                history.push(stamp);
-                history.created = created;
-                history.version = version;
-            }
+            Entry::Occupied(mut entry) => entry.get_mut().restore(at, created, version),
             Entry::Vacant(entry) => {
-                entry.insert(History { newest: stamp, created, version, older: None });
+                entry.insert(History::restored(at, created, version));
             }
         }
     }
@@ -443,13 +284,8 @@ mod tests {
         for key in all {
             let place = wanted.iter().position(|wanted| *wanted == key);
             let sub = place.map(|place| 5 + u32::try_from(place).unwrap());
-            let deleted = index.keys[&key[..]].newest.dead.then(|| index.keys[&key[..]].newest.sub);
-            assert_eq!(deleted, sub, "{key:?}");
+            let deletes = index.keys[&key[..]].at(3).filter(|stamp| stamp.live().is_none());
+            assert_eq!(deletes.map(|stamp| stamp.revision().sub), sub, "{key:?}");
         }
-    }
-
-    #[test]
-    fn an_entry_stays_small() {
-        assert!(size_of::<History>() <= 40);
     }
 }

@@ -21,6 +21,7 @@ mod defragment;
 mod error;
 mod event;
 mod hash;
+mod history;
 mod index;
 mod load;
 mod measured;

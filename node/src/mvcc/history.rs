@@ -1,0 +1,357 @@
+//! The changes of one key, as the index keeps them: 40 bytes, and a list for what came before.
+//!
+//! Lives (etcd's "generations") are not stored as such: a tombstone ends one, and when it began and
+//! how many puts it has had is kept for the newest alone, since every record carries its own.
+
+use super::revision::Revision;
+
+/// What a write needs to know of the key that it changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Newest {
+    pub(crate) modified: Revision,
+    pub(crate) created: i64,
+    pub(crate) version: i64,
+}
+
+/// One change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    main: i64,
+    sub: u32,
+    /// A tombstone: the key was deleted here.
+    dead: bool,
+}
+
+impl Stamp {
+    pub(super) fn revision(self) -> Revision {
+        Revision { main: self.main, sub: self.sub }
+    }
+
+    pub(super) fn live(self) -> Option<Revision> {
+        (!self.dead).then(|| self.revision())
+    }
+}
+
+/// The newest change. Revisions are taken apart, or it wouldn't fit into 32 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Now {
+    /// A put, when its life began, and which put of that it is.
+    There { main: i64, sub: u32, created: i64, version: i64 },
+    /// A tombstone, and the put before it: that one needs no room elsewhere, which to find takes most
+    /// of the time where many keys are deleted at once.
+    Gone { main: i64, sub: u32, put_main: i64, put_sub: u32 },
+    /// A tombstone that a compaction has left alone.
+    GoneAlone { main: i64, sub: u32 },
+}
+
+impl Now {
+    /// `created` 0: a tombstone.
+    fn of(Revision { main, sub }: Revision, created: i64, version: i64) -> Self {
+        match created {
+            0 => Self::GoneAlone { main, sub },
+            _ => Self::There { main, sub, created, version },
+        }
+    }
+
+    fn stamp(self) -> Stamp {
+        match self {
+            Self::There { main, sub, .. } => Stamp { main, sub, dead: false },
+            Self::Gone { main, sub, .. } | Self::GoneAlone { main, sub } => {
+                Stamp { main, sub, dead: true }
+            }
+        }
+    }
+
+    /// The put that it ended, if it is known.
+    fn ended(self) -> Option<Stamp> {
+        match self {
+            Self::Gone { put_main, put_sub, .. } => {
+                Some(Stamp { main: put_main, sub: put_sub, dead: false })
+            }
+            Self::There { .. } | Self::GoneAlone { .. } => None,
+        }
+    }
+}
+
+/// The changes before those, oldest first. Of many keys there is one: no list.
+#[derive(Debug, PartialEq, Eq)]
+enum Older {
+    One(Stamp),
+    More(Vec<Stamp>),
+}
+
+impl Older {
+    fn all(&self) -> &[Stamp] {
+        match self {
+            Self::One(stamp) => std::slice::from_ref(stamp),
+            Self::More(stamps) => stamps,
+        }
+    }
+
+    fn push(&mut self, stamp: Stamp) {
+        match self {
+            Self::One(first) => {
+                let mut stamps = Vec::with_capacity(4);
+                stamps.extend([*first, stamp]);
+                *self = Self::More(stamps);
+            }
+            Self::More(stamps) => stamps.push(stamp),
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct History {
+    now: Now,
+    older: Option<Box<Older>>,
+}
+
+impl History {
+    /// Of a key that is written for the first time.
+    pub(super) fn of_put(at: Revision) -> Self {
+        Self::restored(at, at.main, 1)
+    }
+
+    /// Of a key whose first record is this one; `created` 0: a tombstone.
+    pub(super) fn restored(at: Revision, created: i64, version: i64) -> Self {
+        Self { now: Now::of(at, created, version), older: None }
+    }
+
+    /// All changes but what is newest, and the put that it ended, if it is a tombstone.
+    fn older(&self) -> &[Stamp] {
+        self.older.as_ref().map_or(&[], |older| older.all())
+    }
+
+    /// All changes, oldest first.
+    fn all(&self) -> impl DoubleEndedIterator<Item = Stamp> {
+        self.older().iter().copied().chain(self.now.ended()).chain([self.now.stamp()])
+    }
+
+    /// The change in force at `revision`.
+    pub(super) fn at(&self, revision: i64) -> Option<Stamp> {
+        let reached = |stamp: &Stamp| stamp.main <= revision;
+        Some(self.now.stamp()).filter(reached).or(self.now.ended().filter(reached)).or_else(|| {
+            let older = self.older();
+            let after = older.partition_point(reached);
+            after.checked_sub(1).map(|last| older[last])
+        })
+    }
+
+    /// The change in force at `revision`, if the key is there; but not if the same revision had
+    /// deleted it before: so etcd's `keyIndex.keep`, which sees the end of the first life alone.
+    pub(super) fn counted_at(&self, revision: i64) -> Option<Revision> {
+        let in_force = self.at(revision)?.live()?;
+        let before = self.all().rev().skip_while(|stamp| stamp.main > revision);
+        let dies = before.take_while(|stamp| stamp.main == revision).any(|stamp| stamp.dead);
+        (!dies).then_some(in_force)
+    }
+
+    /// The newest state of the key, if it is there.
+    pub(super) fn newest(&self) -> Option<Newest> {
+        match self.now {
+            Now::There { main, sub, created, version } => {
+                Some(Newest { modified: Revision { main, sub }, created, version })
+            }
+            Now::Gone { .. } | Now::GoneAlone { .. } => None,
+        }
+    }
+
+    /// Whether this change is known.
+    pub(super) fn has(&self, at: Revision) -> bool {
+        self.all().any(|stamp| stamp.revision() == at)
+    }
+
+    /// Whether the key is deleted by this request.
+    pub(super) fn dies_at(&self, revision: i64) -> bool {
+        self.all().any(|stamp| stamp.main == revision && stamp.dead)
+    }
+
+    /// Adds the changes at a revision in `from..=to` to `found`.
+    pub(super) fn changes(&self, from: i64, to: i64, found: &mut Vec<Revision>) {
+        let older = self.older();
+        let first = older.partition_point(|stamp| stamp.main < from);
+        let now = self.now.ended().into_iter().chain([self.now.stamp()]);
+        let all = older[first..].iter().copied().chain(now);
+        let wanted = all.filter(|stamp| stamp.main >= from && stamp.main <= to);
+        found.extend(wanted.map(Stamp::revision));
+    }
+
+    /// Records a put; returns the key's `create_revision` and `version` after it.
+    pub(super) fn put(&mut self, at: Revision) -> (i64, i64) {
+        let (created, version) = match self.now {
+            Now::There { created, version, .. } => (created, version + 1),
+            Now::Gone { .. } | Now::GoneAlone { .. } => (at.main, 1),
+        };
+        self.restore(at, created, version);
+        (created, version)
+    }
+
+    /// Records a delete.
+    pub(super) fn delete(&mut self, at: Revision) {
+        self.restore(at, 0, 0);
+    }
+
+    /// Puts the next record back; `created` 0: a tombstone.
+    pub(super) fn restore(&mut self, at: Revision, created: i64, version: i64) {
+        let now = Now::of(at, created, version);
+        let last = std::mem::replace(&mut self.now, now);
+        match (now, last) {
+            (Now::GoneAlone { main, sub }, Now::There { main: put_main, sub: put_sub, .. }) => {
+                self.now = Now::Gone { main, sub, put_main, put_sub };
+            }
+            _ => {
+                last.ended().into_iter().for_each(|ended| self.push_older(ended));
+                self.push_older(last.stamp());
+            }
+        }
+    }
+
+    fn push_older(&mut self, stamp: Stamp) {
+        match &mut self.older {
+            Some(older) => older.push(stamp),
+            None => self.older = Some(Box::new(Older::One(stamp))),
+        }
+    }
+
+    /// Forgets what no read at `revision` or later can see. `false`: nothing is left of the key.
+    ///
+    /// The change in force at `revision` stays, but for a tombstone from before it: one exactly at
+    /// `revision` stays too, so that a watch from there still sees the delete (etcd #19179).
+    pub(super) fn compact(&mut self, revision: i64, dropped: &mut Vec<Revision>) -> bool {
+        let stays = |stamp: Stamp| !stamp.dead || stamp.main == revision;
+        let (newest, ended) = (self.now.stamp(), self.now.ended());
+        if newest.main <= revision {
+            dropped.extend(self.older().iter().copied().chain(ended).map(Stamp::revision));
+            self.older = None;
+            if ended.is_some() {
+                self.now = Now::GoneAlone { main: newest.main, sub: newest.sub };
+            }
+            if !stays(newest) {
+                dropped.push(newest.revision());
+                return false;
+            }
+            return true;
+        }
+        let older = self.older();
+        let in_force = older.partition_point(|stamp| stamp.main <= revision);
+        let is_older = ended.is_none_or(|ended| ended.main > revision);
+        let Some(last) = in_force.checked_sub(1) else { return true };
+        let last_stays = is_older && stays(older[last]);
+        let (goes, left) = older.split_at(if last_stays { last } else { in_force });
+        if goes.is_empty() {
+            return true;
+        }
+        dropped.extend(goes.iter().map(|stamp| stamp.revision()));
+        self.older = match left {
+            [] => None,
+            [one] => Some(Box::new(Older::One(*one))),
+            more => Some(Box::new(Older::More(more.to_vec()))),
+        };
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn an_entry_stays_small() {
+        assert!(size_of::<History>() <= 40);
+    }
+
+    /// What a history is, said plainly: all changes in order, each with what `put` has told.
+    #[derive(Debug, Default)]
+    struct Plain(Vec<(Stamp, i64, i64)>);
+
+    impl Plain {
+        fn at(&self, revision: i64) -> Option<Stamp> {
+            self.0.iter().rev().map(|(stamp, ..)| *stamp).find(|stamp| stamp.main <= revision)
+        }
+
+        fn changes(&self, from: i64, to: i64) -> Vec<Revision> {
+            let all = self.0.iter().map(|(stamp, ..)| *stamp);
+            all.filter(|s| s.main >= from && s.main <= to).map(Stamp::revision).collect()
+        }
+
+        /// Takes away what is before the change in force, and that if it is a tombstone of before.
+        fn compact(&mut self, revision: i64) -> Vec<Revision> {
+            let in_force = self.at(revision);
+            let goes = |stamp: Stamp| {
+                stamp.main <= revision
+                    && (Some(stamp) != in_force || (stamp.dead && stamp.main < revision))
+            };
+            let gone = self.0.iter().map(|(stamp, ..)| *stamp).filter(|stamp| goes(*stamp));
+            let gone = gone.map(Stamp::revision).collect();
+            self.0.retain(|(stamp, ..)| !goes(*stamp));
+            gone
+        }
+    }
+
+    proptest! {
+        /// Steps: by how much the revision goes up (0: the same request), and a put, a delete of what
+        /// is there, a start from the records, or a compaction at that revision or before.
+        #[test]
+        fn a_history_is_what_happened(steps in prop::collection::vec((0..3_i64, 0..6_u8, 0..6_i64), 1..40)) {
+            let (mut plain, mut history) = (Plain::default(), None::<History>);
+            let mut at = Revision { main: 2, sub: 0 };
+            for (ahead, what, back) in steps {
+                at = match ahead {
+                    0 => Revision { sub: at.sub + 1, ..at },
+                    _ => Revision { main: at.main + ahead, sub: 0 },
+                };
+                match what {
+                    0..=2 => {
+                        let there = plain.0.last().filter(|(stamp, ..)| !stamp.dead);
+                        let told = there.map_or((at.main, 1), |(_, created, version)| (*created, version + 1));
+                        plain.0.push((Stamp { main: at.main, sub: at.sub, dead: false }, told.0, told.1));
+                        let found = match &mut history {
+                            Some(history) => history.put(at),
+                            none => {
+                                *none = Some(History::of_put(at));
+                                (at.main, 1)
+                            }
+                        };
+                        prop_assert_eq!(found, told);
+                    }
+                    3 if plain.0.last().is_some_and(|(stamp, ..)| !stamp.dead) => {
+                        plain.0.push((Stamp { main: at.main, sub: at.sub, dead: true }, 0, 0));
+                        history.as_mut().unwrap().delete(at);
+                    }
+                    4 => {
+                        history = None;
+                        for (stamp, created, version) in &plain.0 {
+                            match &mut history {
+                                Some(history) => history.restore(stamp.revision(), *created, *version),
+                                none => *none = Some(History::restored(stamp.revision(), *created, *version)),
+                            }
+                        }
+                    }
+                    _ => {
+                        let mut dropped = Vec::new();
+                        let is_left = history.as_mut().is_some_and(|h| h.compact(at.main - back, &mut dropped));
+                        prop_assert_eq!(dropped, plain.compact(at.main - back));
+                        prop_assert_eq!(is_left, !plain.0.is_empty());
+                        history = history.filter(|_| is_left);
+                    }
+                }
+                for revision in 0..=at.main + 1 {
+                    prop_assert_eq!(history.as_ref().and_then(|h| h.at(revision)), plain.at(revision));
+                    let mut found = Vec::new();
+                    history.iter().for_each(|h| h.changes(revision, revision + 2, &mut found));
+                    prop_assert_eq!(found, plain.changes(revision, revision + 2));
+                    let dies = plain.0.iter().any(|(stamp, ..)| stamp.dead && stamp.main == revision);
+                    prop_assert_eq!(history.as_ref().is_some_and(|h| h.dies_at(revision)), dies);
+                    let counted = plain.at(revision).and_then(Stamp::live).filter(|_| !dies);
+                    prop_assert_eq!(history.as_ref().and_then(|h| h.counted_at(revision)), counted);
+                }
+                let newest = plain.0.last().filter(|(stamp, ..)| !stamp.dead).map(|(stamp, created, version)| {
+                    Newest { modified: stamp.revision(), created: *created, version: *version }
+                });
+                prop_assert_eq!(history.as_ref().and_then(History::newest), newest);
+            }
+        }
+    }
+}
