@@ -21,6 +21,8 @@ const KEYS_PER_STEP: usize = 256;
 const COUNTED_PER_STEP: usize = 8 * 1024;
 /// Bytes of records after which a step ends early.
 const BYTES_PER_STEP: usize = 1 << 20;
+/// Keys that are kept before it is looked which of them are wanted.
+const KEPT_AT_LEAST: usize = 64;
 
 /// Where what is read for answers has to find room.
 pub struct AnswerRoom<'f> {
@@ -300,15 +302,17 @@ impl Gather {
         if self.found.is_empty() {
             self.walk(source)?;
         }
-        let enough = self.bytes + BYTES_PER_STEP;
-        while self.bytes < enough
+        let mut looked = 0;
+        while looked < BYTES_PER_STEP
             && let Some(at) = self.found.pop_front()
         {
             if self.has_wanted() {
                 self.found.clear();
                 break;
             }
-            self.keep(source.record(at)?);
+            let record = source.record(at)?;
+            looked += weight(&record);
+            self.keep(record);
         }
         Ok(match self.is_walked && self.found.is_empty() {
             true => Step::Done(self.finish()),
@@ -339,6 +343,9 @@ impl Gather {
     }
 
     fn keep(&mut self, mut kv: KeyValue) {
+        if !passes(&kv, &self.request) {
+            return;
+        }
         if self.request.keys_only && self.request.sort_target() != SortTarget::Value {
             // The key is a slice of the whole record.
             kv.key = Bytes::copy_from_slice(&kv.key);
@@ -348,23 +355,36 @@ impl Gather {
         }
         self.bytes += weight(&kv);
         self.kvs.push(kv);
+        self.leave_out();
     }
 
-    /// Filters, sorts, cuts: in this order.
+    /// Of what has to be sorted, what comes after all that is wanted is not kept: of a thousand keys the
+    /// newest one alone takes no room for a thousand.
+    fn leave_out(&mut self) {
+        let limit = usize::try_from(self.request.limit).unwrap_or(0);
+        // One more than asked for, to know whether there are more.
+        let best = limit.saturating_add(1);
+        let is_sorted = self.request.sort_order() != SortOrder::None;
+        if limit == 0 || !is_sorted || self.kvs.len() < best.saturating_mul(2).max(KEPT_AT_LEAST) {
+            return;
+        }
+        if self.request.sort_target() == SortTarget::Key {
+            // They come in this order, or in the other one.
+            match self.request.sort_order() {
+                SortOrder::Descend => drop(self.kvs.drain(..self.kvs.len() - best)),
+                _ => self.kvs.truncate(best),
+            }
+        } else {
+            sort(&mut self.kvs, &self.request);
+            self.kvs.truncate(best);
+        }
+        self.bytes = self.kvs.iter().map(weight).sum();
+    }
+
+    /// Sorts and cuts, in this order; filters have been first.
     fn finish(&mut self) -> RangeResponse {
         let request = &self.request;
         let mut kvs = std::mem::take(&mut self.kvs);
-        let within = |value: i64, min: i64, max: i64| {
-            (max == 0 || value <= max) && (min == 0 || value >= min)
-        };
-        kvs.retain(|kv| {
-            within(kv.mod_revision, request.min_mod_revision, request.max_mod_revision)
-                && within(
-                    kv.create_revision,
-                    request.min_create_revision,
-                    request.max_create_revision,
-                )
-        });
         sort(&mut kvs, request);
         let mut more = false;
         if let Ok(limit) = usize::try_from(request.limit)
@@ -391,6 +411,14 @@ impl Gather {
             count: self.count,
         }
     }
+}
+
+/// Whether a key is one of those whose revisions are asked for.
+fn passes(kv: &KeyValue, request: &RangeRequest) -> bool {
+    let within =
+        |value: i64, min: i64, max: i64| (max == 0 || value <= max) && (min == 0 || value >= min);
+    within(kv.mod_revision, request.min_mod_revision, request.max_mod_revision)
+        && within(kv.create_revision, request.min_create_revision, request.max_create_revision)
 }
 
 /// Records come in key order, which is already what most requests want.

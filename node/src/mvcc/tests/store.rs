@@ -1,5 +1,7 @@
 //! Behaviours of the store, one by one.
 
+use node_proto::etcdserverpb::range_request::{SortOrder, SortTarget};
+
 use super::*;
 use crate::disk::simulated::SimulatedDisk;
 use crate::identity::MemberId;
@@ -218,6 +220,78 @@ fn a_wide_range_is_read_in_steps_with_the_same_answer() {
     assert!(steps > 1);
     assert_eq!((response.kvs.len(), response.count, response.more), (700, 1_000, true));
     assert!(response.kvs.is_sorted_by_key(|kv| kv.key.clone()));
+}
+
+#[test]
+fn the_first_of_many_in_some_order_are_those_of_all() {
+    let (_, mut writer) = fresh();
+    // Values and versions that many keys have in common, in no order.
+    for number in 0..700_u64 {
+        put(
+            &mut writer,
+            number + 1,
+            &format!("{:03}", number * 7 % 300),
+            &format!("{}", number * 13 % 5),
+        );
+    }
+    let store = writer.store();
+    let view = store.view();
+    let targets = [
+        SortTarget::Key,
+        SortTarget::Version,
+        SortTarget::Create,
+        SortTarget::Mod,
+        SortTarget::Value,
+    ];
+    for (target, order) in
+        targets.iter().flat_map(|t| [(t, SortOrder::Ascend), (t, SortOrder::Descend)])
+    {
+        for min_mod_revision in [0, 500] {
+            let all = RangeRequest {
+                sort_order: order.into(),
+                sort_target: (*target).into(),
+                min_mod_revision,
+                ..everything()
+            };
+            let whole = store.range(&view, &all).unwrap();
+            for limit in [1, 2, 31, 32, 33, 63, 64, 150, 299, 300, 301] {
+                let mut gather =
+                    store.gather(&view, &RangeRequest { limit, ..all.clone() }).unwrap();
+                let some = loop {
+                    if let Step::Done(response) = store.step(&view, &mut gather).unwrap() {
+                        break response;
+                    }
+                };
+                let first = whole.kvs.len().min(usize::try_from(limit).unwrap());
+                assert_eq!(some.kvs, whole.kvs[..first], "{target:?} {order:?} {limit}");
+                assert_eq!((some.more, some.count), (first < whole.kvs.len(), whole.count));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_wanted_is_not_kept_until_the_end() {
+    let (_, mut writer) = fresh();
+    let value = "v".repeat(1_000);
+    for number in 0..1_000_u64 {
+        put(&mut writer, number + 1, &format!("{number:04}"), &value);
+    }
+    let store = writer.store();
+    let view = store.view();
+    let newest = RangeRequest {
+        limit: 1,
+        sort_order: SortOrder::Descend.into(),
+        sort_target: SortTarget::Create.into(),
+        ..everything()
+    };
+    let filtered = RangeRequest { max_create_revision: 5, ..everything() };
+    for request in [newest, filtered] {
+        let mut gather = store.gather(&view, &request).unwrap();
+        while let Step::Again = store.step(&view, &mut gather).unwrap() {
+            assert!(gather.bytes() < 100 * 1_200, "{}", gather.bytes());
+        }
+    }
 }
 
 #[test]
