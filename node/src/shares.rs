@@ -157,6 +157,11 @@ impl Charge {
         Self { account: Arc::clone(account), bytes: 0 }
     }
 
+    /// Another of the same account, of nothing yet.
+    pub(crate) fn another(&self) -> Self {
+        Self::new(&self.account)
+    }
+
     /// What it is now.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes

@@ -132,6 +132,11 @@ impl Held {
         Self { charge: Charge::new(account), who, caller: Caller::Nobody }
     }
 
+    /// Nothing, of the same call: for a part of it that goes on when its client has left.
+    pub(super) fn again(&self) -> Self {
+        Self { charge: self.charge.another(), who: self.who.clone(), caller: self.caller.clone() }
+    }
+
     /// Of what this member asks for itself.
     pub(crate) fn by_member() -> Self {
         let charge = Charge::new(&Account::unbounded());

@@ -14,6 +14,7 @@ use node_proto::etcdserverpb::{
     RangeResponse, RequestOp, ResponseHeader, TxnRequest, TxnResponse,
 };
 use node_proto::mvccpb::KeyValue;
+use tokio::sync::oneshot;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 
@@ -72,7 +73,18 @@ pub(super) struct Place {
     entered: i64,
     /// What it held, if it was found.
     value: Option<Bytes>,
-    waits: bool,
+    turn: Turn,
+}
+
+/// Whether a place has to wait.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// It was made, and nobody has looked yet who is before it.
+    Unknown,
+    /// Somebody is.
+    Waits,
+    /// Nobody is, or its turn has come.
+    Here,
 }
 
 /// The keys of everybody who stands in line.
@@ -208,14 +220,25 @@ impl Line {
             failure: vec![op(Op::RequestRange(found))],
             ..put_if_still(key.clone(), 0, value, lease)
         };
-        let answer = self.txn(entry, held).await?;
-        let entered = revision(answer.header.as_ref());
-        let (created, value) = match here(answer) {
-            Some(found) => (found.create_revision, Some(found.value)),
-            None => (entered, None),
-        };
-        let (line, name) = (self.clone(), name.clone());
-        Ok(Place { line, name, key, created, entered, value, waits: false })
+        // Who leaves meanwhile may have a place already, which somebody has to give up.
+        let (told, hears) = oneshot::channel();
+        let (line, name, mut held) = (self.clone(), name.clone(), held.again());
+        self.tasks.spawn(async move {
+            let entered = async {
+                let answer = line.txn(entry, &mut held).await?;
+                let entered = revision(answer.header.as_ref());
+                let (created, value, turn) = match here(answer) {
+                    Some(found) => (found.create_revision, Some(found.value), Turn::Here),
+                    None => (entered, None, Turn::Unknown),
+                };
+                let line = line.clone();
+                Ok(Place { line, name, key, created, entered, value, turn })
+            };
+            let stop = line.context.stop.clone();
+            let result = stop.run_until_cancelled(entered).await.unwrap_or(Err(Error::Stopped));
+            let _ = told.send(result);
+        });
+        hears.await.unwrap_or(Err(Error::Stopped))
     }
 
     /// A stream of one watch.
@@ -281,23 +304,12 @@ impl Place {
     /// This member's own store will do: it has the key, and who is not in line there any more never
     /// comes before that again.
     async fn come_up(&mut self, held: &mut Held) -> Result<(), Error> {
-        let (key, range_end) = everybody(&self.name);
-        let before = RangeRequest {
-            key,
-            range_end,
-            limit: 1,
-            sort_order: SortOrder::Descend.into(),
-            sort_target: SortTarget::Create.into(),
-            max_create_revision: self.created - 1,
-            keys_only: true,
-            serializable: true,
-            ..RangeRequest::default()
-        };
+        let before = before(&self.name, self.created);
         loop {
             let mut found = self.line.kv.range(&before, held).await?;
             let seen_at = revision(found.header.as_ref());
             let Some(last) = found.kvs.pop() else { return Ok(()) };
-            self.waits = true;
+            self.turn = Turn::Waits;
             held.hold(0)?;
             self.line.gone(last.key, seen_at).await?;
         }
@@ -307,14 +319,15 @@ impl Place {
     /// more.
     pub(super) async fn turn(&mut self, held: &mut Held) -> Result<Option<i64>, Error> {
         self.come_up(held).await?;
-        if !self.waits {
+        if self.turn != Turn::Waits {
+            self.turn = Turn::Here;
             return Ok(Some(self.entered));
         }
         // Its lease may have ended meanwhile.
         let own = RangeRequest { key: self.key.clone(), ..RangeRequest::default() };
         let found = self.line.kv.range(&own, held).await?;
         let is_there = found.kvs.first().is_some_and(|kv| kv.create_revision == self.created);
-        self.waits = false;
+        self.turn = Turn::Here;
         Ok(is_there.then(|| revision(found.header.as_ref())))
     }
 }
@@ -323,18 +336,50 @@ impl Drop for Place {
     fn drop(&mut self) {
         // A client of a member that goes down comes again elsewhere, with the same lease, and has its
         // place still.
-        if !self.waits || self.line.context.stop.is_cancelled() {
+        if self.turn == Turn::Here || self.line.context.stop.is_cancelled() {
             return;
         }
         let (context, line) = (self.line.context.clone(), self.line.clone());
         let give_up = delete_if_still(self.key.clone(), self.created);
+        // Whoever is first has it, and may be asking again by now.
+        let unless_first = (self.turn == Turn::Unknown).then(|| before(&self.name, self.created));
         self.line.tasks.spawn(async move {
-            context.stop.run_until_cancelled(line.give_up(give_up)).await;
+            let leave = async {
+                if let Some(before) = unless_first
+                    && line.is_first(&before).await
+                {
+                    return;
+                }
+                line.give_up(give_up).await;
+            };
+            context.stop.run_until_cancelled(leave).await;
         });
     }
 }
 
+/// Who is the last before the one who came at `created`.
+fn before(name: &[u8], created: i64) -> RangeRequest {
+    let (key, range_end) = everybody(name);
+    RangeRequest {
+        key,
+        range_end,
+        limit: 1,
+        sort_order: SortOrder::Descend.into(),
+        sort_target: SortTarget::Create.into(),
+        max_create_revision: created - 1,
+        keys_only: true,
+        serializable: true,
+        ..RangeRequest::default()
+    }
+}
+
 impl Line {
+    /// Whether nobody is before; not, if that can't be said.
+    async fn is_first(&self, before: &RangeRequest) -> bool {
+        let found = self.kv.range(before, &mut Held::by_member()).await;
+        found.is_ok_and(|found| found.kvs.is_empty())
+    }
+
     /// By this member, which made it: whoever asked for it may have no token any more.
     async fn give_up(&self, delete: TxnRequest) {
         for _ in 0..GIVE_UP_TRIES {

@@ -108,6 +108,33 @@ async fn who_stops_waiting_for_a_lock_loses_its_place_and_its_lease_is_left() {
 }
 
 #[tokio::test]
+async fn who_leaves_at_any_moment_leaves_no_place_behind() {
+    let node = with_leases(&[1]).await;
+    lock(&node, "a", 1).await.unwrap();
+    let leases: Vec<i64> = (2..60).collect();
+    for id in &leases {
+        let grant = LeaseGrantRequest { id: *id, ttl: 1_000 };
+        LeaseClient::new(node.channel.clone()).lease_grant(grant).await.unwrap();
+    }
+    for (lease, patience) in leases.iter().zip((0..).step_by(100)) {
+        let waiting = lock(&node, "a", *lease);
+        let left = tokio::time::timeout(Duration::from_micros(patience), waiting).await;
+        assert!(left.is_err(), "somebody has it");
+    }
+    let places = async || {
+        let (key, range_end) = crate::rpc::line::everybody(b"a");
+        let line = RangeRequest { key, range_end, ..RangeRequest::default() };
+        node.kv().range(line).await.unwrap().into_inner().kvs.len()
+    };
+    let alone = async {
+        while places().await > 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(alone).await;
+}
+
+#[tokio::test]
 async fn a_lock_of_a_lease_that_has_ended_is_nobodys() {
     let node = with_leases(&[1, 2]).await;
     lock(&node, "a", 1).await.unwrap();
