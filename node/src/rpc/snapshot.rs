@@ -6,11 +6,12 @@
 //! none goes on for ever.
 
 use std::io::{self, Write};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use futures_util::stream::{self, BoxStream, StreamExt as _};
+use futures_util::stream::{self, BoxStream, Stream, StreamExt as _};
+use node_bbolt::WriteError;
 use node_proto::etcdserverpb::SnapshotResponse;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -41,7 +42,8 @@ pub(super) fn places() -> Arc<Semaphore> {
 /// A snapshot of the store as it is now, if there is a place for one.
 pub(super) fn send(context: Arc<Context>, places: &Arc<Semaphore>) -> Result<Chunks, Error> {
     let place = places.clone().try_acquire_owned().map_err(|_| Error::TooManyRequests)?;
-    let (sender, mut chunks) = mpsc::channel(CHUNKS_WAITING);
+    let (sender, chunks) = mpsc::channel(CHUNKS_WAITING);
+    let end = Arc::new(OnceLock::new());
     let client = Client {
         runtime: Handle::current(),
         sender,
@@ -49,31 +51,71 @@ pub(super) fn send(context: Arc<Context>, places: &Arc<Semaphore>) -> Result<Chu
         patience: context.limits.snapshot_patience,
         until: Instant::now() + PATIENCE,
     };
-    tokio::task::spawn_blocking(move || run(&context, client, place));
-    Ok(stream::poll_fn(move |task| chunks.poll_recv(task)).boxed())
+    let ended = Arc::clone(&end);
+    tokio::task::spawn_blocking(move || {
+        // It says how it ended before the client can find that there is no more.
+        let Client { sender, .. } = run(&context, client, place, &ended);
+        drop(sender);
+    });
+    Ok(answer(chunks, end).boxed())
 }
 
-fn run(context: &Context, client: Client, _place: OwnedSemaphorePermit) {
+/// What a client is sent: a file that was cut short never ends as a whole one does.
+fn answer(
+    chunks: mpsc::Receiver<SnapshotResponse>,
+    end: Arc<OnceLock<Result<(), Status>>>,
+) -> impl Stream<Item = Result<SnapshotResponse, Status>> {
+    stream::unfold(Some(chunks), move |open| {
+        let end = Arc::clone(&end);
+        async move {
+            let mut chunks = open?;
+            match chunks.recv().await {
+                Some(chunk) => Some((Ok(chunk), Some(chunks))),
+                None => match end.get() {
+                    Some(Ok(())) => None,
+                    Some(Err(status)) => Some((Err(status.clone()), None)),
+                    None => Some((Err(Error::StoreFailed.into()), None)),
+                },
+            }
+        }
+    })
+}
+
+fn run(
+    context: &Context,
+    client: Client,
+    _place: OwnedSemaphorePermit,
+    ended: &OnceLock<Result<(), Status>>,
+) -> Client {
     let call = context.metrics.start(Method::Snapshot);
     let mut out = Out { client, left: 0, version: "", chunk: BytesMut::new() };
     let error = match out.run(context) {
-        Ok(()) => return call.end(None),
-        Err(ExportError::Store(error)) => Error::from(error),
-        Err(ExportError::Unwanted | ExportError::Write(_)) => match out.client.gone() {
-            Some(why) => why,
-            // Only the stream can fail, and only because nobody is there.
-            None => return,
-        },
+        Ok(()) => None,
+        Err(ExportError::Store(error)) => Some(Error::from(error)),
+        Err(ExportError::Unwanted | ExportError::Write(WriteError::Io(_))) => {
+            // Only the stream can fail: because somebody ended it, or because nobody takes anything.
+            Some(out.client.gone().unwrap_or(Error::Timeout))
+        }
+        Err(ExportError::Write(error)) => {
+            tracing::error!(%error, "the store can't be written as a snapshot");
+            Some(Error::StoreFailed)
+        }
     };
-    let status = Status::from(error);
-    call.end(Some(&status));
-    let _ = out.client.send(Err(status));
+    let result = error.map_or(Ok(()), |error| Err(Status::from(error)));
+    if out.client.sender.is_closed() {
+        // The client has left.
+        drop(call);
+    } else {
+        call.end(result.as_ref().err());
+    }
+    let _ = ended.set(result);
+    out.client
 }
 
 /// Who takes what is sent.
 struct Client {
     runtime: Handle,
-    sender: mpsc::Sender<Result<SnapshotResponse, Status>>,
+    sender: mpsc::Sender<SnapshotResponse>,
     stop: CancellationToken,
     patience: Duration,
     until: Instant,
@@ -93,7 +135,7 @@ impl Client {
         (Instant::now() >= self.until).then_some(Error::Timeout)
     }
 
-    fn send(&self, response: Result<SnapshotResponse, Status>) -> io::Result<()> {
+    fn send(&self, response: SnapshotResponse) -> io::Result<()> {
         let sent = async {
             tokio::select! {
                 sent = self.sender.send_timeout(response, self.patience) => sent.is_ok(),
@@ -146,11 +188,11 @@ impl Write for Out {
         if !self.client.is_there() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        self.client.send(Ok(SnapshotResponse {
+        self.client.send(SnapshotResponse {
             header: None,
             remaining_bytes: self.left,
             blob: self.chunk.split().freeze(),
             version: self.version.to_owned(),
-        }))
+        })
     }
 }
