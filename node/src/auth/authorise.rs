@@ -1,5 +1,6 @@
 //! The decision.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use node_proto::command::{self, Operation};
@@ -110,7 +111,7 @@ pub fn authorise(
     if !state.enabled || *caller == Caller::Member {
         return Ok(());
     }
-    let check = Check { state, caller, leases };
+    let check = Check { state, caller, leases, may_attach_to: Cell::new(0) };
     match access {
         Access::Range(range) => check.read(&range.key, &range.range_end),
         Access::Put(put) => check.put(put),
@@ -146,6 +147,9 @@ struct Check<'a> {
     state: &'a AuthState,
     caller: &'a Caller,
     leases: &'a LeaseTable,
+    /// A lease whose keys it may write, all of them, as was found out; 0: none. A transaction's puts are mostly
+    /// of one lease, which may have many.
+    may_attach_to: Cell<i64>,
 }
 
 impl<'a> Check<'a> {
@@ -207,7 +211,10 @@ impl<'a> Check<'a> {
     /// may neither end it nor add a key, and whoever sees the old value may read it.
     fn put(&self, put: &PutRequest) -> Result<(), AuthError> {
         self.write(&put.key)?;
-        self.lease(put.lease, Self::write)?;
+        if put.lease != self.may_attach_to.get() {
+            self.lease(put.lease, Self::write)?;
+            self.may_attach_to.set(put.lease);
+        }
         if put.prev_kv { self.read(&put.key, b"") } else { Ok(()) }
     }
 
