@@ -100,3 +100,22 @@ async fn a_failed_sync_ends_the_process_unacknowledged_and_the_restart_has_what_
         member.put("again", "3").await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn a_store_that_was_cut_to_nothing_is_missed() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    member.start();
+    member.ready();
+    put(&member, "k".to_owned(), 10).await.unwrap();
+    assert_eq!(member.stop(), Some(0));
+    let store = member.data_dir.join("member/db");
+    std::fs::File::options().write(true).open(&store).unwrap().set_len(0).unwrap();
+    let looked = common::node().args(["data", "status"]).arg(&member.data_dir).output().unwrap();
+    let said = String::from_utf8_lossy(&looked.stdout).into_owned();
+    assert!(said.contains("damaged") && said.contains("is missing or empty"), "{said}");
+    member.start();
+    assert_eq!(member.exit_code(), Some(3));
+    assert!(member.log().contains("its cluster must remove it and add a new one"));
+    assert_eq!(std::fs::metadata(&store).unwrap().len(), 0, "nothing was made anew");
+}

@@ -57,6 +57,12 @@ pub enum DataDirError {
         .0.display()
     )]
     Etcds(PathBuf),
+    /// It is this program's, and an etcd that was started there by mistake has left something in it.
+    #[error(
+        "an etcd was started in {}, which is a muster-node's, whose data is as it was: take {ETCDS_STORE} away, which that etcd has left, and start muster-node again",
+        .0.display()
+    )]
+    EtcdsBeside(PathBuf),
     /// It was not.
     #[error("{} holds no etcd's data", .0.display())]
     NotEtcds(PathBuf),
@@ -99,6 +105,7 @@ impl DataDirError {
         match self {
             Self::Files(error) => error.is_refusal(),
             Self::Etcds(_)
+            | Self::EtcdsBeside(_)
             | Self::LogGone(_)
             | Self::Removed(_)
             | Self::OtherIncarnation { .. }
@@ -154,8 +161,8 @@ impl DataDir {
     /// `Etcds` if it is nothing that this program could use.
     pub fn open(path: &Path) -> Result<Self, DataDirError> {
         let dir = Self::lock(path)?;
-        if dir.has(ETCDS_STORE)? {
-            return Err(DataDirError::Etcds(path.to_owned()));
+        if let Some(error) = dir.etcds_store()? {
+            return Err(error);
         }
         muster_files::sweep(path)?;
         let io = muster_files::Error::io("look at", path);
@@ -229,10 +236,23 @@ impl DataDir {
         self.path.join(name)
     }
 
-    /// Whether an etcd's data lies here.
+    /// Whether an etcd's data lies here, and none of this program's.
     #[must_use]
     pub fn is_etcds(&self) -> bool {
-        self.has(ETCDS_STORE).unwrap_or(false)
+        matches!(self.etcds_store(), Ok(Some(DataDirError::Etcds(_))))
+    }
+
+    /// What is to be said of an etcd's store that lies here, if one does.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub fn etcds_store(&self) -> Result<Option<DataDirError>, DataDirError> {
+        let path = || self.path.clone();
+        Ok(match (self.has(ETCDS_STORE)?, self.has(LOG_MARK)?) {
+            (false, _) => None,
+            (true, true) => Some(DataDirError::EtcdsBeside(path())),
+            (true, false) => Some(DataDirError::Etcds(path())),
+        })
     }
 
     /// Whether the member has a log of its own here, and so must not bootstrap.
@@ -516,6 +536,21 @@ mod tests {
         let error = DataDir::open(&path).unwrap_err();
         assert!(matches!(error, DataDirError::Etcds(_)) && error.is_final(), "{error}");
         assert_eq!(std::fs::read_dir(&path).unwrap().count(), 1, "only etcd's `member`");
+    }
+
+    #[test]
+    fn an_etcd_that_was_started_here_by_mistake_is_told_of_as_such() {
+        let (_root, path) = scratch();
+        let dir = DataDir::open(&path).unwrap();
+        dir.mark_log().unwrap();
+        drop(dir);
+        std::fs::create_dir_all(path.join("member/snap")).unwrap();
+        std::fs::write(path.join(ETCDS_STORE), "bbolt").unwrap();
+        let error = DataDir::open(&path).unwrap_err();
+        assert!(matches!(error, DataDirError::EtcdsBeside(_)) && error.is_final(), "{error}");
+        assert!(!DataDir::look(&path).unwrap().0.is_etcds());
+        std::fs::remove_file(path.join(ETCDS_STORE)).unwrap();
+        DataDir::open(&path).unwrap();
     }
 
     #[test]

@@ -181,6 +181,9 @@ fn see(dir: &DataDir, in_use: bool, sight: &mut Sight) -> Result<(), End> {
     if sight.maker == Maker::Etcd {
         return super::etcd::see(dir, marker, in_use, sight);
     }
+    if let Some(error) = dir.etcds_store().map_err(|error| damaged(&error))? {
+        return Err(damaged(&error));
+    }
     if !dir.has_log().map_err(|error| damaged(&error))? {
         let buried = sight.tombstone.is_some();
         return Err((if buried { State::Removed } else { State::Empty }, None));
@@ -233,13 +236,17 @@ fn see_data(
         torn_at,
     });
     let path = member_dir.join("db");
+    let gone = || {
+        let problem = format!("{} is missing or empty, but there is a log", path.display());
+        (State::Damaged, Some(problem))
+    };
     if !disk.exists(&path).unwrap_or(true) {
-        return Err((
-            State::Damaged,
-            Some(format!("{} is missing, but there is a log", path.display())),
-        ));
+        return Err(gone());
     }
     let file = disk.open(&path, Open::Existing).map_err(|error| damaged(&error))?;
+    if file.is_empty().map_err(|error| damaged(&error))? {
+        return Err(gone());
+    }
     let backend = Backend::new(file).map_err(|error| damaged(&error))?;
     let mut machine =
         Machine::open(backend, Options::default()).map_err(|error| damaged(&error))?;

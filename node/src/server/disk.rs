@@ -261,6 +261,13 @@ fn open_store(
     }
     store_file.tidy().map_err(system("remove an unfinished copy of the store"))?;
     let file = disk.open(&path, how).map_err(system("open the store"))?;
+    // Made anew from the log it would know of no member.
+    if exists
+        && matches!(how, Open::Existing)
+        && file.is_empty().map_err(system("open the store"))?
+    {
+        return Err(ServerError::StoreGone(path));
+    }
     let options = StoreOptions { members, ..StoreOptions::default() };
     let backend = Backend::new(file).map_err(system("read the store past the page cache"))?;
     let machine = Machine::open(backend, options)

@@ -71,7 +71,7 @@ pub enum ServerError {
     },
     /// There is a log, but the store that it belongs to is gone.
     #[error(
-        "{} is missing, but there is a log: this member has lost data; its cluster must remove it and add a new one",
+        "{} is missing or empty, but there is a log: this member has lost data; its cluster must remove it and add a new one",
         .0.display()
     )]
     StoreGone(PathBuf),
