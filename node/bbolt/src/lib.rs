@@ -34,4 +34,4 @@ mod tests;
 
 pub use error::{ReadError, WriteError};
 pub use read::{Bucket, Entries, Entry, Reader, Value};
-pub use write::{Builder, Layout, measure, write};
+pub use write::{Builder, Layout, MAX_KEY_BYTES, measure, write};

@@ -17,8 +17,9 @@ const FIRST_PAGE: u64 = 3;
 const FREELIST_PAGE: u64 = 2;
 /// A bucket that takes no more lies inline: as in bbolt, a quarter of a page.
 const MAX_INLINE_BYTES: usize = PAGE_BYTES / 4;
-/// bbolt's limits.
-const MAX_KEY_BYTES: usize = 32_768;
+/// The longest key that bbolt takes.
+pub const MAX_KEY_BYTES: usize = 32_768;
+/// The longest value.
 const MAX_VALUE_BYTES: usize = (1 << 31) - 2;
 /// Elements of one page; a count of 0xFFFF means something else in lists of free pages.
 const MAX_COUNT: usize = 0xFFFE;

@@ -29,6 +29,9 @@ const BEARER: &str = "Bearer ";
 #[derive(Clone, Debug)]
 pub(crate) struct ClientName(pub Arc<str>);
 
+/// What grpc-gateway passes on with every request (server/auth/store.go in etcd).
+const BY_GATEWAY: &str = "grpcgateway-accept";
+
 /// What comes with a call about who makes it.
 #[derive(Clone)]
 pub(crate) enum Who {
@@ -61,7 +64,10 @@ impl Who {
             let text = value.to_str().unwrap_or_default();
             Shown::new(text.strip_prefix(BEARER).unwrap_or(text))
         });
-        let name = request.extensions().get::<ClientName>().map(|ClientName(name)| name.clone());
+        // A gateway of others' making shows its own certificate for whoever asks it, and says so.
+        let by_gateway = request.metadata().contains_key(BY_GATEWAY);
+        let name = request.extensions().get::<ClientName>().filter(|_| !by_gateway);
+        let name = name.map(|ClientName(name)| name.clone());
         Self::Client { token, name }
     }
 

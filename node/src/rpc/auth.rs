@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use data_encoding::BASE64;
 use node_proto::authpb::UserAddOptions;
 use node_proto::command::{AssignToken, AuthChange, Operation};
 use node_proto::etcdserverpb::auth_server;
@@ -45,6 +46,14 @@ impl Auth {
 
     /// Puts a change through consensus; the header of its answer.
     async fn change(&self, change: Change, held: &Held) -> Result<Option<ResponseHeader>, Error> {
+        let name = match &change {
+            Change::UserAdd(user) => user.name.as_str(),
+            Change::RoleAdd(role) => role.name.as_str(),
+            _ => "",
+        };
+        if name.len() > node_bbolt::MAX_KEY_BYTES {
+            return Err(Error::NameTooLong);
+        }
         let change = AuthChange { change: Some(change) };
         match self.context.carry_out_for(held, Operation::ChangeAuth(change)).await? {
             Response::AuthChanged(header) => Ok(header),
@@ -75,11 +84,16 @@ impl Auth {
         Ok(Password { name, hash, no_password: false })
     }
 
-    /// As in etcd, a password that is changed to an empty one is nobody's any more: none is right until it
-    /// is changed again.
-    async fn changed(&self, name: String, password: String) -> Result<Password, Error> {
+    /// As in etcd, whoever has no password may bring the hash of one, in base64; and a password that is
+    /// changed to nothing is nobody's any more: none is right until it is changed again.
+    async fn changed(
+        &self,
+        AuthUserChangePasswordRequest { name, password, hashed_password }: AuthUserChangePasswordRequest,
+    ) -> Result<Password, Error> {
         if password.is_empty() {
-            return Ok(Password { name, ..Password::default() });
+            let hash = BASE64.decode(hashed_password.as_bytes());
+            let hash = hash.map_err(|_| Error::NoPasswordUser)?.into();
+            return Ok(Password { name, hash, no_password: false });
         }
         self.hashed(name, password, None).await
     }
@@ -243,8 +257,7 @@ changes! {
         |asked, _| Change::UserDelete(asked);
     user_change_password: UserChangePassword,
         AuthUserChangePasswordRequest => AuthUserChangePasswordResponse,
-        |asked, this| Change::UserChangePassword(
-            this.changed(asked.name, asked.password).await?);
+        |asked, this| Change::UserChangePassword(this.changed(asked).await?);
     user_grant_role: UserGrantRole, AuthUserGrantRoleRequest => AuthUserGrantRoleResponse,
         |asked, _| Change::UserGrantRole(asked);
     user_revoke_role: UserRevokeRole, AuthUserRevokeRoleRequest => AuthUserRevokeRoleResponse,

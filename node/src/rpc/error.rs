@@ -197,6 +197,8 @@ table! {
     VerifyOnly: Unknown "auth: token signing attempted with verify-only key",
     /// A token that proves nothing.
     InvalidAuthToken: Unauthenticated "etcdserver: invalid auth token",
+    /// A name that an etcd's file has no room for, and so no snapshot. Not etcd's: it ends.
+    NameTooLong: InvalidArgument "muster: the name of a user or role is longer than 32768 bytes",
     /// More users and roles than every member can keep in memory. Not etcd's: it takes any number.
     NoRoomForAuth: ResourceExhausted
         "muster: users and roles take all the room that they have; delete some that nobody needs",

@@ -63,7 +63,8 @@ impl Passwords {
         self.work(move || match hash.filter(|hash| !hash.is_empty()) {
             Some(hash) => {
                 let hash = std::str::from_utf8(&hash).unwrap_or_default();
-                bcrypt::non_truncating_verify(password.as_bytes(), hash).unwrap_or(false)
+                // As etcd it looks at 72 bytes, and at no zero behind so many.
+                bcrypt::verify(password.as_bytes(), hash).unwrap_or(false)
             }
             None => {
                 let hashed = bcrypt::hash_with_salt(password.as_bytes(), cost, NOBODYS_SALT);
@@ -125,7 +126,10 @@ mod tests {
     #[tokio::test]
     async fn what_bcrypt_would_not_read_is_refused() {
         let passwords = Passwords::new(COST);
-        assert!(passwords.hash(password(&"x".repeat(72))).await.is_ok());
+        let longest = password(&"x".repeat(72));
+        let hash = Some(Bytes::from(passwords.hash(longest.clone()).await.unwrap()));
+        assert_eq!(passwords.verify(longest, hash.clone()).await, Ok(true));
+        assert_eq!(passwords.verify(password(&"x".repeat(71)), hash).await, Ok(false));
         assert_eq!(passwords.hash(password(&"x".repeat(73))).await, Err(Error::PasswordTooLong));
     }
 

@@ -375,6 +375,37 @@ async fn a_password_that_is_changed_to_an_empty_one_is_nobodys() {
 }
 
 #[tokio::test]
+async fn a_password_may_be_changed_to_one_whose_hash_is_known() {
+    let (node, [root, ..]) = Node::with_users().await;
+    // Of `golang.org/x/crypto/bcrypt`, with the password `r`.
+    let hash = b"$2a$10$YNOWTowaZNX0FTrZtdwAFuZT8mJkX1hxAtV/QgIqXC7GN4rIfWMqm";
+    let change = async |hashed_password: String| {
+        let (name, password) = ("some".to_owned(), String::new());
+        let change = AuthUserChangePasswordRequest { name, password, hashed_password };
+        result(node.auth().user_change_password(by(Some(&root), change)).await).map(|_| ())
+    };
+    let text = "auth: authentication failed, password was given for no password user";
+    assert_eq!(change("!!!!".to_owned()).await, Err((Code::Unknown, text.to_owned())));
+    node.token("some", "pw-some").await.unwrap();
+    assert_eq!(change(data_encoding::BASE64.encode(hash)).await, Ok(()));
+    node.token("some", "r").await.unwrap();
+    assert!(node.token("some", "pw-some").await.is_err());
+}
+
+#[tokio::test]
+async fn names_are_as_long_as_a_snapshot_has_room_for() {
+    let (node, [root, ..]) = Node::with_users().await;
+    for (length, taken) in [(32_768, true), (32_769, false)] {
+        let name = "n".repeat(length);
+        let role = AuthRoleAddRequest { name: name.clone() };
+        let role = result(node.auth().role_add(by(Some(&root), role)).await);
+        let user = AuthUserAddRequest { name, password: "p".to_owned(), ..Default::default() };
+        let user = result(node.auth().user_add(by(Some(&root), user)).await);
+        assert_eq!((role.is_ok(), user.is_ok()), (taken, taken), "{length}");
+    }
+}
+
+#[tokio::test]
 async fn a_token_is_good_until_its_user_changes() {
     let (node, [root, some, none]) = Node::with_users().await;
     let failed =
