@@ -9,7 +9,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use common::{Member, PATIENCE, ca::Ca, eventually};
+use common::{Member, PATIENCE, ca::Ca, eventually, free_ports};
 use rcgen::KeyPair;
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -160,6 +160,30 @@ fn a_file_says_all_of_it() {
     assert_eq!(levels_of(&mut member), BTreeSet::from(["warn".to_owned()]));
     assert!(member.log().contains("--name"), "{}", member.log());
     assert!(member.data_dir.join("member").exists());
+}
+
+#[test]
+fn json_and_calls_are_served_apart_where_that_is_asked_for() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    let [apart] = free_ports();
+    member.args.push(format!("--listen-client-http-urls=http://127.0.0.1:{apart}"));
+    member.args.push("--host-whitelist=one.example".to_owned());
+    member.start();
+    member.ready();
+    let refused = member.request("GET", "/version", "");
+    assert!(refused.starts_with("HTTP/1.1 404 "), "{refused}");
+    let ask = |host: &str| {
+        let mut stream = TcpStream::connect(("127.0.0.1", apart)).unwrap();
+        write!(stream, "GET /version HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")
+            .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    assert!(ask("one.example:2379").starts_with("HTTP/1.1 200 "), "{}", ask("one.example"));
+    let other = ask("other.example");
+    assert!(other.starts_with("HTTP/1.1 421 ") && other.contains("--host-whitelist"), "{other}");
 }
 
 #[test]

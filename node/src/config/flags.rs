@@ -195,10 +195,8 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(SECURITY, "cipher-suites", Text, "", "NAMES", "TLS 1.2 cipher suites to offer to clients, by Go's names."),
     flag(SECURITY, "tls-min-version", OneOf(&["TLS1.2", "TLS1.3"]), "TLS1.2", "VERSION", "Lowest TLS version for clients; peers speak 1.3."),
     flag(SECURITY, "tls-max-version", OneOf(&["", "TLS1.2", "TLS1.3"]), "", "VERSION", "Highest TLS version for clients. Default: the highest known."),
-    flag(SECURITY, "cors", Text, "*", "ORIGINS", "Origins that browsers may call from.")
-        .ignored("every origin is answered"),
-    flag(SECURITY, "host-whitelist", Text, "*", "HOSTS", "Host names that insecure clients may ask for.")
-        .ignored("every host name is answered"),
+    flag(SECURITY, "cors", Text, "*", "ORIGINS", "Origins whose pages browsers may let call the HTTP API; *: all."),
+    flag(SECURITY, "host-whitelist", Text, "*", "HOSTS", "Names by which a server without TLS may be called over HTTP; *: all."),
     flag(AUTH, "auth-token", Text, "simple", "SPEC", "Auth tokens: simple, or jwt,sign-method=RS256,priv-key=FILE,pub-key=FILE,ttl=5m: the same for all members."),
     flag(AUTH, "bcrypt-cost", Uint, "10", "N", "Cost of password hashes, 4 to 31."),
     flag(AUTH, "auth-token-ttl", Uint, "300", "SECONDS", "Life of a simple auth token after its last use."),

@@ -20,7 +20,12 @@ mod urls;
 mod validate;
 mod yaml;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 #[cfg(fuzzing)]
 pub use self::file::fuzz_file;
@@ -187,6 +192,38 @@ pub enum LogOutput {
     File(PathBuf),
 }
 
+/// Who is on a list, of names between commas.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Listed {
+    /// Everybody: `*`, or nobody was named.
+    #[default]
+    All,
+    /// These.
+    Only(BTreeSet<String>),
+}
+
+impl Listed {
+    /// As etcd's flags have them.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        let names: BTreeSet<String> = text
+            .split(',')
+            .map(|name| name.trim().to_owned())
+            .filter(|name| !name.is_empty())
+            .collect();
+        if names.is_empty() || names.contains("*") { Self::All } else { Self::Only(names) }
+    }
+
+    /// Whether this one is on it.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(names) => names.contains(name),
+        }
+    }
+}
+
 /// What the node runs by. Durations are what their names say; sizes are bytes.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -200,6 +237,10 @@ pub struct Config {
     pub listen_client_urls: Vec<ListenUrl>,
     /// `--listen-client-http-urls`: JSON and status apart from gRPC; empty: together
     pub listen_client_http_urls: Vec<ListenUrl>,
+    /// `--cors`: whose pages may call over HTTP
+    pub cors: Listed,
+    /// `--host-whitelist`: by which names a server without TLS may be called over HTTP
+    pub host_whitelist: Listed,
     /// `--listen-metrics-urls`: `/metrics` and health, besides the client URLs
     pub listen_metrics_urls: Vec<ListenUrl>,
     /// `--initial-advertise-peer-urls`

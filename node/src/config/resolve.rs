@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    AutoCompaction, ClusterState, Config, ConfigError, Force, ListenUrl, LogFormat, LogOutput,
-    LowArgs, PeerUrl, Remark, UrlError, auth_token, duration, low::parse_bool,
+    AutoCompaction, ClusterState, Config, ConfigError, Force, Listed, ListenUrl, LogFormat,
+    LogOutput, LowArgs, PeerUrl, Remark, UrlError, auth_token, duration, low::parse_bool,
 };
 use crate::{
     identity::MemberDocument,
@@ -40,6 +40,8 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         listen_peer_urls: listen("listen-peer-urls")?,
         listen_client_urls: listen("listen-client-urls")?,
         listen_client_http_urls: listen("listen-client-http-urls")?,
+        cors: Listed::parse(low.value("cors")),
+        host_whitelist: Listed::parse(low.value("host-whitelist")),
         listen_metrics_urls: listen("listen-metrics-urls")?,
         advertise_peer_urls,
         advertise_client_urls: reach("advertise-client-urls")?,

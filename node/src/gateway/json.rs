@@ -13,6 +13,10 @@ pub(super) fn read(kind: &MessageDescriptor, json: &[u8]) -> Result<Bytes, Statu
     if json.is_empty() {
         return Ok(Bytes::new());
     }
+    if let Some(number) = super::numbers::misread(json) {
+        let text = "can't be taken exactly: write it without fraction and exponent, within 64 bits";
+        return Err(Status::invalid_argument(format!("the number {number} {text}")));
+    }
     let mut json = serde_json::Deserializer::from_slice(json);
     let options = DeserializeOptions::new().deny_unknown_fields(false);
     let read = DynamicMessage::deserialize_with_options(kind.clone(), &mut json, &options);

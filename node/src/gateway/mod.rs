@@ -6,12 +6,12 @@
 //! with more than one answer. Each call goes the way of every gRPC call, with the same checks.
 
 mod apart;
-mod deadline;
 mod errors;
 #[cfg(fuzzing)]
 pub(crate) mod fuzz;
 mod json;
 mod methods;
+mod numbers;
 mod raw;
 mod streams;
 mod values;
@@ -31,7 +31,6 @@ use tonic::metadata::MetadataMap;
 pub(crate) use methods::takes_values;
 
 use self::apart::Apart;
-use self::deadline::Deadline;
 use self::methods::Method;
 use self::raw::Raw;
 use self::values::Values;
@@ -59,7 +58,7 @@ struct Call {
     method: &'static Method,
     metadata: MetadataMap,
     extensions: Extensions,
-    deadline: Deadline,
+    deadline: rpc::Deadline,
 }
 
 /// The paths of the gateway, which hands calls on to `grpc`.
@@ -112,7 +111,9 @@ impl Gateway {
             method,
             metadata: metadata(&parts.headers),
             extensions: parts.extensions,
-            deadline: Deadline::of(&parts.headers)?,
+            deadline: rpc::Deadline::of(&parts.headers).map_err(|rpc::Malformed(value)| {
+                Status::invalid_argument(format!("invalid grpc-timeout: {value}"))
+            })?,
         };
         let values = Values::new(body, self.most);
         if method.is_stream() {

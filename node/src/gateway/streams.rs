@@ -11,11 +11,11 @@ use tokio::sync::oneshot;
 use tonic::{Status, Streaming};
 
 use super::apart::Apart;
-use super::deadline::Deadline;
 use super::methods::Method;
 use super::raw::Raw;
 use super::values::Values;
 use super::{Call, Gateway, errors, json};
+use crate::rpc::Deadline;
 
 /// What became of the requests, if they were not all right: never, else.
 type Broken = Pin<Box<dyn Future<Output = Status> + Send>>;

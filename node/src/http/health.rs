@@ -26,9 +26,8 @@ struct Query(HashMap<String, Vec<String>>);
 impl Query {
     fn parse(raw: Option<&str>) -> Self {
         let mut values: HashMap<String, Vec<String>> = HashMap::new();
-        for pair in raw.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            values.entry(name.to_owned()).or_default().push(value.to_owned());
+        for (name, value) in form_urlencoded::parse(raw.unwrap_or_default().as_bytes()) {
+            values.entry(name.into_owned()).or_default().push(value.into_owned());
         }
         Self(values)
     }
@@ -74,7 +73,8 @@ pub(super) async fn health(
         let code = if reason.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         let health = reason.is_empty();
         let reason = serde_json::Value::from(reason);
-        let body = format!(r#"{{"health":"{health}","reason":{reason}}}"#);
+        let end = if health { "" } else { "\n" };
+        let body = format!(r#"{{"health":"{health}","reason":{reason}}}{end}"#);
         (code, [(CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response()
     };
     let excluded = query.all("exclude");
@@ -148,13 +148,16 @@ impl Check {
 }
 
 /// Runs `checks` and answers as etcd does: a line for each if asked to, or if one fails.
-async fn answer(path: &str, context: &Context, checks: &[Check], query: &Query) -> Response {
-    let excluded = query.all("exclude");
+async fn answer(
+    context: &Context,
+    checks: &[Check],
+    excluded: &[String],
+    verbose: bool,
+) -> Response {
     let (mut lines, mut failed) = (String::new(), false);
     for check in checks {
         let name = check.name();
         if excluded.iter().any(|excluded| excluded == name) {
-            let _ = writeln!(lines, "[+]{name} excluded: ok");
             continue;
         }
         match check.run(context).await {
@@ -167,23 +170,23 @@ async fn answer(path: &str, context: &Context, checks: &[Check], query: &Query) 
             }
         }
     }
-    let unknown = excluded.iter().filter(|e| !checks.iter().any(|check| check.name() == *e));
-    for name in unknown {
-        let _ = writeln!(lines, "[+]{name} excluded: ok");
-    }
     if failed {
-        lines.push_str(path);
-        lines.push_str(" check failed\n");
+        lines.push('\n');
         return (StatusCode::SERVICE_UNAVAILABLE, TEXT, lines).into_response();
     }
     lines.push_str("ok\n");
-    let body = if query.has("verbose") { lines } else { "ok\n".to_owned() };
+    let body = if verbose { lines } else { "ok\n".to_owned() };
     (StatusCode::OK, TEXT, body).into_response()
+}
+
+async fn all(context: &Context, checks: &[Check], query: &Query) -> Response {
+    answer(context, checks, query.all("exclude"), query.has("verbose")).await
 }
 
 async fn single(context: &Context, checks: &[Check], name: &str, query: &Query) -> Response {
     match checks.iter().find(|check| check.name() == name) {
-        Some(check) => answer(name, context, &[*check], query).await,
+        // Whoever asks for one check wants it, whatever else is in the query.
+        Some(check) => answer(context, &[*check], &[], query.has("verbose")).await,
         None => (StatusCode::NOT_FOUND, TEXT, "404 page not found\n").into_response(),
     }
 }
@@ -192,7 +195,7 @@ pub(super) async fn livez(
     State(context): State<Arc<Context>>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    answer("/livez", &context, LIVE, &Query::parse(query.as_deref())).await
+    all(&context, LIVE, &Query::parse(query.as_deref())).await
 }
 
 pub(super) async fn livez_check(
@@ -207,7 +210,7 @@ pub(super) async fn readyz(
     State(context): State<Arc<Context>>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    answer("/readyz", &context, READY, &Query::parse(query.as_deref())).await
+    all(&context, READY, &Query::parse(query.as_deref())).await
 }
 
 pub(super) async fn readyz_check(

@@ -1,6 +1,8 @@
 //! The HTTP paths on the client port: version, health, metrics.
 
 mod authority;
+mod browsers;
+mod called;
 mod health;
 mod metrics;
 
@@ -8,30 +10,61 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::header::{
-    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, ALLOW,
-    CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS,
-};
-use axum::http::{HeaderValue, StatusCode};
-use axum::middleware::map_response;
+use axum::http::StatusCode;
+use axum::http::header::{ALLOW, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
 
 pub(crate) use authority::Lenient;
+pub(crate) use browsers::Browsers;
+pub(crate) use called::is_grpc;
 
 use crate::config::CLUSTER_VERSION;
 use crate::gateway;
 use crate::rpc::Context;
 
-/// Everything that answers on a client port, told apart by path: the methods, the JSON gateway to them,
-/// if it is served, whose requests are up to so many bytes, and what is in here.
-pub(crate) fn all(grpc: Router, context: Arc<Context>, gateway: Option<usize>) -> Router {
-    let mut all = grpc.clone().merge(router(context));
-    if let Some(largest_request) = gateway {
-        let gateway = gateway::router(grpc, largest_request);
-        all = all.merge(gateway.layer(map_response(allow_origins)));
+/// What answers on client ports, told apart by path.
+pub(crate) struct Routes {
+    calls: Router,
+    pages: Router,
+    browsers: Browsers,
+}
+
+impl Routes {
+    /// Of the methods, of the JSON gateway to them, if it is served, whose requests are up to so many bytes,
+    /// and of what is in here.
+    pub(crate) fn new(
+        grpc: Router,
+        context: Arc<Context>,
+        gateway: Option<usize>,
+        browsers: Browsers,
+    ) -> Self {
+        let calls = grpc.clone().route_layer(from_fn(called::calls_only));
+        let mut pages = router(context);
+        if let Some(largest_request) = gateway {
+            pages = pages.merge(gateway::router(grpc, largest_request));
+        }
+        // Also what is not found: that a page may not read.
+        let pages = browsers.told(pages.fallback(not_found));
+        Self { calls, pages, browsers }
     }
-    all
+
+    /// gRPC and nothing else.
+    pub(crate) fn calls(&self) -> Router {
+        self.calls.clone().fallback(not_found)
+    }
+
+    /// Everything but gRPC, with TLS or without.
+    pub(crate) fn pages(&self, https: bool) -> Router {
+        let pages = self.pages.clone();
+        if https { pages } else { self.browsers.named(pages) }
+    }
+
+    /// Both.
+    pub(crate) fn all(&self, https: bool) -> Router {
+        self.calls.clone().merge(self.pages(https))
+    }
 }
 
 fn router(context: Arc<Context>) -> Router {
@@ -43,8 +76,6 @@ fn router(context: Arc<Context>) -> Router {
         .route("/readyz", only(get(health::readyz)))
         .route("/readyz/{check}", only(get(health::readyz_check)))
         .route("/metrics", get(metrics::metrics))
-        .layer(map_response(allow_origins))
-        .fallback(not_found)
         .with_state(context)
 }
 
@@ -59,24 +90,17 @@ async fn not_allowed() -> Response {
     (StatusCode::METHOD_NOT_ALLOWED, headers, "Method Not Allowed\n").into_response()
 }
 
-/// What etcd tells browsers by default (`--cors`).
-async fn allow_origins<B>(mut response: Response<B>) -> Response<B> {
-    let headers = response.headers_mut();
-    let mut insert = |name, value| headers.insert(name, HeaderValue::from_static(value));
-    insert(ACCESS_CONTROL_ALLOW_ORIGIN, "*");
-    insert(ACCESS_CONTROL_ALLOW_METHODS, "POST, GET, OPTIONS, PUT, DELETE");
-    insert(ACCESS_CONTROL_ALLOW_HEADERS, "accept, content-type, authorization");
-    response
-}
-
 /// A path that is neither a gRPC method nor one of these.
-async fn not_found(request: Request) -> axum::response::Response {
-    let content = request.headers().get(CONTENT_TYPE);
-    if content.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc")) {
+async fn not_found(request: Request) -> Response {
+    if is_grpc(request.headers()) {
         let path = request.uri().path().trim_start_matches('/');
         let service = path.split('/').next().unwrap_or_default();
         return tonic::Status::unimplemented(format!("unknown service {service}")).into_http();
     }
+    no_such_page()
+}
+
+fn no_such_page() -> Response {
     let kind = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
     (StatusCode::NOT_FOUND, kind, "404 page not found\n").into_response()
 }

@@ -117,7 +117,9 @@ impl Node {
             telemetry: Telemetry::default(),
         };
         let (grpc, context) = router(services, &TaskTracker::new(), &stop);
-        let router = crate::http::all(grpc, context.clone(), Some(2 << 20));
+        let browsers = crate::http::Browsers::default();
+        let routes = crate::http::Routes::new(grpc, context.clone(), Some(2 << 20), browsers);
+        let router = routes.all(false);
         let socket = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = socket.local_addr().unwrap();
         let limits = ClientLimits {
@@ -520,8 +522,7 @@ async fn http_paths_answer_as_etcds_do() {
     let healthy = r#"{"health":"true","reason":""}"#;
     let ready = "[+]data_corruption ok\n[+]serializable_read ok\n[+]linearizable_read ok\n\
                  [+]non_learner ok\nok\n";
-    let excluded = "[+]data_corruption ok\n[+]serializable_read ok\n\
-                    [+]linearizable_read excluded: ok\n[+]non_learner ok\nok\n";
+    let excluded = "[+]data_corruption ok\n[+]serializable_read ok\n[+]non_learner ok\nok\n";
     let table = [
         ("/version", version),
         ("/health", healthy),
@@ -531,7 +532,7 @@ async fn http_paths_answer_as_etcds_do() {
         ("/livez/serializable_read", "ok\n"),
         ("/readyz", "ok\n"),
         ("/readyz?verbose", ready),
-        ("/readyz?verbose&exclude=linearizable_read", excluded),
+        ("/readyz?verbose&exclude=linearizable%5Fread&exclude=nosuch", excluded),
         ("/readyz/non_learner", "ok\n"),
     ];
     for (path, body) in table {

@@ -15,7 +15,7 @@ use std::{
 };
 
 use axum::Router;
-use http::{HeaderMap, Request, header::CONTENT_TYPE};
+use http::Request;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -37,7 +37,12 @@ use self::answers::Answers;
 use self::half_sent::{Counted, HalfSent, Kind, Sender};
 use self::unfold::Unanswered;
 use crate::{
-    gateway, http::Lenient, log_limit::LogLimit, rpc, shares::Room, tls::ClientListenerTls,
+    gateway,
+    http::{Lenient, is_grpc},
+    log_limit::LogLimit,
+    rpc,
+    shares::Room,
+    tls::ClientListenerTls,
 };
 
 /// Connections of clients that may be open at once, all fronts together; more are closed at once.
@@ -409,11 +414,6 @@ impl Front {
         connection.as_mut().graceful_shutdown();
         let _ = connection.await;
     }
-}
-
-fn is_grpc(headers: &HeaderMap) -> bool {
-    let media = headers.get(CONTENT_TYPE);
-    media.is_some_and(|media| media.as_bytes().starts_with(b"application/grpc"))
 }
 
 /// Says where a request came from, counts what it brings, and names whom its answer is charged to. What its

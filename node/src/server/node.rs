@@ -121,8 +121,11 @@ impl Node {
         };
         let (grpc, context) = rpc::router(services, &tasks, &stopping);
         inbound.answer_by(&context);
-        let router = http::all(grpc, context, config.grpc_gateway.then(|| largest_request(config)));
-        let fronts = start_fronts(config, sockets, client_tls.as_ref(), &router, client_bytes)?;
+        let gateway = config.grpc_gateway.then(|| largest_request(config));
+        let browsers =
+            http::Browsers { origins: config.cors.clone(), hosts: config.host_whitelist.clone() };
+        let routes = http::Routes::new(grpc, context, gateway, browsers);
+        let fronts = start_fronts(config, sockets, client_tls.as_ref(), &routes, client_bytes)?;
         Ok(Self {
             local,
             dir,
@@ -308,10 +311,10 @@ fn client_tls(config: &Config) -> Result<Option<Arc<ClientListenerTls>>, ServerE
     }
 }
 
-/// The sockets of `--listen-client-urls` and `--listen-client-http-urls`, then of
-/// `--listen-metrics-urls`.
+/// The sockets of `--listen-client-urls`, `--listen-client-http-urls` and `--listen-metrics-urls`.
 struct ClientSockets {
-    api: Vec<(std::net::TcpListener, bool)>,
+    clients: Vec<(std::net::TcpListener, bool)>,
+    http: Vec<(std::net::TcpListener, bool)>,
     metrics: Vec<(std::net::TcpListener, bool)>,
 }
 
@@ -326,7 +329,8 @@ fn bind_clients(config: &Config) -> Result<ClientSockets, ServerError> {
         .collect::<Result<Vec<_>, _>>()
     };
     Ok(ClientSockets {
-        api: bind(&mut config.listen_client_urls.iter().chain(&config.listen_client_http_urls))?,
+        clients: bind(&mut config.listen_client_urls.iter())?,
+        http: bind(&mut config.listen_client_http_urls.iter())?,
         metrics: bind(&mut config.listen_metrics_urls.iter())?,
     })
 }
@@ -339,21 +343,30 @@ fn start_fronts(
     config: &Config,
     sockets: ClientSockets,
     tls: Option<&Arc<ClientListenerTls>>,
-    router: &axum::Router,
+    routes: &http::Routes,
     bytes: Arc<rpc::ClientBytes>,
 ) -> Result<Fronts, ServerError> {
-    let listener = |router: axum::Router| {
-        move |(socket, https): (std::net::TcpListener, bool)| {
-            let tls = https.then(|| {
-                Arc::clone(tls.expect("https without a certificate is refused with the flags"))
-            });
-            ClientListener { socket, tls, router: router.clone() }
-        }
+    let listener = |(socket, https): (std::net::TcpListener, bool), router: axum::Router| {
+        let tls = https.then(|| {
+            Arc::clone(tls.expect("https without a certificate is refused with the flags"))
+        });
+        ClientListener { socket, tls, router }
     };
-    let mut listeners: Vec<ClientListener> =
-        sockets.api.into_iter().map(listener(router.clone())).collect();
-    let health = health_only(router.clone());
-    listeners.extend(sockets.metrics.into_iter().map(listener(health)));
+    let together = sockets.http.is_empty();
+    let clients = |https| if together { routes.all(https) } else { routes.calls() };
+    let mut listeners = Vec::new();
+    for socket in sockets.clients {
+        let router = clients(socket.1);
+        listeners.push(listener(socket, router));
+    }
+    for socket in sockets.http {
+        let router = routes.pages(socket.1);
+        listeners.push(listener(socket, router));
+    }
+    for socket in sockets.metrics {
+        let router = health_only(routes.pages(socket.1));
+        listeners.push(listener(socket, router));
+    }
     let limits = ClientLimits {
         max_concurrent_streams: config.max_concurrent_streams,
         keepalive_interval: config.keepalive_interval,

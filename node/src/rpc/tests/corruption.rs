@@ -71,7 +71,7 @@ async fn a_member_whose_data_was_found_to_be_wrong_serves_none_of_it() {
     assert_eq!(status.errors, [format!("memberID:{MEMBER} alarm:CORRUPT ")]);
     let mut cluster = cluster_client::ClusterClient::new(node.channel.clone());
     cluster.member_list(MemberListRequest { linearizable: true }).await.unwrap();
-    let reason = r#"{"health":"false","reason":"ALARM CORRUPT"}"#;
+    let reason = "{\"health\":\"false\",\"reason\":\"ALARM CORRUPT\"}\n";
     assert_eq!(node.get("/health").await.1, reason);
     assert!(node.get("/readyz").await.1.contains("[-]data_corruption failed"));
     assert_eq!(node.get("/livez").await.0, "200 OK", "a restart would not help");

@@ -16,7 +16,7 @@ async fn alarms_are_raised_shown_and_lowered() {
     assert_eq!(refused, (Code::ResourceExhausted, text.to_owned()));
     let (status, body) = node.get("/health").await;
     assert_eq!(status, "503 Service Unavailable");
-    assert_eq!(body, r#"{"health":"false","reason":"ALARM NOSPACE"}"#);
+    assert_eq!(body, "{\"health\":\"false\",\"reason\":\"ALARM NOSPACE\"}\n");
     assert_eq!(node.get("/health?exclude=NOSPACE").await.0, "200 OK");
     let lowered = maintenance.alarm(request(2)).await.unwrap().into_inner();
     assert_eq!(lowered.alarms.len(), 1);

@@ -22,7 +22,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::is_grpc;
+use crate::http::is_grpc;
 use crate::rpc::ClientBytes;
 use crate::shares::{Account, Bounds, Charge, Part, Room};
 

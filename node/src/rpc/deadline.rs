@@ -1,4 +1,4 @@
-//! How long a client waits: `Grpc-Timeout`, up to eight digits and a unit (gRPC over HTTP/2, "Requests").
+//! How long a client waits: `grpc-timeout`, up to eight digits and a unit (gRPC over HTTP/2, "Requests").
 
 use std::time::Duration;
 
@@ -11,24 +11,36 @@ const DIGITS: usize = 8;
 
 /// When it stops waiting; `None`: never.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Deadline(Option<Instant>);
+pub(crate) struct Deadline(Option<Instant>);
+
+/// A header that names no time: it is in here.
+pub(crate) struct Malformed(pub(crate) String);
+
+/// Who waits no longer is told so, and what was done for it ends.
+pub(crate) fn late() -> Status {
+    Status::deadline_exceeded("context deadline exceeded")
+}
 
 impl Deadline {
     /// What a request's headers say.
-    pub(super) fn of(headers: &HeaderMap) -> Result<Self, Status> {
+    pub(crate) fn of(headers: &HeaderMap) -> Result<Self, Malformed> {
         let Some(value) = headers.get(HEADER) else { return Ok(Self(None)) };
         let value = String::from_utf8_lossy(value.as_bytes());
         match parse(&value) {
             // What is too far away is never.
             Some(wait) => Ok(Self(Instant::now().checked_add(wait))),
-            None => Err(Status::invalid_argument(format!("invalid grpc-timeout: {value}"))),
+            None => Err(Malformed(value.into_owned())),
         }
     }
 
+    /// `None`: never.
+    pub(crate) fn end(self) -> Option<Instant> {
+        self.0
+    }
+
     /// What `work` comes to, if that is in time.
-    pub(super) async fn bound<T>(self, work: impl Future<Output = T>) -> Result<T, Status> {
+    pub(crate) async fn bound<T>(self, work: impl Future<Output = T>) -> Result<T, Status> {
         let Some(end) = self.0 else { return Ok(work.await) };
-        let late = || Status::deadline_exceeded("context deadline exceeded");
         if Instant::now() >= end {
             return Err(late());
         }

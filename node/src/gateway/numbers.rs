@@ -1,0 +1,82 @@
+//! Numbers as JSON has them, which are taken for what they say or not at all. The library reads one with a
+//! fraction or an exponent, or that fits no 64 bits, as a floating-point number, and makes the nearest whole
+//! number of that: `9007199254740993.0` would grant the lease …994.
+
+/// From here on a floating-point number stands for several whole ones.
+const INEXACT: f64 = 9_007_199_254_740_992.0;
+
+/// The first number that would be taken for another one.
+pub(super) fn misread(json: &[u8]) -> Option<String> {
+    let mut rest = json;
+    loop {
+        let begin = |byte: &u8| matches!(byte, b'"' | b'-' | b'0'..=b'9');
+        rest = &rest[rest.iter().position(begin)?..];
+        if let [b'"', ..] = rest {
+            rest = after_text(rest);
+            continue;
+        }
+        let within = |byte: &u8| matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E');
+        let end = rest.iter().position(|byte| !within(byte)).unwrap_or(rest.len());
+        let (number, after) = rest.split_at(end);
+        let number = String::from_utf8_lossy(number);
+        if is_misread(&number) {
+            return Some(number.into_owned());
+        }
+        rest = after;
+    }
+}
+
+/// What follows the text that begins here.
+fn after_text(json: &[u8]) -> &[u8] {
+    let mut at = 1;
+    while let Some(ahead) =
+        json.get(at..).and_then(|rest| rest.iter().position(|byte| matches!(byte, b'"' | b'\\')))
+    {
+        at += ahead + 1;
+        if json[at - 1] == b'"' {
+            return &json[at..];
+        }
+        at += 1;
+    }
+    &[]
+}
+
+fn is_misread(number: &str) -> bool {
+    if number.bytes().any(|byte| matches!(byte, b'.' | b'e' | b'E')) {
+        return number.parse::<f64>().is_ok_and(|number| number.abs() >= INEXACT);
+    }
+    let digits = number.strip_prefix('-').unwrap_or(number);
+    let is_whole = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_whole && number.parse::<i64>().is_err() && number.parse::<u64>().is_err()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_would_become_another_is_found_wherever_it_is() {
+        for number in [
+            "9007199254740993.0",
+            "123456789012345678e0",
+            "9223372036854775807.5",
+            "18446744073709551616",
+            "-9223372036854775809",
+            "1E300",
+        ] {
+            for json in [number.to_owned(), format!(r#"{{"a\"":"\\","b":[1,{{"c":{number}}}]}}"#)] {
+                assert_eq!(misread(json.as_bytes()).as_deref(), Some(number), "{json}");
+            }
+            assert_eq!(
+                misread(format!(r#"{{"a":"{number}","b\\":"\"{number}"}}"#).as_bytes()),
+                None
+            );
+        }
+        let fine =
+            "0 -1 18446744073709551615 -9223372036854775808 9007199254740991.0 1.5 1e3 -0 --1 1-2";
+        assert_eq!(misread(fine.as_bytes()), None);
+        for broken in [r#"""#, r#""\"#, "-", r#"{"a":"x\"#] {
+            assert_eq!(misread(broken.as_bytes()), None, "{broken}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What browsers may do here: pages of which origins may call (`--cors`), and by which names a server that has
+//! no TLS may be called (`--host-whitelist`), since whoever owns a name can have it mean any address
+//! (CVE-2018-5702). As in etcd, both are about HTTP, and not about gRPC, which no browser speaks.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, HOST,
+    ORIGIN, VARY,
+};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse as _, Response};
+
+use crate::config::Listed;
+
+/// Whom pages may be of, and what hosts may be called.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Browsers {
+    pub(crate) origins: Listed,
+    pub(crate) hosts: Listed,
+}
+
+impl Browsers {
+    /// What `pages` answer, told to whom it is for.
+    pub(super) fn told(&self, pages: Router) -> Router {
+        let origins = Arc::new(self.origins.clone());
+        pages.layer(from_fn(move |request: Request, next: Next| {
+            let origins = Arc::clone(&origins);
+            async move {
+                let allowed = allowed(&origins, request.headers());
+                let mut response = next.run(request).await;
+                if let Some(origin) = allowed {
+                    allow(origin, response.headers_mut());
+                }
+                if *origins != Listed::All {
+                    response.headers_mut().append(VARY, HeaderValue::from_static("origin"));
+                }
+                response
+            }
+        }))
+    }
+
+    /// `pages` for who calls this server by a name that it may have.
+    pub(super) fn named(&self, pages: Router) -> Router {
+        if self.hosts == Listed::All {
+            return pages;
+        }
+        let hosts = Arc::new(self.hosts.clone());
+        pages.layer(from_fn(move |request: Request, next: Next| {
+            let hosts = Arc::clone(&hosts);
+            async move {
+                let host = host(&request);
+                if hosts.has(&host) { next.run(request).await } else { misdirected(&host) }
+            }
+        }))
+    }
+}
+
+/// The origin to name in an answer, if pages of the one that asks may read it.
+fn allowed(origins: &Listed, headers: &HeaderMap) -> Option<HeaderValue> {
+    if *origins == Listed::All {
+        return Some(HeaderValue::from_static("*"));
+    }
+    let origin = headers.get(ORIGIN)?;
+    origins.has(origin.to_str().ok()?).then(|| origin.clone())
+}
+
+/// What etcd tells browsers.
+fn allow(origin: HeaderValue, headers: &mut HeaderMap) {
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    let mut insert = |name, value| headers.insert(name, HeaderValue::from_static(value));
+    insert(ACCESS_CONTROL_ALLOW_METHODS, "POST, GET, OPTIONS, PUT, DELETE");
+    insert(ACCESS_CONTROL_ALLOW_HEADERS, "accept, content-type, authorization");
+}
+
+/// By which name this server is called: without its port.
+fn host(request: &Request) -> String {
+    let header = || request.headers().get(HOST)?.to_str().ok()?.parse::<Authority>().ok();
+    let authority = request.uri().authority().cloned().or_else(header);
+    authority.map(|authority| authority.host().to_owned()).unwrap_or_default()
+}
+
+fn misdirected(host: &str) -> Response {
+    let text = format!(
+        "this server is not called {host:?}: use TLS, or name that host in --host-whitelist\n"
+    );
+    (StatusCode::MISDIRECTED_REQUEST, text).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::routing::get;
+    use tower::ServiceExt as _;
+
+    use super::*;
+
+    fn listed(text: &str) -> Listed {
+        Listed::parse(text)
+    }
+
+    async fn ask(router: &Router, uri: &str, headers: &[(&str, &str)]) -> Response {
+        let mut request = Request::get(uri);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn pages_of_listed_origins_may_read() {
+        let pages = || Router::new().route("/", get(async || "x"));
+        let some = Browsers {
+            origins: listed("https://a.example,https://b.example"),
+            ..Browsers::default()
+        };
+        let some = some.told(pages());
+        for (origin, allowed) in [
+            (Some("https://b.example"), Some("https://b.example")),
+            (Some("https://c.example"), None),
+            (None, None),
+        ] {
+            let headers: Vec<_> = origin.map(|origin| ("origin", origin)).into_iter().collect();
+            let answer = ask(&some, "/", &headers).await;
+            let told = answer.headers().get(ACCESS_CONTROL_ALLOW_ORIGIN);
+            assert_eq!(told.map(|value| value.to_str().unwrap()), allowed, "{origin:?}");
+        }
+        let all = Browsers::default().told(pages());
+        let answer = ask(&all, "/", &[]).await;
+        assert_eq!(answer.headers()[ACCESS_CONTROL_ALLOW_ORIGIN], "*");
+    }
+
+    #[tokio::test]
+    async fn a_server_answers_to_its_names() {
+        let pages = || Router::new().route("/", get(async || "x"));
+        let named = Browsers { hosts: listed("good.example,127.0.0.1"), ..Browsers::default() };
+        let named = named.named(pages());
+        for (host, status) in [
+            ("good.example", 200),
+            ("good.example:2379", 200),
+            ("127.0.0.1:2379", 200),
+            ("evil.example", 421),
+            ("good.example.evil.example", 421),
+            ("", 421),
+        ] {
+            let answer = ask(&named, "/", &[("host", host)]).await;
+            assert_eq!(answer.status().as_u16(), status, "{host}");
+        }
+        assert_eq!(ask(&named, "http://good.example/", &[]).await.status(), StatusCode::OK);
+        assert_eq!(ask(&named, "/", &[]).await.status(), StatusCode::MISDIRECTED_REQUEST);
+        let any = Browsers::default().named(pages());
+        assert_eq!(ask(&any, "/", &[("host", "evil.example")]).await.status(), StatusCode::OK);
+    }
+}
