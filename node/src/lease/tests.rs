@@ -103,6 +103,8 @@ fn a_leader_counts_once_it_has_applied_what_its_predecessors_proposed() {
     assert_eq!((world.lessor.term(), world.left(1, 0)), (None, None));
     world.follow(leading(3), 400);
     assert_eq!(world.left(1, 400), Some(11_000), "all of it, and an election time-out");
+    assert!(world.over(11_399).is_empty());
+    assert_eq!(world.over(11_400), [1]);
 }
 
 #[test]
@@ -143,6 +145,17 @@ fn what_is_over_is_named_with_the_term_and_the_entry_that_granted_it() {
 }
 
 #[test]
+fn a_lease_has_its_own_time_whatever_its_name_meant_before() {
+    let mut world = World::leader();
+    world.grant_at(1, 10, 0);
+    assert_eq!(world.over(10_000), [1]);
+    world.table.write().unwrap().revoke(1);
+    world.grant_at(1, 10, 10_500);
+    assert!(world.over(20_499).is_empty(), "what was to be tried again is gone");
+    assert_eq!(world.over(20_500), [1]);
+}
+
+#[test]
 fn one_look_ends_so_many_and_the_next_one_goes_on() {
     let mut world = World::leader();
     (1..=1_200).for_each(|id| world.grant(id, 2));
@@ -177,6 +190,15 @@ fn a_long_lease_is_noted_every_five_minutes_and_one_that_is_kept_alive_is_not() 
 }
 
 #[test]
+fn what_is_left_is_noted_when_half_of_it_has_passed_since_the_last_renewal() {
+    let mut world = World::leader();
+    world.grant_at(1, 40, 0);
+    assert!(matches!(world.renew(1, 15_000), Renewal::Renewed { note: false, .. }));
+    assert_eq!(world.note(34_999), None);
+    assert_eq!(world.note(35_000), Some(vec![(1, 20)]));
+}
+
+#[test]
 fn a_new_leader_goes_on_where_the_last_one_noted_that_it_was() {
     let mut world = World::leader();
     world.grant_at(1, 40, 0);
@@ -207,6 +229,26 @@ fn what_was_noted_is_taken_back_before_anybody_hears_of_a_renewal() {
     assert!(matches!(world.renew(1, 22_000), Renewal::Renewed { note: false, .. }));
     world.follow(leading(2), 23_000);
     assert_eq!(world.left(1, 23_000), Some(41_000));
+}
+
+#[test]
+fn what_another_leader_noted_is_taken_back_as_well() {
+    let mut world = World::leader();
+    world.grant_at(1, 40, 0);
+    world.note(20_000).unwrap();
+    world.follow(leading(2), 21_000);
+    assert!(matches!(world.renew(1, 22_000), Renewal::Renewed { note: true, .. }));
+}
+
+#[test]
+fn what_was_being_noted_when_another_led_can_be_kept_alive() {
+    let mut world = World::leader();
+    world.grant_at(1, 40, 0);
+    let noted = world.lessor.note(at(20_000)).unwrap();
+    world.follow(Seat { leads: false, term: 2, applied_term: 1 }, 20_100);
+    world.lessor.notes_done(&noted);
+    world.follow(leading(3), 21_000);
+    assert!(matches!(world.renew(1, 21_001), Renewal::Renewed { note: false, .. }));
 }
 
 #[test]

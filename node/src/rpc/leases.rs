@@ -53,7 +53,7 @@ struct Found {
 
 impl Context {
     /// The clock as of now, and the time by it.
-    fn clock(&self) -> (MutexGuard<'_, Lessor>, Duration) {
+    pub(super) fn clock(&self) -> (MutexGuard<'_, Lessor>, Duration) {
         let seat = {
             let status = self.status.borrow();
             let leads = status.role == Role::Leader;

@@ -101,6 +101,21 @@ fn what_a_clock_says_counts_in_its_term_and_for_the_lease_that_it_knew() {
 }
 
 #[test]
+fn what_a_clock_says_of_many_leases_counts_for_each_that_it_knew() {
+    let mut world = World::new();
+    for id in 5..=8 {
+        granted(&mut world, id, 60).unwrap();
+    }
+    let left = |(id, left, granted)| LeaseLeft { id, left, granted };
+    // The seventh is another one of its name; the ninth has gone.
+    let leases = [(5, 9, 1), (7, 8, 2), (9, 7, 5), (8, 6, 4)].map(left).to_vec();
+    let noted = Operation::LeaseCheckpoint(LeaseCheckpoint { term: 1, leases });
+    assert_eq!(world.apply(noted), Ok(Response::LeasesNoted));
+    let leases = world.machine.store().view().leases().unwrap();
+    assert_eq!(leases.iter().map(|lease| lease.left).collect::<Vec<_>>(), [9, 0, 0, 6]);
+}
+
+#[test]
 fn alarms_refuse_leases_as_etcd_does() {
     let mut world = World::new();
     granted(&mut world, 5, 60).unwrap();

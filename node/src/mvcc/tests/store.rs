@@ -475,12 +475,14 @@ fn leases_and_their_keys_are_there_after_a_restart_and_in_a_snapshot() {
     let disk = disk(1);
     let mut writer = open(&disk, Compaction::Inline);
     write(&mut writer, 1, |batch| (1..=3).for_each(|id| batch.grant(lease(id, 0)).unwrap()));
-    for (index, key, id) in [(2, "a", 1), (3, "b", 1), (4, "c", 2), (5, "b", 2), (6, "d", 3)] {
+    let puts = [("a", 1), ("b", 1), ("c", 2), ("b", 2), ("d", 3), ("e", 1), ("e", 0), ("f", 1)];
+    for (index, (key, id)) in (2..).zip(puts) {
         write(&mut writer, index, |batch| {
             batch.put(bytes(key), bytes("v"), id).unwrap();
         });
     }
-    write(&mut writer, 7, |batch| {
+    write(&mut writer, 10, |batch| {
+        assert_eq!(batch.delete(&KeyRange::One(bytes("f"))).unwrap(), 1);
         assert!(batch.revoke(3).unwrap() && !batch.revoke(3).unwrap());
         batch.note_left(2, 9).unwrap();
     });

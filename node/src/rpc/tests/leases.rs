@@ -56,6 +56,9 @@ async fn a_lease_lives_as_etcds_do() {
     // What was granted before the clock had begun has an election time-out more.
     assert!((1..=1_001).contains(&found.ttl));
     assert_eq!(found.keys, [bytes("a"), bytes("b")]);
+    let unasked = LeaseTimeToLiveRequest { id: 5, keys: false };
+    let found = leases(&node).lease_time_to_live(unasked).await.unwrap().into_inner();
+    assert_eq!((found.granted_ttl, found.keys.len()), (1_000, 0));
     let kept = node.kv().range(range("a")).await.unwrap().into_inner();
     assert_eq!(kept.kvs[0].lease, 5);
     let keys = RangeRequest { keys_only: true, ..range("a") };
@@ -86,6 +89,27 @@ async fn one_stream_keeps_many_leases_alive_and_is_answered_in_order() {
     let metrics = node.get("/metrics").await.1;
     assert!(metrics.contains("\netcd_debugging_lease_renewed_total 602\n"), "{metrics}");
     assert!(metrics.contains("\netcd_debugging_lease_granted_total 600\n"));
+}
+
+#[tokio::test]
+async fn a_lease_that_has_to_wait_is_answered_beside_those_that_need_not() {
+    let node = Node::start().await;
+    for (id, ttl) in [(1, 2_000), (2, 400), (3, 3_000)] {
+        grant(&node, id, ttl).await.unwrap();
+    }
+    // After so long what the short one has left is noted; the others are looked at later.
+    let noted = {
+        let (mut lessor, now) = node.context.clock();
+        lessor.note(now + Duration::from_secs(250)).unwrap()
+    };
+    assert_eq!(noted.leases.iter().map(|one| one.id).collect::<Vec<_>>(), [2]);
+    let asked = keep_alive(&node, &[1, 2, 3, 4]);
+    let done = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        node.context.clock().0.notes_done(&noted);
+    };
+    let (answered, ()) = tokio::join!(asked, done);
+    assert_eq!(answered, [(1, 2_000), (2, 400), (3, 3_000), (4, 0)]);
 }
 
 #[tokio::test]
