@@ -201,6 +201,25 @@ fn changes_are_made_or_refused_as_etcd_does() {
 }
 
 #[test]
+fn root_keeps_its_role_while_users_count_and_others_need_not() {
+    let mut state = three();
+    for words in ["give root little", "give some root", "take root little", "take some root"] {
+        assert_eq!(said(&mut state, words), Ok(Forget::Nobody), "{words}");
+    }
+    assert_eq!(said(&mut state, "take root root"), Err(AuthError::InvalidManagement));
+}
+
+#[test]
+fn who_was_added_without_a_password_is_given_none() {
+    let mut state = with(&["certified host", "user u p"]);
+    for (words, hash) in [("password host q", None), ("password u q", Some(bytes("q")))] {
+        let name = words.split(' ').nth(1).unwrap();
+        assert_eq!(said(&mut state, words), Ok(Forget::User(name.to_owned())));
+        assert_eq!(state.user(name).unwrap().hash(), hash.as_ref(), "{words}");
+    }
+}
+
+#[test]
 fn a_permission_of_the_same_range_takes_the_other_ones_place() {
     let mut state = with(&["role r", "read r k", "read r k..z", "write r a"]);
     said(&mut state, "write r k..z").unwrap();
@@ -233,6 +252,7 @@ fn users_and_roles_have_so_much_room_and_no_more() {
     said(&mut state, &format!("role {long}")).unwrap();
     said(&mut state, "user u p").unwrap();
     assert_eq!(said(&mut state, &format!("read {long} {long}")), Err(AuthError::NoRoom));
+    assert_eq!(said(&mut state, &format!("give u {long}")), Err(AuthError::NoRoom));
     said(&mut state, &format!("role y{long}")).unwrap_err();
     said(&mut state, &format!("no-role {long}")).unwrap();
     said(&mut state, &format!("role y{long}")).unwrap();
@@ -342,6 +362,15 @@ fn the_old_value_is_shown_to_who_may_read_it() {
         assert_eq!(may(&state, &some, Access::Put(&put)).is_ok(), allowed, "{key}");
         assert_eq!(may(&state, &some, Access::DeleteRange(&delete)).is_ok(), allowed, "{key}");
     }
+    // Of a range all has to be readable.
+    let root = ["user root r", "give root root"];
+    let role = ["role r", "write r a..d", "read r a..c", "user some s", "give some r", "enable"];
+    let state = with(&[&root[..], &role].concat());
+    for (end, allowed) in [("c", true), ("d", false)] {
+        let delete = DeleteRangeRequest { prev_kv: true, ..delete("a", end) };
+        let done = may(&state, &by(&state, "some"), Access::DeleteRange(&delete));
+        assert_eq!(done.is_ok(), allowed, "a..{end}");
+    }
 }
 
 #[test]
@@ -380,6 +409,11 @@ fn nothing_hides_in_a_transaction() {
     assert_eq!(may(&state, &some, Access::Txn(&compared)), Ok(()));
     compared.compare.push(guess.clone());
     assert_eq!(may(&state, &some, Access::Txn(&compared)), Err(AuthError::Denied));
+    for (end, allowed) in [("c", true), ("d", false), ("\0", false)] {
+        let compare = vec![Compare { key: bytes("b"), range_end: bytes(end), ..guess.clone() }];
+        let compared = TxnRequest { compare, ..TxnRequest::default() };
+        assert_eq!(may(&state, &some, Access::Txn(&compared)).is_ok(), allowed, "{end:?}");
+    }
     let inner = TxnRequest { compare: vec![guess], ..TxnRequest::default() };
     let nested = txn(vec![Request::RequestTxn(inner)]);
     assert_eq!(may(&state, &some, Access::Txn(&nested)), Err(AuthError::Denied));
@@ -431,6 +465,21 @@ fn a_lease_is_as_much_ones_own_as_the_keys_that_are_attached_to_it() {
     assert_eq!(asked(all, &some, Access::Leases), Err(AuthError::Denied));
     assert_eq!(asked(all, &root, Access::Leases), Ok(()));
     assert_eq!(asked(all, &Caller::Nobody, Access::Leases), Err(AuthError::UserEmpty));
+}
+
+#[test]
+fn the_list_of_leases_is_for_who_may_read_all_that_is_attached_to_them() {
+    let state = three();
+    let some = by(&state, "some");
+    for (keys, allowed) in [(["r", "a"], true), (["r", "w"], false), (["b", "x"], false)] {
+        let mut leases = LeaseTable::default();
+        for (id, key) in (1..).zip(keys) {
+            leases.restore(Lease { id, ttl: 10, left: 0, granted: 1 });
+            leases.attach(key.as_bytes(), id);
+        }
+        let asked = authorise(&state, &some, Access::Leases, &leases);
+        assert_eq!(asked.is_ok(), allowed, "{keys:?}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Who may do what, over the wire: each method, each kind of caller.
 
-use node_proto::authpb::{Permission, permission::Type};
+use futures_util::StreamExt as _;
+use node_proto::authpb::{Permission, UserAddOptions, permission::Type};
 use node_proto::command::{AssignToken, AuthChange, Operation};
 use node_proto::etcdserverpb::auth_client::AuthClient;
 use node_proto::etcdserverpb::cluster_client::ClusterClient;
@@ -98,7 +99,9 @@ impl Node {
 
     /// With users `root`, `some`, who may read `r`, write `w` and both `b`, and `none`; their tokens.
     async fn with_users() -> (Self, [String; 3]) {
-        let node = Self::start().await;
+        // A short lease would end by a log entry of its own, between those that tests look at.
+        let limits = Limits { min_lease_ttl: 1_000, ..Limits::default() };
+        let node = Self::start_with(limits).await;
         for name in ["root", "some", "none"] {
             node.add_user(None, name).await;
         }
@@ -340,6 +343,17 @@ async fn a_lease_with_others_keys_is_left_alone() {
     assert_eq!(keep_alive(some, 2).await, Ok(1_000));
     assert_eq!(keep_alive(some, 3).await, Ok(0));
     assert_eq!(keep_alive(Some(&root), 1).await, Ok(1_000));
+    // However many come together.
+    let wishes = [2; 100].map(|id| LeaseKeepAliveRequest { id });
+    let wishes = all_of(wishes).chain(all_of([LeaseKeepAliveRequest { id: 1 }]));
+    let mut answers = leases.lease_keep_alive(by(some, wishes)).await.unwrap().into_inner();
+    let last = loop {
+        match result(answers.message().await) {
+            Ok(Some(answer)) => assert_eq!(answer.id, 2),
+            last => break last.map(drop),
+        }
+    };
+    assert_eq!(last, Err(denied()));
     let mut leases = LeaseClient::new(node.channel.clone());
     for (id, keys, allowed) in [(1, true, false), (1, false, true), (2, true, false)] {
         let asked = by(some, LeaseTimeToLiveRequest { id, keys });
@@ -372,6 +386,14 @@ async fn a_password_that_is_changed_to_an_empty_one_is_nobodys() {
     let add = AuthUserAddRequest { name, password, ..Default::default() };
     node.auth().user_add(by(Some(&root), add)).await.unwrap();
     node.token("open", "").await.unwrap();
+    // Whoever is added without one is told so, whatever is tried.
+    let options = Some(UserAddOptions { no_password: true });
+    let add = AuthUserAddRequest { name: "host".to_owned(), options, ..Default::default() };
+    node.auth().user_add(by(Some(&root), add)).await.unwrap();
+    let text = "auth: authentication failed, password was given for no password user";
+    for password in ["", "x"] {
+        assert_eq!(node.token("host", password).await, Err((Code::Unknown, text.to_owned())));
+    }
 }
 
 #[tokio::test]
@@ -424,6 +446,10 @@ async fn a_token_is_good_until_its_user_changes() {
     node.auth().user_change_password(by(Some(&root), change)).await.unwrap();
     assert_eq!((read(&some).await, read(&other).await), (Err(invalid()), Err(invalid())));
     assert_eq!(node.token("some", "pw-some").await, Err(failed.clone()));
+    let mut request = Request::new(range("b"));
+    request.metadata_mut().insert("token", MetadataValue::try_from(&b"\xff"[..]).unwrap());
+    let asked = node.kv().range(request).await;
+    assert_eq!(result(asked).map(drop), Err(invalid()), "what is no text is not nothing");
     let again = node.token("some", "new").await.unwrap();
     assert_eq!(read(&again).await, Ok(()));
     // As a bearer token, where HTTP has it.
