@@ -400,6 +400,33 @@ async fn a_watch_that_can_not_be_is_refused_in_etcds_words() {
     let refused = watching.create(empty).await;
     assert!(refused.canceled && refused.watch_id == -1);
     assert_eq!(refused.cancel_reason, "mvcc: watcher range is empty");
+    let early = WatchCreateRequest { start_revision: -1, ..watch("k") };
+    let refused = watching.create(early).await;
+    assert!(refused.canceled && refused.watch_id == -1);
+    let compacted = "etcdserver: mvcc: required revision has been compacted";
+    assert_eq!(refused.cancel_reason, compacted);
+}
+
+#[tokio::test]
+async fn a_watch_is_told_what_none_of_its_filters_leaves_out() {
+    use node_proto::etcdserverpb::watch_create_request::FilterType::{Nodelete, Noput};
+    let node = Node::start().await;
+    let mut watching = Watching::open(&node).await;
+    for filters in [vec![Noput, Nodelete], vec![Noput], vec![Nodelete]] {
+        let filters = filters.into_iter().map(i32::from).collect();
+        watching.create(WatchCreateRequest { filters, ..watch("k") }).await;
+    }
+    let put = node.put("k", "v").await;
+    let gone = DeleteRangeRequest { key: bytes("k"), ..DeleteRangeRequest::default() };
+    node.kv().delete_range(gone).await.unwrap();
+    let mut told = Vec::new();
+    for _ in 0..2 {
+        let response = watching.events().await;
+        let revisions = response.events.iter().map(|event| event.kv.as_ref().unwrap().mod_revision);
+        told.push((response.watch_id, revisions.collect::<Vec<_>>()));
+    }
+    told.sort_unstable();
+    assert_eq!(told, [(1, vec![put + 1]), (2, vec![put])]);
 }
 
 #[tokio::test]

@@ -501,6 +501,11 @@ mod tests {
     }
 
     #[test]
+    fn each_part_has_a_head_and_ends_before_the_limit() {
+        assert_eq!(fragments(10, &[80, 45, 45, 44], 100), [0..1, 1..2, 2..4]);
+    }
+
+    #[test]
     fn an_event_that_is_too_large_goes_alone() {
         assert_eq!(fragments(10, &[500, 20, 500], 100), [0..1, 1..2, 2..3]);
     }

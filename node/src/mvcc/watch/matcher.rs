@@ -240,6 +240,9 @@ mod tests {
             assert_eq!(told(&matcher, b"k"), [0; 0]);
         }
         assert!(matcher.prefixes.is_empty() && matcher.ones.is_empty());
+        matcher.add(group(b"other", b""), 3);
+        matcher.add(group(b"k", b""), 1);
+        assert_eq!((told(&matcher, b"k"), told(&matcher, b"other")), (vec![1], vec![3]));
     }
 
     #[test]

@@ -276,6 +276,45 @@ async fn a_hub_that_lost_its_feed_lets_everybody_catch_up() {
 }
 
 #[tokio::test]
+async fn a_watch_that_the_hub_hears_of_after_a_loss_is_told_what_was_lost() {
+    let mut world = World::running();
+    let mut subscriber = world.hub.subscribe();
+    // A hub that runs keeps what happens from here on.
+    tokio::task::yield_now().await;
+    subscriber.add(1, spec("k", "", 2));
+    let last = world.put_all(3);
+    world.publisher.jump(last);
+    assert_eq!(told_until(&mut subscriber, 1, last).await, (2..=last).collect::<Vec<i64>>());
+}
+
+#[tokio::test]
+async fn progress_does_not_overtake_what_a_hub_that_lost_its_feed_has_left_to_be_read() {
+    let mut world = World::running();
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 2));
+    attached(&mut subscriber).await;
+    let last = world.put_all(2);
+    world.publisher.jump(last);
+    // The hub hears of the loss and of the question together.
+    subscriber.request_progress().await;
+    assert_eq!(told_until(&mut subscriber, 1, last).await, [2, 3]);
+}
+
+#[tokio::test]
+async fn progress_that_a_full_queue_had_no_room_for_is_told_after_what_filled_it() {
+    let mut world = World::with(WatchOptions { queued_deliveries: 4, ..WatchOptions::default() });
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 2));
+    attached(&mut subscriber).await;
+    let last = put_slowly(&mut world, 4).await;
+    subscriber.request_progress().await;
+    tokio::task::yield_now().await;
+    assert_eq!(told_until(&mut subscriber, 1, last).await, [2, 3, 4, 5]);
+    let notice = next(&mut subscriber).await;
+    assert!(matches!(notice, Notice::Progress { revision: 5 }), "{notice:?}");
+}
+
+#[tokio::test]
 async fn a_stream_whose_hub_lost_its_feed_catches_up_with_its_eldest_watch_first() {
     let mut world = World::running();
     let mut subscriber = world.hub.subscribe();
@@ -348,6 +387,21 @@ async fn the_past_is_read_a_piece_at_a_time() {
 }
 
 #[tokio::test]
+async fn a_long_way_back_is_gone_to_its_end_however_little_there_is() {
+    let mut world = World::running();
+    world.change(|batch| {
+        for _ in 0..70_000 {
+            batch.put(Bytes::from_static(b"other"), Bytes::new(), 0).unwrap();
+            batch.end_request();
+        }
+    });
+    let last = world.put("k");
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 2));
+    assert_eq!(told_until(&mut subscriber, 1, last).await, [last]);
+}
+
+#[tokio::test]
 async fn deletes_that_lie_together_are_told_one_by_one() {
     let mut world = World::running();
     for key in 0..600 {
@@ -405,6 +459,21 @@ async fn a_watch_of_the_future_is_told_nothing_before_its_time() {
         world.put("k");
     }
     assert_eq!(told_until(&mut subscriber, 1, 6).await, [5, 6]);
+}
+
+#[tokio::test]
+async fn a_watch_of_the_future_that_begins_within_a_batch_is_told_nothing_from_before() {
+    let mut world = World::running();
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 3));
+    attached(&mut subscriber).await;
+    let last = world.change(|batch| {
+        for _ in 0..3 {
+            batch.put(Bytes::from_static(b"k"), Bytes::from_static(b"v"), 0).unwrap();
+            batch.end_request();
+        }
+    });
+    assert_eq!(told_until(&mut subscriber, 1, last).await, [3, 4]);
 }
 
 #[tokio::test]
@@ -512,6 +581,13 @@ async fn periodic_progress_is_for_who_asked_and_was_quiet() {
     let notice = next(&mut subscriber).await;
     assert!(matches!(notice, Notice::WatchProgress { watch_id: 2, revision: 2 }), "{notice:?}");
     nothing(&mut subscriber).await;
+    // By the next time both have been.
+    subscriber.request_periodic_progress().await;
+    for expected in [1, 2] {
+        let notice = next(&mut subscriber).await;
+        let Notice::WatchProgress { watch_id, revision: 2 } = notice else { panic!("{notice:?}") };
+        assert_eq!(watch_id, expected);
+    }
 }
 
 #[tokio::test]
