@@ -84,6 +84,24 @@ async fn every_member_grants_shows_keeps_alive_and_revokes() {
 }
 
 #[tokio::test]
+async fn many_streams_of_one_member_are_each_told_of_their_own_leases() {
+    let root = tempfile::tempdir().unwrap();
+    let members = started(root.path());
+    let leader = settled(&all(&members)).await;
+    // What they ask is passed on together.
+    let other = &members[(leader + 1) % 3];
+    let mut granted = Vec::new();
+    for ttl in 500..530 {
+        granted.push((grant(other, ttl).await.unwrap(), ttl));
+    }
+    let told = granted.iter().map(|(id, _)| keep_alive(other, *id));
+    let told = futures_util::future::join_all(told).await;
+    for ((_, ttl), told) in granted.into_iter().zip(told) {
+        assert_eq!(told.unwrap(), ttl);
+    }
+}
+
+#[tokio::test]
 async fn a_lease_outlives_its_leader_by_no_more_than_it_had() {
     let root = tempfile::tempdir().unwrap();
     let mut members = started(root.path());
