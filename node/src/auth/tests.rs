@@ -468,6 +468,24 @@ fn a_lease_is_as_much_ones_own_as_the_keys_that_are_attached_to_it() {
 }
 
 #[test]
+fn each_lease_of_a_transaction_is_judged() {
+    let (state, mut leases) = (three(), LeaseTable::default());
+    for (id, key) in [(1, "w"), (2, "other")] {
+        leases.restore(Lease { id, ttl: 10, left: 0, granted: 1 });
+        leases.attach(key.as_bytes(), id);
+    }
+    let some = by(&state, "some");
+    let attached = |id| Request::RequestPut(PutRequest { lease: id, ..put("w") });
+    let asked = |ids: &[i64]| {
+        let txn = txn(ids.iter().map(|id| attached(*id)).collect());
+        authorise(&state, &some, Access::Txn(&txn), &leases)
+    };
+    assert_eq!(asked(&[1, 1, 0, 1]), Ok(()));
+    assert_eq!(asked(&[1, 2]), Err(AuthError::Denied));
+    assert_eq!(asked(&[1, 0, 2, 1]), Err(AuthError::Denied));
+}
+
+#[test]
 fn the_list_of_leases_is_for_who_may_read_all_that_is_attached_to_them() {
     let state = three();
     let some = by(&state, "some");

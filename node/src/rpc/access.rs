@@ -204,3 +204,21 @@ pub(super) async fn expire_tokens(context: Arc<Context>) {
         context.tokens().expire(clock.began.elapsed(), clock.ttl);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_is_not_its_gateways_clients() {
+        let name = |request: &Request<()>| match Who::of(request) {
+            Who::Client { name, .. } => name,
+            Who::Member => None,
+        };
+        let mut request = Request::new(());
+        request.extensions_mut().insert(ClientName("some".into()));
+        assert_eq!(name(&request).as_deref(), Some("some"));
+        request.metadata_mut().insert(BY_GATEWAY, "*/*".parse().unwrap());
+        assert_eq!(name(&request), None);
+    }
+}

@@ -121,10 +121,7 @@ impl Node {
         };
         let (grpc, context) = rpc::router(services, &tasks, &stopping);
         inbound.answer_by(&context);
-        let gateway = config.grpc_gateway.then(|| largest_request(config));
-        let browsers =
-            http::Browsers { origins: config.cors.clone(), hosts: config.host_whitelist.clone() };
-        let routes = http::Routes::new(grpc, context, gateway, browsers);
+        let routes = routes(config, grpc, context);
         let fronts = start_fronts(config, sockets, client_tls.as_ref(), &routes, client_bytes)?;
         Ok(Self {
             local,
@@ -337,6 +334,13 @@ fn bind_clients(config: &Config) -> Result<ClientSockets, ServerError> {
 
 fn largest_request(config: &Config) -> usize {
     rpc::largest_message(config.max_request_bytes as usize)
+}
+
+fn routes(config: &Config, grpc: axum::Router, context: Arc<rpc::Context>) -> http::Routes {
+    let gateway = config.grpc_gateway.then(|| largest_request(config));
+    let browsers =
+        http::Browsers { origins: config.cors.clone(), hosts: config.host_whitelist.clone() };
+    http::Routes::new(grpc, context, gateway, browsers)
 }
 
 fn start_fronts(
