@@ -202,12 +202,16 @@ mod tests {
         let router = service(&gone);
         let answer = router.oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
         let mut body = answer.into_body();
-        let trailers = loop {
-            let frame = std::future::poll_fn(|c| Pin::new(&mut body).poll_frame(c)).await;
-            if let Ok(trailers) = frame.unwrap().unwrap().into_trailers() {
-                break trailers;
+        let to_the_end = async {
+            loop {
+                let frame = std::future::poll_fn(|c| Pin::new(&mut body).poll_frame(c)).await;
+                if let Ok(trailers) = frame.unwrap().unwrap().into_trailers() {
+                    return trailers;
+                }
             }
         };
+        let trailers = tokio::time::timeout(Duration::from_secs(30), to_the_end).await;
+        let trailers = trailers.expect("it has an end");
         assert_eq!(said(&trailers), ("4", "context%20deadline%20exceeded"));
         assert_eq!(Arc::strong_count(&gone), 1, "what it was made of is gone");
         let end = std::future::poll_fn(|c| Pin::new(&mut body).poll_frame(c)).await;
