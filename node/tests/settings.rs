@@ -166,24 +166,27 @@ fn a_file_says_all_of_it() {
 fn json_and_calls_are_served_apart_where_that_is_asked_for() {
     let root = tempfile::tempdir().unwrap();
     let mut member = Member::alone(root.path());
-    let [apart] = free_ports();
+    let [apart, metrics] = free_ports();
+    member.args.push(format!("--listen-metrics-urls=http://127.0.0.1:{metrics}"));
     member.args.push(format!("--listen-client-http-urls=http://127.0.0.1:{apart}"));
     member.args.push("--host-whitelist=one.example".to_owned());
     member.start();
     member.ready();
     let refused = member.request("GET", "/version", "");
     assert!(refused.starts_with("HTTP/1.1 404 "), "{refused}");
-    let ask = |host: &str| {
-        let mut stream = TcpStream::connect(("127.0.0.1", apart)).unwrap();
-        write!(stream, "GET /version HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")
-            .unwrap();
+    let ask_at = |port: u16, path: &str, host: &str| {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer
     };
+    let ask = |host: &str| ask_at(apart, "/version", host);
     assert!(ask("one.example:2379").starts_with("HTTP/1.1 200 "), "{}", ask("one.example"));
     let other = ask("other.example");
     assert!(other.starts_with("HTTP/1.1 421 ") && other.contains("--host-whitelist"), "{other}");
+    let health = ask_at(metrics, "/health", "other.example");
+    assert!(health.starts_with("HTTP/1.1 200 "), "{health}");
 }
 
 #[test]
