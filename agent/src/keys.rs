@@ -23,7 +23,7 @@ pub(crate) fn node_request(layout: &Layout) -> Result<Csr, StateError> {
         return Ok(Csr::new(&pair.map_err(|_| damaged())?));
     }
     let key = NodeKey::generate();
-    muster_files::replace(&path, key.key_pem.as_bytes())?;
+    muster_files::data::replace(&path, key.key_pem.as_bytes())?;
     Ok(key.csr)
 }
 

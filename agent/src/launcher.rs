@@ -9,13 +9,14 @@
 //! inherits the open file, so it is given back at the node's death and at no other time, whatever
 //! happens to agents in between. The pid file only says whom to signal.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use muster_files::data;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
 
@@ -70,8 +71,8 @@ fn failed(error: StateError) -> End {
 /// On a full disk an earlier file is overwritten in place, which takes no space: a node that has
 /// data starts whatever room the agent has.
 fn write_pid_file(path: &Path, text: &str) -> Result<(), StateError> {
-    muster_files::replace(path, text.as_bytes()).or_else(|error| {
-        let Ok(file) = muster_files::open(path, OpenOptions::new().write(true)) else {
+    data::replace(path, text.as_bytes()).or_else(|error| {
+        let Ok(file) = data::open(path, data::Open::ReadWrite) else {
             return Err(error.into());
         };
         let written = file.write_all_at(text.as_bytes(), 0);
@@ -112,9 +113,9 @@ fn open_log(path: &Path) -> Result<File, StateError> {
     let grown = std::fs::metadata(path).is_ok_and(|log| log.len() > crate::tail::KEEP_BYTES);
     if grown {
         let before = path.with_extension("log.1");
-        std::fs::rename(path, &before).map_err(StateError::io("move", path))?;
+        data::rename_volatile(path, &before)?;
     }
-    Ok(muster_files::open(path, OpenOptions::new().append(true).create(true))?)
+    Ok(data::open(path, data::Open::Append)?)
 }
 
 #[cfg(test)]

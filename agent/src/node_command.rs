@@ -234,7 +234,7 @@ fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
     if state::read(path)?.as_deref() == Some(bytes) {
         return Ok(());
     }
-    Ok(muster_files::replace_volatile(path, bytes)?)
+    Ok(muster_files::data::replace_volatile(path, bytes)?)
 }
 
 /// Which node the program is, awaited where it is needed; or why nobody knows.

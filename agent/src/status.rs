@@ -231,7 +231,7 @@ pub(crate) async fn keep_file(
         let to = path.clone();
         let written = tokio::task::spawn_blocking(move || {
             let text = serde_json::to_vec_pretty(&now).expect("a status always serialises");
-            muster_files::replace_volatile(&to, &text)
+            muster_files::data::replace_volatile(&to, &text)
         });
         match written.await {
             Ok(Err(error)) if !failing => {

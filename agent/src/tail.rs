@@ -17,6 +17,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use muster_files::data;
 use rustix::fs::{FallocateFlags, fallocate};
 use tokio_util::sync::CancellationToken;
 
@@ -105,7 +106,7 @@ impl Tail {
         if open.read != before {
             let text = format!("{} {}\n", open.inode, open.read - self.partial.len() as u64);
             // Where an agent stopped is a courtesy to the next one: a lost one repeats lines.
-            let _ = muster_files::replace_volatile(&self.position_file, text.as_bytes());
+            let _ = data::replace_volatile(&self.position_file, text.as_bytes());
         }
         Ok(())
     }
@@ -124,7 +125,7 @@ impl Tail {
             self.partial.clear();
         }
         // Writable, because holes are punched through it.
-        let mut file = std::fs::OpenOptions::new().read(true).write(true).open(&self.path)?;
+        let mut file = data::open(&self.path, data::Open::ReadWrite)?;
         let metadata = file.metadata()?;
         let read = self.remembered(metadata.ino()).filter(|read| *read <= metadata.len());
         let read = file.seek(SeekFrom::Start(read.unwrap_or(0)))?;

@@ -35,8 +35,63 @@ fn prepare(root: &Path) -> (std::path::PathBuf, std::path::PathBuf) {
     (prepared, victim)
 }
 
+fn mode(path: &Path) -> u32 {
+    std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+/// What kubelet does with a volume that has `fsGroup`, before each start of a pod.
+fn open_to_group(path: &Path) {
+    let is_folder = path.symlink_metadata().unwrap().is_dir();
+    let opened = mode(path) | if is_folder { 0o2770 } else { 0o660 };
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(opened)).unwrap();
+    if is_folder {
+        path.read_dir().unwrap().for_each(|entry| open_to_group(&entry.unwrap().path()));
+    }
+}
+
 #[test]
-fn a_folder_that_others_may_write_is_refused_untouched() {
+fn a_volume_is_taken_with_a_warning_and_the_state_in_it_stays_private() {
+    let dir = tempfile::tempdir().unwrap();
+    let volume = dir.path().join("volume");
+    std::fs::create_dir(&volume).unwrap();
+    for _ in 0..2 {
+        open_to_group(&volume);
+        let output = run(&volume);
+        // It gets as far as saying that it has no bundle.
+        assert_eq!(output.status.code(), Some(USAGE), "{}", said(&output));
+        assert!(said(&output).contains("other users can delete or replace"), "{}", said(&output));
+        for private in ["agent", "agent/tls", "agent.lock"] {
+            assert_eq!(mode(&volume.join(private)) & 0o077, 0, "{private}");
+        }
+        assert_eq!(mode(&volume), 0o2775);
+    }
+}
+
+#[test]
+fn state_that_another_user_has_prepared_is_refused_by_its_name() {
+    if !rustix::process::geteuid().is_root() {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: only root can make another user's folder");
+        return;
+    }
+    for name in ["agent", "agent/journal.json", "node", "agent.lock"] {
+        let dir = tempfile::tempdir().unwrap();
+        let theirs = dir.path().join(name);
+        std::fs::create_dir_all(theirs.parent().unwrap()).unwrap();
+        if name.contains('.') {
+            std::fs::write(&theirs, "").unwrap();
+        } else {
+            std::fs::create_dir(&theirs).unwrap();
+        }
+        std::os::unix::fs::chown(&theirs, Some(SOMEBODY), Some(SOMEBODY)).unwrap();
+        let output = run(dir.path());
+        assert_eq!(output.status.code(), Some(DO_NOT_RESTART), "{}", said(&output));
+        let words = format!("{} belongs to user 12345", theirs.display());
+        assert!(said(&output).contains(&words), "{}", said(&output));
+    }
+}
+
+#[test]
+fn a_link_in_a_folder_that_others_may_write_is_refused_untouched() {
     let dir = tempfile::tempdir().unwrap();
     let (prepared, victim) = prepare(dir.path());
     std::fs::set_permissions(&prepared, std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -56,7 +111,7 @@ fn another_users_folder_is_refused_untouched() {
     let dir = tempfile::tempdir().unwrap();
     let (prepared, victim) = prepare(dir.path());
     std::os::unix::fs::chown(&prepared, Some(SOMEBODY), Some(SOMEBODY)).unwrap();
-    // Nor one that is reached through a folder of theirs.
+    // With a link in it, or reached through a folder of theirs.
     for path in [prepared.clone(), prepared.join("deeper")] {
         let output = run(&path);
         assert_eq!(output.status.code(), Some(DO_NOT_RESTART), "{}", said(&output));

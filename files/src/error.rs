@@ -34,6 +34,20 @@ pub enum Error {
         /// Whom we run as.
         us: u32,
     },
+    /// Another user's file or folder among our data.
+    #[error(
+        "{} belongs to user {owner}, and this program runs as user {us}: another user may have \
+         prepared it. Look at what it is; if it is this program's data, chown it to user {us}, \
+         else move it away", path.display()
+    )]
+    Prepared {
+        /// What was looked at.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Whom we run as.
+        us: u32,
+    },
     /// Others may put there what they like.
     #[error(
         "{} may be written by others than its owner (mode {mode:04o}): name another one, or look at \
@@ -45,6 +59,12 @@ pub enum Error {
         /// Its mode.
         mode: u32,
     },
+    /// It is ours, and others can't be kept from writing to it.
+    #[error(
+        "others than the owner may write to {}, and its file system refuses chmod go-w: keep state \
+         on a file system with owners and modes", .0.display()
+    )]
+    StaysOpen(PathBuf),
     /// A link, a pipe, a device, or a file with a second name.
     #[error("{} is no plain file of its own: look at what it is, and move it away", .0.display())]
     NotPlain(PathBuf),
@@ -59,6 +79,23 @@ impl Error {
         move |source| Self::Io { action, path: path.to_owned(), source }
     }
 
+    fn kind(&self) -> io::ErrorKind {
+        match self {
+            Self::Io { source, .. } => source.kind(),
+            Self::Exists(_) => io::ErrorKind::AlreadyExists,
+            Self::NotAFolder(_) => io::ErrorKind::NotADirectory,
+            Self::NotOurs { .. }
+            | Self::Prepared { .. }
+            | Self::OthersMayWrite { .. }
+            | Self::StaysOpen(_)
+            | Self::NotPlain(_) => io::ErrorKind::PermissionDenied,
+        }
+    }
+
+    pub(crate) fn prepared(path: &Path, owner: u32, us: u32) -> Self {
+        Self::Prepared { path: path.to_owned(), owner, us }
+    }
+
     /// Whether it names something that isn't ours to take: nothing helps but another name, or a
     /// person who looks at it.
     #[must_use]
@@ -67,9 +104,21 @@ impl Error {
             Self::Io { .. } => false,
             Self::Exists(_)
             | Self::NotOurs { .. }
+            | Self::Prepared { .. }
             | Self::OthersMayWrite { .. }
+            | Self::StaysOpen(_)
             | Self::NotPlain(_)
             | Self::NotAFolder(_) => true,
+        }
+    }
+}
+
+/// What the system said, or a refusal in words: for callers that name the file themselves.
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Io { source, .. } => source,
+            error => Self::new(error.kind(), error),
         }
     }
 }

@@ -1,41 +1,92 @@
-//! Whether a folder is ours alone.
+//! Which folders are taken for state, and the way to them.
 
 use std::collections::VecDeque;
-use std::ffi::OsString;
-use std::fs::{DirBuilder, File, Metadata};
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, mkdirat, openat, readlinkat};
+use rustix::io::Errno;
 
 use crate::Error;
-use crate::write::sync;
 
 const ROOT: u32 = 0;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const WRITABLE_BY_ALL: u32 = 0o002;
-/// Who may write to such a folder can still not rename or remove what is another's.
+/// In such a folder nobody may rename or remove another user's file.
 const STICKY: u32 = 0o1000;
 /// As the kernel's own limit on the links of one path (path_resolution(7)).
 const MAX_LINKS: u32 = 40;
 
-/// Opens the folder at `path`; makes it and what is missing above it (0700, durably) first.
+/// Opens the folder at `path`, in which keys and secrets may lie. Makes it and what is missing above
+/// it (0700, durably) first.
 ///
 /// # Errors
-/// Refuses a folder that isn't ours or that others may write to; and one that they could swap for
-/// another, because a folder above it, or a link on the way to it, is neither root's nor ours, or
-/// everybody may write there.
+/// Refuses a folder that isn't ours or that others may write to. Refuses one that others could swap:
+/// a folder above it, or a link on the way, is neither root's nor ours, or everybody may write there.
 pub fn own_folder(path: &Path) -> Result<File, Error> {
-    let us = rustix::process::geteuid().as_raw();
-    let real = walk(path, us)?;
-    let file = open_folder(&real).map_err(|source| match source.kind() {
-        ErrorKind::NotADirectory => Error::NotAFolder(path.to_owned()),
-        _ => Error::io("open", path)(source),
-    })?;
-    let found = file.metadata().map_err(Error::io("look at", path))?;
+    let us = us();
+    let way = Way { above: Above::Closed, us }.walk(path)?;
+    let (file, found) = way.open(path)?;
     check_own(path, Facts::of(&found), us)?;
     Ok(file)
+}
+
+/// A folder for data, open. What lies in it has to be reached by [`DataFolder::path`].
+#[derive(Debug)]
+pub struct DataFolder {
+    /// The folder itself.
+    pub file: File,
+    /// Its path without links.
+    pub path: PathBuf,
+    /// Why other users may replace what lies in it, if they may.
+    pub exposure: Option<Exposure>,
+}
+
+/// Why other users may rename, remove and create files in a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exposure {
+    /// The folder is another user's.
+    Owner(PathBuf, u32),
+    /// Its mode says so.
+    Mode(PathBuf, u32),
+}
+
+impl fmt::Display for Exposure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Owner(path, owner) => {
+                write!(f, "{} belongs to user {owner}", path.display())
+            }
+            Self::Mode(path, mode) => write!(
+                f,
+                "{} may be written by others than its owner (mode {mode:04o}); if no volume needs \
+                 that, chmod go-w it",
+                path.display()
+            ),
+        }
+    }
+}
+
+/// Opens the folder at `path`, which may be a volume that others may write as well. Makes it and what
+/// is missing above it (0700, durably) first.
+///
+/// Whoever may write to the folder can take files out of it and put others in. So the caller checks
+/// with [`crate::data::check`] that what lies in it is ours, and uses [`crate::data`] alone there.
+///
+/// # Errors
+/// Refuses a way that leads through another user's folder or link, and a link in a folder that
+/// everybody may write to.
+pub fn data_folder(path: &Path) -> Result<DataFolder, Error> {
+    let us = us();
+    let mut way = Way { above: Above::Any, us }.walk(path)?;
+    let (file, found) = way.open(path)?;
+    let exposure = exposure(&way.path, Facts::of(&found), us).or(way.exposure.take());
+    Ok(DataFolder { file, path: way.path, exposure })
 }
 
 /// Opens a folder and nothing else: a device may act on being opened.
@@ -47,17 +98,45 @@ pub fn open_folder(path: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
-/// What decides.
+/// Opens the folder at `path`, to which nothing but links of ours or root's lead, in folders that
+/// nobody else may write to. It is only good to reach what lies in it.
+pub(crate) fn reach(path: &Path) -> Result<OwnedFd, Error> {
+    let mut walked = Way { above: Above::Inside, us: us() }.walk(path)?;
+    let (folder, _) = walked.folders.pop().expect("the root at least");
+    Ok(folder)
+}
+
+/// Whom we run as.
+pub(crate) fn us() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Whether `owner` is neither root nor `us`.
+pub(crate) fn is_others(owner: u32, us: u32) -> bool {
+    ![us, ROOT].contains(&owner)
+}
+
+/// What decides whether a folder or link is trusted.
 #[derive(Clone, Copy)]
-struct Facts {
-    owner: u32,
-    mode: u32,
-    is_link: bool,
+pub(crate) struct Facts {
+    pub owner: u32,
+    pub mode: u32,
+    pub is_link: bool,
 }
 
 impl Facts {
-    fn of(found: &Metadata) -> Self {
-        Self { owner: found.uid(), mode: found.mode() & 0o7777, is_link: found.is_symlink() }
+    pub(crate) fn of(found: &Stat) -> Self {
+        let is_link = FileType::from_raw_mode(found.st_mode) == FileType::Symlink;
+        Self { owner: found.st_uid, mode: found.st_mode & 0o7777, is_link }
+    }
+
+    /// Whether others than its owner may rename and remove what lies in this folder.
+    pub(crate) fn lets_others_write(self) -> bool {
+        self.mode & WRITABLE_BY_OTHERS != 0
+    }
+
+    fn is_open_to_all(self) -> bool {
+        self.mode & WRITABLE_BY_ALL != 0 && self.mode & STICKY == 0 && !self.is_link
     }
 }
 
@@ -72,60 +151,172 @@ fn check_own(path: &Path, found: Facts, us: u32) -> Result<(), Error> {
     Ok(())
 }
 
+/// Why others may write to a data folder, if they may.
+fn exposure(path: &Path, found: Facts, us: u32) -> Option<Exposure> {
+    if is_others(found.owner, us) {
+        return Some(Exposure::Owner(path.to_owned(), found.owner));
+    }
+    found.lets_others_write().then(|| Exposure::Mode(path.to_owned(), found.mode))
+}
+
 /// A folder above it, or a link on the way. A group is whom an administrator has put into it, and
 /// many people's umask lets their own group write: that alone is no reason here.
 fn check_above(path: &Path, found: Facts, us: u32) -> Result<(), Error> {
-    if found.owner != us && found.owner != ROOT {
-        return Err(Error::NotOurs { path: path.to_owned(), owner: found.owner, us });
-    }
-    let open_to_all = found.mode & WRITABLE_BY_ALL != 0 && found.mode & STICKY == 0;
-    if open_to_all && !found.is_link {
+    check_owner_above(path, found, us)?;
+    if found.is_open_to_all() {
         return Err(Error::OthersMayWrite { path: path.to_owned(), mode: found.mode });
     }
     Ok(())
 }
 
-/// Goes to `path` step by step, looks at each folder and link before going through it, and makes
-/// what is missing. Returns where it led to, free of links.
-fn walk(path: &Path, us: u32) -> Result<PathBuf, Error> {
-    let absolute = std::path::absolute(path).map_err(Error::io("find", path))?;
-    let mut ahead = steps(&absolute);
-    let mut at = PathBuf::from("/");
-    let mut links = 0;
-    while let Some(step) = ahead.pop_front() {
-        if step == ".." {
-            at.pop();
-            continue;
-        }
-        let next = at.join(&step);
-        let found = match next.symlink_metadata() {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                make(&next)?;
-                next.symlink_metadata()
-            }
-            found => found,
-        };
-        let found = found.map_err(Error::io("look at", &next))?;
-        if !ahead.is_empty() || found.is_symlink() {
-            check_above(&next, Facts::of(&found), us)?;
-        }
-        if !found.is_symlink() {
-            at = next;
-            continue;
-        }
-        links += 1;
-        if links > MAX_LINKS {
-            return Err(Error::io("follow", path)(io::Error::other("too many links")));
-        }
-        let target = next.read_link().map_err(Error::io("follow", &next))?;
-        if target.is_absolute() {
-            at = PathBuf::from("/");
-        }
-        let mut through = steps(&target);
-        through.append(&mut ahead);
-        ahead = through;
+fn check_owner_above(path: &Path, found: Facts, us: u32) -> Result<(), Error> {
+    if found.owner != us && found.owner != ROOT {
+        return Err(Error::NotOurs { path: path.to_owned(), owner: found.owner, us });
     }
-    Ok(at)
+    Ok(())
+}
+
+/// What may lie above the folder that is looked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Above {
+    /// Folders and links that nobody else could swap.
+    Closed,
+    /// Also folders that everybody may write to, but no links in them.
+    Any,
+    /// Any folder, since the way was looked at before; no links in folders that others may write to.
+    Inside,
+}
+
+/// Goes to a folder step by step, through open folders, so that nothing is swapped behind a look.
+#[derive(Clone, Copy)]
+struct Way {
+    above: Above,
+    us: u32,
+}
+
+/// Where a way has led to.
+struct Walked {
+    /// All folders from the root on, open, with what decides.
+    folders: Vec<(OwnedFd, Facts)>,
+    /// Without links.
+    path: PathBuf,
+    /// A folder on the way to which others may write.
+    exposure: Option<Exposure>,
+}
+
+impl Walked {
+    fn at(&self) -> &(OwnedFd, Facts) {
+        self.folders.last().expect("the root is never left")
+    }
+
+    fn leave(&mut self) {
+        if self.folders.len() > 1 {
+            self.folders.pop();
+        }
+        self.path.pop();
+    }
+
+    fn return_to_root(&mut self) {
+        self.folders.truncate(1);
+        self.path = PathBuf::from("/");
+    }
+
+    /// The last one, so that it can be synced.
+    fn open(&self, named: &Path) -> Result<(File, Stat), Error> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = openat(&self.at().0, ".", flags, Mode::empty());
+        let opened = opened.map_err(|errno| match errno {
+            Errno::NOTDIR => Error::NotAFolder(named.to_owned()),
+            _ => Error::io("open", named)(errno.into()),
+        })?;
+        let found = fstat(&opened).map_err(|errno| Error::io("look at", named)(errno.into()))?;
+        Ok((opened.into(), found))
+    }
+}
+
+impl Way {
+    /// Looks at each folder and link before going through it, and makes folders that are missing.
+    fn walk(self, path: &Path) -> Result<Walked, Error> {
+        let absolute = std::path::absolute(path).map_err(Error::io("find", path))?;
+        let root = open_step(CWD, OsStr::new("/")).map_err(Error::io("open", Path::new("/")))?;
+        let mut walked = Walked { folders: vec![root], path: "/".into(), exposure: None };
+        let mut ahead = steps(&absolute);
+        let mut links = 0;
+        while let Some(step) = ahead.pop_front() {
+            if step == ".." {
+                walked.leave();
+                continue;
+            }
+            let next = walked.path.join(&step);
+            let (opened, found) = self.step(&walked.at().0, &step, &next)?;
+            if !ahead.is_empty() || found.is_link {
+                self.check(&next, found, &mut walked)?;
+            }
+            if !found.is_link {
+                walked.folders.push((opened, found));
+                walked.path = next;
+                continue;
+            }
+            links += 1;
+            if links > MAX_LINKS {
+                return Err(Error::io("follow", path)(io::Error::other("too many links")));
+            }
+            let target = readlinkat(&opened, "", Vec::new());
+            let target = target.map_err(|errno| Error::io("follow", &next)(errno.into()))?;
+            let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
+            if target.is_absolute() {
+                walked.return_to_root();
+            }
+            let mut through = steps(&target);
+            through.append(&mut ahead);
+            ahead = through;
+        }
+        Ok(walked)
+    }
+
+    fn step(self, at: &OwnedFd, step: &OsStr, next: &Path) -> Result<(OwnedFd, Facts), Error> {
+        match open_step(at, step) {
+            Err(error) if error.kind() == ErrorKind::NotFound && self.above != Above::Inside => {
+                make(at, step, next)?;
+                open_step(at, step)
+            }
+            opened => opened,
+        }
+        .map_err(Error::io("look at", next))
+    }
+
+    /// Of a folder above, or a link.
+    fn check(self, path: &Path, found: Facts, walked: &mut Walked) -> Result<(), Error> {
+        let stands_in = walked.at().1;
+        let refuse_link = || Err(Error::NotPlain(path.to_owned()));
+        match self.above {
+            Above::Closed => check_above(path, found, self.us),
+            Above::Any => {
+                check_owner_above(path, found, self.us)?;
+                if found.is_link && stands_in.is_open_to_all() {
+                    return refuse_link();
+                }
+                if found.is_open_to_all() {
+                    walked.exposure = Some(Exposure::Mode(path.to_owned(), found.mode));
+                }
+                Ok(())
+            }
+            Above::Inside if !found.is_link => Ok(()),
+            Above::Inside => {
+                if exposure(path, stands_in, self.us).is_some() {
+                    return refuse_link();
+                }
+                check_owner_above(path, found, self.us)
+            }
+        }
+    }
+}
+
+fn open_step(at: impl std::os::fd::AsFd, step: &OsStr) -> io::Result<(OwnedFd, Facts)> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = openat(at, step, flags, Mode::empty())?;
+    let found = fstat(&opened)?;
+    Ok((opened, Facts::of(&found)))
 }
 
 fn steps(path: &Path) -> VecDeque<OsString> {
@@ -137,18 +328,25 @@ fn steps(path: &Path) -> VecDeque<OsString> {
     named.collect()
 }
 
-fn make(path: &Path) -> Result<(), Error> {
-    match DirBuilder::new().mode(0o700).create(path) {
-        Ok(()) => sync(path.parent().unwrap_or(Path::new("/"))),
+fn make(at: &OwnedFd, step: &OsStr, path: &Path) -> Result<(), Error> {
+    match mkdirat(at, step, Mode::RWXU) {
+        Ok(()) => sync_at(at, path.parent().unwrap_or(Path::new("/"))),
         // Somebody else was faster; it is looked at like any other.
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(Error::io("create", path)(error)),
+        Err(Errno::EXIST) => Ok(()),
+        Err(errno) => Err(Error::io("create", path)(errno.into())),
     }
+}
+
+/// Makes durable what was made, renamed or removed in the folder `at`, which is at `path`.
+pub(crate) fn sync_at(at: impl std::os::fd::AsFd, path: &Path) -> Result<(), Error> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let synced = openat(at, ".", flags, Mode::empty()).and_then(rustix::fs::fsync);
+    synced.map_err(|errno| Error::io("sync", path)(errno.into()))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
     use super::*;
 
@@ -240,9 +438,10 @@ mod tests {
         }
         let owner = link.path().symlink_metadata().unwrap().uid();
         // Whoever else we are, it is not ours.
-        let refused = walk(link.path(), owner + 1).unwrap_err();
+        let closed = |us| Way { above: Above::Closed, us };
+        let refused = closed(owner + 1).walk(link.path()).err().unwrap();
         assert!(matches!(refused, Error::NotOurs { path, .. } if path == link.path()));
-        assert_eq!(walk(link.path(), owner).unwrap(), Path::new("/"));
+        assert_eq!(closed(owner).walk(link.path()).unwrap().path, Path::new("/"));
     }
 
     #[test]

@@ -38,13 +38,18 @@ pub fn read(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, Error> {
         Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
+    content(path, file, max_bytes).map(Some)
+}
+
+/// All of an open file.
+pub(crate) fn content(path: &Path, file: File, max_bytes: u64) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     let read = file.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes);
     read.map_err(Error::io("read", path))?;
     if bytes.len() as u64 > max_bytes {
         return Err(Error::io("read", path)(ErrorKind::FileTooLarge.into()));
     }
-    Ok(Some(bytes))
+    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -1,15 +1,17 @@
 //! Writing: aside, synced, named, folder synced.
 
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::Error;
 use crate::folder::open_folder;
+use crate::place::Place;
 
 /// Between a file's name and what nobody can guess, while it is written.
 const ASIDE: &str = ".unfinished-";
@@ -22,9 +24,7 @@ const PRIVATE: u32 = 0o600;
 /// # Errors
 /// If the disk refuses; `path` then holds the old content or the new one.
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let aside = write_aside(path, bytes, PRIVATE, true)?;
-    put(&aside, path)?;
-    sync_folder(path)
+    replace_at(&Place::named(path)?, bytes)
 }
 
 /// As [`replace`], with what is written told by the very file that it is written to.
@@ -35,18 +35,21 @@ pub fn replace_by(
     path: &Path,
     bytes: impl FnOnce(&File) -> std::io::Result<Vec<u8>>,
 ) -> Result<(), Error> {
-    let aside = write_aside_by(path, PRIVATE, true, bytes)?;
-    put(&aside, path)?;
-    sync_folder(path)
+    let place = Place::named(path)?;
+    let aside = write_aside_by(&place, PRIVATE, true, bytes)?;
+    put(&aside, &place)?;
+    place.sync()
 }
 
-/// As [`replace`], without asking the disk to keep it: for what can be worked out again.
-///
-/// # Errors
-/// If the disk refuses.
-pub fn replace_volatile(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let aside = write_aside(path, bytes, PRIVATE, false)?;
-    put(&aside, path)
+pub(crate) fn replace_at(place: &Place, bytes: &[u8]) -> Result<(), Error> {
+    let aside = write_aside(place, bytes, PRIVATE, true)?;
+    put(&aside, place)?;
+    place.sync()
+}
+
+pub(crate) fn replace_volatile_at(place: &Place, bytes: &[u8]) -> Result<(), Error> {
+    let aside = write_aside(place, bytes, PRIVATE, false)?;
+    put(&aside, place)
 }
 
 /// Makes a file that isn't there yet, durably.
@@ -54,15 +57,16 @@ pub fn replace_volatile(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 /// # Errors
 /// `Exists` if something stands at `path`: it is left as it is.
 pub fn create(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
-    let aside = write_aside(path, bytes, mode, true)?;
+    let place = Place::named(path)?;
+    let aside = write_aside(&place, bytes, mode, true)?;
     // A link fails where a rename would silently replace.
-    let linked = std::fs::hard_link(&aside, path);
-    std::fs::remove_file(&aside).map_err(Error::io("remove", &aside))?;
+    let linked = aside.link(&place);
+    aside.remove().map_err(Error::io("remove", aside.path()))?;
     linked.map_err(|source| match source.kind() {
         ErrorKind::AlreadyExists => Error::Exists(path.to_owned()),
         _ => Error::io("write", path)(source),
     })?;
-    sync_folder(path)
+    place.sync()
 }
 
 /// Gives a file or folder another name, durably.
@@ -70,9 +74,13 @@ pub fn create(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
 /// # Errors
 /// If the disk refuses.
 pub fn rename(from: &Path, to: &Path) -> Result<(), Error> {
-    std::fs::rename(from, to).map_err(Error::io("move", from))?;
-    sync_folder(to)?;
-    if from.parent() == to.parent() { Ok(()) } else { sync_folder(from) }
+    rename_at(&Place::named(from)?, &Place::named(to)?)
+}
+
+pub(crate) fn rename_at(from: &Place, to: &Place) -> Result<(), Error> {
+    from.rename(to).map_err(Error::io("move", from.path()))?;
+    to.sync()?;
+    if from.path().parent() == to.path().parent() { Ok(()) } else { from.sync() }
 }
 
 /// Makes durable what was made, renamed or removed in `folder`.
@@ -121,25 +129,26 @@ pub fn sweep(folder: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-fn write_aside(path: &Path, bytes: &[u8], mode: u32, keep: bool) -> Result<PathBuf, Error> {
-    write_aside_by(path, mode, keep, |_| Ok(bytes))
+fn write_aside(place: &Place, bytes: &[u8], mode: u32, keep: bool) -> Result<Place, Error> {
+    write_aside_by(place, mode, keep, |_| Ok(bytes))
 }
 
 fn write_aside_by<B: AsRef<[u8]>>(
-    path: &Path,
+    place: &Place,
     mode: u32,
     keep: bool,
     bytes: impl FnOnce(&File) -> std::io::Result<B>,
-) -> Result<PathBuf, Error> {
-    let aside = aside_of(path)?;
+) -> Result<Place, Error> {
+    let aside = aside_of(place)?;
     // Exclusive: neither a link nor a file that somebody has opened before is written through.
-    let opened = OpenOptions::new().write(true).create_new(true).mode(mode).open(&aside);
-    let written = opened.map_err(Error::io("create", &aside)).and_then(|mut file| {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+    let opened = aside.open(flags, Mode::from_raw_mode(mode));
+    let written = opened.map_err(Error::io("create", aside.path())).and_then(|mut file| {
         let result = bytes(&file).and_then(|bytes| fill(&mut file, bytes.as_ref(), mode, keep));
-        let result = result.map_err(Error::io("write", &aside));
+        let result = result.map_err(Error::io("write", aside.path()));
         if result.is_err() {
             // What is left of it on a full disk helps nobody.
-            let _ = std::fs::remove_file(&aside);
+            let _ = aside.remove();
         }
         result
     });
@@ -153,22 +162,21 @@ fn fill(file: &mut File, bytes: &[u8], mode: u32, keep: bool) -> std::io::Result
     if keep { file.sync_all() } else { Ok(()) }
 }
 
-fn put(aside: &Path, path: &Path) -> Result<(), Error> {
-    std::fs::rename(aside, path).map_err(|source| {
-        let _ = std::fs::remove_file(aside);
-        Error::io("replace", path)(source)
+fn put(aside: &Place, place: &Place) -> Result<(), Error> {
+    aside.rename(place).map_err(|source| {
+        let _ = aside.remove();
+        Error::io("replace", place.path())(source)
     })
 }
 
-fn aside_of(path: &Path) -> Result<PathBuf, Error> {
-    let name = path.file_name().ok_or(ErrorKind::InvalidInput);
-    let mut aside = name.map_err(|kind| Error::io("write", path)(kind.into()))?.to_owned();
+fn aside_of(place: &Place) -> Result<Place, Error> {
+    let mut aside = place.name().clone();
     let mut random = [0; RANDOM_BYTES];
     getrandom(&mut random[..], GetRandomFlags::empty())
-        .map_err(|error| Error::io("get randomness for", path)(error.into()))?;
+        .map_err(|error| Error::io("get randomness for", place.path())(error.into()))?;
     aside.push(ASIDE);
     aside.push(data_encoding::HEXLOWER.encode(&random));
-    Ok(path.with_file_name(aside))
+    place.beside(aside).map_err(Error::io("write", place.path()))
 }
 
 #[cfg(test)]
@@ -186,7 +194,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal.json");
         replace(&path, b"one").unwrap();
-        replace_volatile(&path, b"two").unwrap();
+        replace_volatile_at(&Place::named(&path).unwrap(), b"two").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"two");
         assert_eq!(mode(&path), 0o600);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
@@ -230,8 +238,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal.json");
         replace(&path, b"whole").unwrap();
-        let left = write_aside(&path, b"ha", PRIVATE, true).unwrap();
-        assert!(is_aside(left.file_name().unwrap()));
+        let left = write_aside(&Place::named(&path).unwrap(), b"ha", PRIVATE, true).unwrap();
+        assert!(is_aside(left.name()));
         let hex = "0123456789abcdef0123456789abcdef";
         assert!(is_aside(OsStr::new(&format!("x{ASIDE}{hex}"))));
         for other in [&hex[1..], "these are 32 bytes, but not hex.", "business"] {

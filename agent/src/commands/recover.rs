@@ -89,7 +89,7 @@ fn make_cluster(typed: &Make, printer: &mut Printer<'_>) -> Result<(), End> {
     }
     let programs = Programs::find(typed.node_binary.as_deref(), typed.etcdutl.as_deref())?;
     let layout = layout(&typed.data_dir.data_dir)?;
-    muster_files::own_folder(layout.root()).map_err(|error| state_end(error.into()))?;
+    let layout = layout.own().map_err(state_end)?;
     let _lock =
         lock::acquire(&layout.agent_lock(), "muster-agent recover").map_err(
             |error| match error {

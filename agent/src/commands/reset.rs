@@ -23,7 +23,7 @@ pub(crate) fn run(typed: &Reset, printer: &mut Printer<'_>) -> Result<(), End> {
     if !layout.root().is_dir() {
         return Err(End::Failed(format!("{}: no such folder", layout.root().display())));
     }
-    muster_files::own_folder(layout.root()).map_err(|error| state_end(error.into()))?;
+    let layout = layout.own().map_err(state_end)?;
     let _lock =
         lock::acquire(&layout.agent_lock(), "muster-agent reset").map_err(|error| match error {
             LockError::Held { .. } => End::Failed(chain(&error) + "; stop that agent first"),

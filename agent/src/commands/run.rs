@@ -41,8 +41,8 @@ pub(crate) async fn run(typed: cli::Run) -> Result<(), End> {
     let own_program = std::env::current_exe()
         .map_err(|error| End::Failed(format!("can't find this program's own file: {error}")))?;
     let path = std::env::var_os("PATH");
-    let settings = Settings::resolve(typed, &own_program, path.as_deref())?;
-    settings.layout.create().map_err(state_end)?;
+    let mut settings = Settings::resolve(typed, &own_program, path.as_deref())?;
+    settings.layout = settings.layout.create().map_err(state_end)?;
     let holder = format!("muster-agent run, pid {}", std::process::id());
     let _lock =
         lock::acquire(&settings.layout.agent_lock(), &holder).map_err(|error| match error {
@@ -228,7 +228,7 @@ impl Daemon<'_> {
         if let Some(to) = to {
             tracing::warn!("{reason}; they lie in {}", to.display());
         }
-        layout.create().map_err(state_end)
+        layout.create().map(drop).map_err(state_end)
     }
 
     /// True if the agent was told to stop.

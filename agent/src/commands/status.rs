@@ -40,7 +40,7 @@ pub(crate) struct Report {
 
 /// Runs it.
 pub(crate) async fn run(typed: &cli::Status, printer: &mut Printer<'_>) -> Result<(), End> {
-    let layout = Layout::new(&typed.data_dir.data_dir)
+    let layout = Layout::look(&typed.data_dir.data_dir)
         .map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
     if !layout.root().is_dir() {
         return Err(End::Failed(format!(

@@ -19,9 +19,9 @@ pub fn put_aside(
     }
     let target = fresh_folder(layout.root(), now)?;
     // The reason first: a crash half way leaves a folder that says what it is.
-    muster_files::replace(&target.join("reason.txt"), format!("{reason}\n").as_bytes())?;
+    muster_files::data::replace(&target.join("reason.txt"), format!("{reason}\n").as_bytes())?;
     for name in present {
-        muster_files::rename(&layout.root().join(name), &target.join(name))?;
+        muster_files::data::rename(&layout.root().join(name), &target.join(name))?;
     }
     Ok(Some(target))
 }
@@ -38,7 +38,7 @@ fn fresh_folder(root: &Path, now: jiff::Timestamp) -> Result<PathBuf, StateError
         again += 1;
         target = root.join(format!("quarantine-{stamp}-{again}"));
     }
-    muster_files::own_folder(&target)?;
+    muster_files::data::make_folder(&target)?;
     Ok(target)
 }
 

@@ -176,7 +176,7 @@ pub fn begin(
     machine: formation::Machine,
 ) -> Result<(SigningKey, Journal, Keepsakes), StateError> {
     let key = SigningKey::generate();
-    muster_files::replace(&layout.agent_key(), key.to_pem().as_bytes())?;
+    muster_files::data::replace(&layout.agent_key(), key.to_pem().as_bytes())?;
     let incarnation = convert::incarnation(&Incarnation::random());
     let journal = Journal::new(convert::key(key.public()), incarnation, machine);
     let keepsakes = Keepsakes::default();
@@ -205,7 +205,7 @@ pub fn write(layout: &Layout, journal: &Journal, keepsakes: &Keepsakes) -> Resul
         keepsakes: keepsakes.clone(),
     };
     let text = serde_json::to_vec_pretty(&file).expect("plain structs always serialise");
-    Ok(muster_files::replace(&layout.journal(), &text)?)
+    Ok(muster_files::data::replace(&layout.journal(), &text)?)
 }
 
 fn received(text: &str) -> Jws {

@@ -1,9 +1,10 @@
 //! One agent per data directory: an advisory lock that dies with its holder.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
+use muster_files::data;
 use rustix::fs::{FlockOperation, flock};
 
 use super::StateError;
@@ -54,14 +55,7 @@ pub fn acquire(path: &Path, holder: &str) -> Result<Lock, LockError> {
 
 /// Who holds the lock at `path` just now; nobody, if it is free or was never taken.
 pub fn holder(path: &Path) -> Result<Option<String>, StateError> {
-    let mut file = match muster_files::open(path, OpenOptions::new().read(true)) {
-        Err(muster_files::Error::Io { source, .. })
-            if source.kind() == std::io::ErrorKind::NotFound =>
-        {
-            return Ok(None);
-        }
-        opened => opened?,
-    };
+    let Some(mut file) = data::open_to_look(path)? else { return Ok(None) };
     match flock(&file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => Ok(None),
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(Some(read_holder(&mut file))),
@@ -71,8 +65,7 @@ pub fn holder(path: &Path) -> Result<Option<String>, StateError> {
 
 /// Opens a lock's file, making it if need be.
 pub fn open(path: &Path) -> Result<File, muster_files::Error> {
-    let mut options = OpenOptions::new();
-    muster_files::open(path, options.read(true).write(true).create(true).truncate(false))
+    data::open(path, data::Open::ReadWriteOrNew)
 }
 
 fn read_holder(file: &mut File) -> String {

@@ -1,6 +1,7 @@
 //! What is on disk: where it lies, how it is written, who may write it.
 //!
-//! Everything of the agent's lies in `<data-dir>/agent/` (0700), everything of the node's in
+//! Everything of the agent's lies in `<data-dir>/agent/` (0700, also where others may write to the data
+//! directory), everything of the node's in
 //! `<data-dir>/node/`. One agent at a time holds the lock on the data directory.
 
 pub mod archive;
@@ -8,8 +9,16 @@ pub mod journal;
 pub mod lock;
 pub mod node_dir;
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
+
+use muster_files::data;
+
+const AGENT: &str = "agent";
+const NODE: &str = "node";
+const AGENT_LOCK: &str = "agent.lock";
+const NODE_LOCK: &str = "node.lock";
 
 /// Why the state can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +76,11 @@ impl Layout {
         Ok(Self { root: std::path::absolute(root)? })
     }
 
+    /// The layout under `root` for a look at it, by whatever links lead there.
+    pub fn look(root: &Path) -> io::Result<Self> {
+        root.canonicalize().map(|root| Self { root }).or_else(|_| Self::new(root))
+    }
+
     /// The data directory itself.
     pub fn root(&self) -> &Path {
         &self.root
@@ -74,22 +88,22 @@ impl Layout {
 
     /// The agent's own folder.
     pub fn agent(&self) -> PathBuf {
-        self.root.join("agent")
+        self.root.join(AGENT)
     }
 
     /// The node's `--data-dir`.
     pub fn node(&self) -> PathBuf {
-        self.root.join("node")
+        self.root.join(NODE)
     }
 
     /// Locked for as long as an agent runs.
     pub fn agent_lock(&self) -> PathBuf {
-        self.root.join("agent.lock")
+        self.root.join(AGENT_LOCK)
     }
 
     /// Locked for as long as a launcher or a node runs: the node inherits the open file.
     pub fn node_lock(&self) -> PathBuf {
-        self.root.join("node.lock")
+        self.root.join(NODE_LOCK)
     }
 
     /// The journal.
@@ -137,20 +151,49 @@ impl Layout {
         self.tls().join("node.key")
     }
 
-    /// Makes the folders, 0700, durably; refuses those that are there and not ours alone.
-    pub fn create(&self) -> Result<(), StateError> {
-        for folder in [&self.root, &self.agent(), &self.tls()] {
-            muster_files::own_folder(folder)?;
+    /// Makes the folders, 0700, durably, and returns the layout by its path without links.
+    ///
+    /// # Errors
+    /// Refuses as [`Layout::own`] does.
+    pub fn create(&self) -> Result<Self, StateError> {
+        let owned = self.own()?;
+        for folder in [&owned.agent(), &owned.tls()] {
+            data::make_folder(folder)?;
         }
         // One that an earlier start has made may not be durable yet: it was killed before its sync.
-        muster_files::sync(&self.root)?;
-        Ok(muster_files::sync(&self.agent())?)
+        data::sync(&owned.root)?;
+        data::sync(&owned.agent())?;
+        Ok(owned)
+    }
+
+    /// Takes the data directory, which may be a volume that others may write as well, for a command
+    /// that changes the state. Returns the layout by its path without links.
+    ///
+    /// # Errors
+    /// Refuses what another user may have prepared in it, and state that stays open to others: keys
+    /// lie there.
+    pub fn own(&self) -> Result<Self, StateError> {
+        let found = muster_files::data_folder(&self.root)?;
+        let owned = Self { root: found.path };
+        if let Some(exposure) = found.exposure {
+            tracing::warn!(
+                path = %owned.root.display(),
+                "other users can delete or replace this host's state: {exposure}"
+            );
+        }
+        let is_ours = |name: &OsStr| [AGENT, AGENT_LOCK, NODE_LOCK].iter().any(|our| name == *our);
+        if let Some(path) = data::check(&owned.root, is_ours)? {
+            return Err(muster_files::Error::StaysOpen(path).into());
+        }
+        // No key lies there, and the node says what it can't close to others.
+        data::check(&owned.root, |name| name == NODE)?;
+        Ok(owned)
     }
 
     /// Removes what writers that were killed have left. For whom holds the agent's lock.
     pub fn sweep(&self) -> Result<(), StateError> {
         for folder in [&self.agent(), &self.tls()] {
-            muster_files::sweep(folder)?;
+            data::sweep(folder)?;
         }
         Ok(())
     }
@@ -161,5 +204,5 @@ const LARGEST_FILE: u64 = 16 << 20;
 
 /// The content of a file of the state's, or nothing if there is no such file.
 pub fn read(path: &Path) -> Result<Option<Vec<u8>>, StateError> {
-    Ok(muster_files::read(path, LARGEST_FILE)?)
+    Ok(data::read(path, LARGEST_FILE)?)
 }

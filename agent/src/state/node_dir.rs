@@ -54,8 +54,8 @@ fn parse_marker(text: &str) -> Option<Incarnation> {
 
 /// Makes the directory, and the marker in it, durable.
 pub fn write_marker(node: &Path, incarnation: Incarnation) -> Result<(), StateError> {
-    muster_files::own_folder(node)?;
-    Ok(muster_files::replace(&node.join(MARKER), format!("{incarnation}\n").as_bytes())?)
+    muster_files::data_folder(node)?;
+    Ok(muster_files::data::replace(&node.join(MARKER), format!("{incarnation}\n").as_bytes())?)
 }
 
 /// What a node wrote when its cluster had removed it; for stock etcd, which writes none, the agent.
@@ -107,7 +107,7 @@ pub fn tombstone(node: &Path) -> Result<Option<Tombstone>, StateError> {
 /// Writes a tombstone where no node has, durably: from then on nothing starts in this directory.
 pub fn bury(node: &Path, tombstone: &Tombstone) -> Result<(), StateError> {
     let text = serde_json::to_vec_pretty(tombstone).expect("plain texts always serialise");
-    Ok(muster_files::replace(&node.join(TOMBSTONE), &text)?)
+    Ok(muster_files::data::replace(&node.join(TOMBSTONE), &text)?)
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! Files on the host.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use muster_files::data;
 use rustix::fs::{
     Advice, FallocateFlags, FlockOperation, SeekFrom, fadvise, fallocate, fdatasync, flock, seek,
     statvfs,
@@ -12,7 +13,8 @@ use rustix::fs::{
 
 use super::{DirLock, Disk, DiskFile, Held, Open};
 
-/// The host's file system.
+/// The host's file system. Others may be able to write to the data directory, so that files are opened,
+/// made, renamed and removed as [`data`] does it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealDisk;
 
@@ -26,18 +28,12 @@ impl Held for Flock {}
 
 impl Disk for RealDisk {
     fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).mode(0o600);
-        match how {
-            Open::Existing => {}
-            Open::New => {
-                options.create_new(true);
-            }
-            Open::ExistingOrNew => {
-                options.create(true).truncate(false);
-            }
-        }
-        Ok(Box::new(RealFile(options.open(path)?)))
+        let how = match how {
+            Open::Existing => data::Open::ReadWrite,
+            Open::New => data::Open::New,
+            Open::ExistingOrNew => data::Open::ReadWriteOrNew,
+        };
+        Ok(Box::new(RealFile(data::open(path, how)?)))
     }
 
     fn exists(&self, path: &Path) -> io::Result<bool> {
@@ -45,10 +41,7 @@ impl Disk for RealDisk {
     }
 
     fn create_dir(&self, path: &Path) -> io::Result<()> {
-        match DirBuilder::new().mode(0o700).create(path) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
-            other => other,
-        }
+        Ok(data::make_folder(path)?)
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
@@ -62,15 +55,15 @@ impl Disk for RealDisk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        std::fs::rename(from, to)
+        Ok(data::rename_volatile(from, to)?)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        std::fs::remove_file(path)
+        Ok(data::remove(path)?)
     }
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        File::open(path)?.sync_all()
+        Ok(data::sync(path)?)
     }
 
     fn free_bytes(&self, path: &Path) -> io::Result<u64> {
@@ -79,7 +72,7 @@ impl Disk for RealDisk {
     }
 
     fn lock_dir(&self, path: &Path) -> io::Result<DirLock> {
-        let directory = File::open(path)?;
+        let directory = data::open_folder(path)?;
         flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
         Ok(DirLock::new(Flock(directory)))
     }

@@ -169,9 +169,9 @@ fn driver_options(options: &Options) -> DriverOptions {
 }
 
 fn empty_directory(path: &Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(path)?;
+    muster_files::data::make_folder(path)?;
     for entry in path.read_dir()? {
-        std::fs::remove_file(entry?.path())?;
+        muster_files::data::remove(&entry?.path())?;
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use muster_files::data;
 use node_consensus::{Message, Position};
 
 use super::mail::Notice;
@@ -37,15 +38,15 @@ impl Bodies for Files {
     type Body = File;
 
     fn create(&self, path: &Path) -> io::Result<File> {
-        File::create(path)
+        Ok(data::make_anew(path)?)
     }
 
     fn open(&self, path: &Path) -> io::Result<File> {
-        File::open(path)
+        Ok(data::open(path, data::Open::Read)?)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        std::fs::remove_file(path)
+        Ok(data::remove(path)?)
     }
 }
 

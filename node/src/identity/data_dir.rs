@@ -8,10 +8,12 @@
 //! synced. What is read back is therefore always one of the values that were written.
 
 use std::{
+    ffi::OsStr,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
+use muster_files::data;
 use node_consensus::Guards;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
@@ -34,6 +36,10 @@ const LOG: &str = "member/wal";
 const LOG_MARK: &str = "muster-log";
 /// Where etcd keeps its store; there never is a file of this name here.
 const ETCDS_STORE: &str = "member/snap/db";
+/// The member's log and store, and an etcd's.
+const MEMBER: &str = "member";
+/// What the names of all other files of ours begin with.
+const OUR_PREFIX: &str = "muster-";
 /// What the directory's owner alone should be able to do.
 const PRIVATE: u32 = 0o700;
 
@@ -43,12 +49,14 @@ pub struct DataDir {
     path: PathBuf,
     /// Holds the lock.
     handle: std::fs::File,
+    /// Another user's directory is looked at too.
+    only_looks: bool,
 }
 
 /// Why a data directory can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
-    /// The disk refused; or it isn't a directory, isn't ours, or others may write there.
+    /// The disk refused; or it isn't a directory; or another user may have prepared what lies there.
     #[error(transparent)]
     Files(#[from] muster_files::Error),
     /// It was made by etcd.
@@ -164,7 +172,7 @@ impl DataDir {
         if let Some(error) = dir.etcds_store()? {
             return Err(error);
         }
-        muster_files::sweep(path)?;
+        data::sweep(&dir.path)?;
         let io = muster_files::Error::io("look at", path);
         let mode = dir.handle.metadata().map_err(io)?.mode() & 0o777;
         if mode & !PRIVATE != 0 {
@@ -174,6 +182,26 @@ impl DataDir {
             );
         }
         Ok(dir)
+    }
+
+    /// Refuses what another user may have prepared here, and warns where others may still write.
+    fn check(&self, exposure: Option<&muster_files::Exposure>) -> Result<(), DataDirError> {
+        let is_data = |name: &OsStr| {
+            name == MEMBER || name.as_encoded_bytes().starts_with(OUR_PREFIX.as_bytes())
+        };
+        if let Some(exposure) = exposure {
+            tracing::warn!(
+                path = %self.path.display(),
+                "other users can delete or replace this member's data: {exposure}"
+            );
+        }
+        if let Some(path) = data::check(&self.path, is_data)? {
+            tracing::warn!(
+                path = %path.display(),
+                "others than the owner may write to this part of the data directory, and its file system does not let muster-node close it to them: they can change what this member has stored"
+            );
+        }
+        Ok(())
     }
 
     /// The same of a directory that an etcd made, and that is there.
@@ -189,7 +217,8 @@ impl DataDir {
 
     fn lock(path: &Path) -> Result<Self, DataDirError> {
         let io = |action| muster_files::Error::io(action, path);
-        let handle = muster_files::own_folder(path)?;
+        let found = muster_files::data_folder(path)?;
+        let handle = found.file;
         match flock(&handle, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -197,7 +226,8 @@ impl DataDir {
             }
             Err(errno) => return Err(io("lock")(errno.into()).into()),
         }
-        let dir = Self { path: path.to_owned(), handle };
+        let dir = Self { path: found.path, handle, only_looks: false };
+        dir.check(found.exposure.as_ref())?;
         let tombstone = dir.tombstone()?;
         let past = Past { has_tombstone: tombstone.is_some(), ..Past::default() };
         if let (Err(NoStart::Removed), Some(tombstone)) = (past.start(Guards::ALL), tombstone) {
@@ -221,10 +251,10 @@ impl DataDir {
             Err(rustix::io::Errno::WOULDBLOCK) => true,
             Err(errno) => return Err(io("lock")(errno.into()).into()),
         };
-        Ok((Self { path: path.to_owned(), handle }, in_use))
+        Ok((Self { path: path.to_owned(), handle, only_looks: true }, in_use))
     }
 
-    /// Where it is.
+    /// Where it is, without links once it is locked.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -290,7 +320,7 @@ impl DataDir {
     /// If the marker can't be read or isn't one.
     pub fn marker(&self) -> Result<Option<Incarnation>, DataDirError> {
         let path = self.join(MARKER);
-        let Some(bytes) = read_small(&path)? else {
+        let Some(bytes) = self.read_small(&path)? else {
             return Ok(None);
         };
         std::str::from_utf8(&bytes)
@@ -369,13 +399,19 @@ impl DataDir {
     /// If the disk refuses.
     pub(crate) fn forget_plan(&self) -> Result<(), DataDirError> {
         let path = self.join(FORCING);
-        std::fs::remove_file(&path).map_err(muster_files::Error::io("remove", &path))?;
-        Ok(muster_files::sync(&self.path)?)
+        data::remove(&path)?;
+        Ok(data::sync(&self.path)?)
+    }
+
+    /// The content of a small file, or `None` if there is none.
+    fn read_small(&self, path: &Path) -> Result<Option<Vec<u8>>, DataDirError> {
+        let read = if self.only_looks { muster_files::read } else { data::read_own };
+        Ok(read(path, MAX_SMALL_BYTES)?)
     }
 
     fn read_forced(&self, name: &str) -> Result<Option<Forced>, DataDirError> {
         let path = self.join(name);
-        let Some(bytes) = read_small(&path)? else { return Ok(None) };
+        let Some(bytes) = self.read_small(&path)? else { return Ok(None) };
         match serde_json::from_slice::<Forced>(&bytes) {
             Ok(forced) if forced.is_known() => Ok(Some(forced)),
             Ok(_) => Err(DataDirError::Damaged { path, problem: "a later version wrote it" }),
@@ -416,7 +452,7 @@ impl DataDir {
     /// # Errors
     /// If the disk does; the file then holds either its old or its new content.
     pub fn replace(&self, name: &str, content: &[u8]) -> Result<(), DataDirError> {
-        Ok(muster_files::replace(&self.join(name), content)?)
+        Ok(data::replace(&self.join(name), content)?)
     }
 
     /// How often the member was started.
@@ -425,7 +461,7 @@ impl DataDir {
     /// `Damaged` if the counter is not one.
     pub fn boots(&self) -> Result<Option<u64>, DataDirError> {
         let path = self.join(BOOT_COUNTER);
-        let Some(bytes) = read_small(&path)? else { return Ok(None) };
+        let Some(bytes) = self.read_small(&path)? else { return Ok(None) };
         let count = std::str::from_utf8(&bytes).ok().and_then(|text| text.trim_end().parse().ok());
         count.map(Some).ok_or(DataDirError::Damaged { path, problem: "it is not a number" })
     }
@@ -436,7 +472,7 @@ impl DataDir {
     /// `Damaged` if it can't be read: somebody was buried here all the same.
     pub fn tombstone(&self) -> Result<Option<Tombstone>, DataDirError> {
         let path = self.join(TOMBSTONE);
-        let Some(bytes) = read_small(&path)? else {
+        let Some(bytes) = self.read_small(&path)? else {
             return Ok(None);
         };
         // One that can't be read still says that somebody was buried here.
@@ -455,11 +491,6 @@ fn json(value: &impl Serialize) -> Vec<u8> {
 
 /// Far more than any of these files holds.
 const MAX_SMALL_BYTES: u64 = 64 * 1024;
-
-/// The content of a small file, or `None` if there is none.
-fn read_small(path: &Path) -> Result<Option<Vec<u8>>, DataDirError> {
-    Ok(muster_files::read(path, MAX_SMALL_BYTES)?)
-}
 
 #[cfg(test)]
 mod tests {
@@ -503,13 +534,13 @@ mod tests {
     }
 
     #[test]
-    fn one_that_others_may_write_is_refused_for_good() {
+    fn one_that_others_may_write_is_taken_and_keeps_its_mode() {
         let (_root, path) = scratch();
         std::fs::create_dir(&path).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
-        let error = DataDir::open(&path).unwrap_err();
-        assert!(error.is_final() && error.to_string().contains("chmod go-w"), "{error}");
-        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
+        DataDir::open(&path).unwrap().count_boot().unwrap();
+        let mode = |name| std::fs::metadata(path.join(name)).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode("."), mode(BOOT_COUNTER)), (0o777, 0o600));
     }
 
     #[test]

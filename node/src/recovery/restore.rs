@@ -9,8 +9,9 @@
 //! leaves nothing that a member could start on.
 
 use std::{
-    fs::File,
+    fs::{DirBuilder, File},
     io::{self, BufRead as _, BufReader, ErrorKind},
+    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -129,6 +130,9 @@ pub fn restore(file: &Path, wanted: &Restore) -> Result<Restored, RestoreError> 
     let opened = open(file)?;
     let mut file = EtcdFile::open(BufReader::new(opened), wanted.hash)?;
     let aside = aside(target)?;
+    // Exclusive: a directory that another user has prepared under this name is not filled.
+    let made = DirBuilder::new().mode(0o700).create(&aside);
+    made.map_err(disk_error("make", &aside))?;
     let made = fill(&aside, &mut file, wanted, own).and_then(|restored| {
         std::fs::rename(&aside, target).map_err(disk_error("give its name to", target))?;
         RealDisk.sync_dir(&folder_of(target)).map_err(disk_error("sync the folder of", target))?;

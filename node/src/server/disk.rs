@@ -11,6 +11,8 @@ use std::{
     sync::Arc,
 };
 
+use muster_files::data;
+
 use super::{
     ServerError,
     join::{self, Joining},
@@ -230,9 +232,10 @@ async fn install(
 ) -> Result<Machine, ServerError> {
     let system = |action| move |source| ServerError::System { action, source };
     let installing = tokio::task::spawn_blocking(move || {
-        let file = std::fs::File::open(&body).map_err(system("open the received state"))?;
+        let opened = data::open(&body, data::Open::Read).map_err(std::io::Error::from);
+        let file = opened.map_err(system("open the received state"))?;
         let installed = machine.install_snapshot(&mut BufReader::new(file));
-        let removed = std::fs::remove_file(&body);
+        let removed = data::remove(&body).map_err(std::io::Error::from);
         installed.map_err(|source| ServerError::Store { path: store, source })?;
         removed.map_err(system("remove the received state"))?;
         Ok(machine)

@@ -4,7 +4,6 @@
 //! stop the others: a proposal that can't be read, or a snapshot that can't be installed, ends here.
 
 use std::{
-    fs::File,
     io::{self, BufReader, Read, Seek, Write},
     path::{Path, PathBuf},
     sync::{
@@ -16,6 +15,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
+use muster_files::data;
 use node_consensus::Entry;
 use node_proto::command::{self, Operation};
 use node_proto::musterpb;
@@ -295,7 +295,7 @@ fn check_proposal(entry: &Entry) -> Result<(), String> {
 
 /// Writes `body` to `path`, durably, if it is not too long.
 pub(super) fn receive(path: &Path, mut body: impl Read) -> io::Result<()> {
-    let mut file = File::create(path)?;
+    let mut file = data::make_anew(path)?;
     let mut received = 0;
     loop {
         if free_bytes(path)? < KEEP_FREE_BYTES {
@@ -329,7 +329,7 @@ fn free_bytes(path: &Path) -> io::Result<u64> {
 /// Reads a received body through, so that no damage to it, and no other body than announced, ever
 /// reaches the store.
 fn inspect(path: &Path, message: &Message) -> io::Result<()> {
-    let found = mvcc::inspect_snapshot(&mut BufReader::new(File::open(path)?));
+    let found = mvcc::inspect_snapshot(&mut BufReader::new(data::open(path, data::Open::Read)?));
     let found = found.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
     let (at, members) = found;
     let what = if message.snapshot != Some(at) {
@@ -367,7 +367,7 @@ impl PeerEvents for Inbound {
         tracing::info!(peer.member.id = %from, index, "receiving a snapshot");
         let received = receive(&path, &mut body).and_then(|()| inspect(&path, &message));
         if let Err(error) = received {
-            let _ = std::fs::remove_file(&path);
+            let _ = data::remove(&path);
             return Err(error);
         }
         // The sender may only go on from the snapshot once this member has it.

@@ -75,7 +75,7 @@ impl Marks {
     /// # Errors
     /// If there is one that can't be read.
     pub(crate) fn open(path: &Path) -> Result<Self, MarksError> {
-        let witness = match muster_files::read(path, MAX_FILE_BYTES)? {
+        let witness = match muster_files::data::read_own(path, MAX_FILE_BYTES)? {
             Some(bytes) => {
                 let text = std::str::from_utf8(&bytes).map_err(|_| DecodeError::File)?;
                 Witness::decode(text)?
@@ -114,7 +114,7 @@ impl Marks {
             }
             (witness.version(), witness.encode())
         };
-        muster_files::replace(&self.path, text.as_bytes())?;
+        muster_files::data::replace(&self.path, text.as_bytes())?;
         self.written.store(version, Relaxed);
         Ok(())
     }

@@ -44,7 +44,7 @@ pub(crate) async fn run(typed: &MemberCommand, printer: &mut Printer<'_>) -> Res
 
 /// The cluster that was meant: by endpoints, or this host's own.
 pub(crate) fn cluster(access: &Access) -> Result<Cluster, End> {
-    let layout = Layout::new(&access.data_dir)
+    let layout = Layout::look(&access.data_dir)
         .map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
     let typed = match (&access.cacert, &access.cert, &access.key) {
         (Some(ca), Some(certificate), Some(key)) => {

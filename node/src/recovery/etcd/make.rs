@@ -183,7 +183,7 @@ fn make(dir: &DataDir, log: &EtcdLog, tools: &EtcdTools) -> Result<Forced, EtcdE
     let committed = log.state.commit.unwrap_or_default().max(before.applied.index);
     let wanted = kept(log, committed)?;
     let work = dir.join(WORK);
-    muster_files::own_folder(&work).map_err(DataDirError::from)?;
+    muster_files::data_folder(&work).map_err(DataDirError::from)?;
     let old = work.join("old");
     for folder in ["member/wal", "member/snap"] {
         copy_files(&dir.join(folder), &old.join(folder))

@@ -8,13 +8,13 @@
 mod decide;
 
 use std::{
-    fs::File,
     io::{self, BufReader},
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use muster_files::data;
 use node_proto::musterpb::Census;
 use prost::Message as _;
 use tokio::task::JoinSet;
@@ -123,7 +123,7 @@ pub(super) async fn fetch(
             Err(error) => {
                 tracing::warn!(%url, peer.member.id = %from, %error, "cannot fetch the cluster's state");
                 // It may be what fills the disk.
-                let _ = std::fs::remove_file(path);
+                let _ = data::remove(path);
                 last = error.to_string();
                 if let transport::JoinError::RefusedBy(why) = error {
                     refusals.push(why);
@@ -145,7 +145,7 @@ pub(super) async fn fetch(
 /// Reads a received state through: it must be whole, and this member one of its members.
 fn read_through(path: PathBuf, member: MemberId) -> io::Result<Position> {
     let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
-    let found = mvcc::inspect_snapshot(&mut BufReader::new(File::open(path)?));
+    let found = mvcc::inspect_snapshot(&mut BufReader::new(data::open(&path, data::Open::Read)?));
     let (at, members) = found.map_err(|error| wrong(error.to_string()))?;
     if members.contains(member.0) {
         Ok(at)

@@ -1,0 +1,534 @@
+//! Data in a folder that other users may write to as well: a volume of a container, a group's folder.
+//!
+//! Such users can rename, remove and create files there at any time, also while we run. So each call
+//! here goes to its file step by step through open folders, follows no link that they can have put
+//! on the way, and takes no link, pipe, or file with a second name for the file itself.
+//! [`check`] refuses, before anything is read or written, what another user has prepared.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, openat, statat};
+use rustix::io::Errno;
+
+use crate::Error;
+use crate::folder::{Facts, is_others, reach, us};
+use crate::place::Place;
+use crate::write::{is_aside, rename_at, replace_at, replace_volatile_at};
+
+/// How deep below a data folder our files lie, at most.
+const MAX_DEPTH: u32 = 16;
+/// What is left to the owner where others had permission to write: also set-group-id and sticky.
+const OWNERS_PART: u32 = 0o7700;
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+/// A file system's own folder for what a repair has found.
+const LOST_AND_FOUND: &str = "lost+found";
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Open {
+    /// It must exist, and is only read.
+    Read,
+    /// It must exist, and is ours.
+    ReadWrite,
+    /// It is made (0600) unless it exists, and is ours.
+    ReadWriteOrNew,
+    /// It is made (0600), and must not exist.
+    New,
+    /// As [`Open::ReadWriteOrNew`], and all that is written goes to its end.
+    Append,
+}
+
+impl Open {
+    fn flags(self) -> OFlags {
+        match self {
+            Self::Read => OFlags::RDONLY,
+            Self::ReadWrite => OFlags::RDWR,
+            Self::ReadWriteOrNew => OFlags::RDWR | OFlags::CREATE,
+            Self::New => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
+            Self::Append => OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND,
+        }
+    }
+}
+
+/// Opens a file of ours.
+///
+/// # Errors
+/// Refuses what is no plain file, has a second name, or isn't ours.
+pub fn open(path: &Path, how: Open) -> Result<File, Error> {
+    let file = open_any(path, how)?;
+    let owner = file.metadata().map_err(Error::io("look at", path))?.uid();
+    if owner == us() { Ok(file) } else { Err(Error::prepared(path, owner, us())) }
+}
+
+fn open_any(path: &Path, how: Open) -> Result<File, Error> {
+    let place = Place::of_data(path)?;
+    let file = place.open(how.flags(), Mode::RUSR | Mode::WUSR);
+    let file = file.map_err(|source| match Errno::from_io_error(&source) {
+        // A link; a pipe without a reader, or a socket.
+        Some(Errno::LOOP | Errno::NXIO) => Error::NotPlain(path.to_owned()),
+        _ => Error::io("open", path)(source),
+    })?;
+    let found = file.metadata().map_err(Error::io("look at", path))?;
+    // It may have lost its name since: that is no second one.
+    if !found.is_file() || found.nlink() > 1 {
+        return Err(Error::NotPlain(path.to_owned()));
+    }
+    Ok(file)
+}
+
+/// The content of a file of ours, or nothing if there is none.
+///
+/// # Errors
+/// Refuses as [`open`] does, and a file of more than `max_bytes`.
+pub fn read_own(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, Error> {
+    content(path, open(path, Open::Read), max_bytes)
+}
+
+/// As [`read_own`], of any owner's file: for a look at another user's data.
+///
+/// # Errors
+/// Refuses what is no plain file or has a second name, and a file of more than `max_bytes`.
+pub fn read(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, Error> {
+    content(path, open_any(path, Open::Read), max_bytes)
+}
+
+/// Opens any owner's file to be read, if there is one: for a look at another user's data.
+///
+/// # Errors
+/// As [`read`].
+pub fn open_to_look(path: &Path) -> Result<Option<File>, Error> {
+    match open_any(path, Open::Read) {
+        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some),
+    }
+}
+
+fn content(
+    path: &Path,
+    opened: Result<File, Error>,
+    max_bytes: u64,
+) -> Result<Option<Vec<u8>>, Error> {
+    let file = match opened {
+        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    crate::open::content(path, file, max_bytes).map(Some)
+}
+
+/// As [`crate::replace`].
+///
+/// # Errors
+/// If the disk refuses; `path` then holds the old content or the new one.
+pub fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    replace_at(&Place::of_data(path)?, bytes)
+}
+
+/// As [`replace`], without asking the disk to keep it: for what can be worked out again.
+///
+/// # Errors
+/// If the disk refuses.
+pub fn replace_volatile(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    replace_volatile_at(&Place::of_data(path)?, bytes)
+}
+
+/// Makes an empty file (0600) in the place of any that is there.
+///
+/// # Errors
+/// If the disk refuses.
+pub fn make_anew(path: &Path) -> Result<File, Error> {
+    match remove(path) {
+        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
+        removed => removed?,
+    }
+    open(path, Open::New)
+}
+
+/// Gives a file or folder another name, durably.
+///
+/// # Errors
+/// If the disk refuses.
+pub fn rename(from: &Path, to: &Path) -> Result<(), Error> {
+    rename_at(&Place::of_data(from)?, &Place::of_data(to)?)
+}
+
+/// As [`rename`], without making it durable.
+///
+/// # Errors
+/// If the disk refuses.
+pub fn rename_volatile(from: &Path, to: &Path) -> Result<(), Error> {
+    Place::of_data(from)?.rename(&Place::of_data(to)?).map_err(Error::io("move", from))
+}
+
+/// Removes a file.
+///
+/// # Errors
+/// If the disk refuses.
+pub fn remove(path: &Path) -> Result<(), Error> {
+    Place::of_data(path)?.remove().map_err(Error::io("remove", path))
+}
+
+/// Makes a folder (0700) unless it exists. Its parent must exist.
+///
+/// # Errors
+/// If the disk refuses, or what exists is no folder.
+pub fn make_folder(path: &Path) -> Result<(), Error> {
+    match Place::of_data(path)?.make_folder() {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => open_folder(path).map(drop),
+        made => made.map_err(Error::io("create", path)),
+    }
+}
+
+/// Opens a folder, to lock or sync it.
+///
+/// # Errors
+/// What the system says.
+pub fn open_folder(path: &Path) -> Result<File, Error> {
+    Ok(read_only(&reach(path)?, ".").map_err(Error::io("open", path))?.into())
+}
+
+/// Makes durable what was made, renamed or removed in `folder`.
+///
+/// # Errors
+/// If the disk refuses.
+pub fn sync(folder: &Path) -> Result<(), Error> {
+    open_folder(folder)?.sync_all().map_err(Error::io("sync", folder))
+}
+
+/// Removes the files that writers that were killed have left in `folder`, as [`crate::sweep`] does;
+/// other users' files stay.
+///
+/// # Errors
+/// If the disk refuses.
+pub fn sweep(folder: &Path) -> Result<(), Error> {
+    let at = reach(folder)?;
+    for name in names(&at, folder)? {
+        let name = OsStr::from_bytes(&name);
+        let is_ours = || statat(&at, name, AtFlags::SYMLINK_NOFOLLOW).map(|at| at.st_uid == us());
+        if is_aside(name) && is_ours().unwrap_or(false) {
+            let removed = rustix::fs::unlinkat(&at, name, AtFlags::empty());
+            removed.map_err(|errno| Error::io("remove", &folder.join(name))(errno.into()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Looks at all files in `folder` whose names `is_data` takes, and at all that lies below them.
+/// Where others were allowed to write, only the owner is from then on: a volume's driver may have
+/// given a group write permission to all that it found. Returns the first path that stays writable.
+///
+/// # Errors
+/// Refuses what another user may have prepared: files and folders that aren't ours, links in folders
+/// that others may write to, pipes, devices, and files with a second name.
+pub fn check(folder: &Path, is_data: impl Fn(&OsStr) -> bool) -> Result<Option<PathBuf>, Error> {
+    let at = reach(folder)?;
+    let found = fstat(&at).map_err(|errno| Error::io("look at", folder)(errno.into()))?;
+    let mut check = Check { us: us(), writable: None };
+    let is_exposed = check.is_exposed(Facts::of(&found));
+    let top = Folder { at: &at, path: folder, is_exposed, depth: 0 };
+    for name in names(&at, folder)? {
+        let name = OsStr::from_bytes(&name);
+        if is_data(name) && !is_aside(name) {
+            check.entry(&top, name)?;
+        }
+    }
+    Ok(check.writable)
+}
+
+struct Check {
+    us: u32,
+    /// What others may write to, although it should be closed to them.
+    writable: Option<PathBuf>,
+}
+
+/// A folder that is being looked at.
+#[derive(Clone, Copy)]
+struct Folder<'a> {
+    at: &'a OwnedFd,
+    path: &'a Path,
+    /// Others may write to it, or could until now.
+    is_exposed: bool,
+    depth: u32,
+}
+
+impl Check {
+    fn entry(&mut self, folder: &Folder<'_>, name: &OsStr) -> Result<(), Error> {
+        let path = folder.path.join(name);
+        let found = match statat(folder.at, name, AtFlags::SYMLINK_NOFOLLOW) {
+            // It was there a moment before.
+            Err(Errno::NOENT) => return Ok(()),
+            found => found.map_err(|errno| Error::io("look at", &path)(errno.into()))?,
+        };
+        let facts = Facts::of(&found);
+        let prepared = || Err(Error::prepared(&path, facts.owner, self.us));
+        match FileType::from_raw_mode(found.st_mode) {
+            FileType::Symlink if !folder.is_exposed && !is_others(facts.owner, self.us) => Ok(()),
+            FileType::Directory if is_others(facts.owner, self.us) => prepared(),
+            FileType::Directory if folder.depth < MAX_DEPTH => self.folder(folder, name, &path),
+            FileType::RegularFile if facts.owner != self.us => prepared(),
+            FileType::RegularFile if found.st_nlink == 1 => {
+                if facts.lets_others_write() {
+                    self.file(folder, name, &path)
+                } else {
+                    Ok(())
+                }
+            }
+            _ => Err(Error::NotPlain(path)),
+        }
+    }
+
+    fn file(&mut self, folder: &Folder<'_>, name: &OsStr, path: &Path) -> Result<(), Error> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match openat(folder.at, name, flags, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(()),
+            opened => opened.map_err(|errno| Error::io("open", path)(errno.into()))?,
+        };
+        let file = File::from(file);
+        let found = file.metadata().map_err(Error::io("look at", path))?;
+        if found.uid() != self.us {
+            return Err(Error::prepared(path, found.uid(), self.us));
+        }
+        if !found.is_file() || found.nlink() > 1 {
+            return Err(Error::NotPlain(path.to_owned()));
+        }
+        self.close(&file, path);
+        Ok(())
+    }
+
+    fn folder(&mut self, above: &Folder<'_>, name: &OsStr, path: &Path) -> Result<(), Error> {
+        let opened = match read_only(above.at, name) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            opened => opened.map_err(Error::io("open", path))?,
+        };
+        let found = fstat(&opened).map_err(|errno| Error::io("look at", path)(errno.into()))?;
+        let facts = Facts::of(&found);
+        if is_others(facts.owner, self.us) {
+            return Err(Error::prepared(path, facts.owner, self.us));
+        }
+        let is_exposed = self.is_exposed(facts);
+        if is_exposed {
+            // First, so that nothing is added behind the look at its entries.
+            self.close(&opened.try_clone().map_err(Error::io("open", path))?.into(), path);
+        }
+        let folder = Folder { at: &opened, path, is_exposed, depth: above.depth + 1 };
+        for name in names(&opened, path)? {
+            let name = OsStr::from_bytes(&name);
+            if name != LOST_AND_FOUND {
+                self.entry(&folder, name)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_exposed(&self, folder: Facts) -> bool {
+        is_others(folder.owner, self.us) || folder.lets_others_write()
+    }
+
+    /// Takes from others what they may do with an open file or folder.
+    fn close(&mut self, file: &File, path: &Path) {
+        let is_closed = file.metadata().is_ok_and(|found| {
+            let closed = std::fs::Permissions::from_mode(found.mode() & OWNERS_PART);
+            file.set_permissions(closed).is_ok()
+        }) && file.metadata().is_ok_and(|now| now.mode() & WRITABLE_BY_OTHERS == 0);
+        if !is_closed && self.writable.is_none() {
+            self.writable = Some(path.to_owned());
+        }
+    }
+}
+
+fn read_only(at: &OwnedFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(openat(at, name, flags, Mode::empty())?)
+}
+
+/// The names in an open folder, sorted.
+fn names(at: &OwnedFd, path: &Path) -> Result<Vec<Vec<u8>>, Error> {
+    let failed = |errno: Errno| Error::io("read", path)(errno.into());
+    let opened = read_only(at, ".").map_err(Error::io("read", path))?;
+    let mut names = Vec::new();
+    for entry in Dir::new(opened).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push(name.to_vec());
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::{Exposure, data_folder};
+
+    const THEM: u32 = 12_345;
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    /// A data folder of ours in a volume's mode, with a log in it.
+    fn volume(mode: u32) -> (tempfile::TempDir, PathBuf) {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("volume");
+        std::fs::create_dir_all(folder.join("member/wal")).unwrap();
+        std::fs::write(folder.join("member/wal/1.wal"), "records").unwrap();
+        set_mode(&folder, mode);
+        (root, folder)
+    }
+
+    fn check_member(folder: &Path) -> Result<Option<PathBuf>, Error> {
+        check(folder, |name| name == "member")
+    }
+
+    #[test]
+    fn a_folder_that_a_group_or_everybody_may_write_is_taken_and_told_of() {
+        for mode in [0o2770, 0o777, 0o1777, 0o775] {
+            let (_root, folder) = volume(mode);
+            let found = data_folder(&folder).unwrap();
+            assert_eq!(found.exposure, Some(Exposure::Mode(folder.clone(), mode)));
+            check_member(&folder).unwrap();
+            replace(&folder.join("muster-boot"), b"1").unwrap();
+            make_folder(&folder.join("made")).unwrap();
+            assert_eq!(self::mode(&folder.join("muster-boot")), 0o600);
+            assert_eq!(self::mode(&folder.join("made")) & 0o777, 0o700);
+        }
+        let (_root, folder) = volume(0o755);
+        assert_eq!(data_folder(&folder).unwrap().exposure, None);
+    }
+
+    #[test]
+    fn a_folder_below_one_that_everybody_may_write_is_taken_and_told_of() {
+        let (root, folder) = volume(0o700);
+        set_mode(root.path(), 0o777);
+        let found = data_folder(&folder).unwrap();
+        assert_eq!(found.exposure, Some(Exposure::Mode(root.path().to_owned(), 0o777)));
+        // Whoever may write there may have put the link there.
+        symlink(&folder, root.path().join("link")).unwrap();
+        assert!(matches!(data_folder(&root.path().join("link")), Err(Error::NotPlain(_))));
+    }
+
+    #[test]
+    fn what_a_volumes_driver_opened_to_a_group_is_closed_again() {
+        let (_root, folder) = volume(0o2770);
+        let (log, segment) = (folder.join("member/wal"), folder.join("member/wal/1.wal"));
+        for (path, mode) in [(&log, 0o2770), (&folder.join("member"), 0o2770), (&segment, 0o660)] {
+            set_mode(path, mode);
+        }
+        assert_eq!(check_member(&folder).unwrap(), None);
+        assert_eq!(mode(&log), 0o2700);
+        assert_eq!(mode(&segment), 0o600);
+        assert_eq!(mode(&folder), 0o2770);
+    }
+
+    #[test]
+    fn links_second_names_and_pipes_are_refused_where_others_may_write() {
+        let place = |prepare: &dyn Fn(&Path)| {
+            let (root, folder) = volume(0o777);
+            prepare(&folder);
+            (root, check_member(&folder))
+        };
+        let cases: [&dyn Fn(&Path); 4] = [
+            &|folder| {
+                std::fs::rename(folder.join("member"), folder.join("moved")).unwrap();
+                symlink("moved", folder.join("member")).unwrap();
+            },
+            &|folder| {
+                set_mode(&folder.join("member"), 0o770);
+                symlink("/etc/passwd", folder.join("member/db")).unwrap();
+            },
+            &|folder| {
+                std::fs::hard_link(folder.join("member/wal/1.wal"), folder.join("second")).unwrap();
+            },
+            &|folder| {
+                let fifo = FileType::Fifo;
+                let at = folder.join("member/db");
+                rustix::fs::mknodat(rustix::fs::CWD, at, fifo, Mode::RUSR, 0).unwrap();
+            },
+        ];
+        for (index, prepare) in cases.into_iter().enumerate() {
+            let (_root, refused) = place(prepare);
+            assert!(matches!(refused, Err(Error::NotPlain(_))), "case {index}: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn another_users_files_and_folders_are_refused_by_name() {
+        if !rustix::process::geteuid().is_root() {
+            let _ = std::io::Write::write(&mut io::stderr(), b"SKIPPED: only root can chown\n");
+            return;
+        }
+        for name in ["member", "member/wal", "member/wal/1.wal"] {
+            let (_root, folder) = volume(0o2770);
+            let theirs = folder.join(name);
+            std::os::unix::fs::chown(&theirs, Some(THEM), None).unwrap();
+            let refused = check_member(&folder).unwrap_err();
+            assert!(refused.is_refusal());
+            assert!(
+                matches!(&refused, Error::Prepared { path, owner: THEM, .. } if *path == theirs)
+            );
+        }
+        let (_root, folder) = volume(0o755);
+        std::os::unix::fs::chown(&folder, Some(THEM), None).unwrap();
+        let found = data_folder(&folder).unwrap();
+        assert_eq!(found.exposure, Some(Exposure::Owner(folder.clone(), THEM)));
+        assert!(matches!(data_folder(&folder.join("deeper")), Err(Error::NotOurs { .. })));
+        std::fs::write(folder.join("muster-boot"), "7").unwrap();
+        std::os::unix::fs::chown(folder.join("muster-boot"), Some(THEM), None).unwrap();
+        let refused = read_own(&folder.join("muster-boot"), 10);
+        assert!(matches!(refused, Err(Error::Prepared { .. })), "{refused:?}");
+        assert_eq!(read(&folder.join("muster-boot"), 10).unwrap().unwrap(), b"7");
+    }
+
+    /// What another user does between the look at a folder and the next file in it.
+    #[test]
+    fn a_folder_that_was_swapped_for_a_link_is_not_gone_through() {
+        let (root, folder) = volume(0o777);
+        check_member(&folder).unwrap();
+        let victim = root.path().join("victim");
+        std::fs::create_dir_all(victim.join("wal")).unwrap();
+        std::fs::rename(folder.join("member"), folder.join("moved")).unwrap();
+        symlink(&victim, folder.join("member")).unwrap();
+        let file = folder.join("member/wal/2.wal");
+        assert!(open(&file, Open::New).unwrap_err().is_refusal());
+        assert!(replace(&file, b"").unwrap_err().is_refusal());
+        assert!(make_folder(&folder.join("member/new")).unwrap_err().is_refusal());
+        assert!(sync(&folder.join("member")).unwrap_err().is_refusal());
+        assert!(rename(&folder.join("moved/wal/1.wal"), &file).unwrap_err().is_refusal());
+        assert_eq!(std::fs::read_dir(victim.join("wal")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn links_of_ours_lead_on_where_nobody_else_may_write() {
+        let (root, folder) = volume(0o755);
+        std::fs::rename(folder.join("member/wal"), root.path().join("fast")).unwrap();
+        symlink(root.path().join("fast"), folder.join("member/wal")).unwrap();
+        check_member(&folder).unwrap();
+        open(&folder.join("member/wal/1.wal"), Open::ReadWrite).unwrap();
+        make_folder(&folder.join("member/wal")).unwrap();
+    }
+
+    #[test]
+    fn a_new_file_takes_the_place_of_a_link_and_leaves_its_target() {
+        let (root, folder) = volume(0o777);
+        let (victim, body) = (root.path().join("victim"), folder.join("body"));
+        std::fs::write(&victim, "kept").unwrap();
+        symlink(&victim, &body).unwrap();
+        assert!(matches!(open(&body, Open::ReadWriteOrNew), Err(Error::NotPlain(_))));
+        make_anew(&body).unwrap();
+        assert_eq!(std::fs::read(&victim).unwrap(), b"kept");
+        assert_eq!(mode(&body), 0o600);
+    }
+}

@@ -1,0 +1,95 @@
+//! The open folder that a file lies in, with the file's name: what is done there is done in that folder,
+//! whatever becomes of its path.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat};
+
+use crate::Error;
+use crate::folder::{reach, sync_at};
+
+/// A name in an open folder.
+#[derive(Debug)]
+pub(crate) struct Place {
+    folder: OwnedFd,
+    name: OsString,
+    /// The whole path, for messages.
+    path: PathBuf,
+}
+
+impl Place {
+    /// Where `path` leads by the system's own rules.
+    pub(crate) fn named(path: &Path) -> Result<Self, Error> {
+        let (folder, name) = split(path)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = openat(CWD, folder, flags, Mode::empty());
+        let folder =
+            opened.map_err(|errno| Error::io("reach the folder of", path)(errno.into()))?;
+        Ok(Self { folder, name, path: path.to_owned() })
+    }
+
+    /// Where `path` leads by links that no other user can have put there.
+    pub(crate) fn of_data(path: &Path) -> Result<Self, Error> {
+        let (folder, name) = split(path)?;
+        Ok(Self { folder: reach(folder)?, name, path: path.to_owned() })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Another name in the folder.
+    pub(crate) fn beside(&self, name: OsString) -> io::Result<Self> {
+        let folder = self.folder.try_clone()?;
+        Ok(Self { folder, path: self.path.with_file_name(&name), name })
+    }
+
+    pub(crate) fn name(&self) -> &OsString {
+        &self.name
+    }
+
+    /// Opens the name itself: a link is none that is followed, and nothing is waited for.
+    pub(crate) fn open(&self, flags: OFlags, mode: Mode) -> io::Result<File> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        Ok(openat(&self.folder, &self.name, flags, mode)?.into())
+    }
+
+    /// Gives the file the name of `to`.
+    pub(crate) fn rename(&self, to: &Self) -> io::Result<()> {
+        Ok(rustix::fs::renameat(&self.folder, &self.name, &to.folder, &to.name)?)
+    }
+
+    /// Gives the file a second name; fails where that stands already.
+    pub(crate) fn link(&self, to: &Self) -> io::Result<()> {
+        let none = AtFlags::empty();
+        Ok(rustix::fs::linkat(&self.folder, &self.name, &to.folder, &to.name, none)?)
+    }
+
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.folder, &self.name, AtFlags::empty())?)
+    }
+
+    /// Makes a folder (0700).
+    pub(crate) fn make_folder(&self) -> io::Result<()> {
+        Ok(rustix::fs::mkdirat(&self.folder, &self.name, Mode::RWXU)?)
+    }
+
+    /// Makes durable what was made, renamed or removed in the folder.
+    pub(crate) fn sync(&self) -> Result<(), Error> {
+        sync_at(&self.folder, self.path.parent().unwrap_or(Path::new("/")))
+    }
+}
+
+fn split(path: &Path) -> Result<(&Path, OsString), Error> {
+    let name = path.file_name().ok_or(ErrorKind::InvalidInput);
+    let name = name.map_err(|kind| Error::io("find", path)(kind.into()))?.to_owned();
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    Ok((folder, name))
+}
