@@ -352,7 +352,10 @@ impl Front {
             };
             return self.serve(tcp, ClientConnection { remote, user: None }).await;
         };
-        let accept = async |tcp| TlsAcceptor::from(tls.server_config()).accept(tcp).await;
+        let accept = async |tcp| {
+            let accepted = TlsAcceptor::from(tls.server_config()).accept(tcp).await;
+            accepted.map_err(crate::tls::in_words)
+        };
         let Some(stream) = self.admit(knock, tcp, remote, accept).await else { return };
         let shown = stream.get_ref().1.peer_certificates().map(<[_]>::to_vec);
         let user = tls.user(shown.as_deref()).map(|name| rpc::ClientName(name.into()));

@@ -16,6 +16,11 @@ use rustls::{
     sign::CertifiedKey,
 };
 
+use super::{
+    purpose::Purpose,
+    unusable::{Role, Unusable},
+};
+
 /// Handshakes within this time of the last look don't look again.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -55,6 +60,15 @@ pub enum TlsError {
         /// Why.
         #[source]
         source: rustls::Error,
+    },
+    /// Certificate or key are of a kind that can't be used.
+    #[error("{} cannot be used", path.display())]
+    Flawed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and how to make one that works.
+        #[source]
+        source: Unusable,
     },
     /// Nobody could be checked against it.
     #[error("the revocation list in {} cannot be used", path.display())]
@@ -145,16 +159,37 @@ fn stamps(paths: &[PathBuf]) -> Vec<Option<(SystemTime, u64)>> {
         .collect()
 }
 
-/// A certificate chain and its key, checked to belong together.
-pub(super) fn load_key(cert: &Path, key: &Path) -> Result<Reloading<CertifiedKey>, TlsError> {
+/// A certificate chain and its key, checked to belong together, for all of `purposes`.
+pub(super) fn load_key(
+    cert: &Path,
+    key: &Path,
+    purposes: &'static [Purpose],
+) -> Result<Reloading<CertifiedKey>, TlsError> {
     let (cert, key) = (cert.to_owned(), key.to_owned());
     Reloading::new(vec![cert.clone(), key.clone()], move || {
         let chain = certificates(&cert, "a certificate")?;
         let what = "a private key";
         let private = PrivateKeyDer::from_pem_slice(&read(&key, what)?)
             .map_err(|source| TlsError::File { what, path: key.clone(), source })?;
-        CertifiedKey::from_der(chain, private, &rustls::crypto::ring::default_provider())
-            .map_err(|source| TlsError::Unusable { path: cert.clone(), source })
+        let flaw = chain.first().and_then(|leaf| {
+            purposes.iter().find_map(|purpose| Unusable::find(leaf, Role::Leaf(*purpose)))
+        });
+        let path = cert.clone();
+        match CertifiedKey::from_der(chain, private, &rustls::crypto::ring::default_provider()) {
+            Ok(key) => {
+                if let Some(flaw) = flaw {
+                    tracing::warn!(
+                        path = %path.display(),
+                        "muster-node refuses a certificate like this one where it is shown to it, as other strict programs do: {flaw}"
+                    );
+                }
+                Ok(key)
+            }
+            Err(source) => Err(match flaw {
+                Some(source) => TlsError::Flawed { path, source },
+                None => TlsError::Unusable { path, source },
+            }),
+        }
     })
 }
 
@@ -164,6 +199,12 @@ pub(super) fn load_roots(path: &Path) -> Result<Reloading<RootCertStore>, TlsErr
     Reloading::new(vec![path.clone()], move || {
         let mut roots = RootCertStore::empty();
         for certificate in certificates(&path, "a CA certificate")? {
+            if let Some(flaw) = Unusable::find(&certificate, Role::Ca) {
+                tracing::warn!(
+                    path = %path.display(),
+                    "nobody with a certificate of this CA is let in: {flaw}"
+                );
+            }
             roots
                 .add(certificate)
                 .map_err(|source| TlsError::Unusable { path: path.clone(), source })?;

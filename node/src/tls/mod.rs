@@ -12,6 +12,8 @@
 mod client;
 mod files;
 mod policy;
+mod purpose;
+mod unusable;
 mod verify;
 
 use std::{
@@ -36,9 +38,11 @@ pub(crate) use self::{
     client::{ClientFiles, client_config},
     files::TlsError,
     policy::{TlsPolicy, TlsVersion, cipher_suite},
+    unusable::in_words,
 };
 use self::{
     files::{Reloading, load_crl, load_key, load_roots},
+    purpose::Purpose,
     verify::{ClientNames, InboundPeer, NamedClients, OutboundPeer},
 };
 use tokio::sync::watch;
@@ -91,7 +95,7 @@ impl ClientListenerTls {
         policy: &TlsPolicy,
         alpn: &[&[u8]],
     ) -> Result<Self, TlsError> {
-        let key = Arc::new(load_key(&files.cert, &files.key)?);
+        let key = Arc::new(load_key(&files.cert, &files.key, &[Purpose::Server])?);
         let roots = files.trusted_ca.as_deref().map(load_roots).transpose()?.map(Arc::new);
         let crl = match (&files.crl, &roots) {
             (Some(crl), Some(roots)) => Some(Arc::new(load_crl(crl, roots)?)),
@@ -213,7 +217,7 @@ impl PeerTls {
     /// # Errors
     /// If a file is missing or can't be used.
     pub(crate) fn new(files: &TlsFiles) -> Result<Self, TlsError> {
-        let key = Arc::new(load_key(&files.cert, &files.key)?);
+        let key = Arc::new(load_key(&files.cert, &files.key, &[Purpose::Server, Purpose::Client])?);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let ca = files.trusted_ca.as_deref().ok_or(TlsError::NoPeerCa)?;
         let roots = Arc::new(load_roots(ca)?);

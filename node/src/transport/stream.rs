@@ -12,7 +12,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use crate::{
     config::PeerUrl,
     identity::NodeKey,
-    tls::{PEER_ALPN, PeerTls, node_key_of},
+    tls::{PEER_ALPN, PeerTls, in_words, node_key_of},
 };
 
 /// What both kinds of stream can do.
@@ -42,7 +42,7 @@ pub(super) async fn dial(
     let tls = tls.ok_or_else(|| invalid("https, but no peer certificate is configured"))?;
     let config = tls.client_config(bound).map_err(io::Error::other)?;
     let name = ServerName::try_from(url.host().to_owned()).map_err(io::Error::other)?;
-    let stream = TlsConnector::from(config).connect(name, tcp).await?;
+    let stream = TlsConnector::from(config).connect(name, tcp).await.map_err(in_words)?;
     let (_, session) = stream.get_ref();
     check_alpn(session.alpn_protocol())?;
     let key = session.peer_certificates().and_then(<[_]>::first).and_then(node_key_of);
@@ -55,7 +55,7 @@ pub(super) async fn accept(tcp: TcpStream, tls: Option<&Arc<PeerTls>>) -> io::Re
     let Some(tls) = tls else {
         return Ok(PeerStream { io: Box::new(tcp), key: None, run: 0 });
     };
-    let stream = TlsAcceptor::from(tls.server_config()).accept(tcp).await?;
+    let stream = TlsAcceptor::from(tls.server_config()).accept(tcp).await.map_err(in_words)?;
     let (_, session) = stream.get_ref();
     check_alpn(session.alpn_protocol())?;
     let key = session.peer_certificates().and_then(<[_]>::first).and_then(node_key_of);

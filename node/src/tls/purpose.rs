@@ -1,0 +1,105 @@
+//! Certificates for any purpose: `anyExtendedKeyUsage` covers what TLS asks of clients and of servers
+//! (RFC 5280, 4.2.1.12), as it does for etcd. The TLS library knows single purposes only.
+
+use rustls::{
+    CertificateError, Error, RootCertStore,
+    crypto::WebPkiSupportedAlgorithms,
+    pki_types::{CertificateDer, CertificateRevocationListDer, UnixTime},
+};
+use webpki::{
+    BorrowedCertRevocationList, CertRevocationList, EndEntityCert, ExtendedKeyUsageValidator,
+    KeyPurposeIdIter, KeyUsage, RevocationCheckDepth, RevocationOptionsBuilder,
+    UnknownStatusPolicy,
+};
+
+/// 2.5.29.37.0.
+const ANY: [usize; 5] = [2, 5, 29, 37, 0];
+/// 1.3.6.1.5.5.7.3.2.
+const CLIENT: [usize; 9] = [1, 3, 6, 1, 5, 5, 7, 3, 2];
+/// 1.3.6.1.5.5.7.3.1.
+const SERVER: [usize; 9] = [1, 3, 6, 1, 5, 5, 7, 3, 1];
+
+/// What TLS asks of a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Client,
+    Server,
+}
+
+/// A certificate that was shown, and what it is checked against.
+pub(super) struct Shown<'a> {
+    pub end_entity: &'a CertificateDer<'a>,
+    pub intermediates: &'a [CertificateDer<'a>],
+    pub roots: &'a RootCertStore,
+    pub crls: &'a [CertificateRevocationListDer<'static>],
+    pub now: UnixTime,
+}
+
+/// Whether the purpose of a certificate was all that was wrong with it so far.
+pub(super) fn is_about_purpose(error: &Error) -> bool {
+    use CertificateError::{InvalidPurpose, InvalidPurposeContext};
+    matches!(error, Error::InvalidCertificate(InvalidPurpose | InvalidPurposeContext { .. }))
+}
+
+impl Shown<'_> {
+    /// Whether the certificate is good for `purpose` if `anyExtendedKeyUsage` counts as one. Names are
+    /// not looked at.
+    pub(super) fn is_for_any(
+        &self,
+        purpose: Purpose,
+        algorithms: &WebPkiSupportedAlgorithms,
+    ) -> bool {
+        self.verify(purpose, algorithms).is_ok()
+    }
+
+    fn verify(
+        &self,
+        purpose: Purpose,
+        algorithms: &WebPkiSupportedAlgorithms,
+    ) -> Result<(), webpki::Error> {
+        let mut lists = Vec::new();
+        for list in self.crls {
+            lists.push(CertRevocationList::from(BorrowedCertRevocationList::from_der(list)?));
+        }
+        let lists: Vec<&CertRevocationList<'_>> = lists.iter().collect();
+        // None, if there are no lists.
+        let revocation = RevocationOptionsBuilder::new(&lists).ok().map(|options| {
+            options
+                .with_depth(RevocationCheckDepth::EndEntity)
+                .with_status_policy(UnknownStatusPolicy::Allow)
+                .build()
+        });
+        EndEntityCert::try_from(self.end_entity)?
+            .verify_for_usage(
+                algorithms.all,
+                &self.roots.roots,
+                self.intermediates,
+                self.now,
+                AnyOr(purpose),
+                revocation,
+                None,
+            )
+            .map(drop)
+    }
+}
+
+/// The purpose, any purpose, or no word about purposes.
+struct AnyOr(Purpose);
+
+impl ExtendedKeyUsageValidator for AnyOr {
+    fn validate(&self, purposes: KeyPurposeIdIter<'_, '_>) -> Result<(), webpki::Error> {
+        let (required, error) = match self.0 {
+            Purpose::Client => (CLIENT, KeyUsage::client_auth()),
+            Purpose::Server => (SERVER, KeyUsage::server_auth()),
+        };
+        let mut named = Vec::new();
+        for purpose in purposes {
+            named.push(purpose?.to_decoded_oid());
+        }
+        if named.is_empty() || named.iter().any(|found| *found == ANY || *found == required) {
+            return Ok(());
+        }
+        let missing = webpki::RequiredEkuNotFoundContext { required: error, present: named };
+        Err(webpki::Error::RequiredEkuNotFoundContext(missing))
+    }
+}
