@@ -22,6 +22,7 @@ mod back_threads;
 mod core;
 mod error;
 mod fatal;
+mod forwards;
 mod handle;
 mod log_thread;
 mod mail;
