@@ -432,6 +432,37 @@ async fn a_member_moves_to_other_peer_urls_by_update_then_restart() {
     assert_eq!((moved.peer_ur_ls.as_slice(), moved.is_learner), ([new].as_slice(), false));
 }
 
+/// How often a follower's address changes while it is written to.
+const MOVES: usize = 40;
+
+#[tokio::test]
+async fn no_put_is_lost_while_the_peer_url_of_the_member_that_passes_it_on_changes() {
+    let root = tempfile::tempdir().unwrap();
+    // A put that is lost ends with an error, after its time.
+    let members = led_by_the_first(root.path());
+    let follower = &members[1];
+    let id = follower.member_id().await;
+    let [url, nowhere] = [peer_url(follower), "http://192.0.2.1:2380".to_owned()];
+    let other = url.replace("127.0.0.1", "localhost");
+    for n in 0..MOVES {
+        let urls = [[&other, &url, &nowhere][n % 3].as_str()];
+        let keys = ["a", "b", "c"].map(|key| format!("{key}{n}"));
+        let [a, b, c] = &keys;
+        let (moved, first, second, third) = tokio::join!(
+            update(&members[2], id, &urls),
+            follower.put(a, "x"),
+            follower.put(b, "x"),
+            follower.put(c, "x"),
+        );
+        moved.unwrap();
+        for put in [first, second, third] {
+            put.unwrap_or_else(|error| panic!("move {n}: {error}"));
+        }
+    }
+    let revision = follower.put("last", "x").await.unwrap();
+    same_hash(&members, revision).await;
+}
+
 #[tokio::test]
 async fn a_leader_that_is_removed_hands_over_first() {
     let root = tempfile::tempdir().unwrap();

@@ -18,6 +18,7 @@ use super::{
     frame::{FrameReader, Kind, put},
     hello::{Hello, Purpose},
     peer::PeerHandle,
+    registry::Proof,
     request,
     service::Shared,
     snapshot, stream,
@@ -72,7 +73,7 @@ async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, k
         () = shared.stopping.cancelled() => return,
         admitted = knock.admit(tcp, handshake) => admitted,
     };
-    let (stream, peer, purpose) = match admitted {
+    let (stream, peer, purpose, proof) = match admitted {
         Ok(Some(admitted)) => admitted,
         Ok(None) => return,
         Err(Turned::Crowded) => {
@@ -81,6 +82,7 @@ async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, k
         }
         Err(error) => return shared.handshake_failed(&error, &remote),
     };
+    let Some(registered) = peer.registry.enter(proof) else { return };
     peer.wake.notify_one();
     let ended = match purpose {
         Purpose::Messages => {
@@ -88,12 +90,13 @@ async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, k
             let _held = peer.hold_inbound(&*shared.events);
             tokio::select! {
                 () = replaced.cancelled() => Ok(()),
-                () = shared.found_out(&peer, stream.run) => Ok(()),
+                () = registered.ends.cancelled() => Ok(()),
+                () = shared.found_out(&peer, proof.run) => Ok(()),
                 ended = read_messages(&shared, &peer, stream.io) => ended,
             }
         }
         Purpose::Snapshot => tokio::select! {
-            () = peer.gone.cancelled() => Ok(()),
+            () = registered.ends.cancelled() => Ok(()),
             ended = snapshot::receive(&shared, &peer, stream.io) => ended,
         },
         // Also if it is a member no longer by then: it may be what it asked for.
@@ -102,13 +105,13 @@ async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, k
             ended = request::answer(&shared, &peer, stream.io) => ended,
         },
         Purpose::State => tokio::select! {
-            () = peer.gone.cancelled() => Ok(()),
+            () = registered.ends.cancelled() => Ok(()),
             ended = snapshot::serve(&shared, &peer, stream.io) => ended,
         },
         Purpose::Members => Ok(()),
     };
     if let Err(error) = ended {
-        tracing::warn!(peer.member.id = %peer.record.id, remote, %error, "a peer's stream broke");
+        tracing::warn!(peer.member.id = %peer.id, remote, %error, "a peer's stream broke");
     }
 }
 
@@ -118,7 +121,7 @@ async fn admit(
     tcp: TcpStream,
     tls: bool,
     remote: &str,
-) -> io::Result<Option<(PeerStream, Arc<PeerHandle>, Purpose)>> {
+) -> io::Result<Option<(PeerStream, Arc<PeerHandle>, Purpose, Proof)>> {
     let tls = if tls { shared.tls.as_ref() } else { None };
     let mut stream = stream::accept(tcp, tls).await?;
     let theirs = Hello::read(&mut stream.io).await?.map_err(|refusal| {
@@ -140,8 +143,8 @@ async fn admit(
     stream.io.flush().await?;
     match admitted {
         Ok(peer) => {
-            stream.run = theirs.run;
-            Ok(Some((stream, peer, theirs.purpose)))
+            let proof = theirs.proof(stream.key);
+            Ok(Some((stream, peer, theirs.purpose, proof)))
         }
         Err(refusal) => {
             shared.refuse(refusal, &theirs, remote);
@@ -178,14 +181,14 @@ async fn read_messages(shared: &Shared, peer: &PeerHandle, io: Box<dyn Duplex>) 
                 shared.counters.received_messages.fetch_add(1, Relaxed);
                 shared.counters.received_bytes.fetch_add(message.len() as u64, Relaxed);
                 peer.traffic.received_bytes.fetch_add(message.len() as u64, Relaxed);
-                if !shared.events.message(peer.record.id, message) {
+                if !shared.events.message(peer.id, message) {
                     shared.counters.dropped_inbound.fetch_add(1, Relaxed);
                     peer.traffic.receive_failures.fetch_add(1, Relaxed);
                 }
             }
             Some((Kind::Promises, report)) => shared.told(&report)?,
             Some((Kind::Census, census)) if census.len() <= request::MAX_BYTES => {
-                shared.events.counted(peer.record.id, census);
+                shared.events.counted(peer.id, census);
             }
             Some(_) => return Err(io::ErrorKind::InvalidData.into()),
         }

@@ -19,6 +19,7 @@ use super::{
     frame::{self, FrameReader, Kind},
     hello::{Hello, Purpose},
     peer::{PeerHandle, Queued, Vitals},
+    registry::Proof,
     request,
     service::Shared,
     stream::{self, PeerStream},
@@ -59,11 +60,16 @@ pub(super) async fn run(
     let mut delays = policy.build();
     let mut last_error = String::new();
     for attempt in 0.. {
-        let Some(url) = peer.record.urls.get(attempt % peer.record.urls.len().max(1)) else {
-            return;
+        let record = peer.registry.record();
+        let Some(url) = record.urls.get(attempt % record.urls.len().max(1)) else {
+            tokio::select! {
+                () = peer.gone.cancelled() => return,
+                () = peer.updated.notified() => continue,
+            }
         };
         let dialled = tokio::select! {
             () = peer.gone.cancelled() => return,
+            () = peer.updated.notified() => continue,
             dialled = connect(&shared, &peer, url, Purpose::Messages) => dialled,
         };
         match dialled {
@@ -75,12 +81,12 @@ pub(super) async fn run(
                 if peer.gone.is_cancelled() {
                     return;
                 }
-                tracing::warn!(peer.member.id = %peer.record.id, url = %url, error = %end, "lost the stream to a peer");
+                tracing::warn!(peer.member.id = %peer.id, url = %url, error = %end, "lost the stream to a peer");
             }
             Err(error) => {
                 let text = error.to_string();
                 if text != last_error {
-                    tracing::warn!(peer.member.id = %peer.record.id, url = %url, error = %text, "cannot reach a peer yet");
+                    tracing::warn!(peer.member.id = %peer.id, url = %url, error = %text, "cannot reach a peer yet");
                     last_error = text;
                 }
                 match error {
@@ -98,6 +104,7 @@ pub(super) async fn run(
         tokio::select! {
             () = peer.gone.cancelled() => return,
             () = peer.wake.notified() => {}
+            () = peer.updated.notified() => {}
             () = sleep(delay) => {}
         }
     }
@@ -108,9 +115,9 @@ pub(super) async fn connect_any(
     shared: &Shared,
     peer: &PeerHandle,
     purpose: Purpose,
-) -> io::Result<PeerStream> {
+) -> io::Result<(PeerStream, Proof)> {
     let mut stream = Err(io::ErrorKind::NotConnected.into());
-    for url in &peer.record.urls {
+    for url in &peer.registry.record().urls {
         stream = connect(shared, peer, url, purpose).await.map_err(io::Error::other);
         if stream.is_ok() {
             break;
@@ -125,21 +132,22 @@ pub(super) async fn connect(
     peer: &PeerHandle,
     url: &PeerUrl,
     purpose: Purpose,
-) -> Result<PeerStream, DialError> {
+) -> Result<(PeerStream, Proof), DialError> {
     let handshake = async {
-        let mut stream = stream::dial(url, shared.tls.as_ref(), peer.record.node_key).await?;
-        let ours = Hello::new(&shared.local, peer.record.id, purpose);
+        let bound = peer.registry.record().node_key;
+        let mut stream = stream::dial(url, shared.tls.as_ref(), bound).await?;
+        let ours = Hello::new(&shared.local, peer.id, purpose);
         stream.io.write_all(&ours.encode()).await?;
         stream.io.flush().await?;
         let theirs = Hello::read(&mut stream.io).await?.map_err(DialError::Refused)?;
-        if theirs.from != peer.record.id && theirs.answer.is_none() {
+        if theirs.from != peer.id && theirs.answer.is_none() {
             return Err(refused(shared, Refusal::Sender, &theirs, url));
         }
         // A refusal counts only from the member that was dialled, proven as in any other hello.
         match (shared.admit(&theirs, stream.key).await, theirs.answer) {
             (Ok(_), None) => {
-                stream.run = theirs.run;
-                Ok(stream)
+                let proof = theirs.proof(stream.key);
+                Ok((stream, proof))
             }
             (_, Some(answer @ (Refusal::Cluster | Refusal::Receiver))) => {
                 Err(DialError::RefusedBy(answer))
@@ -160,18 +168,22 @@ fn refused(shared: &Shared, refusal: Refusal, theirs: &Hello, url: &PeerUrl) -> 
 async fn serve(
     shared: &Shared,
     peer: &PeerHandle,
-    stream: PeerStream,
+    (stream, proof): (PeerStream, Proof),
     queue: &mut mpsc::Receiver<Queued>,
 ) -> io::Error {
-    let id = peer.record.id;
+    let id = peer.id;
+    let Some(registered) = peer.registry.enter(proof) else {
+        return io::Error::other("its record has changed meanwhile");
+    };
     let (reader, mut writer) = tokio::io::split(stream.io);
     tracing::info!(peer.member.id = %id, "established a stream to a peer");
-    peer.set_vitals(Some(Vitals::of(stream.run)));
+    peer.set_vitals(Some(Vitals::of(proof.run)));
     peer.set_outbound(Some(Instant::now()), &*shared.events);
     let end = tokio::select! {
         biased;
         () = peer.gone.cancelled() => None,
-        () = shared.found_out(peer, stream.run) => Some(io::Error::other("it is not the member, as was found out since")),
+        () = registered.ends.cancelled() => Some(io::Error::other("it has not proven what its record binds now")),
+        () = shared.found_out(peer, proof.run) => Some(io::Error::other("it is not the member, as was found out since")),
         end = write(shared, peer, &mut writer, queue) => Some(end),
         end = read_pongs(shared, peer, reader) => Some(end),
     };

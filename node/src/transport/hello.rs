@@ -23,7 +23,7 @@ use std::io;
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::{Local, Peer};
+use super::{Local, Peer, registry::Proof};
 use crate::{
     identity::{ClusterId, Incarnation, MemberId, NodeKey},
     witness::{Appearance, OnDisk},
@@ -183,6 +183,11 @@ impl Hello {
     pub(super) fn appearance(&self) -> Appearance {
         let Self { incarnation, boot, run, disk, .. } = *self;
         Appearance { incarnation, boot, run, disk }
+    }
+
+    /// What its sender has shown, with the key that its certificate has.
+    pub(super) fn proof(&self, key: Option<NodeKey>) -> Proof {
+        Proof { incarnation: self.incarnation, run: self.run, key }
     }
 
     /// Reads one.

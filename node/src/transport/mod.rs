@@ -30,6 +30,7 @@ mod join;
 mod marks;
 mod metrics;
 mod peer;
+mod registry;
 mod request;
 mod service;
 mod snapshot;
@@ -301,9 +302,9 @@ impl Transport {
         service::start(options, events).map(|shared| Self { shared })
     }
 
-    /// Tells who is in the cluster now. New peers are dialled; streams of peers that are gone, or
-    /// whose record changed, are closed: also where it only binds them now, since a stream stands
-    /// for what was asked of the peer when it was opened. The next one proves the rest.
+    /// Tells who is in the cluster now. New peers are dialled, and streams of peers that are gone are
+    /// closed. A stream of a peer whose record changed goes on if the process at its other end has
+    /// proven what the record now binds. New addresses count from the next dial on.
     pub(crate) fn set_membership(&self, membership: Membership) {
         self.shared.set_membership(membership);
     }

@@ -13,7 +13,10 @@ use bytes::Bytes;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use super::{Limits, Peer, PeerEvents, Refusal, SendError, frame, metrics::Traffic};
+use super::{
+    Limits, Peer, PeerEvents, Refusal, SendError, frame, metrics::Traffic, registry::Registry,
+};
+use crate::identity::MemberId;
 
 /// Requests of one peer at a time.
 const MAX_REQUESTS: usize = 64;
@@ -69,11 +72,15 @@ impl Vitals {
 
 /// What others hold of a peer; its dialling task holds the other end of the queue.
 pub(super) struct PeerHandle {
-    pub record: Peer,
+    pub id: MemberId,
+    /// Its record and its streams.
+    pub registry: Registry,
     /// Ends everything of this peer: its dialler and every stream.
     pub gone: CancellationToken,
     /// The peer showed itself: dial now.
     pub wake: Notify,
+    /// Its record has changed: what is being dialled may be out of date.
+    pub updated: Notify,
     /// One snapshot at a time in each direction.
     pub snapshot_out: Arc<Semaphore>,
     pub snapshot_in: Arc<Semaphore>,
@@ -103,9 +110,11 @@ impl PeerHandle {
         let (queue, receiver) = mpsc::channel(limits.queue_messages);
         let inbound = Mutex::new(gone.child_token());
         let handle = Self {
-            record,
+            id: record.id,
+            registry: Registry::new(record, gone.clone()),
             gone,
             wake: Notify::new(),
+            updated: Notify::new(),
             snapshot_out: Arc::new(Semaphore::new(1)),
             snapshot_in: Arc::new(Semaphore::new(1)),
             requests: Semaphore::new(MAX_REQUESTS),
@@ -120,6 +129,14 @@ impl PeerHandle {
             inbound,
         };
         (handle, receiver)
+    }
+
+    /// Its record has changed. Streams that fit the new one go on.
+    pub(super) fn update(&self, record: Peer) {
+        if self.registry.update(record) {
+            tracing::info!(peer.member.id = %self.id, "the record of a peer has changed");
+            self.updated.notify_one();
+        }
     }
 
     /// Queues one message, if it is connected and has room.
@@ -172,7 +189,7 @@ impl PeerHandle {
         let reachable = state.outbound.is_some() && state.inbound > 0;
         if reachable != state.told {
             state.told = reachable;
-            events.reachable(self.record.id, reachable);
+            events.reachable(self.id, reachable);
         }
     }
 
@@ -238,10 +255,7 @@ mod tests {
     use super::*;
     use futures_util::future::BoxFuture;
 
-    use crate::{
-        identity::MemberId,
-        transport::{SnapshotReader, SnapshotWriter},
-    };
+    use crate::transport::{SnapshotReader, SnapshotWriter};
 
     #[derive(Default)]
     struct Told(Mutex<Vec<bool>>);

@@ -29,7 +29,7 @@ pub(super) async fn ask(
     request: Bytes,
 ) -> io::Result<Bytes> {
     let asked = async {
-        let mut stream = dial::connect_any(&shared, &peer, Purpose::Request).await?;
+        let (mut stream, _) = dial::connect_any(&shared, &peer, Purpose::Request).await?;
         write_frame(&mut stream.io, Kind::Request, &request).await?;
         read(stream.io, Kind::Answer).await
     };
@@ -61,7 +61,7 @@ pub(super) async fn answer(
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
     let (reader, mut writer) = tokio::io::split(io);
     let request = timeout(step, read(reader, Kind::Request)).await.map_err(late)??;
-    let Some(answer) = shared.events.request(peer.record.id, request).await else {
+    let Some(answer) = shared.events.request(peer.id, request).await else {
         return Err(io::Error::other("the request can't be answered"));
     };
     let told = async {

@@ -162,14 +162,13 @@ impl Shared {
         self.marks.witness().forget(|member| members.removed.contains(&member));
         for record in membership.peers {
             let id = record.id;
-            let kept = before.remove(&id).filter(|handle| {
-                let same = handle.record == record;
-                if !same {
-                    handle.gone.cancel();
+            let handle = match before.remove(&id) {
+                Some(known) => {
+                    known.update(record);
+                    known
                 }
-                same
-            });
-            let handle = kept.unwrap_or_else(|| self.begin(record));
+                None => self.begin(record),
+            };
             members.peers.insert(id, handle);
         }
         for handle in before.values() {
@@ -270,8 +269,8 @@ impl Shared {
             let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
             let was_removed = members.was_removed(hello.from, key);
             let peer = members.peers.get(&hello.from).filter(|_| !was_removed).cloned();
-            let record = peer.as_ref().map(|peer| &peer.record).ok_or(was_removed);
-            hello.check(&self.local, record, key)?;
+            let record = peer.as_ref().map(|peer| peer.registry.record());
+            hello.check(&self.local, record.as_deref().ok_or(was_removed), key)?;
             if members.told.contains(&hello.from) {
                 self.may_be_told_of(hello)?;
             }
@@ -336,7 +335,7 @@ impl Shared {
     pub(super) async fn found_out(&self, peer: &PeerHandle, run: u64) {
         loop {
             let news = self.news.notified();
-            if self.marks.witness().is_found_out(peer.record.id, run) {
+            if self.marks.witness().is_found_out(peer.id, run) {
                 return;
             }
             news.await;
@@ -361,8 +360,8 @@ impl Shared {
     /// `peer` says that this member was removed.
     pub(super) fn removed(&self, peer: &PeerHandle) {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
-        if !members.told.contains(&peer.record.id) {
-            self.events.removed(peer.record.id);
+        if !members.told.contains(&peer.id) {
+            self.events.removed(peer.id);
         }
     }
 

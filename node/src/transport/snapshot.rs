@@ -165,7 +165,7 @@ pub(super) fn send(
         let _permit = permit;
         let transfer = peer.traffic.snapshots_out.begin();
         let sent = async {
-            let mut stream = dial::connect_any(&shared, &peer, Purpose::Snapshot).await?;
+            let (mut stream, _) = dial::connect_any(&shared, &peer, Purpose::Snapshot).await?;
             let header = write_frame(&mut stream.io, Kind::SnapshotHeader, &header);
             Pace::new(0).in_time(header).await?;
             send_body(stream.io, &mut pieces).await
@@ -201,7 +201,7 @@ pub(super) async fn serve(
         return Err(io::Error::other(SendError::Full));
     };
     let (writer, mut pieces, answered) = writer();
-    let (events, to) = (Arc::clone(&shared.events), peer.record.id);
+    let (events, to) = (Arc::clone(&shared.events), peer.id);
     let writing = tokio::task::spawn_blocking(move || events.state(to, writer));
     let transfer = peer.traffic.snapshots_out.begin();
     let result = send_body(io, &mut pieces).await;
@@ -262,7 +262,7 @@ pub(super) async fn receive(
         Some((Kind::SnapshotHeader, header)) => header,
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
-    let (events, from) = (Arc::clone(&shared.events), peer.record.id);
+    let (events, from) = (Arc::clone(&shared.events), peer.id);
     let install = move |body| events.snapshot(from, header, body);
     let result = receive_body(frames, writer, shared.limits.ping_interval, install).await;
     transfer.end(&result);

@@ -24,8 +24,6 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 pub(super) struct PeerStream {
     pub io: Box<dyn Duplex>,
     pub key: Option<NodeKey>,
-    /// Which process is at the other end, once its hello was accepted.
-    pub run: u64,
 }
 
 /// Connects to `url`; with a bound key, only to its holder.
@@ -37,7 +35,7 @@ pub(super) async fn dial(
     let tcp = TcpStream::connect((url.host(), url.port())).await?;
     tcp.set_nodelay(true)?;
     if !url.is_https() {
-        return Ok(PeerStream { io: Box::new(tcp), key: None, run: 0 });
+        return Ok(PeerStream { io: Box::new(tcp), key: None });
     }
     let tls = tls.ok_or_else(|| invalid("https, but no peer certificate is configured"))?;
     let config = tls.client_config(bound).map_err(io::Error::other)?;
@@ -46,20 +44,20 @@ pub(super) async fn dial(
     let (_, session) = stream.get_ref();
     check_alpn(session.alpn_protocol())?;
     let key = session.peer_certificates().and_then(<[_]>::first).and_then(node_key_of);
-    Ok(PeerStream { io: Box::new(stream), key, run: 0 })
+    Ok(PeerStream { io: Box::new(stream), key })
 }
 
 /// Takes an accepted connection through TLS, if the listener has it.
 pub(super) async fn accept(tcp: TcpStream, tls: Option<&Arc<PeerTls>>) -> io::Result<PeerStream> {
     tcp.set_nodelay(true)?;
     let Some(tls) = tls else {
-        return Ok(PeerStream { io: Box::new(tcp), key: None, run: 0 });
+        return Ok(PeerStream { io: Box::new(tcp), key: None });
     };
     let stream = TlsAcceptor::from(tls.server_config()).accept(tcp).await.map_err(in_words)?;
     let (_, session) = stream.get_ref();
     check_alpn(session.alpn_protocol())?;
     let key = session.peer_certificates().and_then(<[_]>::first).and_then(node_key_of);
-    Ok(PeerStream { io: Box::new(stream), key, run: 0 })
+    Ok(PeerStream { io: Box::new(stream), key })
 }
 
 fn check_alpn(negotiated: Option<&[u8]>) -> io::Result<()> {

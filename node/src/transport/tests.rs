@@ -644,3 +644,34 @@ async fn a_newcomer_takes_the_state_from_the_holder_of_the_bound_key_alone() {
         assert_eq!(result.is_ok(), fetched, "{key:?}: {result:?}");
     }
 }
+
+/// A stream that works is not cut: what is on it would be lost.
+#[test]
+fn a_stream_goes_on_when_a_peers_address_changes() {
+    let (a, b) = pair();
+    let port = b.address().port();
+    let urls = ["http://localhost", "http://127.0.0.1", "http://192.0.2.1", "http://127.0.0.1"];
+    let messages = (0u32..).map(|n| Bytes::copy_from_slice(&n.to_be_bytes()));
+    for (url, message) in urls.into_iter().zip(messages) {
+        let urls = vec![PeerUrl::parse(&format!("{url}:{port}")).unwrap()];
+        let peers = vec![Peer { urls, ..b.as_peer() }];
+        a.transport.send(MemberId(2), message).unwrap();
+        a.transport.set_membership(Membership { peers, ..Membership::default() });
+        b.transport.send(MemberId(1), Bytes::from_static(b"back")).unwrap();
+    }
+    eventually("all have arrived", || b.messages().len() == 4 && a.messages().len() == 4);
+    for node in [&a, &b] {
+        assert_eq!(node.transport.traffic()[0].disconnects, 0);
+    }
+}
+
+#[test]
+fn a_peer_is_dialled_at_its_new_address() {
+    let (a, b) = (Node::start(1), Node::start(2));
+    b.knows(&[&a]);
+    // Nothing answers there: the dial would take until its time is up.
+    let nowhere = peer_at(MemberId(2), "192.0.2.1:1".parse().unwrap());
+    a.transport.set_membership(Membership { peers: vec![nowhere], ..Membership::default() });
+    a.knows(&[&b]);
+    connect(&a, &b);
+}
