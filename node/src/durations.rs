@@ -17,6 +17,13 @@ static CALL: [u64; 11] = [
     10_000_000,
 ];
 
+/// A request of the API: what etcd has, 1 ms to 0.5 s.
+static REQUEST: [u64; 10] = doubling(1_000);
+/// The application of one entry, or a range: what etcd has, 0.1 ms to 0.8 s.
+static APPLY: [u64; 14] = doubling(100);
+/// A snapshot written to the store's disk: what etcd has, 10 ms to 328 s.
+static SNAPSHOT: [u64; 16] = doubling(10_000);
+
 const fn doubling<const N: usize>(first_micros: u64) -> [u64; N] {
     let mut bounds = [first_micros; N];
     let mut n = 1;
@@ -68,6 +75,26 @@ impl Durations {
     /// Of calls.
     pub(crate) fn of_calls() -> Self {
         Self::within(&CALL)
+    }
+
+    /// Of requests of the API.
+    pub(crate) fn of_requests() -> Self {
+        Self::within(&REQUEST)
+    }
+
+    /// Of entries that are applied, and of ranges.
+    pub(crate) fn of_applies() -> Self {
+        Self::within(&APPLY)
+    }
+
+    /// Of snapshots that are written.
+    pub(crate) fn of_snapshots() -> Self {
+        Self::within(&SNAPSHOT)
+    }
+
+    /// Whether nothing was recorded.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.counts.iter().all(|count| count.load(Relaxed) == 0)
     }
 
     pub(crate) fn record(&self, took: Duration) {

@@ -229,3 +229,72 @@ async fn the_state_that_a_new_member_fetches_is_counted_where_it_comes_from() {
     assert!((scrape.value(took, &to) - sent).abs() < f64::EPSILON, "each was timed");
     assert!(scrape.value("etcd_network_snapshot_send_failures", &to).abs() < f64::EPSILON);
 }
+
+/// The families of etcd 3.7, with their types.
+const STOCK: &str = include_str!("data/etcd-3.7-metrics.txt");
+/// Says why some of them are not here.
+const DIFFERENCES: &str = include_str!("../../docs/differences.md");
+
+/// The names in the first column of the table of metrics; one that ends with `*` stands for many.
+fn explained() -> Vec<&'static str> {
+    let (_, section) = DIFFERENCES.split_once("## Metrics").unwrap();
+    section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect()
+}
+
+#[test]
+fn every_family_of_stock_etcd_is_here_with_its_type_or_its_absence_is_explained() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    member.start();
+    member.ready();
+    let scrape = Scrape::of(&member);
+    let explained = explained();
+    let is_explained = |name: &str| {
+        explained.iter().any(|pattern| match pattern.strip_suffix('*') {
+            Some(prefix) => name.starts_with(prefix),
+            None => name == *pattern,
+        })
+    };
+    for (name, kind) in STOCK.lines().map(|line| line.split_once(' ').unwrap()) {
+        match scrape.types.get(name) {
+            Some(ours) => {
+                assert_eq!(ours, kind, "the type of {name}");
+                assert!(
+                    !is_explained(name),
+                    "{name} is here, and docs/differences.md says it isn't"
+                );
+            }
+            None => {
+                assert!(is_explained(name), "{name} is neither here nor in docs/differences.md")
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn requests_messages_and_applied_entries_are_counted_as_by_etcd() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    member.start();
+    member.ready();
+    for _ in 0..3 {
+        member.put("a", "1").await.unwrap();
+    }
+    member.get("a").await.unwrap();
+    let scrape = Scrape::of(&member);
+    let value = |name: &str, labels: &[&str]| {
+        let labels: Vec<String> = labels.iter().map(ToString::to_string).collect();
+        scrape.value(name, &labels)
+    };
+    let put = ["grpc_method=\"Put\"", "grpc_service=\"etcdserverpb.KV\"", "grpc_type=\"unary\""];
+    assert_eq!(value("grpc_server_msg_received_total", &put), 3.0);
+    assert_eq!(value("grpc_server_msg_sent_total", &put), 3.0);
+    let labels = ["success=\"true\"", "type=\"Put\""];
+    assert_eq!(value("etcd_server_request_duration_seconds_count", &labels), 3.0);
+    let labels = ["op=\"Put\"", "success=\"true\"", "version=\"v3\""];
+    assert_eq!(value("etcd_server_apply_duration_seconds_count", &labels), 3.0);
+    assert_eq!(value("etcd_server_range_duration_seconds_count", &["success=\"true\""]), 1.0);
+    assert_eq!(value("etcd_cluster_version", &["cluster_version=\"3.6\""]), 1.0);
+    assert_eq!(value("etcd_server_feature_enabled", &["name=\"FastLeaseKeepAlive\""]), 1.0);
+    assert_eq!(value("etcd_debugging_mvcc_pending_events_total", &[]), 0.0);
+}

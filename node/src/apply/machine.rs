@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::sync::Arc;
+use std::time::Instant;
 
 use node_proto::command::{self, Operation, PublishMember};
 use node_proto::etcdserverpb::alarm_request::AlarmAction;
@@ -186,6 +187,7 @@ fn apply_entry(
     if entry_kind(&operation) != entry.kind {
         return Err(StoreError::Kind { index, kind: entry.kind });
     }
+    let (kind, began) = (kind_of(&operation), Instant::now());
     let mut fits = |bytes| bytes <= BATCH_ANSWER_BYTES;
     let mut room = AnswerRoom::new(*read, &mut fits);
     let answered = is_answered(RequestId(id)).then_some(&mut room);
@@ -200,6 +202,7 @@ fn apply_entry(
         Err(Failure::Fatal(error)) => return Err(error),
     };
     batch.end_request();
+    batch.time(kind, outcome.is_ok(), began.elapsed());
     applied.outcomes.push((RequestId(id), outcome));
     Ok(())
 }
@@ -250,6 +253,23 @@ fn apply_operation(
             changes.push(done);
             Ok(Response::MembersChanged(response.map_err(ApplyError::from)?))
         }
+    }
+}
+
+/// The place in [`mvcc::APPLIED`](crate::mvcc::APPLIED).
+fn kind_of(operation: &Operation) -> usize {
+    match operation {
+        Operation::Put(_) => 0,
+        Operation::DeleteRange(_) => 1,
+        Operation::Txn(_) => 2,
+        Operation::Compact(_) => 3,
+        Operation::Alarm(_) | Operation::MarkCorrupt(_) => 4,
+        Operation::LeaseGrant(_) => 5,
+        Operation::LeaseRevoke(_) | Operation::LeaseExpire(_) => 6,
+        Operation::LeaseCheckpoint(_) => 7,
+        Operation::ChangeAuth(_) | Operation::AssignToken(_) => 8,
+        Operation::PublishMember(_) => 9,
+        Operation::ChangeMember(_) => 10,
     }
 }
 

@@ -316,6 +316,11 @@ impl<'txn> Batch<'txn> {
         Ok(())
     }
 
+    /// Counts an entry that was applied, of a kind of [`APPLIED`](super::APPLIED).
+    pub(crate) fn time(&self, kind: usize, is_done: bool, took: std::time::Duration) {
+        self.shared.operations.time(kind, is_done, took);
+    }
+
     /// Ends a write request: its changes, if there were any, are one revision.
     pub fn end_request(&mut self) {
         self.progress.revision = self.revision();

@@ -133,6 +133,7 @@ impl Store {
                 shared.index.write().expect("a writer that panicked has stopped the process");
             index.compact(after, revision, shared.compacted_keys_per_step, &mut dropped)
         };
+        shared.operations.compacted.fetch_add(dropped.len() as u64, Ordering::Relaxed);
         let mut freed = 0;
         let together = shared.lock_tombstones();
         for row in dropped.into_iter().map(Revision::to_row) {

@@ -41,7 +41,7 @@ pub use defragment::{DefragmentError, Defragmented, StoreFile};
 pub use error::{ReadError, StoreError};
 pub use event::{Event, EventBatch, EventKind};
 pub use hash::KeyValueHash;
-pub use operations::{Counted, Operations};
+pub use operations::{APPLIED, Counted, Operations};
 pub use range::{AnswerRoom, Gather, Scan, Step};
 pub(crate) use revision::EtcdKey;
 pub use revision::{KeyRange, Revision};

@@ -246,7 +246,10 @@ impl election_server::Election for Election {
         let answers = stream::unfold(Some((observer, refused)), async |state| {
             let (mut observer, mut refused) = state?;
             match observer.next(&mut refused).await {
-                Ok(answer) => Some((Ok(answer), Some((observer, refused)))),
+                Ok(answer) => {
+                    observer.line.context.metrics.calls(Method::Observe).count_out(1);
+                    Some((Ok(answer), Some((observer, refused))))
+                }
                 Err(status) => {
                     observer.code = status.code();
                     Some((Err(status), None))

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use node_proto::etcdserverpb::kv_server;
 use node_proto::etcdserverpb::{
@@ -30,6 +31,13 @@ impl Kv {
         held: &mut Held,
     ) -> Result<RangeResponse, Error> {
         self.0.barrier(request.serializable).await?;
+        let began = Instant::now();
+        let read = self.read(request, held).await;
+        self.0.metrics.ranges[usize::from(read.is_ok())].record(began.elapsed());
+        read
+    }
+
+    async fn read(&self, request: &RangeRequest, held: &mut Held) -> Result<RangeResponse, Error> {
         'view: loop {
             let view = self.0.store.view();
             self.0.may(held.who(), &view, Access::Range(request))?;

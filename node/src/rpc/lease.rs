@@ -256,6 +256,7 @@ async fn serve(
             }
         }
     }
+    lease.context.metrics.calls(Method::LeaseKeepAlive).count_in(ids.len() as u64);
     for id in &ids {
         lease.context.permit(who, Access::LeaseKeepAlive(*id), false).await?;
     }
@@ -311,7 +312,10 @@ impl lease_server::Lease for Lease {
         let answers = stream::unfold(Some(keeping), async |keeping| {
             let mut keeping = keeping?;
             match keeping.next().await {
-                Ok(Some(answer)) => Some((Ok(answer), Some(keeping))),
+                Ok(Some(answer)) => {
+                    keeping.lease.context.metrics.calls(Method::LeaseKeepAlive).count_out(1);
+                    Some((Ok(answer), Some(keeping)))
+                }
                 Ok(None) => None,
                 Err(status) => {
                     keeping.code = status.code();

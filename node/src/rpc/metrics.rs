@@ -93,12 +93,46 @@ pub(crate) struct Calls {
     pub handled: [AtomicU64; CODES],
     /// From the begin to the end of each.
     pub took: Durations,
+    /// From the begin to the end of those that failed, and of those that were answered.
+    pub outcomes: [Durations; 2],
+    /// Messages that came on streams.
+    streamed_in: AtomicU64,
+    /// Messages that were sent on streams.
+    streamed_out: AtomicU64,
 }
 
 impl Calls {
     fn new() -> Self {
         let (started, handled) = (AtomicU64::new(0), Default::default());
-        Self { started, handled, took: Durations::of_calls() }
+        Self {
+            started,
+            handled,
+            took: Durations::of_calls(),
+            outcomes: [Durations::of_requests(), Durations::of_requests()],
+            streamed_in: AtomicU64::new(0),
+            streamed_out: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts messages that came on a stream of the client's.
+    pub(crate) fn count_in(&self, messages: u64) {
+        self.streamed_in.fetch_add(messages, Ordering::Relaxed);
+    }
+
+    /// Counts messages that are sent on a stream to the client.
+    pub(crate) fn count_out(&self, messages: u64) {
+        self.streamed_out.fetch_add(messages, Ordering::Relaxed);
+    }
+
+    /// Messages received and sent. A call that isn't a stream has one of each, unless it failed.
+    pub(crate) fn messages(&self, method: Method) -> (u64, u64) {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let answered = load(&self.handled[Code::Ok as usize]);
+        match method.labels().2 {
+            "unary" => (load(&self.started), answered),
+            "server_stream" => (load(&self.started), load(&self.streamed_out)),
+            _ => (load(&self.streamed_in), load(&self.streamed_out)),
+        }
     }
 
     /// Counts a call that begins; its [end](Self::end) is told when it did.
@@ -110,7 +144,9 @@ impl Calls {
     /// Counts the end of a call.
     pub(crate) fn end(&self, code: Code, began: Instant) {
         self.handled[code as usize].fetch_add(1, Ordering::Relaxed);
-        self.took.record(began.elapsed());
+        let took = began.elapsed();
+        self.took.record(took);
+        self.outcomes[usize::from(code == Code::Ok)].record(took);
     }
 }
 
@@ -183,6 +219,14 @@ pub(crate) struct Metrics {
     pub defragmentations: Durations,
     /// Whether one is under way.
     pub defragmenting: AtomicBool,
+    /// Of each snapshot of the store that a client was sent.
+    pub snapshots: Durations,
+    /// Of each whole state that a peer sent, until it was on disk.
+    pub snapshot_saves: Durations,
+    /// Of the sync of each.
+    pub snapshot_syncs: Durations,
+    /// Of the read of each range, of those that failed and of those that were answered.
+    pub ranges: [Durations; 2],
     /// Of each checksum of all that the store holds.
     pub hashes: Durations,
     /// Of each checksum of the keys at a revision.
@@ -215,6 +259,10 @@ impl Default for Metrics {
             events: AtomicU64::new(0),
             defragmentations: Durations::default(),
             defragmenting: AtomicBool::new(false),
+            snapshots: Durations::of_snapshots(),
+            snapshot_saves: Durations::of_transfers(),
+            snapshot_syncs: Durations::default(),
+            ranges: [Durations::of_applies(), Durations::of_applies()],
             hashes: Durations::of_hashes(),
             revision_hashes: Durations::of_hashes(),
             promoted: AtomicU64::new(0),

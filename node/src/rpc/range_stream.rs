@@ -117,6 +117,7 @@ impl Parts {
             match self.fill(&view).await {
                 Ok(Ok(part)) => {
                     self.has_told = true;
+                    self.context.metrics.calls(Method::RangeStream).count_out(1);
                     return Ok(part);
                 }
                 Ok(Err(ReadError::Superseded)) if !self.has_told => self.gather = None,

@@ -6,6 +6,7 @@
 //! none goes on for ever.
 
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,7 @@ pub(super) fn send(context: Arc<Context>, places: &Arc<Semaphore>) -> Result<Chu
         stop: context.stop.clone(),
         patience: context.limits.snapshot_patience,
         until: Instant::now() + PATIENCE,
+        sent: AtomicU64::new(0),
     };
     let ended = Arc::clone(&end);
     tokio::task::spawn_blocking(move || {
@@ -88,6 +90,7 @@ fn run(
     ended: &OnceLock<Result<(), Status>>,
 ) -> Client {
     let call = context.metrics.start(Method::Snapshot);
+    let began = Instant::now();
     let mut out = Out { client, left: 0, version: "", chunk: BytesMut::new() };
     let error = match out.run(context) {
         Ok(()) => None,
@@ -102,6 +105,9 @@ fn run(
         }
     };
     let result = error.map_or(Ok(()), |error| Err(Status::from(error)));
+    context.metrics.snapshots.record(began.elapsed());
+    let sent = out.client.sent.load(Ordering::Relaxed);
+    context.metrics.calls(Method::Snapshot).count_out(sent);
     if out.client.sender.is_closed() {
         // The client has left.
         drop(call);
@@ -119,6 +125,7 @@ struct Client {
     stop: CancellationToken,
     patience: Duration,
     until: Instant,
+    sent: AtomicU64,
 }
 
 impl Client {
@@ -142,7 +149,11 @@ impl Client {
                 () = self.stop.cancelled() => false,
             }
         };
-        if self.runtime.block_on(sent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+        if !self.runtime.block_on(sent) {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        self.sent.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 }
 

@@ -594,7 +594,7 @@ async fn metrics_have_etcds_names() {
         "etcd_server_proposals_pending 0",
         "etcd_server_id{server_id=\"7\"} 1",
         "etcd_server_version{server_version=\"3.6.0\"} 1",
-        "etcd_cluster_version{cluster_version=\"3.6.0\"} 1",
+        "etcd_cluster_version{cluster_version=\"3.6\"} 1",
         &format!(r#"grpc_server_handled_total{{grpc_code="OK",{put}"#),
         &format!(r#"grpc_server_handled_total{{grpc_code="InvalidArgument",{put}"#),
     ] {

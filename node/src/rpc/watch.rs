@@ -233,12 +233,16 @@ impl WatchStream {
     async fn next(&mut self) -> Result<Frame, End> {
         loop {
             if let Some(frame) = self.ready.pop_front() {
+                self.context.metrics.calls(Method::Watch).count_out(1);
                 return Ok(frame);
             }
             let context = self.context.clone();
             tokio::select! {
                 request = next_request(&mut self.requests) => match request {
-                    Ok(Some(request)) => self.obey(request).await,
+                    Ok(Some(request)) => {
+                        context.metrics.calls(Method::Watch).count_in(1);
+                        self.obey(request).await;
+                    }
                     Ok(None) => self.requests = None,
                     // As many bytes as a response may have.
                     Err(status) => return Err(End::of(status, self.max_response)),

@@ -10,7 +10,7 @@ use std::{
         Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -293,8 +293,8 @@ fn check_proposal(entry: &Entry) -> Result<(), String> {
     checked.map_err(|error| format!("a request that no client may make: {error}"))
 }
 
-/// Writes `body` to `path`, durably, if it is not too long.
-pub(super) fn receive(path: &Path, mut body: impl Read) -> io::Result<()> {
+/// Writes `body` to `path`, durably, if it is not too long. Returns how long its sync took.
+pub(super) fn receive(path: &Path, mut body: impl Read) -> io::Result<Duration> {
     let mut file = data::make_anew(path)?;
     let mut received = 0;
     loop {
@@ -312,7 +312,8 @@ pub(super) fn receive(path: &Path, mut body: impl Read) -> io::Result<()> {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
         }
         if piece < LOOK_EVERY_BYTES {
-            return file.flush().and_then(|()| file.sync_all());
+            let began = Instant::now();
+            return file.flush().and_then(|()| file.sync_all()).map(|()| began.elapsed());
         }
     }
 }
@@ -365,7 +366,12 @@ impl PeerEvents for Inbound {
         let path = self.snapshot_dir.join(format!("incoming-{from}-{number}"));
         let (index, started) = (message.snapshot.map(|at| at.index), Instant::now());
         tracing::info!(peer.member.id = %from, index, "receiving a snapshot");
-        let received = receive(&path, &mut body).and_then(|()| inspect(&path, &message));
+        let saved = receive(&path, &mut body);
+        if let (Ok(synced), Some(context)) = (&saved, self.context()) {
+            context.metrics.snapshot_saves.record(started.elapsed());
+            context.metrics.snapshot_syncs.record(*synced);
+        }
+        let received = saved.and_then(|_| inspect(&path, &message));
         if let Err(error) = received {
             let _ = data::remove(&path);
             return Err(error);

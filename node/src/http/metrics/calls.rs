@@ -5,6 +5,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 
 use super::{Out, Scrape, histogram, load};
+use crate::mvcc::APPLIED;
 use crate::rpc::Method;
 
 impl Scrape {
@@ -40,7 +41,66 @@ impl Scrape {
                 histogram(&mut family.encode_family(&labels(*method))?, &calls.took)?;
             }
         }
+        self.messages(out)?;
+        self.requests(out)?;
         self.clients(out)
+    }
+
+    fn messages(&self, out: &mut Out<'_>) -> std::fmt::Result {
+        let messages = |method: Method| self.0.metrics.calls(method).messages(method);
+        let name = "grpc_server_msg_received";
+        let help = "Total number of RPC stream messages received on the server";
+        let mut family = out.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for method in Method::ALL {
+            let received = ConstCounter::new(messages(*method).0);
+            received.encode(family.encode_family(&labels(*method))?)?;
+        }
+        let name = "grpc_server_msg_sent";
+        let help = "Total number of gRPC stream messages sent by the server";
+        let mut family = out.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for method in Method::ALL {
+            let sent = ConstCounter::new(messages(*method).1);
+            sent.encode(family.encode_family(&labels(*method))?)?;
+        }
+        Ok(())
+    }
+
+    /// Of calls that aren't streams, by the names that etcd gives to its requests.
+    fn requests(&self, out: &mut Out<'_>) -> std::fmt::Result {
+        let name = "etcd_server_request_duration_seconds";
+        let help = "Response latency distribution in seconds for each type";
+        let mut family = out.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for method in Method::ALL {
+            let (_, name, kind) = method.labels();
+            let name = if *method == Method::Compact { "Compaction" } else { name };
+            let outcomes = &self.0.metrics.calls(*method).outcomes;
+            for (success, durations) in OUTCOMES.into_iter().zip(outcomes) {
+                if kind == "unary" && !durations.is_empty() {
+                    let labels = [("success", success), ("type", name)];
+                    histogram(&mut family.encode_family(&labels)?, durations)?;
+                }
+            }
+        }
+        let name = "etcd_server_apply_duration_seconds";
+        let help = "The time that applying an entry took, by what it does";
+        let mut family = out.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (op, outcomes) in APPLIED.into_iter().zip(&self.0.store.operations().applied) {
+            for (success, durations) in OUTCOMES.into_iter().zip(outcomes) {
+                if !durations.is_empty() {
+                    let labels = [("op", op), ("success", success), ("version", "v3")];
+                    histogram(&mut family.encode_family(&labels)?, durations)?;
+                }
+            }
+        }
+        let name = "etcd_server_range_duration_seconds";
+        let help = "The time that reading a range took, without the wait for its revision";
+        let mut family = out.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (success, durations) in OUTCOMES.into_iter().zip(&self.0.metrics.ranges) {
+            if !durations.is_empty() {
+                histogram(&mut family.encode_family(&[("success", success)])?, durations)?;
+            }
+        }
+        Ok(())
     }
 
     fn clients(&self, out: &mut Out<'_>) -> std::fmt::Result {
@@ -58,6 +118,9 @@ impl Scrape {
         out.counter("etcd_network_client_grpc_sent_bytes", help, load(&bytes.sent))
     }
 }
+
+/// The values of the label `success`, in the order of the counters.
+const OUTCOMES: [&str; 2] = ["false", "true"];
 
 fn labels(method: Method) -> [(&'static str, &'static str); 3] {
     let (service, method, kind) = method.labels();

@@ -11,6 +11,14 @@ pub(super) const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
 const HELP: &str = "# HELP ";
 const TYPE: &str = "# TYPE ";
 
+/// Counters of etcd whose names don't end with `_total`. The library knows none such, so that they are
+/// written as gauges.
+const BARE_COUNTERS: [&str; 3] = [
+    "etcd_server_health_failures",
+    "etcd_server_health_success",
+    "etcd_server_learner_promote_successes",
+];
+
 /// The same metrics in Prometheus' words.
 pub(super) fn plain(open_metrics: &str) -> String {
     let mut out = String::with_capacity(open_metrics.len());
@@ -25,6 +33,7 @@ pub(super) fn plain(open_metrics: &str) -> String {
             if let Some((_, text)) = help.take() {
                 let _ = writeln!(out, "{HELP}{name}{total} {text}");
             }
+            let kind = if BARE_COUNTERS.contains(&name) { "counter" } else { kind };
             let _ = writeln!(out, "{TYPE}{name}{total} {kind}");
         } else if line != "# EOF" {
             out.push_str(line);

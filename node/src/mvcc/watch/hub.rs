@@ -1,6 +1,7 @@
 //! The one task that knows all attached watchers.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::mpsc;
@@ -11,6 +12,7 @@ use super::feed::Feed;
 use super::matcher::{GroupKey, Matcher, Token};
 use super::picked::Picked;
 use crate::mvcc::event::EventBatch;
+use crate::mvcc::operations::PendingEvents;
 use crate::mvcc::store::Store;
 use crate::shares::{Account, Charge, Part};
 
@@ -27,7 +29,7 @@ pub(super) enum Command {
 /// From the hub to a subscriber.
 #[derive(Debug)]
 pub(super) enum Delivery {
-    Events { token: Token, picked: Arc<Picked>, held: Charge },
+    Events { token: Token, picked: Arc<Picked>, held: Charge, pending: PendingEvents },
     Progress { revision: i64, round: u64 },
 }
 
@@ -67,6 +69,8 @@ pub(super) struct Link {
     pub(super) shared: Arc<Shared>,
     /// What waits in the queue is charged to it.
     pub(super) account: Arc<Account>,
+    /// Events in all queues.
+    pub(super) pending: Arc<AtomicI64>,
 }
 
 /// What queues may fill of an account: not what is needed to empty them.
@@ -87,7 +91,8 @@ impl Link {
         if !held.set(picked.weight(), QUEUED) {
             return Sent::Full;
         }
-        self.send(Delivery::Events { token, picked, held })
+        let pending = PendingEvents::new(&self.pending, picked.len());
+        self.send(Delivery::Events { token, picked, held, pending })
     }
 
     fn send(&self, delivery: Delivery) -> Sent {
@@ -115,6 +120,7 @@ pub(super) type Orders = (mpsc::Receiver<Command>, mpsc::UnboundedReceiver<Vec<T
 
 pub(super) struct Hub {
     feed: Arc<Feed>,
+    store: Store,
     commands: mpsc::Receiver<Command>,
     /// The watches of streams that have ended. As long as the watches were, at most.
     departures: mpsc::UnboundedReceiver<Vec<Token>>,
@@ -142,6 +148,7 @@ impl Hub {
         let revision = store.view().revision();
         Self {
             feed,
+            store: store.clone(),
             commands,
             departures,
             watchers: HashMap::new(),
@@ -179,6 +186,8 @@ impl Hub {
                 () = feed.arrival.notified() => {}
             }
             self.take_events();
+            let attached = i64::try_from(self.watchers.len()).unwrap_or(i64::MAX);
+            self.store.operations().attached_watches.store(attached, Ordering::Relaxed);
         }
     }
 

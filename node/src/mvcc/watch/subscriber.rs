@@ -126,6 +126,7 @@ impl Subscriber {
         account: Arc<Account>,
     ) -> Self {
         let (sender, queue) = mpsc::channel(options.queued_deliveries);
+        let pending = Arc::clone(&store.operations().pending_events);
         Self {
             store,
             piece: PieceSize { records: options.records_per_piece, bytes: options.bytes_per_piece },
@@ -133,7 +134,7 @@ impl Subscriber {
             commands,
             departures,
             queue,
-            link: Link { queue: sender, shared: Arc::new(Shared::default()), account },
+            link: Link { queue: sender, shared: Arc::new(Shared::default()), account, pending },
             watches: BTreeMap::new(),
             by_id: BTreeMap::new(),
             behind: VecDeque::new(),
@@ -254,7 +255,8 @@ impl Subscriber {
 
     fn take(&mut self, delivery: Delivery) {
         match delivery {
-            Delivery::Events { token, picked, held } => {
+            Delivery::Events { token, picked, held, pending } => {
+                drop(pending);
                 if let Some(watch) = self.watches.get_mut(&token) {
                     watch.is_busy = true;
                     let watch_id = watch.watch_id;
