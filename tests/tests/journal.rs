@@ -68,7 +68,7 @@ fn check_order(trace: &str) -> Result<usize> {
         let written = position("written", &|call| call.starts_with("write(") && aside(call))?;
         let synced = position("synced", &|call| call.starts_with("fsync(") && aside(call))?;
         let renamed = position("renamed", &|call| {
-            call.starts_with("rename") && call.contains("/agent/journal.json\"")
+            call.starts_with("rename") && call.contains("/agent>, \"journal.json\"")
         })?;
         let folder = position("synced with its folder", &|call| {
             call.starts_with("fsync(") && call.contains("/agent>")
