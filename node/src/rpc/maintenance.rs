@@ -27,6 +27,7 @@ use crate::config::CLUSTER_VERSION;
 use crate::driver::defragmentation_failed;
 use crate::identity::MemberId;
 use crate::mvcc::{DefragmentError, Defragmented, KeyValueHash, ReadError, View};
+use crate::transport::Transport;
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 
@@ -62,6 +63,7 @@ impl Maintenance {
             errors.push(Error::NoLeader.text().into_owned());
         }
         errors.extend(view.alarms().iter().map(show));
+        errors.extend(self.context.peers.iter().flat_map(Transport::complaints));
         StatusResponse {
             header: header(view.revision()),
             version: self.context.identity.version.to_owned(),

@@ -1,4 +1,4 @@
-//! Listening, handshakes, and reading what peers send.
+//! Listening and handshakes, and what each accepted stream is for.
 
 use std::{
     io,
@@ -10,19 +10,22 @@ use muster_door::{Bounds, Door, Knock, Turned};
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    time::{sleep, timeout},
+    time::sleep,
 };
 
 use super::{
     Refusal,
-    frame::{FrameReader, Kind, put},
+    frame::{Kind, put},
     hello::{Hello, Purpose},
+    invite,
+    link::{self, Ended, Opened},
+    links::Opener,
     peer::PeerHandle,
     registry::Proof,
     request,
     service::Shared,
-    snapshot, stream,
-    stream::{Duplex, PeerStream},
+    snapshot,
+    stream::{self, PeerStream},
 };
 
 /// After an accept failed (most often: too many open files).
@@ -82,36 +85,50 @@ async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, k
         }
         Err(error) => return shared.handshake_failed(&error, &remote),
     };
-    let Some(registered) = peer.registry.enter(proof) else { return };
     peer.wake.notify_one();
     let ended = match purpose {
         Purpose::Messages => {
-            let replaced = peer.replace_inbound();
-            let _held = peer.hold_inbound(&*shared.events);
-            tokio::select! {
-                () = replaced.cancelled() => Ok(()),
-                () = registered.ends.cancelled() => Ok(()),
-                () = shared.found_out(&peer, proof.run) => Ok(()),
-                ended = read_messages(&shared, &peer, stream.io) => ended,
+            let (io, opener) = (stream.io, Opener::Remote);
+            let opened = Opened { io, proof, opener, may_be_two_way: true };
+            match link::run(&shared, &peer, opened).await {
+                Ended::Broken(error) => Err(error),
+                Ended::Gone | Ended::Cut(_) | Ended::Closed => Ok(()),
             }
         }
-        Purpose::Snapshot => tokio::select! {
-            () = registered.ends.cancelled() => Ok(()),
-            ended = snapshot::receive(&shared, &peer, stream.io) => ended,
-        },
+        Purpose::Snapshot => {
+            let receiving = snapshot::receive(&shared, &peer, stream.io);
+            while_it_fits(&peer, proof, receiving).await
+        }
         // Also if it is a member no longer by then: it may be what it asked for.
         Purpose::Request => tokio::select! {
             () = shared.stopping.cancelled() => Ok(()),
             ended = request::answer(&shared, &peer, stream.io) => ended,
         },
-        Purpose::State => tokio::select! {
-            () = registered.ends.cancelled() => Ok(()),
-            ended = snapshot::serve(&shared, &peer, stream.io) => ended,
-        },
+        Purpose::State => {
+            let sending = snapshot::serve(&shared, &peer, stream.io);
+            while_it_fits(&peer, proof, sending).await
+        }
         Purpose::Members => Ok(()),
+        Purpose::TakeSnapshot | Purpose::TakeRequest => tokio::select! {
+            () = peer.gone.cancelled() => Ok(()),
+            ended = invite::welcome(&shared, &peer, purpose, stream) => ended,
+        },
     };
     if let Err(error) = ended {
         tracing::warn!(peer.member.id = %peer.id, remote, %error, "a peer's stream broke");
+    }
+}
+
+/// Does `work` on a stream for as long as its process has proven what the peer's record binds.
+async fn while_it_fits(
+    peer: &PeerHandle,
+    proof: Proof,
+    work: impl Future<Output = io::Result<()>>,
+) -> io::Result<()> {
+    let Some(registered) = peer.registry.enter(proof) else { return Ok(()) };
+    tokio::select! {
+        () = registered.ends.cancelled() => Ok(()),
+        ended = work => ended,
     }
 }
 
@@ -135,9 +152,9 @@ async fn admit(
     let admitted = if theirs.answer.is_some() {
         Err(Refusal::Protocol)
     } else {
-        shared.admit(&theirs, stream.key).await
+        shared.admit(&theirs, stream.key, Opener::Remote).await
     };
-    let mut ours = Hello::new(&shared.local, theirs.from, theirs.purpose);
+    let mut ours = Hello::new(&shared.local, theirs.from, theirs.purpose.answered());
     ours.answer = admitted.as_ref().err().copied();
     stream.io.write_all(&ours.encode()).await?;
     stream.io.flush().await?;
@@ -163,36 +180,6 @@ async fn tell_members(shared: &Shared, mut stream: PeerStream, theirs: &Hello) -
         write_frame(&mut stream.io, Kind::Answer, &members).await?;
     }
     stream.io.shutdown().await
-}
-
-async fn read_messages(shared: &Shared, peer: &PeerHandle, io: Box<dyn Duplex>) -> io::Result<()> {
-    let (reader, mut writer) = tokio::io::split(io);
-    let mut frames = FrameReader::new(reader, shared.limits.frame_bytes);
-    loop {
-        let next = timeout(shared.limits.dead_after, frames.next()).await;
-        match next.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? {
-            None => return Ok(()),
-            Some((Kind::Ping, _)) => {
-                timeout(shared.limits.dead_after, write_frame(&mut writer, Kind::Pong, &[]))
-                    .await
-                    .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-            }
-            Some((Kind::Message, message)) => {
-                shared.counters.received_messages.fetch_add(1, Relaxed);
-                shared.counters.received_bytes.fetch_add(message.len() as u64, Relaxed);
-                peer.traffic.received_bytes.fetch_add(message.len() as u64, Relaxed);
-                if !shared.events.message(peer.id, message) {
-                    shared.counters.dropped_inbound.fetch_add(1, Relaxed);
-                    peer.traffic.receive_failures.fetch_add(1, Relaxed);
-                }
-            }
-            Some((Kind::Promises, report)) => shared.told(&report)?,
-            Some((Kind::Census, census)) if census.len() <= request::MAX_BYTES => {
-                shared.events.counted(peer.id, census);
-            }
-            Some(_) => return Err(io::ErrorKind::InvalidData.into()),
-        }
-    }
 }
 
 pub(super) async fn write_frame<W: AsyncWrite + Unpin>(

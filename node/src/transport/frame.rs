@@ -41,6 +41,12 @@ pub(super) enum Kind {
     Promises = 9,
     /// Who the members are, by the sender's table.
     Census = 10,
+    /// "I read messages on this stream too, which I have opened."
+    TwoWay = 11,
+    /// "Open a stream to me": its purpose (one byte) and a token (u64).
+    Invite = 12,
+    /// The token of the invitation that a stream was opened for.
+    Invited = 13,
 }
 
 impl Kind {
@@ -57,6 +63,9 @@ impl Kind {
             Self::Answer,
             Self::Promises,
             Self::Census,
+            Self::TwoWay,
+            Self::Invite,
+            Self::Invited,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)

@@ -3,7 +3,8 @@
 //! ```text
 //! 0  magic "MUSTERP1"   8
 //! 8  version            2   big endian, as all numbers
-//! 10 purpose            1   0 messages, 1 snapshot, 2 request, 3 members, 4 state
+//! 10 purpose            1   0 messages, 1 snapshot, 2 request, 3 members, 4 state,
+//!                           5 take snapshot, 6 take request
 //! 11 answer             1   0 from the dialler and for "accepted"; else why not
 //! 12 zero               4
 //! 16 cluster            8
@@ -16,6 +17,11 @@
 //! 80 vote               8
 //! 88 last index         8
 //! ```
+//!
+//! The answer repeats the purpose, with one exception: to "messages" it says "snapshot". Builds that
+//! knew of one-way streams only answer "messages", and look at an answer's purpose for nothing. So both
+//! ends can tell: the dialler by the answer, and the other end by the frame `TwoWay`, which the dialler
+//! sends after such an answer only.
 //!
 //! The first ten bytes are the same in every version, so that another one is answered by a refusal.
 
@@ -50,11 +56,51 @@ pub(super) enum Purpose {
     Members = 3,
     /// The whole state, for a member that begins with it.
     State = 4,
+    /// A snapshot from the other end, which has invited the dialler.
+    TakeSnapshot = 5,
+    /// One request of the other end, which has invited the dialler, and its answer.
+    TakeRequest = 6,
 }
 
 impl Purpose {
-    const ALL: [Self; 5] =
-        [Self::Messages, Self::Snapshot, Self::Request, Self::Members, Self::State];
+    const ALL: [Self; 7] = [
+        Self::Messages,
+        Self::Snapshot,
+        Self::Request,
+        Self::Members,
+        Self::State,
+        Self::TakeSnapshot,
+        Self::TakeRequest,
+    ];
+    /// What an answer to [`Purpose::Messages`] says if the stream may be a two-way one.
+    const TWO_WAY: Self = Self::Snapshot;
+
+    pub(super) fn from_wire(byte: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|purpose| *purpose as u8 == byte)
+    }
+
+    /// The purpose in the answer to a hello that is accepted.
+    pub(super) fn answered(self) -> Self {
+        if self == Self::Messages { Self::TWO_WAY } else { self }
+    }
+
+    /// The purpose of a stream that the other end opens in this one's place, if there is any.
+    pub(super) fn reversed(self) -> Option<Self> {
+        match self {
+            Self::Snapshot => Some(Self::TakeSnapshot),
+            Self::Request => Some(Self::TakeRequest),
+            Self::Messages
+            | Self::Members
+            | Self::State
+            | Self::TakeSnapshot
+            | Self::TakeRequest => None,
+        }
+    }
+
+    /// Whether a stream for this is opened on an invitation only.
+    pub(super) fn is_reversed(self) -> bool {
+        matches!(self, Self::TakeSnapshot | Self::TakeRequest)
+    }
 }
 
 /// Why a stream was refused. The numbers are the wire's.
@@ -185,6 +231,11 @@ impl Hello {
         Appearance { incarnation, boot, run, disk }
     }
 
+    /// Whether an answer to [`Purpose::Messages`] says that the stream may be a two-way one.
+    pub(super) fn offers_two_way(&self) -> bool {
+        self.answer.is_none() && self.purpose == Purpose::TWO_WAY
+    }
+
     /// What its sender has shown, with the key that its certificate has.
     pub(super) fn proof(&self, key: Option<NodeKey>) -> Proof {
         Proof { incarnation: self.incarnation, run: self.run, key }
@@ -226,8 +277,7 @@ impl Hello {
 
     pub(super) fn decode(bytes: &[u8; LEN]) -> Result<Self, Refusal> {
         check_version(bytes)?;
-        let purpose = Purpose::ALL.into_iter().find(|purpose| *purpose as u8 == bytes[10]);
-        let purpose = purpose.ok_or(Refusal::Protocol)?;
+        let purpose = Purpose::from_wire(bytes[10]).ok_or(Refusal::Protocol)?;
         let answer = match bytes[11] {
             0 => None,
             byte => Some(Refusal::from_wire(byte).ok_or(Refusal::Protocol)?),

@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use super::hello::Refusal;
+use super::{hello::Refusal, link::ONE_WAY_AFTER};
 use crate::{durations::Durations, identity::MemberId};
 
 /// Counters since the start; cheap enough for the data path.
@@ -144,13 +144,51 @@ impl Drop for Transfer<'_> {
     }
 }
 
+/// Which message streams of a peer stand.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Connections {
+    /// Since when it can be sent to.
+    pub since: Option<Instant>,
+    /// Whether one stands that this member has opened.
+    pub outbound: bool,
+    /// Whether one stands that the peer has opened.
+    pub inbound: bool,
+    /// Since when the peer can be sent to, but not over a stream that this member has opened.
+    pub outbound_missing_since: Option<Instant>,
+    /// Since when the peer can be sent to, but not over a stream that the peer has opened.
+    pub inbound_missing_since: Option<Instant>,
+    /// Why this member could not open one when it tried last.
+    pub dial_failure: Option<String>,
+}
+
+impl Connections {
+    /// What an operator has to know if the peer is connected and one of the two directions fails.
+    pub(crate) fn complaint(&self, peer: MemberId, now: Instant) -> Option<String> {
+        let lasts = |since: Option<Instant>| {
+            since.is_some_and(|since| now.saturating_duration_since(since) >= ONE_WAY_AFTER)
+        };
+        if lasts(self.outbound_missing_since) {
+            let why = self.dial_failure.as_deref().unwrap_or("no answer yet");
+            Some(format!(
+                "this member cannot connect to peer {peer} ({why}): only the connection that the peer has opened works"
+            ))
+        } else if lasts(self.inbound_missing_since) {
+            Some(format!(
+                "peer {peer} has not connected to this member: check that it reaches this member's peer URLs; only the connection that this member has opened works"
+            ))
+        } else {
+            None
+        }
+    }
+}
+
 /// One peer's counters at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct PeerTraffic {
     /// Which.
     pub peer: MemberId,
-    /// Whether it can be sent to now.
-    pub connected: bool,
+    /// Which streams to it and from it stand.
+    pub connections: Connections,
     /// Bytes written to it, frames included.
     pub sent_bytes: u64,
     /// Payload bytes read from it.
@@ -170,10 +208,10 @@ pub(crate) struct PeerTraffic {
 }
 
 impl Traffic {
-    pub(super) fn snapshot(&self, peer: MemberId, connected: bool) -> PeerTraffic {
+    pub(super) fn snapshot(&self, peer: MemberId, connections: Connections) -> PeerTraffic {
         PeerTraffic {
             peer,
-            connected,
+            connections,
             sent_bytes: self.sent_bytes.load(Relaxed),
             received_bytes: self.received_bytes.load(Relaxed),
             send_failures: self.send_failures.load(Relaxed),

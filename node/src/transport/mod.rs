@@ -1,20 +1,33 @@
 //! Peer streams: how members of one cluster talk, and how nobody else does.
 //!
-//! Each member dials each other one and sends on the stream that it dialled; what it receives comes
-//! on streams that others dialled. A stream begins with TLS (where the URLs say https), then a
-//! fixed-size hello in each direction that proves cluster, sender, receiver, incarnation, boot
-//! counter and what the disk held at the start; only then is the first frame read. A hello that doesn't fit is answered with the reason
-//! and a close.
+//! A stream begins with TLS (where the URLs say https), then a fixed-size hello in each direction that
+//! proves cluster, sender, receiver, incarnation, boot counter and what the disk held at the start; only
+//! then is the first frame read. A hello that doesn't fit is answered with the reason and a close.
+//!
+//! Each member tries to open a message stream to each other one, and one stream is enough for two
+//! members: it carries messages, pings, promises and censuses of both. So members work together as long
+//! as one of them can connect to the other (a firewall, NAT, a name that one side can't resolve).
+//! - `links` says which of several streams carries what this member sends; `link` runs one stream.
+//! - `dial` tries to open a stream for as long as there is none that this member has opened, also while
+//!   the peer's carries everything: an operator is told which direction fails (log, `/metrics`, status).
+//! - Snapshots and requests have streams of their own. A member that can't open one invites the peer, on
+//!   the message stream, to open it: see `invite`.
+//! - A member that is about to join opens its streams itself: nobody knows it before.
+//! - Builds before this one know of one-way streams only. Each end of a message stream learns from the
+//!   other's hello or first frame whether it knows of two-way ones, and sends an older build nothing
+//!   that it doesn't know. See `hello`.
 //!
 //! What a caller must know:
 //! 1. `Transport::send` never blocks and never keeps more than a peer's bounds: a message to a peer
 //!    that is slow or away is dropped and counted. Raft sends again.
-//! 2. Messages to one peer arrive in order or not at all, within one connection.
+//! 2. Messages to one peer arrive in order or not at all, within one connection. The loss of the
+//!    connection that carried them is told by `PeerEvents::reachable`, also if another one takes over.
 //! 3. A snapshot has a stream of its own, so that it never delays a heartbeat.
-//! 4. Who has not said who it is holds one of a few places, which hosts share fairly (crate `muster-door`).
+//! 4. Connections that have not said whose they are hold one of a few places, which hosts share fairly
+//!    (crate `muster-door`).
 //! 5. A request of one member to another, and its answer, have a stream of their own too.
-//! 6. Each member tells those that it dials who the members are, when the stream begins and when that has
-//!    changed: who was away may not know.
+//! 6. Each member tells the others who the members are, when a stream begins to carry its messages and
+//!    when that has changed: a member that was away may not know.
 //! 7. Everything runs on one thread of its own; `PeerEvents` are called there and must not block,
 //!    except `snapshot`, which has a thread to itself.
 //!
@@ -26,7 +39,10 @@ mod frame;
 #[cfg(fuzzing)]
 pub(crate) mod fuzz;
 mod hello;
+mod invite;
 mod join;
+mod link;
+mod links;
 mod marks;
 mod metrics;
 mod peer;
@@ -37,6 +53,7 @@ mod snapshot;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod vitals;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -60,7 +77,7 @@ pub(crate) use self::{
     hello::Refusal,
     join::{JoinError, Source, ask_members, fetch_state},
     marks::{Durable, Marks},
-    metrics::{Counters, CountersSnapshot, PeerTraffic},
+    metrics::{Connections, Counters, CountersSnapshot, PeerTraffic},
     snapshot::{SnapshotReader, SnapshotWriter},
 };
 
@@ -146,8 +163,9 @@ pub(crate) trait PeerEvents: Send + Sync + 'static {
     /// What this member has promised to others, so far. Must not block.
     fn promised(&self) -> Promise;
 
-    /// Streams to and from `peer` stand, or no longer both: what is sent can be answered. Must not
-    /// block.
+    /// Messages go to `peer` and come from it, or no longer both: what is sent can be answered. Told as
+    /// false and then true if a stream was lost with what was on it and another one takes over. Must
+    /// not block.
     fn reachable(&self, peer: MemberId, reachable: bool);
 
     /// `by`, a peer that proved who it is, says that this member was removed. Must not block.
@@ -353,6 +371,13 @@ impl Transport {
     #[must_use]
     pub(crate) fn traffic(&self) -> Vec<PeerTraffic> {
         self.shared.traffic()
+    }
+
+    /// Which direction fails, of peers that are connected in the other one; for operators.
+    #[must_use]
+    pub(crate) fn complaints(&self) -> Vec<String> {
+        let now = Instant::now();
+        self.traffic().iter().filter_map(|it| it.connections.complaint(it.peer, now)).collect()
     }
 
     /// The addresses that are listened on, ports resolved.

@@ -1,12 +1,11 @@
 //! One other member: its record, its queue, its state.
 
 use std::{
-    collections::VecDeque,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use bytes::Bytes;
@@ -14,63 +13,20 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Limits, Peer, PeerEvents, Refusal, SendError, frame, metrics::Traffic, registry::Registry,
+    Limits, Peer, PeerEvents, Refusal, SendError,
+    frame::{self, Kind},
+    invite::Invitations,
+    links::{Links, News, Opener},
+    metrics::{Connections, Traffic},
+    registry::Registry,
+    vitals::Vitals,
 };
 use crate::identity::MemberId;
 
 /// Requests of one peer at a time.
 const MAX_REQUESTS: usize = 64;
 
-/// The process at the other end of the stream that was dialled, and one that wants to take its place.
-///
-/// A member's process begins when the one before it has ended. So a process that answers what it was
-/// asked *after* another one had shown itself is alive beside that one: they run on copies of one
-/// directory, and the newcomer is not let in.
-#[derive(Debug)]
-pub(super) struct Vitals {
-    run: u64,
-    /// When it was asked, oldest first; answers come in that order.
-    asked: VecDeque<Instant>,
-    /// When the last question was asked that it has answered.
-    answered: Option<Instant>,
-    /// Another process, and when it was first seen.
-    newcomer: Option<(u64, Instant)>,
-}
-
-impl Vitals {
-    /// A stream to the process `run` stands.
-    pub(super) fn of(run: u64) -> Self {
-        Self { run, asked: VecDeque::new(), answered: None, newcomer: None }
-    }
-
-    /// It is asked whether it lives.
-    pub(super) fn asks(&mut self, now: Instant) {
-        self.asked.push_back(now);
-    }
-
-    /// It has answered, and took so long; `None` if nothing was asked.
-    pub(super) fn answers(&mut self, now: Instant) -> Option<Duration> {
-        let asked = self.asked.pop_front();
-        self.answered = asked.or(self.answered);
-        asked.map(|asked| now.saturating_duration_since(asked))
-    }
-
-    /// Why the process `run` can't be let in now, if it is another one.
-    pub(super) fn objects_to(&mut self, run: u64, now: Instant) -> Option<Refusal> {
-        if run == self.run {
-            return None;
-        }
-        let since = match self.newcomer {
-            Some((known, since)) if known == run => since,
-            _ => now,
-        };
-        self.newcomer = Some((run, since));
-        let lives = self.answered.is_some_and(|answered| answered > since);
-        Some(if lives { Refusal::Boot } else { Refusal::Another })
-    }
-}
-
-/// What others hold of a peer; its dialling task holds the other end of the queue.
+/// What its tasks and the rest of the transport share of a peer.
 pub(super) struct PeerHandle {
     pub id: MemberId,
     /// Its record and its streams.
@@ -90,26 +46,23 @@ pub(super) struct PeerHandle {
     pub traffic: Traffic,
     /// It refused this member for good when it was last dialled.
     pub disowns: AtomicBool,
-    /// Of the process that it is dialled as, while that stream stands.
-    vitals: Mutex<Option<Vitals>>,
+    /// Streams that it was invited to open.
+    pub invitations: Invitations,
+    /// Streams that it has invited this member to open.
+    pub invited: Arc<Semaphore>,
     queue: mpsc::Sender<Queued>,
+    /// The other end of the queue: the stream that holds it is the carrier.
+    outgoing: tokio::sync::Mutex<mpsc::Receiver<Queued>>,
     queued_bytes: Arc<AtomicUsize>,
     queue_bytes_max: usize,
     frame_bytes_max: usize,
-    state: Mutex<State>,
-    /// The stream that it sends on; a newer one replaces it.
-    inbound: Mutex<CancellationToken>,
+    links: Mutex<Links>,
 }
 
 impl PeerHandle {
-    pub(super) fn new(
-        record: Peer,
-        limits: &Limits,
-        gone: CancellationToken,
-    ) -> (Self, mpsc::Receiver<Queued>) {
-        let (queue, receiver) = mpsc::channel(limits.queue_messages);
-        let inbound = Mutex::new(gone.child_token());
-        let handle = Self {
+    pub(super) fn new(record: Peer, limits: &Limits, gone: CancellationToken) -> Self {
+        let (queue, outgoing) = mpsc::channel(limits.queue_messages);
+        Self {
             id: record.id,
             registry: Registry::new(record, gone.clone()),
             gone,
@@ -120,15 +73,15 @@ impl PeerHandle {
             requests: Semaphore::new(MAX_REQUESTS),
             traffic: Traffic::default(),
             disowns: AtomicBool::new(false),
-            vitals: Mutex::new(None),
+            invitations: Invitations::default(),
+            invited: Arc::new(Semaphore::new(MAX_REQUESTS + 1)),
             queue,
+            outgoing: tokio::sync::Mutex::new(outgoing),
             queued_bytes: Arc::default(),
             queue_bytes_max: limits.queue_bytes,
             frame_bytes_max: limits.frame_bytes,
-            state: Mutex::default(),
-            inbound,
-        };
-        (handle, receiver)
+            links: Mutex::default(),
+        }
     }
 
     /// Its record has changed. Streams that fit the new one go on.
@@ -139,8 +92,8 @@ impl PeerHandle {
         }
     }
 
-    /// Queues one message, if it is connected and has room.
-    pub(super) fn push(&self, message: Bytes) -> Result<(), SendError> {
+    /// Queues one frame, if the peer is connected and has room.
+    pub(super) fn push(&self, kind: Kind, message: Bytes) -> Result<(), SendError> {
         if message.len() > self.frame_bytes_max {
             return Err(SendError::TooLong);
         }
@@ -149,60 +102,111 @@ impl PeerHandle {
         }
         let cost = cost(&message);
         let before = self.queued_bytes.fetch_add(cost, Ordering::Relaxed);
-        let queued = Queued { message, bytes: Arc::clone(&self.queued_bytes) };
+        let queued = Queued { kind, message, bytes: Arc::clone(&self.queued_bytes) };
         if before + cost > self.queue_bytes_max {
             return Err(SendError::Full);
         }
         self.queue.try_send(queued).map_err(|_| SendError::Full)
     }
 
+    /// Waits for its turn to send what is queued; whoever has it is the carrier until it is dropped.
+    pub(super) async fn take_queue(&self) -> tokio::sync::MutexGuard<'_, mpsc::Receiver<Queued>> {
+        self.outgoing.lock().await
+    }
+
+    /// What is queued, if no stream is the carrier.
+    pub(super) fn try_take_queue(
+        &self,
+    ) -> Option<tokio::sync::MutexGuard<'_, mpsc::Receiver<Queued>>> {
+        self.outgoing.try_lock().ok()
+    }
+
+    /// A message stream stands, until what this returns is dropped.
+    pub(super) fn add_link<'a>(
+        &'a self,
+        number: u64,
+        opener: Opener,
+        run: u64,
+        ends: &CancellationToken,
+        events: &'a dyn PeerEvents,
+    ) -> StandingLink<'a> {
+        let of = (run, ends.clone());
+        self.change(events, |links| links.add(number, opener, of, Instant::now()));
+        StandingLink { peer: self, number, events }
+    }
+
+    /// Messages go in both directions of a stream from now on.
+    pub(super) fn make_two_way(&self, number: u64, events: &dyn PeerEvents) {
+        self.change(events, |links| links.make_two_way(number, Instant::now()));
+    }
+
+    /// A stream is the carrier from now on.
+    pub(super) fn carry_on(&self, number: u64) {
+        self.lock().carry_on(number);
+    }
+
+    /// A message has come on a stream.
+    pub(super) fn receive_on(&self, number: u64) {
+        self.lock().receive_on(number);
+    }
+
+    /// This member could not open a stream to it. Whether that is news.
+    pub(super) fn dial_failed(&self, why: &str) -> bool {
+        self.lock().dial_failed(why)
+    }
+
     /// Since when it can be sent to.
     pub(super) fn connected_since(&self) -> Option<Instant> {
-        self.lock().outbound
+        self.lock().connected_since()
     }
 
-    /// A stream to a process of it stands, or no longer.
-    pub(super) fn set_vitals(&self, vitals: Option<Vitals>) {
-        *self.vitals.lock().unwrap_or_else(PoisonError::into_inner) = vitals;
+    /// Whether a message stream stands that this side has opened, or the other.
+    pub(super) fn has_link(&self, opener: Opener) -> bool {
+        self.lock().has(opener)
     }
 
-    /// With what is known of the process at the other end of the stream to it, if that stands.
-    pub(super) fn with_vitals<T>(&self, ask: impl FnOnce(&mut Vitals) -> T) -> Option<T> {
-        self.vitals.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(ask)
+    /// Whether it follows invitations.
+    pub(super) fn is_two_way(&self) -> bool {
+        self.lock().is_two_way()
     }
 
-    /// The stream to it stands since then, or no longer.
-    pub(super) fn set_outbound(&self, since: Option<Instant>, events: &dyn PeerEvents) {
-        self.change(events, |state| state.outbound = since);
+    /// Why the process `run` can't be let in now, if another one is connected.
+    pub(super) fn objection_to(&self, run: u64) -> Option<Refusal> {
+        self.lock().objection_to(run, Instant::now())
     }
 
-    /// A stream from it stands, until what this returns is dropped.
-    pub(super) fn hold_inbound<'a>(&'a self, events: &'a dyn PeerEvents) -> InboundHeld<'a> {
-        self.change(events, |state| state.inbound += 1);
-        InboundHeld { peer: self, events }
+    /// With what is known of the process at the other end of a stream, while that stands.
+    pub(super) fn with_vitals<T>(
+        &self,
+        number: u64,
+        ask: impl FnOnce(&mut Vitals) -> T,
+    ) -> Option<T> {
+        self.lock().vitals(number).map(ask)
+    }
+
+    /// Which streams stand, for operators.
+    pub(super) fn connections(&self) -> Connections {
+        let links = self.lock();
+        Connections {
+            since: links.connected_since(),
+            outbound: links.has(Opener::Local),
+            inbound: links.has(Opener::Remote),
+            outbound_missing_since: links.missing_since(Opener::Local),
+            inbound_missing_since: links.missing_since(Opener::Remote),
+            dial_failure: links.dial_failure().map(str::to_owned),
+        }
     }
 
     /// Tells of a change while the state is held, so that two changes are told in their order.
-    fn change(&self, events: &dyn PeerEvents, change: impl FnOnce(&mut State)) {
-        let mut state = self.lock();
-        change(&mut state);
-        let reachable = state.outbound.is_some() && state.inbound > 0;
-        if reachable != state.told {
-            state.told = reachable;
+    fn change(&self, events: &dyn PeerEvents, change: impl FnOnce(&mut Links) -> News) {
+        let mut links = self.lock();
+        for reachable in change(&mut links) {
             events.reachable(self.id, reachable);
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A new inbound stream: ends the one before, and returns what ends this one.
-    pub(super) fn replace_inbound(&self) -> CancellationToken {
-        let new = self.gone.child_token();
-        let mut current = self.inbound.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut *current, new.clone()).cancel();
-        new
+    fn lock(&self) -> MutexGuard<'_, Links> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -210,6 +214,7 @@ impl PeerHandle {
 /// stream.
 #[derive(Debug)]
 pub(super) struct Queued {
+    pub kind: Kind,
     message: Bytes,
     bytes: Arc<AtomicUsize>,
 }
@@ -226,23 +231,19 @@ impl Drop for Queued {
     }
 }
 
-/// Which streams stand. An answer needs both directions, and so does being reachable.
-#[derive(Default)]
-struct State {
-    outbound: Option<Instant>,
-    inbound: usize,
-    told: bool,
-}
-
-/// Keeps an inbound stream counted.
-pub(super) struct InboundHeld<'a> {
+/// Keeps a message stream counted.
+pub(super) struct StandingLink<'a> {
     peer: &'a PeerHandle,
+    number: u64,
     events: &'a dyn PeerEvents,
 }
 
-impl Drop for InboundHeld<'_> {
+impl Drop for StandingLink<'_> {
     fn drop(&mut self) {
-        self.peer.change(self.events, |state| state.inbound -= 1);
+        self.peer.change(self.events, |links| links.remove(self.number, Instant::now()));
+        if self.peer.connected_since().is_none() {
+            self.peer.traffic.disconnects.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -298,74 +299,54 @@ mod tests {
         fn disowned(&self, _: crate::transport::Refusal) {}
     }
 
-    fn handle(limits: &Limits) -> (PeerHandle, mpsc::Receiver<Queued>) {
+    fn handle(limits: &Limits) -> PeerHandle {
         let record = Peer { id: MemberId(1), urls: Vec::new(), incarnation: None, node_key: None };
-        let (handle, receiver) = PeerHandle::new(record, limits, CancellationToken::new());
-        handle.set_outbound(Some(Instant::now()), &Told::default());
-        (handle, receiver)
+        PeerHandle::new(record, limits, CancellationToken::new())
     }
 
-    #[test]
-    fn a_newcomer_waits_until_the_process_before_it_is_seen_to_live_or_gone() {
-        let start = Instant::now();
-        let at = |seconds| start + std::time::Duration::from_secs(seconds);
-        let mut vitals = Vitals::of(1);
-        vitals.asks(at(1));
-        vitals.asks(at(2));
-        assert_eq!(vitals.objects_to(2, at(3)), Some(Refusal::Another));
-        assert_eq!(vitals.answers(at(3)), Some(Duration::from_secs(2)));
-        assert_eq!(vitals.answers(at(3)), Some(Duration::from_secs(1)));
-        assert_eq!(vitals.objects_to(2, at(4)), Some(Refusal::Another), "it may have died since");
-        assert_eq!(vitals.objects_to(1, at(4)), None, "a reconnect");
-        vitals.asks(at(5));
-        assert_eq!(vitals.objects_to(2, at(6)), Some(Refusal::Another));
-        vitals.answers(at(6));
-        assert_eq!(vitals.objects_to(2, at(6)), Some(Refusal::Boot));
-        assert_eq!(vitals.objects_to(3, at(6)), Some(Refusal::Another), "one after the other");
-        assert_eq!(vitals.answers(at(7)), None);
-        assert_eq!(vitals.objects_to(3, at(7)), Some(Refusal::Another), "nothing was asked");
+    fn connect<'a>(handle: &'a PeerHandle, told: &'a Told) -> StandingLink<'a> {
+        handle.add_link(0, Opener::Local, 1, &CancellationToken::new(), told)
     }
 
     #[test]
     fn bytes_in_the_queue_are_bounded_and_come_free_again() {
         let limits = Limits { queue_bytes: 100, ..Limits::default() };
-        let (handle, mut receiver) = handle(&limits);
+        let (handle, told) = (handle(&limits), Told::default());
+        let _standing = connect(&handle, &told);
         let message = Bytes::from_static(&[0; 40]);
-        assert_eq!(handle.push(message.clone()), Ok(()));
-        assert_eq!(handle.push(message.clone()), Ok(()));
-        assert_eq!(handle.push(message.clone()), Err(SendError::Full));
-        drop(receiver.try_recv().unwrap());
-        assert_eq!(handle.push(message), Ok(()));
+        assert_eq!(handle.push(Kind::Message, message.clone()), Ok(()));
+        assert_eq!(handle.push(Kind::Message, message.clone()), Ok(()));
+        assert_eq!(handle.push(Kind::Message, message.clone()), Err(SendError::Full));
+        drop(handle.try_take_queue().unwrap().try_recv().unwrap());
+        assert_eq!(handle.push(Kind::Message, message), Ok(()));
     }
 
     #[test]
     fn messages_in_the_queue_are_bounded() {
         let limits = Limits { queue_messages: 2, ..Limits::default() };
-        let (handle, _receiver) = handle(&limits);
-        assert_eq!(handle.push(Bytes::new()), Ok(()));
-        assert_eq!(handle.push(Bytes::new()), Ok(()));
-        assert_eq!(handle.push(Bytes::new()), Err(SendError::Full));
+        let (handle, told) = (handle(&limits), Told::default());
+        let _standing = connect(&handle, &told);
+        assert_eq!(handle.push(Kind::Message, Bytes::new()), Ok(()));
+        assert_eq!(handle.push(Kind::Message, Bytes::new()), Ok(()));
+        assert_eq!(handle.push(Kind::Message, Bytes::new()), Err(SendError::Full));
     }
 
     #[test]
     fn nothing_is_kept_for_a_peer_that_is_away() {
-        let (handle, _receiver) = handle(&Limits::default());
-        handle.set_outbound(None, &Told::default());
-        assert_eq!(handle.push(Bytes::new()), Err(SendError::Away));
+        let handle = handle(&Limits::default());
+        assert_eq!(handle.push(Kind::Message, Bytes::new()), Err(SendError::Away));
+        drop(connect(&handle, &Told::default()));
+        assert_eq!(handle.push(Kind::Message, Bytes::new()), Err(SendError::Away));
     }
 
     #[test]
-    fn a_peer_is_reachable_while_streams_stand_in_both_directions() {
-        let (handle, _receiver) = handle(&Limits::default());
-        let told = Told::default();
-        let first = handle.hold_inbound(&told);
-        assert_eq!(*told.0.lock().unwrap(), [true]);
-        let second = handle.hold_inbound(&told);
-        drop(first);
-        assert_eq!(*told.0.lock().unwrap(), [true], "the newer stream took its place");
-        handle.set_outbound(None, &told);
-        handle.set_outbound(Some(Instant::now()), &told);
-        drop(second);
-        assert_eq!(*told.0.lock().unwrap(), [true, false, true, false]);
+    fn a_change_is_told_once() {
+        let (handle, told) = (handle(&Limits::default()), Told::default());
+        let standing = connect(&handle, &told);
+        assert!(told.0.lock().unwrap().is_empty());
+        handle.make_two_way(0, &told);
+        handle.make_two_way(0, &told);
+        drop(standing);
+        assert_eq!(*told.0.lock().unwrap(), [true, false]);
     }
 }

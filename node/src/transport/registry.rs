@@ -96,6 +96,13 @@ pub(super) struct Registered<'a> {
     pub ends: CancellationToken,
 }
 
+impl Registered<'_> {
+    /// The stream's number, which no other stream of the peer has had.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+}
+
 impl Drop for Registered<'_> {
     fn drop(&mut self) {
         self.registry.lock().streams.remove(&self.number);

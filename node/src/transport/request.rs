@@ -11,9 +11,9 @@ use tokio::{
 use super::{
     SendError,
     accept::write_frame,
-    dial,
     frame::{FrameReader, Kind},
     hello::Purpose,
+    invite,
     peer::PeerHandle,
     service::Shared,
     stream::Duplex,
@@ -29,7 +29,7 @@ pub(super) async fn ask(
     request: Bytes,
 ) -> io::Result<Bytes> {
     let asked = async {
-        let (mut stream, _) = dial::connect_any(&shared, &peer, Purpose::Request).await?;
+        let mut stream = invite::open(&shared, &peer, Purpose::Request).await?;
         write_frame(&mut stream.io, Kind::Request, &request).await?;
         read(stream.io, Kind::Answer).await
     };

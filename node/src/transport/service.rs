@@ -22,7 +22,9 @@ use tokio_util::{
 use super::{
     Counters, Limits, Local, Membership, Options, PeerEvents, PeerTraffic, Refusal, SendError,
     SnapshotWriter, StartError, accept, dial,
+    frame::Kind,
     hello::{Hello, Purpose},
+    links::Opener,
     marks::{Durable, Marks, TakeError},
     peer::PeerHandle,
     request, snapshot, stream,
@@ -187,9 +189,9 @@ impl Shared {
     }
 
     fn begin(self: &Arc<Self>, record: super::Peer) -> Arc<PeerHandle> {
-        let (handle, queue) = PeerHandle::new(record, &self.limits, self.stopping.child_token());
-        let handle = Arc::new(handle);
-        let task = dial::run(Arc::clone(self), Arc::clone(&handle), queue);
+        let gone = self.stopping.child_token();
+        let handle = Arc::new(PeerHandle::new(record, &self.limits, gone));
+        let task = dial::run(Arc::clone(self), Arc::clone(&handle));
         self.tasks.spawn_on(task, &self.runtime);
         handle
     }
@@ -202,7 +204,7 @@ impl Shared {
     pub(super) fn send(&self, to: MemberId, message: Bytes) -> Result<(), SendError> {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         let peer = members.peers.get(&to).ok_or(SendError::Unknown)?;
-        let result = peer.push(message);
+        let result = peer.push(Kind::Message, message);
         if result.is_err() {
             peer.traffic.send_failures.fetch_add(1, Relaxed);
         }
@@ -243,7 +245,7 @@ impl Shared {
     pub(super) fn traffic(&self) -> Vec<PeerTraffic> {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         let of = |(id, peer): (&MemberId, &Arc<PeerHandle>)| {
-            peer.traffic.snapshot(*id, peer.connected_since().is_some())
+            peer.traffic.snapshot(*id, peer.connections())
         };
         members.peers.iter().map(of).collect()
     }
@@ -258,12 +260,13 @@ impl Shared {
         }
     }
 
-    /// Checks a received hello against what the cluster knows, and remembers it durably. The
-    /// sender may act once this is `Ok`.
+    /// Checks a received hello, on a stream of this opener, against what the cluster knows, and
+    /// remembers it durably. The sender may act once this is `Ok`.
     pub(super) async fn admit(
         &self,
         hello: &Hello,
         key: Option<NodeKey>,
+        opener: Opener,
     ) -> Result<Arc<PeerHandle>, Refusal> {
         let peer = {
             let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
@@ -272,15 +275,14 @@ impl Shared {
             let record = peer.as_ref().map(|peer| peer.registry.record());
             hello.check(&self.local, record.as_deref().ok_or(was_removed), key)?;
             if members.told.contains(&hello.from) {
-                self.may_be_told_of(hello)?;
+                self.may_be_told_of(hello, opener)?;
             }
             peer.ok_or(Refusal::Sender)?
         };
         let (from, shown) = (hello.from, hello.appearance());
         // Decided apart from what follows it, so that nothing is remembered of who is not let in.
         let is_new = self.marks.witness().is_new(from, &shown).map_err(Refusal::from)?;
-        let objection =
-            peer.with_vitals(|vitals| vitals.objects_to(shown.run, Instant::now())).flatten();
+        let objection = peer.objection_to(shown.run);
         if let Some(refusal) = objection.filter(|_| is_new) {
             return Err(refusal);
         }
@@ -304,8 +306,9 @@ impl Shared {
     }
 
     /// Who is a member on others' word only may bring this one up to date, and that is all.
-    fn may_be_told_of(&self, hello: &Hello) -> Result<(), Refusal> {
-        if !matches!(hello.purpose, Purpose::Messages | Purpose::Snapshot) {
+    fn may_be_told_of(&self, hello: &Hello, opener: Opener) -> Result<(), Refusal> {
+        let is_invited = opener == Opener::Local && hello.purpose == Purpose::TakeSnapshot;
+        if !is_invited && !matches!(hello.purpose, Purpose::Messages | Purpose::Snapshot) {
             return Err(Refusal::Sender);
         }
         let has_room = self.marks.witness().has_room(hello.from);

@@ -23,9 +23,9 @@ use tokio::{
 use super::{
     SendError,
     accept::write_frame,
-    dial,
     frame::{FrameReader, Kind},
     hello::Purpose,
+    invite,
     peer::PeerHandle,
     service::Shared,
     stream::Duplex,
@@ -165,7 +165,7 @@ pub(super) fn send(
         let _permit = permit;
         let transfer = peer.traffic.snapshots_out.begin();
         let sent = async {
-            let (mut stream, _) = dial::connect_any(&shared, &peer, Purpose::Snapshot).await?;
+            let mut stream = invite::open(&shared, &peer, Purpose::Snapshot).await?;
             let header = write_frame(&mut stream.io, Kind::SnapshotHeader, &header);
             Pace::new(0).in_time(header).await?;
             send_body(stream.io, &mut pieces).await

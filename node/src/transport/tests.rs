@@ -1,6 +1,7 @@
 //! Transports on loopback, talking to each other and to strangers.
 
 mod hand_made;
+mod one_way;
 
 use std::{
     io::{Read, Write},
@@ -27,6 +28,7 @@ struct Seen {
     promised: Mutex<Promise>,
     changed: Mutex<Option<Bytes>>,
     counted: Mutex<Vec<(MemberId, Bytes)>>,
+    reachable: Mutex<Vec<bool>>,
     refuse_snapshots: bool,
 }
 
@@ -66,7 +68,9 @@ impl PeerEvents for Seen {
         *self.promised.lock().unwrap()
     }
 
-    fn reachable(&self, _: MemberId, _: bool) {}
+    fn reachable(&self, _: MemberId, reachable: bool) {
+        self.reachable.lock().unwrap().push(reachable);
+    }
 
     fn removed(&self, by: MemberId) {
         self.removed.lock().unwrap().push(by);

@@ -154,7 +154,20 @@ impl Network {
         run("ip", &["netns", "exec", host, "nft", &rules])
     }
 
-    /// Takes back every [`Network::cut`].
+    /// Host `from` can't connect to this TCP port of host `to` any more; what is connected stays so,
+    /// and `to` can still connect to `from`. Only in namespaces, and with nft.
+    pub fn refuse_connections(&self, from: usize, to: usize, port: u16) -> Result<()> {
+        let host = self.hosts[to].namespace.as_deref().context("loopback hosts can't be cut")?;
+        let rules = format!(
+            "add table inet cut; \
+             add chain inet cut input {{ type filter hook input priority 0; }}; \
+             add rule inet cut input ip saddr {} tcp dport {port} tcp flags & (syn | ack) == syn drop",
+            self.hosts[from].address
+        );
+        run("ip", &["netns", "exec", host, "nft", &rules])
+    }
+
+    /// Takes back every [`Network::cut`] and [`Network::refuse_connections`].
     pub fn heal(&self) -> Result<()> {
         for host in self.hosts.iter().filter_map(|host| host.namespace.as_deref()) {
             let rules = "add table inet cut; delete table inet cut";

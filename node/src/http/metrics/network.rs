@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use super::node::hex;
 use super::{Out, Scrape, histogram, load, signed};
 use crate::durations::Durations;
-use crate::transport::PeerTraffic;
+use crate::transport::{Connections, PeerTraffic};
 
 impl Scrape {
     /// Labels are members' ids: there are as many as the cluster has members.
@@ -54,6 +54,7 @@ impl Scrape {
                 ConstGauge::new(of(peer)).encode(family.encode_family(&labels)?)?;
             }
         }
+        connections(out, &peers)?;
         // As in etcd a member knows itself.
         let (name, help) = ("etcd_network_known_peers", "The current number of known peers");
         let mut family = out.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -74,6 +75,21 @@ impl Scrape {
         let help = "Streams of a known key that were accepted although its certificate has expired";
         out.counter("muster_peer_certificates_expired", help, counters.expired_certificates)
     }
+}
+
+/// Which direction to a peer works: an operator has to mend the other one.
+fn connections(out: &mut Out<'_>, peers: &[PeerTraffic]) -> Result {
+    let name = "muster_peer_connections";
+    let help = "Whether a message stream to a peer stands that this member has opened (outbound), or the peer (inbound)";
+    let mut family = out.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for peer in peers {
+        let Connections { outbound, inbound, .. } = peer.connections;
+        for (direction, stands) in [("outbound", outbound), ("inbound", inbound)] {
+            let labels = [("Remote", hex(peer.peer.0)), ("direction", direction.to_owned())];
+            ConstGauge::new(i64::from(stands)).encode(family.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
 }
 
 type Of<T> = fn(&PeerTraffic) -> T;
@@ -168,5 +184,5 @@ const PER_PEER: &[(&str, &str, &str, Of<u64>)] = &[
 
 const PER_LINK: &[(&str, &str, Of<i64>)] =
     &[("etcd_network_active_peers", "The current number of active peer connections", |peer| {
-        i64::from(peer.connected)
+        i64::from(peer.connections.since.is_some())
     })];

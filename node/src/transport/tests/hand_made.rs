@@ -4,9 +4,13 @@ use super::*;
 
 /// A stream to `node` whose hello was accepted.
 fn open(node: &Node, purpose: Purpose) -> TcpStream {
+    open_as(local(2), node, purpose)
+}
+
+fn open_as(local: Local, node: &Node, purpose: Purpose) -> TcpStream {
     let mut stream = TcpStream::connect(node.address()).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let hello = Hello { purpose, ..hello_to(node, local(2), 1) };
+    let hello = Hello { purpose, ..hello_to(node, local, 1) };
     stream.write_all(&hello.encode()).unwrap();
     let mut bytes = [0; LEN];
     stream.read_exact(&mut bytes).unwrap();
@@ -148,4 +152,94 @@ fn another_member_that_answers_for_the_one_that_was_dialled_is_refused() {
     assert!(matches!(&ended, Ok(0)) || ended.is_err_and(|e| e.kind() != io::ErrorKind::WouldBlock));
     assert_eq!(a.refused("unknown_member"), 1);
     assert!(a.transport.connected().is_empty());
+}
+
+/// A message stream of the peer that carries messages in both directions.
+fn open_two_way(node: &Node) -> TcpStream {
+    let mut stream = open(node, Purpose::Messages);
+    write(&mut stream, frame::Kind::TwoWay, &[]);
+    stream
+}
+
+fn is_connected(node: &Node) -> bool {
+    !node.transport.connected().is_empty()
+}
+
+#[test]
+fn a_peer_of_an_older_build_is_sent_nothing_on_the_stream_that_it_opens() {
+    let a = Node::start(1);
+    knows_member_two(&a);
+    let mut stream = open(&a, Purpose::Messages);
+    write(&mut stream, frame::Kind::Message, b"1");
+    write(&mut stream, frame::Kind::Ping, &[]);
+    read(&mut stream, frame::Kind::Pong);
+    eventually("its message has arrived", || a.messages().len() == 1);
+    assert!(!is_connected(&a));
+    assert_eq!(a.transport.send(MemberId(2), Bytes::new()), Err(SendError::Away));
+    write(&mut stream, frame::Kind::TwoWay, &[]);
+    eventually("it has said that it is a newer one", || is_connected(&a));
+    a.transport.send(MemberId(2), Bytes::from_static(b"hello")).unwrap();
+    assert_eq!(read(&mut stream, frame::Kind::Message), b"hello");
+}
+
+#[test]
+fn a_peer_of_an_older_build_that_answers_is_sent_what_it_knows_only() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let a = dials(&listener);
+    let mut stream = take(&listener, &a, local(2));
+    eventually("it is connected", || is_connected(&a));
+    a.transport.send(MemberId(2), Bytes::from_static(b"hello")).unwrap();
+    let mut kind = frame::Kind::Ping as u8;
+    while kind != frame::Kind::Message as u8 {
+        let mut head = [0; frame::HEADER_BYTES];
+        stream.read_exact(&mut head).unwrap();
+        kind = head[4];
+        assert!(kind <= frame::Kind::Census as u8, "a frame of kind {kind}");
+        let length = u32::from_be_bytes(head[..4].try_into().unwrap()) as usize;
+        stream.read_exact(&mut vec![0; length - 1]).unwrap();
+    }
+    // What it sends on a stream that it did not open is no message.
+    write(&mut stream, frame::Kind::Message, b"no");
+    eventually("the stream ends", || !is_connected(&a));
+    assert!(a.messages().is_empty());
+}
+
+#[test]
+fn when_the_carrier_breaks_what_is_sent_takes_the_other_stream() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let a = dials(&listener);
+    let mut dialled = take(&listener, &a, local(2));
+    eventually("it is connected", || is_connected(&a));
+    let mut stands_by = open_two_way(&a);
+    write(&mut stands_by, frame::Kind::Ping, &[]);
+    read(&mut stands_by, frame::Kind::Pong);
+    a.transport.send(MemberId(2), Bytes::from_static(b"1")).unwrap();
+    assert_eq!(read(&mut dialled, frame::Kind::Message), b"1");
+    drop(dialled);
+    eventually("the loss is told", || a.seen.reachable.lock().unwrap().ends_with(&[false, true]));
+    a.transport.send(MemberId(2), Bytes::from_static(b"2")).unwrap();
+    assert_eq!(read(&mut stands_by, frame::Kind::Message), b"2");
+    // The peer is dialled again, and what is sent stays where it is.
+    let _again = take(&listener, &a, local(2));
+    a.transport.send(MemberId(2), Bytes::from_static(b"3")).unwrap();
+    assert_eq!(read(&mut stands_by, frame::Kind::Message), b"3");
+}
+
+#[test]
+fn an_invitation_is_for_what_has_one_and_from_whom_it_may_be() {
+    let unknown = [0xff, 0, 0, 0, 0, 0, 0, 0, 1];
+    let messages = [0, 0, 0, 0, 0, 0, 0, 0, 1];
+    for invitation in [&messages[..], &unknown[..], &[5], &[]] {
+        let a = Node::start(1);
+        knows_member_two(&a);
+        let mut stream = open_two_way(&a);
+        write(&mut stream, frame::Kind::Invite, invitation);
+        eventually("the stream ends", || matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)));
+    }
+    let a = Node::start(1);
+    knows_member_two(&a);
+    let mut stream = open(&a, Purpose::TakeSnapshot);
+    write(&mut stream, frame::Kind::Invited, &7_u64.to_be_bytes());
+    let ended = stream.read(&mut [0]);
+    assert!(matches!(ended, Ok(0) | Err(_)), "nobody has invited it");
 }

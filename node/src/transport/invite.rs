@@ -1,0 +1,226 @@
+//! Streams in the other direction: a member that can't connect to a peer has the peer connect to it.
+//!
+//! Snapshots and requests have streams of their own, which the member opens that has something to send.
+//! If it can't, it sends an invitation on the message stream: a purpose and a token. The peer opens a
+//! stream for that purpose, both prove themselves in a hello as on any stream, and the peer names the
+//! token. From then on the stream is used as if the member that invited had opened it.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::{Buf, BufMut, BytesMut};
+use tokio::{io::AsyncReadExt, sync::oneshot, time::timeout};
+
+use super::{
+    SendError,
+    accept::write_frame,
+    dial,
+    frame::{HEADER_BYTES, Kind, put},
+    hello::Purpose,
+    links::Opener,
+    peer::PeerHandle,
+    request,
+    service::Shared,
+    snapshot,
+    stream::{Duplex, PeerStream},
+};
+
+/// Streams that may be waited for at once.
+const MAX_INVITATIONS: usize = 128;
+/// Bytes of a token.
+const TOKEN_BYTES: usize = 8;
+
+/// Invitations of one peer that it has not followed yet.
+#[derive(Default)]
+pub(super) struct Invitations(Mutex<Open>);
+
+#[derive(Default)]
+struct Open {
+    next: u64,
+    waiting: BTreeMap<u64, (Purpose, oneshot::Sender<PeerStream>)>,
+}
+
+/// An invitation, for as long as somebody waits for the stream.
+struct Invitation<'a> {
+    invitations: &'a Invitations,
+    token: u64,
+}
+
+impl Invitations {
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to wait for a stream; `None` if too many are waited for.
+    fn begin(&self, purpose: Purpose) -> Option<(Invitation<'_>, oneshot::Receiver<PeerStream>)> {
+        let (sender, receiver) = oneshot::channel();
+        let mut open = self.lock();
+        if open.waiting.len() >= MAX_INVITATIONS {
+            return None;
+        }
+        let token = open.next;
+        open.next += 1;
+        open.waiting.insert(token, (purpose, sender));
+        Some((Invitation { invitations: self, token }, receiver))
+    }
+
+    /// Who waits for a stream with this purpose and token.
+    fn take(&self, purpose: Purpose, token: u64) -> Option<oneshot::Sender<PeerStream>> {
+        let mut open = self.lock();
+        let fits = open.waiting.get(&token).is_some_and(|(expected, _)| *expected == purpose);
+        if fits { open.waiting.remove(&token).map(|(_, sender)| sender) } else { None }
+    }
+}
+
+impl Drop for Invitation<'_> {
+    fn drop(&mut self) {
+        self.invitations.lock().waiting.remove(&self.token);
+    }
+}
+
+/// A stream on which this member sends `peer` a snapshot or a request. It connects to the peer, or
+/// has the peer connect where only that works.
+pub(super) async fn open(
+    shared: &Arc<Shared>,
+    peer: &Arc<PeerHandle>,
+    purpose: Purpose,
+) -> io::Result<PeerStream> {
+    let invitation = purpose.reversed().filter(|_| peer.is_two_way());
+    // What works for messages will work; what doesn't takes long to fail.
+    let invites_first = invitation.filter(|_| !peer.has_link(Opener::Local));
+    if let Some(reversed) = invites_first {
+        match invite(shared, peer, reversed).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => {
+                tracing::debug!(peer.member.id = %peer.id, %error, "the peer has not followed an invitation to connect");
+            }
+        }
+    }
+    match (dial::connect_any(shared, peer, purpose).await, invitation) {
+        (Ok(stream), _) => Ok(stream),
+        (Err(_), Some(reversed)) if invites_first.is_none() => invite(shared, peer, reversed).await,
+        (Err(error), _) => Err(error),
+    }
+}
+
+async fn invite(shared: &Shared, peer: &PeerHandle, purpose: Purpose) -> io::Result<PeerStream> {
+    let begun = peer.invitations.begin(purpose);
+    let (invitation, stream) = begun.ok_or_else(|| io::Error::other(SendError::Full))?;
+    let mut payload = BytesMut::with_capacity(1 + TOKEN_BYTES);
+    payload.put_u8(purpose as u8);
+    payload.put_u64(invitation.token);
+    peer.push(Kind::Invite, payload.freeze()).map_err(io::Error::other)?;
+    tokio::select! {
+        () = peer.gone.cancelled() => Err(io::ErrorKind::ConnectionAborted.into()),
+        stream = timeout(shared.limits.handshake_timeout, stream) => match stream {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(_)) => Err(io::ErrorKind::ConnectionAborted.into()),
+            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the peer did not connect when it was asked to")),
+        },
+    }
+}
+
+/// Follows an invitation of `peer`, beside everything else.
+///
+/// # Errors
+/// If it is none.
+pub(super) fn follow(
+    shared: &Arc<Shared>,
+    peer: &Arc<PeerHandle>,
+    mut invitation: &[u8],
+) -> io::Result<()> {
+    if invitation.len() != 1 + TOKEN_BYTES {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let purpose = Purpose::from_wire(invitation.get_u8()).filter(|purpose| purpose.is_reversed());
+    let (purpose, token) = (purpose.ok_or(io::ErrorKind::InvalidData)?, invitation.get_u64());
+    let Ok(place) = Arc::clone(&peer.invited).try_acquire_owned() else {
+        tracing::warn!(peer.member.id = %peer.id, "a peer asks this member to connect too often");
+        return Ok(());
+    };
+    let (shared, peer) = (Arc::clone(shared), Arc::clone(peer));
+    let tasks = shared.tasks.clone();
+    tasks.spawn(async move {
+        let _place = place;
+        let followed = tokio::select! {
+            () = peer.gone.cancelled() => return,
+            followed = connect_back(&shared, &peer, purpose, token) => followed,
+        };
+        if let Err(error) = followed {
+            tracing::warn!(peer.member.id = %peer.id, %error, "cannot do what a peer has asked this member to connect for");
+        }
+    });
+    Ok(())
+}
+
+async fn connect_back(
+    shared: &Arc<Shared>,
+    peer: &Arc<PeerHandle>,
+    purpose: Purpose,
+    token: u64,
+) -> io::Result<()> {
+    let mut stream = dial::connect_any(shared, peer, purpose).await?;
+    write_frame(&mut stream.io, Kind::Invited, &token.to_be_bytes()).await?;
+    if purpose == Purpose::TakeSnapshot {
+        snapshot::receive(shared, peer, stream.io).await
+    } else {
+        request::answer(shared, peer, stream.io).await
+    }
+}
+
+/// A peer has opened a stream that this member invited it to, as it says.
+pub(super) async fn welcome(
+    shared: &Shared,
+    peer: &PeerHandle,
+    purpose: Purpose,
+    mut stream: PeerStream,
+) -> io::Result<()> {
+    // No byte more than the token is read: what follows is for whoever waits for the stream.
+    let token = timeout(shared.limits.handshake_timeout, read_token(&mut stream.io));
+    let token = token.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    match peer.invitations.take(purpose, token) {
+        // Nobody waits any more: the stream ends here.
+        Some(waiting) => drop(waiting.send(stream)),
+        None => return Err(io::Error::other("nobody has invited the peer to this stream")),
+    }
+    Ok(())
+}
+
+async fn read_token(io: &mut Box<dyn Duplex>) -> io::Result<u64> {
+    let mut expected = BytesMut::new();
+    put(&mut expected, Kind::Invited, &[0; TOKEN_BYTES]);
+    let mut bytes = [0; HEADER_BYTES + TOKEN_BYTES];
+    io.read_exact(&mut bytes).await?;
+    let (header, mut token) = bytes.split_at(HEADER_BYTES);
+    if header != &expected[..HEADER_BYTES] {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    Ok(token.get_u64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_invitation_is_followed_once_for_its_purpose_and_while_somebody_waits() {
+        let invitations = Invitations::default();
+        let (invitation, _stream) = invitations.begin(Purpose::TakeSnapshot).unwrap();
+        let token = invitation.token;
+        assert!(invitations.take(Purpose::TakeRequest, token).is_none());
+        assert!(invitations.take(Purpose::TakeSnapshot, token + 1).is_none());
+        assert!(invitations.take(Purpose::TakeSnapshot, token).is_some());
+        assert!(invitations.take(Purpose::TakeSnapshot, token).is_none());
+        drop(invitation);
+        let (invitation, _stream) = invitations.begin(Purpose::TakeRequest).unwrap();
+        let token = invitation.token;
+        drop(invitation);
+        assert!(invitations.take(Purpose::TakeRequest, token).is_none());
+        let all: Vec<_> =
+            (0..MAX_INVITATIONS).map_while(|_| invitations.begin(Purpose::TakeRequest)).collect();
+        assert!(all.len() == MAX_INVITATIONS && invitations.begin(Purpose::TakeRequest).is_none());
+    }
+}

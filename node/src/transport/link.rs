@@ -1,0 +1,372 @@
+//! One message stream of a peer, whichever side opened it: what comes on it goes to its receivers, and
+//! while it is the carrier all that waits for the peer goes out on it. See [`links`](super::links).
+
+use std::{
+    future::pending,
+    io,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicBool, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::{Bytes, BytesMut};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    sync::{MutexGuard, Notify, mpsc},
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
+
+use super::{
+    frame::{self, FrameReader, Kind},
+    invite,
+    links::Opener,
+    peer::{PeerHandle, Queued},
+    registry::Proof,
+    request,
+    service::Shared,
+    stream::Duplex,
+};
+
+/// Messages taken from the queue for one write.
+const BATCH_MESSAGES: usize = 256;
+/// A batch is written once it is this long.
+const BATCH_BYTES: usize = 256 * 1024;
+/// What is queued at the stop may take this long to leave.
+const FAREWELL: Duration = Duration::from_millis(500);
+/// Pings that may wait for their answers; a peer that sends more than it reads is cut off.
+const MAX_PINGS: usize = 64;
+/// A peer that has not opened a stream for so long, although this member has one to it, can't.
+pub(super) const ONE_WAY_AFTER: Duration = Duration::from_secs(10);
+
+/// A stream whose hello was accepted.
+pub(super) struct Opened {
+    pub io: Box<dyn Duplex>,
+    pub proof: Proof,
+    pub opener: Opener,
+    /// Whether the end that accepted it knows of two-way streams.
+    pub may_be_two_way: bool,
+}
+
+/// Why a stream has ended.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// The peer is no member any more, or this member stops.
+    Gone,
+    /// This end wanted it.
+    Cut(&'static str),
+    /// The other end has closed it.
+    Closed,
+    Broken(io::Error),
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Gone => f.write_str("the peer is no member any more, or this member stops"),
+            Self::Cut(why) => f.write_str(why),
+            Self::Closed => f.write_str("the peer has closed it"),
+            Self::Broken(error) => std::fmt::Display::fmt(error, f),
+        }
+    }
+}
+
+impl From<io::ErrorKind> for Ended {
+    fn from(kind: io::ErrorKind) -> Self {
+        Self::Broken(kind.into())
+    }
+}
+
+/// Runs a stream until it ends.
+pub(super) async fn run(shared: &Arc<Shared>, peer: &Arc<PeerHandle>, opened: Opened) -> Ended {
+    let Opened { io, proof, opener, may_be_two_way } = opened;
+    let Some(registered) = peer.registry.enter(proof) else {
+        return Ended::Cut("the peer's record has changed meanwhile");
+    };
+    let (reader, mut writer) = tokio::io::split(io);
+    let number = registered.number();
+    let standing = peer.add_link(number, opener, proof.run, &registered.ends, &*shared.events);
+    let link = Link {
+        shared,
+        peer,
+        number,
+        opener,
+        is_two_way: AtomicBool::new(false),
+        pings: AtomicUsize::new(0),
+        work: Notify::new(),
+    };
+    if opener == Opener::Local && may_be_two_way {
+        link.make_two_way();
+    }
+    let ended = tokio::select! {
+        biased;
+        () = peer.gone.cancelled() => Ended::Gone,
+        () = registered.ends.cancelled() => Ended::Cut("a newer stream has taken its place, or the peer has not proven what its record binds now"),
+        () = shared.found_out(peer, proof.run) => Ended::Cut("it is not the member, as was found out since"),
+        error = link.write(&mut writer) => Ended::Broken(error),
+        ended = link.read(reader) => ended,
+        ended = link.watch_other_direction() => ended,
+    };
+    if matches!(ended, Ended::Gone) {
+        let _ = timeout(FAREWELL, farewell(peer, &mut writer)).await;
+    }
+    drop(standing);
+    // What waited for this stream is out of date by the time there is another.
+    if peer.connected_since().is_none()
+        && let Some(mut queue) = peer.try_take_queue()
+    {
+        while queue.try_recv().is_ok() {
+            shared.counters.dropped_away.fetch_add(1, Relaxed);
+            peer.traffic.send_failures.fetch_add(1, Relaxed);
+        }
+    }
+    ended
+}
+
+/// Sends what is queued, and closes the stream.
+async fn farewell<W: AsyncWrite + Unpin>(peer: &PeerHandle, writer: &mut W) -> io::Result<()> {
+    let mut buffer = BytesMut::new();
+    if let Some(mut queue) = peer.try_take_queue() {
+        while let Ok(message) = queue.try_recv() {
+            if message.kind == Kind::Message {
+                frame::put(&mut buffer, message.kind, message.payload());
+            }
+        }
+    }
+    writer.write_all(&buffer).await?;
+    writer.shutdown().await
+}
+
+struct Link<'a> {
+    shared: &'a Arc<Shared>,
+    peer: &'a Arc<PeerHandle>,
+    number: u64,
+    opener: Opener,
+    is_two_way: AtomicBool,
+    /// Pings that were not answered yet.
+    pings: AtomicUsize,
+    /// The writer has something to do that the reader has found.
+    work: Notify,
+}
+
+/// The right to send what waits for the peer, and what was sent with it.
+struct Carrier<'a> {
+    queue: MutexGuard<'a, mpsc::Receiver<Queued>>,
+    batch: Vec<Queued>,
+    /// What the peer was told last.
+    told: Vec<u8>,
+    counted: Option<Bytes>,
+}
+
+impl<'a> Carrier<'a> {
+    fn new(queue: MutexGuard<'a, mpsc::Receiver<Queued>>) -> Self {
+        Self { queue, batch: Vec::with_capacity(BATCH_MESSAGES), told: Vec::new(), counted: None }
+    }
+}
+
+/// Waits for the next messages; for ever if this is not the carrier.
+async fn next_batch(carrier: &mut Option<Carrier<'_>>) {
+    match carrier {
+        Some(carrier) => {
+            carrier.queue.recv_many(&mut carrier.batch, BATCH_MESSAGES).await;
+        }
+        None => pending().await,
+    }
+}
+
+impl Link<'_> {
+    fn is_two_way(&self) -> bool {
+        self.is_two_way.load(SeqCst)
+    }
+
+    fn make_two_way(&self) {
+        self.is_two_way.store(true, SeqCst);
+        self.peer.make_two_way(self.number, &*self.shared.events);
+    }
+
+    /// Whether messages go out on it.
+    fn takes_messages(&self) -> bool {
+        self.opener == Opener::Local || self.is_two_way()
+    }
+
+    /// Whether messages come on it.
+    fn brings_messages(&self) -> bool {
+        self.opener == Opener::Remote || self.is_two_way()
+    }
+
+    async fn write<W: AsyncWrite + Unpin>(&self, writer: &mut W) -> io::Error {
+        let mut ping = interval(self.shared.limits.ping_interval);
+        ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut buffer = BytesMut::new();
+        if self.opener == Opener::Local && self.is_two_way() {
+            frame::put(&mut buffer, Kind::TwoWay, &[]);
+        }
+        let turn = self.peer.take_queue();
+        tokio::pin!(turn);
+        let mut carrier: Option<Carrier<'_>> = None;
+        loop {
+            let takes = self.takes_messages();
+            tokio::select! {
+                biased;
+                () = self.work.notified() => self.put_pongs(&mut buffer),
+                queue = &mut turn, if takes && carrier.is_none() => {
+                    self.peer.carry_on(self.number);
+                    carrier = Some(Carrier::new(queue));
+                    ping.reset_immediately();
+                }
+                _ = ping.tick(), if takes => self.put_ping(&mut buffer, carrier.as_mut()),
+                () = next_batch(&mut carrier), if carrier.is_some() => {}
+            }
+            if let Err(error) = self.send(writer, &mut buffer, carrier.as_mut()).await {
+                return error;
+            }
+        }
+    }
+
+    fn put_pongs(&self, buffer: &mut BytesMut) {
+        for _ in 0..self.pings.swap(0, SeqCst) {
+            frame::put(buffer, Kind::Pong, &[]);
+        }
+    }
+
+    /// A ping; on the carrier also what this member knows of promises and members, if that is news.
+    fn put_ping(&self, buffer: &mut BytesMut, carrier: Option<&mut Carrier<'_>>) {
+        frame::put(buffer, Kind::Ping, &[]);
+        self.peer.with_vitals(self.number, |vitals| vitals.asks(Instant::now()));
+        let Some(Carrier { told, counted, .. }) = carrier else { return };
+        let report = self.shared.report();
+        if report != *told {
+            frame::put(buffer, Kind::Promises, &report);
+            *told = report;
+        }
+        let census = self.shared.events.census().filter(|it| it.len() <= request::MAX_BYTES);
+        if let Some(census) = census.filter(|it| counted.as_ref() != Some(it)) {
+            frame::put(buffer, Kind::Census, &census);
+            *counted = Some(census);
+        }
+    }
+
+    async fn send<W: AsyncWrite + Unpin>(
+        &self,
+        writer: &mut W,
+        buffer: &mut BytesMut,
+        carrier: Option<&mut Carrier<'_>>,
+    ) -> io::Result<()> {
+        let messages = carrier.into_iter().flat_map(|carrier| carrier.batch.drain(..));
+        for message in messages {
+            if message.kind == Kind::Message {
+                self.shared.counters.sent_messages.fetch_add(1, Relaxed);
+            } else if !self.is_two_way() {
+                // The other end would not understand it.
+                continue;
+            }
+            frame::put(buffer, message.kind, message.payload());
+            drop(message);
+            if buffer.len() >= BATCH_BYTES {
+                self.flush(writer, buffer).await?;
+            }
+        }
+        self.flush(writer, buffer).await
+    }
+
+    async fn flush<W: AsyncWrite + Unpin>(
+        &self,
+        writer: &mut W,
+        buffer: &mut BytesMut,
+    ) -> io::Result<()> {
+        if buffer.is_empty() {
+            return Ok(());
+        }
+        writer.write_all(buffer).await?;
+        writer.flush().await?;
+        let bytes = buffer.len() as u64;
+        self.shared.counters.sent_bytes.fetch_add(bytes, Relaxed);
+        self.peer.traffic.sent_bytes.fetch_add(bytes, Relaxed);
+        buffer.clear();
+        if buffer.capacity() > 4 * BATCH_BYTES {
+            *buffer = BytesMut::with_capacity(BATCH_BYTES);
+        }
+        Ok(())
+    }
+
+    /// Something comes at least with each ping or pong; a silence means that the peer is dead.
+    async fn read<R: AsyncRead + Unpin>(&self, reader: R) -> Ended {
+        let longest = if self.brings_messages() { self.shared.limits.frame_bytes } else { 0 };
+        let mut frames = FrameReader::new(reader, longest);
+        loop {
+            match timeout(self.shared.limits.dead_after, frames.next()).await {
+                Ok(Ok(Some((kind, payload)))) => {
+                    if let Err(error) = self.take(kind, payload) {
+                        return Ended::Broken(error);
+                    }
+                }
+                Ok(Ok(None)) => return Ended::Closed,
+                Ok(Err(error)) => return Ended::Broken(error),
+                Err(_) => return io::ErrorKind::TimedOut.into(),
+            }
+        }
+    }
+
+    fn take(&self, kind: Kind, payload: Bytes) -> io::Result<()> {
+        let (brings, takes) = (self.brings_messages(), self.takes_messages());
+        match kind {
+            Kind::Ping if brings => {
+                if self.pings.fetch_add(1, SeqCst) >= MAX_PINGS {
+                    return Err(io::Error::other("the peer sends pings and reads no answers"));
+                }
+                self.work.notify_one();
+            }
+            Kind::Pong if takes => self.answered(),
+            Kind::TwoWay if self.opener == Opener::Remote => {
+                self.make_two_way();
+                self.work.notify_one();
+            }
+            Kind::Message if brings => self.take_message(payload),
+            Kind::Promises if brings => self.shared.told(&payload)?,
+            Kind::Census if brings && payload.len() <= request::MAX_BYTES => {
+                self.shared.events.counted(self.peer.id, payload);
+            }
+            Kind::Invite if self.is_two_way() => invite::follow(self.shared, self.peer, &payload)?,
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        }
+        Ok(())
+    }
+
+    fn answered(&self) {
+        let now = Instant::now();
+        let took = self.peer.with_vitals(self.number, |vitals| vitals.answers(now)).flatten();
+        took.iter().for_each(|took| self.peer.traffic.round_trips.record(*took));
+    }
+
+    fn take_message(&self, message: Bytes) {
+        let (shared, peer, bytes) = (self.shared, self.peer, message.len() as u64);
+        peer.receive_on(self.number);
+        shared.counters.received_messages.fetch_add(1, Relaxed);
+        shared.counters.received_bytes.fetch_add(bytes, Relaxed);
+        peer.traffic.received_bytes.fetch_add(bytes, Relaxed);
+        if !shared.events.message(peer.id, message) {
+            shared.counters.dropped_inbound.fetch_add(1, Relaxed);
+            peer.traffic.receive_failures.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Says so once if the peer has opened no stream to this member a while after this one stood.
+    /// Never returns.
+    async fn watch_other_direction(&self) -> Ended {
+        sleep(ONE_WAY_AFTER).await;
+        if self.opener == Opener::Local && !self.peer.has_link(Opener::Remote) {
+            let two_way = self.is_two_way();
+            tracing::warn!(
+                peer.member.id = %self.peer.id,
+                direction = "inbound",
+                two_way,
+                "the peer has not connected to this member: check that it reaches this member's peer URLs; messages of both go over this member's connection if it is a two-way one"
+            );
+        }
+        pending().await
+    }
+}

@@ -1,0 +1,219 @@
+//! Members of which one can be connected to, or can connect, in one direction only: firewall rules drop
+//! the first packet of a connection (its SYN), and nothing else. One direction is enough.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use muster_tests::client::{Client, channel};
+use muster_tests::harness::{Host, Network, Node, nodes, programs};
+use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
+use node_proto::etcdserverpb::{MoveLeaderRequest, StatusResponse};
+
+/// Nothing waits this long when all is well.
+const LIMIT: Duration = Duration::from_secs(90);
+/// One call may take this long before it is tried again.
+const CALL: Duration = Duration::from_secs(10);
+/// The log drops old entries by the segment, of 64 MiB: so many writes of a megabyte begin another one.
+const WRITES: usize = 90;
+const LONG: usize = 1 << 20;
+
+/// Which connections between host 0 and the others fail.
+#[derive(Clone, Copy, Debug)]
+enum Blocked {
+    /// Nobody can connect to host 0.
+    Inbound,
+    /// Host 0 can connect to nobody.
+    Outbound,
+}
+
+#[test]
+fn a_member_that_nobody_can_connect_to_works_over_its_own_connections() -> Result<()> {
+    survives(Blocked::Inbound)
+}
+
+#[test]
+fn a_member_that_can_connect_to_nobody_works_over_the_others_connections() -> Result<()> {
+    survives(Blocked::Outbound)
+}
+
+fn survives(blocked: Blocked) -> Result<()> {
+    if !Network::can_be_cut() {
+        return Ok(());
+    }
+    let network = Network::namespaces(3)?;
+    network.hub.enter()?;
+    for other in 1..3 {
+        match blocked {
+            Blocked::Inbound => network.refuse_connections(other, 0, 2380)?,
+            Blocked::Outbound => network.refuse_connections(0, other, 2380)?,
+        }
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut cluster = Cluster::start(&network)?;
+        let result = cluster.works(blocked).await;
+        result.with_context(|| nodes::last_words(&cluster.nodes))
+    })
+}
+
+struct Cluster {
+    nodes: Vec<Node>,
+    _folder: tempfile::TempDir,
+}
+
+impl Cluster {
+    fn start(network: &Network) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let program = programs::program("muster-node")?;
+        let member = |host: &Host| format!("{}={}", host.name, nodes::peer_url(host));
+        let initial = network.hosts.iter().map(member).collect::<Vec<_>>().join(",");
+        let mut nodes: Vec<Node> = Vec::new();
+        for host in &network.hosts {
+            let mut node = Node::new(host, &host.name, &program, folder.path());
+            node.flags.push(format!("--name={}", host.name));
+            node.flags.push(format!("--initial-cluster={initial}"));
+            node.flags.push("--snapshot-catchup-entries=1".to_owned());
+            node.start()?;
+            nodes.push(node);
+        }
+        for node in &mut nodes {
+            node.ready(LIMIT)?;
+        }
+        Ok(Self { nodes, _folder: folder })
+    }
+
+    async fn works(&mut self, blocked: Blocked) -> Result<()> {
+        for leader in [0, 1] {
+            self.lead(leader).await?;
+            for host in 0..3 {
+                self.write(host).await?;
+            }
+        }
+        self.names_the_direction(blocked).await?;
+        // A snapshot in each direction between host 0 and its leader.
+        self.is_brought_up_to_date(0, 1).await?;
+        self.lead(0).await?;
+        self.is_brought_up_to_date(1, 0).await?;
+        // One more failure: what is left has to work over the one connection that it has.
+        self.nodes[2].kill();
+        self.write(0).await?;
+        self.write(1).await
+    }
+
+    /// Stops a member, lets another one write more than the log keeps, and starts it again.
+    async fn is_brought_up_to_date(&mut self, away: usize, other: usize) -> Result<()> {
+        self.nodes[away].kill();
+        for _ in 0..WRITES {
+            self.write_long(other, LONG).await?;
+        }
+        self.nodes[away].start()?;
+        self.nodes[away].ready(LIMIT)?;
+        self.write(away).await?;
+        let output = self.nodes[away].output();
+        ensure!(output.contains("installed a snapshot"), "it was brought up to date without one");
+        Ok(())
+    }
+
+    /// Log, metrics and status of host 0 say which of its directions fails.
+    async fn names_the_direction(&self, blocked: Blocked) -> Result<()> {
+        let (fails, status) = match blocked {
+            Blocked::Inbound => ("inbound", "has not connected to this member"),
+            Blocked::Outbound => ("outbound", "this member cannot connect to peer"),
+        };
+        let start = Instant::now();
+        loop {
+            let errors = self.status(0).await?.errors;
+            let logged = self.nodes[0].output().contains(fails);
+            let metrics = self.metrics(0)?;
+            let down = metrics.lines().filter(|line| {
+                line.starts_with("muster_peer_connections{")
+                    && line.contains(fails)
+                    && line.ends_with(" 0")
+            });
+            let named = errors.iter().filter(|error| error.contains(status)).count();
+            if named == 2 && logged && down.count() == 2 {
+                return Ok(());
+            }
+            ensure!(start.elapsed() < LIMIT, "never named: {errors:?}, {logged}, {metrics}");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    fn metrics(&self, host: usize) -> Result<String> {
+        use std::io::{Read as _, Write as _};
+        let mut stream = std::net::TcpStream::connect(self.address(host))?;
+        stream.set_read_timeout(Some(CALL))?;
+        stream
+            .write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer)?;
+        Ok(String::from_utf8_lossy(&answer).into_owned())
+    }
+
+    async fn write(&self, host: usize) -> Result<()> {
+        self.write_long(host, 1).await
+    }
+
+    /// A write of so many bytes at this member, again until it is acknowledged.
+    async fn write_long(&self, host: usize, bytes: usize) -> Result<()> {
+        let value = vec![7; bytes];
+        let start = Instant::now();
+        loop {
+            let written = Client::new(self.address(host), None)?.put(b"k", &value, CALL).await;
+            match written {
+                Ok(_) => return Ok(()),
+                Err(error) if start.elapsed() > LIMIT => {
+                    return Err(error.context(format!("a write at host {host}")));
+                }
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+    }
+
+    /// Moves the leadership to this host.
+    async fn lead(&self, to: usize) -> Result<()> {
+        let start = Instant::now();
+        let target_id = header(&self.status(to).await?)?;
+        while start.elapsed() < LIMIT {
+            match self.leader(&[0, 1, 2]).await? {
+                Some(leader) if leader == to => return Ok(()),
+                Some(leader) => {
+                    let mut api = MaintenanceClient::new(channel(self.address(leader), None)?);
+                    // It may have lost the leadership meanwhile.
+                    let moved = api.move_leader(MoveLeaderRequest { target_id });
+                    let _ = tokio::time::timeout(CALL, moved).await;
+                }
+                None => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+        bail!("host {to} never leads")
+    }
+
+    /// The host that all of these take for their leader.
+    async fn leader(&self, hosts: &[usize]) -> Result<Option<usize>> {
+        let mut leaders = Vec::new();
+        let mut leads = None;
+        for host in hosts {
+            let status = self.status(*host).await?;
+            if status.leader == header(&status)? {
+                leads = Some(*host);
+            }
+            leaders.push((status.leader, status.raft_term));
+        }
+        leaders.dedup();
+        Ok(leads.filter(|_| leaders.len() == 1))
+    }
+
+    async fn status(&self, host: usize) -> Result<StatusResponse> {
+        Client::new(self.address(host), None)?.status(CALL).await
+    }
+
+    fn address(&self, host: usize) -> SocketAddr {
+        SocketAddr::new(self.nodes[host].host.address, 2379)
+    }
+}
+
+fn header(status: &StatusResponse) -> Result<u64> {
+    Ok(status.header.context("an answer has a header")?.member_id)
+}
