@@ -155,8 +155,7 @@ impl<M: StateMachine> Applier<M> {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         self.metrics.apply_micros.fetch_add(micros, Relaxed);
         self.metrics.slow_applies.fetch_add(u64::from(took > SLOW_APPLY), Relaxed);
-        let answered = outcomes.iter().map(|(id, _)| *id).collect();
-        out.notice(Notice::Applied { at, changes, answered });
+        out.notice(Notice::Applied { at, changes });
         out.answer(outcomes);
         let behind = at.index.saturating_sub(self.machine.durable().index);
         if self.bytes >= self.policy.bytes || behind >= self.policy.entries {

@@ -8,7 +8,6 @@
 //! consensus produces meanwhile wait. So a store that is ahead of its log after a crash is either
 //! that snapshot, or a log that lost data.
 
-mod forwarding;
 mod install;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -22,10 +21,9 @@ use node_consensus::{
 };
 
 use super::Notice;
-use super::forwards::Forwards;
 use super::mail::{Proposal, ReadToken};
 use super::outgoing::Outgoing;
-use super::proposals::Proposals;
+use super::proposals::{Group, Proposals};
 use super::reads::Reads;
 use crate::log::Batch;
 use crate::machine::{AppliedChange, Committed, RequestId};
@@ -92,8 +90,6 @@ pub struct Effects {
     pub compact: Option<u64>,
     /// Proposals that will never have an effect.
     pub refused: Vec<RequestId>,
-    /// Proposals that were lost on the way to a leader, as far as this member can know.
-    pub given_up: Vec<RequestId>,
     /// Reads that may go ahead, at this position or later.
     pub reads: Vec<(ReadToken, Position)>,
     /// Reads that were too many.
@@ -134,7 +130,6 @@ pub struct Driver {
     configurations: VecDeque<(u64, Arc<Members>)>,
     election_ticks: u64,
     proposals: Proposals,
-    forwards: Forwards,
     reads: Reads,
     next_batch: u64,
     waiting: VecDeque<Waiting>,
@@ -180,7 +175,6 @@ impl Driver {
             configurations: VecDeque::new(),
             election_ticks: config.election_ticks as u64,
             proposals: Proposals::default(),
-            forwards: Forwards::default(),
             reads: Reads::new(options.read_retry_ticks),
             next_batch: 1,
             waiting: VecDeque::new(),
@@ -214,7 +208,6 @@ impl Driver {
         self.consensus.tick();
         let before = self.now.saturating_sub(self.options.proposal_ticks);
         self.proposals.expire(before);
-        self.forwards.expire(before);
         self.reads.expire(before);
         self.leave_a_stuck_disk();
         // A pre-vote, or its answer, may have gone to a stream that was not there yet.
@@ -270,12 +263,7 @@ impl Driver {
     pub fn notice(&mut self, notice: Notice) {
         match notice {
             Notice::Persisted(batch) => self.persisted(batch),
-            Notice::Applied { at, changes, answered } => {
-                self.forwards.answered(&answered);
-                self.applied(at, changes);
-                let given_up = self.forwards.give_up(at.term);
-                self.effects.given_up.extend(given_up);
-            }
+            Notice::Applied { at, changes } => self.applied(at, changes),
             Notice::Checkpointed(at) => {
                 self.durable = at;
                 let through = at.index.saturating_sub(self.options.catch_up_entries);
@@ -307,12 +295,10 @@ impl Driver {
             Notice::Unreachable(peer) => self.consensus.report_unreachable(peer),
             Notice::Connected(peer) => {
                 self.connected.insert(peer);
-                self.repeat_forwards(peer);
                 self.campaign_if_connected();
             }
             Notice::Disconnected(peer) => {
                 self.connected.remove(&peer);
-                self.forwards.interrupt(peer);
             }
             Notice::Campaign => self.consensus.campaign(),
             Notice::Transfer(to) => {
@@ -325,7 +311,6 @@ impl Driver {
 
     /// Everything that follows from the inputs so far.
     pub fn advance(&mut self) -> Effects {
-        self.propose_unsent_again();
         self.hand_on_proposals();
         self.reads.ask(&mut self.consensus, self.now);
         self.drain();
@@ -400,6 +385,34 @@ impl Driver {
         self.configurations.push_back((index, Arc::clone(self.consensus.members())));
     }
 
+    fn hand_on_proposals(&mut self) {
+        loop {
+            let (role, leader, _) = self.consensus.leadership();
+            let leads = role == Role::Leader;
+            if leader == 0 || (leads && self.consensus.is_transferring()) {
+                return;
+            }
+            if (!leads || self.consensus.may_change())
+                && let Some(change) = self.proposals.take_change()
+            {
+                self.hand_on(change);
+                continue;
+            }
+            let Some(group) = self.proposals.take(leads) else { return };
+            self.hand_on(group);
+            if leads {
+                // One proposal per round: what is left over comes with the next.
+                return;
+            }
+        }
+    }
+
+    fn hand_on(&mut self, group: Group) {
+        if self.consensus.propose_many(group.kind, group.data, group.hops).is_err() {
+            self.effects.refused.extend(group.own);
+        }
+    }
+
     /// Whether proposals are left that the next round can take at once.
     pub fn has_more(&self) -> bool {
         let (role, leader, _) = self.consensus.leadership();
@@ -450,7 +463,6 @@ impl Driver {
         if let Some(promise) = Promise::of(&message) {
             self.promised = self.promised.and(promise);
         }
-        self.record_forward(&message);
         if message.kind == MessageKind::Snapshot {
             if let Some(outgoing) = &mut self.outgoing {
                 outgoing.begin(message.to);

@@ -46,8 +46,6 @@ pub enum Notice {
         at: Position,
         /// What became of changes of members, in order.
         changes: Vec<AppliedChange>,
-        /// Requests of this member's own that have their outcome.
-        answered: Vec<RequestId>,
     },
     /// The store is durable up to here.
     Checkpointed(Position),

@@ -22,7 +22,6 @@ mod back_threads;
 mod core;
 mod error;
 mod fatal;
-mod forwards;
 mod handle;
 mod log_thread;
 mod mail;

@@ -14,7 +14,7 @@ const ROUND_BYTES: usize = 4 * 1024 * 1024;
 const ROUND_PROPOSALS: usize = 4096;
 
 /// How far back a passed-on message may come late and still be taken.
-pub(super) const WINDOW: u64 = 1024;
+const WINDOW: u64 = 1024;
 
 /// Changes of members that wait for the one before them; more are refused.
 const MAX_QUEUED_CHANGES: usize = 64;

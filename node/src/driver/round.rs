@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use node_consensus::{Fetch, Message, MessageKind, Position, StepError};
+use node_consensus::{Fetch, Message, Position, StepError};
 
 use super::core::{Driver, Effects};
 use super::mail::{Mail, Notice, ReadToken};
@@ -39,8 +39,6 @@ pub trait Outlets {
     fn bad_message(&mut self, error: &StepError);
     /// These proposals will never have an effect.
     fn refuse(&mut self, proposals: Vec<RequestId>);
-    /// These proposals were lost on the way to a leader, as far as this member can know.
-    fn give_up(&mut self, proposals: Vec<RequestId>);
     /// These reads may go ahead, at this position or later.
     fn allow(&mut self, reads: Vec<(ReadToken, Position)>);
     /// These reads were too many.
@@ -90,10 +88,9 @@ impl Core {
         self.execute(effects, out);
     }
 
-    fn execute(&mut self, mut effects: Effects, out: &mut impl Outlets) {
-        let refused = self.send(effects.send, out);
-        effects.refused.extend(refused);
+    fn execute(&self, effects: Effects, out: &mut impl Outlets) {
         let metrics = &*self.metrics;
+        self.send(effects.send, out);
         for message in effects.send_snapshots {
             let peer = message.to;
             if out.send_snapshot(message) {
@@ -132,9 +129,6 @@ impl Core {
             metrics.proposals_refused.fetch_add(effects.refused.len() as u64, Relaxed);
             out.refuse(effects.refused);
         }
-        if !effects.given_up.is_empty() {
-            out.give_up(effects.given_up);
-        }
         if !effects.reads.is_empty() {
             metrics.reads.fetch_add(effects.reads.len() as u64, Relaxed);
             out.allow(effects.reads);
@@ -145,24 +139,19 @@ impl Core {
         metrics.read_rounds.store(self.driver.read_rounds(), Relaxed);
     }
 
-    /// A peer that a message to was dropped is tried with less until it answers again: consensus is
-    /// told once for each peer. Returns proposals that can have no effect any more.
-    fn send(&mut self, messages: Vec<Message>, out: &mut impl Outlets) -> Vec<RequestId> {
+    /// Whoever lost something is tried with less until it answers again: told once for each peer.
+    fn send(&self, messages: Vec<Message>, out: &mut impl Outlets) {
         let (mut sent, mut dropped) = (0, 0);
         let mut lost = Vec::new();
-        let mut refused = Vec::new();
         for message in messages {
-            let (to, kind, number) = (message.to, message.kind, message.index);
-            let Err(error) = out.send(message) else {
+            let to = message.to;
+            if out.send(message).is_ok() {
                 sent += 1;
-                continue;
-            };
-            dropped += 1;
-            if kind == MessageKind::Propose {
-                refused.extend(self.driver.forward_failed(number, error));
-            }
-            if !lost.contains(&to) {
-                lost.push(to);
+            } else {
+                dropped += 1;
+                if !lost.contains(&to) {
+                    lost.push(to);
+                }
             }
         }
         self.metrics.messages_sent.fetch_add(sent, Relaxed);
@@ -170,13 +159,12 @@ impl Core {
         for peer in lost {
             out.notice(Notice::Unreachable(peer));
         }
-        refused
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use node_consensus::{Config, Initial, Members, PeerState, Role};
+    use node_consensus::{Config, Initial, Members, MessageKind, PeerState, Role};
 
     use super::*;
     use crate::driver::DriverOptions;
@@ -229,8 +217,6 @@ mod tests {
         fn bad_message(&mut self, _: &StepError) {}
 
         fn refuse(&mut self, _: Vec<RequestId>) {}
-
-        fn give_up(&mut self, _: Vec<RequestId>) {}
 
         fn allow(&mut self, _: Vec<(ReadToken, Position)>) {}
 
@@ -318,7 +304,7 @@ mod tests {
         let mut out = Recorder { away: vec![2], ..Recorder::default() };
         let message = |to| Message::new(MessageKind::Append, 1, to);
         let send = vec![message(2), message(3), message(2)];
-        let mut core = core();
+        let core = core();
         core.execute(Effects { send, ..Effects::default() }, &mut out);
         assert_eq!(out.sent, [(3, MessageKind::Append)]);
         assert!(matches!(out.mail.notices[..], [Notice::Unreachable(2)]));
@@ -352,7 +338,7 @@ mod tests {
             send_snapshots: vec![Message::new(MessageKind::Snapshot, 1, 3)],
             ..Effects::default()
         };
-        let mut core = core();
+        let core = core();
         let mut out = Recorder::default();
         core.execute(announce(), &mut out);
         let told = &out.mail.notices[..];

@@ -302,11 +302,6 @@ impl<M: StateMachine> Outlets for ToThreads<M> {
         self.waiters.answer(refused.map(|id| (id, Err(ProposeError::TooManyRequests))));
     }
 
-    fn give_up(&mut self, proposals: Vec<RequestId>) {
-        let lost = proposals.into_iter();
-        self.waiters.answer(lost.map(|id| (id, Err(ProposeError::TimeoutConnectionLost))));
-    }
-
     fn allow(&mut self, reads: Vec<(ReadToken, Position)>) {
         self.waiters.answer_reads(reads.into_iter().map(|(token, at)| (token, Ok(at))));
     }

@@ -2,7 +2,6 @@
 //! wrong in time is the simulation's matter.
 
 mod follower;
-mod forwarding;
 mod hand_over;
 mod leader;
 
@@ -431,7 +430,7 @@ fn after_a_change(change: ConfChange, members: Members) -> Driver {
                 let (change, members) = (Some(change), members.clone());
                 changes.push(AppliedChange { index, change, members });
             }
-            driver.notice(Notice::Applied { at, changes, answered: Vec::new() });
+            driver.notice(Notice::Applied { at, changes });
             if done {
                 return driver;
             }

@@ -207,9 +207,6 @@ impl Outlets for CorePorts<'_> {
         self.sent.refused.extend(proposals);
     }
 
-    /// Such a proposal may be in the log: its client goes on waiting until its time is up.
-    fn give_up(&mut self, _: Vec<RequestId>) {}
-
     fn allow(&mut self, reads: Vec<(ReadToken, Position)>) {
         self.sent.reads.extend(reads.into_iter().map(|(token, _)| token));
     }

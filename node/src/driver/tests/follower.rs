@@ -96,7 +96,7 @@ fn a_change_applied_while_a_snapshot_is_on_its_way_is_part_of_that_already() {
     driver.advance();
     let members = Members { learners: vec![4], ..three() };
     let change = AppliedChange { index: 1, change: Some(ConfChange::Learner(4)), members };
-    driver.notice(Notice::Applied { at: FIRST, changes: vec![change], answered: Vec::new() });
+    driver.notice(Notice::Applied { at: FIRST, changes: vec![change] });
     assert_eq!(**driver.members(), later);
     driver.notice(Notice::Persisted(2));
     assert!(driver.advance().install.is_some());
@@ -137,7 +137,7 @@ fn who_may_alone_know_of_its_removal_ends_at_the_word_of_voters_only() {
     let effects = driver.advance();
     assert_eq!(effects.apply.len(), 1, "{effects:?}");
     assert!(driver.may_alone_know(), "what it is about to apply may be that");
-    driver.notice(Notice::Applied { at: FIRST, changes: Vec::new(), answered: Vec::new() });
+    driver.notice(Notice::Applied { at: FIRST, changes: Vec::new() });
     driver.advance();
     assert!(!driver.may_alone_know());
 

@@ -61,11 +61,7 @@ impl Trio {
                 driver.notice(Notice::Persisted(*last));
             }
             if let Some(last) = effects.apply.last() {
-                driver.notice(Notice::Applied {
-                    at: last.position,
-                    changes: Vec::new(),
-                    answered: Vec::new(),
-                });
+                driver.notice(Notice::Applied { at: last.position, changes: Vec::new() });
             }
             let (applied, read) = &mut self.served[n];
             let requests = effects.apply.iter().filter(|entry| entry.kind == EntryKind::Normal);

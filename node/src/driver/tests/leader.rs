@@ -16,11 +16,7 @@ fn leader() -> (Driver, u64) {
             driver.notice(Notice::Persisted(batch));
         }
         if let Some(last) = effects.apply.last() {
-            driver.notice(Notice::Applied {
-                at: last.position,
-                changes: Vec::new(),
-                answered: Vec::new(),
-            });
+            driver.notice(Notice::Applied { at: last.position, changes: Vec::new() });
         }
         let answers: Vec<_> = effects.send.iter().filter_map(agreed).collect();
         if answers.is_empty() && effects.persist.is_empty() {
