@@ -73,7 +73,7 @@ pub(crate) async fn serve(args: ServeArgs) -> Result<(), ServerError> {
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let _ = muster_notify::notify(muster_notify::State::Ready);
     let mut ledger_failed = running.app.store.ledger().failed();
     let mut elsewhere = running.app.store.watch().elsewhere.subscribe();
     let ended = tokio::select! {
@@ -92,7 +92,7 @@ pub(crate) async fn serve(args: ServeArgs) -> Result<(), ServerError> {
             Err(error) => ServerError::failed("the listener failed", error),
         }),
     };
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    let _ = muster_notify::notify(muster_notify::State::Stopping);
     if let Ok(signal) = &ended {
         tracing::info!(signal, "draining");
     }

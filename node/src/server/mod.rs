@@ -57,7 +57,7 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
     match end {
         Ok(received) => {
             tracing::info!(signal = received, "received signal; shutting down");
-            let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+            let _ = muster_notify::notify(muster_notify::State::Stopping);
             node.stop().await;
             Ok(())
         }
@@ -93,7 +93,7 @@ fn say_ready(config: &Config, node: &Node) {
         client_urls = clients.join(","),
         "ready to serve client requests"
     );
-    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+    if let Err(error) = muster_notify::notify(muster_notify::State::Ready) {
         tracing::warn!(%error, "cannot tell the init system that this member is ready");
     }
 }
