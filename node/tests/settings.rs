@@ -7,6 +7,8 @@ mod common;
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
 
 use common::{Member, PATIENCE, ca::Ca, eventually, free_ports};
@@ -187,6 +189,43 @@ fn json_and_calls_are_served_apart_where_that_is_asked_for() {
     assert!(other.starts_with("HTTP/1.1 421 ") && other.contains("--host-whitelist"), "{other}");
     let health = ask_at(metrics, "/health", "other.example");
     assert!(health.starts_with("HTTP/1.1 200 "), "{health}");
+}
+
+#[test]
+fn a_service_manager_on_an_abstract_socket_hears_of_start_and_end() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    let name = format!("muster-settings-{}", std::process::id());
+    let address = SocketAddr::from_abstract_name(&name).unwrap();
+    let manager = UnixDatagram::bind_addr(&address).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let hears = || {
+        let mut message = [0; 64];
+        let length = manager.recv(&mut message).unwrap();
+        String::from_utf8_lossy(&message[..length]).into_owned()
+    };
+    let node = env!("CARGO_BIN_EXE_muster-node").to_owned();
+    member.program = Some("/usr/bin/env".into());
+    member.args.splice(0..0, [format!("NOTIFY_SOCKET=@{name}"), node]);
+    member.start();
+    assert_eq!(hears(), "READY=1\n");
+    assert_eq!(member.stop(), Some(0));
+    assert_eq!(hears(), "STOPPING=1\n");
+}
+
+#[test]
+fn a_path_that_is_not_clean_is_redirected() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = Member::alone(root.path());
+    member.start();
+    member.ready();
+    for (verb, path, clean) in
+        [("POST", "//v3/kv/range", "/v3/kv/range"), ("GET", "//health", "/health")]
+    {
+        let answer = member.request(verb, path, "{\"key\":\"aw==\"}").to_ascii_lowercase();
+        assert!(answer.starts_with("http/1.1 307 "), "{answer}");
+        assert!(answer.contains(&format!("location: {clean}\r\n")), "{answer}");
+    }
 }
 
 #[test]

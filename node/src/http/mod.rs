@@ -3,6 +3,7 @@
 mod authority;
 mod browsers;
 mod called;
+mod clean;
 mod health;
 mod metrics;
 
@@ -97,7 +98,7 @@ async fn not_found(request: Request) -> Response {
         let service = path.split('/').next().unwrap_or_default();
         return tonic::Status::unimplemented(format!("unknown service {service}")).into_http();
     }
-    no_such_page()
+    clean::redirect(request.uri()).unwrap_or_else(no_such_page)
 }
 
 fn no_such_page() -> Response {
