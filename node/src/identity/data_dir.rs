@@ -30,6 +30,8 @@ const TOMBSTONE: &str = "muster-tombstone.json";
 const FORCED: &str = "muster-forced.json";
 /// The same, as long as it is only planned, or half done.
 const FORCING: &str = "muster-forcing.json";
+/// The member began from nothing while `--force-new-cluster` was given.
+const FORCE_WITHOUT_DATA: &str = "muster-force-without-data";
 /// Supervisors look for this: once it exists, the member has a log of its own.
 const LOG: &str = "member/wal";
 /// Exists from the moment at which the log first had its name.
@@ -407,6 +409,39 @@ impl DataDir {
     fn read_small(&self, path: &Path) -> Result<Option<Vec<u8>>, DataDirError> {
         let read = if self.only_looks { muster_files::read } else { data::read_own };
         Ok(read(path, MAX_SMALL_BYTES)?)
+    }
+
+    /// Remembers durably that `--force-new-cluster` was given when there was nothing here.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub(crate) fn note_force_without_data(&self) -> Result<(), DataDirError> {
+        if self.has_force_without_data()? {
+            return Ok(());
+        }
+        self.replace(FORCE_WITHOUT_DATA, b"begun\n")
+    }
+
+    /// Whether every start since the first one had `--force-new-cluster`.
+    ///
+    /// # Errors
+    /// If the disk can't say.
+    pub(crate) fn has_force_without_data(&self) -> Result<bool, DataDirError> {
+        self.has(FORCE_WITHOUT_DATA)
+    }
+
+    /// Forgets what [`Self::note_force_without_data`] noted, durably: the member has started without the
+    /// flag.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub(crate) fn forget_force_without_data(&self) -> Result<(), DataDirError> {
+        if !self.has_force_without_data()? {
+            return Ok(());
+        }
+        let path = self.join(FORCE_WITHOUT_DATA);
+        std::fs::remove_file(&path).map_err(muster_files::Error::io("remove", &path))?;
+        Ok(muster_files::sync(&self.path)?)
     }
 
     fn read_forced(&self, name: &str) -> Result<Option<Forced>, DataDirError> {

@@ -31,7 +31,7 @@ const ENTRIES_AT_ONCE: usize = 1_000;
 pub enum ForceError {
     /// Nobody ever ran there.
     #[error(
-        "{} holds no member's log: --force-new-cluster makes a cluster of what a member has; to begin an empty one, leave the flag out",
+        "{} holds no member's log to make a cluster of",
         .0.display()
     )]
     Nothing(std::path::PathBuf),

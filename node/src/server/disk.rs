@@ -60,8 +60,8 @@ enum Beginning {
     Joins(Joining),
 }
 
-/// Opens the data directory, or makes it what a first start needs; or makes a cluster of its own of
-/// it, if that is asked for.
+/// Opens the data directory, or makes it what a first start needs; with `--force-new-cluster`, makes a
+/// cluster of one of the member in it. The flag acts once, and never on a member that began with it.
 pub(super) async fn open(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
@@ -72,8 +72,24 @@ pub(super) async fn open(
         if let Some(made) = found.dir.forced()?.filter(|made| !made.rearmed) {
             found.dir.record(&made.rearm())?;
         }
+        found.dir.forget_force_without_data()?;
         return Ok(found);
     };
+    let dir = DataDir::open(&config.data_dir)?;
+    resume(&dir)?;
+    if dir.has_log()? && !dir.has_force_without_data()? {
+        return open_forced(config, tls, dir, force).await;
+    }
+    dir.note_force_without_data()?;
+    tracing::warn!(
+        data_dir = %config.data_dir.display(),
+        "--force-new-cluster was given for a directory without a member's data, and is not followed: this member begins as the other flags say; take it off the command line"
+    );
+    open_member(config, tls, dir).await
+}
+
+/// Makes a cluster of one of the member that is there, and starts nothing.
+pub(super) async fn force(config: &Config, force: &Force) -> Result<Found, ServerError> {
     let nothing = || ForceError::Nothing(config.data_dir.clone());
     if !config.data_dir.try_exists().unwrap_or(true) {
         return Err(nothing().into());
@@ -83,6 +99,15 @@ pub(super) async fn open(
     if !dir.has_log()? {
         return Err(nothing().into());
     }
+    open_forced(config, None, dir, force).await
+}
+
+async fn open_forced(
+    config: &Config,
+    tls: Option<&Arc<PeerTls>>,
+    dir: DataDir,
+    force: &Force,
+) -> Result<Found, ServerError> {
     let found = open_member(config, tls, dir).await?;
     if let Some(made) = found.dir.forced()?.filter(|made| !made.rearmed) {
         tracing::warn!(

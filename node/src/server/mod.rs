@@ -80,7 +80,8 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
 /// # Errors
 /// If there is no such data, or it can't be used.
 pub async fn found_cluster(config: &Config) -> Result<Forced, ServerError> {
-    let found = disk::open(config, None).await?;
+    let force = config.force_new_cluster.as_ref().expect("whoever calls this sets the flag");
+    let found = disk::force(config, force).await?;
     Ok(found.dir.forced()?.expect("with the flag, one was made now or before"))
 }
 
