@@ -15,7 +15,8 @@ const USAGE: &str =
 pub(super) fn signed_tokens(low: &LowArgs) -> Result<Option<Arc<Jwt>>, ConfigError> {
     let mut parts = low.value("auth-token").split(',');
     match parts.next() {
-        Some("simple") => return Ok(None),
+        // An empty value is the default.
+        Some("simple" | "") => return Ok(None),
         Some("jwt") => {}
         _ => return Err(ConfigError::Relation(USAGE.to_owned())),
     }

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
-/// Reads a Go duration; negative ones and those above 290 years are none.
+/// Reads a Go duration; those above 290 years are none. A negative one is zero: etcd's settings mean
+/// by it what they mean by zero.
 pub(super) fn parse(text: &str) -> Option<Duration> {
+    if let Some(negative) = text.strip_prefix('-').filter(|rest| !rest.starts_with(['+', '-'])) {
+        return parse(negative).map(|_| Duration::ZERO);
+    }
     if text == "0" {
         return Some(Duration::ZERO);
     }
@@ -47,6 +51,7 @@ mod tests {
             ("2h", 7_200_000),
             ("1.5s", 1_500),
             ("+3s", 3_000),
+            ("-1m30s", 0),
         ] {
             assert_eq!(parse(text), Some(Duration::from_millis(millis)), "{text}");
         }
@@ -54,7 +59,7 @@ mod tests {
 
     #[test]
     fn what_go_refuses_is_refused() {
-        for text in ["", "1", "s", "1x", "-1s", "1 s", ".s", "1..5s", "99999999h"] {
+        for text in ["", "1", "s", "1x", "-1", "--1s", "-+1s", "1 s", ".s", "1..5s", "99999999h"] {
             assert_eq!(parse(text), None, "{text}");
         }
     }

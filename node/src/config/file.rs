@@ -1,6 +1,7 @@
 //! `--config-file`: etcd's file, in YAML or JSON, which is a part of it. Its keys are the names of
-//! flags, but for those that etcd keeps in [`SECTIONS`] (`configYAML` in server/embed/config.go). A key
-//! that nobody knows is an error here, where etcd passes over it: what was mistyped would be left out.
+//! flags, but for those that etcd keeps in [`SECTIONS`] (`configYAML` in server/embed/config.go).
+//! Etcd passes over a key that it doesn't know. Here the log says so, and a key that looks like a known
+//! one is refused: a setting that was mistyped would be left out.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,9 +9,10 @@ use std::path::{Path, PathBuf};
 use super::{
     LowArgs, Remark,
     flags::{FLAGS, Flag, Kind, find},
-    low::nearest,
+    low::{nearest, parse_bool},
+    numbers::yaml_whole_number,
     validate::ConfigError,
-    yaml::{self, Entry, Node, Problem},
+    yaml::{self, Entry, Node, Problem, Scalar},
 };
 
 pub(super) const CONFIG_FILE: &str = "config-file";
@@ -55,18 +57,19 @@ const SECTIONS: &[(&str, &[(&str, &str)])] = &[
     ("discovery-config", &[("token", "discovery-token")]),
 ];
 
-/// Keys of etcd's proxy of long ago, which its sample file still has.
-const PROXY: &[&str] = &[
-    "proxy",
-    "proxy-failure-wait",
-    "proxy-refresh-interval",
-    "proxy-dial-timeout",
-    "proxy-write-timeout",
-    "proxy-read-timeout",
+/// Keys of etcd's sample file before 3.5 that have no flag any more, and why they change nothing.
+const OLD_KEYS: &[(&str, &str)] = &[
+    ("debug", "log-level: debug says it"),
+    ("log-output", "log-outputs says it"),
+    ("log-package-levels", "there is one level for all packages, which log-level says"),
 ];
+
+/// A key of etcd's sections before 3.4. Etcd passes over it since: clients would not be checked.
+const CA_FILE: &str = "ca-file";
 
 /// Flags whose values a file may also give one by one.
 const LISTS: &[&str] = &[
+    "discovery-endpoints",
     "cipher-suites",
     "log-outputs",
     "client-cert-allowed-hostname",
@@ -115,18 +118,17 @@ pub fn fuzz_file(text: &str) {
 
 fn parse(text: &str, remarks: &mut Vec<Remark>) -> Result<LowArgs, Problem> {
     let mut low = LowArgs::default();
-    for entry in yaml::parse(text)? {
+    let document = yaml::parse(text)?;
+    let passed_over = document.passed_over.into_iter();
+    remarks.extend(passed_over.map(|Problem { line, text }| Remark::InFile { line, text }));
+    for mut entry in document.entries {
+        // Go's JSON knows keys in capitals, too.
+        entry.key.make_ascii_lowercase();
         let section = SECTIONS.iter().find(|(name, _)| *name == entry.key);
         match (section, entry.node) {
             (Some((section, keys)), Node::Map(entries)) => {
                 for entry in entries {
-                    let flag =
-                        keys.iter().find(|(key, _)| *key == entry.key).map(|(_, flag)| *flag);
-                    let flag = flag.and_then(find).ok_or_else(|| {
-                        let known = keys.iter().map(|(key, _)| *key);
-                        unknown(&entry, &format!(" in {section}"), known)
-                    })?;
-                    set(&mut low, flag, entry)?;
+                    set_in_section(&mut low, section, keys, entry, remarks)?;
                 }
             }
             (Some(_), Node::Scalar(None)) => {}
@@ -136,39 +138,107 @@ fn parse(text: &str, remarks: &mut Vec<Remark>) -> Result<LowArgs, Problem> {
             }
             (None, node) => {
                 let entry = Entry { node, ..entry };
-                if let Some(flag) = PROXY.iter().find(|key| **key == entry.key) {
-                    remarks.push(Remark::Ignored { flag, because: "there is no v2 API" });
-                    continue;
+                match top_level(&entry)? {
+                    Key::Flag(flag) => set(&mut low, flag, entry)?,
+                    Key::PassedOver(remark) => remarks.push(remark),
                 }
-                let flag = top_level(&entry)?;
-                set(&mut low, flag, entry)?;
             }
         }
     }
     Ok(low)
 }
 
-fn top_level(entry: &Entry) -> Result<&'static Flag, Problem> {
+fn set_in_section(
+    low: &mut LowArgs,
+    section: &str,
+    keys: &[(&'static str, &str)],
+    mut entry: Entry,
+    remarks: &mut Vec<Remark>,
+) -> Result<(), Problem> {
+    entry.key.make_ascii_lowercase();
+    if entry.key == CA_FILE {
+        if says_nothing(&entry.node) {
+            return Ok(());
+        }
+        let text = format!(
+            "etcd has not known {CA_FILE} since 3.4: give trusted-ca-file and client-cert-auth in {section}"
+        );
+        return Err(Problem { line: entry.line, text });
+    }
+    let flag = keys.iter().find(|(key, _)| *key == entry.key).and_then(|(_, flag)| find(flag));
+    match flag {
+        Some(flag) => set(low, flag, entry),
+        None => {
+            let known = keys.iter().map(|(key, _)| *key);
+            remarks.push(unknown(&entry, &format!(" in {section}"), known)?);
+            Ok(())
+        }
+    }
+}
+
+/// What a key outside of all sections is.
+enum Key {
+    Flag(&'static Flag),
+    PassedOver(Remark),
+}
+
+fn top_level(entry: &Entry) -> Result<Key, Problem> {
     let key = &entry.key;
+    if let Some((flag, because)) = OLD_KEYS.iter().find(|(old, _)| old == key) {
+        return Ok(Key::PassedOver(Remark::Ignored { flag, because }));
+    }
     let elsewhere = SECTIONS.iter().find_map(|(section, keys)| {
         keys.iter().find(|(_, flag)| *flag == key.as_str()).map(|(key, _)| (section, key))
     });
     if let Some((section, key)) = elsewhere {
         let text = format!("{} stands in a section: give {section}: {key}", entry.key);
-        return Err(Problem { line: entry.line, text });
+        let problem = Problem { line: entry.line, text };
+        return if says_nothing(&entry.node) { Ok(passed_over(problem)) } else { Err(problem) };
     }
     if key == CONFIG_FILE {
         let text = "a file can't name another one".to_owned();
-        return Err(Problem { line: entry.line, text });
+        return Ok(passed_over(Problem { line: entry.line, text }));
+    }
+    if let Some(flag) = find(key) {
+        return Ok(Key::Flag(flag));
     }
     let known = FLAGS.iter().map(|flag| flag.name).chain(SECTIONS.iter().map(|(name, _)| *name));
-    find(key).ok_or_else(|| unknown(entry, "", known))
+    unknown(entry, "", known).map(Key::PassedOver)
 }
 
-fn unknown(entry: &Entry, place: &str, known: impl Iterator<Item = &'static str>) -> Problem {
-    let nearest = nearest(&entry.key, known).map(|name| format!(" (did you mean {name}?)"));
-    let text = format!("unknown key {:?}{place}{}", entry.key, nearest.unwrap_or_default());
-    Problem { line: entry.line, text }
+fn passed_over(Problem { line, text }: Problem) -> Key {
+    Key::PassedOver(Remark::InFile { line, text })
+}
+
+/// Whether a value is none, empty or no, so that it can be passed over.
+fn says_nothing(node: &Node) -> bool {
+    match node {
+        Node::Scalar(None) => true,
+        Node::Scalar(Some(Scalar { text, .. })) => {
+            text.is_empty() || parse_bool(&of_kind(Kind::Bool, text.clone(), true)) == Some(false)
+        }
+        Node::List(nodes) => nodes.is_empty(),
+        Node::Map(entries) => entries.is_empty(),
+    }
+}
+
+/// What the log says of a key that nobody knows.
+///
+/// # Errors
+/// If it looks like one that is known.
+fn unknown(
+    entry: &Entry,
+    place: &str,
+    known: impl Iterator<Item = &'static str>,
+) -> Result<Remark, Problem> {
+    let (key, line) = (&entry.key, entry.line);
+    match nearest(key, known) {
+        Some(nearest) => {
+            let text = format!("unknown key {key:?}{place} (did you mean {nearest}?)");
+            Err(Problem { line, text })
+        }
+        None => Ok(Remark::InFile { line, text: format!("unknown key {key:?}{place}") }),
+    }
 }
 
 /// Sets a flag as the file has it; what is empty is left at its default, as in etcd.
@@ -176,10 +246,21 @@ fn set(low: &mut LowArgs, flag: &'static Flag, entry: Entry) -> Result<(), Probl
     let Entry { key, line, node } = entry;
     let problem = |text: String| Problem { line, text };
     let value = match node {
-        Node::Scalar(value) => value.unwrap_or_default(),
-        Node::List(values) if LISTS.contains(&flag.name) => {
-            if let Some(value) = values.iter().find(|value| value.contains(',')) {
-                return Err(problem(format!("a comma can't stand in {key}: {value:?}")));
+        Node::Scalar(None) => String::new(),
+        Node::Scalar(Some(Scalar { text, is_plain })) => of_kind(flag.kind, text, is_plain),
+        Node::List(nodes) if LISTS.contains(&flag.name) => {
+            let mut values = Vec::new();
+            for node in nodes {
+                match node {
+                    Node::Scalar(None) => {}
+                    Node::Scalar(Some(Scalar { text, .. })) if text.contains(',') => {
+                        return Err(problem(format!("a comma can't stand in {key}: {text:?}")));
+                    }
+                    Node::Scalar(Some(Scalar { text, .. })) => values.push(text),
+                    Node::List(_) | Node::Map(_) => {
+                        return Err(problem(format!("{key} has to be a list of single values")));
+                    }
+                }
             }
             values.join(",")
         }
@@ -190,19 +271,22 @@ fn set(low: &mut LowArgs, flag: &'static Flag, entry: Entry) -> Result<(), Probl
     if value.is_empty() {
         return Ok(());
     }
-    low.set(flag, &key, of_kind(flag.kind, value)).map_err(|error| problem(error.to_string()))
+    low.set(flag, &key, value).map_err(|error| problem(error.to_string()))
 }
 
-/// A value as a flag would have it: times are nanoseconds in a file, and YAML of etcd's age has more
-/// words for yes and no.
-fn of_kind(kind: Kind, value: String) -> String {
-    match (kind, value.to_ascii_lowercase().as_str()) {
-        (Kind::Duration, digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
-            format!("{digits}ns")
-        }
-        (Kind::Bool, "yes" | "y" | "on") => "true".to_owned(),
-        (Kind::Bool, "no" | "n" | "off") => "false".to_owned(),
-        _ => value,
+/// A value as a flag would have it. Times are nanoseconds in a file; YAML of etcd's age has more words
+/// for yes and no, and more forms of whole numbers.
+fn of_kind(kind: Kind, text: String, is_plain: bool) -> String {
+    let number = || Some(&text).filter(|_| is_plain).and_then(|text| yaml_whole_number(text));
+    match kind {
+        Kind::Duration => number().map(|nanoseconds| format!("{nanoseconds}ns")).unwrap_or(text),
+        Kind::Int | Kind::Uint | Kind::Uint32 => number().unwrap_or(text),
+        Kind::Bool => match text.to_ascii_lowercase().as_str() {
+            "yes" | "y" | "on" => "true".to_owned(),
+            "no" | "n" | "off" => "false".to_owned(),
+            _ => text,
+        },
+        Kind::Text | Kind::OneOf(_) | Kind::OneOfAnyCase(_) | Kind::Anything => text,
     }
 }
 
@@ -293,9 +377,10 @@ mod tests {
                 _ => None,
             })
             .collect();
-        let proxy = ignored.iter().filter(|flag| PROXY.contains(flag)).count();
-        assert_eq!(proxy, PROXY.len());
         let flags = [
+            "debug",
+            "log-package-levels",
+            "log-output",
             "snapshot-count",
             "max-snapshots",
             "max-wals",
@@ -303,8 +388,91 @@ mod tests {
             "self-signed-cert-validity",
             "enable-pprof",
             "logger",
+            "proxy-failure-wait",
+            "proxy-refresh-interval",
+            "proxy-dial-timeout",
+            "proxy-write-timeout",
+            "proxy-read-timeout",
         ];
-        assert_eq!(ignored[proxy..], flags);
+        assert_eq!(ignored, flags);
+    }
+
+    #[test]
+    fn whole_numbers_are_read_in_any_form_of_yaml() {
+        let (config, _) = configured(
+            "quota-backend-bytes: 8.589934592e+09\nmax-txn-ops: 1_000\nmax-learners: 0x2\n\
+             election-timeout: 5e+03\nheartbeat-interval: 0o620\n\
+             watch-progress-notify-interval: 6e+11\n",
+        );
+        assert_eq!(config.quota_backend_bytes, 8 << 30);
+        assert_eq!((config.max_txn_ops, config.max_learners), (1_000, 2));
+        assert_eq!(config.election, Duration::from_secs(5));
+        assert_eq!(config.heartbeat, Duration::from_millis(400));
+        assert_eq!(config.watch_progress_interval, Duration::from_secs(600));
+        for wrong in ["1.5", "1e30", "'1e3'", "ten"] {
+            let (_, text) = refused(&format!("max-txn-ops: {wrong}"));
+            assert!(text.ends_with("parse error"), "{wrong}: {text}");
+        }
+    }
+
+    #[test]
+    fn aliases_stand_for_what_they_name() {
+        let (config, remarks) = configured(
+            "x-files: &files\n  cert-file: c\n  key-file: k\n  trusted-ca-file: ca\n\
+             name: &name one\ninitial-cluster-token: *name\n\
+             client-transport-security: *files\n\
+             peer-transport-security:\n  <<: *files\n  key-file: other\n\
+             listen-client-urls: https://127.0.0.1:1\n",
+        );
+        assert_eq!(config.initial_cluster_token, "one");
+        let (clients, peers) = (config.client_tls.unwrap(), config.peer_tls.unwrap());
+        assert_eq!((clients.cert.to_str(), clients.key.to_str()), (Some("c"), Some("k")));
+        assert_eq!((peers.cert.to_str(), peers.key.to_str()), (Some("c"), Some("other")));
+        let unknown = Remark::InFile { line: 1, text: "unknown key \"x-files\"".to_owned() };
+        assert!(remarks.contains(&unknown), "{remarks:?}");
+    }
+
+    #[test]
+    fn a_small_file_can_not_stand_for_a_large_one() {
+        let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+        for n in 1..6 {
+            let lists = vec![format!("*a{}", n - 1); 10].join(", ");
+            text.push_str(&format!("a{n}: &a{n} [{lists}]\n"));
+        }
+        assert_eq!(refused(&text), (5, "there are too many values".to_owned()));
+        let deep = format!("a: {}{}", "[".repeat(20), "]".repeat(20));
+        assert!(refused(&deep).1.starts_with("there are too many lists"));
+        assert_eq!(refused("a: &a [*a]"), (1, "an alias stands in its own value".to_owned()));
+    }
+
+    #[test]
+    fn what_etcd_passes_over_is_passed_over_with_a_remark() {
+        for (text, line, said) in [
+            ("x-common: {a: [b, {c: d}]}", 1, "unknown key \"x-common\""),
+            (
+                "peer-transport-security:\n  owner: root",
+                2,
+                "unknown key \"owner\" in peer-transport-security",
+            ),
+            ("config-file: other", 1, "a file can't name another one"),
+            (
+                "auto-tls: false",
+                1,
+                "auto-tls stands in a section: give client-transport-security: auto-tls",
+            ),
+            ("name: a\nname: b", 1, "\"name\" stands again in line 2, which counts"),
+            ("name: b\n---\nname: c", 2, "only the first document counts"),
+        ] {
+            let mut remarks = Vec::new();
+            let low = parse(text, &mut remarks).map_err(|problem| problem.text).unwrap();
+            assert_eq!(remarks, [Remark::InFile { line, text: said.to_owned() }], "{text}");
+            let named = text.contains("name:").then_some("b");
+            assert_eq!(low.given("name"), named, "{text}");
+        }
+        assert_eq!(
+            parsed("Name: a\nclient-transport-security:\n  ca-file:").given("name"),
+            Some("a")
+        );
     }
 
     #[test]
@@ -334,8 +502,6 @@ mod tests {
                 2,
                 "unknown key \"cert-fiel\" in peer-transport-security (did you mean cert-file?)",
             ),
-            ("config-file: other", 1, "a file can't name another one"),
-            ("name: a\n\nname: b", 3, "\"name\" stands here a second time"),
             ("name: [a]", 1, "name has to be one value"),
             ("name: {a: b}", 1, "name has to be one value"),
             ("cipher-suites:\n  - 'a,b'", 1, "a comma can't stand in cipher-suites: \"a,b\""),
@@ -348,10 +514,13 @@ mod tests {
             ("max-txn-ops: 1.5", 1, "invalid value \"1.5\" for flag -max-txn-ops: parse error"),
             ("- a", 1, "a mapping of keys was expected here"),
             ("just text", 1, "a mapping of keys was expected here"),
-            ("a: &x b\nc: *x", 2, "an alias (*) is not supported"),
-            ("name: a\n---\nname: b", 2, "there is more than one document"),
-            ("log-outputs: [[a]]", 1, "a single value was expected here"),
             ("[a]: b", 1, "a single value was expected here"),
+            ("log-outputs: [[a]]", 1, "log-outputs has to be a list of single values"),
+            (
+                "client-transport-security:\n  ca-file: ca.crt",
+                2,
+                "etcd has not known ca-file since 3.4: give trusted-ca-file and client-cert-auth in client-transport-security",
+            ),
         ] {
             let (found, said) = refused(text);
             assert_eq!((found, said.as_str()), (line, problem), "{text}");

@@ -7,9 +7,9 @@ pub(super) enum Kind {
     Text,
     /// As Go's `strconv.ParseBool`; the value may be left out.
     Bool,
-    /// A whole number.
+    /// A whole number of 64 bits, in any form that Go reads.
     Int,
-    /// A whole number, not negative.
+    /// As `Int`, not negative.
     Uint,
     /// As `Uint`, of 32 bits.
     Uint32,
@@ -17,15 +17,21 @@ pub(super) enum Kind {
     Duration,
     /// One of these.
     OneOf(&'static [&'static str]),
+    /// As `OneOf`, in small letters or capitals.
+    OneOfAnyCase(&'static [&'static str]),
+    /// Anything, and the value may be left out.
+    Anything,
 }
 
 /// Whether a flag does anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// It does, or is refused where it would have to.
+    /// It does.
     Used,
     /// It is accepted for the sake of scripts; why it changes nothing.
     Ignored(&'static str),
+    /// It is refused where it would have to do something; what to do instead.
+    Unsupported(&'static str),
 }
 
 /// One flag.
@@ -58,6 +64,11 @@ impl Flag {
         self.used = Use::Ignored(because);
         self
     }
+
+    const fn unsupported(mut self, instead: &'static str) -> Self {
+        self.used = Use::Unsupported(instead);
+        self
+    }
 }
 
 /// The flag called `name`, also by the `experimental-` name that it once had.
@@ -66,7 +77,16 @@ pub(super) fn find(name: &str) -> Option<&'static Flag> {
     exact(name).or_else(|| name.strip_prefix("experimental-").and_then(exact))
 }
 
-use Kind::{Bool, Duration, Int, OneOf, Text, Uint, Uint32};
+use Kind::{Anything, Bool, Duration, Int, OneOf, OneOfAnyCase, Text, Uint, Uint32};
+
+/// What to do instead of naming a discovery service of etcd's.
+const AGENT: &str =
+    "muster-agent meets the other members, and starts this program with --initial-cluster";
+/// What to do instead of giving a second certificate for connections to peers.
+const ONE_KEY: &str =
+    "members know each other by one key: give --peer-cert-file and --peer-key-file";
+const NO_V2: &str = "there is no v2 API";
+const OF_ETCD_2: &str = "it has had no effect since etcd 2";
 
 const MEMBER: &str = "Member";
 const CLUSTERING: &str = "Clustering";
@@ -105,8 +125,8 @@ pub(super) static FLAGS: &[Flag] = &[
         .ignored("the store is not bbolt"),
     flag(MEMBER, "backend-batch-limit", Int, "0", "N", "Operations per commit of bbolt.")
         .ignored("the store is not bbolt"),
-    flag(MEMBER, "max-txn-ops", Uint32, "128", "N", "Operations that one transaction may hold."),
-    flag(MEMBER, "max-request-bytes", Uint32, "1572864", "BYTES", "Size that one request may have."),
+    flag(MEMBER, "max-txn-ops", Uint, "128", "N", "Operations that one transaction may hold."),
+    flag(MEMBER, "max-request-bytes", Uint, "1572864", "BYTES", "Size that one request may have; at most 10485760 counts."),
     flag(MEMBER, "max-concurrent-streams", Uint32, "4294967295", "N", "Streams that one client connection may have open."),
     flag(MEMBER, "grpc-keepalive-min-time", Duration, "5s", "TIME", "Shortest time between two pings of a client.")
         .ignored("clients' pings are always answered"),
@@ -133,16 +153,20 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(CLUSTERING, "auto-compaction-mode", OneOf(&["periodic", "revision"]), "periodic", "MODE", "Compact by time (periodic), or by the number of revisions (revision)."),
     flag(CLUSTERING, "auto-compaction-retention", Text, "0", "N", "How much history the leader keeps as it compacts: hours, or a time (10m), or revisions; 0: it compacts nothing."),
     flag(CLUSTERING, "max-learners", Uint, "1", "N", "Learners that may be in the cluster at once."),
-    flag(CLUSTERING, "discovery", Text, "", "URL", "Discovery service, protocol v2."),
+    flag(CLUSTERING, "discovery", Text, "", "URL", "Discovery service, protocol v2.")
+        .unsupported(AGENT),
     flag(CLUSTERING, "discovery-fallback", OneOf(&["exit", "proxy"]), "exit", "WHAT", "What to do if discovery fails.")
         .ignored("without discovery there is nothing to fall back from"),
     flag(CLUSTERING, "discovery-proxy", Text, "", "URL", "Proxy towards the discovery service.")
         .ignored("discovery is muster-agent's part"),
-    flag(CLUSTERING, "discovery-srv", Text, "", "DOMAIN", "Domain whose SRV records name the members."),
+    flag(CLUSTERING, "discovery-srv", Text, "", "DOMAIN", "Domain whose SRV records name the members.")
+        .unsupported(AGENT),
     flag(CLUSTERING, "discovery-srv-name", Text, "", "SUFFIX", "Suffix of those records.")
         .ignored("SRV records are not read"),
-    flag(CLUSTERING, "discovery-token", Text, "", "TOKEN", "Discovery service, protocol v3."),
-    flag(CLUSTERING, "discovery-endpoints", Text, "", "URLS", "Discovery service, protocol v3."),
+    flag(CLUSTERING, "discovery-token", Text, "", "TOKEN", "Discovery service, protocol v3.")
+        .unsupported(AGENT),
+    flag(CLUSTERING, "discovery-endpoints", Text, "", "URLS", "Discovery service, protocol v3.")
+        .unsupported(AGENT),
     flag(CLUSTERING, "discovery-dial-timeout", Duration, "2s", "VALUE", "Setting of the discovery client.")
         .ignored("discovery is muster-agent's part"),
     flag(CLUSTERING, "discovery-request-timeout", Duration, "5s", "VALUE", "Setting of the discovery client.")
@@ -166,7 +190,7 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(CLUSTERING, "discovery-password", Text, "", "VALUE", "Setting of the discovery client.")
         .ignored("discovery is muster-agent's part"),
     flag(CLUSTERING, "v2-deprecation", Text, "write-only", "PHASE", "Phase of the end of the v2 API.")
-        .ignored("there is no v2 API"),
+        .ignored(NO_V2),
     flag(SECURITY, "cert-file", Text, "", "FILE", "Certificate of the client listener, PEM."),
     flag(SECURITY, "key-file", Text, "", "FILE", "Its key, PEM."),
     flag(SECURITY, "client-cert-auth", Bool, "false", "", "Require a certificate of the trusted CA from clients."),
@@ -177,23 +201,27 @@ pub(super) static FLAGS: &[Flag] = &[
         .ignored("this program is no client of its own"),
     flag(SECURITY, "client-crl-file", Text, "", "FILE", "Clients' certificates that no longer count, PEM or DER."),
     flag(SECURITY, "client-cert-allowed-hostname", Text, "", "NAMES", "Names that clients' certificates may have."),
-    flag(SECURITY, "auto-tls", Bool, "false", "", "Serve clients on a self-signed certificate."),
+    flag(SECURITY, "auto-tls", Bool, "false", "", "Serve clients on a self-signed certificate.")
+        .unsupported("give --cert-file and --key-file"),
     flag(SECURITY, "peer-cert-file", Text, "", "FILE", "Certificate towards peers, PEM."),
     flag(SECURITY, "peer-key-file", Text, "", "FILE", "Its key, PEM."),
     flag(SECURITY, "peer-client-cert-auth", Bool, "false", "", "Require a certificate of the trusted peer CA from peers."),
     flag(SECURITY, "peer-trusted-ca-file", Text, "", "FILE", "CA of peers' certificates, PEM."),
-    flag(SECURITY, "peer-client-cert-file", Text, "", "FILE", "Another certificate for connections to peers, PEM."),
-    flag(SECURITY, "peer-client-key-file", Text, "", "FILE", "Its key, PEM."),
+    flag(SECURITY, "peer-client-cert-file", Text, "", "FILE", "Another certificate for connections to peers, PEM.")
+        .unsupported(ONE_KEY),
+    flag(SECURITY, "peer-client-key-file", Text, "", "FILE", "Its key, PEM.")
+        .unsupported(ONE_KEY),
     flag(SECURITY, "peer-crl-file", Text, "", "FILE", "Peers' certificates that no longer count, PEM or DER."),
     flag(SECURITY, "peer-cert-allowed-cn", Text, "", "NAMES", "Common names that peers' certificates may have."),
     flag(SECURITY, "peer-cert-allowed-hostname", Text, "", "NAMES", "Names that peers' certificates may have."),
-    flag(SECURITY, "peer-auto-tls", Bool, "false", "", "Talk to peers on self-signed certificates."),
+    flag(SECURITY, "peer-auto-tls", Bool, "false", "", "Talk to peers on self-signed certificates.")
+        .unsupported("give --peer-cert-file, --peer-key-file and --peer-trusted-ca-file"),
     flag(SECURITY, "peer-skip-client-san-verification", Bool, "false", "", "Skip the check of a peer's address against its certificate.")
         .ignored("a peer's address is never taken as its identity"),
     flag(SECURITY, "self-signed-cert-validity", Uint, "1", "YEARS", "Validity of self-signed certificates.")
         .ignored("no certificates are made here"),
     flag(SECURITY, "cipher-suites", Text, "", "NAMES", "TLS 1.2 cipher suites to offer to clients, by Go's names."),
-    flag(SECURITY, "tls-min-version", OneOf(&["TLS1.2", "TLS1.3"]), "TLS1.2", "VERSION", "Lowest TLS version for clients; peers speak 1.3."),
+    flag(SECURITY, "tls-min-version", OneOf(&["", "TLS1.2", "TLS1.3"]), "TLS1.2", "VERSION", "Lowest TLS version for clients; peers speak 1.3."),
     flag(SECURITY, "tls-max-version", OneOf(&["", "TLS1.2", "TLS1.3"]), "", "VERSION", "Highest TLS version for clients. Default: the highest known."),
     flag(SECURITY, "cors", Text, "*", "ORIGINS", "Origins whose pages browsers may let call the HTTP API; *: all."),
     flag(SECURITY, "host-whitelist", Text, "*", "HOSTS", "Names by which a server without TLS may be called over HTTP; *: all."),
@@ -202,7 +230,7 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(AUTH, "auth-token-ttl", Uint, "300", "SECONDS", "Life of a simple auth token after its last use."),
     flag(PROFILING_AND_MONITORING, "enable-pprof", Bool, "false", "", "Serve Go profiles.")
         .ignored("this is not a Go program"),
-    flag(PROFILING_AND_MONITORING, "metrics", OneOf(&["basic", "extensive"]), "basic", "LEVEL", "How much /metrics shows.")
+    flag(PROFILING_AND_MONITORING, "metrics", Text, "basic", "LEVEL", "How much /metrics shows.")
         .ignored("all metrics are always shown"),
     flag(PROFILING_AND_MONITORING, "listen-metrics-urls", Text, "", "URLS", "Where to serve /metrics and health besides the client URLs."),
     flag(PROFILING_AND_MONITORING, "enable-distributed-tracing", Bool, "false", "", "Export traces.")
@@ -218,8 +246,8 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(LOGGING, "logger", OneOf(&["zap"]), "zap", "NAME", "The logger.")
         .ignored("there is one logger"),
     flag(LOGGING, "log-outputs", Text, "default", "OUTPUTS", "stderr, stdout or files, separated by commas; default: stderr."),
-    flag(LOGGING, "log-level", OneOf(&["debug", "info", "warn", "error", "panic", "fatal"]), "info", "LEVEL", "The least that is logged."),
-    flag(LOGGING, "log-format", OneOf(&["json", "console"]), "json", "FORMAT", "json: one object per line; console: for people."),
+    flag(LOGGING, "log-level", OneOfAnyCase(&["debug", "info", "warn", "warning", "error", "dpanic", "panic", "fatal", ""]), "info", "LEVEL", "The least that is logged."),
+    flag(LOGGING, "log-format", OneOf(&["json", "console", ""]), "json", "FORMAT", "json: one object per line; console: for people."),
     flag(LOGGING, "enable-log-rotation", Bool, "false", "", "Rotate log files.")
         .ignored("a log rotator does that"),
     flag(LOGGING, "log-rotation-config-json", Text, "", "JSON", "How to rotate log files.")
@@ -237,7 +265,7 @@ pub(super) static FLAGS: &[Flag] = &[
         .ignored("each comparison of the members' data looks at them as well"),
     flag(FEATURES_AND_FINE_TUNING, "compact-hash-check-time", Duration, "1m0s", "TIME", "Time between two comparisons of compactions.")
         .ignored("each comparison of the members' data looks at them as well"),
-    flag(FEATURES_AND_FINE_TUNING, "compaction-batch-limit", Uint32, "1000", "N", "Revisions removed at once by a compaction.")
+    flag(FEATURES_AND_FINE_TUNING, "compaction-batch-limit", Int, "1000", "N", "Revisions removed at once by a compaction.")
         .ignored("the store chooses its own steps"),
     flag(FEATURES_AND_FINE_TUNING, "compaction-sleep-interval", Duration, "10ms", "TIME", "Pause of a compaction between two batches."),
     flag(FEATURES_AND_FINE_TUNING, "watch-progress-notify-interval", Duration, "10m0s", "TIME", "Time between two progress notices to a silent watch."),
@@ -263,8 +291,40 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(FEATURES_AND_FINE_TUNING, "force-new-cluster", Bool, "false", "", "After the permanent loss of the others: make a new cluster of one out of this member's data. Acts once."),
     flag(FEATURES_AND_FINE_TUNING, "config-file", Text, "", "FILE", "Take all of the configuration from a file, in YAML or JSON with etcd's names; no other flag or variable counts then."),
     flag(FEATURES_AND_FINE_TUNING, "enable-v2", Bool, "false", "", "Serve the v2 API.")
-        .ignored("there is no v2 API"),
+        .ignored(NO_V2),
+    flag(FEATURES_AND_FINE_TUNING, "enable-v2v3", Text, "", "PREFIX", "Serve the v2 API on the v3 store.")
+        .ignored(NO_V2),
+    flag(FEATURES_AND_FINE_TUNING, "proxy", OneOf(&["off", "readonly", "on"]), "off", "MODE", "Be a proxy of the v2 API.")
+        .unsupported("etcd's grpc-proxy is a proxy for this program, too"),
+    flag(FEATURES_AND_FINE_TUNING, "proxy-failure-wait", Uint, "5000", "MS", "Setting of the proxy.")
+        .ignored(NO_V2),
+    flag(FEATURES_AND_FINE_TUNING, "proxy-refresh-interval", Uint, "30000", "MS", "Setting of the proxy.")
+        .ignored(NO_V2),
+    flag(FEATURES_AND_FINE_TUNING, "proxy-dial-timeout", Uint, "1000", "MS", "Setting of the proxy.")
+        .ignored(NO_V2),
+    flag(FEATURES_AND_FINE_TUNING, "proxy-write-timeout", Uint, "5000", "MS", "Setting of the proxy.")
+        .ignored(NO_V2),
+    flag(FEATURES_AND_FINE_TUNING, "proxy-read-timeout", Uint, "0", "MS", "Setting of the proxy.")
+        .ignored(NO_V2),
+    old("cluster-active-size"),
+    old("cluster-remove-delay"),
+    old("cluster-sync-interval"),
+    old("config"),
+    old("force"),
+    old("max-result-buffer"),
+    old("max-retry-attempts"),
+    old("peer-heartbeat-interval"),
+    old("peer-election-timeout"),
+    old("retry-interval"),
+    old("snapshot"),
+    old("v"),
+    old("vv"),
 ];
+
+/// A flag of etcd 0.4, which etcd still accepts with any value, and ignores.
+const fn old(name: &'static str) -> Flag {
+    flag(FEATURES_AND_FINE_TUNING, name, Anything, "", "", "Flag of etcd 0.4.").ignored(OF_ETCD_2)
+}
 
 #[cfg(test)]
 mod tests {
@@ -276,7 +336,8 @@ mod tests {
         for (n, flag) in FLAGS.iter().enumerate() {
             assert!(FLAGS[..n].iter().all(|other| other.name != flag.name), "{}", flag.name);
             assert!(!flag.help.is_empty(), "{}", flag.name);
-            assert_eq!(flag.value.is_empty(), flag.kind == Bool, "{}", flag.name);
+            let is_optional = matches!(flag.kind, Bool | Anything);
+            assert_eq!(flag.value.is_empty(), is_optional, "{}", flag.name);
         }
     }
 
@@ -295,38 +356,10 @@ mod tests {
     }
 
     #[test]
-    fn the_flags_that_scripts_use_daily_are_there() {
-        for name in [
-            "snapshot-count",
-            "snapshot-catchup-entries",
-            "experimental-snapshot-catchup-entries",
-            "compaction-batch-limit",
-            "experimental-compaction-batch-limit",
-            "compaction-sleep-interval",
-            "compact-hash-check-time",
-            "corrupt-check-time",
-            "experimental-corrupt-check-time",
-            "experimental-initial-corrupt-check",
-            "strict-reconfig-check",
-            "auto-tls",
-            "peer-auto-tls",
-            "client-crl-file",
-            "cipher-suites",
-            "max-concurrent-streams",
-            "listen-client-http-urls",
-            "listen-metrics-urls",
-            "metrics",
-            "warning-unary-request-duration",
-            "experimental-warning-unary-request-duration",
-            "auth-token-ttl",
-            "bcrypt-cost",
-            "unsafe-no-fsync",
-            "experimental-watch-progress-notify-interval",
-            "logger",
-            "experimental-enable-lease-checkpoint",
-            "experimental-max-learners",
-        ] {
-            assert!(find(name).is_some(), "{name}");
+    fn every_flag_that_etcd_had_in_3_5_and_3_6_is_known() {
+        let lines = include_str!("etcd_flags_before.txt").lines();
+        for name in lines.filter(|line| !line.starts_with('#')) {
+            assert!(find(name).is_some(), "{name} is missing");
         }
     }
 }

@@ -30,7 +30,7 @@ pub fn help() -> String {
          the last one counts.\n",
     );
     let mut group = "";
-    for flag in FLAGS.iter().filter(|flag| flag.used == Use::Used) {
+    for flag in FLAGS.iter().filter(|flag| !matches!(flag.used, Use::Ignored(_))) {
         if flag.group != group {
             group = flag.group;
             let _ = write!(out, "\n{group}:\n");
@@ -40,7 +40,11 @@ pub fn help() -> String {
             (value, "") => write!(out, "  --{} {value}", flag.name),
             (value, default) => write!(out, "  --{} {value} (default {default})", flag.name),
         };
-        let _ = write!(out, "\n        {}\n", flag.help);
+        let _ = write!(out, "\n        {}", flag.help);
+        let _ = match flag.used {
+            Use::Unsupported(instead) => writeln!(out, " Not supported: {instead}."),
+            Use::Used | Use::Ignored(_) => writeln!(out),
+        };
     }
     out.push_str(
         "\nAccepted for the sake of scripts, without effect (the log says so when one is given):\n",
@@ -76,6 +80,30 @@ mod tests {
     #[test]
     fn tools_can_read_the_version() {
         assert!(version().starts_with("etcd Version: 3.6.0\nMuster Node: 0.1.0\n"));
+    }
+
+    #[test]
+    fn the_help_says_which_flags_are_not_supported() {
+        let help = help();
+        let mut lines = help.lines();
+        for name in [
+            "discovery",
+            "discovery-srv",
+            "discovery-token",
+            "discovery-endpoints",
+            "auto-tls",
+            "peer-client-cert-file",
+            "peer-client-key-file",
+            "peer-auto-tls",
+            "proxy",
+        ] {
+            let is_head = |line: &str| line.split_whitespace().next() == Some(&format!("--{name}"));
+            assert!(lines.any(is_head), "{name}");
+            let text = lines.next().unwrap();
+            assert!(text.contains("Not supported: "), "{name}: {text}");
+        }
+        let refused = help.matches("Not supported: ").count();
+        assert_eq!(refused, 9);
     }
 
     #[test]

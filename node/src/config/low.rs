@@ -7,6 +7,7 @@ use super::{
     Remark, duration,
     file::CONFIG_FILE,
     flags::{FLAGS, Flag, Kind, Use, find},
+    numbers::{parse_int, parse_uint},
     validate::ConfigError,
 };
 
@@ -84,7 +85,9 @@ impl LowArgs {
                     let flag = find(name).ok_or_else(|| unknown(name))?;
                     let value = match value {
                         Some(value) => value,
-                        None if flag.kind == Kind::Bool => "true".to_owned(),
+                        None if matches!(flag.kind, Kind::Bool | Kind::Anything) => {
+                            "true".to_owned()
+                        }
                         None => args.next().ok_or_else(|| UsageError::NoValue(name.to_owned()))?,
                     };
                     low.set(flag, name, value)?;
@@ -130,7 +133,7 @@ impl LowArgs {
         FLAGS.iter().filter(|flag| self.values.contains_key(flag.name)).filter_map(
             |flag| match flag.used {
                 Use::Ignored(because) => Some(Remark::Ignored { flag: flag.name, because }),
-                Use::Used => None,
+                Use::Used | Use::Unsupported(_) => None,
             },
         )
     }
@@ -151,8 +154,15 @@ impl LowArgs {
     /// If there is no such flag.
     #[must_use]
     pub fn value(&self, name: &str) -> &str {
-        self.given(name)
-            .unwrap_or_else(|| find(name).expect("only flags of the table are asked for").default)
+        self.given(name).unwrap_or_else(|| self.default_of(name))
+    }
+
+    /// The default of `name`.
+    ///
+    /// # Panics
+    /// If there is no such flag.
+    pub(super) fn default_of(&self, name: &str) -> &'static str {
+        find(name).expect("only flags of the table are asked for").default
     }
 
     /// What was given for `name`.
@@ -178,20 +188,24 @@ impl LowArgs {
 
 fn problem(kind: Kind, value: &str) -> Option<String> {
     let fits = match kind {
-        Kind::Text => true,
+        Kind::Text | Kind::Anything => true,
         Kind::Bool => parse_bool(value).is_some(),
-        Kind::Int => value.parse::<i64>().is_ok(),
-        Kind::Uint => value.parse::<u64>().is_ok(),
-        Kind::Uint32 => value.parse::<u32>().is_ok(),
+        Kind::Int => parse_int(value).is_some(),
+        Kind::Uint => parse_uint(value).is_some(),
+        Kind::Uint32 => parse_uint(value).is_some_and(|number| u32::try_from(number).is_ok()),
         Kind::Duration => duration::parse(value).is_some(),
-        Kind::OneOf(values) => {
-            if !values.contains(&value) {
-                return Some(format!("it must be one of {}", values.join(", ")));
-            }
-            true
+        Kind::OneOf(values) if !values.contains(&value) => return Some(one_of(values)),
+        Kind::OneOfAnyCase(values) if !values.iter().any(|v| v.eq_ignore_ascii_case(value)) => {
+            return Some(one_of(values));
         }
+        Kind::OneOf(_) | Kind::OneOfAnyCase(_) => true,
     };
     (!fits).then(|| "parse error".to_owned())
+}
+
+fn one_of(values: &[&str]) -> String {
+    let named: Vec<&str> = values.iter().copied().filter(|value| !value.is_empty()).collect();
+    format!("it must be one of {}", named.join(", "))
 }
 
 /// As Go's `strconv.ParseBool`.
@@ -204,7 +218,8 @@ pub(super) fn parse_bool(text: &str) -> Option<bool> {
 }
 
 fn unknown(name: &str) -> UsageError {
-    let nearest = nearest(name, FLAGS.iter().map(|flag| flag.name));
+    let named = FLAGS.iter().filter(|flag| flag.kind != Kind::Anything);
+    let nearest = nearest(name, named.map(|flag| flag.name));
     UsageError::Unknown { name: name.to_owned(), nearest }
 }
 

@@ -15,7 +15,10 @@ mod file;
 mod flags;
 mod help;
 mod low;
+mod numbers;
 mod resolve;
+mod tls;
+mod unsupported;
 mod urls;
 mod validate;
 mod yaml;
@@ -89,6 +92,22 @@ pub enum Remark {
     DefaultName,
     /// The quota is larger than etcd suggests.
     LargeQuota(i64),
+    /// Larger requests are allowed than an entry of the log can hold.
+    LargeRequests {
+        /// `--max-request-bytes`, in bytes.
+        given: u64,
+        /// The limit that counts, in bytes.
+        limit: u32,
+    },
+    /// Cipher suites that Go has and we have not.
+    CipherSuites(Vec<String>),
+    /// The configuration file says something that does not count.
+    InFile {
+        /// From 1.
+        line: usize,
+        /// What does not count.
+        text: String,
+    },
     /// There is no such cost of a password hash: etcd's default counts.
     BcryptCost(u32),
     /// A certificate was given, but this URL is http: it is served in plain, to everybody.
@@ -138,6 +157,7 @@ pub fn parse(
     };
     remarks.extend(low.ignored());
     let config = resolve::resolve(&low, &mut remarks)?;
+    remarks.extend(unsupported::check(&low, &config).map_err(ConfigError::Relation)?);
     validate::validate(&config, &low)?;
     remarks.extend(validate::plaintext(&config));
     remarks.extend(validate::large_quota(&config));

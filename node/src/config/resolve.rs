@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::{
     AutoCompaction, ClusterState, Config, ConfigError, Force, Listed, ListenUrl, LogFormat,
-    LogOutput, LowArgs, PeerUrl, Remark, UrlError, auth_token, duration, low::parse_bool,
+    LogOutput, LowArgs, PeerUrl, Remark, UrlError, auth_token, duration,
+    low::parse_bool,
+    numbers::{parse_int, parse_uint},
+    tls,
 };
-use crate::{
-    identity::MemberDocument,
-    tls::{TlsFiles, TlsPolicy, TlsVersion, cipher_suite},
-};
+use crate::{driver::MAX_PROPOSAL_BYTES, identity::MemberDocument, tls::TlsPolicy};
 
 pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config, ConfigError> {
     let name = low.value("name").to_owned();
@@ -35,7 +35,7 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
             None => Vec::new(),
         },
     });
-    Ok(Config {
+    let mut config = Config {
         data_dir,
         listen_peer_urls: listen("listen-peer-urls")?,
         listen_client_urls: listen("listen-client-urls")?,
@@ -61,8 +61,12 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         quota_backend_bytes: int(low, "quota-backend-bytes"),
         auto_compaction: auto_compaction(low)?,
         max_txn_ops: uint32(low, "max-txn-ops"),
-        max_request_bytes: uint32(low, "max-request-bytes"),
-        max_concurrent_streams: uint32(low, "max-concurrent-streams"),
+        max_request_bytes: max_request_bytes(low, remarks),
+        max_concurrent_streams: match uint32(low, "max-concurrent-streams") {
+            // As in etcd's gRPC.
+            0 => u32::MAX,
+            streams => streams,
+        },
         grpc_gateway: boolean(low, "enable-grpc-gateway"),
         keepalive_interval: time(low, "grpc-keepalive-interval"),
         keepalive_timeout: time(low, "grpc-keepalive-timeout"),
@@ -72,13 +76,27 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         auth_token_ttl: auth_token_ttl(low),
         compaction_sleep: time(low, "compaction-sleep-interval"),
         corrupt_check: time(low, "corrupt-check-time"),
-        client_tls: tls_files(low, ""),
-        peer_tls: tls_files(low, "peer-"),
-        tls_policy: tls_policy(low)?,
+        client_tls: None,
+        peer_tls: None,
+        tls_policy: TlsPolicy::default(),
         log_level: log_level(low.value("log-level")),
         log_format: log_format(low.value("log-format")),
         log_outputs: log_outputs(low.value("log-outputs")),
         name,
+    };
+    config.tls_policy = tls::policy(low, &config, remarks)?;
+    config.client_tls = tls::client_files(low, &config, remarks);
+    config.peer_tls = tls::peer_files(low, &config, remarks);
+    Ok(config)
+}
+
+/// `--max-request-bytes`, but no more than an entry of the log holds.
+fn max_request_bytes(low: &LowArgs, remarks: &mut Vec<Remark>) -> u32 {
+    let given = uint(low, "max-request-bytes");
+    let limit = u32::try_from(MAX_PROPOSAL_BYTES).expect("the log's limit is a few megabytes");
+    u32::try_from(given).ok().filter(|bytes| *bytes <= limit).unwrap_or_else(|| {
+        remarks.push(Remark::LargeRequests { given, limit });
+        limit
     })
 }
 
@@ -107,7 +125,12 @@ fn urls<T>(
     flag: &'static str,
     parse: impl Fn(&str) -> Result<Vec<T>, UrlError>,
 ) -> Result<Vec<T>, ConfigError> {
-    match low.value(flag) {
+    // As in etcd, an empty list leaves the default in place.
+    let text = match low.value(flag) {
+        "" => low.default_of(flag),
+        text => text,
+    };
+    match text {
         "" => Ok(Vec::new()),
         text => parse(text).map_err(|source| ConfigError::Url { flag, source }),
     }
@@ -130,8 +153,8 @@ pub(super) type NamedUrls = (String, Vec<PeerUrl>);
 /// `name=url,name=url,…`, the URLs of one name gathered, in the order in which names first appear.
 pub(super) fn named_urls(text: &str) -> Result<Vec<NamedUrls>, ConfigError> {
     let mut members: Vec<NamedUrls> = Vec::new();
-    for part in text.split(',') {
-        let part = part.trim();
+    // As in etcd, an empty element between two commas is nobody.
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         // As etcd's parser: a part without "=" is a name without a URL.
         let (name, url) = part.split_once('=').unwrap_or((part, ""));
         if url.is_empty() {
@@ -171,72 +194,36 @@ fn auto_compaction(low: &LowArgs) -> Result<AutoCompaction, ConfigError> {
     }
 }
 
-fn boolean(low: &LowArgs, flag: &str) -> bool {
+pub(super) fn boolean(low: &LowArgs, flag: &str) -> bool {
     parse_bool(low.value(flag)).expect("its kind was checked")
 }
 
 fn int(low: &LowArgs, flag: &str) -> i64 {
-    low.value(flag).parse().expect("its kind was checked")
+    parse_int(low.value(flag)).expect("its kind was checked")
 }
 
 fn uint(low: &LowArgs, flag: &str) -> u64 {
-    low.value(flag).parse().expect("its kind was checked")
+    parse_uint(low.value(flag)).expect("its kind was checked")
 }
 
+/// A number that may be larger than we count: the largest one then.
 fn uint32(low: &LowArgs, flag: &str) -> u32 {
-    low.value(flag).parse().expect("its kind was checked")
+    u32::try_from(uint(low, flag)).unwrap_or(u32::MAX)
 }
 
 fn time(low: &LowArgs, flag: &str) -> Duration {
     duration::parse(low.value(flag)).expect("its kind was checked")
 }
 
-fn list(text: &str) -> Vec<String> {
+pub(super) fn list(text: &str) -> Vec<String> {
     text.split(',').map(str::trim).filter(|s| !s.is_empty()).map(str::to_owned).collect()
 }
 
-fn tls_files(low: &LowArgs, prefix: &str) -> Option<TlsFiles> {
-    let value = |name: &str| low.value(&format!("{prefix}{name}"));
-    let path = |name| Some(value(name)).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let (cert, key) = (path("cert-file")?, path("key-file")?);
-    let client = prefix.is_empty();
-    Some(TlsFiles {
-        cert,
-        key,
-        trusted_ca: path("trusted-ca-file"),
-        crl: path(if client { "client-crl-file" } else { "crl-file" }),
-        allowed_cn: if client { Vec::new() } else { list(value("cert-allowed-cn")) },
-        allowed_hostname: list(value(if client {
-            "client-cert-allowed-hostname"
-        } else {
-            "cert-allowed-hostname"
-        })),
-        names_users: client && boolean(low, "client-cert-auth"),
-    })
-}
-
-fn tls_policy(low: &LowArgs) -> Result<TlsPolicy, ConfigError> {
-    let version = |text| match text {
-        "TLS1.2" => TlsVersion::V12,
-        _ => TlsVersion::V13,
-    };
-    let names = list(low.value("cipher-suites"));
-    let cipher_suites = names
-        .iter()
-        .map(|name| cipher_suite(name).ok_or_else(|| ConfigError::CipherSuite(name.clone())))
-        .collect::<Result<Vec<_>, _>>()?;
-    Ok(TlsPolicy {
-        min: version(low.value("tls-min-version")),
-        max: version(low.value("tls-max-version")),
-        cipher_suites,
-    })
-}
-
 fn log_level(text: &str) -> tracing::Level {
-    match text {
+    match text.to_ascii_lowercase().as_str() {
         "debug" => tracing::Level::DEBUG,
-        "info" => tracing::Level::INFO,
-        "warn" => tracing::Level::WARN,
+        "info" | "" => tracing::Level::INFO,
+        "warn" | "warning" => tracing::Level::WARN,
         _ => tracing::Level::ERROR,
     }
 }
@@ -249,10 +236,12 @@ fn log_format(text: &str) -> LogFormat {
 }
 
 fn log_outputs(text: &str) -> Vec<LogOutput> {
-    list(text)
+    let named = if text.is_empty() { "default" } else { text };
+    list(named)
         .into_iter()
         .map(|output| match output.as_str() {
-            "default" | "stderr" | "/dev/stderr" => LogOutput::Stderr,
+            // Under systemd, standard error is the journal.
+            "default" | "stderr" | "/dev/stderr" | "systemd/journal" => LogOutput::Stderr,
             "stdout" | "/dev/stdout" => LogOutput::Stdout,
             _ => LogOutput::File(PathBuf::from(output)),
         })

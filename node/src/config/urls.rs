@@ -25,7 +25,8 @@ pub enum UrlError {
     NotAnAddress(String),
 }
 
-/// Where a member or a client's server is reached. Compares and prints as it was written.
+/// Where a member or a client's server is reached. Compares and prints as it was written, with its
+/// scheme in small letters.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerUrl {
     text: String,
@@ -43,7 +44,8 @@ impl PeerUrl {
         let text = text.trim();
         let (scheme, rest) =
             text.split_once("://").ok_or_else(|| UrlError::Scheme(text.to_owned()))?;
-        let https = match scheme {
+        let scheme = scheme.to_ascii_lowercase();
+        let https = match scheme.as_str() {
             "http" => false,
             "https" => true,
             "unix" | "unixs" => return Err(UrlError::Unix(text.to_owned())),
@@ -61,22 +63,29 @@ impl PeerUrl {
         };
         let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
         let host = match bare {
-            Some(v6) if v6.parse::<std::net::Ipv6Addr>().is_ok() => v6,
-            None if !host.is_empty() && host.chars().all(may_be_in_host) => host,
-            _ => return Err(bad()),
+            Some(v6) => ipv6_host(v6).ok_or_else(bad)?,
+            None if !host.is_empty() && host.chars().all(may_be_in_host) => host.to_owned(),
+            None => return Err(bad()),
         };
-        Ok(Self { text: text.to_owned(), host: host.to_owned(), port, https })
+        Ok(Self { text: format!("{scheme}://{rest}"), host, port, https })
     }
 
-    /// Reads a list separated by commas.
+    /// Reads a list separated by commas; a URL that stands in it twice counts once.
     ///
     /// # Errors
     /// At the first that isn't one.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, UrlError> {
-        text.split(',').map(Self::parse).collect()
+        let mut urls: Vec<Self> = Vec::new();
+        for url in text.split(',') {
+            let url = Self::parse(url)?;
+            if !urls.contains(&url) {
+                urls.push(url);
+            }
+        }
+        Ok(urls)
     }
 
-    /// The host: a name, or an address without brackets.
+    /// The host: a name, or an address without brackets, which may have a zone (`fe80::1%eth0`).
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host
@@ -114,6 +123,18 @@ impl PeerUrl {
     }
 }
 
+/// An IPv6 address as the resolver takes it: in a URL `%25` stands before its zone (RFC 6874), else `%`.
+fn ipv6_host(text: &str) -> Option<String> {
+    let (address, zone) = match text.split_once("%25") {
+        Some((address, zone)) => (address, Some(zone)),
+        None => (text, None),
+    };
+    address.parse::<std::net::Ipv6Addr>().ok()?;
+    let Some(zone) = zone else { return Some(address.to_owned()) };
+    let is_zone = !zone.is_empty() && zone.chars().all(may_be_in_host);
+    is_zone.then(|| format!("{address}%{zone}"))
+}
+
 /// As Go's `net/url` takes a host, but for users and escapes.
 fn may_be_in_host(c: char) -> bool {
     !c.is_control() && !"[]:@ %{}|\\^`".contains(c)
@@ -148,12 +169,21 @@ impl ListenUrl {
         Ok(Self { url, address })
     }
 
-    /// Reads a list separated by commas.
+    /// Reads a list separated by commas; an address that stands in it twice counts once.
     ///
     /// # Errors
     /// At the first that isn't one.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, UrlError> {
-        text.split(',').map(Self::parse).collect()
+        let mut urls: Vec<Self> = Vec::new();
+        for url in text.split(',') {
+            let url = Self::parse(url)?;
+            let is_known =
+                |known: &Self| known.address == url.address && known.is_https() == url.is_https();
+            if !urls.iter().any(is_known) {
+                urls.push(url);
+            }
+        }
+        Ok(urls)
     }
 
     /// The address to bind.
@@ -189,8 +219,38 @@ mod tests {
     }
 
     #[test]
+    fn a_scheme_in_capitals_is_kept_in_small_letters() {
+        let url = PeerUrl::parse("HTTPS://Node-1:2380").unwrap();
+        assert_eq!(url.to_string(), "https://Node-1:2380");
+        assert!(url.is_https());
+        let listens = ListenUrl::parse("Http://127.0.0.1:2379").unwrap();
+        assert_eq!(listens.to_string(), "http://127.0.0.1:2379");
+    }
+
+    #[test]
+    fn an_ipv6_address_may_have_a_zone() {
+        let url = PeerUrl::parse("http://[fe80::1%25eth0]:2380").unwrap();
+        assert_eq!((url.host(), url.port()), ("fe80::1%eth0", 2380));
+        assert_eq!(url.to_string(), "http://[fe80::1%25eth0]:2380");
+        // Binding to one is refused, as by etcd.
+        assert!(ListenUrl::parse("http://[fe80::1%25eth0]:2380").is_err());
+    }
+
+    #[test]
+    fn a_url_that_stands_twice_in_a_list_counts_once() {
+        let urls = |text| PeerUrl::parse_list(text).unwrap();
+        let twice = urls("http://h:1,https://h:1, HTTP://h:1,http://h:2");
+        assert_eq!(twice, urls("http://h:1,https://h:1,http://h:2"));
+        let listens = ListenUrl::parse_list("http://127.0.0.1:1,http://localhost:1").unwrap();
+        assert_eq!(listens.len(), 1);
+    }
+
+    #[test]
     fn what_etcd_refuses_is_refused() {
         for bad in [
+            "http://[fe80::1%25]:1",
+            "http://[fe80::1%eth0]:1",
+            "http://[node%25eth0]:1",
             "",
             "foo",
             "localhost:2380",

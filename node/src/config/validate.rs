@@ -3,13 +3,12 @@
 use std::{io, path::PathBuf, time::Duration};
 
 use super::{
-    Config, LowArgs, PeerUrl, Remark, UrlError, UsageError, file::CONFIG_FILE, low::parse_bool,
+    Config, ListenUrl, LowArgs, PeerUrl, Remark, UrlError, UsageError, file::CONFIG_FILE,
+    low::parse_bool, tls,
 };
 use crate::{auth::JwtError, identity::DocumentError, tls::TlsVersion};
 
 pub(super) const NO_PEER_CERTIFICATE: &str = "TLS key/cert (--peer-cert-file, --peer-key-file) must be provided for peer urls with HTTPS scheme";
-const ONE_KEY: &str =
-    "members know each other by one key: give --peer-cert-file and --peer-key-file";
 const MAX_ELECTION: Duration = Duration::from_millis(50_000);
 
 /// Settings that can be understood, but not followed: exit code 1.
@@ -54,9 +53,14 @@ pub enum ConfigError {
     /// A member of the initial cluster has no URL.
     #[error("empty URL given for \"{0}\"")]
     EmptyUrl(String),
-    /// A cipher suite isn't known, or not safe.
+    /// A cipher suite isn't known.
     #[error("unexpected TLS cipher suite \"{0}\"")]
     CipherSuite(String),
+    /// Of the cipher suites that were named none can be offered.
+    #[error(
+        "--cipher-suites={0} names no suite that this program offers: name one with ECDHE and GCM, as TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, or leave the flag away"
+    )]
+    NoCipherSuite(String),
     /// The member document can't be used.
     #[error("--muster-document")]
     Document(#[source] DocumentError),
@@ -70,37 +74,9 @@ pub enum ConfigError {
 
 /// Checks what the types can't say.
 pub(super) fn validate(config: &Config, low: &LowArgs) -> Result<(), ConfigError> {
-    let checks: [&dyn Fn() -> Result<(), String>; 5] = [
-        &|| unsupported(low),
-        &|| advertised(config, low),
-        &|| times(config),
-        &|| limits(config),
-        &|| tls(config, low),
-    ];
+    let checks: [&dyn Fn() -> Result<(), String>; 3] =
+        [&|| advertised(config, low), &|| times(config), &|| check_tls(config, low)];
     checks.iter().try_for_each(|check| check()).map_err(ConfigError::Relation)
-}
-
-/// What changes behaviour too much to be ignored, and isn't there.
-fn unsupported(low: &LowArgs) -> Result<(), String> {
-    let set =
-        |flag: &str| low.given(flag).is_some_and(|v| !v.is_empty() && parse_bool(v) != Some(false));
-    let discovery = ["discovery", "discovery-token", "discovery-endpoints", "discovery-srv"];
-    if let Some(flag) = discovery.into_iter().find(|flag| set(flag)) {
-        return Err(format!(
-            "--{flag} is not supported: muster-agent meets the other members, and starts this program with --initial-cluster"
-        ));
-    }
-    for (flag, instead) in [
-        ("auto-tls", "give --cert-file and --key-file"),
-        ("peer-auto-tls", "give --peer-cert-file, --peer-key-file and --peer-trusted-ca-file"),
-        ("peer-client-cert-file", ONE_KEY),
-        ("peer-client-key-file", ONE_KEY),
-    ] {
-        if set(flag) {
-            return Err(format!("--{flag} is not supported: {instead}"));
-        }
-    }
-    Ok(())
 }
 
 fn advertised(config: &Config, low: &LowArgs) -> Result<(), String> {
@@ -113,6 +89,19 @@ fn advertised(config: &Config, low: &LowArgs) -> Result<(), String> {
             "--advertise-client-urls is required when --listen-client-urls is set explicitly"
                 .to_owned(),
         );
+    }
+    let urls = &config.listen_client_urls;
+    let is_both = |url: &ListenUrl| {
+        let other = |other: &ListenUrl| {
+            other.address() == url.address() && other.is_https() != url.is_https()
+        };
+        urls.iter().any(other)
+    };
+    if let Some(url) = urls.iter().find(|url| is_both(url)) {
+        return Err(format!(
+            "--listen-client-urls has {} both with http and with https: give each a port of its own",
+            url.address()
+        ));
     }
     for (flag, none) in [
         ("listen-peer-urls", config.listen_peer_urls.is_empty()),
@@ -149,45 +138,31 @@ fn times(config: &Config) -> Result<(), String> {
     Ok(())
 }
 
-fn limits(config: &Config) -> Result<(), String> {
-    let most = crate::driver::MAX_PROPOSAL_BYTES;
-    if config.max_request_bytes as usize > most {
-        return Err(format!(
-            "--max-request-bytes[{}] is more than one entry of the log may hold ({most})",
-            config.max_request_bytes
-        ));
-    }
-    if config.max_concurrent_streams == 0 {
-        return Err("--max-concurrent-streams must be >0".to_owned());
-    }
-    Ok(())
-}
-
-fn tls(config: &Config, low: &LowArgs) -> Result<(), String> {
-    for prefix in ["", "peer-"] {
+fn check_tls(config: &Config, low: &LowArgs) -> Result<(), String> {
+    let (clients, peers) = (tls::is_used_by_clients(config), tls::is_used_by_peers(config));
+    for (prefix, is_used) in [("", clients), ("peer-", peers)] {
         let given = |name: &str| !low.value(&format!("{prefix}{name}")).is_empty();
-        if given("cert-file") != given("key-file") {
+        if is_used && given("cert-file") != given("key-file") {
             return Err(format!(
                 "--{prefix}cert-file and --{prefix}key-file must be given together"
             ));
         }
         let wants = low.value(&format!("{prefix}client-cert-auth"));
-        if parse_bool(wants) == Some(true) && !given("trusted-ca-file") {
+        if is_used && parse_bool(wants) == Some(true) && !given("trusted-ca-file") {
             return Err(format!("--{prefix}client-cert-auth needs --{prefix}trusted-ca-file"));
         }
     }
-    if !low.value("client-crl-file").is_empty() && low.value("trusted-ca-file").is_empty() {
+    let has = |flag: &str| !low.value(flag).is_empty();
+    if clients && has("client-crl-file") && !has("trusted-ca-file") {
         return Err("--client-crl-file needs --trusted-ca-file: without a CA no client is checked"
             .to_owned());
     }
-    let listens = |urls: &[super::ListenUrl]| urls.iter().any(super::ListenUrl::is_https);
-    let clients =
-        [&config.listen_client_urls, &config.listen_client_http_urls, &config.listen_metrics_urls];
-    if clients.into_iter().any(|urls| listens(urls)) && config.client_tls.is_none() {
+    if clients && config.client_tls.is_none() {
         return Err("TLS key/cert (--cert-file, --key-file) must be provided for client urls with HTTPS scheme".to_owned());
     }
-    let peers = config.advertise_peer_urls.iter().any(PeerUrl::is_https);
-    if (listens(&config.listen_peer_urls) || peers) && config.peer_tls.is_none() {
+    let listens = config.listen_peer_urls.iter().any(ListenUrl::is_https);
+    let advertises = config.advertise_peer_urls.iter().any(PeerUrl::is_https);
+    if (listens || advertises) && config.peer_tls.is_none() {
         return Err(NO_PEER_CERTIFICATE.to_owned());
     }
     if config.document.is_some() && config.peer_tls.is_none() {

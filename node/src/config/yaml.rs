@@ -1,5 +1,7 @@
-//! As much of YAML as a configuration needs: mappings of single values, lists of these, and one level of
-//! mappings below that; with lines, so that what is wrong can be pointed at.
+//! As much of YAML as a configuration needs: single values, lists and mappings, aliases of them (`*x`)
+//! and merged mappings (`<<: *x`); with lines, so that what is wrong can be pointed at.
+
+use std::collections::BTreeMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput};
 
@@ -11,8 +13,16 @@ pub(super) struct Problem {
     pub text: String,
 }
 
-/// A key and what it has.
-#[derive(Debug)]
+/// The first document of a file.
+#[derive(Debug, Default)]
+pub(super) struct Document {
+    pub entries: Vec<Entry>,
+    /// What etcd's parser passes over.
+    pub passed_over: Vec<Problem>,
+}
+
+/// A key and its value.
+#[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub key: String,
     /// The key's.
@@ -20,36 +30,51 @@ pub(super) struct Entry {
     pub node: Node,
 }
 
-/// What a key has.
-#[derive(Debug)]
+/// A value.
+#[derive(Clone, Debug)]
 pub(super) enum Node {
-    /// One value, as it stands there; `None`: null.
-    Scalar(Option<String>),
-    List(Vec<String>),
+    /// A single value; `None`: null.
+    Scalar(Option<Scalar>),
+    List(Vec<Node>),
     Map(Vec<Entry>),
 }
 
-/// Mappings that may stand inside one another.
-const DEPTH: usize = 2;
+/// A single value, as it is written.
+#[derive(Clone, Debug)]
+pub(super) struct Scalar {
+    pub text: String,
+    /// Written without quotes, so that it may be a number.
+    pub is_plain: bool,
+}
 
-/// Reads the one document of a file; a file without any has no keys.
+/// Lists and mappings inside one another.
+const MAX_DEPTH: usize = 16;
+/// Values in a document, aliases counted with all that they stand for.
+const MAX_VALUES: usize = 100_000;
+/// The key whose mapping's entries count where the mapping around it lacks them.
+const MERGE: &str = "<<";
+
+/// Reads the first document of a file; a file without any has no keys.
 ///
 /// # Errors
-/// If it is no YAML, or has more in it than is read here.
-pub(super) fn parse(text: &str) -> Result<Vec<Entry>, Problem> {
-    let mut reader = Reader(Parser::new_from_str(text));
+/// If it is no YAML, or no mapping.
+pub(super) fn parse(text: &str) -> Result<Document, Problem> {
+    let parser = Parser::new_from_str(text);
+    let mut reader =
+        Reader { parser, anchors: BTreeMap::new(), values: 0, passed_over: Vec::new() };
     let mut entries = None;
     loop {
         let (event, line) = reader.next()?;
         match event {
             Event::StreamStart | Event::DocumentEnd | Event::Nothing => {}
-            Event::StreamEnd => return Ok(entries.unwrap_or_default()),
+            Event::StreamEnd => break,
             Event::DocumentStart(_) if entries.is_some() => {
-                return Err(Problem::new(line, "there is more than one document"));
+                reader.pass_over(line, "only the first document counts");
+                break;
             }
             Event::DocumentStart(_) => {}
             first => {
-                entries = Some(match reader.node(first, line, DEPTH)? {
+                entries = Some(match reader.node(first, line, MAX_DEPTH)? {
                     Node::Map(entries) => entries,
                     Node::Scalar(None) => Vec::new(),
                     Node::Scalar(Some(_)) | Node::List(_) => {
@@ -59,6 +84,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Entry>, Problem> {
             }
         }
     }
+    Ok(Document { entries: entries.unwrap_or_default(), passed_over: reader.passed_over })
 }
 
 impl Problem {
@@ -73,63 +99,145 @@ impl From<ScanError> for Problem {
     }
 }
 
-struct Reader<'a>(Parser<'a, StrInput<'a>>);
+impl Node {
+    /// The values in it, itself among them.
+    fn values(&self) -> usize {
+        1 + match self {
+            Self::Scalar(_) => 0,
+            Self::List(nodes) => nodes.iter().map(Self::values).sum(),
+            Self::Map(entries) => entries.iter().map(|entry| entry.node.values()).sum(),
+        }
+    }
+}
+
+struct Reader<'a> {
+    parser: Parser<'a, StrInput<'a>>,
+    /// Values that aliases may stand for, by the parser's number of their anchor.
+    anchors: BTreeMap<usize, Node>,
+    values: usize,
+    passed_over: Vec<Problem>,
+}
 
 impl<'a> Reader<'a> {
     fn next(&mut self) -> Result<(Event<'a>, usize), Problem> {
-        match self.0.next_event() {
+        match self.parser.next_event() {
             Some(Ok((event, Span { start, .. }))) => Ok((event, start.line())),
             Some(Err(error)) => Err(error.into()),
             None => Ok((Event::StreamEnd, 1)),
         }
     }
 
-    /// What `first` begins, with so many mappings inside one another at most.
-    fn node(&mut self, first: Event<'a>, line: usize, depth: usize) -> Result<Node, Problem> {
-        match first {
-            Event::MappingStart(..) if depth > 0 => self.map(depth - 1).map(Node::Map),
-            Event::SequenceStart(..) => self.list().map(Node::List),
-            scalar => single(scalar, line).map(Node::Scalar),
-        }
+    fn pass_over(&mut self, line: usize, text: &str) {
+        self.passed_over.push(Problem::new(line, text));
     }
 
+    /// The value that `first` begins, with so many lists and mappings inside one another at most.
+    fn node(&mut self, first: Event<'a>, line: usize, depth: usize) -> Result<Node, Problem> {
+        let nested = depth.checked_sub(1).ok_or_else(|| {
+            Problem::new(line, "there are too many lists and mappings inside one another")
+        });
+        self.count(1, line)?;
+        let (anchor, node) = match first {
+            Event::MappingStart(anchor, _) => (anchor, Node::Map(self.map(nested?)?)),
+            Event::SequenceStart(anchor, _) => (anchor, Node::List(self.list(nested?)?)),
+            Event::Alias(anchor) => (0, self.alias(anchor, line)?),
+            Event::Scalar(text, style, anchor, _) => (anchor, scalar(text.into_owned(), style)),
+            _ => return Err(Problem::new(line, "a value was expected here")),
+        };
+        // The parser numbers anchors from 1.
+        if anchor > 0 {
+            self.anchors.insert(anchor, node.clone());
+        }
+        Ok(node)
+    }
+
+    fn alias(&mut self, anchor: usize, line: usize) -> Result<Node, Problem> {
+        let node = self.anchors.get(&anchor);
+        let values = node.map(Node::values);
+        let values =
+            values.ok_or_else(|| Problem::new(line, "an alias stands in its own value"))?;
+        self.count(values, line)?;
+        Ok(self.anchors[&anchor].clone())
+    }
+
+    fn count(&mut self, values: usize, line: usize) -> Result<(), Problem> {
+        self.values += values;
+        if self.values > MAX_VALUES {
+            return Err(Problem::new(line, "there are too many values"));
+        }
+        Ok(())
+    }
+
+    /// Of a key that stands twice the last one counts, as in etcd.
     fn map(&mut self, depth: usize) -> Result<Vec<Entry>, Problem> {
-        let mut entries: Vec<Entry> = Vec::new();
+        let mut entries: BTreeMap<String, (usize, Node)> = BTreeMap::new();
+        let mut order: Vec<String> = Vec::new();
+        let mut merged: Vec<Node> = Vec::new();
         loop {
             let (event, line) = self.next()?;
             if event == Event::MappingEnd {
-                return Ok(entries);
+                break;
             }
-            let key = single(event, line)?.unwrap_or_default();
-            if entries.iter().any(|entry| entry.key == key) {
-                return Err(Problem { line, text: format!("{key:?} stands here a second time") });
-            }
+            let Node::Scalar(key) = self.node(event, line, depth)? else {
+                return Err(Problem::new(line, "a single value was expected here"));
+            };
+            let key = key.map(|key| key.text).unwrap_or_default();
             let (first, value_line) = self.next()?;
             let node = self.node(first, value_line, depth)?;
-            entries.push(Entry { key, line, node });
+            if key == MERGE {
+                merged.push(node);
+                continue;
+            }
+            match entries.insert(key.clone(), (line, node)) {
+                None => order.push(key),
+                Some((before, _)) => {
+                    let text = format!("{key:?} stands again in line {line}, which counts");
+                    self.pass_over(before, &text);
+                }
+            }
         }
+        for node in merged {
+            merge(&mut entries, &mut order, node);
+        }
+        let entry = |key: String| {
+            let (line, node) = entries.remove(&key)?;
+            Some(Entry { key, line, node })
+        };
+        Ok(order.into_iter().filter_map(entry).collect())
     }
 
-    fn list(&mut self) -> Result<Vec<String>, Problem> {
-        let mut values = Vec::new();
+    fn list(&mut self, depth: usize) -> Result<Vec<Node>, Problem> {
+        let mut nodes = Vec::new();
         loop {
             let (event, line) = self.next()?;
             if event == Event::SequenceEnd {
-                return Ok(values);
+                return Ok(nodes);
             }
-            values.push(single(event, line)?.unwrap_or_default());
+            nodes.push(self.node(event, line, depth)?);
         }
     }
 }
 
-fn single(event: Event<'_>, line: usize) -> Result<Option<String>, Problem> {
-    match event {
-        Event::Scalar(text, style, ..) => {
-            let null = style == ScalarStyle::Plain
-                && matches!(&*text, "" | "~" | "null" | "Null" | "NULL");
-            Ok((!null).then(|| text.into_owned()))
+/// Adds the entries of a mapping, or of each mapping of a list, whose keys are missing.
+fn merge(entries: &mut BTreeMap<String, (usize, Node)>, order: &mut Vec<String>, node: Node) {
+    match node {
+        Node::Map(more) => {
+            for Entry { key, line, node } in more {
+                if !entries.contains_key(&key) {
+                    order.push(key.clone());
+                    entries.insert(key, (line, node));
+                }
+            }
         }
-        Event::Alias(_) => Err(Problem::new(line, "an alias (*) is not supported")),
-        _ => Err(Problem::new(line, "a single value was expected here")),
+        Node::List(nodes) => {
+            nodes.into_iter().for_each(|node| merge(entries, order, node));
+        }
+        Node::Scalar(_) => {}
     }
+}
+
+fn scalar(text: String, style: ScalarStyle) -> Node {
+    let is_plain = style == ScalarStyle::Plain;
+    let is_null = is_plain && matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL");
+    Node::Scalar((!is_null).then_some(Scalar { text, is_plain }))
 }

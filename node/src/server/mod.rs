@@ -122,6 +122,18 @@ pub fn log_remarks(remarks: &[Remark]) {
                 given,
                 "use default bcrypt cost instead of the invalid given cost: it can be 4 to 31"
             ),
+            Remark::LargeRequests { given, limit } => tracing::warn!(
+                max_request_bytes = given,
+                limit,
+                "--max-request-bytes exceeds the recommended 10 MiB, which is also the most that an entry of the log holds: larger requests are refused"
+            ),
+            Remark::CipherSuites(names) => tracing::warn!(
+                names = names.join(","),
+                "these cipher suites are not offered: they have no forward secrecy, or no authenticated encryption"
+            ),
+            Remark::InFile { line, text } => {
+                tracing::warn!(line, "the configuration file: {text}");
+            }
             Remark::LargeQuota(bytes) => tracing::warn!(
                 quota_size_bytes = bytes,
                 "quota exceeds the suggested maximum of 8 GiB: a member that starts or is replaced reads all of it"

@@ -37,7 +37,7 @@ use rustls::{
 pub(crate) use self::{
     client::{ClientFiles, client_config},
     files::TlsError,
-    policy::{TlsPolicy, TlsVersion, cipher_suite},
+    policy::{GoCipherSuite, TlsPolicy, TlsVersion, go_cipher_suite, is_of_tls_1_2},
     unusable::in_words,
 };
 use self::{

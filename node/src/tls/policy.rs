@@ -59,17 +59,54 @@ pub(crate) const CIPHER_SUITES: [(&str, CipherSuite); 9] = [
     ),
 ];
 
-/// The suite called `name`, if it is one that is safe to offer. The short names of Go's two
-/// ChaCha20 suites are taken as well.
+/// Suites of Go's crypto/tls that rustls does not have, since they have no forward secrecy, or no AEAD.
+const UNSUPPORTED_CIPHER_SUITES: [&str; 16] = [
+    "TLS_RSA_WITH_RC4_128_SHA",
+    "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA256",
+    "TLS_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_ECDSA_WITH_RC4_128_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_RC4_128_SHA",
+    "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
+];
+
+/// A cipher suite that Go's crypto/tls has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GoCipherSuite {
+    /// Rustls has it, too.
+    Offered(CipherSuite),
+    /// Rustls does not have it.
+    Unsupported,
+}
+
+/// The suite that Go calls `name`. The short names of Go's two ChaCha20 suites are taken as well.
 #[must_use]
-pub(crate) fn cipher_suite(name: &str) -> Option<CipherSuite> {
+pub(crate) fn go_cipher_suite(name: &str) -> Option<GoCipherSuite> {
+    if UNSUPPORTED_CIPHER_SUITES.contains(&name) {
+        return Some(GoCipherSuite::Unsupported);
+    }
     CIPHER_SUITES
         .iter()
         .find(|(known, _)| {
             *known == name
                 || known.strip_suffix("_SHA256") == Some(name) && name.ends_with("POLY1305")
         })
-        .map(|(_, suite)| *suite)
+        .map(|(_, suite)| GoCipherSuite::Offered(*suite))
+}
+
+/// Whether TLS 1.2 has the suite; the others are of TLS 1.3.
+#[must_use]
+pub(crate) fn is_of_tls_1_2(suite: CipherSuite) -> bool {
+    CIPHER_SUITES.iter().any(|(name, known)| *known == suite && name.contains("_WITH_"))
 }
 
 impl TlsPolicy {
@@ -108,10 +145,25 @@ mod tests {
 
     #[test]
     fn named_suites_restrict_tls_1_2_only() {
-        let one = cipher_suite("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256").expect("it is known");
+        let one = CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256;
         let policy = TlsPolicy { cipher_suites: vec![one], ..TlsPolicy::default() };
         assert_eq!(policy.provider().cipher_suites.len(), 1 + 3);
-        assert_eq!(cipher_suite("TLS_RSA_WITH_RC4_128_SHA"), None);
-        assert!(cipher_suite("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305").is_some());
+    }
+
+    #[test]
+    fn suites_are_known_by_gos_names() {
+        use GoCipherSuite::{Offered, Unsupported};
+        let chacha = CipherSuite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256;
+        for (name, suite) in [
+            ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305", Some(Offered(chacha))),
+            ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256", Some(Offered(chacha))),
+            ("TLS_RSA_WITH_AES_256_GCM_SHA384", Some(Unsupported)),
+            ("TLS_RSA_WITH_RC4_128_SHA", Some(Unsupported)),
+            ("TLS_RSA_WITH_NULL_SHA", None),
+        ] {
+            assert_eq!(go_cipher_suite(name), suite, "{name}");
+        }
+        assert!(is_of_tls_1_2(chacha));
+        assert!(!is_of_tls_1_2(CipherSuite::TLS13_AES_128_GCM_SHA256));
     }
 }

@@ -39,7 +39,9 @@ pub(super) async fn dial(
     }
     let tls = tls.ok_or_else(|| invalid("https, but no peer certificate is configured"))?;
     let config = tls.client_config(bound).map_err(io::Error::other)?;
-    let name = ServerName::try_from(url.host().to_owned()).map_err(io::Error::other)?;
+    // Certificates have no zones.
+    let host = url.host().split_once('%').map_or(url.host(), |(address, _)| address);
+    let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
     let stream = TlsConnector::from(config).connect(name, tcp).await.map_err(in_words)?;
     let (_, session) = stream.get_ref();
     check_alpn(session.alpn_protocol())?;

@@ -139,8 +139,18 @@ fn contradictions_are_refused_with_etcds_texts() {
             vec!["--initial-advertise-peer-urls=garbage"],
             "--initial-advertise-peer-urls: URL scheme must be http, https, unix, or unixs: garbage",
         ),
-        (vec!["--cert-file=x"], "--cert-file and --key-file must be given together"),
-        (vec!["--peer-client-cert-auth"], "--peer-client-cert-auth needs --peer-trusted-ca-file"),
+        (
+            vec!["--cert-file=x", CLIENTS_OVER_TLS, ADVERTISED],
+            "--cert-file and --key-file must be given together",
+        ),
+        (
+            vec!["--peer-client-cert-auth", PEERS_OVER_TLS],
+            "--peer-client-cert-auth needs --peer-trusted-ca-file",
+        ),
+        (
+            vec!["--peer-cert-file=c", "--peer-key-file=k", PEERS_OVER_TLS],
+            "--peer-cert-file needs --peer-trusted-ca-file",
+        ),
         (
             vec!["--tls-min-version=TLS1.3", "--tls-max-version=TLS1.2"],
             "min version (TLS1.3) is greater than max version (TLS1.2)",
@@ -159,19 +169,145 @@ fn who_has_a_log_may_be_told_of_any_first_configuration() {
     }
 }
 
+const CLIENTS_OVER_TLS: &str = "--listen-client-urls=https://127.0.0.1:1";
+const ADVERTISED: &str = "--advertise-client-urls=https://h:1";
+const PEERS_OVER_TLS: &str = "--listen-peer-urls=https://127.0.0.1:2";
+
+/// What the log says of a configuration with a name.
+fn remarks(args: &[&str]) -> Vec<Remark> {
+    match parse([&["--name=x"], args].concat().iter().map(ToString::to_string), []) {
+        Ok(Command::Run(_, remarks)) => remarks,
+        other => panic!("{args:?}: {other:?}"),
+    }
+}
+
 #[test]
 fn what_would_have_to_work_but_does_not_is_refused_rather_than_ignored() {
     for args in [
-        ["--discovery=https://d/t"],
-        ["--discovery-token=t"],
-        ["--auto-tls"],
-        ["--peer-auto-tls"],
-        ["--peer-client-cert-file=c"],
-        ["--peer-client-key-file=k"],
+        vec!["--discovery=https://d/t"],
+        vec!["--discovery-token=t"],
+        vec!["--auto-tls", CLIENTS_OVER_TLS, ADVERTISED],
+        vec!["--auto-tls", "--listen-metrics-urls=https://127.0.0.1:1"],
+        vec!["--peer-auto-tls", PEERS_OVER_TLS],
+        vec!["--peer-auto-tls", "--initial-advertise-peer-urls=https://h:1"],
+        vec!["--peer-client-cert-file=c", PEERS_OVER_TLS],
+        vec!["--peer-client-key-file=k", PEERS_OVER_TLS],
+        vec!["--proxy=on"],
     ] {
-        assert!(config(&args).unwrap_err().contains("is not supported"), "{args:?}");
+        assert!(config(&args).unwrap_err().contains("is not supported: "), "{args:?}");
     }
-    assert!(config(&["--auto-tls=false"]).is_ok());
+    assert!(config(&["--auto-tls=false", "--proxy=off"]).is_ok());
+}
+
+#[test]
+fn certificates_are_not_made_where_none_is_needed() {
+    let clients = [CLIENTS_OVER_TLS, ADVERTISED, "--cert-file=c", "--key-file=k"];
+    let peers =
+        [PEERS_OVER_TLS, "--peer-cert-file=c", "--peer-key-file=k", "--peer-trusted-ca-file=ca"];
+    for (flag, urls, because) in [
+        ("auto-tls", &[][..], "no client URL is https"),
+        ("auto-tls", &clients[..], "a certificate is given"),
+        ("peer-auto-tls", &[], "no peer URL is https"),
+        ("peer-auto-tls", &peers, "a certificate is given"),
+    ] {
+        let auto = format!("--{flag}=true");
+        let args = [&[auto.as_str()], urls].concat();
+        assert_eq!(remarks(&args), [Remark::Ignored { flag, because }]);
+    }
+    let same = ["--peer-client-cert-file=c", "--peer-client-key-file=k"];
+    assert_eq!(remarks(&[&peers[..], &same].concat()).len(), 2);
+}
+
+#[test]
+fn flags_of_tls_have_no_effect_while_all_urls_are_http() {
+    for flag in ["--cert-file=c", "--client-cert-auth", "--client-crl-file=l"] {
+        let name = flag.trim_start_matches('-').split('=').next().unwrap();
+        let found = remarks(&[flag]);
+        let is_named = matches!(found[..], [Remark::Ignored { flag, .. }] if flag == name);
+        assert!(is_named, "{flag}: {found:?}");
+        assert!(config(&[flag]).unwrap().client_tls.is_none());
+    }
+    let without_ca = ["--peer-cert-file=c", "--peer-key-file=k", "--peer-client-cert-auth"];
+    assert_eq!(remarks(&without_ca).len(), 3);
+    assert!(config(&without_ca).unwrap().peer_tls.is_none());
+    // Peers may get https URLs later.
+    let complete = [&without_ca[..], &["--peer-trusted-ca-file=ca"]].concat();
+    assert!(config(&complete).unwrap().peer_tls.is_some());
+}
+
+#[test]
+fn larger_requests_than_the_log_holds_are_allowed_up_to_its_limit() {
+    let limit = 10 * 1024 * 1024;
+    for (given, held, is_remarked) in [
+        ("1572864", 1_572_864, false),
+        ("10485760", limit, false),
+        ("10485761", limit, true),
+        ("33554432", limit, true),
+        ("10737418240", limit, true),
+        ("0x100000", 1 << 20, false),
+    ] {
+        let flag = format!("--max-request-bytes={given}");
+        assert_eq!(config(&[&flag]).unwrap().max_request_bytes, held, "{given}");
+        let said = remarks(&[&flag]);
+        let found = matches!(said[..], [Remark::LargeRequests { .. }]);
+        assert_eq!(found, is_remarked, "{given}: {said:?}");
+    }
+}
+
+#[test]
+fn cipher_suites_that_only_go_has_are_passed_over_while_one_is_left() {
+    let tls = [CLIENTS_OVER_TLS, ADVERTISED, "--cert-file=c", "--key-file=k"];
+    let both =
+        "--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_RSA_WITH_AES_256_GCM_SHA384";
+    let args = [&tls[..], &[both]].concat();
+    assert_eq!(config(&args).unwrap().tls_policy.cipher_suites.len(), 1);
+    let passed_over = vec!["TLS_RSA_WITH_AES_256_GCM_SHA384".to_owned()];
+    assert_eq!(remarks(&args), [Remark::CipherSuites(passed_over)]);
+    let none = "--cipher-suites=TLS_RSA_WITH_AES_256_GCM_SHA384";
+    let error = config(&[&tls[..], &[none]].concat()).unwrap_err();
+    assert!(error.contains("names no suite that this program offers"), "{error}");
+    // A suite of TLS 1.3 does not help where 1.2 is the highest version.
+    let v13 = ["--cipher-suites=TLS_AES_128_GCM_SHA256", "--tls-max-version=TLS1.2"];
+    assert!(config(&[&tls[..], &v13].concat()).is_err());
+    assert!(config(&[&tls[..], &v13[..1]].concat()).is_ok());
+    // Nobody is offered any.
+    assert!(config(&[none]).is_ok());
+}
+
+#[test]
+fn empty_elements_of_the_initial_cluster_are_passed_over() {
+    let list = ",a=http://h1:2380,,b=http://h2:2380, ,";
+    let config = config(&["--name=a", "--initial-cluster", list]).unwrap();
+    let names: Vec<&str> = config.initial_cluster.iter().map(|(n, _)| n.as_str()).collect();
+    assert_eq!(names, ["a", "b"]);
+    for (list, name) in [("a=http://h1:2380,b", "b"), ("a=,b=http://h2:2380", "a"), ("=", "")] {
+        let error = super::super::restored_cluster("a", list, "http://h1:2380", "t").unwrap_err();
+        assert_eq!(error.to_string(), format!("empty URL given for \"{name}\""));
+    }
+    let restored =
+        super::super::restored_cluster("a", "a=http://h1:2380,", "http://h1:2380", "t").unwrap();
+    assert_eq!(restored.members.len(), 1);
+}
+
+#[test]
+fn an_empty_list_of_urls_leaves_the_default_in_place() {
+    let config = config(&["--listen-client-urls=", "--advertise-client-urls=", "--log-level="]);
+    let config = config.unwrap();
+    assert_eq!(config.listen_client_urls[0].to_string(), "http://localhost:2379");
+    assert_eq!(config.advertised_clients(), ["http://localhost:2379"]);
+    assert_eq!(config.log_level, tracing::Level::INFO);
+}
+
+#[test]
+fn log_levels_may_be_written_in_capitals() {
+    for (text, level) in [
+        ("WARN", tracing::Level::WARN),
+        ("Warning", tracing::Level::WARN),
+        ("DEBUG", tracing::Level::DEBUG),
+        ("panic", tracing::Level::ERROR),
+    ] {
+        assert_eq!(config(&[&format!("--log-level={text}")]).unwrap().log_level, level, "{text}");
+    }
 }
 
 #[test]
@@ -189,7 +325,8 @@ fn https_without_a_certificate_is_refused() {
 
 #[test]
 fn a_revocation_list_that_nobody_would_be_checked_against_is_refused() {
-    let crl = ["--cert-file=c", "--key-file=k", "--client-crl-file=l"];
+    let crl =
+        [CLIENTS_OVER_TLS, ADVERTISED, "--cert-file=c", "--key-file=k", "--client-crl-file=l"];
     assert!(config(&crl).unwrap_err().contains("--client-crl-file needs --trusted-ca-file"));
     assert!(config(&[&crl[..], &["--trusted-ca-file=ca"]].concat()).is_ok());
 }

@@ -1,0 +1,155 @@
+//! What the flags say of TLS: files, versions and cipher suites.
+//!
+//! As in etcd, flags for a certificate change nothing while every URL that they are for is http.
+
+use std::path::PathBuf;
+
+use rustls::CipherSuite;
+
+use super::{
+    Config, ConfigError, ListenUrl, LowArgs, PeerUrl, Remark,
+    low::parse_bool,
+    resolve::{boolean, list},
+};
+use crate::tls::{GoCipherSuite, TlsFiles, TlsPolicy, TlsVersion, go_cipher_suite, is_of_tls_1_2};
+
+/// Flags of the clients' side that have no effect while all of its URLs are http.
+const CLIENT_FLAGS: [&str; 6] = [
+    "cert-file",
+    "key-file",
+    "client-cert-auth",
+    "trusted-ca-file",
+    "client-crl-file",
+    "client-cert-allowed-hostname",
+];
+
+/// Flags of the peers' side that have no effect while all of its URLs are http.
+const PEER_FLAGS: [&str; 7] = [
+    "peer-cert-file",
+    "peer-key-file",
+    "peer-client-cert-auth",
+    "peer-trusted-ca-file",
+    "peer-crl-file",
+    "peer-cert-allowed-cn",
+    "peer-cert-allowed-hostname",
+];
+
+/// Whether a listener for clients speaks TLS.
+pub(super) fn is_used_by_clients(config: &Config) -> bool {
+    [&config.listen_client_urls, &config.listen_client_http_urls, &config.listen_metrics_urls]
+        .into_iter()
+        .flatten()
+        .any(ListenUrl::is_https)
+}
+
+/// Whether this member or a first member is reached by its peers over TLS.
+pub(super) fn is_used_by_peers(config: &Config) -> bool {
+    let first_members = config.initial_cluster.iter().flat_map(|(_, urls)| urls);
+    config.document.is_some()
+        || config.listen_peer_urls.iter().any(ListenUrl::is_https)
+        || config.advertise_peer_urls.iter().chain(first_members).any(PeerUrl::is_https)
+}
+
+/// The files of the clients' listeners, if one of them speaks TLS.
+pub(super) fn client_files(
+    low: &LowArgs,
+    config: &Config,
+    remarks: &mut Vec<Remark>,
+) -> Option<TlsFiles> {
+    if is_used_by_clients(config) {
+        return files(low, "");
+    }
+    remarks.extend(without_effect(low, &CLIENT_FLAGS, "no client URL is https"));
+    None
+}
+
+/// The files for connections between peers. Where all URLs are http, only a complete set counts:
+/// other members may be given https URLs later.
+pub(super) fn peer_files(
+    low: &LowArgs,
+    config: &Config,
+    remarks: &mut Vec<Remark>,
+) -> Option<TlsFiles> {
+    let files = files(low, "peer-");
+    let is_complete = files.as_ref().is_some_and(|files| files.trusted_ca.is_some());
+    if is_used_by_peers(config) || is_complete {
+        return files;
+    }
+    remarks.extend(without_effect(low, &PEER_FLAGS, "no peer URL is https"));
+    None
+}
+
+fn without_effect(low: &LowArgs, flags: &[&'static str], because: &'static str) -> Vec<Remark> {
+    flags
+        .iter()
+        .filter(|flag| is_given(low, flag))
+        .map(|flag| Remark::Ignored { flag, because })
+        .collect()
+}
+
+/// Whether a flag has another value than none and no.
+pub(super) fn is_given(low: &LowArgs, flag: &str) -> bool {
+    low.given(flag).is_some_and(|value| !value.is_empty() && parse_bool(value) != Some(false))
+}
+
+fn files(low: &LowArgs, prefix: &str) -> Option<TlsFiles> {
+    let value = |name: &str| low.value(&format!("{prefix}{name}"));
+    let path = |name| Some(value(name)).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let (cert, key) = (path("cert-file")?, path("key-file")?);
+    let client = prefix.is_empty();
+    Some(TlsFiles {
+        cert,
+        key,
+        trusted_ca: path("trusted-ca-file"),
+        crl: path(if client { "client-crl-file" } else { "crl-file" }),
+        allowed_cn: if client { Vec::new() } else { list(value("cert-allowed-cn")) },
+        allowed_hostname: list(value(if client {
+            "client-cert-allowed-hostname"
+        } else {
+            "cert-allowed-hostname"
+        })),
+        names_users: client && boolean(low, "client-cert-auth"),
+    })
+}
+
+/// The versions and cipher suites that clients are offered.
+pub(super) fn policy(
+    low: &LowArgs,
+    config: &Config,
+    remarks: &mut Vec<Remark>,
+) -> Result<TlsPolicy, ConfigError> {
+    let version = |text, otherwise| match text {
+        "TLS1.2" => TlsVersion::V12,
+        "TLS1.3" => TlsVersion::V13,
+        _ => otherwise,
+    };
+    let max = version(low.value("tls-max-version"), TlsVersion::V13);
+    let suites = cipher_suites(low, remarks)?;
+    let is_usable =
+        |suites: &[CipherSuite]| suites.iter().any(|s| max == TlsVersion::V13 || is_of_tls_1_2(*s));
+    let is_named = !list(low.value("cipher-suites")).is_empty();
+    if is_named && !is_usable(&suites) && is_used_by_clients(config) {
+        return Err(ConfigError::NoCipherSuite(low.value("cipher-suites").to_owned()));
+    }
+    let min = version(low.value("tls-min-version"), TlsVersion::V12);
+    Ok(TlsPolicy { min, max, cipher_suites: suites })
+}
+
+/// The suites of `--cipher-suites` that can be offered. Go has more than we do: those are passed over.
+fn cipher_suites(
+    low: &LowArgs,
+    remarks: &mut Vec<Remark>,
+) -> Result<Vec<CipherSuite>, ConfigError> {
+    let (mut offered, mut passed_over) = (Vec::new(), Vec::new());
+    for name in list(low.value("cipher-suites")) {
+        match go_cipher_suite(&name) {
+            Some(GoCipherSuite::Offered(suite)) => offered.push(suite),
+            Some(GoCipherSuite::Unsupported) => passed_over.push(name),
+            None => return Err(ConfigError::CipherSuite(name)),
+        }
+    }
+    if !passed_over.is_empty() {
+        remarks.push(Remark::CipherSuites(passed_over));
+    }
+    Ok(offered)
+}

@@ -1,0 +1,64 @@
+//! Flags of etcd's that would have to do something here and can't: refused where they would, passed
+//! over with a remark where etcd passes over them, too.
+
+use super::{
+    Config, LowArgs, Remark,
+    flags::{FLAGS, Use},
+    tls,
+};
+
+/// What becomes of such a flag.
+enum Ruling {
+    /// It would change nothing, as in etcd; why.
+    Ignored(&'static str),
+    Refused,
+}
+
+/// What the log should say of flags that change nothing.
+///
+/// # Errors
+/// The first flag that is refused, and what to do instead.
+pub(super) fn check(low: &LowArgs, config: &Config) -> Result<Vec<Remark>, String> {
+    let mut remarks = Vec::new();
+    for flag in FLAGS {
+        let Use::Unsupported(instead) = flag.used else { continue };
+        match rule(flag.name, low, config) {
+            None => {}
+            Some(Ruling::Ignored(because)) => {
+                remarks.push(Remark::Ignored { flag: flag.name, because });
+            }
+            Some(Ruling::Refused) => {
+                return Err(format!("--{} is not supported: {instead}", flag.name));
+            }
+        }
+    }
+    Ok(remarks)
+}
+
+fn rule(flag: &str, low: &LowArgs, config: &Config) -> Option<Ruling> {
+    use Ruling::{Ignored, Refused};
+    if !tls::is_given(low, flag) {
+        return None;
+    }
+    let value = low.value(flag);
+    let has_certificate = |flag: &str| !low.value(flag).is_empty();
+    let ruling = match flag {
+        "proxy" if value == "off" => return None,
+        "auto-tls" if has_certificate("cert-file") => Ignored("a certificate is given"),
+        "auto-tls" if !tls::is_used_by_clients(config) => Ignored("no client URL is https"),
+        "peer-auto-tls" if has_certificate("peer-cert-file") => Ignored("a certificate is given"),
+        "peer-auto-tls" | "peer-client-cert-file" | "peer-client-key-file"
+            if !tls::is_used_by_peers(config) =>
+        {
+            Ignored("no peer URL is https")
+        }
+        "peer-client-cert-file" if value == low.value("peer-cert-file") => {
+            Ignored("it is the certificate of --peer-cert-file")
+        }
+        "peer-client-key-file" if value == low.value("peer-key-file") => {
+            Ignored("it is the key of --peer-key-file")
+        }
+        _ => Refused,
+    };
+    Some(ruling)
+}
