@@ -54,6 +54,33 @@ async fn read(context: &Context, serializable: bool) -> Result<(), Error> {
     Ok(())
 }
 
+/// Peers that are named where a check fails; the others are counted.
+const NAMED_PEERS: usize = 5;
+
+/// Which members this one has no stream to, for the reason of a failed check; empty if there is none.
+fn unconnected_peers(context: &Context) -> String {
+    let Some(transport) = &context.peers else { return String::new() };
+    let (connected, table) = (transport.connected(), context.members.borrow().clone());
+    let me = MemberId(context.identity.member_id);
+    let away: Vec<String> = table
+        .members()
+        .filter(|member| member.id != me && !connected.contains_key(&member.id))
+        .map(|member| match member.name.as_str() {
+            "" => format!("{} ({})", member.peer_urls.join(","), member.id),
+            name => format!("{name} ({})", member.id),
+        })
+        .collect();
+    if away.is_empty() {
+        return String::new();
+    }
+    let named = &away[..away.len().min(NAMED_PEERS)];
+    let more = match away.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("; no stream to {}{more}", named.join(", "))
+}
+
 /// A CORRUPT alarm that is about another member's data: this one goes on serving, and must not be taken
 /// out as well.
 fn is_of_another(alarm: &AlarmMember, context: &Context) -> bool {
@@ -134,9 +161,9 @@ impl Check {
             Self::SerializableRead => {
                 read(context, true).await.map_err(|error| error.text().into_owned())
             }
-            Self::LinearizableRead => {
-                read(context, false).await.map_err(|error| error.text().into_owned())
-            }
+            Self::LinearizableRead => read(context, false)
+                .await
+                .map_err(|error| format!("{}{}", error.text(), unconnected_peers(context))),
             Self::NonLearner => {
                 let me = context.identity.member_id;
                 let view = context.store.view();
