@@ -1,12 +1,12 @@
-//! Three members: forming, forwarding, losing the leader, and strangers.
+//! Three members, or five: forming, forwarding, losing the leader, and strangers.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 mod common;
 
 use common::{
-    Member, all, etcdctl, eventually, led_by_the_first, put_again, same_hash, settled, started,
-    three,
+    Member, all, etcdctl, eventually, five, led_by_the_first, led_by_the_first_of, put_again,
+    same_hash, settled, started, three,
 };
 
 #[tokio::test]
@@ -61,6 +61,55 @@ async fn a_leader_that_is_stopped_in_order_hands_over_first() {
     }
     assert_eq!(successors, 1);
     put_again(others[0], "after", "x").await;
+}
+
+/// All have the same log, so that only its streams show that one of them is gone.
+#[tokio::test]
+async fn a_leader_that_is_stopped_in_order_hands_over_to_no_dead_member() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = led_by_the_first_of(five(root.path()));
+    let leader = settled(&all(&members)).await;
+    let mut ids = Vec::new();
+    for member in &members {
+        ids.push(member.member_id().await);
+    }
+    let followers = (0..5).filter(|n| *n != leader);
+    let dead = followers.max_by_key(|n| ids[*n]).unwrap();
+    members[dead].kill();
+    eventually("its streams end", || !members[leader].reaches(ids[dead]));
+    assert_eq!(members[leader].stop(), Some(0));
+    let left: Vec<&Member> =
+        (0..5).filter(|n| ![leader, dead].contains(n)).map(|n| &members[n]).collect();
+    let mut successors = 0;
+    for member in &left {
+        let status = member.status().await.unwrap();
+        successors += usize::from(status.leader == status.header.unwrap().member_id);
+    }
+    assert_eq!(successors, 1, "an election would take longer than this test waits");
+    put_again(left[0], "after", "x").await;
+}
+
+/// An operator who looks at one member sees which way is cut.
+#[tokio::test]
+async fn a_member_that_is_not_ready_names_the_peers_that_it_has_no_stream_to() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = started(root.path());
+    let leader = settled(&all(&members)).await;
+    let (gone, left) = ([leader, (leader + 1) % 3], (leader + 2) % 3);
+    let mut expected = Vec::new();
+    for n in gone {
+        expected.push(format!("{} ({:x})", members[n].name, members[n].member_id().await));
+    }
+    for n in gone {
+        members[n].kill();
+    }
+    eventually("its readiness names both", || {
+        let ready = members[left].http("/readyz");
+        let reason = ready.lines().find(|line| line.starts_with("[-]linearizable_read failed: "));
+        reason.is_some_and(|reason| {
+            reason.contains("; no stream to ") && expected.iter().all(|name| reason.contains(name))
+        })
+    });
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod check;
 mod early;
 mod leave;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::sync::Arc;
 
@@ -87,8 +87,10 @@ pub struct Consensus {
     /// It was removed, and may be the only one that knows.
     stays: bool,
     early: Early,
-    /// Leaders only: who had answered when the quorum was checked last.
-    answered: Vec<u64>,
+    /// Ticks since this began.
+    ticks: u64,
+    /// The tick of each other member's last message.
+    heard: BTreeMap<u64, u64>,
 }
 
 impl Consensus {
@@ -140,7 +142,8 @@ impl Consensus {
             // Removed before this began: told of it, or not.
             stays: !initial.members.contains(config.member),
             early: Early::default(),
-            answered: Vec::new(),
+            ticks: 0,
+            heard: BTreeMap::new(),
         };
         consensus.found = consensus.raw.raft.raft_log.committed;
         consensus.fix_timeout();
@@ -152,11 +155,11 @@ impl Consensus {
     /// Nor while the log of somebody who would win by its own vote alone is on its way to the disk: the
     /// library takes a leader's log to have been durable when it won.
     pub fn tick(&mut self) {
+        self.ticks += 1;
         self.early.tick();
         if self.must_not_stand() {
             return;
         }
-        self.note_answers();
         self.raw.tick();
         self.after_input();
     }
@@ -165,6 +168,9 @@ impl Consensus {
     pub fn step(&mut self, message: Message) -> Result<(), StepError> {
         let message = self.check(message)?;
         let Some(message) = message else { return Ok(()) };
+        if self.members.contains(message.from) {
+            self.heard.insert(message.from, self.ticks);
+        }
         match message.kind {
             MessageKind::ReadIndex => self.ask_index(message),
             MessageKind::TimeoutNow => self.take_over(message, self.election_ticks),
@@ -346,6 +352,7 @@ impl Consensus {
     /// Counts with `members` from now on.
     fn follow(&mut self, members: Members) {
         let before = mem::replace(&mut self.members, Arc::new(members));
+        self.heard.retain(|member, _| self.members.contains(*member));
         let all = before.voters.iter().chain(&before.learners);
         self.removed.extend(all.filter(|member| !self.members.contains(**member)));
         self.removed.retain(|member| !self.members.contains(*member));
@@ -547,7 +554,7 @@ impl Consensus {
                     member: *id,
                     matched: progress.matched,
                     next: progress.next_idx,
-                    active: progress.recent_active || self.answered.contains(id),
+                    silent_ticks: self.heard.get(id).map(|heard| self.ticks - heard),
                     state: peer_state_out(progress.state),
                 });
             }
@@ -587,18 +594,6 @@ impl Consensus {
     /// Whether a transfer of leadership is under way.
     pub fn is_transferring(&self) -> bool {
         self.raw.raft.lead_transferee.is_some()
-    }
-
-    /// The library forgets at each check of the quorum who answers, until they answer again.
-    fn note_answers(&mut self) {
-        let raft = &self.raw.raft;
-        if raft.state != StateRole::Leader {
-            self.answered.clear();
-        } else if raft.election_elapsed + 1 >= self.election_ticks {
-            let peers = raft.prs().iter();
-            self.answered =
-                peers.filter(|(_, peer)| peer.recent_active).map(|(id, _)| *id).collect();
-        }
     }
 
     /// Whether a snapshot was taken that is not applied yet.

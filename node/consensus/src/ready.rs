@@ -93,10 +93,22 @@ pub struct PeerStatus {
     pub matched: u64,
     /// Sent next.
     pub next: u64,
-    /// Heard from within the last election time-out, or the one before it.
-    pub active: bool,
+    /// Ticks since its last message; `None` if it has sent none since this member started.
+    pub silent_ticks: Option<u64>,
     /// How replication goes.
     pub state: PeerState,
+}
+
+/// Silence of up to this many ticks is normal: a member that answers each heartbeat, one a tick, may be up to
+/// a tick late with each.
+const PROMPT_TICKS: u64 = 2;
+
+impl PeerStatus {
+    /// Whether it has answered one of the last heartbeats.
+    #[must_use]
+    pub fn is_prompt(&self) -> bool {
+        self.silent_ticks.is_some_and(|ticks| ticks <= PROMPT_TICKS)
+    }
 }
 
 /// A moment's view.

@@ -10,6 +10,7 @@
 
 mod install;
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
 use std::mem;
 use std::path::PathBuf;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 
 use node_consensus::{
     Config, ConfigError, Consensus, Entry, Fetch, Guards, HardState, Initial, Members, Message,
-    MessageKind, PeerStatus, Position, Ready, Role, Status, StepError,
+    MessageKind, PeerState, PeerStatus, Position, Ready, Role, Status, StepError,
 };
 
 use super::Notice;
@@ -617,12 +618,28 @@ impl Driver {
         }
     }
 
-    /// Who should lead when this member shouldn't.
-    fn successor(&self) -> Option<u64> {
-        let peers = self.consensus.status().peers;
-        let votes = |peer: &&PeerStatus| self.members().voters.contains(&peer.member);
-        let able = peers.iter().filter(votes).filter(|peer| peer.active);
-        able.max_by_key(|peer| peer.matched).map(|peer| peer.member)
+    /// The voter that this leader would hand over to; none if no other voter can be expected to take over.
+    pub fn successor(&self) -> Option<u64> {
+        self.successor_among(&self.consensus.status().peers)
+    }
+
+    /// The best successor among a leader's `peers`.
+    ///
+    /// Only a voter qualifies that a stream stands to, and that has answered within an election time-out. Of
+    /// those, a voter that entries stream to comes before one that lost some, and one that answers promptly
+    /// before one that has missed heartbeats. Then the longest log counts: a successor with less has to be
+    /// sent the rest first, while the cluster takes no proposals.
+    pub(super) fn successor_among(&self, peers: &[PeerStatus]) -> Option<u64> {
+        let able = peers.iter().filter(|peer| {
+            self.members().voters.contains(&peer.member)
+                && self.connected.contains(&peer.member)
+                && peer.silent_ticks.is_some_and(|ticks| ticks < self.election_ticks)
+        });
+        let best = able.max_by_key(|peer| {
+            let streams = peer.state == PeerState::Replicate;
+            (streams, peer.is_prompt(), peer.matched, Reverse(peer.silent_ticks))
+        });
+        best.map(|peer| peer.member)
     }
 
     /// A leader whose disk has not answered for two election time-outs hands over.

@@ -251,15 +251,21 @@ impl<O: Send + 'static> Handle<O> {
         self.mailbox.stop();
     }
 
-    /// Before a clean stop: if this member leads, somebody else does by the time this returns, or
-    /// nobody could be found within an election time-out.
+    /// Hands leadership to the voter that is best able to lead, if this member leads. Returns at once if no
+    /// voter is, else when another member leads, or after an election time-out.
     pub async fn hand_over(&self) {
         let mut status = self.status.clone();
-        let (leads, alone) = {
+        let (leads, alone, successor) = {
             let now = status.borrow();
-            (now.leader == now.member, now.members.voters.len() == 1)
+            (now.leader == now.member, now.members.voters.len() == 1, now.successor)
         };
         if alone || !leads {
+            return;
+        }
+        if successor.is_none() {
+            tracing::warn!(
+                "no other voter is connected and answers: leadership can't be handed over"
+            );
             return;
         }
         self.mailbox.notice(Notice::Transfer(None));

@@ -191,6 +191,7 @@ pub(crate) mod recorded {
             promised: Promise::default(),
             settles: None,
             peers: Vec::new(),
+            successor: None,
             members: Arc::default(),
             has_left: false,
             may_alone_know: false,

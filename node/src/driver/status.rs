@@ -40,6 +40,8 @@ pub struct NodeStatus {
     pub settles: Option<u64>,
     /// Leaders only: the other members.
     pub peers: Vec<PeerStatus>,
+    /// The voter that this member would hand over to, if it leads and there is one.
+    pub successor: Option<u64>,
     /// Who takes part in consensus.
     pub members: Arc<Members>,
     /// This one does no longer, and nobody needs it any more.
@@ -76,6 +78,7 @@ impl NodeStatus {
             leader_lost: seen.leader_lost,
             promised: driver.promised(),
             settles: status.settles,
+            successor: driver.successor_among(&status.peers),
             peers: status.peers,
             members: Arc::clone(driver.members()),
             has_left: driver.has_left(),

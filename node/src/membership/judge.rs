@@ -28,9 +28,12 @@ pub enum Objection {
     /// So few members have been healthy for long enough that they would be no quorum.
     #[error("unhealthy cluster")]
     Unhealthy,
-    /// The learner has too much to fetch, or doesn't answer.
+    /// The learner has too much to fetch, or no stream stands to it.
     #[error("the learner is not in sync with the leader")]
     LearnerNotReady,
+    /// The learner has not answered the last heartbeats. It may just be late: judge again soon.
+    #[error("the learner has not answered the leader's last heartbeats")]
+    LearnerSilent,
     /// Of those who would be left, no quorum is known to know who the members are.
     #[error("no quorum of the members that stay has heard of the last change yet")]
     Unsettled,
@@ -42,8 +45,10 @@ pub enum Objection {
 /// How far a learner is, as its leader knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Progress {
-    /// It has answered within the last election time-out, or the one before it.
-    pub active: bool,
+    /// A stream stands to it, and it has answered at least once.
+    pub connected: bool,
+    /// It has answered one of the last heartbeats.
+    pub prompt: bool,
     /// The last entry that it has on disk.
     pub matched: u64,
     /// The leader's last entry.
@@ -136,14 +141,12 @@ impl Sight<'_> {
 impl Progress {
     /// Whether a learner, added by entry `added`, has so little to fetch that its vote helps.
     pub(super) fn is_in_sync(self, added: u64, most: u64) -> Result<(), Objection> {
-        let Self { active, matched, last } = self;
-        // Before it has answered once, its leader guesses: it takes it for active, and knows of
-        // nothing that it has.
-        let answered = active && matched >= added;
-        if answered && last.saturating_sub(matched) <= most {
-            Ok(())
-        } else {
-            Err(Objection::LearnerNotReady)
+        let Self { connected, prompt, matched, last } = self;
+        let fetched = matched >= added && last.saturating_sub(matched) <= most;
+        match (connected && fetched, prompt) {
+            (false, _) => Err(Objection::LearnerNotReady),
+            (true, false) => Err(Objection::LearnerSilent),
+            (true, true) => Ok(()),
         }
     }
 }
@@ -271,9 +274,10 @@ mod tests {
 
     #[test]
     fn a_learner_is_in_sync_by_what_it_has_to_fetch() {
-        let ready = |active, matched, last| {
-            Progress { active, matched, last }.is_in_sync(7, IN_SYNC_ENTRIES)
+        let progress = |connected, prompt, matched, last| {
+            Progress { connected, prompt, matched, last }.is_in_sync(7, IN_SYNC_ENTRIES)
         };
+        let ready = |connected, matched, last| progress(connected, true, matched, last);
         assert_eq!(ready(true, 1_000_000, 1_000_000 + IN_SYNC_ENTRIES), Ok(()));
         // More than nine tenths of the log, and still far behind.
         let behind = Err(Objection::LearnerNotReady);
@@ -282,6 +286,9 @@ mod tests {
         assert_eq!(ready(true, 0, 9), behind);
         assert_eq!(ready(false, 9, 9), behind);
         assert_eq!(ready(true, 7, 9), Ok(()));
+        assert_eq!(progress(true, false, 7, 9), Err(Objection::LearnerSilent));
+        assert_eq!(progress(false, false, 7, 9), behind);
+        assert_eq!(progress(true, false, 0, 9), behind);
     }
 
     #[test]

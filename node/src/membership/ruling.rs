@@ -180,9 +180,9 @@ impl Judge<'_> {
         if id != self.local && self.rules.guards.promote_in_sync() {
             let peer = self.peers.iter().find(|peer| peer.member == id.0);
             let peer = peer.ok_or(Objection::LearnerNotReady)?;
-            // Consensus takes it for active for up to two election time-outs after its end.
-            let active = peer.active && self.connected.contains_key(&id);
-            let progress = Progress { active, matched: peer.matched, last: self.last };
+            let connected = peer.silent_ticks.is_some() && self.connected.contains_key(&id);
+            let (prompt, matched) = (peer.is_prompt(), peer.matched);
+            let progress = Progress { connected, prompt, matched, last: self.last };
             progress.is_in_sync(member.changed, self.rules.in_sync_entries)?;
         }
         Ok(self.strictly(|sight| sight.may_promote())?)
@@ -253,7 +253,7 @@ mod tests {
     }
 
     fn at(member: u64, matched: u64) -> PeerStatus {
-        PeerStatus { member, matched, next: 10, active: true, state: PeerState::Replicate }
+        PeerStatus { member, matched, next: 10, silent_ticks: Some(1), state: PeerState::Replicate }
     }
 
     fn rule_among(
@@ -374,7 +374,7 @@ mod tests {
 
     fn peer(member: u64, matched: u64) -> PeerStatus {
         let state = PeerState::Replicate;
-        PeerStatus { member, matched, next: matched + 1, active: true, state }
+        PeerStatus { member, matched, next: matched + 1, silent_ticks: Some(1), state }
     }
 
     /// What is made of a change by member 1, which leads voters 1 and 2, connected for long, and a
@@ -410,6 +410,21 @@ mod tests {
         let connected = [(MemberId(2), Duration::from_secs(60))].into();
         let gone = among_connected(connected, promote, 5_000);
         assert_eq!(gone, Err(Objection::LearnerNotReady.into()));
+    }
+
+    /// A paused process keeps its streams open.
+    #[test]
+    fn a_connected_learner_that_answers_no_heartbeats_gets_no_vote() {
+        let table = MemberTable::new([member(1, false), member(2, false), member(3, true)]);
+        let connected = [2, 3].map(|id| (MemberId(id), Duration::from_secs(60))).into();
+        let promote = |silent_ticks| {
+            let peers = [peer(2, 5_000), PeerStatus { silent_ticks, ..peer(3, 5_000) }];
+            let judge = Judge { connected: &connected, peers: &peers, ..leader(&table) };
+            judge.rule(&MemberChange::Promote(MemberId(3)).into()).map(|_| ())
+        };
+        assert_eq!(promote(Some(2)), Ok(()));
+        assert_eq!(promote(Some(3)), Err(Objection::LearnerSilent.into()));
+        assert_eq!(promote(None), Err(Objection::LearnerNotReady.into()));
     }
 
     #[test]

@@ -332,7 +332,7 @@ impl From<Objection> for Error {
         match objection {
             Objection::NotEnoughStarted => Self::NotEnoughStarted,
             Objection::Unhealthy | Objection::Unsettled => Self::Unhealthy,
-            Objection::LearnerNotReady => Self::LearnerNotReady,
+            Objection::LearnerNotReady | Objection::LearnerSilent => Self::LearnerNotReady,
             Objection::TooManyLearners => Self::TooManyLearners,
         }
     }

@@ -178,20 +178,25 @@ impl Context {
         *self.leader.borrow() == self.identity.member_id
     }
 
-    /// What this member does with a change as the leader. Until others have heard of the last one, it
-    /// waits.
+    /// What this member does with a change as the leader. It waits while other members may be about to hear of
+    /// the last change, and for an election time-out while a learner may be about to answer a heartbeat.
     async fn ruling(&self, asked: &ChangeRequest, deadline: Instant) -> Result<Ruling, Error> {
         let mut status = self.status.clone();
+        let answered_by = deadline.min(Instant::now() + self.limits.election_timeout);
         loop {
             status.mark_unchanged();
-            match self.judge(|judge| judge.rule(asked)) {
-                Err(Refused::Objection(Objection::Unsettled)) if Instant::now() < deadline => {
-                    // Each round of consensus may be the one in which they hear of it.
-                    if let Ok(Err(_)) = timeout_at(deadline, status.changed()).await {
-                        return Err(Error::Stopped);
-                    }
-                }
+            let ruling = self.judge(|judge| judge.rule(asked));
+            let until = match ruling {
+                Err(Refused::Objection(Objection::Unsettled)) => deadline,
+                Err(Refused::Objection(Objection::LearnerSilent)) => answered_by,
                 ruling => return ruling.map_err(|refused| refuse(asked, refused)),
+            };
+            if Instant::now() >= until {
+                return ruling.map_err(|refused| refuse(asked, refused));
+            }
+            // Each round of consensus may be the one that brings the answer.
+            if let Ok(Err(_)) = timeout_at(until, status.changed()).await {
+                return Err(Error::Stopped);
             }
         }
     }

@@ -329,13 +329,23 @@ impl Drop for Member {
 
 /// Three members on free ports, not started.
 pub(crate) fn three(root: &Path) -> Vec<Member> {
-    let ports: [u16; 6] = free_ports();
-    let names = ["a", "b", "c"];
+    on_ports(root, ["a", "b", "c"], free_ports(), free_ports())
+}
+
+/// Five members on free ports, not started.
+pub(crate) fn five(root: &Path) -> Vec<Member> {
+    on_ports(root, ["a", "b", "c", "d", "e"], free_ports(), free_ports())
+}
+
+fn on_ports<const N: usize>(
+    root: &Path,
+    names: [&str; N],
+    peers: [u16; N],
+    clients: [u16; N],
+) -> Vec<Member> {
     let initial: Vec<String> =
-        (0..3).map(|n| format!("{}=http://127.0.0.1:{}", names[n], ports[n])).collect();
-    (0..3)
-        .map(|n| Member::new(root, names[n], ports[n], ports[n + 3], &initial.join(",")))
-        .collect()
+        (0..N).map(|n| format!("{}=http://127.0.0.1:{}", names[n], peers[n])).collect();
+    (0..N).map(|n| Member::new(root, names[n], peers[n], clients[n], &initial.join(","))).collect()
 }
 
 /// With this no election time-out comes before a test has ended, however slow the machine: who leads
@@ -344,7 +354,11 @@ pub(crate) const NO_ELECTIONS: &str = "--election-timeout=20000";
 
 /// Three members that serve, of which the first leads and goes on.
 pub(crate) fn led_by_the_first(root: &Path) -> Vec<Member> {
-    let mut members = three(root);
+    led_by_the_first_of(three(root))
+}
+
+/// These members, of which the first leads and goes on.
+pub(crate) fn led_by_the_first_of(mut members: Vec<Member>) -> Vec<Member> {
     for member in &mut members {
         member.args.push(NO_ELECTIONS.to_owned());
         member.start();

@@ -5,30 +5,39 @@ use std::collections::VecDeque;
 
 use super::*;
 
-/// Three members. What is on its way to one of them arrives in the order in which it was sent.
-struct Trio {
+/// Connected members. What is on its way to one of them arrives in the order in which it was sent.
+struct Cluster {
     drivers: Vec<Driver>,
     network: VecDeque<Message>,
     /// Which requests each has applied, and which reads it may answer.
     served: Vec<(Vec<u64>, Vec<u64>)>,
 }
 
-impl Trio {
-    /// The first one leads.
-    fn led() -> Self {
-        let voters = vec![1, 2, 3];
+impl Cluster {
+    /// So many voters, of which the first leads.
+    fn led(voters: u64) -> Self {
+        Self::of(&Members { voters: (1..=voters).collect(), learners: Vec::new() })
+    }
+
+    /// These members, whose ids count from 1. The first leads.
+    fn of(members: &Members) -> Self {
+        let ids: Vec<u64> = members.voters.iter().chain(&members.learners).copied().collect();
         let driver = |id| {
-            let members = Members { voters: voters.clone(), learners: Vec::new() };
-            let initial = Initial { members, ..Initial::default() };
+            let initial = Initial { members: members.clone(), ..Initial::default() };
             Driver::new(&Config::new(id, 1, id), options(128 << 20), &initial).unwrap()
         };
-        let drivers: Vec<_> = (1..=3).map(driver).collect();
-        let served = vec![(Vec::new(), Vec::new()); 3];
-        let mut trio = Self { drivers, network: VecDeque::new(), served };
-        trio.tell(0, Notice::Campaign);
-        trio.settle(&[1, 2, 3]);
-        assert_eq!(trio.leaders(), [1, 1, 1]);
-        trio
+        let drivers: Vec<_> = ids.iter().copied().map(driver).collect();
+        let served = vec![(Vec::new(), Vec::new()); drivers.len()];
+        let mut cluster = Self { drivers, network: VecDeque::new(), served };
+        for (n, member) in (0..).zip(&ids) {
+            for peer in ids.iter().filter(|peer| *peer != member) {
+                cluster.tell(n, Notice::Connected(*peer));
+            }
+        }
+        cluster.tell(0, Notice::Campaign);
+        cluster.settle(&ids);
+        assert!(cluster.leaders().iter().all(|leader| *leader == 1));
+        cluster
     }
 
     fn leaders(&self) -> Vec<u64> {
@@ -103,14 +112,14 @@ fn nobody_waits_for_the_clock_while_a_leader_hands_over() {
     for order in orders {
         // Clients come before each of its steps, and after the last.
         for before in 0.. {
-            let mut trio = Trio::led();
-            trio.tell(0, Notice::Transfer(Some(2)));
-            let is_over = !(0..before).all(|_| trio.deliver(&order));
-            (0..3).for_each(|n| trio.ask(n));
-            trio.settle(&order);
+            let mut cluster = Cluster::led(3);
+            cluster.tell(0, Notice::Transfer(Some(2)));
+            let is_over = !(0..before).all(|_| cluster.deliver(&order));
+            (0..3).for_each(|n| cluster.ask(n));
+            cluster.settle(&order);
             let at = format!("asked after {before} steps, {order:?}");
-            assert_eq!(trio.leaders(), [2, 2, 2], "{at}");
-            for (n, (applied, read)) in trio.served.iter_mut().enumerate() {
+            assert_eq!(cluster.leaders(), [2, 2, 2], "{at}");
+            for (n, (applied, read)) in cluster.served.iter_mut().enumerate() {
                 applied.sort_unstable();
                 assert_eq!(*applied, [1, 2, 3], "member {}, {at}", n + 1);
                 assert_eq!(*read, [n as u64 + 1], "{at}");
@@ -127,17 +136,83 @@ fn nobody_waits_for_the_clock_while_a_leader_hands_over() {
 #[test]
 fn there_is_somebody_to_hand_over_to_at_any_time() {
     for ticks in 1..=40 {
-        let mut trio = Trio::led();
+        let mut cluster = Cluster::led(3);
         for _ in 1..ticks {
-            trio.drivers[0].tick();
-            trio.work(0);
-            trio.settle(&[1, 2, 3]);
+            cluster.drivers[0].tick();
+            cluster.work(0);
+            cluster.settle(&[1, 2, 3]);
         }
         // Nothing of what it says in the last one has arrived yet.
-        trio.drivers[0].tick();
-        trio.work(0);
-        trio.tell(0, Notice::Transfer(None));
-        trio.settle(&[1, 2, 3]);
-        assert_ne!(trio.leaders()[0], 1, "after {ticks} ticks");
+        cluster.drivers[0].tick();
+        cluster.work(0);
+        cluster.tell(0, Notice::Transfer(None));
+        cluster.settle(&[1, 2, 3]);
+        assert_ne!(cluster.leaders()[0], 1, "after {ticks} ticks");
     }
+}
+
+/// The leader of five ticks for so long, while `silent` members get nothing and so answer nothing.
+fn led_beside_silent(silent: &[u64], ticks: u64) -> Cluster {
+    let mut cluster = Cluster::led(5);
+    let others: Vec<u64> = (1..=5).filter(|member| !silent.contains(member)).collect();
+    for _ in 0..ticks {
+        cluster.drivers[0].tick();
+        cluster.work(0);
+        cluster.settle(&others);
+        cluster.network.clear();
+    }
+    cluster
+}
+
+/// A leader that had nothing to write since a member died has the same log as that member.
+#[test]
+fn a_leader_hands_over_to_nobody_whose_stream_has_ended() {
+    let mut cluster = Cluster::led(5);
+    cluster.tell(0, Notice::Disconnected(5));
+    assert_ne!(cluster.drivers[0].successor(), Some(5));
+    cluster.tell(0, Notice::Transfer(None));
+    cluster.settle(&[1, 2, 3, 4]);
+    assert!((2..=4).contains(&cluster.leaders()[0]), "{:?}", cluster.leaders());
+}
+
+/// A paused process, or one behind a cut cable, keeps its streams for a while.
+#[test]
+fn a_leader_prefers_a_successor_that_answers() {
+    for ticks in 3..30 {
+        for silent in [[4, 5], [2, 3], [2, 5]] {
+            let cluster = led_beside_silent(&silent, ticks);
+            let successor = cluster.drivers[0].successor().unwrap();
+            assert!(!silent.contains(&successor), "{successor} after {ticks} ticks");
+        }
+    }
+}
+
+#[test]
+fn a_leader_prefers_the_longest_log_among_those_who_answer() {
+    let mut cluster = Cluster::led(5);
+    cluster.ask(0);
+    // The others are sent the write as well, and answer nothing so far.
+    while cluster.deliver(&[3]) {}
+    while cluster.deliver(&[1]) {}
+    assert_eq!(cluster.drivers[0].successor(), Some(3));
+}
+
+#[test]
+fn a_leader_without_any_peer_that_answers_keeps_leading() {
+    let mut cluster = led_beside_silent(&[2, 3, 4, 5], 9);
+    assert!(cluster.drivers[0].successor().is_some(), "they may still be there");
+    cluster.drivers[0].tick();
+    cluster.work(0);
+    assert_eq!(cluster.drivers[0].successor(), None);
+    cluster.network.clear();
+    cluster.tell(0, Notice::Transfer(None));
+    assert!(cluster.network.is_empty(), "{:?}", cluster.network);
+}
+
+#[test]
+fn a_learner_is_no_successor() {
+    let mut cluster = Cluster::of(&Members { voters: vec![1, 2], learners: vec![3] });
+    assert_eq!(cluster.drivers[0].successor(), Some(2));
+    cluster.tell(0, Notice::Disconnected(2));
+    assert_eq!(cluster.drivers[0].successor(), None);
 }
