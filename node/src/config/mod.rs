@@ -285,6 +285,8 @@ pub struct Config {
     pub heartbeat: Duration,
     /// `--election-timeout`
     pub election: Duration,
+    /// `--initial-election-tick-advance`
+    pub hasten_first_election: bool,
     /// `--snapshot-catchup-entries`
     pub snapshot_catchup_entries: u64,
     /// `--quota-backend-bytes`; 0: etcd's default of 2 GiB; negative: none

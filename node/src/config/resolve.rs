@@ -57,6 +57,7 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         force_new_cluster,
         heartbeat: Duration::from_millis(uint(low, "heartbeat-interval")),
         election: Duration::from_millis(uint(low, "election-timeout")),
+        hasten_first_election: boolean(low, "initial-election-tick-advance"),
         snapshot_catchup_entries: uint(low, "snapshot-catchup-entries"),
         quota_backend_bytes: int(low, "quota-backend-bytes"),
         auto_compaction: auto_compaction(low)?,

@@ -51,6 +51,9 @@ fn compare_members(index: u64, consensus: &Members, table: &Members) {
 pub struct DriverOptions {
     /// Campaign as soon as a quorum is connected, if nobody has led yet.
     pub campaign_when_connected: bool,
+    /// Shorten the wait for the first election once a quorum is connected
+    /// (`--initial-election-tick-advance`).
+    pub hasten_first_election: bool,
     /// Entries kept behind the store's durable position.
     pub catch_up_entries: u64,
     /// Ticks after which a proposal that found no leader is forgotten, and a read that got no
@@ -125,6 +128,8 @@ struct Install {
 pub struct Driver {
     consensus: Consensus,
     options: DriverOptions,
+    /// A quorum has been connected since this member started.
+    was_quorum_connected: bool,
     guards: Guards,
     member: u64,
     /// Who the members have been, from which entry on; the last ones count now.
@@ -171,6 +176,7 @@ impl Driver {
         let mut driver = Self {
             consensus: Consensus::new(config, initial)?,
             options,
+            was_quorum_connected: false,
             guards: config.guards,
             member: config.member,
             configurations: VecDeque::new(),
@@ -296,6 +302,7 @@ impl Driver {
             Notice::Unreachable(peer) => self.consensus.report_unreachable(peer),
             Notice::Connected(peer) => {
                 self.connected.insert(peer);
+                self.hasten_if_connected();
                 self.campaign_if_connected();
             }
             Notice::Disconnected(peer) => {
@@ -603,6 +610,17 @@ impl Driver {
         for entry in entries {
             self.backlog.push_back((entry.index, entry.data.len()));
             self.backlog_bytes += entry.data.len();
+        }
+    }
+
+    /// Not again later: whoever was connected to a quorum before has waited for a heartbeat already.
+    fn hasten_if_connected(&mut self) {
+        if self.was_quorum_connected || !self.is_quorum_connected() {
+            return;
+        }
+        self.was_quorum_connected = true;
+        if self.options.hasten_first_election {
+            self.consensus.hasten_election();
         }
     }
 

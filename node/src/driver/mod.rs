@@ -87,6 +87,8 @@ pub struct Options {
     pub request_timeout: Duration,
     /// First start of seat 1: campaign as soon as a quorum of peers is connected.
     pub campaign_when_connected: bool,
+    /// Any start: shorten the wait for the first election once a quorum is connected.
+    pub hasten_first_election: bool,
     /// Where snapshots on their way in and out lie; the transport writes incoming ones here.
     pub snapshot_dir: PathBuf,
     /// Entries kept in the log behind the store's durable position, for followers that lag.
@@ -104,6 +106,7 @@ impl Options {
             election_ticks,
             request_timeout: Duration::from_secs(5) + tick * 20,
             campaign_when_connected: false,
+            hasten_first_election: true,
             snapshot_dir,
             catch_up_entries: 5_000,
         }

@@ -233,6 +233,7 @@ mod tests {
         let initial = Initial { members, ..Initial::default() };
         let options = DriverOptions {
             campaign_when_connected,
+            hasten_first_election: false,
             catch_up_entries: 5,
             proposal_ticks: 100,
             read_retry_ticks: 2,

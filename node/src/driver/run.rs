@@ -161,6 +161,7 @@ fn driver_options(options: &Options) -> DriverOptions {
     let ticks = options.request_timeout.as_nanos() / options.tick.as_nanos().max(1);
     DriverOptions {
         campaign_when_connected: options.campaign_when_connected,
+        hasten_first_election: options.hasten_first_election,
         catch_up_entries: options.catch_up_entries,
         proposal_ticks: u64::try_from(ticks).unwrap_or(u64::MAX),
         read_retry_ticks: 2,

@@ -1,6 +1,7 @@
 //! The threads, over real files, with a state machine small enough to see through. What may go
 //! wrong in time is the simulation's matter.
 
+mod first_election;
 mod follower;
 mod hand_over;
 mod leader;
@@ -393,6 +394,7 @@ async fn a_change_of_members_is_followed_by_all_and_outlives_a_restart() {
 fn options(max_backlog_bytes: usize) -> DriverOptions {
     DriverOptions {
         campaign_when_connected: false,
+        hasten_first_election: false,
         catch_up_entries: 5,
         proposal_ticks: 100,
         read_retry_ticks: 2,

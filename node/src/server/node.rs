@@ -398,7 +398,8 @@ fn driver_options(
         tick: config.heartbeat,
         election_ticks: usize::try_from(ticks).unwrap_or(usize::MAX),
         request_timeout: Duration::from_secs(5) + config.election * 2,
-        campaign_when_connected: begins && seat_one,
+        campaign_when_connected: begins && seat_one && config.hasten_first_election,
+        hasten_first_election: config.hasten_first_election,
         snapshot_dir: dir.join("member/snap"),
         catch_up_entries: config.snapshot_catchup_entries,
     }

@@ -209,6 +209,7 @@ fn driver_options(plan: &Plan, mut config: Config) -> (Config, DriverOptions) {
     }
     let options = DriverOptions {
         campaign_when_connected: false,
+        hasten_first_election: plan.hasten_first_election,
         catch_up_entries: plan.catch_up_entries,
         proposal_ticks: 150,
         read_retry_ticks: 2,

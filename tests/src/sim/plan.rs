@@ -88,12 +88,15 @@ pub(super) struct Plan {
     /// Keys of each prefix that they keep copies of, and of a page of their lists.
     pub objects: u64,
     pub page_keys: i64,
+    /// Members that start shorten the wait for their first election.
+    pub hasten_first_election: bool,
 }
 
 impl Plan {
     pub(super) fn new(rng: &mut Rng, members: Option<u64>) -> Self {
         // Drawn beside the others, so that a seed without them has the history that it always had.
         let mut of_servers = Rng::new(rng.clone().number());
+        let mut of_starts = Rng::new(rng.clone().number() ^ 1);
         let churns = rng.chance(500);
         let members = members.unwrap_or_else(|| {
             if churns {
@@ -163,6 +166,7 @@ impl Plan {
             compact_every: of_servers.range(60_000, 300_000),
             objects: of_servers.range(3, 13),
             page_keys: i64::try_from(of_servers.range(1, 4)).expect("few"),
+            hasten_first_election: of_starts.chance(500),
         }
     }
 

@@ -1,0 +1,72 @@
+//! How long a member that starts waits for a leader before it stands for election.
+
+use super::*;
+
+/// Member 1 of three, just started.
+fn started(seed: u64, hasten_first_election: bool) -> Driver {
+    let members = Members { voters: vec![1, 2, 3], learners: Vec::new() };
+    let initial = Initial { members, ..Initial::default() };
+    let options = DriverOptions { hasten_first_election, ..options(128 << 20) };
+    Driver::new(&Config::new(1, 1, seed), options, &initial).unwrap()
+}
+
+/// Ticks until it asks for votes, if it does within three election time-outs. In each of them it gets
+/// `mail` first.
+fn ticks_until_it_stands(driver: &mut Driver, mail: impl Fn(&mut Driver, u64)) -> Option<u64> {
+    (1..=30).find(|tick| {
+        mail(driver, *tick);
+        driver.tick();
+        let sent = driver.advance().send;
+        sent.iter().any(|message| message.kind == MessageKind::RequestPreVote)
+    })
+}
+
+#[test]
+fn a_member_that_starts_stands_early_once_a_quorum_is_connected() {
+    for seed in 1..=20 {
+        let usual = ticks_until_it_stands(&mut started(seed, false), |_, _| ()).unwrap();
+        assert!((10..20).contains(&usual), "{usual}");
+        let mut early = started(seed, true);
+        early.notice(Notice::Connected(2));
+        assert_eq!(ticks_until_it_stands(&mut early, |_, _| ()), Some(usual - 8));
+
+        let mut unconnected = started(seed, true);
+        assert_eq!(ticks_until_it_stands(&mut unconnected, |_, _| ()), Some(usual));
+        let mut as_usual = started(seed, false);
+        as_usual.notice(Notice::Connected(2));
+        assert_eq!(ticks_until_it_stands(&mut as_usual, |_, _| ()), Some(usual));
+    }
+}
+
+#[test]
+fn only_the_first_election_after_a_start_comes_early() {
+    for seed in 1..=20 {
+        let reconnect = |driver: &mut Driver, tick| {
+            if tick % 3 == 0 {
+                driver.notice(Notice::Disconnected(2));
+                driver.notice(Notice::Connected(2));
+            }
+        };
+        let usual = ticks_until_it_stands(&mut started(seed, false), reconnect).unwrap();
+        let mut early = started(seed, true);
+        early.notice(Notice::Connected(2));
+        assert_eq!(ticks_until_it_stands(&mut early, reconnect), Some(usual - 8));
+    }
+}
+
+/// One member of a cluster that works is started again.
+#[test]
+fn a_member_that_hears_a_leader_does_not_stand() {
+    for seed in 1..=20 {
+        let mut restarted = started(seed, true);
+        restarted.notice(Notice::Connected(2));
+        restarted.notice(Notice::Connected(3));
+        let heartbeat = |driver: &mut Driver, tick| {
+            if tick >= 2 {
+                let beat = Message::new(MessageKind::Heartbeat, 3, 1);
+                driver.message(Message { term: 5, ..beat });
+            }
+        };
+        assert_eq!(ticks_until_it_stands(&mut restarted, heartbeat), None);
+    }
+}
