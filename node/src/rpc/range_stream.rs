@@ -4,13 +4,18 @@
 //! one has what the answer as a whole says as well: header, count, whether there are more. A client that takes
 //! its time keeps nothing but its place: the next part is read from the store as it is then, and is refused if
 //! its revision was compacted meanwhile, or if who asks may no longer read there.
+//!
+//! etcd also streams a range with a sort target other than the key and no sort order, which means ascending by
+//! that target. Such an answer is gathered and sorted as a whole, and then sent in parts.
 
+use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::stream;
 use node_proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 use node_proto::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse};
+use prost::Message as _;
 use tonic::codegen::BoxStream;
 use tonic::{Code, Request, Response, Status};
 
@@ -35,11 +40,11 @@ pub(super) async fn answer(
     let mut held = Held::new(&request);
     let begun = begin(&context, &request, &mut held).await;
     let mut request = request.into_inner();
-    // By key, as they lie in the store: nothing has to be there as a whole to be sorted, or cut.
+    // Ascending by key is how they lie in the store: nothing has to be there as a whole to be sorted, or cut.
     request.set_sort_order(SortOrder::None);
-    request.set_sort_target(SortTarget::Key);
     let code = Code::Cancelled;
-    let mut parts = Parts { context, held, request, gather: None, has_told: false, began, code };
+    let (gather, sorted) = (None, None);
+    let mut parts = Parts { context, held, request, gather, sorted, has_told: false, began, code };
     if let Err(status) = begun {
         parts.code = status.code();
         return Err(status);
@@ -98,6 +103,8 @@ struct Parts {
     request: RangeRequest,
     /// How far it is; `None` before the begin.
     gather: Option<Gather>,
+    /// What is left to send of an answer that was sorted as a whole.
+    sorted: Option<RangeResponse>,
     /// A part has been sent: the rest is of its revision, or is refused.
     has_told: bool,
     began: Instant,
@@ -114,6 +121,10 @@ impl Parts {
             self.context.vouch()?;
             let view = self.context.store.view();
             self.context.may(self.held.who(), &view, Access::Range(&self.request))?;
+            let full = self.full();
+            if let Some(sorted) = &mut self.sorted {
+                return Ok(cut(sorted, full));
+            }
             match self.fill(&view).await {
                 Ok(Ok(part)) => {
                     self.has_told = true;
@@ -129,13 +140,19 @@ impl Parts {
         }
     }
 
-    /// Reads from `view` until a part is full.
+    /// How many bytes fill a part.
+    fn full(&self) -> usize {
+        self.context.limits.max_request_bytes / PART
+    }
+
+    /// Reads from `view` until a part is full; without an end if the answer has to be sorted.
     async fn fill(
         &mut self,
         view: &View,
     ) -> Result<Result<(RangeResponse, bool), ReadError>, Error> {
         let store = &self.context.store;
-        let full = self.context.limits.max_request_bytes / PART;
+        let full = self.full();
+        let is_by_key = self.request.sort_target() == SortTarget::Key;
         let gather = match &mut self.gather {
             Some(gather) => match gather.go_on(view.compacted()) {
                 Ok(()) => gather,
@@ -153,9 +170,12 @@ impl Parts {
                 Ok(Step::Done(mut part)) => {
                     let revision = part.header.map_or(0, |header| header.revision);
                     part.header = Some(self.context.header(revision));
-                    return Ok(Ok((part, true)));
+                    if is_by_key {
+                        return Ok(Ok((part, true)));
+                    }
+                    return Ok(Ok(cut(self.sorted.insert(part), full)));
                 }
-                Ok(Step::Again) if gather.bytes() >= full => {
+                Ok(Step::Again) if is_by_key && gather.bytes() >= full => {
                     let kvs = gather.take();
                     if !kvs.is_empty() {
                         return Ok(Ok((RangeResponse { kvs, ..RangeResponse::default() }, false)));
@@ -167,6 +187,22 @@ impl Parts {
             tokio::task::yield_now().await;
         }
     }
+}
+
+/// Takes the next part, of about `full` bytes, out of a sorted answer; and whether it is the last.
+fn cut(sorted: &mut RangeResponse, full: usize) -> (RangeResponse, bool) {
+    let mut bytes = 0;
+    let fits = sorted.kvs.iter().take_while(|kv| {
+        bytes += kv.encoded_len();
+        bytes <= full
+    });
+    let count = fits.count().max(1);
+    if count >= sorted.kvs.len() {
+        return (mem::take(sorted), true);
+    }
+    let rest = sorted.kvs.split_off(count);
+    let kvs = mem::replace(&mut sorted.kvs, rest);
+    (RangeResponse { kvs, ..RangeResponse::default() }, false)
 }
 
 impl Drop for Parts {

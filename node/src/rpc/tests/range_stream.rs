@@ -72,6 +72,34 @@ fn merged(parts: &[RangeResponse]) -> RangeResponse {
     whole
 }
 
+/// Without a sort order etcd sorts upwards by any target but the key.
+#[tokio::test]
+async fn a_target_without_an_order_sorts_upwards_as_in_a_range() {
+    let limits = Limits { max_request_bytes: REQUEST, ..Limits::default() };
+    let node = Node::start_with(limits).await;
+    for n in 0..40 {
+        let value = format!("{:02}{}", (n * 7) % 40, "x".repeat(4_000));
+        node.put(&format!("k{n:04}"), &value).await;
+    }
+    node.put("k0007", "again").await;
+    let targets = [SortTarget::Value, SortTarget::Version, SortTarget::Create, SortTarget::Mod];
+    for target in targets {
+        for (limit, keys_only) in [(0, false), (0, true), (15, false)] {
+            let sort_target = target.into();
+            let request = RangeRequest { sort_target, limit, keys_only, ..from("k") };
+            let whole = node.kv().range(request.clone()).await.unwrap().into_inner();
+            let parts = parts(&node, &request).await.unwrap();
+            assert_eq!(merged(&parts), whole, "{request:?}");
+            assert!(keys_only || parts.len() > 1, "{} parts", parts.len());
+            let largest = parts.iter().map(|part| part.encoded_len()).max();
+            assert!(largest.unwrap() <= REQUEST, "{largest:?}");
+        }
+    }
+    let by_value = RangeRequest { sort_target: SortTarget::Value.into(), ..from("k") };
+    let keys = merged(&parts(&node, &by_value).await.unwrap()).kvs;
+    assert!(!keys.is_sorted_by_key(|kv| kv.key.clone()), "another order than that of keys");
+}
+
 #[tokio::test]
 async fn parts_are_together_what_the_whole_is() {
     let node = filled().await;
