@@ -236,7 +236,7 @@ impl Scrape {
         out.gauge(
             "etcd_mvcc_db_total_size_in_use_in_bytes",
             "Total size of the underlying database logically in use in bytes",
-            signed(store.record_bytes()),
+            signed(store.bytes_in_use()),
         )?;
         out.gauge(
             "etcd_server_quota_backend_bytes",

@@ -31,6 +31,9 @@ use crate::lease::{Lease, LeaseCounters, LeaseTable};
 use crate::machine::Position;
 use crate::membership::MemberTable;
 
+/// A page of the store's file.
+const PAGE_BYTES: u64 = 4096;
+
 type Records = ReadOnlyTable<u128, &'static [u8]>;
 
 /// The store as one applied batch left it. Cheap to hold for a request, not for long: its pages of
@@ -325,6 +328,13 @@ impl Store {
     #[must_use]
     pub fn record_bytes(&self) -> u64 {
         self.shared.record_bytes.load(Ordering::Relaxed).try_into().unwrap_or(0)
+    }
+
+    /// [`Self::record_bytes`], but at least the page that a store without keys takes: JSON leaves out a size of
+    /// 0, and clients would take the size for unknown.
+    #[must_use]
+    pub fn bytes_in_use(&self) -> u64 {
+        self.record_bytes().max(PAGE_BYTES)
     }
 
     /// Keys in the index, deleted ones that no compaction has reached included.

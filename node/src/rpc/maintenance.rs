@@ -74,7 +74,7 @@ impl Maintenance {
             raft_term: node.term,
             raft_applied_index: view.applied().index,
             errors,
-            db_size_in_use: i64::try_from(store.record_bytes()).unwrap_or(i64::MAX),
+            db_size_in_use: i64::try_from(store.bytes_in_use()).unwrap_or(i64::MAX),
             is_learner: view.members().is_learner(MemberId(me)),
             storage_version: CLUSTER_VERSION.to_owned(),
             db_size_quota: self.context.limits.quota.told(),
