@@ -151,9 +151,11 @@ impl Progress {
     }
 }
 
-/// Whether there may be one learner more.
+/// Whether there may be one learner more. A member that was asked for as a voter, and is a learner until it
+/// is ready, doesn't count: in etcd it is a voter from the beginning.
 pub(super) fn may_learn(table: &MemberTable, most: u64) -> Result<(), Objection> {
-    let learners = table.members().filter(|member| member.is_learner).count() as u64;
+    let stays = |member: &&Member| member.is_learner && !member.vote_when_ready;
+    let learners = table.members().filter(stays).count() as u64;
     if learners < most { Ok(()) } else { Err(Objection::TooManyLearners) }
 }
 
@@ -295,7 +297,8 @@ mod tests {
     fn learners_are_limited() {
         assert_eq!(may_learn(&table("VVV"), 1), Ok(()));
         assert_eq!(may_learn(&table("VVVL"), 1), Err(Objection::TooManyLearners));
-        assert_eq!(may_learn(&table("VW"), 1), Err(Objection::TooManyLearners));
+        assert_eq!(may_learn(&table("VW"), 1), Ok(()));
+        assert_eq!(may_learn(&table("VWL"), 1), Err(Objection::TooManyLearners));
         assert_eq!(may_learn(&table("VVVL"), 2), Ok(()));
     }
 }

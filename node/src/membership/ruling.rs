@@ -122,6 +122,7 @@ impl Judge<'_> {
     }
 
     fn judge(&self, change: &MemberChange) -> Result<MemberChange, Refused> {
+        let asks_for_learner = matches!(change, MemberChange::Add(Member { is_learner: true, .. }));
         let mut change = change.clone();
         match &mut change {
             MemberChange::Add(member) => {
@@ -143,7 +144,7 @@ impl Judge<'_> {
         // Whatever would be refused once it is committed is not proposed.
         let (mut table, next) = (self.table.clone(), self.table.changed() + 1);
         table.change_under(self.rules.guards, change.clone(), next)?;
-        if let MemberChange::Add(Member { is_learner: true, .. }) = change {
+        if asks_for_learner {
             may_learn(self.table, self.rules.max_learners)?;
         }
         Ok(change)
@@ -431,6 +432,20 @@ mod tests {
     fn no_more_learners_are_proposed_than_there_may_be() {
         let more = beside_a_learner(MemberChange::Add(member(9, true)), 5_000);
         assert_eq!(more, Err(Objection::TooManyLearners.into()));
+    }
+
+    #[test]
+    fn a_voter_that_begins_as_a_learner_is_none_of_the_limited_learners() {
+        let table = MemberTable::new([member(1, false), member(2, true)]);
+        let judge = leader(&table);
+        let rule = |new| proposed(judge.rule(&MemberChange::Add(new).into()));
+        let waits = Member { vote_when_ready: true, ..member(9, true) };
+        assert_eq!(rule(member(9, false)), MemberChange::Add(waits.clone()));
+        let table = MemberTable::new([member(1, false), waits]);
+        let connected = [(MemberId(9), Duration::from_secs(60))].into();
+        let judge = Judge { connected: &connected, ..leader(&table) };
+        let learner = MemberChange::Add(member(3, true));
+        assert_eq!(proposed(judge.rule(&learner.clone().into())), learner);
     }
 
     #[test]
