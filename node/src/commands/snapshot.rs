@@ -35,7 +35,9 @@ pub(super) enum Snapshot {
     #[command(
         long_about = "Makes the data directory of a member of a new cluster out of a snapshot file, \
             one that muster-node or etcd saved. Run it once on each of the new cluster's hosts, with \
-            the same file, token and --initial-cluster; then start the members. Member and cluster \
+            the same file, token and --initial-cluster; then start the members. If clients may have \
+            seen revisions later than the snapshot, add --bump-revision 1000000000 --mark-compacted: \
+            see below. Member and cluster \
             ids are new unless names, URLs and token are the old ones: give a new token, and members \
             of the old cluster can't talk to the new one.",
         after_long_help = "WHO HAD SEEN LATER REVISIONS\n  \
