@@ -95,7 +95,7 @@ pub enum ServerError {
     Join(#[from] JoinRefusal),
     /// Peers know this member under another incarnation, a later start, or as having more.
     #[error(
-        "the other members refuse this one for good, because {0}; what it promised them is lost. Its data is left as it is. Replace this member: remove it from the cluster (member remove), then add a new one with an empty data directory (member add). If the member's own, newest data directory is elsewhere, start it on that instead"
+        "the other members refuse this one for good, because {0}. Writes that the member has acknowledged may be missing here. Replace this member: remove it from the cluster (member remove), then add a new one with an empty data directory (member add). If the member's own, newest data directory is elsewhere, start it on that instead. If this happens to a majority of the members, the cluster has lost acknowledged writes: look at every member's data directory (muster-node data status DIR), and keep the one that goes furthest. Nothing here was changed"
     )]
     Disowned(transport::Refusal),
     /// No cluster can be made of what is here.
