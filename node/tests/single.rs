@@ -7,6 +7,7 @@ mod common;
 use std::os::unix::fs::PermissionsExt;
 
 use common::{Member, PATIENCE, etcdctl, eventually};
+use node_proto::etcdserverpb::{PutRequest, kv_client::KvClient};
 use rustix::process::Signal;
 
 fn scratch() -> (tempfile::TempDir, Member) {
@@ -292,4 +293,28 @@ fn debians_etcdctl_is_served_whether_endpoints_are_urls_or_addresses() {
             assert!(done && text.contains(expected), "{endpoint} {args:?}: {text}");
         }
     }
+}
+
+/// KiB of memory that the process has to itself.
+fn anonymous_kib(member: &Member) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", member.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// Each put alone is a transaction of the store. Its pages' memory has to serve the next ones as well.
+#[tokio::test]
+async fn puts_one_after_the_other_take_little_memory() {
+    let (_root, mut member) = scratch();
+    member.start();
+    member.ready();
+    let mut kv = KvClient::new(member.channel());
+    let before = anonymous_kib(&member);
+    for n in 0..6_000 {
+        let key = format!("k{:07}", n % 100).into();
+        let put = PutRequest { key, value: "sixteen bytes...".into(), ..PutRequest::default() };
+        kv.put(put).await.unwrap();
+    }
+    let taken = anonymous_kib(&member) - before;
+    assert!(taken < 14 * 1024, "{taken} KiB for 6,000 puts, of which caches keep less than 5 MiB");
 }

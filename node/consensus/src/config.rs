@@ -44,7 +44,7 @@ impl Config {
             max_inflight_messages: 64,
             max_uncommitted_bytes: 64 * 1024 * 1024,
             max_committed_bytes: 4 * 1024 * 1024,
-            cache_bytes: 8 * 1024 * 1024,
+            cache_bytes: 4 * 1024 * 1024,
             guards: Guards::ALL,
         }
     }

@@ -1,12 +1,17 @@
 //! Changes as watchers see them: encoded once, shared by all.
 
-use bytes::{Buf as _, BufMut, Bytes};
+use std::sync::Arc;
+
+use bytes::{Buf as _, BufMut, Bytes, BytesMut};
 use node_proto::mvccpb::KeyValue;
 use prost::Message as _;
 use prost::encoding::encode_varint;
 
 use super::error::StoreError;
 use super::revision::Revision;
+
+/// Keys and values of at most so many bytes are copied by [`EventBatch::relocate`].
+const RELOCATED_BYTES: usize = 16 * 1024;
 
 /// What happened to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +73,26 @@ impl EventBatch {
     pub fn weight(&self) -> usize {
         self.events.iter().map(|event| event.kv.len() + size_of::<Event>()).sum()
     }
+
+    /// The batch in new memory, allocated by the calling thread; `self` if it is large.
+    ///
+    /// A batch is made by the thread that writes the store. There each transaction allocates pages and frees
+    /// them. A small batch that stays between them keeps the allocator from using the freed pages again: with
+    /// glibc's, a page was lost for each batch that stayed.
+    pub(crate) fn relocate(self: Arc<Self>) -> Arc<Self> {
+        let bytes = self.events.iter().map(|event| event.kv.len()).sum::<usize>();
+        if bytes > RELOCATED_BYTES {
+            return self;
+        }
+        let mut buffer = BytesMut::with_capacity(bytes);
+        self.events.iter().for_each(|event| buffer.extend_from_slice(&event.kv));
+        let mut buffer = buffer.freeze();
+        let copy = |event: &Event| {
+            let kv = buffer.split_to(event.kv.len());
+            Event { key: key_of(&kv), kv, ..*event }
+        };
+        Arc::new(Self { revision: self.revision, events: self.events.iter().map(copy).collect() })
+    }
 }
 
 /// A stored record: the encoded `KeyValue`, as etcd stores it. A tombstone has a key and nothing
@@ -112,6 +137,29 @@ pub(crate) fn key_of(kv: &Bytes) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn batch(value_bytes: usize) -> Arc<EventBatch> {
+        let event = |main: i64| {
+            let key = Bytes::from(format!("k{main}"));
+            let value = vec![7; value_bytes].into();
+            let kv = KeyValue { key, value, version: main, ..KeyValue::default() };
+            let record = kv.encode_to_vec();
+            Event::of_record(Revision { main, sub: 0 }, &record).unwrap()
+        };
+        Arc::new(EventBatch { revision: 3, events: (1..=3).map(event).collect() })
+    }
+
+    #[test]
+    fn a_small_batch_is_relocated_whole_and_a_large_one_stays() {
+        let small = batch(100);
+        let relocated = small.clone().relocate();
+        assert_eq!(relocated, small);
+        for (new, old) in relocated.events.iter().zip(&small.events) {
+            assert_ne!((new.key.as_ptr(), new.kv.as_ptr()), (old.key.as_ptr(), old.kv.as_ptr()));
+        }
+        let large = batch(RELOCATED_BYTES);
+        assert!(Arc::ptr_eq(&large.clone().relocate(), &large));
+    }
 
     #[test]
     fn the_key_is_found_in_an_encoded_record() {

@@ -118,6 +118,14 @@ struct Watcher {
 /// What subscribers ask, and who departs.
 pub(super) type Orders = (mpsc::Receiver<Command>, mpsc::UnboundedReceiver<Vec<Token>>);
 
+/// What a batch takes in the ring besides its events: four allocations, their headers and rounding, and its
+/// place in the ring.
+const KEPT_BATCH_BYTES: usize = 192;
+
+fn kept_bytes(batch: &EventBatch) -> usize {
+    batch.weight() + KEPT_BATCH_BYTES
+}
+
 pub(super) struct Hub {
     feed: Arc<Feed>,
     store: Store,
@@ -198,7 +206,7 @@ impl Hub {
         }
         for batch in arrived.batches {
             if batch.revision > self.revision {
-                self.hand_out(batch);
+                self.hand_out(batch.relocate());
             }
         }
     }
@@ -252,11 +260,11 @@ impl Hub {
     }
 
     fn remember(&mut self, batch: Arc<EventBatch>) {
-        self.ring_bytes += batch.weight();
+        self.ring_bytes += kept_bytes(&batch);
         self.ring.push_back(batch);
         while self.ring_bytes > self.max_ring_bytes {
             let Some(oldest) = self.ring.pop_front() else { break };
-            self.ring_bytes -= oldest.weight();
+            self.ring_bytes -= kept_bytes(&oldest);
             self.ring_since = oldest.revision;
         }
     }

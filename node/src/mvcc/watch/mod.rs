@@ -64,7 +64,7 @@ impl Default for WatchOptions {
     fn default() -> Self {
         Self {
             queued_deliveries: 128,
-            ring_bytes: 8 * 1024 * 1024,
+            ring_bytes: 4 * 1024 * 1024,
             feed_bytes: 16 * 1024 * 1024,
             records_per_piece: 1_000,
             bytes_per_piece: 1 << 20,
