@@ -1,7 +1,7 @@
 //! What a process does on its own: listens for other processes' hints, sweeps, puts its ledger
 //! back. Each task starts over after an error, with a growing pause.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlx::postgres::PgListener;
 use tokio_util::sync::CancellationToken;
@@ -11,6 +11,8 @@ use crate::app::App;
 use crate::ledger;
 use crate::store::cluster::CHANNEL;
 
+/// How often the log says how far a long fill of the ledger has come.
+const PROGRESS: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
@@ -18,6 +20,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 pub(crate) fn start(app: &App, sweep: Duration, tracker: &TaskTracker, stop: &CancellationToken) {
     tracker.spawn(until(stop.clone(), listen(app.clone())));
     tracker.spawn(until(stop.clone(), sweep_often(app.clone(), sweep)));
+    tracker.spawn(until(stop.clone(), fill_ledger_when_behind(app.clone())));
     tracker.spawn(until(stop.clone(), put_back_when_changed(app.clone())));
     tracker.spawn(until(stop.clone(), go_on_when_settled(app.clone())));
 }
@@ -90,6 +93,61 @@ async fn sweep_often(app: App, every: Duration) {
         app.addresses.forget_quiet();
         app.connections.forget_quiet();
         tokio::time::sleep(every).await;
+    }
+}
+
+/// A ledger that lacks more than a connection may copy is filled here, and the log says how far.
+async fn fill_ledger_when_behind(app: App) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        app.store.watch().behind.notified().await;
+        if !is_complete(&app) {
+            tracing::warn!(
+                "this process's ledger is being filled from the database: until that is done, nothing \
+                 is frozen, committed or ended here"
+            );
+        }
+        let started = Instant::now();
+        match tell_progress_until(&app, app.store.fill_ledger()).await {
+            Ok(()) => {
+                pause = FIRST_PAUSE;
+                tracing::info!(
+                    commits = app.store.ledger().commits(),
+                    duration_ms = started.elapsed().as_millis(),
+                    "this process's ledger is complete"
+                );
+                copy(&app).await;
+                if let Err(error) = app.settle_clusters().await {
+                    tracing::warn!(%error, "can't tell the clusters that the database is settled");
+                }
+                app.wakes.wake_all();
+            }
+            Err(error) => {
+                tracing::warn!(%error, "can't fill the ledger yet");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                app.store.watch().behind.notify_one();
+            }
+        }
+    }
+}
+
+fn is_complete(app: &App) -> bool {
+    let watch = app.store.watch();
+    let number = watch.generation.borrow().as_ref().map(|generation| generation.number);
+    number.is_some_and(|number| watch.is_complete(number.unsigned_abs()))
+}
+
+async fn tell_progress_until<T>(app: &App, work: impl Future<Output = T>) -> T {
+    let mut work = std::pin::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            () = tokio::time::sleep(PROGRESS) => {
+                let (copied, newest) = app.store.watch().progress.now();
+                tracing::info!(copied, newest, "filling this process's ledger");
+            }
+        }
     }
 }
 

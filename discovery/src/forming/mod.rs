@@ -106,7 +106,10 @@ impl App {
         let decisions = decisions(&changes, committed, shown.is_some());
         if let Some(doubt) = self.doubt(&mut transaction, &decisions, accepts).await? {
             drop(transaction);
-            return Err(self.found_another_database(cluster, doubt).await);
+            return Err(match doubt {
+                Doubt::Behind => self.ledger_is_behind(),
+                Doubt::SetBack(why) => self.found_another_database(cluster, why).await,
+            });
         }
         let new_commit = match committed {
             Some(h) => Some(self.decide(&mut transaction, h, shown).await?),
@@ -287,22 +290,40 @@ impl App {
         transaction: &mut ClusterTransaction,
         decisions: &[Decision],
         accepts: bool,
-    ) -> Result<Option<&'static str>, ApiError> {
+    ) -> Result<Option<Doubt>, ApiError> {
         if decisions.is_empty() {
             return Ok(None);
         }
+        let is_complete = self.store.watch().is_complete(transaction.generation());
         let copied = match transaction.gate() {
+            Gate::Open | Gate::Copy if !is_complete => return Ok(Some(Doubt::Behind)),
             Gate::Open => true,
             Gate::Copy => transaction.copy_news(&self.store).await?,
             Gate::Look | Gate::Past(_) => false,
         };
         if !copied {
-            return Ok(Some("another process has found that it was set back"));
+            let why = "another process has found that it was set back";
+            return Ok(Some(match transaction.gate() {
+                Gate::Copy => Doubt::Behind,
+                _ => Doubt::SetBack(why),
+            }));
         }
         let entry = self.store.ledger().entry(transaction.id());
         let contradicted = |decision: &Decision| contradicts(entry, *decision);
         let found = !accepts && decisions.iter().any(contradicted);
-        Ok(found.then_some("it lacks what was decided of this cluster"))
+        Ok(found.then_some(Doubt::SetBack("it lacks what was decided of this cluster")))
+    }
+
+    /// The ledger lacks too much of what others have decided: it is filled first.
+    fn ledger_is_behind(&self) -> ApiError {
+        self.store.watch().behind.notify_one();
+        let (copied, newest) = self.store.watch().progress.now();
+        let detail = format!(
+            "This process's ledger is being filled: {copied} of {newest} decisions are copied, and \
+             it decides nothing before it has all."
+        );
+        let next = "Wait, and try again; or ask another discovery process.";
+        ApiError::new(Code::Overloaded, detail, next)
     }
 
     /// Looks at the database again, as a new connection does, which puts the ledger back.
@@ -368,6 +389,14 @@ impl App {
             }
         }
     }
+}
+
+/// Why nothing may be frozen, decided or ended.
+enum Doubt {
+    /// This process's ledger isn't complete yet.
+    Behind,
+    /// The database isn't the one that this process has seen.
+    SetBack(&'static str),
 }
 
 /// Whoever waits for a Postgres that falls silent in the middle is told so.

@@ -19,8 +19,11 @@ impl App {
         match self.apply(cluster, Incoming::Abandon { by: by.clone() }, None).await {
             Ok(_) => Ok(()),
             Err(error) if error.is_damage() => {
+                let generation = self.store.look_at_generation().await?;
+                let is_complete = self.store.watch().is_complete(generation.number.unsigned_abs());
                 if self.store.ledger().entry(cluster).is_some()
-                    || !self.store.look_at_generation().await?.settled
+                    || !generation.settled
+                    || !is_complete
                 {
                     return Err(error);
                 }
@@ -84,6 +87,10 @@ impl App {
         self.clock.set(self.store.now().await?);
         if self.clock.take_went_back() {
             self.take_back_stored_times().await?;
+        }
+        if !self.store.watch().is_complete(generation.number.unsigned_abs()) {
+            // Nothing could be decided that is due; the task that fills the ledger goes on.
+            return Ok(());
         }
         // One that can't be looked after keeps nobody else waiting.
         let mut stuck = Vec::new();

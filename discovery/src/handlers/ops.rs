@@ -38,7 +38,8 @@ pub(crate) async fn readyz(app: Data<App>) -> Result<HttpResponse, ApiError> {
         let next = "Use another one.";
         return Err(ApiError::new(Code::Overloaded, "The process is stopping.", next));
     }
-    let detail = generation.explain();
+    let incomplete = || app.store.watch().explain_incomplete(generation.number);
+    let detail = generation.explain().or_else(incomplete);
     let status = if detail.is_none() { "ready" } else { "degraded" };
     Ok(HttpResponse::Ok().json(Readiness { status, detail, generation: generation.number }))
 }

@@ -9,7 +9,19 @@ use super::index::{Copied, packed};
 use super::{DatabaseWatch, Ledger};
 
 /// Decisions copied by one statement, and in one line.
-const BATCH: usize = 1_000;
+const BATCH: usize = 10_000;
+
+/// How far a copy has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copying {
+    /// All that this connection sees is durably in the ledger.
+    Done,
+    /// There is more than was to be copied.
+    Limited,
+    /// This is another generation or history than the one that the ledger knows. Who looks at the
+    /// database finds that.
+    Elsewhere,
+}
 
 #[derive(Debug, sqlx::FromRow)]
 struct Decision {
@@ -23,49 +35,50 @@ struct Decision {
     before: Option<Vec<u8>>,
 }
 
-/// Returns when everything after `from` is durably in the ledger. Copies nothing out of a generation
-/// or a history that the ledger doesn't know: who looks at it finds that first.
+/// Copies at most `limit` decisions after `from` into the ledger. They are durable there when this
+/// returns, and each batch as soon as it was copied: whoever is killed goes on from there.
 pub(crate) async fn copy(
     connection: &mut PgConnection,
     ledger: &Ledger,
     watch: &DatabaseWatch,
     from: Mark,
-) -> Result<(), sqlx::Error> {
-    let mut from = from;
-    loop {
+    limit: usize,
+) -> Result<Copying, sqlx::Error> {
+    let (mut from, mut left) = (from, limit);
+    while left > 0 {
+        let asked = left.min(BATCH);
         let rows: Vec<Decision> = sqlx::query_as(
             "SELECT d.number, d.cluster_id, d.h, d.cause, d.hash, g.number AS generation,
                     (SELECT hash FROM decisions WHERE number = $1) AS before
              FROM decisions d, generation g WHERE d.number > $1 ORDER BY d.number LIMIT $2",
         )
         .bind(from.number as i64)
-        .bind(BATCH as i64)
+        .bind(asked as i64)
         .fetch_all(&mut *connection)
         .await?;
-        let Some(last) = rows.last() else { return Ok(()) };
+        let Some(last) = rows.last() else { return Ok(Copying::Done) };
         let generation = ledger.known().map_or(0, |known| known.generation);
         let goes_on = from.number == 0 || last.before.as_deref() == Some(&from.hash.0);
         if last.generation.unsigned_abs() != generation || !goes_on {
-            return Ok(());
+            return Ok(Copying::Elsewhere);
         }
-        let Some(hash) = last.hash.as_slice().try_into().ok().map(Hash) else { return Ok(()) };
-        from = Mark { number: last.number.unsigned_abs(), hash };
-        let mut copied = Copied {
-            generation,
-            to: from.number,
-            hash: data_encoding::HEXLOWER.encode(&from.hash.0),
-            commits: Vec::new(),
-            ends: Vec::new(),
+        let Some(hash) = last.hash.as_slice().try_into().ok().map(Hash) else {
+            return Ok(Copying::Elsewhere);
         };
+        from = Mark { number: last.number.unsigned_abs(), hash };
+        let mut copied = Copied::up_to(generation, from);
         for row in &rows {
             add(&mut copied, ledger, watch, row);
         }
         let durable = ledger.take(copied).await;
         durable.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?;
-        if rows.len() < BATCH {
-            return Ok(());
+        watch.progress.has_copied(from.number);
+        if rows.len() < asked {
+            return Ok(Copying::Done);
         }
+        left -= rows.len();
     }
+    Ok(Copying::Limited)
 }
 
 fn add(copied: &mut Copied, ledger: &Ledger, watch: &DatabaseWatch, row: &Decision) {
@@ -78,6 +91,10 @@ fn add(copied: &mut Copied, ledger: &Ledger, watch: &DatabaseWatch, row: &Decisi
                 cluster.id = %row.cluster_id, decided = %h, ledger = %known,
                 "the database has committed another list than this ledger knows of"
             );
+        }
+        // Let out by this process: said once, so that nobody has to look for it in the database.
+        (Some(h), Some(Entry::Commit { .. })) if ledger.is_unconfirmed(row.cluster_id) => {
+            copied.commits.push(packed(row.cluster_id, &h));
         }
         (Some(_), Some(Entry::Commit { .. })) | (None, Some(_)) => {}
         (Some(h), _) => copied.commits.push(packed(row.cluster_id, &h)),

@@ -4,9 +4,10 @@ use discovery_formation::memory::Fill;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::look::{Found, Looked, Occasion, Row, Server};
+use super::look::{Found, Looked, Occasion, Row};
+use super::server::Server;
 use super::watch::publish;
-use super::{Commit, LedgerError, look, server_of};
+use super::{Commit, Copying, LOOK_LIMIT, LedgerError, look, server_of};
 use crate::store::{Micros, Store, StoreError};
 
 /// Whoever changes the generation holds this advisory lock alone; a commit holds it with others
@@ -194,11 +195,30 @@ impl Store {
         looks.await.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?
     }
 
+    /// Makes the ledger complete, however much it lacks. Each batch is durable as it comes: a fill
+    /// that is cut short is gone on with from there. Errors also if there is more to do by now.
+    pub(crate) async fn fill_ledger(&self) -> Result<(), StoreError> {
+        let _alone = self.watch().filling.lock().await;
+        let mut connection = self.acquire().await?;
+        look(&mut connection, self.ledger(), self.watch(), Occasion::Fill).await?;
+        let generation = read(&mut connection).await?;
+        match self.watch().is_complete(generation.number.unsigned_abs()) {
+            true => Ok(()),
+            false => Err(sqlx::Error::Configuration("the database has changed".into()).into()),
+        }
+    }
+
     /// Copies what the ledger lacks, once somebody has said that there is something.
     pub(crate) async fn copy_news(&self) -> Result<(), StoreError> {
+        // Whoever fills the ledger copies that as well.
+        let Ok(_alone) = self.watch().filling.try_lock() else { return Ok(()) };
         let Some(known) = self.ledger().known() else { return Ok(()) };
         let mut connection = self.acquire().await?;
-        super::copy(&mut connection, self.ledger(), self.watch(), known.copied).await?;
+        let (ledger, watch) = (self.ledger(), self.watch());
+        match super::copy(&mut connection, ledger, watch, known.copied, LOOK_LIMIT).await? {
+            Copying::Limited => watch.behind.notify_one(),
+            Copying::Done | Copying::Elsewhere => {}
+        }
         Ok(())
     }
 

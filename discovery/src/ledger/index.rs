@@ -1,7 +1,6 @@
 //! What the ledger's lines say, and what is remembered of them.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map;
+use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -105,12 +104,29 @@ pub(super) struct Copied {
     pub(super) to: u64,
     /// Hex of the chain's hash there.
     pub(super) hash: String,
-    /// Commits that were new, as [`packed`].
+    /// Commits that were new, or that were let out by this process and are confirmed, as [`packed`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) commits: Vec<String>,
     /// Ends that were new, and their causes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) ends: Vec<(Uuid, String)>,
+    /// All that the ledger held when the generation began was compared with the database.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) compared: bool,
+}
+
+impl Copied {
+    /// Nothing new yet.
+    pub(super) fn up_to(generation: u64, mark: Mark) -> Self {
+        Copied {
+            generation,
+            to: mark.number,
+            hash: HEXLOWER.encode(&mark.hash.0),
+            commits: Vec::new(),
+            ends: Vec::new(),
+            compared: false,
+        }
+    }
 }
 
 /// One line of the file.
@@ -161,13 +177,25 @@ pub(super) struct Index {
     commits: usize,
     seen: Option<Seen>,
     copied: Mark,
+    /// What was held when the database's generation began was compared with the database.
+    compared: bool,
+    /// Commits let out in this generation that no copy of the database's decisions has shown yet.
+    unconfirmed: BTreeSet<Uuid>,
     pub(super) admins: Vec<String>,
 }
 
 impl Default for Index {
     fn default() -> Self {
-        let (held, admins) = (BTreeMap::new(), Vec::new());
-        Index { held, commits: 0, seen: None, copied: UNCOPIED, admins }
+        let (held, unconfirmed, admins) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
+        Index {
+            held,
+            commits: 0,
+            seen: None,
+            copied: UNCOPIED,
+            compared: true,
+            unconfirmed,
+            admins,
+        }
     }
 }
 
@@ -187,6 +215,20 @@ impl Index {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let range = self.held.range((from, Bound::Unbounded));
         range.take(limit).map(|(cluster, held)| (*cluster, held.entry())).collect()
+    }
+
+    pub(super) fn is_compared(&self) -> bool {
+        self.compared
+    }
+
+    pub(super) fn is_unconfirmed(&self, cluster: Uuid) -> bool {
+        self.unconfirmed.contains(&cluster)
+    }
+
+    pub(super) fn unconfirmed(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, Entry)> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let range = self.unconfirmed.range((from, Bound::Unbounded)).take(limit);
+        range.filter_map(|cluster| Some((*cluster, self.entry(*cluster)?))).collect()
     }
 
     pub(super) fn commits(&self) -> usize {
@@ -219,13 +261,19 @@ impl Index {
             }
             Line::Commit(commit) => {
                 if let Some(h) = commit.hash() {
-                    self.hold(commit.cluster_id, Held::Whole(Arc::new(*commit), h));
+                    let cluster = commit.cluster_id;
+                    if !matches!(self.entry(cluster), Some(Entry::Commit { .. })) {
+                        self.unconfirmed.insert(cluster);
+                    }
+                    self.hold(cluster, Held::Whole(Arc::new(*commit), h));
                 }
             }
             Line::Copied(copied) => self.take_copied(copied),
             Line::Seen(seen) => {
                 if self.seen.as_ref().is_none_or(|old| old.generation != seen.generation) {
                     self.copied = UNCOPIED;
+                    self.compared = self.held.is_empty();
+                    self.unconfirmed.clear();
                 }
                 self.seen = Some(seen.no_less_than(self.seen.as_ref()));
             }
@@ -233,15 +281,21 @@ impl Index {
     }
 
     fn take_copied(&mut self, copied: Copied) {
+        let same = self.seen.as_ref().is_some_and(|seen| seen.generation == copied.generation);
         for (cluster, h) in copied.commits.iter().filter_map(|text| unpacked(text)) {
             self.hold(cluster, Held::Commit(h));
+            if same
+                && matches!(self.entry(cluster), Some(Entry::Commit { h: held, .. }) if held == h)
+            {
+                self.unconfirmed.remove(&cluster);
+            }
         }
+        self.compared |= same && copied.compared;
         for (cluster, cause) in copied.ends {
             if let Some(cause) = EndCause::parse(&cause) {
                 self.hold(cluster, Held::End(cause));
             }
         }
-        let same = self.seen.as_ref().is_some_and(|seen| seen.generation == copied.generation);
         // Filling an older ledger begins from the first one again.
         if let Some(hash) = hash(&copied.hash)
             && same

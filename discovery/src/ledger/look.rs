@@ -9,57 +9,71 @@ use discovery_formation::memory::{
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
+use super::agree::{Agreement, agree, still_contradicts};
+use super::copy::{self, Copying};
 use super::generation::{self, Generation, begin};
-use super::put_back::first_contradicted;
+use super::server::{Server, server_of, site};
 use super::watch::publish;
-use super::{DatabaseWatch, Ledger, Seen, UNCOPIED, copy};
+use super::{DatabaseWatch, Ledger, Seen, UNCOPIED};
 
-/// Whether this look counts as a sweep.
+/// Why a database is looked at, which says how much of it may be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Occasion {
-    /// A new connection, a hint, a doubt.
+    /// A new connection, a hint, a doubt: somebody waits for the end of it.
     Doubt,
     /// The sweep.
     Sweep,
+    /// The ledger lacks more than a look on another occasion reads: everything is read.
+    Fill,
 }
 
-/// Which server this is.
-#[derive(Clone, Debug, sqlx::FromRow)]
-pub(crate) struct Server {
-    in_recovery: bool,
-    system_identifier: String,
-    timeline: i64,
-    wal: i64,
-    database_oid: i64,
-    table_oids: Vec<i64>,
-}
+/// Decisions that a look copies, and ledger entries that it compares, while somebody waits for it.
+/// The rest is left to a look on [`Occasion::Fill`].
+pub(crate) const LOOK_LIMIT: usize = 2_000;
 
-impl Server {
-    pub(crate) fn site(&self) -> Result<Site, sqlx::Error> {
-        site(&self.system_identifier, self.timeline, self.database_oid, &self.table_oids)
-            .ok_or_else(|| sqlx::Error::Decode("a server's site in numbers that none has".into()))
+/// How often a look begins anew because it has found a change itself.
+const LOOKS: usize = 3;
+
+impl Occasion {
+    fn limit(self) -> usize {
+        match self {
+            Occasion::Doubt | Occasion::Sweep => LOOK_LIMIT,
+            Occasion::Fill => usize::MAX,
+        }
     }
 }
 
-fn site(system: &str, timeline: i64, database: i64, tables: &[i64]) -> Option<Site> {
-    let number = |oid: &i64| u32::try_from(*oid).ok();
-    let tables: Vec<u32> = tables.iter().map(number).collect::<Option<_>>()?;
-    Some(Site {
-        system: system.parse().ok()?,
-        timeline: timeline.try_into().ok()?,
-        database: number(&database)?,
-        tables: tables.try_into().ok()?,
-    })
-}
-
 /// Looks at a connection's database, before its first use and from time to time; copies what the
-/// ledger lacks of it. What differs begins a new generation.
+/// ledger lacks of it, then compares what the ledger holds. What differs begins a new generation.
+///
+/// A look that would have to read too much for its occasion leaves the ledger incomplete
+/// ([`DatabaseWatch::is_complete`]) and wakes the task that fills it.
 pub(crate) async fn look(
     connection: &mut PgConnection,
     ledger: &Ledger,
     watch: &DatabaseWatch,
     occasion: Occasion,
 ) -> Result<(), sqlx::Error> {
+    let mut occasion = occasion;
+    for _ in 0..LOOKS {
+        if look_once(connection, ledger, watch, occasion).await? {
+            return Ok(());
+        }
+        // A sweep is counted once.
+        if occasion == Occasion::Sweep {
+            occasion = Occasion::Doubt;
+        }
+    }
+    Err(sqlx::Error::Configuration("the database changes while it is looked at".into()))
+}
+
+/// `false`: the look has begun a new generation, and has to begin anew in it.
+async fn look_once(
+    connection: &mut PgConnection,
+    ledger: &Ledger,
+    watch: &DatabaseWatch,
+    occasion: Occasion,
+) -> Result<bool, sqlx::Error> {
     // Before the server is asked: what another connection notes meanwhile is ahead of the answer.
     let before = ledger.memory();
     let server = server_of(connection).await?;
@@ -82,28 +96,37 @@ pub(crate) async fn look(
     let generation = generation::read(&mut transaction).await?;
     let processes = generation::known_processes(&mut transaction).await?;
     transaction.commit().await?;
-    let mut seen = looked.seen(&generation, &row, processes)?;
-    let failed = |error| sqlx::Error::Io(std::io::Error::other(error));
-    if ledger.seen().is_none_or(|old| !old.is_of_the_same(&seen)) {
-        ledger.note(seen.clone()).await.map_err(failed)?;
-    }
     let fill = match verdict {
         // Its sweeps are no sign of an older ledger.
         Ok(_) if elsewhere => Fill::New,
         Ok(fill) => fill,
         Err(_) => Fill::Other,
     };
+    let mut seen = looked.seen(&generation, &row, processes)?;
     if fill == Fill::All {
         tell_of_older(ledger, watch);
+        watch.set_incomplete();
+        // By its count of sweeps an older ledger is known as one: kept until it is filled.
+        seen.beat = before.known.map_or(0, |known| known.beat);
     }
-    let from = match (fill, ledger.known()) {
-        (Fill::New, Some(known)) => known.copied,
-        _ => UNCOPIED,
-    };
-    copy::copy(connection, ledger, watch, from).await?;
+    if ledger.seen().is_none_or(|old| !old.is_of_the_same(&seen)) {
+        ledger.note(seen.clone()).await.map_err(failed)?;
+    }
+    let found =
+        FoundDatabase { looked: &looked, generation, fill, newest: row.newest.unsigned_abs() };
+    match found.complete(connection, occasion).await? {
+        Completion::Contradicted => return Ok(false),
+        Completion::Incomplete => {
+            renew(connection, ledger, watch.life, false).await?;
+            publish(watch, ledger.process(), found.generation);
+            watch.behind.notify_one();
+            return Ok(true);
+        }
+        Completion::Complete => {}
+    }
     if ledger.is_copy() {
         tell_of_copy(ledger, watch);
-        if generation.settled {
+        if found.generation.settled {
             ledger.settle_here();
         }
     }
@@ -115,11 +138,83 @@ pub(crate) async fn look(
         ledger.note(seen).await.map_err(failed)?;
     }
     watch.began.store(true, Ordering::Relaxed);
-    if generation.settled {
-        watch.compared.store(generation.number, Ordering::Relaxed);
+    watch.set_complete(&found.generation);
+    publish(watch, ledger.process(), found.generation);
+    Ok(true)
+}
+
+fn failed(error: super::LedgerError) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::other(error))
+}
+
+/// What a look has found of the database, before it copies anything.
+struct FoundDatabase<'a> {
+    looked: &'a Looked<'a>,
+    generation: Generation,
+    fill: Fill,
+    /// Number of the newest decision.
+    newest: u64,
+}
+
+/// What became of the attempt to make the ledger complete.
+enum Completion {
+    /// It holds all that the database does, and the database all that it does.
+    Complete,
+    /// There is more to read than the occasion allows.
+    Incomplete,
+    /// The ledger contradicts the database: a new generation has begun.
+    Contradicted,
+}
+
+impl FoundDatabase<'_> {
+    async fn complete(
+        &self,
+        connection: &mut PgConnection,
+        occasion: Occasion,
+    ) -> Result<Completion, sqlx::Error> {
+        let Looked { ledger, watch, .. } = *self.looked;
+        let from = match (self.fill, ledger.known()) {
+            (Fill::New, Some(known)) => known.copied,
+            _ => UNCOPIED,
+        };
+        watch.progress.begin(self.newest);
+        let copying = copy::copy(connection, ledger, watch, from, occasion.limit()).await?;
+        if copying != Copying::Done {
+            return Ok(Completion::Incomplete);
+        }
+        if !self.generation.settled || !watch.has_to_compare(self.generation.number) {
+            return Ok(Completion::Complete);
+        }
+        match agree(connection, ledger, watch, occasion.limit()).await? {
+            Agreement::Agrees => Ok(Completion::Complete),
+            Agreement::Unknown => Ok(Completion::Incomplete),
+            Agreement::Contradicted(cluster) => {
+                self.begin_anew(connection, cluster).await?;
+                Ok(Completion::Contradicted)
+            }
+        }
     }
-    publish(watch, ledger.process(), generation);
-    Ok(())
+
+    /// Begins a generation because the database could take `cluster` another way than the ledger
+    /// says; unless another process has begun one, or put the cluster back, meanwhile.
+    async fn begin_anew(
+        &self,
+        connection: &mut PgConnection,
+        cluster: Uuid,
+    ) -> Result<(), sqlx::Error> {
+        let mut transaction = connection.begin().await?;
+        generation::lock_alone(&mut transaction).await?;
+        let (verdict, row) = self.looked.judge(&mut transaction).await?;
+        let same = row.generation == Some(self.generation.number) && row.settled == Some(true);
+        if verdict.is_ok()
+            && same
+            && still_contradicts(&mut transaction, self.looked.ledger, cluster).await?
+        {
+            let verdict = Err(Found::Contradicts(cluster));
+            begin(&mut transaction, self.looked, &row, &verdict).await?;
+        }
+        transaction.commit().await
+    }
 }
 
 /// Once in a life.
@@ -169,7 +264,7 @@ async fn renew(
     .await
 }
 
-/// What one look has found before it reads any table.
+/// What one look knows before it reads any table.
 pub(super) struct Looked<'a> {
     pub(super) server: &'a Server,
     pub(super) ledger: &'a Ledger,
@@ -253,22 +348,7 @@ impl Looked<'_> {
         if !row.is_whole {
             return Err(sqlx::Error::Configuration(HALF_LOADED.into()));
         }
-        let verdict = match compare(&self.before, &self.database(&row)?) {
-            Err(difference) => Err(Found::Differs(difference)),
-            Ok(fill) => {
-                // What was copied in this generation stands in it, by the hash; what the ledger
-                // brings into another one, or from another life, is looked for once.
-                let compared = self.watch.compared.load(Ordering::Relaxed);
-                let looks = row.settled == Some(true) && row.generation != Some(compared);
-                match looks {
-                    true => match first_contradicted(connection, self.ledger).await? {
-                        Some(cluster) => Err(Found::Contradicts(cluster)),
-                        None => Ok(fill),
-                    },
-                    false => Ok(fill),
-                }
-            }
-        };
+        let verdict = compare(&self.before, &self.database(&row)?).map_err(Found::Differs);
         Ok((verdict, row))
     }
 
@@ -322,39 +402,4 @@ impl Looked<'_> {
             own: row.own(),
         })
     }
-}
-
-/// The database's and its core tables' oids. By name each time: they may have been made anew.
-macro_rules! oids {
-    () => {
-        "(SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS database_oid,
-         (SELECT array_agg(coalesce(to_regclass(name)::oid::bigint, 0) ORDER BY place)
-          FROM unnest(ARRAY['clusters', 'commits', 'decisions', 'processes'])
-              WITH ORDINALITY AS t (name, place)) AS table_oids"
-    };
-}
-pub(crate) use oids;
-
-/// Where a connection leads now that led to `known` when it was made: the server stays the same.
-pub(crate) fn site_now(known: &Site, database: i64, tables: &[i64]) -> Option<Site> {
-    let system = known.system.to_string();
-    site(&system, known.timeline.into(), database, tables)
-}
-
-pub(crate) async fn server_of(connection: &mut PgConnection) -> Result<Server, sqlx::Error> {
-    // The flushed position never goes back after a crash; the inserted one may. On a replica
-    // neither can be asked for.
-    sqlx::query_as(concat!(
-        "SELECT r AS in_recovery, s.system_identifier::text AS system_identifier,
-                CASE WHEN r THEN 0 ELSE
-                    ('x' || substr(pg_walfile_name(pg_current_wal_flush_lsn()), 1, 8))::bit(32)::bigint
-                END AS timeline,
-                CASE WHEN r THEN 0 ELSE
-                    pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint
-                END AS wal, ",
-        oids!(),
-        " FROM pg_is_in_recovery() AS r, pg_control_system() AS s",
-    ))
-    .fetch_one(connection)
-    .await
 }

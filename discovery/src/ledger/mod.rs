@@ -12,6 +12,9 @@
 //! 2. **Ledgers are complete** (`copy`). Commits and ends are numbered in the database, in the order
 //!    in which they become visible (`decisions`, in the migrations). What other processes decided is
 //!    copied from there: a cluster's id and the list's hash, no more. It costs what is new.
+//!    A connection, and a sweep, copies a bounded number. A ledger that lacks more is filled by a task
+//!    of its own (`background`), a durable batch at a time; until it is complete, nothing is frozen,
+//!    decided or ended here ([`DatabaseWatch::is_complete`]).
 //! 3. **Every connection is looked at before its first use, and again at each sweep** (`look`): is
 //!    this the database that was last seen? Each sweep is counted, in this process's row and then
 //!    beside the ledger. Every transaction reads the generation and the number too, and nothing is
@@ -47,6 +50,7 @@
 //! clusters that have formed since know better. A file system that was set back whole, as a machine's
 //! snapshot is, brings its files' births along.
 
+mod agree;
 mod copy;
 mod file;
 mod generation;
@@ -54,6 +58,7 @@ mod index;
 mod look;
 mod position;
 mod put_back;
+mod server;
 mod watch;
 
 use std::path::Path;
@@ -64,12 +69,13 @@ use discovery_formation::memory::{Entry, Known, Mark, Memory};
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
-pub(crate) use copy::copy;
+pub(crate) use copy::{Copying, copy};
 pub(crate) use file::LedgerError;
 pub(crate) use generation::Generation;
 pub(crate) use index::{Authority, Commit, Seen};
 pub(crate) use look::Occasion;
-pub(crate) use look::{ELSEWHERE, HALF_LOADED, look, oids, server_of, site_now};
+pub(crate) use look::{ELSEWHERE, HALF_LOADED, LOOK_LIMIT, look};
+pub(crate) use server::{oids, server_of, site_now};
 pub(crate) use watch::DatabaseWatch;
 
 use index::{Copied, Index, Line};
@@ -158,6 +164,21 @@ impl Ledger {
     /// Clusters after `after` in their order, at most `limit`, with what is held of them.
     pub(crate) fn entries(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, Entry)> {
         self.read(|index| index.entries(after, limit))
+    }
+
+    /// Whether all that it held when the database's generation began was compared with the database.
+    pub(crate) fn is_compared(&self) -> bool {
+        self.read(Index::is_compared)
+    }
+
+    /// Whether it has let a commit of the cluster out that no copy of the database has shown yet.
+    pub(crate) fn is_unconfirmed(&self, cluster: Uuid) -> bool {
+        self.read(|index| index.is_unconfirmed(cluster))
+    }
+
+    /// Such clusters after `after` in their order, at most `limit`, with what is held of them.
+    pub(crate) fn unconfirmed(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, Entry)> {
+        self.read(|index| index.unconfirmed(after, limit))
     }
 
     /// How many commits it holds, of this process and of others.

@@ -14,7 +14,7 @@ use discovery_types::statement::StatementChain;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Authority, Commit, Ledger};
+use super::{Authority, Commit};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::forming::Incoming;
@@ -22,13 +22,23 @@ use crate::store::StoreError;
 use crate::store::cluster::AuthorityRow;
 
 /// Ledger entries looked up by one statement.
-const BATCH: usize = 1_000;
+pub(super) const BATCH: usize = 1_000;
+
+/// A ledger's entry beside the database.
+pub(super) struct Planned {
+    pub(super) cluster: Uuid,
+    pub(super) entry: Entry,
+    /// What has to be done about it.
+    pub(super) what: PutBack,
+    /// The database has this very commit.
+    pub(super) stands: bool,
+}
 
 /// What has to be done about each of these entries.
-async fn plan(
+pub(super) async fn plan(
     connection: &mut PgConnection,
     entries: &[(Uuid, Entry)],
-) -> Result<Vec<(Uuid, Entry, PutBack)>, sqlx::Error> {
+) -> Result<Vec<Planned>, sqlx::Error> {
     let (ids, hashes): (Vec<Uuid>, Vec<Option<Vec<u8>>>) = entries
         .iter()
         .map(|(id, entry)| match entry {
@@ -48,10 +58,14 @@ async fn plan(
     .fetch_all(connection)
     .await?;
     let rows: BTreeMap<Uuid, StandsRow> = rows.into_iter().map(|row| (row.id, row)).collect();
-    let planned = |(id, entry): &(Uuid, Entry)| {
-        let row = rows.get(id);
+    let planned = |&(cluster, entry): &(Uuid, Entry)| {
+        let row = rows.get(&cluster);
         let refused = row.is_some_and(|row| row.refused);
-        (*id, *entry, put_back(*entry, row.and_then(StandsRow::stands).as_ref(), refused))
+        let there = row.and_then(StandsRow::stands);
+        let what = put_back(entry, there.as_ref(), refused);
+        let commit = there.and_then(|there| there.commit);
+        let stands = matches!(entry, Entry::Commit { h, .. } if commit == Some(h));
+        Planned { cluster, entry, what, stands }
     };
     Ok(entries.iter().map(planned).collect())
 }
@@ -76,24 +90,6 @@ impl StandsRow {
             commit: self.h.as_deref().and_then(|h| h.try_into().ok()).map(Hash),
             split: self.split,
         })
-    }
-}
-
-/// The first cluster that could go another way in this database than the ledger says.
-pub(super) async fn first_contradicted(
-    connection: &mut PgConnection,
-    ledger: &Ledger,
-) -> Result<Option<Uuid>, sqlx::Error> {
-    let mut after = None;
-    loop {
-        let batch = ledger.entries(after, BATCH);
-        let Some((last, _)) = batch.last() else { return Ok(None) };
-        after = Some(*last);
-        let planned = plan(connection, &batch).await?;
-        let found = planned.iter().find(|(_, _, what)| *what != PutBack::Nothing);
-        if let Some((cluster, ..)) = found {
-            return Ok(Some(*cluster));
-        }
     }
 }
 
@@ -131,7 +127,7 @@ impl App {
             let Some((last, _)) = batch.last() else { return Ok(restored) };
             after = Some(*last);
             let planned = plan(&mut *self.store.acquire().await?, &batch).await;
-            for (cluster, _, what) in planned.map_err(StoreError::from)? {
+            for Planned { cluster, what, .. } in planned.map_err(StoreError::from)? {
                 match what {
                     PutBack::Nothing => {}
                     PutBack::Adopt => restored += u64::from(self.put_commit_back(cluster).await?),

@@ -138,7 +138,7 @@ fn seen(wal: u64) -> Seen {
 fn copied(to: u64, commits: &[(Uuid, &str)]) -> Copied {
     let h = |hex: &str| commit(Uuid::nil(), hex).hash().unwrap();
     let commits = commits.iter().map(|(cluster, hex)| packed(*cluster, &h(hex))).collect();
-    Copied { generation: 1, to, hash: AA.into(), commits, ends: Vec::new() }
+    Copied { generation: 1, to, hash: AA.into(), commits, ends: Vec::new(), compared: false }
 }
 
 #[tokio::test]
@@ -225,6 +225,39 @@ async fn the_first_commit_of_a_cluster_stays_and_gets_its_document_later() {
     assert_eq!(ledger.known().unwrap().copied.number, 4);
     ledger.note(Seen { generation: 2, ..seen(1) }).await.unwrap();
     assert_eq!(ledger.known().unwrap().copied, Mark::START);
+}
+
+/// Which commits have to be looked up in the database when a process starts.
+#[tokio::test]
+async fn a_commit_is_unconfirmed_until_a_copy_shows_it_and_a_new_generation_compares_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let ledger = Ledger::open(dir.path()).unwrap();
+    let unconfirmed = |ledger: &Ledger| -> Vec<Uuid> {
+        ledger.unconfirmed(None, 9).into_iter().map(|(cluster, _)| cluster).collect()
+    };
+    let [own, late, others] = [1, 2, 3].map(|_| Uuid::now_v7());
+    ledger.note(seen(1)).await.unwrap();
+    assert!(ledger.is_compared(), "there is nothing to compare");
+    ledger.take(copied(1, &[(late, AA), (others, AA)])).await.unwrap();
+    ledger.ensure(commit(own, AA)).await.unwrap();
+    ledger.ensure(commit(late, AA)).await.unwrap();
+    // Another list of it is no confirmation.
+    ledger.take(copied(2, &[(own, BB)])).await.unwrap();
+    assert_eq!(unconfirmed(&ledger), [own]);
+    let ledger = reopened(dir.path(), ledger).await.unwrap();
+    assert_eq!(unconfirmed(&ledger), [own]);
+    ledger.take(copied(3, &[(own, AA)])).await.unwrap();
+    assert_eq!(unconfirmed(&ledger), []);
+    assert!(ledger.is_compared());
+
+    ledger.note(Seen { generation: 2, ..seen(1) }).await.unwrap();
+    assert!(!ledger.is_compared());
+    // Of the generation before: it says nothing of this one.
+    ledger.take(Copied { compared: true, ..copied(3, &[]) }).await.unwrap();
+    assert!(!ledger.is_compared());
+    ledger.take(Copied { generation: 2, compared: true, ..copied(3, &[]) }).await.unwrap();
+    let ledger = reopened(dir.path(), ledger).await.unwrap();
+    assert!(ledger.is_compared());
 }
 
 #[tokio::test]

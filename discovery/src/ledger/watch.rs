@@ -1,7 +1,7 @@
 //! What this life of the process knows of the database and of itself, without asking.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
@@ -16,8 +16,18 @@ pub(crate) struct DatabaseWatch {
     pub generation: watch::Sender<Option<Generation>>,
     /// Wakes whoever puts the ledger back.
     pub changed: Notify,
-    /// The settled generation that the whole ledger was compared with, in this life.
-    pub(super) compared: AtomicI64,
+    /// Wakes whoever fills the ledger: it lacks more than a look may read.
+    pub behind: Notify,
+    /// Held by whoever copies without a limit: one at a time.
+    pub filling: tokio::sync::Mutex<()>,
+    /// How far the copy of the database's decisions has come.
+    pub progress: Progress,
+    /// The generation in which the ledger is complete, as this life has found; 0: none.
+    complete: AtomicI64,
+    /// The settled generation that the ledger was compared with, in this life.
+    compared: AtomicI64,
+    /// The whole ledger has to be compared, whatever it says of earlier comparisons.
+    doubts_all: AtomicBool,
     /// The ledger was found to be older than the database says that it was: told once.
     pub(super) set_back: AtomicBool,
     /// It was found not to be where it was written: told once.
@@ -44,7 +54,12 @@ impl DatabaseWatch {
         DatabaseWatch {
             generation: watch::channel(None).0,
             changed: Notify::new(),
+            behind: Notify::new(),
+            filling: tokio::sync::Mutex::default(),
+            progress: Progress::default(),
+            complete: AtomicI64::new(0),
             compared: AtomicI64::new(0),
+            doubts_all: AtomicBool::new(false),
             set_back: AtomicBool::new(false),
             copied: AtomicBool::new(false),
             life: Uuid::now_v7(),
@@ -73,7 +88,78 @@ impl DatabaseWatch {
 
     /// A transaction contradicts the ledger: the next look compares all of it, whatever was compared.
     pub(crate) fn compare_again(&self) {
+        self.doubts_all.store(true, Ordering::Relaxed);
         self.compared.store(0, Ordering::Relaxed);
+    }
+
+    pub(super) fn doubts_all(&self) -> bool {
+        self.doubts_all.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn doubts_no_more(&self) {
+        self.doubts_all.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the ledger is to be compared with this settled generation.
+    pub(super) fn has_to_compare(&self, generation: i64) -> bool {
+        self.compared.load(Ordering::Relaxed) != generation
+    }
+
+    /// Whether the ledger holds all that the database held when this process last looked, and was
+    /// compared with it. Nothing is frozen, decided or ended in a generation in which it doesn't.
+    pub(crate) fn is_complete(&self, generation: u64) -> bool {
+        self.complete.load(Ordering::Acquire).unsigned_abs() == generation
+    }
+
+    /// The ledger was found to lack what it should hold.
+    pub(crate) fn set_incomplete(&self) {
+        self.complete.store(0, Ordering::Release);
+    }
+
+    /// The ledger is complete in `generation`, and was compared with it if that is settled.
+    pub(super) fn set_complete(&self, generation: &Generation) {
+        if generation.settled {
+            self.compared.store(generation.number, Ordering::Relaxed);
+        }
+        self.complete.store(generation.number, Ordering::Release);
+    }
+
+    /// Why nothing is decided in `generation` although the database is settled: the ledger is being
+    /// filled or compared. `None`: it is complete.
+    pub(crate) fn explain_incomplete(&self, generation: i64) -> Option<String> {
+        if self.is_complete(generation.unsigned_abs()) {
+            return None;
+        }
+        let (copied, newest) = self.progress.now();
+        Some(format!(
+            "this process's ledger is being filled from the database and compared with it ({copied} \
+             of {newest} decisions copied): nothing is frozen, committed or ended here until that is \
+             done. It goes on by itself"
+        ))
+    }
+}
+
+/// How far a copy of the database's decisions has come, for those who only look.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    copied: AtomicU64,
+    newest: AtomicU64,
+}
+
+impl Progress {
+    /// The database has this many decisions.
+    pub(super) fn begin(&self, newest: u64) {
+        self.newest.store(newest, Ordering::Relaxed);
+    }
+
+    /// Everything up to this one is copied.
+    pub(super) fn has_copied(&self, to: u64) {
+        self.copied.store(to, Ordering::Relaxed);
+    }
+
+    /// Number of the last decision copied, and of the newest one.
+    pub(crate) fn now(&self) -> (u64, u64) {
+        (self.copied.load(Ordering::Relaxed), self.newest.load(Ordering::Relaxed))
     }
 }
 

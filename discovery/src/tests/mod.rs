@@ -8,6 +8,7 @@ mod forged_rows;
 mod forming;
 mod half_loaded;
 mod joining;
+mod large_ledger;
 mod limits;
 mod openapi;
 mod past;

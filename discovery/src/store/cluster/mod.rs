@@ -189,10 +189,17 @@ impl ClusterTransaction {
         gate(self.known.as_ref(), &self.read)
     }
 
-    /// Copies what the ledger lacks of what this transaction sees; whether it then has all of it.
+    /// The database's generation, as this transaction sees it.
+    pub(crate) fn generation(&self) -> u64 {
+        self.read.generation
+    }
+
+    /// Copies what the ledger lacks of what this transaction sees, if that isn't too much under a
+    /// cluster's lock; whether it then has all of it.
     pub(crate) async fn copy_news(&mut self, store: &Store) -> Result<bool, StoreError> {
         let from = self.known.map_or(Mark::START, |known| known.copied);
-        ledger::copy(&mut self.transaction, &store.ledger, &store.watch, from).await?;
+        let limit = ledger::LOOK_LIMIT;
+        ledger::copy(&mut self.transaction, &store.ledger, &store.watch, from, limit).await?;
         let copied = store.ledger.known().map_or(0, |known| known.copied.number);
         Ok(copied >= self.read.newest)
     }

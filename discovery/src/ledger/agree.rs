@@ -1,0 +1,81 @@
+//! Does the database hold what the ledger holds?
+//!
+//! Most of a ledger was copied out of the database's chain of decisions. Where the hash of that chain
+//! fits, all of it still stands there, and nothing has to be read. Two kinds of entries need a look:
+//!
+//! * commits that this process let out and that no copy of the chain has shown yet (*unconfirmed*);
+//! * everything that the ledger held when the database's generation began: it is compared once in
+//!   each generation, and the ledger says that it was.
+
+use discovery_formation::memory::{Entry, PutBack};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::index::{Copied, packed};
+use super::put_back::{BATCH, plan};
+use super::{DatabaseWatch, Ledger};
+
+/// What the comparison has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Agreement {
+    /// The database can't go another way than the ledger says.
+    Agrees,
+    /// It can, with this cluster.
+    Contradicted(Uuid),
+    /// There are more entries than were to be compared.
+    Unknown,
+}
+
+/// Compares at most `limit` entries, and writes down that they were compared.
+pub(super) async fn agree(
+    connection: &mut PgConnection,
+    ledger: &Ledger,
+    watch: &DatabaseWatch,
+    limit: usize,
+) -> Result<Agreement, sqlx::Error> {
+    let Some(known) = ledger.known() else { return Ok(Agreement::Unknown) };
+    let whole = watch.doubts_all() || !ledger.is_compared();
+    let mut copied = Copied::up_to(known.generation, known.copied);
+    copied.compared = whole;
+    let (mut after, mut left) = (None, limit);
+    loop {
+        let size = left.min(BATCH);
+        let batch = match whole {
+            true => ledger.entries(after, BATCH),
+            false => ledger.unconfirmed(after, BATCH),
+        };
+        let Some((last, _)) = batch.last() else { break };
+        if batch.len() > size {
+            return Ok(Agreement::Unknown);
+        }
+        (after, left) = (Some(*last), left - batch.len());
+        for planned in plan(connection, &batch).await? {
+            if planned.what != PutBack::Nothing {
+                return Ok(Agreement::Contradicted(planned.cluster));
+            }
+            if let Entry::Commit { h, .. } = planned.entry
+                && planned.stands
+                && ledger.is_unconfirmed(planned.cluster)
+            {
+                copied.commits.push(packed(planned.cluster, &h));
+            }
+        }
+    }
+    if whole || !copied.commits.is_empty() {
+        let durable = ledger.take(copied).await;
+        durable.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?;
+    }
+    watch.doubts_no_more();
+    Ok(Agreement::Agrees)
+}
+
+/// Whether the database still contradicts what the ledger holds of `cluster`.
+pub(super) async fn still_contradicts(
+    connection: &mut PgConnection,
+    ledger: &Ledger,
+    cluster: Uuid,
+) -> Result<bool, sqlx::Error> {
+    let Some(entry) = ledger.entry(cluster) else { return Ok(false) };
+    let planned = plan(connection, &[(cluster, entry)]).await?;
+    Ok(planned.iter().any(|planned| planned.what != PutBack::Nothing))
+}

@@ -1,0 +1,70 @@
+//! Where a connection leads: to which server, database and tables.
+
+use discovery_formation::memory::Site;
+use sqlx::PgConnection;
+
+/// Which server this is.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub(crate) struct Server {
+    pub(super) in_recovery: bool,
+    system_identifier: String,
+    timeline: i64,
+    /// Flushed position of the write-ahead log, in bytes.
+    pub(super) wal: i64,
+    database_oid: i64,
+    table_oids: Vec<i64>,
+}
+
+impl Server {
+    pub(crate) fn site(&self) -> Result<Site, sqlx::Error> {
+        site(&self.system_identifier, self.timeline, self.database_oid, &self.table_oids)
+            .ok_or_else(|| sqlx::Error::Decode("a server's site in numbers that none has".into()))
+    }
+}
+
+/// `None`: a number is out of its range.
+pub(super) fn site(system: &str, timeline: i64, database: i64, tables: &[i64]) -> Option<Site> {
+    let number = |oid: &i64| u32::try_from(*oid).ok();
+    let tables: Vec<u32> = tables.iter().map(number).collect::<Option<_>>()?;
+    Some(Site {
+        system: system.parse().ok()?,
+        timeline: timeline.try_into().ok()?,
+        database: number(&database)?,
+        tables: tables.try_into().ok()?,
+    })
+}
+
+/// The database's and its core tables' oids. By name each time: they may have been made anew.
+macro_rules! oids {
+    () => {
+        "(SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS database_oid,
+         (SELECT array_agg(coalesce(to_regclass(name)::oid::bigint, 0) ORDER BY place)
+          FROM unnest(ARRAY['clusters', 'commits', 'decisions', 'processes'])
+              WITH ORDINALITY AS t (name, place)) AS table_oids"
+    };
+}
+pub(crate) use oids;
+
+/// Where a connection leads now that led to `known` when it was made: the server stays the same.
+pub(crate) fn site_now(known: &Site, database: i64, tables: &[i64]) -> Option<Site> {
+    let system = known.system.to_string();
+    site(&system, known.timeline.into(), database, tables)
+}
+
+pub(crate) async fn server_of(connection: &mut PgConnection) -> Result<Server, sqlx::Error> {
+    // The flushed position never goes back after a crash; the inserted one may. On a replica
+    // neither can be asked for.
+    sqlx::query_as(concat!(
+        "SELECT r AS in_recovery, s.system_identifier::text AS system_identifier,
+                CASE WHEN r THEN 0 ELSE
+                    ('x' || substr(pg_walfile_name(pg_current_wal_flush_lsn()), 1, 8))::bit(32)::bigint
+                END AS timeline,
+                CASE WHEN r THEN 0 ELSE
+                    pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint
+                END AS wal, ",
+        oids!(),
+        " FROM pg_is_in_recovery() AS r, pg_control_system() AS s",
+    ))
+    .fetch_one(connection)
+    .await
+}

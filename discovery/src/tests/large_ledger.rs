@@ -1,0 +1,167 @@
+//! A database with so many decisions that no connection can copy them before its first use.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use discovery_types::api::ClusterState;
+use discovery_types::problem::Code;
+use sqlx::postgres::PgConnectOptions;
+
+use super::agent::Agent;
+use super::support::{Database, World, eventually, found, get};
+use crate::keydir::Keydir;
+use crate::ledger::{LOOK_LIMIT, Ledger};
+use crate::metrics::Metrics;
+use crate::server::{Running, ServeArgs, start};
+use crate::store::{PoolSettings, connect};
+
+/// More than a pool's patience lets a single connection copy, even on a fast machine.
+const MANY: i64 = 400_000;
+/// Several looks' worth.
+const SEVERAL: i64 = 12_000;
+
+/// Commits of clusters whose rows don't matter here: a ledger copies cluster and hash alone.
+async fn decide_many(database: &Database, count: i64) {
+    sqlx::query(
+        "INSERT INTO decisions
+         SELECT n, gen_random_uuid(), sha256(n::text::bytea), NULL, 0, sha256(('c' || n)::bytea)
+         FROM (SELECT coalesce(max(number), 0) AS last FROM decisions) AS l,
+              generate_series(l.last + 1, l.last + $1) AS n",
+    )
+    .bind(count)
+    .execute(&mut database.connect().await)
+    .await
+    .unwrap();
+}
+
+/// Nothing is swept or hinted at: only a look or a decision notices what is new.
+fn unswept(world: &World) -> ServeArgs {
+    let mut args = world.args("ledger");
+    args.times.sweep = std::time::Duration::from_secs(3_600);
+    args
+}
+
+async fn swept(service: &Running) {
+    let ledger = service.app().store.ledger();
+    eventually("swept for the only time", async || {
+        ledger.known().is_some_and(|known| known.beat == 2)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_service_with_a_new_ledger_starts_over_many_decisions_and_fills_it_meanwhile() {
+    let world = World::new().await;
+    world.serve().await.stop().await;
+    decide_many(&world.database, MANY).await;
+
+    // It answers at once, says how far it has come, and is ready once the ledger has all.
+    let two = start(world.args("ledger-2")).await.unwrap();
+    let (status, said) = get(&world, &two, "/readyz").await;
+    assert_eq!(status, 200, "{said}");
+    eventually("the ledger is complete", async || {
+        get(&world, &two, "/readyz").await.1.contains(r#""status":"ready""#)
+    })
+    .await;
+    assert_eq!(two.app().store.ledger().commits() as i64, MANY);
+    two.stop().await;
+
+    // The chain's hash fits: the whole ledger is neither copied nor compared again.
+    let two = start(world.args("ledger-2")).await.unwrap();
+    assert!(two.app().store.watch().is_complete(1));
+    two.stop().await;
+}
+
+#[tokio::test]
+async fn a_fill_that_was_cut_short_goes_on_from_there() {
+    let world = World::new().await;
+    world.serve().await.stop().await;
+    decide_many(&world.database, SEVERAL).await;
+
+    // A process that ends after its first look.
+    let folder = world.folder.path().join("ledger-2");
+    let ledger = Ledger::open(&folder).unwrap();
+    let options: PgConnectOptions = world.database.url().parse().unwrap();
+    let pool = PoolSettings { size: 2, wait: std::time::Duration::from_secs(60) };
+    let keys = Keydir::load(&world.folder.path().join("keys")).unwrap();
+    let metrics = Arc::new(Metrics::default());
+    let store = connect(options, pool, ledger, &keys, metrics).await.unwrap();
+    assert_eq!(store.ledger().commits(), LOOK_LIMIT);
+    assert!(!store.watch().is_complete(1), "and decides nothing");
+    store.pool().close().await;
+    drop(store);
+
+    let two = start(world.args("ledger-2")).await.unwrap();
+    eventually("complete", async || two.app().store.watch().is_complete(1)).await;
+    two.stop().await;
+    let text = std::fs::read_to_string(folder.join("ledger.jsonl")).unwrap();
+    let lines = text.lines().filter_map(|line| {
+        let line: serde_json::Value = serde_json::from_str(line.split_once(' ')?.1).ok()?;
+        Some((line["to"].as_u64()?, line["commits"].as_array()?.clone()))
+    });
+    let (mut to, mut commits) = (0, Vec::new());
+    for (next, new) in lines {
+        assert!(next > to, "{next} was copied after {to}");
+        to = next;
+        commits.extend(new.into_iter().map(|packed| packed.to_string()));
+    }
+    assert_eq!((to as i64, commits.len() as i64), (SEVERAL, SEVERAL));
+    let different: BTreeSet<String> = commits.iter().cloned().collect();
+    assert_eq!(different.len(), commits.len(), "each was written once");
+}
+
+#[tokio::test]
+async fn a_process_whose_ledger_is_being_filled_answers_and_decides_nothing() {
+    let world = World::new().await;
+    let one = start(unswept(&world)).await.unwrap();
+    let admin = world.owner(&one);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let agent = Agent::new(&world, &one, &statement, &token, 1);
+    let watch = one.app().store.watch();
+    swept(&one).await;
+
+    // The task that fills it is kept from doing so.
+    let held = watch.filling.lock().await;
+    watch.set_incomplete();
+    let refused = agent.redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::Overloaded), "{refused}");
+    assert!(refused.is_retryable() && refused.to_string().contains("ledger"), "{refused}");
+    let abandoned = admin.abandon(statement.cluster, "too early").await.unwrap_err();
+    assert_eq!(abandoned.code(), Some(Code::Overloaded), "{abandoned}");
+    let shown = admin.show_cluster(statement.cluster).await.unwrap();
+    assert_eq!(shown.summary.state, ClusterState::Open);
+    let (status, said) = get(&world, &one, "/readyz").await;
+    assert_eq!(status, 200, "{said}");
+    assert!(said.contains("degraded") && said.contains("decisions copied"), "{said}");
+    assert_eq!(get(&world, &one, "/livez").await.0, 200);
+
+    drop(held);
+    let seen = found("it is frozen", async || agent.redeem().await.ok()).await;
+    assert!(seen.proposal.is_some());
+    one.stop().await;
+}
+
+#[tokio::test]
+async fn who_lacks_many_decisions_of_others_copies_them_before_it_freezes_a_list() {
+    let world = World::new().await;
+    let one = start(unswept(&world)).await.unwrap();
+    let admin = world.owner(&one);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let agent = Agent::new(&world, &one, &statement, &token, 1);
+    let store = &one.app().store;
+    swept(&one).await;
+    let held = store.watch().filling.lock().await;
+    decide_many(&world.database, SEVERAL).await;
+    // Under a cluster's lock a part of them is copied.
+    let refused = agent.redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::Overloaded), "{refused}");
+    assert_eq!(store.ledger().commits(), LOOK_LIMIT);
+
+    drop(held);
+    let seen = found("it is frozen", async || agent.redeem().await.ok()).await;
+    assert!(seen.proposal.is_some());
+    assert_eq!(store.ledger().commits() as i64, SEVERAL);
+    one.stop().await;
+}
