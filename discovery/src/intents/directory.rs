@@ -1,8 +1,17 @@
 //! What a cluster's members say that it is, and when that is believed. Pure.
 //!
-//! A report is believed once a quorum of those say the same who had a vote in what was believed
-//! before; the first of these lists is the commit document's. So no minority, and nobody who was
-//! removed, makes the directory say anything; and what it says never goes back.
+//! A list is believed once a quorum of those say so who had a vote in the list that was believed
+//! before; the first of these lists is the commit document's. Its position in the cluster's log is
+//! the one that a quorum has reached. A believed list never goes back.
+//!
+//! So this is what those who lie, or are wrong, can do:
+//!
+//! * a minority of the voters, a learner, or somebody who was removed: nothing. No list is believed
+//!   for their sake, and no number of theirs moves the position that later reports have to exceed.
+//!   Before the first list is believed, one that fewer report is shown after one that more report;
+//! * one reporter to itself: nothing that lasts. A report that is ahead of what a quorum has reached
+//!   is replaced by its reporter's next one, also by a lower one;
+//! * a quorum: everything, as in the cluster itself.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -15,17 +24,24 @@ use crate::store::intents::Said;
 /// Most URLs of one member in a report, and longest of them.
 const MAX_URLS: usize = 8;
 const MAX_URL: usize = 300;
+/// Highest term, index or configuration that is taken: at a million entries a second a log comes
+/// there after 285 years.
+const MAX_POSITION: u64 = 1 << 53;
+
+/// Where in a cluster's log a list was read: the index of the last change of members where the node
+/// says it, then term and index of the node. It tells an older list from a newer one.
+type Position = (u64, u64, u64);
 
 impl Said {
-    /// What tells an older list from a newer one: the index of the last change of members where
-    /// the node says it, then where in the log the node was.
-    fn position(&self) -> (u64, u64, u64) {
+    fn position(&self) -> Position {
         (self.membership.configuration.unwrap_or(0), self.term, self.index)
     }
 
-    /// Whether `other` was said earlier, or at the same place.
-    pub(super) fn follows(&self, other: &Said) -> bool {
-        self.position() >= other.position()
+    /// Whether this report takes the place of the one that its reporter sent before. An older one
+    /// came late and doesn't, unless the one before is ahead of the cluster and so was wrong.
+    pub(super) fn replaces(&self, last: &Said, reached: Option<Position>) -> bool {
+        let was_wrong = reached.is_none_or(|reached| last.position() > reached);
+        self.position() >= last.position() || was_wrong
     }
 
     /// Whether both say that the cluster is the same: who is in it, with which vote, where.
@@ -47,42 +63,105 @@ impl Said {
     }
 }
 
-/// The newest report that is believed after `confirmed` (or after the `founders`, where nothing was
+/// Who has a vote in what is believed next: the voters of the `confirmed` list, or the `founders`
+/// where none was confirmed yet.
+pub(super) fn electors(
+    confirmed: Option<&Said>,
+    founders: &BTreeSet<MemberId>,
+) -> BTreeSet<MemberId> {
+    confirmed.map_or_else(|| founders.clone(), Said::voters)
+}
+
+fn quorum(electors: &BTreeSet<MemberId>) -> usize {
+    electors.len() / 2 + 1
+}
+
+/// The position that a quorum of the electors has reached by its own reports, if a quorum has
+/// reported. One at least of any quorum tells the truth where only a minority lies.
+fn reached_by<P: Ord>(
+    electors: &BTreeSet<MemberId>,
+    said: &[(MemberId, Said)],
+    position: impl Fn(&Said) -> P,
+) -> Option<P> {
+    let own = said.iter().filter(|(member, _)| electors.contains(member));
+    let mut positions: Vec<P> = own.map(|(_, report)| position(report)).collect();
+    positions.sort_unstable_by(|a, b| b.cmp(a));
+    positions.into_iter().nth(quorum(electors) - 1)
+}
+
+/// [`reached_by`], of lists.
+pub(super) fn reached(
+    electors: &BTreeSet<MemberId>,
+    said: &[(MemberId, Said)],
+) -> Option<Position> {
+    reached_by(electors, said, Said::position)
+}
+
+/// [`reached_by`], of the log: term and index.
+pub(super) fn reached_in_log(
+    electors: &BTreeSet<MemberId>,
+    said: &[(MemberId, Said)],
+) -> Option<(u64, u64)> {
+    reached_by(electors, said, |report| (report.term, report.index))
+}
+
+/// The newest list that is believed after `confirmed` (or after the `founders`, where nothing was
 /// confirmed yet), if there is one.
 pub(super) fn newly_confirmed(
     confirmed: Option<&Said>,
     founders: &BTreeSet<MemberId>,
     said: &[(MemberId, Said)],
 ) -> Option<Said> {
-    let voters = confirmed.map_or_else(|| founders.clone(), Said::voters);
-    let quorum = voters.len() / 2 + 1;
+    let electors = electors(confirmed, founders);
+    let quorum = quorum(&electors);
     let newer = |report: &&Said| match confirmed {
         Some(confirmed) => report.position() > confirmed.position() && !report.agrees(confirmed),
         None => true,
     };
     let mut reports: Vec<&Said> = said
         .iter()
-        .filter(|(member, _)| voters.contains(member))
+        .filter(|(member, _)| electors.contains(member))
         .map(|(_, report)| report)
         .filter(newer)
         .collect();
     reports.sort_by_key(|report| Reverse(report.position()));
-    let supporters = |wanted: &Said| reports.iter().filter(|report| report.agrees(wanted)).count();
-    reports.iter().find(|report| supporters(report) >= quorum).map(|report| (*report).clone())
+    let supporters = |wanted: &Said| -> Vec<&Said> {
+        reports.iter().copied().filter(|report| report.agrees(wanted)).collect()
+    };
+    let mut lists = reports.iter().map(|report| supporters(report));
+    let supporters = lists.find(|supporters| supporters.len() >= quorum)?;
+    // The position that a quorum of them has reached, and the names and client URLs that most say.
+    let reached = supporters.get(quorum - 1)?;
+    let alike = |wanted: &&&Said| {
+        supporters.iter().filter(|report| report.membership == wanted.membership).count()
+    };
+    let usual = supporters.iter().max_by_key(alike)?;
+    Some(Said { membership: usual.membership.clone(), ..(*reached).clone() })
 }
 
-/// What is shown: the confirmed list; before that the newest that anybody said.
+/// What is shown: the confirmed list; before that the one that most report, and of those the newest.
 pub(super) fn view(confirmed: Option<&Said>, said: &[(MemberId, Said)]) -> Option<DirectoryView> {
-    let newest = said.iter().map(|(_, report)| report).max_by_key(|report| report.position());
-    let shown = confirmed.or(newest)?;
-    let same: Vec<&Said> =
-        said.iter().map(|(_, report)| report).filter(|report| report.agrees(shown)).collect();
+    let reports = || said.iter().map(|(_, report)| report);
+    let usual = reports().max_by_key(|wanted| {
+        (reports().filter(|report| report.agrees(wanted)).count(), wanted.position())
+    });
+    let shown = confirmed.or(usual)?;
+    let same: Vec<&Said> = reports().filter(|report| report.agrees(shown)).collect();
     let mut view = shown.view(confirmed.is_some(), same.len());
     if let Some(last) = same.iter().max_by_key(|report| report.at_us) {
-        view.leader = last.leader;
+        let is_listed = |id: &MemberId| shown.membership.members.iter().any(|m| m.id == *id);
+        view.leader = last.leader.filter(is_listed);
         view.at_ms = view.at_ms.max(last.at_us / 1_000);
     }
     Some(view)
+}
+
+/// Why a position in the cluster's log can't be right, if it can't.
+pub(super) fn objection_to_position(numbers: &[u64]) -> Option<String> {
+    let wrong = numbers.iter().find(|number| **number > MAX_POSITION)?;
+    Some(format!(
+        "No log has come to {wrong}: a term, index or configuration is at most {MAX_POSITION}."
+    ))
 }
 
 /// Why a list can't be taken from a report, if it can't.
@@ -150,7 +229,7 @@ mod tests {
         assert_eq!(newly_confirmed(None, &ids("123"), &one), None);
         let two = [by('1', said(None, 5, "123")), by('3', said(None, 9, "123"))];
         let found = newly_confirmed(None, &ids("123"), &two).unwrap();
-        assert_eq!(found.index, 9);
+        assert_eq!(found.index, 5, "as far as both have come");
     }
 
     #[test]
@@ -189,9 +268,81 @@ mod tests {
         let last = said(Some(9), 20, "12");
         let reports = [by('1', said(Some(5), 90, "123")), by('2', said(Some(5), 90, "123"))];
         assert_eq!(newly_confirmed(Some(&last), &ids("123"), &reports), None);
-        assert!(!said(Some(5), 90, "1").follows(&last));
-        assert!(said(Some(9), 21, "1").follows(&last));
-        assert!(last.follows(&last));
+    }
+
+    /// Of three voters, each of whom has reported this.
+    fn all_at(index: u64) -> Vec<(MemberId, Said)> {
+        ['1', '2', '3'].map(|who| by(who, said(Some(5), index, "123"))).to_vec()
+    }
+
+    #[test]
+    fn a_late_report_does_not_take_the_place_of_its_reporters_last() {
+        let last = said(Some(9), 20, "12");
+        let reached = Some(last.position());
+        assert!(!said(Some(5), 90, "1").replaces(&last, reached));
+        assert!(said(Some(9), 21, "1").replaces(&last, reached));
+        assert!(last.replaces(&last, reached));
+    }
+
+    #[test]
+    fn a_reporter_that_was_wrong_is_right_with_its_next_report() {
+        const MAX: u64 = i64::MAX as u64;
+        let electors = ids("123");
+        for (configuration, index) in [(Some(MAX), MAX), (Some(5), MAX), (Some(MAX), 30)] {
+            let mut reports = all_at(30);
+            reports[2].1 = said(configuration, index, "123");
+            let reached = reached(&electors, &reports);
+            assert_eq!(reached, Some(said(Some(5), 30, "").position()), "as the two others say");
+            let next = said(Some(5), 31, "123");
+            assert!(next.replaces(&reports[2].1, reached), "{configuration:?} {index}");
+        }
+        // Nobody else has reported, so that nothing is known against either.
+        let alone = [by('3', said(Some(MAX), MAX, "123"))];
+        assert!(said(Some(5), 31, "123").replaces(&alone[0].1, reached(&electors, &alone)));
+    }
+
+    #[test]
+    fn one_liar_moves_no_position_that_others_have_to_exceed() {
+        const MAX: u64 = i64::MAX as u64;
+        // It says what the others say, at a place where none of them will ever come.
+        let mut liar = said(None, MAX, "123");
+        liar.term = MAX;
+        let reports = [by('1', said(None, 5, "123")), by('2', liar.clone())];
+        let first = newly_confirmed(None, &ids("123"), &reports).unwrap();
+        assert_eq!((first.term, first.index), (2, 5));
+        let next = |who| by(who, said(None, 9, "13"));
+        let reports = [next('1'), by('2', liar), next('3')];
+        let second = newly_confirmed(Some(&first), &ids("123"), &reports);
+        assert_eq!(names(second).as_deref(), Some("13"));
+    }
+
+    #[test]
+    fn a_quorum_of_five_goes_on_beside_two_liars() {
+        const MAX: u64 = i64::MAX as u64;
+        let lie = |who| by(who, said(Some(MAX), MAX, "12345"));
+        let tell = |who, index| by(who, said(Some(5), index, "12345"));
+        let reports = [lie('1'), lie('2'), tell('3', 7), tell('4', 8), tell('5', 9)];
+        let found = newly_confirmed(None, &ids("12345"), &reports).unwrap();
+        assert_eq!((found.membership.configuration, found.index), (Some(5), 7));
+        assert_eq!(reached_in_log(&ids("12345"), &reports), Some((2, 9)));
+    }
+
+    #[test]
+    fn names_and_client_urls_are_those_that_most_supporters_say() {
+        let mut liar = said(Some(5), 9, "123");
+        liar.membership.members[0].client_urls = vec!["https://elsewhere:2379".into()];
+        let reports =
+            [by('1', said(Some(5), 5, "123")), by('2', liar), by('3', said(Some(5), 6, "123"))];
+        let found = newly_confirmed(None, &ids("123"), &reports).unwrap();
+        assert_eq!(found.membership, said(Some(5), 0, "123").membership);
+    }
+
+    #[test]
+    fn numbers_that_no_log_reaches_are_refused() {
+        assert_eq!(objection_to_position(&[1, 2, MAX_POSITION]), None);
+        for wrong in [MAX_POSITION + 1, i64::MAX as u64, u64::MAX] {
+            assert!(objection_to_position(&[1, wrong]).unwrap().contains(&wrong.to_string()));
+        }
     }
 
     #[test]
@@ -212,6 +363,10 @@ mod tests {
         let reports = [by('1', said(Some(5), 5, "12")), by('2', said(Some(7), 7, "1"))];
         let unsure = view(None, &reports).unwrap();
         assert_eq!((unsure.confirmed, unsure.reporters, unsure.raft_index), (false, 1, 7));
+        // One that speaks of a later time than the others is not shown before them.
+        let reports3 = [reports[0].clone(), by('3', said(Some(5), 6, "12")), reports[1].clone()];
+        let unsure = view(None, &reports3).unwrap();
+        assert_eq!((unsure.confirmed, unsure.reporters, unsure.raft_index), (false, 2, 6));
         let sure = view(Some(&said(Some(5), 5, "12")), &reports).unwrap();
         assert_eq!((sure.confirmed, sure.reporters, sure.raft_index), (true, 1, 5));
     }

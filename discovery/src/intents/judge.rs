@@ -62,11 +62,37 @@ fn refused(code: Code, detail: impl Into<String>, next: &str) -> ApiError {
     ApiError::new(code, detail, next)
 }
 
-/// Whether an outcome at `position` (Raft term, Raft index) is taken.
+/// Where in the cluster's log an outcome was read, as (Raft term, Raft index), and what is known of
+/// such places.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reading<'a> {
+    /// The reporter's name.
+    pub(super) by: &'a str,
+    /// Where the reporter's node was.
+    pub(super) position: (u64, u64),
+    /// What a quorum of the voters has reached by its own reports.
+    pub(super) reached: Option<(u64, u64)>,
+}
+
+impl Reading<'_> {
+    /// Whether something newer was said of `known`. A position beyond what a quorum has reached
+    /// counts as that: a member that lied, or was wrong, doesn't keep the others from speaking.
+    fn is_older_than(&self, known: &StoredIntent) -> bool {
+        let same = known.reported_by.as_deref() == Some(self.by);
+        let last = match (known.position, self.reached) {
+            (Some(last), Some(reached)) => Some(last.min(reached)),
+            (last, None) if same => last,
+            _ => None,
+        };
+        last.is_some_and(|last| self.position < last)
+    }
+}
+
+/// Whether an outcome is taken.
 pub(super) fn judge(
     known: &StoredIntent,
     outcome: &Outcome,
-    position: (u64, u64),
+    reading: Reading<'_>,
 ) -> Result<Taken, ApiError> {
     const LOOK: &str = "Read the intent, and the cluster's own list.";
     let of_newcomer = matches!(known.intent.verb, Verb::Join | Verb::Replace);
@@ -100,7 +126,7 @@ pub(super) fn judge(
     if known.state == next {
         return Ok(Taken::Same);
     }
-    if known.position.is_some_and(|last| position < last) {
+    if reading.is_older_than(known) {
         let detail = "Something newer was said of it: your node has not heard all yet.";
         return Err(refused(Code::Conflict, detail, LOOK));
     }

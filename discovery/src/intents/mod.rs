@@ -32,7 +32,7 @@ use uuid::Uuid;
 
 pub(crate) use join::Joining;
 
-use self::judge::{COUNTS_FOR_US, MAX_LIVE, Taken, judge};
+use self::judge::{COUNTS_FOR_US, MAX_LIVE, Reading, Taken, judge};
 use self::roster::{Roster, must_run};
 use crate::app::App;
 use crate::auth::Caller;
@@ -206,10 +206,13 @@ impl App {
             return Err(ApiError::new(Code::Conflict, detail, "Read the cluster's own list."));
         }
         let position = (request.raft_term, request.raft_index);
-        if judge(known, &outcome, position)? == Taken::Same {
+        is_possible(&[position.0, position.1])?;
+        let electors = directory::electors(changes.confirmed.as_ref(), &roster.founders());
+        let reached = directory::reached_in_log(&electors, &changes.said);
+        let name = by.record.name.to_string();
+        if judge(known, &outcome, Reading { by: &name, position, reached })? == Taken::Same {
             return self.end_change(transaction, operation).await;
         }
-        let name = by.record.name.to_string();
         let became = Became {
             state: outcome.state(),
             outcome: Some(&outcome),
@@ -292,6 +295,8 @@ impl App {
             let next = "Send what the node's own list says.";
             return Err(ApiError::new(Code::InvalidRequest, objection, next));
         }
+        let configuration = membership.configuration.unwrap_or(0);
+        is_possible(&[configuration, report.raft_term, report.raft_index])?;
         let leader = report.leader_id.as_ref().and_then(|id| id.parse().ok());
         in_time(async {
             let (mut transaction, mut changes) = self.begin_change(cluster, None).await?;
@@ -310,9 +315,11 @@ impl App {
                 leader,
                 at_us: transaction.now.0 as Micros,
             };
+            let electors = directory::electors(changes.confirmed.as_ref(), &roster.founders());
+            let reached = directory::reached(&electors, &changes.said);
             let last = changes.said.iter().position(|(member, _)| *member == id);
             match last {
-                Some(last) if !said.follows(&changes.said[last].1) => return Ok(()),
+                Some(last) if !said.replaces(&changes.said[last].1, reached) => return Ok(()),
                 Some(last) => changes.said[last].1 = said.clone(),
                 None => changes.said.push((id, said.clone())),
             }
@@ -370,6 +377,17 @@ impl App {
         let changes = self.store.changes(cluster).await?;
         let own = |intent: &&StoredIntent| intent.agent == Some(*key) && intent.member.is_some();
         Ok(changes.intents.iter().any(|intent| own(&intent)))
+    }
+}
+
+/// Refuses numbers that no cluster's log has.
+fn is_possible(numbers: &[u64]) -> Result<(), ApiError> {
+    match directory::objection_to_position(numbers) {
+        None => Ok(()),
+        Some(objection) => {
+            let next = "Look at the node's own status: its numbers are damaged, or not its own.";
+            Err(ApiError::new(Code::InvalidRequest, objection, next))
+        }
     }
 }
 

@@ -138,6 +138,54 @@ async fn what_is_believed_may_make_a_quorum_for_what_was_said_before() {
     cluster.service.stop().await;
 }
 
+#[tokio::test]
+async fn a_report_of_numbers_that_no_log_has_is_refused_and_a_wrong_one_is_put_right_by_the_next() {
+    const MAX: u64 = i64::MAX as u64;
+    /// The highest that is taken.
+    const WRONG: u64 = 1 << 53;
+    let cluster = Formed::of(3).await;
+    let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
+    let all = [(a, false), (b, false), (c, false)];
+    let liar = &cluster.agents[2];
+    for (configuration, index) in [(Some(MAX), 20), (Some(3), MAX), (None, MAX)] {
+        let refused = cluster.report(liar, configuration, index, &all).await;
+        assert_eq!(code(refused), Code::InvalidRequest, "{configuration:?} {index}");
+    }
+    // A possible one is taken and moves nobody; and its reporter counts again with the next.
+    cluster.report(liar, Some(WRONG), WRONG, &[(c, false)]).await.unwrap();
+    cluster.report(&cluster.agents[1], Some(3), 12, &all).await.unwrap();
+    assert_eq!(cluster.confirmed().await, None);
+    cluster.report(liar, Some(3), 13, &all).await.unwrap();
+    assert_eq!(cluster.confirmed().await, Some(vec![a, b, c]));
+    // What it says with the others, but for a place where none of them comes, moves the place not.
+    cluster.report(liar, Some(5), WRONG, &all[..2]).await.unwrap();
+    cluster.report(&cluster.agents[0], Some(5), 20, &all[..2]).await.unwrap();
+    let shown = cluster.admin.directory(cluster.statement.cluster).await.unwrap().view.unwrap();
+    assert_eq!((shown.confirmed, shown.raft_index), (true, 20));
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn an_outcome_from_beyond_the_log_keeps_no_other_agent_from_speaking() {
+    const WRONG: u64 = 1 << 53;
+    let cluster = Formed::of(3).await;
+    let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
+    let all = [(a, false), (b, false), (c, false)];
+    let intent = cluster.newcomer(9).await.join().await.unwrap().intent;
+    let refused = cluster.say(&cluster.agents[2], &intent, added(77), i64::MAX as u64).await;
+    assert_eq!(code(refused), Code::InvalidRequest);
+    cluster.say(&cluster.agents[2], &intent, added(77), WRONG).await.unwrap();
+    for who in [0, 1] {
+        cluster.report(&cluster.agents[who], Some(3), 12, &all).await.unwrap();
+    }
+    let promoted = Outcome::Promoted { member: MemberId::new(77) };
+    let late = cluster.say(&cluster.agents[0], &intent, promoted.clone(), 11).await;
+    assert_eq!(code(late), Code::Conflict, "a quorum is further on");
+    let taken = cluster.say(&cluster.agents[0], &intent, promoted, 13).await.unwrap();
+    assert_eq!(taken.state, IntentState::Promoted);
+    cluster.service.stop().await;
+}
+
 /// Whoever was a quorum alone makes another cluster of its data, in which its member has another id.
 #[tokio::test]
 async fn a_recovered_clusters_list_removes_nobody_from_the_founded_one() {
