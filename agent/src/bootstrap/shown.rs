@@ -171,6 +171,7 @@ impl Bootstrap<'_> {
             size: statement.size,
             invalid: self.untimely(&verified),
             skew: Millis(self.client.clock_offset_ms().unsigned_abs()),
+            is_behind: self.client.clock_offset_ms() > 0,
             directory: node_dir::classify(&self.protocol.layout.node()).map_err(state_end)?,
             machine: self.facts()?,
             proposal: list,

@@ -144,6 +144,7 @@ pub(super) fn consider(
         size: config.seats,
         invalid: std::collections::BTreeMap::new(),
         skew: if world.is_ahead { AHEAD } else { Millis(0) },
+        is_behind: world.is_ahead,
         directory: directory_of(config, &world.hosts[at]),
         machine: machine(at),
     };

@@ -71,8 +71,10 @@ pub struct Offer {
     pub size: u8,
     /// S1: records that don't verify under statement, grant and token, and why.
     pub invalid: BTreeMap<Seat, String>,
-    /// S4: this host's clock against the service's, either way.
+    /// S4: how far this host's clock is off the service's, either way.
     pub skew: Millis,
+    /// This host's clock is the one that is behind.
+    pub is_behind: bool,
     /// S7: the node's directory, looked at after the proposal came.
     pub directory: Directory,
     /// The machine that this is.
@@ -175,9 +177,12 @@ pub enum Objection {
     Duplicate { one: Seat, other: Seat, clash: Clash },
     /// S4.
     #[error(
-        "S4: my clock is {skew} off the service's, more than {allowed}: start time synchronisation"
+        "S4: this host's clock is {} {} the service's, and {allowed} are allowed: synchronise the \
+         clocks (chrony, systemd-timesyncd)",
+        rounded(*skew),
+        if *is_behind { "behind" } else { "ahead of" }
     )]
-    Skew { skew: Millis, allowed: Millis },
+    Skew { skew: Millis, is_behind: bool, allowed: Millis },
     /// S5.
     #[error("S5: epoch {epoch} is not above {highest}, which I have signed or released")]
     OldEpoch { epoch: Epoch, highest: Epoch },
@@ -200,4 +205,14 @@ pub enum Objection {
     /// This is not the machine that the key was made on.
     #[error("this is not the machine that the key was made on")]
     OtherMachine,
+}
+
+/// `24 h`, `12 min`, `31 s`.
+fn rounded(time: Millis) -> String {
+    let seconds = time.0.div_ceil(1_000);
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", (seconds + 30) / 60),
+        _ => format!("{} h", (seconds + 1_800) / 3_600),
+    }
 }

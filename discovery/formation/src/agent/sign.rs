@@ -14,11 +14,11 @@ use crate::fitness;
 use crate::rules::{Rule, Rules};
 use crate::values::{Epoch, KeyId, Record, Seat};
 
-/// S1, S2, S4, S5 and S7, in this order.
+/// S4, S1, S2, S5 and S7, in this order: by a clock that is wrong, records seem to be wrong too.
 pub(super) fn judge(rules: &Rules, journal: &Journal, offer: &Offer) -> Result<(), Objection> {
+    s4_skew(offer)?;
     s1_records(journal, offer)?;
     s2_no_duplicates(offer)?;
-    s4_skew(offer)?;
     s5_epoch(rules, journal, offer)?;
     s7_nothing_begun(rules, journal, offer)
 }
@@ -60,7 +60,8 @@ fn s2_no_duplicates(offer: &Offer) -> Result<(), Objection> {
 
 fn s4_skew(offer: &Offer) -> Result<(), Objection> {
     if offer.skew > SKEW_ALLOWED {
-        return Err(Objection::Skew { skew: offer.skew, allowed: SKEW_ALLOWED });
+        let Offer { skew, is_behind, .. } = *offer;
+        return Err(Objection::Skew { skew, is_behind, allowed: SKEW_ALLOWED });
     }
     Ok(())
 }

@@ -36,6 +36,7 @@ fn offer(epoch: u64, hosts: &[u8]) -> Offer {
         size: u8::try_from(hosts.len()).expect("a short list"),
         invalid: BTreeMap::new(),
         skew: Millis(0),
+        is_behind: false,
         directory: Directory::Blank,
         machine: machine(hosts[0]),
     }

@@ -10,6 +10,27 @@ fn a_clock_that_is_off_by_just_what_is_allowed_signs() {
 }
 
 #[test]
+fn a_clock_that_is_off_is_named_before_what_only_seems_wrong_by_it() {
+    const DAY: Millis = Millis(86_400_000);
+    for (skew, is_behind, words) in [
+        (DAY, true, "this host's clock is 24 h behind the service's"),
+        (DAY, false, "this host's clock is 24 h ahead of the service's"),
+        (Millis(30_001), false, "this host's clock is 31 s ahead of the service's"),
+        (Millis(600_000), true, "this host's clock is 10 min behind the service's"),
+    ] {
+        let mut agent = joined(1);
+        let mut offer = Offer { skew, is_behind, ..offer(1, &[1, 2, 3]) };
+        offer.invalid.insert(1, "its token is issued in the future".into());
+        let output = offered(&mut agent, offer);
+        let reason = output.then.iter().find_map(|action| match action {
+            Action::Nack { reason, .. } => Some(reason.to_string()),
+            _ => None,
+        });
+        assert!(reason.as_ref().is_some_and(|reason| reason.contains(words)), "{reason:?}");
+    }
+}
+
+#[test]
 fn a_list_of_another_size_or_with_another_token_for_this_host_is_not_signed() {
     let mut agent = joined(1);
     let short = Offer { size: 3, ..offer(1, &[1, 2]) };
