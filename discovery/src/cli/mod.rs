@@ -165,6 +165,14 @@ pub fn main() -> ExitCode {
 /// A secret among the arguments is refused before anything could repeat it.
 fn check_arguments(arguments: impl Iterator<Item = OsString>) -> Result<(), CliError> {
     for argument in arguments {
+        if holds_password(&argument.to_string_lossy()) {
+            return Err(CliError::Usage(
+                "the password of a database stands on the command line, where other users and the \
+                 shell's history see it: change it, and put the URL into the environment variable \
+                 MUSTER_DATABASE_URL, or into a file (mode 0600) that --database-url-file names"
+                    .into(),
+            ));
+        }
         if holds_secret(&argument.to_string_lossy()) {
             return Err(CliError::Usage(
                 "a secret (a join bundle's token, or a private key) stands on the command line, \
@@ -175,6 +183,25 @@ fn check_arguments(arguments: impl Iterator<Item = OsString>) -> Result<(), CliE
         }
     }
     Ok(())
+}
+
+/// Whether an argument has a Postgres URL with a password in it, which libpq takes before the host or
+/// as a parameter.
+fn holds_password(argument: &str) -> bool {
+    let small = argument.to_ascii_lowercase();
+    let urls = ["postgres://", "postgresql://"];
+    let Some((_, rest)) = urls.iter().find_map(|scheme| small.split_once(scheme)) else {
+        return false;
+    };
+    let authority = rest.split('/').next().unwrap_or_default();
+    let user = authority.rsplit_once('@').map_or("", |(user, _)| user);
+    let before_host = user.split_once(':').is_some_and(|(_, password)| !password.is_empty());
+    let query = rest.split_once('?').map_or("", |(_, query)| query);
+    let secret = |parameter: &str| {
+        let named = parameter.split_once('=').filter(|(_, value)| !value.is_empty());
+        named.is_some_and(|(name, _)| ["password", "sslpassword", "passwd"].contains(&name))
+    };
+    before_host || query.split('&').any(secret)
 }
 
 fn run(cli: Cli) -> ExitCode {

@@ -311,3 +311,30 @@ fn text_from_elsewhere_can_not_steer_the_terminal() {
     assert!(all.contains("a\u{fffd}[2Jb forged: ") && all.contains("h next: forged"), "{all:?}");
     assert!(all.contains("a\u{fffd}[2Jb") && all.contains("d e"), "{all:?}");
 }
+
+#[test]
+fn a_databases_password_on_the_command_line_is_refused_and_not_repeated() {
+    let check = |argument: &str| check_arguments(std::iter::once(argument.into()));
+    for argument in [
+        "postgres://u:secretpw@db.example.org/muster",
+        "postgresql://u:secretpw@db.example.org:5432/muster",
+        "--database-url=postgres://u:secretpw@db/muster",
+        "POSTGRES://u:secretpw@db/muster",
+        "postgres://u:secret?pw@db/muster",
+        "postgres://db/muster?sslmode=require&password=secretpw",
+        "postgres://u@db/muster?password=secretpw",
+    ] {
+        let refused = check(argument).unwrap_err();
+        assert_eq!(refused.exit_code(), 2);
+        let text = refused.to_string();
+        assert!(!text.contains("secretpw") && text.contains("MUSTER_DATABASE_URL"), "{text}");
+    }
+    for argument in [
+        "postgres://u@db.example.org:5432/muster",
+        "postgres://u:@db.example.org/muster",
+        "--database-url=postgres://muster@%2Frun%2Fpg:5432/muster?sslmode=disable",
+        "postgres://db:5432/muster?passfile=/etc/muster/pgpass",
+    ] {
+        assert!(check(argument).is_ok(), "{argument}");
+    }
+}

@@ -9,6 +9,8 @@ use zeroize::Zeroizing;
 
 /// A public key has one line.
 const MAX_PUBLIC_KEY_FILE: u64 = 4096;
+/// A database's URL has one line.
+pub(super) const MAX_URL_FILE: u64 = 4096;
 
 /// Makes the key directory of a new discovery service.
 #[derive(Clone, Debug, clap::Args)]
@@ -61,10 +63,13 @@ pub(crate) struct DatabaseArgs {
     /// Run a Postgres of our own in this directory
     #[arg(long, value_name = "DIR", conflicts_with = "database_url")]
     pub managed_postgres: Option<PathBuf>,
-    /// Use this Postgres (13 or newer). A password belongs in the environment variable, not on
-    /// the command line [env: MUSTER_DATABASE_URL, unless --managed-postgres is given]
+    /// Use this Postgres (13 or newer). A URL with a password is refused here: it belongs in the
+    /// environment variable or a file [env: MUSTER_DATABASE_URL, unless another option names one]
     #[arg(long, value_name = "URL")]
     pub database_url: Option<String>,
+    /// Use the Postgres whose URL stands in this file (mode 0600)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["database_url", "managed_postgres"])]
+    pub database_url_file: Option<PathBuf>,
     /// Where `initdb` and `postgres` are, if not in PATH or /usr/lib/postgresql/*/bin
     #[arg(long, value_name = "DIR")]
     pub postgres_bin: Option<PathBuf>,

@@ -1,6 +1,8 @@
 //! `serve`: everything is read and connected first, then bound, then said, then drained.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,8 +17,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use zeroize::Zeroizing;
 
-use super::args::DATABASE_URL;
+use super::args::{DATABASE_URL, MAX_URL_FILE};
 use super::door::{self, Door, HANDSHAKES, Sockets};
 use super::tls::server_config;
 use super::{DatabaseArgs, ServeArgs, ServerError, TimeArgs};
@@ -245,18 +248,41 @@ async fn database(
             }
         };
     }
-    let from_environment = || std::env::var(DATABASE_URL).ok().filter(|url| !url.is_empty());
-    let url = args.database_url.clone().or_else(from_environment).ok_or_else(|| {
+    Ok((external(args)?, None))
+}
+
+/// The Postgres that somebody else runs. Its URL may hold a password: it stands in no message.
+fn external(args: &DatabaseArgs) -> Result<PgConnectOptions, ServerError> {
+    let from_environment =
+        || std::env::var(DATABASE_URL).ok().filter(|url| !url.is_empty()).map(Zeroizing::new);
+    let url = match (&args.database_url, &args.database_url_file) {
+        (Some(url), _) => Some(Zeroizing::new(url.clone())),
+        (None, Some(file)) => Some(read_url(file)?),
+        (None, None) => from_environment(),
+    };
+    let url = url.ok_or_else(|| {
         ServerError::Usage(format!(
             "name a database: --managed-postgres DIR runs a Postgres of its own, --database-url URL \
-             (or {DATABASE_URL} in the environment) uses one that is there"
+             (or --database-url-file FILE, or {DATABASE_URL} in the environment) uses one that is there"
         ))
     })?;
-    // The text may hold a password: it stands in no message.
-    let options: PgConnectOptions = url
+    url.trim()
         .parse()
-        .map_err(|_| ServerError::Usage("--database-url isn't a postgres:// URL".into()))?;
-    Ok((options, None))
+        .map_err(|_| ServerError::Usage("the database's URL isn't a postgres:// URL".into()))
+}
+
+fn read_url(file: &Path) -> Result<Zeroizing<String>, ServerError> {
+    let unread = |error: std::io::Error| {
+        ServerError::Usage(format!("--database-url-file {}: {error}", file.display()))
+    };
+    let bytes = muster_files::read_named(file, MAX_URL_FILE).map_err(unread)?;
+    let bytes = Zeroizing::new(bytes);
+    let mode = fs_err::metadata(file).map_err(unread)?.permissions().mode();
+    if mode & 0o077 != 0 {
+        tracing::warn!(file = %file.display(), "others may read this file, which may hold a password: \
+            chmod 600 it");
+    }
+    Ok(Zeroizing::new(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 async fn make_database(postgres: &ManagedPostgres) -> Result<(), sqlx::Error> {

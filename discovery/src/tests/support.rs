@@ -334,6 +334,7 @@ impl World {
             database: DatabaseArgs {
                 managed_postgres: None,
                 database_url: Some(self.database.url()),
+                database_url_file: None,
                 postgres_bin: None,
                 postgres_user: "postgres".into(),
                 pool_size: 4,
