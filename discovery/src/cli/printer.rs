@@ -6,6 +6,7 @@ use std::io::{BufRead, IsTerminal, Read, Write};
 use comfy_table::{ContentArrangement, Table, presets};
 use discovery_types::text::printable;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::CliError;
 
@@ -41,8 +42,9 @@ impl Printer {
         text: impl FnOnce(&mut Text<'_>),
     ) -> Result<(), CliError> {
         let written = if self.json {
-            let json = serde_json::to_string_pretty(value).expect("answers are plain structs");
-            writeln!(self.out, "{json}")
+            let mut json = serde_json::to_value(value).expect("answers are plain structs");
+            write_times(&mut json);
+            writeln!(self.out, "{json:#}")
         } else {
             let mut target = Text { out: &mut *self.out, failed: None };
             text(&mut target);
@@ -111,6 +113,37 @@ impl Printer {
     }
 }
 
+/// Endings of fields that hold a point in time, in milliseconds since 1970.
+const TIMES_IN_MS: [&str; 4] = ["at_ms", "seen_ms", "until_ms", "now_ms"];
+/// Fields that hold a point in time, in seconds since 1970: what admins sign.
+const TIMES_IN_SECONDS: [&str; 2] = ["issued_at", "expires_at"];
+
+/// Writes every point in time as RFC 3339, in a field without a unit in its name.
+fn write_times(json: &mut Value) {
+    match json {
+        Value::Array(items) => items.iter_mut().for_each(write_times),
+        Value::Object(fields) => {
+            for (name, mut value) in std::mem::take(fields) {
+                write_times(&mut value);
+                let in_ms = TIMES_IN_MS.iter().any(|ending| name.ends_with(ending));
+                let (name, ms) = match value.as_i64() {
+                    Some(ms) if in_ms => (name.trim_end_matches("_ms").to_owned(), Some(ms)),
+                    None if in_ms && value.is_null() => {
+                        (name.trim_end_matches("_ms").to_owned(), None)
+                    }
+                    Some(seconds) if TIMES_IN_SECONDS.contains(&name.as_str()) => {
+                        (name, Some(seconds.saturating_mul(1_000)))
+                    }
+                    _ => (name, None),
+                };
+                let text = ms.and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
+                fields.insert(name, text.map_or(value, |time| time.to_string().into()));
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
 impl Text<'_> {
     /// One line.
     pub(super) fn line(&mut self, text: &str) {
@@ -171,4 +204,31 @@ pub(super) fn duration(seconds: u64) -> String {
 /// `-` for what isn't there.
 pub(super) fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::write_times;
+
+    #[test]
+    fn every_point_in_time_is_written_as_rfc_3339_and_no_duration_is() {
+        let mut shown = json!({
+            "created_at_ms": 1_700_000_000_250_i64,
+            "processes": [{ "last_seen_ms": 1_700_000_000_000_i64, "forgotten_at_ms": null }],
+            "grant": { "issued_at": 1_700_000_000, "expires_at": 1_700_003_600 },
+            "at_ms": 0,
+            "next_retry_ms": 1_500, "since_full_ms": 12, "lease_ms": 90_000, "deadline_seconds": 60,
+        });
+        write_times(&mut shown);
+        let wanted = json!({
+            "created_at": "2023-11-14T22:13:20.25Z",
+            "processes": [{ "last_seen": "2023-11-14T22:13:20Z", "forgotten_at": null }],
+            "grant": { "issued_at": "2023-11-14T22:13:20Z", "expires_at": "2023-11-14T23:13:20Z" },
+            "at": "1970-01-01T00:00:00Z",
+            "next_retry_ms": 1_500, "since_full_ms": 12, "lease_ms": 90_000, "deadline_seconds": 60,
+        });
+        assert_eq!(shown, wanted);
+    }
 }
