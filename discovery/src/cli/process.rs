@@ -77,18 +77,39 @@ fn commits(process: &ProcessView) -> String {
     }
 }
 
+/// How a process stands. One that runs sweeps more often than once a minute.
+fn state(process: &ProcessView, now_ms: i64) -> String {
+    const SILENT_MS: i64 = 60_000;
+    let silent_ms = now_ms.saturating_sub(process.last_seen_ms);
+    match (process.forgotten_at_ms, process.missing, process.answering) {
+        (Some(_), ..) => "forgotten".into(),
+        (None, true, _) => "missing".into(),
+        (None, false, true) => "answering".into(),
+        (None, false, false) if silent_ms >= SILENT_MS => {
+            format!("silent for {}", rounded(silent_ms / 1_000))
+        }
+        (None, false, false) => "running".into(),
+    }
+}
+
+/// `90 s`, `12 min`, `5 h`, `3 d`.
+fn rounded(seconds: i64) -> String {
+    match seconds {
+        ..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds / 60),
+        7_200..172_800 => format!("{} h", seconds / 3_600),
+        _ => format!("{} d", seconds / 86_400),
+    }
+}
+
 fn show(printer: &mut Printer, list: &ProcessList) -> Result<(), CliError> {
+    // By the service's clock: the answering process was seen when it answered.
+    let now_ms = list.processes.iter().map(|process| process.last_seen_ms).max().unwrap_or(0);
     printer.value(list, |out| {
         let rows = list.processes.iter().map(|process| {
-            let state = match (process.forgotten_at_ms, process.missing, process.answering) {
-                (Some(_), ..) => "forgotten",
-                (None, true, _) => "missing",
-                (None, false, true) => "answering",
-                (None, false, false) => "known",
-            };
             [
                 process.id.to_string(),
-                state.to_owned(),
+                state(process, now_ms),
                 commits(process),
                 time(process.first_seen_ms),
                 time(process.last_seen_ms),
@@ -101,4 +122,28 @@ fn show(printer: &mut Printer, list: &ProcessList) -> Result<(), CliError> {
         _ => {}
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_is_not_heard_of_is_called_silent() {
+        let process = |last_seen_ms| ProcessView {
+            id: Uuid::nil(),
+            answering: false,
+            ledger_entries: 1,
+            first_seen_ms: 0,
+            last_seen_ms,
+            missing: false,
+            forgotten_at_ms: None,
+        };
+        let now = 1_000_000_000;
+        assert_eq!(state(&process(now - 30_000), now), "running");
+        assert_eq!(state(&process(now - 90_000), now), "silent for 90 s");
+        assert_eq!(state(&process(now - 3 * 3_600_000), now), "silent for 3 h");
+        let forgotten = ProcessView { forgotten_at_ms: Some(now), ..process(0) };
+        assert_eq!(state(&forgotten, now), "forgotten");
+    }
 }
