@@ -1,7 +1,9 @@
 //! `cluster create` and `cluster restate`: a statement, signed here.
 
+use std::time::Duration;
+
 use discovery_types::admin::AdminChain;
-use discovery_types::api::{ClusterSummary, DraftRequest};
+use discovery_types::api::{ClusterState, ClusterSummary, DraftRequest};
 use discovery_types::digest::Digest;
 use discovery_types::role::Action;
 use discovery_types::statement::{Permissions, Statement};
@@ -10,7 +12,7 @@ use serde::Serialize;
 use super::{CreateArgs, RestateArgs};
 use crate::cli::CliError;
 use crate::cli::printer::{Printer, duration};
-use crate::cli::session::Session;
+use crate::cli::session::{Session, is_live};
 
 #[derive(Serialize)]
 struct Stated {
@@ -18,7 +20,16 @@ struct Stated {
     summary: ClusterSummary,
     statement: Digest,
     seq: u64,
+    /// Signed by this command; else the newest statement said all of it already.
+    is_new: bool,
 }
+
+/// As many clusters as the service lists.
+const LIST_LIMIT: usize = 1_000;
+/// How often a statement is tried again that the service has no time for.
+const TRIES: u32 = 5;
+/// How long between two tries.
+const PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) async fn create(
     session: &Session,
@@ -59,7 +70,7 @@ pub(super) async fn create(
         permissions,
         deadline_seconds,
     };
-    put(session, &statement, printer).await?;
+    print(printer, &put(session, &statement).await?)?;
     warn_single_owner(&admins, printer);
     printer.note(&format!(
         "next: muster-discovery token create --cluster {0} --out {0}.bundle",
@@ -73,10 +84,70 @@ pub(super) async fn restate(
     args: &RestateArgs,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
-    let cluster = session.cluster(&args.cluster).await?;
+    let Some(cluster) = &args.cluster else { return restate_all(session, args, printer).await };
+    let cluster = session.cluster(cluster).await?;
+    let (_, admins) = session.admins().await?;
+    let stated = restate_one(session, args, &admins, cluster).await?;
+    if !stated.is_new {
+        printer.note("nothing has changed: the newest statement says this already");
+    }
+    print(printer, &stated)
+}
+
+/// One after the other; one that fails keeps no other from its statement.
+async fn restate_all(
+    session: &Session,
+    args: &RestateArgs,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    let (mut done, mut failed) = (Vec::new(), None);
+    let (_, admins) = session.admins().await?;
+    let clusters = session.client.list_clusters(None).await?.clusters;
+    let listed = clusters.len();
+    for cluster in clusters {
+        if cluster.state == ClusterState::Draft || !is_live(cluster.state) {
+            continue;
+        }
+        let name = cluster.name.clone();
+        let mut restated = restate_one(session, args, &admins, cluster.clone()).await;
+        for _ in 1..TRIES {
+            if !matches!(&restated, Err(CliError::Client(error)) if error.is_retryable()) {
+                break;
+            }
+            tokio::time::sleep(PAUSE).await;
+            restated = restate_one(session, args, &admins, cluster.clone()).await;
+        }
+        match restated {
+            Ok(stated) => done.push(stated),
+            Err(error) => {
+                printer.warn(&format!("cluster {name} was not restated: {error}"));
+                failed.get_or_insert(error);
+            }
+        }
+    }
+    printer.value(&done, |out| {
+        let rows = done.iter().map(|stated| {
+            let what = if stated.is_new { "restated" } else { "unchanged" };
+            [stated.summary.name.to_string(), what.to_owned(), stated.seq.to_string()]
+        });
+        out.table(["CLUSTER", "STATEMENT", "NUMBER"], rows);
+    })?;
+    if listed >= LIST_LIMIT {
+        printer.warn(&format!(
+            "the service lists {LIST_LIMIT} clusters at most: restate older ones by name"
+        ));
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+async fn restate_one(
+    session: &Session,
+    args: &RestateArgs,
+    admins: &AdminChain,
+    cluster: ClusterSummary,
+) -> Result<Stated, CliError> {
     let chain = session.chain(cluster.cluster).await?;
     session.needs_in_statement(&chain, Action::PutStatement)?;
-    let (_, admins) = session.admins().await?;
     let last = chain.newest();
     let deadline = args.deadline.map_or(last.deadline_seconds, |deadline| deadline.as_secs());
     let mut next = Statement {
@@ -86,40 +157,29 @@ pub(super) async fn restate(
         ..last.clone()
     };
     if next == *last {
-        printer.note("nothing has changed: the newest statement says this already");
-        let statement = chain.newest_hash();
-        return print(printer, cluster, statement, last.seq);
+        let (statement, seq) = (chain.newest_hash(), last.seq);
+        return Ok(Stated { summary: cluster, statement, seq, is_new: false });
     }
     next.seq += 1;
     next.previous = Some(chain.newest_hash());
-    put(session, &next, printer).await
+    put(session, &next).await
 }
 
-async fn put(
-    session: &Session,
-    statement: &Statement,
-    printer: &mut Printer,
-) -> Result<(), CliError> {
+async fn put(session: &Session, statement: &Statement) -> Result<Stated, CliError> {
     statement.check().map_err(CliError::Statement)?;
     let jws = statement.sign(&session.key);
     let summary = session.client.put_statement(statement.cluster, &jws).await?;
-    print(printer, summary, jws.hash(), statement.seq)
+    Ok(Stated { summary, statement: jws.hash(), seq: statement.seq, is_new: true })
 }
 
-fn print(
-    printer: &mut Printer,
-    summary: ClusterSummary,
-    statement: Digest,
-    seq: u64,
-) -> Result<(), CliError> {
-    let stated = Stated { summary, statement, seq };
-    printer.value(&stated, |out| {
+fn print(printer: &mut Printer, stated: &Stated) -> Result<(), CliError> {
+    printer.value(stated, |out| {
         out.fields(&[
             ("name", stated.summary.name.to_string()),
             ("id", stated.summary.cluster.to_string()),
             ("size", stated.summary.size.to_string()),
             ("state", stated.summary.state.to_string()),
-            ("statement", format!("{} (number {seq})", stated.statement)),
+            ("statement", format!("{} (number {})", stated.statement, stated.seq)),
         ]);
     })
 }

@@ -41,8 +41,9 @@ Then make a bundle for its hosts: muster-discovery token create --cluster demo -
     Create(CreateArgs),
     /// Sign a cluster's next statement: with the admins of now, or with more allowed
     #[command(after_help = "\
-Example:
+Examples:
   muster-discovery cluster restate demo
+  muster-discovery cluster restate --all
 
 Needed after `admin add` and `admin revoke`, so that the cluster knows. Id, name, size and CAs stay;
 what was allowed stays allowed.")]
@@ -54,6 +55,8 @@ what was allowed stays allowed.")]
         all: bool,
     },
     /// Show a cluster: seats, probes, timeline
+    // What people type: without it clap would offer `restate`.
+    #[command(alias = "status")]
     Show {
         /// Name or id
         cluster: String,
@@ -145,7 +148,11 @@ struct CreateArgs {
 #[derive(Debug, clap::Args)]
 struct RestateArgs {
     /// Name or id
-    cluster: String,
+    #[arg(required_unless_present = "all")]
+    cluster: Option<String>,
+    /// Every cluster that hasn't ended; prints a line for each
+    #[arg(long, conflicts_with = "cluster")]
+    all: bool,
     #[command(flatten)]
     allow: AllowArgs,
     /// How long it may take to form, from its opening on [default: as it was]
