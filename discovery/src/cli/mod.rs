@@ -5,6 +5,7 @@
 //! codes: 0 done, 1 failed, 2 usage, 3 do not restart.
 
 mod admin;
+mod backup;
 mod ca;
 mod cluster;
 mod context;
@@ -30,7 +31,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 
 pub use error::CliError;
 
-use crate::server::{InitArgs, ServeArgs};
+use crate::server::{BackupArgs, InitArgs, RestoreArgs, ServeArgs};
 use log::LogArgs;
 use printer::Printer;
 
@@ -54,6 +55,9 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 (serve) do not restart: a person has to
 #[derive(Debug, Parser)]
 #[command(name = "muster-discovery", version, after_help = EXAMPLES, max_term_width = 100)]
 struct Cli {
+    /// Print JSON on stdout instead of a table; may stand before or after the command
+    #[arg(long, global = true, help_heading = COMMON)]
+    json: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -66,6 +70,19 @@ enum Command {
         args: Box<ServeArgs>,
         #[command(flatten)]
         log: LogArgs,
+        /// The log's form is said with --log-format
+        #[arg(long, hide = true)]
+        json: bool,
+    },
+    /// Keep a copy of the managed Postgres and of the ledger, while the service runs
+    Backup {
+        #[command(flatten)]
+        args: BackupArgs,
+    },
+    /// Put a backup into a new managed Postgres and a new ledger
+    Restore {
+        #[command(flatten)]
+        args: RestoreArgs,
     },
     /// Make the service's key directory; prints the admin's context
     Init {
@@ -205,7 +222,7 @@ fn holds_password(argument: &str) -> bool {
 }
 
 fn run(cli: Cli) -> ExitCode {
-    let mut printer = Printer::stdio(cli.command.wants_json());
+    let mut printer = Printer::stdio(cli.wants_json());
     match cli.command.run(&mut printer) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -215,10 +232,16 @@ fn run(cli: Cli) -> ExitCode {
     }
 }
 
+impl Cli {
+    fn wants_json(&self) -> bool {
+        self.json || self.command.wants_json()
+    }
+}
+
 impl Command {
     fn wants_json(&self) -> bool {
         match self {
-            Command::Serve { .. } => false,
+            Command::Serve { .. } | Command::Backup { .. } | Command::Restore { .. } => false,
             Command::Init { json, .. } => *json,
             Command::Key(args) => args.common.json,
             Command::Context(args) => args.common.json,
@@ -234,7 +257,12 @@ impl Command {
 
     fn run(self, printer: &mut Printer) -> Result<(), CliError> {
         match self {
-            Command::Serve { args, log } => serve(*args, &log),
+            Command::Serve { json: true, .. } => Err(CliError::Usage(
+                "`serve` prints no answer: --log-format json makes its log JSON".into(),
+            )),
+            Command::Serve { args, log, .. } => serve(*args, &log),
+            Command::Backup { args } => backup::backup(&args, printer),
+            Command::Restore { args } => backup::restore(&args, printer),
             Command::Init { args, .. } => init(&args, printer),
             Command::Key(args) => key::run(args, printer),
             Command::Context(args) => context::run(args, printer),

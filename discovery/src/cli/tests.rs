@@ -43,7 +43,7 @@ fn muster(folder: &std::path::Path, line: &str) -> Ran {
         Err(error) => return Ran { code: 2, out: String::new(), err: error.to_string() },
     };
     let (out, err) = (Captured::default(), Captured::default());
-    let json = cli.command.wants_json();
+    let json = cli.wants_json();
     let mut printer = Printer::new(json, Box::new(out.clone()), Box::new(err.clone()));
     let code = match cli.command.run(&mut printer) {
         Ok(()) => 0,
@@ -120,6 +120,38 @@ fn a_folder_is_no_place_for_a_key() {
     let ran = muster(folder.path(), "key new --out HOME/");
     assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{}", ran.err);
     assert!(ran.err.contains("names a folder"), "{}", ran.err);
+}
+
+#[test]
+fn json_may_be_asked_for_before_the_command_too() {
+    for line in [
+        "--json cluster list",
+        "cluster --json list",
+        "cluster list --json",
+        "--json init --owner x --dir y --url z",
+        "--json backup --managed-postgres a --ledger b --out c",
+    ] {
+        let words = std::iter::once("muster-discovery").chain(line.split(' '));
+        match Cli::try_parse_from(words) {
+            Ok(cli) => assert!(cli.wants_json(), "{line}"),
+            // An owner's key is read while it is parsed.
+            Err(error) => assert!(error.to_string().contains("--owner"), "{line}: {error}"),
+        }
+    }
+    let refused = muster(tempfile::tempdir().unwrap().path(), "--json cluster no-such-command");
+    assert!(refused.err.contains("no-such-command"), "{}", refused.err);
+}
+
+#[test]
+fn a_clusters_status_is_what_show_says_and_no_new_statement() {
+    for line in ["cluster status demo", "cluster restate --all"] {
+        let words = std::iter::once("muster-discovery").chain(line.split(' '));
+        assert!(Cli::try_parse_from(words).is_ok(), "{line}");
+    }
+    for line in ["cluster restate", "cluster restate demo --all"] {
+        let words = std::iter::once("muster-discovery").chain(line.split(' '));
+        assert!(Cli::try_parse_from(words).is_err(), "{line}");
+    }
 }
 
 #[test]

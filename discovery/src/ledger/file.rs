@@ -9,7 +9,8 @@ use uuid::Uuid;
 use super::index::{Line, Seen};
 use super::position::{self, Position};
 
-const NAME: &str = "ledger.jsonl";
+/// Of the file in the ledger's folder.
+pub(crate) const NAME: &str = "ledger.jsonl";
 const VERSION: u32 = 2;
 /// How long another holder of the lock is waited for, at most.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);

@@ -70,11 +70,12 @@ use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 pub(crate) use copy::{Copying, copy};
-pub(crate) use file::LedgerError;
+pub(crate) use file::{LedgerError, NAME as LEDGER_FILE};
 pub(crate) use generation::Generation;
 pub(crate) use index::{Authority, Commit, Seen};
 pub(crate) use look::Occasion;
 pub(crate) use look::{ELSEWHERE, HALF_LOADED, LOOK_LIMIT, look};
+pub(crate) use position::NAME as POSITION_FILE;
 pub(crate) use server::{oids, server_of, site_now};
 pub(crate) use watch::DatabaseWatch;
 

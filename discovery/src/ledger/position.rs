@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::file::{encode, parse_line};
 use super::{LedgerError, Line, Seen};
 
-const NAME: &str = "ledger.position";
+/// Of the file beside the ledger.
+pub(crate) const NAME: &str = "ledger.position";
 /// Far more than a position with all its processes.
 const MAX_BYTES: u64 = 1 << 20;
 

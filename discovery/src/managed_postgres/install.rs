@@ -59,7 +59,12 @@ impl Installation {
     }
 
     pub(super) fn postgres(&self) -> PathBuf {
-        self.binaries.join("postgres")
+        self.program("postgres")
+    }
+
+    /// Another of Postgres' programs, of the same version.
+    pub(super) fn program(&self, name: &str) -> PathBuf {
+        self.binaries.join(name)
     }
 
     /// Makes `dir/data` unless it is there: under another name first, so that a crash on the way

@@ -13,6 +13,7 @@
 mod account;
 mod child;
 mod claim;
+mod dump;
 mod install;
 mod stale;
 
@@ -25,6 +26,8 @@ use tokio::sync::watch;
 
 use account::Account;
 use install::Installation;
+
+pub(crate) use dump::{dump, load};
 
 /// The superuser that `initdb` makes, and whom the service connects as.
 pub(crate) const SUPERUSER: &str = "muster";

@@ -81,6 +81,60 @@ pub(crate) struct DatabaseArgs {
     pub pool_size: u32,
 }
 
+/// The managed Postgres that is backed up, or restored.
+#[derive(Clone, Debug, clap::Args)]
+#[group(skip)]
+pub(crate) struct PostgresArgs {
+    /// The folder that `serve --managed-postgres` names
+    #[arg(long, value_name = "DIR")]
+    pub managed_postgres: PathBuf,
+    /// Where `pg_dump` and `pg_restore` are, if not in PATH or /usr/lib/postgresql/*/bin
+    #[arg(long, value_name = "DIR")]
+    pub postgres_bin: Option<PathBuf>,
+    /// User that the managed Postgres runs as when we are root
+    #[arg(long, value_name = "USER", default_value = "postgres")]
+    pub postgres_user: String,
+}
+
+/// Makes a backup while the service runs.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Example, on the service's machine, as the user that it runs as:
+  muster-discovery backup --managed-postgres pg --ledger ledger --out backup-2026-07-01
+
+DIR (mode 0700) gets the database, the ledger, and a list with their hashes. The key directory isn't
+in it: keep a copy of that apart, once. With a Postgres of your own, use pg_dump for the database.")]
+pub(crate) struct BackupArgs {
+    #[command(flatten)]
+    pub postgres: PostgresArgs,
+    /// The folder that `serve --ledger` names
+    #[arg(long, value_name = "DIR")]
+    pub ledger: PathBuf,
+    /// A new folder
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+}
+
+/// Puts a backup into new folders.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Example:
+  muster-discovery restore --from backup-2026-07-01 --managed-postgres pg-new --ledger ledger-new
+  muster-discovery serve --keys keys --managed-postgres pg-new --ledger ledger-new
+  muster-discovery db accept --yes                                   (an owner, on their machine)
+
+Only if database and ledger are both lost: with the ledger of today nothing has to be accepted.")]
+pub(crate) struct RestoreArgs {
+    /// The folder that `backup --out` has made
+    #[arg(long, value_name = "DIR")]
+    pub from: PathBuf,
+    #[command(flatten)]
+    pub postgres: PostgresArgs,
+    /// A new folder for the ledger
+    #[arg(long, value_name = "DIR")]
+    pub ledger: PathBuf,
+}
+
 /// The protocol's times.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]

@@ -1,6 +1,7 @@
 //! Start and stop.
 
 mod args;
+mod backup;
 mod door;
 mod run;
 pub(crate) mod tls;
@@ -13,8 +14,10 @@ use discovery_types::url::ServiceUrl;
 use crate::keydir::{Keydir, KeydirError, ServiceSettings};
 
 pub(crate) use args::{
-    DatabaseArgs, InitArgs, ServeArgs, TimeArgs, parse_duration, read_public_key,
+    BackupArgs, DatabaseArgs, InitArgs, RestoreArgs, ServeArgs, TimeArgs, parse_duration,
+    read_public_key,
 };
+pub(crate) use backup::{BackupList, back_up, restore};
 pub(crate) use run::serve;
 pub(crate) use tls::Peer;
 

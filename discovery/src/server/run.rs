@@ -48,7 +48,7 @@ const CONNECTIONS: u32 = 4;
 /// Polls that one key may park: an agent needs one, and a second one while a connection dies.
 const PARKED_EACH: usize = 8;
 /// The managed server's database.
-const DATABASE: &str = "muster";
+pub(super) const DATABASE: &str = "muster";
 
 /// A service that answers.
 pub(crate) struct Running {
@@ -233,12 +233,7 @@ async fn database(
             binaries: args.postgres_bin.clone(),
             user: args.postgres_user.clone(),
         };
-        let postgres = ManagedPostgres::start(settings).await.map_err(|error| match &*error {
-            ManagedPostgresError::Foreign { .. } => {
-                ServerError::Usage(format!("--managed-postgres: {error}"))
-            }
-            _ => ServerError::failed("can't run Postgres", error),
-        })?;
+        let postgres = start_postgres(settings).await?;
         let made = make_database(&postgres).await;
         return match made {
             Ok(()) => Ok((postgres.connect_options(DATABASE), Some(postgres))),
@@ -285,7 +280,18 @@ fn read_url(file: &Path) -> Result<Zeroizing<String>, ServerError> {
     Ok(Zeroizing::new(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-async fn make_database(postgres: &ManagedPostgres) -> Result<(), sqlx::Error> {
+pub(super) async fn start_postgres(
+    settings: PostgresSettings,
+) -> Result<ManagedPostgres, ServerError> {
+    ManagedPostgres::start(settings).await.map_err(|error| match &*error {
+        ManagedPostgresError::Foreign { .. } => {
+            ServerError::Usage(format!("--managed-postgres: {error}"))
+        }
+        _ => ServerError::failed("can't run Postgres", error),
+    })
+}
+
+pub(super) async fn make_database(postgres: &ManagedPostgres) -> Result<(), sqlx::Error> {
     use sqlx::Connection;
     let mut connection = postgres.connect_options("postgres").connect().await?;
     let there: bool =
