@@ -10,6 +10,9 @@ use crate::values::{KeyId, Record};
 /// How many broken links one sentence names.
 const LINKS_NAMED: usize = 3;
 
+/// What a prober says where another agent's key answers: its port is open.
+const OTHER_AGENT: &str = "is not the agent that signed for it";
+
 /// Two members of a list, at least one of whom doesn't reach the other.
 pub(super) struct BrokenLink<'a> {
     one: &'a Record,
@@ -102,21 +105,38 @@ pub(super) fn sentence(links: &[BrokenLink<'_>]) -> Option<String> {
 
 /// What to open, and where.
 pub(super) fn way_out(links: &[BrokenLink<'_>]) -> String {
-    let mut ports = BTreeSet::new();
+    let (mut ports, mut replaced) = (BTreeSet::new(), BTreeSet::new());
     for link in links {
         let tried = [(link.from_one, link.other), (link.from_other, link.one)];
-        for (_, peer) in tried.iter().filter(|(failed, _)| failed.is_some()) {
+        for (why, peer) in tried.iter().filter_map(|(failed, peer)| Some(((*failed)?, *peer))) {
+            if why.contains(OTHER_AGENT) {
+                replaced.insert(peer.name.as_str());
+                continue;
+            }
             ports.extend(
                 peer.peer_urls.iter().filter_map(|url| url.rsplit_once(':')).map(|at| at.1),
             );
         }
     }
-    let ports: Vec<&str> = ports.into_iter().collect();
-    format!(
-        "open TCP port {} between these addresses, or restart the agent with the address under \
-         which the others reach it",
-        ports.join(" and ")
-    )
+    let mut ways = Vec::new();
+    if !replaced.is_empty() {
+        let names: Vec<&str> = replaced.into_iter().collect();
+        ways.push(format!(
+            "another agent answers at the address of {}, as after a host was made anew: wait until \
+             the old one's seat has lapsed and the new one is seated, or start the agent again with \
+             its old state",
+            names.join(" and ")
+        ));
+    }
+    if !ports.is_empty() {
+        let ports: Vec<&str> = ports.into_iter().collect();
+        ways.push(format!(
+            "open TCP port {} between these addresses, or restart the agent with the address under \
+             which the others reach it",
+            ports.join(" and ")
+        ));
+    }
+    ways.join("; ")
 }
 
 impl BrokenLink<'_> {
@@ -190,6 +210,20 @@ mod tests {
             let open = way_out(&[link]);
             assert!(open.contains(port), "{open}");
         }
+    }
+
+    #[test]
+    fn where_another_agent_answers_no_port_is_to_be_opened() {
+        let (one, other) = (plain_record(1), plain_record(2));
+        let link =
+            |why| BrokenLink { one: &one, other: &other, from_one: Some(why), from_other: None };
+        let refused = "can't connect to 10.0.0.2:2380: Connection refused";
+        let foreign = "10.0.0.2:2380 is not the agent that signed for it: bad signature";
+        let told = way_out(&[link(foreign)]);
+        assert!(told.contains("address of host-2") && told.contains("lapsed"), "{told}");
+        assert!(!told.contains("open TCP port"), "{told}");
+        let both = way_out(&[link(foreign), link(refused)]);
+        assert!(both.contains("lapsed") && both.contains("open TCP port"), "{both}");
     }
 
     #[test]
