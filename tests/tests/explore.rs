@@ -68,6 +68,34 @@ fn one_seat_two_hosts_restore_accept_and_abandon() {
     });
 }
 
+/// Whatever comes between a retirement and its undoing, no other list is ever decided. Nothing is
+/// reduced: the reductions were argued for clusters that stay ended.
+#[test]
+fn one_seat_two_hosts_retired_and_taken_back_around_a_restore() {
+    let faults = Faults { restores: 1, retirements: 2, ..Faults::default() };
+    holds_everywhere(&Config {
+        faults,
+        epochs: 2,
+        roads: 8,
+        reports: true,
+        reduced: false,
+        ..Config::sound("1 seat, 2 hosts, retired and taken back, restore", 1, 2)
+    });
+}
+
+#[test]
+fn two_seats_retired_and_taken_back_with_a_kill() {
+    let faults = Faults { kills: 1, retirements: 1, ..Faults::default() };
+    holds_everywhere(&Config {
+        faults,
+        epochs: 1,
+        roads: 64,
+        reports: true,
+        reduced: false,
+        ..Config::sound("2 seats, 2 hosts, retired and taken back, kill", 2, 2)
+    });
+}
+
 #[test]
 fn two_seats_kill_and_lost_directory() {
     let faults = Faults { kills: 1, lost_directories: 1, ..Faults::default() };

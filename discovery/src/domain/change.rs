@@ -32,6 +32,9 @@ pub(crate) fn describe(change: &Change) -> (&'static str, Value) {
         Change::Restated { sequence } => ("restated", json!({ "sequence": sequence })),
         Change::GrantRevoked => ("grant_revoked", json!({})),
         Change::Ended { phase } => ("ended", json!({ "phase": phase.as_str() })),
+        Change::Unretired { phase, by } => {
+            ("unretired", json!({ "phase": phase.as_str(), "by": by }))
+        }
         Change::Unsettled => ("database_unsettled", json!({})),
         Change::Settled => ("database_settled", json!({})),
         Change::Split { other } => ("split", json!({ "other": hash(other) })),

@@ -70,6 +70,10 @@ pub enum Action {
     Abandon,
     /// The deadline passes.
     Expire,
+    /// An owner retires the cluster.
+    Retire,
+    /// An owner takes the retirement back.
+    Unretire,
     /// An owner accepts the changed database.
     Accept,
     /// The link between two hosts goes down.
@@ -155,6 +159,8 @@ impl Action {
                 | Action::HoldOver(_)
                 | Action::Abandon
                 | Action::Expire
+                | Action::Retire
+                | Action::Unretire
                 | Action::Accept
         )
     }
@@ -169,6 +175,7 @@ impl Action {
             Action::TimeOut
             | Action::Abandon
             | Action::Expire
+            | Action::Retire
             | Action::Accept
             | Action::Restore(_)
             | Action::PutLedgerBack(..)
@@ -218,6 +225,8 @@ impl fmt::Display for Action {
             Action::HoldOver(key) => write!(f, "{} is not held back any more", name(*key)),
             Action::Abandon => write!(f, "an operator abandons the cluster"),
             Action::Expire => write!(f, "the deadline passes"),
+            Action::Retire => write!(f, "an owner retires the cluster"),
+            Action::Unretire => write!(f, "an owner takes the retirement back"),
             Action::Accept => write!(f, "an owner accepts the database"),
             Action::Cut(one, other) => {
                 write!(f, "the link between {} and {} goes down", host(one), host(other))
@@ -423,6 +432,8 @@ fn of_links(world: &World, config: &Config, actions: &mut Vec<Action>) {
 fn is_over(world: &World, config: &Config) -> bool {
     let forming = matches!(world.database.cluster.phase, Phase::Open | Phase::Preparing);
     let may_return = world.left.restores > 0
+        || world.left.retirements > 0
+        || world.database.cluster.phase == Phase::Retired
         || !reduce::are_ledgers_content(world, config)
         || world.processes.iter().any(|process| process.read.is_some())
         || !config.rules.on(formation_explored::Rule::AbandonBeforeCommit);
@@ -514,6 +525,13 @@ fn of_service(world: &World, config: &Config, actions: &mut Vec<Action>) {
     } else if !config.rules.on(formation_explored::Rule::AbandonBeforeCommit) && world.left.ends > 0
     {
         actions.push(Action::Abandon);
+    }
+    match cluster.phase {
+        Phase::Committed | Phase::Formed if world.left.retirements > 0 => {
+            actions.push(Action::Retire);
+        }
+        Phase::Retired => actions.push(Action::Unretire),
+        _ => {}
     }
 }
 

@@ -156,6 +156,15 @@ fn fault(world: &mut World, config: &Config, action: &Action) -> Result<(), Viol
                 Arc::make_mut(&mut world.said).abandoned = true;
             }
         }
+        Action::Retire => {
+            world.left.retirements -= 1;
+            let by = String::new();
+            let _ = service::serve(world, config, Event::Retire { by })?;
+        }
+        Action::Unretire => {
+            let by = String::new();
+            let _ = service::serve(world, config, Event::Unretire { by })?;
+        }
         Action::Expire => {
             world.left.ends -= 1;
             service::expire(world, config)?;

@@ -119,6 +119,8 @@ pub struct Faults {
     pub timeouts: u8,
     /// An operator gives the cluster up, or its deadline passes.
     pub ends: u8,
+    /// An owner retires the committed cluster; taking that back is no fault.
+    pub retirements: u8,
     /// An owner accepts a changed database before the ledgers agree.
     pub accepts: u8,
     /// Without row lock: a transaction reads, and writes later.
@@ -151,6 +153,7 @@ impl Faults {
             pauses: self.pauses.min(together),
             timeouts: self.timeouts.min(together),
             ends: self.ends.min(together),
+            retirements: self.retirements.min(together),
             accepts: self.accepts.min(together),
             overlaps: self.overlaps.min(together),
             crashes: self.crashes.min(together),

@@ -190,7 +190,12 @@ impl Database {
         if let Some(h) = outcome.committed {
             self.decisions.push(Entry::Commit { h, document: true });
         }
-        let ended = outcome.changes.iter().any(|change| matches!(change, Change::Ended { .. }));
+        // A retirement is no end that is numbered: its commit is, and stays.
+        let is_end = |change: &Change| match change {
+            Change::Ended { phase } => *phase != Phase::Retired,
+            _ => false,
+        };
+        let ended = outcome.changes.iter().any(is_end);
         let cause = self.cluster.ended.as_ref().map(|ended| ended.cause);
         if let (true, Some(cause)) = (ended, cause) {
             self.decisions.push(Entry::End(cause));

@@ -147,6 +147,7 @@ fn with_faults(world: &World, without: u128) -> u128 {
         left.pauses,
         left.timeouts,
         left.ends,
+        left.retirements,
         left.accepts,
         left.overlaps,
         left.crashes,

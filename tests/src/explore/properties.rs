@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use formation_explored::service::{Change, Cluster, Outcome, Seating};
+use formation_explored::service::{Change, Cluster, Outcome, Phase, Seating};
 use formation_explored::{Hash, KeyId, Micros, quorum};
 
 use crate::explore::config::Config;
@@ -80,14 +80,21 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Property 5, and two parts of 7 that one transaction shows: a commit without its dead, and a
-/// freeze that everybody may sign.
+/// Property 5, a part of 1 (a decided list is never given up or changed), and two parts of 7 that one
+/// transaction shows: a commit without its dead, and a freeze that everybody may sign.
 pub(super) fn after_transaction(
     before: &Cluster,
     after: &Cluster,
     outcome: &Outcome,
     now: Micros,
 ) -> Result<(), Violation> {
+    if let (true, Some(decided)) = (is_decided(before.phase), &before.frozen) {
+        let is_same = after.frozen.as_ref().is_some_and(|frozen| frozen.h == decided.h);
+        if !is_same || !is_decided(after.phase) {
+            let what = format!("{} was decided, and is no more", list(decided.h));
+            return Err(Violation::of(Property::OneDocument, what));
+        }
+    }
     let in_seats = after.agents.values().filter(|agent| matches!(agent.seating, Seating::Seat(_)));
     let seats = after.seats();
     let size = after.statement.size;
@@ -127,6 +134,10 @@ pub(super) fn after_transaction(
         }
     }
     Ok(())
+}
+
+fn is_decided(phase: Phase) -> bool {
+    matches!(phase, Phase::Committed | Phase::Formed | Phase::Retired)
 }
 
 /// Property 1: what leaves a process.

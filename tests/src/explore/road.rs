@@ -242,10 +242,29 @@ fn arrived(world: &World, config: &Config) -> Result<(), Violation> {
         Phase::Committed | Phase::Formed => Event::Retire { by },
         _ => return Ok(()),
     };
-    match serve(&mut then, config, exit)?.answer {
-        Ok(_) => Ok(()),
-        Err(refusal) => stuck(&format!("the way out is refused ({refusal})")),
+    if let Err(refusal) = serve(&mut then, config, exit)?.answer {
+        return stuck(&format!("the way out is refused ({refusal})"));
     }
+    match then.database.cluster.phase {
+        Phase::Retired if cluster.split.is_none() => take_back(then, world, config),
+        _ => Ok(()),
+    }
+}
+
+/// A retirement that is taken back leaves the cluster where it was.
+fn take_back(mut retired: World, before: &World, config: &Config) -> Result<(), Violation> {
+    let outcome = serve(&mut retired, config, Event::Unretire { by: String::new() })?;
+    let (was, is) = (&before.database.cluster, &retired.database.cluster);
+    let is_same = was.phase == is.phase && was.frozen == is.frozen && was.agents == is.agents;
+    if outcome.answer.is_ok() && outcome.committed.is_none() && is_same {
+        return Ok(());
+    }
+    let what = format!(
+        "a retirement was taken back, and left {} for {}",
+        is.phase.as_str(),
+        was.phase.as_str()
+    );
+    Err(Violation::of(Property::AWayOut, what))
 }
 
 /// As many hosts as there are seats, usable, each of which reaches each other; none if there are no

@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::service::settings::Settings;
 use crate::values::{
     ClusterId, Epoch, GrantId, Hash, KeyId, Micros, Proposal, Record, Release, Seat, Session,
-    Statement,
+    Statement, quorum,
 };
 
 /// Where a cluster stands. A draft isn't one yet.
@@ -52,7 +53,8 @@ impl Phase {
             .find(|phase| phase.as_str() == text)
     }
 
-    /// Nothing will ever happen in it again.
+    /// Nothing happens in it any more, unless a document undoes `db accept` or an owner takes a
+    /// retirement back.
     #[must_use]
     pub fn has_ended(self) -> bool {
         matches!(self, Phase::Expired | Phase::Abandoned | Phase::Retired)
@@ -266,6 +268,21 @@ impl Cluster {
             Seating::Seat(_) | Seating::Absent => None,
         };
         self.agents.iter().filter_map(standby).collect()
+    }
+
+    /// The Raft cluster that a majority of the founders report.
+    #[must_use]
+    pub fn majority_report(&self) -> Option<u64> {
+        let majority = quorum(usize::from(self.statement.size));
+        let agreeing = |id: &u64| self.reports.values().filter(|other| *other == id).count();
+        self.reports.values().copied().find(|id| agreeing(id) >= majority)
+    }
+
+    /// Until when a retirement may be taken back; none for a cluster that is not retired.
+    #[must_use]
+    pub fn unretire_until(&self, settings: &Settings) -> Option<Micros> {
+        let ended = self.ended.as_ref().filter(|_| self.phase == Phase::Retired)?;
+        Some(ended.at.after(settings.unretire))
     }
 
     /// Whether the decided list has `key` in it.

@@ -44,6 +44,33 @@ impl Turn<'_> {
         }
     }
 
+    /// Takes a retirement back. The decided list, its document and its reports were kept, so that
+    /// the cluster goes on as it was: nothing is frozen or committed by this.
+    pub(super) fn unretire(&mut self, by: String) -> Applied {
+        match self.cluster.phase {
+            Phase::Committed | Phase::Formed => Ok(None),
+            phase @ (Phase::Open | Phase::Preparing) => Err(Refusal::NothingToUnretire { phase }),
+            Phase::Expired | Phase::Abandoned => {
+                self.refuse_if_ended()?;
+                Ok(None)
+            }
+            Phase::Retired => {
+                let settings = self.context.settings;
+                if self.cluster.unretire_until(settings).is_none_or(|until| until < self.now) {
+                    return Err(Refusal::UnretireTooLate { within: settings.unretire });
+                }
+                let phase = match self.cluster.majority_report() {
+                    Some(_) => Phase::Formed,
+                    None => Phase::Committed,
+                };
+                self.cluster.phase = phase;
+                self.cluster.ended = None;
+                self.record_change(Change::Unretired { phase, by });
+                Ok(None)
+            }
+        }
+    }
+
     pub(super) fn database_changed(&mut self) -> Applied {
         if !self.cluster.unsettled {
             self.cluster.unsettled = true;

@@ -41,6 +41,8 @@ pub enum Event {
     Abandon { by: String },
     /// An owner signed its end.
     Retire { by: String },
+    /// An owner signed that the retirement is taken back.
+    Unretire { by: String },
     /// This database is not the one that the processes knew, or lacks an entry of a ledger.
     DatabaseChanged,
     /// Every known process has put its ledger's commits back.

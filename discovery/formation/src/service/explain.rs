@@ -32,7 +32,8 @@ pub struct Line {
 #[must_use]
 pub fn explain(cluster: &Cluster, settings: &Settings, now: Micros) -> Vec<Line> {
     let mut lines = Vec::new();
-    let writer = Writer { cluster, next: next_deadline(cluster, settings, now), now };
+    let unretire = cluster.unretire_until(settings).filter(|until| *until >= now);
+    let writer = Writer { cluster, next: next_deadline(cluster, settings, now), now, unretire };
     lines.extend(writer.split());
     lines.extend(writer.unsettled());
     match cluster.phase {
@@ -57,6 +58,8 @@ struct Writer<'a> {
     cluster: &'a Cluster,
     next: Option<Micros>,
     now: Micros,
+    /// Until when the retirement may still be taken back.
+    unretire: Option<Micros>,
 }
 
 impl Writer<'_> {
@@ -250,9 +253,15 @@ impl Writer<'_> {
                  runs does so within 10 minutes or when it is restarted (its node goes on running), \
                  another when it is started; create a new cluster only if no host does"
             }
+            Some(EndCause::Retire) if self.unretire.is_some() => {
+                "if it should go on, have an owner run `muster-discovery cluster unretire NAME` \
+                 before the time that is named here; members that run are not touched either way"
+            }
             _ => "create a new cluster with `muster-discovery cluster create NAME`",
         };
         let what = format!("the cluster is {}: {by}", self.cluster.phase.as_str());
-        self.line(self.cluster.phase.as_str(), Vec::new(), what, way_out)
+        let mut line = self.line(self.cluster.phase.as_str(), Vec::new(), what, way_out);
+        line.next = line.next.or(self.unretire);
+        line
     }
 }

@@ -104,6 +104,8 @@ pub enum Change {
     GrantRevoked,
     /// It ended.
     Ended { phase: Phase },
+    /// Its retirement was taken back: it is committed or formed again.
+    Unretired { phase: Phase, by: String },
     /// The database's generation changed.
     Unsettled,
     /// The ledgers agree, or an owner accepted.

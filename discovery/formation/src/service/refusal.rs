@@ -4,6 +4,9 @@ use crate::fitness::{Clash, Unfit};
 use crate::service::cluster::{EndCause, Phase};
 use crate::values::{Epoch, Hash, KeyId, Micros, Millis};
 
+/// Milliseconds of a day.
+const DAY_MS: u64 = 24 * 3_600_000;
+
 /// A refusal. `Display` says what and why; [`Refusal::way_out`] says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
@@ -64,6 +67,12 @@ pub enum Refusal {
     /// A cluster that isn't committed is abandoned, not retired.
     #[error("the cluster is {}, not committed: there is nothing to retire", phase.as_str())]
     NothingToRetire { phase: Phase },
+    /// A cluster that was never committed can't be retired, so nothing can be taken back.
+    #[error("the cluster is {}: it is not retired", phase.as_str())]
+    NothingToUnretire { phase: Phase },
+    /// The time to take a retirement back is over.
+    #[error("a retirement can be taken back for {} days, and they are over", within.0 / DAY_MS)]
+    UnretireTooLate { within: Millis },
     /// The ledgers haven't agreed with this database yet: what looks undecided may be committed.
     #[error("the database was changed, and the ledgers have not been compared with it yet")]
     Unsettled,
@@ -187,9 +196,10 @@ impl Refusal {
             Refusal::GrantRevoked => RefusalCode::GrantRevoked,
             Refusal::TooManyKeys { .. } | Refusal::GrantUsed => RefusalCode::GrantExhausted,
             Refusal::EpochTooFar { .. } => RefusalCode::VoteRefused,
-            Refusal::NotCommitted { .. } | Refusal::NothingToRetire { .. } => {
-                RefusalCode::WrongState
-            }
+            Refusal::NotCommitted { .. }
+            | Refusal::NothingToRetire { .. }
+            | Refusal::NothingToUnretire { .. }
+            | Refusal::UnretireTooLate { .. } => RefusalCode::WrongState,
             Refusal::AlreadyCommitted { .. } => RefusalCode::Committed,
             Refusal::StatementFixed => RefusalCode::StatementRefused,
             Refusal::ForeignDocument => RefusalCode::DocumentRefused,
@@ -220,6 +230,8 @@ impl Refusal {
             | Refusal::GrantUsed
             | Refusal::Unfit(_)
             | Refusal::NothingToRetire { .. }
+            | Refusal::NothingToUnretire { .. }
+            | Refusal::UnretireTooLate { .. }
             | Refusal::AlreadyCommitted { .. }
             | Refusal::StatementOutOfOrder { .. }
             | Refusal::StatementFixed
@@ -280,6 +292,10 @@ impl Refusal {
             Refusal::NotCommitted { .. } => "poll until the cluster is committed".into(),
             Refusal::NothingToRetire { .. } => {
                 "have an operator run `muster-discovery cluster abandon`".into()
+            }
+            Refusal::NothingToUnretire { .. } => "look at `muster-discovery cluster show`".into(),
+            Refusal::UnretireTooLate { .. } => {
+                "move the data to a new cluster with a snapshot".into()
             }
             Refusal::Unsettled => {
                 "start every discovery process, or have an owner run `muster-discovery db accept`, \

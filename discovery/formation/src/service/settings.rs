@@ -15,6 +15,8 @@ pub struct Settings {
     pub hold_back: Millis,
     /// The longest hold-back.
     pub hold_back_cap: Millis,
+    /// How long after a retirement an owner may take it back.
+    pub unretire: Millis,
     /// Keys that one grant admits, per seat of the cluster.
     pub keys_per_seat: u32,
 }
@@ -27,13 +29,15 @@ pub const EPOCH_DISTANCE: Epoch = 1_000_000;
 pub const EPOCH_MAX: Epoch = 1 << 62;
 
 impl Settings {
-    /// As documented: 90 s, 60 s, 30 s, 2 s doubling to 60 s, three keys for each seat.
+    /// As documented: 90 s, 60 s, 30 s, 2 s doubling to 60 s, a week to take a
+    /// retirement back, three keys for each seat.
     pub const DEFAULT: Settings = Settings {
         lease: Millis(90_000),
         prepare: Millis(60_000),
         sweep: Millis(30_000),
         hold_back: Millis(2_000),
         hold_back_cap: Millis(60_000),
+        unretire: Millis(7 * 24 * 3_600_000),
         keys_per_seat: 3,
     };
 

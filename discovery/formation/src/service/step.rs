@@ -133,6 +133,7 @@ impl Turn<'_> {
             Event::Adopt(document) => self.adopt(document),
             Event::Abandon { by } => self.abandon(by),
             Event::Retire { by } => self.retire(by),
+            Event::Unretire { by } => self.unretire(by),
             Event::DatabaseChanged => self.database_changed(),
             Event::DatabaseSettled => self.database_settled(),
             Event::DatabaseAccepted { by } => {

@@ -200,6 +200,67 @@ fn what_is_not_committed_is_not_retired() {
     assert_eq!(service.cluster.phase, Phase::Preparing);
 }
 
+fn report(host: u8, raft_cluster: u64) -> Event {
+    Event::Report { key: key(host), raft_cluster }
+}
+
+#[test]
+fn a_retirement_is_taken_back_within_a_week_with_the_same_document() {
+    let mut service = Service::committed();
+    let _ = service.yes(report(1, 7));
+    let _ = service.yes(report(2, 7));
+    assert_eq!(service.cluster.phase, Phase::Formed);
+    let before = service.cluster.clone();
+    let _ = service.yes(Event::Retire { by: "ann".to_owned() });
+    assert_eq!(variant(&service.no(poll(1))), "Ended");
+    service.pass(6 * 86_400);
+    let taken_back = service.step(Event::Unretire { by: "ann".to_owned() });
+    assert!(taken_back.answer.is_ok());
+    assert_eq!(taken_back.committed, None, "nothing is committed a second time");
+    assert_eq!(service.cluster, Cluster { rev: service.cluster.rev, ..before.clone() });
+    assert_eq!(service.yes(poll(1)).document, before.frozen.map(|frozen| frozen.h));
+    assert_eq!(variant(&service.no(redeem(4))), "BootClosed", "nobody new is seated");
+}
+
+#[test]
+fn a_retirement_before_a_majority_reported_leads_back_to_committed() {
+    let mut service = Service::committed();
+    let _ = service.yes(report(1, 7));
+    let _ = service.yes(Event::Retire { by: "ann".to_owned() });
+    let _ = service.yes(Event::Unretire { by: "ann".to_owned() });
+    assert_eq!(service.cluster.phase, Phase::Committed);
+    let _ = service.yes(report(2, 7));
+    assert_eq!(service.cluster.phase, Phase::Formed);
+}
+
+#[test]
+fn a_retirement_is_not_taken_back_after_a_week_or_where_there_is_none() {
+    let mut service = Service::committed();
+    let _ = service.yes(Event::Unretire { by: "ann".to_owned() });
+    assert_eq!(service.cluster.phase, Phase::Committed, "a repeated request changes nothing");
+    let _ = service.yes(Event::Retire { by: "ann".to_owned() });
+    let told = |service: &Service| {
+        explain(&service.cluster, &Settings::DEFAULT, service.now)[0].way_out.clone()
+    };
+    assert!(told(&service).contains("cluster unretire NAME"));
+    service.pass(7 * 86_400 + 1);
+    assert!(!told(&service).contains("unretire"));
+    assert_eq!(variant(&service.no(Event::Unretire { by: "ann".to_owned() })), "UnretireTooLate");
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    let refusal = service.no(Event::Unretire { by: "ann".to_owned() });
+    assert_eq!(variant(&refusal), "NothingToUnretire");
+    let _ = service.yes(Event::Abandon { by: "ann".to_owned() });
+    assert_eq!(variant(&service.no(Event::Unretire { by: "ann".to_owned() })), "Ended");
+}
+
+#[test]
+fn two_documents_stay_two_whatever_is_taken_back() {
+    let mut service = Service::committed();
+    let _ = service.step(Event::Adopt(document(2, &[3, 4, 5])));
+    let _ = service.yes(Event::Retire { by: "ann".to_owned() });
+    assert_eq!(variant(&service.no(Event::Unretire { by: "ann".to_owned() })), "Split");
+}
+
 #[test]
 fn an_adopted_document_seats_its_members_and_nobody_else() {
     let mut service = Service::joined(3, &[1, 2, 3]);
