@@ -26,6 +26,52 @@ fn make_user(etcdctl: &Etcdctl, agent: &Agent) -> Result<String> {
     Ok(name)
 }
 
+/// The commands of the first console block under a heading of the README, as a person types them.
+fn commands_of(readme: &str, heading: &str) -> Option<String> {
+    let chapter = readme.split(&format!("\n{heading}\n")).nth(1)?;
+    let block = chapter.split("```console\n").nth(1)?.split("```").next()?;
+    let typed = |line: &str| {
+        let command = line.strip_prefix("$ ").or_else(|| line.strip_prefix("> "))?;
+        Some(command.to_owned())
+    };
+    let lines: Vec<String> = block.lines().filter_map(typed).collect();
+    (!lines.is_empty()).then(|| lines.join("\n"))
+}
+
+/// The page's own commands, in one shell. Only the two places of files are this test's.
+#[test]
+fn the_readmes_commands_for_users_lock_nobody_out() -> Result<()> {
+    let running = Running::start(Network::loopback(3), 3, None)?;
+    let etcdctl = running.etcdctl()?;
+    let readme = fs_err::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md"))?;
+    let commands = commands_of(&readme, "## Users and roles").context("the README's commands")?;
+    let place = |path: &std::path::Path| path.display().to_string();
+    let script = commands
+        .replace("demo-credentials", &place(etcdctl.credentials()))
+        .replace("/var/lib/muster", &place(&running.agents[0].data_dir));
+    let credentials = etcdctl.credentials();
+    let output = Command::new("bash")
+        .args(["-e", "-o", "pipefail", "-c", &script])
+        .env("ETCDCTL_API", "3")
+        .env("ETCDCTL_CACERT", credentials.join("ca.crt"))
+        .env("ETCDCTL_CERT", credentials.join("client.crt"))
+        .env("ETCDCTL_KEY", credentials.join("client.key"))
+        .env("ETCDCTL_ENDPOINTS", etcdctl.endpoints().join(","))
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{script}\n{said}\n{error}");
+    // What the page shows as the answers, and everybody whom it named.
+    for line in ["subject=CN=muster:", "owner", "Authentication Enabled", "muster:3", "root"] {
+        ensure!(said.contains(line), "{line} is missing in: {said}");
+    }
+    // The admin reads and changes; the agents do, too.
+    etcdctl.run(&["put", "after", "users"])?;
+    running.member_done(&running.agents[1], &["list"])?;
+    running.member_done(&running.agents[0], &["remove", &running.name(&running.agents[2])?])?;
+    Ok(())
+}
+
 #[test]
 fn agents_change_members_as_the_users_whom_their_certificates_name() -> Result<()> {
     let running = Running::start(Network::loopback(4), 3, None)?;
