@@ -130,6 +130,12 @@ pub(crate) struct Run {
     #[arg(long, value_name = "FILE")]
     pub bundle_file: Option<PathBuf>,
 
+    /// If the cluster has its members already, don't end with exit code 3: wait until the bundle
+    /// file holds a join ticket (token create --kind join), and go on with it. Discovery shows this
+    /// host as asking meanwhile (cluster show).
+    #[arg(long)]
+    pub wait_for_ticket: bool,
+
     /// This member's name: a-z, 0-9 and - (default: the host's name and 4 digits of its key).
     #[arg(long)]
     pub name: Option<String>,

@@ -17,6 +17,9 @@ pub enum End {
     /// in `RestartPreventExitStatus=`.
     #[error("{0}")]
     DoNotRestart(String),
+    /// The cluster has its members, and this host is none of them: it needs a join ticket. Exit code 3.
+    #[error("{0}")]
+    NoPlace(String),
     /// The cluster didn't do what it was asked to. Exit code 1.
     #[error("{1}")]
     Cluster(Kind, String),
@@ -50,7 +53,7 @@ impl End {
         match self {
             Self::Failed(_) | Self::Cluster(..) => 1,
             Self::Usage(_) => 2,
-            Self::DoNotRestart(_) => 3,
+            Self::DoNotRestart(_) | Self::NoPlace(_) => 3,
         }
     }
 
@@ -59,7 +62,7 @@ impl End {
         match self {
             Self::Failed(_) => Kind::Failed,
             Self::Usage(_) => Kind::Usage,
-            Self::DoNotRestart(_) => Kind::DoNotRestart,
+            Self::DoNotRestart(_) | Self::NoPlace(_) => Kind::DoNotRestart,
             Self::Cluster(kind, _) => *kind,
         }
     }
@@ -102,6 +105,7 @@ mod tests {
         assert_eq!(End::Failed(String::new()).code(), 1);
         assert_eq!(End::Usage(String::new()).code(), 2);
         assert_eq!(End::DoNotRestart(String::new()).code(), 3);
+        assert_eq!(End::NoPlace(String::new()).code(), 3);
     }
 
     #[test]

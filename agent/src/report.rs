@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use discovery_types::api::{
-    AdoptRequest, ClusterState, ListedMember, Membership, ReportRequest, Session, TroubleRequest,
+    AdoptRequest, ClusterState, ListedMember, Membership, REPORT_AGAIN, ReportRequest, Session,
+    TroubleRequest,
 };
 use discovery_types::client::{Client, ClientError};
 use discovery_types::digest::{self, Digest};
@@ -36,7 +37,7 @@ const ASK_EVERY: Duration = Duration::from_millis(50);
 const TROUBLE_AFTER: Duration = Duration::from_secs(5);
 
 /// The shortest time until a settled report is made again; jitter adds at most as much.
-const AGAIN: Duration = Duration::from_secs(300);
+const AGAIN: Duration = REPORT_AGAIN;
 
 /// How often the members are compared with those that were told last, where nobody gives a hint.
 const LOOK_AT_MEMBERS: Duration = Duration::from_secs(5);
@@ -76,7 +77,13 @@ impl Report {
                 () = self.members_changed(&told) => {}
             }
         };
-        let later = async || self.leader_now().await;
+        let later = async || {
+            let status = self.leader_now().await;
+            if status.is_none() {
+                self.tell_trouble().await;
+            }
+            status
+        };
         let tell = async |status: &NodeStatus| {
             let members = self.node().list().await.ok();
             if let Some(members) = &members {
@@ -188,12 +195,12 @@ impl Report {
 impl Report {
     /// Lets `explain` say why this node has no leader, in its own words.
     async fn tell_trouble(&self) {
-        let Some(complaint) = tail::last_complaint(&self.log) else { return };
-        let trouble = TroubleRequest {
-            session: self.session,
-            h: self.h,
-            detail: cut(format!("the node has no leader; its log says: {complaint}")),
+        let complaint = tail::last_complaint(&self.log);
+        let detail = match complaint {
+            Some(complaint) => format!("the node has no leader; its log says: {complaint}"),
+            None => "the node has no leader".to_owned(),
         };
+        let trouble = TroubleRequest { session: self.session, h: self.h, detail: cut(detail) };
         if let Err(error) = self.client.trouble(self.cluster, &trouble).await {
             tracing::debug!(error = chain(&error), "discovery doesn't hear of the node's trouble");
         }
@@ -345,6 +352,6 @@ mod tests {
         let keep = keep_telling(async || running(), seldom, later, tell);
         let _ = tokio::time::timeout(Duration::from_secs(3600), keep).await;
         assert_eq!(*told.borrow(), 1);
-        assert!((6..=12).contains(&*asked.borrow()), "{asked:?}");
+        assert!((30..=60).contains(&*asked.borrow()), "{asked:?}");
     }
 }

@@ -55,6 +55,8 @@ pub(crate) struct Settings {
     pub layout: Layout,
     /// Where the bundle comes from, if it was said.
     pub bundle: Option<BundleSource>,
+    /// Wait for a join ticket in the bundle file if the cluster has its members already.
+    pub wait_for_ticket: bool,
     /// The member's name, if it was said.
     pub name: Option<Name>,
     /// How the host is reached.
@@ -83,8 +85,14 @@ impl Settings {
             let text = format!("--metrics-listen {at}: only a loopback address is served in clear");
             return Err(End::Usage(text));
         }
+        let is_file = typed.bundle_file.as_ref().is_some_and(|file| file.as_os_str() != "-");
+        if typed.wait_for_ticket && !is_file {
+            let text = "--wait-for-ticket: the ticket comes in a file; say --bundle-file FILE";
+            return Err(End::Usage(text.to_owned()));
+        }
         Ok(Self {
             layout,
+            wait_for_ticket: typed.wait_for_ticket,
             bundle: typed.bundle_file.as_ref().map(|file| match file.to_str() {
                 Some("-") => BundleSource::Stdin,
                 _ => BundleSource::File(file.clone()),
@@ -221,5 +229,10 @@ mod tests {
     #[test]
     fn a_dash_is_standard_input() {
         assert_eq!(resolve(&["--bundle-file", "-"]).unwrap().bundle, Some(BundleSource::Stdin));
+        for bundle in [&[][..], &["--bundle-file", "-"]] {
+            let typed = [&["--wait-for-ticket"][..], bundle].concat();
+            assert_eq!(resolve(&typed).unwrap_err().code(), 2, "no file will hold the ticket");
+        }
+        assert!(resolve(&["--wait-for-ticket", "--bundle-file", "t"]).unwrap().wait_for_ticket);
     }
 }

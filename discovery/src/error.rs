@@ -99,6 +99,13 @@ impl ApiError {
         self
     }
 
+    /// Says something else about what to do next.
+    #[must_use]
+    pub(crate) fn advising(mut self, next: impl Into<String>) -> Self {
+        self.problem.next = next.into();
+        self
+    }
+
     /// What it says.
     pub(crate) fn problem(&self) -> &Problem {
         &self.problem

@@ -78,6 +78,7 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         )
         .service(at("/v1/clusters/{id}/abandon", "POST").route(post().to(clusters::abandon)))
         .service(at("/v1/clusters/{id}/retire", "POST").route(post().to(clusters::retire)))
+        .service(at("/v1/clusters/{id}/unretire", "POST").route(post().to(clusters::unretire)))
         .service(
             at("/v1/clusters/{id}/credentials", "POST").route(post().to(clusters::credentials)),
         )
@@ -130,6 +131,10 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         .service(
             at("/v1/clusters/{id}/intents/{operation}/outcome", "POST")
                 .route(post().to(intents::outcome)),
+        )
+        .service(
+            at("/v1/clusters/{id}/intents/{operation}/wait", "POST")
+                .route(post().to(intents::wait)),
         )
         .service(
             at("/v1/clusters/{id}/intents/{operation}/withdraw", "POST")
@@ -263,6 +268,7 @@ fn log_fault(response: &ServiceResponse<impl MessageBody>, route: &str) {
         clusters::document,
         clusters::abandon,
         clusters::retire,
+        clusters::unretire,
         clusters::credentials,
         grants::put,
         grants::list_all,
@@ -284,6 +290,7 @@ fn log_fault(response: &ServiceResponse<impl MessageBody>, route: &str) {
         intents::list,
         intents::show,
         intents::outcome,
+        intents::wait,
         intents::withdraw,
         intents::directory,
         intents::leaves,

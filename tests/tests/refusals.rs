@@ -116,7 +116,7 @@ fn expired_revoked_and_foreign_tokens_are_refused() -> Result<()> {
     ensure!(tokens.to_string().contains(id), "the list does not show {id}: {tokens}");
     let all = world.admin_json(&["token", "list"])?;
     ensure!(all.to_string().contains(id), "the list of all does not show {id}: {all}");
-    world.admin_command(&["token", "revoke", id])?;
+    world.admin_command(&["token", "revoke", id, "--yes"])?;
     let (code, said) = refused(&world, &bundle, "revoked")?;
     ensure!(code == 3 && said.contains("revoked"), "exit code {code}, said {said}");
 

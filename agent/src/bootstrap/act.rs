@@ -95,7 +95,11 @@ impl Bootstrap<'_> {
             Some(refusal) => format!("{reason}: {refusal}"),
             None => reason,
         };
-        if exit == FOR_GOOD { End::DoNotRestart(text) } else { End::Failed(text) }
+        match exit {
+            FOR_GOOD if self.contact.is_boot_closed => End::NoPlace(text),
+            FOR_GOOD => End::DoNotRestart(text),
+            _ => End::Failed(text),
+        }
     }
 
     /// Looks at the node's directory and says what is there.

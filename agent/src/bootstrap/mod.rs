@@ -28,6 +28,7 @@ use discovery_types::client::{Client, ClientConfig, ClientError};
 use discovery_types::convert;
 use discovery_types::digest::Digest;
 use discovery_types::key::PublicKey;
+use discovery_types::problem::Code;
 use discovery_types::record::SignedRecord;
 use discovery_types::redeem::Redeem;
 use discovery_types::statement::StatementChain;
@@ -121,6 +122,8 @@ struct Contact {
     /// What was last logged about a failure, so that it is logged once.
     complained: Option<String>,
     last_refusal: Option<String>,
+    /// The last refusal said that the cluster has its members already.
+    is_boot_closed: bool,
     pin: usize,
 }
 
@@ -321,6 +324,7 @@ impl<'a> Bootstrap<'a> {
         match &error {
             ClientError::Problem(problem) => {
                 self.contact.last_refusal = Some(text.clone());
+                self.contact.is_boot_closed = problem.code == Code::BootClosed;
                 let (code, retryable) = (convert::refusal_code(problem.code), problem.retryable);
                 // While the service rotates its key a bundle has two pins, and an envelope names one:
                 // a refusal counts once each was named.

@@ -1,6 +1,7 @@
 //! `run`: from whatever is on disk to a node that is looked after.
 
 use std::net::IpAddr;
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +36,8 @@ use crate::{cli, metrics, place, removal, status, supervise};
 
 /// How often a directory whose data is lost is looked at again: a volume may be mounted late.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
+/// How often a host without a place asks again, and reads its bundle file for a join ticket.
+const TICKET_EVERY: Duration = Duration::from_secs(15);
 
 /// Runs it.
 pub(crate) async fn run(typed: cli::Run) -> Result<(), End> {
@@ -158,12 +161,25 @@ impl Daemon<'_> {
             let copied = journal.is_some_and(|journal| journal.machine.differs_from(&machine));
             tracing::debug!(?decision, %directory, "decided");
             match (decision, loaded) {
-                (Decision::BeginNew, _) => return self.begin(machine).await,
+                (Decision::BeginNew, _) => {
+                    let ended = self.begin(machine).await;
+                    if let Break(ended) = self.wait_for_ticket(ended).await {
+                        return ended;
+                    }
+                }
                 (Decision::SetAsideAndBeginNew, _) => {
                     self.set_aside(&directory)?;
-                    return self.begin(machine).await;
+                    let ended = self.begin(machine).await;
+                    if let Break(ended) = self.wait_for_ticket(ended).await {
+                        return ended;
+                    }
                 }
-                (Decision::GoOn, Some(found)) => return self.form(rebooted(found)).await,
+                (Decision::GoOn, Some(found)) => {
+                    let ended = self.form(rebooted(found)).await;
+                    if let Break(ended) = self.wait_for_ticket(ended).await {
+                        return ended;
+                    }
+                }
                 (Decision::GoOnToLaunch, Some(found)) => {
                     return self.launch_held(rebooted(found)).await;
                 }
@@ -245,6 +261,25 @@ impl Daemon<'_> {
         tokio::select! {
             () = tokio::time::sleep(LOOK_AGAIN) => false,
             () = self.stop.cancelled() => true,
+        }
+    }
+
+    /// A host without a place waits a moment, and asks again with what the bundle file holds then,
+    /// where `--wait-for-ticket` was said. Every other end is one.
+    async fn wait_for_ticket(&self, ended: Result<(), End>) -> ControlFlow<Result<(), End>> {
+        let why = match ended {
+            Err(End::NoPlace(why)) if self.settings.wait_for_ticket => why,
+            ended => return Break(ended),
+        };
+        let text = format!(
+            "waits for a join ticket in the bundle file, which is read again every {} s: {why}",
+            TICKET_EVERY.as_secs()
+        );
+        tracing::warn!("{text}");
+        self.board.phase(Phase::Contacting, text);
+        match self.stop.run_until_cancelled(tokio::time::sleep(TICKET_EVERY)).await {
+            Some(()) => Continue(()),
+            None => Break(Ok(())),
         }
     }
 

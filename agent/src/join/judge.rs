@@ -132,6 +132,9 @@ mod tests {
             outcome,
             reported_by: None,
             explain: Vec::new(),
+            about: None,
+            about_name: None,
+            waits: None,
         }
     }
 

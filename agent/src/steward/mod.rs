@@ -14,9 +14,9 @@ mod progress;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use discovery_types::api::{IntentState, IntentView, Outcome, OutcomeRequest};
+use discovery_types::api::{IntentState, IntentView, Outcome, OutcomeRequest, WaitRequest};
 use discovery_types::client::{Client, ClientError};
 use discovery_types::digest::{self, OperationId};
 use discovery_types::intent::{Errand, Step, VerifiedIntent};
@@ -35,6 +35,8 @@ use crate::retry::Retry;
 
 /// How often intents are looked at while there are some.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// The shortest time between two reasons to wait that discovery is told of one intent.
+const TELL_EVERY: Duration = Duration::from_secs(5);
 /// How often a node that is down is asked whether it leads.
 const ASK_NODE_EVERY: Duration = Duration::from_secs(1);
 
@@ -65,6 +67,9 @@ struct Seen {
     added_before: bool,
     old_is_down: bool,
     said: String,
+    /// The reason to wait that discovery heard last, and when.
+    told: String,
+    told_at: Option<Instant>,
 }
 
 impl Steward {
@@ -176,14 +181,37 @@ impl Steward {
                     let members = self.node.list().await.map_err(|error| causes(&error))?;
                     self.step(&intent, view, &members, status, leader).await;
                 }
-                Err(error) => self.complain(&format!(
-                    "discovery hands out a change ({}) that is refused: {}",
-                    view.intent.operation,
-                    causes(&error)
-                )),
+                Err(error) => {
+                    let why = causes(&error);
+                    self.complain(&format!(
+                        "discovery hands out a change ({}) that is refused: {why}",
+                        view.intent.operation
+                    ));
+                    if leader == status.member_id && view.state == IntentState::Open {
+                        self.refuse(view, &why, status).await;
+                    }
+                }
             }
         }
         Ok(())
+    }
+
+    /// Ends an intent whose signatures this cluster doesn't take, such as one by an operator who was
+    /// removed since: nobody will carry it out.
+    async fn refuse(&self, view: &IntentView, why: &str, status: &NodeStatus) {
+        let reason = cut(format!(
+            "{why}. Whoever signed it may not order this by the cluster's newest statement: order \
+             it again"
+        ));
+        let request = OutcomeRequest {
+            outcome: Outcome::Refused { reason },
+            raft_term: status.raft_term,
+            raft_index: status.raft_index,
+        };
+        let operation = view.intent.operation;
+        if let Err(error) = self.client.report_outcome(self.cluster, operation, &request).await {
+            tracing::debug!(error = causes(&error), "discovery doesn't hear of a refusal");
+        }
     }
 
     /// One look at one intent, and what follows from it.
@@ -215,14 +243,31 @@ impl Steward {
             old_is_down: seen.old_is_down,
         };
         match sight.decide() {
-            Act::Wait(why) => self.wait(intent, &why),
+            Act::Wait(why) if leader == status.member_id => self.wait(intent, &why).await,
+            Act::Wait(why) => self.log_wait(intent, &why),
             Act::HandOver => self.hand_over(intent, members, status).await,
             Act::Tell(outcome) => self.tell(intent, outcome).await,
             Act::Change(change, step) => self.change(intent, &change, step, members).await,
         }
     }
 
-    fn wait(&mut self, intent: &VerifiedIntent, why: &str) {
+    /// Logs why an intent waits, and tells discovery, for the operator who looks there.
+    async fn wait(&mut self, intent: &VerifiedIntent, why: &str) {
+        self.log_wait(intent, why);
+        let seen = self.seen.entry(intent.operation).or_default();
+        let is_early = seen.told_at.is_some_and(|at| at.elapsed() < TELL_EVERY);
+        if is_early || seen.told == why {
+            return;
+        }
+        why.clone_into(&mut seen.told);
+        seen.told_at = Some(Instant::now());
+        let wait = WaitRequest { reason: cut(why.to_owned()) };
+        if let Err(error) = self.client.report_wait(self.cluster, intent.operation, &wait).await {
+            tracing::debug!(error = causes(&error), "discovery doesn't hear why an intent waits");
+        }
+    }
+
+    fn log_wait(&mut self, intent: &VerifiedIntent, why: &str) {
         let seen = self.seen.entry(intent.operation).or_default();
         if seen.said != why {
             tracing::info!(operation = %intent.operation, "{} waits: {why}", intent.verb);
@@ -252,7 +297,7 @@ impl Steward {
                 if step == Step::Add {
                     seen.added_before = true;
                 } else {
-                    self.wait(intent, &text);
+                    self.wait(intent, &text).await;
                 }
             }
             Err(ClusterError::Refused { text, .. }) if may_pass(&text) => {
@@ -264,7 +309,7 @@ impl Steward {
                 let seen = self.seen.entry(intent.operation).or_default();
                 seen.old_is_down = old_is_down;
                 seen.progress.refused(&text);
-                self.wait(intent, &text);
+                self.wait(intent, &text).await;
             }
             // A learner is promoted once it is ready: nothing that the cluster says of it is final.
             Err(ClusterError::Refused { text, .. }) if step != Step::Promote => {
@@ -272,7 +317,7 @@ impl Steward {
                 self.tell(intent, outcome).await;
             }
             // Looked at again, with the list as it is then.
-            Err(error) => self.wait(intent, &causes(&error)),
+            Err(error) => self.wait(intent, &causes(&error)).await,
         }
     }
 
@@ -296,7 +341,7 @@ impl Steward {
         match self.client.report_outcome(self.cluster, intent.operation, &request).await {
             Ok(_) => tracing::info!(operation = %intent.operation, "{} is {state}", intent.verb),
             Err(error) => {
-                self.wait(intent, &format!("discovery doesn't hear of it: {}", causes(&error)))
+                self.log_wait(intent, &format!("discovery doesn't hear of it: {}", causes(&error)))
             }
         }
     }
@@ -306,8 +351,8 @@ impl Steward {
         for heir in members.list.iter().filter(|heir| !heir.is_learner && heir.id != own.id) {
             if self.node.status_of(heir).await.is_ok() {
                 match self.node.move_leader(own, heir.id).await {
-                    Ok(()) => return self.wait(intent, &format!("{} leads now", heir.id)),
-                    Err(error) => self.wait(intent, &causes(&error)),
+                    Ok(()) => return self.log_wait(intent, &format!("{} leads now", heir.id)),
+                    Err(error) => self.wait(intent, &causes(&error)).await,
                 }
             }
         }

@@ -8,6 +8,7 @@ use discovery_types::name::Name;
 use discovery_types::role::{Action, Role};
 use serde_json::json;
 
+use super::confirm::Irreversible;
 use super::printer::Printer;
 use super::session::Session;
 use super::{CliError, RemoteArgs};
@@ -51,6 +52,9 @@ exist already don't know the new admin until an owner runs `cluster restate NAME
         /// Name or key id of the admin
         #[arg(value_name = "NAME|KEY_ID", allow_hyphen_values = true)]
         admin: String,
+        /// Don't ask
+        #[arg(long)]
+        yes: bool,
     },
 }
 
@@ -89,8 +93,14 @@ pub(super) async fn run(args: AdminArgs, printer: &mut Printer) -> Result<(), Cl
             );
             Ok(())
         }
-        AdminCommand::Revoke { admin } => {
+        AdminCommand::Revoke { admin, yes } => {
             let found = find(&chain, &admin)?;
+            let ends = format!(
+                "From now on the service takes nothing that the key of {} signs. Orders of {0} that \
+                 nobody has begun are refused once the cluster is restated.",
+                found.name
+            );
+            Irreversible { ends: vec![ends], name: found.name.as_str() }.confirm(yes, printer)?;
             let last = chain.admins().iter().filter(|admin| admin.is_owner()).count() <= 2;
             change(&session, &mut chain, Change::Revoke(found.key)).await?;
             let text = format!("{} is no admin any more", found.name);

@@ -3,6 +3,7 @@
 use clap::Subcommand;
 use discovery_types::api::AcceptRequest;
 
+use super::confirm::Irreversible;
 use super::printer::Printer;
 use super::session::Session;
 use super::{CliError, RemoteArgs};
@@ -29,7 +30,7 @@ part of the database said about them can't be known. Committed and running clust
         /// Only if the database has this system identifier (see `cluster explain`)
         #[arg(long, value_name = "ID")]
         system_identifier: Option<String>,
-        /// Do it
+        /// Don't ask
         #[arg(long)]
         yes: bool,
     },
@@ -37,13 +38,8 @@ part of the database said about them can't be known. Committed and running clust
 
 pub(super) async fn run(args: DbArgs, printer: &mut Printer) -> Result<(), CliError> {
     let DbCommand::Accept { system_identifier, yes } = args.command;
-    if !yes {
-        return Err(CliError::Usage(
-            "this abandons every cluster that has not committed and revokes every token: \
-             say --yes to do it"
-                .into(),
-        ));
-    }
+    let ends = "This abandons every cluster that has not committed and revokes every token.";
+    Irreversible { ends: vec![ends.into()], name: "accept" }.confirm(yes, printer)?;
     let session = Session::open(&args.remote)?;
     let done = session.client.accept_database(&AcceptRequest { system_identifier }).await?;
     printer.value(&done, |out| {

@@ -77,6 +77,12 @@ pub enum CliError {
     /// A change that was waited for ended otherwise.
     #[error("it was not done: it is {0}")]
     NotDone(discovery_types::api::IntentState),
+    /// Members of a cluster that is to be retired still report.
+    #[error("agents of these members reported within the last five minutes: {members}")]
+    MembersReport {
+        /// Their names.
+        members: String,
+    },
     /// No admin has this name or key id.
     #[error("there is no admin `{0}`")]
     NoAdmin(String),
@@ -160,6 +166,10 @@ impl CliError {
                  muster-discovery key new --out FILE"
             }
             CliError::NoCluster(_) => "muster-discovery cluster list --all",
+            CliError::MembersReport { .. } => {
+                "stop the members first; --force retires the cluster although they run, and leaves \
+                 its nodes running"
+            }
             CliError::NoAdmin(_) => "muster-discovery admin list",
             CliError::Statements(StatementError::ForeignRoot(_)) => {
                 "if another owner created it, run: muster-discovery context refresh"

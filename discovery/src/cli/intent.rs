@@ -9,6 +9,7 @@ use discovery_types::role::Action;
 use discovery_types::url::NodeUrl;
 
 use super::cluster::show::waits;
+use super::confirm::Irreversible;
 use super::members::Members;
 use super::printer::{Printer, Text, or_dash, time, time_of_seconds};
 use super::session::Session;
@@ -37,6 +38,9 @@ Example:
     Remove {
         #[command(flatten)]
         order: OrderArgs,
+        /// Don't ask
+        #[arg(long)]
+        yes: bool,
     },
     /// Order that a member's peers reach it elsewhere
     #[command(after_help = "\
@@ -95,7 +99,14 @@ struct OrderArgs {
 pub(super) async fn run(args: IntentArgs, printer: &mut Printer) -> Result<(), CliError> {
     let session = Session::open(&args.remote)?;
     match args.command {
-        IntentCommand::Remove { order } => self::order(&session, &order, None, printer).await,
+        IntentCommand::Remove { order, yes } => {
+            let ends = format!(
+                "Member {} of {} is removed for good: its data never joins this cluster again.",
+                order.member, order.cluster
+            );
+            Irreversible { ends: vec![ends], name: &order.member }.confirm(yes, printer)?;
+            self::order(&session, &order, None, printer).await
+        }
         IntentCommand::Update { order, peer_url } => {
             self::order(&session, &order, Some(peer_url), printer).await
         }
@@ -160,7 +171,13 @@ async fn end(
     wait: bool,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
+    let mut said = String::new();
     while wait && view.state.is_live() {
+        let progress = progress(&view);
+        if progress != said {
+            printer.note(&progress);
+            said = progress;
+        }
         let (cluster, operation) = (view.intent.cluster, view.intent.operation);
         view = session.client.intent(cluster, operation, Some(view.rev)).await?;
     }
@@ -178,6 +195,12 @@ async fn end(
     }
 }
 
+/// How far an intent has come, in one line for somebody who waits.
+fn progress(view: &IntentView) -> String {
+    let why = view.explain.first().map(|reason| reason.missing.as_str()).unwrap_or_default();
+    format!("{}: {why}", view.state)
+}
+
 /// One line for each.
 pub(super) fn table(out: &mut Text<'_>, intents: &[IntentView]) {
     let rows = intents.iter().map(|view| {
@@ -185,12 +208,19 @@ pub(super) fn table(out: &mut Text<'_>, intents: &[IntentView]) {
             view.intent.operation.to_string(),
             view.intent.verb.to_string(),
             view.subject.clone(),
+            or_dash(about(view)),
             view.state.to_string(),
             view.by.clone(),
             time(view.made_at_ms),
         ]
     });
-    out.table(["INTENT", "CHANGE", "MEMBER", "STATE", "BY", "MADE"], rows);
+    out.table(["INTENT", "CHANGE", "MEMBER", "ABOUT", "STATE", "BY", "MADE"], rows);
+}
+
+/// The member that leaves or moves, with its name.
+fn about(view: &IntentView) -> Option<String> {
+    let id = view.about?;
+    Some(view.about_name.as_ref().map_or(id.to_string(), |name| format!("{name} ({id})")))
 }
 
 fn show(printer: &mut Printer, view: &IntentView) -> Result<(), CliError> {
@@ -201,6 +231,7 @@ fn show(printer: &mut Printer, view: &IntentView) -> Result<(), CliError> {
             ("intent", intent.operation.to_string()),
             ("change", intent.verb.to_string()),
             ("member", view.subject.clone()),
+            ("about", or_dash(about(view))),
             ("state", view.state.to_string()),
             ("by", view.by.clone()),
             ("made", time(view.made_at_ms)),

@@ -8,6 +8,7 @@ mod admin;
 mod backup;
 mod ca;
 mod cluster;
+mod confirm;
 mod context;
 mod db;
 mod error;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::CliError;
 
 /// Longest line that is read as an answer.
-const MAX_ANSWER: u64 = 64;
+const MAX_ANSWER: u64 = 256;
 
 /// Both streams of a command.
 pub(super) struct Printer {
@@ -68,15 +68,15 @@ impl Printer {
         self.say(&format!("warning: {}", printable(text)));
     }
 
-    /// Whether a person says yes. Without a terminal there is nobody to ask.
-    pub(super) fn confirmed(&mut self, question: &str) -> bool {
+    /// A person's answer; none without a terminal, where there is nobody to ask.
+    pub(super) fn answer(&mut self, question: &str) -> Option<String> {
         if !std::io::stdin().is_terminal() {
-            return false;
+            return None;
         }
-        self.say(&format!("{question} Type yes to go on:"));
+        self.say(question);
         let mut answer = String::new();
-        let read = std::io::stdin().lock().take(MAX_ANSWER).read_line(&mut answer);
-        read.is_ok() && answer.trim() == "yes"
+        std::io::stdin().lock().take(MAX_ANSWER).read_line(&mut answer).ok()?;
+        Some(answer.trim().to_owned())
     }
 
     /// Why it failed, with its causes, and what to do next.

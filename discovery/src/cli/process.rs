@@ -4,6 +4,7 @@ use clap::Subcommand;
 use discovery_types::api::{ProcessList, ProcessView};
 use uuid::Uuid;
 
+use super::confirm::Irreversible;
 use super::printer::{Printer, time};
 use super::session::Session;
 use super::{CliError, RemoteArgs};
@@ -30,7 +31,7 @@ after this. If the ledger file still exists, start a process on it instead.")]
     Forget {
         /// The process's id, as `process list` prints it
         id: Uuid,
-        /// Do it
+        /// Don't ask
         #[arg(long)]
         yes: bool,
     },
@@ -40,31 +41,32 @@ pub(super) async fn run(args: ProcessArgs, printer: &mut Printer) -> Result<(), 
     let session = Session::open(&args.remote)?;
     let list = match args.command {
         ProcessCommand::List => session.client.list_processes().await?,
-        ProcessCommand::Forget { id, yes: false } => {
-            return Err(unsaid(&session.client.list_processes().await?, id));
+        ProcessCommand::Forget { id, yes } => {
+            let ends = vec![loss(&session.client.list_processes().await?, id)?];
+            Irreversible { ends, name: &id.to_string() }.confirm(yes, printer)?;
+            session.client.forget_process(id).await?
         }
-        ProcessCommand::Forget { id, yes: true } => session.client.forget_process(id).await?,
     };
     show(printer, &list)
 }
 
-/// What would be lost, for somebody who hasn't said --yes yet.
-fn unsaid(list: &ProcessList, id: Uuid) -> CliError {
+/// What would be lost with a process.
+fn loss(list: &ProcessList, id: Uuid) -> Result<String, CliError> {
     let Some(process) = list.processes.iter().find(|process| process.id == id) else {
-        return CliError::Usage(format!("there is no process {id}: muster-discovery process list"));
+        let none = format!("there is no process {id}: muster-discovery process list");
+        return Err(CliError::Usage(none));
     };
     let counted = process.ledger_entries;
     let holds = match process.missing {
         true => {
             format!(
-                "its ledger may hold commits that this database has lost, beside {counted} known"
+                "Its ledger may hold commits that this database has lost, beside {counted} known"
             )
         }
-        false => format!("its ledger holds {counted} commit(s)"),
+        false => format!("Its ledger holds {counted} commit(s)"),
     };
-    CliError::Usage(format!(
-        "{holds}; they can't be put back from it once it is forgotten. It was last seen {}: say \
-         --yes to do it",
+    Ok(format!(
+        "{holds}; they can't be put back from it once it is forgotten. It was last seen {}.",
         time(process.last_seen_ms)
     ))
 }

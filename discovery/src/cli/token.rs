@@ -17,6 +17,7 @@ use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
+use super::confirm::Irreversible;
 use super::members::Members;
 use super::printer::{Printer, duration, or_dash, time_of_seconds};
 use super::session::Session;
@@ -68,6 +69,9 @@ it with `token revoke` if it went astray.")]
     Revoke {
         /// The token's id, as `token list` prints it
         id: GrantId,
+        /// Don't ask
+        #[arg(long)]
+        yes: bool,
     },
 }
 
@@ -141,7 +145,9 @@ pub(super) async fn run(args: TokenArgs, printer: &mut Printer) -> Result<(), Cl
             let view = session.client.show_grant(id).await?;
             show(printer, &view)
         }
-        TokenCommand::Revoke { id } => {
+        TokenCommand::Revoke { id, yes } => {
+            let ends = format!("Token {id} admits no further host. Seats that are taken stay.");
+            Irreversible { ends: vec![ends], name: &id.to_string() }.confirm(yes, printer)?;
             let view = session.client.revoke_grant(id).await?;
             show(printer, &view)
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use discovery_formation as formation;
-use discovery_formation::service::{Cluster, Event, Grant, Poll, Probe, Refusal};
+use discovery_formation::service::{Cluster, Event, Grant, Phase, Poll, Probe, Refusal};
 use discovery_types::api::{ProbeResult, Session};
 use discovery_types::convert;
 use discovery_types::digest::Digest;
@@ -16,12 +16,13 @@ use discovery_types::problem::Code;
 use discovery_types::proposal::{Ack, Release};
 use discovery_types::record::{Record, VerifiedRecord};
 use discovery_types::redeem::Redeem;
-use discovery_types::retire::Retire;
+use discovery_types::retire::{Retire, Unretire};
 use discovery_types::role::{Action, roles_allow};
 use discovery_types::statement::StatementChain;
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::intents::refuse_if_reporting;
 use crate::store::cluster::ClusterTransaction;
 
 /// Longest record, endorsement and grant of a seat, together, in bytes; and longest ack. Nine of
@@ -63,6 +64,8 @@ pub(crate) enum Incoming {
     Abandon { by: String },
     /// An owner's signed end.
     Retire { jws: Jws },
+    /// An owner's signature that takes the end back.
+    Unretire { jws: Jws },
     /// An owner accepts the database.
     DatabaseAccepted { by: String },
 }
@@ -112,6 +115,7 @@ impl Incoming {
             | Incoming::Adopt { .. }
             | Incoming::Abandon { .. }
             | Incoming::Retire { .. }
+            | Incoming::Unretire { .. }
             | Incoming::DatabaseAccepted { .. } => return None,
         };
         Some(convert::key(&key))
@@ -170,9 +174,15 @@ impl App {
             Incoming::Abandon { by } => Event::Abandon { by: by.clone() }.into(),
             Incoming::Retire { jws } => {
                 let retire = Retire::verify(jws, &chain)?;
-                let by = chain.newest().admin(jws.kid()).map(|admin| admin.name.to_string());
-                let by = by.unwrap_or_default();
-                Event::Retire { by: format!("{by}: {}", retire.reason) }.into()
+                if !retire.force && is_running(&transaction.cluster) {
+                    refuse_if_reporting(transaction).await?;
+                }
+                Event::Retire { by: format!("{}: {}", signer(&chain, jws), retire.reason) }.into()
+            }
+            Incoming::Unretire { jws } => {
+                let unretire = Unretire::verify(jws, &chain)?;
+                of_this_retirement(&transaction.cluster, &unretire)?;
+                Event::Unretire { by: signer(&chain, jws) }.into()
             }
             Incoming::DatabaseAccepted { by } => Event::DatabaseAccepted { by: by.clone() }.into(),
         })
@@ -187,6 +197,28 @@ impl App {
         let event = Event::Restate(convert::statement(&longer));
         Ok(Prepared { statement: Some(jws.clone()), ..event.into() })
     }
+}
+
+fn is_running(cluster: &Cluster) -> bool {
+    matches!(cluster.phase, Phase::Committed | Phase::Formed)
+}
+
+/// The name of the admin who signed `jws`.
+fn signer(chain: &StatementChain, jws: &Jws) -> String {
+    let admin = chain.newest().admin(jws.kid()).map(|admin| admin.name.to_string());
+    admin.unwrap_or_default()
+}
+
+/// A signature takes one retirement back, and no later one. A cluster that runs was taken back before.
+fn of_this_retirement(cluster: &Cluster, unretire: &Unretire) -> Result<(), ApiError> {
+    let ended = cluster.ended.as_ref().filter(|_| cluster.phase == Phase::Retired);
+    let at = ended.map(|ended| (ended.at.0 / 1_000) as i64);
+    if at.is_none_or(|at| at == unretire.retired_at_ms) {
+        return Ok(());
+    }
+    let detail = "The signature takes back another retirement than the last one.";
+    let next = "Run `muster-discovery cluster unretire` again.";
+    Err(ApiError::new(Code::Conflict, detail, next))
 }
 
 fn prepare_redeem(

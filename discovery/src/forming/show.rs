@@ -192,6 +192,7 @@ pub(crate) fn summary_of(row: &ClusterSummaryRow) -> Result<ClusterSummary, Stor
     };
     let forming =
         matches!(state, ClusterState::Draft | ClusterState::Open | ClusterState::Preparing);
+    let runs = matches!(state, ClusterState::Committed | ClusterState::Formed);
     Ok(ClusterSummary {
         cluster: row.id,
         name: row.name.parse::<Name>().map_err(|_| damaged())?,
@@ -202,6 +203,8 @@ pub(crate) fn summary_of(row: &ClusterSummaryRow) -> Result<ClusterSummary, Stor
         standbys: row.standbys as u32,
         created_at_ms: row.created_us / 1_000,
         deadline_at_ms: forming.then_some(row.deadline_us / 1_000),
+        members: row.members.filter(|_| runs).map(|count| count.unsigned_abs() as u32),
+        heard: Some(row.heard).filter(|_| runs).map(|count| count.unsigned_abs() as u32),
     })
 }
 
@@ -254,10 +257,7 @@ pub(crate) fn seats(cluster: &Cluster, origins: &[Origin]) -> Vec<api::SeatView>
 
 /// The Raft cluster that a majority reports.
 pub(crate) fn raft_cluster(cluster: &Cluster) -> Option<String> {
-    let majority = formation::quorum(usize::from(cluster.statement.size));
-    let reports = &cluster.reports;
-    let agreeing = |id: &u64| reports.values().filter(|other| *other == id).count();
-    reports.values().find(|id| agreeing(id) >= majority).map(|id| format!("{id:016x}"))
+    cluster.majority_report().map(|id| format!("{id:016x}"))
 }
 
 /// A cluster's life so far, from its events (newest first): `full` is when the last missing agent
@@ -277,7 +277,7 @@ pub(crate) fn timeline(mut events: Vec<Event>) -> Vec<api::Moment> {
                 }
                 moments.push(("preparing".into(), at));
             }
-            "open" | "reopened" | "committed" | "adopted" | "formed" | "split" => {
+            "open" | "reopened" | "committed" | "adopted" | "formed" | "unretired" | "split" => {
                 moments.push((event.kind, at));
             }
             "ended" => {
@@ -293,6 +293,21 @@ pub(crate) fn timeline(mut events: Vec<Event>) -> Vec<api::Moment> {
         since_full_ms: full.map(|full| at_ms - full).filter(|since| *since >= 0),
     };
     moments.into_iter().map(moment).collect()
+}
+
+/// How a cluster ended, and until when that can be taken back.
+pub(crate) fn ended(
+    cluster: &Cluster,
+    settings: &Settings,
+    now: formation::Micros,
+) -> Option<api::EndView> {
+    let ended = cluster.ended.as_ref()?;
+    let until = cluster.unretire_until(settings).filter(|until| *until >= now);
+    Some(api::EndView {
+        at_ms: milliseconds(ended.at),
+        by: ended.by.clone(),
+        unretire_until_ms: until.map(milliseconds),
+    })
 }
 
 /// What a person should look at.

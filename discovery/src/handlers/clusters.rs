@@ -2,11 +2,12 @@
 
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path, Query};
-use discovery_formation::service::{Phase, Settings};
+use discovery_formation::service::{Cluster, Phase, Settings};
 use discovery_types::SIZES;
 use discovery_types::api::{
-    AbandonRequest, ClusterList, ClusterSummary, ClusterView, CommitDocument, CredentialsRequest,
-    CredentialsResponse, DraftRequest, DraftResponse, ExplainResponse, SignedBody, StatementList,
+    AbandonRequest, AskingHost, ClusterList, ClusterSummary, ClusterView, CommitDocument,
+    CredentialsRequest, CredentialsResponse, DraftRequest, DraftResponse, ExplainResponse,
+    Explanation, MembersView, SignedBody, StatementList,
 };
 use discovery_types::convert;
 use discovery_types::digest::Digest;
@@ -26,7 +27,9 @@ use crate::auth::{Caller, authorise};
 use crate::ca::{CREDENTIAL_LIFE, make_ca};
 use crate::error::ApiError;
 use crate::forming::{Incoming, explanations, show, statement_allows, summary_of};
+use crate::intents;
 use crate::kek::Purpose;
+use crate::store::Micros;
 use crate::store::clusters::{Draft, Opened, WrappedCa};
 
 /// Longest reason for giving a cluster up.
@@ -204,9 +207,14 @@ pub(crate) async fn show_one(
             document: None,
             raft_cluster_id: None,
             alarms: Vec::new(),
+            present: MembersView::default(),
+            asking: Vec::new(),
+            ended: None,
         }));
     };
     let origins = store.origins(*path).await?;
+    let present = app.present(&cluster, &origins, now.0 as Micros).await?;
+    let asking = app.asking(&cluster).await?;
     let events = store.events(*path, show::TIMELINE_EVENTS).await?;
     let generation = store.watch().generation.borrow().clone();
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);
@@ -216,10 +224,18 @@ pub(crate) async fn show_one(
         statement: Some(chain.newest_hash()),
         seats: show::seats(&cluster, &origins),
         timeline: show::timeline(events),
-        explain: explanations(&cluster, &chain, settings, now, generation.as_ref()),
+        explain: with_members(
+            explanations(&cluster, &chain, settings, now, generation.as_ref()),
+            &cluster,
+            chain.newest().name.as_str(),
+            (&present, &asking),
+        ),
         document: cluster.frozen.as_ref().filter(|_| decided).map(|frozen| Digest(frozen.h.0)),
         raft_cluster_id: show::raft_cluster(&cluster),
         alarms: show::alarms(&cluster),
+        present,
+        asking,
+        ended: show::ended(&cluster, settings, now),
     }))
 }
 
@@ -252,12 +268,39 @@ pub(crate) async fn explain(
     let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
     let generation = app.store.look_at_generation().await?;
     let origins = app.store.origins(*path).await?;
+    let present = app.present(&cluster, &origins, now.0 as Micros).await?;
+    let asking = app.asking(&cluster).await?;
     Ok(Json(ExplainResponse {
         state: convert::state(cluster.phase),
         epoch: cluster.epoch,
         seats: show::seats(&cluster, &origins),
-        explain: explanations(&cluster, &chain, &app.settings, now, Some(&generation)),
+        explain: with_members(
+            explanations(&cluster, &chain, &app.settings, now, Some(&generation)),
+            &cluster,
+            chain.newest().name.as_str(),
+            (&present, &asking),
+        ),
+        present,
+        asking,
     }))
+}
+
+/// Adds what a person should know of a running cluster's members. Before a majority has reported,
+/// the reason that the cluster isn't formed names the missing ones already.
+fn with_members(
+    mut lines: Vec<Explanation>,
+    cluster: &Cluster,
+    name: &str,
+    (present, asking): (&MembersView, &[AskingHost]),
+) -> Vec<Explanation> {
+    match cluster.phase {
+        Phase::Formed => lines.extend(intents::explain(present, asking, name)),
+        Phase::Committed => {
+            lines.extend(intents::explain(&MembersView::default(), asking, name));
+        }
+        Phase::Open | Phase::Preparing | Phase::Expired | Phase::Abandoned | Phase::Retired => {}
+    }
+    lines
 }
 
 /// A committed cluster's document; to a member with its certificates.
@@ -317,6 +360,21 @@ pub(crate) async fn retire(
     summary(&app, *path).await
 }
 
+/// Takes a retirement back within a week, by an owner's signed word.
+#[utoipa::path(post, path = "/v1/clusters/{id}/unretire", tag = "clusters",
+    params(("id" = Uuid, Path,)), request_body = SignedBody,
+    responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]
+pub(crate) async fn unretire(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    Body(body): Body<SignedBody>,
+) -> Result<Json<ClusterSummary>, ApiError> {
+    authorise(&request, &app, Action::RetireCluster, Some(*path)).await?;
+    app.apply(*path, Incoming::Unretire { jws: body.jws }, None).await?;
+    summary(&app, *path).await
+}
+
 /// Issues a client certificate for `etcdctl` and applications.
 #[utoipa::path(post, path = "/v1/clusters/{id}/credentials", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = CredentialsRequest,
@@ -345,9 +403,12 @@ pub(crate) async fn credentials(
     let seconds = now.0 / 1_000_000;
     let leaf = ca.issue_credential(body.csr.der(), &caller.name, seconds)?;
     tracing::info!(cluster.id = %path, by = caller.name, "issued a client certificate");
-    let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed);
-    let records = cluster.frozen.iter().filter(|_| decided).flat_map(|f| &f.proposal.records);
-    let endpoints = records.flat_map(|r| &r.client_urls).filter_map(|url| url.parse().ok());
+    // A silent member's address comes last; a learner refuses most requests.
+    let present = app.present(&cluster, &[], now.0 as Micros).await?;
+    let mut voters: Vec<_> = present.members.iter().filter(|member| !member.is_learner).collect();
+    voters.sort_by_key(|member| member.is_silent);
+    let urls = voters.iter().flat_map(|member| &member.client_urls);
+    let endpoints = urls.filter_map(|url| url.parse().ok());
     Ok(Json(CredentialsResponse {
         certificate: show::pem("CERTIFICATE", &leaf),
         client_ca: show::pem("CERTIFICATE", &authorities.client.certificate),

@@ -1,5 +1,6 @@
 //! An agent's part in forming a cluster.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use actix_web::HttpRequest;
@@ -15,7 +16,7 @@ use discovery_types::api::{
 use discovery_types::convert;
 use discovery_types::document::VerifiedDocument;
 use discovery_types::jws::Typ;
-use discovery_types::key::KeyId;
+use discovery_types::key::{KeyId, PublicKey};
 use discovery_types::problem::{Code, Problem};
 use discovery_types::record::Record;
 use discovery_types::redeem::Redeem;
@@ -33,6 +34,7 @@ use crate::app::App;
 use crate::auth::{Caller, authorise, peer, tls_key};
 use crate::error::ApiError;
 use crate::forming::{Applied, Incoming, poll_response, summary_of};
+use crate::intents;
 use crate::notify::Subscription;
 
 /// Longest sentence of an agent that is kept.
@@ -58,6 +60,7 @@ pub(crate) async fn redeem(
         .record
         .claims_unverified(Typ::Record)
         .map_err(discovery_types::record::RecordError::Record)?;
+    let asker = Asker { key, name: claimed.name.to_string(), address };
     let incoming =
         Incoming::Redeem { redeem: Box::new(redeem), claimed: Box::new(claimed), address };
     let applied = app.apply(cluster, incoming, Some(address)).await;
@@ -65,10 +68,16 @@ pub(crate) async fn redeem(
         let next = "Check that the bundle is for this service and cluster, or ask for another.";
         ApiError::new(Code::GrantUnknown, "The token is not known here.", next)
     };
-    let applied = applied.map_err(|error| match error.problem().code {
-        Code::NotFound => unknown(),
-        _ => error,
-    })?;
+    let applied = match applied {
+        Ok(applied) => applied,
+        Err(error) => {
+            return Err(match error.problem().code {
+                Code::NotFound => unknown(),
+                Code::BootClosed => turned_away(&app, cluster, &asker, error).await?,
+                _ => error,
+            });
+        }
+    };
     let grant = applied.asked.as_ref().ok_or_else(unknown)?;
     let agent = convert::key(&key);
     Ok(Json(RedeemResponse {
@@ -78,6 +87,31 @@ pub(crate) async fn redeem(
         grant: grant.parse().map_err(|error| unreadable(&error))?,
         poll: respond(&app, &applied, Some(agent))?,
     }))
+}
+
+/// A host that came with a valid boot token, as it introduces itself.
+struct Asker {
+    key: PublicKey,
+    name: String,
+    address: IpAddr,
+}
+
+/// Keeps a host that came after the commit, and names the command that makes a place for it.
+async fn turned_away(
+    app: &App,
+    cluster: Uuid,
+    asker: &Asker,
+    refused: ApiError,
+) -> Result<ApiError, ApiError> {
+    let found = app.store.read_cluster(cluster).await?;
+    let (machine, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    app.note_asking(cluster, &asker.key, &asker.name, &asker.address.to_string()).await?;
+    let present = app.present(&machine, &[], now.0 as i64).await?;
+    let command = intents::ticket_command(&present, chain.newest().name.as_str());
+    Ok(refused.advising(format!(
+        "This host needs a join ticket: have an operator run `{command}` (without --replace for one \
+         more member), and start the agent with that bundle, or run it with --wait-for-ticket."
+    )))
 }
 
 fn respond(
@@ -302,9 +336,16 @@ pub(crate) async fn trouble(
 ) -> Result<Json<ReportResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::Report, Some(*path)).await?;
     let text = sentence(&body.detail);
-    let incoming = Incoming::Trouble { key: caller.key, session: body.session, h: body.h, text };
-    let applied = app.apply(*path, incoming, None).await?;
-    Ok(Json(ReportResponse { state: convert::state(applied.answer.phase) }))
+    let phase = if app.is_newcomer(*path, &caller.key).await? {
+        app.look(*path, None).await?.cluster.phase
+    } else {
+        let text = text.clone();
+        let incoming =
+            Incoming::Trouble { key: caller.key, session: body.session, h: body.h, text };
+        app.apply(*path, incoming, None).await?.answer.phase
+    };
+    app.note_trouble(*path, &caller.key, &text).await?;
+    Ok(Json(ReportResponse { state: convert::state(phase) }))
 }
 
 /// Shows a commit document that this service may have lost. Whoever is listed in a valid document

@@ -7,7 +7,7 @@ use actix_web::web::{Data, Json, Path, Query};
 use discovery_types::access::Subject;
 use discovery_types::api::{
     ClusterExport, DirectoryResponse, IntentList, IntentState, IntentView, JoinResponse,
-    LeavesRequest, OutcomeRequest, SignedBody,
+    LeavesRequest, OutcomeRequest, SignedBody, WaitRequest,
 };
 use discovery_types::digest::OperationId;
 use discovery_types::jws::Typ;
@@ -144,6 +144,20 @@ pub(crate) async fn outcome(
 ) -> Result<Json<IntentView>, ApiError> {
     let caller = authorise(&request, &app, Action::ReportOutcome, Some(path.id)).await?;
     Ok(Json(app.report_outcome(path.id, path.operation, &caller.key, &body).await?))
+}
+
+/// Why an intent waits, by an agent of a member.
+#[utoipa::path(post, path = "/v1/clusters/{id}/intents/{operation}/wait", tag = "intents",
+    params(("id" = Uuid, Path,), ("operation" = String, Path,)), request_body = WaitRequest,
+    responses((status = 200, body = IntentView), (status = "default", body = Problem)))]
+pub(crate) async fn wait(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<IntentPath>,
+    Body(body): Body<WaitRequest>,
+) -> Result<Json<IntentView>, ApiError> {
+    let caller = authorise(&request, &app, Action::ReportOutcome, Some(path.id)).await?;
+    Ok(Json(app.report_wait(path.id, path.operation, &caller.key, &body.reason).await?))
 }
 
 /// Takes an intent back that nobody has begun.

@@ -45,7 +45,7 @@ impl Said {
     }
 
     /// Whether both say that the cluster is the same: who is in it, with which vote, where.
-    fn agrees(&self, other: &Said) -> bool {
+    pub(super) fn agrees(&self, other: &Said) -> bool {
         let list = |said: &Said| -> BTreeSet<(MemberId, bool, Vec<String>)> {
             let member = |member: &ListedMember| {
                 let mut urls = member.peer_urls.clone();
@@ -57,7 +57,7 @@ impl Said {
         self.membership.configuration == other.membership.configuration && list(self) == list(other)
     }
 
-    fn voters(&self) -> BTreeSet<MemberId> {
+    pub(super) fn voters(&self) -> BTreeSet<MemberId> {
         let voters = self.membership.members.iter().filter(|member| !member.is_learner);
         voters.map(|member| member.id).collect()
     }

@@ -1,6 +1,6 @@
 //! Whether what an agent says of an intent is taken, and what an intent waits for. Pure.
 
-use discovery_types::api::{Explanation, IntentState, IntentView, MAX_MEMBERS, Outcome};
+use discovery_types::api::{Explanation, IntentState, IntentView, MAX_MEMBERS, Outcome, WaitView};
 use discovery_types::digest::{Digest, MemberId};
 use discovery_types::grant::Grant;
 use discovery_types::intent::Verb;
@@ -11,7 +11,7 @@ use discovery_types::redeem::Redeem;
 
 use crate::error::ApiError;
 use crate::store::Micros;
-use crate::store::intents::StoredIntent;
+use crate::store::intents::{Changes, Said, StoredIntent};
 
 /// Most intents of a cluster that wait or are under way.
 pub(super) const MAX_LIVE: usize = 16;
@@ -49,6 +49,11 @@ impl StoredIntent {
     pub(super) fn replaced(&self) -> Option<MemberId> {
         let grant: Grant = self.intent.authority.claims_unverified(Typ::Grant).ok()?;
         grant.replaces
+    }
+
+    /// The member that leaves or moves by it.
+    pub(super) fn about(&self) -> Option<MemberId> {
+        self.ordered_member().or_else(|| self.replaced())
     }
 
     /// The member that an order is about.
@@ -138,8 +143,10 @@ pub(super) fn judge(
 }
 
 /// As it is shown at `now`; `name` is the cluster's.
-pub(super) fn view(known: &StoredIntent, name: &str, now: Micros) -> IntentView {
+pub(super) fn view(known: &StoredIntent, changes: &Changes, name: &str, now: Micros) -> IntentView {
     let state = known.state_at(now);
+    let about = known.about();
+    let about_name = about.and_then(|id| name_of(changes, id));
     IntentView {
         intent: known.intent.clone(),
         state,
@@ -149,37 +156,106 @@ pub(super) fn view(known: &StoredIntent, name: &str, now: Micros) -> IntentView 
         made_at_ms: known.made_us / 1_000,
         outcome: known.outcome.clone(),
         reported_by: known.reported_by.clone(),
-        explain: explain(known, state, name),
+        explain: explain(known, about_name.as_deref(), state, name),
+        about,
+        about_name,
+        waits: known.waits.as_ref().filter(|_| state.is_live()).map(|waits| WaitView {
+            reason: waits.reason.clone(),
+            by: waits.by.clone(),
+            at_ms: waits.at_us / 1_000,
+        }),
     }
 }
 
-fn explain(known: &StoredIntent, state: IntentState, name: &str) -> Vec<Explanation> {
-    let line = |code: &str, missing: String, held_by: &str, command: Option<String>| Explanation {
+/// A member's name, as somebody reported it last.
+fn name_of(changes: &Changes, id: MemberId) -> Option<String> {
+    let confirmed = changes.confirmed.iter();
+    let mut said = confirmed.chain(changes.said.iter().rev().map(|(_, said)| said));
+    let listed = |said: &Said| {
+        let member = said.membership.members.iter().find(|member| member.id == id)?;
+        (!member.name.is_empty()).then(|| member.name.clone())
+    };
+    said.find_map(listed)
+}
+
+/// What is to be done, with the names of both members.
+fn task(known: &StoredIntent, about_name: Option<&str>) -> String {
+    let subject = &known.subject;
+    let about = match (known.about(), about_name) {
+        (Some(id), Some(name)) => format!("{name} ({id})"),
+        (Some(id), None) => id.to_string(),
+        (None, _) => String::new(),
+    };
+    match known.intent.verb {
+        Verb::Join => format!("{subject} asks to become a member"),
+        Verb::Replace => format!("{subject} asks to take the place of member {about}"),
+        Verb::Remove => format!("member {about} is to be removed"),
+        Verb::Update => format!("member {about} is to get other peer URLs"),
+    }
+}
+
+fn line(code: &str, missing: String, held_by: &str, command: Option<String>) -> Explanation {
+    Explanation {
         code: code.into(),
         missing,
         held_by: vec![held_by.to_owned()],
         last_error: None,
         next_retry_ms: None,
         command,
-    };
+    }
+}
+
+/// What an intent waits for that nobody has begun.
+fn open(known: &StoredIntent, about_name: Option<&str>, name: &str) -> Explanation {
+    let task = task(known, about_name);
+    let command = Some(format!("muster-discovery cluster explain {name}"));
+    match &known.waits {
+        Some(waits) => Explanation {
+            last_error: Some(waits.reason.clone()),
+            ..line(
+                "waits_for_the_cluster",
+                format!(
+                    "{task}; the agent of {}, beside the leader, waits: {}",
+                    waits.by, waits.reason
+                ),
+                &waits.by,
+                command,
+            )
+        },
+        None => line(
+            "waits_for_an_agent",
+            format!(
+                "{task}; the agent beside the cluster's leader has to do it: it must run, reach this \
+                 service, and find the cluster healthy"
+            ),
+            "members",
+            command,
+        ),
+    }
+}
+
+fn explain(
+    known: &StoredIntent,
+    about_name: Option<&str>,
+    state: IntentState,
+    name: &str,
+) -> Vec<Explanation> {
     let (verb, subject) = (known.intent.verb, &known.subject);
     let mut lines = Vec::new();
     match (state, &known.outcome) {
-        (IntentState::Open, _) => lines.push(line(
-            "waits_for_an_agent",
-            format!(
-                "the agent beside the cluster's leader has to {verb} {subject}: it must run, reach \
-                 this service, and find the cluster healthy"
-            ),
-            "members",
-            Some(format!("muster-discovery cluster show {name}")),
-        )),
-        (IntentState::Added, _) => lines.push(line(
-            "catches_up",
-            format!("{subject} is a learner, and becomes a voter when it has caught up"),
-            subject,
-            Some("muster-agent status".into()),
-        )),
+        (IntentState::Open, _) => lines.push(open(known, about_name, name)),
+        (IntentState::Added, _) => lines.push(Explanation {
+            last_error: known.waits.as_ref().map(|waits| waits.reason.clone()),
+            ..line(
+                "catches_up",
+                format!(
+                    "{}; {subject} is a learner, and becomes a voter when it has caught up",
+                    task(known, about_name)
+                ),
+                subject,
+                Some("muster-agent status".into()),
+            )
+        }),
         (IntentState::Expired, _) => lines.push(line(
             "expired",
             "no agent of the cluster began it in time".into(),

@@ -12,7 +12,9 @@ mod directory;
 mod join;
 mod judge;
 mod leaves;
+mod present;
 mod roster;
+mod view;
 
 use discovery_formation::service::Cluster;
 use discovery_types::api::{
@@ -31,6 +33,7 @@ use discovery_types::role::Action;
 use uuid::Uuid;
 
 pub(crate) use join::Joining;
+pub(crate) use view::{explain, refuse_if_reporting, ticket_command};
 
 use self::judge::{COUNTS_FOR_US, MAX_LIVE, Reading, Taken, judge};
 use self::roster::{Roster, must_run};
@@ -83,7 +86,7 @@ impl App {
         crate::crash::point("after", "intent");
         self.wakes.wake(cluster);
         let known = find(&changes, operation)?;
-        Ok(judge::view(known, name.as_str(), now))
+        Ok(judge::view(known, &changes, name.as_str(), now))
     }
 
     /// Takes an operator's order. The same one again changes nothing.
@@ -226,6 +229,29 @@ impl App {
         self.end_change(transaction, operation).await
     }
 
+    /// Takes the reason why an intent waits, from an agent of a member.
+    pub(crate) async fn report_wait(
+        &self,
+        cluster: Uuid,
+        operation: OperationId,
+        key: &PublicKey,
+        reason: &str,
+    ) -> Result<IntentView, ApiError> {
+        in_time(async {
+            let (mut transaction, changes) = self.begin_change(cluster, None).await?;
+            let roster = Roster::of(&transaction.cluster, &changes)?;
+            let known = find(&changes, operation)?;
+            let by = roster.member(key)?.record.name.to_string();
+            let now = transaction.now;
+            if known.state_at(now.0 as Micros).is_live() {
+                let reason = sentence(reason);
+                intents::note_wait(transaction.connection(), now, known, &reason, &by).await?;
+            }
+            self.end_change(transaction, operation).await
+        })
+        .await
+    }
+
     /// A cluster's intents: those that wait or are under way, or `all` of the last day too.
     pub(crate) async fn intents(
         &self,
@@ -244,7 +270,9 @@ impl App {
         let listed = |intent: &&StoredIntent| {
             intent.state_at(now).is_live() || (all && intent.made_us > now - LISTED_US)
         };
-        let shown = |intent: &StoredIntent| judge::view(intent, chain.newest().name.as_str(), now);
+        let shown = |intent: &StoredIntent| {
+            judge::view(intent, &changes, chain.newest().name.as_str(), now)
+        };
         Ok(IntentList {
             rev: cluster.rev,
             now_ms: now / 1_000,
@@ -270,7 +298,7 @@ impl App {
                 Roster::of(&cluster, &changes)?.member(&key)?;
             }
         }
-        Ok(judge::view(known?, chain.newest().name.as_str(), now.0 as Micros))
+        Ok(judge::view(known?, &changes, chain.newest().name.as_str(), now.0 as Micros))
     }
 
     /// What a cluster's members say that it is.
@@ -466,12 +494,15 @@ fn remover(changes: &Changes, member: MemberId) -> String {
 
 /// With no more of an agent's words than are kept.
 fn shortened(outcome: &Outcome) -> Outcome {
-    let cut = |reason: &str| -> String {
-        reason.chars().filter(|c| !c.is_control()).take(MAX_SENTENCE).collect()
-    };
     match outcome.clone() {
-        Outcome::Refused { reason } => Outcome::Refused { reason: cut(&reason) },
-        Outcome::Stalled { member, reason } => Outcome::Stalled { member, reason: cut(&reason) },
+        Outcome::Refused { reason } => Outcome::Refused { reason: sentence(&reason) },
+        Outcome::Stalled { member, reason } => {
+            Outcome::Stalled { member, reason: sentence(&reason) }
+        }
         other => other,
     }
+}
+
+fn sentence(reason: &str) -> String {
+    reason.chars().filter(|c| !c.is_control()).take(MAX_SENTENCE).collect()
 }

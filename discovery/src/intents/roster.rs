@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use discovery_formation::service::{Cluster, Phase};
-use discovery_types::api::IntentState;
+use discovery_types::api::{IntentState, ListedMember};
 use discovery_types::convert;
 use discovery_types::digest::{Digest, MemberId};
 use discovery_types::jws::{Jws, Typ};
@@ -13,6 +13,7 @@ use discovery_types::problem::{Code, Removal};
 use discovery_types::raft_id;
 use discovery_types::record::{Record, VerifiedRecord};
 use discovery_types::redeem::Redeem;
+use discovery_types::url::NodeUrl;
 
 use crate::error::ApiError;
 use crate::store::StoreError;
@@ -103,6 +104,19 @@ impl Roster {
     /// Ids of those with whom the cluster began.
     pub(super) fn founders(&self) -> BTreeSet<MemberId> {
         self.founders.iter().map(|founder| founder.id).collect()
+    }
+
+    /// The members of the commit document.
+    pub(super) fn founding_members(&self) -> Vec<ListedMember> {
+        let urls = |urls: &[NodeUrl]| urls.iter().map(ToString::to_string).collect();
+        let listed = |founder: &Member| ListedMember {
+            id: founder.id,
+            name: founder.record.name.to_string(),
+            peer_urls: urls(&founder.record.peer_urls),
+            client_urls: urls(&founder.record.client_urls),
+            is_learner: false,
+        };
+        self.founders.iter().map(listed).collect()
     }
 
     /// The member whose agent has this key.

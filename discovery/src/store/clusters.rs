@@ -2,6 +2,7 @@
 
 use discovery_formation as formation;
 use discovery_formation::service::{Cluster, EndCause, Settings, next_deadline};
+use discovery_types::api::SILENT_AFTER;
 use discovery_types::grant::Grant;
 use discovery_types::jws::{Jws, Typ};
 use discovery_types::statement::Statement;
@@ -35,6 +36,27 @@ pub(crate) struct ClusterSummaryRow {
     pub seated: i64,
     /// Agents that wait.
     pub standbys: i64,
+    /// Members of the confirmed list; before one was confirmed, of the commit document.
+    pub members: Option<i64>,
+    /// Members of that list that reported lately.
+    pub heard: i64,
+}
+
+/// A cluster in a list; `$1` is how long a member may be silent.
+const SUMMARY: &str = "
+SELECT c.id, c.name, c.size, c.phase, c.epoch, c.created_us, c.deadline_us,
+    (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id AND a.seat IS NOT NULL) AS seated,
+    (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id AND a.standby IS NOT NULL) AS standbys,
+    coalesce((SELECT jsonb_array_length(d.membership::jsonb -> 'members') FROM directory d
+        WHERE d.cluster_id = c.id), c.size)::bigint AS members,
+    (SELECT count(*) FROM directory_reports r WHERE r.cluster_id = c.id
+        AND r.at_us > now_us() - $1
+        AND NOT EXISTS (SELECT 1 FROM removed_members m
+            WHERE m.cluster_id = c.id AND m.member_id = r.member_id)) AS heard
+FROM clusters c";
+
+fn silent_after_us() -> Micros {
+    Micros::try_from(SILENT_AFTER.as_micros()).unwrap_or(Micros::MAX)
 }
 
 /// Where an agent comes from.
@@ -286,34 +308,25 @@ impl Store {
         &self,
         name: Option<&str>,
     ) -> Result<Vec<ClusterSummaryRow>, StoreError> {
-        let rows = sqlx::query_as(
-            "SELECT c.id, c.name, c.size, c.phase, c.epoch, c.created_us, c.deadline_us,
-                    (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id AND a.seat IS NOT NULL)
-                        AS seated,
-                    (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id
-                        AND a.standby IS NOT NULL) AS standbys
-             FROM clusters c WHERE $1::text IS NULL OR c.name = $1 ORDER BY c.id DESC LIMIT $2",
-        )
-        .bind(name)
-        .bind(LIST_LIMIT)
-        .fetch_all(&mut *self.acquire().await?)
-        .await?;
+        let sql =
+            format!("{SUMMARY} WHERE $2::text IS NULL OR c.name = $2 ORDER BY c.id DESC LIMIT $3");
+        let rows = sqlx::query_as(sqlx::AssertSqlSafe(sql))
+            .bind(silent_after_us())
+            .bind(name)
+            .bind(LIST_LIMIT)
+            .fetch_all(&mut *self.acquire().await?)
+            .await?;
         Ok(rows)
     }
 
     /// One cluster as in a list; drafts too.
     pub(crate) async fn summary(&self, id: Uuid) -> Result<Option<ClusterSummaryRow>, StoreError> {
-        let row = sqlx::query_as(
-            "SELECT c.id, c.name, c.size, c.phase, c.epoch, c.created_us, c.deadline_us,
-                    (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id AND a.seat IS NOT NULL)
-                        AS seated,
-                    (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id
-                        AND a.standby IS NOT NULL) AS standbys
-             FROM clusters c WHERE c.id = $1",
-        )
-        .bind(id)
-        .fetch_optional(&mut *self.acquire().await?)
-        .await?;
+        let sql = format!("{SUMMARY} WHERE c.id = $2");
+        let row = sqlx::query_as(sqlx::AssertSqlSafe(sql))
+            .bind(silent_after_us())
+            .bind(id)
+            .fetch_optional(&mut *self.acquire().await?)
+            .await?;
         Ok(row)
     }
 

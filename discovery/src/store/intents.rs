@@ -44,6 +44,21 @@ pub(crate) struct StoredIntent {
     pub position: Option<(u64, u64)>,
     /// From where another key tried the same ticket.
     pub contested: Option<String>,
+    /// Where the newcomer came from.
+    pub address: Option<String>,
+    /// Why it waits, as an agent of the cluster said last.
+    pub waits: Option<Waits>,
+}
+
+/// Why an intent waits, as the agent beside the leader said last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Waits {
+    /// The agent's words.
+    pub reason: String,
+    /// Name of the member whose agent said so.
+    pub by: String,
+    /// When.
+    pub at_us: Micros,
 }
 
 #[derive(sqlx::FromRow)]
@@ -66,6 +81,10 @@ struct IntentRow {
     raft_term: Option<i64>,
     raft_index: Option<i64>,
     contested: Option<String>,
+    address: Option<String>,
+    waits_for: Option<String>,
+    waits_by: Option<String>,
+    waits_us: Option<Micros>,
 }
 
 /// An intent that is new.
@@ -189,6 +208,11 @@ fn intent(cluster: Uuid, row: IntentRow) -> Result<StoredIntent, StoreError> {
             .zip(row.raft_index)
             .map(|(term, index)| (term.unsigned_abs(), index.unsigned_abs())),
         contested: row.contested,
+        address: row.address,
+        waits: match (row.waits_for, row.waits_by, row.waits_us) {
+            (Some(reason), Some(by), Some(at_us)) => Some(Waits { reason, by, at_us }),
+            _ => None,
+        },
     })
 }
 
@@ -199,7 +223,7 @@ fn word<T: DeserializeOwned>(text: &str) -> Option<T> {
 
 const INTENT: &str = "SELECT operation, verb, authority, redeem, agent_key, subject, planned_at, \
     made_us, made_by, expires_us, state, rev, outcome, member_id, reported_by, raft_term, \
-    raft_index, contested FROM intents";
+    raft_index, contested, address, waits_for, waits_by, waits_us FROM intents";
 
 /// All that is known of a cluster's changes.
 pub(crate) async fn changes(
@@ -355,6 +379,35 @@ pub(crate) async fn carry(
         "by": became.by, "outcome": became.outcome,
     });
     event(connection, intent.cluster, now, "intent", &body).await
+}
+
+/// Stores why an intent waits. The revision moves only if the reason is another one.
+pub(crate) async fn note_wait(
+    connection: &mut PgConnection,
+    now: formation::Micros,
+    known: &StoredIntent,
+    reason: &str,
+    by: &str,
+) -> Result<(), StoreError> {
+    let is_new = known.waits.as_ref().is_none_or(|waits| waits.reason != reason);
+    let cluster = known.intent.cluster;
+    let rev = match is_new {
+        true => next_rev(connection, cluster).await?,
+        false => known.rev,
+    };
+    sqlx::query(
+        "UPDATE intents SET waits_for = $3, waits_by = $4, waits_us = $5, rev = $6
+         WHERE cluster_id = $1 AND operation = $2",
+    )
+    .bind(cluster)
+    .bind(&known.intent.operation.0[..])
+    .bind(reason)
+    .bind(by)
+    .bind(epoch_to_row(now.0)?)
+    .bind(epoch_to_row(rev)?)
+    .execute(connection)
+    .await?;
+    Ok(())
 }
 
 /// Notes that another key tried a ticket that is taken. `false`: somebody has before.

@@ -12,6 +12,7 @@ mod error;
 pub(crate) mod grants;
 pub(crate) mod intents;
 mod key_directory;
+pub(crate) mod present;
 mod transaction;
 
 use std::sync::Arc;

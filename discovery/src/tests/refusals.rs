@@ -287,6 +287,7 @@ async fn a_committed_cluster_is_not_abandoned_but_retired_by_an_owners_word() {
         cluster: statement.cluster,
         statement: statement.sign(&world.owner).hash(),
         reason: "moved".into(),
+        force: false,
     };
     let forged = admin.retire(statement.cluster, &retire.sign(&SigningKey::generate())).await;
     assert_eq!(forged.unwrap_err().code(), Some(Code::StatementRefused));

@@ -120,6 +120,8 @@ codes! {
     StaleEpoch "stale_epoch" 409 never "The epoch is not the current one",
     /// The cluster's state doesn't allow it.
     WrongState "wrong_state" 409 never "The cluster's state doesn't allow this",
+    /// Members of the cluster reported a moment ago: a retirement has to say that it knows.
+    MembersReport "members_report" 409 never "Members of the cluster still report",
     /// It has committed: only an owner's retirement ends it.
     Committed "committed" 409 never "The cluster has committed",
     /// Two commit documents of one cluster.

@@ -5,6 +5,7 @@ mod asking;
 mod certificates;
 mod killed;
 mod orders;
+mod retired;
 mod running;
 mod tickets;
 mod upgrade;

@@ -194,7 +194,7 @@ impl Running {
 
     /// Removes an agent's member by such an order.
     pub(crate) fn remove(&self, agent: &Agent) -> Result<()> {
-        self.order(&["remove", "demo", &self.name(agent)?])
+        self.order(&["remove", "demo", &self.name(agent)?, "--yes"])
     }
 
     /// `muster-agent member ...` on an agent's host, whatever its exit code.

@@ -68,6 +68,36 @@ fn a_fourth_host_joins_the_newest_etcd() -> Result<()> {
     joins_and_leaves(Network::loopback(4), Some(&etcd))
 }
 
+/// A host that comes after the commit with the bundle that the founders had.
+#[test]
+fn a_late_host_is_shown_as_asking_and_joins_once_its_bundle_file_holds_a_ticket() -> Result<()> {
+    let running = Running::start(Network::loopback(4), 3, None)?;
+    let bundle = running.world.path("late.bundle");
+    fs_err::copy(running.world.path("demo.bundle"), &bundle)?;
+    let mut late = running.agent(3, &bundle, &[]);
+    late.start()?;
+    let code = late.exit_code(LIMIT)?;
+    let command = "token create --cluster demo --kind join --replace";
+    ensure!(code == 3 && late.output().contains(command), "{code}: {}", late.output());
+
+    late.options.args.push("--wait-for-ticket".to_owned());
+    late.start()?;
+    late.wait_for_output("waits for a join ticket", LIMIT)?;
+    let asking = || -> Result<String> {
+        let shown = running.world.admin_json(&["cluster", "show", "demo"])?;
+        Ok(shown["asking"].to_string())
+    };
+    ensure!(asking()? != "[]", "{}", late.output());
+    let explained = running.world.admin_command(&["cluster", "explain", "demo"])?;
+    ensure!(explained.contains("ASKING") && explained.contains(command), "{explained}");
+    ensure!(late.is_running(), "{}", late.output());
+
+    fs_err::rename(running.ticket("late", &[])?, &bundle)?;
+    running.wait_voter(&late, 4)?;
+    ensure!(asking()? == "[]", "{}", asking()?);
+    Ok(())
+}
+
 #[test]
 fn a_ticket_is_one_hosts_and_a_wiped_host_is_another_one() -> Result<()> {
     let running = Running::start(Network::loopback(3), 1, None)?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use discovery_types::api::SeatView;
+use discovery_types::api::{ClusterView, MemberView, SeatView};
 use discovery_types::csr::Csr;
 use discovery_types::leaves::verify_leaf;
 use discovery_types::url::NodeUrl;
@@ -50,7 +50,7 @@ pub(super) async fn credentials(
     let cluster = session.cluster(cluster).await?;
     let chain = session.chain(cluster.cluster).await?;
     let view = session.client.show_cluster(cluster.cluster).await?;
-    confirm_members(&view.seats, expected, yes, printer)?;
+    confirm_members(&view, expected, yes, printer)?;
     let csr = Csr::new(&pair);
     let answer = session.client.credentials(cluster.cluster, &csr).await?;
     let statement = chain.newest();
@@ -98,19 +98,23 @@ pub(super) async fn credentials(
 /// Before anything is written into a cluster whose members aren't where their tokens were meant for,
 /// a person has to say so; who has said it beforehand is told all the same.
 fn confirm_members(
-    seats: &[SeatView],
+    view: &ClusterView,
     expected: &[IpNet],
     yes: bool,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
-    let strange = strange_members(seats, expected);
+    let strange = match view.present.members.is_empty() {
+        true => strange_seats(&view.seats, expected),
+        false => strange_members(&view.present.members, expected),
+    };
     if strange.is_empty() {
         return Ok(());
     }
     for sentence in strange {
         printer.warn(&sentence);
     }
-    if yes || printer.confirmed("Are these the hosts that you mean?") {
+    let question = "Are these the hosts that you mean? Type yes to go on:";
+    if yes || printer.answer(question).as_deref() == Some("yes") {
         return Ok(());
     }
     Err(CliError::Usage(
@@ -118,9 +122,29 @@ fn confirm_members(
     ))
 }
 
-/// A sentence for each seated member that isn't where it should be.
-fn strange_members(seats: &[SeatView], expected: &[IpNet]) -> Vec<String> {
-    let listed = |of: &[IpNet]| of.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+/// A sentence for each member that isn't where it should be.
+fn strange_members(members: &[MemberView], expected: &[IpNet]) -> Vec<String> {
+    let strange = members.iter().filter_map(|member| {
+        let expected = if expected.is_empty() { &member.bound_to } else { expected };
+        member.is_outside(expected).then(|| {
+            format!(
+                "member {} came from {} and is at {}, not in {}",
+                member.called(),
+                or_dash(member.source.as_ref()),
+                member.peer_urls.join(", "),
+                listed(expected)
+            )
+        })
+    });
+    strange.collect()
+}
+
+fn listed(blocks: &[IpNet]) -> String {
+    blocks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// A sentence for each seat of a cluster that forms whose agent isn't where it should be.
+fn strange_seats(seats: &[SeatView], expected: &[IpNet]) -> Vec<String> {
     let urls = |of: &[NodeUrl]| of.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let seated = seats.iter().filter(|seat| seat.seat.is_some());
     seated
@@ -205,8 +229,52 @@ mod tests {
         for (seat, expected, strange) in cases {
             let expected: Vec<IpNet> =
                 expected.iter().map(|block| block.parse().unwrap()).collect();
-            let found = strange_members(std::slice::from_ref(&seat), &expected);
+            let found = strange_seats(std::slice::from_ref(&seat), &expected);
             assert_eq!(found.len(), strange, "{seat:?} {expected:?}");
+        }
+    }
+
+    fn view(seats: &[SeatView], members: &[MemberView]) -> ClusterView {
+        serde_json::from_value(json!({
+            "cluster": uuid::Uuid::nil(), "name": "demo", "size": 1, "state": "formed", "epoch": 1,
+            "seated": 1, "standbys": 0, "created_at_ms": 0, "deadline_at_ms": null,
+            "statement": null, "seats": seats, "timeline": [], "explain": [], "document": null,
+            "raft_cluster_id": null, "alarms": [],
+            "present": { "confirmed": true, "members": members },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn of_a_cluster_that_runs_the_members_of_now_are_judged_and_not_its_founders() {
+        let founder = seat(Some("10.1.0.7"), "https://10.1.0.7:2380", &["10.1.0.0/16"]);
+        let member = |url: &str, source: Option<&str>| -> MemberView {
+            serde_json::from_value(json!({
+                "id": "0000000000000001", "name": "a", "is_learner": false, "is_leader": false,
+                "peer_urls": [url], "client_urls": [], "last_heard_ms": null, "is_silent": false,
+                "disagreement": null, "last_error": null, "source": source,
+                "bound_to": ["10.1.0.0/16"],
+            }))
+            .unwrap()
+        };
+        let asked = |member: MemberView, yes| {
+            let said = Said::default();
+            let mut printer = Printer::new(false, Box::new(said.clone()), Box::new(said.clone()));
+            let view = view(std::slice::from_ref(&founder), &[member]);
+            let done = confirm_members(&view, &[], yes, &mut printer).is_ok();
+            (done, String::from_utf8(said.0.take()).unwrap())
+        };
+        let at_home = member("https://10.1.0.9:2380", Some("10.1.0.9"));
+        assert_eq!(asked(at_home, false), (true, String::new()));
+        for strange in [
+            member("https://192.0.2.9:2380", Some("192.0.2.9")),
+            member("https://192.0.2.9:2380", Some("10.1.0.9")),
+            member("https://10.1.0.9:2380", None),
+        ] {
+            let (done, said) = asked(strange.clone(), false);
+            assert!(!done, "tests have no terminal: {said}");
+            assert!(said.contains("member a came from"), "{said}");
+            assert!(asked(strange, true).0);
         }
     }
 
@@ -227,8 +295,8 @@ mod tests {
     fn who_said_yes_beforehand_is_warned_all_the_same() {
         let said = Said::default();
         let mut printer = Printer::new(false, Box::new(said.clone()), Box::new(said.clone()));
-        let seats = [seat(Some("10.2.0.7"), "https://10.2.0.7:2380", &["10.1.0.0/16"])];
-        confirm_members(&seats, &[], true, &mut printer).unwrap();
+        let seat = seat(Some("10.2.0.7"), "https://10.2.0.7:2380", &["10.1.0.0/16"]);
+        confirm_members(&view(&[seat], &[]), &[], true, &mut printer).unwrap();
         let said = String::from_utf8(said.0.take()).unwrap();
         assert!(said.contains("warning: member a came from 10.2.0.7"), "{said}");
     }

@@ -3,6 +3,7 @@
 mod create;
 mod credentials;
 mod export;
+mod retire;
 pub(super) mod show;
 
 use std::path::PathBuf;
@@ -10,11 +11,10 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use discovery_types::name::Name;
-use discovery_types::retire::Retire;
-use discovery_types::role::Action;
 use discovery_types::statement::Permissions;
 use ipnet::IpNet;
 
+use super::confirm::Irreversible;
 use super::printer::Printer;
 use super::session::Session;
 use super::token::parse_block;
@@ -73,20 +73,42 @@ what was allowed stays allowed.")]
         /// Why, for the hosts that are turned away
         #[arg(long, value_name = "TEXT", default_value = "abandoned by an admin")]
         reason: String,
+        /// Don't ask
+        #[arg(long)]
+        yes: bool,
     },
     /// End a cluster that has committed: discovery forgets it, its nodes are not touched
     #[command(after_help = "\
 Example:
   muster-discovery cluster retire demo --reason 'moved to eu-2'
 
-Discovery turns the cluster's agents away from now on, and its name is free again. Nodes that run go
-on running: stop them yourself.")]
+Shows the members and asks for the cluster's name. Discovery turns the cluster's agents away from now
+on, and its name is free again. Nodes that run go on running: stop them first, or say --force. For a
+week `cluster unretire` takes it back.")]
     Retire {
         /// Name or id
         cluster: String,
         /// Why, for those who come later
         #[arg(long, value_name = "TEXT", default_value = "retired by an owner")]
         reason: String,
+        /// Although members still report
+        #[arg(long)]
+        force: bool,
+        /// Don't ask
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Take a retirement back, within a week
+    #[command(after_help = "\
+Example:
+  muster-discovery cluster unretire demo
+
+The cluster goes on as it was: with its members, its document and its certificates. Agents that run
+find it again within two minutes. If another cluster took the name meanwhile, name the retired one by
+its id (`cluster list --all`); it comes back under its name with a part of its id.")]
+    Unretire {
+        /// Name or id
+        cluster: String,
     },
     /// Keep what `ca issue` needs to make a member's certificates without the service
     #[command(after_help = "\
@@ -197,20 +219,21 @@ pub(super) async fn run(args: ClusterArgs, printer: &mut Printer) -> Result<(), 
         ClusterCommand::List { all } => show::list(&session, all, printer).await,
         ClusterCommand::Show { cluster } => show::show(&session, &cluster, printer).await,
         ClusterCommand::Explain { cluster } => show::explain(&session, &cluster, printer).await,
-        ClusterCommand::Abandon { cluster, reason } => {
+        ClusterCommand::Abandon { cluster, reason, yes } => {
             let cluster = session.cluster(&cluster).await?;
+            let ends = format!(
+                "Cluster {} ({}) is {} with {} of {} seats taken: it will never form.",
+                cluster.name, cluster.cluster, cluster.state, cluster.seated, cluster.size
+            );
+            Irreversible { ends: vec![ends], name: cluster.name.as_str() }.confirm(yes, printer)?;
             let after = session.client.abandon(cluster.cluster, &reason).await?;
             show::summary(printer, &after)
         }
-        ClusterCommand::Retire { cluster, reason } => {
-            let cluster = session.cluster(&cluster).await?;
-            let chain = session.chain(cluster.cluster).await?;
-            session.needs_in_statement(&chain, Action::RetireCluster)?;
-            let statement = chain.newest_hash();
-            let retire = Retire { cluster: cluster.cluster, statement, reason };
-            let after = session.client.retire(cluster.cluster, &retire.sign(&session.key)).await?;
-            show::summary(printer, &after)
+        ClusterCommand::Retire { cluster, reason, force, yes } => {
+            let wanted = retire::Wanted { reason, force, yes };
+            retire::retire(&session, &cluster, wanted, printer).await
         }
+        ClusterCommand::Unretire { cluster } => retire::unretire(&session, &cluster, printer).await,
         ClusterCommand::Export { cluster, out } => {
             export::export(&session, &cluster, &out, printer).await
         }

@@ -1,7 +1,8 @@
 //! `cluster list`, `show` and `explain`.
 
 use discovery_types::api::{
-    ClusterState, ClusterSummary, ClusterView, DirectoryView, Explanation, IntentView, SeatView,
+    AskingHost, ClusterState, ClusterSummary, ClusterView, DirectoryView, Explanation, IntentView,
+    MemberView, MembersView, SeatView,
 };
 
 use crate::cli::CliError;
@@ -24,12 +25,13 @@ pub(super) fn summary(printer: &mut Printer, cluster: &ClusterSummary) -> Result
 }
 
 fn table(out: &mut Text<'_>, clusters: &[ClusterSummary]) {
-    let header = ["NAME", "STATE", "SEATS", "STANDBY", "EPOCH", "CREATED", "ID"];
+    let header = ["NAME", "STATE", "SEATS", "HEARD", "STANDBY", "EPOCH", "CREATED", "ID"];
     let rows = clusters.iter().map(|cluster| {
         [
             cluster.name.to_string(),
             cluster.state.to_string(),
             format!("{}/{}", cluster.seated, cluster.size),
+            or_dash(cluster.heard.zip(cluster.members).map(|(heard, of)| format!("{heard}/{of}"))),
             cluster.standbys.to_string(),
             cluster.epoch.to_string(),
             time(cluster.created_at_ms),
@@ -48,32 +50,83 @@ struct Shown {
     intents: Vec<IntentView>,
 }
 
-fn members(out: &mut Text<'_>, view: &DirectoryView) {
-    let membership = &view.membership;
+fn directory(out: &mut Text<'_>, view: &DirectoryView) {
     let said = match view.confirmed {
         true => "confirmed by a quorum of its voters",
-        false => "not confirmed yet",
+        false => "not confirmed yet: those of the commit document",
     };
     out.line("");
     out.fields(&[
         ("members", said.to_owned()),
         ("heard from", format!("{} of them, last {}", view.reporters, time(view.at_ms))),
         ("raft", format!("term {}, index {}", view.raft_term, view.raft_index)),
-        ("configuration", or_dash(membership.configuration)),
+        ("configuration", or_dash(view.membership.configuration)),
     ]);
+}
+
+/// The members of a cluster that runs, as they are now.
+fn members(out: &mut Text<'_>, present: &MembersView) {
     out.line("");
-    let rows = membership.members.iter().map(|member| {
-        let name = Some(&member.name).filter(|name| !name.is_empty());
-        let role = match (member.is_learner, view.leader == Some(member.id)) {
+    let rows = present.members.iter().map(|member| {
+        let role = match (member.is_learner, member.is_leader) {
             (true, _) => "learner",
             (false, true) => "leader",
             (false, false) => "voter",
         };
         let urls = [member.peer_urls.join(","), member.client_urls.join(",")];
         let [peers, clients] = urls.map(|urls| or_dash(Some(urls).filter(|urls| !urls.is_empty())));
-        [member.id.to_string(), or_dash(name), role.to_owned(), peers, clients]
+        [
+            member.id.to_string(),
+            member.called(),
+            role.to_owned(),
+            peers,
+            clients,
+            or_dash(member.source.as_ref()),
+            or_dash(member.last_heard_ms.map(time)),
+            health(member).to_owned(),
+        ]
     });
-    out.table(["MEMBER", "NAME", "ROLE", "PEER URLS", "CLIENT URLS"], rows);
+    let header =
+        ["MEMBER", "NAME", "ROLE", "PEER URLS", "CLIENT URLS", "FROM", "LAST HEARD", "SAYS"];
+    out.table(header, rows);
+}
+
+fn health(member: &MemberView) -> &'static str {
+    match (member.last_heard_ms, member.is_silent) {
+        (None, true) => "never heard",
+        (None, false) => "not heard yet",
+        (Some(_), true) => "silent",
+        (Some(_), false) if member.last_error.is_some() => "no leader",
+        (Some(_), false) if member.disagreement.is_some() => "disagrees",
+        (Some(_), false) => "well",
+    }
+}
+
+fn asking(out: &mut Text<'_>, hosts: &[AskingHost]) {
+    if hosts.is_empty() {
+        return;
+    }
+    out.line("");
+    let rows = hosts.iter().map(|host| {
+        let times = format!("{} times", host.times);
+        [
+            host.name.clone(),
+            host.source.clone(),
+            host.agent.to_string(),
+            time(host.first_ms),
+            time(host.last_ms),
+            times,
+        ]
+    });
+    out.table(["ASKING", "FROM", "KEY ID", "FIRST", "LAST", "ASKED"], rows);
+}
+
+fn seats(out: &mut Text<'_>, view: &ClusterView) {
+    out.line("");
+    out.table(
+        ["SEAT", "NAME", "FROM", "PEER URLS", "CLIENT URLS", "ACKED", "REACHES", "LEASE UNTIL"],
+        view.seats.iter().map(|of| seat(of, view.summary.state)),
+    );
 }
 
 pub(super) async fn show(
@@ -89,16 +142,15 @@ pub(super) async fn show(
     };
     let view = &shown.view;
     printer.value(&shown, |out| {
-        let summary = &view.summary;
         head(out, view);
-        out.line("");
-        out.table(
-            ["SEAT", "NAME", "FROM", "PEER URLS", "CLIENT URLS", "ACKED", "REACHES", "LEASE UNTIL"],
-            view.seats.iter().map(|of| seat(of, summary.state)),
-        );
-        if let Some(directory) = &shown.directory {
-            members(out, directory);
+        if let Some(view) = &shown.directory {
+            directory(out, view);
         }
+        match view.present.members.is_empty() {
+            true => seats(out, view),
+            false => members(out, &view.present),
+        }
+        asking(out, &view.asking);
         if !shown.intents.is_empty() {
             out.line("");
             intent::table(out, &shown.intents);
@@ -131,6 +183,11 @@ fn head(out: &mut Text<'_>, view: &ClusterView) {
     ];
     if let Some(deadline) = summary.deadline_at_ms {
         fields.push(("expires", time(deadline)));
+    }
+    if let Some(ended) = &view.ended {
+        fields.push(("ended", format!("{} ({})", time(ended.at_ms), ended.by)));
+        let until = ended.unretire_until_ms.map(time);
+        fields.extend(until.map(|until| ("unretire until", until)));
     }
     fields.push(("statement", or_dash(view.statement)));
     fields.push(("document", or_dash(view.document)));
@@ -178,11 +235,14 @@ pub(super) async fn explain(
     let answer = session.client.explain(id).await?;
     printer.value(&answer, |out| {
         out.line(&format!("{} (epoch {})", answer.state, answer.epoch));
-        if !answer.seats.is_empty() {
+        if !answer.present.members.is_empty() {
+            members(out, &answer.present);
+        } else if !answer.seats.is_empty() {
             out.line("");
             out.table(["SEAT", "NAME", "FROM"], answer.seats.iter().map(who));
-            out.line("");
         }
+        asking(out, &answer.asking);
+        out.line("");
         if answer.explain.is_empty() {
             out.line("waits for nothing");
         }

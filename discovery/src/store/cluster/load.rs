@@ -263,7 +263,7 @@ pub(super) fn load(
         None => None,
     };
     let reports = match phase {
-        Phase::Committed | Phase::Formed => reports(loaded.reports.0),
+        Phase::Committed | Phase::Formed | Phase::Retired => reports(loaded.reports.0),
         _ => BTreeMap::new(),
     };
     Ok(Cluster {

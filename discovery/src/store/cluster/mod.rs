@@ -242,7 +242,8 @@ impl ClusterTransaction {
     ) -> Result<(), StoreError> {
         let (id, now) = (self.id(), self.now);
         let phases = (self.before.phase, self.cluster.phase);
-        if phases == (Phase::Abandoned, Phase::Committed) {
+        let is_ended = matches!(phases.0, Phase::Abandoned | Phase::Retired);
+        if is_ended && matches!(phases.1, Phase::Committed | Phase::Formed) {
             save::free_name(&mut self.transaction, id).await?;
         }
         let said: Vec<&Change> =

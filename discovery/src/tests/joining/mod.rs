@@ -2,6 +2,7 @@
 
 mod members;
 mod orders;
+mod present;
 mod tickets;
 
 use discovery_types::api::{
@@ -14,6 +15,7 @@ use discovery_types::order::{Change, Order};
 use discovery_types::problem::Code;
 use discovery_types::raft_id;
 use discovery_types::statement::{Statement, StatementChain};
+use discovery_types::token::Token;
 use x509_parser::prelude::*;
 
 use super::agent::{Agent, form};
@@ -27,6 +29,8 @@ struct Formed {
     admin: Client,
     statement: Statement,
     agents: Vec<Agent>,
+    /// The boot token that the founders came with.
+    token: Token,
     h: Digest,
 }
 
@@ -42,7 +46,7 @@ impl Formed {
             numbers.map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
         let seen = form(&mut agents).await;
         let h = agents[usize::from(size) - 1].document(&seen).hash();
-        Formed { world, service, admin, statement, agents, h }
+        Formed { world, service, admin, statement, agents, token, h }
     }
 
     fn chain(&self) -> StatementChain {

@@ -32,7 +32,7 @@ async fn operators_order_and_nobody_else() {
     let mut agents = vec![Agent::new(&world, &service, &statement, &token, 1)];
     let seen = form(&mut agents).await;
     let h = agents[0].document(&seen).hash();
-    let cluster = Formed { world, service, admin, statement, agents, h };
+    let cluster = Formed { world, service, admin, statement, agents, token, h };
     let order = cluster.order(remove(MemberId::new(7)));
     // What an owner puts must be signed by who may, and an agent puts nothing.
     for (key, role) in keys.iter().zip(roles) {

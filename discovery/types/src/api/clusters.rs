@@ -1,6 +1,7 @@
 //! Clusters, as admins see them.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -9,13 +10,19 @@ use uuid::Uuid;
 
 use super::formation::ProbeResult;
 use crate::csr::Csr;
-use crate::digest::{Digest, Incarnation};
+use crate::digest::{Digest, Incarnation, MemberId};
 use crate::grant::GrantId;
 use crate::jws::Jws;
 use crate::key::KeyId;
 use crate::leaves::Leaves;
 use crate::name::Name;
 use crate::url::NodeUrl;
+
+/// The shortest time until an agent reports again that its member runs; jitter adds at most as much.
+pub const REPORT_AGAIN: Duration = Duration::from_secs(60);
+
+/// A member whose agent reported nothing for this long is called silent: several reports are missing.
+pub const SILENT_AFTER: Duration = Duration::from_secs(300);
 
 /// State of a cluster in discovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -107,6 +114,12 @@ pub struct ClusterSummary {
     pub created_at_ms: i64,
     /// When it expires unless it commits, in milliseconds since 1970; none once committed.
     pub deadline_at_ms: Option<i64>,
+    /// How many members it has now; none before the commit.
+    #[serde(default)]
+    pub members: Option<u32>,
+    /// How many members' agents reported within [`SILENT_AFTER`]; none before the commit.
+    #[serde(default)]
+    pub heard: Option<u32>,
 }
 
 /// `GET /v1/clusters`.
@@ -157,12 +170,112 @@ impl SeatView {
     /// Whether it comes from outside `blocks`, or from nobody knows where, or wants to be reached at
     /// an address outside of them. No blocks are no bounds.
     pub fn is_outside(&self, blocks: &[IpNet]) -> bool {
-        let inside = |address: IpAddr| blocks.iter().any(|block| block.contains(&address));
-        let source = self.source.as_deref().and_then(|text| text.parse::<IpAddr>().ok());
-        let mut hosts = self.peer_urls.iter().filter_map(|url| url.host().address());
-        let is_inside = source.is_some_and(inside) && hosts.all(inside);
-        !blocks.is_empty() && !is_inside
+        is_outside(self.source.as_deref(), self.peer_urls.iter(), blocks)
     }
+}
+
+fn is_outside<'a>(
+    source: Option<&str>,
+    peer_urls: impl Iterator<Item = &'a NodeUrl>,
+    blocks: &[IpNet],
+) -> bool {
+    let inside = |address: IpAddr| blocks.iter().any(|block| block.contains(&address));
+    let source = source.and_then(|text| text.parse::<IpAddr>().ok());
+    let mut hosts = peer_urls.filter_map(|url| url.host().address());
+    let is_inside = source.is_some_and(inside) && hosts.all(inside);
+    !blocks.is_empty() && !is_inside
+}
+
+/// A member of a cluster that runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MemberView {
+    /// Its id.
+    pub id: MemberId,
+    /// Its name.
+    pub name: String,
+    /// Whether it has no vote.
+    pub is_learner: bool,
+    /// Whether the members named it as the leader last.
+    pub is_leader: bool,
+    /// Where its peers reach it.
+    pub peer_urls: Vec<String>,
+    /// Where clients reach it.
+    pub client_urls: Vec<String>,
+    /// When its agent was heard last, in milliseconds since 1970; none if it never was.
+    pub last_heard_ms: Option<i64>,
+    /// Whether its agent was not heard for [`SILENT_AFTER`].
+    pub is_silent: bool,
+    /// How the members that it names differ from the confirmed ones.
+    pub disagreement: Option<String>,
+    /// Why its node has no leader, as its agent said last.
+    pub last_error: Option<String>,
+    /// The address that its agent redeemed its token from; none where no token brought it.
+    pub source: Option<String>,
+    /// Addresses that its token was bound to; empty where it was bound to none.
+    #[schema(value_type = Vec<String>)]
+    pub bound_to: Vec<IpNet>,
+}
+
+impl MemberView {
+    /// Whether its agent was heard lately and its node has a leader.
+    pub fn is_well(&self) -> bool {
+        !self.is_silent && self.last_error.is_none()
+    }
+
+    /// Its name, or its id while it has none.
+    pub fn called(&self) -> String {
+        match self.name.is_empty() {
+            true => self.id.to_string(),
+            false => self.name.clone(),
+        }
+    }
+
+    /// Whether it came from outside `blocks`, or wants to be reached at an address outside of them.
+    /// No blocks are no bounds.
+    pub fn is_outside(&self, blocks: &[IpNet]) -> bool {
+        let urls: Result<Vec<NodeUrl>, _> = self.peer_urls.iter().map(|url| url.parse()).collect();
+        match urls {
+            Ok(urls) => is_outside(self.source.as_deref(), urls.iter(), blocks),
+            Err(_) => !blocks.is_empty(),
+        }
+    }
+}
+
+/// A cluster's members now.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MembersView {
+    /// Whether a quorum of the voters confirmed this list; if not, it is the commit document's.
+    pub confirmed: bool,
+    /// The members, by id; empty before the commit.
+    pub members: Vec<MemberView>,
+}
+
+/// How a cluster ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndView {
+    /// When, in milliseconds since 1970.
+    pub at_ms: i64,
+    /// By whom, and why.
+    pub by: String,
+    /// Until when an owner may take a retirement back, in milliseconds since 1970; none if nobody may.
+    pub unretire_until_ms: Option<i64>,
+}
+
+/// A host that holds a boot token of a cluster which has its members already.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AskingHost {
+    /// The name that it would have.
+    pub name: String,
+    /// Its agent's key.
+    pub agent: KeyId,
+    /// Address that it last came from, as the service saw it.
+    pub source: String,
+    /// When it asked first, in milliseconds since 1970.
+    pub first_ms: i64,
+    /// When it asked last, in milliseconds since 1970.
+    pub last_ms: i64,
+    /// How often it asked.
+    pub times: u64,
 }
 
 /// A point in a cluster's life.
@@ -229,6 +342,15 @@ pub struct ClusterView {
     pub raft_cluster_id: Option<String>,
     /// Alarms, such as two documents.
     pub alarms: Vec<String>,
+    /// The members now.
+    #[serde(default)]
+    pub present: MembersView,
+    /// Hosts that hold a boot token and have no place.
+    #[serde(default)]
+    pub asking: Vec<AskingHost>,
+    /// How it ended; none as long as it lives.
+    #[serde(default)]
+    pub ended: Option<EndView>,
 }
 
 /// `GET /v1/clusters/{id}/statements`: the whole chain.
@@ -249,6 +371,12 @@ pub struct ExplainResponse {
     pub seats: Vec<SeatView>,
     /// What it waits for; empty if for nothing.
     pub explain: Vec<Explanation>,
+    /// The members now.
+    #[serde(default)]
+    pub present: MembersView,
+    /// Hosts that hold a boot token and have no place.
+    #[serde(default)]
+    pub asking: Vec<AskingHost>,
 }
 
 /// A committed list, with what is needed to verify it; to a member, with its certificates.

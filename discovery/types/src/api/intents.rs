@@ -209,6 +209,34 @@ pub struct IntentView {
     pub reported_by: Option<String>,
     /// What it waits for; empty once it is over.
     pub explain: Vec<Explanation>,
+    /// The member that leaves or moves by it; none where a newcomer replaces nobody.
+    #[serde(default)]
+    pub about: Option<MemberId>,
+    /// That member's name, as far as the cluster has told it.
+    #[serde(default)]
+    pub about_name: Option<String>,
+    /// Why the agent beside the leader waits.
+    #[serde(default)]
+    pub waits: Option<WaitView>,
+}
+
+/// Why an intent waits, as the agent beside the leader said last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WaitView {
+    /// The agent's sentence.
+    pub reason: String,
+    /// Name of the member whose agent said it.
+    pub by: String,
+    /// When, in milliseconds since 1970.
+    pub at_ms: i64,
+}
+
+/// `POST /v1/clusters/{id}/intents/{operation}/wait`: why the agent beside the leader waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WaitRequest {
+    /// One sentence, of which 300 characters are kept.
+    pub reason: String,
 }
 
 /// `GET /v1/clusters/{id}/intents[?after=&all=]`: with `after` the answer waits until `rev` is

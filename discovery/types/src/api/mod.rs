@@ -11,6 +11,7 @@
 //! | `GET /v1/clusters/{id}/document` | – | [`CommitDocument`] |
 //! | `POST /v1/clusters/{id}/abandon` | [`AbandonRequest`] | [`ClusterSummary`] |
 //! | `POST /v1/clusters/{id}/retire` | [`SignedBody`] | [`ClusterSummary`] |
+//! | `POST /v1/clusters/{id}/unretire` | [`SignedBody`] | [`ClusterSummary`] |
 //! | `POST /v1/clusters/{id}/credentials` | [`CredentialsRequest`] | [`CredentialsResponse`] |
 //! | `PUT /v1/grants` | [`SignedBody`] | [`GrantView`] |
 //! | `GET /v1/clusters/{id}/grants` | – | [`GrantList`] |
@@ -38,6 +39,7 @@
 //! | `GET /v1/clusters/{id}/intents[?after=&all=]` | – | [`IntentList`] |
 //! | `GET /v1/clusters/{id}/intents/{operation}[?after=]` | – | [`IntentView`] |
 //! | `POST /v1/clusters/{id}/intents/{operation}/outcome` | [`OutcomeRequest`] | [`IntentView`] |
+//! | `POST /v1/clusters/{id}/intents/{operation}/wait` | [`WaitRequest`] | [`IntentView`] |
 //! | `POST /v1/clusters/{id}/intents/{operation}/withdraw` | – | [`IntentView`] |
 //! | `GET /v1/clusters/{id}/directory` | – | [`DirectoryResponse`] |
 //! | `POST /v1/clusters/{id}/leaves` | [`LeavesRequest`] | [`Leaves`](crate::leaves::Leaves) |
@@ -58,9 +60,10 @@ pub use access::{
     TokenResponse,
 };
 pub use clusters::{
-    AbandonRequest, ClusterList, ClusterState, ClusterSummary, ClusterView, CommitDocument,
-    CredentialsRequest, CredentialsResponse, DraftRequest, DraftResponse, ExplainResponse,
-    Explanation, Moment, SeatView, StatementList,
+    AbandonRequest, AskingHost, ClusterList, ClusterState, ClusterSummary, ClusterView,
+    CommitDocument, CredentialsRequest, CredentialsResponse, DraftRequest, DraftResponse, EndView,
+    ExplainResponse, Explanation, MemberView, MembersView, Moment, REPORT_AGAIN, SILENT_AFTER,
+    SeatView, StatementList,
 };
 pub use formation::{
     AdoptRequest, MatrixRow, NackReason, NackRequest, PollRequest, PollResponse, ProbeResult,
@@ -71,7 +74,7 @@ pub use grants::{GrantList, GrantState, GrantView};
 pub use intents::{
     ClusterExport, DirectoryResponse, DirectoryView, InitialMember, IntentList, IntentState,
     IntentView, JoinResponse, LeavesRequest, ListedMember, MAX_MEMBER_NAME, MAX_MEMBERS,
-    Membership, Outcome, OutcomeRequest,
+    Membership, Outcome, OutcomeRequest, WaitRequest, WaitView,
 };
 pub use processes::{ProcessList, ProcessView};
 

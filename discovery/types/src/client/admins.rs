@@ -75,6 +75,16 @@ impl Client {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/retire"), &body).await
     }
 
+    /// Takes a retirement back, by an owner's signature.
+    pub async fn unretire(
+        &self,
+        cluster: Uuid,
+        unretire: &Jws,
+    ) -> Result<ClusterSummary, ClientError> {
+        let body = SignedBody { jws: unretire.clone() };
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/unretire"), &body).await
+    }
+
     /// A client certificate over the key of `csr`.
     pub async fn credentials(
         &self,

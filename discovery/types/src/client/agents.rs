@@ -11,7 +11,7 @@ use super::{Client, ClientError};
 use crate::api::{
     AdoptRequest, ClusterSummary, IntentView, JoinResponse, Jwks, LeavesRequest, NackRequest,
     OutcomeRequest, PollRequest, PollResponse, ProbesRequest, RedeemResponse, ReportRequest,
-    ReportResponse, SignedBody, TroubleRequest,
+    ReportResponse, SignedBody, TroubleRequest, WaitRequest,
 };
 use crate::csr::Csr;
 use crate::digest::OperationId;
@@ -68,6 +68,17 @@ impl Client {
     ) -> Result<IntentView, ClientError> {
         let path = format!("/v1/clusters/{cluster}/intents/{operation}/outcome");
         self.send(Method::POST, path, outcome).await
+    }
+
+    /// Says why an intent waits.
+    pub async fn report_wait(
+        &self,
+        cluster: Uuid,
+        operation: OperationId,
+        wait: &WaitRequest,
+    ) -> Result<IntentView, ClientError> {
+        let path = format!("/v1/clusters/{cluster}/intents/{operation}/wait");
+        self.send(Method::POST, path, wait).await
     }
 
     /// This member's certificates, anew.

@@ -38,6 +38,9 @@ pub enum Typ {
     /// The end of a formed cluster; by an owner.
     #[serde(rename = "muster-retire+jwt")]
     Retire,
+    /// That the end of a formed cluster is taken back; by an owner.
+    #[serde(rename = "muster-unretire+jwt")]
+    Unretire,
     /// That one member is to go or to move; by an operator.
     #[serde(rename = "muster-order+jwt")]
     Order,
@@ -66,6 +69,7 @@ impl Typ {
             Typ::Document => "muster-document+jwt",
             Typ::Admin => "muster-admin+jwt",
             Typ::Retire => "muster-retire+jwt",
+            Typ::Unretire => "muster-unretire+jwt",
             Typ::Order => "muster-order+jwt",
             Typ::Recovery => "muster-recovery+jwt",
             Typ::Assertion => "muster-assertion+jwt",
@@ -86,6 +90,7 @@ impl Typ {
             | Typ::Release
             | Typ::Admin
             | Typ::Retire
+            | Typ::Unretire
             | Typ::Order
             | Typ::Recovery
             | Typ::Assertion

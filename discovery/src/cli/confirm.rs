@@ -1,0 +1,59 @@
+//! The one question before an act that nobody can take back.
+
+use super::CliError;
+use super::printer::Printer;
+
+/// An act that can't be taken back, or only by its owner and for a while.
+pub(super) struct Irreversible<'a> {
+    /// What the act ends: sentences for the person who is about to do it.
+    pub(super) ends: Vec<String>,
+    /// The word that a person types again: the name or id of what is ended.
+    pub(super) name: &'a str,
+}
+
+impl Irreversible<'_> {
+    /// Says what the act ends. Goes on if `--yes` was said, or if a person types the name again.
+    /// Without a terminal there is nobody to ask.
+    pub(super) fn confirm(&self, yes: bool, printer: &mut Printer) -> Result<(), CliError> {
+        for sentence in &self.ends {
+            printer.note(sentence);
+        }
+        if yes {
+            return Ok(());
+        }
+        let answer = printer.answer(&format!("Type {} again to go on:", self.name));
+        self.judge(answer.as_deref())
+    }
+
+    fn judge(&self, answer: Option<&str>) -> Result<(), CliError> {
+        let name = self.name;
+        match answer {
+            Some(typed) if typed == name => Ok(()),
+            Some(typed) => Err(CliError::Usage(format!(
+                "nothing was done: `{typed}` was typed instead of `{name}`"
+            ))),
+            None => Err(CliError::Usage(format!(
+                "nothing was done: {} There is no terminal to ask on: say --yes to do it",
+                self.ends.last().map(String::as_str).unwrap_or_default()
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_typed_again_goes_on_and_nothing_else_does() {
+        let act = Irreversible { ends: vec!["It ends prod.".into()], name: "prod" };
+        assert!(act.judge(Some("prod")).is_ok());
+        for answer in [Some(""), Some("yes"), Some("prod-2"), Some("PROD"), None] {
+            let refused = act.judge(answer).unwrap_err();
+            assert_eq!(refused.exit_code(), 2, "{answer:?}");
+            assert!(refused.to_string().starts_with("nothing was done"), "{refused}");
+        }
+        let unasked = act.judge(None).unwrap_err().to_string();
+        assert!(unasked.contains("It ends prod.") && unasked.contains("--yes"), "{unasked}");
+    }
+}

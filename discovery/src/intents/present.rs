@@ -1,0 +1,351 @@
+//! A cluster's members now, and what a person should do about those that are silent. Pure.
+//!
+//! The members are those of the list that a quorum of the voters confirmed; until then the commit
+//! document's. What a single member says never adds or removes one here.
+
+use discovery_types::api::{Explanation, ListedMember, MemberView, MembersView, SILENT_AFTER};
+use discovery_types::digest::MemberId;
+use discovery_types::key::PublicKey;
+use ipnet::IpNet;
+
+use super::roster::{Member, Roster};
+use crate::store::Micros;
+use crate::store::intents::{Changes, Said};
+use crate::store::present::Trouble;
+
+/// Where a member's agent redeemed its token, and where the token was meant for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Source {
+    /// The address, as the service saw it.
+    pub(crate) address: Option<String>,
+    /// The addresses that the token is bound to; none if it is bound to none.
+    pub(crate) bound_to: Vec<IpNet>,
+}
+
+/// When a member's silence is judged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// When the list was decided: the silence of a member that never reported counts from then.
+    pub(super) decided: Micros,
+    /// Now.
+    pub(super) now: Micros,
+}
+
+/// The members now. `source` finds where an agent came from.
+pub(super) fn present(
+    roster: &Roster,
+    changes: &Changes,
+    troubles: &[Trouble],
+    times: Times,
+    source: impl Fn(&PublicKey) -> Source,
+) -> MembersView {
+    let Times { decided, now } = times;
+    let confirmed = changes.confirmed.as_ref();
+    let listed: Vec<ListedMember> = match confirmed {
+        Some(said) => said.membership.members.iter().map(|m| newest(m, said, changes)).collect(),
+        None => roster.founding_members(),
+    };
+    let view = |listed: ListedMember| {
+        let known = roster.by_id(listed.id);
+        let last = changes.said.iter().find(|(id, _)| *id == listed.id).map(|(_, said)| said);
+        let trouble = troubles.iter().find(|trouble| trouble.member == listed.id);
+        let reported = last.map(|said| said.at_us);
+        let heard = reported.max(trouble.map(|trouble| trouble.at_us));
+        let is_silent = is_silent(heard.unwrap_or(decided), now);
+        let is_newest = trouble.filter(|trouble| Some(trouble.at_us) > reported);
+        let source = known.map(|known| source(&known.key)).unwrap_or_default();
+        MemberView {
+            id: listed.id,
+            name: name_of(&listed, known),
+            is_learner: listed.is_learner,
+            is_leader: leader(changes) == Some(listed.id),
+            client_urls: client_urls_of(&listed, known),
+            peer_urls: listed.peer_urls,
+            last_heard_ms: heard.map(|at| at / 1_000),
+            is_silent,
+            disagreement: last
+                .filter(|_| !is_silent)
+                .and_then(|said| disagreement(said, confirmed)),
+            last_error: is_newest.map(|trouble| trouble.text.clone()),
+            source: source.address,
+            bound_to: source.bound_to,
+        }
+    };
+    let mut members: Vec<MemberView> = listed.into_iter().map(view).collect();
+    members.sort_by_key(|member| member.id);
+    MembersView { confirmed: confirmed.is_some(), members }
+}
+
+/// A member with the name and client URLs that a quorum of the voters says now. These change without
+/// a change of members, as when a member is restarted at another address, so the confirmed list may
+/// have older ones.
+fn newest(listed: &ListedMember, confirmed: &Said, changes: &Changes) -> ListedMember {
+    let voters = confirmed.voters();
+    let reports: Vec<&ListedMember> = changes
+        .said
+        .iter()
+        .filter(|(id, said)| voters.contains(id) && said.agrees(confirmed))
+        .filter_map(|(_, said)| said.membership.members.iter().find(|m| m.id == listed.id))
+        .collect();
+    let same = |one: &ListedMember, other: &ListedMember| {
+        one.name == other.name && one.client_urls == other.client_urls
+    };
+    let is_agreed = |one: &ListedMember| {
+        let count = reports.iter().filter(|other| same(one, other)).count();
+        count > voters.len() / 2
+    };
+    reports.iter().find(|one| is_agreed(one)).map_or_else(|| listed.clone(), |one| (*one).clone())
+}
+
+fn is_silent(heard: Micros, now: Micros) -> bool {
+    let limit = Micros::try_from(SILENT_AFTER.as_micros()).unwrap_or(Micros::MAX);
+    now.saturating_sub(heard) > limit
+}
+
+/// A member that has not started yet has no name in the cluster's list.
+fn name_of(listed: &ListedMember, known: Option<&Member>) -> String {
+    match known {
+        Some(known) if listed.name.is_empty() => known.record.name.to_string(),
+        _ => listed.name.clone(),
+    }
+}
+
+fn client_urls_of(listed: &ListedMember, known: Option<&Member>) -> Vec<String> {
+    match known {
+        Some(known) if listed.client_urls.is_empty() => {
+            known.record.client_urls.iter().map(ToString::to_string).collect()
+        }
+        _ => listed.client_urls.clone(),
+    }
+}
+
+/// The leader that was named in the newest report.
+fn leader(changes: &Changes) -> Option<MemberId> {
+    changes.said.iter().max_by_key(|(_, said)| said.at_us)?.1.leader
+}
+
+fn disagreement(said: &Said, confirmed: Option<&Said>) -> Option<String> {
+    let confirmed = confirmed.filter(|confirmed| !said.agrees(confirmed))?;
+    let names: Vec<String> = said
+        .membership
+        .members
+        .iter()
+        .map(|member| match member.name.is_empty() {
+            true => member.id.to_string(),
+            false => member.name.clone(),
+        })
+        .collect();
+    let at = |said: &Said| said.membership.configuration.map(|at| format!(" at {at}"));
+    Some(format!(
+        "names {}{}, not the confirmed members{}",
+        names.join(", "),
+        at(said).unwrap_or_default(),
+        at(confirmed).unwrap_or_default()
+    ))
+}
+
+/// What a person should know and do about the members of the cluster called `name`.
+pub(super) fn explain(view: &MembersView, name: &str) -> Vec<Explanation> {
+    let voters: Vec<&MemberView> =
+        view.members.iter().filter(|member| !member.is_learner).collect();
+    let well = voters.iter().filter(|member| member.is_well()).count();
+    let quorum = voters.len() / 2 + 1;
+    let mut lines = Vec::new();
+    if well < quorum && !voters.is_empty() {
+        lines.push(no_quorum(&voters, well, quorum));
+    }
+    let left = well.saturating_sub(quorum);
+    for member in view.members.iter().filter(|member| member.is_silent) {
+        lines.push(silent(member, name, (well >= quorum).then_some(left)));
+    }
+    for member in view.members.iter().filter(|member| !member.is_silent) {
+        if let Some(error) = &member.last_error {
+            lines.push(Explanation {
+                last_error: Some(error.clone()),
+                ..line(
+                    "member_without_leader",
+                    member,
+                    format!("the node of {} has no leader", member.called()),
+                    "look at `muster-agent status` on that host",
+                )
+            });
+        } else if let Some(disagreement) = &member.disagreement {
+            lines.push(line(
+                "member_disagrees",
+                member,
+                format!("{} {disagreement}", member.called()),
+                "look at `muster-agent member list` on that host; a member that was set back or cut \
+                 off has to be replaced",
+            ));
+        }
+    }
+    lines
+}
+
+fn line(code: &str, member: &MemberView, missing: String, command: &str) -> Explanation {
+    Explanation {
+        code: code.into(),
+        missing,
+        held_by: vec![member.called()],
+        last_error: None,
+        next_retry_ms: None,
+        command: Some(command.to_owned()),
+    }
+}
+
+fn no_quorum(voters: &[&MemberView], well: usize, quorum: usize) -> Explanation {
+    let held_by = voters.iter().filter(|member| !member.is_well());
+    Explanation {
+        code: "no_quorum".into(),
+        missing: format!(
+            "{well} of {} voters say that they have a leader, and {quorum} are a quorum: without one \
+             the cluster takes no write",
+            voters.len()
+        ),
+        held_by: held_by.map(|member| member.called()).collect(),
+        last_error: None,
+        next_retry_ms: None,
+        command: Some(
+            "start those hosts again; only if most voters are lost for good, run `muster-agent \
+             recover examine` on each host that is left, and then `recover make` on one of them"
+                .into(),
+        ),
+    }
+}
+
+/// `left` is how many further failures the quorum tolerates; none where there is no quorum.
+fn silent(member: &MemberView, name: &str, left: Option<usize>) -> Explanation {
+    let who = member.called();
+    let kind = if member.is_learner { "learner" } else { "voter" };
+    let since = match member.last_heard_ms {
+        Some(at) => format!("was last heard at {}", time(at)),
+        None => "has never reported that its node runs".to_owned(),
+    };
+    let then = match left {
+        Some(left) => format!("; the others have a quorum, and tolerate {left} more failures"),
+        None => String::new(),
+    };
+    let command = match left {
+        Some(_) => format!(
+            "start that host's agent again; if the host is gone for good: muster-discovery token \
+             create --cluster {name} --kind join --replace {who} --out {who}.bundle, and start \
+             muster-agent with it on another host"
+        ),
+        None => "start that host's agent again".to_owned(),
+    };
+    let code = if member.last_heard_ms.is_some() { "member_silent" } else { "member_never_heard" };
+    Explanation {
+        last_error: member.last_error.clone(),
+        ..line(code, member, format!("{kind} {who} ({}) {since}{then}", member.id), &command)
+    }
+}
+
+fn time(ms: i64) -> String {
+    match jiff::Timestamp::from_second(ms.div_euclid(1_000)) {
+        Ok(time) => time.to_string(),
+        Err(_) => format!("{ms} ms"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(id: u64, heard: Option<i64>, is_silent: bool) -> MemberView {
+        MemberView {
+            id: MemberId::new(id),
+            name: format!("db-{id}"),
+            is_learner: false,
+            is_leader: false,
+            peer_urls: Vec::new(),
+            client_urls: Vec::new(),
+            last_heard_ms: heard,
+            is_silent,
+            disagreement: None,
+            last_error: None,
+            source: None,
+            bound_to: Vec::new(),
+        }
+    }
+
+    /// What a voter says of a cluster of three, in which the first serves clients at `url`.
+    fn said(url: &str) -> Said {
+        let listed = |id: u64| ListedMember {
+            id: MemberId::new(id),
+            name: format!("db-{id}"),
+            peer_urls: vec![format!("https://10.0.0.{id}:2380")],
+            client_urls: vec![if id == 1 { url.to_owned() } else { String::new() }],
+            is_learner: false,
+        };
+        let members = (1..=3).map(listed).collect();
+        let membership = discovery_types::api::Membership { configuration: Some(3), members };
+        Said { membership, term: 2, index: 9, leader: None, at_us: 0 }
+    }
+
+    #[test]
+    fn client_urls_are_those_that_a_quorum_says_now() {
+        let shown = |reports: &[&str]| {
+            let confirmed = said("https://old:2379");
+            let said = (1..).map(MemberId::new).zip(reports.iter().map(|url| said(url)));
+            let changes = Changes { said: said.collect(), ..Changes::default() };
+            let first = &confirmed.membership.members[0];
+            newest(first, &confirmed, &changes).client_urls.remove(0)
+        };
+        let (old, new) = ("https://old:2379", "https://new:2379");
+        assert_eq!(shown(&[new, new, old]), new);
+        assert_eq!(shown(&[new, old, old]), old);
+        assert_eq!(shown(&[new]), old, "one member's word moves nobody");
+    }
+
+    fn told(members: Vec<MemberView>) -> String {
+        let lines = explain(&MembersView { confirmed: true, members }, "prod");
+        let line = |line: &Explanation| {
+            let command = line.command.as_deref().unwrap_or_default();
+            format!("{}: {} | {}\n  {command}\n", line.code, line.missing, line.held_by.join(","))
+        };
+        lines.iter().map(line).collect()
+    }
+
+    #[test]
+    fn a_cluster_whose_members_are_well_needs_nothing() {
+        let well = |id| member(id, Some(1_000), false);
+        assert_eq!(told(vec![well(1), well(2), well(3)]), "");
+    }
+
+    #[test]
+    fn a_silent_voter_is_named_with_the_command_that_replaces_it() {
+        let members = vec![
+            member(1, Some(1_000), false),
+            member(2, Some(1_000), true),
+            member(3, Some(1), false),
+        ];
+        insta::assert_snapshot!(told(members), @"
+        member_silent: voter db-2 (0000000000000002) was last heard at 1970-01-01T00:00:01Z; the others have a quorum, and tolerate 0 more failures | db-2
+          start that host's agent again; if the host is gone for good: muster-discovery token create --cluster prod --kind join --replace db-2 --out db-2.bundle, and start muster-agent with it on another host
+        ");
+    }
+
+    #[test]
+    fn a_lost_majority_is_told_first_with_the_way_to_recover() {
+        let members = vec![
+            member(1, Some(1_000), false),
+            member(2, Some(1_000), true),
+            member(3, None, true),
+        ];
+        insta::assert_snapshot!(told(members), @"
+        no_quorum: 1 of 3 voters say that they have a leader, and 2 are a quorum: without one the cluster takes no write | db-2,db-3
+          start those hosts again; only if most voters are lost for good, run `muster-agent recover examine` on each host that is left, and then `recover make` on one of them
+        member_silent: voter db-2 (0000000000000002) was last heard at 1970-01-01T00:00:01Z | db-2
+          start that host's agent again
+        member_never_heard: voter db-3 (0000000000000003) has never reported that its node runs | db-3
+          start that host's agent again
+        ");
+    }
+
+    #[test]
+    fn a_member_is_silent_after_five_minutes() {
+        let limit = SILENT_AFTER.as_micros() as Micros;
+        assert!(!is_silent(1_000, 1_000 + limit));
+        assert!(is_silent(1_000, 1_001 + limit));
+    }
+}

@@ -1,0 +1,176 @@
+//! A cluster's members and askers, read and shown; and what their agents say of themselves.
+
+use discovery_formation::service::{Cluster, Phase};
+use discovery_types::api::{AskingHost, Explanation, MembersView};
+use discovery_types::grant::Grant;
+use discovery_types::jws::Typ;
+use discovery_types::key::PublicKey;
+use discovery_types::problem::Code;
+use uuid::Uuid;
+
+use super::present::{self, Source, Times};
+use super::roster::Roster;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::store::Micros;
+use crate::store::cluster::ClusterTransaction;
+use crate::store::clusters::Origin;
+use crate::store::intents::{self, Changes};
+use crate::store::present::AskingRow;
+
+impl App {
+    /// A cluster's members now; none before the commit.
+    pub(crate) async fn present(
+        &self,
+        cluster: &Cluster,
+        origins: &[Origin],
+        now: Micros,
+    ) -> Result<MembersView, ApiError> {
+        if !is_decided(cluster) {
+            return Ok(MembersView::default());
+        }
+        let id = Uuid::from_u128(cluster.id.0);
+        let changes = self.store.changes(id).await?;
+        let troubles = self.store.troubles(id).await?;
+        let roster = Roster::of(cluster, &changes)?;
+        let source = |key: &PublicKey| source_of(origins, &changes, key);
+        Ok(present::present(&roster, &changes, &troubles, times(cluster, now), source))
+    }
+
+    /// Hosts that hold a boot token and have no place.
+    pub(crate) async fn asking(&self, cluster: &Cluster) -> Result<Vec<AskingHost>, ApiError> {
+        if !is_decided(cluster) {
+            return Ok(Vec::new());
+        }
+        let rows = self.store.asking(Uuid::from_u128(cluster.id.0)).await?;
+        Ok(rows.into_iter().filter_map(asking_host).collect())
+    }
+
+    /// Keeps what a member's agent says of its node that has no leader.
+    pub(crate) async fn note_trouble(
+        &self,
+        cluster: Uuid,
+        key: &PublicKey,
+        text: &str,
+    ) -> Result<(), ApiError> {
+        let found = self.store.read_cluster(cluster).await?;
+        let (machine, _, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        let changes = self.store.changes(cluster).await?;
+        let member = Roster::of(&machine, &changes)?.member(key)?.id;
+        self.store.note_trouble(cluster, member, text).await?;
+        Ok(())
+    }
+
+    /// Keeps a host that came with a boot token after the commit, and says so once.
+    pub(crate) async fn note_asking(
+        &self,
+        cluster: Uuid,
+        key: &PublicKey,
+        name: &str,
+        address: &str,
+    ) -> Result<(), ApiError> {
+        if self.store.note_asking(cluster, key, name, address).await? {
+            tracing::warn!(cluster.id = %cluster, name, address, agent = %key.key_id(),
+                "a host came with a boot token, and the cluster has its members: it needs a join \
+                 ticket");
+        }
+        Ok(())
+    }
+}
+
+/// Refuses a retirement while members' agents report, unless its owner says that it is meant.
+pub(crate) async fn refuse_if_reporting(
+    transaction: &mut ClusterTransaction,
+) -> Result<(), ApiError> {
+    let (id, now) = (transaction.id(), transaction.now.0 as Micros);
+    let changes = intents::changes(transaction.connection(), id).await?;
+    let troubles = crate::store::present::troubles(transaction.connection(), id).await?;
+    let cluster = &transaction.cluster;
+    let roster = Roster::of(cluster, &changes)?;
+    let source = |_: &PublicKey| Source::default();
+    let view = present::present(&roster, &changes, &troubles, times(cluster, now), source);
+    let heard = |member: &&discovery_types::api::MemberView| {
+        member.last_heard_ms.is_some() && !member.is_silent
+    };
+    let names: Vec<String> =
+        view.members.iter().filter(heard).map(|member| member.called()).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let detail = format!("Agents of these members reported a moment ago: {}.", names.join(", "));
+    let next =
+        "Stop the members first, or retire the cluster with --force: its nodes go on running.";
+    Err(ApiError::new(Code::MembersReport, detail, next))
+}
+
+/// What a person should do about the members and the hosts that ask.
+pub(crate) fn explain(view: &MembersView, asking: &[AskingHost], name: &str) -> Vec<Explanation> {
+    let mut lines = present::explain(view, name);
+    lines.extend(asking_line(view, asking, name));
+    lines
+}
+
+fn asking_line(view: &MembersView, asking: &[AskingHost], name: &str) -> Option<Explanation> {
+    if asking.is_empty() {
+        return None;
+    }
+    let hosts: Vec<String> =
+        asking.iter().map(|host| format!("{} from {}", host.name, host.source)).collect();
+    Some(Explanation {
+        code: "asking".into(),
+        missing: format!(
+            "hosts with a boot token ask for a place, and the cluster has its members: {}",
+            hosts.join(", ")
+        ),
+        held_by: vec!["admin".into()],
+        last_error: None,
+        next_retry_ms: None,
+        command: Some(ticket_command(view, name)),
+    })
+}
+
+/// The command that makes a ticket for a new host in the place of the one member that is silent.
+pub(crate) fn ticket_command(view: &MembersView, name: &str) -> String {
+    let mut silent = view.members.iter().filter(|member| member.is_silent);
+    let replaced = match (silent.next(), silent.next()) {
+        (Some(one), None) => one.called(),
+        _ => "MEMBER".to_owned(),
+    };
+    format!("muster-discovery token create --cluster {name} --kind join --replace {replaced}")
+}
+
+fn is_decided(cluster: &Cluster) -> bool {
+    matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired)
+}
+
+fn times(cluster: &Cluster, now: Micros) -> Times {
+    let decided = cluster.frozen.as_ref().map_or(now, |frozen| frozen.at.0 as Micros);
+    Times { decided, now }
+}
+
+/// A founder's redeem stands with the agents, a newcomer's with its intent.
+fn source_of(origins: &[Origin], changes: &Changes, key: &PublicKey) -> Source {
+    let intent = changes.intents.iter().rev().find(|intent| intent.agent.as_ref() == Some(key));
+    if let Some(intent) = intent {
+        let grant = intent.intent.authority.claims_unverified::<Grant>(Typ::Grant).ok();
+        let bound_to = grant.map(|grant| grant.cidrs).unwrap_or_default();
+        return Source { address: intent.address.clone(), bound_to };
+    }
+    let origin = origins.iter().find(|origin| origin.key[..] == key.as_bytes()[..]);
+    Source {
+        address: origin.and_then(|origin| origin.address.clone()),
+        bound_to: origin.map(Origin::bound_to).unwrap_or_default(),
+    }
+}
+
+fn asking_host(row: AskingRow) -> Option<AskingHost> {
+    let key = PublicKey::from_bytes(row.agent_key.try_into().ok()?);
+    Some(AskingHost {
+        name: row.name,
+        agent: key.key_id(),
+        source: row.address,
+        first_ms: row.first_us / 1_000,
+        last_ms: row.last_us / 1_000,
+        times: row.times.unsigned_abs(),
+    })
+}

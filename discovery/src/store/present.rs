@@ -1,0 +1,138 @@
+//! What is stored of members that are in trouble, and of hosts that have no place in a cluster.
+
+use discovery_types::digest::MemberId;
+use discovery_types::key::PublicKey;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::{Micros, Store, StoreError};
+
+/// Hosts without a place that are kept of one cluster: the newest ones.
+pub(crate) const MAX_ASKING: i64 = 16;
+
+/// Why a member's node has no leader, as its agent said last.
+#[derive(Clone, Debug)]
+pub(crate) struct Trouble {
+    /// The member.
+    pub member: MemberId,
+    /// When its agent said so.
+    pub at_us: Micros,
+    /// The agent's words.
+    pub text: String,
+}
+
+/// A host that holds a boot token of a cluster which has its members already.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub(crate) struct AskingRow {
+    /// The agent's key.
+    pub agent_key: Vec<u8>,
+    /// The name that the member would have.
+    pub name: String,
+    /// Where it last came from.
+    pub address: String,
+    /// When it asked first.
+    pub first_us: Micros,
+    /// When it asked last.
+    pub last_us: Micros,
+    /// How often.
+    pub times: i64,
+}
+
+/// The troubles of a cluster's members, one for each member at most.
+pub(crate) async fn troubles(
+    connection: &mut PgConnection,
+    cluster: Uuid,
+) -> Result<Vec<Trouble>, StoreError> {
+    let rows: Vec<(Vec<u8>, Micros, String)> = sqlx::query_as(
+        "SELECT member_id, at_us, detail FROM member_troubles WHERE cluster_id = $1",
+    )
+    .bind(cluster)
+    .fetch_all(connection)
+    .await?;
+    let trouble = |(member, at_us, text): (Vec<u8>, Micros, String)| {
+        Some(Trouble { member: MemberId(member.try_into().ok()?), at_us, text })
+    };
+    Ok(rows.into_iter().filter_map(trouble).collect())
+}
+
+impl Store {
+    /// The troubles of a cluster's members.
+    pub(crate) async fn troubles(&self, cluster: Uuid) -> Result<Vec<Trouble>, StoreError> {
+        troubles(&mut *self.acquire().await?, cluster).await
+    }
+
+    /// Stores a member's trouble in the place of its last one.
+    pub(crate) async fn note_trouble(
+        &self,
+        cluster: Uuid,
+        member: MemberId,
+        text: &str,
+    ) -> Result<(), StoreError> {
+        sqlx::query(
+            "INSERT INTO member_troubles (cluster_id, member_id, at_us, detail)
+             VALUES ($1, $2, now_us(), $3)
+             ON CONFLICT (cluster_id, member_id) DO UPDATE SET at_us = excluded.at_us,
+                 detail = excluded.detail",
+        )
+        .bind(cluster)
+        .bind(&member.0[..])
+        .bind(text)
+        .execute(&mut *self.acquire().await?)
+        .await?;
+        Ok(())
+    }
+
+    /// Counts a host that asked for a place where there is none. `true`: it is the first time.
+    /// Only the newest [`MAX_ASKING`] hosts are kept.
+    pub(crate) async fn note_asking(
+        &self,
+        cluster: Uuid,
+        key: &PublicKey,
+        name: &str,
+        address: &str,
+    ) -> Result<bool, StoreError> {
+        let mut transaction = self.begin("BEGIN").await?;
+        let times: i64 = sqlx::query_scalar(
+            "INSERT INTO asking_hosts (cluster_id, agent_key, name, address, first_us, last_us, times)
+             VALUES ($1, $2, $3, $4, now_us(), now_us(), 1)
+             ON CONFLICT (cluster_id, agent_key) DO UPDATE SET name = excluded.name,
+                 address = excluded.address, last_us = excluded.last_us,
+                 times = asking_hosts.times + 1
+             RETURNING times",
+        )
+        .bind(cluster)
+        .bind(key.as_bytes().to_vec())
+        .bind(name)
+        .bind(address)
+        .fetch_one(&mut *transaction)
+        .await?;
+        sqlx::query(
+            "DELETE FROM asking_hosts WHERE cluster_id = $1 AND agent_key NOT IN
+                 (SELECT agent_key FROM asking_hosts WHERE cluster_id = $1
+                  ORDER BY last_us DESC, agent_key LIMIT $2)",
+        )
+        .bind(cluster)
+        .bind(MAX_ASKING)
+        .execute(&mut *transaction)
+        .await?;
+        transaction.commit().await?;
+        Ok(times == 1)
+    }
+
+    /// Hosts that asked for a place and have none, by when they asked last. A host that came with a
+    /// ticket since then is left out.
+    pub(crate) async fn asking(&self, cluster: Uuid) -> Result<Vec<AskingRow>, StoreError> {
+        let rows = sqlx::query_as(
+            "SELECT agent_key, name, address, first_us, last_us, times FROM asking_hosts a
+             WHERE cluster_id = $1 AND NOT EXISTS (SELECT 1 FROM intents i
+                 WHERE i.cluster_id = $1 AND i.made_us > a.last_us
+                     AND (i.agent_key = a.agent_key OR i.subject = a.name))
+             ORDER BY last_us DESC LIMIT $2",
+        )
+        .bind(cluster)
+        .bind(MAX_ASKING)
+        .fetch_all(&mut *self.acquire().await?)
+        .await?;
+        Ok(rows)
+    }
+}

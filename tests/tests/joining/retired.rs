@@ -1,0 +1,43 @@
+//! A cluster that runs is retired, and the retirement is taken back.
+
+use anyhow::{Result, ensure};
+use muster_tests::harness::Network;
+
+use crate::running::Running;
+
+#[test]
+fn a_running_cluster_is_retired_by_force_alone_and_goes_on_when_that_is_taken_back() -> Result<()> {
+    let running = Running::start(Network::loopback(4), 3, None)?;
+    let world = &running.world;
+    let retire = |more: &[&str]| -> Result<(Option<i32>, String)> {
+        let output = world.admin_output(&[&["cluster", "retire", "demo"], more].concat())?;
+        Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
+    };
+    // Members report; and without a terminal nobody can type the name.
+    let (code, told) = retire(&["--yes"])?;
+    ensure!(code == Some(1) && told.contains("--force") && told.contains("last heard"), "{told}");
+    let (code, told) = retire(&["--force"])?;
+    ensure!(code == Some(2) && told.contains("--yes"), "{told}");
+    let state = || -> Result<String> {
+        let list = world.admin_json(&["cluster", "list", "--all"])?;
+        Ok(list["clusters"][0]["state"].as_str().unwrap_or_default().to_owned())
+    };
+    ensure!(state()? == "formed");
+    let document =
+        |what: &str| world.admin_json(&["cluster", "show", "demo"]).map(|v| v[what].clone());
+    let before = document("document")?;
+    let etcdctl = running.etcdctl()?;
+
+    let (code, told) = retire(&["--force", "--yes"])?;
+    ensure!(code == Some(0) && told.contains("cluster unretire"), "{told}");
+    ensure!(state()? == "retired");
+    etcdctl.run(&["put", "nodes", "run"])?;
+
+    world.admin_command(&["cluster", "unretire", "demo"])?;
+    ensure!(state()? == "formed");
+    ensure!(document("document")? == before);
+    // Its agents find it again by themselves: a ticket is carried out.
+    let newcomer = running.newcomer(3, &[])?;
+    running.wait_voter(&newcomer, 4)?;
+    Ok(())
+}
