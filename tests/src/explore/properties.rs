@@ -80,7 +80,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Property 5, a part of 1 (a decided list is never given up or changed), and two parts of 7 that one
+/// Property 5, a part of 1 (a decided list never changes, and a retired one never vanishes), and two parts of 7 that one
 /// transaction shows: a commit without its dead, and a freeze that everybody may sign.
 pub(super) fn after_transaction(
     before: &Cluster,
@@ -88,7 +88,9 @@ pub(super) fn after_transaction(
     outcome: &Outcome,
     now: Micros,
 ) -> Result<(), Violation> {
-    if let (true, Some(decided)) = (is_decided(before.phase), &before.frozen) {
+    // That a committed cluster is abandoned is property 6's: it is told once a node starts after it.
+    let is_kept = is_decided(after.phase) || before.phase == Phase::Retired;
+    if let (true, Some(decided)) = (is_decided(before.phase) && is_kept, &before.frozen) {
         let is_same = after.frozen.as_ref().is_some_and(|frozen| frozen.h == decided.h);
         if !is_same || !is_decided(after.phase) {
             let what = format!("{} was decided, and is no more", list(decided.h));
