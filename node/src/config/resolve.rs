@@ -21,14 +21,6 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
     let reach = |flag| urls(low, flag, PeerUrl::parse_list);
     let advertise_peer_urls = reach("initial-advertise-peer-urls")?;
     let initial_cluster = initial_cluster(low, &name, &advertise_peer_urls)?;
-    let data_dir = match low.value("data-dir") {
-        "" => PathBuf::from(format!("{name}.etcd")),
-        dir => PathBuf::from(dir),
-    };
-    let document = match low.value("muster-document") {
-        "" => None,
-        path => Some(MemberDocument::read(path.as_ref())?),
-    };
     let force_new_cluster = boolean(low, "force-new-cluster").then(|| Force {
         peer_urls: match low.given("initial-advertise-peer-urls") {
             Some(_) => advertise_peer_urls.iter().map(ToString::to_string).collect(),
@@ -36,7 +28,7 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         },
     });
     let mut config = Config {
-        data_dir,
+        data_dir: data_dir(low, &name),
         listen_peer_urls: listen("listen-peer-urls")?,
         listen_client_urls: listen("listen-client-urls")?,
         listen_client_http_urls: listen("listen-client-http-urls")?,
@@ -53,7 +45,7 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         initial_cluster_token: low.value("initial-cluster-token").to_owned(),
         strict_reconfig_check: boolean(low, "strict-reconfig-check"),
         max_learners: uint(low, "max-learners"),
-        document,
+        document: member_document(low)?,
         force_new_cluster,
         heartbeat: Duration::from_millis(uint(low, "heartbeat-interval")),
         election: Duration::from_millis(uint(low, "election-timeout")),
@@ -89,6 +81,22 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
     config.client_tls = tls::client_files(low, &config, remarks);
     config.peer_tls = tls::peer_files(low, &config, remarks);
     Ok(config)
+}
+
+/// `--data-dir`; etcd's default is the member's name with `.etcd` behind it.
+fn data_dir(low: &LowArgs, name: &str) -> PathBuf {
+    match low.value("data-dir") {
+        "" => PathBuf::from(format!("{name}.etcd")),
+        dir => PathBuf::from(dir),
+    }
+}
+
+/// Reads the file of `--muster-document`, if the flag names one.
+fn member_document(low: &LowArgs) -> Result<Option<MemberDocument>, ConfigError> {
+    Ok(match low.value("muster-document") {
+        "" => None,
+        path => Some(MemberDocument::read(path.as_ref())?),
+    })
 }
 
 /// `--max-request-bytes`, but no more than an entry of the log holds.

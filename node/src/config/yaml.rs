@@ -1,7 +1,7 @@
 //! As much of YAML as a configuration needs: single values, lists and mappings, aliases of them (`*x`)
 //! and merged mappings (`<<: *x`); with lines, so that what is wrong can be pointed at.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput};
 
@@ -223,9 +223,9 @@ fn merge(entries: &mut BTreeMap<String, (usize, Node)>, order: &mut Vec<String>,
     match node {
         Node::Map(more) => {
             for Entry { key, line, node } in more {
-                if !entries.contains_key(&key) {
-                    order.push(key.clone());
-                    entries.insert(key, (line, node));
+                if let btree_map::Entry::Vacant(place) = entries.entry(key) {
+                    order.push(place.key().clone());
+                    place.insert((line, node));
                 }
             }
         }
