@@ -92,19 +92,19 @@ pub(super) struct Plan {
     pub hasten_first_election: bool,
 }
 
+/// Draws how many members a cluster begins with; one whose members change may begin with few.
+fn first_members(rng: &mut Rng, churns: bool) -> u64 {
+    let sizes = if churns { [1, 1, 2, 3, 3, 3, 5] } else { [3, 3, 3, 3, 5, 5, 1] };
+    sizes[rng.pick(sizes.len())]
+}
+
 impl Plan {
     pub(super) fn new(rng: &mut Rng, members: Option<u64>) -> Self {
         // Drawn beside the others, so that a seed without them has the history that it always had.
         let mut of_servers = Rng::new(rng.clone().number());
         let mut of_starts = Rng::new(rng.clone().number() ^ 1);
         let churns = rng.chance(500);
-        let members = members.unwrap_or_else(|| {
-            if churns {
-                [1, 1, 2, 3, 3, 3, 5][rng.pick(7)]
-            } else {
-                [3, 3, 3, 3, 5, 5, 1][rng.pick(7)]
-            }
-        });
+        let members = members.unwrap_or_else(|| first_members(rng, churns));
         let mut some = |chance, low, high| {
             let drawn = rng.range(low, high);
             if rng.chance(chance) { drawn } else { 0 }
