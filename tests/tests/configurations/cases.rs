@@ -123,7 +123,8 @@ fn expand(line: &str) -> Result<Vec<Case>> {
                 .map(|value| Flag { name: name.to_owned(), value: Some(value.to_owned()) })
                 .collect(),
         };
-        let with = |list: &Vec<Flag>, flag: &Flag| [list.as_slice(), &[flag.clone()]].concat();
+        let with =
+            |list: &Vec<Flag>, flag: &Flag| [list.as_slice(), std::slice::from_ref(flag)].concat();
         lists =
             lists.iter().flat_map(|list| flags.iter().map(move |flag| with(list, flag))).collect();
     }

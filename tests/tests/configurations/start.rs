@@ -197,8 +197,10 @@ fn answers(address: SocketAddr) -> bool {
     if sent.is_err() {
         return false;
     }
-    match stream.read(&mut [0; 64]) {
-        Ok(_) => true,
+    // The first byte of an answer is enough, and so is an orderly close.
+    match stream.read_exact(&mut [0; 1]) {
+        Ok(()) => true,
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => true,
         Err(error) => error.kind() == ErrorKind::ConnectionReset,
     }
 }
