@@ -132,6 +132,10 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
                 .route(post().to(intents::outcome)),
         )
         .service(
+            at("/v1/clusters/{id}/intents/{operation}/waiting", "POST")
+                .route(post().to(intents::waiting)),
+        )
+        .service(
             at("/v1/clusters/{id}/intents/{operation}/withdraw", "POST")
                 .route(post().to(intents::withdraw)),
         )
@@ -284,6 +288,7 @@ fn log_fault(response: &ServiceResponse<impl MessageBody>, route: &str) {
         intents::list,
         intents::show,
         intents::outcome,
+        intents::waiting,
         intents::withdraw,
         intents::directory,
         intents::leaves,

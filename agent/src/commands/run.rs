@@ -316,7 +316,9 @@ impl Daemon<'_> {
         record: &SignedRecord,
         listen: Listen,
     ) -> Result<(), End> {
-        let newcomer = Newcomer::new(&mut protocol, join.clone(), record, self.surroundings())?;
+        let program = self.node_kind.clone().await.map_err(End::Failed)?.program();
+        let surroundings = self.surroundings();
+        let newcomer = Newcomer::new(&mut protocol, join.clone(), record, program, surroundings)?;
         if newcomer.join(listen).await? == Joined::Stopped {
             return Ok(());
         }

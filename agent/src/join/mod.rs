@@ -16,7 +16,7 @@ mod judge;
 use std::sync::Arc;
 
 use discovery_formation::agent::Event;
-use discovery_types::api::{IntentView, JoinResponse};
+use discovery_types::api::{IntentView, JoinResponse, NodeProgram};
 use discovery_types::client::{Client, ClientConfig, ClientError};
 use discovery_types::convert;
 use discovery_types::digest::MemberId;
@@ -56,6 +56,8 @@ pub(crate) struct Newcomer<'a> {
     surroundings: Surroundings,
     join: Join,
     record: Record,
+    /// What this host runs as its node.
+    program: NodeProgram,
     client: Client,
     retry: Retry,
     /// What was last said, so that it is said once.
@@ -75,6 +77,7 @@ impl<'a> Newcomer<'a> {
         protocol: &'a mut Protocol,
         join: Join,
         signed: &SignedRecord,
+        program: NodeProgram,
         surroundings: Surroundings,
     ) -> Result<Self, End> {
         let own = *protocol.key.public();
@@ -93,7 +96,7 @@ impl<'a> Newcomer<'a> {
         };
         let client = Client::new(config).map_err(|error| End::Failed(chain(&error)))?;
         let retry = Retry::default();
-        Ok(Self { protocol, surroundings, join, record, client, retry, said: None })
+        Ok(Self { protocol, surroundings, join, record, program, client, retry, said: None })
     }
 
     /// Joins; `listen` is where the node will.
@@ -152,7 +155,7 @@ impl<'a> Newcomer<'a> {
             // A bundle has two pins while the service changes its key, and an envelope names one.
             pin += 1;
             let last = pin % self.join.pins.len() == 0;
-            match self.client.join(&envelope).await {
+            match self.client.join(&envelope, Some(self.program)).await {
                 Ok(response) => return self.verified(response),
                 Err(ClientError::Problem(problem)) if !problem.retryable && !last => {}
                 Err(error) => self.failed(&error).await?,

@@ -153,14 +153,22 @@ async fn order(
     end(session, view, args.wait, printer).await
 }
 
-/// Shows an intent, at once or when it is over.
+/// Shows an intent, at once or when it is over. While it waits, each new reason is printed.
 async fn end(
     session: &Session,
     mut view: IntentView,
     wait: bool,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
+    let mut printed = None;
     while wait && view.state.is_live() {
+        let reason = view.explain.first().map(ToString::to_string);
+        if let Some(text) = &reason
+            && reason != printed
+        {
+            printer.note(&format!("{}: {text}", view.state));
+            printed = reason;
+        }
         let (cluster, operation) = (view.intent.cluster, view.intent.operation);
         view = session.client.intent(cluster, operation, Some(view.rev)).await?;
     }

@@ -7,7 +7,7 @@ use actix_web::web::{Data, Json, Path, Query};
 use discovery_types::access::Subject;
 use discovery_types::api::{
     ClusterExport, DirectoryResponse, IntentList, IntentState, IntentView, JoinResponse,
-    LeavesRequest, OutcomeRequest, SignedBody,
+    LeavesRequest, NodeProgram, OutcomeRequest, SignedBody, WaitingRequest,
 };
 use discovery_types::digest::OperationId;
 use discovery_types::jws::Typ;
@@ -30,12 +30,22 @@ use crate::error::ApiError;
 use crate::forming::statement_allows;
 use crate::intents::{Joining, Reader};
 
+/// What a newcomer says beside its envelope.
+#[derive(Debug, Deserialize, IntoParams)]
+pub(crate) struct JoinQuery {
+    /// Which program its host runs as its node. Older agents don't say it.
+    #[param(inline)]
+    pub program: Option<NodeProgram>,
+}
+
 /// Redeems a join ticket. Needs no access token, as a boot token's redeem doesn't.
-#[utoipa::path(post, path = "/v1/join", tag = "intents", request_body = SignedBody,
+#[utoipa::path(post, path = "/v1/join", tag = "intents", params(JoinQuery),
+    request_body = SignedBody,
     responses((status = 200, body = JoinResponse), (status = "default", body = Problem)))]
 pub(crate) async fn join(
     request: HttpRequest,
     app: Data<App>,
+    query: Query<JoinQuery>,
     Body(body): Body<SignedBody>,
 ) -> Result<Json<JoinResponse>, ApiError> {
     let key = tls_key(&request)?;
@@ -44,7 +54,7 @@ pub(crate) async fn join(
     let record = &redeem.signed.record;
     let claimed: Record = record.claims_unverified(Typ::Record).map_err(RecordError::Record)?;
     let cluster = redeem.cluster;
-    let joining = Joining { envelope: body.jws, redeem, claimed, address };
+    let joining = Joining { envelope: body.jws, redeem, claimed, address, program: query.program };
     let intent = app.join(&joining).await?;
     let (delivery, statements) = app.document(cluster, None).await?;
     let delivery = delivery.ok_or_else(|| ApiError::not_found("such document"))?;
@@ -144,6 +154,20 @@ pub(crate) async fn outcome(
 ) -> Result<Json<IntentView>, ApiError> {
     let caller = authorise(&request, &app, Action::ReportOutcome, Some(path.id)).await?;
     Ok(Json(app.report_outcome(path.id, path.operation, &caller.key, &body).await?))
+}
+
+/// Why an intent isn't carried on now, by an agent of a member.
+#[utoipa::path(post, path = "/v1/clusters/{id}/intents/{operation}/waiting", tag = "intents",
+    params(("id" = Uuid, Path,), ("operation" = String, Path,)), request_body = WaitingRequest,
+    responses((status = 200, body = IntentView), (status = "default", body = Problem)))]
+pub(crate) async fn waiting(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<IntentPath>,
+    Body(body): Body<WaitingRequest>,
+) -> Result<Json<IntentView>, ApiError> {
+    let caller = authorise(&request, &app, Action::ReportOutcome, Some(path.id)).await?;
+    Ok(Json(app.report_waiting(path.id, path.operation, &caller.key, &body).await?))
 }
 
 /// Takes an intent back that nobody has begun.

@@ -9,9 +9,10 @@ use discovery_types::order::Order;
 use discovery_types::problem::Code;
 use discovery_types::redeem::Redeem;
 
+use super::directory;
 use crate::error::ApiError;
 use crate::store::Micros;
-use crate::store::intents::StoredIntent;
+use crate::store::intents::{Changes, StoredIntent};
 
 /// Most intents of a cluster that wait or are under way.
 pub(super) const MAX_LIVE: usize = 16;
@@ -111,8 +112,8 @@ pub(super) fn judge(
     Ok(Taken::New)
 }
 
-/// As it is shown at `now`; `name` is the cluster's.
-pub(super) fn view(known: &StoredIntent, name: &str, now: Micros) -> IntentView {
+/// As it is shown at `now`, beside all that is known of its cluster; `name` is the cluster's.
+pub(super) fn view(known: &StoredIntent, changes: &Changes, name: &str, now: Micros) -> IntentView {
     let state = known.state_at(now);
     IntentView {
         intent: known.intent.clone(),
@@ -123,16 +124,55 @@ pub(super) fn view(known: &StoredIntent, name: &str, now: Micros) -> IntentView 
         made_at_ms: known.made_us / 1_000,
         outcome: known.outcome.clone(),
         reported_by: known.reported_by.clone(),
-        explain: explain(known, state, name),
+        explain: explain(known, changes, state, name),
     }
 }
 
-fn explain(known: &StoredIntent, state: IntentState, name: &str) -> Vec<Explanation> {
+/// A member's name and id, or the id alone of one whose name nobody has said.
+fn label(changes: &Changes, id: MemberId) -> String {
+    let reports = changes.confirmed.iter().chain(changes.said.iter().map(|(_, said)| said));
+    let mut members = reports.flat_map(|said| &said.membership.members);
+    match members.find(|member| member.id == id && !member.name.is_empty()) {
+        Some(member) => format!("{} ({id})", member.name),
+        None => format!("member {id}"),
+    }
+}
+
+/// What an agent has to do for this intent, with the names of the members that it is about.
+fn deed(known: &StoredIntent, changes: &Changes) -> String {
+    let (verb, subject) = (known.intent.verb, &known.subject);
+    let of_member =
+        |id: Option<MemberId>| id.map_or_else(|| subject.clone(), |member| label(changes, member));
+    match verb {
+        Verb::Join => format!("add {subject}"),
+        Verb::Replace => {
+            format!("add {subject} in the place of {}", of_member(known.replaced()))
+        }
+        Verb::Remove | Verb::Update => format!("{verb} {}", of_member(known.ordered_member())),
+    }
+}
+
+/// Who leads, as far as the cluster's members have said.
+fn leader(changes: &Changes) -> Option<String> {
+    let view = directory::view(changes.confirmed.as_ref(), &changes.said)?;
+    Some(label(changes, view.leader?))
+}
+
+fn explain(
+    known: &StoredIntent,
+    changes: &Changes,
+    state: IntentState,
+    name: &str,
+) -> Vec<Explanation> {
     let line = |code: &str, missing: String, held_by: &str, command: Option<String>| Explanation {
         code: code.into(),
         missing,
         held_by: vec![held_by.to_owned()],
-        last_error: None,
+        last_error: known
+            .waiting
+            .as_ref()
+            .filter(|_| state.is_live())
+            .map(|(by, reason)| format!("{by}'s agent: {reason}")),
         next_retry_ms: None,
         command,
     };
@@ -142,10 +182,11 @@ fn explain(known: &StoredIntent, state: IntentState, name: &str) -> Vec<Explanat
         (IntentState::Open, _) => lines.push(line(
             "waits_for_an_agent",
             format!(
-                "the agent beside the cluster's leader has to {verb} {subject}: it must run, reach \
-                 this service, and find the cluster healthy"
+                "the agent beside the cluster's leader has to {}: it must run, reach this service, \
+                 and find the cluster healthy",
+                deed(known, changes)
             ),
-            "members",
+            leader(changes).as_deref().unwrap_or("members"),
             Some(format!("muster-discovery cluster show {name}")),
         )),
         (IntentState::Added, _) => lines.push(line(

@@ -17,6 +17,7 @@ mod roster;
 use discovery_formation::service::Cluster;
 use discovery_types::api::{
     DirectoryResponse, IntentList, IntentState, IntentView, Outcome, OutcomeRequest, ReportRequest,
+    WaitingRequest,
 };
 use discovery_types::convert;
 use discovery_types::digest::{MemberId, OperationId};
@@ -83,7 +84,7 @@ impl App {
         crate::crash::point("after", "intent");
         self.wakes.wake(cluster);
         let known = find(&changes, operation)?;
-        Ok(judge::view(known, name.as_str(), now))
+        Ok(judge::view(known, &changes, name.as_str(), now))
     }
 
     /// Takes an operator's order. The same one again changes nothing.
@@ -223,6 +224,33 @@ impl App {
         self.end_change(transaction, operation).await
     }
 
+    /// Takes a member's agent's word for why an intent isn't carried on now. Changes nothing else.
+    pub(crate) async fn report_waiting(
+        &self,
+        cluster: Uuid,
+        operation: OperationId,
+        key: &PublicKey,
+        request: &WaitingRequest,
+    ) -> Result<IntentView, ApiError> {
+        in_time(async {
+            let (mut transaction, changes) = self.begin_change(cluster, None).await?;
+            let roster = Roster::of(&transaction.cluster, &changes)?;
+            let known = find(&changes, operation)?;
+            let by = roster.member(key)?.record.name.to_string();
+            let said = Some((by, sentence(&request.reason)));
+            let is_live = known.state_at(transaction.now.0 as Micros).is_live();
+            if let Some((by, reason)) = &said
+                && is_live
+                && known.waiting != said
+            {
+                let connection = transaction.connection();
+                intents::note_waiting(connection, &known.intent, by, reason).await?;
+            }
+            self.end_change(transaction, operation).await
+        })
+        .await
+    }
+
     /// A cluster's intents: those that wait or are under way, or `all` of the last day too.
     pub(crate) async fn intents(
         &self,
@@ -241,7 +269,8 @@ impl App {
         let listed = |intent: &&StoredIntent| {
             intent.state_at(now).is_live() || (all && intent.made_us > now - LISTED_US)
         };
-        let shown = |intent: &StoredIntent| judge::view(intent, chain.newest().name.as_str(), now);
+        let name = chain.newest().name.as_str();
+        let shown = |intent: &StoredIntent| judge::view(intent, &changes, name, now);
         Ok(IntentList {
             rev: cluster.rev,
             now_ms: now / 1_000,
@@ -267,7 +296,7 @@ impl App {
                 Roster::of(&cluster, &changes)?.member(&key)?;
             }
         }
-        Ok(judge::view(known?, chain.newest().name.as_str(), now.0 as Micros))
+        Ok(judge::view(known?, &changes, chain.newest().name.as_str(), now.0 as Micros))
     }
 
     /// What a cluster's members say that it is.
@@ -448,12 +477,16 @@ fn remover(changes: &Changes, member: MemberId) -> String {
 
 /// With no more of an agent's words than are kept.
 fn shortened(outcome: &Outcome) -> Outcome {
-    let cut = |reason: &str| -> String {
-        reason.chars().filter(|c| !c.is_control()).take(MAX_SENTENCE).collect()
-    };
     match outcome.clone() {
-        Outcome::Refused { reason } => Outcome::Refused { reason: cut(&reason) },
-        Outcome::Stalled { member, reason } => Outcome::Stalled { member, reason: cut(&reason) },
+        Outcome::Refused { reason } => Outcome::Refused { reason: sentence(&reason) },
+        Outcome::Stalled { member, reason } => {
+            Outcome::Stalled { member, reason: sentence(&reason) }
+        }
         other => other,
     }
+}
+
+/// An agent's sentence as it is kept: printable, and not longer than [`MAX_SENTENCE`].
+fn sentence(said: &str) -> String {
+    said.chars().filter(|c| !c.is_control()).take(MAX_SENTENCE).collect()
 }

@@ -44,6 +44,8 @@ pub(crate) struct StoredIntent {
     pub position: Option<(u64, u64)>,
     /// From where another key tried the same ticket.
     pub contested: Option<String>,
+    /// Name of the member whose agent said last why it waits, and its words.
+    pub waiting: Option<(String, String)>,
 }
 
 #[derive(sqlx::FromRow)]
@@ -66,6 +68,8 @@ struct IntentRow {
     raft_term: Option<i64>,
     raft_index: Option<i64>,
     contested: Option<String>,
+    waiting: Option<String>,
+    waiting_by: Option<String>,
 }
 
 /// An intent that is new.
@@ -189,6 +193,7 @@ fn intent(cluster: Uuid, row: IntentRow) -> Result<StoredIntent, StoreError> {
             .zip(row.raft_index)
             .map(|(term, index)| (term.unsigned_abs(), index.unsigned_abs())),
         contested: row.contested,
+        waiting: row.waiting_by.zip(row.waiting),
     })
 }
 
@@ -199,7 +204,7 @@ fn word<T: DeserializeOwned>(text: &str) -> Option<T> {
 
 const INTENT: &str = "SELECT operation, verb, authority, redeem, agent_key, subject, planned_at, \
     made_us, made_by, expires_us, state, rev, outcome, member_id, reported_by, raft_term, \
-    raft_index, contested FROM intents";
+    raft_index, contested, waiting, waiting_by FROM intents";
 
 /// All that is known of a cluster's changes.
 pub(crate) async fn changes(
@@ -336,7 +341,8 @@ pub(crate) async fn carry(
     let number = |number: Option<u64>| number.map(epoch_to_row).transpose();
     sqlx::query(
         "UPDATE intents SET state = $3, outcome = $4, reported_by = $5, raft_term = $6,
-             raft_index = $7, rev = $8, member_id = coalesce(member_id, $9)
+             raft_index = $7, rev = $8, member_id = coalesce(member_id, $9), waiting = NULL,
+             waiting_by = NULL
          WHERE cluster_id = $1 AND operation = $2",
     )
     .bind(intent.cluster)
@@ -355,6 +361,28 @@ pub(crate) async fn carry(
         "by": became.by, "outcome": became.outcome,
     });
     event(connection, intent.cluster, now, "intent", &body).await
+}
+
+/// Stores why an intent isn't carried on now, in the words of the agent of the member `by`.
+pub(crate) async fn note_waiting(
+    connection: &mut PgConnection,
+    intent: &Intent,
+    by: &str,
+    reason: &str,
+) -> Result<(), StoreError> {
+    let rev = next_rev(connection, intent.cluster).await?;
+    sqlx::query(
+        "UPDATE intents SET waiting = $3, waiting_by = $4, rev = $5
+         WHERE cluster_id = $1 AND operation = $2",
+    )
+    .bind(intent.cluster)
+    .bind(&intent.operation.0[..])
+    .bind(reason)
+    .bind(by)
+    .bind(epoch_to_row(rev)?)
+    .execute(connection)
+    .await?;
+    Ok(())
 }
 
 /// Notes that another key tried a ticket that is taken. `false`: somebody has before.

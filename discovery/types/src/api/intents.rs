@@ -188,6 +188,15 @@ pub struct OutcomeRequest {
     pub raft_index: u64,
 }
 
+/// `POST /v1/clusters/{id}/intents/{operation}/waiting`: why a member's agent doesn't carry an
+/// intent on now. For people alone: nothing is decided by it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WaitingRequest {
+    /// Why, and what to do, in at most 300 characters.
+    pub reason: String,
+}
+
 /// An intent and how far it has come.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IntentView {
@@ -223,6 +232,26 @@ pub struct IntentList {
     pub statement: Digest,
     /// Those that somebody has to act on; with `all` the others of the last day too. Oldest first.
     pub intents: Vec<IntentView>,
+}
+
+/// Which program a host runs as its node. The two can't be members of one cluster: each refuses the
+/// other's peer protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum NodeProgram {
+    /// `muster-node`.
+    MusterNode,
+    /// Stock etcd.
+    Etcd,
+}
+
+impl std::fmt::Display for NodeProgram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            NodeProgram::MusterNode => "muster-node",
+            NodeProgram::Etcd => "etcd",
+        })
+    }
 }
 
 /// `POST /v1/join`: the newcomer's part begins. What it needs to check the cluster, and its intent.

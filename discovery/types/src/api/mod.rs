@@ -33,11 +33,12 @@
 //! | `POST /v1/clusters/{id}/release` | [`SignedBody`] | [`PollResponse`] |
 //! | `POST /v1/clusters/{id}/report` | [`ReportRequest`] | [`ReportResponse`] |
 //! | `POST /v1/clusters/{id}/trouble` | [`TroubleRequest`] | [`ReportResponse`] |
-//! | `POST /v1/join` | [`SignedBody`] | [`JoinResponse`] |
+//! | `POST /v1/join[?program=]` | [`SignedBody`] | [`JoinResponse`] |
 //! | `PUT /v1/orders` | [`SignedBody`] | [`IntentView`] |
 //! | `GET /v1/clusters/{id}/intents[?after=&all=]` | – | [`IntentList`] |
 //! | `GET /v1/clusters/{id}/intents/{operation}[?after=]` | – | [`IntentView`] |
 //! | `POST /v1/clusters/{id}/intents/{operation}/outcome` | [`OutcomeRequest`] | [`IntentView`] |
+//! | `POST /v1/clusters/{id}/intents/{operation}/waiting` | [`WaitingRequest`] | [`IntentView`] |
 //! | `POST /v1/clusters/{id}/intents/{operation}/withdraw` | – | [`IntentView`] |
 //! | `GET /v1/clusters/{id}/directory` | – | [`DirectoryResponse`] |
 //! | `POST /v1/clusters/{id}/leaves` | [`LeavesRequest`] | [`Leaves`](crate::leaves::Leaves) |
@@ -71,7 +72,7 @@ pub use grants::{GrantList, GrantState, GrantView};
 pub use intents::{
     ClusterExport, DirectoryResponse, DirectoryView, InitialMember, IntentList, IntentState,
     IntentView, JoinResponse, LeavesRequest, ListedMember, MAX_MEMBER_NAME, MAX_MEMBERS,
-    Membership, Outcome, OutcomeRequest,
+    Membership, NodeProgram, Outcome, OutcomeRequest, WaitingRequest,
 };
 pub use processes::{ProcessList, ProcessView};
 
