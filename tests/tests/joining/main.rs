@@ -6,6 +6,7 @@ mod certificates;
 mod killed;
 mod orders;
 mod running;
+mod silent;
 mod tickets;
 mod upgrade;
 mod users;
