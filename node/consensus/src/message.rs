@@ -103,7 +103,8 @@ pub struct Message {
     pub from: u64,
     /// Receiver; never 0.
     pub to: u64,
-    /// Sender's term; 0 for proposals and reads that are on their way to the leader.
+    /// Sender's term; 0 for reads that are on their way to the leader. `Propose`: the only term in
+    /// which its receiver may take it, as the leader; 0 if anybody may.
     pub term: u64,
     /// Term of the entry at `index`. `Propose`: how often it was passed on.
     pub log_term: u64,
@@ -213,7 +214,7 @@ impl Message {
         if !entries_fit {
             return Err(DecodeError::Entries { kind: self.kind });
         }
-        let term_fits = (self.term == 0) == matches!(self.kind, Propose | ReadIndex);
+        let term_fits = self.kind == Propose || (self.term == 0) == (self.kind == ReadIndex);
         if !term_fits {
             return Err(DecodeError::Term { kind: self.kind });
         }

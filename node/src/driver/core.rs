@@ -245,7 +245,8 @@ impl Driver {
     pub fn message(&mut self, message: Message) {
         match message.kind {
             MessageKind::Propose => {
-                if message.to == self.member && self.members().contains(message.from) {
+                let is_for_me = message.to == self.member && self.members().contains(message.from);
+                if is_for_me && self.may_take_forward(&message) {
                     self.proposals.push_forwarded(message, self.now);
                 }
             }

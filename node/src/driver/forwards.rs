@@ -2,8 +2,9 @@
 //!
 //! The connection to the leader may break while they are under way. Each message has a number, and a
 //! leader takes a number once for as long as its process lives. So a message may be sent again to the
-//! leader that it went to, in the term that it was sent in: a leader that was restarted leads in a
-//! later term only. To anybody else nothing is sent twice, since the entry may be in the log already:
+//! process that it went to. It is sent with the term in which that process led, and taken by the leader
+//! of that term only: a process that was restarted leads in a later term only, and passes on what it
+//! takes before. (An earlier build can't read a proposal with a term, and drops it.) To anybody else nothing is sent twice, since the entry may be in the log already:
 //! - what has never left this member is proposed anew, to whoever leads next;
 //! - what may have arrived is given up once an entry of a later term was applied here. Had the leader
 //!   of the earlier term got it through, its outcome would be known by then.
@@ -131,7 +132,9 @@ impl Forwards {
             }
             forward.was_sent_before |= forward.delivery != Delivery::Unsent;
             forward.delivery = Delivery::Sent;
-            again.push(forward.message.clone());
+            // At the other end may be another process of that member by now.
+            let term = if forward.was_sent_before { term } else { 0 };
+            again.push(Message { term, ..forward.message.clone() });
         }
         again
     }

@@ -39,6 +39,13 @@ impl Driver {
         }
     }
 
+    /// Whether this process is the one that a repeated proposal went to before, if it is repeated. A
+    /// process that was restarted has forgotten which numbers it took, and leads in a later term only.
+    pub(super) fn may_take_forward(&self, message: &Message) -> bool {
+        let (role, _, term) = self.consensus.leadership();
+        message.term == 0 || (role == Role::Leader && message.term == term)
+    }
+
     /// `message` is about to be sent: if it carries proposals of this member's clients, its loss
     /// would leave them waiting.
     pub(super) fn record_forward(&mut self, message: &Message) {
