@@ -1,9 +1,10 @@
 //! The configurations of `cases.txt`, and how each is written as flags, as variables, as a file.
 //!
 //! A line is a configuration: flags between spaces. `|` separates values, each of which makes a
-//! configuration of its own. A line `file:` begins a file, of the indented lines below it. `{ip}` and
-//! the like are replaced at the start: `{ip}` and `{ip2}` are this member's own addresses, `{other}`
-//! is another member's, which isn't there.
+//! configuration of its own. Configurations of one flag share starts, but for lines that begin with
+//! `!`: those that a program refuses. A line `file:` begins a file, of the indented lines below it.
+//! `{ip}` and the like are replaced at the start: `{ip}` and `{ip2}` are this member's own addresses,
+//! `{other}` is another member's, which isn't there.
 
 use std::fmt::Write as _;
 
@@ -21,8 +22,8 @@ pub(crate) enum Way {
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     settings: Settings,
-    /// More than one flag, so that it shares no start.
-    is_whole: bool,
+    /// It shares no start.
+    is_alone: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -100,8 +101,8 @@ pub(crate) fn read(text: &str) -> Result<Vec<(Case, Way)>> {
             while let Some(line) = lines.next_if(|line| line.starts_with("  ")) {
                 let _ = writeln!(file, "{}", &line[2..]);
             }
-            cases.push((Case { settings: Settings::File(file), is_whole: true }, Way::File));
-        } else if line.starts_with("--") {
+            cases.push((Case { settings: Settings::File(file), is_alone: true }, Way::File));
+        } else if line.starts_with("--") || line.starts_with("! --") {
             cases.extend(expand(line)?.into_iter().map(|case| (case, Way::Flags)));
         } else if !line.is_empty() && !line.starts_with('#') {
             bail!("cases.txt: {line:?} is neither a configuration nor a comment");
@@ -111,8 +112,12 @@ pub(crate) fn read(text: &str) -> Result<Vec<(Case, Way)>> {
 }
 
 fn expand(line: &str) -> Result<Vec<Case>> {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let is_whole = words.len() > 1;
+    let (flags, is_refused) = match line.strip_prefix("! ") {
+        Some(flags) => (flags, true),
+        None => (line, false),
+    };
+    let words: Vec<&str> = flags.split_whitespace().collect();
+    let is_alone = is_refused || words.len() > 1;
     let mut lists: Vec<Vec<Flag>> = vec![Vec::new()];
     for word in words {
         let Some(flag) = word.strip_prefix("--") else { bail!("cases.txt: {word:?} in {line:?}") };
@@ -128,7 +133,7 @@ fn expand(line: &str) -> Result<Vec<Case>> {
         lists =
             lists.iter().flat_map(|list| flags.iter().map(move |flag| with(list, flag))).collect();
     }
-    let case = |flags| Case { settings: Settings::Flags(flags), is_whole };
+    let case = |flags| Case { settings: Settings::Flags(flags), is_alone };
     Ok(lists.into_iter().map(case).collect())
 }
 
@@ -146,10 +151,15 @@ impl Case {
         self.text().contains("{other}")
     }
 
-    /// Whether flags alone can say it: an empty variable is none, and a file has no empty lists.
+    /// Whether flags alone can say it: an empty variable is none, and a file has no empty lists. In a
+    /// file, etcd listens twice for peers where a URL stands twice.
     pub(crate) fn is_typed_only(&self) -> bool {
         let Settings::Flags(flags) = &self.settings else { return true };
-        flags.iter().any(|flag| flag.value.as_deref() == Some(""))
+        let is_doubled = |flag: &Flag| {
+            let urls: Vec<&str> = flag.shown().split(',').collect();
+            flag.name == "listen-peer-urls" && (1..urls.len()).any(|n| urls[..n].contains(&urls[n]))
+        };
+        flags.iter().any(|flag| flag.value.as_deref() == Some("") || is_doubled(flag))
     }
 
     /// Takes the settings of another configuration in, if both are of single flags and of others.
@@ -158,8 +168,13 @@ impl Case {
         else {
             return false;
         };
-        let is_new = |flag: &Flag| own.iter().all(|known| known.name != flag.name);
-        if self.is_whole || other.is_whole || !others.iter().all(is_new) {
+        // etcd 3.7 has no flags whose names begin so.
+        let is_experimental = |flag: &Flag| flag.name.starts_with("experimental-");
+        let kind = own.first().map(is_experimental);
+        let is_new = |flag: &Flag| {
+            own.iter().all(|known| known.name != flag.name) && kind == Some(is_experimental(flag))
+        };
+        if self.is_alone || other.is_alone || !others.iter().all(is_new) {
             return false;
         }
         own.extend(others.iter().cloned());
@@ -196,11 +211,15 @@ impl Case {
             }
         }
         for (section, keys) in SECTIONS {
-            let _ = writeln!(text, "{section}:");
+            let mut lines = String::new();
             for (key, name) in keys {
                 for flag in flags.iter().filter(|flag| flag.name == *name) {
-                    let _ = writeln!(text, "  {key}: {}", flag.yaml());
+                    let _ = writeln!(lines, "  {key}: {}", flag.yaml());
                 }
+            }
+            // etcd refuses a section without keys.
+            if !lines.is_empty() {
+                let _ = write!(text, "{section}:\n{lines}");
             }
         }
         text

@@ -2,7 +2,8 @@
 //! refuse, or `docs/differences.md` says so. A row there that no configuration shows is an error, too.
 //!
 //! Each configuration of `cases.txt` is started by flags. Those that start are started again by
-//! environment variables and by a file; settings of one flag share one start then.
+//! environment variables and by a file. Configurations of one flag share a start; if one of both
+//! programs refuses that, each of them is started alone.
 
 mod cases;
 mod differences;
@@ -49,8 +50,8 @@ fn a_configuration_that_etcd_starts_with_starts_here() -> Result<()> {
     let programs = Programs { node: program("muster-node")?, etcd, etcd_before };
     let starts = Starts::new()?;
     let cases = cases::read(include_str!("cases.txt"))?;
-    let typed = compare(&starts, &programs, cases)?;
-    let otherwise = compare(&starts, &programs, in_other_ways(&typed))?;
+    let typed = compare_joined(&starts, &programs, cases)?;
+    let otherwise = compare_joined(&starts, &programs, in_other_ways(&typed))?;
 
     let differences = Differences::read(include_str!("../../../docs/differences.md"))?;
     let mut used = BTreeSet::new();
@@ -123,18 +124,54 @@ fn compare(starts: &Starts, programs: &Programs, cases: Vec<(Case, Way)>) -> Res
     Ok(compared)
 }
 
+/// As [`compare`], with as few starts as show it.
+fn compare_joined(
+    starts: &Starts,
+    programs: &Programs,
+    cases: Vec<(Case, Way)>,
+) -> Result<Vec<Compared>> {
+    let mut joined: Vec<(Case, Way)> = Vec::new();
+    let mut members: Vec<Vec<(Case, Way)>> = Vec::new();
+    for (case, way) in cases {
+        let fits = |(known, of): &mut (Case, Way)| *of == way && known.join(&case);
+        match joined.iter_mut().position(fits) {
+            Some(n) => members[n].push((case, way)),
+            None => {
+                joined.push((case.clone(), way));
+                members.push(vec![(case, way)]);
+            }
+        }
+    }
+    let mut alone = Vec::new();
+    let mut compared = Vec::new();
+    for (one, members) in compare(starts, programs, joined)?.into_iter().zip(members) {
+        let both_start = (&one.etcd, &one.node) == (&Outcome::Started, &Outcome::Started);
+        if members.len() == 1 {
+            compared.push(one);
+        } else if both_start {
+            compared.extend(members.into_iter().map(|(case, way)| Compared {
+                case,
+                way,
+                etcd: Outcome::Started,
+                node: Outcome::Started,
+            }));
+        } else {
+            alone.extend(members);
+        }
+    }
+    compared.extend(compare(starts, programs, alone)?);
+    Ok(compared)
+}
+
 /// Configurations that started by flags, by variables and by a file.
 fn in_other_ways(typed: &[Compared]) -> Vec<(Case, Way)> {
-    let both = |compared: &&Compared| {
+    let both_start = |compared: &&Compared| {
         compared.way == Way::Flags
             && (&compared.etcd, &compared.node) == (&Outcome::Started, &Outcome::Started)
     };
-    let mut merged: Vec<Case> = Vec::new();
-    for compared in typed.iter().filter(both).filter(|compared| !compared.case.is_typed_only()) {
-        if !merged.iter_mut().any(|case| case.join(&compared.case)) {
-            merged.push(compared.case.clone());
-        }
-    }
-    let ways = |case: Case| [(case.clone(), Way::Environment), (case, Way::File)];
-    merged.into_iter().flat_map(ways).collect()
+    let cases = typed.iter().filter(both_start).map(|compared| &compared.case);
+    cases
+        .filter(|case| !case.is_typed_only())
+        .flat_map(|case| [(case.clone(), Way::Environment), (case.clone(), Way::File)])
+        .collect()
 }

@@ -119,6 +119,8 @@ impl Starts {
                 .replace("{dir}", &own.path().display().to_string())
                 .replace("{cert}", &path("leaf.crt"))
                 .replace("{key}", &path("leaf.key"))
+                .replace("{cert2}", &path("other.crt"))
+                .replace("{key2}", &path("other.key"))
                 .replace("{ca}", &path("ca.crt"))
         };
         let mut command = Command::new(&start.program);
@@ -187,9 +189,14 @@ impl Drop for Running {
     }
 }
 
-/// Whether somebody takes connections there: a request that is none of the protocol's gets an answer,
-/// or the connection is closed.
+/// Whether a program takes connections there. A single one may be closed with the socket of a program
+/// that ends; then the next one is refused.
 fn answers(address: SocketAddr) -> bool {
+    reacts(address) && reacts(address)
+}
+
+/// Whether a request that is none of the protocol's gets an answer, or the connection is closed.
+fn reacts(address: SocketAddr) -> bool {
     let Ok(mut stream) = TcpStream::connect_timeout(&address, LOOK) else { return false };
     let sent = stream
         .set_read_timeout(Some(LOOK))
