@@ -295,7 +295,7 @@ impl Consensus {
         }
     }
 
-    /// Shortens the wait for the first election after a start: all but [`HASTENED_TICKS`] of the election
+    /// Shortens the wait for the first election after a start: all but two ticks of the election
     /// time-out's fixed part pass at once, and its random part stays. For a member that knows no leader
     /// though its peers are connected: with a leader, a heartbeat comes within those ticks.
     pub fn hasten_election(&mut self) {
