@@ -142,7 +142,14 @@ mod tests {
         let event = |main: i64| {
             let key = Bytes::from(format!("k{main}"));
             let value = vec![7; value_bytes].into();
-            let kv = KeyValue { key, value, version: main, ..KeyValue::default() };
+            let kv = KeyValue {
+                key,
+                value,
+                create_revision: main,
+                mod_revision: main,
+                version: 1,
+                ..KeyValue::default()
+            };
             let record = kv.encode_to_vec();
             Event::of_record(Revision { main, sub: 0 }, &record).unwrap()
         };
