@@ -4,10 +4,10 @@
 
 mod common;
 
-use common::{Member, node};
+use common::{Member, node_that_ends};
 
 fn run(args: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String, String) {
-    let output = node().args(args).envs(environment.iter().copied()).output().unwrap();
+    let output = node_that_ends().args(args).envs(environment.iter().copied()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
@@ -41,7 +41,14 @@ fn what_can_be_understood_but_not_followed_is_a_usage_error_too() {
     for (args, text) in [
         (&["--listen-client-urls=http://127.0.0.1:1"][..], "--advertise-client-urls is required"),
         (&["--discovery=https://d"], "--discovery is not supported"),
-        (&["--auto-tls"], "--auto-tls is not supported"),
+        (
+            &[
+                "--auto-tls",
+                "--listen-client-urls=https://127.0.0.1:1",
+                "--advertise-client-urls=https://127.0.0.1:1",
+            ],
+            "--auto-tls is not supported",
+        ),
         (&["--peer-client-cert-file=c"], "give --peer-cert-file and --peer-key-file"),
         (&["--logger=capnslog"], "for flag -logger: it must be one of zap"),
         (&["--muster-document=/no/such/file"], "--muster-document"),

@@ -39,7 +39,18 @@ pub(crate) fn node() -> Command {
     bare(Command::new(env!("CARGO_BIN_EXE_muster-node")))
 }
 
-/// The same, killed as it makes the `step`th of these system calls; it takes strace.
+/// Seconds after which [`node_that_ends`] is killed.
+const LONGEST_RUN: &str = "60";
+
+/// The program, expected to end by itself. One that serves instead is killed, so that its test fails and
+/// does not wait.
+pub(crate) fn node_that_ends() -> Command {
+    let mut timeout = Command::new("timeout");
+    timeout.args(["--signal=KILL", LONGEST_RUN, env!("CARGO_BIN_EXE_muster-node")]);
+    bare(timeout)
+}
+
+/// The program, killed as it makes the `step`th of these system calls; it takes strace.
 pub(crate) fn node_killed_at(calls: &str, step: usize) -> Command {
     let mut strace = Command::new("strace");
     strace.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={calls}")]);
