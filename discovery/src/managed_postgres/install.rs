@@ -59,12 +59,17 @@ impl Installation {
     }
 
     pub(super) fn postgres(&self) -> PathBuf {
-        self.program("postgres")
+        self.binaries.join("postgres")
     }
 
-    /// Another of Postgres' programs, of the same version.
+    /// Another of Postgres' programs, of the same version. Where `postgres` is a link without that program
+    /// beside it, the program stands beside the link's target.
     pub(super) fn program(&self, name: &str) -> PathBuf {
-        self.binaries.join(name)
+        let beside = self.binaries.join(name);
+        match self.postgres().canonicalize() {
+            Ok(target) if !beside.exists() => target.with_file_name(name),
+            _ => beside,
+        }
     }
 
     /// Makes `dir/data` unless it is there: under another name first, so that a crash on the way
@@ -133,4 +138,30 @@ fn major_version(postgres: &Path) -> Option<String> {
     let text = String::from_utf8(output.stdout).ok()?;
     let version = text.split_whitespace().nth(2)?;
     Some(version.split('.').next()?.to_owned())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_beside_the_target_of_a_linked_server() {
+        let root = tempfile::tempdir().unwrap();
+        let (packaged, linked) = (root.path().join("packaged"), root.path().join("linked"));
+        std::fs::create_dir(&packaged).unwrap();
+        std::fs::create_dir(&linked).unwrap();
+        for name in ["postgres", "pg_dump"] {
+            std::fs::write(packaged.join(name), "").unwrap();
+        }
+        std::os::unix::fs::symlink(packaged.join("postgres"), linked.join("postgres")).unwrap();
+        let target = packaged.canonicalize().unwrap();
+        let mut installation = Installation { binaries: linked.clone() };
+        assert_eq!(installation.program("pg_dump"), target.join("pg_dump"));
+        // A link of its own counts first.
+        std::os::unix::fs::symlink(packaged.join("pg_dump"), linked.join("pg_dump")).unwrap();
+        assert_eq!(installation.program("pg_dump"), linked.join("pg_dump"));
+        installation.binaries = packaged.clone();
+        assert_eq!(installation.program("pg_restore"), target.join("pg_restore"));
+    }
 }
