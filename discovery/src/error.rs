@@ -14,6 +14,7 @@ use discovery_types::intent::IntentError;
 use discovery_types::order::OrderError;
 use discovery_types::problem::{Code, PROBLEM_JSON, Problem, Removal};
 use discovery_types::record::RecordError;
+use discovery_types::recovery::RecoveryError;
 use discovery_types::redeem::RedeemError;
 use discovery_types::retire::RetireError;
 use discovery_types::statement::StatementError;
@@ -268,6 +269,8 @@ refused_as! {
     AdminError => AdminRefused, "Fetch the newest chain and sign anew.";
     CaError => CsrRefused, "Send a PKCS#10 request of an ECDSA P-256 key.";
     OrderError => OrderRefused, "Look with `muster-discovery cluster show`, and order again.";
+    RecoveryError => RecoveryRefused, "Look with `muster-agent recover examine` what was made, and \
+        have an operator or owner of today sign it: `muster-agent recover make`.";
     RetireError => StatementRefused, "Fetch the newest statement and sign anew.";
     AccessError => TokenInvalid, "Ask for another token at /v1/token.";
 }

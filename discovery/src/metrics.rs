@@ -9,7 +9,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 /// What a person should look at: what `alarms` counts.
-const ALARMS: [&str; 13] = [
+const ALARMS: [&str; 14] = [
     "admin_rows_contradict_the_ledger",
     "admin_rows_ignored",
     "assertion_replayed",
@@ -22,6 +22,7 @@ const ALARMS: [&str; 13] = [
     "ledger_used_twice",
     "rate_limited",
     "split",
+    "recovery_contested",
     "ticket_taken",
 ];
 

@@ -145,6 +145,7 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
                 .route(get().to(intents::directory))
                 .route(head().to(intents::directory)),
         )
+        .service(at("/v1/clusters/{id}/recoveries", "POST").route(post().to(intents::recoveries)))
         .service(at("/v1/clusters/{id}/leaves", "POST").route(post().to(intents::leaves)))
         .service(
             at("/v1/clusters/{id}/export", "GET, HEAD")
@@ -293,6 +294,7 @@ fn log_fault(response: &ServiceResponse<impl MessageBody>, route: &str) {
         intents::wait,
         intents::withdraw,
         intents::directory,
+        intents::recoveries,
         intents::leaves,
         intents::export,
         database::accept,

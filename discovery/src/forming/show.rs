@@ -277,7 +277,8 @@ pub(crate) fn timeline(mut events: Vec<Event>) -> Vec<api::Moment> {
                 }
                 moments.push(("preparing".into(), at));
             }
-            "open" | "reopened" | "committed" | "adopted" | "formed" | "unretired" | "split" => {
+            "open" | "reopened" | "committed" | "adopted" | "formed" | "unretired" | "split"
+            | "recovered" | "recovery_contested" => {
                 moments.push((event.kind, at));
             }
             "ended" => {

@@ -219,6 +219,8 @@ pub(crate) async fn show_one(
     let generation = store.watch().generation.borrow().clone();
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);
     let settings: &Settings = &app.settings;
+    let recovery = app.recovery_view(&cluster, &chain).await?;
+    let alarms = [show::alarms(&cluster), recovery.alarms].concat();
     Ok(Json(ClusterView {
         summary,
         statement: Some(chain.newest_hash()),
@@ -231,8 +233,8 @@ pub(crate) async fn show_one(
             (&present, &asking),
         ),
         document: cluster.frozen.as_ref().filter(|_| decided).map(|frozen| Digest(frozen.h.0)),
-        raft_cluster_id: show::raft_cluster(&cluster),
-        alarms: show::alarms(&cluster),
+        raft_cluster_id: recovery.raft_cluster.or_else(|| show::raft_cluster(&cluster)),
+        alarms,
         present,
         asking,
         ended: show::ended(&cluster, settings, now),

@@ -320,8 +320,9 @@ pub(crate) async fn report(
             Incoming::Report { key: caller.key, session: body.session, h: body.h, raft_cluster };
         app.apply(*path, incoming, None).await?.answer.phase
     };
-    app.note_membership(*path, &caller.key, raft_cluster, &body).await?;
-    Ok(Json(ReportResponse { state: convert::state(phase) }))
+    let followed = app.note_membership(*path, &caller.key, raft_cluster, &body).await?;
+    let raft_cluster_id = followed.map(|id| format!("{id:016x}"));
+    Ok(Json(ReportResponse { state: convert::state(phase), raft_cluster_id }))
 }
 
 /// Says what keeps a member's node from finding a leader.
@@ -345,7 +346,7 @@ pub(crate) async fn trouble(
         app.apply(*path, incoming, None).await?.answer.phase
     };
     app.note_trouble(*path, &caller.key, &text).await?;
-    Ok(Json(ReportResponse { state: convert::state(phase) }))
+    Ok(Json(ReportResponse { state: convert::state(phase), raft_cluster_id: None }))
 }
 
 /// Shows a commit document that this service may have lost. Whoever is listed in a valid document

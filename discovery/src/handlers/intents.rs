@@ -7,7 +7,8 @@ use actix_web::web::{Data, Json, Path, Query};
 use discovery_types::access::Subject;
 use discovery_types::api::{
     ClusterExport, DirectoryResponse, IntentList, IntentState, IntentView, JoinResponse,
-    LeavesRequest, OutcomeRequest, SignedBody, WaitRequest,
+    LeavesRequest, MAX_RECOVERIES_BODY, OutcomeRequest, RecoveriesRequest, RecoveriesResponse,
+    SignedBody, WaitRequest,
 };
 use discovery_types::digest::OperationId;
 use discovery_types::jws::Typ;
@@ -184,6 +185,21 @@ pub(crate) async fn directory(
 ) -> Result<Json<DirectoryResponse>, ApiError> {
     authorise(&request, &app, Action::ShowCluster, Some(*path)).await?;
     Ok(Json(app.directory(*path).await?))
+}
+
+/// The recovery statements by which the cluster goes on as another Raft cluster, from the agent of
+/// the host whose data it was made of. Shown again, they change nothing.
+#[utoipa::path(post, path = "/v1/clusters/{id}/recoveries", tag = "intents",
+    params(("id" = Uuid, Path,)), request_body = RecoveriesRequest,
+    responses((status = 200, body = RecoveriesResponse), (status = "default", body = Problem)))]
+pub(crate) async fn recoveries(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    Body(body): Body<RecoveriesRequest, MAX_RECOVERIES_BODY>,
+) -> Result<Json<RecoveriesResponse>, ApiError> {
+    let caller = authorise(&request, &app, Action::ShowRecoveries, Some(*path)).await?;
+    Ok(Json(app.follow_recoveries(*path, &caller.key, &body.recoveries).await?))
 }
 
 /// A member's certificates, anew; a newcomer's first ones.

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use discovery_types::api::IntentView;
 use discovery_types::digest::{MemberId, OperationId};
-use discovery_types::grant::ISSUER_SKEW_SECONDS;
+use discovery_types::grant::{ISSUER_SKEW_SECONDS, VerifiedGrant};
 use discovery_types::intent::{
     Intent, MAX_INTENT_SECONDS, verb_of, verify_newcomer, verify_ticket,
 };
@@ -72,17 +72,13 @@ impl App {
             return self.join_again(transaction, known, &record, joining).await;
         }
         admit(&transaction, &ticket, &row, joining.address)?;
-        let roster = Roster::of(&transaction.cluster, &changes)?;
+        let roster = Roster::of(&transaction.cluster, &chain, &changes)?;
         roster.may_join(&record)?;
         if let Some(member) = roster.called(&record, ticket.replaces) {
             return Err(name_taken(&record, member));
         }
         has_room(&changes, transaction.now.0 as Micros)?;
-        if let Some(gone) = ticket.replaces.filter(|member| roster.is_removed(*member)) {
-            let detail = format!("Member {gone}, which this ticket replaces, is gone already.");
-            let next = "Ask for a ticket without `--replace`.";
-            return Err(ApiError::new(Code::WrongState, detail, next));
-        }
+        replaced_is_there(&ticket, &roster)?;
         let confirmed = changes.confirmed.as_ref();
         let intent = Intent {
             cluster: ticket.cluster,
@@ -140,6 +136,26 @@ impl App {
     }
 }
 
+/// Refuses a ticket for the place of a member that is gone.
+fn replaced_is_there(ticket: &VerifiedGrant, roster: &Roster) -> Result<(), ApiError> {
+    let Some(member) = ticket.replaces else { return Ok(()) };
+    if roster.is_removed(member) {
+        let detail = format!("Member {member}, which this ticket replaces, is gone already.");
+        let next = "Ask for a ticket without `--replace`.";
+        return Err(ApiError::new(Code::WrongState, detail, next));
+    }
+    if roster.is_lost(member) {
+        let detail = format!(
+            "Member {member}, which this ticket replaces, was lost with its whole cluster, which \
+             goes on as a recovered one."
+        );
+        let next =
+            "Ask for a ticket without `--replace`: the host may have the lost member's name.";
+        return Err(ApiError::new(Code::WrongState, detail, next));
+    }
+    Ok(())
+}
+
 fn name_taken(record: &VerifiedRecord, member: MemberId) -> ApiError {
     let detail = format!("Member {member} is called {} already.", record.name);
     let next = "Start the agent with another --name, or redeem a ticket that is for that member's \
@@ -150,7 +166,7 @@ fn name_taken(record: &VerifiedRecord, member: MemberId) -> ApiError {
 /// Whether the ticket admits somebody new, now, from there.
 fn admit(
     transaction: &ClusterTransaction,
-    ticket: &discovery_types::grant::VerifiedGrant,
+    ticket: &VerifiedGrant,
     row: &AskedGrant,
     address: IpAddr,
 ) -> Result<(), ApiError> {

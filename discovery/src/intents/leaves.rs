@@ -25,10 +25,10 @@ impl App {
         csr: &Csr,
     ) -> Result<Leaves, ApiError> {
         let found = self.store.read_cluster(cluster).await?;
-        let (state, _, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        let (state, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
         must_run(&state)?;
         let changes = self.store.changes(cluster).await?;
-        let roster = Roster::of(&state, &changes)?;
+        let roster = Roster::of(&state, &chain, &changes)?;
         let member = roster.member(key)?;
         let asked = csr.verify().map_err(|error| {
             let next = "Send a PKCS#10 request of the node's own key.";

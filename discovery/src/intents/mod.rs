@@ -12,7 +12,9 @@ mod directory;
 mod join;
 mod judge;
 mod leaves;
+mod lineage;
 mod present;
+mod recover;
 mod roster;
 mod view;
 
@@ -28,7 +30,6 @@ use discovery_types::jws::{Jws, Typ};
 use discovery_types::key::PublicKey;
 use discovery_types::order::{Change, Order, VerifiedOrder};
 use discovery_types::problem::Code;
-use discovery_types::raft_id;
 use discovery_types::role::Action;
 use uuid::Uuid;
 
@@ -123,7 +124,7 @@ impl App {
             return Err(ApiError::new(Code::OrderRefused, detail, "Sign another one."));
         }
         has_room(&changes, transaction.now.0 as Micros)?;
-        fits_directory(&order, &changes, &Roster::of(&transaction.cluster, &changes)?)?;
+        fits_directory(&order, &changes, &Roster::of(&transaction.cluster, &chain, &changes)?)?;
         let intent = Intent {
             cluster: order.cluster,
             verb,
@@ -166,7 +167,7 @@ impl App {
                 }
             }
             let (state, by) = (IntentState::Withdrawn, caller.name.as_str());
-            let became = Became { state, outcome: None, by, position: None };
+            let became = Became { state, outcome: None, by, position: None, recovery: 0 };
             intents::carry(transaction.connection(), now, &known.intent, &became).await?;
             tracing::info!(cluster.id = %cluster, %operation, by, "withdrawn");
             self.end_change(transaction, operation).await
@@ -193,7 +194,7 @@ impl App {
         request: &OutcomeRequest,
     ) -> Result<IntentView, ApiError> {
         let (mut transaction, changes) = self.begin_change(cluster, None).await?;
-        let roster = Roster::of(&transaction.cluster, &changes)?;
+        let roster = Roster::of(&transaction.cluster, &transaction.chain, &changes)?;
         let known = find(&changes, operation)?;
         if known.agent == Some(*key) {
             let next = "An agent of another member says what became of it.";
@@ -221,6 +222,7 @@ impl App {
             outcome: Some(&outcome),
             by: &name,
             position: Some(position),
+            recovery: roster.lineage.count(),
         };
         let now = transaction.now;
         intents::carry(transaction.connection(), now, &known.intent, &became).await?;
@@ -264,7 +266,7 @@ impl App {
         let changes = self.store.changes(chain.newest().cluster).await?;
         if let Reader::Agent(key) = reader {
             must_run(&cluster)?;
-            Roster::of(&cluster, &changes)?.member(&key)?;
+            Roster::of(&cluster, &chain, &changes)?.member(&key)?;
         }
         let now = now.0 as Micros;
         let listed = |intent: &&StoredIntent| {
@@ -295,7 +297,7 @@ impl App {
         if let Reader::Agent(key) = reader {
             let own = known.as_ref().is_ok_and(|known| known.agent == Some(key));
             if !own {
-                Roster::of(&cluster, &changes)?.member(&key)?;
+                Roster::of(&cluster, &chain, &changes)?.member(&key)?;
             }
         }
         Ok(judge::view(known?, &changes, chain.newest().name.as_str(), now.0 as Micros))
@@ -310,15 +312,16 @@ impl App {
         Ok(DirectoryResponse { state: convert::state(cluster.phase), view })
     }
 
-    /// Takes what a member says that its cluster is.
+    /// Takes what a member says that its cluster is. Returns the Raft cluster that discovery listens
+    /// to; none where the report names no members.
     pub(crate) async fn note_membership(
         &self,
         cluster: Uuid,
         key: &PublicKey,
         raft_cluster: u64,
         report: &ReportRequest,
-    ) -> Result<(), ApiError> {
-        let Some(membership) = &report.membership else { return Ok(()) };
+    ) -> Result<Option<u64>, ApiError> {
+        let Some(membership) = &report.membership else { return Ok(None) };
         if let Some(objection) = directory::objection(membership) {
             let next = "Send what the node's own list says.";
             return Err(ApiError::new(Code::InvalidRequest, objection, next));
@@ -329,12 +332,14 @@ impl App {
         in_time(async {
             let (mut transaction, mut changes) = self.begin_change(cluster, None).await?;
             same_document(&transaction.cluster, report)?;
-            let roster = Roster::of(&transaction.cluster, &changes)?;
+            let roster = Roster::of(&transaction.cluster, &transaction.chain, &changes)?;
             let id = roster.member(key)?.id;
-            // A recovery makes another cluster, in which nobody has the id that he had: its list
-            // would have all of the founded one's members removed.
-            if raft_cluster != raft_id::of_cluster(roster.founders()) {
-                return Ok(());
+            let followed = roster.lineage.raft_cluster();
+            // A recovery makes another cluster, in which no member has its old id: the list of one
+            // cluster would have all members of the other removed. The agent hears which cluster is
+            // meant, and shows the recovery statements.
+            if raft_cluster != followed {
+                return Ok(Some(followed));
             }
             let said = Said {
                 membership: membership.clone(),
@@ -347,7 +352,9 @@ impl App {
             let reached = directory::reached(&electors, &changes.said);
             let last = changes.said.iter().position(|(member, _)| *member == id);
             match last {
-                Some(last) if !said.replaces(&changes.said[last].1, reached) => return Ok(()),
+                Some(last) if !said.replaces(&changes.said[last].1, reached) => {
+                    return Ok(Some(followed));
+                }
                 Some(last) => changes.said[last].1 = said.clone(),
                 None => changes.said.push((id, said.clone())),
             }
@@ -357,7 +364,7 @@ impl App {
             transaction.commit().await?;
             self.wakes.wake(cluster);
             self.clock.set(now.0 as i64);
-            Ok(())
+            Ok(Some(followed))
         })
         .await
     }
@@ -447,6 +454,10 @@ fn fits_directory(order: &Order, changes: &Changes, roster: &Roster) -> Result<(
     let next = "Look with `muster-discovery cluster show`, and order again.";
     if roster.is_removed(member) {
         let detail = format!("Member {member} was removed already.");
+        return Err(ApiError::new(Code::OrderRefused, detail, next));
+    }
+    if roster.is_lost(member) {
+        let detail = format!("Member {member} was lost with its cluster, which was recovered.");
         return Err(ApiError::new(Code::OrderRefused, detail, next));
     }
     let Some(confirmed) = &changes.confirmed else { return Ok(()) };

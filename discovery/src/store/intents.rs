@@ -4,6 +4,7 @@ use discovery_formation as formation;
 use discovery_types::api::{DirectoryView, IntentState, Membership, Outcome};
 use discovery_types::digest::{MemberId, OperationId};
 use discovery_types::intent::{Intent, Verb};
+use discovery_types::jws::Jws;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Removal;
 use serde::de::DeserializeOwned;
@@ -48,6 +49,8 @@ pub(crate) struct StoredIntent {
     pub address: Option<String>,
     /// Why it waits, as an agent of the cluster said last.
     pub waits: Option<Waits>,
+    /// How many recoveries the cluster had gone through when the newcomer became its member.
+    pub recovery: usize,
 }
 
 /// Why an intent waits, as the agent beside the leader said last.
@@ -59,6 +62,17 @@ pub(crate) struct Waits {
     pub by: String,
     /// When.
     pub at_us: Micros,
+}
+
+/// A recovery statement of a cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct StoredRecovery {
+    /// Its place in the chain, counted from 1.
+    pub number: usize,
+    /// The signed statement.
+    pub jws: Jws,
+    /// False for a statement that competes with the followed one.
+    pub followed: bool,
 }
 
 #[derive(sqlx::FromRow)]
@@ -85,6 +99,7 @@ struct IntentRow {
     waits_for: Option<String>,
     waits_by: Option<String>,
     waits_us: Option<Micros>,
+    recovery: i32,
 }
 
 /// An intent that is new.
@@ -110,6 +125,8 @@ pub(crate) struct Changes {
     pub confirmed: Option<Said>,
     /// What each member said last.
     pub said: Vec<(MemberId, Said)>,
+    /// Recovery statements, followed and competing ones, in order.
+    pub recoveries: Vec<StoredRecovery>,
 }
 
 /// What somebody said that a cluster is, and where in its log.
@@ -137,12 +154,15 @@ struct SaidRow {
     at_us: Micros,
 }
 
+/// A removed member, or a recovery statement, which has a number and stands in `by`.
 #[derive(sqlx::FromRow)]
-struct RemovedRow {
-    member_id: Vec<u8>,
+struct PastRow {
+    member_id: Option<Vec<u8>>,
     agent_key: Option<Vec<u8>>,
     at_us: Micros,
     by: String,
+    number: Option<i32>,
+    followed: Option<bool>,
 }
 
 impl SaidRow {
@@ -213,6 +233,7 @@ fn intent(cluster: Uuid, row: IntentRow) -> Result<StoredIntent, StoreError> {
             (Some(reason), Some(by), Some(at_us)) => Some(Waits { reason, by, at_us }),
             _ => None,
         },
+        recovery: row.recovery.unsigned_abs() as usize,
     })
 }
 
@@ -223,7 +244,7 @@ fn word<T: DeserializeOwned>(text: &str) -> Option<T> {
 
 const INTENT: &str = "SELECT operation, verb, authority, redeem, agent_key, subject, planned_at, \
     made_us, made_by, expires_us, state, rev, outcome, member_id, reported_by, raft_term, \
-    raft_index, contested, address, waits_for, waits_by, waits_us FROM intents";
+     raft_index, contested, address, waits_for, waits_by, waits_us, recovery FROM intents";
 
 /// All that is known of a cluster's changes.
 pub(crate) async fn changes(
@@ -258,17 +279,111 @@ pub(crate) async fn changes(
             (None, view) => confirmed = Some(view),
         }
     }
-    let rows: Vec<RemovedRow> = sqlx::query_as(
-        "SELECT member_id, agent_key, at_us, by FROM removed_members WHERE cluster_id = $1",
+    // One question for both: agents ask for intents often.
+    let rows: Vec<PastRow> = sqlx::query_as(
+        "SELECT member_id, agent_key, at_us, by, NULL::integer AS number, NULL::boolean AS followed
+         FROM removed_members WHERE cluster_id = $1
+         UNION ALL SELECT NULL, NULL, at_us, jws, number, followed
+         FROM recoveries WHERE cluster_id = $1
+         ORDER BY number, followed DESC",
     )
     .bind(cluster)
     .fetch_all(connection)
     .await?;
-    let removed = rows.into_iter().filter_map(|row| {
+    let (mut removed, mut recoveries) = (Vec::new(), Vec::new());
+    for row in rows {
         let key = row.agent_key.and_then(|bytes| bytes.try_into().ok()).map(PublicKey::from_bytes);
-        Some((key, removal(row.member_id, row.at_us, row.by)?))
+        match (row.member_id, row.number.zip(row.followed)) {
+            (Some(member), _) => {
+                removed.extend(removal(member, row.at_us, row.by).map(|removal| (key, removal)));
+            }
+            (None, Some((number, followed))) => {
+                let damaged =
+                    |_| StoreError::damaged(format!("a recovery statement of cluster {cluster}"));
+                let jws = row.by.parse().map_err(damaged)?;
+                let number = number.unsigned_abs() as usize;
+                recoveries.push(StoredRecovery { number, jws, followed });
+            }
+            (None, None) => {}
+        }
+    }
+    Ok(Changes { intents, removed, confirmed, said, recoveries })
+}
+
+/// A recovery statement that discovery follows from now on, with what its event says.
+pub(crate) struct NewRecovery<'a> {
+    /// Its place in the chain, counted from 1.
+    pub number: usize,
+    /// The signed statement.
+    pub jws: &'a Jws,
+    /// Raft cluster that it made, in hexadecimal.
+    pub raft_cluster: &'a str,
+    /// Name of the admin who signed it.
+    pub by: &'a str,
+}
+
+/// Follows a recovery: what members said of the lost cluster is forgotten.
+pub(crate) async fn follow(
+    connection: &mut PgConnection,
+    cluster: Uuid,
+    now: formation::Micros,
+    new: &NewRecovery<'_>,
+) -> Result<(), StoreError> {
+    insert_recovery(connection, cluster, now, (new.number, new.jws, true)).await?;
+    for sql in [
+        "DELETE FROM directory_reports WHERE cluster_id = $1",
+        "DELETE FROM directory WHERE cluster_id = $1",
+        // The recovered cluster counts its configurations anew.
+        "UPDATE intents SET planned_at = NULL WHERE cluster_id = $1 AND state = 'open'
+             AND redeem IS NOT NULL",
+    ] {
+        sqlx::query(sql).bind(cluster).execute(&mut *connection).await?;
+    }
+    let body = serde_json::json!({
+        "number": new.number, "raft_cluster": new.raft_cluster, "by": new.by,
+        "statement": new.jws.hash().to_string(),
     });
-    Ok(Changes { intents, removed: removed.collect(), confirmed, said })
+    event(connection, cluster, now, "recovered", &body).await?;
+    next_rev(connection, cluster).await?;
+    Ok(())
+}
+
+/// Notes a recovery that competes with the followed one. `false`: one was noted there before.
+pub(crate) async fn contest_recovery(
+    connection: &mut PgConnection,
+    cluster: Uuid,
+    now: formation::Micros,
+    number: usize,
+    jws: &Jws,
+) -> Result<bool, StoreError> {
+    if !insert_recovery(connection, cluster, now, (number, jws, false)).await? {
+        return Ok(false);
+    }
+    let body = serde_json::json!({ "number": number, "statement": jws.hash().to_string() });
+    event(connection, cluster, now, "recovery_contested", &body).await?;
+    next_rev(connection, cluster).await?;
+    Ok(true)
+}
+
+/// `false`: there is one in this place.
+async fn insert_recovery(
+    connection: &mut PgConnection,
+    cluster: Uuid,
+    now: formation::Micros,
+    (number, jws, followed): (usize, &Jws, bool),
+) -> Result<bool, StoreError> {
+    let inserted = sqlx::query(
+        "INSERT INTO recoveries (cluster_id, number, jws, followed, at_us)
+         VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING",
+    )
+    .bind(cluster)
+    .bind(i32::try_from(number).unwrap_or(i32::MAX))
+    .bind(jws.as_str())
+    .bind(followed)
+    .bind(epoch_to_row(now.0)?)
+    .execute(connection)
+    .await?;
+    Ok(inserted.rows_affected() > 0)
 }
 
 fn removal(member: Vec<u8>, at_us: Micros, by: String) -> Option<Removal> {
@@ -342,6 +457,8 @@ pub(crate) struct Became<'a> {
     pub by: &'a str,
     /// (Raft term, Raft index).
     pub position: Option<(u64, u64)>,
+    /// How many recoveries the cluster has gone through.
+    pub recovery: usize,
 }
 
 /// Stores what became of an intent.
@@ -360,7 +477,8 @@ pub(crate) async fn carry(
     let number = |number: Option<u64>| number.map(epoch_to_row).transpose();
     sqlx::query(
         "UPDATE intents SET state = $3, outcome = $4, reported_by = $5, raft_term = $6,
-             raft_index = $7, rev = $8, member_id = coalesce(member_id, $9)
+             raft_index = $7, rev = $8, member_id = coalesce(member_id, $9),
+             recovery = CASE WHEN member_id IS NULL THEN $10 ELSE recovery END
          WHERE cluster_id = $1 AND operation = $2",
     )
     .bind(intent.cluster)
@@ -372,6 +490,7 @@ pub(crate) async fn carry(
     .bind(number(became.position.map(|(_, index)| index))?)
     .bind(epoch_to_row(rev)?)
     .bind(newcomer.map(|member| member.0.to_vec()))
+    .bind(i32::try_from(became.recovery).unwrap_or(i32::MAX))
     .execute(&mut *connection)
     .await?;
     let body = serde_json::json!({

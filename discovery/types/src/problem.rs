@@ -66,6 +66,8 @@ codes! {
     AdminRefused "admin_refused" 400 never "The change of admins is refused",
     /// An order that isn't valid.
     OrderRefused "order_refused" 400 never "The order is refused",
+    /// A recovery statement that isn't valid, or doesn't go on where the last one ended.
+    RecoveryRefused "recovery_refused" 400 never "The recovery statement is refused",
     /// A signing request that isn't valid.
     CsrRefused "csr_refused" 400 never "The signing request is refused",
     /// A commit document that isn't valid.
@@ -118,6 +120,8 @@ codes! {
     StalePlan "stale_plan" 409 never "The plan is stale",
     /// The epoch is not the current one: poll, and act on what is now.
     StaleEpoch "stale_epoch" 409 never "The epoch is not the current one",
+    /// Two recovery statements lead away from one cluster, and the service follows the other one.
+    RecoveryContested "recovery_contested" 409 never "The cluster was recovered twice",
     /// The cluster's state doesn't allow it.
     WrongState "wrong_state" 409 never "The cluster's state doesn't allow this",
     /// Members of the cluster reported a moment ago: a retirement has to say that it knows.
@@ -138,6 +142,8 @@ codes! {
     /// This life of a member was removed from its cluster. The cluster itself says so as well:
     /// whoever hears it from here alone asks there.
     Removed "removed" 410 never "The member was removed",
+    /// The agent's member is of a cluster that was lost, and goes on as a recovered one.
+    ClusterLost "cluster_lost" 410 never "The member's cluster was lost",
     /// A draft whose ten minutes are over.
     DraftGone "draft_gone" 410 never "The draft is gone",
 

@@ -97,6 +97,9 @@ impl Recovery {
 
     /// Verifies that an operator or owner signed it, by the statement that it names, which was the
     /// newest then: whoever leaves the admins later was one when it was done.
+    ///
+    /// Nothing proves when it was signed. A program that hears of the recovery for the first time
+    /// should ask for [`Recovery::verify_now`].
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, RecoveryError> {
         let claimed: Self = jws.claims_unverified(Typ::Recovery)?;
         let chain = chain.up_to(&claimed.statement).ok_or(RecoveryError::Other)?;
@@ -114,6 +117,19 @@ impl Recovery {
             return Err(RecoveryError::Same);
         }
         Ok(recovery)
+    }
+
+    /// Verifies it as [`Recovery::verify`] does, and that its signer is an operator or owner by the
+    /// newest statement, too. So an operator who has left can't date a recovery back.
+    pub fn verify_now(jws: &Jws, chain: &StatementChain) -> Result<Self, RecoveryError> {
+        let recovery = Self::verify(jws, chain)?;
+        let _: Self = jws.verify_any(Typ::Recovery, chain.newest().keys_for(Action::PutOrder))?;
+        Ok(recovery)
+    }
+
+    /// Whether both make the same member out of the same member, whoever signed them, and when.
+    pub fn is_same_step(&self, other: &Self) -> bool {
+        (&self.was, &self.is, &self.agent) == (&other.was, &other.is, &other.agent)
     }
 }
 
@@ -154,6 +170,11 @@ impl Recoveries {
         self.0.last().map(|(_, recovery)| recovery)
     }
 
+    /// Each signed statement with what it says, in order.
+    pub fn all(&self) -> &[(Jws, Recovery)] {
+        &self.0
+    }
+
     /// As they were signed.
     pub fn jws(&self) -> Vec<Jws> {
         self.0.iter().map(|(jws, _)| jws.clone()).collect()
@@ -164,6 +185,7 @@ impl Recoveries {
 mod tests {
     use super::*;
     use crate::fixtures::World;
+    use crate::statement::Statement;
 
     fn recovery(world: &World) -> Recovery {
         let identity = |of: u8| NodeIdentity {
@@ -196,6 +218,34 @@ mod tests {
         let elsewhere = Recovery { statement: Digest::of(b"another"), ..said };
         let refused = Recovery::verify(&elsewhere.sign(&world.owner), &chain);
         assert_eq!(refused, Err(RecoveryError::Other));
+    }
+
+    #[test]
+    fn an_operator_who_has_left_dates_no_recovery_back() {
+        let world = World::new(3);
+        let operator = SigningKey::generate();
+        let mut with = world.statement.clone();
+        with.admins.push(crate::admin::Admin {
+            key: *operator.public(),
+            name: "operator".parse().unwrap(),
+            roles: vec![crate::role::Role::Operator],
+        });
+        let first = with.sign(&world.owner);
+        let without = Statement { seq: 1, previous: Some(first.hash()), ..world.statement.clone() };
+        let before = StatementChain::verify_links(std::slice::from_ref(&first)).unwrap();
+        let after = [first, without.sign(&world.owner)];
+        let after = StatementChain::verify_links(&after).unwrap();
+        let said = Recovery { statement: before.newest_hash(), ..recovery(&world) };
+        let jws = said.sign(&operator);
+        assert_eq!(Recovery::verify_now(&jws, &before), Ok(said.clone()));
+        assert_eq!(Recovery::verify(&jws, &after), Ok(said.clone()), "it was one then");
+        let refused = Recovery::verify_now(&jws, &after);
+        assert!(matches!(refused, Err(RecoveryError::Jws(_))), "{refused:?}");
+        let again = said.sign(&world.owner);
+        assert_eq!(Recovery::verify_now(&again, &after), Ok(said.clone()));
+        assert!(said.is_same_step(&Recovery { at: 9, last_index: 8, ..said.clone() }));
+        let other = Recovery { agent: *world.agents[1].public(), ..said.clone() };
+        assert!(!said.is_same_step(&other));
     }
 
     #[test]

@@ -129,11 +129,13 @@ pub enum Action {
     ReportOutcome,
     /// Get a member's certificates anew.
     RenewLeaves,
+    /// Show the service the recovery statements by which a lost cluster goes on as another one.
+    ShowRecoveries,
 }
 
 impl Action {
     /// Every action.
-    pub const ALL: [Action; 27] = [
+    pub const ALL: [Action; 28] = [
         Action::CreateDraft,
         Action::PutStatement,
         Action::ListClusters,
@@ -161,6 +163,7 @@ impl Action {
         Action::Adopt,
         Action::ReportOutcome,
         Action::RenewLeaves,
+        Action::ShowRecoveries,
     ];
 
     /// Roles beside [`Role::Owner`] that may do it; `None` where no admin may.
@@ -193,7 +196,8 @@ impl Action {
             | Action::Report
             | Action::Adopt
             | Action::ReportOutcome
-            | Action::RenewLeaves => None,
+            | Action::RenewLeaves
+            | Action::ShowRecoveries => None,
         }
     }
 
@@ -205,6 +209,7 @@ impl Action {
             | Action::Adopt
             | Action::ReportOutcome
             | Action::RenewLeaves
+            | Action::ShowRecoveries
             | Action::ReadIntents
             | Action::ShowCluster
             | Action::ReadStatements

@@ -3,6 +3,7 @@
 mod members;
 mod orders;
 mod present;
+mod recovered;
 mod tickets;
 
 use discovery_types::api::{
@@ -118,6 +119,19 @@ impl Formed {
         raft_index: u64,
         members: &[(MemberId, bool)],
     ) -> Result<ClusterState, ClientError> {
+        let report = self.report_request(raft_cluster, agent, configuration, raft_index, members);
+        agent.client.report(self.statement.cluster, &report).await.map(|answer| answer.state)
+    }
+
+    /// What an agent says of its Raft cluster.
+    fn report_request(
+        &self,
+        raft_cluster: u64,
+        agent: &Agent,
+        configuration: Option<u64>,
+        raft_index: u64,
+        members: &[(MemberId, bool)],
+    ) -> ReportRequest {
         let listed = |(id, is_learner): &(MemberId, bool)| ListedMember {
             id: *id,
             name: format!("node-{id}"),
@@ -126,7 +140,7 @@ impl Formed {
             is_learner: *is_learner,
         };
         let members = members.iter().map(listed).collect();
-        let report = ReportRequest {
+        ReportRequest {
             session: agent.session(),
             h: self.h,
             raft_cluster_id: format!("{raft_cluster:016x}"),
@@ -135,8 +149,7 @@ impl Formed {
             raft_term: 2,
             raft_index,
             membership: Some(Membership { configuration, members }),
-        };
-        agent.client.report(self.statement.cluster, &report).await.map(|answer| answer.state)
+        }
     }
 
     /// Ids of the confirmed list; none where nothing is confirmed.

@@ -338,7 +338,8 @@ pub struct ClusterView {
     pub explain: Vec<Explanation>,
     /// `h`, once committed.
     pub document: Option<Digest>,
-    /// The Raft cluster id that a majority reported, 16 hexadecimal digits.
+    /// The Raft cluster id that a majority reported, or that the last recovery made; 16 hexadecimal
+    /// digits.
     pub raft_cluster_id: Option<String>,
     /// Alarms, such as two documents.
     pub alarms: Vec<String>,

@@ -216,6 +216,10 @@ pub struct TroubleRequest {
 pub struct ReportResponse {
     /// The cluster's state now.
     pub state: ClusterState,
+    /// Raft cluster whose members the service listens to, 16 hexadecimal digits: the founded one,
+    /// or the one that the last recovery made. None where the report names no members.
+    #[serde(default)]
+    pub raft_cluster_id: Option<String>,
 }
 
 /// `POST /v1/clusters/{id}/adopt`: a document that the service may have lost.

@@ -272,6 +272,24 @@ pub struct JoinResponse {
     pub intent: IntentView,
 }
 
+/// `POST /v1/clusters/{id}/recoveries`: the recovery statements that lead from the founded Raft
+/// cluster to the one that the agent's node is in. From the agent that the last one names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RecoveriesRequest {
+    /// All of them, in order.
+    pub recoveries: Vec<Jws>,
+}
+
+/// Answer to recovery statements.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RecoveriesResponse {
+    /// How many recoveries of the cluster the service follows.
+    pub followed: u32,
+    /// Raft cluster that they end with, 16 hexadecimal digits.
+    pub raft_cluster_id: String,
+}
+
 /// `POST /v1/clusters/{id}/leaves`: a member's certificates anew, or a newcomer's first ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -41,6 +41,7 @@
 //! | `POST /v1/clusters/{id}/intents/{operation}/outcome` | [`OutcomeRequest`] | [`IntentView`] |
 //! | `POST /v1/clusters/{id}/intents/{operation}/wait` | [`WaitRequest`] | [`IntentView`] |
 //! | `POST /v1/clusters/{id}/intents/{operation}/withdraw` | – | [`IntentView`] |
+//! | `POST /v1/clusters/{id}/recoveries` | [`RecoveriesRequest`] | [`RecoveriesResponse`] |
 //! | `GET /v1/clusters/{id}/directory` | – | [`DirectoryResponse`] |
 //! | `POST /v1/clusters/{id}/leaves` | [`LeavesRequest`] | [`Leaves`](crate::leaves::Leaves) |
 //! | `GET /v1/clusters/{id}/export` | – | [`ClusterExport`] |
@@ -74,7 +75,8 @@ pub use grants::{GrantList, GrantState, GrantView};
 pub use intents::{
     ClusterExport, DirectoryResponse, DirectoryView, InitialMember, IntentList, IntentState,
     IntentView, JoinResponse, LeavesRequest, ListedMember, MAX_MEMBER_NAME, MAX_MEMBERS,
-    Membership, Outcome, OutcomeRequest, WaitRequest, WaitView,
+    Membership, Outcome, OutcomeRequest, RecoveriesRequest, RecoveriesResponse, WaitRequest,
+    WaitView,
 };
 pub use processes::{ProcessList, ProcessView};
 
@@ -83,8 +85,10 @@ use utoipa::ToSchema;
 
 use crate::jws::Jws;
 
-/// Longest request body, but for [`MAX_ADOPT_BODY`].
+/// Longest request body, but for [`MAX_ADOPT_BODY`] and [`MAX_RECOVERIES_BODY`].
 pub const MAX_BODY: usize = 64 * 1024;
+/// Longest body of recovery statements: the longest chain of the longest statements, and JSON.
+pub const MAX_RECOVERIES_BODY: usize = 136 * 1024;
 /// Longest body of `adopt`: a document and its statement chain.
 pub const MAX_ADOPT_BODY: usize = 512 * 1024;
 /// Longest response body that a client reads.

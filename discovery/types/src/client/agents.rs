@@ -10,8 +10,9 @@ use super::http::{Body, REQUEST_LIMIT, Request};
 use super::{Client, ClientError};
 use crate::api::{
     AdoptRequest, ClusterSummary, IntentView, JoinResponse, Jwks, LeavesRequest, NackRequest,
-    OutcomeRequest, PollRequest, PollResponse, ProbesRequest, RedeemResponse, ReportRequest,
-    ReportResponse, SignedBody, TroubleRequest, WaitRequest,
+    OutcomeRequest, PollRequest, PollResponse, ProbesRequest, RecoveriesRequest,
+    RecoveriesResponse, RedeemResponse, ReportRequest, ReportResponse, SignedBody, TroubleRequest,
+    WaitRequest,
 };
 use crate::csr::Csr;
 use crate::digest::OperationId;
@@ -142,6 +143,16 @@ impl Client {
         report: &ReportRequest,
     ) -> Result<ReportResponse, ClientError> {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/report"), report).await
+    }
+
+    /// Shows the recovery statements by which this member's cluster is another one than was founded.
+    pub async fn show_recoveries(
+        &self,
+        cluster: Uuid,
+        recoveries: &[Jws],
+    ) -> Result<RecoveriesResponse, ClientError> {
+        let body = RecoveriesRequest { recoveries: recoveries.to_vec() };
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/recoveries"), &body).await
     }
 
     /// Says what keeps this member's node from finding a leader.

@@ -1,0 +1,206 @@
+//! Which Raft cluster discovery listens to: the founded one, or what the last recovery made of it.
+//! Pure.
+//!
+//! An operator's signature makes a recovery; who shows it here gives it no weight. The first chain
+//! that is shown is followed, and a longer chain only if it goes on where that one ends. A chain
+//! that leads elsewhere competes with it. Nobody can tell from here which of the two clusters the
+//! operators want, so discovery stays with the first, and a person has to decide.
+
+use discovery_types::jws::Jws;
+use discovery_types::recovery::{Recoveries, Recovery, RecoveryError};
+use discovery_types::statement::StatementChain;
+
+use crate::store::intents::StoredRecovery;
+
+/// The recoveries of one cluster that discovery follows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Lineage {
+    founded: u64,
+    followed: Recoveries,
+}
+
+/// How a chain that somebody shows relates to the one that is followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Relation {
+    /// It is the followed chain, or the beginning of it.
+    Known,
+    /// It goes on where the followed chain ends.
+    Longer(Lineage),
+    /// It leaves the followed chain at `number`, counted from 1.
+    Competing {
+        /// Number of the first recovery that differs.
+        number: usize,
+        /// The statement there.
+        jws: Jws,
+    },
+}
+
+impl Lineage {
+    /// Verifies what is stored of a cluster that was founded as the Raft cluster `founded`.
+    pub(super) fn of(
+        stored: &[StoredRecovery],
+        chain: &StatementChain,
+        founded: u64,
+    ) -> Result<Self, RecoveryError> {
+        let followed: Vec<Jws> =
+            stored.iter().filter(|one| one.followed).map(|one| one.jws.clone()).collect();
+        Ok(Self { founded, followed: Recoveries::verify(&followed, chain, founded)? })
+    }
+
+    /// The Raft cluster that discovery listens to.
+    pub(super) fn raft_cluster(&self) -> u64 {
+        self.followed.raft_cluster().unwrap_or(self.founded)
+    }
+
+    /// How many recoveries led to it.
+    pub(super) fn count(&self) -> usize {
+        self.followed.all().len()
+    }
+
+    /// The recovery that made it; none for the founded cluster.
+    pub(super) fn newest(&self) -> Option<&Recovery> {
+        self.followed.newest()
+    }
+
+    /// The followed recovery with this number, counted from 1.
+    pub(super) fn recovery(&self, number: usize) -> Option<&(Jws, Recovery)> {
+        self.followed.all().get(number.checked_sub(1)?)
+    }
+
+    /// The recoveries of a [`Relation::Longer`] that come after the first `known` ones.
+    pub(super) fn since(&self, known: usize) -> &[(Jws, Recovery)] {
+        self.followed.all().get(known..).unwrap_or_default()
+    }
+
+    /// Verifies a chain that somebody shows, and compares it with the followed one. Nothing proves
+    /// when a statement was signed, so whoever signed the last one must be an operator or owner
+    /// today. That signature vouches for the statements before it.
+    pub(super) fn compare(
+        &self,
+        shown: &[Jws],
+        chain: &StatementChain,
+    ) -> Result<Relation, RecoveryError> {
+        let shown = Recoveries::verify(shown, chain, self.founded)?;
+        let known = self.followed.all();
+        let pairs = known.iter().zip(shown.all());
+        let same = pairs.take_while(|((_, known), (_, shown))| known.is_same_step(shown)).count();
+        let Some((next, _)) = shown.all().get(same) else { return Ok(Relation::Known) };
+        if let Some((last, _)) = shown.all().last() {
+            Recovery::verify_now(last, chain)?;
+        }
+        if same < known.len() {
+            return Ok(Relation::Competing { number: same + 1, jws: next.clone() });
+        }
+        // The first signature of a step stays, whoever signed the step again.
+        let kept = known.iter().chain(&shown.all()[same..]).map(|(jws, _)| jws.clone());
+        let followed = Recoveries::verify(&kept.collect::<Vec<_>>(), chain, self.founded)?;
+        Ok(Relation::Longer(Self { founded: self.founded, followed }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::digest::Incarnation;
+    use discovery_types::fixtures::World;
+    use discovery_types::key::SigningKey;
+    use discovery_types::recovery::{MAX_RECOVERIES, NodeIdentity};
+
+    use super::*;
+
+    const FOUNDED: u64 = 0xc0;
+
+    fn step(world: &World, was: u64, is: u64, signer: &SigningKey) -> Jws {
+        let identity = |of: u64| NodeIdentity {
+            cluster_id: format!("{of:x}"),
+            member_id: format!("{:x}", of + 0x1000),
+            incarnation: Incarnation(u128::from(of).to_be_bytes()),
+        };
+        let recovery = Recovery {
+            version: 1,
+            cluster: world.statement.cluster,
+            statement: world.chain().newest_hash(),
+            agent: *world.agents[0].public(),
+            was: identity(was),
+            is: identity(is),
+            last_index: 7,
+            last_term: 2,
+            at: 1_700_000_000,
+        };
+        recovery.sign(signer)
+    }
+
+    fn followed(world: &World, steps: &[Jws]) -> Lineage {
+        let stored: Vec<StoredRecovery> = (1..)
+            .zip(steps)
+            .map(|(number, jws)| StoredRecovery { number, jws: jws.clone(), followed: true })
+            .collect();
+        Lineage::of(&stored, &world.chain(), FOUNDED).unwrap()
+    }
+
+    #[test]
+    fn a_longer_chain_is_followed_and_a_shorter_one_changes_nothing() {
+        let world = World::new(3);
+        let owner = &world.owner;
+        let first = step(&world, FOUNDED, 0xc1, owner);
+        let second = step(&world, 0xc1, 0xc2, owner);
+        let nothing = followed(&world, &[]);
+        assert_eq!((nothing.raft_cluster(), nothing.count()), (FOUNDED, 0));
+        let one = nothing.compare(std::slice::from_ref(&first), &world.chain()).unwrap();
+        let Relation::Longer(one) = one else { panic!("{one:?}") };
+        assert_eq!((one.raft_cluster(), one.since(0).len()), (0xc1, 1));
+        let both = [first.clone(), second];
+        let two = one.compare(&both, &world.chain()).unwrap();
+        let Relation::Longer(two) = two else { panic!("{two:?}") };
+        assert_eq!((two.raft_cluster(), two.since(1).len()), (0xc2, 1));
+        for shown in [&both[..], &both[..1], &[]] {
+            assert_eq!(two.compare(shown, &world.chain()), Ok(Relation::Known));
+        }
+    }
+
+    #[test]
+    fn a_step_that_was_signed_again_is_the_known_one() {
+        let world = World::new(3);
+        let known = followed(&world, &[step(&world, FOUNDED, 0xc1, &world.owner)]);
+        let again =
+            [step(&world, FOUNDED, 0xc1, &world.owner), step(&world, 0xc1, 0xc2, &world.owner)];
+        assert_eq!(known.compare(&again[..1], &world.chain()), Ok(Relation::Known));
+        let longer = known.compare(&again, &world.chain()).unwrap();
+        assert!(matches!(longer, Relation::Longer(_)), "{longer:?}");
+    }
+
+    #[test]
+    fn a_second_way_from_one_cluster_competes_whatever_its_length() {
+        let world = World::new(3);
+        let owner = &world.owner;
+        let first = step(&world, FOUNDED, 0xc1, owner);
+        let known = followed(&world, &[first.clone(), step(&world, 0xc1, 0xc2, owner)]);
+        let other = step(&world, FOUNDED, 0xd1, owner);
+        let longer =
+            [other.clone(), step(&world, 0xd1, 0xd2, owner), step(&world, 0xd2, 0xd3, owner)];
+        for shown in [&longer[..1], &longer[..]] {
+            let relation = known.compare(shown, &world.chain()).unwrap();
+            assert_eq!(relation, Relation::Competing { number: 1, jws: other.clone() });
+        }
+        let late = [first, step(&world, 0xc1, 0xe2, owner)];
+        let relation = known.compare(&late, &world.chain()).unwrap();
+        assert_eq!(relation, Relation::Competing { number: 2, jws: late[1].clone() });
+    }
+
+    #[test]
+    fn only_operators_and_owners_make_a_chain_and_only_of_this_cluster() {
+        let world = World::new(3);
+        let known = followed(&world, &[]);
+        let refused = |shown: &[Jws]| known.compare(shown, &world.chain()).unwrap_err();
+        for signer in [&world.agents[0], &world.issuer, &SigningKey::generate()] {
+            let error = refused(&[step(&world, FOUNDED, 0xc1, signer)]);
+            assert!(matches!(error, RecoveryError::Jws(_)), "{error}");
+        }
+        let gap = refused(&[step(&world, 0xc1, 0xc2, &world.owner)]);
+        assert!(matches!(gap, RecoveryError::Broken { expected: FOUNDED, .. }), "{gap}");
+        let other = World::new(3);
+        let foreign = refused(&[step(&other, FOUNDED, 0xc1, &other.owner)]);
+        assert_eq!(foreign, RecoveryError::Other);
+        let many = vec![step(&world, FOUNDED, 0xc1, &world.owner); MAX_RECOVERIES + 1];
+        assert_eq!(refused(&many), RecoveryError::TooMany);
+    }
+}

@@ -1,0 +1,227 @@
+//! Discovery follows a cluster that was lost, and that an operator made another Raft cluster of.
+//!
+//! The agent of the survivor's host shows the signed statements. From the first time on that it
+//! does, the directory, the roster of reporters, certificates and intents are the recovered
+//! cluster's, and the lost cluster's members are refused. What was under way in the lost cluster is
+//! ended. Shown again, the statements change nothing.
+
+use discovery_formation::service::Cluster;
+use discovery_types::api::{IntentState, Outcome, RecoveriesResponse};
+use discovery_types::digest::MemberId;
+use discovery_types::intent::Verb;
+use discovery_types::jws::{Jws, Typ};
+use discovery_types::key::PublicKey;
+use discovery_types::problem::Code;
+use discovery_types::recovery::Recovery;
+use discovery_types::statement::StatementChain;
+use uuid::Uuid;
+
+use super::admin_name;
+use super::lineage::{Lineage, Relation};
+use super::roster::Roster;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::forming::in_time;
+use crate::store::Micros;
+use crate::store::cluster::ClusterTransaction;
+use crate::store::intents::{self, Became, Changes, NewRecovery, StoredIntent};
+
+impl App {
+    /// Takes the recovery statements that the survivor's agent shows.
+    pub(crate) async fn follow_recoveries(
+        &self,
+        cluster: Uuid,
+        key: &PublicKey,
+        shown: &[Jws],
+    ) -> Result<RecoveriesResponse, ApiError> {
+        in_time(async {
+            let (mut transaction, changes) = self.begin_change(cluster, None).await?;
+            let chain = transaction.chain.clone();
+            let roster = Roster::of(&transaction.cluster, &chain, &changes)?;
+            match roster.lineage.compare(shown, &chain)? {
+                Relation::Known => Ok(answer(&roster.lineage)),
+                Relation::Competing { number, jws } => {
+                    Err(self.contested(transaction, &roster, number, &jws).await?)
+                }
+                Relation::Longer(lineage) => {
+                    named(&lineage, key, &roster, &changes)?;
+                    self.follow(&mut transaction, &changes, &roster, &lineage).await?;
+                    transaction.commit().await?;
+                    self.wakes.wake(cluster);
+                    Ok(answer(&lineage))
+                }
+            }
+        })
+        .await
+    }
+
+    /// Stores the statements that are new, and ends what was under way in the lost cluster.
+    async fn follow(
+        &self,
+        transaction: &mut ClusterTransaction,
+        changes: &Changes,
+        roster: &Roster,
+        lineage: &Lineage,
+    ) -> Result<(), ApiError> {
+        let (cluster, now) = (transaction.id(), transaction.now);
+        let known = roster.lineage.count();
+        let Some((last, made)) = lineage.since(known).last() else { return Ok(()) };
+        let by = admin_name(transaction, last);
+        for intent in &changes.intents {
+            let Some(outcome) = end_of(intent, now.0 as Micros, made) else {
+                continue;
+            };
+            let became = Became {
+                state: outcome.state(),
+                outcome: Some(&outcome),
+                by: &by,
+                position: None,
+                recovery: known,
+            };
+            intents::carry(transaction.connection(), now, &intent.intent, &became).await?;
+        }
+        for (number, (jws, recovery)) in (known + 1..).zip(lineage.since(known)) {
+            let by = admin_name(transaction, jws);
+            let raft_cluster = &recovery.is.cluster_id;
+            let new = NewRecovery { number, jws, raft_cluster, by: &by };
+            intents::follow(transaction.connection(), cluster, now, &new).await?;
+            tracing::warn!(cluster.id = %cluster, raft_cluster_id = raft_cluster, by,
+                member.id = recovery.is.member_id, "the cluster was lost, and goes on as another one");
+        }
+        Ok(())
+    }
+
+    /// Alarms: operators have recovered one cluster twice.
+    async fn contested(
+        &self,
+        mut transaction: ClusterTransaction,
+        roster: &Roster,
+        number: usize,
+        jws: &Jws,
+    ) -> Result<ApiError, ApiError> {
+        let (cluster, now) = (transaction.id(), transaction.now);
+        let text = contest(&roster.lineage, number, &other_recovery(jws));
+        let connection = transaction.connection();
+        let first = intents::contest_recovery(connection, cluster, now, number, jws).await?;
+        if first {
+            transaction.commit().await?;
+            self.wakes.wake(cluster);
+        }
+        self.metrics.alarm("recovery_contested");
+        tracing::error!(cluster.id = %cluster, statement = %jws.hash(), "{text}");
+        Ok(ApiError::new(Code::RecoveryContested, text, CONTEST_NEXT))
+    }
+}
+
+/// What a person does about two recoveries of one cluster.
+const CONTEST_NEXT: &str = "Keep one of the two. To keep the followed one, stop the other one's \
+    nodes, run `muster-agent reset --yes` on their hosts, and let these join by tickets. To keep the \
+    other one, keep clients away from the followed one, and make certificates with \
+    `muster-discovery ca issue`: discovery doesn't change over.";
+
+/// Says which two recoveries compete.
+fn contest(lineage: &Lineage, number: usize, other: &str) -> String {
+    let followed = lineage.recovery(number).map(|(_, recovery)| recovery.is.cluster_id.as_str());
+    format!(
+        "Operators have signed two recoveries of one cluster: discovery follows Raft cluster {}, \
+         of which it heard first, and not {other}.",
+        followed.unwrap_or("-")
+    )
+}
+
+/// Raft cluster that a verified statement made.
+fn other_recovery(jws: &Jws) -> String {
+    let claims: Result<Recovery, _> = jws.claims_unverified(Typ::Recovery);
+    claims.map_or_else(|_| "-".to_owned(), |recovery| recovery.is.cluster_id)
+}
+
+/// What people are shown of a cluster's recoveries.
+#[derive(Debug, Default)]
+pub(crate) struct RecoveryView {
+    /// Raft cluster that the last recovery made, in hexadecimal; none without a recovery.
+    pub raft_cluster: Option<String>,
+    /// What a person should look at.
+    pub alarms: Vec<String>,
+}
+
+impl App {
+    /// What people are shown of the recoveries of `cluster`.
+    pub(crate) async fn recovery_view(
+        &self,
+        cluster: &Cluster,
+        chain: &StatementChain,
+    ) -> Result<RecoveryView, ApiError> {
+        let changes = self.store.changes(chain.newest().cluster).await?;
+        if changes.recoveries.is_empty() {
+            return Ok(RecoveryView::default());
+        }
+        let lineage = Roster::of(cluster, chain, &changes)?.lineage;
+        let competing = changes.recoveries.iter().filter(|recovery| !recovery.followed);
+        let alarm = competing.map(|recovery| {
+            let text = contest(&lineage, recovery.number, &other_recovery(&recovery.jws));
+            format!("{text} {CONTEST_NEXT}")
+        });
+        let alarms = alarm.collect();
+        Ok(RecoveryView { raft_cluster: Some(format!("{:016x}", lineage.raft_cluster())), alarms })
+    }
+}
+
+/// Only the agent that the last statement names shows something new, and only if it is known here:
+/// its record is what certificates are made of.
+fn named(
+    lineage: &Lineage,
+    key: &PublicKey,
+    roster: &Roster,
+    changes: &Changes,
+) -> Result<(), ApiError> {
+    let recovery = lineage.newest().filter(|recovery| recovery.agent == *key);
+    let Some(recovery) = recovery else {
+        let detail = "The newest recovery statement names another host's agent.";
+        let next = "The agent of the host that the new cluster was made on shows it.";
+        return Err(ApiError::new(Code::Forbidden, detail, next));
+    };
+    if roster.founder_made_by(recovery, changes).is_some() {
+        return Ok(());
+    }
+    let detail = "The recovery statement names an agent that is not known as a member's here, or an \
+                  id that can't be read.";
+    let next = "Let another survivor's host make the new cluster: `muster-agent recover make`.";
+    Err(ApiError::new(Code::RecoveryRefused, detail, next))
+}
+
+fn answer(lineage: &Lineage) -> RecoveriesResponse {
+    RecoveriesResponse {
+        followed: lineage.count() as u32,
+        raft_cluster_id: format!("{:016x}", lineage.raft_cluster()),
+    }
+}
+
+/// What becomes of an intent when its cluster goes on as what `made` says. A ticket that waits stays
+/// good: the recovered cluster takes the newcomer.
+fn end_of(intent: &StoredIntent, now: Micros, made: &Recovery) -> Option<Outcome> {
+    let lost = format!("the cluster was lost, and goes on as {}", made.is.cluster_id);
+    let verb = intent.intent.verb;
+    let state = intent.state_at(now);
+    if state.is_live() && intent.agent == Some(made.agent) {
+        // The survivor's own ticket: its host was a member, and is the new cluster's only voter.
+        let was = u64::from_str_radix(&made.was.member_id, 16).ok().map(MemberId::new);
+        return intent.member.or(was).map(|member| Outcome::Promoted { member });
+    }
+    match (state, verb, intent.member) {
+        (IntentState::Added, _, Some(member)) => {
+            let reason = format!("{lost}: join that one with another ticket");
+            Some(Outcome::Stalled { member, reason })
+        }
+        (IntentState::Open, Verb::Replace, _) => {
+            let reason = format!(
+                "{lost}, without the member that this ticket replaces: ask for one without --replace"
+            );
+            Some(Outcome::Refused { reason })
+        }
+        (IntentState::Open, Verb::Remove | Verb::Update, _) => {
+            let reason = format!("{lost}, where members have other ids: look, and order again");
+            Some(Outcome::Refused { reason })
+        }
+        _ => None,
+    }
+}

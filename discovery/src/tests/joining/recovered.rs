@@ -1,0 +1,310 @@
+//! A cluster that was lost and made anew: whom discovery listens to from then on, and whom not.
+
+use discovery_types::api::{IntentState, RecoveriesResponse, ReportResponse};
+use discovery_types::client::ClientError;
+use discovery_types::digest::{Incarnation, MemberId};
+use discovery_types::jws::Jws;
+use discovery_types::key::SigningKey;
+use discovery_types::order::Order;
+use discovery_types::problem::Code;
+use discovery_types::recovery::{NodeIdentity, Recovery};
+use discovery_types::role::Role;
+use discovery_types::statement::Statement;
+
+use super::{Formed, added, code, names, remove};
+use crate::tests::agent::Agent;
+
+/// Raft clusters and members that recoveries make.
+const MADE: u64 = 0xc1;
+const MADE_AGAIN: u64 = 0xc2;
+const SURVIVOR: MemberId = MemberId([0, 0, 0, 0, 0, 0, 0x10, 0xc1]);
+
+impl Formed {
+    /// That Raft cluster `was` goes on as `is`, on the host of `agent`.
+    fn recovery(&self, was: u64, is: u64, agent: &Agent) -> Recovery {
+        let identity = |of: u64| NodeIdentity {
+            cluster_id: format!("{of:016x}"),
+            member_id: format!("{:016x}", of + 0x1000),
+            incarnation: Incarnation(u128::from(of).to_be_bytes()),
+        };
+        Recovery {
+            version: 1,
+            cluster: self.statement.cluster,
+            statement: self.statement.sign(&self.world.owner).hash(),
+            agent: *agent.key.public(),
+            was: identity(was),
+            is: identity(is),
+            last_index: 90,
+            last_term: 3,
+            at: 1_700_000_000,
+        }
+    }
+
+    /// The owner's recovery of the founded cluster on the host of `agent`.
+    fn first(&self, agent: &Agent) -> Jws {
+        self.recovery(self.raft_cluster(), MADE, agent).sign(&self.world.owner)
+    }
+
+    async fn show(
+        &self,
+        agent: &Agent,
+        recoveries: &[&Jws],
+    ) -> Result<RecoveriesResponse, ClientError> {
+        let all: Vec<Jws> = recoveries.iter().map(|jws| (*jws).clone()).collect();
+        agent.client.show_recoveries(self.statement.cluster, &all).await
+    }
+
+    /// What discovery answers to the word of `agent` about its Raft cluster of these voters.
+    async fn answer(
+        &self,
+        raft_cluster: u64,
+        agent: &Agent,
+        configuration: u64,
+        voters: &[MemberId],
+    ) -> Result<ReportResponse, ClientError> {
+        let voters: Vec<_> = voters.iter().map(|id| (*id, false)).collect();
+        let report = self.report_request(raft_cluster, agent, Some(configuration), 9, &voters);
+        agent.client.report(self.statement.cluster, &report).await
+    }
+
+    async fn alarms(&self) -> Vec<String> {
+        self.admin.show_cluster(self.statement.cluster).await.unwrap().alarms
+    }
+}
+
+#[tokio::test]
+async fn discovery_follows_what_an_operator_made_of_a_lost_cluster() {
+    let cluster = Formed::of(3).await;
+    let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
+    let [survivor, lost, _] = &cluster.agents[..] else { panic!("three agents") };
+    let founded = cluster.raft_cluster();
+    for who in [0, 1] {
+        let founders = [a, b, c];
+        cluster.answer(founded, &cluster.agents[who], 70, &founders).await.unwrap();
+    }
+    assert_eq!(cluster.confirmed().await, Some(vec![a, b, c]));
+
+    // The survivor hears that discovery listens to the founded cluster, and shows the statement.
+    let followed = cluster.answer(MADE, survivor, 2, &[SURVIVOR]).await.unwrap().raft_cluster_id;
+    assert_eq!(followed, Some(format!("{founded:016x}")));
+    assert_eq!(cluster.confirmed().await, Some(vec![a, b, c]));
+    let statement = cluster.first(survivor);
+    for _ in 0..2 {
+        let answer = cluster.show(survivor, &[&statement]).await.unwrap();
+        assert_eq!((answer.followed, answer.raft_cluster_id), (1, format!("{MADE:016x}")));
+    }
+    assert_eq!(cluster.confirmed().await, None, "nothing is known of the recovered one yet");
+    // One voter is its own quorum, at a configuration far below the lost cluster's.
+    let followed = cluster.answer(MADE, survivor, 2, &[SURVIVOR]).await.unwrap().raft_cluster_id;
+    assert_eq!(followed, Some(format!("{MADE:016x}")));
+    assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR]));
+
+    // Its certificates are for where it is now, and keep the label that names its user.
+    let id = cluster.statement.cluster;
+    let leaves = survivor.client.leaves(id, &survivor.record.csr).await.unwrap();
+    let names = names(&leaves.peer);
+    assert!(names.iter().any(|name| name.contains("7f:00:00:09")), "{names:?}");
+    assert!(names.iter().any(|name| name.ends_with("/member/1)")), "{names:?}");
+
+    // The lost cluster's members: neither reports nor certificates nor intents.
+    let refused = cluster.answer(founded, lost, 99, &[b, c]).await;
+    assert_eq!(code(refused), Code::ClusterLost);
+    assert_eq!(code(lost.client.leaves(id, &lost.record.csr).await), Code::ClusterLost);
+    assert_eq!(code(lost.client.intents(id, None, false).await), Code::ClusterLost);
+    let old = cluster.answer(founded, survivor, 99, &[a, b, c]).await.unwrap();
+    assert_eq!(old.raft_cluster_id, Some(format!("{MADE:016x}")));
+    assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR]));
+    assert_eq!(code(cluster.put(&cluster.order(remove(b))).await), Code::OrderRefused);
+
+    let view = cluster.admin.show_cluster(id).await.unwrap();
+    assert_eq!(view.raft_cluster_id, Some(format!("{MADE:016x}")));
+    let recovered = view.timeline.iter().filter(|moment| moment.event == "recovered").count();
+    assert_eq!((recovered, view.alarms.len()), (1, 0));
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn tickets_and_orders_are_the_recovered_clusters_from_then_on() {
+    let cluster = Formed::of(3).await;
+    let id = cluster.statement.cluster;
+    let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
+    let founded = cluster.raft_cluster();
+    for who in [0, 1] {
+        cluster.answer(founded, &cluster.agents[who], 70, &[a, b, c]).await.unwrap();
+    }
+    let survivor = &cluster.agents[0];
+    // What the cluster was doing when it was lost: a learner, an order, a ticket that waits.
+    let learner = cluster.newcomer(7).await;
+    let begun = learner.join().await.unwrap().intent;
+    cluster.say(survivor, &begun, added(77), 12).await.unwrap();
+    let ordered = cluster.put(&cluster.order(remove(c))).await.unwrap();
+    let waits = cluster.newcomer(8).await;
+    let waiting = waits.join().await.unwrap().intent;
+    assert_eq!(waiting.intent.planned_at, Some(70));
+    cluster.show(survivor, &[&cluster.first(survivor)]).await.unwrap();
+    cluster.answer(MADE, survivor, 2, &[SURVIVOR]).await.unwrap();
+
+    let state = async |operation| {
+        let view = cluster.admin.intent(id, operation, None).await.unwrap();
+        (view.state, view.explain.first().map(|line| line.missing.clone()).unwrap_or_default())
+    };
+    let (stalled, why) = state(begun.intent.operation).await;
+    assert!(stalled == IntentState::Stalled && why.contains("was lost"), "{stalled} {why}");
+    let (refused, why) = state(ordered.intent.operation).await;
+    assert!(refused == IntentState::Refused && why.contains("order again"), "{refused} {why}");
+    assert_eq!(code(learner.client.leaves(id, &learner.record.csr).await), Code::Forbidden);
+
+    // The ticket that waited is carried out by the recovered cluster, whose configurations begin anew.
+    let open = survivor.client.intents(id, None, false).await.unwrap().intents;
+    let [open] = &open[..] else { panic!("{open:?}") };
+    assert_eq!((open.intent.operation, open.intent.planned_at), (waiting.intent.operation, None));
+    cluster.say(survivor, open, added(78), 20).await.unwrap();
+    let second = MemberId::new(78);
+    cluster.answer(MADE, survivor, 5, &[SURVIVOR, second]).await.unwrap();
+    assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR, second]));
+    waits.client.leaves(id, &waits.record.csr).await.unwrap();
+    // From now on it takes both to say anything.
+    cluster.answer(MADE, survivor, 8, &[SURVIVOR]).await.unwrap();
+    assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR, second]));
+    cluster.answer(MADE, &waits, 8, &[SURVIVOR]).await.unwrap();
+    assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR]));
+    assert_eq!(code(waits.client.leaves(id, &waits.record.csr).await), Code::Removed);
+
+    // A lost member's name is free, and its keys are not.
+    let again = cluster.newcomer(2).await;
+    assert_eq!(again.record.name, cluster.agents[1].record.name);
+    again.join().await.unwrap();
+    let mut copied = cluster.newcomer(9).await;
+    copied.record.incarnation = cluster.agents[1].record.incarnation;
+    assert_eq!(code(copied.join().await), Code::Conflict);
+    let planned = Order { planned_at: Some(8), ..cluster.order(remove(SURVIVOR)) };
+    cluster.put(&planned).await.unwrap();
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn a_recovered_cluster_is_recovered_again_by_whoever_is_left_of_it() {
+    let cluster = Formed::of(1).await;
+    let id = cluster.statement.cluster;
+    let founder = &cluster.agents[0];
+    let first = cluster.first(founder);
+    cluster.show(founder, &[&first]).await.unwrap();
+    cluster.answer(MADE, founder, 2, &[SURVIVOR]).await.unwrap();
+    let newcomer = cluster.newcomer(9).await;
+    let intent = newcomer.join().await.unwrap().intent;
+    cluster.say(founder, &intent, added(77), 12).await.unwrap();
+    let second = cluster.recovery(MADE, MADE_AGAIN, &newcomer).sign(&cluster.world.owner);
+    // The whole chain, from the founded cluster on; half of it proves nothing.
+    assert_eq!(code(cluster.show(&newcomer, &[&second]).await), Code::RecoveryRefused);
+    let answer = cluster.show(&newcomer, &[&first, &second]).await.unwrap();
+    assert_eq!((answer.followed, answer.raft_cluster_id), (2, format!("{MADE_AGAIN:016x}")));
+    let made = MemberId::new(MADE_AGAIN + 0x1000);
+    cluster.answer(MADE_AGAIN, &newcomer, 2, &[made]).await.unwrap();
+    assert_eq!(cluster.confirmed().await, Some(vec![made]));
+    let leaves = newcomer.client.leaves(id, &newcomer.record.csr).await.unwrap();
+    let own = cluster.admin.intent(id, intent.intent.operation, None).await.unwrap();
+    assert_eq!(own.state, IntentState::Promoted, "it is the only voter");
+    let label = MemberId::new(77).to_string();
+    assert!(names(&leaves.peer).iter().any(|name| name.contains(&label)));
+    // The first survivor comes late, with what it knows: that changes nothing.
+    let refused = cluster.answer(MADE, founder, 99, &[SURVIVOR]).await;
+    assert_eq!(code(refused), Code::ClusterLost);
+    assert_eq!(cluster.show(founder, &[&first]).await.unwrap().followed, 2);
+    assert_eq!(cluster.confirmed().await, Some(vec![made]));
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn a_recovery_that_no_operator_of_today_signed_changes_nothing() {
+    let cluster = Formed::of(3).await;
+    let founded = cluster.raft_cluster();
+    let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
+    for who in [0, 1] {
+        cluster.answer(founded, &cluster.agents[who], 70, &[a, b, c]).await.unwrap();
+    }
+    // An operator comes and goes; only the statement between names it.
+    let operator = SigningKey::generate();
+    let mut with = cluster.statement.clone();
+    with.admins.push(discovery_types::admin::Admin {
+        key: *operator.public(),
+        name: "gone".parse().unwrap(),
+        roles: vec![Role::Operator],
+    });
+    let owner = &cluster.world.owner;
+    with = Statement { seq: 1, previous: Some(cluster.statement.sign(owner).hash()), ..with };
+    let without = Statement {
+        seq: 2,
+        previous: Some(with.sign(owner).hash()),
+        admins: cluster.statement.admins.clone(),
+        ..with.clone()
+    };
+    for statement in [&with, &without] {
+        let (id, signed) = (statement.cluster, statement.sign(owner));
+        cluster.admin.put_statement(id, &signed).await.unwrap();
+    }
+    let survivor = &cluster.agents[0];
+    let genuine = cluster.recovery(founded, MADE, survivor);
+    let dated_back = Recovery { statement: with.sign(owner).hash(), ..genuine.clone() };
+    let mut elsewhere = genuine.clone();
+    elsewhere.cluster = uuid::Uuid::now_v7();
+    let gap = cluster.recovery(MADE, MADE_AGAIN, survivor);
+    let same = Recovery { is: genuine.was.clone(), ..genuine.clone() };
+    let stranger = Recovery { agent: *SigningKey::generate().public(), ..genuine.clone() };
+    for (what, jws, expected) in [
+        ("an agent", genuine.sign(&survivor.key), Code::RecoveryRefused),
+        ("a stranger", genuine.sign(&SigningKey::generate()), Code::RecoveryRefused),
+        ("an operator who has left", dated_back.sign(&operator), Code::RecoveryRefused),
+        ("who never was one", genuine.sign(&operator), Code::RecoveryRefused),
+        ("another cluster", elsewhere.sign(owner), Code::RecoveryRefused),
+        ("a cluster that nobody founded", gap.sign(owner), Code::RecoveryRefused),
+        ("nothing new", same.sign(owner), Code::RecoveryRefused),
+        ("another host", stranger.sign(owner), Code::Forbidden),
+    ] {
+        assert_eq!(code(cluster.show(survivor, &[&jws]).await), expected, "{what}");
+    }
+    // Nor does a member show what was made on another's host, or a stranger anything at all.
+    let genuine = genuine.sign(owner);
+    let shown = cluster.show(&cluster.agents[1], &[&genuine]).await;
+    assert_eq!(code(shown), Code::Forbidden);
+    let outside = cluster.newcomer(9).await;
+    assert!(cluster.show(&outside, &[&genuine]).await.is_err());
+    let forged = cluster.answer(MADE, survivor, 99, &[SURVIVOR]).await.unwrap();
+    assert_eq!(forged.raft_cluster_id, Some(format!("{founded:016x}")));
+    assert_eq!(cluster.confirmed().await, Some(vec![a, b, c]));
+    assert!(cluster.alarms().await.is_empty());
+    cluster.show(survivor, &[&genuine]).await.unwrap();
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn of_two_recoveries_of_one_cluster_the_first_is_followed_and_people_are_told() {
+    let cluster = Formed::of(3).await;
+    let [one, two, three] = &cluster.agents[..] else { panic!("three agents") };
+    let first = cluster.first(one);
+    cluster.show(one, &[&first]).await.unwrap();
+    cluster.answer(MADE, one, 2, &[SURVIVOR]).await.unwrap();
+    let founded = cluster.raft_cluster();
+    let other = cluster.recovery(founded, 0xd1, two).sign(&cluster.world.owner);
+    let longer = cluster.recovery(0xd1, 0xd2, two).sign(&cluster.world.owner);
+    let third = cluster.recovery(founded, 0xe1, three).sign(&cluster.world.owner);
+    for (agent, shown) in
+        [(two, &[&other][..]), (two, &[&other, &longer]), (three, &[&third]), (two, &[&other])]
+    {
+        let error = cluster.show(agent, shown).await.unwrap_err();
+        assert_eq!(error.code(), Some(Code::RecoveryContested), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(&format!("{MADE:016x}")) && text.contains("reset"), "{text}");
+    }
+    assert_eq!(code(cluster.answer(0xd1, two, 99, &[SURVIVOR]).await), Code::ClusterLost);
+    assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR]));
+    let alarms = cluster.alarms().await;
+    let [alarm] = &alarms[..] else { panic!("{alarms:?}") };
+    assert!(alarm.contains("00000000000000d1") && alarm.contains("Keep one"), "{alarm}");
+    let view = cluster.admin.show_cluster(cluster.statement.cluster).await.unwrap();
+    let contests = view.timeline.iter().filter(|moment| moment.event == "recovery_contested");
+    assert_eq!(contests.count(), 1, "the first of them is kept, and each one is logged");
+    // Whoever signs the followed step again, or shows it again, is no competitor.
+    let again = cluster.first(one);
+    assert_eq!(cluster.show(one, &[&again]).await.unwrap().followed, 1);
+    cluster.service.stop().await;
+}
