@@ -170,6 +170,18 @@ impl Addressing {
     }
 }
 
+/// A client URL from a whole URL, HOST:PORT, or HOST with the usual port.
+pub(crate) fn client_url(flag: &str, text: &str) -> Result<NodeUrl, End> {
+    let has_port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    let is_address = text.parse::<IpAddr>().is_ok();
+    let url = match text {
+        text if text.contains("://") => text.to_owned(),
+        text if has_port && !is_address => format!("https://{text}"),
+        text => return url_of(flag, text, CLIENT_PORT),
+    };
+    url.parse().map_err(|error| End::Usage(format!("{flag} {text}: {error}")))
+}
+
 fn url_of(flag: &str, host: &str, port: u16) -> Result<NodeUrl, End> {
     let text = match host.trim_matches(['[', ']']).parse::<IpAddr>() {
         Ok(address) => return url_of_address(flag, address, port),
@@ -208,6 +220,24 @@ mod tests {
         assert_eq!(found.client_url.to_string(), "https://10.0.0.7:2379");
         assert_eq!(found.listen.peer.to_string(), "10.0.0.7:2380");
         assert_eq!(found.listen.client.to_string(), "10.0.0.7:2379");
+    }
+
+    #[test]
+    fn a_members_client_url_is_typed_as_host_with_or_without_port_or_whole() {
+        for (typed, url) in [
+            ("10.1.0.1", "https://10.1.0.1:2379"),
+            ("10.1.0.1:3379", "https://10.1.0.1:3379"),
+            ("db-1.example.org", "https://db-1.example.org:2379"),
+            ("db-1.example.org:3379", "https://db-1.example.org:3379"),
+            ("fd00::1", "https://[fd00::1]:2379"),
+            ("[fd00::1]:3379", "https://[fd00::1]:3379"),
+            ("https://10.1.0.1:2379", "https://10.1.0.1:2379"),
+        ] {
+            assert_eq!(client_url("--x", typed).unwrap().to_string(), url, "{typed}");
+        }
+        for typed in ["", "http://10.1.0.1:2379", "a b", "10.1.0.1:0", "0.0.0.0"] {
+            assert_eq!(client_url("--x", typed).unwrap_err().code(), 2, "{typed}");
+        }
     }
 
     #[test]

@@ -166,6 +166,12 @@ pub(crate) struct Run {
     #[arg(long, value_name = "IP")]
     pub listen_address: Option<IpAddr>,
 
+    /// Where clients reach a member of the cluster that this host joins with a ticket: HOST, HOST:PORT
+    /// or a URL; may be repeated. For a cluster that discovery can't find, as after a recovery at other
+    /// addresses. Whoever answers there still has to prove that it is the ticket's cluster.
+    #[arg(long, value_name = "ADDRESS")]
+    pub cluster_address: Vec<String>,
+
     /// A file that says which machine this is, instead of the system's own ids: for containers and
     /// namespaces that share them. Its content must stay with the machine, not with its disk.
     #[arg(long, value_name = "FILE")]

@@ -5,6 +5,10 @@
 //! runs, with growing pauses, and nothing waits for it. Once it is settled it is said again now and
 //! then: a service that was restored from a backup has forgotten it. And it is said as soon as the
 //! members are others, since an order is made by what discovery knows of them.
+//!
+//! Each answer names the Raft cluster that discovery listens to. Where that is not this node's, and
+//! an operator has made this node's cluster of what was left on this host, the recovery statements
+//! are shown, and the report is made again. So nothing has to be remembered of what was shown.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -13,11 +17,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use discovery_types::api::{
-    AdoptRequest, ClusterState, ListedMember, Membership, REPORT_AGAIN, ReportRequest, Session,
+    AdoptRequest, ClusterState, ListedMember, Membership, REPORT_AGAIN, ReportRequest,
+    ReportResponse, Session,
     TroubleRequest,
 };
 use discovery_types::client::{Client, ClientError};
 use discovery_types::digest::{self, Digest};
+use discovery_types::jws::Jws;
 use discovery_types::problem::{Code, Problem};
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
@@ -54,6 +60,9 @@ pub(crate) struct Report {
     pub h: Digest,
     /// What the service is shown if it has lost the commit.
     pub adopt: AdoptRequest,
+    /// What the service is shown if it listens to the cluster that was lost: the recovery
+    /// statements, where the last one names this host's agent.
+    pub recoveries: Vec<Jws>,
     /// The node.
     pub door: Door,
     /// The node's log.
@@ -142,13 +151,20 @@ impl Report {
         let request = self.request(status, members);
         let first = self.client.report(self.cluster, &request).await;
         let code = first.as_ref().err().and_then(ClientError::code);
-        let response = match code {
+        let second = match code {
             Some(code) if means_lost(code) => {
                 tracing::info!(code = code.as_str(), "discovery has lost the commit: showing it");
                 self.client.adopt(&self.adopt).await?;
-                self.client.report(self.cluster, &request).await?
+                self.client.report(self.cluster, &request).await
             }
-            _ => first?,
+            _ => first,
+        };
+        let response = if !self.recoveries.is_empty() && is_of_another(&second, status.cluster_id) {
+            self.client.show_recoveries(self.cluster, &self.recoveries).await?;
+            tracing::info!("discovery follows the recovery that made this cluster");
+            self.client.report(self.cluster, &request).await?
+        } else {
+            second?
         };
         Ok(response.state)
     }
@@ -292,6 +308,16 @@ fn means_lost(code: Code) -> bool {
     matches!(code, Code::WrongState | Code::UnknownKey | Code::Abandoned | Code::NotFound)
 }
 
+/// Whether an answer says that discovery listens to another Raft cluster than `own`.
+fn is_of_another(answer: &Result<ReportResponse, ClientError>, own: u64) -> bool {
+    match answer {
+        Ok(response) => {
+            response.raft_cluster_id.as_ref().is_some_and(|id| *id != format!("{own:016x}"))
+        }
+        Err(error) => error.code() == Some(Code::ClusterLost),
+    }
+}
+
 /// Whether the report may be taken later. A 401 is about access, not about the report.
 fn may_pass(problem: &Problem) -> bool {
     /// HTTP's "unauthorized".
@@ -306,6 +332,21 @@ mod tests {
     fn running() -> NodeStatus {
         let one = Some(cluster::MemberId(1));
         NodeStatus { cluster_id: 7, leader: one, raft_term: 2, ..NodeStatus::default() }
+    }
+
+    #[test]
+    fn recoveries_are_shown_where_discovery_listens_to_another_cluster() {
+        let answer = |raft_cluster_id: Option<&str>| {
+            let raft_cluster_id = raft_cluster_id.map(str::to_owned);
+            Ok(ReportResponse { state: ClusterState::Formed, raft_cluster_id })
+        };
+        assert!(!is_of_another(&answer(Some("0000000000000007")), 7));
+        assert!(is_of_another(&answer(Some("0000000000000008")), 7));
+        assert!(!is_of_another(&answer(None), 7), "an older service says nothing of it");
+        for (code, shown) in [(Code::ClusterLost, true), (Code::Removed, false)] {
+            let refused = ClientError::Problem(Box::new(Problem::new(code, "", "")));
+            assert_eq!(is_of_another(&Err(refused), 7), shown);
+        }
     }
 
     async fn seldom() {

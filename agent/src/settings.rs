@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use discovery_types::name::Name;
+use discovery_types::url::NodeUrl;
 
-use crate::addressing::Addressing;
+use crate::addressing::{self, Addressing};
 use crate::cli;
 use crate::exit::End;
 use crate::state::Layout;
@@ -39,6 +40,9 @@ const OWN_FLAGS: &[&str] = &[
     "config-file",
 ];
 
+/// Most addresses that --cluster-address names: a cluster has at most as many members.
+const MAX_CLUSTER_ADDRESSES: usize = 64;
+
 /// Where a join bundle comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum BundleSource {
@@ -61,6 +65,8 @@ pub(crate) struct Settings {
     pub name: Option<Name>,
     /// How the host is reached.
     pub addressing: Addressing,
+    /// Where a newcomer asks the cluster, besides the addresses that discovery names.
+    pub cluster_addresses: Vec<NodeUrl>,
     /// Takes the place of the machine's own ids.
     pub machine_id_file: Option<PathBuf>,
     /// The node's program.
@@ -101,10 +107,20 @@ impl Settings {
             node_binary: node_binary(typed.node_binary.as_deref(), own_program, search_path)?,
             node_flags: typed.node_flags.clone(),
             metrics_listen: typed.metrics_listen,
+            cluster_addresses: cluster_addresses(&typed.cluster_address)?,
             machine_id_file: typed.machine_id_file.clone(),
             addressing: Addressing::resolve(&typed)?,
         })
     }
+}
+
+/// What was typed with --cluster-address, as clients' URLs.
+fn cluster_addresses(typed: &[String]) -> Result<Vec<NodeUrl>, End> {
+    if typed.len() > MAX_CLUSTER_ADDRESSES {
+        let most = MAX_CLUSTER_ADDRESSES;
+        return Err(End::Usage(format!("--cluster-address: it may be said {most} times at most")));
+    }
+    typed.iter().map(|text| addressing::client_url("--cluster-address", text)).collect()
 }
 
 fn parse<T: std::str::FromStr>(flag: &str, text: &str) -> Result<T, End>

@@ -363,6 +363,10 @@ impl Plan {
                 document: self.document.jws().clone(),
                 statements: protocol.keepsakes.statements.clone(),
             },
+            recoveries: match journal::own_recovery(&self.life.recoveries, protocol.key.public()) {
+                Some(_) => self.life.recoveries.jws(),
+                None => Vec::new(),
+            },
             door: self.door(&protocol.layout)?,
             log: protocol.layout.node_log(),
             hint: Arc::clone(&known.hint),

@@ -351,7 +351,9 @@ impl Daemon<'_> {
         record: &SignedRecord,
         listen: Listen,
     ) -> Result<(), End> {
-        let newcomer = Newcomer::new(&mut protocol, join.clone(), record, self.surroundings())?;
+        let hints = &self.settings.cluster_addresses;
+        let surroundings = self.surroundings();
+        let newcomer = Newcomer::new(&mut protocol, join.clone(), record, hints, surroundings)?;
         if newcomer.join(listen).await? == Joined::Stopped {
             return Ok(());
         }

@@ -95,7 +95,9 @@ impl Newcomer<'_> {
         let founders: BTreeSet<String> = founders.collect();
         loop {
             let mut urls = founders.clone();
-            // Members that came later. A hint: whoever answers has to prove where it belongs.
+            // All of these are hints: whoever answers has to prove where it belongs.
+            urls.extend(self.hints.iter().cloned());
+            // Discovery knows members that came later, and those of a recovered cluster.
             if let Ok(directory) = self.client.directory(self.join.cluster).await {
                 let members = directory.view.into_iter().flat_map(|view| view.membership.members);
                 urls.extend(members.flat_map(|member| member.client_urls));
@@ -113,7 +115,8 @@ impl Newcomer<'_> {
                 }
                 Err(error) => chain(&error),
             };
-            self.later(format!("waiting for an answer of the cluster: {why}")).await;
+            let next = "if its members have moved, say --cluster-address with one's new address";
+            self.later(format!("waiting for an answer of the cluster: {why}; {next}")).await;
         }
     }
 }

@@ -27,6 +27,7 @@ use discovery_types::problem::Code;
 use discovery_types::record::{Record, SignedRecord};
 use discovery_types::redeem::Redeem;
 use discovery_types::statement::StatementChain;
+use discovery_types::url::NodeUrl;
 
 use self::judge::Standing;
 use crate::addressing::Listen;
@@ -56,6 +57,8 @@ pub(crate) struct Newcomer<'a> {
     surroundings: Surroundings,
     join: Join,
     record: Record,
+    /// Where a person says that members of the cluster are.
+    hints: Vec<String>,
     client: Client,
     retry: Retry,
     /// What was last said, so that it is said once.
@@ -70,11 +73,13 @@ struct Ticket {
 }
 
 impl<'a> Newcomer<'a> {
-    /// Over a journal that may hold this host's record already.
+    /// Over a journal that may hold this host's record already. At `hints` a person says that
+    /// members of the cluster are; what answers there has to prove it.
     pub(crate) fn new(
         protocol: &'a mut Protocol,
         join: Join,
         signed: &SignedRecord,
+        hints: &[NodeUrl],
         surroundings: Surroundings,
     ) -> Result<Self, End> {
         let own = *protocol.key.public();
@@ -93,7 +98,8 @@ impl<'a> Newcomer<'a> {
         };
         let client = Client::new(config).map_err(|error| End::Failed(chain(&error)))?;
         let retry = Retry::default();
-        Ok(Self { protocol, surroundings, join, record, client, retry, said: None })
+        let hints = hints.iter().map(NodeUrl::to_string).collect();
+        Ok(Self { protocol, surroundings, join, record, hints, client, retry, said: None })
     }
 
     /// Joins; `listen` is where the node will.
