@@ -1,0 +1,379 @@
+//! What operators do with a cluster after they have recovered it: its members move, others join, one
+//! is replaced, one goes. `docs/recovery.md` is run as it stands.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use muster_tests::harness::agents::AgentOptions;
+use muster_tests::harness::process::tail;
+use muster_tests::harness::programs::program;
+use muster_tests::harness::world::{WorldOptions, path_text};
+use muster_tests::harness::{Agent, Etcdctl, Host, Network, World, until, until_told};
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(90);
+const PHRASE: &str = "make a new cluster of demo";
+/// Machines of the page: `db-1` to `db-4`.
+const MACHINES: usize = 4;
+/// Members that the page's cluster begins with.
+const SIZE: usize = 3;
+
+/// The agent of the machine `name`, at `host`; it keeps its state and its log when it moves.
+fn agent(world: &World, name: &str, host: &Host, bundle: PathBuf, args: &[&str]) -> Agent {
+    let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+    let options = AgentOptions { args, ..AgentOptions::default() };
+    let log = world.path(&format!("{name}.log"));
+    Agent::new(host.clone(), world.path(name), bundle, log, options)
+}
+
+/// The cluster `demo` of `db-1` to `db-3`, on the first hosts, with a first write.
+fn formed(world: &World) -> Result<(BTreeMap<String, Agent>, Etcdctl)> {
+    let bundle = world.order("demo", SIZE)?;
+    let mut agents = BTreeMap::new();
+    for (at, host) in world.network.hosts[..SIZE].iter().enumerate() {
+        let name = format!("db-{}", at + 1);
+        let mut agent = agent(world, &name, host, bundle.clone(), &["--name", &name]);
+        agent.start()?;
+        agents.insert(name, agent);
+    }
+    world.wait_cluster_state("demo", "formed", LIMIT)?;
+    let hosts: Vec<&Host> = world.network.hosts[..SIZE].iter().collect();
+    let etcdctl = world.etcdctl("demo", &hosts)?;
+    until("a first write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
+    Ok((agents, etcdctl))
+}
+
+/// Runs a command to its end; what it printed.
+fn run(mut command: Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("{command:?}"))?;
+    let [out, error] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    ensure!(output.status.success(), "{command:?} ended with {}: {out}{error}", output.status);
+    Ok(out.into_owned())
+}
+
+/// `muster-agent` on this agent's host, over its state.
+fn on_host(agent: &Agent, words: &[&str]) -> Result<Command> {
+    let mut command = agent.host.command(program("muster-agent")?);
+    command.args(words).args(["--data-dir", path_text(&agent.data_dir)?]);
+    Ok(command)
+}
+
+/// Makes a new cluster of what is on this host; its id.
+fn make(world: &World, agent: &Agent) -> Result<String> {
+    let key = world.admin_key();
+    let key = ["--key", path_text(&key)?, "--i-accept-data-loss", "--yes", PHRASE, "--json"];
+    let made = run(on_host(agent, &[&["recover", "make"], &key[..]].concat())?)?;
+    let made: Value = serde_json::from_str(&made)?;
+    Ok(made["made"]["is"]["cluster_id"].as_str().context("an id")?.to_owned())
+}
+
+/// A host that joins with a ticket, under this name, once it is started.
+fn newcomer(world: &World, name: &str, host: &Host) -> Result<Agent> {
+    let file = world.path(&format!("{name}.ticket"));
+    let ticket = ["token", "create", "--cluster", "demo", "--kind", "join", "--out"];
+    world.admin_command(&[&ticket[..], &[path_text(&file)?]].concat())?;
+    Ok(agent(world, name, host, file, &["--name", name]))
+}
+
+/// Waits until all members answer at the addresses that the cluster lists, in sync.
+fn settled(world: &World, agent: &Agent, voters: usize) -> Result<()> {
+    let mut last = String::new();
+    until_told("the members to answer", LIMIT, || {
+        let waited = run(on_host(agent, &["member", "wait", "--patience", "5"]).ok()?);
+        let listed = run(on_host(agent, &["member", "list", "--json"]).ok()?).ok()?;
+        last = format!("{waited:?} {listed}");
+        let listed: Value = serde_json::from_str(&listed).ok()?;
+        let members = listed["members"].as_array()?;
+        let votes = |member: &&Value| member["is_learner"] != true && member["isLearner"] != true;
+        (waited.is_ok() && members.iter().filter(votes).count() == voters).then_some(())
+    })
+    .with_context(|| {
+        let shown = world.admin_command(&["cluster", "show", "demo"]).unwrap_or_default();
+        format!("{last}\n{shown}\n{}", tail(&agent.output(), 30))
+    })
+}
+
+/// Each host serves clients there, by certificates that name the place, with what was written.
+fn serve(world: &World, hosts: &[&Host]) -> Result<()> {
+    let etcdctl = world.etcdctl("demo", hosts)?;
+    for host in hosts {
+        let own = etcdctl.only(host);
+        let mut last = String::new();
+        until("certificates for where a member is", LIMIT, || {
+            let found = own.run(&["get", "k", "--print-value-only"]);
+            last = format!("{}: {found:?}", host.address);
+            (found.ok()?.trim() == "v").then_some(())
+        })
+        .context(last)?;
+    }
+    Ok(())
+}
+
+/// A page whose commands a person types, and where they are typed.
+struct Page<'a> {
+    world: &'a World,
+    agents: BTreeMap<String, Agent>,
+    /// Where the page's addresses are in this test.
+    places: Vec<(String, Host)>,
+    /// Names of those who should be members, as far as it was typed.
+    members: BTreeSet<String>,
+}
+
+impl Page<'_> {
+    /// The commands of a page, as (where, what), in order.
+    fn commands(text: &str) -> Vec<(&str, &str)> {
+        let blocks = text.split("```console\n").skip(1);
+        let lines = blocks.flat_map(|block| block.split("```").next().unwrap_or_default().lines());
+        lines.filter_map(|line| line.split_once("$ ")).collect()
+    }
+
+    /// Words as a shell makes them; only double quotes are special here.
+    fn words(&self, line: &str) -> Vec<String> {
+        let mut words = Vec::new();
+        for (at, part) in line.split('"').enumerate() {
+            if at % 2 == 1 {
+                words.push(part.to_owned());
+            } else {
+                words.extend(part.split_whitespace().map(str::to_owned));
+            }
+        }
+        for word in &mut words {
+            for (address, host) in &self.places {
+                *word = word.replace(address, &host.address.to_string());
+            }
+        }
+        words
+    }
+
+    fn type_in(&mut self, place: &str, line: &str) -> Result<()> {
+        let words = self.words(line);
+        let (words, output) = match words.iter().position(|word| word == ">") {
+            Some(at) => (words[..at].to_vec(), words.get(at + 1)),
+            None => (words.clone(), None),
+        };
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let printed = match words[..] {
+            ["muster-agent", "run", ..] => return self.start(place, &words[2..]),
+            ["muster-agent", ..] => {
+                let agent = &self.agents[place];
+                let mut command = on_host(agent, &words[1..])?;
+                command.current_dir(self.world.path(""));
+                // A person who reads that something isn't so yet tries again.
+                match words[1] {
+                    "member" => self.patiently(agent, &words[1..])?,
+                    _ => run(command)?,
+                }
+            }
+            ["muster-discovery", ..] => {
+                let gone = words.windows(2).find(|pair| pair[0] == "--replace");
+                let gone = gone.map(|pair| pair[1]);
+                let gone = gone.or_else(|| words.contains(&"remove").then(|| words[4]));
+                self.members.retain(|name| Some(name.as_str()) != gone);
+                run(self.by_admin(&words[1..])?)?
+            }
+            _ => bail!("{place}$ {line}: no command of ours"),
+        };
+        if let Some(file) = output {
+            fs_err::write(self.world.path(file), printed)?;
+        }
+        Ok(())
+    }
+
+    /// Repeats a command until it is done; and a list, until it shows who should be members.
+    fn patiently(&self, agent: &Agent, words: &[&str]) -> Result<String> {
+        let mut last = String::new();
+        until_told(&words.join(" "), LIMIT, || {
+            let done = run(on_host(agent, words).ok()?);
+            last = format!("{done:?}");
+            let text = done.ok()?;
+            (words[1] != "list" || self.is_whole(&text)).then_some(text)
+        })
+        .with_context(|| format!("{last}\n{}", self.logs()))
+    }
+
+    /// Whether a list has those who should be members, all of them voters and in sync.
+    fn is_whole(&self, list: &str) -> bool {
+        let rows: Vec<&str> = list.lines().skip(1).collect();
+        let name = |row: &&str| row.split_whitespace().nth(1).map(str::to_owned);
+        let names: BTreeSet<String> = rows.iter().filter_map(name).collect();
+        let votes = |row: &&str| row.ends_with("in sync") && !row.contains(" learner ");
+        names == self.members && rows.iter().all(votes)
+    }
+
+    fn by_admin(&self, words: &[&str]) -> Result<Command> {
+        let mut command = self.world.network.hub.command(program("muster-discovery")?);
+        command
+            .args(words)
+            .env("MUSTER_ADMIN_HOME", self.world.admin_home())
+            .env("MUSTER_ADMIN_KEY", self.world.admin_key())
+            .current_dir(self.world.path(""));
+        Ok(command)
+    }
+
+    /// Starts an agent: the test's agents are told their address and bundle by their own fields.
+    fn start(&mut self, place: &str, words: &[&str]) -> Result<()> {
+        let said = |flag: &str| {
+            let at = words.iter().position(|word| *word == flag)?;
+            words.get(at + 1).copied()
+        };
+        let address = said("--advertise-address").context("an address")?;
+        let host = self.places.iter().find(|(_, host)| host.address.to_string() == address);
+        let host = host.context("a known address")?.1.clone();
+        match said("--bundle-file") {
+            None => {
+                let agent = self.agents.get_mut(place).context("a known machine")?;
+                agent.host = host;
+                agent.start()
+            }
+            Some(bundle) => {
+                let name = said("--name").context("a name")?;
+                let bundle = self.world.path(bundle);
+                let mut new = agent(self.world, place, &host, bundle, &["--name", name]);
+                new.start()?;
+                self.agents.insert(place.to_owned(), new);
+                self.members.insert(name.to_owned());
+                Ok(())
+            }
+        }
+    }
+
+    fn logs(&self) -> String {
+        let log =
+            |(name, agent): (&String, &Agent)| format!("--- {name}\n{}", tail(&agent.output(), 20));
+        self.agents.iter().map(log).collect()
+    }
+}
+
+/// All three hosts have new addresses, and nothing is left at the old ones.
+#[test]
+fn a_cluster_whose_addresses_all_changed_is_recovered_as_the_page_says() -> Result<()> {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/recovery.md");
+    let page = fs_err::read_to_string(page)?;
+    let hosts = SIZE + MACHINES;
+    let world = World::start(Network::loopback(u8::try_from(hosts)?), WorldOptions::default())?;
+    let (mut agents, etcdctl) = formed(&world)?;
+    // The second has less than the first, and the third has lost its disk.
+    agents.get_mut("db-2").context("a second machine")?.terminate(LIMIT)?;
+    let first = etcdctl.only(&world.network.hosts[0]);
+    until("a write without the second", LIMIT, || first.run(&["put", "k", "v"]).ok())?;
+    for name in ["db-3", "db-1"] {
+        agents.get_mut(name).context("a machine")?.terminate(LIMIT)?;
+    }
+    fs_err::remove_dir_all(&agents["db-3"].data_dir)?;
+    fs_err::copy(world.admin_key(), world.path("operator.pem"))?;
+    let places = (1..).zip(&world.network.hosts[SIZE..]);
+    let places: Vec<(String, Host)> =
+        places.map(|(n, host)| (format!("10.1.0.{n}"), host.clone())).collect();
+    let new: Vec<Host> = places.iter().map(|(_, host)| host.clone()).collect();
+    let members = BTreeSet::from(["db-1".to_owned()]);
+    let mut typed = Page { world: &world, agents, places, members };
+    let commands = Page::commands(&page);
+    ensure!(commands.len() > 18, "{commands:?}");
+    for (place, line) in commands {
+        let done = typed.type_in(place, line);
+        done.with_context(|| format!("{place}$ {line}\n{}", typed.logs()))?;
+        if line.ends_with("member list") {
+            serve(&world, &[&new[0]]).with_context(|| typed.logs())?;
+        }
+    }
+    // Of the four, the second was replaced, and the third removed.
+    for name in ["db-2", "db-3"] {
+        let gone = typed.agents.get_mut(name).context("a machine")?;
+        ensure!(gone.exit_code(LIMIT)? == 3, "{name}: {}", tail(&gone.output(), 20));
+    }
+    settled(&world, &typed.agents["db-1"], 2).with_context(|| typed.logs())?;
+    serve(&world, &[&new[0], &new[3]]).with_context(|| typed.logs())
+}
+
+/// At the old addresses at first; then all members move, one by one.
+#[test]
+fn members_move_after_a_recovery() -> Result<()> {
+    let network = Network::loopback(2 * u8::try_from(SIZE)?);
+    let homes = network.hosts.clone();
+    let world = World::start(network, WorldOptions::default())?;
+    let (mut agents, etcdctl) = formed(&world)?;
+    for agent in agents.values_mut() {
+        agent.terminate(LIMIT)?;
+    }
+    let id = make(&world, &agents["db-1"])?;
+    agents.get_mut("db-1").context("a first machine")?.start()?;
+    let first = etcdctl.only(&homes[0]);
+    until("the new cluster to serve", LIMIT, || first.run(&["put", "new", "x"]).ok())?;
+    // A member of the lost cluster that comes back is refused, and told what to do.
+    let lost = agents.get_mut("db-2").context("a second machine")?;
+    until_told("discovery to follow the recovery", LIMIT, || {
+        let shown = world.admin_json(&["cluster", "show", "demo"]).ok()?;
+        (shown["raft_cluster_id"] == id.as_str()).then_some(())
+    })?;
+    lost.start()?;
+    let third = agents.get_mut("db-3").context("a third machine")?;
+    third.start()?;
+    third.wait_for_output("is of a cluster that was lost", LIMIT)?;
+    for (at, name) in ["db-2", "db-3"].into_iter().enumerate() {
+        let mut old = agents.remove(name).context("a machine")?;
+        old.terminate(LIMIT)?;
+        run(on_host(&old, &["reset", "--yes"])?)?;
+        drop(old);
+        let mut joining = newcomer(&world, name, &homes[at + 1])?;
+        joining.start()?;
+        agents.insert(name.to_owned(), joining);
+        settled(&world, &agents["db-1"], at + 2)?;
+    }
+    for (at, name) in ["db-1", "db-2", "db-3"].into_iter().enumerate() {
+        let home = &homes[SIZE + at];
+        let beside = if at == 0 { "db-2" } else { "db-1" };
+        let url = format!("https://{}:2380", home.address);
+        run(on_host(&agents[beside], &["member", "update", name, "--peer-urls", &url])?)?;
+        let moved = agents.get_mut(name).context("a machine")?;
+        moved.terminate(LIMIT)?;
+        moved.host = home.clone();
+        moved.start()?;
+        settled(&world, &agents[beside], SIZE)?;
+    }
+    let moved: Vec<&Host> = homes[SIZE..].iter().collect();
+    serve(&world, &moved)
+}
+
+/// Discovery names only addresses where nobody is any more; a person knows better.
+#[test]
+fn a_newcomer_asks_the_cluster_where_a_person_says_that_it_is() -> Result<()> {
+    let network = Network::loopback(2 * u8::try_from(SIZE)?);
+    let homes = network.hosts.clone();
+    let world = World::start(network, WorldOptions::default())?;
+    let (mut agents, _) = formed(&world)?;
+    for agent in agents.values_mut() {
+        agent.terminate(LIMIT)?;
+    }
+    let mut first = agents.remove("db-1").context("a first machine")?;
+    make(&world, &first)?;
+    first.host = homes[SIZE].clone();
+    first.start()?;
+    let url = format!("https://{}:2380", first.host.address);
+    until_told("the move", LIMIT, || {
+        run(on_host(&first, &["member", "update", "db-1", "--peer-urls", &url]).ok()?).ok()
+    })?;
+    settled(&world, &first, 1)?;
+    let mut newcomer = newcomer(&world, "db-4", &homes[SIZE + 1])?;
+    newcomer.options.env = vec![("MUSTER_CRASH_AT".to_owned(), "added".to_owned())];
+    newcomer.start()?;
+    newcomer.exit_code(LIMIT)?;
+    // Discovery forgets where the members are, and no agent tells it.
+    first.kill();
+    world.psql("DELETE FROM directory_reports; DELETE FROM directory")?;
+    newcomer.options.env.clear();
+    newcomer.start()?;
+    newcomer.wait_for_output("say --cluster-address", LIMIT)?;
+    ensure!(newcomer.node_pid().is_none(), "it was started on nobody's word");
+    newcomer.kill();
+    let address = first.host.address.to_string();
+    newcomer.options.args.extend(["--cluster-address".to_owned(), address]);
+    newcomer.start()?;
+    until("its node", LIMIT, || newcomer.node_pid())
+        .with_context(|| tail(&newcomer.output(), 30))?;
+    first.start()?;
+    settled(&world, &first, 2)?;
+    serve(&world, &[&first.host, &newcomer.host])
+}
