@@ -96,6 +96,22 @@ fn settled(world: &World, agent: &Agent, voters: usize) -> Result<()> {
     })
 }
 
+/// Waits until discovery listens to the Raft cluster `id`.
+fn followed(world: &World, id: &str) -> Result<()> {
+    let mut last = Value::Null;
+    until_told("discovery to follow the recovery", LIMIT, || {
+        last = world.admin_json(&["cluster", "show", "demo"]).ok()?["raft_cluster_id"].clone();
+        let shown = u64::from_str_radix(last.as_str()?, 16).ok()?;
+        (Some(shown) == u64::from_str_radix(id, 16).ok()).then_some(())
+    })
+    .with_context(|| format!("{last} is not {id}"))
+}
+
+/// What the agent of `db-1` has printed.
+fn first_log(world: &World) -> String {
+    fs_err::read_to_string(world.path("db-1.log")).unwrap_or_default()
+}
+
 /// Each host serves clients there, by certificates that name the place, with what was written.
 fn serve(world: &World, hosts: &[&Host]) -> Result<()> {
     let etcdctl = world.etcdctl("demo", hosts)?;
@@ -163,7 +179,9 @@ impl Page<'_> {
                 command.current_dir(self.world.path(""));
                 // A person who reads that something isn't so yet tries again.
                 match words[1] {
-                    "member" => self.patiently(agent, &words[1..])?,
+                    "member" => {
+                        self.patiently(|| on_host(agent, &words[1..]), words[2] == "list")?
+                    }
                     _ => run(command)?,
                 }
             }
@@ -172,7 +190,11 @@ impl Page<'_> {
                 let gone = gone.map(|pair| pair[1]);
                 let gone = gone.or_else(|| words.contains(&"remove").then(|| words[4]));
                 self.members.retain(|name| Some(name.as_str()) != gone);
-                run(self.by_admin(&words[1..])?)?
+                // Discovery may not have heard of the last change yet: then the order is stale.
+                match words[1] {
+                    "intent" => self.patiently(|| self.by_admin(&words[1..]), false)?,
+                    _ => run(self.by_admin(&words[1..])?)?,
+                }
             }
             _ => bail!("{place}$ {line}: no command of ours"),
         };
@@ -183,13 +205,13 @@ impl Page<'_> {
     }
 
     /// Repeats a command until it is done; and a list, until it shows who should be members.
-    fn patiently(&self, agent: &Agent, words: &[&str]) -> Result<String> {
+    fn patiently(&self, command: impl Fn() -> Result<Command>, is_list: bool) -> Result<String> {
         let mut last = String::new();
-        until_told(&words.join(" "), LIMIT, || {
-            let done = run(on_host(agent, words).ok()?);
+        until_told("a command to be done", LIMIT, || {
+            let done = command().and_then(run);
             last = format!("{done:?}");
             let text = done.ok()?;
-            (words[1] != "list" || self.is_whole(&text)).then_some(text)
+            (!is_list || self.is_whole(&text)).then_some(text)
         })
         .with_context(|| format!("{last}\n{}", self.logs()))
     }
@@ -304,10 +326,7 @@ fn members_move_after_a_recovery() -> Result<()> {
     until("the new cluster to serve", LIMIT, || first.run(&["put", "new", "x"]).ok())?;
     // A member of the lost cluster that comes back is refused, and told what to do.
     let lost = agents.get_mut("db-2").context("a second machine")?;
-    until_told("discovery to follow the recovery", LIMIT, || {
-        let shown = world.admin_json(&["cluster", "show", "demo"]).ok()?;
-        (shown["raft_cluster_id"] == id.as_str()).then_some(())
-    })?;
+    followed(&world, &id).with_context(|| tail(&first_log(&world), 30))?;
     lost.start()?;
     let third = agents.get_mut("db-3").context("a third machine")?;
     third.start()?;
