@@ -18,8 +18,7 @@ use std::time::{Duration, Instant};
 
 use discovery_types::api::{
     AdoptRequest, ClusterState, ListedMember, Membership, REPORT_AGAIN, ReportRequest,
-    ReportResponse, Session,
-    TroubleRequest,
+    ReportResponse, Session, TroubleRequest,
 };
 use discovery_types::client::{Client, ClientError};
 use discovery_types::digest::{self, Digest};
