@@ -213,7 +213,7 @@ pub(crate) async fn show_one(
         }));
     };
     let origins = store.origins(*path).await?;
-    let present = app.present(&cluster, &origins, now.0 as Micros).await?;
+    let present = app.present((&cluster, &chain), &origins, now.0 as Micros).await?;
     let asking = app.asking(&cluster).await?;
     let events = store.events(*path, show::TIMELINE_EVENTS).await?;
     let generation = store.watch().generation.borrow().clone();
@@ -270,7 +270,7 @@ pub(crate) async fn explain(
     let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
     let generation = app.store.look_at_generation().await?;
     let origins = app.store.origins(*path).await?;
-    let present = app.present(&cluster, &origins, now.0 as Micros).await?;
+    let present = app.present((&cluster, &chain), &origins, now.0 as Micros).await?;
     let asking = app.asking(&cluster).await?;
     Ok(Json(ExplainResponse {
         state: convert::state(cluster.phase),

@@ -106,7 +106,7 @@ async fn turned_away(
     let found = app.store.read_cluster(cluster).await?;
     let (machine, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
     app.note_asking(cluster, &asker.key, &asker.name, &asker.address.to_string()).await?;
-    let present = app.present(&machine, &[], now.0 as i64).await?;
+    let present = app.present((&machine, &chain), &[], now.0 as i64).await?;
     let command = intents::ticket_command(&present, chain.newest().name.as_str());
     Ok(refused.advising(format!(
         "This host needs a join ticket: have an operator run `{command}` (without --replace for one \

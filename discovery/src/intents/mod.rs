@@ -241,7 +241,7 @@ impl App {
     ) -> Result<IntentView, ApiError> {
         in_time(async {
             let (mut transaction, changes) = self.begin_change(cluster, None).await?;
-            let roster = Roster::of(&transaction.cluster, &changes)?;
+            let roster = Roster::of(&transaction.cluster, &transaction.chain, &changes)?;
             let known = find(&changes, operation)?;
             let by = roster.member(key)?.record.name.to_string();
             let now = transaction.now;

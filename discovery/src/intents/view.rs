@@ -6,6 +6,7 @@ use discovery_types::grant::Grant;
 use discovery_types::jws::Typ;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
+use discovery_types::statement::StatementChain;
 use uuid::Uuid;
 
 use super::present::{self, Source, Times};
@@ -22,7 +23,7 @@ impl App {
     /// A cluster's members now; none before the commit.
     pub(crate) async fn present(
         &self,
-        cluster: &Cluster,
+        (cluster, chain): (&Cluster, &StatementChain),
         origins: &[Origin],
         now: Micros,
     ) -> Result<MembersView, ApiError> {
@@ -32,7 +33,7 @@ impl App {
         let id = Uuid::from_u128(cluster.id.0);
         let changes = self.store.changes(id).await?;
         let troubles = self.store.troubles(id).await?;
-        let roster = Roster::of(cluster, &changes)?;
+        let roster = Roster::of(cluster, chain, &changes)?;
         let source = |key: &PublicKey| source_of(origins, &changes, key);
         Ok(present::present(&roster, &changes, &troubles, times(cluster, now), source))
     }
@@ -54,9 +55,9 @@ impl App {
         text: &str,
     ) -> Result<(), ApiError> {
         let found = self.store.read_cluster(cluster).await?;
-        let (machine, _, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        let (machine, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
         let changes = self.store.changes(cluster).await?;
-        let member = Roster::of(&machine, &changes)?.member(key)?.id;
+        let member = Roster::of(&machine, &chain, &changes)?.member(key)?.id;
         self.store.note_trouble(cluster, member, text).await?;
         Ok(())
     }
@@ -86,7 +87,7 @@ pub(crate) async fn refuse_if_reporting(
     let changes = intents::changes(transaction.connection(), id).await?;
     let troubles = crate::store::present::troubles(transaction.connection(), id).await?;
     let cluster = &transaction.cluster;
-    let roster = Roster::of(cluster, &changes)?;
+    let roster = Roster::of(cluster, &transaction.chain, &changes)?;
     let source = |_: &PublicKey| Source::default();
     let view = present::present(&roster, &changes, &troubles, times(cluster, now), source);
     let heard = |member: &&discovery_types::api::MemberView| {
