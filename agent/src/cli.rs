@@ -182,12 +182,18 @@ pub(crate) struct Run {
     #[arg(long, value_name = "PATH")]
     pub node_binary: Option<PathBuf>,
 
-    /// Serve /metrics (Prometheus) and /livez on this loopback address.
+    /// Serve /metrics (Prometheus) and /livez on this address, as plain HTTP without a password:
+    /// outside loopback, let a firewall admit the monitoring hosts alone.
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics_listen: Option<SocketAddr>,
 
+    /// Which log lines to write: a level, or directives as in `info,muster_agent=debug`. The
+    /// node's lines have the target `node`.
+    #[arg(long, value_name = "FILTER", env = "MUSTER_LOG", default_value = "info")]
+    pub log: String,
+
     /// How log lines on standard error look.
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, value_enum, env = "MUSTER_LOG_FORMAT", default_value_t)]
     pub log_format: LogFormat,
 
     /// More flags for the node, after --. Those that identity depends on are refused.

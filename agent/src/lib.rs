@@ -16,6 +16,7 @@
 //! | `steward/`, `leaves` | what a voter's agent does for the cluster; renewal of certificates |
 //! | `removal` | what is kept of a member that its cluster has removed |
 //! | `health`, `status`, `metrics` | what can be asked |
+//! | `service_manager` | readiness, status line and watchdog for systemd |
 
 mod addressing;
 mod bootstrap;
@@ -45,6 +46,7 @@ mod recover;
 mod removal;
 mod report;
 mod retry;
+mod service_manager;
 mod settings;
 pub mod state;
 mod status;
@@ -82,11 +84,13 @@ pub fn main() -> ExitCode {
     // A core dump would hold keys.
     let no_core = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, no_core);
-    let json = command.is_for_programs();
+    let (json, logs) = (command.is_for_programs(), matches!(command, Command::Run(_)));
     match dispatch(command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(end) => {
-            let text = if json {
+            let text = if json && logs {
+                format!("{}\n", logging::end_object(&end))
+            } else if json {
                 format!("{}\n", end.json())
             } else {
                 format!("muster-agent: {}\n", printable(&end.to_string()))
@@ -107,7 +111,7 @@ fn dispatch(command: Command) -> Result<(), End> {
     let mut printer = Printer::new(&mut out);
     match command {
         Command::Run(typed) => {
-            logging::start(typed.log_format);
+            logging::start(&typed.log, typed.log_format)?;
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
                 .enable_all()

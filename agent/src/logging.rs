@@ -1,19 +1,33 @@
 //! Log lines on standard error: for people, or one JSON object each.
+//!
+//! The node's lines come out in the form of the agent's own: muster-node and etcd write JSON
+//! objects, and an object quoted inside a string can be searched by nobody. Their time, level and
+//! fields are kept; `target` is `node`.
+
+use std::io::Write;
+use std::sync::OnceLock;
 
 use discovery_types::text::log_field;
+use serde_json::{Map, Value};
+use tracing::Level;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::format::{FormatFields, debug_fn};
 
 use crate::cli::LogFormat;
+use crate::exit::End;
+use crate::tail;
 
-/// What is logged unless `MUSTER_LOG` says otherwise.
-const DEFAULT_FILTER: &str = "info";
+/// The form of this process's log lines, set by [`start`].
+static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 
-/// Starts logging for the whole process. `MUSTER_LOG` takes a filter as in `info,muster_agent=debug`.
-pub(crate) fn start(format: LogFormat) {
-    let filter =
-        EnvFilter::try_from_env("MUSTER_LOG").unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
+/// Starts logging for the whole process. `filter` has the form `info,muster_agent=debug`.
+///
+/// # Errors
+/// A usage error where `filter` can't be parsed.
+pub(crate) fn start(filter: &str, format: LogFormat) -> Result<(), End> {
+    let filter = EnvFilter::try_new(filter)
+        .map_err(|error| End::Usage(format!("--log {filter}: {error}: say a level, as in info")))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = match format {
         LogFormat::Text => {
@@ -24,6 +38,88 @@ pub(crate) fn start(format: LogFormat) {
     };
     // Only a second start in one process fails, and then there is a logger already.
     drop(started);
+    let _ = FORMAT.set(format);
+    Ok(())
+}
+
+/// Logs one line of the node's log under the level that the line states, `info` if it states none.
+pub(crate) fn pass_on_node_line(line: &str) {
+    let level = tail::level(line).unwrap_or(Level::INFO);
+    let object = serde_json::from_str::<Map<String, Value>>(line).ok();
+    if let Some(object) = &object
+        && FORMAT.get() == Some(&LogFormat::Json)
+    {
+        if is_enabled(level) {
+            // A log that can't be written is nobody's to hear of.
+            let _ = writeln!(std::io::stderr(), "{}", node_object(object, level));
+        }
+        return;
+    }
+    let text = object.as_ref().map_or_else(|| line.to_owned(), node_text);
+    match level {
+        Level::ERROR => tracing::error!(target: "node", "node: {text}"),
+        Level::WARN => tracing::warn!(target: "node", "node: {text}"),
+        _ => tracing::info!(target: "node", "node: {text}"),
+    }
+}
+
+fn is_enabled(level: Level) -> bool {
+    match level {
+        Level::ERROR => tracing::enabled!(target: "node", Level::ERROR),
+        Level::WARN => tracing::enabled!(target: "node", Level::WARN),
+        _ => tracing::enabled!(target: "node", Level::INFO),
+    }
+}
+
+/// Names that a node's line uses for what the agent's lines call `level`, `timestamp`, `message`.
+const LEVEL_FIELD: &str = "level";
+const TIME_FIELD: &str = "ts";
+const MESSAGE_FIELD: &str = "msg";
+
+/// A node's JSON line with the agent's names for time, level and message.
+fn node_object(line: &Map<String, Value>, level: Level) -> Value {
+    let mut object = Map::new();
+    let time = line.get(TIME_FIELD).cloned();
+    object.insert(
+        "timestamp".into(),
+        time.unwrap_or_else(|| jiff::Timestamp::now().to_string().into()),
+    );
+    object.insert("level".into(), level.as_str().into());
+    object.insert("message".into(), line.get(MESSAGE_FIELD).cloned().unwrap_or_default());
+    object.insert("target".into(), "node".into());
+    for (name, value) in line {
+        if ![LEVEL_FIELD, TIME_FIELD, MESSAGE_FIELD].contains(&name.as_str()) {
+            object.entry(name).or_insert_with(|| value.clone());
+        }
+    }
+    object.into()
+}
+
+/// A node's JSON line for people: its message, then its fields as `name=value`. The line in the
+/// agent's log has a time and a level of its own.
+fn node_text(line: &Map<String, Value>) -> String {
+    let mut text = line.get(MESSAGE_FIELD).and_then(Value::as_str).unwrap_or_default().to_owned();
+    for (name, value) in line {
+        if [LEVEL_FIELD, TIME_FIELD, MESSAGE_FIELD, "caller"].contains(&name.as_str()) {
+            continue;
+        }
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        text.push_str(&format!(" {name}={value}"));
+    }
+    text
+}
+
+/// The last line of a `run` that logs JSON: why the agent ended, shaped as the lines before it.
+pub(crate) fn end_object(end: &End) -> Value {
+    let mut object = Map::new();
+    object.insert("timestamp".into(), jiff::Timestamp::now().to_string().into());
+    object.insert("level".into(), Level::ERROR.as_str().into());
+    object.insert("message".into(), "the agent ended".into());
+    object.insert("target".into(), "muster_agent".into());
+    if let Value::Object(fields) = end.json() {
+        object.extend(fields);
+    }
+    object.into()
 }
 
 /// What a service, a peer or the node said stays within its line; JSON escapes by itself.
@@ -49,6 +145,28 @@ mod tests {
         fn flush(&mut self) -> std::io::Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn node_line_becomes_one_object_with_the_agents_names() {
+        let line = r#"{"level":"warn","ts":"2026-01-02T03:04:05.000006Z","caller":"a.rs:1","msg":"slow","took":"2s","message":"forged"}"#;
+        let object = node_object(&serde_json::from_str(line).unwrap(), Level::WARN);
+        let shown = r#"{"timestamp":"2026-01-02T03:04:05.000006Z","level":"WARN","message":"slow","target":"node","caller":"a.rs:1","took":"2s"}"#;
+        assert_eq!(object, serde_json::from_str::<Value>(shown).unwrap());
+        assert!(!object.to_string().contains('\n'));
+    }
+
+    #[test]
+    fn node_line_is_a_sentence_with_fields_for_people() {
+        let line = r#"{"level":"info","ts":"x","caller":"a.rs:1","msg":"became leader","term":3}"#;
+        assert_eq!(node_text(&serde_json::from_str(line).unwrap()), "became leader term=3");
+    }
+
+    #[test]
+    fn end_of_a_run_has_time_and_level_like_every_line() {
+        let end = end_object(&End::DoNotRestart("removed".into()));
+        assert!(end["timestamp"].as_str().unwrap().parse::<jiff::Timestamp>().is_ok());
+        assert_eq!((end["level"].as_str(), end["exit_code"].as_u64()), (Some("ERROR"), Some(3)));
     }
 
     #[test]

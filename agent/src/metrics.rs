@@ -1,4 +1,4 @@
-//! `/metrics` for Prometheus and `/livez`, on an optional loopback listener.
+//! `/metrics` for Prometheus and `/livez`, on an optional plain HTTP listener.
 //!
 //! One request per connection, bounded in size and time; everything else is 404.
 

@@ -73,7 +73,7 @@ pub(crate) struct Settings {
     pub node_binary: PathBuf,
     /// More flags for the node.
     pub node_flags: Vec<String>,
-    /// Where to serve metrics.
+    /// Address of the plain HTTP listener for `/metrics` and `/livez`; none without it.
     pub metrics_listen: Option<SocketAddr>,
 }
 
@@ -87,10 +87,6 @@ impl Settings {
         let layout = Layout::new(&typed.data_dir.data_dir)
             .map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
         refuse_own_flags(&typed.node_flags)?;
-        if let Some(at) = typed.metrics_listen.filter(|at| !at.ip().is_loopback()) {
-            let text = format!("--metrics-listen {at}: only a loopback address is served in clear");
-            return Err(End::Usage(text));
-        }
         let is_file = typed.bundle_file.as_ref().is_some_and(|file| file.as_os_str() != "-");
         if typed.wait_for_ticket && !is_file {
             let text = "--wait-for-ticket: the ticket comes in a file; say --bundle-file FILE";
@@ -213,9 +209,11 @@ mod tests {
     }
 
     #[test]
-    fn metrics_stay_on_this_host() {
-        assert_eq!(resolve(&["--metrics-listen", "10.0.0.7:9000"]).unwrap_err().code(), 2);
-        assert!(resolve(&["--metrics-listen", "127.0.0.1:9000"]).is_ok());
+    fn metrics_may_listen_on_any_address() {
+        for address in ["127.0.0.1:9000", "10.0.0.7:9000", "0.0.0.0:9000", "[::]:9000"] {
+            let settings = resolve(&["--metrics-listen", address]).unwrap();
+            assert_eq!(settings.metrics_listen, Some(address.parse().unwrap()));
+        }
     }
 
     #[test]

@@ -31,6 +31,7 @@ use crate::door::Door;
 use crate::exit::{End, chain};
 use crate::join;
 use crate::leaves::{self, Renewal};
+use crate::logging;
 use crate::node_command::{AskedKind, NodeCommand, NodeKind, Origin, put_leaves};
 use crate::place;
 use crate::protocol::{Protocol, state_end};
@@ -45,7 +46,7 @@ use crate::steward::{Statements, Steward};
 use crate::supervisor::{
     Observer, Outcome, Program, Running, STOP_DEADLINE, Supervisor, environment,
 };
-use crate::tail::{self, Tail};
+use crate::tail::Tail;
 
 /// How often the node's directory is looked at for its log, at its first start.
 const LOOK_FOR_LOG: Duration = Duration::from_millis(20);
@@ -87,7 +88,7 @@ pub(crate) async fn run(
         Supervisor { layout, launcher, node: plan.program.clone(), stop_deadline: STOP_DEADLINE };
     let tail_stop = CancellationToken::new();
     let tail = Tail::new(layout.node_log(), layout.tail_position());
-    let tail = tokio::spawn(tail.follow(tail_stop.clone(), pass_on));
+    let tail = tokio::spawn(tail.follow(tail_stop.clone(), logging::pass_on_node_line));
     let mut observer = Shown { board: board.clone(), program: plan.program.path.clone() };
     let known = Known::at_start(&protocol);
     let outcome = {
@@ -117,16 +118,6 @@ impl Known {
             hint: Arc::default(),
             statements: watch::Sender::new(protocol.keepsakes.statements.clone()),
         }
-    }
-}
-
-/// The node's own log lines go into the agent's log, marked as the node's, with their level where
-/// they say it as muster-node and etcd do.
-fn pass_on(line: &str) {
-    match tail::level(line) {
-        Some(tracing::Level::ERROR) => tracing::error!(target: "node", "node: {line}"),
-        Some(_) => tracing::warn!(target: "node", "node: {line}"),
-        None => tracing::info!(target: "node", "node: {line}"),
     }
 }
 

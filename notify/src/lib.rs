@@ -1,39 +1,74 @@
 //! Messages to the service manager, as sd_notify(3) describes them: one datagram to the Unix socket
 //! that `NOTIFY_SOCKET` names. A name that begins with `@` is in the abstract namespace.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
 const SOCKET_VARIABLE: &str = "NOTIFY_SOCKET";
+const WATCHDOG_INTERVAL_VARIABLE: &str = "WATCHDOG_USEC";
+const WATCHDOG_PROCESS_VARIABLE: &str = "WATCHDOG_PID";
 
-/// What became of the process.
+/// One message to the service manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Its start is finished.
+pub enum State<'a> {
+    /// The process has finished its start.
     Ready,
-    /// It is about to end.
+    /// The process is about to end.
     Stopping,
+    /// The process works; restarts the interval that [`watchdog_interval`] returns.
+    Watchdog,
+    /// One line for people about what the process does, shown by `systemctl status`. A control
+    /// character in it is sent as a space: a line break would begin another message.
+    Status(&'a str),
 }
 
-impl State {
-    fn message(self) -> &'static [u8] {
+impl<'a> State<'a> {
+    fn message(self) -> Cow<'a, [u8]> {
         match self {
-            Self::Ready => b"READY=1\n",
-            Self::Stopping => b"STOPPING=1\n",
+            Self::Ready => Cow::Borrowed(b"READY=1\n"),
+            Self::Stopping => Cow::Borrowed(b"STOPPING=1\n"),
+            Self::Watchdog => Cow::Borrowed(b"WATCHDOG=1\n"),
+            Self::Status(line) => {
+                let line = line.replace(char::is_control, " ");
+                Cow::Owned(format!("STATUS={line}\n").into_bytes())
+            }
         }
     }
+}
+
+/// The interval within which the service manager expects [`State::Watchdog`] from this process, as
+/// sd_watchdog_enabled(3) describes it. None if it expects none.
+#[must_use]
+pub fn watchdog_interval() -> Option<Duration> {
+    let variable = |name| std::env::var(name).ok();
+    parse_interval(
+        variable(WATCHDOG_INTERVAL_VARIABLE).as_deref(),
+        variable(WATCHDOG_PROCESS_VARIABLE).as_deref(),
+        std::process::id(),
+    )
+}
+
+fn parse_interval(interval: Option<&str>, process: Option<&str>, own: u32) -> Option<Duration> {
+    // Both variables are inherited: they may have been meant for the process that started this one.
+    if process.is_some_and(|process| process.parse() != Ok(own)) {
+        return None;
+    }
+    let microseconds = interval?.parse().ok().filter(|interval| *interval > 0)?;
+    Some(Duration::from_micros(microseconds))
 }
 
 /// Tells the service manager, if there is one.
 ///
 /// # Errors
 /// If `NOTIFY_SOCKET` names no socket, or nobody receives on it.
-pub fn notify(state: State) -> io::Result<()> {
+pub fn notify(state: State<'_>) -> io::Result<()> {
     match std::env::var_os(SOCKET_VARIABLE) {
-        Some(socket) if !socket.is_empty() => send(&socket, state.message()),
+        Some(socket) if !socket.is_empty() => send(&socket, &state.message()),
         _ => Ok(()),
     }
 }
@@ -63,7 +98,7 @@ mod tests {
         let name = format!("muster-notify-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(name.as_bytes()).unwrap();
         let receiver = UnixDatagram::bind_addr(&address).unwrap();
-        send(OsStr::new(&format!("@{name}")), State::Ready.message()).unwrap();
+        send(OsStr::new(&format!("@{name}")), &State::Ready.message()).unwrap();
         assert_eq!(received(&receiver), b"READY=1\n");
     }
 
@@ -71,9 +106,30 @@ mod tests {
     fn a_socket_in_a_folder_is_told() {
         let path = std::env::temp_dir().join(format!("muster-notify-{}", std::process::id()));
         let receiver = UnixDatagram::bind(&path).unwrap();
-        send(path.as_os_str(), State::Stopping.message()).unwrap();
+        send(path.as_os_str(), &State::Stopping.message()).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!(received(&receiver), b"STOPPING=1\n");
-        assert!(send(path.as_os_str(), State::Ready.message()).is_err());
+        assert!(send(path.as_os_str(), &State::Ready.message()).is_err());
+    }
+    #[test]
+    fn a_status_is_one_message() {
+        let message = State::Status("waiting: for db-2\nREADY=1").message().into_owned();
+        assert_eq!(message, b"STATUS=waiting: for db-2 READY=1\n");
+    }
+
+    #[test]
+    fn a_watchdog_is_this_process_own_or_nobodys() {
+        let second = Some(Duration::from_secs(1));
+        assert_eq!(parse_interval(Some("1000000"), None, 7), second);
+        assert_eq!(parse_interval(Some("1000000"), Some("7"), 7), second);
+        for (interval, process) in [
+            (None, None),
+            (Some("0"), None),
+            (Some("soon"), None),
+            (Some("1000000"), Some("8")),
+            (Some("1000000"), Some("")),
+        ] {
+            assert_eq!(parse_interval(interval, process, 7), None, "{interval:?} {process:?}");
+        }
     }
 }

@@ -178,7 +178,7 @@ pub(crate) struct Add {
     #[arg(value_parser = member_name)]
     pub name: String,
     /// Where its peers will reach it: https://HOST:PORT, separated by commas.
-    #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
+    #[arg(long, alias = "peer-url", value_name = "URLS", value_delimiter = ',', required = true)]
     pub peer_urls: Vec<String>,
     /// With a vote from the beginning. Until it starts it counts as a member that has failed.
     #[arg(long)]
@@ -210,7 +210,7 @@ pub(crate) struct Update {
     /// Its name, id or peer URL.
     pub member: String,
     /// Where its peers will reach it: https://HOST:PORT, separated by commas.
-    #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
+    #[arg(long, alias = "peer-url", value_name = "URLS", value_delimiter = ',', required = true)]
     pub peer_urls: Vec<String>,
     /// On which members.
     #[command(flatten)]
@@ -236,7 +236,7 @@ pub(crate) struct Replace {
     #[arg(value_parser = member_name)]
     pub name: String,
     /// Where the new member's peers will reach it: https://HOST:PORT, separated by commas.
-    #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
+    #[arg(long, alias = "peer-url", value_name = "URLS", value_delimiter = ',', required = true)]
     pub peer_urls: Vec<String>,
     /// On which members it begins.
     #[command(flatten)]

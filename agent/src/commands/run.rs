@@ -32,7 +32,7 @@ use crate::state::journal::{self, Join, Keepsakes, Loaded};
 use crate::state::lock::{self, LockError};
 use crate::state::node_dir;
 use crate::status::{Board, Phase};
-use crate::{cli, metrics, place, removal, status, supervise};
+use crate::{cli, metrics, place, removal, service_manager, status, supervise};
 
 /// How often a directory whose data is lost is looked at again: a volume may be mounted late.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
@@ -90,7 +90,7 @@ fn stop_on_signals(stop: &CancellationToken) -> Result<(), End> {
     Ok(())
 }
 
-/// What runs beside everything else: the status file and the metrics' listener.
+/// Tasks that run beside the work itself: status file, service manager, metrics listener.
 struct Services {
     stop: CancellationToken,
     tasks: tokio_util::task::TaskTracker,
@@ -100,11 +100,18 @@ impl Services {
     async fn start(settings: &Settings, board: &Board) -> Result<Self, End> {
         let (stop, tasks) = (CancellationToken::new(), tokio_util::task::TaskTracker::new());
         tasks.spawn(status::keep_file(board.watch(), settings.layout.status(), stop.clone()));
+        tasks.spawn(service_manager::keep_informed(board.watch(), stop.clone()));
         if let Some(at) = settings.metrics_listen {
             let listener = metrics::bind(at)
                 .await
                 .map_err(|error| End::Failed(format!("--metrics-listen {at}: {error}")))?;
             tracing::info!("metrics on http://{at}/metrics");
+            if !at.ip().is_loopback() {
+                tracing::warn!(
+                    "--metrics-listen {at}: everybody who reaches this address can read the metrics; \
+                     let a firewall admit the monitoring hosts alone"
+                );
+            }
             tasks.spawn(metrics::serve(listener, board.watch(), stop.clone()));
         }
         Ok(Self { stop, tasks })

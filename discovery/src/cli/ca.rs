@@ -40,7 +40,7 @@ enum CaCommand {
     #[command(after_help = "\
 Example, on a machine with a copy of the service's key directory:
   muster-discovery ca issue --export demo.export --keys keys --csr db-4.csr --member 8e9e05c52164694d \\
-      --peer-url https://10.1.0.4:2380 --client-url https://10.1.0.4:2379 --out db-4-certs
+      --peer-urls https://10.1.0.4:2380 --client-urls https://10.1.0.4:2379 --out db-4-certs
 
 The export is `cluster export`'s, made while the service ran. Add the member first (`muster-agent member
 add`, or `etcdctl member add`), which says its id. A request for a new key is made with:
@@ -65,12 +65,12 @@ struct IssueArgs {
     /// The member's id, as `etcdctl member list` prints it
     #[arg(long, value_name = "ID", value_parser = member_id)]
     member: MemberId,
-    /// Where its peers reach it; may be repeated
-    #[arg(long, value_name = "URL", required = true)]
-    peer_url: Vec<NodeUrl>,
-    /// Where clients reach it; may be repeated
-    #[arg(long, value_name = "URL", required = true)]
-    client_url: Vec<NodeUrl>,
+    /// Peer URLs of the member, separated by commas
+    #[arg(long, alias = "peer-url", value_name = "URLS", value_delimiter = ',', required = true)]
+    peer_urls: Vec<NodeUrl>,
+    /// Client URLs of the member, separated by commas
+    #[arg(long, alias = "client-url", value_name = "URLS", value_delimiter = ',', required = true)]
+    client_urls: Vec<NodeUrl>,
     /// Folder for the files
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -128,8 +128,8 @@ fn issue(args: &IssueArgs, now: u64) -> Result<Vec<PathBuf>, CliError> {
         trust_domain: &export.trust_domain,
         cluster: export.cluster,
         member: &args.member.to_string(),
-        peer_hosts: &hosts(&texts(&args.peer_url)),
-        client_hosts: &hosts(&texts(&args.client_url)),
+        peer_hosts: &hosts(&texts(&args.peer_urls)),
+        client_hosts: &hosts(&texts(&args.client_urls)),
     };
     let leaves = authority.issue_member(csr.der(), &leaf, now).map_err(|e| bad_csr(&e))?;
     let leaves = show::leaves(&leaves);

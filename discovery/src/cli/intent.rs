@@ -45,15 +45,21 @@ Example:
     /// Order that a member's peers reach it elsewhere
     #[command(after_help = "\
 Example:
-  muster-discovery intent update demo db-2 --peer-url https://10.1.0.9:2380 --wait
+  muster-discovery intent update demo db-2 --peer-urls https://10.1.0.9:2380 --wait
 
 Then restart that member at its new address.")]
     Update {
         #[command(flatten)]
         order: OrderArgs,
-        /// Where its peers reach it from now on; may be repeated
-        #[arg(long, value_name = "URL", required = true)]
-        peer_url: Vec<NodeUrl>,
+        /// New peer URLs of the member, separated by commas
+        #[arg(
+            long,
+            alias = "peer-url",
+            value_name = "URLS",
+            value_delimiter = ',',
+            required = true
+        )]
+        peer_urls: Vec<NodeUrl>,
     },
     /// List the changes that wait or are under way
     List {
@@ -107,8 +113,8 @@ pub(super) async fn run(args: IntentArgs, printer: &mut Printer) -> Result<(), C
             Irreversible { ends: vec![ends], name: &order.member }.confirm(yes, printer)?;
             self::order(&session, &order, None, printer).await
         }
-        IntentCommand::Update { order, peer_url } => {
-            self::order(&session, &order, Some(peer_url), printer).await
+        IntentCommand::Update { order, peer_urls } => {
+            self::order(&session, &order, Some(peer_urls), printer).await
         }
         IntentCommand::List { cluster, all } => {
             let cluster = session.cluster(&cluster).await?.cluster;

@@ -406,7 +406,7 @@ pub(crate) async fn credentials(
     let leaf = ca.issue_credential(body.csr.der(), &caller.name, seconds)?;
     tracing::info!(cluster.id = %path, by = caller.name, "issued a client certificate");
     // A silent member's address comes last; a learner refuses most requests.
-    let present = app.present(&cluster, &[], now.0 as Micros).await?;
+    let present = app.present((&cluster, &chain), &[], now.0 as Micros).await?;
     let mut voters: Vec<_> = present.members.iter().filter(|member| !member.is_learner).collect();
     voters.sort_by_key(|member| member.is_silent);
     let urls = voters.iter().flat_map(|member| &member.client_urls);

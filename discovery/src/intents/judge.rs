@@ -293,6 +293,6 @@ fn again(verb: Verb, name: &str) -> String {
             format!("muster-discovery token create --cluster {name} --kind join --replace MEMBER")
         }
         Verb::Remove => format!("muster-discovery intent remove {name} MEMBER"),
-        Verb::Update => format!("muster-discovery intent update {name} MEMBER --peer-url URL"),
+        Verb::Update => format!("muster-discovery intent update {name} MEMBER --peer-urls URL"),
     }
 }

@@ -1,5 +1,7 @@
 //! Changes of the table, as entries carry them.
 
+use std::fmt;
+
 use super::Member;
 use crate::identity::{MemberId, OperationId};
 
@@ -31,6 +33,32 @@ pub enum MemberChange {
     Remove(MemberId),
     /// A member is reached at these peer URLs from now on.
     Update(MemberId, Vec<String>),
+}
+
+/// For log lines: the verb, the member's id in hexadecimal, and where the change says so its URLs.
+impl fmt::Display for MemberChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Add(member) => {
+                let kind = if member.is_learner { "learner" } else { "voter" };
+                write!(f, "add {} as a {kind} at {}", member.id, member.peer_urls.join(","))
+            }
+            Self::Promote(id) => write!(f, "promote {id}"),
+            Self::Remove(id) => write!(f, "remove {id}"),
+            Self::Update(id, peer_urls) => write!(f, "update {id} to {}", peer_urls.join(",")),
+        }
+    }
+}
+
+/// For log lines: the change, and the operation id where the client sent one.
+impl fmt::Display for ChangeRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.change.fmt(f)?;
+        match &self.operation {
+            Some(operation) => write!(f, " (operation {operation})"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Why a change was refused; the same on every member. The table is as it was.

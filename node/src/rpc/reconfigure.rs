@@ -161,7 +161,7 @@ impl Context {
             pending.end();
             match outcome {
                 Ok(Response::MembersChanged(changed)) => {
-                    tracing::info!(?asked, changed.at, "changed the members");
+                    tracing::info!(change = %asked, changed.at, "changed the members");
                     let promoted = matches!(asked.change, MemberChange::Promote(_));
                     self.metrics.promoted.fetch_add(u64::from(promoted), Ordering::Relaxed);
                     return Ok(changed);
@@ -226,7 +226,7 @@ impl Context {
 
 fn refuse(asked: &ChangeRequest, refused: Refused) -> Error {
     if let Refused::Objection(objection) = refused {
-        tracing::warn!(reason = %objection, ?asked, "rejecting a change of members");
+        tracing::warn!(reason = %objection, change = %asked, "rejecting a change of members");
     }
     refused.into()
 }

@@ -143,7 +143,7 @@ pub fn log_remarks(remarks: &[Remark]) {
             }
             Remark::ConfigFile { path, left_out } => tracing::warn!(
                 path = %path.display(),
-                ?left_out,
+                left_out = left_out.join(","),
                 "the configuration is this file's alone: these flags and variables do not count"
             ),
             Remark::DefaultName => tracing::warn!(

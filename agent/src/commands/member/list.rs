@@ -60,8 +60,8 @@ fn for_people(survey: &Survey, list: &List<'_>) -> String {
         Some(index) => format!("cluster {}, configuration {index}", list.cluster_id),
         None => format!("cluster {}", list.cluster_id),
     }];
-    let name = |row: &Row<'_>| row.member.name.len();
-    let width = list.members.iter().map(name).max().unwrap_or(0).max(4);
+    let width =
+        list.members.iter().map(|row| shown_name(row.member).len()).max().unwrap_or(0).max(4);
     for row in &list.members {
         let member = row.member;
         let role = survey.role(member);
@@ -75,8 +75,15 @@ fn for_people(survey: &Survey, list: &List<'_>) -> String {
         let (peers, clients) = (member.peer_urls.join(","), member.client_urls.join(","));
         lines.push(format!(
             "{:<16x}  {:<width$}  {role:<7}  peers {peers}  clients {clients}  {health}",
-            member.id.0, member.name
+            member.id.0,
+            shown_name(member)
         ));
     }
     lines.join("\n")
+}
+
+/// The name column: a member whose node has not started has no name, and an empty field would
+/// shift the columns that scripts split at spaces.
+fn shown_name(member: &Member) -> &str {
+    if member.name.is_empty() { "-" } else { &member.name }
 }

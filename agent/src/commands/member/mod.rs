@@ -22,8 +22,29 @@ use crate::printer::Printer;
 use crate::state::{self, Layout, journal};
 use crate::status::Status;
 
-/// Runs it.
+/// Runs `member` with the verb that was typed.
 pub(crate) async fn run(typed: &MemberCommand, printer: &mut Printer<'_>) -> Result<(), End> {
+    let done = run_verb(typed, printer).await;
+    done.map_err(|end| explain_missing_scheme(end, &typed.access))
+}
+
+/// A member that serves TLS closes a plain connection, which says nothing of the cause: names the
+/// scheme where an endpoint was typed without one and no certificate decided for https.
+fn explain_missing_scheme(end: End, access: &Access) -> End {
+    let End::Cluster(kind @ (Kind::Unreachable | Kind::Unknown), text) = end else { return end };
+    match access.endpoints.iter().map(|url| url.trim()).find(|url| !url.contains("://")) {
+        Some(endpoint) if access.cert.is_none() => End::Cluster(
+            kind,
+            format!(
+                "{text}. {endpoint} has no scheme, and http was taken for it: if its member serves TLS, \
+                 say --endpoints https://{endpoint} with --cacert, --cert and --key"
+            ),
+        ),
+        _ => End::Cluster(kind, text),
+    }
+}
+
+async fn run_verb(typed: &MemberCommand, printer: &mut Printer<'_>) -> Result<(), End> {
     let cluster = cluster(&typed.access)?;
     let mut answers = Answers { printer, json: typed.access.json };
     match &typed.verb {
@@ -174,12 +195,19 @@ fn find<'a>(members: &'a [Member], typed: &str) -> Result<&'a Member, End> {
     let id = typed.parse().ok();
     let is_meant =
         |member: &&Member| Some(member.id) == id || member.peer_urls.iter().any(|url| url == typed);
-    members.iter().find(is_meant).ok_or_else(|| {
-        let name = |member: &Member| {
-            let name = if member.is_started() { &member.name } else { "not started" };
-            format!("{} ({name})", member.id)
-        };
-        let known: Vec<String> = members.iter().map(name).collect();
-        End::Usage(format!("no member {typed} here; the members are {}", known.join(", ")))
-    })
+    members.iter().find(is_meant).ok_or_else(|| no_such_member(members, typed))
+}
+
+/// The usage error for a member that isn't in the list. A member has a name only once its node has
+/// started; before that its id, or one of its peer URLs, has to be typed.
+fn no_such_member(members: &[Member], typed: &str) -> End {
+    let describe = |member: &Member| match member.is_started() {
+        true => format!("{} ({})", member.id, member.name),
+        false => format!("{} (not started, {})", member.id, member.peer_urls.join(",")),
+    };
+    let known: Vec<String> = members.iter().map(describe).collect();
+    let unnamed = members.iter().any(|member| !member.is_started());
+    let next =
+        if unnamed { "; say the id of one that has not started: it has no name yet" } else { "" };
+    End::Usage(format!("no member {typed} here; the members are {}{next}", known.join(", ")))
 }

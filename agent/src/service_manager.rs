@@ -1,0 +1,72 @@
+//! What the agent says to the service manager that started it (systemd's `Type=notify`).
+//!
+//! An agent is ready once it holds its data directory and works on: a cluster may take hours to
+//! form, and a unit that waited for that would run into its start time-out. Phase and reason follow
+//! as the unit's status line (`systemctl status`). With `WatchdogSec=` the agent sends a sign of
+//! life twice in each interval, from the runtime that does its work.
+//!
+//! Source: sd_notify(3), sd_watchdog_enabled(3). Nothing is sent where no manager asked for it.
+
+use std::time::Duration;
+
+use muster_notify::State;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::status::Status;
+
+/// The longest status line, in characters: `systemctl status` shows one line.
+const STATUS_LINE_LIMIT: usize = 240;
+
+/// Follows `status` until cancelled: readiness first, then each change, with signs of life between.
+pub(crate) async fn keep_informed(mut status: watch::Receiver<Status>, stop: CancellationToken) {
+    send(State::Ready);
+    let watchdog = muster_notify::watchdog_interval();
+    // An interval that is never reached stands for a unit without a watchdog.
+    let every = watchdog.map_or(Duration::MAX, |limit| limit / 2);
+    loop {
+        let line = status_line(&status.borrow_and_update());
+        send(State::Status(&line));
+        if watchdog.is_some() {
+            send(State::Watchdog);
+        }
+        tokio::select! {
+            changed = status.changed() => if changed.is_err() { break },
+            () = tokio::time::sleep(every) => {}
+            () = stop.cancelled() => break,
+        }
+    }
+    send(State::Stopping);
+}
+
+/// Losing a notification costs a stale line in `systemctl status`; the agent's work goes on.
+fn send(state: State<'_>) {
+    if let Err(error) = muster_notify::notify(state) {
+        tracing::debug!(%error, "can't notify the service manager");
+    }
+}
+
+/// The phase, and the reason for it where there is one, shortened to [`STATUS_LINE_LIMIT`].
+fn status_line(status: &Status) -> String {
+    let text = match &status.reason {
+        Some(reason) => format!("{}: {reason}", status.phase.as_str()),
+        None => status.phase.as_str().to_owned(),
+    };
+    text.chars().take(STATUS_LINE_LIMIT).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::Phase;
+
+    #[test]
+    fn status_line_is_bounded() {
+        let mut status = Status { phase: Phase::Waiting, ..Status::default() };
+        assert_eq!(status_line(&status), "waiting");
+        status.reason = Some(format!("for db-2 {}", "x".repeat(1000)));
+        let line = status_line(&status);
+        assert!(line.starts_with("waiting: for db-2 "), "{line}");
+        assert_eq!(line.chars().count(), STATUS_LINE_LIMIT);
+    }
+}
