@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use discovery_types::api::InitialMember;
+use discovery_types::api::{InitialMember, NodeProgram};
 use discovery_types::document::VerifiedDocument;
 use discovery_types::leaves::Leaves;
 use discovery_types::record::{Record, VerifiedRecord};
@@ -235,6 +235,16 @@ fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
         return Ok(());
     }
     Ok(muster_files::data::replace_volatile(path, bytes)?)
+}
+
+impl NodeKind {
+    /// As discovery is told.
+    pub(crate) fn program(self) -> NodeProgram {
+        match self {
+            Self::Muster => NodeProgram::MusterNode,
+            Self::Etcd { .. } => NodeProgram::Etcd,
+        }
+    }
 }
 
 /// Which node the program is, awaited where it is needed; or why nobody knows.

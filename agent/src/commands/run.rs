@@ -13,6 +13,7 @@ use discovery_types::grant::TokenKind;
 use discovery_types::jws::Typ;
 use discovery_types::key::SigningKey;
 use discovery_types::record::{Record, SignedRecord};
+use discovery_types::url::NodeUrl;
 use tokio_util::sync::CancellationToken;
 
 use crate::addressing::{Addresses, Listen};
@@ -21,7 +22,7 @@ use crate::crash::{self, Step};
 use crate::exit::{End, chain};
 use crate::host::Host;
 use crate::host::local::LocalHost;
-use crate::join::{Joined, Newcomer};
+use crate::join::{Joined, JoiningHost, Newcomer};
 use crate::joining::{join, read_bundle};
 use crate::node_command::{AskedKind, ask_kind};
 use crate::protocol::{Protocol, state_end};
@@ -358,9 +359,12 @@ impl Daemon<'_> {
         record: &SignedRecord,
         listen: Listen,
     ) -> Result<(), End> {
-        let hints = &self.settings.cluster_addresses;
+        let host = JoiningHost {
+            program: self.node_kind.clone().await.map_err(End::Failed)?.program(),
+            hints: self.settings.cluster_addresses.iter().map(NodeUrl::to_string).collect(),
+        };
         let surroundings = self.surroundings();
-        let newcomer = Newcomer::new(&mut protocol, join.clone(), record, hints, surroundings)?;
+        let newcomer = Newcomer::new(&mut protocol, join.clone(), record, host, surroundings)?;
         if newcomer.join(listen).await? == Joined::Stopped {
             return Ok(());
         }

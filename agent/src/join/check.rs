@@ -96,7 +96,7 @@ impl Newcomer<'_> {
         loop {
             let mut urls = founders.clone();
             // All of these are hints: whoever answers has to prove where it belongs.
-            urls.extend(self.hints.iter().cloned());
+            urls.extend(self.host.hints.iter().cloned());
             // Discovery knows members that came later, and those of a recovered cluster.
             if let Ok(directory) = self.client.directory(self.join.cluster).await {
                 let members = directory.view.into_iter().flat_map(|view| view.membership.members);

@@ -16,7 +16,7 @@ mod judge;
 use std::sync::Arc;
 
 use discovery_formation::agent::Event;
-use discovery_types::api::{IntentView, JoinResponse};
+use discovery_types::api::{IntentView, JoinResponse, NodeProgram};
 use discovery_types::client::{Client, ClientConfig, ClientError};
 use discovery_types::convert;
 use discovery_types::digest::MemberId;
@@ -27,7 +27,6 @@ use discovery_types::problem::Code;
 use discovery_types::record::{Record, SignedRecord};
 use discovery_types::redeem::Redeem;
 use discovery_types::statement::StatementChain;
-use discovery_types::url::NodeUrl;
 
 use self::judge::Standing;
 use crate::addressing::Listen;
@@ -51,14 +50,22 @@ pub(crate) enum Joined {
     Stopped,
 }
 
+/// What the operator of a newcomer's host decides.
+pub(crate) struct JoiningHost {
+    /// The program that this host runs as its node.
+    pub program: NodeProgram,
+    /// URLs at which, according to the operator, members of the cluster answer. A member has to prove
+    /// that it is one.
+    pub hints: Vec<String>,
+}
+
 /// A host that wants to become a member.
 pub(crate) struct Newcomer<'a> {
     protocol: &'a mut Protocol,
     surroundings: Surroundings,
     join: Join,
     record: Record,
-    /// Where a person says that members of the cluster are.
-    hints: Vec<String>,
+    host: JoiningHost,
     client: Client,
     retry: Retry,
     /// What was last said, so that it is said once.
@@ -73,13 +80,12 @@ struct Ticket {
 }
 
 impl<'a> Newcomer<'a> {
-    /// Over a journal that may hold this host's record already. At `hints` a person says that
-    /// members of the cluster are; what answers there has to prove it.
+    /// Over a journal that may hold this host's record already.
     pub(crate) fn new(
         protocol: &'a mut Protocol,
         join: Join,
         signed: &SignedRecord,
-        hints: &[NodeUrl],
+        host: JoiningHost,
         surroundings: Surroundings,
     ) -> Result<Self, End> {
         let own = *protocol.key.public();
@@ -98,8 +104,7 @@ impl<'a> Newcomer<'a> {
         };
         let client = Client::new(config).map_err(|error| End::Failed(chain(&error)))?;
         let retry = Retry::default();
-        let hints = hints.iter().map(NodeUrl::to_string).collect();
-        Ok(Self { protocol, surroundings, join, record, hints, client, retry, said: None })
+        Ok(Self { protocol, surroundings, join, record, host, client, retry, said: None })
     }
 
     /// Joins; `listen` is where the node will.
@@ -158,7 +163,7 @@ impl<'a> Newcomer<'a> {
             // A bundle has two pins while the service changes its key, and an envelope names one.
             pin += 1;
             let last = pin % self.join.pins.len() == 0;
-            match self.client.join(&envelope).await {
+            match self.client.join(&envelope, Some(self.host.program)).await {
                 Ok(response) => return self.verified(response),
                 Err(ClientError::Problem(problem)) if !problem.retryable && !last => {}
                 Err(error) => self.failed(&error).await?,

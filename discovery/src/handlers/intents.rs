@@ -7,8 +7,8 @@ use actix_web::web::{Data, Json, Path, Query};
 use discovery_types::access::Subject;
 use discovery_types::api::{
     ClusterExport, DirectoryResponse, IntentList, IntentState, IntentView, JoinResponse,
-    LeavesRequest, MAX_RECOVERIES_BODY, OutcomeRequest, RecoveriesRequest, RecoveriesResponse,
-    SignedBody, WaitRequest,
+    LeavesRequest, MAX_RECOVERIES_BODY, NodeProgram, OutcomeRequest, RecoveriesRequest,
+    RecoveriesResponse, SignedBody, WaitRequest,
 };
 use discovery_types::digest::OperationId;
 use discovery_types::jws::Typ;
@@ -31,12 +31,22 @@ use crate::error::ApiError;
 use crate::forming::statement_allows;
 use crate::intents::{Joining, Reader};
 
+/// What a newcomer says beside its envelope.
+#[derive(Debug, Deserialize, IntoParams)]
+pub(crate) struct JoinQuery {
+    /// Which program its host runs as its node. Older agents don't say it.
+    #[param(inline)]
+    pub program: Option<NodeProgram>,
+}
+
 /// Redeems a join ticket. Needs no access token, as a boot token's redeem doesn't.
-#[utoipa::path(post, path = "/v1/join", tag = "intents", request_body = SignedBody,
+#[utoipa::path(post, path = "/v1/join", tag = "intents", params(JoinQuery),
+    request_body = SignedBody,
     responses((status = 200, body = JoinResponse), (status = "default", body = Problem)))]
 pub(crate) async fn join(
     request: HttpRequest,
     app: Data<App>,
+    query: Query<JoinQuery>,
     Body(body): Body<SignedBody>,
 ) -> Result<Json<JoinResponse>, ApiError> {
     let key = tls_key(&request)?;
@@ -45,7 +55,7 @@ pub(crate) async fn join(
     let record = &redeem.signed.record;
     let claimed: Record = record.claims_unverified(Typ::Record).map_err(RecordError::Record)?;
     let cluster = redeem.cluster;
-    let joining = Joining { envelope: body.jws, redeem, claimed, address };
+    let joining = Joining { envelope: body.jws, redeem, claimed, address, program: query.program };
     let intent = app.join(&joining).await?;
     let (delivery, statements) = app.document(cluster, None).await?;
     let delivery = delivery.ok_or_else(|| ApiError::not_found("such document"))?;

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use discovery_types::api::IntentView;
+use discovery_types::api::{IntentView, NodeProgram};
 use discovery_types::digest::{MemberId, OperationId};
 use discovery_types::grant::{ISSUER_SKEW_SECONDS, VerifiedGrant};
 use discovery_types::intent::{
@@ -20,7 +20,7 @@ use crate::error::ApiError;
 use crate::forming::{in_time, is_void};
 use crate::store::Micros;
 use crate::store::cluster::{AskedGrant, ClusterTransaction};
-use crate::store::intents::{self, NewIntent, StoredIntent};
+use crate::store::intents::{self, Changes, NewIntent, StoredIntent};
 
 /// What a newcomer sent; the envelope is opened, the rest is verified here.
 pub(crate) struct Joining {
@@ -32,6 +32,8 @@ pub(crate) struct Joining {
     pub claimed: Record,
     /// Where it came from.
     pub address: IpAddr,
+    /// Which program the newcomer's host runs; none from an older agent.
+    pub program: Option<NodeProgram>,
 }
 
 fn unknown() -> ApiError {
@@ -76,6 +78,9 @@ impl App {
         roster.may_join(&record)?;
         if let Some(member) = roster.called(&record, ticket.replaces) {
             return Err(name_taken(&record, member));
+        }
+        if let Some(program) = joining.program {
+            same_program(program, &changes)?;
         }
         has_room(&changes, transaction.now.0 as Micros)?;
         replaced_is_there(&ticket, &roster)?;
@@ -154,6 +159,26 @@ fn replaced_is_there(ticket: &VerifiedGrant, roster: &Roster) -> Result<(), ApiE
         return Err(ApiError::new(Code::WrongState, detail, next));
     }
     Ok(())
+}
+
+/// Refuses a newcomer whose node speaks another peer protocol than the members do. Members that run
+/// `muster-node` report a configuration index, and stock etcd has none.
+fn same_program(newcomer: NodeProgram, changes: &Changes) -> Result<(), ApiError> {
+    let Some(confirmed) = &changes.confirmed else { return Ok(()) };
+    let members = match confirmed.membership.configuration {
+        Some(_) => NodeProgram::MusterNode,
+        None => NodeProgram::Etcd,
+    };
+    if newcomer == members {
+        return Ok(());
+    }
+    let detail = format!(
+        "This host would run {newcomer}, and the cluster's members run {members}: the two can't be \
+         members of one cluster."
+    );
+    let next = "Start the agent with --node-binary and the program that the members run. The ticket \
+                was not used.";
+    Err(ApiError::new(Code::Conflict, detail, next))
 }
 
 fn name_taken(record: &VerifiedRecord, member: MemberId) -> ApiError {

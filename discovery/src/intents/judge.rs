@@ -9,6 +9,7 @@ use discovery_types::order::Order;
 use discovery_types::problem::Code;
 use discovery_types::redeem::Redeem;
 
+use super::directory;
 use crate::error::ApiError;
 use crate::store::Micros;
 use crate::store::intents::{Changes, Said, StoredIntent};
@@ -156,7 +157,7 @@ pub(super) fn view(known: &StoredIntent, changes: &Changes, name: &str, now: Mic
         made_at_ms: known.made_us / 1_000,
         outcome: known.outcome.clone(),
         reported_by: known.reported_by.clone(),
-        explain: explain(known, about_name.as_deref(), state, name),
+        explain: explain(known, changes, about_name.as_deref(), state, name),
         about,
         about_name,
         waits: known.waits.as_ref().filter(|_| state.is_live()).map(|waits| WaitView {
@@ -205,9 +206,22 @@ fn line(code: &str, missing: String, held_by: &str, command: Option<String>) -> 
     }
 }
 
+/// Name and id of the member that leads, according to the members' reports.
+fn leader(changes: &Changes) -> Option<String> {
+    let view = directory::view(changes.confirmed.as_ref(), &changes.said)?;
+    let id = view.leader?;
+    Some(name_of(changes, id).map_or_else(|| id.to_string(), |name| format!("{name} ({id})")))
+}
+
 /// What an intent waits for that nobody has begun.
-fn open(known: &StoredIntent, about_name: Option<&str>, name: &str) -> Explanation {
+fn open(
+    known: &StoredIntent,
+    changes: &Changes,
+    about_name: Option<&str>,
+    name: &str,
+) -> Explanation {
     let task = task(known, about_name);
+    let leader = leader(changes);
     let command = Some(format!("muster-discovery cluster explain {name}"));
     match &known.waits {
         Some(waits) => Explanation {
@@ -225,10 +239,11 @@ fn open(known: &StoredIntent, about_name: Option<&str>, name: &str) -> Explanati
         None => line(
             "waits_for_an_agent",
             format!(
-                "{task}; the agent beside the cluster's leader has to do it: it must run, reach this \
-                 service, and find the cluster healthy"
+                "{task}; the agent beside the cluster's leader{} has to do it: it must run, reach \
+                 this service, and find the cluster healthy",
+                leader.as_ref().map(|leader| format!(", {leader},")).unwrap_or_default()
             ),
-            "members",
+            leader.as_deref().unwrap_or("members"),
             command,
         ),
     }
@@ -236,6 +251,7 @@ fn open(known: &StoredIntent, about_name: Option<&str>, name: &str) -> Explanati
 
 fn explain(
     known: &StoredIntent,
+    changes: &Changes,
     about_name: Option<&str>,
     state: IntentState,
     name: &str,
@@ -243,7 +259,7 @@ fn explain(
     let (verb, subject) = (known.intent.verb, &known.subject);
     let mut lines = Vec::new();
     match (state, &known.outcome) {
-        (IntentState::Open, _) => lines.push(open(known, about_name, name)),
+        (IntentState::Open, _) => lines.push(open(known, changes, about_name, name)),
         (IntentState::Added, _) => lines.push(Explanation {
             last_error: known.waits.as_ref().map(|waits| waits.reason.clone()),
             ..line(

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use discovery_types::api::{
-    JoinResponse, PollRequest, PollResponse, ProbeResult, ProbesRequest, Session, Standing,
+    JoinResponse, NodeProgram, PollRequest, PollResponse, ProbeResult, ProbesRequest, Session,
+    Standing,
 };
 use discovery_types::client::{Client, ClientError};
 use discovery_types::csr::NodeKey;
@@ -94,8 +95,15 @@ impl Agent {
         self.client.redeem(&self.envelope()).await.map(|response| response.poll)
     }
 
+    pub(super) async fn join_running(
+        &self,
+        program: NodeProgram,
+    ) -> Result<JoinResponse, ClientError> {
+        self.client.join(&self.envelope(), Some(program)).await
+    }
+
     pub(super) async fn join(&self) -> Result<JoinResponse, ClientError> {
-        self.client.join(&self.envelope()).await
+        self.client.join(&self.envelope(), None).await
     }
 
     pub(super) async fn poll(&self, after: Option<u64>) -> Result<PollResponse, ClientError> {

@@ -170,6 +170,15 @@ pub enum UntimelyIntent {
     /// Its time is over.
     #[error("its time is over: it was to be begun within 15 minutes")]
     Over,
+    /// The service's clock and that of the host that asks disagree on whether it is over.
+    #[error(
+        "this host's clock is {seconds} s ahead of the discovery service's, so that its time would be \
+         over: set whichever of the two clocks is wrong"
+    )]
+    ClockAhead {
+        /// How far.
+        seconds: u64,
+    },
 }
 
 /// What is to be done.
@@ -259,8 +268,10 @@ impl VerifiedIntent {
         let ends = self.intent.expires_at;
         if self.issued_at > service.saturating_add(ISSUER_SKEW_SECONDS) {
             Some(UntimelyIntent::NotYet)
-        } else if service >= ends || own >= ends.saturating_add(ISSUER_SKEW_SECONDS) {
+        } else if service >= ends {
             Some(UntimelyIntent::Over)
+        } else if own >= ends.saturating_add(ISSUER_SKEW_SECONDS) {
+            Some(UntimelyIntent::ClockAhead { seconds: own - service })
         } else {
             None
         }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use discovery_types::api::{GrantState, IntentState, Outcome};
+use discovery_types::api::{GrantState, IntentState, NodeProgram, Outcome};
 use discovery_types::client::ClientError;
 use discovery_types::digest::MemberId;
 use discovery_types::document::VerifiedDocument;
@@ -146,7 +146,7 @@ async fn of_a_thousand_keys_that_redeem_one_ticket_at_once_one_wins() {
         let redeem = envelope.claims_unverified(discovery_types::jws::Typ::Redeem).unwrap();
         let claimed = agent.record.clone();
         let address = "127.0.0.1".parse().unwrap();
-        let joining = crate::intents::Joining { envelope, redeem, claimed, address };
+        let joining = crate::intents::Joining { envelope, redeem, claimed, address, program: None };
         loop {
             match app.join(&joining).await {
                 Ok(_) => return true,
@@ -220,7 +220,7 @@ async fn a_ticket_admits_nobody_it_is_not_for() {
     // An envelope with another signer than the connection's.
     let honest = cluster.newcomer(9).await;
     let thief = world.client(&cluster.service, Some(&Arc::new(SigningKey::generate())));
-    assert_eq!(code(thief.join(&honest.envelope()).await), Code::RecordRefused);
+    assert_eq!(code(thief.join(&honest.envelope(), None).await), Code::RecordRefused);
     assert!(honest.join().await.is_ok());
     cluster.service.stop().await;
 }
@@ -352,4 +352,28 @@ async fn connections_that_die_at_any_step_leave_one_intent_and_no_answer_that_is
     let said = cluster.say(founder, &intent, added(77), 20).await.unwrap();
     assert_eq!(said.state, IntentState::Added);
     cluster.service.stop().await;
+}
+
+/// A node of one program can't be a member beside those of the other one.
+#[tokio::test]
+async fn a_host_that_runs_another_program_than_the_members_uses_no_ticket() {
+    let cluster = Formed::of(1).await;
+    let founder = &cluster.agents[0];
+    let members = [(cluster.id(founder), false)];
+    cluster.report(founder, Some(3), 10, &members).await.unwrap();
+    let newcomer = cluster.newcomer(9).await;
+    let refused = newcomer.join_running(NodeProgram::Etcd).await;
+    assert_eq!(code(refused), Code::Conflict);
+    let list = founder.client.intents(cluster.statement.cluster, None, true).await.unwrap();
+    assert!(list.intents.is_empty(), "{list:?}");
+    newcomer.join_running(NodeProgram::MusterNode).await.unwrap();
+
+    // Stock etcd reports no configuration.
+    let stock = Formed::of(1).await;
+    let founder = &stock.agents[0];
+    stock.report(founder, None, 10, &[(stock.id(founder), false)]).await.unwrap();
+    let newcomer = stock.newcomer(9).await;
+    let refused = newcomer.join_running(NodeProgram::MusterNode).await;
+    assert_eq!(code(refused), Code::Conflict);
+    newcomer.join_running(NodeProgram::Etcd).await.unwrap();
 }

@@ -253,6 +253,26 @@ pub struct IntentList {
     pub intents: Vec<IntentView>,
 }
 
+/// Which program a host runs as its node. The two can't be members of one cluster: each refuses the
+/// other's peer protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum NodeProgram {
+    /// `muster-node`.
+    MusterNode,
+    /// Stock etcd.
+    Etcd,
+}
+
+impl std::fmt::Display for NodeProgram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            NodeProgram::MusterNode => "muster-node",
+            NodeProgram::Etcd => "etcd",
+        })
+    }
+}
+
 /// `POST /v1/join`: the newcomer's part begins. What it needs to check the cluster, and its intent.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct JoinResponse {

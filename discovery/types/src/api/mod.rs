@@ -34,7 +34,7 @@
 //! | `POST /v1/clusters/{id}/release` | [`SignedBody`] | [`PollResponse`] |
 //! | `POST /v1/clusters/{id}/report` | [`ReportRequest`] | [`ReportResponse`] |
 //! | `POST /v1/clusters/{id}/trouble` | [`TroubleRequest`] | [`ReportResponse`] |
-//! | `POST /v1/join` | [`SignedBody`] | [`JoinResponse`] |
+//! | `POST /v1/join[?program=]` | [`SignedBody`] | [`JoinResponse`] |
 //! | `PUT /v1/orders` | [`SignedBody`] | [`IntentView`] |
 //! | `GET /v1/clusters/{id}/intents[?after=&all=]` | – | [`IntentList`] |
 //! | `GET /v1/clusters/{id}/intents/{operation}[?after=]` | – | [`IntentView`] |
@@ -75,8 +75,8 @@ pub use grants::{GrantList, GrantState, GrantView};
 pub use intents::{
     ClusterExport, DirectoryResponse, DirectoryView, InitialMember, IntentList, IntentState,
     IntentView, JoinResponse, LeavesRequest, ListedMember, MAX_MEMBER_NAME, MAX_MEMBERS,
-    Membership, Outcome, OutcomeRequest, RecoveriesRequest, RecoveriesResponse, WaitRequest,
-    WaitView,
+    Membership, NodeProgram, Outcome, OutcomeRequest, RecoveriesRequest, RecoveriesResponse,
+    WaitRequest, WaitView,
 };
 pub use processes::{ProcessList, ProcessView};
 

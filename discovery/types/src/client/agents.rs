@@ -10,7 +10,7 @@ use super::http::{Body, REQUEST_LIMIT, Request};
 use super::{Client, ClientError};
 use crate::api::{
     AdoptRequest, ClusterSummary, IntentView, JoinResponse, Jwks, LeavesRequest, NackRequest,
-    OutcomeRequest, PollRequest, PollResponse, ProbesRequest, RecoveriesRequest,
+    NodeProgram, OutcomeRequest, PollRequest, PollResponse, ProbesRequest, RecoveriesRequest,
     RecoveriesResponse, RedeemResponse, ReportRequest, ReportResponse, SignedBody, TroubleRequest,
     WaitRequest,
 };
@@ -33,10 +33,19 @@ impl Client {
         Ok(response)
     }
 
-    /// Redeems a join ticket, and keeps the access token that comes back. The same key may do so
-    /// again, and hears how far its intent has come.
-    pub async fn join(&self, envelope: &Jws) -> Result<JoinResponse, ClientError> {
-        let response: JoinResponse = self.hand_in("/v1/join", envelope).await?;
+    /// Redeems a join ticket for a host whose node is `program`, if that is known, and keeps the access
+    /// token that comes back. The same key may do so again, and hears how far its intent has come.
+    pub async fn join(
+        &self,
+        envelope: &Jws,
+        program: Option<NodeProgram>,
+    ) -> Result<JoinResponse, ClientError> {
+        // Beside the envelope, which a service or an agent of an older version would refuse with it.
+        let path = match program {
+            Some(program) => format!("/v1/join?program={program}"),
+            None => "/v1/join".to_owned(),
+        };
+        let response: JoinResponse = self.hand_in(&path, envelope).await?;
         self.remember_token(&response.issuer, &response.token).await;
         self.note_now_ms(response.now_ms);
         Ok(response)
